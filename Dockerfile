@@ -1,0 +1,41 @@
+# syntax=docker/dockerfile:1
+# The gateway in an image of its own, without build tools and without root.
+#
+#   docker build -t causeway .
+#   docker run --rm -p 8080:8080 -p 4001:4001 -p 4001:4001/udp -v causeway:/data causeway
+#
+# Settings are CAUSEWAY_… variables. The admin listener (metrics) stays on the container's own loopback until
+# CAUSEWAY_ADMIN_LISTEN and CAUSEWAY_ADMIN_TOKEN say otherwise.
+
+FROM rust:1.95-bookworm AS build
+# For the bindings to RocksDB; the C++ compiler is in the image.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends libclang-dev \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY . .
+# The cache mounts only save time: what is needed afterwards is copied out of them.
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/src/target \
+    cargo build --release --locked --package causeway-gateway \
+    && install -D --strip target/release/causeway /out/causeway \
+    && install -d -m 0750 /out/data
+
+FROM debian:bookworm-slim
+# RocksDB is C++. Peers are authenticated by their keys, so no certificates of authorities are needed.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends libstdc++6 \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=build /out/causeway /usr/local/bin/causeway
+COPY --from=build --chown=10001:10001 /out/data /data
+USER 10001:10001
+WORKDIR /data
+VOLUME /data
+ENV CAUSEWAY_DATA_DIR=/data \
+    CAUSEWAY_HTTP_LISTEN=0.0.0.0:8080
+# HTTP; peers over TCP; peers over QUIC.
+EXPOSE 8080 4001/tcp 4001/udp
+# No HEALTHCHECK: the binary cannot ask itself yet, and the image has nothing else that speaks HTTP. Orchestrators can ask
+# /healthz and /readyz on port 8080.
+ENTRYPOINT ["causeway"]
+CMD ["serve"]

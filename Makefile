@@ -1,0 +1,54 @@
+# What people and CI call. Every target installs what it needs and is missing (Debian packages; Rust and Go are expected).
+# CAUSEWAY_… variables reach `causeway serve`; ARGS adds flags to it, FILTER picks tests by name.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+export CARGO_TARGET_DIR ?= target
+# One profile and one selection for everything: Cargo unites the features of what is selected, and another selection
+# would build RocksDB and libp2p once more.
+PROFILE := --release --locked --workspace
+# Variables of the tools and tests, which are no settings of a node: it would refuse to start with them.
+NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
+
+.PHONY: help run build test test-long lint docs bench kubo deny
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+run: build ## Build and start a gateway, which prints the address of its welcome page
+	@exec env $(NOT_SETTINGS) "$(CARGO_TARGET_DIR)/release/causeway" serve $(ARGS)
+
+build: ## Build the binary
+	@scripts/install-missing build
+	cargo build $(PROFILE) --bins
+
+test: lint kubo ## Check style, then run every test, those against a real Kubo included
+	cargo test $(PROFILE) $(FILTER)
+
+test-long: export CAUSEWAY_CRASH_ROUNDS ?= 200
+test-long: export CAUSEWAY_SOAK_SECONDS ?= 1200
+test-long: lint kubo ## The same with many more crash rounds, and a soak; takes the better part of an hour
+	cargo test $(PROFILE) $(FILTER) -- --include-ignored
+
+lint: ## Check formatting, and let clippy warn of nothing
+	@scripts/install-missing test
+	cargo fmt --all --check
+	cargo clippy $(PROFILE) --all-targets -- -D warnings
+
+docs: ## Build the crates' documentation
+	@scripts/install-missing build
+	RUSTDOCFLAGS="-D warnings" cargo doc $(PROFILE) --no-deps
+
+bench: ## Compare with Kubo and nginx on this machine; results go to load-tests/results
+	@scripts/install-missing bench
+	cargo build $(PROFILE) --bins
+	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" compare \
+	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" $(ARGS)
+
+kubo: ## Build Kubo, the real peer of tests and benchmarks, unless it is there
+	@scripts/kubo
+
+deny: ## Check licences, sources and known vulnerabilities of dependencies (needs cargo-deny and a network)
+	cargo deny --locked --all-features check

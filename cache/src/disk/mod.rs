@@ -1,0 +1,293 @@
+//! [`Disk`]: the blocks that outlive the process.
+//!
+//! Goals: presence and sizes answered without reading values; cached blocks written behind the reader's back, pins
+//! written through to the disk; a budget that eviction keeps; damage found on reading is never served, and forgotten so
+//! that the block is fetched again; a disk that fails degrades to no disk.
+//!
+//! How it is built: one thread owns every change (`writer`), so that eviction, pinning and forgetting never race; it
+//! takes commands from a queue that is bounded in bytes, groups them, and writes each group as one batch with the sums
+//! that describe it. Reads go to RocksDB from tokio's blocking threads, at most [`DiskOptions::reads_max`] at a time.
+//! tokio parks and reuses those threads as well as a pool of our own would, and the hand-over (some 10 µs) is small
+//! beside a disk; a miss, the common case of a cold fetch, is mostly told from bloom filters in memory without one.
+//!
+//! A limit to know of: RocksDB stops taking writes when its own compaction meets damage. The store then goes on reading,
+//! says so once, and has to be replaced; what it cached is fetched again, and pins are imported again.
+//!
+//! Non-goals: a clever eviction policy. Blocks leave in the order in which they came, and their space comes back as
+//! RocksDB deletes or rewrites blob files; which policy is best is a question for measurements to come.
+
+mod error;
+pub(crate) mod schema;
+pub(crate) mod store;
+mod value;
+pub(crate) mod writer;
+
+pub use self::error::StoreError;
+
+use self::schema::{PINS, PinRecord};
+use self::store::Store;
+use self::writer::{Command, Queue};
+use bytes::Bytes;
+use content::{Block, BlockKey, BlockSource, Cid, SourceError};
+use futures::future::{BoxFuture, FutureExt as _, ready};
+use prometheus_client::metrics::counter::Counter;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::Semaphore;
+
+use crate::pins::PinSummary;
+
+/// How a store is to be run. Every field has a default that suits a small server.
+#[derive(Debug, Clone)]
+pub struct DiskOptions {
+    /// The most that blocks which are not pinned may take, in bytes: compressed values and 160 bytes for each. Space on
+    /// the disk follows with a delay, and a write group of up to 2 MiB may lie above it for a moment.
+    pub cache_bytes_max: u64,
+    /// The most that may wait to be written, in bytes.
+    pub queue_bytes_max: usize,
+    /// Reads that run at the same time.
+    pub reads_max: usize,
+    /// Memory for RocksDB's indexes, filters and rows, in bytes.
+    pub block_cache_bytes: usize,
+    /// The most files that are kept open; -1 for no limit. Below the limit that most systems give a process (1,024).
+    pub open_files_max: i32,
+}
+
+impl Default for DiskOptions {
+    fn default() -> Self {
+        Self {
+            cache_bytes_max: 20 * 1024 * 1024 * 1024,
+            queue_bytes_max: 16 * 1024 * 1024,
+            reads_max: 32,
+            block_cache_bytes: 64 * 1024 * 1024,
+            open_files_max: 512,
+        }
+    }
+}
+
+/// A moment's figures of a store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskStats {
+    /// What blocks that may be evicted take, in bytes.
+    pub cached_bytes: u64,
+    /// What pinned blocks take, in bytes.
+    pub pinned_bytes: u64,
+    /// Blocks of both kinds.
+    pub blocks: u64,
+    /// Blocks evicted since the store was opened.
+    pub evicted_blocks: u64,
+    /// Bytes evicted since the store was opened.
+    pub evicted_bytes: u64,
+    /// Blocks that were to be cached and were not.
+    pub dropped_writes: u64,
+    /// Batches that the disk refused.
+    pub write_errors: u64,
+    /// Blocks found damaged and forgotten.
+    pub corrupt_blocks: u64,
+}
+
+/// Where the writer leaves its figures.
+#[derive(Debug, Default)]
+pub(crate) struct Stats {
+    pub(crate) cached_bytes: AtomicU64,
+    pub(crate) pinned_bytes: AtomicU64,
+    pub(crate) blocks: AtomicU64,
+    pub(crate) evicted_blocks: Counter,
+    pub(crate) evicted_bytes: Counter,
+    pub(crate) dropped_writes: Counter,
+    pub(crate) write_errors: Counter,
+    pub(crate) corrupt_blocks: Counter,
+}
+
+impl Stats {
+    pub(crate) fn now(&self) -> DiskStats {
+        DiskStats {
+            cached_bytes: self.cached_bytes.load(Ordering::Relaxed),
+            pinned_bytes: self.pinned_bytes.load(Ordering::Relaxed),
+            blocks: self.blocks.load(Ordering::Relaxed),
+            evicted_blocks: self.evicted_blocks.get(),
+            evicted_bytes: self.evicted_bytes.get(),
+            dropped_writes: self.dropped_writes.get(),
+            write_errors: self.write_errors.get(),
+            corrupt_blocks: self.corrupt_blocks.get(),
+        }
+    }
+}
+
+/// An open store. Clones are handles to the same one; it closes when the last is gone.
+#[derive(Debug, Clone)]
+pub struct Disk {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    // Dropped in this order: the writer ends before the store is let go.
+    queue: Queue,
+    reads: Arc<Semaphore>,
+    stats: Arc<Stats>,
+    store: Arc<Store>,
+}
+
+impl Disk {
+    /// Opens the store in `dir`, creating it if need be. Blocks the thread: the log of a process that was killed is
+    /// replayed here.
+    ///
+    /// # Errors
+    /// [`StoreError::InUse`], [`StoreError::NewerSchema`], or what the file system said.
+    pub fn open(dir: &Path, options: DiskOptions) -> Result<Self, StoreError> {
+        let store = Arc::new(Store::open(dir, &options)?);
+        let stats = Arc::<Stats>::default();
+        let queue = Queue::start(Arc::clone(&store), Arc::clone(&stats), &options)?;
+        let reads = Arc::new(Semaphore::new(options.reads_max.max(1)));
+        Ok(Self { inner: Arc::new(Inner { queue, reads, stats, store }) })
+    }
+
+    /// Keeps a block for as long as the budget allows. Returns when the block has room in the queue, before it is
+    /// written; until then it is not found here. A write that fails is counted and logged, and the block is gone.
+    pub async fn put_cached(&self, block: Block) {
+        let Some(key) = block.key() else { return };
+        let data = block.data().clone();
+        let sent = match self.inner.queue.room(data.len()).await {
+            Ok(room) => self.inner.queue.send(Command::Cache { key, data, room }),
+            Err(closed) => Err(closed),
+        };
+        if sent.is_err() {
+            self.count_dropped_write();
+        }
+    }
+
+    /// The size of a block in bytes, if it is here.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub async fn size(&self, key: &BlockKey) -> Result<Option<u64>, StoreError> {
+        let block = key.to_bytes();
+        if !self.inner.store.may_hold(&block) {
+            return Ok(None);
+        }
+        Ok(self.read(move |store| store.index(&block)).await?.map(|record| u64::from(record.size)))
+    }
+
+    /// Whether a block is protected by a pin, complete or not.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub async fn is_pinned(&self, key: &BlockKey) -> Result<bool, StoreError> {
+        let block = key.to_bytes();
+        Ok(self.read(move |store| store.index(&block)).await?.is_some_and(|record| record.pinned()))
+    }
+
+    /// Every pin, complete or partial, by root.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub async fn pins(&self) -> Result<Vec<PinSummary>, StoreError> {
+        self.read(|store| store.rows_from(PINS, &[])?.map(|row| summary(&row?)).collect()).await
+    }
+
+    /// Returns when everything that was asked for before has been written and synced, and the members of removed pins
+    /// have been let go.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`], or what the disk said to the sync.
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        self.inner.queue.ask(|reply| Command::Flush { reply }).await?
+    }
+
+    /// Writes what is queued, syncs and stops the writer. Reads go on; later writes are refused.
+    ///
+    /// # Errors
+    /// What the disk said to the sync. Closing twice is no error.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        match self.inner.queue.ask(|reply| Command::Close { reply }).await {
+            Ok(synced) => synced,
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// This moment's figures.
+    pub fn stats(&self) -> DiskStats {
+        self.inner.stats.now()
+    }
+
+    /// The figures, for a reader that must not keep the store open.
+    pub(crate) fn live_stats(&self) -> Arc<Stats> {
+        Arc::clone(&self.inner.stats)
+    }
+
+    /// The bytes of a block. A block that turns out damaged is not here, and is on its way to be forgotten.
+    pub(crate) async fn find(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+        let block = key.to_bytes();
+        if !self.inner.store.may_hold(&block) {
+            return Ok(None);
+        }
+        match self.read(move |store| store.block(&block)).await {
+            Err(StoreError::Corrupt(_)) => {
+                // If the queue is full, the next read of this block reports it.
+                if let Some(room) = self.inner.queue.try_room(0) {
+                    _ = self.inner.queue.send(Command::Forget { key: *key, room });
+                }
+                Ok(None)
+            }
+            found => found,
+        }
+    }
+
+    /// Counts a block that was to be cached and was not.
+    pub(crate) fn count_dropped_write(&self) {
+        self.inner.stats.dropped_writes.inc();
+    }
+
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.inner.queue
+    }
+
+    #[cfg(test)]
+    pub(crate) fn store(&self) -> &Arc<Store> {
+        &self.inner.store
+    }
+
+    /// The permit travels with the work: a caller who leaves does not make room before the thread is free.
+    async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let permit = Arc::clone(&self.inner.reads).acquire_owned().await.map_err(|_| StoreError::Closed)?;
+        let store = Arc::clone(&self.inner.store);
+        let work = move || {
+            let _permit = permit;
+            work(&store)
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|_| StoreError::Closed)?
+    }
+}
+
+fn summary((root, record): &store::Row) -> Result<PinSummary, StoreError> {
+    let root = Cid::try_from(&**root).map_err(StoreError::corrupt)?;
+    let record = PinRecord::from_bytes(record).ok_or_else(|| StoreError::corrupt("a pin is malformed"))?;
+    Ok(record.summary(root))
+}
+
+impl BlockSource for Disk {
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let Some(key) = BlockKey::of(cid) else { return inline(cid) };
+        let (disk, cid) = (self.clone(), *cid);
+        async move {
+            let data = disk.find(&key).await?.ok_or(SourceError::NotFound { cid })?;
+            Ok(Block::from_checked(cid, data))
+        }
+        .boxed()
+    }
+
+    fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        let Some(key) = BlockKey::of(cid) else { return ready(Ok(true)).boxed() };
+        let disk = self.clone();
+        async move { Ok(disk.size(&key).await?.is_some()) }.boxed()
+    }
+}
+
+fn inline(cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+    ready(Block::inline(cid).ok_or(SourceError::NotFound { cid: *cid })).boxed()
+}

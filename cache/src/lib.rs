@@ -1,0 +1,38 @@
+//! The local tiers: RAM, disk, single flight and pins.
+//!
+//! Goals: a block that is at hand is answered without waiting; a block that is not is fetched once however many ask;
+//! every cache, queue and buffer has a byte budget; a pinned block is never evicted, and an acknowledged pin survives
+//! `kill -9` and power loss.
+//!
+//! Non-goals: HTTP, peers and providers. What lies behind the disk is a [`content::BlockSource`] that the caller hands in.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`ram`] | [`Ram`]: the hot set, weighed in bytes |
+//! | [`disk`] | [`Disk`]: RocksDB, one writer thread, eviction by age, schema |
+//! | [`pins`] | recursive pins on the disk |
+//! | [`import`] | CAR files into the store, pinned |
+//! | [`flight`] | one fetch for one block, however many wait |
+//! | [`tiers`] | [`Tiers`]: policy, RAM, disk and an upstream put together |
+//! | [`metrics`] | what a scrape says of all of these |
+
+#![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
+
+pub mod disk;
+pub mod flight;
+pub mod import;
+pub mod metrics;
+pub mod pins;
+pub mod ram;
+pub mod tiers;
+
+pub use crate::disk::{Disk, DiskOptions, DiskStats, StoreError};
+pub use crate::flight::Flights;
+pub use crate::import::{ImportError, ImportSummary, import_car};
+pub use crate::metrics::TierMetrics;
+pub use crate::pins::{PinError, PinState, PinSummary};
+pub use crate::ram::Ram;
+pub use crate::tiers::{Local, Through, Tiers};
+
+#[cfg(test)]
+mod tests;

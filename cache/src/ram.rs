@@ -1,0 +1,130 @@
+//! [`Ram`]: the blocks that are asked for most, in memory.
+//!
+//! Goals: a hit without waiting, I/O or allocation; a budget in bytes that holds at every moment, not on average.
+//!
+//! Non-goals: knowing what a block means. Eviction is least recently used; a policy that resists scans may follow when
+//! it is measured against real traffic.
+
+use bytes::Bytes;
+use content::{Block, BlockKey, BlockSource, Cid, SourceError};
+use futures::future::{BoxFuture, FutureExt as _, ready};
+use moka::policy::EvictionPolicy;
+use moka::sync::Cache;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What an entry costs beside its data, in bytes. A [`BlockKey`] is 144 bytes (room for a 128-byte digest) and is held
+/// once; to it come the `Bytes` handle and its shared header (56), moka's entry, its node in the access queue and its
+/// slot in the hash table (about 250). Without it, a budget of 1 GiB filled with 40-byte blocks would take ten times that.
+pub const ENTRY_OVERHEAD_BYTES: u32 = 512;
+
+/// Smaller blocks are copied on admission. A `Bytes` does not tell how large a buffer it keeps alive, and a small block
+/// is usually a slice of a network message of up to 4 MiB: a hundredfold of what the budget would count. Copying
+/// 64 KiB takes a few microseconds, once. From here on up, network code hands over one buffer per block, so that a copy
+/// would double the traffic on memory for nothing.
+pub const COPY_BELOW_BYTES: usize = 64 * 1024;
+
+/// moka evicts when it tidies up, every 512 writes or so: with blocks of 2 MiB that is 1 GiB over budget. So tidying is
+/// asked for after this many bytes.
+const TIDY_AFTER_BYTES: u64 = 8 * 1024 * 1024;
+
+/// Blocks in memory, least recently used evicted first. Clones share the memory.
+#[derive(Clone)]
+pub struct Ram {
+    cache: Cache<BlockKey, Bytes>,
+    budget_bytes: u64,
+    untidy_bytes: Arc<AtomicU64>,
+}
+
+impl std::fmt::Debug for Ram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ram").field("budget_bytes", &self.budget_bytes).finish_non_exhaustive()
+    }
+}
+
+impl Ram {
+    /// An empty cache that holds at most `budget_bytes`, counting data and [`ENTRY_OVERHEAD_BYTES`] for each block, and
+    /// for moments up to 8 MiB (or 1/16 of the budget, if that is less) more. A budget of 0 turns the tier off.
+    pub fn new(budget_bytes: u64) -> Self {
+        let cache = Cache::builder()
+            .name("blocks")
+            .max_capacity(budget_bytes)
+            .weigher(|_: &BlockKey, data: &Bytes| weight(data))
+            .eviction_policy(EvictionPolicy::lru())
+            .build();
+        Self { cache, budget_bytes, untidy_bytes: Arc::default() }
+    }
+
+    /// The bytes of a block, which count as used now.
+    pub fn find(&self, key: &BlockKey) -> Option<Bytes> {
+        self.cache.get(key)
+    }
+
+    /// Whether the block is here. Does not count as use.
+    pub fn holds(&self, key: &BlockKey) -> bool {
+        self.cache.contains_key(key)
+    }
+
+    /// Takes a block in, if the budget has room for one of its size at all.
+    ///
+    /// Data under [`COPY_BELOW_BYTES`] is copied. Larger data is kept as it is: hand over a buffer that belongs to this
+    /// block alone, never a slice of a larger message.
+    pub fn insert(&self, key: BlockKey, data: &Bytes) {
+        let weight = u64::from(weight(data));
+        if weight > self.budget_bytes {
+            return;
+        }
+        let own = if data.len() < COPY_BELOW_BYTES { Bytes::copy_from_slice(data) } else { data.clone() };
+        self.cache.insert(key, own);
+        self.tidy_after(weight);
+    }
+
+    /// Forgets a block.
+    pub fn remove(&self, key: &BlockKey) {
+        self.cache.invalidate(key);
+    }
+
+    /// Bytes held, with the overhead of each entry; exact after [`Ram::tidy`].
+    pub fn bytes(&self) -> u64 {
+        self.cache.weighted_size()
+    }
+
+    /// Blocks held; exact after [`Ram::tidy`].
+    pub fn entries(&self) -> u64 {
+        self.cache.entry_count()
+    }
+
+    /// Applies what is pending: evictions and counts.
+    pub fn tidy(&self) {
+        self.cache.run_pending_tasks();
+    }
+
+    fn tidy_after(&self, bytes: u64) {
+        let limit = TIDY_AFTER_BYTES.min(self.budget_bytes / 16);
+        if self.untidy_bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) >= limit {
+            self.untidy_bytes.store(0, Ordering::Relaxed);
+            self.tidy();
+        }
+    }
+}
+
+fn weight(data: &Bytes) -> u32 {
+    u32::try_from(data.len()).unwrap_or(u32::MAX).saturating_add(ENTRY_OVERHEAD_BYTES)
+}
+
+impl BlockSource for Ram {
+    fn peek(&self, cid: &Cid) -> Option<Block> {
+        match BlockKey::of(cid) {
+            None => Block::inline(cid),
+            Some(key) => Some(Block::from_checked(*cid, self.find(&key)?)),
+        }
+    }
+
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        ready(self.peek(cid).ok_or(SourceError::NotFound { cid: *cid })).boxed()
+    }
+
+    fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        ready(Ok(BlockKey::of(cid).is_none_or(|key| self.holds(&key)))).boxed()
+    }
+}

@@ -1,0 +1,68 @@
+use super::{key, noise, noisy, raw};
+use crate::ram::{COPY_BELOW_BYTES, ENTRY_OVERHEAD_BYTES, Ram};
+use content::BlockKey;
+
+const OVERHEAD: u64 = ENTRY_OVERHEAD_BYTES as u64;
+
+#[test]
+fn the_overhead_covers_the_key() {
+    assert!(size_of::<BlockKey>() as u64 * 2 < OVERHEAD);
+}
+
+#[test]
+fn the_budget_holds_at_every_moment_under_churn() {
+    let budget = 16 * 1024 * 1024;
+    let ram = Ram::new(budget);
+    let data = noise(1, 1024 * 1024);
+    for seed in 0..200_u64 {
+        ram.insert(key(&raw(seed.to_le_bytes().to_vec())), &data);
+        assert!(ram.bytes() <= budget + budget / 16 + data.len() as u64, "{}", ram.bytes());
+    }
+    ram.tidy();
+    assert!(ram.bytes() <= budget);
+    assert!(ram.entries() > 10, "{}", ram.entries());
+}
+
+#[test]
+fn what_was_used_least_recently_goes_first() {
+    let blocks: Vec<_> = (0..4).map(|seed| noisy(seed, 1_000)).collect();
+    let ram = Ram::new(3 * (1_000 + OVERHEAD));
+    for block in &blocks[..3] {
+        ram.insert(key(block), block.data());
+        ram.tidy();
+    }
+    assert!(ram.find(&key(&blocks[0])).is_some());
+    ram.insert(key(&blocks[3]), blocks[3].data());
+    ram.tidy();
+    let held: Vec<_> = blocks.iter().map(|block| ram.holds(&key(block))).collect();
+    assert_eq!(held, [true, false, true, true]);
+}
+
+#[test]
+fn small_slices_are_copied_and_large_buffers_are_kept() {
+    let ram = Ram::new(1 << 20);
+    let message = noise(9, 4 * COPY_BELOW_BYTES);
+    let (small, large) = (message.slice(..COPY_BELOW_BYTES - 1), message.slice(..COPY_BELOW_BYTES));
+    let (small_key, large_key) = (key(&raw(small.clone())), key(&raw(large.clone())));
+    ram.insert(small_key, &small);
+    ram.insert(large_key, &large);
+    let held = ram.find(&small_key).expect("held");
+    assert_eq!(held, small);
+    assert_ne!(held.as_ptr(), small.as_ptr());
+    assert_eq!(ram.find(&large_key).expect("held").as_ptr(), large.as_ptr());
+}
+
+#[test]
+fn nothing_over_budget_gets_in_and_zero_turns_it_off() {
+    let block = noisy(1, 1_000);
+    for budget in [0, 1_000] {
+        let ram = Ram::new(budget);
+        ram.insert(key(&block), block.data());
+        assert!(!ram.holds(&key(&block)), "{budget}");
+    }
+    let ram = Ram::new(1_000 + OVERHEAD);
+    ram.insert(key(&block), block.data());
+    assert!(ram.holds(&key(&block)));
+    ram.remove(&key(&block));
+    assert!(!ram.holds(&key(&block)));
+}

@@ -1,0 +1,61 @@
+//! The command-line flags that set keys. Values are taken as text here and checked in [`crate::load`], so that a flag,
+//! a variable and a line of the file are refused with the same words.
+
+use std::path::PathBuf;
+use toml::Value;
+
+/// Settings on the command line; they beat the environment, which beats the file, which beats the defaults.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Flags {
+    /// Read settings from this TOML file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Keep blocks, pins and the peer's identity in this folder
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<String>,
+    /// Answer the public on this address and port (repeatable)
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Vec<String>,
+    /// Answer the operator on this address and port (repeatable; "none" for no admin listener)
+    #[arg(long, value_name = "ADDR")]
+    pub admin_listen: Vec<String>,
+    /// Ask for this bearer token on the admin listener; CAUSEWAY_ADMIN_TOKEN keeps it out of the process list
+    #[arg(long, value_name = "TOKEN")]
+    pub admin_token: Option<String>,
+    /// Listen for peers on this multiaddr (repeatable)
+    #[arg(long, value_name = "MULTIADDR")]
+    pub p2p_listen: Vec<String>,
+    /// Tell peers to reach this node on this multiaddr (repeatable)
+    #[arg(long, value_name = "MULTIADDR")]
+    pub announce: Vec<String>,
+    /// Join the network through this peer (repeatable; "none" for nobody)
+    #[arg(long, value_name = "MULTIADDR")]
+    pub bootstrap: Vec<String>,
+    /// Stay connected to this peer and ask it first (repeatable)
+    #[arg(long, value_name = "MULTIADDR")]
+    pub peering: Vec<String>,
+    /// Serve only what is held here, without any peer
+    #[arg(long)]
+    pub offline: bool,
+}
+
+impl Flags {
+    /// The flags that were given, as (flag, key, value).
+    pub(crate) fn settings(&self) -> Vec<(&'static str, &'static str, Value)> {
+        let text = |text: &Option<String>| text.as_ref().map(|text| Value::String(text.clone()));
+        let list =
+            |texts: &Vec<String>| (!texts.is_empty()).then(|| crate::load::list(texts.iter().map(String::as_str)));
+        let all = [
+            ("--data-dir", "data_dir", text(&self.data_dir)),
+            ("--listen", "http.listen", list(&self.listen)),
+            ("--admin-listen", "admin.listen", list(&self.admin_listen)),
+            ("--admin-token", "admin.token", text(&self.admin_token)),
+            ("--p2p-listen", "p2p.listen", list(&self.p2p_listen)),
+            ("--announce", "p2p.announce", list(&self.announce)),
+            ("--bootstrap", "p2p.bootstrap", list(&self.bootstrap)),
+            ("--peering", "p2p.peering", list(&self.peering)),
+            ("--offline", "p2p.offline", self.offline.then_some(Value::Boolean(true))),
+        ];
+        all.into_iter().filter_map(|(flag, key, value)| Some((flag, key, value?))).collect()
+    }
+}

@@ -1,0 +1,26 @@
+//! What a node can be told, and how it is told: typed settings, their defaults, and the layers that override them.
+//!
+//! Goals: every setting is documented where it is typed; the same key works in the file, as an environment variable and,
+//! where there is one, as a flag; anything wrong is refused before anything starts, in one line that names the key and
+//! where its value came from.
+//!
+//! Non-goals: reloading while running; settings that only one deployment needs.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`schema`] | [`Config`]: the tree of settings and their defaults |
+//! | [`values`] | values that are checked as they are read: addresses, CIDs, secrets |
+//! | [`keys`] | the list of keys and the names of their environment variables, taken from the tree itself |
+//! | [`flags`] | the command-line flags that set keys |
+//! | [`load`] | defaults < file < environment < flags, and what is wrong with them |
+
+pub mod flags;
+pub mod keys;
+pub mod load;
+pub mod schema;
+pub mod values;
+
+pub use flags::Flags;
+pub use load::{ConfigError, Loaded, Origin, load};
+pub use schema::{Admin, Cache, Config, Http, Log, LogFormat, P2p, PolicySettings};
+pub use values::Secret;

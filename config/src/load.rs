@@ -1,0 +1,315 @@
+//! Defaults < file < environment < flags, and one clear line about whatever is wrong.
+//!
+//! Each value that a layer sets is tried on the defaults by itself, so that a bad one is blamed on its own key and place,
+//! however many others there are.
+
+use crate::flags::Flags;
+use crate::keys;
+use crate::schema::Config;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use toml::de::DeTable;
+use toml::{Table, Value};
+
+/// Where a value came from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody set it.
+    #[default]
+    Default,
+    /// A line of the configuration file.
+    File(PathBuf, usize),
+    /// An environment variable.
+    Variable(String),
+    /// A command-line flag.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("the default"),
+            Self::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Self::Variable(name) => write!(f, "environment variable {name}"),
+            Self::Flag(flag) => f.write_str(flag),
+        }
+    }
+}
+
+/// What is wrong with the settings: always one line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("the configuration file {} cannot be read: {reason}", path.display())]
+    Unreadable {
+        /// Its path.
+        path: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
+    /// The file is not TOML.
+    #[error("{origin}: not valid TOML: {reason}")]
+    Syntax {
+        /// The line.
+        origin: Origin,
+        /// What the parser found.
+        reason: String,
+    },
+    /// There is no such key.
+    #[error("{origin}: there is no setting \"{key}\"; the nearest is \"{nearest}\"")]
+    UnknownKey {
+        /// What was written.
+        key: String,
+        /// What was perhaps meant.
+        nearest: String,
+        /// Where.
+        origin: Origin,
+    },
+    /// A variable with our prefix names no key.
+    #[error("environment variable {name}: there is no such setting; the nearest is {nearest} (\"{key}\")")]
+    UnknownVariable {
+        /// What was set.
+        name: String,
+        /// What was perhaps meant.
+        nearest: String,
+        /// The key of that.
+        key: String,
+    },
+    /// The value does not fit the key.
+    #[error("{key}: {reason} (set by {origin})")]
+    Value {
+        /// The key.
+        key: String,
+        /// What is wrong.
+        reason: String,
+        /// Who set it.
+        origin: Origin,
+    },
+}
+
+/// Settings and, for each key that is not at its default, who set it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loaded {
+    /// The settings.
+    pub config: Config,
+    /// Who set what, by key.
+    pub origins: BTreeMap<String, Origin>,
+}
+
+impl Loaded {
+    /// Who set a key.
+    pub fn origin(&self, key: &str) -> Origin {
+        self.origins.get(key).cloned().unwrap_or_default()
+    }
+
+    /// An error about a key's value, found out later than here (a port in use, for example), in the same words.
+    pub fn error(&self, key: &str, reason: impl Into<String>) -> ConfigError {
+        ConfigError::Value { key: key.to_owned(), reason: reason.into(), origin: self.origin(key) }
+    }
+}
+
+/// Puts the layers together and checks the whole.
+///
+/// # Errors
+/// [`ConfigError`] about the first thing that is wrong.
+pub fn load(flags: &Flags, environment: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Loaded, ConfigError> {
+    let variables = our_variables(environment)?;
+    let mut layers = Layers { tree: keys::default_tree(), known: keys::all(), origins: BTreeMap::new() };
+    let from_environment = variables.get(FILE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+    if let Some(path) = flags.config.clone().or(from_environment) {
+        layers.lay_file(&path)?;
+    }
+    layers.lay_environment(&variables)?;
+    for (flag, key, value) in flags.settings() {
+        layers.lay(key, value, Origin::Flag(flag))?;
+    }
+    layers.finish()
+}
+
+/// Names the file, as `--config` does.
+const FILE_VARIABLE: &str = "CAUSEWAY_CONFIG";
+
+/// Our variables by name. Those that Kubernetes sets in every container for a service named "causeway"
+/// (<https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables>) are not ours.
+fn our_variables(
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<BTreeMap<String, String>, ConfigError> {
+    let mut ours = BTreeMap::new();
+    for (name, value) in environment {
+        let Some(name) = name.to_str().filter(|name| name.starts_with(keys::PREFIX)) else { continue };
+        let rest = &name[keys::PREFIX.len()..];
+        if rest == "PORT" || rest.starts_with("PORT_") || rest.starts_with("SERVICE_") {
+            continue;
+        }
+        let value = value.into_string().map_err(|_| ConfigError::Value {
+            key: name.to_owned(),
+            reason: "the value is not UTF-8 text".to_owned(),
+            origin: Origin::Variable(name.to_owned()),
+        })?;
+        ours.insert(name.to_owned(), value);
+    }
+    Ok(ours)
+}
+
+/// A list of texts as a value; "none" alone, or nothing, is the empty list.
+pub(crate) fn list<'a>(texts: impl Iterator<Item = &'a str>) -> Value {
+    let texts: Vec<&str> = texts.map(str::trim).filter(|text| !text.is_empty()).collect();
+    if texts == ["none"] {
+        return Value::Array(Vec::new());
+    }
+    Value::Array(texts.into_iter().map(|text| Value::String(text.to_owned())).collect())
+}
+
+struct Layers {
+    tree: Table,
+    known: Vec<(String, Value)>,
+    origins: BTreeMap<String, Origin>,
+}
+
+impl Layers {
+    /// Sets one key, after trying it on the defaults.
+    fn lay(&mut self, key: &str, value: Value, origin: Origin) -> Result<(), ConfigError> {
+        let mut trial = keys::default_tree();
+        keys::set(&mut trial, key, value.clone());
+        trial.try_into::<Config>().map_err(|error| ConfigError::Value {
+            key: key.to_owned(),
+            reason: one_line(error.message()),
+            origin: origin.clone(),
+        })?;
+        keys::set(&mut self.tree, key, value);
+        self.origins.insert(key.to_owned(), origin);
+        Ok(())
+    }
+
+    fn lay_file(&mut self, path: &Path) -> Result<(), ConfigError> {
+        let unreadable =
+            |error: std::io::Error| ConfigError::Unreadable { path: path.into(), reason: error.to_string() };
+        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        let at = |offset: usize| {
+            let before = text.as_bytes().iter().take(offset);
+            Origin::File(path.into(), 1 + before.filter(|byte| **byte == b'\n').count())
+        };
+        let syntax = |error: toml::de::Error| ConfigError::Syntax {
+            origin: at(error.span().map_or(0, |span| span.start)),
+            reason: one_line(error.message()),
+        };
+        let values: Table = text.parse().map_err(syntax)?;
+        let spans = DeTable::parse(&text).map_err(syntax)?;
+        let mut places = BTreeMap::new();
+        collect_places("", spans.get_ref(), &mut places);
+        self.lay_table("", &values, &|key| at(places.get(key).copied().unwrap_or_default()))
+    }
+
+    fn lay_table(&mut self, prefix: &str, table: &Table, at: &dyn Fn(&str) -> Origin) -> Result<(), ConfigError> {
+        for (name, value) in table {
+            let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+            let section = format!("{key}.");
+            let is_section = self.known.iter().any(|(known, _)| known.starts_with(&section));
+            match value {
+                _ if self.known.iter().any(|(known, _)| *known == key) => self.lay(&key, value.clone(), at(&key))?,
+                Value::Table(inner) if is_section => self.lay_table(&key, inner, at)?,
+                _ if is_section => {
+                    let reason = format!("is a section: write [{key}] and its settings below");
+                    return Err(ConfigError::Value { reason, origin: at(&key), key });
+                }
+                _ => return Err(self.unknown_key(key.clone(), at(&key))),
+            }
+        }
+        Ok(())
+    }
+
+    fn unknown_key(&self, key: String, origin: Origin) -> ConfigError {
+        let nearest = keys::nearest(&key, self.known.iter().map(|(known, _)| known.as_str()));
+        ConfigError::UnknownKey { nearest: nearest.unwrap_or_default().to_owned(), key, origin }
+    }
+
+    fn lay_environment(&mut self, variables: &BTreeMap<String, String>) -> Result<(), ConfigError> {
+        let by_variable: BTreeMap<String, (String, Value)> =
+            self.known.iter().map(|known| (keys::variable(&known.0), known.clone())).collect();
+        for (name, text) in variables.iter().filter(|(name, _)| *name != FILE_VARIABLE) {
+            let Some((key, default)) = by_variable.get(name) else {
+                let nearest = keys::nearest(name, by_variable.keys().map(String::as_str)).unwrap_or_default();
+                let key = by_variable.get(nearest).map(|(key, _)| key.clone()).unwrap_or_default();
+                return Err(ConfigError::UnknownVariable { name: name.clone(), nearest: nearest.to_owned(), key });
+            };
+            let origin = Origin::Variable(name.clone());
+            match typed(text, default) {
+                Ok(value) => self.lay(key, value, origin)?,
+                Err(reason) => return Err(ConfigError::Value { key: key.clone(), reason, origin }),
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Loaded, ConfigError> {
+        let config = self.tree.try_into::<Config>().map_err(|error| ConfigError::Value {
+            key: "configuration".to_owned(),
+            reason: one_line(error.message()),
+            origin: Origin::Default,
+        })?;
+        let loaded = Loaded { config, origins: self.origins };
+        check(&loaded)?;
+        Ok(loaded)
+    }
+}
+
+/// Where each key of the file begins, in bytes.
+fn collect_places(prefix: &str, table: &DeTable<'_>, places: &mut BTreeMap<String, usize>) {
+    for (name, value) in table {
+        let key = if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
+        if let Some(inner) = value.get_ref().as_table() {
+            collect_places(&key, inner, places);
+        }
+        places.insert(key, name.span().start);
+    }
+}
+
+/// A variable's text as the type that the key's default has.
+fn typed(text: &str, default: &Value) -> Result<Value, String> {
+    let text = text.trim();
+    match default {
+        Value::Integer(_) => text.parse().map(Value::Integer).map_err(|_| format!("\"{text}\" is not a whole number")),
+        Value::Boolean(_) => text.parse().map(Value::Boolean).map_err(|_| format!("\"{text}\" is not true or false")),
+        Value::Array(_) => Ok(list(text.split(','))),
+        _ => Ok(Value::String(text.to_owned())),
+    }
+}
+
+/// What no single value shows.
+fn check(loaded: &Loaded) -> Result<(), ConfigError> {
+    let Config { data_dir, http, admin, cache, .. } = &loaded.config;
+    if data_dir.as_os_str().is_empty() {
+        return Err(loaded.error("data_dir", "names no folder"));
+    }
+    if http.listen.is_empty() {
+        return Err(loaded.error("http.listen", "needs at least one address"));
+    }
+    let at_least = [
+        ("http.stall_timeout_seconds", http.stall_timeout_seconds, 1),
+        ("http.header_timeout_seconds", http.header_timeout_seconds, 1),
+        ("http.send_timeout_seconds", http.send_timeout_seconds, 1),
+        ("http.connections_max", http.connections_max, 1),
+        ("http.url_bytes_max", http.url_bytes_max, 128),
+        ("http.head_bytes_max", http.head_bytes_max, 8192),
+        ("cache.ram_bytes_max", cache.ram_bytes_max, 1 << 20),
+        ("cache.disk_bytes_max", cache.disk_bytes_max, 1 << 20),
+    ];
+    for (key, value, least) in at_least {
+        if value < least {
+            return Err(loaded.error(key, format!("{value} is too little: at least {least} is needed")));
+        }
+    }
+    let exposed = admin.listen.iter().find(|address| !address.ip().is_loopback());
+    if let (Some(address), None) = (exposed, admin.token.reveal()) {
+        let reason =
+            format!("{address} can be reached from other machines: set admin.token, or use a loopback address");
+        return Err(loaded.error("admin.listen", reason));
+    }
+    Ok(())
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,232 @@
+//! [`Config`]: every setting, with its meaning, unit and default.
+//!
+//! The doc comments here are the manual: `examples/causeway.toml` repeats them word for word, and a test keeps the two
+//! equal. Units come last in names. A list replaces the list of the layer below; it never adds to it.
+
+use crate::values::{Secret, addresses, cids, peers};
+use libp2p::Multiaddr;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+const MIB: u64 = 1024 * 1024;
+const GIB: u64 = 1024 * MIB;
+
+/// All settings of a node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The folder for everything that outlives a restart: blocks, pins and the peer's identity. It is created if it does
+    /// not exist, and belongs to one running node at a time.
+    pub data_dir: PathBuf,
+    /// The public HTTP listener.
+    pub http: Http,
+    /// The operator's HTTP listener: metrics, health and, later, the admin API.
+    pub admin: Admin,
+    /// The peer-to-peer network.
+    pub p2p: P2p,
+    /// How much is remembered, and where.
+    pub cache: Cache,
+    /// What is not served.
+    pub policy: PolicySettings,
+    /// What is written to standard error.
+    pub log: Log,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            data_dir: PathBuf::from("data"),
+            http: Http::default(),
+            admin: Admin::default(),
+            p2p: P2p::default(),
+            cache: Cache::default(),
+            policy: PolicySettings::default(),
+            log: Log::default(),
+        }
+    }
+}
+
+/// The public HTTP listener.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Http {
+    /// Addresses and ports that answer the public, such as "0.0.0.0:8080" or "[::]:8080". Port 0 takes a free one.
+    #[serde(deserialize_with = "addresses")]
+    pub listen: Vec<SocketAddr>,
+    /// How long a request waits while the network delivers nothing, before it is answered with 504. Each block that
+    /// arrives starts the wait anew.
+    pub stall_timeout_seconds: u64,
+    /// How long a client may take to send a request's head. Also how long an idle connection is kept open.
+    pub header_timeout_seconds: u64,
+    /// How long a client may leave the response that is being sent to it unread, before its connection is closed.
+    pub send_timeout_seconds: u64,
+    /// How long open requests may take to finish after SIGTERM or SIGINT.
+    pub drain_timeout_seconds: u64,
+    /// Connections that are served at a time. Further ones wait to be accepted.
+    pub connections_max: u64,
+    /// Segments that a path may have after the CID.
+    pub path_depth_max: u64,
+    /// Bytes that a request's path and query may have together.
+    pub url_bytes_max: u64,
+    /// Bytes that a request's head may have.
+    pub head_bytes_max: u64,
+    /// Bytes of a file that are fetched ahead of the client who reads it, for each response.
+    pub read_ahead_bytes_max: u64,
+    /// Bytes of a generated page that are held back to learn its length for an HTTP/1.0 client, who could not tell a
+    /// page that broke off from a complete one. Longer pages need HTTP/1.1.
+    pub http10_buffer_bytes_max: u64,
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self {
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080))],
+            stall_timeout_seconds: 30,
+            header_timeout_seconds: 30,
+            send_timeout_seconds: 60,
+            drain_timeout_seconds: 30,
+            connections_max: 4096,
+            path_depth_max: 256,
+            url_bytes_max: 8192,
+            head_bytes_max: 32 * 1024,
+            read_ahead_bytes_max: 4 * MIB,
+            http10_buffer_bytes_max: 16 * MIB,
+        }
+    }
+}
+
+/// The operator's HTTP listener: `/metrics`, `/healthz`, `/readyz`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Admin {
+    /// Addresses and ports that answer the operator. Anything but loopback needs a token. An empty list turns the
+    /// listener off.
+    #[serde(deserialize_with = "addresses")]
+    pub listen: Vec<SocketAddr>,
+    /// What "Authorization: Bearer TOKEN" must carry on every admin path except /healthz and /readyz. Empty: no token is
+    /// asked for.
+    pub token: Secret,
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self { listen: vec![SocketAddr::from(([127, 0, 0, 1], 8081))], token: Secret::default() }
+    }
+}
+
+/// The peer-to-peer network.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct P2p {
+    /// Multiaddrs to listen on for peers.
+    #[serde(deserialize_with = "crate::values::multiaddrs")]
+    pub listen: Vec<Multiaddr>,
+    /// Multiaddrs to tell other peers, when the ones that are listened on cannot be reached from outside. Empty: the
+    /// listening ones, and what peers report.
+    #[serde(deserialize_with = "crate::values::multiaddrs")]
+    pub announce: Vec<Multiaddr>,
+    /// Peers to join the network through, each ending in /p2p/PEERID. Empty ("none" on the command line and in the
+    /// environment): nobody is contacted who is not a peering.
+    #[serde(deserialize_with = "peers")]
+    pub bootstrap: Vec<Multiaddr>,
+    /// Peers to stay connected to and to ask first, each ending in /p2p/PEERID.
+    #[serde(deserialize_with = "peers")]
+    pub peering: Vec<Multiaddr>,
+    /// Serve only what is held here: no listener for peers, no connection to any.
+    pub offline: bool,
+}
+
+/// The public network's bootstrap peers, as every IPFS implementation ships them.
+const BOOTSTRAP: [&str; 5] = [
+    "/dnsaddr/bootstrap.libp2p.io/p2p/QmNnooDu7bfjPFoTZYxMNLWUQJyrVwtbZg5gBMjTezGAJN",
+    "/dnsaddr/bootstrap.libp2p.io/p2p/QmQCU2EcMqAqQPR2i9bChDtGNJchTbq5TbXJJ16u19uLTa",
+    "/dnsaddr/bootstrap.libp2p.io/p2p/QmbLHAnMoJPWSCR5Zhtx6BHJX9KiKNN6tpvbUcqanj75Nb",
+    "/dnsaddr/bootstrap.libp2p.io/p2p/QmcZf59bWwK5XFi76CZX8cbJ4BhTzzA3gU1ZjYZcYW3dwt",
+    "/ip4/104.131.131.82/tcp/4001/p2p/QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ",
+];
+
+const P2P_LISTEN: [&str; 2] = ["/ip4/0.0.0.0/tcp/4001", "/ip4/0.0.0.0/udp/4001/quic-v1"];
+
+impl Default for P2p {
+    fn default() -> Self {
+        Self {
+            listen: known_good(&P2P_LISTEN),
+            announce: Vec::new(),
+            bootstrap: known_good(&BOOTSTRAP),
+            peering: Vec::new(),
+            offline: false,
+        }
+    }
+}
+
+/// Parses this file's own constants; a test checks that none is lost.
+fn known_good(texts: &[&str]) -> Vec<Multiaddr> {
+    texts.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+/// How much is remembered, and where.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cache {
+    /// Bytes of blocks held in memory.
+    pub ram_bytes_max: u64,
+    /// Bytes of blocks cached on disk. Pinned blocks do not count and are never evicted.
+    pub disk_bytes_max: u64,
+    /// Bytes of resolved paths held in memory, so that a path that was asked for before is not walked again.
+    pub paths_bytes_max: u64,
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        Self { ram_bytes_max: 512 * MIB, disk_bytes_max: 10 * GIB, paths_bytes_max: 64 * MIB }
+    }
+}
+
+/// What is not served.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PolicySettings {
+    /// CIDs of blocks that are answered with 410 and never sent to peers, whatever codec or version they are asked for by.
+    #[serde(deserialize_with = "cids", serialize_with = "crate::values::as_text")]
+    pub deny: Vec<crate::values::Cid>,
+}
+
+/// What is written to standard error.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Log {
+    /// "error", "warn", "info", "debug" or "trace", and after commas other levels for modules: "info,p2p_bridge=debug".
+    pub level: String,
+    /// "text" for people, "json" for collectors: one object a line.
+    pub format: LogFormat,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: "info,libp2p=warn".to_owned(), format: LogFormat::Text }
+    }
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For collectors: one JSON object a line.
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_addresses_all_parse() {
+        let p2p = P2p::default();
+        assert_eq!(p2p.bootstrap.len(), BOOTSTRAP.len());
+        assert_eq!(p2p.listen.len(), P2P_LISTEN.len());
+    }
+}

@@ -1,0 +1,96 @@
+//! Values that are checked as they are read, with messages for the person who typed them.
+
+use libp2p::Multiaddr;
+use libp2p::multiaddr::Protocol;
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize, Serializer};
+use std::fmt::{self, Display};
+use std::net::SocketAddr;
+
+/// A CID with room for the longest accepted digest: the same type as `content::Cid`.
+pub type Cid = cid::CidGeneric<128>;
+
+/// A text that is never shown: not in logs, not by `config show`.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text itself, or `None` if it is not set.
+    pub fn reveal(&self) -> Option<&str> {
+        (!self.0.is_empty()).then_some(self.0.as_str())
+    }
+
+    fn mask(&self) -> &'static str {
+        if self.0.is_empty() { "" } else { "***" }
+    }
+}
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.mask())
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.mask())
+    }
+}
+
+/// Reads a list of texts and checks each.
+fn each<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    parse: fn(&str) -> Result<T, String>,
+) -> Result<Vec<T>, D::Error> {
+    let texts = Vec::<String>::deserialize(deserializer)?;
+    texts.iter().map(|text| parse(text.trim())).collect::<Result<_, _>>().map_err(D::Error::custom)
+}
+
+/// Socket addresses.
+pub(crate) fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SocketAddr>, D::Error> {
+    each(deserializer, |text| {
+        text.parse().map_err(|_| format!("\"{text}\" is not an address and port, such as 127.0.0.1:8080 or [::1]:8080"))
+    })
+}
+
+/// Multiaddrs (<https://github.com/multiformats/multiaddr>).
+pub(crate) fn multiaddrs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Multiaddr>, D::Error> {
+    each(deserializer, multiaddr)
+}
+
+/// Multiaddrs that end in a peer id.
+pub(crate) fn peers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Multiaddr>, D::Error> {
+    each(deserializer, |text| {
+        let address = multiaddr(text)?;
+        match address.iter().last() {
+            Some(Protocol::P2p(_)) => Ok(address),
+            _ => Err(format!("\"{text}\" names no peer: it must end in /p2p/PEERID")),
+        }
+    })
+}
+
+fn multiaddr(text: &str) -> Result<Multiaddr, String> {
+    let no = |why: &str| format!("\"{text}\" is not a multiaddr such as /ip4/127.0.0.1/tcp/4001: {why}");
+    match text.parse::<Multiaddr>() {
+        Ok(address) if address.is_empty() => Err(no("it is empty")),
+        Ok(address) => Ok(address),
+        Err(error) => Err(no(&error.to_string())),
+    }
+}
+
+/// CIDs in any form.
+pub(crate) fn cids<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Cid>, D::Error> {
+    each(deserializer, |text| Cid::try_from(text).map_err(|error| format!("\"{text}\" is not a CID: {error}")))
+}
+
+/// Writes a list of values as texts.
+pub(crate) fn as_text<S: Serializer, T: Display>(values: &[T], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(values.iter().map(ToString::to_string))
+}

@@ -1,0 +1,215 @@
+//! Which layer wins, and what is said about what is wrong.
+
+use clap::Parser;
+use config::{Config, ConfigError, Flags, Loaded, Origin, keys, load};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use toml::Value;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    flags: Flags,
+}
+
+fn with(arguments: &[&str], environment: &[(&str, &str)]) -> Result<Loaded, ConfigError> {
+    let cli = Cli::try_parse_from(["causeway"].iter().chain(arguments)).expect("arguments");
+    load(&cli.flags, environment.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))))
+}
+
+fn file(text: &str) -> (tempfile::TempDir, String) {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("causeway.toml");
+    std::fs::write(&path, text).expect("writes");
+    (dir, path.display().to_string())
+}
+
+fn refused(arguments: &[&str], environment: &[(&str, &str)]) -> String {
+    let message = with(arguments, environment).expect_err("is refused").to_string();
+    assert!(!message.contains('\n'), "more than one line: {message}");
+    message
+}
+
+#[test]
+fn nothing_set_gives_the_defaults() {
+    let loaded = with(&[], &[("PATH", "/bin"), ("OTHER", "x")]).expect("loads");
+    assert_eq!(loaded.config, Config::default());
+    assert!(loaded.origins.is_empty());
+}
+
+#[test]
+fn flags_beat_the_environment_beats_the_file_beats_the_defaults() {
+    let (_dir, path) = file("data_dir = \"from-file\"\n[http]\nlisten = [\"127.0.0.1:1\"]\nconnections_max = 7\n");
+    let config = ["--config", path.as_str()];
+    let listen = |loaded: &Loaded| loaded.config.http.listen[0].port();
+
+    let loaded = with(&config, &[]).expect("loads");
+    assert_eq!((listen(&loaded), loaded.config.http.connections_max), (1, 7));
+    assert_eq!(loaded.config.data_dir, PathBuf::from("from-file"));
+    assert_eq!(loaded.origin("http.listen"), Origin::File(path.clone().into(), 3));
+
+    let environment = [("CAUSEWAY_HTTP_LISTEN", "127.0.0.1:2, [::1]:3")];
+    let loaded = with(&config, &environment).expect("loads");
+    assert_eq!((listen(&loaded), loaded.config.http.listen.len()), (2, 2));
+    assert_eq!(loaded.config.http.connections_max, 7, "other keys keep the file's value");
+
+    let loaded = with(&[config[0], config[1], "--listen", "127.0.0.1:4"], &environment).expect("loads");
+    assert_eq!((listen(&loaded), loaded.config.http.listen.len()), (4, 1));
+    assert_eq!(loaded.origin("http.listen"), Origin::Flag("--listen"));
+}
+
+#[test]
+fn the_environment_can_name_the_file() {
+    let (_dir, path) = file("[log]\nformat = \"json\"\n");
+    let loaded = with(&[], &[("CAUSEWAY_CONFIG", &path)]).expect("loads");
+    assert_eq!(loaded.config.log.format, config::LogFormat::Json);
+}
+
+/// A value for a key, other than its default, as a variable's text.
+fn another(key: &str, default: &Value) -> String {
+    const PEER: &str = "/ip4/127.0.0.1/tcp/9/p2p/QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ";
+    match (key, default) {
+        (_, Value::Integer(number)) => (number + 1).to_string(),
+        (_, Value::Boolean(yes)) => (!yes).to_string(),
+        ("http.listen" | "admin.listen", _) => "127.0.0.1:9,127.0.0.2:9".to_owned(),
+        ("policy.deny", _) => "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ".to_owned(),
+        (_, Value::Array(_)) => PEER.to_owned(),
+        ("log.format", _) => "json".to_owned(),
+        _ => "something".to_owned(),
+    }
+}
+
+#[test]
+fn every_key_can_be_set_by_its_variable() {
+    for (key, default) in keys::all() {
+        let variable = keys::variable(&key);
+        let loaded = with(&[], &[(&variable, &another(&key, &default))]).expect(&key);
+        assert_ne!(loaded.config, Config::default(), "{variable} changes nothing");
+        assert_eq!(loaded.origin(&key), Origin::Variable(variable));
+    }
+}
+
+#[test]
+fn every_key_can_be_set_by_the_file() {
+    let text = toml::to_string(&Config::default()).expect("renders");
+    let (_dir, path) = file(&text);
+    let loaded = with(&["--config", &path], &[]).expect("loads");
+    assert_eq!(loaded.config, Config::default());
+    assert_eq!(loaded.origins.len(), keys::all().len());
+}
+
+#[test]
+fn lists_can_be_emptied() {
+    for arguments in [&["--bootstrap", "none"][..], &[]] {
+        let environment: &[(&str, &str)] = if arguments.is_empty() { &[("CAUSEWAY_P2P_BOOTSTRAP", "")] } else { &[] };
+        assert!(with(arguments, environment).expect("loads").config.p2p.bootstrap.is_empty());
+    }
+    assert!(with(&[], &[("CAUSEWAY_ADMIN_LISTEN", "none")]).expect("loads").config.admin.listen.is_empty());
+}
+
+#[test]
+fn every_flag_sets_its_key() {
+    const PEER: &str = "/dns4/example.org/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN";
+    let arguments = [
+        "--data-dir",
+        "d",
+        "--listen",
+        "127.0.0.1:0",
+        "--listen",
+        "[::1]:0",
+        "--admin-listen",
+        "127.0.0.1:1",
+        "--admin-token",
+        "t",
+        "--p2p-listen",
+        "/ip4/0.0.0.0/tcp/0",
+        "--announce",
+        "/dns4/example.org/tcp/4001",
+        "--bootstrap",
+        PEER,
+        "--peering",
+        PEER,
+        "--peering",
+        PEER,
+        "--offline",
+    ];
+    let Config { data_dir, http, admin, p2p, .. } = with(&arguments, &[]).expect("loads").config;
+    assert_eq!((data_dir, http.listen.len(), admin.token.reveal()), (PathBuf::from("d"), 2, Some("t")));
+    assert_eq!((p2p.listen.len(), p2p.announce.len(), p2p.bootstrap.len(), p2p.peering.len()), (1, 1, 1, 2));
+    assert!(p2p.offline && admin.listen[0].port() == 1);
+}
+
+#[test]
+fn what_is_wrong_in_the_file_is_named_with_its_line() {
+    let table = [
+        ("\n[http]\nlistn = []\n", 3, "there is no setting \"http.listn\"; the nearest is \"http.listen\""),
+        ("x = 1\n", 1, "there is no setting \"x\""),
+        ("[htp]\nlisten = []\n", 1, "there is no setting \"htp\""),
+        ("http = 3\n", 1, "http: is a section"),
+        ("[http]\n\nlisten = [\"localhost\"]\n", 3, "http.listen: \"localhost\" is not an address and port"),
+        ("[http]\nlisten = 8080\n", 2, "http.listen: invalid type"),
+        ("[http]\nconnections_max = -1\n", 2, "http.connections_max: invalid value"),
+        ("[http]\nconnections_max = 0\n", 2, "http.connections_max: 0 is too little"),
+        ("[p2p]\nlisten = [\"127.0.0.1\"]\n", 2, "p2p.listen: \"127.0.0.1\" is not a multiaddr"),
+        ("[p2p]\npeering = [\"/ip4/127.0.0.1/tcp/1\"]\n", 2, "p2p.peering: \"/ip4/127.0.0.1/tcp/1\" names no peer"),
+        ("[policy]\ndeny = [\"hello\"]\n", 2, "policy.deny: \"hello\" is not a CID"),
+        ("[log]\nformat = \"xml\"\n", 2, "log.format: unknown variant"),
+        ("[http]\nlisten = [\n", 2, "not valid TOML"),
+        ("data_dir = \"\"\n", 1, "data_dir: names no folder"),
+        ("p2p.offline = \"yes\"\n", 1, "p2p.offline: invalid type"),
+    ];
+    for (text, line, expected) in table {
+        let (_dir, path) = file(text);
+        let message = refused(&["--config", &path], &[]);
+        assert!(message.contains(expected), "{message}");
+        assert!(message.contains(&format!("{path}:{line}")), "{message} should name line {line}");
+    }
+    assert!(refused(&["--config", "/nowhere.toml"], &[]).contains("/nowhere.toml cannot be read"));
+}
+
+#[test]
+fn what_is_wrong_in_the_environment_is_named_with_its_variable() {
+    let table = [
+        ("CAUSEWAY_HTTP_LISTN", "x", "the nearest is CAUSEWAY_HTTP_LISTEN (\"http.listen\")"),
+        ("CAUSEWAY_HTTP_LISTEN", "x", "http.listen: \"x\" is not an address and port"),
+        ("CAUSEWAY_HTTP_LISTEN", "", "http.listen: needs at least one address"),
+        ("CAUSEWAY_P2P_OFFLINE", "maybe", "p2p.offline: \"maybe\" is not true or false"),
+        ("CAUSEWAY_CACHE_RAM_BYTES_MAX", "lots", "cache.ram_bytes_max: \"lots\" is not a whole number"),
+        ("CAUSEWAY_CACHE_RAM_BYTES_MAX", "5", "cache.ram_bytes_max: 5 is too little"),
+    ];
+    for (variable, value, expected) in table {
+        let message = refused(&[], &[(variable, value)]);
+        assert!(message.contains(expected) && message.contains(variable), "{message}");
+    }
+}
+
+#[test]
+fn variables_that_kubernetes_sets_for_a_service_of_that_name_are_not_ours() {
+    let environment = [
+        ("CAUSEWAY_SERVICE_HOST", "10.0.0.1"),
+        ("CAUSEWAY_PORT", "tcp://10.0.0.1:80"),
+        ("CAUSEWAY_PORT_8080_TCP", "tcp://10.0.0.1:8080"),
+    ];
+    assert!(with(&[], &environment).is_ok());
+}
+
+#[test]
+fn what_is_wrong_on_the_command_line_is_named_with_its_flag() {
+    let message = refused(&["--listen", "8080"], &[]);
+    assert!(message.contains("http.listen: \"8080\"") && message.ends_with("(set by --listen)"), "{message}");
+}
+
+#[test]
+fn an_admin_listener_that_others_can_reach_needs_a_token() {
+    let message = refused(&["--admin-listen", "0.0.0.0:8081"], &[]);
+    assert!(message.starts_with("admin.listen: 0.0.0.0:8081 can be reached"), "{message}");
+    assert!(with(&["--admin-listen", "0.0.0.0:8081"], &[("CAUSEWAY_ADMIN_TOKEN", "t")]).is_ok());
+}
+
+#[test]
+fn a_secret_is_never_shown() {
+    let loaded = with(&["--admin-token", "hunter2"], &[]).expect("loads");
+    let shown = toml::to_string(&loaded.config).expect("renders");
+    assert!(shown.contains("token = \"***\"") && !shown.contains("hunter2"), "{shown}");
+    assert!(!format!("{loaded:?}").contains("hunter2"));
+}

@@ -1,0 +1,153 @@
+//! [`Block`]: bytes that are known to match their CID.
+//!
+//! The type is the invariant: bytes from the network, a CAR or a shared tier become a `Block` only by [`Block::verify`].
+//! A store that checked bytes when it took them, and protects them with checksums of its own since, uses
+//! [`Block::from_checked`].
+
+use crate::cid::{BlockKey, Cid, is_identity};
+use crate::hashes::{self, HashError};
+use bytes::Bytes;
+
+/// The largest block that is accepted from anyone, in bytes: what Bitswap peers agree to exchange
+/// (<https://specs.ipfs.tech/bitswap-protocol/#block-sizes>).
+pub const MAX_BLOCK_BYTES: usize = 2 * 1024 * 1024;
+
+/// Why bytes are not the block that a CID names.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BlockError {
+    /// The bytes hash to something else.
+    #[error("the bytes do not match {cid}")]
+    Mismatch {
+        /// The CID that was claimed.
+        cid: Cid,
+    },
+    /// The hash function is not accepted.
+    #[error(transparent)]
+    Hash(#[from] HashError),
+    /// The block is larger than any that is exchanged.
+    #[error("a block of {bytes} bytes is over the limit of {MAX_BLOCK_BYTES}")]
+    TooLarge {
+        /// The size found.
+        bytes: usize,
+    },
+}
+
+/// Immutable bytes and the CID that they were checked against. Cloning shares the bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    cid: Cid,
+    data: Bytes,
+}
+
+impl Block {
+    /// Hashes `data` and compares it with `cid`.
+    ///
+    /// # Errors
+    /// [`BlockError`] when the bytes do not match, are too large, or the hash function is not accepted.
+    pub fn verify(cid: Cid, data: Bytes) -> Result<Self, BlockError> {
+        if data.len() > MAX_BLOCK_BYTES {
+            return Err(BlockError::TooLarge { bytes: data.len() });
+        }
+        let hash = cid.hash();
+        if is_identity(&cid) && hash.digest() != data {
+            return Err(BlockError::Mismatch { cid });
+        }
+        let actual = hashes::digest(hash.code(), hash.digest().len(), &data)?;
+        if actual == *hash { Ok(Self { cid, data }) } else { Err(BlockError::Mismatch { cid }) }
+    }
+
+    /// Hashes `data` and names it: a CIDv1 of the given codec, hash function and digest length. This is how Bitswap
+    /// blocks arrive, which carry a CID prefix instead of a CID.
+    ///
+    /// # Errors
+    /// [`BlockError`] when the data is too large, or the hash function or digest length is not accepted.
+    pub fn of(codec: u64, hash_code: u64, digest_bytes: usize, data: Bytes) -> Result<Self, BlockError> {
+        if data.len() > MAX_BLOCK_BYTES {
+            return Err(BlockError::TooLarge { bytes: data.len() });
+        }
+        let hash = hashes::digest(hash_code, digest_bytes, &data)?;
+        Ok(Self { cid: Cid::new_v1(codec, hash), data })
+    }
+
+    /// The block that an identity CID carries inline; `None` for every other CID.
+    pub fn inline(cid: &Cid) -> Option<Self> {
+        is_identity(cid).then(|| Self { cid: *cid, data: Bytes::copy_from_slice(cid.hash().digest()) })
+    }
+
+    /// The block of no bytes, if that is what a CID names: its hash alone says so. Peers of the Go implementation never
+    /// send it (to their Bitswap server a size of zero means "not held").
+    pub fn empty(cid: &Cid) -> Option<Self> {
+        Self::verify(*cid, Bytes::new()).ok()
+    }
+
+    /// Wraps bytes that were verified when they were stored and have been protected by checksums since. Only a store may
+    /// call this; bytes from anywhere else go through [`Block::verify`].
+    pub fn from_checked(cid: Cid, data: Bytes) -> Self {
+        Self { cid, data }
+    }
+
+    /// The same bytes under another CID of the same multihash (another codec or version), or `None` if the hashes differ.
+    pub fn under(&self, cid: &Cid) -> Option<Self> {
+        (cid.hash() == self.cid.hash()).then(|| Self { cid: *cid, data: self.data.clone() })
+    }
+
+    /// The CID that the block was asked for by.
+    pub fn cid(&self) -> &Cid {
+        &self.cid
+    }
+
+    /// What the tiers store this block under; `None` for an inline block.
+    pub fn key(&self) -> Option<BlockKey> {
+        BlockKey::of(&self.cid)
+    }
+
+    /// The bytes, shared with every clone.
+    pub fn data(&self) -> &Bytes {
+        &self.data
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cid::{Multihash, codec, parse};
+
+    #[test]
+    fn only_matching_bytes_become_a_block() {
+        let data = Bytes::from_static(b"hello");
+        let cid = Cid::new_v1(codec::RAW, hashes::digest(hashes::SHA2_256, 32, &data).expect("hash"));
+        let block = Block::verify(cid, data.clone()).expect("matches");
+        assert_eq!(block.data(), &data);
+        assert_eq!(Block::verify(cid, Bytes::from_static(b"hell0")), Err(BlockError::Mismatch { cid }));
+        let large = Bytes::from(vec![0; MAX_BLOCK_BYTES + 1]);
+        assert_eq!(Block::verify(cid, large), Err(BlockError::TooLarge { bytes: MAX_BLOCK_BYTES + 1 }));
+    }
+
+    #[test]
+    fn an_identity_cid_is_its_own_block() {
+        let cid = parse("bafkqaddjnzzxazldoqwxizltoq").expect("cid");
+        let block = Block::inline(&cid).expect("inline");
+        assert_eq!(Block::verify(cid, block.data().clone()), Ok(block));
+        assert!(Block::verify(cid, Bytes::from_static(b"something else")).is_err());
+    }
+
+    #[test]
+    fn the_empty_block_is_known_by_its_hash_alone() {
+        for (code, digest_bytes) in [(hashes::SHA2_256, 32), (0x1e, 32), (0xb220, 32)] {
+            let hash = hashes::digest(code, digest_bytes, b"").expect("hash");
+            assert!(Block::empty(&Cid::new_v1(codec::RAW, hash)).is_some_and(|block| block.data().is_empty()));
+            let other = hashes::digest(code, digest_bytes, b"x").expect("hash");
+            assert_eq!(Block::empty(&Cid::new_v1(codec::RAW, other)), None);
+        }
+    }
+
+    #[test]
+    fn a_block_changes_codec_but_never_hash() {
+        let data = Bytes::from_static(b"hello");
+        let hash = hashes::digest(hashes::SHA2_256, 32, &data).expect("hash");
+        let block = Block::verify(Cid::new_v1(codec::RAW, hash), data).expect("matches");
+        assert!(block.under(&Cid::new_v1(codec::DAG_PB, hash)).is_some());
+        let other = Multihash::wrap(hashes::SHA2_256, &[0; 32]).expect("wraps");
+        assert!(block.under(&Cid::new_v1(codec::RAW, other)).is_none());
+    }
+}

@@ -1,0 +1,144 @@
+//! CIDs and the key that blocks are stored under.
+//!
+//! Goals: accept what Kubo accepts (CIDv0, CIDv1, any multibase, identity CIDs to 128 bytes) and refuse the rest with a
+//! sentence that a person understands.
+//!
+//! Departure from the `cid` crate's default type: its digests end at 64 bytes, while identity CIDs and extendable hash
+//! functions run to 128, so every CID here has room for 128.
+
+use crate::hashes;
+use std::fmt;
+
+/// The largest digest of any accepted multihash, in bytes (Kubo's limit for identity and extendable-output functions).
+pub const MAX_DIGEST_BYTES: usize = 128;
+
+/// The longest textual CID worth parsing, in bytes: a CIDv1 with a 128-byte digest in base2 and a little room.
+const MAX_CID_TEXT_BYTES: usize = 1_200;
+
+/// A content identifier (<https://github.com/multiformats/cid>).
+pub type Cid = ::cid::CidGeneric<MAX_DIGEST_BYTES>;
+
+/// A self-describing digest (<https://github.com/multiformats/multihash>).
+pub type Multihash = multihash::Multihash<MAX_DIGEST_BYTES>;
+
+/// Multicodec numbers of the block formats that the project names
+/// (<https://github.com/multiformats/multicodec/blob/master/table.csv>).
+pub mod codec {
+    /// Bytes without structure.
+    pub const RAW: u64 = 0x55;
+    /// MerkleDAG protobuf: the envelope of UnixFS.
+    pub const DAG_PB: u64 = 0x70;
+    /// IPLD data as deterministic CBOR.
+    pub const DAG_CBOR: u64 = 0x71;
+    /// A public key, the codec of an IPNS name.
+    pub const LIBP2P_KEY: u64 = 0x72;
+}
+
+/// Why a string is not a CID that can be served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CidError {
+    /// The text is no CID at all.
+    #[error("\"{text}\" is not a CID: {reason}")]
+    Malformed {
+        /// The offending text, shortened.
+        text: String,
+        /// What the decoder found.
+        reason: String,
+    },
+    /// The CID is well formed, but its hash function or digest length is not accepted.
+    #[error(transparent)]
+    Hash(#[from] hashes::HashError),
+}
+
+/// Parses a CID in any multibase (or CIDv0's bare base58) and checks that its hash function is an accepted one.
+///
+/// # Errors
+/// [`CidError::Malformed`] when the text is not a CID, [`CidError::Hash`] when its hash cannot be trusted or computed.
+pub fn parse(text: &str) -> Result<Cid, CidError> {
+    let malformed = |reason: String| CidError::Malformed { text: shorten(text), reason };
+    if text.len() > MAX_CID_TEXT_BYTES {
+        return Err(malformed(format!("it is longer than {MAX_CID_TEXT_BYTES} characters")));
+    }
+    let cid = Cid::try_from(text).map_err(|e| malformed(e.to_string()))?;
+    hashes::check_accepted(cid.hash())?;
+    Ok(cid)
+}
+
+/// Whether the CID carries its own content (<https://github.com/multiformats/cid>, identity multihash).
+pub fn is_identity(cid: &Cid) -> bool {
+    cid.hash().code() == hashes::IDENTITY
+}
+
+fn shorten(text: &str) -> String {
+    const SHOWN: usize = 80;
+    match text.char_indices().nth(SHOWN) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+/// What every tier stores and coalesces by: the multihash alone, since the same bytes may be asked for under several
+/// codecs and both CID versions. Identity CIDs have no key: there is nothing to store.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockKey(Multihash);
+
+impl BlockKey {
+    /// The key of a CID, or `None` for an identity CID, whose bytes are inline.
+    pub fn of(cid: &Cid) -> Option<Self> {
+        (!is_identity(cid)).then(|| Self(*cid.hash()))
+    }
+
+    /// The multihash itself.
+    pub fn multihash(&self) -> &Multihash {
+        &self.0
+    }
+
+    /// The binary multihash: what Kademlia and the disk tier use.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.0.to_bytes()
+    }
+
+    /// Reads back what [`BlockKey::to_bytes`] wrote; `None` for anything else.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let hash = Multihash::from_bytes(bytes).ok()?;
+        (hash.code() != hashes::IDENTITY).then_some(Self(hash))
+    }
+}
+
+impl fmt::Debug for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BlockKey({})", Cid::new_v1(codec::RAW, self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_every_form_of_a_cid_and_refuses_the_rest() {
+        let good = [
+            "QmWvY6FaqFMS89YAQ9NAPjVP4WZKA1qbHbicc9HeSKQTgt",
+            "bafybeig6ka5mlwkl4subqhaiatalkcleo4jgnr3hqwvpmsqfca27cijp3i",
+            "BAFYBEIG6KA5MLWKL4SUBQHAIATALKCLEO4JGNR3HQWVPMSQFCA27CIJP3I",
+            "bafkqaddjnzzxazldoqwxizltoq", // identity
+        ];
+        for text in good {
+            assert!(parse(text).is_ok(), "{text}");
+        }
+        let bad = ["", "hello", "Qm", "bafy", "../etc/passwd", &"b".repeat(5_000)];
+        for text in bad {
+            assert!(matches!(parse(text), Err(CidError::Malformed { .. })), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_key_ignores_codec_and_version_and_an_identity_cid_has_none() {
+        let v0 = parse("QmWvY6FaqFMS89YAQ9NAPjVP4WZKA1qbHbicc9HeSKQTgt").expect("cid");
+        let raw = Cid::new_v1(codec::RAW, *v0.hash());
+        assert_eq!(BlockKey::of(&v0), BlockKey::of(&raw));
+        let key = BlockKey::of(&v0).expect("key");
+        assert_eq!(BlockKey::from_bytes(&key.to_bytes()), Some(key));
+        assert_eq!(BlockKey::of(&parse("bafkqaddjnzzxazldoqwxizltoq").expect("cid")), None);
+    }
+}

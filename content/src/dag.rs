@@ -1,0 +1,116 @@
+//! The links of a block, and every block of a DAG: what recursive pins need.
+//!
+//! Goals: a whole DAG can be walked however large its blocks' neighbourhoods are, with a bounded number of blocks in
+//! memory; nothing is visited twice.
+//!
+//! Non-goal: order. Blocks come as they arrive.
+
+use crate::block::Block;
+use crate::cid::{Cid, MAX_DIGEST_BYTES, codec};
+use crate::dagpb::PbNode;
+use crate::source::{BlockSource, SourceError, at_hand};
+use crate::unixfs::NodeError;
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, ready};
+use futures::stream::{self, BoxStream, FuturesUnordered, StreamExt as _};
+use ipld_core::serde::ExtractLinks;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Why a DAG cannot be walked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DagError {
+    /// A block cannot be understood.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    /// A block did not come.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+}
+
+/// The CIDs that a block links to, in stored order, repeated as often as they occur: the links of dag-pb nodes and those
+/// of dag-cbor documents (tag 42, <https://ipld.io/specs/codecs/dag-cbor/spec/#links>). Raw blocks and plain CBOR and
+/// JSON have none by definition.
+///
+/// # Errors
+/// [`NodeError::Unsupported`] for other codecs (dag-json among them): their links are unknown, which is not the same as
+/// none. [`NodeError::Malformed`] for bytes that break the format.
+pub fn links(block: &Block) -> Result<Vec<Cid>, NodeError> {
+    let cid = block.cid();
+    match cid.codec() {
+        codec::RAW => Ok(Vec::new()),
+        codec::DAG_PB => links_pb(block).map_err(|reason| NodeError::malformed(cid, reason)),
+        codec::DAG_CBOR => serde_ipld_dagcbor::from_slice::<ExtractLinks<MAX_DIGEST_BYTES>>(block.data())
+            .map(ExtractLinks::into_vec)
+            .map_err(|reason| NodeError::malformed(cid, reason)),
+        codec => Err(NodeError::Unsupported { cid: *cid, codec }),
+    }
+}
+
+fn links_pb(block: &Block) -> Result<Vec<Cid>, crate::dagpb::PbError> {
+    PbNode::decode(block.data().clone())?.links().map(|link| link?.cid()).collect()
+}
+
+/// Every block of the DAG below `root`, the root included, each once, as they arrive; up to `concurrency` are fetched at
+/// a time. Inline blocks are not emitted, since there is nothing to keep, but their links are followed. Bytes that are
+/// linked under two codecs are two blocks here, because their links differ.
+///
+/// Memory: besides `concurrency` blocks, the CID of every block that a link was seen to, so some 300 bytes for each block
+/// of the DAG. After an error the stream ends.
+///
+/// # Errors
+/// In the stream: [`DagError`].
+pub fn walk_all(
+    source: Arc<dyn BlockSource>,
+    root: Cid,
+    concurrency: usize,
+) -> BoxStream<'static, Result<Block, DagError>> {
+    let mut walk = Walk {
+        source,
+        concurrency: concurrency.max(1),
+        seen: HashSet::new(),
+        waiting: Vec::new(),
+        fetches: FuturesUnordered::new(),
+    };
+    walk.see(root);
+    stream::try_unfold(walk, |mut walk| async move { Ok(walk.next().await?.map(|block| (block, walk))) }).boxed()
+}
+
+/// A walk under way.
+struct Walk {
+    source: Arc<dyn BlockSource>,
+    concurrency: usize,
+    /// Every CID that is or was on the way, as CIDv1: the version makes no difference to what a block is.
+    seen: HashSet<Cid>,
+    /// The last found goes first: depth before breadth keeps this short.
+    waiting: Vec<Cid>,
+    fetches: FuturesUnordered<BoxFuture<'static, Result<Block, SourceError>>>,
+}
+
+impl Walk {
+    async fn next(&mut self) -> Result<Option<Block>, DagError> {
+        loop {
+            while self.fetches.len() < self.concurrency
+                && let Some(cid) = self.waiting.pop()
+            {
+                self.fetches.push(match at_hand(&*self.source, &cid) {
+                    Some(block) => ready(Ok(block)).boxed(),
+                    None => self.source.get(&cid),
+                });
+            }
+            let Some(block) = self.fetches.next().await.transpose()? else { return Ok(None) };
+            for link in links(&block)?.into_iter().rev() {
+                self.see(link);
+            }
+            if block.key().is_some() {
+                return Ok(Some(block));
+            }
+        }
+    }
+
+    fn see(&mut self, cid: Cid) {
+        if self.seen.insert(Cid::new_v1(cid.codec(), *cid.hash())) {
+            self.waiting.push(cid);
+        }
+    }
+}

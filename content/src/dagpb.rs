@@ -1,0 +1,181 @@
+//! MerkleDAG protobuf nodes (<https://ipld.io/specs/codecs/dag-pb/spec/>), decoded in place.
+//!
+//! Goals: no copies, and memory of at most a few bytes for each byte of the block, whatever a stranger put into it. So a
+//! [`PbNode`] remembers only where its links lie and reads one when it is asked for.
+//!
+//! Accepted is what Kubo accepts: links before data (the canonical order) or data before links; names that are not
+//! UTF-8. Fields that the format does not have, repeated fields, and links that are scattered around the data are errors.
+//!
+//! Non-goal: encoding.
+
+use crate::cid::Cid;
+use bytes::{Buf, Bytes};
+use prost::encoding::{WireType, decode_key, decode_varint};
+
+/// Why bytes are not a MerkleDAG protobuf node.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PbError {
+    /// The bytes are not protobuf.
+    #[error("not protobuf: {0}")]
+    Wire(#[from] prost::DecodeError),
+    /// A field says that it is longer than what is left of the bytes.
+    #[error("a field is longer than what holds it")]
+    Truncated,
+    /// A field that the format does not have, or one of the wrong wire type.
+    #[error("field {tag} of wire type {wire_type:?} does not belong here")]
+    Unexpected {
+        /// The protobuf field number.
+        tag: u32,
+        /// The wire type found.
+        wire_type: WireType,
+    },
+    /// A field occurs twice, or links are not next to each other.
+    #[error("field {tag} is repeated")]
+    Repeated {
+        /// The protobuf field number.
+        tag: u32,
+    },
+    /// A link has no CID, or one that cannot be read.
+    #[error("a link has no valid CID: {0}")]
+    Cid(String),
+}
+
+/// A decoded node. Cloning shares the block's bytes.
+#[derive(Debug, Clone)]
+pub struct PbNode {
+    block: Bytes,
+    data: Option<Bytes>,
+    links: Vec<Span>,
+}
+
+/// Where a link's message lies in the block. Blocks are far smaller than 4 GiB, and half the size counts here: a hostile
+/// link is as short as eight bytes.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    start: u32,
+    end: u32,
+}
+
+/// One link, borrowed from its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PbLink<'a> {
+    pub(crate) hash: &'a [u8],
+    /// The name, which need not be UTF-8. Absent and empty mean the same to UnixFS.
+    pub name: &'a [u8],
+    /// What the writer of the node believed to be the size of everything below this link, in bytes. Never trust it.
+    pub tsize: Option<u64>,
+}
+
+impl PbNode {
+    const DATA: u32 = 1;
+    const LINKS: u32 = 2;
+
+    /// Decodes the envelope: the data, and where the links are. Links are checked one by one when they are read.
+    ///
+    /// # Errors
+    /// [`PbError`] when the bytes are not such a node.
+    pub fn decode(block: Bytes) -> Result<Self, PbError> {
+        let mut rest = &block[..];
+        let (mut data, mut links, mut links_ended) = (None, Vec::new(), false);
+        while rest.has_remaining() {
+            match decode_key(&mut rest)? {
+                (Self::DATA, WireType::LengthDelimited) => {
+                    links_ended = !links.is_empty();
+                    let found = block.slice_ref(take_delimited(&mut rest)?);
+                    if data.replace(found).is_some() {
+                        return Err(PbError::Repeated { tag: Self::DATA });
+                    }
+                }
+                (Self::LINKS, WireType::LengthDelimited) if links_ended => {
+                    return Err(PbError::Repeated { tag: Self::LINKS });
+                }
+                (Self::LINKS, WireType::LengthDelimited) => {
+                    let length = take_delimited(&mut rest)?.len();
+                    links.push(Span::before(&block, rest.len(), length)?);
+                }
+                (tag, wire_type) => return Err(PbError::Unexpected { tag, wire_type }),
+            }
+        }
+        Ok(Self { block, data, links })
+    }
+
+    /// The node's own data. For UnixFS this is another protobuf message, see [`crate::unixfs`].
+    pub fn data(&self) -> Option<&Bytes> {
+        self.data.as_ref()
+    }
+
+    /// How many links the node has.
+    pub fn link_count(&self) -> usize {
+        self.links.len()
+    }
+
+    /// The size of the block that this node keeps alive, in bytes.
+    pub fn block_bytes(&self) -> usize {
+        self.block.len()
+    }
+
+    /// The link at `index`, in stored order; `None` beyond the last.
+    ///
+    /// # Errors
+    /// [`PbError`] when the bytes there are not a link.
+    pub fn link(&self, index: usize) -> Option<Result<PbLink<'_>, PbError>> {
+        let span = self.links.get(index)?;
+        Some(PbLink::decode(&self.block[span.start as usize..span.end as usize]))
+    }
+
+    /// Every link, in stored order.
+    pub fn links(&self) -> impl Iterator<Item = Result<PbLink<'_>, PbError>> {
+        (0..self.link_count()).filter_map(|index| self.link(index))
+    }
+}
+
+impl Span {
+    /// The span of `length` bytes that ends where the last `rest` bytes of the block begin.
+    fn before(block: &Bytes, rest: usize, length: usize) -> Result<Self, PbError> {
+        let end = block.len() - rest;
+        let (Ok(start), Ok(end)) = (u32::try_from(end - length), u32::try_from(end)) else {
+            return Err(PbError::Truncated);
+        };
+        Ok(Self { start, end })
+    }
+}
+
+impl<'a> PbLink<'a> {
+    const HASH: u32 = 1;
+    const NAME: u32 = 2;
+    const TSIZE: u32 = 3;
+
+    fn decode(mut rest: &'a [u8]) -> Result<Self, PbError> {
+        let (mut hash, mut name, mut tsize) = (None, None, None);
+        while rest.has_remaining() {
+            let key = decode_key(&mut rest)?;
+            let repeated = match key {
+                (Self::HASH, WireType::LengthDelimited) => hash.replace(take_delimited(&mut rest)?).is_some(),
+                (Self::NAME, WireType::LengthDelimited) => name.replace(take_delimited(&mut rest)?).is_some(),
+                (Self::TSIZE, WireType::Varint) => tsize.replace(decode_varint(&mut rest)?).is_some(),
+                (tag, wire_type) => return Err(PbError::Unexpected { tag, wire_type }),
+            };
+            if repeated {
+                return Err(PbError::Repeated { tag: key.0 });
+            }
+        }
+        let hash = hash.ok_or_else(|| PbError::Cid("it is missing".to_owned()))?;
+        Ok(Self { hash, name: name.unwrap_or_default(), tsize })
+    }
+
+    /// What the link points to. Read when asked for, so that looking for a name does not parse every CID on the way.
+    ///
+    /// # Errors
+    /// [`PbError::Cid`] when the bytes are not a CID. Whether its hash function is accepted shows when it is fetched.
+    pub fn cid(&self) -> Result<Cid, PbError> {
+        Cid::try_from(self.hash).map_err(|error| PbError::Cid(error.to_string()))
+    }
+}
+
+/// Cuts a length and as many bytes off the front of `rest`.
+pub(crate) fn take_delimited<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], PbError> {
+    let length = usize::try_from(decode_varint(rest)?).map_err(|_| PbError::Truncated)?;
+    let (taken, after) = rest.split_at_checked(length).ok_or(PbError::Truncated)?;
+    *rest = after;
+    Ok(taken)
+}

@@ -1,0 +1,37 @@
+//! What IPFS data *is*: CIDs, verified blocks, paths, DAG walks, UnixFS and CAR.
+//!
+//! Goals: one definition of every data rule, usable from a test table, a fuzzer, a command line or a server; bounded
+//! memory and no panics on any input.
+//!
+//! Non-goals: sockets, disks and HTTP. This crate knows none of them; where blocks come from is behind [`BlockSource`].
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`cid`] | CIDs, multihashes and the key that every tier stores blocks under |
+//! | [`hashes`] | which hash functions are accepted, and how bytes are checked against them |
+//! | [`block`] | [`Block`]: bytes that match their CID |
+//! | [`source`] | [`BlockSource`]: the one seam to memory, disk and network |
+//! | [`dagpb`] | MerkleDAG protobuf nodes, decoded in place |
+//! | [`unixfs`] | files, directories and symlinks, and readers for them |
+//! | [`walk`] | from a root and path segments to a block |
+//! | [`dag`] | the links of a block, and every block of a DAG |
+//! | [`car`] | CARv1 archives, verified block by block |
+//! | [`policy`] | [`Policy`]: whether content may be emitted at all |
+
+#![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
+
+pub mod block;
+pub mod car;
+pub mod cid;
+pub mod dag;
+pub mod dagpb;
+pub mod hashes;
+pub mod policy;
+pub mod source;
+pub mod unixfs;
+pub mod walk;
+
+pub use crate::block::{Block, BlockError, MAX_BLOCK_BYTES};
+pub use crate::cid::{BlockKey, Cid, CidError, Multihash, codec};
+pub use crate::policy::{AllowAll, DenyList, Policy, Verdict};
+pub use crate::source::{BlockSource, MemoryBlocks, SourceError, Stall};

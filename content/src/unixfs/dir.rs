@@ -1,0 +1,299 @@
+//! Finding a name in a directory, and listing it.
+//!
+//! Goals: a look-up in a sharded directory (HAMT, <https://specs.ipfs.tech/unixfs/#dag-pb-hamtdirectory>) goes by the
+//! hash of the name and fetches one shard a level, never more; a listing is lazy and in stored order, with memory that
+//! does not depend on the number of entries.
+//!
+//! Non-goal: sorting. The stored order of a plain directory is by name; that of a HAMT is by hash.
+
+use super::{Node, NodeError, ShardNode};
+use crate::block::Block;
+use crate::cid::Cid;
+use crate::dagpb::{PbLink, PbNode};
+use crate::source::{BlockSource, SourceError, at_hand, fetch};
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, ready};
+use futures::stream::{self, BoxStream, FuturesOrdered, StreamExt as _};
+use std::sync::Arc;
+
+/// How many bits of hash a HAMT has: deeper shards cannot be told apart by name.
+const HASH_BITS: u32 = u64::BITS;
+
+/// How many shards a listing fetches ahead, over all levels.
+const SHARDS_AHEAD: usize = 8;
+
+/// Why a directory cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DirError {
+    /// The block is a file, a symlink or not UnixFS.
+    #[error("{cid} is not a directory")]
+    NotADirectory {
+        /// The offending block.
+        cid: Cid,
+    },
+    /// A block cannot be understood.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    /// A block did not come.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+}
+
+/// One name in a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The name. Bytes that are not UTF-8 are replaced by U+FFFD, so such an entry can be shown but not looked up.
+    pub name: String,
+    /// What it names.
+    pub cid: Cid,
+    /// The size of everything below, in bytes, as the directory's writer believed it to be.
+    pub tsize: Option<u64>,
+}
+
+/// Finds a name in a directory. Of several equal names the first counts.
+///
+/// # Errors
+/// [`DirError`] when `dir` is not a directory, a shard on the way is malformed or does not come. A name that is not there
+/// is `None`.
+pub async fn lookup(source: &dyn BlockSource, dir: &Block, name: &str) -> Result<Option<Cid>, DirError> {
+    match Node::decode(dir)? {
+        Node::Directory(node) => lookup_link(dir.cid(), &node, name),
+        Node::HamtShard(shard) => lookup_hamt(source, *dir.cid(), shard, name).await,
+        _ => Err(DirError::NotADirectory { cid: *dir.cid() }),
+    }
+}
+
+/// Finds a link by its name.
+pub(crate) fn lookup_link(cid: &Cid, node: &PbNode, name: &str) -> Result<Option<Cid>, DirError> {
+    for link in node.links() {
+        let link = link.map_err(|reason| NodeError::malformed(cid, reason))?;
+        if link.name == name.as_bytes() {
+            return Ok(Some(link.cid().map_err(|reason| NodeError::malformed(cid, reason))?));
+        }
+    }
+    Ok(None)
+}
+
+async fn lookup_hamt(
+    source: &dyn BlockSource,
+    mut cid: Cid,
+    mut shard: ShardNode,
+    name: &str,
+) -> Result<Option<Cid>, DirError> {
+    let mut hash = NameHash::of(name);
+    loop {
+        let slot = hash.take(shard.slot_bits()).ok_or_else(|| too_deep(&cid))?;
+        let Some(index) = shard.link_index(slot) else { return Ok(None) };
+        match shard_link(&cid, &shard, index, Some(slot))? {
+            ShardLink::Entry(link) if link.name != name.as_bytes() => return Ok(None),
+            ShardLink::Entry(link) => {
+                return Ok(Some(link.cid().map_err(|reason| NodeError::malformed(&cid, reason))?));
+            }
+            ShardLink::Shard(child) => {
+                shard = decode_shard(&fetch(source, &child).await?)?;
+                cid = child;
+            }
+        }
+    }
+}
+
+fn too_deep(cid: &Cid) -> NodeError {
+    NodeError::malformed(cid, "it is a HAMT shard below more levels than the hash has bits for")
+}
+
+/// The hash of a name, given out from its first bit on.
+struct NameHash {
+    bits: u64,
+    left: u32,
+}
+
+impl NameHash {
+    /// MurmurHash3-x64-64: the first half of the 128-bit variant, read as big-endian.
+    fn of(name: &str) -> Self {
+        // Reading from memory does not fail.
+        let hash = murmur3::murmur3_x64_128(&mut name.as_bytes(), 0).unwrap_or_default();
+        Self { bits: hash as u64, left: HASH_BITS }
+    }
+
+    /// The next `count` bits (at most 10), or `None` when there are not as many left.
+    fn take(&mut self, count: u32) -> Option<usize> {
+        self.left = self.left.checked_sub(count)?;
+        Some((self.bits >> self.left) as usize & ((1 << count) - 1))
+    }
+}
+
+/// What a slot of a shard holds.
+enum ShardLink<'a> {
+    /// An entry; its name is without the prefix.
+    Entry(PbLink<'a>),
+    /// A shard one level down.
+    Shard(Cid),
+}
+
+/// Reads the link at `index`, whose name begins with its slot in hexadecimal. In a look-up the slot is known and checked.
+fn shard_link<'a>(
+    cid: &Cid,
+    shard: &'a ShardNode,
+    index: usize,
+    slot: Option<usize>,
+) -> Result<ShardLink<'a>, NodeError> {
+    let malformed = |reason: &str| NodeError::malformed(cid, reason);
+    let link = shard.node.link(index).ok_or_else(|| malformed("a link is missing"))?;
+    let link = link.map_err(|reason| NodeError::malformed(cid, reason))?;
+    let digits = shard.prefix_len();
+    let (prefix, name) = link.name.split_at_checked(digits).ok_or_else(|| malformed("a name has no HAMT prefix"))?;
+    if slot.is_some_and(|slot| !prefix.eq_ignore_ascii_case(format!("{slot:0digits$X}").as_bytes())) {
+        return Err(malformed("a HAMT prefix does not name its slot"));
+    }
+    if name.is_empty() {
+        let child = link.cid().map_err(|reason| NodeError::malformed(cid, reason))?;
+        return Ok(ShardLink::Shard(child));
+    }
+    Ok(ShardLink::Entry(PbLink { name, ..link }))
+}
+
+fn decode_shard(block: &Block) -> Result<ShardNode, NodeError> {
+    match Node::decode(block)? {
+        Node::HamtShard(shard) => Ok(shard),
+        _ => Err(NodeError::malformed(block.cid(), "it is not a HAMT shard, but a slot of one points to it")),
+    }
+}
+
+/// Every entry of a directory, in stored order, read as the caller asks for more. Of a sharded directory it holds the
+/// shards from the root to the current one, and a few that come next. After an error the stream ends.
+///
+/// # Errors
+/// In the stream, as for [`lookup`].
+pub fn list(source: Arc<dyn BlockSource>, dir: Block) -> BoxStream<'static, Result<Entry, DirError>> {
+    let cid = *dir.cid();
+    match Node::decode(&dir) {
+        Ok(Node::Directory(node)) => list_links(cid, node),
+        Ok(Node::HamtShard(shard)) => {
+            let listing = Listing { source, levels: vec![Level::new(cid, shard, 0)], ahead: 0 };
+            stream::try_unfold(listing, |mut listing| async move {
+                let entry = listing.next().await?;
+                Ok(entry.map(|entry| (entry, listing)))
+            })
+            .boxed()
+        }
+        Ok(_) => stream::once(ready(Err(DirError::NotADirectory { cid }))).boxed(),
+        Err(error) => stream::once(ready(Err(error.into()))).boxed(),
+    }
+}
+
+fn list_links(cid: Cid, node: PbNode) -> BoxStream<'static, Result<Entry, DirError>> {
+    let entries = stream::try_unfold(0, move |index| {
+        let entry = node.link(index).map(|link| {
+            let entry = link.and_then(|link| entry_of(&link)).map_err(|reason| NodeError::malformed(&cid, reason))?;
+            Ok((entry, index + 1))
+        });
+        ready(entry.transpose())
+    });
+    entries.boxed()
+}
+
+fn entry_of(link: &PbLink<'_>) -> Result<Entry, crate::dagpb::PbError> {
+    Ok(Entry { name: String::from_utf8_lossy(link.name).into_owned(), cid: link.cid()?, tsize: link.tsize })
+}
+
+/// A walk over the shards of a directory, depth first.
+struct Listing {
+    source: Arc<dyn BlockSource>,
+    levels: Vec<Level>,
+    /// Shards that are being fetched or wait to be walked, over all levels.
+    ahead: usize,
+}
+
+/// A shard that is being walked.
+struct Level {
+    cid: Cid,
+    shard: ShardNode,
+    /// Bits of hash that the shards down to and with this one use.
+    bits: u32,
+    /// The link that comes next.
+    next: usize,
+    /// The link from which on no child shard was asked for.
+    asked: usize,
+    fetches: FuturesOrdered<BoxFuture<'static, Result<Block, SourceError>>>,
+}
+
+impl Level {
+    fn new(cid: Cid, shard: ShardNode, bits_above: u32) -> Self {
+        let bits = bits_above + shard.slot_bits();
+        Self { cid, shard, bits, next: 0, asked: 0, fetches: FuturesOrdered::new() }
+    }
+
+    /// The next child shard that was not asked for, if there is one.
+    fn next_to_ask(&mut self) -> Result<Option<Cid>, NodeError> {
+        while self.asked < self.shard.node.link_count() {
+            self.asked += 1;
+            if let ShardLink::Shard(child) = shard_link(&self.cid, &self.shard, self.asked - 1, None)? {
+                return Ok(Some(child));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Listing {
+    async fn next(&mut self) -> Result<Option<Entry>, DirError> {
+        while let Some(level) = self.levels.last_mut() {
+            if level.next == level.shard.node.link_count() {
+                self.levels.pop();
+                continue;
+            }
+            level.next += 1;
+            match shard_link(&level.cid, &level.shard, level.next - 1, None)? {
+                ShardLink::Entry(link) => {
+                    return Ok(Some(entry_of(&link).map_err(|reason| NodeError::malformed(&level.cid, reason))?));
+                }
+                ShardLink::Shard(child) => self.descend(child).await?,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes the child shard that comes next the one being walked, fetching those after it meanwhile.
+    async fn descend(&mut self, child: Cid) -> Result<(), DirError> {
+        let Some(level) = self.levels.last_mut() else { return Ok(()) };
+        let bits = level.bits;
+        while level.fetches.is_empty() || self.ahead < SHARDS_AHEAD {
+            let Some(cid) = level.next_to_ask()? else { break };
+            level.fetches.push_back(match at_hand(&*self.source, &cid) {
+                Some(block) => ready(Ok(block)).boxed(),
+                None => self.source.get(&cid),
+            });
+            self.ahead += 1;
+        }
+        // Every child was asked for before it is its turn.
+        let block = level.fetches.next().await.unwrap_or(Err(SourceError::Closed));
+        self.ahead -= 1;
+        let level = Level::new(child, decode_shard(&block?)?, bits);
+        if level.bits > HASH_BITS {
+            return Err(too_deep(&child).into());
+        }
+        self.levels.push(level);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hash_bits_are_given_out_from_the_first_to_the_last() {
+        let table: [(u32, usize, &[usize]); 5] = [
+            (8, 8, &[0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0]),
+            (4, 16, &[1, 2, 3, 4]),
+            (10, 6, &[0b00_0100_1000, 0b11_0100_0101, 0b01_1001_1110]),
+            (3, 21, &[0b000, 0b100, 0b100, 0b011, 0b010]),
+            (9, 7, &[0b0_0010_0100, 0b0_1101_0001]),
+        ];
+        for (width, count, expected) in table {
+            let mut hash = NameHash { bits: 0x1234_5678_9abc_def0, left: HASH_BITS };
+            let found: Vec<usize> = std::iter::from_fn(|| hash.take(width)).collect();
+            assert_eq!((found.len(), &found[..expected.len()]), (count, expected), "{width}");
+        }
+    }
+}

@@ -1,0 +1,488 @@
+//! Streaming the bytes of a file, or a range of them, from whatever shape of DAG it is stored in.
+//!
+//! Goals: order and length that hold or an error, never a silent difference; a range goes straight to the leaves that it
+//! needs; blocks are fetched ahead of the reader so that a distant source keeps up, in bounded memory; nothing is copied.
+//!
+//! How it works. The file is a line of bytes that is covered, from the reader's position to the end of the range, by
+//! *parts* (being fetched, or fetched) and *tails* (the children of an inner node that nobody has asked for yet). Both are
+//! kept by their offset. Reading takes the part at the head; looking ahead starts the first child of the first tail, over
+//! and over, while the window has room. When an inner node arrives, wherever it is in the window, it becomes a tail.
+//!
+//! The window is counted in bytes: what has been fetched and not read, what is expected of the fetches in flight, and the
+//! inner nodes whose children are not all asked for. It starts at 1 MiB and doubles, up to [`ReadLimits`], each time the
+//! reader has to wait: a slow reader never waits, so it never costs much memory. The head is fetched whatever the window
+//! says, and while every block is at hand ([`BlockSource::peek`]) nothing is read ahead at all.
+//!
+//! Departure: a fetched block of which less than half is wanted is copied, so that a few bytes do not hold on to megabytes.
+
+use super::{FileNode, Node, NodeError};
+use crate::block::{Block, MAX_BLOCK_BYTES};
+use crate::cid::Cid;
+use crate::source::{BlockSource, SourceError, at_hand};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, Stream, StreamExt as _};
+use futures::{FutureExt as _, ready};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// Inner nodes below inner nodes: far more than any writer makes, few enough that a hostile chain ends.
+const DEPTH_MAX: u32 = 64;
+/// What the inner nodes that are in use may take together, in bytes. Those of a petabyte take a few hundred KiB.
+const INNER_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// The window before the reader ever waited, in bytes.
+const WINDOW_BYTES_START: usize = 1024 * 1024;
+/// What a fetch counts for at least, in bytes, so that tiny blocks do not mean thousands of fetches at a time.
+const FETCH_COST_MIN: usize = 32 * 1024;
+/// What every part counts for besides its bytes, for the book-keeping: so that a million parts of one byte are not cheap.
+const PART_OVERHEAD_BYTES: usize = 256;
+/// What a fetch of a subtree counts for, in bytes, when it is too large to be a leaf: inner nodes are small.
+const INNER_COST: usize = 64 * 1024;
+
+/// How much memory a reader may use to hide the latency of its source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadLimits {
+    /// The most that is fetched ahead of the reader, in bytes. What is being read right now comes on top: a block, and
+    /// the inner nodes above it.
+    pub window_bytes_max: usize,
+}
+
+impl Default for ReadLimits {
+    fn default() -> Self {
+        Self { window_bytes_max: 8 * 1024 * 1024 }
+    }
+}
+
+/// Why a file cannot be read, or cannot be read on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// The block, or one below it, is a directory, a symlink or not UnixFS.
+    #[error("{cid} is not a file")]
+    NotAFile {
+        /// The offending block.
+        cid: Cid,
+    },
+    /// A block cannot be understood.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    /// A block does not have the length that its parent says.
+    #[error("{cid} has {actual} bytes where its parent says {expected}")]
+    SizeMismatch {
+        /// The block.
+        cid: Cid,
+        /// The length that the parent says, in bytes.
+        expected: u64,
+        /// The length found, in bytes.
+        actual: u64,
+    },
+    /// The DAG is nested more deeply, or has more bulky inner nodes, than any honest file.
+    #[error("the inner nodes above {cid} are too many or too large")]
+    TooDeep {
+        /// Where reading stopped.
+        cid: Cid,
+    },
+    /// The range is reversed or ends beyond the file.
+    #[error("bytes {start}..{end} are not inside a file of {size} bytes")]
+    OutOfRange {
+        /// First byte of the range.
+        start: u64,
+        /// One after its last byte.
+        end: u64,
+        /// Size of the file, in bytes.
+        size: u64,
+    },
+    /// A block did not come.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+}
+
+/// The size of a file, in bytes, from its root block alone.
+///
+/// # Errors
+/// [`ReadError::NotAFile`] and [`ReadError::Node`].
+pub fn file_size(root: &Block) -> Result<u64, ReadError> {
+    Ok(decode_file(root)?.size())
+}
+
+fn decode_file(block: &Block) -> Result<FileNode, ReadError> {
+    match Node::decode(block)? {
+        Node::File(file) => Ok(file),
+        _ => Err(ReadError::NotAFile { cid: *block.cid() }),
+    }
+}
+
+/// A stream of a file's bytes in order. Chunks are slices of the blocks that they came in, so none is larger than a block
+/// and none is empty. After an error the stream ends. Dropping the reader cancels what it is fetching.
+pub struct FileReader {
+    source: Arc<dyn BlockSource>,
+    root: Cid,
+    /// What is still to be emitted.
+    range: Range<u64>,
+    parts: BTreeMap<u64, Part>,
+    tails: BTreeMap<u64, Tail>,
+    fetches: FuturesUnordered<BoxFuture<'static, (u64, Result<Block, SourceError>)>>,
+    /// What counts against the window now, in bytes.
+    used_bytes: usize,
+    /// The share of `used_bytes` that inner nodes take.
+    inner_bytes: usize,
+    window_bytes: usize,
+    window_bytes_max: usize,
+    /// Whether anything was emitted: waiting for the first bytes says nothing about the reader's speed.
+    began: bool,
+    /// The offset of the last part that the reader waited for.
+    stalled_at: Option<u64>,
+}
+
+/// A stretch of the file that somebody asked for.
+enum Part {
+    Fetching(Child),
+    Ready {
+        bytes: Bytes,
+        cost_bytes: usize,
+    },
+    /// An error keeps its place in the order: what comes before it is still emitted.
+    Failed(ReadError),
+}
+
+/// A child of an inner node.
+#[derive(Clone, Copy)]
+struct Child {
+    cid: Cid,
+    size: u64,
+    depth: u32,
+}
+
+impl Child {
+    fn cost_bytes(&self) -> usize {
+        fetch_cost(self.size)
+    }
+}
+
+/// What a fetch of a subtree of that size is expected to take, in bytes.
+fn fetch_cost(size: u64) -> usize {
+    match usize::try_from(size) {
+        Ok(size) if size <= MAX_BLOCK_BYTES => size.max(FETCH_COST_MIN),
+        _ => INNER_COST,
+    }
+}
+
+/// The children of an inner node from one of them on. Never empty.
+struct Tail {
+    cid: Cid,
+    file: FileNode,
+    next: usize,
+    depth: u32,
+}
+
+impl Tail {
+    /// Moves from the child at `offset` to the first one that has bytes in `range`; its offset, or `None` if none has.
+    fn seek(&mut self, mut offset: u64, range: &Range<u64>) -> Option<u64> {
+        if range.is_empty() {
+            return None;
+        }
+        let sizes = self.file.children.as_ref().map_or(&[][..], |children| &children.sizes);
+        while let Some(size) = sizes.get(self.next) {
+            // The sum of all sizes was found to fit when the node was decoded, and the root's to hold them all.
+            let end = offset.saturating_add(*size);
+            if *size > 0 && end > range.start {
+                return (offset < range.end).then_some(offset);
+            }
+            offset = end;
+            self.next += 1;
+        }
+        None
+    }
+
+    fn next_size(&self) -> u64 {
+        self.file.children.as_ref().and_then(|children| children.sizes.get(self.next)).map_or(0, |size| *size)
+    }
+
+    fn next_child(&self) -> Result<Child, ReadError> {
+        let links = self.file.children.as_ref().map(|children| &children.node);
+        let cid = match links.and_then(|node| node.link(self.next)) {
+            Some(link) => link.and_then(|link| link.cid()).map_err(|reason| NodeError::malformed(&self.cid, reason))?,
+            None => return Err(NodeError::malformed(&self.cid, "a link is missing").into()),
+        };
+        Ok(Child { cid, size: self.next_size(), depth: self.depth + 1 })
+    }
+
+    fn cost_bytes(&self) -> usize {
+        self.file.children.as_ref().map_or(0, |children| children.node.block_bytes())
+    }
+}
+
+/// What the reader finds at its position.
+enum Head {
+    Bytes(Bytes),
+    Waiting(u64),
+    End,
+}
+
+impl FileReader {
+    /// A reader of `range` (byte offsets) of the file below `root`.
+    ///
+    /// # Errors
+    /// [`ReadError::OutOfRange`] when the range is not inside the file, [`ReadError::NotAFile`] and [`ReadError::Node`]
+    /// when the root is no file. Everything else appears in the stream, at its place.
+    pub fn new(
+        source: Arc<dyn BlockSource>,
+        root: Block,
+        range: Range<u64>,
+        limits: ReadLimits,
+    ) -> Result<Self, ReadError> {
+        let file = decode_file(&root)?;
+        let Range { start, end } = range;
+        let size = file.size();
+        if start > end || end > size {
+            return Err(ReadError::OutOfRange { start, end, size });
+        }
+        let mut reader = Self {
+            source,
+            root: *root.cid(),
+            range,
+            parts: BTreeMap::new(),
+            tails: BTreeMap::new(),
+            fetches: FuturesUnordered::new(),
+            used_bytes: 0,
+            inner_bytes: 0,
+            window_bytes: WINDOW_BYTES_START.min(limits.window_bytes_max),
+            window_bytes_max: limits.window_bytes_max,
+            began: false,
+            stalled_at: None,
+        };
+        reader.place(0, 0, &root, file)?;
+        Ok(reader)
+    }
+
+    /// How many bytes are still to be emitted.
+    pub fn remaining(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// The look-ahead window now, in bytes: between 1 MiB and the limit, unless the limit is smaller.
+    pub fn window_bytes(&self) -> usize {
+        self.window_bytes
+    }
+
+    /// Goes to the reader's position, asking for what is needed there on the way.
+    fn head(&mut self) -> Result<Head, ReadError> {
+        loop {
+            let part = self.parts.first_key_value().map(|(offset, _)| *offset);
+            let tail = self.tails.first_key_value().map(|(offset, _)| *offset);
+            match (part, tail) {
+                (None, None) => return self.end(),
+                (part, Some(tail)) if part.is_none_or(|part| tail < part) => self.start_child(tail),
+                (Some(part), _) => return self.take_part(part),
+                (None, Some(tail)) => self.start_child(tail),
+            }
+        }
+    }
+
+    /// Nothing is left to read: that has to be the end of the range.
+    fn end(&self) -> Result<Head, ReadError> {
+        if self.range.is_empty() {
+            return Ok(Head::End);
+        }
+        let Range { start: actual, end: expected } = self.range;
+        Err(ReadError::SizeMismatch { cid: self.root, expected, actual })
+    }
+
+    fn take_part(&mut self, offset: u64) -> Result<Head, ReadError> {
+        if let Some(Part::Fetching(_)) = self.parts.get(&offset) {
+            return Ok(Head::Waiting(offset));
+        }
+        match self.parts.remove(&offset) {
+            Some(Part::Ready { bytes, cost_bytes }) => {
+                self.used_bytes -= cost_bytes;
+                self.range.start += bytes.len() as u64;
+                self.began = true;
+                Ok(Head::Bytes(bytes))
+            }
+            Some(Part::Failed(error)) => Err(error),
+            Some(Part::Fetching(_)) | None => Ok(Head::Waiting(offset)),
+        }
+    }
+
+    /// Asks for the first child of the tail at `offset`: takes it if it is at hand, fetches it if not.
+    fn start_child(&mut self, offset: u64) {
+        let Some(mut tail) = self.tails.remove(&offset) else { return };
+        let child = tail.next_child();
+        let after = offset.saturating_add(tail.next_size());
+        tail.next += 1;
+        match tail.seek(after, &self.range) {
+            Some(next) => _ = self.tails.insert(next, tail),
+            None => self.release_inner(tail.cost_bytes()),
+        }
+        match child {
+            Err(error) => _ = self.parts.insert(offset, Part::Failed(error)),
+            Ok(child) => match at_hand(&*self.source, &child.cid) {
+                Some(block) => self.settle(offset, child, Ok(block)),
+                None => self.fetch(offset, child),
+            },
+        }
+    }
+
+    fn fetch(&mut self, offset: u64, child: Child) {
+        self.used_bytes += child.cost_bytes();
+        self.parts.insert(offset, Part::Fetching(child));
+        self.fetches.push(self.source.get(&child.cid).map(move |result| (offset, result)).boxed());
+    }
+
+    /// Takes a fetch that ended out of the flight and puts what it brought in its place.
+    fn arrive(&mut self, offset: u64, result: Result<Block, SourceError>) {
+        if let Some(Part::Fetching(child)) = self.parts.remove(&offset) {
+            self.used_bytes -= child.cost_bytes();
+            self.settle(offset, child, result);
+            self.compact(offset.max(self.range.start));
+        }
+    }
+
+    fn settle(&mut self, offset: u64, child: Child, result: Result<Block, SourceError>) {
+        let placed = result.map_err(ReadError::from).and_then(|block| {
+            let file = decode_file(&block)?;
+            let (expected, actual) = (child.size, file.size());
+            if expected != actual {
+                return Err(ReadError::SizeMismatch { cid: child.cid, expected, actual });
+            }
+            self.place(offset, child.depth, &block, file)
+        });
+        if let Err(error) = placed {
+            self.parts.insert(offset, Part::Failed(error));
+        }
+    }
+
+    /// Puts a node in its place: its own bytes become a part, its children a tail.
+    fn place(&mut self, offset: u64, depth: u32, block: &Block, file: FileNode) -> Result<(), ReadError> {
+        let data = file.data.clone();
+        let children_offset = offset.saturating_add(data.len() as u64);
+        let mut tail = Tail { cid: *block.cid(), file, next: 0, depth };
+        match tail.seek(children_offset, &self.range) {
+            None => self.place_bytes(offset, &data, block.data().len()),
+            Some(next) => {
+                let cost_bytes = tail.cost_bytes();
+                if depth >= DEPTH_MAX || self.inner_bytes + cost_bytes > INNER_BYTES_MAX {
+                    return Err(ReadError::TooDeep { cid: *block.cid() });
+                }
+                self.used_bytes += cost_bytes;
+                self.inner_bytes += cost_bytes;
+                self.tails.insert(next, tail);
+                // The tail holds the same block, and outlives these bytes, which come before its children.
+                self.place_bytes(offset, &data, 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a part of those of the bytes at `offset` that are wanted. They keep `cost_bytes` of memory alive.
+    fn place_bytes(&mut self, offset: u64, data: &Bytes, cost_bytes: usize) {
+        let bytes = wanted_of(offset, data, &self.range);
+        if bytes.is_empty() {
+            return;
+        }
+        let cost_bytes = cost_bytes + PART_OVERHEAD_BYTES;
+        self.used_bytes += cost_bytes;
+        self.parts.insert(offset.max(self.range.start), Part::Ready { bytes, cost_bytes });
+    }
+
+    /// Copies a part that keeps more than twice its size alive.
+    fn compact(&mut self, offset: u64) {
+        let Some(Part::Ready { bytes, cost_bytes }) = self.parts.get_mut(&offset) else { return };
+        let copy_cost_bytes = bytes.len() + PART_OVERHEAD_BYTES;
+        if 2 * copy_cost_bytes < *cost_bytes {
+            self.used_bytes -= *cost_bytes - copy_cost_bytes;
+            *cost_bytes = copy_cost_bytes;
+            *bytes = Bytes::copy_from_slice(bytes);
+        }
+    }
+
+    fn release_inner(&mut self, cost_bytes: usize) {
+        self.used_bytes -= cost_bytes;
+        self.inner_bytes -= cost_bytes;
+    }
+
+    /// Starts children ahead of the reader, in order, while the window has room.
+    fn look_ahead(&mut self) {
+        while let Some((&offset, tail)) = self.tails.first_key_value() {
+            let distance = offset.saturating_sub(self.range.start);
+            let used_bytes = self.used_bytes + fetch_cost(tail.next_size());
+            if distance > self.window_bytes as u64 || used_bytes > self.window_bytes {
+                return;
+            }
+            self.start_child(offset);
+        }
+    }
+
+    /// The reader waits at `offset`: look further ahead from now on, once for each such wait.
+    fn stalled(&mut self, offset: u64) {
+        if self.began && self.stalled_at != Some(offset) {
+            self.window_bytes = self.window_bytes.saturating_mul(2).min(self.window_bytes_max);
+        }
+        self.stalled_at = Some(offset);
+    }
+
+    /// Lets every fetch make progress, and takes in those that ended.
+    fn poll_fetches(&mut self, cx: &mut Context<'_>) {
+        while let Poll::Ready(Some((offset, result))) = self.fetches.poll_next_unpin(cx) {
+            self.arrive(offset, result);
+            self.look_ahead();
+        }
+    }
+
+    /// Gives everything up, cancelling what is in flight: nothing follows an error.
+    fn fail(&mut self, error: ReadError) -> ReadError {
+        self.range.start = self.range.end;
+        self.parts.clear();
+        self.tails.clear();
+        self.fetches.clear();
+        error
+    }
+}
+
+/// The part of the bytes at `offset` that lies in `range`.
+fn wanted_of(offset: u64, data: &Bytes, range: &Range<u64>) -> Bytes {
+    let length = data.len() as u64;
+    let from = range.start.saturating_sub(offset).min(length);
+    let to = range.end.saturating_sub(offset).min(length);
+    // Both are at most the length of a buffer, so they fit.
+    if from < to { data.slice(from as usize..to as usize) } else { Bytes::new() }
+}
+
+impl Stream for FileReader {
+    type Item = Result<Bytes, ReadError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        loop {
+            match this.head() {
+                Ok(Head::End) => return Poll::Ready(None),
+                Ok(Head::Bytes(bytes)) => {
+                    // With nothing else fetched or in flight, everything so far was at hand: no need to look ahead.
+                    if !this.fetches.is_empty() || !this.parts.is_empty() {
+                        this.look_ahead();
+                        this.poll_fetches(cx);
+                    }
+                    return Poll::Ready(Some(Ok(bytes)));
+                }
+                Ok(Head::Waiting(offset)) => {
+                    this.stalled(offset);
+                    this.look_ahead();
+                    match ready!(this.fetches.poll_next_unpin(cx)) {
+                        Some((offset, result)) => this.arrive(offset, result),
+                        None => return Poll::Ready(Some(Err(this.fail(SourceError::Closed.into())))),
+                    }
+                }
+                Err(error) => return Poll::Ready(Some(Err(this.fail(error)))),
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for FileReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { root, range, used_bytes, window_bytes, .. } = self;
+        write!(f, "FileReader({root}, {range:?} to go, {used_bytes} of {window_bytes} bytes of look-ahead)")
+    }
+}

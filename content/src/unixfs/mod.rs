@@ -1,0 +1,287 @@
+//! UnixFS (<https://specs.ipfs.tech/unixfs/>): what a block means as a file, a directory or a symlink.
+//!
+//! Goals: one place that decides what a block is, strictly: sizes that do not add up are errors here, so that a reader
+//! can trust them and a `Content-Length` never lies.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`mod@file`] | streaming the bytes of a file, or a range of them |
+//! | [`mod@dir`] | finding a name in a directory, and listing it |
+//!
+//! Non-goals: writing; modes and times, which the gateway does not show; the `Metadata` type, which nothing writes.
+
+pub mod dir;
+pub mod file;
+
+use crate::block::Block;
+use crate::cid::{Cid, codec};
+use crate::dagpb::{PbError, PbNode, take_delimited};
+use bytes::{Buf, Bytes};
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+/// What a block is.
+#[derive(Debug, Clone)]
+pub enum Node {
+    /// A file, or a part of one: UnixFS types `Raw` and `File`, and every block of the raw codec.
+    File(FileNode),
+    /// A directory whose links are its entries.
+    Directory(PbNode),
+    /// A shard of a large directory: the root of one, or an inner node.
+    HamtShard(ShardNode),
+    /// A symbolic link.
+    Symlink {
+        /// Where it points, as written; need not be UTF-8.
+        target: Bytes,
+    },
+    /// A MerkleDAG node that is not UnixFS: it has links with names, and no other meaning.
+    Plain(PbNode),
+}
+
+/// A file or a part of one: some bytes of its own, then the bytes of its children in order.
+#[derive(Debug, Clone)]
+pub struct FileNode {
+    data: Bytes,
+    size: u64,
+    children: Option<Children>,
+}
+
+/// The children of a file's inner node. There are as many sizes as links.
+#[derive(Debug, Clone)]
+struct Children {
+    node: PbNode,
+    sizes: Vec<u64>,
+}
+
+/// A shard of a HAMT directory (<https://specs.ipfs.tech/unixfs/#dag-pb-hamtdirectory>), checked: a power of two of slots,
+/// and one link for each bit of its bitfield.
+#[derive(Debug, Clone)]
+pub struct ShardNode {
+    node: PbNode,
+    fanout: usize,
+    /// Big-endian, the lowest slot in the last bit; leading zero bytes may be missing.
+    bitfield: Bytes,
+}
+
+/// Why a block cannot be understood.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NodeError {
+    /// The codec is not one that UnixFS uses.
+    #[error("{cid} has the codec 0x{codec:x}, which is not UnixFS")]
+    Unsupported {
+        /// The block.
+        cid: Cid,
+        /// Its multicodec.
+        codec: u64,
+    },
+    /// The bytes break the rules of the format.
+    #[error("{cid} is malformed: {reason}")]
+    Malformed {
+        /// The block.
+        cid: Cid,
+        /// Which rule.
+        reason: String,
+    },
+}
+
+impl NodeError {
+    pub(crate) fn malformed(cid: &Cid, reason: impl ToString) -> Self {
+        Self::Malformed { cid: *cid, reason: reason.to_string() }
+    }
+}
+
+impl Node {
+    /// Decodes a block by the codec of its CID.
+    ///
+    /// # Errors
+    /// [`NodeError::Unsupported`] for codecs other than raw and dag-pb, [`NodeError::Malformed`] for bytes that break the
+    /// format.
+    pub fn decode(block: &Block) -> Result<Self, NodeError> {
+        let cid = block.cid();
+        match cid.codec() {
+            codec::RAW => Ok(Self::File(FileNode::leaf(block.data().clone()))),
+            codec::DAG_PB => Self::decode_pb(block.data()).map_err(|reason| NodeError::malformed(cid, reason)),
+            codec => Err(NodeError::Unsupported { cid: *cid, codec }),
+        }
+    }
+
+    fn decode_pb(block: &Bytes) -> Result<Self, Reason> {
+        let node = PbNode::decode(block.clone())?;
+        let Some(data) = node.data() else { return Ok(Self::Plain(node)) };
+        let data = Data::decode(data, node.link_count())?;
+        match data.data_type {
+            Some(Data::RAW | Data::FILE) => Ok(Self::File(FileNode::new(node, data)?)),
+            Some(Data::DIRECTORY) => Ok(Self::Directory(node)),
+            Some(Data::SYMLINK) => Ok(Self::Symlink { target: data.data }),
+            Some(Data::HAMT_SHARD) => Ok(Self::HamtShard(ShardNode::new(node, data)?)),
+            Some(other) => Err(Reason::Type(other)),
+            None => Err(Reason::NoType),
+        }
+    }
+}
+
+impl FileNode {
+    fn leaf(data: Bytes) -> Self {
+        Self { size: data.len() as u64, data, children: None }
+    }
+
+    fn new(node: PbNode, data: Data) -> Result<Self, Reason> {
+        let (links, sizes) = (node.link_count(), data.block_sizes.len());
+        if links != sizes {
+            return Err(Reason::SizeCount { links, sizes });
+        }
+        let own = data.data.len() as u64;
+        let size = data.block_sizes.iter().try_fold(own, |sum, size| sum.checked_add(*size)).ok_or(Reason::Overflow)?;
+        if let Some(file_size) = data.file_size.filter(|file_size| *file_size != size) {
+            return Err(Reason::FileSize { file_size, size });
+        }
+        let children = (links > 0).then(|| Children { node, sizes: data.block_sizes });
+        Ok(Self { data: data.data, size, children })
+    }
+
+    /// The size of the file, or of this part of it, in bytes: its own data and what it says of its children.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The node's own bytes, which come before those of its children.
+    pub fn data(&self) -> &Bytes {
+        &self.data
+    }
+
+    /// How many children the node has; none for a leaf.
+    pub fn child_count(&self) -> usize {
+        self.children.as_ref().map_or(0, |children| children.sizes.len())
+    }
+}
+
+impl ShardNode {
+    /// The largest fanout that is accepted, which is Kubo's limit.
+    const FANOUT_MAX: u64 = 1_024;
+    /// The smallest: bitfields are whole bytes.
+    const FANOUT_MIN: u64 = 8;
+    /// Multihash code of MurmurHash3-x64-64, the only hash function of HAMT directories.
+    const MURMUR3_X64_64: u64 = 0x22;
+
+    fn new(node: PbNode, data: Data) -> Result<Self, Reason> {
+        if data.hash_type != Some(Self::MURMUR3_X64_64) {
+            return Err(Reason::HashType(data.hash_type.unwrap_or_default()));
+        }
+        let fanout = data
+            .fanout
+            .filter(|fanout| fanout.is_power_of_two() && (Self::FANOUT_MIN..=Self::FANOUT_MAX).contains(fanout));
+        let fanout = fanout.ok_or(Reason::Fanout(data.fanout.unwrap_or_default()))? as usize;
+        let bits: u32 = data.data.iter().map(|byte| byte.count_ones()).sum();
+        if data.data.len() > fanout / 8 || bits as usize != node.link_count() {
+            return Err(Reason::Bitfield);
+        }
+        Ok(Self { node, fanout, bitfield: data.data })
+    }
+
+    /// How many slots the shard has.
+    pub fn fanout(&self) -> usize {
+        self.fanout
+    }
+
+    /// How many bits of a name's hash choose a slot.
+    fn slot_bits(&self) -> u32 {
+        self.fanout.ilog2()
+    }
+
+    /// How many hexadecimal digits of the slot precede every link's name.
+    fn prefix_len(&self) -> usize {
+        self.slot_bits().div_ceil(4) as usize
+    }
+
+    /// The index of the link of a slot, or `None` if the slot is empty.
+    fn link_index(&self, slot: usize) -> Option<usize> {
+        let byte = self.bitfield.len().checked_sub(slot / 8 + 1)?;
+        let bit = 1_u8 << (slot % 8);
+        if self.bitfield[byte] & bit == 0 {
+            return None;
+        }
+        let in_byte = (self.bitfield[byte] & (bit - 1)).count_ones();
+        let below: u32 = self.bitfield[byte + 1..].iter().map(|byte| byte.count_ones()).sum();
+        Some((in_byte + below) as usize)
+    }
+}
+
+/// Which rule of the format a block breaks.
+#[derive(Debug, thiserror::Error)]
+enum Reason {
+    #[error(transparent)]
+    Pb(#[from] PbError),
+    #[error("its UnixFS data is not protobuf: {0}")]
+    Wire(#[from] prost::DecodeError),
+    #[error("its UnixFS data has no type")]
+    NoType,
+    #[error("UnixFS type {0} is not supported")]
+    Type(u64),
+    #[error("{links} links, but the sizes of {sizes}")]
+    SizeCount { links: usize, sizes: usize },
+    #[error("its sizes add up to more than 64 bits hold")]
+    Overflow,
+    #[error("it says that it has {file_size} bytes, but its parts have {size}")]
+    FileSize { file_size: u64, size: u64 },
+    #[error("HAMT hash function 0x{0:x} is not supported, only murmur3-x64-64 is")]
+    HashType(u64),
+    #[error("its HAMT fanout is {0}, not a power of two from 8 to 1024")]
+    Fanout(u64),
+    #[error("its HAMT bitfield does not match its links")]
+    Bitfield,
+}
+
+/// The UnixFS message inside a dag-pb node (<https://specs.ipfs.tech/unixfs/#data-field>).
+#[derive(Debug, Default)]
+struct Data {
+    data_type: Option<u64>,
+    data: Bytes,
+    file_size: Option<u64>,
+    block_sizes: Vec<u64>,
+    hash_type: Option<u64>,
+    fanout: Option<u64>,
+}
+
+impl Data {
+    const RAW: u64 = 0;
+    const DIRECTORY: u64 = 1;
+    const FILE: u64 = 2;
+    const SYMLINK: u64 = 4;
+    const HAMT_SHARD: u64 = 5;
+
+    /// Decodes the message. `links` bounds how many block sizes are accepted, and so the memory that they take. Fields
+    /// that are not used here (mode, time) and fields of the future are skipped.
+    fn decode(bytes: &Bytes, links: usize) -> Result<Self, Reason> {
+        let mut out = Self::default();
+        let mut rest = &bytes[..];
+        while rest.has_remaining() {
+            let (tag, wire_type) = decode_key(&mut rest)?;
+            match (tag, wire_type) {
+                (1, WireType::Varint) => out.data_type = Some(decode_varint(&mut rest)?),
+                (2, WireType::LengthDelimited) => out.data = bytes.slice_ref(take_delimited(&mut rest)?),
+                (3, WireType::Varint) => out.file_size = Some(decode_varint(&mut rest)?),
+                (4, WireType::Varint) => out.push_size(decode_varint(&mut rest)?, links)?,
+                (4, WireType::LengthDelimited) => out.push_packed(take_delimited(&mut rest)?, links)?,
+                (5, WireType::Varint) => out.hash_type = Some(decode_varint(&mut rest)?),
+                (6, WireType::Varint) => out.fanout = Some(decode_varint(&mut rest)?),
+                (1..=6, _) => return Err(PbError::Unexpected { tag, wire_type }.into()),
+                _ => skip_field(wire_type, tag, &mut rest, DecodeContext::default())?,
+            }
+        }
+        Ok(out)
+    }
+
+    fn push_packed(&mut self, mut packed: &[u8], links: usize) -> Result<(), Reason> {
+        while packed.has_remaining() {
+            self.push_size(decode_varint(&mut packed)?, links)?;
+        }
+        Ok(())
+    }
+
+    fn push_size(&mut self, size: u64, links: usize) -> Result<(), Reason> {
+        if self.block_sizes.len() >= links {
+            return Err(Reason::SizeCount { links, sizes: links + 1 });
+        }
+        self.block_sizes.push(size);
+        Ok(())
+    }
+}

@@ -1,0 +1,11 @@
+//! The behaviour of `content`, tested through its public interface: tables, properties, and archives that Kubo made.
+
+#![allow(clippy::result_large_err, reason = "as in the crate itself")]
+
+mod archives;
+mod dags;
+mod directories;
+mod files;
+mod fixtures;
+mod robustness;
+mod support;

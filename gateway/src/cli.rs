@@ -1,0 +1,197 @@
+//! The command line: stable from the first release on.
+
+use crate::network;
+use crate::node::{Node, open_disk};
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand};
+use config::{Config, ConfigError, Flags, Loaded, LogFormat};
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// An IPFS HTTP gateway.
+#[derive(Debug, Parser)]
+#[command(name = "causeway", version, about, after_help = PRECEDENCE)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const PRECEDENCE: &str = "Every setting is also a key of the configuration file and an environment variable:\n\
+    http.listen is CAUSEWAY_HTTP_LISTEN. Flags beat the environment, which beats the file, which beats the defaults.\n\
+    \"causeway config show\" prints all of them.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gateway until SIGTERM or SIGINT
+    #[command(after_help = PRECEDENCE)]
+    Serve(Flags),
+    /// Look at the settings without running anything
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print the node's peer id, making an identity if there is none
+    Id(Place),
+    /// Take in the blocks of a CAR file and pin its roots, while the gateway is not running
+    Import {
+        /// A CARv1 file
+        #[arg(value_name = "FILE.car")]
+        file: PathBuf,
+        #[command(flatten)]
+        place: Place,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Say whether the settings are valid
+    Check(Flags),
+    /// Print every setting as it would be used; secrets are shown as ***
+    Show(Flags),
+}
+
+/// Which node is meant.
+#[derive(Debug, Args)]
+struct Place {
+    /// Read settings from this TOML file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The node's data folder
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<String>,
+}
+
+impl From<Place> for Flags {
+    fn from(Place { config, data_dir }: Place) -> Self {
+        Self { config, data_dir, ..Self::default() }
+    }
+}
+
+/// What a wrong command line or setting exits with; clap's own choice.
+const EXIT_USAGE: u8 = 2;
+/// What a second signal exits with.
+const EXIT_FORCED: i32 = 130;
+
+/// Runs a command line and says how the process is to exit. Errors are one line on standard error.
+pub fn run(cli: Cli) -> ExitCode {
+    match dispatch(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            let usage = error.downcast_ref::<ConfigError>().is_some();
+            if usage { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+fn dispatch(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Serve(flags) => serve(&load(&flags)?),
+        Command::Config(ConfigCommand::Check(flags)) => {
+            let loaded = load(&flags)?;
+            filter(&loaded)?;
+            print("The settings are valid.\n")
+        }
+        Command::Config(ConfigCommand::Show(flags)) => print(&toml::to_string(&load(&flags)?.config)?),
+        Command::Id(place) => {
+            let loaded = load(&place.into())?;
+            print(&format!("{}\n", network::peer_id(&loaded.config.data_dir)?))
+        }
+        Command::Import { file, place } => import(&load(&place.into())?, file),
+    }
+}
+
+fn load(flags: &Flags) -> Result<Loaded, ConfigError> {
+    config::load(flags, std::env::vars_os())
+}
+
+/// Writes to standard output; a reader who has left is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+fn filter(loaded: &Loaded) -> Result<EnvFilter, ConfigError> {
+    EnvFilter::try_new(&loaded.config.log.level).map_err(|error| loaded.error("log.level", error.to_string()))
+}
+
+/// Log lines go to standard error, so that standard output can be read by scripts.
+fn start_logging(loaded: &Loaded) -> Result<(), ConfigError> {
+    let lines = tracing_subscriber::fmt().with_env_filter(filter(loaded)?).with_writer(std::io::stderr);
+    match loaded.config.log.format {
+        LogFormat::Text => lines.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+        LogFormat::Json => lines.json().init(),
+    }
+    Ok(())
+}
+
+fn serve(loaded: &Loaded) -> anyhow::Result<()> {
+    start_logging(loaded)?;
+    // A connection is a file: the soft limit that most systems set is far below what they allow.
+    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
+        tracing::warn!(%error, "the limit of open files could not be raised");
+    }
+    let runtime = runtime()?;
+    let result = runtime.block_on(until_signalled(loaded));
+    // Whatever still runs after the drain is not waited for.
+    runtime.shutdown_background();
+    result
+}
+
+async fn until_signalled(loaded: &Loaded) -> anyhow::Result<()> {
+    let mut signals = Signals::listen()?;
+    let node = tokio::select! {
+        node = Node::start(loaded) => node?,
+        () = signals.next() => return Ok(()),
+    };
+    print(&node.places.to_string())?;
+    signals.next().await;
+    tracing::info!("draining; a second signal ends the process at once");
+    tokio::select! {
+        result = node.drain() => result,
+        () = signals.next() => std::process::exit(EXIT_FORCED),
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn listen() -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).context("signals cannot be listened for");
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot be started")
+}
+
+fn import(loaded: &Loaded, file: PathBuf) -> anyhow::Result<()> {
+    let Config { data_dir, cache, .. } = &loaded.config;
+    runtime()?.block_on(async {
+        let name = file.display().to_string();
+        let reader = tokio::fs::File::open(&file).await.with_context(|| format!("{name} cannot be read"))?;
+        let disk = open_disk(data_dir, cache.disk_bytes_max).await?;
+        let summary = cache::import_car(&disk, reader, None).await.with_context(|| format!("{name} was not imported"));
+        disk.close().await?;
+        let summary = summary?;
+        for pin in &summary.pins {
+            print(&format!("pinned {}\n", pin.root))?;
+        }
+        print(&format!("imported {} blocks, {} bytes\n", summary.blocks, summary.bytes))
+    })
+}

@@ -1,0 +1,111 @@
+//! The media type of a file: by its name if that says anything, else by its first bytes.
+//!
+//! Goal: the same answer each time, whatever part of the file is asked for, so that responses can be cached; browsers are
+//! told not to guess (`X-Content-Type-Options: nosniff`), so a wrong guess is made here or nowhere.
+//!
+//! `text/html` carries no charset, so that a page's own `<meta charset>` counts; other text is UTF-8.
+
+use http::HeaderValue;
+
+/// How many of a file's first bytes [`by_content`] looks at.
+pub const SNIFF_BYTES: u64 = 3072;
+
+const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const HTML: HeaderValue = HeaderValue::from_static("text/html");
+/// What a symlink's target is sent as (Kubo's choice).
+pub const SYMLINK: HeaderValue = HeaderValue::from_static("inode/symlink");
+
+/// The media type that a file name's extension stands for, if it is known.
+pub fn by_name(name: &str) -> Option<HeaderValue> {
+    let guess = mime_guess::from_path(name).first_raw()?;
+    if guess == "text/html" {
+        return Some(HTML);
+    }
+    let textual = guess.starts_with("text/") || guess == "application/javascript" || guess == "application/json";
+    if textual && guess != "application/json" {
+        return HeaderValue::from_str(&format!("{guess}; charset=utf-8")).ok();
+    }
+    Some(HeaderValue::from_static(guess))
+}
+
+/// The media type that a file's first bytes look like.
+pub fn by_content(first: &[u8]) -> HeaderValue {
+    let first = &first[..first.len().min(SNIFF_BYTES as usize)];
+    if looks_like_html(first) {
+        return HTML;
+    }
+    if let Some(kind) = infer::get(first)
+        && kind.mime_type() != "text/html"
+    {
+        return HeaderValue::from_static(kind.mime_type());
+    }
+    if is_text(first) { TEXT } else { OCTETS }
+}
+
+/// Whether markup comes first, after white space and a byte order mark.
+fn looks_like_html(bytes: &[u8]) -> bool {
+    const OPENINGS: [&[u8]; 9] =
+        [b"<!doctype html", b"<html", b"<head", b"<body", b"<title", b"<script", b"<style", b"<h1", b"<!--"];
+    let start = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes).trim_ascii_start();
+    OPENINGS.iter().any(|opening| start.get(..opening.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(opening)))
+}
+
+/// UTF-8 without control characters that no text has. The last character may be cut.
+fn is_text(bytes: &[u8]) -> bool {
+    let whole = match std::str::from_utf8(bytes) {
+        Ok(_) => true,
+        Err(error) => error.error_len().is_none() && error.valid_up_to() + 4 > bytes.len(),
+    };
+    let control = |byte: &u8| *byte < 0x20 && !matches!(byte, b'\t' | b'\n' | b'\r' | 0x0c | 0x1b);
+    whole && !bytes.iter().any(control)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_decide_when_they_say_anything() {
+        let table = [
+            ("index.html", Some("text/html")),
+            ("a.HTML", Some("text/html")),
+            ("style.css", Some("text/css; charset=utf-8")),
+            ("app.js", Some("text/javascript; charset=utf-8")),
+            ("readme.txt", Some("text/plain; charset=utf-8")),
+            ("data.json", Some("application/json")),
+            ("pic.svg", Some("image/svg+xml")),
+            ("pic.jpg", Some("image/jpeg")),
+            ("mod.wasm", Some("application/wasm")),
+            ("film.mp4", Some("video/mp4")),
+            ("archive.tar.gz", Some("application/gzip")),
+            ("README", None),
+            ("what.unknownext", None),
+            ("", None),
+        ];
+        for (name, expected) in table {
+            assert_eq!(by_name(name).as_ref().map(|value| value.to_str().expect("ASCII")), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn first_bytes_decide_otherwise() {
+        let table: [(&[u8], &str); 12] = [
+            (b"", "text/plain; charset=utf-8"),
+            (b"hello\n", "text/plain; charset=utf-8"),
+            ("Grüße".as_bytes(), "text/plain; charset=utf-8"),
+            (b"caf\xc3", "text/plain; charset=utf-8"),
+            (b"\xc3caf\xc3", "application/octet-stream"),
+            (b"a\x00b", "application/octet-stream"),
+            (b"  \n<!DOCTYPE HTML><p>", "text/html"),
+            (b"\xef\xbb\xbf<html>", "text/html"),
+            (b"<htm", "text/plain; charset=utf-8"),
+            (b"\x89PNG\r\n\x1a\n0000", "image/png"),
+            (b"%PDF-1.7", "application/pdf"),
+            (b"\xff\xd8\xff\xe0", "image/jpeg"),
+        ];
+        for (bytes, expected) in table {
+            assert_eq!(by_content(bytes).to_str().expect("ASCII"), expected, "{bytes:?}");
+        }
+    }
+}

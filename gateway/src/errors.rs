@@ -1,0 +1,353 @@
+//! [`Problem`]: everything that can go wrong with a request, and the one place that chooses statuses and words.
+//!
+//! Goals: a person understands the text; a cache keeps no failure that may pass; nothing here appears after a response's
+//! head has been sent.
+
+use crate::metrics::Abort;
+use crate::negotiate::{NotSupported, wants_html};
+use crate::path::PathError;
+use content::unixfs::NodeError;
+use content::unixfs::dir::DirError;
+use content::unixfs::file::ReadError;
+use content::walk::WalkError;
+use content::{Cid, CidError, SourceError, Verdict};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, VARY};
+use http::{Response, StatusCode};
+use maud::{DOCTYPE, PreEscaped, html};
+
+/// Why a request is not answered with content.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// The path cannot name content.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// The path and query are too long.
+    #[error("the address has more than {max} bytes")]
+    UrlTooLong {
+        /// The limit, in bytes.
+        max: usize,
+    },
+    /// The method is not GET, HEAD or OPTIONS.
+    #[error("only GET, HEAD and OPTIONS are supported")]
+    Method,
+    /// The format is not supported.
+    #[error(transparent)]
+    Format(#[from] NotSupported),
+    /// There is nothing at this address, and it is not below `/ipfs/`.
+    #[error("there is no such page here; content is found under /ipfs/")]
+    NoSuchPage,
+    /// Names are not supported yet.
+    #[error("names under /ipns/ are not supported by this version; only /ipfs/ paths are")]
+    Ipns,
+    /// The path ends at content that cannot be shown without a format.
+    #[error("{cid} has the codec 0x{codec:x}, which cannot be shown as a file; ask for the block with ?format=raw")]
+    NoRendering {
+        /// The content.
+        cid: Cid,
+        /// Its multicodec.
+        codec: u64,
+    },
+    /// The path leads nowhere.
+    #[error(transparent)]
+    Walk(#[from] WalkError),
+    /// A file cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A directory cannot be read.
+    #[error(transparent)]
+    Dir(#[from] DirError),
+    /// The policy refuses the content.
+    #[error("{cid} is not served here")]
+    Refused {
+        /// The content.
+        cid: Cid,
+        /// What the policy said.
+        verdict: Verdict,
+    },
+    /// A file turned out longer or shorter than was said.
+    #[error("the content does not have the length that it says")]
+    Length,
+    /// The page is too long to find out its length first, which HTTP/1.0 needs.
+    #[error("this page is longer than {max} bytes, too long for HTTP/1.0; ask with HTTP/1.1")]
+    NeedsHttp11 {
+        /// The limit, in bytes.
+        max: u64,
+    },
+}
+
+/// A problem sorted by what the client can do about it.
+struct Page {
+    status: StatusCode,
+    /// What went wrong, in a few words.
+    title: &'static str,
+    /// What may help, if anything.
+    advice: &'static str,
+    /// When to try again, in seconds.
+    retry_seconds: Option<u32>,
+}
+
+impl Page {
+    const fn new(status: StatusCode, title: &'static str, advice: &'static str) -> Self {
+        Self { status, title, advice, retry_seconds: None }
+    }
+}
+
+const DAMAGED: Page = Page::new(
+    StatusCode::BAD_GATEWAY,
+    "Damaged content",
+    "The blocks arrived, but they do not form valid content. Whoever published it has to repair it.",
+);
+const NOT_FOUND: Page = Page::new(StatusCode::NOT_FOUND, "Not found", "Check the path: names are case-sensitive.");
+const NO_RENDERING: Page =
+    Page::new(StatusCode::NOT_ACCEPTABLE, "No such format", "Other formats follow in later versions.");
+
+impl Problem {
+    fn page(&self) -> Page {
+        match self {
+            Self::Path(PathError::Cid(CidError::Hash(_))) => Page::new(
+                StatusCode::BAD_REQUEST,
+                "Unsafe CID",
+                "Its content could not be checked, so it is not served.",
+            ),
+            Self::Path(PathError::Cid(CidError::Malformed { .. })) => {
+                Page::new(StatusCode::BAD_REQUEST, "Not a CID", "A CID starts with \"bafy\", \"bafk\" or \"Qm\".")
+            }
+            Self::Path(_) => Page::new(StatusCode::BAD_REQUEST, "Not a valid path", "Check the address."),
+            Self::UrlTooLong { .. } => Page::new(StatusCode::URI_TOO_LONG, "Address too long", "Use a shorter one."),
+            Self::Method => Page::new(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", "This gateway only reads."),
+            Self::Format(_) | Self::NoRendering { .. } => NO_RENDERING,
+            Self::NoSuchPage => Page::new(StatusCode::NOT_FOUND, "Not found", "Try /ipfs/ and a CID."),
+            Self::Ipns => {
+                Page::new(StatusCode::NOT_IMPLEMENTED, "Names are not supported", "Use the CID it stands for.")
+            }
+            Self::Walk(error) => of_walk(error),
+            Self::Read(error) => of_read(error),
+            Self::Dir(DirError::Source(error)) => of_source(error),
+            Self::Dir(_) | Self::Length => DAMAGED,
+            Self::Refused { verdict, .. } => of_verdict(*verdict),
+            Self::NeedsHttp11 { .. } => {
+                Page::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 needed", "A proxy may have to be told so.")
+            }
+        }
+    }
+
+    /// The status that the problem is answered with.
+    pub fn status(&self) -> StatusCode {
+        self.page().status
+    }
+
+    /// What a response that breaks off because of the problem is counted under.
+    pub fn abort_reason(&self) -> Abort {
+        match self.status() {
+            StatusCode::GATEWAY_TIMEOUT | StatusCode::NOT_FOUND => Abort::Stalled,
+            StatusCode::BAD_GATEWAY => Abort::Corrupt,
+            _ => Abort::Internal,
+        }
+    }
+
+    /// The response: HTML for browsers, else plain text.
+    pub fn response(&self, request: &HeaderMap) -> Response<String> {
+        let page = self.page();
+        let (body, content_type) = if wants_html(request) {
+            (self.as_html(&page), "text/html; charset=utf-8")
+        } else {
+            (
+                format!("{} {}: {self}.\n{}\n", page.status.as_u16(), page.title, page.advice),
+                "text/plain; charset=utf-8",
+            )
+        };
+        let mut response = Response::new(body);
+        *response.status_mut() = page.status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        headers.insert(CACHE_CONTROL, self.cache_control(page.status));
+        headers.insert(VARY, HeaderValue::from_static("Accept"));
+        if let Some(seconds) = page.retry_seconds {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if page.status == StatusCode::METHOD_NOT_ALLOWED {
+            headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD, OPTIONS"));
+        }
+        response
+    }
+
+    /// A path that leads nowhere leads nowhere for ever, but a short time suffices to keep the load off.
+    fn cache_control(&self, status: StatusCode) -> HeaderValue {
+        match self {
+            Self::Walk(WalkError::NoLink { .. } | WalkError::NotADirectory { .. }) => {
+                HeaderValue::from_static("public, max-age=60")
+            }
+            _ if status == StatusCode::BAD_REQUEST => HeaderValue::from_static("public, max-age=60"),
+            _ => HeaderValue::from_static("no-store"),
+        }
+    }
+
+    fn as_html(&self, page: &Page) -> String {
+        let code = page.status.as_u16();
+        let markup = html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    title { (code) " " (page.title) }
+                    style { (PreEscaped(STYLE)) }
+                }
+                body {
+                    p.code { (code) }
+                    h1 { (page.title) }
+                    p { (capitalised(&self.to_string())) "." }
+                    p.advice { (page.advice) }
+                }
+            }
+        };
+        markup.into_string()
+    }
+}
+
+const STYLE: &str = ":root{color-scheme:light dark}body{max-width:38rem;margin:12vh auto 0;padding:0 1.25rem;\
+    font:1.0625rem/1.6 system-ui,sans-serif;overflow-wrap:anywhere}h1{margin:0;line-height:1.2}\
+    .code{margin:0;font-weight:700;color:#0b7c84}.advice{opacity:.75}";
+
+fn capitalised(text: &str) -> String {
+    let mut characters = text.chars();
+    characters.next().map(|first| first.to_uppercase().chain(characters).collect()).unwrap_or_default()
+}
+
+fn of_walk(error: &WalkError) -> Page {
+    match error {
+        WalkError::NoLink { .. } | WalkError::NotADirectory { .. } => NOT_FOUND,
+        WalkError::Unsupported { .. } => Page::new(
+            StatusCode::NOT_IMPLEMENTED,
+            "Path not supported",
+            "Paths go through UnixFS directories only. Ask for the block itself with ?format=raw.",
+        ),
+        WalkError::Malformed { .. } => DAMAGED,
+        WalkError::Source(error) => of_source(error),
+    }
+}
+
+fn of_read(error: &ReadError) -> Page {
+    match error {
+        ReadError::Source(error) => of_source(error),
+        ReadError::Node(NodeError::Unsupported { .. }) => NO_RENDERING,
+        _ => DAMAGED,
+    }
+}
+
+fn of_source(error: &SourceError) -> Page {
+    match error {
+        SourceError::NotFound { .. } => Page::new(
+            StatusCode::NOT_FOUND,
+            "Not held here",
+            "This gateway is offline: it serves only what it holds itself, and asks no peers.",
+        ),
+        SourceError::Stalled { stall, .. } => Page {
+            retry_seconds: Some(if stall.providers_found == 0 { 120 } else { 30 }),
+            ..Page::new(
+                StatusCode::GATEWAY_TIMEOUT,
+                "Not found in time",
+                "Perhaps nobody who has it is online. Trying again later may help.",
+            )
+        },
+        SourceError::Corrupt { .. } => Page::new(
+            StatusCode::BAD_GATEWAY,
+            "Content failed its check",
+            "What the peers sent is not what the CID stands for, so it was thrown away.",
+        ),
+        SourceError::Refused { verdict, .. } => of_verdict(*verdict),
+        SourceError::Unacceptable(_) => Page::new(
+            StatusCode::BAD_GATEWAY,
+            "Unsafe content",
+            "Something below this path cannot be checked, so it is not served.",
+        ),
+        SourceError::Store(_) => {
+            Page::new(StatusCode::INTERNAL_SERVER_ERROR, "Store failure", "The operator of this gateway has to look.")
+        }
+        SourceError::Closed => Page {
+            retry_seconds: Some(5),
+            ..Page::new(StatusCode::SERVICE_UNAVAILABLE, "Shutting down", "Try again in a moment.")
+        },
+    }
+}
+
+fn of_verdict(verdict: Verdict) -> Page {
+    match verdict {
+        Verdict::Legal => Page::new(
+            StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS,
+            "Unavailable for legal reasons",
+            "The operator of this gateway withholds it.",
+        ),
+        Verdict::Gone | Verdict::Allow => {
+            Page::new(StatusCode::GONE, "Not served here", "The operator of this gateway removed it.")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use content::Stall;
+    use content::cid::parse;
+    use http::header::ACCEPT;
+    use std::time::Duration;
+
+    fn cid() -> Cid {
+        parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID")
+    }
+
+    fn source(error: SourceError) -> Problem {
+        Problem::Walk(WalkError::Source(error))
+    }
+
+    #[test]
+    fn each_problem_has_its_status_and_nothing_temporary_is_cached() {
+        let cid = cid();
+        let stall = Stall { waited: Duration::from_secs(30), providers_found: 2, peers_asked: 3, peers_answered: 1 };
+        let table = [
+            (Problem::Path(PathError::Cid(parse("hello").expect_err("no CID"))), 400, "public, max-age=60"),
+            (Problem::Path(PathError::AboveRoot), 400, "public, max-age=60"),
+            (Problem::UrlTooLong { max: 10 }, 414, "no-store"),
+            (Problem::Method, 405, "no-store"),
+            (Problem::NoSuchPage, 404, "no-store"),
+            (Problem::Ipns, 501, "no-store"),
+            (Problem::NoRendering { cid, codec: 0x71 }, 406, "no-store"),
+            (Problem::Walk(WalkError::NoLink { parent: cid, name: "x".to_owned() }), 404, "public, max-age=60"),
+            (Problem::Walk(WalkError::Malformed { cid, reason: "x".to_owned() }), 502, "no-store"),
+            (Problem::Walk(WalkError::Unsupported { cid, codec: 0x71 }), 501, "no-store"),
+            (Problem::Refused { cid, verdict: Verdict::Gone }, 410, "no-store"),
+            (source(SourceError::Refused { cid, verdict: Verdict::Legal }), 451, "no-store"),
+            (source(SourceError::NotFound { cid }), 404, "no-store"),
+            (source(SourceError::Stalled { cid, stall }), 504, "no-store"),
+            (source(SourceError::Corrupt { cid }), 502, "no-store"),
+            (source(SourceError::Store("disk".into())), 500, "no-store"),
+            (source(SourceError::Closed), 503, "no-store"),
+            (Problem::NeedsHttp11 { max: 10 }, 505, "no-store"),
+        ];
+        for (problem, status, cache_control) in table {
+            let response = problem.response(&HeaderMap::new());
+            assert_eq!(response.status().as_u16(), status, "{problem}");
+            assert_eq!(response.headers()[CACHE_CONTROL], cache_control, "{problem}");
+            assert!(response.body().len() > 30 && response.body().contains(&problem.to_string()), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_stall_says_how_far_the_search_got_and_when_to_try_again() {
+        let stall = Stall { waited: Duration::from_secs(30), providers_found: 2, peers_asked: 3, peers_answered: 1 };
+        let response = source(SourceError::Stalled { cid: cid(), stall }).response(&HeaderMap::new());
+        assert_eq!(response.headers()[RETRY_AFTER], "30");
+        for part in ["2 providers found", "3 peers asked", "1 answered", "30.0 s"] {
+            assert!(response.body().contains(part), "{part} is not in {}", response.body());
+        }
+    }
+
+    #[test]
+    fn browsers_get_html_that_escapes_what_they_sent() {
+        let browser = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static("text/html,*/*"))]);
+        let problem = Problem::Walk(WalkError::NoLink { parent: cid(), name: "<script>".to_owned() });
+        let response = problem.response(&browser);
+        assert_eq!(response.headers()[CONTENT_TYPE], "text/html; charset=utf-8");
+        assert!(response.body().contains("&lt;script&gt;") && !response.body().contains("<script>"));
+    }
+}

@@ -1,0 +1,77 @@
+//! [`Health`]: what `/healthz` and `/readyz` answer, on both listeners.
+
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// How far along its life the process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Stage {
+    /// The store or a listener is not there yet.
+    Starting,
+    /// The store is open and every listener bound.
+    Serving,
+    /// Open requests are being finished, and no further connections are taken.
+    Draining,
+}
+
+/// The stage that the process is in.
+#[derive(Debug, Default)]
+pub struct Health(AtomicU8);
+
+impl Health {
+    /// Goes on to a stage.
+    pub fn enter(&self, stage: Stage) {
+        self.0.store(stage as u8, Ordering::Relaxed);
+    }
+
+    fn stage(&self) -> Stage {
+        match self.0.load(Ordering::Relaxed) {
+            0 => Stage::Starting,
+            1 => Stage::Serving,
+            _ => Stage::Draining,
+        }
+    }
+
+    /// 200 whenever anything answers at all.
+    pub fn alive() -> Response<String> {
+        answer(StatusCode::OK, "ok\n")
+    }
+
+    /// 200 while requests are welcome, else 503.
+    pub fn ready(&self) -> Response<String> {
+        match self.stage() {
+            Stage::Serving => answer(StatusCode::OK, "ready\n"),
+            Stage::Starting => answer(StatusCode::SERVICE_UNAVAILABLE, "starting\n"),
+            Stage::Draining => answer(StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
+        }
+    }
+}
+
+fn answer(status: StatusCode, text: &str) -> Response<String> {
+    let mut response = Response::new(text.to_owned());
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_is_only_while_serving() {
+        let health = Health::default();
+        assert_eq!(health.ready().status(), StatusCode::SERVICE_UNAVAILABLE);
+        health.enter(Stage::Serving);
+        assert_eq!(health.ready().status(), StatusCode::OK);
+        health.enter(Stage::Draining);
+        assert_eq!(
+            (health.ready().status(), health.ready().body().as_str()),
+            (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
+        );
+        assert_eq!(Health::alive().status(), StatusCode::OK);
+    }
+}

@@ -1,0 +1,50 @@
+//! The HTTP front end, the admin listener and the `causeway` binary that wires everything.
+//!
+//! Goals: one request can be read from top to bottom in [`pipeline`]; everything that can be decided without I/O is a
+//! pure function with a table of tests; a response that cannot be completed never looks complete.
+//!
+//! Non-goals here: what IPFS data means (`content`), how it is kept (`cache`), and where it is found (`p2p-bridge`).
+//!
+//! In the order that a request meets them:
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`server`] | connections: limits, timeouts, drain |
+//! | [`pipeline`] | one request, top to bottom |
+//! | [`request`] | what a request is about |
+//! | [`negotiate`] | which format it asks for |
+//! | [`path`] | the CID and names in its path |
+//! | [`resolve`] | what they lead to, and the memory of it |
+//! | [`source`] | where blocks come from |
+//! | [`conditional`], [`range`] | what the client has, and which part it wants |
+//! | [`plan`] | status and headers |
+//! | [`content_type`], [`listing`] | what a file is, and how a directory looks |
+//! | [`respond`], [`body`] | what every response carries, and its bytes |
+//! | [`errors`] | every problem's status and words |
+//!
+//! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`].
+
+#![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
+
+pub mod admin;
+pub mod body;
+pub mod cli;
+pub mod conditional;
+pub mod content_type;
+pub mod errors;
+pub mod health;
+pub mod listing;
+pub mod metrics;
+pub mod negotiate;
+pub mod network;
+pub mod node;
+pub mod path;
+pub mod pipeline;
+pub mod plan;
+pub mod range;
+pub mod request;
+pub mod resolve;
+pub mod respond;
+pub mod server;
+pub mod source;
+pub mod welcome;

@@ -1,0 +1,244 @@
+//! What a scrape says of HTTP.
+//!
+//! Goals: every request is counted once, whatever becomes of it, because an [`Exchange`] counts when it is dropped;
+//! handles are resolved at start, so a request costs atomic additions and two histograms, and no look-up by label.
+
+use http::{Method, StatusCode};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Upper bounds of the buckets, in seconds: from an answer out of memory to a long download.
+const SECONDS: [f64; 18] = [
+    50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0,
+];
+
+const METHODS: [&str; 4] = ["GET", "HEAD", "OPTIONS", "other"];
+const CLASSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    method: &'static str,
+    code: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+/// Why a response ended before its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Abort {
+    /// The client went away.
+    Client,
+    /// The rest of the content did not arrive.
+    Stalled,
+    /// The rest of the content is damaged, or failed its check.
+    Corrupt,
+    /// Something of ours failed.
+    Internal,
+}
+
+const ABORTS: [&str; 4] = ["client", "stalled", "corrupt", "internal"];
+
+/// Metrics of the public listener.
+#[derive(Debug)]
+pub struct HttpMetrics {
+    requests: [[Counter; CLASSES.len()]; METHODS.len()],
+    aborted: [Counter; ABORTS.len()],
+    cancelled: Counter,
+    bytes: Counter,
+    in_flight: Gauge,
+    first_byte: Histogram,
+    duration: Histogram,
+    /// Open connections.
+    pub connections: Gauge,
+    /// Connections that ended in a panic: always a defect.
+    pub panics: Counter,
+    /// Paths answered from the memory of resolved paths.
+    pub path_hits: Counter,
+    /// Paths that were walked.
+    pub path_misses: Counter,
+}
+
+impl HttpMetrics {
+    /// Registers every metric under its full name. Call it once for a registry.
+    pub fn register(registry: &mut Registry) -> Self {
+        let requests = Family::<RequestLabels, Counter>::default();
+        registry.register(
+            "causeway_http_requests",
+            "Requests answered, by method and class of status",
+            requests.clone(),
+        );
+        let aborted = Family::<ReasonLabel, Counter>::default();
+        registry.register(
+            "causeway_http_responses_aborted",
+            "Responses that broke off after their head was sent, by reason",
+            aborted.clone(),
+        );
+        let paths = Family::<ResultLabel, Counter>::default();
+        registry.register("causeway_http_path_lookups", "Look-ups in the memory of resolved paths", paths.clone());
+        let metrics = Self {
+            requests: METHODS
+                .map(|method| CLASSES.map(|code| requests.get_or_create_owned(&RequestLabels { method, code }))),
+            aborted: ABORTS.map(|reason| aborted.get_or_create_owned(&ReasonLabel { reason })),
+            cancelled: Counter::default(),
+            bytes: Counter::default(),
+            in_flight: Gauge::default(),
+            first_byte: Histogram::new(SECONDS),
+            duration: Histogram::new(SECONDS),
+            connections: Gauge::default(),
+            panics: Counter::default(),
+            path_hits: paths.get_or_create_owned(&ResultLabel { result: "hit" }),
+            path_misses: paths.get_or_create_owned(&ResultLabel { result: "miss" }),
+        };
+        metrics.register_plain(registry);
+        metrics
+    }
+
+    fn register_plain(&self, registry: &mut Registry) {
+        let cancelled = "Requests whose client went away before the head of a response";
+        registry.register("causeway_http_requests_cancelled", cancelled, self.cancelled.clone());
+        registry.register("causeway_http_response_bytes", "Bytes of response bodies", self.bytes.clone());
+        registry.register("causeway_http_requests_in_flight", "Requests being answered", self.in_flight.clone());
+        registry.register(
+            "causeway_http_first_byte_seconds",
+            "Time from a request's head to its response's head, in seconds",
+            self.first_byte.clone(),
+        );
+        registry.register(
+            "causeway_http_duration_seconds",
+            "Time from a request's head to the end of its response, in seconds",
+            self.duration.clone(),
+        );
+        registry.register("causeway_http_connections", "Open connections", self.connections.clone());
+        registry.register("causeway_http_panics", "Connections that a defect ended", self.panics.clone());
+    }
+
+    fn requests(&self, method: usize, status: StatusCode) -> &Counter {
+        let class = usize::from(status.as_u16() / 100).clamp(2, 5) - 2;
+        &self.requests[method][class]
+    }
+}
+
+fn method_index(method: &Method) -> usize {
+    METHODS.iter().position(|name| *name == method.as_str()).unwrap_or(METHODS.len() - 1)
+}
+
+/// One request and its response, from the first to the last byte. Whatever ends it, its drop is the end.
+#[derive(Debug)]
+pub struct Exchange {
+    metrics: Arc<HttpMetrics>,
+    started: Instant,
+    method: usize,
+    head_sent: bool,
+    body_bytes: u64,
+    end: Option<Abort>,
+}
+
+impl Exchange {
+    /// A request's head was read.
+    pub fn begin(metrics: &Arc<HttpMetrics>, method: &Method) -> Self {
+        metrics.in_flight.inc();
+        Self {
+            metrics: Arc::clone(metrics),
+            started: Instant::now(),
+            method: method_index(method),
+            head_sent: false,
+            body_bytes: 0,
+            end: Some(Abort::Client),
+        }
+    }
+
+    /// The head of the response is handed over.
+    pub fn head(&mut self, status: StatusCode) {
+        self.head_sent = true;
+        self.metrics.requests(self.method, status).inc();
+        self.metrics.first_byte.observe(self.started.elapsed().as_secs_f64());
+    }
+
+    /// Some of the body is handed over.
+    pub fn sent(&mut self, bytes: usize) {
+        self.body_bytes += bytes as u64;
+    }
+
+    /// All of the body is handed over.
+    pub fn complete(&mut self) {
+        self.end = None;
+    }
+
+    /// The body breaks off here.
+    pub fn abort(&mut self, reason: Abort) {
+        self.end = Some(reason);
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        let Self { metrics, started, .. } = self;
+        metrics.in_flight.dec();
+        metrics.bytes.inc_by(self.body_bytes);
+        metrics.duration.observe(started.elapsed().as_secs_f64());
+        match self.end {
+            Some(_) if !self.head_sent => _ = metrics.cancelled.inc(),
+            Some(reason) => _ = metrics.aborted[reason as usize].inc(),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scrape(registry: &Registry) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).expect("encodes");
+        text
+    }
+
+    #[test]
+    fn every_exchange_is_counted_once_however_it_ends() {
+        let mut registry = Registry::default();
+        let metrics = Arc::new(HttpMetrics::register(&mut registry));
+        let begin = |method| Exchange::begin(&metrics, &method);
+
+        let mut whole = begin(Method::GET);
+        whole.head(StatusCode::OK);
+        whole.sent(10);
+        whole.complete();
+        let mut broken = begin(Method::GET);
+        broken.head(StatusCode::PARTIAL_CONTENT);
+        broken.abort(Abort::Stalled);
+        let mut left = begin(Method::HEAD);
+        left.head(StatusCode::NOT_FOUND);
+        let cancelled = begin(Method::PUT);
+        assert!(scrape(&registry).contains("causeway_http_requests_in_flight 4\n"));
+        drop((whole, broken, left, cancelled));
+
+        let text = scrape(&registry);
+        for line in [
+            "causeway_http_requests_total{method=\"GET\",code=\"2xx\"} 2",
+            "causeway_http_requests_total{method=\"HEAD\",code=\"4xx\"} 1",
+            "causeway_http_responses_aborted_total{reason=\"stalled\"} 1",
+            "causeway_http_responses_aborted_total{reason=\"client\"} 1",
+            "causeway_http_requests_cancelled_total 1",
+            "causeway_http_response_bytes_total 10",
+            "causeway_http_requests_in_flight 0",
+            "causeway_http_duration_seconds_count 4",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+}

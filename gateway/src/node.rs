@@ -1,0 +1,233 @@
+//! [`Node`]: everything wired together, from the listeners to the store, and taken down again.
+//!
+//! The order of the start is that of its errors: a port in use is found before the store is opened, and the store before
+//! a peer hears of the node. Readiness comes last. The end goes the other way.
+
+use crate::admin::{self, Admin};
+use crate::health::{Health, Stage};
+use crate::metrics::HttpMetrics;
+use crate::network::Network;
+use crate::pipeline::{Gateway, Limits};
+use crate::server::{ConnectionLimits, Drain, serve};
+use crate::welcome;
+use anyhow::Context as _;
+use axum::body::Body;
+use cache::{Disk, DiskOptions, Ram, TierMetrics, Tiers};
+use config::{Config, ConfigError, Loaded};
+use content::{Cid, DenyList, Policy};
+use libp2p::{Multiaddr, PeerId};
+use prometheus_client::registry::Registry;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tower::ServiceExt as _;
+
+/// A node that serves.
+pub struct Node {
+    health: Arc<Health>,
+    disk: Disk,
+    network: Network,
+    public: Drain,
+    admin: Drain,
+    drain_timeout: Duration,
+    /// Where to find it.
+    pub places: Places,
+}
+
+/// Where a node is to be found: what is printed when it is ready.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// The public listeners, as bound.
+    pub gateway: Vec<SocketAddr>,
+    /// The admin listeners, as bound.
+    pub admin: Vec<SocketAddr>,
+    /// The node's name among peers.
+    pub peer_id: PeerId,
+    /// Where peers reach it; none in offline mode.
+    pub p2p: Vec<Multiaddr>,
+    /// The root of the welcome site.
+    pub welcome: Cid,
+}
+
+impl fmt::Display for Places {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Causeway {} is ready.", env!("CARGO_PKG_VERSION"))?;
+        self.gateway.iter().try_for_each(|address| writeln!(f, "  gateway   http://{address}"))?;
+        self.admin.iter().try_for_each(|address| writeln!(f, "  admin     http://{address}"))?;
+        writeln!(f, "  peer id   {}", self.peer_id)?;
+        self.p2p.iter().try_for_each(|address| writeln!(f, "  p2p       {address}"))?;
+        if self.p2p.is_empty() {
+            writeln!(f, "  p2p       offline")?;
+        }
+        let reachable = self.gateway.first().copied().map(reachable);
+        reachable.map_or(Ok(()), |address| writeln!(f, "  welcome   http://{address}/ipfs/{}/", self.welcome))
+    }
+}
+
+/// An address that a browser on this machine can open.
+fn reachable(bound: SocketAddr) -> SocketAddr {
+    let ip = match bound.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, bound.port())
+}
+
+impl Node {
+    /// Starts everything. When this returns, requests are answered.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the setting that cannot be followed, such as a port in use; anything else is about the store
+    /// or the network.
+    pub async fn start(loaded: &Loaded) -> anyhow::Result<Self> {
+        let Config { data_dir, http, cache, .. } = &loaded.config;
+        let public = bind(loaded, "http.listen", &http.listen).await?;
+        let operator = bind(loaded, "admin.listen", &loaded.config.admin.listen).await?;
+        let disk = open_disk(data_dir, cache.disk_bytes_max).await.map_err(|error| named(loaded, &error))?;
+
+        let mut registry = Registry::default();
+        let policy: Arc<dyn Policy> = Arc::new(DenyList::new(loaded.config.policy.deny.iter().copied()));
+        let tier_metrics = TierMetrics::register(&mut registry);
+        let tiers = Tiers::new(Ram::new(cache.ram_bytes_max), disk.clone(), Arc::clone(&policy), tier_metrics);
+        let network = Network::start(loaded, Arc::new(tiers.local()), &mut registry).await?;
+        let welcome = welcome::ensure_pinned(&disk).await?;
+        network.provide(disk.pins().await?.into_iter().map(|pin| pin.root)).await;
+
+        let metrics = Arc::new(HttpMetrics::register(&mut registry));
+        let health = Arc::<Health>::default();
+        let (sources, limits) = (network.sources(&tiers), Limits::of(http, cache));
+        let gateway = Gateway::new(sources, policy, Arc::clone(&metrics), Arc::clone(&health), limits, Some(welcome));
+        let places = Places {
+            gateway: local_addresses(&public)?,
+            admin: local_addresses(&operator)?,
+            peer_id: network.peer_id(),
+            p2p: network.addresses().await,
+            welcome,
+        };
+        let limits = ConnectionLimits::of(http);
+        let admin = Admin { registry, health: Arc::clone(&health), token: loaded.config.admin.token.clone() };
+        let node = Self {
+            public: serve_public(public, &limits, &metrics, gateway),
+            admin: serve_admin(operator, &limits, &metrics, admin),
+            drain_timeout: Duration::from_secs(http.drain_timeout_seconds),
+            health,
+            disk,
+            network,
+            places,
+        };
+        node.health.enter(Stage::Serving);
+        Ok(node)
+    }
+
+    /// Stops accepting, finishes what is open, leaves the network and closes the store.
+    ///
+    /// # Errors
+    /// When the store could not write what it still had to.
+    pub async fn drain(self) -> anyhow::Result<()> {
+        self.health.enter(Stage::Draining);
+        if !self.public.finish(self.drain_timeout).await {
+            tracing::warn!(connections = self.public.open(), "connections were still open after the drain timeout");
+        }
+        self.network.shutdown().await;
+        self.disk.close().await.context("the store did not close cleanly")?;
+        // Last, so that the end can be watched. Nothing there takes long.
+        self.admin.finish(Duration::from_secs(1)).await;
+        Ok(())
+    }
+}
+
+async fn bind(loaded: &Loaded, key: &str, addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, ConfigError> {
+    let mut listeners = Vec::with_capacity(addresses.len());
+    for address in addresses {
+        let listener = TcpListener::bind(address).await;
+        listeners.push(listener.map_err(|error| loaded.error(key, why_not_bound(address, &error)))?);
+    }
+    Ok(listeners)
+}
+
+fn why_not_bound(address: &SocketAddr, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            format!("{address} is in use: stop the program that has it, or choose another port")
+        }
+        io::ErrorKind::PermissionDenied => format!("{address} may not be listened on by this user"),
+        io::ErrorKind::AddrNotAvailable => format!("{address} is not an address of this machine"),
+        _ => format!("{address} cannot be listened on: {error}"),
+    }
+}
+
+fn local_addresses(listeners: &[TcpListener]) -> io::Result<Vec<SocketAddr>> {
+    listeners.iter().map(TcpListener::local_addr).collect()
+}
+
+/// Opens the store of a data folder, which is created if need be.
+///
+/// # Errors
+/// When the folder cannot be made or the store does not open.
+pub async fn open_disk(data_dir: &Path, cache_bytes_max: u64) -> anyhow::Result<Disk> {
+    let dir = data_dir.join("store");
+    let options = DiskOptions { cache_bytes_max, ..DiskOptions::default() };
+    let opening = tokio::task::spawn_blocking(move || {
+        std::fs::create_dir_all(&dir).with_context(|| format!("{} cannot be created", dir.display()))?;
+        Ok(Disk::open(&dir, options)?)
+    });
+    opening.await.context("opening the store failed")?
+}
+
+/// An error of the store, as one about the setting that says where it is.
+fn named(loaded: &Loaded, error: &anyhow::Error) -> ConfigError {
+    loaded.error("data_dir", format!("{error:#}"))
+}
+
+fn serve_public(
+    listeners: Vec<TcpListener>,
+    limits: &ConnectionLimits,
+    metrics: &Arc<HttpMetrics>,
+    gateway: Gateway,
+) -> Drain {
+    let drain = Drain::default();
+    let gateway = Arc::new(gateway);
+    for listener in listeners {
+        let gateway = Arc::clone(&gateway);
+        let handler = move |request, connection| {
+            let gateway = Arc::clone(&gateway);
+            async move { gateway.handle(request, connection).await }
+        };
+        tokio::spawn(serve(listener, limits.clone(), Arc::clone(metrics), drain.clone(), handler));
+    }
+    drain
+}
+
+/// Connections that the operator may have at a time; they do not count against the public's.
+const ADMIN_CONNECTIONS_MAX: usize = 64;
+
+fn serve_admin(
+    listeners: Vec<TcpListener>,
+    limits: &ConnectionLimits,
+    metrics: &Arc<HttpMetrics>,
+    admin: Admin,
+) -> Drain {
+    let drain = Drain::default();
+    let connections = Arc::new(tokio::sync::Semaphore::new(ADMIN_CONNECTIONS_MAX));
+    let limits = ConnectionLimits { connections, ..limits.clone() };
+    let router = admin::router(admin);
+    for listener in listeners {
+        let router = router.clone();
+        let handler = move |request: http::Request<hyper::body::Incoming>, _| {
+            let answering = router.clone().oneshot(request.map(Body::new));
+            async move {
+                match answering.await {
+                    Ok(response) => response,
+                    Err(never) => match never {},
+                }
+            }
+        };
+        tokio::spawn(serve(listener, limits.clone(), Arc::clone(metrics), drain.clone(), handler));
+    }
+    drain
+}

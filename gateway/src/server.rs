@@ -1,0 +1,304 @@
+//! Connections: accepting, protecting, draining.
+//!
+//! Goals: no client can hold a connection without making progress; a connection never takes the process down with it; a
+//! response that broke off resets its connection, so that not even HTTP/1.0 takes the end for the end of the content;
+//! open requests finish before the process does.
+//!
+//! Non-goal: TLS, which follows in a later version.
+
+use crate::metrics::HttpMetrics;
+use bytes::Bytes;
+use futures::FutureExt as _;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use std::convert::Infallible;
+use std::io;
+use std::panic::AssertUnwindSafe;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// How long to wait after the system refused to accept: for file descriptors to be freed, usually.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Requests at a time on one HTTP/2 connection.
+const H2_STREAMS_MAX: u32 = 128;
+/// The first bytes of every HTTP/2 connection (RFC 9113, section 3.4).
+const H2_PREFACE_BYTES: usize = 24;
+
+/// What a connection may cost. Clones share the count of connections.
+#[derive(Debug, Clone)]
+pub struct ConnectionLimits {
+    /// How long a request's head may take, and how long a connection may be idle.
+    pub header_timeout: Duration,
+    /// How long the client may leave unread what is sent.
+    pub send_timeout: Duration,
+    /// Bytes of a request's head.
+    pub head_bytes_max: usize,
+    /// One permit for each connection.
+    pub connections: Arc<Semaphore>,
+}
+
+impl ConnectionLimits {
+    /// The limits that are configured.
+    pub fn of(http: &config::Http) -> Self {
+        let connections = usize::try_from(http.connections_max).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        Self {
+            header_timeout: Duration::from_secs(http.header_timeout_seconds),
+            send_timeout: Duration::from_secs(http.send_timeout_seconds),
+            head_bytes_max: usize::try_from(http.head_bytes_max).unwrap_or(usize::MAX),
+            connections: Arc::new(Semaphore::new(connections)),
+        }
+    }
+}
+
+/// What the parts of one connection tell each other.
+#[derive(Debug, Default)]
+pub struct Connection {
+    reset: AtomicBool,
+}
+
+impl Connection {
+    /// Has the connection end with a reset (RST) instead of an orderly close.
+    pub fn reset_on_close(&self) {
+        self.reset.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Ends servers in good order. Clones end the same ones.
+#[derive(Debug, Clone, Default)]
+pub struct Drain {
+    stop: CancellationToken,
+    connections: TaskTracker,
+}
+
+impl Drain {
+    /// Stops accepting, lets open requests finish, and says whether they did within `timeout`.
+    pub async fn finish(&self, timeout: Duration) -> bool {
+        self.stop.cancel();
+        self.connections.close();
+        tokio::time::timeout(timeout, self.connections.wait()).await.is_ok()
+    }
+
+    /// Connections that are still open.
+    pub fn open(&self) -> usize {
+        self.connections.len()
+    }
+}
+
+/// Accepts connections until the drain begins, and serves each in a task of its own.
+pub async fn serve<H, F, B>(
+    listener: TcpListener,
+    limits: ConnectionLimits,
+    metrics: Arc<HttpMetrics>,
+    drain: Drain,
+    handler: H,
+) where
+    H: Fn(Request<Incoming>, Arc<Connection>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    while let Some(permit) = unless_stopped(&drain, Arc::clone(&limits.connections).acquire_owned()).await {
+        let Some(accepted) = unless_stopped(&drain, listener.accept()).await else { return };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                pause_after(&error).await;
+                continue;
+            }
+        };
+        let (limits, metrics, handler, stop) =
+            (limits.clone(), Arc::clone(&metrics), handler.clone(), drain.stop.clone());
+        drain.connections.spawn(async move {
+            let _permit = permit;
+            metrics.connections.inc();
+            let served = AssertUnwindSafe(connection(stream, &limits, handler, stop)).catch_unwind().await;
+            metrics.connections.dec();
+            if served.is_err() {
+                metrics.panics.inc();
+                tracing::error!("a connection was closed because of a defect; the panic above says where");
+            }
+        });
+    }
+}
+
+async fn unless_stopped<F: Future>(drain: &Drain, future: F) -> Option<F::Output> {
+    tokio::select! {
+        biased;
+        () = drain.stop.cancelled() => None,
+        output = future => Some(output),
+    }
+}
+
+/// A connection that was gone before it was accepted is no reason to wait.
+async fn pause_after(error: &io::Error) {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    if !matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
+        tracing::warn!(%error, "no connection can be accepted at the moment");
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+}
+
+async fn connection<H, F, B>(stream: TcpStream, limits: &ConnectionLimits, handler: H, stop: CancellationToken)
+where
+    H: Fn(Request<Incoming>, Arc<Connection>) -> F,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    let state = Arc::new(Connection::default());
+    // Without Nagle's wait for more: hyper writes a head and its body together.
+    _ = stream.set_nodelay(true);
+    let io = TokioIo::new(Guarded::new(stream, limits, Arc::clone(&state)));
+    let service = service_fn(move |request| {
+        let response = handler(request, Arc::clone(&state));
+        async move { Ok::<_, Infallible>(response.await) }
+    });
+    let builder = builder(limits);
+    let mut serving = pin!(builder.serve_connection(io, service));
+    let result = tokio::select! {
+        biased;
+        result = serving.as_mut() => result,
+        () = stop.cancelled() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(error, "a connection ended early");
+    }
+}
+
+fn builder(limits: &ConnectionLimits) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_timeout)
+        .max_buf_size(limits.head_bytes_max.max(8192));
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(H2_STREAMS_MAX)
+        .max_header_list_size(u32::try_from(limits.head_bytes_max).unwrap_or(u32::MAX))
+        .keep_alive_interval(limits.header_timeout)
+        .keep_alive_timeout(limits.header_timeout);
+    builder
+}
+
+/// A TCP stream whose client has to make progress.
+///
+/// hyper watches over the heads of HTTP/1 requests, but not over the first bytes, by which it tells HTTP/1 from HTTP/2,
+/// and not over what is being sent.
+struct Guarded {
+    stream: TcpStream,
+    state: Arc<Connection>,
+    /// Until enough was read to tell the protocol.
+    opening: Option<Pin<Box<Sleep>>>,
+    read_bytes: usize,
+    send_timeout: Duration,
+    unsent: Option<Pin<Box<Sleep>>>,
+    waiting_to_send: bool,
+}
+
+impl Guarded {
+    fn new(stream: TcpStream, limits: &ConnectionLimits, state: Arc<Connection>) -> Self {
+        Self {
+            stream,
+            state,
+            opening: Some(Box::pin(tokio::time::sleep(limits.header_timeout))),
+            read_bytes: 0,
+            send_timeout: limits.send_timeout,
+            unsent: None,
+            waiting_to_send: false,
+        }
+    }
+
+    /// Only an HTTP/2 preface and methods such as POST begin with `P`.
+    fn note_read(&mut self, read: &[u8]) {
+        let decided = self.read_bytes == 0 && read.first().is_some_and(|byte| *byte != b'P');
+        self.read_bytes = self.read_bytes.saturating_add(read.len());
+        if decided || self.read_bytes >= H2_PREFACE_BYTES {
+            self.opening = None;
+        }
+    }
+
+    /// Turns a wait that is too long into an error.
+    fn watch<T>(&mut self, cx: &mut Context<'_>, sending: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if sending.is_ready() {
+            self.waiting_to_send = false;
+            return sending;
+        }
+        let deadline = Instant::now() + self.send_timeout;
+        let sleep = self.unsent.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+        if !self.waiting_to_send {
+            self.waiting_to_send = true;
+            sleep.as_mut().reset(deadline);
+        }
+        std::task::ready!(sleep.as_mut().poll(cx));
+        self.state.reset_on_close();
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+    }
+}
+
+impl AsyncRead for Guarded {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let filled = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        let Some(opening) = &mut self.opening else { return read };
+        if read.is_pending() {
+            std::task::ready!(opening.as_mut().poll(cx));
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client sends nothing")));
+        }
+        self.note_read(&buf.filled()[filled..]);
+        read
+    }
+}
+
+impl AsyncWrite for Guarded {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.watch(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.watch(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        if self.state.reset.load(Ordering::Relaxed) {
+            _ = self.stream.set_zero_linger();
+        }
+    }
+}

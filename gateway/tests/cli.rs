@@ -1,0 +1,390 @@
+//! The binary, run as an operator runs it: its messages, its output and its exit codes.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
+use tempfile::TempDir;
+
+#[path = "http/dag.rs"]
+#[allow(dead_code)]
+mod dag;
+
+/// The binary without any settings of whoever runs the tests.
+fn causeway(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_causeway"));
+    std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CAUSEWAY_")).for_each(|(name, _)| {
+        command.env_remove(name);
+    });
+    command.args(arguments);
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    causeway(arguments).output().expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// One line on standard error, nothing on standard output, and this exit code.
+fn refusal(mut command: Command, code: i32) -> String {
+    let output = command.output().expect("the binary runs");
+    let (said, complained) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{complained}");
+    assert!(said.is_empty(), "{said}");
+    assert_eq!(complained.lines().count(), 1, "{complained}");
+    complained
+}
+
+fn path(dir: &TempDir, name: &str) -> String {
+    dir.path().join(name).display().to_string()
+}
+
+/// A gateway on free ports, offline, with its data in a folder.
+struct Serving {
+    child: Child,
+    said: Vec<String>,
+    stderr: BufReader<ChildStderr>,
+}
+
+impl Serving {
+    fn start(data_dir: &Path, more: &[&str]) -> Self {
+        let data_dir = data_dir.display().to_string();
+        let mut arguments =
+            vec!["serve", "--data-dir", &data_dir, "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
+        arguments.extend(more);
+        let mut command = causeway(&arguments);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+        let stdout = BufReader::new(child.stdout.take().expect("is piped"));
+        let stderr = BufReader::new(child.stderr.take().expect("is piped"));
+        let mut serving = Self { child, said: Vec::new(), stderr };
+        for line in stdout.lines() {
+            serving.said.push(line.expect("text"));
+            if serving.said.last().is_some_and(|line| line.starts_with("  welcome ")) {
+                return serving;
+            }
+        }
+        let mut complaint = String::new();
+        _ = serving.stderr.read_to_string(&mut complaint);
+        panic!("it ended early: {:?} {complaint}", serving.said);
+    }
+
+    fn value(&self, key: &str) -> &str {
+        let line = self.said.iter().find_map(|line| line.strip_prefix("  ")?.strip_prefix(key));
+        line.unwrap_or_else(|| panic!("no {key} in {:?}", self.said)).trim()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).expect("is running");
+    }
+
+    /// Reads log lines until one has `words`.
+    fn logs(&mut self, words: &str) {
+        let mut line = String::new();
+        while !line.contains(words) {
+            line.clear();
+            assert_ne!(self.stderr.read_line(&mut line).expect("text"), 0, "it ended before it logged {words}");
+        }
+    }
+
+    fn wait(mut self) -> ExitStatus {
+        self.child.wait().expect("ends")
+    }
+
+    fn terminate(self) {
+        self.signal(Signal::SIGTERM);
+        assert_eq!(self.wait().code(), Some(0));
+    }
+
+    /// Sends a request and gives the connection back.
+    fn request(&self, path: &str) -> TcpStream {
+        let address = self.value("gateway").trim_start_matches("http://");
+        let mut stream = TcpStream::connect(address).expect("connects");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("sends");
+        stream
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut answer = Vec::new();
+        self.request(path).read_to_end(&mut answer).expect("an answer");
+        text(&answer)
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// A CARv1 of one root and the blocks below it, in a file.
+fn write_car(to: &Path, root: &content::Block, more: &[content::Block]) {
+    let mut header = b"\xa2\x65roots\x81\xd8\x2a\x58".to_vec();
+    let cid = root.cid().to_bytes();
+    header.extend([cid.len() as u8 + 1, 0]);
+    header.extend(cid);
+    header.extend(b"\x67version\x01");
+    let mut car = section(&header);
+    for block in std::iter::once(root).chain(more) {
+        car.extend(section(&[&block.cid().to_bytes()[..], block.data()].concat()));
+    }
+    std::fs::write(to, car).expect("writes");
+}
+
+fn section(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut length = bytes.len();
+    while length >= 0x80 {
+        out.push(length as u8 | 0x80);
+        length >>= 7;
+    }
+    out.push(length as u8);
+    out.extend_from_slice(bytes);
+    out
+}
+
+/// A file of 32 MiB, which no socket buffers whole.
+fn large() -> (content::Block, Vec<content::Block>) {
+    let leaves: Vec<_> = (0..32).map(|seed| dag::raw(dag::noise(seed, 1 << 20))).collect();
+    (dag::file(&leaves), leaves)
+}
+
+#[test]
+fn help_names_every_command_and_flag() {
+    let help = text(&run(&["--help"]).stdout);
+    for command in ["serve", "config", "id", "import"] {
+        assert!(help.contains(command), "{help}");
+    }
+    let help = text(&run(&["serve", "--help"]).stdout);
+    for flag in [
+        "--config <FILE>",
+        "--data-dir <DIR>",
+        "--listen <ADDR>",
+        "--admin-listen <ADDR>",
+        "--admin-token <TOKEN>",
+        "--p2p-listen <MULTIADDR>",
+        "--announce <MULTIADDR>",
+        "--bootstrap <MULTIADDR>",
+        "--peering <MULTIADDR>",
+        "--offline",
+    ] {
+        assert!(help.contains(flag), "{flag} is not in {help}");
+    }
+    assert!(text(&run(&["--version"]).stdout).starts_with("causeway 0."));
+    assert_eq!(run(&["serve", "--nonsense"]).status.code(), Some(2));
+}
+
+#[test]
+fn settings_that_are_wrong_stop_the_start_with_one_line() {
+    let dir = TempDir::new().expect("a folder");
+    let file = path(&dir, "causeway.toml");
+    std::fs::write(&file, "data_dir = \"d\"\n[http]\nlisten_on = []\n").expect("writes");
+    let complaint = refusal(causeway(&["serve", "--config", &file]), 2);
+    assert!(complaint.contains(&format!("{file}:3")) && complaint.contains("\"http.listen_on\""), "{complaint}");
+    assert_eq!(complaint, refusal(causeway(&["config", "check", "--config", &file]), 2));
+
+    let mut command = causeway(&["serve"]);
+    command.env("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", "soon");
+    let complaint = refusal(command, 2);
+    assert!(complaint.contains("http.stall_timeout_seconds: \"soon\" is not a whole number"), "{complaint}");
+
+    let complaint = refusal(causeway(&["serve", "--peering", "/ip4/127.0.0.1/tcp/1"]), 2);
+    assert!(complaint.contains("p2p.peering") && complaint.contains("--peering"), "{complaint}");
+    let complaint = refusal(causeway(&["config", "check", "--admin-listen", "0.0.0.0:1"]), 2);
+    assert!(complaint.contains("admin.listen") && complaint.contains("admin.token"), "{complaint}");
+}
+
+#[test]
+fn a_port_in_use_stops_the_start_and_is_named() {
+    let dir = TempDir::new().expect("a folder");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = taken.local_addr().expect("is bound").to_string();
+    let data = path(&dir, "data");
+    let base = ["serve", "--offline", "--data-dir", &data];
+    for (flag, key, other) in
+        [("--listen", "http.listen", "--admin-listen"), ("--admin-listen", "admin.listen", "--listen")]
+    {
+        let arguments = [&base[..], &[flag, &address, other, "127.0.0.1:0"]].concat();
+        let complaint = refusal(causeway(&arguments), 2);
+        let expected = format!("error: {key}: {address} is in use");
+        assert!(complaint.starts_with(&expected) && complaint.contains(flag), "{complaint}");
+    }
+    let multiaddr = format!("/ip4/127.0.0.1/tcp/{}", taken.local_addr().expect("is bound").port());
+    let free = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--bootstrap", "none"];
+    let arguments = [&["serve", "--data-dir", &data, "--p2p-listen", &multiaddr][..], &free].concat();
+    let complaint = refusal(causeway(&arguments), 2);
+    assert!(complaint.starts_with("error: p2p.listen: ") && complaint.contains(&multiaddr), "{complaint}");
+}
+
+#[test]
+fn a_data_folder_in_use_stops_the_start_and_is_named() {
+    let dir = TempDir::new().expect("a folder");
+    let serving = Serving::start(&dir.path().join("data"), &["--offline"]);
+    let data = path(&dir, "data");
+    let free = ["--offline", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
+    let complaint = refusal(causeway(&[&["serve", "--data-dir", &data][..], &free].concat()), 2);
+    assert!(
+        complaint.starts_with("error: data_dir: ") && complaint.contains("in use by another process"),
+        "{complaint}"
+    );
+    serving.terminate();
+    std::fs::write(dir.path().join("file"), "").expect("writes");
+    let complaint = refusal(causeway(&[&["serve", "--data-dir", &path(&dir, "file")][..], &free].concat()), 2);
+    assert!(complaint.starts_with("error: data_dir: ") && complaint.contains("cannot be created"), "{complaint}");
+}
+
+#[test]
+fn a_node_with_peers_prints_where_they_reach_it() {
+    let dir = TempDir::new().expect("a folder");
+    let p2p =
+        ["--p2p-listen", "/ip4/127.0.0.1/tcp/0", "--p2p-listen", "/ip4/127.0.0.1/udp/0/quic-v1", "--bootstrap", "none"];
+    let serving = Serving::start(&dir.path().join("data"), &p2p);
+    let end = format!("/p2p/{}", serving.value("peer id"));
+    let addresses: Vec<_> = serving.said.iter().filter_map(|line| line.strip_prefix("  p2p       ")).collect();
+    assert_eq!(addresses.len(), 2, "{addresses:?}");
+    for (address, transport) in addresses.iter().zip(["/tcp/", "/udp/"]) {
+        assert!(address.contains(transport) && address.ends_with(&end) && !address.contains("/0/"), "{address}");
+    }
+    serving.terminate();
+}
+
+#[test]
+fn config_show_prints_what_would_be_used_but_no_secret() {
+    let mut command = causeway(&["config", "show", "--listen", "127.0.0.1:7", "--bootstrap", "none"]);
+    let output = command.env("CAUSEWAY_ADMIN_TOKEN", "hunter2").output().expect("runs");
+    let shown = text(&output.stdout);
+    assert!(shown.contains("listen = [\"127.0.0.1:7\"]") && shown.contains("bootstrap = []"), "{shown}");
+    assert!(shown.contains("token = \"***\"") && !shown.contains("hunter2"), "{shown}");
+    let check = run(&["config", "check"]);
+    assert_eq!((check.status.code(), text(&check.stdout).as_str()), (Some(0), "The settings are valid.\n"));
+}
+
+#[test]
+fn the_identity_stays() {
+    let dir = TempDir::new().expect("a folder");
+    let id = || text(&run(&["id", "--data-dir", &path(&dir, "data")]).stdout);
+    let first = id();
+    assert!(first.starts_with("12D3Koo") && first.lines().count() == 1, "{first}");
+    assert_eq!(id(), first);
+    let serving = Serving::start(&dir.path().join("data"), &["--offline"]);
+    assert_eq!(serving.value("peer id"), first.trim());
+    serving.terminate();
+}
+
+#[test]
+fn what_was_imported_is_served_offline_and_stays() {
+    let dir = TempDir::new().expect("a folder");
+    let data = dir.path().join("data");
+    let hello = dag::raw("hello from a CAR");
+    let root = dag::directory(&[("hello.txt", &hello)]);
+    let car = dir.path().join("site.car");
+    write_car(&car, &root, &[hello]);
+    let output = run(&["import", "--data-dir", &path(&dir, "data"), &path(&dir, "site.car")]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains(&format!("pinned {}\n", root.cid())), "{}", text(&output.stdout));
+
+    for _ in 0..2 {
+        let serving = Serving::start(&data, &["--offline"]);
+        let answer = serving.get(&format!("/ipfs/{}/hello.txt", root.cid()));
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("hello from a CAR"), "{answer}");
+        let in_use = run(&["import", "--data-dir", &path(&dir, "data"), &path(&dir, "site.car")]);
+        assert_eq!(in_use.status.code(), Some(1));
+        assert!(text(&in_use.stderr).contains("in use"), "{}", text(&in_use.stderr));
+        serving.terminate();
+    }
+}
+
+#[test]
+fn an_archive_that_is_damaged_is_refused() {
+    let dir = TempDir::new().expect("a folder");
+    let file = path(&dir, "broken.car");
+    for bytes in [&b"no archive"[..], b""] {
+        std::fs::write(&file, bytes).expect("writes");
+        let complaint = refusal(causeway(&["import", "--data-dir", &path(&dir, "data"), &file]), 1);
+        assert!(complaint.contains("broken.car was not imported"), "{complaint}");
+    }
+    let complaint = refusal(causeway(&["import", "--data-dir", &path(&dir, "data"), "/nowhere.car"]), 1);
+    assert!(complaint.contains("/nowhere.car cannot be read"), "{complaint}");
+}
+
+#[test]
+fn the_welcome_site_is_there_at_once() {
+    let dir = TempDir::new().expect("a folder");
+    let serving = Serving::start(&dir.path().join("data"), &["--offline"]);
+    assert!(serving.said[0].starts_with("Causeway 0.") && serving.said[0].ends_with(" is ready."));
+    let landing = serving.get("/");
+    let path = serving.value("welcome").trim_start_matches(serving.value("gateway")).to_owned();
+    assert!(landing.starts_with("HTTP/1.1 302") && landing.contains(&format!("location: {path}")), "{landing}");
+    let pages = [
+        (path.clone(), "text/html", "Your gateway is running"),
+        (format!("{path}how-it-works/"), "text/html", "From a CID to a page"),
+        (format!("{path}causeway.svg"), "image/svg+xml", "<svg"),
+        (format!("{path}style.css"), "text/css; charset=utf-8", "color-scheme"),
+        (format!("{path}examples/"), "text/html; charset=utf-8", "hello.txt"),
+        (format!("{path}examples/hello.txt"), "text/plain; charset=utf-8", "Hello from Causeway"),
+        ("/ipfs/bafkqac3imvwgy3zao5xxe3de".to_owned(), "text/plain; charset=utf-8", "hello world"),
+    ];
+    for (path, content_type, words) in pages {
+        let answer = serving.get(&path);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+        assert!(
+            answer.contains(&format!("content-type: {content_type}\r\n")) && answer.contains(words),
+            "{path}: {answer}"
+        );
+    }
+    let admin = serving.value("admin").trim_start_matches("http://").to_owned();
+    let mut stream = TcpStream::connect(admin).expect("connects");
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("sends");
+    let mut metrics = String::new();
+    stream.read_to_string(&mut metrics).expect("metrics");
+    for name in ["causeway_http_requests_total", "causeway_tier_hits_total", "causeway_disk_pinned_bytes", "# EOF"] {
+        assert!(metrics.contains(name), "{name} is not in {metrics}");
+    }
+    serving.terminate();
+}
+
+/// A gateway that is in the middle of sending 32 MiB to a client who reads slowly.
+fn busy(dir: &TempDir) -> (Serving, TcpStream, usize) {
+    let (root, leaves) = large();
+    let car = dir.path().join("large.car");
+    write_car(&car, &root, &leaves);
+    let data = dir.path().join("data");
+    let output = run(&["import", "--data-dir", &path(dir, "data"), &path(dir, "large.car")]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let serving = Serving::start(&data, &["--offline"]);
+    let mut stream = serving.request(&format!("/ipfs/{}", root.cid()));
+    let mut first = vec![0; 4096];
+    stream.read_exact(&mut first).expect("a head");
+    assert!(first.starts_with(b"HTTP/1.1 200"));
+    let head = text(&first).find("\r\n\r\n").expect("a whole head") + 4;
+    (serving, stream, first.len() - head)
+}
+
+#[test]
+fn open_downloads_finish_after_a_signal() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let dir = TempDir::new().expect("a folder");
+        let (mut serving, mut stream, received) = busy(&dir);
+        serving.signal(signal);
+        serving.logs("draining");
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).expect("an orderly end");
+        assert_eq!(received + rest.len(), 32 << 20);
+        assert_eq!(serving.wait().code(), Some(0));
+    }
+}
+
+#[test]
+fn a_second_signal_ends_the_process_at_once() {
+    let dir = TempDir::new().expect("a folder");
+    let (mut serving, _unread, _) = busy(&dir);
+    serving.signal(Signal::SIGTERM);
+    serving.logs("draining");
+    serving.signal(Signal::SIGINT);
+    assert_eq!(serving.wait().code(), Some(130));
+}

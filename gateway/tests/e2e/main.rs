@@ -1,0 +1,24 @@
+//! End to end: the real binary, a real Kubo (`make kubo` builds it), real HTTP; everything on loopback.
+//!
+//! | module | shows |
+//! |---|---|
+//! | [`welcome`] | the page that a first start prints, without any network |
+//! | [`tiers`] | content that only Kubo has, served from the network, then from RAM, then from disk |
+//! | [`routing`] | content found by its provider record, with no peer known but a DHT node |
+//! | [`reverse`] | Kubo reading what only Causeway has |
+//! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and vanishing readers |
+//! | [`coalescing`] | a hundred readers, one fetch |
+//! | [`malice`] | peers that send wrong bytes, too many, garbage or nothing |
+//! | [`soak`] | much traffic for long, in `make test-long` only |
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod coalescing;
+mod malice;
+mod reverse;
+mod routing;
+mod soak;
+mod streaming;
+mod tiers;
+mod welcome;

@@ -1,0 +1,57 @@
+//! Kubo reads what only Causeway has: imported from a CAR, pinned, served over Bitswap, announced in the DHT.
+
+use crate::support::causeway::Launch;
+use crate::support::kubo::Kubo;
+use crate::support::noise::Noise;
+use crate::support::{assert_same_bytes, eventually};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const LEN: usize = 5_000_000;
+/// A node announces what it pins soon after its start, when it has found the DHT.
+const ANNOUNCED_WITHIN: Duration = Duration::from_secs(90);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubo_reads_from_causeway_that_it_is_connected_to() {
+    let dir = TempDir::new().expect("the temporary folder is writable");
+    let (launch, cid, content) = imported(&dir, 1).await;
+    let causeway = launch.start().await;
+    let kubo = Kubo::start().await;
+    kubo.connect(causeway.tcp()).await;
+    assert_same_bytes("ipfs cat", &kubo.cat(&cid).await, &content);
+
+    let metrics = causeway.metrics().await;
+    assert_eq!(metrics.hits("network"), 0, "serving a peer never fetches");
+    assert!(metrics.sample("causeway_bitswap_sent_bytes_total") >= LEN as u64, "Causeway sent it");
+    causeway.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubo_finds_causeway_by_its_provider_record() {
+    let dir = TempDir::new().expect("the temporary folder is writable");
+    let (launch, cid, content) = imported(&dir, 2).await;
+    let third = Kubo::start().await;
+    let causeway = launch.bootstrap(third.tcp()).start().await;
+    let kubo = Kubo::start().await;
+    kubo.connect(third.tcp()).await;
+    eventually("the DHT names Causeway as a provider", ANNOUNCED_WITHIN, async || {
+        let found = kubo.find_providers(&cid).await;
+        if found.iter().any(|peer| peer == causeway.peer_id()) { Ok(()) } else { Err(format!("providers: {found:?}")) }
+    })
+    .await;
+    assert_same_bytes("ipfs cat", &kubo.cat(&cid).await, &content);
+    causeway.stop().await;
+}
+
+/// A node's folder, not running, that has imported a file whose other holder is gone.
+async fn imported(dir: &TempDir, seed: u64) -> (Launch, String, Vec<u8>) {
+    let content = Noise::bytes(1000 + seed, LEN);
+    let car = dir.path().join("content.car");
+    let author = Kubo::start().await;
+    let cid = author.add(&content[..], &["--cid-version=1", "--raw-leaves"]);
+    author.export(&cid, &car);
+    author.stop().await;
+    let launch = Launch::new(dir.path());
+    launch.import(&car);
+    (launch, cid, content)
+}

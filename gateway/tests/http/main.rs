@@ -1,0 +1,8 @@
+//! The gateway over real HTTP, on real tiers in a temporary folder, without any network: what it answers, and what
+//! becomes of a response that cannot be completed.
+
+mod answers;
+mod connections;
+mod dag;
+mod failures;
+mod site;

@@ -1,0 +1,179 @@
+//! A gateway that listens on a free port, and clients of it.
+
+use cache::{Disk, DiskOptions, Ram, TierMetrics, Tiers};
+use content::{AllowAll, Block, BlockSource, Cid, MemoryBlocks, Policy, SourceError};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use gateway::health::{Health, Stage};
+use gateway::metrics::HttpMetrics;
+use gateway::pipeline::{Gateway, Limits};
+use gateway::server::{ConnectionLimits, Drain, serve};
+use gateway::source::Sources;
+use prometheus_client::registry::Registry;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+/// How long anything that a test waits for may take.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How a gateway is to be set up.
+pub struct Setup {
+    pub blocks: Vec<Block>,
+    pub upstream: Option<Arc<dyn BlockSource>>,
+    pub policy: Arc<dyn Policy>,
+    pub limits: Limits,
+    pub http: config::Http,
+    pub landing: Option<Cid>,
+}
+
+impl Setup {
+    pub fn new(blocks: &[&Block]) -> Self {
+        Self {
+            blocks: blocks.iter().map(|block| (*block).clone()).collect(),
+            upstream: None,
+            policy: Arc::new(AllowAll),
+            limits: Limits::default(),
+            http: config::Http::default(),
+            landing: None,
+        }
+    }
+
+    pub async fn start(self) -> Site {
+        let dir = TempDir::new().expect("a temporary folder");
+        let disk = Disk::open(&dir.path().join("store"), DiskOptions::default()).expect("the store opens");
+        let mut registry = Registry::default();
+        let tier_metrics = TierMetrics::register(&mut registry);
+        let tiers = Tiers::new(Ram::new(64 << 20), disk.clone(), Arc::clone(&self.policy), tier_metrics);
+        for block in self.blocks {
+            disk.put_cached(block).await;
+        }
+        disk.flush().await.expect("the blocks are written");
+        let metrics = Arc::new(HttpMetrics::register(&mut registry));
+        let health = Arc::<Health>::default();
+        health.enter(Stage::Serving);
+        let sources = sources(&tiers, self.upstream);
+        let gateway =
+            Gateway::new(sources, self.policy, Arc::clone(&metrics), Arc::clone(&health), self.limits, self.landing);
+        let gateway = Arc::new(gateway);
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("is bound");
+        let drain = Drain::default();
+        let handler = move |request, connection| {
+            let gateway = Arc::clone(&gateway);
+            async move { gateway.handle(request, connection).await }
+        };
+        tokio::spawn(serve(listener, ConnectionLimits::of(&self.http), metrics, drain.clone(), handler));
+        Site { address, registry, health, drain, _dir: dir }
+    }
+}
+
+fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>) -> Sources {
+    let upstream = upstream.unwrap_or_else(|| Arc::new(MemoryBlocks::new()));
+    let (local, tiers) = (Arc::new(tiers.local()), tiers.clone());
+    Sources { local, open_session: Box::new(move |_| Arc::new(tiers.through(Arc::clone(&upstream)))) }
+}
+
+/// A gateway that listens.
+pub struct Site {
+    pub address: SocketAddr,
+    pub health: Arc<Health>,
+    pub drain: Drain,
+    registry: Registry,
+    _dir: TempDir,
+}
+
+impl Site {
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> reqwest::Response {
+        let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy().build();
+        let method = reqwest::Method::from_bytes(method.as_bytes()).expect("a method");
+        let mut request = client.expect("a client").request(method, self.url(path));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.send().await.expect("a response")
+    }
+
+    pub async fn get(&self, path: &str) -> reqwest::Response {
+        self.send("GET", path, &[]).await
+    }
+
+    /// Sends bytes as they are and reads to the end; what came before the connection was closed or reset.
+    pub async fn exchange(&self, request: &str) -> (Vec<u8>, std::io::Result<()>) {
+        let mut stream = self.connect(request).await;
+        let mut answer = Vec::new();
+        let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.expect("an end in time");
+        (answer, end.map(|_| ()))
+    }
+
+    /// Connects and sends bytes as they are.
+    pub async fn connect(&self, request: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).await.expect("connects");
+        stream.write_all(request.as_bytes()).await.expect("sends");
+        stream
+    }
+
+    /// The value of a metric, by the whole of what stands before it on its line.
+    pub fn metric(&self, name: &str) -> u64 {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("encodes");
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("{name} is not in\n{text}")).parse().expect("a whole number")
+    }
+
+    /// Waits for a metric to become `expected`.
+    pub async fn until_metric(&self, name: &str, expected: u64) {
+        until(|| self.metric(name) == expected, &format!("{name} {expected}")).await;
+    }
+}
+
+/// Waits for a condition that other tasks bring about.
+pub async fn until(condition: impl Fn() -> bool, what: &str) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A network that has nothing: once the gate is opened, it fails as it is told to.
+pub struct Nothing {
+    gate: Arc<Semaphore>,
+    error: fn(Cid) -> SourceError,
+}
+
+impl Nothing {
+    /// One whose gate is open.
+    pub fn at_once(error: fn(Cid) -> SourceError) -> Arc<Self> {
+        Arc::new(Self { gate: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)), error })
+    }
+
+    /// One whose gate opens when the semaphore gets permits.
+    pub fn gated(error: fn(Cid) -> SourceError) -> (Arc<Self>, Arc<Semaphore>) {
+        let gate = Arc::new(Semaphore::new(0));
+        (Arc::new(Self { gate: Arc::clone(&gate), error }), gate)
+    }
+}
+
+impl BlockSource for Nothing {
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let (gate, error) = (Arc::clone(&self.gate), (self.error)(*cid));
+        async move {
+            let _open = gate.acquire().await;
+            Err(error)
+        }
+        .boxed()
+    }
+
+    fn has(&self, _cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        std::future::ready(Ok(false)).boxed()
+    }
+}

@@ -1,0 +1,172 @@
+//! The binary under test, run as an operator runs it.
+
+use super::metrics::Metrics;
+use super::process::Process;
+use super::{Answer, client, get};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const START: Duration = Duration::from_secs(60);
+const STOP: Duration = Duration::from_secs(60);
+const TOKEN: &str = "end-to-end";
+
+/// How to start Causeway: on free loopback ports, knowing nobody, unless it is told of somebody.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    dir: PathBuf,
+    peering: Vec<String>,
+    bootstrap: Vec<String>,
+    settings: Vec<(&'static str, String)>,
+}
+
+impl Launch {
+    /// `dir` takes the node's data and its output, and must outlive it.
+    pub fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), peering: Vec::new(), bootstrap: Vec::new(), settings: Vec::new() }
+    }
+
+    /// Stays connected to a peer.
+    pub fn peering(mut self, multiaddr: &str) -> Self {
+        self.peering.push(multiaddr.to_owned());
+        self
+    }
+
+    /// Joins the network through a peer.
+    pub fn bootstrap(mut self, multiaddr: &str) -> Self {
+        self.bootstrap.push(multiaddr.to_owned());
+        self
+    }
+
+    /// Sets a key by its environment variable.
+    pub fn set(mut self, variable: &'static str, value: impl ToString) -> Self {
+        self.settings.push((variable, value.to_string()));
+        self
+    }
+
+    /// `causeway import`, to its end.
+    pub fn import(&self, car: &Path) {
+        let output = self.command("import").arg(car).output().expect("causeway starts");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "causeway import {}: {}: {said}", car.display(), output.status);
+    }
+
+    /// `causeway serve`, until it says where it listens.
+    pub async fn start(&self) -> Causeway {
+        let mut command = self.command("serve");
+        command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+        command.args(["--p2p-listen", "/ip4/127.0.0.1/tcp/0", "--p2p-listen", "/ip4/127.0.0.1/udp/0/quic-v1"]);
+        for multiaddr in &self.peering {
+            command.args(["--peering", multiaddr]);
+        }
+        if self.bootstrap.is_empty() {
+            command.args(["--bootstrap", "none"]);
+        }
+        for multiaddr in &self.bootstrap {
+            command.args(["--bootstrap", multiaddr]);
+        }
+        let mut process = Process::spawn("causeway", &mut command, &self.dir);
+        // The last line of the start-up message.
+        process.says("  welcome ", START).await;
+        let said = process.stdout();
+        let all = |key: &str| said.lines().filter_map(|line| value_of(line, key)).collect::<Vec<String>>();
+        let one = |key: &str| all(key).into_iter().next().unwrap_or_else(|| panic!("no {key:?} in {said}"));
+        Causeway {
+            gateway: one("gateway"),
+            admin: one("admin"),
+            peer_id: one("peer id"),
+            multiaddrs: all("p2p"),
+            welcome: one("welcome"),
+            process,
+        }
+    }
+
+    fn command(&self, subcommand: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_causeway"));
+        // Whoever runs the tests may have settings of a node of their own.
+        for (variable, _) in std::env::vars_os() {
+            if variable.to_string_lossy().starts_with("CAUSEWAY_") {
+                command.env_remove(variable);
+            }
+        }
+        command.env("CAUSEWAY_ADMIN_TOKEN", TOKEN).envs(self.settings.iter().map(|(key, value)| (key, value)));
+        command.arg(subcommand).arg("--data-dir").arg(self.dir.join("data")).current_dir(&self.dir);
+        command
+    }
+}
+
+/// "  peer id   12D3Koo…" has the value "12D3Koo…" for the key "peer id".
+fn value_of(line: &str, key: &str) -> Option<String> {
+    let value = line.strip_prefix("  ")?.strip_prefix(key)?;
+    value.starts_with(' ').then(|| value.trim().to_owned())
+}
+
+/// A running node. Dropping it kills it, as a power cut would; [`Causeway::stop`] is the polite way.
+pub struct Causeway {
+    gateway: String,
+    admin: String,
+    peer_id: String,
+    multiaddrs: Vec<String>,
+    welcome: String,
+    pub process: Process,
+}
+
+impl Causeway {
+    /// The URL of a path on the public listener.
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.gateway.trim_end_matches('/'))
+    }
+
+    /// The welcome page's URL, as printed.
+    pub fn welcome(&self) -> &str {
+        &self.welcome
+    }
+
+    /// The peer id, as printed.
+    pub fn peer_id(&self) -> &str {
+        &self.peer_id
+    }
+
+    /// The multiaddr on TCP, as printed.
+    pub fn tcp(&self) -> &str {
+        let found = self.multiaddrs.iter().find(|address| address.contains("/tcp/"));
+        found.unwrap_or_else(|| panic!("no TCP address in {:?}", self.multiaddrs))
+    }
+
+    /// GETs a path from the public listener.
+    pub async fn get(&self, path: &str) -> Answer {
+        get(&self.url(path)).await
+    }
+
+    /// GETs a path and expects 200 with these bytes.
+    pub async fn expect(&self, path: &str, expected: &[u8]) -> Answer {
+        let answer = self.get(path).await;
+        assert_eq!(answer.status, 200, "GET {path}: {}", answer.text());
+        super::assert_same_bytes(path, &answer.body, expected);
+        answer
+    }
+
+    /// Scrapes the metrics.
+    pub async fn metrics(&self) -> Metrics {
+        let request = client().get(format!("{}/metrics", self.admin)).bearer_auth(TOKEN);
+        let response = request.send().await.expect("the admin listener answers");
+        assert_eq!(response.status(), 200, "GET /metrics");
+        Metrics::parse(&response.text().await.expect("metrics are text"))
+    }
+
+    /// Whether both listeners say that the node is well.
+    pub async fn assert_healthy(&self) {
+        for base in [&self.gateway, &self.admin] {
+            for path in ["healthz", "readyz"] {
+                let answer = get(&format!("{base}/{path}")).await;
+                assert_eq!(answer.status, 200, "GET {base}/{path}: {}", answer.text());
+            }
+        }
+    }
+
+    /// SIGTERM; what was cached or pinned is on disk afterwards.
+    pub async fn stop(mut self) {
+        let status = self.process.terminate(STOP).await;
+        assert!(status.success(), "causeway serve ended with {status} after SIGTERM");
+    }
+}

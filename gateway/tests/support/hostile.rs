@@ -1,0 +1,156 @@
+//! A libp2p peer that speaks Bitswap in order to do harm.
+//!
+//! It is a real peer on a real connection: only what it answers when somebody wants a block is wrong.
+
+use super::noise::Noise;
+use super::wire;
+use futures::{AsyncReadExt, AsyncWriteExt, StreamExt};
+use libp2p::swarm::{NetworkBehaviour, SwarmEvent};
+use libp2p::{Multiaddr, PeerId, Stream, StreamProtocol, SwarmBuilder, identify, noise, tcp, yamux};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+const BITSWAP: StreamProtocol = StreamProtocol::new("/ipfs/bitswap/1.2.0");
+const MIB: usize = 1024 * 1024;
+
+/// What the peer does when it is asked for blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Malice {
+    /// Claims to have everything and sends other bytes under the CID's prefix.
+    WrongBytes,
+    /// Sends more than the 4 MiB that a message may have.
+    TooLong,
+    /// Announces a message of 4 GiB and begins to send it.
+    EndlessLength,
+    /// Sends what is no message.
+    Garbage,
+    /// Says nothing.
+    Silence,
+    /// Claims to have everything and sends nothing.
+    EmptyPromises,
+}
+
+/// A running peer. Dropping it hangs up.
+pub struct Hostile {
+    multiaddr: Multiaddr,
+    wants: Arc<AtomicU64>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+#[derive(NetworkBehaviour)]
+struct Behaviour {
+    identify: identify::Behaviour,
+    streams: libp2p_stream::Behaviour,
+}
+
+impl Hostile {
+    /// Listens on a free loopback port.
+    pub async fn start(malice: Malice) -> Self {
+        let mut swarm = SwarmBuilder::with_new_identity()
+            .with_tokio()
+            .with_tcp(tcp::Config::default(), noise::Config::new, yamux::Config::default)
+            .expect("a fresh key suits Noise")
+            .with_behaviour(|key| Behaviour {
+                identify: identify::Behaviour::new(identify::Config::new("ipfs/0.1.0".to_owned(), key.public())),
+                streams: libp2p_stream::Behaviour::new(),
+            })
+            .expect("the behaviour cannot fail")
+            .with_swarm_config(|config| config.with_idle_connection_timeout(Duration::from_secs(600)))
+            .build();
+        let mut control = swarm.behaviour().streams.new_control();
+        let mut incoming = control.accept(BITSWAP).expect("nobody else accepts it here");
+        swarm.listen_on("/ip4/127.0.0.1/tcp/0".parse().expect("a multiaddr")).expect("loopback has a free port");
+        let listening = loop {
+            if let SwarmEvent::NewListenAddr { address, .. } = swarm.select_next_some().await {
+                break address;
+            }
+        };
+        let multiaddr = listening.with_p2p(*swarm.local_peer_id()).expect("it ends in no other peer id");
+        let wants = Arc::new(AtomicU64::new(0));
+        let counter = wants.clone();
+        let network = tokio::spawn(async move {
+            loop {
+                swarm.select_next_some().await;
+            }
+        });
+        let answers = tokio::spawn(async move {
+            while let Some((peer, stream)) = incoming.next().await {
+                tokio::spawn(listen(malice, peer, stream, control.clone(), counter.clone()));
+            }
+        });
+        Self { multiaddr, wants, tasks: vec![network, answers] }
+    }
+
+    /// Where to reach it, with its peer id.
+    pub fn multiaddr(&self) -> String {
+        self.multiaddr.to_string()
+    }
+
+    /// How many blocks it was asked for: a scenario proves something only when that is more than none.
+    pub fn wants(&self) -> u64 {
+        self.wants.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Reads one stream's messages and answers those that want something.
+async fn listen(
+    malice: Malice,
+    peer: PeerId,
+    mut stream: Stream,
+    mut control: libp2p_stream::Control,
+    wants: Arc<AtomicU64>,
+) {
+    while let Some(message) = read_message(&mut stream).await {
+        let cids = wire::wanted_cids(&message);
+        wants.fetch_add(cids.len() as u64, Ordering::Relaxed);
+        if cids.is_empty() || malice == Malice::Silence {
+            continue;
+        }
+        let Ok(mut answer) = control.open_stream(peer, BITSWAP).await else { return };
+        // Whoever is attacked hangs up in the middle, and is right to.
+        let _ = answer.write_all(&harm(malice, &cids)).await;
+        let _ = answer.close().await;
+    }
+}
+
+/// The bytes to put on a stream, length prefix included.
+fn harm(malice: Malice, cids: &[Vec<u8>]) -> Vec<u8> {
+    let framed = |body: Vec<u8>| [wire::varint(body.len() as u64), body].concat();
+    match malice {
+        Malice::WrongBytes => {
+            let wrong = |cid: &Vec<u8>| (wire::prefix_of(cid), b"these are not the bytes you are looking for".to_vec());
+            framed(wire::message(cids, &cids.iter().map(wrong).collect::<Vec<_>>()))
+        }
+        Malice::TooLong => {
+            let block = (wire::prefix_of(&cids[0]), Noise::bytes(5, 5 * MIB));
+            framed(wire::message(cids, &[block]))
+        }
+        Malice::EndlessLength => [wire::varint(4 << 30), Noise::bytes(6, 16 * MIB)].concat(),
+        Malice::Garbage => framed(Noise::bytes(7, MIB)),
+        Malice::EmptyPromises => framed(wire::message(cids, &[])),
+        Malice::Silence => Vec::new(),
+    }
+}
+
+async fn read_message(stream: &mut Stream) -> Option<Vec<u8>> {
+    let mut len = 0_usize;
+    for shift in (0..28).step_by(7) {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).await.ok()?;
+        len |= usize::from(byte[0] & 0x7f) << shift;
+        if byte[0] & 0x80 == 0 {
+            break;
+        }
+    }
+    let mut message = vec![0; len.min(4 * MIB)];
+    stream.read_exact(&mut message).await.ok()?;
+    Some(message)
+}

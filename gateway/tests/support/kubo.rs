@@ -1,0 +1,217 @@
+//! A real Kubo node with a repository of its own, which talks to loopback only.
+
+use super::client;
+use super::process::Process;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const VERSION: &str = "0.41.0";
+/// Generous: the machine may be compiling something else.
+const START: Duration = Duration::from_secs(60);
+
+/// A running daemon. Dropping it stops it and deletes its repository.
+pub struct Kubo {
+    process: Process,
+    ipfs: PathBuf,
+    repository: TempDir,
+    api: String,
+    multiaddrs: Vec<String>,
+}
+
+impl Kubo {
+    /// A fresh node that knows nobody. It listens on TCP and QUIC.
+    ///
+    /// Nodes are told of each other only after they run, by [`Kubo::connect`]: Kubo registers Bitswap late in its start, and
+    /// is blind there to peers that it met before.
+    pub async fn start() -> Self {
+        let ipfs = ipfs();
+        let repository = TempDir::with_prefix("causeway-kubo-").expect("the temporary folder is writable");
+        run(command(&ipfs, repository.path()).args(["init", "--profile=test"]));
+        configure(&repository.path().join("config"));
+        let mut process = Process::spawn("kubo", command(&ipfs, repository.path()).arg("daemon"), repository.path());
+        process.says("Daemon is ready", START).await;
+        let api = api_url(repository.path());
+        let mut kubo = Self { process, ipfs, repository, api, multiaddrs: Vec::new() };
+        let id = kubo.call("id", &[]).await;
+        kubo.multiaddrs = texts(&id["Addresses"]);
+        kubo
+    }
+
+    /// Where it listens on TCP, with its peer id.
+    pub fn tcp(&self) -> &str {
+        self.multiaddr("/tcp/")
+    }
+
+    /// Where it listens on QUIC, with its peer id.
+    pub fn quic(&self) -> &str {
+        self.multiaddr("/quic-v1/")
+    }
+
+    fn multiaddr(&self, transport: &str) -> &str {
+        let found = self.multiaddrs.iter().find(|address| address.contains(transport));
+        found.unwrap_or_else(|| panic!("no {transport} in {:?}", self.multiaddrs))
+    }
+
+    /// Adds a file from a stream, without pinning or announcing it, and returns its CID. `flags` are those of `ipfs add`.
+    pub fn add(&self, mut content: impl Read, flags: &[&str]) -> String {
+        let mut add = self.command();
+        add.args(["add", "-Q", "--pin=false", "--fast-provide-root=false"]).args(flags);
+        let mut child = add.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("ipfs starts");
+        let mut input = child.stdin.take().expect("it was asked for");
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            let len = content.read(&mut buffer).expect("the test's own content");
+            if len == 0 {
+                break;
+            }
+            input.write_all(&buffer[..len]).expect("ipfs add reads all of its input");
+        }
+        drop(input);
+        let output = child.wait_with_output().expect("ipfs ends");
+        assert!(output.status.success(), "ipfs add: {}", output.status);
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// Adds a folder with all that is in it and returns its CID.
+    pub fn add_folder(&self, folder: &Path, flags: &[&str]) -> String {
+        let mut add = self.command();
+        add.args(["add", "-r", "-Q", "--pin=false", "--fast-provide-root=false"]).args(flags).arg(folder);
+        run(&mut add)
+    }
+
+    /// Writes the DAG under a CID to a CAR file.
+    pub fn export(&self, cid: &str, car: &Path) {
+        let file = std::fs::File::create(car).expect("the test's own folder is writable");
+        let status = self.command().args(["dag", "export", "--progress=false", cid]).stdout(file).status();
+        assert!(status.expect("ipfs starts").success(), "ipfs dag export {cid}");
+    }
+
+    /// Connects to a peer.
+    pub async fn connect(&self, multiaddr: &str) {
+        self.call("swarm/connect", &[multiaddr]).await;
+    }
+
+    /// Whether it is connected to a peer.
+    pub async fn is_connected_to(&self, peer_id: &str) -> bool {
+        let peers = self.call("swarm/peers", &[]).await;
+        peers["Peers"].as_array().is_some_and(|peers| peers.iter().any(|peer| peer["Peer"] == peer_id))
+    }
+
+    /// Announces in the DHT that this node has these CIDs. Some DHT server must be connected.
+    pub async fn provide(&self, cids: &[&str]) {
+        self.call("routing/provide", cids).await;
+    }
+
+    /// Peers that the DHT names as providers of a CID.
+    pub async fn find_providers(&self, cid: &str) -> Vec<String> {
+        let events = self.call_text("routing/findprovs", &[cid]).await;
+        let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let responses = events.flat_map(|event| event["Responses"].as_array().cloned().unwrap_or_default());
+        responses.filter_map(|response| response["ID"].as_str().map(str::to_owned)).collect()
+    }
+
+    /// The content of a file, from wherever Kubo finds it.
+    pub async fn cat(&self, path: &str) -> bytes::Bytes {
+        let response = self.post("cat", &[path]).await;
+        response.bytes().await.unwrap_or_else(|error| panic!("ipfs cat {path}: {error:?}"))
+    }
+
+    /// What it sent over Bitswap so far.
+    pub async fn sent(&self) -> Sent {
+        let stat = self.call("bitswap/stat", &[]).await;
+        let number = |key: &str| stat[key].as_u64().unwrap_or_else(|| panic!("no {key} in {stat}"));
+        Sent { blocks: number("BlocksSent"), bytes: number("DataSent") }
+    }
+
+    async fn call(&self, command: &str, arguments: &[&str]) -> Value {
+        let text = self.call_text(command, arguments).await;
+        let last = text.lines().next_back().unwrap_or("null");
+        serde_json::from_str(last).unwrap_or_else(|error| panic!("ipfs {command}: {error} in {text}"))
+    }
+
+    async fn call_text(&self, command: &str, arguments: &[&str]) -> String {
+        let response = self.post(command, arguments).await;
+        response.text().await.unwrap_or_else(|error| panic!("ipfs {command}: {error:?}"))
+    }
+
+    async fn post(&self, command: &str, arguments: &[&str]) -> reqwest::Response {
+        let arguments: Vec<String> = arguments.iter().map(|argument| format!("arg={argument}")).collect();
+        let url = format!("{}/api/v0/{command}?{}", self.api, arguments.join("&"));
+        let response = client().post(&url).send().await.unwrap_or_else(|error| panic!("ipfs {command}: {error:?}"));
+        if !response.status().is_success() {
+            panic!("ipfs {command} {arguments:?}: {}", response.text().await.unwrap_or_default());
+        }
+        response
+    }
+
+    fn command(&self) -> Command {
+        command(&self.ipfs, self.repository.path())
+    }
+
+    /// Stops the daemon; what it had is gone.
+    pub async fn stop(mut self) {
+        self.process.terminate(Duration::from_secs(30)).await;
+    }
+}
+
+/// Blocks and their bytes that were sent over Bitswap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sent {
+    pub blocks: u64,
+    pub bytes: u64,
+}
+
+/// Where `make kubo` puts the binary: the same rule as in `scripts/kubo`.
+fn ipfs() -> PathBuf {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+    let tools = variable("CAUSEWAY_TOOLS").or_else(|| Some(cache()?.join("causeway")));
+    let ipfs = tools.expect("HOME is set").join(format!("kubo-{VERSION}/ipfs"));
+    assert!(ipfs.exists(), "{} is missing. Run `make kubo` first: it builds it.", ipfs.display());
+    ipfs
+}
+
+fn command(ipfs: &Path, repository: &Path) -> Command {
+    let mut command = Command::new(ipfs);
+    command.env("IPFS_PATH", repository).env("IPFS_TELEMETRY", "off").env("DO_NOT_TRACK", "1");
+    command
+}
+
+/// Runs to the end; returns what was printed.
+fn run(command: &mut Command) -> String {
+    let output = command.output().expect("ipfs starts");
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// On top of the "test" profile: nobody outside this machine is ever asked for anything, and loopback addresses take part in
+/// the DHT as those of a server.
+fn configure(config: &Path) {
+    let text = std::fs::read_to_string(config).expect("ipfs init wrote it");
+    let mut settings: Value = serde_json::from_str(&text).expect("Kubo's configuration is JSON");
+    settings["Addresses"]["Swarm"] = json!(["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"]);
+    settings["Bootstrap"] = json!([]);
+    settings["AutoConf"] = json!({ "Enabled": false });
+    settings["DNS"] = json!({ "Resolvers": {} });
+    settings["Routing"]["Type"] = json!("dhtserver");
+    settings["Routing"]["DelegatedRouters"] = json!([]);
+    settings["Routing"]["LoopbackAddressesOnLanDHT"] = json!(true);
+    settings["Ipns"]["DelegatedPublishers"] = json!([]);
+    std::fs::write(config, settings.to_string()).expect("the repository is writable");
+}
+
+/// The daemon writes where its API listens into its repository: "/ip4/127.0.0.1/tcp/46661".
+fn api_url(repository: &Path) -> String {
+    let multiaddr = std::fs::read_to_string(repository.join("api")).expect("a running daemon has an API");
+    let port = multiaddr.trim().rsplit('/').next().unwrap_or_default();
+    format!("http://127.0.0.1:{port}")
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    let values = value.as_array().into_iter().flatten();
+    values.filter_map(|text| text.as_str().map(str::to_owned)).collect()
+}

@@ -1,0 +1,87 @@
+//! What the end-to-end tests stand on: real processes, real peers, content that can be made again, and conditions to
+//! wait for.
+//!
+//! Goals: everything on loopback and on free ports; whatever is started or written is gone when the test ends, also when
+//! it fails; a failure shows what the processes said.
+//!
+//! Non-goals: stand-ins for Causeway or Kubo. Only peers that misbehave are written here, because nobody ships those.
+
+pub mod causeway;
+pub mod corpus;
+pub mod hostile;
+pub mod kubo;
+pub mod metrics;
+pub mod noise;
+pub mod process;
+pub mod wire;
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+/// How often a condition is looked at.
+const GLANCE: Duration = Duration::from_millis(25);
+
+/// Waits until `condition` gives something, and panics with `what` and its last refusal when `patience` is over.
+pub async fn eventually<T, E: Display>(
+    what: &str,
+    patience: Duration,
+    mut condition: impl AsyncFnMut() -> Result<T, E>,
+) -> T {
+    let begun = Instant::now();
+    loop {
+        match condition().await {
+            Ok(value) => return value,
+            Err(refusal) if begun.elapsed() > patience => panic!("{what}: not after {patience:?}: {refusal}"),
+            Err(_) => tokio::time::sleep(GLANCE).await,
+        }
+    }
+}
+
+/// A response with all of its body.
+pub struct Answer {
+    pub status: u16,
+    pub headers: reqwest::header::HeaderMap,
+    pub body: bytes::Bytes,
+}
+
+impl Answer {
+    /// A header's text, or nothing.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+
+    /// The body as text, for error messages.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).chars().take(2000).collect()
+    }
+}
+
+/// GETs all of a URL on a connection of its own; panics when that takes longer than two minutes or breaks off.
+pub async fn get(url: &str) -> Answer {
+    try_get(url).await.unwrap_or_else(|error| panic!("GET {url}: {error:?}"))
+}
+
+/// [`get`] for answers that may break off.
+pub async fn try_get(url: &str) -> Result<Answer, reqwest::Error> {
+    let response = client().get(url).send().await?;
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    Ok(Answer { status, headers, body: response.bytes().await? })
+}
+
+/// A client that follows no redirect, so that tests see what was answered.
+pub fn client() -> reqwest::Client {
+    reqwest::Client::builder()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .timeout(Duration::from_secs(120))
+        .build()
+        .expect("a client without TLS needs nothing that could be missing")
+}
+
+/// Panics with the place of the first difference: whole files are too long to print.
+pub fn assert_same_bytes(what: &str, got: &[u8], expected: &[u8]) {
+    if let Some(at) = got.iter().zip(expected).position(|(a, b)| a != b) {
+        panic!("{what}: byte {at} of {} differs: {:#04x} instead of {:#04x}", expected.len(), got[at], expected[at]);
+    }
+    assert_eq!(got.len(), expected.len(), "{what}: length");
+}

@@ -1,0 +1,108 @@
+//! A child process whose output is kept in a file, and which does not outlive the test.
+
+use super::eventually;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+/// Lines of a process's output that a failed test shows.
+const LINES_SHOWN: usize = 60;
+
+/// A running child. Dropping it kills it; a failing test shows the end of its output first.
+pub struct Process {
+    name: String,
+    child: Child,
+    stdout: PathBuf,
+    stderr: PathBuf,
+}
+
+impl Process {
+    /// Starts `command`, with its output going to files in `dir`.
+    pub fn spawn(name: &str, command: &mut Command, dir: &Path) -> Self {
+        let (stdout, stderr) = (dir.join(format!("{name}.stdout")), dir.join(format!("{name}.stderr")));
+        let file = |path: &Path| File::create(path).expect("the test's own folder is writable");
+        command.stdin(Stdio::null()).stdout(file(&stdout)).stderr(file(&stderr));
+        let child = command.spawn().unwrap_or_else(|error| panic!("{name} does not start: {error}"));
+        Self { name: name.to_owned(), child, stdout, stderr }
+    }
+
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it wrote to standard output so far.
+    pub fn stdout(&self) -> String {
+        std::fs::read_to_string(&self.stdout).unwrap_or_default()
+    }
+
+    /// What it wrote to standard error so far.
+    pub fn stderr(&self) -> String {
+        std::fs::read_to_string(&self.stderr).unwrap_or_default()
+    }
+
+    /// Waits until its standard output has `text` in it; panics when it ends before.
+    pub async fn says(&mut self, text: &str, patience: Duration) -> String {
+        let name = self.name.clone();
+        eventually(&format!("{name} says {text:?}"), patience, async || {
+            let ended = self.child.try_wait().ok().flatten();
+            let said = self.stdout();
+            if let Some(status) = ended {
+                panic!("{name} ended with {status} before it said {text:?}:\n{said}{}", self.stderr());
+            }
+            if said.contains(text) { Ok(said) } else { Err("still silent") }
+        })
+        .await
+    }
+
+    /// Sends SIGTERM and waits for the end.
+    pub async fn terminate(&mut self, patience: Duration) -> ExitStatus {
+        let id = i32::try_from(self.id()).expect("process ids fit");
+        kill(Pid::from_raw(id), Signal::SIGTERM).expect("the child is there until it is waited for");
+        let name = self.name.clone();
+        eventually(&format!("{name} ends after SIGTERM"), patience, async || {
+            self.child.try_wait().ok().flatten().ok_or("still running")
+        })
+        .await
+    }
+
+    /// Bytes of memory that are resident now.
+    pub fn resident_bytes(&self) -> u64 {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// The most bytes that were resident since [`Process::forget_resident_peak`].
+    pub fn resident_peak_bytes(&self) -> u64 {
+        self.status_bytes("VmHWM:")
+    }
+
+    /// Starts the peak anew: proc(5), `clear_refs`. Where that is not allowed the peak counts from the start, which can only
+    /// make a test stricter.
+    pub fn forget_resident_peak(&self) {
+        let _ = std::fs::write(format!("/proc/{}/clear_refs", self.id()), "5");
+    }
+
+    fn status_bytes(&self, key: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).expect("the process runs");
+        let line = status.lines().find_map(|line| line.strip_prefix(key)).expect("Linux reports memory");
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number of kB");
+        kib * 1024
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            for (stream, text) in [("stdout", self.stdout()), ("stderr", self.stderr())] {
+                let lines: Vec<&str> = text.lines().collect();
+                let end = &lines[lines.len().saturating_sub(LINES_SHOWN)..];
+                eprintln!("---- end of {}'s {stream}\n{}", self.name, end.join("\n"));
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Just enough of Bitswap's messages to misuse them, written apart from Causeway's own codec so that a mistake there is not
+//! made here too: <https://specs.ipfs.tech/bitswap-protocol/#bitswap-1-2-0-wire-format>.
+
+/// The CIDs that a message asks for; cancellations are left out. Nothing for a message that is not understood.
+pub fn wanted_cids(message: &[u8]) -> Vec<Vec<u8>> {
+    let wantlists = fields(message).into_iter().filter(|(number, _)| *number == 1);
+    let entries = wantlists.flat_map(|(_, wantlist)| fields(wantlist)).filter(|(number, _)| *number == 1);
+    entries.filter_map(|(_, entry)| wanted_cid(entry)).collect()
+}
+
+fn wanted_cid(entry: &[u8]) -> Option<Vec<u8>> {
+    let cancelled = contains_varint_field(entry, 3, 1);
+    let block = fields(entry).into_iter().find(|(number, _)| *number == 1);
+    block.filter(|_| !cancelled).map(|(_, cid)| cid.to_vec())
+}
+
+/// A message that says "have" for each CID and carries blocks, each as (prefix, data).
+pub fn message(haves: &[Vec<u8>], blocks: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
+    let mut message = Vec::new();
+    for (prefix, data) in blocks {
+        let mut block = Vec::new();
+        put_bytes(&mut block, 1, prefix);
+        put_bytes(&mut block, 2, data);
+        put_bytes(&mut message, 3, &block);
+    }
+    for cid in haves {
+        let mut presence = Vec::new();
+        // Presence type 0, "have", is protobuf's default and is not written.
+        put_bytes(&mut presence, 1, cid);
+        put_bytes(&mut message, 4, &presence);
+    }
+    message
+}
+
+/// Everything of a CIDv1 but its digest, as blocks are labelled: version, codec, hash function, digest length. Digests here
+/// have 32 bytes.
+pub fn prefix_of(cid: &[u8]) -> Vec<u8> {
+    cid[..cid.len().saturating_sub(32)].to_vec()
+}
+
+/// An unsigned varint.
+pub fn varint(mut number: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number >= 0x80 {
+        bytes.push((number as u8 & 0x7f) | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    bytes
+}
+
+fn put_bytes(message: &mut Vec<u8>, field: u64, bytes: &[u8]) {
+    message.extend(varint(field << 3 | 2));
+    message.extend(varint(bytes.len() as u64));
+    message.extend(bytes);
+}
+
+/// The length-delimited fields of a message, up to the first thing that is not understood.
+fn fields(message: &[u8]) -> Vec<(u64, &[u8])> {
+    let mut fields = Vec::new();
+    let mut rest = message;
+    while let Some((key, after)) = take_varint(rest) {
+        rest = after;
+        let Some((len, after)) = take_varint(rest) else { break };
+        rest = after;
+        if key & 7 == 2 {
+            let Some((bytes, after)) = rest.split_at_checked(len as usize) else { break };
+            fields.push((key >> 3, bytes));
+            rest = after;
+        }
+    }
+    fields
+}
+
+fn contains_varint_field(message: &[u8], field: u64, value: u64) -> bool {
+    let mut rest = message;
+    while let Some((key, after)) = take_varint(rest) {
+        let Some((number, after)) = take_varint(after) else { break };
+        if key & 7 == 2 {
+            let Some((_, after)) = after.split_at_checked(number as usize) else { break };
+            rest = after;
+            continue;
+        }
+        if key >> 3 == field && number == value {
+            return true;
+        }
+        rest = after;
+    }
+    false
+}
+
+fn take_varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let end = bytes.iter().take(10).position(|byte| byte & 0x80 == 0)?;
+    let number = bytes[..=end].iter().rev().fold(0, |number, byte| number << 7 | u64::from(byte & 0x7f));
+    Some((number, &bytes[end + 1..]))
+}
+
+#[test]
+fn wants_are_read_and_cancellations_are_not_wants() {
+    let entry = |cid: &[u8], cancel: bool| {
+        let mut entry = Vec::new();
+        put_bytes(&mut entry, 1, cid);
+        entry.extend([2 << 3, 1]);
+        if cancel {
+            entry.extend([3 << 3, 1]);
+        }
+        entry
+    };
+    let mut wantlist = Vec::new();
+    for (cid, cancel) in [(b"one", false), (b"two", true)] {
+        put_bytes(&mut wantlist, 1, &entry(cid, cancel));
+    }
+    let mut message = Vec::new();
+    put_bytes(&mut message, 1, &wantlist);
+    assert_eq!(wanted_cids(&message), [b"one".to_vec()]);
+}

@@ -1,0 +1,103 @@
+//! A child process with a folder of its own, what it says, and the CPU time that it and its children use.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const START: Duration = Duration::from_secs(60);
+
+/// A running child. Dropping it kills it.
+pub struct Process {
+    name: &'static str,
+    child: Child,
+    output: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` with both of its outputs in one file in `dir`.
+    pub fn spawn(name: &'static str, command: &mut Command, dir: &Path) -> Result<Self> {
+        let output = dir.join(format!("{name}.out"));
+        let file = File::create(&output).with_context(|| output.display().to_string())?;
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let child = command.spawn().with_context(|| format!("starting {command:?}"))?;
+        Ok(Self { name, child, output })
+    }
+
+    /// Waits until its output has `text` in it, and returns the output.
+    pub async fn says(&mut self, text: &str) -> Result<String> {
+        let begun = Instant::now();
+        loop {
+            let ended = self.child.try_wait()?;
+            let said = std::fs::read_to_string(&self.output)?;
+            if said.contains(text) {
+                return Ok(said);
+            }
+            if let Some(status) = ended {
+                bail!("{} ended with {status}:\n{said}", self.name);
+            }
+            ensure!(begun.elapsed() < START, "{} does not say {text:?}:\n{said}", self.name);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// CPU time used so far, in user and kernel mode, by the process and its living children: nginx works in children.
+    pub fn cpu(&self) -> Duration {
+        let id = self.child.id();
+        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let stats = all.filter_map(|entry| Stat::read(&entry.path()));
+        stats.filter(|stat| stat.id == id || stat.parent == id).map(|stat| stat.cpu).sum()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.terminate();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Process {
+    /// A polite end first: nginx killed outright leaves its workers behind.
+    fn terminate(&mut self) {
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(20) {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// What proc(5) says in /proc/ID/stat.
+struct Stat {
+    id: u32,
+    parent: u32,
+    cpu: Duration,
+}
+
+impl Stat {
+    fn read(process: &Path) -> Option<Self> {
+        Self::parse(&std::fs::read_to_string(process.join("stat")).ok()?)
+    }
+
+    /// The second field is a name in parentheses that may contain anything; fields are counted after it.
+    fn parse(text: &str) -> Option<Self> {
+        let (id, rest) = (text.split(' ').next()?.parse().ok()?, text.rsplit_once(')')?.1);
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+        // Linux counts in hundredths of a second whatever its own clock does: USER_HZ.
+        Some(Self { id, parent: fields.get(1)?.parse().ok()?, cpu: Duration::from_millis(ticks * 10) })
+    }
+}
+
+#[test]
+fn stat_is_read_behind_a_confusing_name() {
+    let text = "77 (a) b (c)) S 5 77 77 0 -1 4194560 1 0 0 0 30 12 9 9 20 0 1 0 100 0 0";
+    let stat = Stat::parse(text).expect("it is well-formed");
+    assert_eq!((stat.id, stat.parent, stat.cpu), (77, 5, Duration::from_millis(420)));
+}

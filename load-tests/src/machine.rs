@@ -1,0 +1,48 @@
+//! What the figures were measured on, with what, and how to measure them again.
+
+use crate::{Options, servers, wrk};
+use anyhow::Result;
+use serde_json::{Value, json};
+use std::process::Command;
+
+/// Versions and hardware, as a flat object.
+pub fn describe(options: &Options) -> Result<Value> {
+    let cpus = std::fs::read_to_string("/proc/cpuinfo")?;
+    let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let memory = std::fs::read_to_string("/proc/meminfo")?;
+    let kib = memory.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+    let gib = kib.and_then(|kib| kib.parse::<f64>().ok()).unwrap_or_default() / 1024.0 / 1024.0;
+    Ok(json!({
+        "date": said("date", &["-u", "+%F"]),
+        "commit": commit(),
+        "command": if options.quick { "make bench ARGS=--quick" } else { "make bench" },
+        "cpu": model.map_or("unknown", |(_, name)| name.trim()),
+        "cores": std::thread::available_parallelism()?.get(),
+        "memory_gib": (gib * 10.0).round() / 10.0,
+        "kernel": said("uname", &["-sr"]),
+        "load_generator": format!("{} {} -d{}s", said("wrk", &["-v"]), wrk::ARGUMENTS.join(" "), options.duration().as_secs()),
+        "rounds": options.rounds(),
+        "quick": options.quick,
+        "causeway": said(&options.causeway.to_string_lossy(), &["--version"]),
+        "kubo": said(&options.kubo.to_string_lossy(), &["--version"]),
+        "nginx": said(servers::nginx_binary(), &["-v"]),
+    }))
+}
+
+/// The commit, and whether anything differs from it.
+fn commit() -> String {
+    let changed = !said("git", &["status", "--porcelain", "--untracked-files=no"]).is_empty();
+    match said("git", &["rev-parse", "--short", "--verify", "HEAD"]).as_str() {
+        id if id.is_empty() || id.contains(' ') => "none yet".to_owned(),
+        id => format!("{id}{}", if changed { " with changes" } else { "" }),
+    }
+}
+
+/// The first line that a program prints, on either output; some print versions on standard error.
+fn said(program: &str, arguments: &[&str]) -> String {
+    let Ok(output) = Command::new(program).args(arguments).output() else { return String::new() };
+    let streams = [output.stdout, output.stderr].map(|stream| String::from_utf8_lossy(&stream).into_owned());
+    let line = streams.iter().find_map(|text| text.lines().next()).unwrap_or_default();
+    // "wrk 4.1.0 [epoll] Copyright (C) 2012 Will Glozer"
+    line.split(" [").next().unwrap_or_default().trim().to_owned()
+}

@@ -1,0 +1,81 @@
+//! Workloads for gateways, and comparisons of Causeway with what people run today, on one machine and in one run.
+//!
+//! Goals: one command, no preparation; every server answers the same bytes, checked; figures are medians of rounds in rotated
+//! order, with the server's CPU time beside each; results are files that can be compared over time.
+//!
+//! Non-goals: absolute figures. Load generator and servers share the machine, so that ratios hold better than numbers. It
+//! speaks HTTP only and knows nothing of Causeway's inside.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`compare`] | the comparison itself: hot files by `wrk`, a cold file by one GET |
+//! | [`servers`] | Causeway, Kubo and nginx as child processes with folders of their own |
+//! | [`child`] | a child process, what it says and the CPU time it and its children use |
+//! | [`wrk`] | one run of `wrk` |
+//! | [`machine`] | what the figures were measured on |
+//! | [`report`] | figures to Markdown and JSON |
+
+mod child;
+mod compare;
+mod machine;
+mod report;
+mod servers;
+mod wrk;
+
+use clap::Parser;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Workloads and comparisons.
+#[derive(Parser)]
+enum Command {
+    /// Compare Causeway with Kubo and nginx proxy_cache
+    Compare(Options),
+}
+
+/// What to compare, and for how long.
+#[derive(clap::Args, Debug, Clone)]
+struct Options {
+    /// The causeway binary
+    #[arg(long, value_name = "FILE", default_value = "target/release/causeway")]
+    causeway: PathBuf,
+    /// The ipfs binary of Kubo ("make kubo" prints where it is)
+    #[arg(long, value_name = "FILE")]
+    kubo: PathBuf,
+    /// Folder for the results
+    #[arg(long, value_name = "DIR", default_value = "load-tests/results")]
+    out: PathBuf,
+    /// Seconds of each run of wrk
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    seconds: u64,
+    /// Rounds, of which the median counts
+    #[arg(long, value_name = "COUNT", default_value_t = 3)]
+    rounds: usize,
+    /// One round of one second and a small cold file: shows that everything works, measures nothing
+    #[arg(long)]
+    quick: bool,
+}
+
+impl Options {
+    fn rounds(&self) -> usize {
+        if self.quick { 1 } else { self.rounds.max(1) }
+    }
+
+    fn duration(&self) -> Duration {
+        Duration::from_secs(if self.quick { 1 } else { self.seconds.max(1) })
+    }
+
+    fn cold_bytes(&self) -> usize {
+        if self.quick { 10 << 20 } else { 100 << 20 }
+    }
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let Command::Compare(options) = Command::parse();
+    let figures = compare::run(&options).await?;
+    let written = report::write(&options.out, &machine::describe(&options)?, &figures)?;
+    println!("{}", std::fs::read_to_string(&written)?);
+    println!("Written to {} and .json beside it.", written.display());
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! Figures to files: Markdown for people, JSON for comparisons over time.
+
+use crate::compare::{Cold, Figures, Hot};
+use anyhow::Result;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Writes both files and returns the path of the Markdown one.
+pub fn write(dir: &Path, machine: &Value, figures: &Figures) -> Result<PathBuf> {
+    std::fs::create_dir_all(dir)?;
+    let name = format!("{}-compare", machine["date"].as_str().unwrap_or("undated"));
+    let markdown_file = dir.join(format!("{name}.md"));
+    std::fs::write(&markdown_file, markdown(machine, figures)?)?;
+    let text = serde_json::to_string_pretty(&as_json(machine, figures))?;
+    std::fs::write(dir.join(format!("{name}.json")), text + "\n")?;
+    Ok(markdown_file)
+}
+
+fn markdown(machine: &Value, figures: &Figures) -> Result<String> {
+    let mut out = String::new();
+    let say = |key: &str| machine[key].as_str().map_or_else(|| machine[key].to_string(), str::to_owned);
+    writeln!(out, "# Causeway, Kubo and nginx on one machine, {}\n", say("date"))?;
+    if machine["quick"] == true {
+        writeln!(out, "A quick run, which shows that everything works. Its figures mean nothing.\n")?;
+    }
+    writeln!(
+        out,
+        "Measured by `{}` at commit {}: {} cores of {}, {} GiB, {}. Load generator and servers shared the machine,",
+        say("command"),
+        say("commit"),
+        say("cores"),
+        say("cpu"),
+        say("memory_gib"),
+        say("kernel")
+    )?;
+    writeln!(
+        out,
+        "all on loopback, so that ratios hold better than figures. {}; {}; {}; {}.\nMedians of {} rounds in rotated order.\n",
+        say("causeway"),
+        say("kubo"),
+        say("nginx"),
+        say("load_generator"),
+        say("rounds")
+    )?;
+    hot_table(&mut out, &figures.hot)?;
+    cold_table(&mut out, figures)?;
+    Ok(out)
+}
+
+fn hot_table(out: &mut String, hot: &[Hot]) -> Result<()> {
+    writeln!(out, "## Hot: the server holds the file\n")?;
+    writeln!(out, "nginx caches Kubo's answers (`proxy_cache`). CPU is the server's own, user and kernel.\n")?;
+    writeln!(out, "| file | server | requests/s | CPU µs/request | p50 | p99 | Causeway is | rounds, requests/s |")?;
+    writeln!(out, "|---|---|--:|--:|--:|--:|--:|---|")?;
+    for row in hot {
+        let Hot { file, server, requests_per_second, rounds, cpu_microseconds_per_request, p50, p99 } = row;
+        let rounds: Vec<String> = rounds.iter().map(|rate| format!("{rate:.0}")).collect();
+        let ratio = hot_ratio(hot, row).map_or_else(String::new, times);
+        let (p50, p99) = (millis(*p50), millis(*p99));
+        let rounds = rounds.join(", ");
+        writeln!(
+            out,
+            "| {file} | {server} | {requests_per_second:.0} | {cpu_microseconds_per_request:.1} | {p50} | {p99} | {ratio} | {rounds} |"
+        )?;
+    }
+    Ok(())
+}
+
+fn cold_table(out: &mut String, figures: &Figures) -> Result<()> {
+    let mib = figures.cold_bytes >> 20;
+    writeln!(out, "\n## Cold: {mib} MiB that only another Kubo node holds\n")?;
+    writeln!(
+        out,
+        "A fresh node, connected to that one, is asked for the whole file over HTTP. CPU is that of the fresh node.\n"
+    )?;
+    writeln!(out, "| server | from the source by | first byte | last byte | MB/s | CPU s | Causeway is | rounds, s |")?;
+    writeln!(out, "|---|---|--:|--:|--:|--:|--:|---|")?;
+    for row in &figures.cold {
+        let Cold { server, transport, first_byte, complete, rounds, cpu } = row;
+        let rounds: Vec<String> = rounds.iter().map(|time| format!("{:.2}", time.as_secs_f64())).collect();
+        let rate = figures.cold_bytes as f64 / 1e6 / complete.as_secs_f64();
+        let ratio = cold_ratio(&figures.cold, row).map_or_else(String::new, times);
+        let (first, complete, cpu) = (millis(*first_byte), complete.as_secs_f64(), cpu.as_secs_f64());
+        let rounds = rounds.join(", ");
+        writeln!(
+            out,
+            "| {server} | {transport} | {first} | {complete:.2} s | {rate:.0} | {cpu:.2} | {ratio} | {rounds} |"
+        )?;
+    }
+    Ok(())
+}
+
+/// How many times as many requests Causeway answers with the same file.
+fn hot_ratio(all: &[Hot], row: &Hot) -> Option<f64> {
+    let ours = all.iter().find(|hot| hot.server == "Causeway" && hot.file == row.file)?;
+    (row.server != "Causeway").then(|| ours.requests_per_second / row.requests_per_second)
+}
+
+/// How many times as fast Causeway is over the same transport.
+fn cold_ratio(all: &[Cold], row: &Cold) -> Option<f64> {
+    let ours = all.iter().find(|cold| cold.server == "Causeway" && cold.transport == row.transport)?;
+    (row.server != "Causeway").then(|| row.complete.as_secs_f64() / ours.complete.as_secs_f64())
+}
+
+fn times(ratio: f64) -> String {
+    format!("{ratio:.2} × as fast")
+}
+
+fn millis(duration: Duration) -> String {
+    format!("{:.2} ms", duration.as_secs_f64() * 1e3)
+}
+
+fn as_json(machine: &Value, figures: &Figures) -> Value {
+    let hot = |row: &Hot| {
+        json!({
+            "file": row.file,
+            "server": row.server,
+            "requests_per_second": row.requests_per_second,
+            "rounds_requests_per_second": row.rounds,
+            "cpu_microseconds_per_request": row.cpu_microseconds_per_request,
+            "p50_seconds": row.p50.as_secs_f64(),
+            "p99_seconds": row.p99.as_secs_f64(),
+            "causeway_times_as_fast": hot_ratio(&figures.hot, row),
+        })
+    };
+    let cold = |row: &Cold| {
+        json!({
+            "server": row.server,
+            "transport": row.transport,
+            "bytes": figures.cold_bytes,
+            "first_byte_seconds": row.first_byte.as_secs_f64(),
+            "last_byte_seconds": row.complete.as_secs_f64(),
+            "rounds_seconds": row.rounds.iter().map(Duration::as_secs_f64).collect::<Vec<_>>(),
+            "cpu_seconds": row.cpu.as_secs_f64(),
+            "causeway_times_as_fast": cold_ratio(&figures.cold, row),
+        })
+    };
+    json!({
+        "machine": machine,
+        "hot": figures.hot.iter().map(hot).collect::<Vec<_>>(),
+        "cold": figures.cold.iter().map(cold).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_compare_like_with_like() {
+        let hot = |server, file, requests_per_second| Hot {
+            file,
+            server,
+            requests_per_second,
+            rounds: vec![requests_per_second],
+            cpu_microseconds_per_request: 1.0,
+            p50: Duration::from_millis(1),
+            p99: Duration::from_millis(2),
+        };
+        let all =
+            [hot("Causeway", "a", 10.0), hot("nginx", "a", 5.0), hot("Causeway", "b", 3.0), hot("nginx", "b", 6.0)];
+        let ratios: Vec<_> = all.iter().map(|row| hot_ratio(&all, row)).collect();
+        assert_eq!(ratios, [None, Some(2.0), None, Some(0.5)]);
+    }
+}

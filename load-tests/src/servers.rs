@@ -1,0 +1,234 @@
+//! The servers that are compared, each a child process on free loopback ports with a folder of its own.
+
+use crate::child::Process;
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How two IPFS nodes talk to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    Tcp,
+    Quic,
+}
+
+impl Transport {
+    /// Its name in the report.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Quic => "QUIC",
+        }
+    }
+}
+
+/// A server under load.
+pub struct Server {
+    pub name: &'static str,
+    /// Without a slash at the end.
+    pub url: String,
+    pub process: Process,
+    /// Deleted when the server is gone: fields are dropped in this order.
+    dir: TempDir,
+}
+
+/// A Kubo node.
+pub struct Kubo {
+    pub server: Server,
+    ipfs: PathBuf,
+    api: String,
+    multiaddrs: Vec<String>,
+}
+
+impl Kubo {
+    /// A fresh node that knows nobody and contacts nobody.
+    pub async fn start(ipfs: &Path) -> Result<Self> {
+        let dir = folder("kubo")?;
+        let command = || {
+            let mut command = Command::new(ipfs);
+            command.env("IPFS_PATH", dir.path()).env("IPFS_TELEMETRY", "off");
+            command
+        };
+        let init = command().args(["init", "--profile=test"]).stdout(Stdio::null()).status();
+        ensure!(init.with_context(|| format!("{}; run `make kubo`", ipfs.display()))?.success(), "ipfs init failed");
+        isolate(&dir.path().join("config"))?;
+        let mut process = Process::spawn("kubo", command().arg("daemon"), dir.path())?;
+        let said = process.says("Daemon is ready").await?;
+        let (api, url) = (listening(&said, "RPC API server")?, listening(&said, "Gateway server")?);
+        let id: Value = serde_json::from_str(&post(&format!("{api}/api/v0/id")).await?)?;
+        let addresses = id["Addresses"].as_array().context("ipfs id names no addresses")?;
+        let multiaddrs = addresses.iter().filter_map(|address| address.as_str().map(str::to_owned)).collect();
+        let server = Server { name: "Kubo", url, process, dir };
+        Ok(Self { server, ipfs: ipfs.to_owned(), api, multiaddrs })
+    }
+
+    /// Adds a file with raw leaves and returns its path on a gateway.
+    pub fn add(&self, content: &[u8]) -> Result<String> {
+        let mut add = Command::new(&self.ipfs);
+        add.env("IPFS_PATH", self.server.dir.path()).env("IPFS_TELEMETRY", "off");
+        add.args(["add", "-Q", "--cid-version=1", "--raw-leaves", "--fast-provide-root=false"]);
+        let mut child = add.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        child.stdin.take().context("ipfs add has no input")?.write_all(content)?;
+        let output = child.wait_with_output()?;
+        ensure!(output.status.success(), "ipfs add: {}", output.status);
+        Ok(format!("/ipfs/{}", String::from_utf8(output.stdout)?.trim()))
+    }
+
+    /// Where another node reaches it.
+    pub fn multiaddr(&self, transport: Transport) -> Result<&str> {
+        let part = if transport == Transport::Tcp { "/tcp/" } else { "/quic-v1/" };
+        let found = self.multiaddrs.iter().find(|address| address.contains(part));
+        Ok(found.with_context(|| format!("no {part} in {:?}", self.multiaddrs))?)
+    }
+
+    /// Connects to another node, and returns when it is.
+    pub async fn connect(&self, multiaddr: &str) -> Result<()> {
+        post(&format!("{}/api/v0/swarm/connect?arg={multiaddr}", self.api)).await.map(drop)
+    }
+}
+
+/// A fresh Causeway, connected to `peer`.
+pub async fn causeway(binary: &Path, peer: &str) -> Result<Server> {
+    let dir = folder("causeway")?;
+    let mut command = Command::new(binary);
+    for (variable, _) in std::env::vars_os() {
+        if variable.to_string_lossy().starts_with("CAUSEWAY_") {
+            command.env_remove(variable);
+        }
+    }
+    command.arg("serve").arg("--data-dir").arg(dir.path().join("data"));
+    command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--bootstrap", "none"]);
+    command.args(["--p2p-listen", "/ip4/127.0.0.1/tcp/0", "--p2p-listen", "/ip4/127.0.0.1/udp/0/quic-v1"]);
+    command.args(["--peering", peer]);
+    let mut process = Process::spawn("causeway", &mut command, dir.path())
+        .with_context(|| format!("{}; run `make build`", binary.display()))?;
+    let said = process.says("  welcome ").await?;
+    let value = |key: &str| {
+        let found = said.lines().find_map(|line| line.trim().strip_prefix(key));
+        Ok::<_, anyhow::Error>(found.with_context(|| format!("no {key:?} in {said}"))?.trim().to_owned())
+    };
+    let (url, admin) = (value("gateway ")?, value("admin ")?);
+    wait_for_peer(&admin).await?;
+    Ok(Server { name: "Causeway", url, process, dir })
+}
+
+/// The connection to the peer is made while the node starts; a cold fetch is to measure fetching.
+async fn wait_for_peer(admin: &str) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        let metrics = reqwest::get(format!("{admin}/metrics")).await?.text().await?;
+        let connections = metrics.lines().find_map(|line| line.strip_prefix("causeway_p2p_connections "));
+        if connections.is_some_and(|count| count != "0") {
+            return Ok(());
+        }
+        ensure!(begun.elapsed() < Duration::from_secs(30), "Causeway does not connect to its peer");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// nginx with `proxy_cache` in front of another server, set up to do as well as it can.
+pub async fn nginx(upstream: &str) -> Result<Server> {
+    let dir = folder("nginx")?;
+    let port = free_port()?;
+    let configuration = nginx_configuration(upstream.trim_start_matches("http://"), port, &user()?, dir.path());
+    let file = dir.path().join("nginx.conf");
+    std::fs::write(&file, configuration)?;
+    let mut command = Command::new(nginx_binary());
+    command.arg("-p").arg(dir.path()).arg("-c").arg(&file).arg("-e").arg(dir.path().join("error.log"));
+    let process = Process::spawn("nginx", &mut command, dir.path())?;
+    let url = format!("http://127.0.0.1:{port}");
+    let begun = Instant::now();
+    while reqwest::get(format!("{url}/up")).await.is_err() {
+        let log = || std::fs::read_to_string(dir.path().join("error.log")).unwrap_or_default();
+        ensure!(begun.elapsed() < Duration::from_secs(20), "nginx does not start: {}", log());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(Server { name: "nginx", url, process, dir })
+}
+
+/// Debian puts it where only root's PATH looks.
+pub fn nginx_binary() -> &'static str {
+    if Path::new("/usr/sbin/nginx").exists() { "/usr/sbin/nginx" } else { "nginx" }
+}
+
+fn nginx_configuration(upstream: &str, port: u16, user: &str, dir: &Path) -> String {
+    let dir = dir.display();
+    format!(
+        "daemon off;
+user {user};
+worker_processes auto;
+pid {dir}/nginx.pid;
+events {{ worker_connections 4096; }}
+http {{
+    access_log off;
+    sendfile on;
+    tcp_nopush on;
+    keepalive_requests 1000000000;
+    open_file_cache max=1000 inactive=1h;
+    client_body_temp_path {dir}/body;
+    proxy_temp_path {dir}/proxy;
+    fastcgi_temp_path {dir}/fastcgi;
+    uwsgi_temp_path {dir}/uwsgi;
+    scgi_temp_path {dir}/scgi;
+    proxy_cache_path {dir}/cache levels=1:2 keys_zone=ipfs:32m max_size=10g inactive=1d use_temp_path=off;
+    upstream gateway {{ server {upstream}; keepalive 32; }}
+    server {{
+        listen 127.0.0.1:{port} backlog=4096;
+        location = /up {{ return 204; }}
+        location / {{
+            proxy_pass http://gateway;
+            proxy_http_version 1.1;
+            proxy_set_header Connection \"\";
+            proxy_cache ipfs;
+            proxy_cache_valid 200 1d;
+            add_header X-Cache $upstream_cache_status;
+        }}
+    }}
+}}
+"
+    )
+}
+
+/// Nobody outside this machine is asked for anything.
+fn isolate(config: &Path) -> Result<()> {
+    let mut settings: Value = serde_json::from_str(&std::fs::read_to_string(config)?)?;
+    settings["Addresses"]["Swarm"] = json!(["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"]);
+    settings["Bootstrap"] = json!([]);
+    settings["AutoConf"] = json!({ "Enabled": false });
+    settings["DNS"] = json!({ "Resolvers": {} });
+    settings["Routing"]["Type"] = json!("dhtserver");
+    settings["Routing"]["DelegatedRouters"] = json!([]);
+    settings["Ipns"]["DelegatedPublishers"] = json!([]);
+    Ok(std::fs::write(config, settings.to_string())?)
+}
+
+/// "… listening on /ip4/127.0.0.1/tcp/5001" as a URL.
+fn listening(said: &str, what: &str) -> Result<String> {
+    let line = said.lines().find(|line| line.starts_with(what)).with_context(|| format!("no {what} in {said}"))?;
+    let port = line.rsplit('/').next().unwrap_or_default();
+    Ok(format!("http://127.0.0.1:{port}"))
+}
+
+async fn post(url: &str) -> Result<String> {
+    let response = reqwest::Client::new().post(url).send().await?;
+    let (status, text) = (response.status(), response.text().await?);
+    ensure!(status.is_success(), "{url}: {status}: {text}");
+    Ok(text)
+}
+
+fn folder(name: &str) -> Result<TempDir> {
+    Ok(TempDir::with_prefix(format!("causeway-bench-{name}-"))?)
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+fn user() -> Result<String> {
+    Ok(String::from_utf8(Command::new("id").arg("-un").output()?.stdout)?.trim().to_owned())
+}

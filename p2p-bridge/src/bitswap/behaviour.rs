@@ -1,0 +1,303 @@
+//! Joins the Bitswap state machines, the connections and the local tiers to the swarm.
+//!
+//! This is glue: decisions are in [`super::client`] and [`super::server`]. It runs inside the one swarm task, so nothing
+//! here hashes, encodes or reads a disk; look-ups in the local tiers are futures that others drive.
+
+use super::client::{self, Action, Client, Use};
+use super::handler::{Command, Event as HandlerEvent, Handler, Received};
+use super::message::Ask;
+use super::server::{Found, Lookup, Server};
+use crate::metrics::{Kind, Metrics};
+use crate::wants::{SessionId, Wants};
+use content::{BlockKey, BlockSource, Cid};
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
+use libp2p::core::Endpoint;
+use libp2p::core::transport::PortUse;
+use libp2p::swarm::{
+    ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, NotifyHandler, THandlerInEvent,
+    ToSwarm, behaviour::ConnectionEstablished,
+};
+use libp2p::{Multiaddr, PeerId};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::time::{Interval, MissedTickBehavior};
+
+/// How often stalls are looked for while anything is wanted.
+const TICK: Duration = Duration::from_millis(100);
+/// Commands taken from sessions before the swarm gets its turn again.
+const COMMANDS_PER_POLL: usize = 1_024;
+
+/// What sessions ask of the swarm task.
+pub enum SessionCommand {
+    /// Somebody waits for a block.
+    Want {
+        /// The DAG it belongs to.
+        session: SessionId,
+        /// The block.
+        cid: Cid,
+    },
+    /// That somebody lost interest. Carries the permit, so that commands are as bounded as waiters are.
+    Cancel {
+        /// The DAG it belongs to.
+        session: SessionId,
+        /// The block.
+        key: BlockKey,
+        /// Returned when the command has been carried out.
+        permit: OwnedSemaphorePermit,
+    },
+}
+
+/// What the swarm task has to do for Bitswap.
+#[derive(Debug)]
+pub enum Event {
+    /// Find providers of a root.
+    Search(SessionId),
+    /// Stop finding them.
+    StopSearch(SessionId),
+}
+
+/// The network behaviour. See the module's documentation.
+pub struct Behaviour {
+    client: Client,
+    server: Server,
+    metrics: Metrics,
+    wants: Arc<Wants>,
+    commands: mpsc::UnboundedReceiver<SessionCommand>,
+    local: Arc<dyn BlockSource>,
+    lookups: FuturesUnordered<BoxFuture<'static, (Lookup, Found)>>,
+    connections: HashMap<PeerId, Vec<ConnectionId>>,
+    favoured: HashSet<PeerId>,
+    events: VecDeque<ToSwarm<Event, Command>>,
+    ticker: Interval,
+}
+
+impl Behaviour {
+    /// A behaviour that takes wants from `commands`, delivers to `wants` and answers others from `local`.
+    pub fn new(
+        config: client::Config,
+        metrics: Metrics,
+        wants: Arc<Wants>,
+        commands: mpsc::UnboundedReceiver<SessionCommand>,
+        local: Arc<dyn BlockSource>,
+        favoured: HashSet<PeerId>,
+    ) -> Self {
+        let mut ticker = tokio::time::interval(TICK);
+        ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self {
+            client: Client::new(config, metrics.clone()),
+            server: Server::default(),
+            metrics,
+            wants,
+            commands,
+            local,
+            lookups: FuturesUnordered::new(),
+            connections: HashMap::new(),
+            favoured,
+            events: VecDeque::new(),
+            ticker,
+        }
+    }
+
+    /// Routing named a provider.
+    pub fn provider_found(&mut self, session: SessionId, peer: PeerId) {
+        self.client.provider_found(session, peer, Instant::now());
+    }
+
+    /// A search that [`Event::Search`] asked for has ended.
+    pub fn search_finished(&mut self, session: SessionId) {
+        self.client.search_finished(session, Instant::now());
+    }
+
+    fn command(&mut self, command: SessionCommand, now: Instant) {
+        match command {
+            SessionCommand::Want { session, cid } => {
+                // It may have arrived while the command was on its way.
+                if BlockKey::of(&cid).is_some_and(|key| self.wants.waiting(&key).is_some()) {
+                    self.client.want(session, cid, now);
+                }
+            }
+            SessionCommand::Cancel { session, key, permit } => {
+                self.client.cancel(session, key, now);
+                drop(permit);
+            }
+        }
+    }
+
+    fn received(&mut self, peer: PeerId, received: Received, now: Instant) {
+        for (key, bytes) in received.blocks {
+            let kind = match self.client.received_block(peer, key, bytes, now) {
+                Use::Wanted => Kind::Wanted,
+                Use::Duplicate => Kind::Duplicate,
+                Use::Lie => Kind::Unsolicited,
+            };
+            self.metrics.block_received(kind, 1, bytes as u64);
+            if kind == Kind::Unsolicited {
+                tracing::debug!(%peer, ?key, "sent a block that it was not asked for");
+            }
+            // Somebody may have begun to wait after the block was delivered and before we heard of it.
+            if let Some((cid, session)) = self.wants.waiting(&key) {
+                self.client.want(session, cid, now);
+            }
+        }
+        for (cid, has) in received.presences {
+            self.client.received_presence(peer, &cid, has, now);
+        }
+        if !received.wants.is_empty() || received.full {
+            self.server.asked(peer, received.wants, received.full);
+        }
+    }
+
+    fn start_lookups(&mut self) {
+        while let Some(lookup) = self.server.next_lookup() {
+            let cid = lookup.want.cid;
+            let found = match lookup.want.ask {
+                Ask::Block => {
+                    let get = self.local.get(&cid);
+                    async move { get.await.map_or(Found::Nothing, Found::Block) }.boxed()
+                }
+                Ask::Have | Ask::Cancel => {
+                    let has = self.local.has(&cid);
+                    async move { if has.await.unwrap_or(false) { Found::Has } else { Found::Nothing } }.boxed()
+                }
+            };
+            self.lookups.push(async move { (lookup, found.await) }.boxed());
+        }
+    }
+
+    fn notify(&mut self, peer_id: PeerId, event: Command) {
+        let Some(connection) = self.connections.get(&peer_id).and_then(|ids| ids.first()) else { return };
+        self.events.push_back(ToSwarm::NotifyHandler { peer_id, handler: NotifyHandler::One(*connection), event });
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Send { peer, entries } => self.notify(peer, Command::Ask(entries)),
+            Action::Search(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::Search(session))),
+            Action::StopSearch(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::StopSearch(session))),
+            Action::Fail { key, session, error } => {
+                self.metrics.stalls.inc();
+                self.wants.fail(&key, &session, &error);
+            }
+        }
+    }
+
+    fn connected(&mut self, peer: PeerId, connection: ConnectionId) {
+        let connections = self.connections.entry(peer).or_default();
+        connections.push(connection);
+        let first = connections.len() == 1;
+        if self.favoured.contains(&peer) {
+            let handler = NotifyHandler::One(connection);
+            self.events.push_back(ToSwarm::NotifyHandler { peer_id: peer, handler, event: Command::Keep(true) });
+        }
+        if first {
+            self.client.peer_connected(peer, self.favoured.contains(&peer), Instant::now());
+        }
+    }
+
+    fn disconnected(&mut self, peer: PeerId, connection: ConnectionId) {
+        let Some(connections) = self.connections.get_mut(&peer) else { return };
+        let was_used = connections.first() == Some(&connection);
+        connections.retain(|id| *id != connection);
+        if connections.is_empty() {
+            self.connections.remove(&peer);
+            self.client.peer_disconnected(peer, Instant::now());
+            self.server.disconnected(peer);
+        } else if was_used {
+            self.client.ask_again(peer);
+        }
+    }
+}
+
+impl NetworkBehaviour for Behaviour {
+    type ConnectionHandler = Handler;
+    type ToSwarm = Event;
+
+    fn handle_established_inbound_connection(
+        &mut self,
+        _: ConnectionId,
+        _: PeerId,
+        _: &Multiaddr,
+        _: &Multiaddr,
+    ) -> Result<Handler, ConnectionDenied> {
+        Ok(Handler::new(self.wants.clone()))
+    }
+
+    fn handle_established_outbound_connection(
+        &mut self,
+        _: ConnectionId,
+        _: PeerId,
+        _: &Multiaddr,
+        _: Endpoint,
+        _: PortUse,
+    ) -> Result<Handler, ConnectionDenied> {
+        Ok(Handler::new(self.wants.clone()))
+    }
+
+    fn on_swarm_event(&mut self, event: FromSwarm) {
+        match event {
+            FromSwarm::ConnectionEstablished(ConnectionEstablished { peer_id, connection_id, .. }) => {
+                self.connected(peer_id, connection_id);
+            }
+            FromSwarm::ConnectionClosed(ConnectionClosed { peer_id, connection_id, .. }) => {
+                self.disconnected(peer_id, connection_id);
+            }
+            _ => {}
+        }
+    }
+
+    fn on_connection_handler_event(&mut self, peer: PeerId, _: ConnectionId, event: HandlerEvent) {
+        let now = Instant::now();
+        match event {
+            HandlerEvent::Received(received) => self.received(peer, received, now),
+            HandlerEvent::Fault(reason) => {
+                tracing::debug!(%peer, reason, "broke the Bitswap protocol");
+                self.metrics.faults.inc();
+                self.client.peer_failed(peer, now);
+            }
+            HandlerEvent::Unreachable => self.client.peer_failed(peer, now),
+            HandlerEvent::Answered { blocks, bytes } => {
+                self.metrics.sent_blocks.inc_by(blocks as u64);
+                self.metrics.sent_bytes.inc_by(bytes as u64);
+                self.server.sent(peer, bytes);
+            }
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ToSwarm<Event, THandlerInEvent<Self>>> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Poll::Ready(event);
+            }
+            let now = Instant::now();
+            for _ in 0..COMMANDS_PER_POLL {
+                match self.commands.poll_recv(cx) {
+                    Poll::Ready(Some(command)) => self.command(command, now),
+                    Poll::Ready(None) | Poll::Pending => break,
+                }
+            }
+            self.start_lookups();
+            while let Poll::Ready(Some((lookup, found))) = self.lookups.poll_next_unpin(cx) {
+                if let Some((peer, answer)) = self.server.looked_up(lookup, found) {
+                    self.notify(peer, Command::Answer(answer));
+                }
+                self.start_lookups();
+            }
+            while self.ticker.poll_tick(cx).is_ready() {
+                if !self.client.is_idle() {
+                    self.client.tick(now);
+                }
+            }
+            while let Some(action) = self.client.poll_action() {
+                self.act(action);
+            }
+            if self.events.is_empty() {
+                return Poll::Pending;
+            }
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! The client machine against tables and against a simulated network of honest, slow, silent and lying peers.
+
+use super::*;
+use bytes::Bytes;
+use content::{Block, codec, hashes};
+use proptest::prelude::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn cid(n: u32) -> Cid {
+    *Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::copy_from_slice(&n.to_be_bytes())).expect("block").cid()
+}
+
+fn key(n: u32) -> BlockKey {
+    BlockKey::of(&cid(n)).expect("key")
+}
+
+/// A machine, a clock, and what it asked for.
+struct Bench {
+    client: Client,
+    now: Instant,
+    asked: Vec<(PeerId, WantEntry)>,
+    searches: Vec<SessionId>,
+    stopped: Vec<SessionId>,
+    failures: Vec<(BlockKey, SourceError)>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let config = Config { stall_timeout: Duration::from_secs(2), ..Config::default() };
+        Self {
+            client: Client::new(config, Metrics::default()),
+            now: Instant::now(),
+            asked: Vec::new(),
+            searches: Vec::new(),
+            stopped: Vec::new(),
+            failures: Vec::new(),
+        }
+    }
+
+    fn session(&self) -> SessionId {
+        *cid(0).hash()
+    }
+
+    fn connect(&mut self, favoured: bool) -> PeerId {
+        let peer = PeerId::random();
+        self.client.peer_connected(peer, favoured, self.now);
+        self.drain();
+        peer
+    }
+
+    fn want(&mut self, n: u32) {
+        self.client.want(self.session(), cid(n), self.now);
+        self.drain();
+    }
+
+    fn block(&mut self, peer: PeerId, n: u32) -> Use {
+        let result = self.client.received_block(peer, key(n), 1_000, self.now);
+        self.drain();
+        result
+    }
+
+    fn presence(&mut self, peer: PeerId, n: u32, has: bool) {
+        self.client.received_presence(peer, &cid(n), has, self.now);
+        self.drain();
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now += 100 * MS;
+            self.client.tick(self.now);
+            self.drain();
+        }
+    }
+
+    fn drain(&mut self) {
+        while let Some(action) = self.client.poll_action() {
+            match action {
+                Action::Send { peer, entries } => self.asked.extend(entries.into_iter().map(|entry| (peer, entry))),
+                Action::Search(session) => self.searches.push(session),
+                Action::StopSearch(session) => self.stopped.push(session),
+                Action::Fail { key, error, .. } => self.failures.push((key, error)),
+            }
+        }
+    }
+
+    /// Takes the questions asked since the last call, as (peer, number, ask).
+    fn take_asked(&mut self, numbers: u32) -> Vec<(PeerId, u32, Ask)> {
+        let number = |cid: &Cid| (0..numbers).find(|n| self::cid(*n) == *cid).expect("a known number");
+        self.asked.drain(..).map(|(peer, entry)| (peer, number(&entry.cid), entry.ask)).collect()
+    }
+}
+
+#[test]
+fn the_first_question_asks_a_favoured_peer_for_the_block_others_for_presence_and_searches_at_once() {
+    let mut bench = Bench::new();
+    let favoured = bench.connect(true);
+    let other = bench.connect(false);
+    bench.want(0);
+    let mut asked = bench.take_asked(1);
+    asked.sort_by_key(|(peer, ..)| *peer != favoured);
+    assert_eq!(asked, vec![(favoured, 0, Ask::Block), (other, 0, Ask::Have)]);
+    assert_eq!(bench.searches, vec![bench.session()]);
+    assert_eq!(bench.block(favoured, 0), Use::Wanted);
+    assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Cancel)]);
+    // From now on only the peer that proved itself is asked, and nobody searches again.
+    bench.want(1);
+    assert_eq!(bench.take_asked(2), vec![(favoured, 1, Ask::Block)]);
+    assert_eq!(bench.searches.len(), 1);
+}
+
+#[test]
+fn a_provider_that_routing_names_is_asked_for_the_block_as_soon_as_it_is_connected() {
+    let mut bench = Bench::new();
+    bench.want(0);
+    let peer = PeerId::random();
+    bench.client.provider_found(bench.session(), peer, bench.now);
+    assert!(bench.asked.is_empty());
+    bench.client.peer_connected(peer, false, bench.now);
+    bench.drain();
+    assert_eq!(bench.take_asked(1), vec![(peer, 0, Ask::Block)]);
+}
+
+#[test]
+fn have_is_followed_by_a_question_for_the_block_and_dont_have_by_the_next_peer() {
+    let mut bench = Bench::new();
+    let favoured = bench.connect(true);
+    let other = bench.connect(false);
+    bench.want(0);
+    bench.asked.clear();
+    bench.presence(other, 0, true);
+    assert_eq!(bench.asked, vec![], "the favoured peer owes it already");
+    bench.presence(favoured, 0, false);
+    assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Block)]);
+    assert_eq!(bench.block(other, 0), Use::Wanted);
+}
+
+#[test]
+fn a_silent_member_is_hedged_well_under_a_second_and_the_late_copy_is_a_duplicate() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.connect(true), bench.connect(true));
+    bench.want(0);
+    bench.now += 10 * MS;
+    for peer in [a, b] {
+        bench.presence(peer, 0, true);
+    }
+    let owing = bench.take_asked(1).into_iter().find(|(_, _, ask)| *ask == Ask::Block).expect("asked").0;
+    let other = if owing == a { b } else { a };
+    bench.pass(600 * MS);
+    assert!(bench.take_asked(1).contains(&(other, 0, Ask::Block)));
+    assert_eq!(bench.block(other, 0), Use::Wanted);
+    assert_eq!(bench.take_asked(1), vec![(owing, 0, Ask::Cancel)]);
+    assert_eq!(bench.block(owing, 0), Use::Duplicate);
+}
+
+#[test]
+fn a_disconnect_moves_what_was_owed() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.connect(true), bench.connect(true));
+    bench.want(0);
+    let owing = bench.take_asked(1).into_iter().find(|(_, _, ask)| *ask == Ask::Block).expect("asked").0;
+    let other = if owing == a { b } else { a };
+    bench.presence(other, 0, true);
+    bench.client.peer_disconnected(owing, bench.now);
+    bench.drain();
+    assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Block)]);
+}
+
+#[test]
+fn what_never_comes_fails_in_time_and_says_how_far_the_search_got() {
+    let mut bench = Bench::new();
+    let peer = bench.connect(true);
+    bench.want(0);
+    bench.client.provider_found(bench.session(), PeerId::random(), bench.now);
+    bench.presence(peer, 0, false);
+    bench.pass(Duration::from_millis(2_100));
+    let [(failed, SourceError::Stalled { stall, .. })] = &bench.failures[..] else { panic!("{:?}", bench.failures) };
+    assert_eq!(*failed, key(0));
+    assert_eq!((stall.providers_found, stall.peers_asked, stall.peers_answered), (1, 1, 1));
+    bench.pass(Duration::from_secs(120));
+    assert!(bench.client.is_idle(), "nothing is remembered for ever");
+    assert!(bench.client.wants.is_empty());
+}
+
+#[test]
+fn other_bytes_than_asked_for_are_a_lie_and_fail_as_corrupt() {
+    let mut bench = Bench::new();
+    let liar = bench.connect(true);
+    bench.want(0);
+    assert_eq!(bench.block(liar, 99), Use::Lie);
+    bench.pass(Duration::from_millis(2_100));
+    assert_eq!(bench.failures, vec![(key(0), SourceError::Corrupt { cid: cid(0) })]);
+}
+
+#[test]
+fn a_lie_is_survived_when_somebody_else_has_it() {
+    let mut bench = Bench::new();
+    let liar = bench.connect(true);
+    bench.want(0);
+    let honest = bench.connect(false);
+    bench.client.provider_found(bench.session(), honest, bench.now);
+    bench.asked.clear();
+    bench.block(liar, 99);
+    bench.drain();
+    assert!(bench.take_asked(1).contains(&(honest, 0, Ask::Block)));
+    assert_eq!(bench.block(honest, 0), Use::Wanted);
+    assert!(bench.failures.is_empty());
+}
+
+#[test]
+fn cancelling_the_last_want_takes_the_questions_back_and_ends_the_search() {
+    let mut bench = Bench::new();
+    let peer = bench.connect(true);
+    bench.want(0);
+    bench.asked.clear();
+    bench.client.cancel(bench.session(), key(0), bench.now);
+    bench.drain();
+    assert_eq!(bench.take_asked(1), vec![(peer, 0, Ask::Cancel)]);
+    bench.pass(Duration::from_secs(3));
+    assert_eq!(bench.stopped, vec![bench.session()]);
+}
+
+#[test]
+fn wants_beyond_a_peers_limit_wait_and_then_go_out() {
+    let mut bench = Bench::new();
+    let peer = bench.connect(true);
+    let total = u32::try_from(MAX_WANTS_PER_PEER + 10).expect("fits");
+    for n in 0..total {
+        bench.client.want(bench.session(), cid(n), bench.now);
+    }
+    bench.drain();
+    // The session has no member yet, so its further wants ask the one favoured peer too, up to the limit.
+    assert_eq!(bench.client.peers[&peer].owed.len(), MAX_WANTS_PER_PEER);
+    for n in 0..total {
+        bench.block(peer, n);
+    }
+    bench.pass(Duration::from_millis(500));
+    for n in 0..total {
+        bench.block(peer, n);
+    }
+    assert!(bench.client.wants.is_empty());
+}
+
+#[test]
+fn sessions_are_bounded() {
+    let mut bench = Bench::new();
+    bench.client.config.sessions_max = 8;
+    for n in 0..100 {
+        let id = *cid(n).hash();
+        bench.client.want(id, cid(n), bench.now);
+        bench.client.cancel(id, key(n), bench.now);
+        bench.now += MS;
+    }
+    assert!(bench.client.sessions.len() <= 8);
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Nature {
+    Honest,
+    Slow,
+    Silent,
+    Empty,
+    Liar,
+}
+
+fn natures() -> impl Strategy<Value = Vec<(Nature, bool)>> {
+    let nature = prop_oneof![
+        Just(Nature::Honest),
+        Just(Nature::Slow),
+        Just(Nature::Silent),
+        Just(Nature::Empty),
+        Just(Nature::Liar)
+    ];
+    proptest::collection::vec((nature, any::<bool>()), 1..6)
+}
+
+/// Answers every question according to the peers' natures until nothing is left to answer or time is up.
+fn simulate(bench: &mut Bench, peers: &[(PeerId, Nature)], leaves_at: Option<usize>) {
+    let nature = |peer: &PeerId| peers.iter().find(|(id, _)| id == peer).map(|(_, nature)| *nature);
+    let mut gone = HashSet::new();
+    for round in 0..80 {
+        if leaves_at == Some(round) && peers.len() > 1 {
+            gone.insert(peers[0].0);
+            bench.client.peer_disconnected(peers[0].0, bench.now);
+            bench.drain();
+        }
+        let asked: Vec<_> = bench.asked.drain(..).collect();
+        let mut later = Vec::new();
+        for (peer, entry) in asked {
+            if gone.contains(&peer) {
+                continue;
+            }
+            match (nature(&peer).expect("known"), entry.ask) {
+                (_, Ask::Cancel) | (Nature::Silent, _) => {}
+                (Nature::Slow, _) if round % 8 != 7 => later.push((peer, entry)),
+                (Nature::Empty, _) => bench.client.received_presence(peer, &entry.cid, false, bench.now),
+                (_, Ask::Have) => bench.client.received_presence(peer, &entry.cid, true, bench.now),
+                (Nature::Liar, Ask::Block) => {
+                    let used = bench.client.received_block(peer, key(1_000), 10, bench.now);
+                    assert_ne!(used, Use::Wanted);
+                }
+                (Nature::Honest | Nature::Slow, Ask::Block) => {
+                    let key = BlockKey::of(&entry.cid).expect("key");
+                    bench.client.received_block(peer, key, 1_000, bench.now);
+                }
+            }
+        }
+        bench.asked.extend(later);
+        bench.drain();
+        bench.pass(100 * MS);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Whatever the mixture of peers: what an honest peer holds arrives, everything else fails in time, nothing is left.
+    #[test]
+    fn every_want_ends(natures in natures(), wants in 1_u32..20, leaves_at in proptest::option::of(0_usize..10)) {
+        let mut bench = Bench::new();
+        bench.client.config.stall_timeout = Duration::from_secs(5);
+        let mut peers = Vec::new();
+        for (nature, favoured) in &natures {
+            peers.push((bench.connect(*favoured), *nature));
+        }
+        for n in 0..wants {
+            bench.client.want(bench.session(), cid(n), bench.now);
+        }
+        bench.drain();
+        simulate(&mut bench, &peers, leaves_at);
+        prop_assert!(bench.client.wants.is_empty(), "{} left", bench.client.wants.len());
+        prop_assert!(bench.client.peers.values().all(|peer| peer.owed.is_empty() && peer.probed.is_empty()));
+        let stays = |index: usize| leaves_at.is_none() || index > 0 || natures.len() == 1;
+        let helped = natures.iter().enumerate().any(|(index, (nature, _))| matches!(nature, Nature::Honest) && stays(index));
+        if helped {
+            prop_assert!(bench.failures.is_empty(), "{:?}", bench.failures);
+        }
+    }
+}

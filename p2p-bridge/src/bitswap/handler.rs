@@ -1,0 +1,448 @@
+//! One connection's Bitswap: reads messages on any number of streams, writes on two.
+//!
+//! Goals: decoding, hashing and delivery of blocks happen here, in the connection's own task; Go peers may answer every
+//! message on a new stream; our questions never queue behind our answers, which have a stream of their own; memory per
+//! connection is bounded ([`super::framing`]).
+
+use super::framing::{CONNECTION_BUDGET_BYTES, Frame, read_frame};
+use super::message::{Ask, Message, RawBlock, Version, WantEntry, encode_answer, encode_wants, parse_prefix};
+use super::server::Answer;
+use crate::wants::Wants;
+use bytes::Bytes;
+use content::{Block, BlockKey, Cid};
+use futures::future::{BoxFuture, Ready, ready};
+use futures::stream::{BoxStream, SelectAll};
+use futures::{AsyncWriteExt, FutureExt, StreamExt};
+use libp2p::StreamProtocol;
+use libp2p::core::upgrade::{InboundUpgrade, OutboundUpgrade, UpgradeInfo};
+use libp2p::swarm::handler::{ConnectionEvent, DialUpgradeError, FullyNegotiatedInbound, FullyNegotiatedOutbound};
+use libp2p::swarm::{ConnectionHandler, ConnectionHandlerEvent, Stream, StreamUpgradeError, SubstreamProtocol};
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+/// Streams that a peer may have open towards us at once.
+const INBOUND_STREAMS_MAX: usize = 256;
+/// How long one message may take to be read or written.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long after our last question a peer may send large messages.
+const SOLICITED_FOR: Duration = Duration::from_secs(600);
+/// A connection is in use for this long after our last question on it.
+const KEPT_ALIVE_FOR: Duration = Duration::from_secs(60);
+
+/// What the behaviour tells a connection.
+#[derive(Debug)]
+pub enum Command {
+    /// Send wantlist changes.
+    Ask(Vec<WantEntry>),
+    /// Send an answer.
+    Answer(Answer),
+    /// Whether the connection stays open when it is idle.
+    Keep(bool),
+}
+
+/// What a connection tells the behaviour.
+#[derive(Debug)]
+pub enum Event {
+    /// A message came. Its blocks have been hashed and delivered.
+    Received(Received),
+    /// A message broke the protocol.
+    Fault(String),
+    /// The peer speaks no Bitswap, or its stream cannot be kept open.
+    Unreachable,
+    /// An answer left, or was dropped.
+    Answered {
+        /// Blocks in it.
+        blocks: usize,
+        /// Their bytes.
+        bytes: usize,
+    },
+}
+
+impl Event {
+    fn answered(answer: &Answer) -> Self {
+        Self::Answered { blocks: answer.blocks.len(), bytes: answer.bytes() }
+    }
+}
+
+/// A message, after its blocks went to their waiters.
+#[derive(Debug, Default)]
+pub struct Received {
+    /// The peer's questions.
+    pub wants: Vec<WantEntry>,
+    /// Whether they replace all earlier ones.
+    pub full: bool,
+    /// Keys and sizes of the blocks.
+    pub blocks: Vec<(BlockKey, usize)>,
+    /// What the peer has and has not.
+    pub presences: Vec<(Cid, bool)>,
+}
+
+/// Negotiates any version of Bitswap, newest first.
+#[derive(Debug, Clone, Copy)]
+pub struct Negotiate;
+
+impl UpgradeInfo for Negotiate {
+    type Info = StreamProtocol;
+    type InfoIter = std::array::IntoIter<StreamProtocol, 3>;
+
+    fn protocol_info(&self) -> Self::InfoIter {
+        Version::ALL.map(Version::protocol).into_iter()
+    }
+}
+
+fn negotiated(stream: Stream, info: &StreamProtocol) -> Ready<Result<(Stream, Version), Infallible>> {
+    let version = Version::ALL.into_iter().find(|version| version.protocol() == *info).unwrap_or(Version::V1_2);
+    ready(Ok((stream, version)))
+}
+
+impl InboundUpgrade<Stream> for Negotiate {
+    type Output = (Stream, Version);
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Output, Infallible>>;
+
+    fn upgrade_inbound(self, stream: Stream, info: StreamProtocol) -> Self::Future {
+        negotiated(stream, &info)
+    }
+}
+
+impl OutboundUpgrade<Stream> for Negotiate {
+    type Output = (Stream, Version);
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Output, Infallible>>;
+
+    fn upgrade_outbound(self, stream: Stream, info: StreamProtocol) -> Self::Future {
+        negotiated(stream, &info)
+    }
+}
+
+/// Which of the two outgoing streams is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// Our questions.
+    Ask,
+    /// Our answers.
+    Answer,
+}
+
+enum LaneState {
+    Closed,
+    Opening,
+    Open(Stream, Version),
+    Writing(BoxFuture<'static, io::Result<(Stream, Version)>>),
+}
+
+/// An outgoing stream and what waits for it. It stays open: opening one costs a round trip.
+struct Outgoing {
+    lane: Lane,
+    queue: VecDeque<Command>,
+    /// What is being written, kept for a second try on a new stream.
+    current: Option<Command>,
+    tried_again: bool,
+    state: LaneState,
+}
+
+impl Outgoing {
+    fn new(lane: Lane) -> Self {
+        Self { lane, queue: VecDeque::new(), current: None, tried_again: false, state: LaneState::Closed }
+    }
+
+    fn push(&mut self, command: Command) {
+        if let (Command::Ask(entries), Some(Command::Ask(queued))) = (&command, self.queue.back_mut()) {
+            queued.extend_from_slice(entries);
+            return;
+        }
+        // Bounded by the machines that fill it: wants per peer, answer bytes per peer.
+        self.queue.push_back(command);
+    }
+
+    /// Gives up on everything queued, reporting answers so that their bytes return to the peer's budget.
+    fn abandon(&mut self, events: &mut VecDeque<Event>) {
+        self.state = LaneState::Closed;
+        self.tried_again = false;
+        for command in self.current.take().into_iter().chain(self.queue.drain(..)) {
+            if let Command::Answer(answer) = command {
+                events.push_back(Event::answered(&answer));
+            }
+        }
+        if self.lane == Lane::Ask {
+            events.push_back(Event::Unreachable);
+        }
+    }
+
+    /// Moves as far as possible without waiting. `true` asks for a stream to be opened.
+    fn poll(&mut self, cx: &mut Context<'_>, events: &mut VecDeque<Event>) -> bool {
+        loop {
+            match std::mem::replace(&mut self.state, LaneState::Closed) {
+                LaneState::Closed if self.queue.is_empty() && self.current.is_none() => return false,
+                LaneState::Closed => {
+                    self.state = LaneState::Opening;
+                    return true;
+                }
+                LaneState::Opening => {
+                    self.state = LaneState::Opening;
+                    return false;
+                }
+                LaneState::Open(stream, version) => {
+                    let Some(command) = self.current.take().or_else(|| self.queue.pop_front()) else {
+                        self.state = LaneState::Open(stream, version);
+                        return false;
+                    };
+                    let parts = encode(&command, version);
+                    self.current = Some(command);
+                    self.state = LaneState::Writing(write(stream, version, parts).boxed());
+                }
+                LaneState::Writing(mut writing) => match writing.poll_unpin(cx) {
+                    Poll::Pending => {
+                        self.state = LaneState::Writing(writing);
+                        return false;
+                    }
+                    Poll::Ready(Ok((stream, version))) => {
+                        self.tried_again = false;
+                        if let Some(Command::Answer(answer)) = self.current.take() {
+                            events.push_back(Event::answered(&answer));
+                        }
+                        self.state = LaneState::Open(stream, version);
+                    }
+                    // The peer may have closed an idle stream: once more on a new one.
+                    Poll::Ready(Err(_)) if !self.tried_again => self.tried_again = true,
+                    Poll::Ready(Err(_)) => {
+                        self.abandon(events);
+                        return false;
+                    }
+                },
+            }
+        }
+    }
+}
+
+fn encode(command: &Command, version: Version) -> Vec<Bytes> {
+    match command {
+        Command::Ask(entries) => vec![encode_wants(entries, version)],
+        Command::Answer(answer) => encode_answer(&answer.blocks, &answer.presences, version),
+        Command::Keep(_) => Vec::new(),
+    }
+}
+
+async fn write(mut stream: Stream, version: Version, parts: Vec<Bytes>) -> io::Result<(Stream, Version)> {
+    let all = async {
+        for part in &parts {
+            stream.write_all(part).await?;
+        }
+        stream.flush().await
+    };
+    timeout(MESSAGE_TIMEOUT, all).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    Ok((stream, version))
+}
+
+/// What every reading stream of a connection shares.
+#[derive(Clone)]
+struct Reading {
+    wants: Arc<Wants>,
+    budget: Arc<Semaphore>,
+    born: Instant,
+    /// Milliseconds after `born` of our last question, plus one; zero if there was none.
+    asked_ms: Arc<AtomicU64>,
+}
+
+impl Reading {
+    fn since_birth_ms(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn note_question(&self) {
+        self.asked_ms.store(self.since_birth_ms() + 1, Ordering::Relaxed);
+    }
+
+    fn is_solicited(&self) -> bool {
+        self.asked_within(SOLICITED_FOR)
+    }
+
+    fn asked_within(&self, period: Duration) -> bool {
+        let asked = self.asked_ms.load(Ordering::Relaxed);
+        let allowed = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
+        asked != 0 && self.since_birth_ms().saturating_sub(asked) < allowed
+    }
+
+    /// Every message of a stream until it ends. A broken message ends the stream.
+    fn messages(self, stream: Stream) -> BoxStream<'static, Event> {
+        futures::stream::unfold(Some(stream), move |stream| {
+            let reading = self.clone();
+            async move {
+                let mut stream = stream?;
+                match reading.next_message(&mut stream).await {
+                    Ok(Some(event)) => Some((event, Some(stream))),
+                    Ok(None) => None,
+                    Err(reason) => Some((Event::Fault(reason), None)),
+                }
+            }
+        })
+        .boxed()
+    }
+
+    /// `Ok(None)` when the stream ended without a fault of the peer's.
+    async fn next_message(&self, stream: &mut Stream) -> Result<Option<Event>, String> {
+        let frame = match read_frame(stream, &self.budget, || self.is_solicited(), MESSAGE_TIMEOUT).await {
+            Ok(frame) => frame,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(error.to_string()),
+            // Streams end for many reasons that are nobody's fault.
+            Err(_) => return Ok(None),
+        };
+        match frame {
+            Frame::End => Ok(None),
+            Frame::Unsolicited => Err("a large message that nobody asked for".to_owned()),
+            Frame::Whole(bytes, permit) => {
+                let received = self.take_in(bytes)?;
+                drop(permit);
+                Ok(Some(Event::Received(received)))
+            }
+        }
+    }
+
+    /// Decodes a frame, hashes its blocks and hands them to their waiters.
+    fn take_in(&self, frame: Bytes) -> Result<Received, String> {
+        let frame_bytes = frame.len();
+        let message = Message::decode(frame).map_err(|error| error.to_string())?;
+        let mut received =
+            Received { wants: message.wants, full: message.full, presences: message.presences, blocks: Vec::new() };
+        for raw in message.blocks {
+            let block = hash(raw, frame_bytes)?;
+            let Some(key) = block.key() else { continue };
+            self.wants.deliver(&block);
+            received.blocks.push((key, block.data().len()));
+        }
+        Ok(received)
+    }
+}
+
+/// Computes a block's CID from its bytes. A small block out of a large frame is copied, so as not to keep the whole frame.
+fn hash(raw: RawBlock, frame_bytes: usize) -> Result<Block, String> {
+    let (codec, hash_code, digest_bytes) = parse_prefix(raw.prefix).map_err(|error| error.to_string())?;
+    let shares_frame = raw.data.len() >= frame_bytes / 2;
+    let data = if shares_frame { raw.data } else { Bytes::copy_from_slice(&raw.data) };
+    Block::of(codec, hash_code, digest_bytes, data).map_err(|error| error.to_string())
+}
+
+/// The connection handler. See the module's documentation.
+pub struct Handler {
+    reading: Reading,
+    inbound: SelectAll<BoxStream<'static, Event>>,
+    outgoing: [Outgoing; 2],
+    events: VecDeque<Event>,
+    kept: bool,
+}
+
+impl Handler {
+    /// A handler whose received blocks go to `wants`.
+    pub fn new(wants: Arc<Wants>) -> Self {
+        Self {
+            reading: Reading {
+                wants,
+                budget: Arc::new(Semaphore::new(CONNECTION_BUDGET_BYTES)),
+                born: Instant::now(),
+                asked_ms: Arc::default(),
+            },
+            inbound: SelectAll::new(),
+            outgoing: [Outgoing::new(Lane::Ask), Outgoing::new(Lane::Answer)],
+            events: VecDeque::new(),
+            kept: false,
+        }
+    }
+
+    fn lane(&mut self, lane: Lane) -> &mut Outgoing {
+        match lane {
+            Lane::Ask => &mut self.outgoing[0],
+            Lane::Answer => &mut self.outgoing[1],
+        }
+    }
+}
+
+impl ConnectionHandler for Handler {
+    type FromBehaviour = Command;
+    type ToBehaviour = Event;
+    type InboundProtocol = Negotiate;
+    type OutboundProtocol = Negotiate;
+    type InboundOpenInfo = ();
+    type OutboundOpenInfo = Lane;
+
+    fn listen_protocol(&self) -> SubstreamProtocol<Negotiate> {
+        SubstreamProtocol::new(Negotiate, ())
+    }
+
+    /// Streams stay open between messages, so they say nothing about use; these do.
+    fn connection_keep_alive(&self) -> bool {
+        let busy = self.outgoing.iter().any(|lane| lane.current.is_some() || !lane.queue.is_empty());
+        self.kept || busy || self.reading.asked_within(KEPT_ALIVE_FOR)
+    }
+
+    fn on_behaviour_event(&mut self, command: Command) {
+        match &command {
+            Command::Ask(entries) => {
+                if entries.iter().any(|entry| entry.ask != Ask::Cancel) {
+                    self.reading.note_question();
+                }
+                self.lane(Lane::Ask).push(command);
+            }
+            Command::Answer(_) => self.lane(Lane::Answer).push(command),
+            Command::Keep(kept) => self.kept = *kept,
+        }
+    }
+
+    fn on_connection_event(&mut self, event: ConnectionEvent<'_, Negotiate, Negotiate, (), Lane>) {
+        match event {
+            ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound { protocol: (mut stream, _), .. }) => {
+                stream.ignore_for_keep_alive();
+                // Beyond the limit the stream is dropped, which resets it.
+                if self.inbound.len() < INBOUND_STREAMS_MAX {
+                    self.inbound.push(self.reading.clone().messages(stream));
+                }
+            }
+            ConnectionEvent::FullyNegotiatedOutbound(FullyNegotiatedOutbound {
+                protocol: (mut stream, version),
+                info,
+            }) => {
+                stream.ignore_for_keep_alive();
+                self.lane(info).state = LaneState::Open(stream, version);
+            }
+            ConnectionEvent::DialUpgradeError(DialUpgradeError { info, error }) => {
+                let mut events = std::mem::take(&mut self.events);
+                let lane = self.lane(info);
+                if matches!(error, StreamUpgradeError::NegotiationFailed) || lane.tried_again {
+                    lane.abandon(&mut events);
+                } else {
+                    lane.tried_again = true;
+                    lane.state = LaneState::Closed;
+                }
+                self.events = events;
+            }
+            _ => {}
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionHandlerEvent<Negotiate, Lane, Event>> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Poll::Ready(ConnectionHandlerEvent::NotifyBehaviour(event));
+            }
+            for outgoing in &mut self.outgoing {
+                if outgoing.poll(cx, &mut self.events) {
+                    let protocol = SubstreamProtocol::new(Negotiate, outgoing.lane);
+                    return Poll::Ready(ConnectionHandlerEvent::OutboundSubstreamRequest { protocol });
+                }
+            }
+            if !self.events.is_empty() {
+                continue;
+            }
+            match self.inbound.poll_next_unpin(cx) {
+                Poll::Ready(Some(event)) => self.events.push_back(event),
+                Poll::Ready(None) | Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}

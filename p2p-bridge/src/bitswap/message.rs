@@ -1,0 +1,415 @@
+//! The Bitswap wire message: decoding with limits, encoding for each protocol version.
+//!
+//! Specification: <https://specs.ipfs.tech/bitswap-protocol/>. The field numbers are those of its protobuf schema.
+//!
+//! Goals: nothing that a peer writes costs more memory than it sent (fields are slices of the frame, and repeated fields
+//! are counted), and unknown fields are skipped. The wire format itself is `prost`'s; the loop is ours, because generated
+//! decoders have no limits on repeated fields.
+//!
+//! Non-goals: hashing (the connection task does it on the way to the waiters) and deciding what to answer.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use content::{Block, Cid};
+use libp2p::StreamProtocol;
+use prost::encoding::{self, DecodeContext, WireType};
+
+/// The largest message that is read, in bytes: what the Go implementation sends at most.
+pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
+/// Wants that one peer may have outstanding with us, and we with it (the Go implementation's limit).
+pub const MAX_WANTS_PER_PEER: usize = 1_024;
+/// The longest binary CID accepted in a message, in bytes (the Go implementation's limit).
+const MAX_CID_BYTES: usize = 168;
+/// Entries of any one repeated field in a message. Four full wantlists; more is a flood.
+const MAX_REPEATED: usize = 4 * MAX_WANTS_PER_PEER;
+
+/// Protocol versions, newest first: the order in which they are offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    /// `/ipfs/bitswap/1.2.0`: HAVE, DONT_HAVE and want types.
+    V1_2,
+    /// `/ipfs/bitswap/1.1.0`: blocks carry a CID prefix.
+    V1_1,
+    /// `/ipfs/bitswap/1.0.0`: bare blocks, CIDv0 only.
+    V1_0,
+}
+
+impl Version {
+    /// Every version that is spoken, newest first.
+    pub const ALL: [Self; 3] = [Self::V1_2, Self::V1_1, Self::V1_0];
+
+    /// The name that stream negotiation uses.
+    pub fn protocol(self) -> StreamProtocol {
+        StreamProtocol::new(match self {
+            Self::V1_2 => "/ipfs/bitswap/1.2.0",
+            Self::V1_1 => "/ipfs/bitswap/1.1.0",
+            Self::V1_0 => "/ipfs/bitswap/1.0.0",
+        })
+    }
+}
+
+/// What a wantlist entry asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ask {
+    /// The block itself.
+    Block,
+    /// Whether the peer has it.
+    Have,
+    /// Nothing any more.
+    Cancel,
+}
+
+/// One line of a wantlist.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WantEntry {
+    /// The block in question.
+    pub cid: Cid,
+    /// What is asked.
+    pub ask: Ask,
+    /// Whether "I do not have it" shall be said too.
+    pub send_dont_have: bool,
+}
+
+/// A block as it came: bytes whose CID is still to be computed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawBlock {
+    /// CID version, codec, hash function and digest length; empty in version 1.0.0.
+    pub prefix: Bytes,
+    /// The bytes.
+    pub data: Bytes,
+}
+
+/// A decoded message.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Message {
+    /// Changes to the sender's wantlist.
+    pub wants: Vec<WantEntry>,
+    /// Whether `wants` replaces everything asked before.
+    pub full: bool,
+    /// Blocks sent.
+    pub blocks: Vec<RawBlock>,
+    /// CIDs that the sender has (`true`) or has not (`false`).
+    pub presences: Vec<(Cid, bool)>,
+}
+
+/// Why a frame is not a Bitswap message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// The protobuf encoding is broken.
+    #[error("malformed protobuf: {0}")]
+    Protobuf(#[from] prost::DecodeError),
+    /// A repeated field has more entries than any honest peer sends.
+    #[error("more than {MAX_REPEATED} entries in one message")]
+    TooMany,
+    /// A field is not a CID.
+    #[error("a CID in the message is malformed")]
+    Cid,
+}
+
+impl Message {
+    /// Decodes a frame. Blocks are slices of it.
+    ///
+    /// # Errors
+    /// [`DecodeError`] on anything malformed. Unknown fields are skipped.
+    pub fn decode(mut frame: Bytes) -> Result<Self, DecodeError> {
+        let mut message = Self::default();
+        while frame.has_remaining() {
+            let (tag, wire) = encoding::decode_key(&mut frame)?;
+            match (tag, wire) {
+                (1, WireType::LengthDelimited) => message.decode_wantlist(take(&mut frame)?)?,
+                (2, WireType::LengthDelimited) => {
+                    let data = take(&mut frame)?;
+                    push(&mut message.blocks, RawBlock { prefix: Bytes::new(), data })?;
+                }
+                (3, WireType::LengthDelimited) => push(&mut message.blocks, decode_block(take(&mut frame)?)?)?,
+                (4, WireType::LengthDelimited) => push(&mut message.presences, decode_presence(take(&mut frame)?)?)?,
+                _ => encoding::skip_field(wire, tag, &mut frame, DecodeContext::default())?,
+            }
+        }
+        Ok(message)
+    }
+
+    fn decode_wantlist(&mut self, mut list: Bytes) -> Result<(), DecodeError> {
+        while list.has_remaining() {
+            let (tag, wire) = encoding::decode_key(&mut list)?;
+            match (tag, wire) {
+                (1, WireType::LengthDelimited) => push(&mut self.wants, decode_want(take(&mut list)?)?)?,
+                (2, WireType::Varint) => self.full = encoding::decode_varint(&mut list)? != 0,
+                _ => encoding::skip_field(wire, tag, &mut list, DecodeContext::default())?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn push<T>(list: &mut Vec<T>, item: T) -> Result<(), DecodeError> {
+    if list.len() >= MAX_REPEATED {
+        return Err(DecodeError::TooMany);
+    }
+    list.push(item);
+    Ok(())
+}
+
+fn take(buffer: &mut Bytes) -> Result<Bytes, DecodeError> {
+    let mut field = Bytes::new();
+    encoding::bytes::merge(WireType::LengthDelimited, &mut field, buffer, DecodeContext::default())?;
+    Ok(field)
+}
+
+fn cid(bytes: &Bytes) -> Result<Cid, DecodeError> {
+    if bytes.len() > MAX_CID_BYTES {
+        return Err(DecodeError::Cid);
+    }
+    Cid::try_from(&bytes[..]).map_err(|_| DecodeError::Cid)
+}
+
+fn decode_want(mut entry: Bytes) -> Result<WantEntry, DecodeError> {
+    let (mut block, mut cancel, mut have, mut send_dont_have) = (Bytes::new(), false, false, false);
+    while entry.has_remaining() {
+        let (tag, wire) = encoding::decode_key(&mut entry)?;
+        match (tag, wire) {
+            (1, WireType::LengthDelimited) => block = take(&mut entry)?,
+            (3, WireType::Varint) => cancel = encoding::decode_varint(&mut entry)? != 0,
+            (4, WireType::Varint) => have = encoding::decode_varint(&mut entry)? == 1,
+            (5, WireType::Varint) => send_dont_have = encoding::decode_varint(&mut entry)? != 0,
+            _ => encoding::skip_field(wire, tag, &mut entry, DecodeContext::default())?,
+        }
+    }
+    let ask = match (cancel, have) {
+        (true, _) => Ask::Cancel,
+        (false, true) => Ask::Have,
+        (false, false) => Ask::Block,
+    };
+    Ok(WantEntry { cid: cid(&block)?, ask, send_dont_have })
+}
+
+fn decode_block(mut block: Bytes) -> Result<RawBlock, DecodeError> {
+    let mut raw = RawBlock { prefix: Bytes::new(), data: Bytes::new() };
+    while block.has_remaining() {
+        let (tag, wire) = encoding::decode_key(&mut block)?;
+        match (tag, wire) {
+            (1, WireType::LengthDelimited) => raw.prefix = take(&mut block)?,
+            (2, WireType::LengthDelimited) => raw.data = take(&mut block)?,
+            _ => encoding::skip_field(wire, tag, &mut block, DecodeContext::default())?,
+        }
+    }
+    Ok(raw)
+}
+
+fn decode_presence(mut presence: Bytes) -> Result<(Cid, bool), DecodeError> {
+    let (mut block, mut has) = (Bytes::new(), true);
+    while presence.has_remaining() {
+        let (tag, wire) = encoding::decode_key(&mut presence)?;
+        match (tag, wire) {
+            (1, WireType::LengthDelimited) => block = take(&mut presence)?,
+            (2, WireType::Varint) => has = encoding::decode_varint(&mut presence)? == 0,
+            _ => encoding::skip_field(wire, tag, &mut presence, DecodeContext::default())?,
+        }
+    }
+    Ok((cid(&block)?, has))
+}
+
+/// Encodes wantlist changes as one framed message (length prefix included).
+///
+/// Peers of versions before 1.2.0 know no want types, so "do you have it" becomes "send it": the only question that they
+/// can answer. Version 1.0.0 knows CIDv0 alone; an entry that has no such form is left out.
+pub fn encode_wants(entries: &[WantEntry], version: Version) -> Bytes {
+    let mut list = BytesMut::with_capacity(entries.len() * 56);
+    for entry in entries {
+        let Some(cid) = wire_cid(&entry.cid, version) else { continue };
+        let mut line = BytesMut::with_capacity(cid.len() + 16);
+        encoding::bytes::encode(1, &cid, &mut line);
+        encoding::int32::encode(2, &1, &mut line);
+        match entry.ask {
+            Ask::Cancel => encoding::bool::encode(3, &true, &mut line),
+            Ask::Have if version == Version::V1_2 => encoding::int32::encode(4, &1, &mut line),
+            Ask::Have | Ask::Block => {}
+        }
+        if entry.send_dont_have && version == Version::V1_2 {
+            encoding::bool::encode(5, &true, &mut line);
+        }
+        encode_field(1, &line, &mut list);
+    }
+    let mut body = BytesMut::with_capacity(list.len() + 8);
+    encode_field(1, &list, &mut body);
+    frame(&[&body])
+}
+
+/// Encodes an answer as the parts of one framed message, to be written one after the other: block bytes are not copied.
+///
+/// Versions before 1.2.0 have no presences; 1.0.0 has no prefixes.
+pub fn encode_answer(blocks: &[Block], presences: &[(Cid, bool)], version: Version) -> Vec<Bytes> {
+    let mut parts: Vec<Bytes> = Vec::with_capacity(blocks.len() * 2 + 1);
+    for block in blocks {
+        parts.push(block_head(block, version));
+        parts.push(block.data().clone());
+    }
+    if version == Version::V1_2 && !presences.is_empty() {
+        parts.push(encode_presences(presences));
+    }
+    let total: usize = parts.iter().map(Bytes::len).sum();
+    let mut length = BytesMut::with_capacity(10);
+    encoding::encode_varint(total as u64, &mut length);
+    parts.insert(0, length.freeze());
+    parts
+}
+
+/// Everything of a block's field that comes before its bytes.
+fn block_head(block: &Block, version: Version) -> Bytes {
+    let data_bytes = block.data().len() as u64;
+    let mut head = BytesMut::with_capacity(48);
+    if version == Version::V1_0 {
+        encoding::encode_key(2, WireType::LengthDelimited, &mut head);
+        encoding::encode_varint(data_bytes, &mut head);
+        return head.freeze();
+    }
+    let mut inner = BytesMut::with_capacity(32);
+    encode_field(1, &prefix(block.cid()), &mut inner);
+    encoding::encode_key(2, WireType::LengthDelimited, &mut inner);
+    encoding::encode_varint(data_bytes, &mut inner);
+    encoding::encode_key(3, WireType::LengthDelimited, &mut head);
+    encoding::encode_varint(inner.len() as u64 + data_bytes, &mut head);
+    head.extend_from_slice(&inner);
+    head.freeze()
+}
+
+fn encode_presences(presences: &[(Cid, bool)]) -> Bytes {
+    let mut out = BytesMut::with_capacity(presences.len() * 44);
+    for (cid, has) in presences {
+        let mut line = BytesMut::with_capacity(48);
+        encoding::bytes::encode(1, &cid.to_bytes(), &mut line);
+        if !has {
+            encoding::int32::encode(2, &1, &mut line);
+        }
+        encode_field(4, &line, &mut out);
+    }
+    out.freeze()
+}
+
+/// The CID prefix of a block: four varints, for CIDv0 as well (version 0, dag-pb, sha2-256, 32).
+pub fn prefix(cid: &Cid) -> BytesMut {
+    let mut out = BytesMut::with_capacity(16);
+    let version: u64 = cid.version().into();
+    for number in [version, cid.codec(), cid.hash().code(), cid.hash().digest().len() as u64] {
+        encoding::encode_varint(number, &mut out);
+    }
+    out
+}
+
+/// The codec, hash function and digest length that a block's prefix names; an absent prefix (version 1.0.0) means CIDv0.
+pub fn parse_prefix(mut prefix: Bytes) -> Result<(u64, u64, usize), DecodeError> {
+    if prefix.is_empty() {
+        return Ok((content::codec::DAG_PB, content::hashes::SHA2_256, 32));
+    }
+    let _version = encoding::decode_varint(&mut prefix)?;
+    let codec = encoding::decode_varint(&mut prefix)?;
+    let hash = encoding::decode_varint(&mut prefix)?;
+    let digest_bytes = encoding::decode_varint(&mut prefix)?;
+    Ok((codec, hash, usize::try_from(digest_bytes).map_err(|_| DecodeError::Cid)?))
+}
+
+fn wire_cid(cid: &Cid, version: Version) -> Option<Vec<u8>> {
+    match version {
+        Version::V1_2 | Version::V1_1 => Some(cid.to_bytes()),
+        Version::V1_0 => Cid::new_v0(*cid.hash()).ok().map(|v0| v0.to_bytes()),
+    }
+}
+
+fn encode_field(tag: u32, value: &[u8], out: &mut BytesMut) {
+    encoding::encode_key(tag, WireType::LengthDelimited, out);
+    encoding::encode_varint(value.len() as u64, out);
+    out.put_slice(value);
+}
+
+fn frame(parts: &[&[u8]]) -> Bytes {
+    let total: usize = parts.iter().map(|part| part.len()).sum();
+    let mut out = BytesMut::with_capacity(total + 10);
+    encoding::encode_varint(total as u64, &mut out);
+    for part in parts {
+        out.put_slice(part);
+    }
+    out.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use content::{codec, hashes};
+    use proptest::prelude::*;
+
+    fn block(data: &[u8]) -> Block {
+        Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::copy_from_slice(data)).expect("block")
+    }
+
+    /// Strips the length prefix, as the framing does.
+    fn unframe(mut frame: Bytes) -> Bytes {
+        let length = encoding::decode_varint(&mut frame).expect("length");
+        assert_eq!(length, frame.len() as u64);
+        frame
+    }
+
+    #[test]
+    fn an_answer_reads_back_in_every_version() {
+        let blocks = [block(b"one"), block(b"two")];
+        let absent = *block(b"three").cid();
+        for version in Version::ALL {
+            let parts = encode_answer(&blocks, &[(absent, false), (*blocks[0].cid(), true)], version);
+            let message = Message::decode(unframe(parts.concat().into())).expect("decodes");
+            assert_eq!(message.blocks.len(), 2);
+            assert_eq!(message.blocks[1].data, "two");
+            let expected = if version == Version::V1_0 { codec::DAG_PB } else { codec::RAW };
+            let parsed = parse_prefix(message.blocks[0].prefix.clone()).expect("prefix");
+            assert_eq!(parsed, (expected, hashes::SHA2_256, 32));
+            let presences = if version == Version::V1_2 { 2 } else { 0 };
+            assert_eq!(message.presences.len(), presences);
+        }
+    }
+
+    #[test]
+    fn wants_keep_their_meaning_and_old_peers_are_asked_for_blocks() {
+        let cid = *block(b"x").cid();
+        let entries = [
+            WantEntry { cid, ask: Ask::Have, send_dont_have: true },
+            WantEntry { cid, ask: Ask::Block, send_dont_have: false },
+            WantEntry { cid, ask: Ask::Cancel, send_dont_have: false },
+        ];
+        let read = |version| Message::decode(unframe(encode_wants(&entries, version))).expect("decodes");
+        assert_eq!(read(Version::V1_2).wants, entries);
+        let old = read(Version::V1_1).wants;
+        assert_eq!(old[0], WantEntry { cid, ask: Ask::Block, send_dont_have: false });
+        // A raw block has no CIDv0 form that a 1.0.0 peer would hold it under, but its multihash has.
+        let oldest = read(Version::V1_0).wants;
+        assert_eq!(oldest[0].cid, Cid::new_v0(*cid.hash()).expect("sha2-256"));
+    }
+
+    #[test]
+    fn floods_and_nonsense_are_errors() {
+        let mut body = BytesMut::new();
+        for _ in 0..=MAX_REPEATED {
+            encode_field(2, b"", &mut body);
+        }
+        assert_eq!(Message::decode(body.freeze()), Err(DecodeError::TooMany));
+        let mut long_cid = BytesMut::new();
+        let (mut line, mut list) = (BytesMut::new(), BytesMut::new());
+        encode_field(1, &[1; MAX_CID_BYTES + 1], &mut line);
+        encode_field(1, &line, &mut list);
+        encode_field(1, &list, &mut long_cid);
+        assert_eq!(Message::decode(long_cid.freeze()), Err(DecodeError::Cid));
+        assert!(Message::decode(Bytes::from_static(b"GET / HTTP/1.1\r\n")).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+            let _ = Message::decode(bytes.into());
+        }
+
+        #[test]
+        fn mutated_messages_never_panic(data in proptest::collection::vec(any::<u8>(), 0..64), at in any::<prop::sample::Index>(), to in any::<u8>()) {
+            let block = block(&data);
+            let mut bytes = unframe(encode_answer(&[block.clone()], &[(*block.cid(), true)], Version::V1_2).concat().into()).to_vec();
+            let index = at.index(bytes.len());
+            bytes[index] = to;
+            let _ = Message::decode(bytes.into());
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! [`Bridge`]: the handle by which the rest of the process uses the network.
+
+use crate::bitswap::{behaviour, client};
+use crate::identity;
+use crate::metrics::Metrics;
+use crate::peerbook::Peerbook;
+use crate::redial::Redial;
+use crate::session::{Session, Shared};
+use crate::swarm::{self, Behaviour};
+use crate::task::{Command, Task};
+use crate::wants::Wants;
+use content::{BlockKey, BlockSource, Cid};
+use futures::StreamExt;
+use libp2p::core::transport::ListenerId;
+use libp2p::kad::RecordKey;
+use libp2p::swarm::SwarmEvent;
+use libp2p::{Multiaddr, PeerId, Swarm};
+use prometheus_client::registry::Registry;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
+
+/// Commands that may wait for the swarm task.
+const COMMANDS_MAX: usize = 64;
+/// How long a listener may take to report its address.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// A wildcard listener reports one address after another; after this long without a further one, that was all.
+const MORE_ADDRESSES: Duration = Duration::from_millis(20);
+
+/// What the bridge is started with.
+#[derive(Debug, Clone)]
+pub struct BridgeOptions {
+    /// Where the identity and the table of good peers are kept. Created if missing.
+    pub data_dir: PathBuf,
+    /// Addresses to listen on.
+    pub listen: Vec<Multiaddr>,
+    /// Addresses to tell other peers, beside those that are listened on.
+    pub announce: Vec<Multiaddr>,
+    /// Peers to join the network through, each ending in `/p2p/ID`.
+    pub bootstrap: Vec<Multiaddr>,
+    /// Peers to stay connected to and to ask first, each ending in `/p2p/ID`.
+    pub peering: Vec<Multiaddr>,
+    /// How long a wanted block may see no progress.
+    pub stall_timeout: Duration,
+}
+
+/// Why the bridge did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The key pair is not to be had.
+    #[error(transparent)]
+    Identity(#[from] identity::IdentityError),
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}: {reason}")]
+    Listen {
+        /// The address as configured.
+        address: Multiaddr,
+        /// What the system said.
+        reason: String,
+    },
+    /// The transports cannot be built.
+    #[error("cannot build the network transports: {0}")]
+    Transport(String),
+}
+
+/// A handle to the network. Cloning shares it; the network stops when [`Bridge::shutdown`] is called or every handle is
+/// gone.
+#[derive(Clone)]
+pub struct Bridge {
+    shared: Arc<Shared>,
+    commands: mpsc::Sender<Command>,
+    peer_id: PeerId,
+}
+
+impl Bridge {
+    /// Binds every listener and starts the swarm task. Questions of other peers are answered from `local`, which must
+    /// never ask the network itself.
+    ///
+    /// # Errors
+    /// [`StartError`] names the file or the address at fault.
+    pub async fn start(
+        options: BridgeOptions,
+        local: Arc<dyn BlockSource>,
+        registry: &mut Registry,
+    ) -> Result<Self, StartError> {
+        let keypair = identity::load_or_create(&options.data_dir)?;
+        let peer_id = keypair.public().to_peer_id();
+        let metrics = Metrics::register(registry);
+        let wants = Arc::new(Wants::default());
+        let (to_sessions, from_sessions) = mpsc::unbounded_channel();
+        let now = Instant::now();
+        let peerings = Redial::new(&options.peering, now);
+        let bootstraps = Redial::new(&options.bootstrap, now);
+        let client = client::Config { stall_timeout: options.stall_timeout, ..client::Config::default() };
+        let bitswap = behaviour::Behaviour::new(
+            client,
+            metrics.clone(),
+            wants.clone(),
+            from_sessions,
+            local,
+            peerings.peers().collect(),
+        );
+        let mut swarm = swarm::build(keypair, bitswap).map_err(|error| StartError::Transport(error.to_string()))?;
+        for address in &options.announce {
+            swarm.add_external_address(address.clone());
+        }
+        listen(&mut swarm, &options.listen).await?;
+        let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
+        let peerbook = Peerbook::load(&options.data_dir);
+        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook).run());
+        Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, peer_id })
+    }
+
+    /// The network as a source of one DAG's blocks. Everybody who reads that DAG shares what is learnt about it.
+    pub fn session(&self, root: &Cid) -> Arc<dyn BlockSource> {
+        Arc::new(Session::new(self.shared.clone(), root))
+    }
+
+    /// Who we are.
+    pub fn peer_id(&self) -> PeerId {
+        self.peer_id
+    }
+
+    /// Every address that peers can use, each ending in our peer id. Empty if the network has stopped.
+    pub async fn addresses(&self) -> Vec<Multiaddr> {
+        let (reply, addresses) = oneshot::channel();
+        if self.commands.send(Command::Addresses(reply)).await.is_err() {
+            return Vec::new();
+        }
+        addresses.await.unwrap_or_default()
+    }
+
+    /// Announces in the DHT that we hold a DAG, as soon as there is anybody to hear it, and again before that expires.
+    pub async fn provide(&self, root: &Cid) {
+        let Some(key) = BlockKey::of(root) else { return };
+        // A stopped network announces nothing.
+        let _ = self.commands.send(Command::Provide(RecordKey::new(&key.to_bytes()))).await;
+    }
+
+    /// Stops the network. Returns when everything that outlives a restart is written.
+    pub async fn shutdown(&self) {
+        let (reply, stopped) = oneshot::channel();
+        if self.commands.send(Command::Shutdown(reply)).await.is_ok() {
+            let _ = stopped.await;
+        }
+    }
+}
+
+/// Binds every address and waits until each is known to be bound.
+async fn listen(swarm: &mut Swarm<Behaviour>, addresses: &[Multiaddr]) -> Result<(), StartError> {
+    let mut pending: HashMap<ListenerId, Multiaddr> = HashMap::new();
+    for address in addresses {
+        let failed = |reason: String| StartError::Listen { address: address.clone(), reason };
+        let id = swarm.listen_on(address.clone()).map_err(|error| failed(error.to_string()))?;
+        pending.insert(id, address.clone());
+    }
+    let deadline = Instant::now() + LISTEN_TIMEOUT;
+    loop {
+        let patience =
+            if pending.is_empty() { MORE_ADDRESSES } else { deadline.saturating_duration_since(Instant::now()) };
+        match tokio::time::timeout(patience, swarm.select_next_some()).await {
+            Ok(SwarmEvent::NewListenAddr { listener_id, .. }) => _ = pending.remove(&listener_id),
+            Ok(SwarmEvent::ListenerClosed { listener_id, reason, .. }) => {
+                if let Some(address) = pending.remove(&listener_id) {
+                    let reason = reason.err().map_or_else(|| "closed".to_owned(), |error| error.to_string());
+                    return Err(StartError::Listen { address, reason });
+                }
+            }
+            Ok(_) => {}
+            Err(_) => {
+                return match pending.into_values().next() {
+                    None => Ok(()),
+                    Some(address) => {
+                        Err(StartError::Listen { address, reason: "the system did not answer".to_owned() })
+                    }
+                };
+            }
+        }
+    }
+}

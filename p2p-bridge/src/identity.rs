@@ -1,0 +1,88 @@
+//! The node's key pair: made once, kept for ever, readable by its owner alone.
+
+use libp2p::identity::Keypair;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// The file in the bridge's directory that holds the private key, in libp2p's protobuf encoding
+/// (<https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md#keys>).
+const KEY_FILE: &str = "identity.key";
+
+/// Why there is no identity.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The file cannot be read or written.
+    #[error("cannot access {path}: {source}", path = path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file does not hold a private key.
+    #[error("{path} does not hold a libp2p private key; restore it from a backup, or delete it to get a new peer id", path = path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Reads the key pair of a directory, making an Ed25519 one if there is none.
+///
+/// # Errors
+/// [`IdentityError`] names the file. An unreadable key is never replaced.
+pub fn load_or_create(directory: &Path) -> Result<Keypair, IdentityError> {
+    let path = directory.join(KEY_FILE);
+    let at = |path: &Path| {
+        let path = path.to_owned();
+        move |source| IdentityError::Io { path, source }
+    };
+    match fs::read(&path) {
+        Ok(bytes) => Keypair::from_protobuf_encoding(&bytes).map_err(|_| IdentityError::Malformed { path }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            fs::create_dir_all(directory).map_err(at(directory))?;
+            let keypair = Keypair::generate_ed25519();
+            let bytes = keypair.to_protobuf_encoding().map_err(|_| IdentityError::Malformed { path: path.clone() })?;
+            write_new(&path, &bytes).map_err(at(&path))?;
+            Ok(keypair)
+        }
+        Err(source) => Err(IdentityError::Io { path, source }),
+    }
+}
+
+/// Writes a file that was not there, whole or not at all, and makes it durable.
+fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let partial = path.with_extension("partial");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&partial, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_same_directory_is_the_same_peer_for_ever() {
+        let directory = tempfile::tempdir().expect("directory");
+        let inside = directory.path().join("p2p");
+        let first = load_or_create(&inside).expect("creates");
+        let second = load_or_create(&inside).expect("reads");
+        assert_eq!(first.public(), second.public());
+        let mode = fs::metadata(inside.join(KEY_FILE)).expect("file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_damaged_key_is_reported_and_kept() {
+        let directory = tempfile::tempdir().expect("directory");
+        fs::write(directory.path().join(KEY_FILE), b"damaged").expect("writes");
+        let error = load_or_create(directory.path()).expect_err("refuses");
+        assert!(error.to_string().contains(KEY_FILE), "{error}");
+        assert_eq!(fs::read(directory.path().join(KEY_FILE)).expect("reads"), b"damaged");
+    }
+}

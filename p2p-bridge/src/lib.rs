@@ -1,0 +1,37 @@
+//! The network tier: one swarm task, Kademlia, Bitswap and provider routing.
+//!
+//! Goals: the fastest honest answer to "who has this block", a full citizen of the DHT, and bounded memory whatever peers
+//! do. Non-goals: caching (the `cache` crate) and deciding what may be served (a `Policy` behind the local source).
+//!
+//! How a miss flows:
+//!
+//! 1. [`Session::get`](content::BlockSource::get) registers a waiter in [`wants`] and tells the swarm task.
+//! 2. [`bitswap::client`] decides whom to ask, and `task` searches for providers at the same moment.
+//! 3. A connection's own task ([`bitswap::handler`]) reads, hashes and hands the block straight to the waiter.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`session`] | the network as a `BlockSource`, per DAG |
+//! | [`wants`] | where waiters and received blocks meet |
+//! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
+//! | `task` | the one task that owns the swarm |
+//! | `swarm` | transports, protocols, limits |
+//! | [`scope`] | public and local DHT, and the wall between them |
+//! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
+
+pub mod bitswap;
+pub mod identity;
+pub mod metrics;
+pub mod peerbook;
+pub mod providing;
+pub mod redial;
+pub mod scope;
+pub mod session;
+pub mod wants;
+
+mod bridge;
+mod swarm;
+mod task;
+
+pub use bridge::{Bridge, BridgeOptions, StartError};
+pub use session::Session;

@@ -1,0 +1,164 @@
+//! The network's metrics: what an operator reads to see whether misses are slow to find or slow to arrive.
+
+use crate::scope::Scope;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+use std::fmt::Write as _;
+
+/// What a received block was to us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The first copy of a block that was wanted.
+    Wanted,
+    /// A further copy.
+    Duplicate,
+    /// Bytes that are not what was asked for.
+    Unsolicited,
+}
+
+impl EncodeLabelValue for Kind {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        encoder.write_str(match self {
+            Self::Wanted => "wanted",
+            Self::Duplicate => "duplicate",
+            Self::Unsolicited => "unsolicited",
+        })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabel {
+    kind: Kind,
+}
+
+impl EncodeLabelValue for Scope {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        encoder.write_str(match self {
+            Self::Wan => "wan",
+            Self::Lan => "lan",
+        })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DhtLabel {
+    dht: Scope,
+}
+
+/// Handles to every metric of the bridge. Cloning shares them.
+#[derive(Clone)]
+pub struct Metrics {
+    /// From a session's first question to the first peer that proved to hold its DAG.
+    pub discovery_seconds: Histogram,
+    /// From asking a peer for a block to its arrival.
+    pub transfer_seconds: Histogram,
+    /// Second peers asked because the first was silent.
+    pub hedges: Counter,
+    /// Wants that failed.
+    pub stalls: Counter,
+    /// Block bytes given to other peers.
+    pub sent_bytes: Counter,
+    /// Blocks given to other peers.
+    pub sent_blocks: Counter,
+    /// Messages that could not be decoded, or broke the protocol.
+    pub faults: Counter,
+    /// Established connections.
+    pub connections: Gauge,
+    blocks: Family<KindLabel, Counter>,
+    block_bytes: Family<KindLabel, Counter>,
+    queries: Family<DhtLabel, Counter>,
+    providers: Family<DhtLabel, Counter>,
+    table: Family<DhtLabel, Gauge>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        // 1 ms to 65 s.
+        let seconds = || Histogram::new(exponential_buckets(0.001, 2.0, 17));
+        Self {
+            discovery_seconds: seconds(),
+            transfer_seconds: seconds(),
+            hedges: Counter::default(),
+            stalls: Counter::default(),
+            sent_bytes: Counter::default(),
+            sent_blocks: Counter::default(),
+            faults: Counter::default(),
+            connections: Gauge::default(),
+            blocks: Family::default(),
+            block_bytes: Family::default(),
+            queries: Family::default(),
+            providers: Family::default(),
+            table: Family::default(),
+        }
+    }
+}
+
+impl Metrics {
+    /// Creates the metrics and adds them to a registry.
+    pub fn register(registry: &mut Registry) -> Self {
+        let m = Self::default();
+        let add = registry;
+        add.register_with_unit(
+            "causeway_upstream_discovery",
+            "From the first question about a DAG to the first peer that proved to hold it",
+            Unit::Seconds,
+            m.discovery_seconds.clone(),
+        );
+        add.register_with_unit(
+            "causeway_upstream_transfer",
+            "From asking a peer for a block to its arrival",
+            Unit::Seconds,
+            m.transfer_seconds.clone(),
+        );
+        add.register("causeway_bitswap_hedges", "Second peers asked because the first was silent", m.hedges.clone());
+        add.register("causeway_bitswap_stalls", "Wanted blocks that did not arrive in time", m.stalls.clone());
+        add.register("causeway_bitswap_sent_bytes", "Block bytes given to other peers", m.sent_bytes.clone());
+        add.register("causeway_bitswap_sent_blocks", "Blocks given to other peers", m.sent_blocks.clone());
+        add.register("causeway_bitswap_faults", "Messages that broke the Bitswap protocol", m.faults.clone());
+        add.register("causeway_bitswap_blocks", "Blocks received, by what they were to us", m.blocks.clone());
+        add.register(
+            "causeway_bitswap_block_bytes",
+            "Block bytes received, by what they were to us",
+            m.block_bytes.clone(),
+        );
+        add.register("causeway_p2p_connections", "Established libp2p connections", m.connections.clone());
+        add.register("causeway_dht_queries", "Queries started", m.queries.clone());
+        add.register("causeway_dht_providers_found", "Providers named by the DHT", m.providers.clone());
+        add.register("causeway_dht_routing_table_peers", "Peers in the routing table", m.table.clone());
+        // A counter that is missing until its first event cannot be told from one that is broken.
+        for kind in [Kind::Wanted, Kind::Duplicate, Kind::Unsolicited] {
+            m.block_received(kind, 0, 0);
+        }
+        for dht in Scope::ALL {
+            m.queries.get_or_create(&DhtLabel { dht }).inc_by(0);
+            m.providers_found(dht, 0);
+            m.set_table_size(dht, 0);
+        }
+        m
+    }
+
+    /// Counts received blocks.
+    pub fn block_received(&self, kind: Kind, blocks: u64, bytes: u64) {
+        self.blocks.get_or_create(&KindLabel { kind }).inc_by(blocks);
+        self.block_bytes.get_or_create(&KindLabel { kind }).inc_by(bytes);
+    }
+
+    /// Counts a started DHT query.
+    pub fn query_started(&self, dht: Scope) {
+        self.queries.get_or_create(&DhtLabel { dht }).inc();
+    }
+
+    /// Counts providers that the DHT named.
+    pub fn providers_found(&self, dht: Scope, count: usize) {
+        self.providers.get_or_create(&DhtLabel { dht }).inc_by(count as u64);
+    }
+
+    /// Sets the size of a routing table.
+    pub fn set_table_size(&self, dht: Scope, peers: usize) {
+        self.table.get_or_create(&DhtLabel { dht }).set(i64::try_from(peers).unwrap_or(i64::MAX));
+    }
+}

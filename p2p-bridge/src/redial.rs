@@ -1,0 +1,112 @@
+//! Whom to dial again, and when: peerings for as long as we run, bootstrap peers while nobody else is known.
+//!
+//! A state machine that is handed the clock. Waits double from one second to one minute, so that a peer that restarts is
+//! found soon and one that is gone costs little.
+
+use libp2p::multiaddr::Protocol;
+use libp2p::{Multiaddr, PeerId};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+struct Target {
+    addresses: Vec<Multiaddr>,
+    connected: bool,
+    next: Instant,
+    wait: Duration,
+}
+
+/// A set of peers to keep dialling.
+#[derive(Debug, Default)]
+pub struct Redial {
+    targets: HashMap<PeerId, Target>,
+}
+
+/// The peer that a multiaddr ends in.
+pub fn peer_of(address: &Multiaddr) -> Option<PeerId> {
+    match address.iter().last() {
+        Some(Protocol::P2p(peer)) => Some(peer),
+        _ => None,
+    }
+}
+
+impl Redial {
+    /// Targets from multiaddrs that end in `/p2p/ID`; others are ignored (the configuration refuses them).
+    pub fn new(addresses: &[Multiaddr], now: Instant) -> Self {
+        let mut targets: HashMap<PeerId, Target> = HashMap::new();
+        for address in addresses {
+            let Some(peer) = peer_of(address) else { continue };
+            let target = targets.entry(peer).or_insert_with(|| Target {
+                addresses: Vec::new(),
+                connected: false,
+                next: now,
+                wait: FIRST_WAIT,
+            });
+            target.addresses.push(address.clone());
+        }
+        Self { targets }
+    }
+
+    /// Every target.
+    pub fn peers(&self) -> impl Iterator<Item = PeerId> + '_ {
+        self.targets.keys().copied()
+    }
+
+    /// A peer is connected.
+    pub fn connected(&mut self, peer: &PeerId) {
+        if let Some(target) = self.targets.get_mut(peer) {
+            target.connected = true;
+            target.wait = FIRST_WAIT;
+        }
+    }
+
+    /// The last connection to a peer is gone. It is dialled again at once, then with growing waits.
+    pub fn disconnected(&mut self, peer: &PeerId, now: Instant) {
+        if let Some(target) = self.targets.get_mut(peer) {
+            target.connected = false;
+            target.next = now;
+        }
+    }
+
+    /// Peers to dial now.
+    pub fn due(&mut self, now: Instant) -> Vec<(PeerId, Vec<Multiaddr>)> {
+        let mut due = Vec::new();
+        for (peer, target) in &mut self.targets {
+            if !target.connected && target.next <= now {
+                due.push((*peer, target.addresses.clone()));
+                target.next = now + target.wait;
+                target.wait = (target.wait * 2).min(LONGEST_WAIT);
+            }
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_is_dialled_with_growing_waits_until_it_is_connected_and_again_when_it_leaves() {
+        let peer = PeerId::random();
+        let addresses: Vec<Multiaddr> =
+            [4001, 4002].map(|port| format!("/ip4/127.0.0.1/tcp/{port}/p2p/{peer}").parse().expect("address")).into();
+        let start = Instant::now();
+        let mut redial = Redial::new(&addresses, start);
+        assert_eq!(redial.due(start), vec![(peer, addresses)], "both addresses in one dial");
+        let mut dials = 0;
+        for second in 1..=300 {
+            dials += redial.due(start + Duration::from_secs(second)).len();
+        }
+        assert!((5..=12).contains(&dials), "{dials}");
+        redial.connected(&peer);
+        assert!(redial.due(start + Duration::from_secs(1_000)).is_empty());
+        let left = start + Duration::from_secs(2_000);
+        redial.disconnected(&peer, left);
+        assert_eq!(redial.due(left).len(), 1);
+        assert_eq!(redial.due(left + FIRST_WAIT).len(), 1, "the waits start over");
+    }
+}

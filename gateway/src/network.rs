@@ -85,7 +85,6 @@ impl Network {
 fn named(loaded: &Loaded, error: &StartError) -> anyhow::Error {
     match error {
         StartError::Listen { address, reason } => {
-            let reason = if reason.is_empty() { "is the port in use by another program?" } else { reason };
             loaded.error("p2p.listen", format!("{address} cannot be listened on: {reason}")).into()
         }
         StartError::Identity(_) => loaded.error("data_dir", error.to_string()).into(),

@@ -148,12 +148,20 @@ impl Bridge {
     }
 }
 
+/// What the system said: libp2p's own layers of errors say nothing of their own.
+fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
 /// Binds every address and waits until each is known to be bound.
 async fn listen(swarm: &mut Swarm<Behaviour>, addresses: &[Multiaddr]) -> Result<(), StartError> {
     let mut pending: HashMap<ListenerId, Multiaddr> = HashMap::new();
     for address in addresses {
         let failed = |reason: String| StartError::Listen { address: address.clone(), reason };
-        let id = swarm.listen_on(address.clone()).map_err(|error| failed(error.to_string()))?;
+        let id = swarm.listen_on(address.clone()).map_err(|error| failed(innermost(&error)))?;
         pending.insert(id, address.clone());
     }
     let deadline = Instant::now() + LISTEN_TIMEOUT;
@@ -164,7 +172,7 @@ async fn listen(swarm: &mut Swarm<Behaviour>, addresses: &[Multiaddr]) -> Result
             Ok(SwarmEvent::NewListenAddr { listener_id, .. }) => _ = pending.remove(&listener_id),
             Ok(SwarmEvent::ListenerClosed { listener_id, reason, .. }) => {
                 if let Some(address) = pending.remove(&listener_id) {
-                    let reason = reason.err().map_or_else(|| "closed".to_owned(), |error| error.to_string());
+                    let reason = reason.err().map_or_else(|| "closed".to_owned(), |error| innermost(&error));
                     return Err(StartError::Listen { address, reason });
                 }
             }

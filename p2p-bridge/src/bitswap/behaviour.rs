@@ -179,9 +179,9 @@ impl Behaviour {
             Action::Send { peer, entries } => self.notify(peer, Command::Ask(entries)),
             Action::Search(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::Search(session))),
             Action::StopSearch(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::StopSearch(session))),
-            Action::Fail { key, session, error } => {
+            Action::Fail(failure) => {
                 self.metrics.stalls.inc();
-                self.wants.fail(&key, &session, &error);
+                self.wants.fail(&failure.key, &failure.session, &failure.error);
             }
         }
     }

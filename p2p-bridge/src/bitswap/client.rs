@@ -82,15 +82,19 @@ pub enum Action {
     Search(SessionId),
     /// The search is no longer needed.
     StopSearch(SessionId),
-    /// Tell those who wait for this block in this session that it will not come.
-    Fail {
-        /// The block.
-        key: BlockKey,
-        /// The session that asked.
-        session: SessionId,
-        /// Why.
-        error: SourceError,
-    },
+    /// Tell those who wait that a block will not come.
+    Fail(Box<Failure>),
+}
+
+/// A want that ended without its block.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Failure {
+    /// The block.
+    pub key: BlockKey,
+    /// The session that asked.
+    pub session: SessionId,
+    /// Why.
+    pub error: SourceError,
 }
 
 /// What a received block was to us.
@@ -735,7 +739,7 @@ impl Client {
             } else {
                 SourceError::Stalled { cid: want.cid, stall: session.stall(now.saturating_duration_since(want.since)) }
             };
-            self.actions.push_back(Action::Fail { key, session: *session_id, error });
+            self.actions.push_back(Action::Fail(Box::new(Failure { key, session: *session_id, error })));
         }
         true
     }

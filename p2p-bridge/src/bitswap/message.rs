@@ -406,7 +406,7 @@ mod tests {
         #[test]
         fn mutated_messages_never_panic(data in proptest::collection::vec(any::<u8>(), 0..64), at in any::<prop::sample::Index>(), to in any::<u8>()) {
             let block = block(&data);
-            let mut bytes = unframe(encode_answer(&[block.clone()], &[(*block.cid(), true)], Version::V1_2).concat().into()).to_vec();
+            let mut bytes = unframe(encode_answer(std::slice::from_ref(&block), &[(*block.cid(), true)], Version::V1_2).concat().into()).to_vec();
             let index = at.index(bytes.len());
             bytes[index] = to;
             let _ = Message::decode(bytes.into());

@@ -135,7 +135,7 @@ fn row(entry: &Entry) -> Markup {
     html! {
         li {
             a href=(format!("./{}", utf8_percent_encode(&entry.name, SEGMENT))) {
-                i { (icon(entry)) }
+                i class=(icon(entry)) {}
                 span { (entry.name) }
                 @if let Some(size) = entry.tsize { small { (human_size(size)) } }
             }
@@ -143,17 +143,16 @@ fn row(entry: &Entry) -> Markup {
     }
 }
 
-/// By what can be told without fetching the entry: its codec and its name.
+/// The class that draws an entry's icon, by what can be told without fetching the entry: its codec and its name. Icons are
+/// drawn by the page itself, since not every system has a font with pictures.
 fn icon(entry: &Entry) -> &'static str {
     let kind = mime_guess::from_path(&entry.name).first_raw().and_then(|kind| kind.split('/').next());
     match kind {
-        Some("image") => "🖼",
-        Some("video") => "🎞",
-        Some("audio") => "🎵",
-        Some("text") => "📝",
-        Some(_) => "📄",
-        None if entry.cid.codec() == codec::DAG_PB && !entry.name.contains('.') => "📁",
-        None => "📄",
+        Some("image" | "video" | "audio") => "media",
+        Some("text") => "text",
+        Some(_) => "file",
+        None if entry.cid.codec() == codec::DAG_PB && !entry.name.contains('.') => "folder",
+        None => "file",
     }
 }
 
@@ -176,7 +175,16 @@ const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#0009;--l
     a{color:var(--link)}ul{list-style:none;margin:0;padding:0;border-top:1px solid var(--line)}\
     li{border-bottom:1px solid var(--line)}\
     li a{display:flex;gap:.75rem;align-items:baseline;padding:.55rem .25rem;text-decoration:none}\
-    li a:hover{background:var(--line)}li i{font-style:normal;width:1.4em;text-align:center;flex:none}\
+    li a:hover{background:var(--line)}li i{flex:none;align-self:center;width:1.1em;height:1.1em;background:currentColor;\
+    -webkit-mask:var(--icon) center/contain no-repeat;mask:var(--icon) center/contain no-repeat}\
+    .folder{--icon:url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
+%3Cpath d='M1 3h5l2 2h7v9H1z'/%3E%3C/svg%3E\")}\
+    .file{--icon:url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
+%3Cpath d='M3 1h6v4h4v10H3zM10 1l3 3h-3z'/%3E%3C/svg%3E\")}\
+    .text{--icon:url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
+%3Cpath fill-rule='evenodd' d='M3 1h10v14H3zM5 4v1h6V4zM5 7v1h6V7zM5 10v1h4v-1z'/%3E%3C/svg%3E\")}\
+    .media{--icon:url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
+%3Cpath fill-rule='evenodd' d='M1 2h14v12H1zM3 12h10l-3-5-2 3-2-2z'/%3E%3C/svg%3E\")}\
     li span{flex:1;min-width:0;overflow-wrap:anywhere}li small{color:var(--soft);white-space:nowrap}";
 
 #[cfg(test)]
@@ -200,7 +208,8 @@ mod tests {
 
     #[test]
     fn icons_and_sizes_tell_what_can_be_told() {
-        let table = [("pic.png", RAW, "🖼"), ("notes.md", PB, "📝"), ("folder", PB, "📁"), ("LICENSE", RAW, "📄")];
+        let table =
+            [("pic.png", RAW, "media"), ("notes.md", PB, "text"), ("folder", PB, "folder"), ("LICENSE", RAW, "file")];
         for (name, cid, expected) in table {
             assert_eq!(icon(&entry(name, cid, None)), expected, "{name}");
         }

@@ -55,6 +55,8 @@ impl Default for Config {
 
 /// Bounds of the silence after which a second peer is asked.
 const PATIENCE: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(2);
+/// The same for a peer that never answered anything yet.
+const UNKNOWN_PATIENCE: Duration = Duration::from_millis(400);
 /// Peers that may owe us the same block at once.
 const HEDGES_MAX: usize = 3;
 /// A want that its peers keep overtaking fails after this many stall timeouts, however busy they are.
@@ -233,8 +235,7 @@ impl Peer {
     }
 
     fn patience(&self) -> Duration {
-        let wanted = self.response.unwrap_or(*PATIENCE.end()) * 4;
-        wanted.clamp(*PATIENCE.start(), *PATIENCE.end())
+        self.response.map_or(UNKNOWN_PATIENCE, |response| (response * 4).clamp(*PATIENCE.start(), *PATIENCE.end()))
     }
 
     fn given_up(&mut self, key: BlockKey) {

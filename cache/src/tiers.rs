@@ -20,6 +20,7 @@ use futures::future::{BoxFuture, FutureExt as _, ready};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
 /// How long a fetched block waits for room in the disk's queue. Waiting slows readers down to what the disk takes in, which
@@ -68,8 +69,8 @@ impl Tiers {
     /// What is held here or can be had from `upstream`.
     ///
     /// Everyone who wants a block shares one flight, whatever their upstreams: the flight asks the upstream of whoever
-    /// began it, and what that one fails with is the outcome for all who wait. A caller who knows a better upstream tries
-    /// again.
+    /// began it, and what that one fails with is the outcome for all who wait, except for those who joined late: they ask
+    /// their own upstream then.
     pub fn through(&self, upstream: Arc<dyn BlockSource>) -> Through {
         Through { inner: Arc::clone(&self.inner), upstream }
     }
@@ -153,6 +154,13 @@ impl Inner {
         outcome?.under(cid).ok_or(SourceError::Corrupt { cid: *cid })
     }
 
+    /// A flight in a task of its own, which ends with whoever waits. A reader who does not read does not poll what it
+    /// waits for either; it must not hold a place in a queue meanwhile that others stand in.
+    async fn take_off(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
+        let task = tokio::spawn(self.fly(upstream, cid, key));
+        AbortOnDropHandle::new(task).await.unwrap_or(Err(SourceError::Closed))
+    }
+
     /// The work of a flight.
     async fn fly(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
         // An earlier flight may have landed between this caller's look at RAM and the start of this one.
@@ -188,12 +196,21 @@ impl Inner {
     }
 
     async fn join(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
-        let fly = || Arc::clone(&self).fly(upstream, cid, key);
+        let begun = Instant::now();
+        let fly = || Arc::clone(&self).take_off(Arc::clone(&upstream), cid, key);
         let (flight, joined) = self.flights.join(key, fly);
         if joined {
             self.metrics.joined.inc();
         }
-        let block = flight.await.map_err(|error| rename(error, &cid))?;
+        let outcome = match flight.await {
+            // Whoever began it may have asked in another place. One who joined late has patience left for a search of
+            // its own.
+            Err(SourceError::Stalled { stall, .. }) if joined && begun.elapsed() < stall.waited / 2 => {
+                Arc::clone(&self).take_off(upstream, cid, key).await
+            }
+            outcome => outcome,
+        };
+        let block = outcome.map_err(|error| rename(error, &cid))?;
         // A fetch may take long enough for the policy to change.
         self.check_policy(&cid)?;
         block.under(&cid).ok_or(SourceError::Corrupt { cid })

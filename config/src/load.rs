@@ -278,6 +278,9 @@ fn typed(text: &str, default: &Value) -> Result<Value, String> {
 }
 
 /// What no single value shows.
+/// A year.
+const SECONDS_MAX: u64 = 365 * 24 * 3600;
+
 fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     let Config { data_dir, http, admin, cache, .. } = &loaded.config;
     if data_dir.as_os_str().is_empty() {
@@ -291,6 +294,8 @@ fn check(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.header_timeout_seconds", http.header_timeout_seconds, 1),
         ("http.send_timeout_seconds", http.send_timeout_seconds, 1),
         ("http.connections_max", http.connections_max, 1),
+        ("http.path_depth_max", http.path_depth_max, 1),
+        ("http.read_ahead_bytes_max", http.read_ahead_bytes_max, 256 << 10),
         ("http.url_bytes_max", http.url_bytes_max, 128),
         ("http.head_bytes_max", http.head_bytes_max, 8192),
         ("cache.ram_bytes_max", cache.ram_bytes_max, 1 << 20),
@@ -299,6 +304,18 @@ fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     for (key, value, least) in at_least {
         if value < least {
             return Err(loaded.error(key, format!("{value} is too little: at least {least} is needed")));
+        }
+    }
+    // Longer ones would overflow the clock.
+    let at_most = [
+        ("http.stall_timeout_seconds", http.stall_timeout_seconds),
+        ("http.header_timeout_seconds", http.header_timeout_seconds),
+        ("http.send_timeout_seconds", http.send_timeout_seconds),
+        ("http.drain_timeout_seconds", http.drain_timeout_seconds),
+    ];
+    for (key, value) in at_most {
+        if value > SECONDS_MAX {
+            return Err(loaded.error(key, format!("{value} is too much: at most {SECONDS_MAX}, a year, is allowed")));
         }
     }
     let exposed = admin.listen.iter().find(|address| !address.ip().is_loopback());

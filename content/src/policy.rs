@@ -3,7 +3,7 @@
 //! Goals: one seam that the HTTP gateway and the Bitswap server both pass through, so that nothing refused on one way
 //! out leaks through another; a generation number, so that answers remembered under an older policy can be told.
 
-use crate::cid::{BlockKey, Cid};
+use crate::cid::{Cid, Multihash};
 use std::collections::HashSet;
 
 /// What a policy says about a piece of content.
@@ -43,21 +43,13 @@ impl Policy for AllowAll {
 /// Refuses a fixed set of blocks, by multihash, with [`Verdict::Gone`].
 #[derive(Debug, Clone, Default)]
 pub struct DenyList {
-    keys: HashSet<BlockKey>,
-    inline: HashSet<Cid>,
+    hashes: HashSet<Multihash>,
 }
 
 impl DenyList {
     /// A list of the given CIDs; codec and version do not matter.
     pub fn new(cids: impl IntoIterator<Item = Cid>) -> Self {
-        let mut list = Self::default();
-        for cid in cids {
-            match BlockKey::of(&cid) {
-                Some(key) => _ = list.keys.insert(key),
-                None => _ = list.inline.insert(cid),
-            }
-        }
-        list
+        Self { hashes: cids.into_iter().map(|cid| *cid.hash()).collect() }
     }
 }
 
@@ -67,10 +59,7 @@ impl Policy for DenyList {
     }
 
     fn check(&self, cid: &Cid) -> Verdict {
-        let denied = match BlockKey::of(cid) {
-            Some(key) => self.keys.contains(&key),
-            None => self.inline.contains(cid),
-        };
+        let denied = self.hashes.contains(cid.hash());
         if denied { Verdict::Gone } else { Verdict::Allow }
     }
 }

@@ -1,7 +1,7 @@
 //! [`Body`]: what hyper pulls a response's bytes from.
 //!
 //! Goals: a body that cannot be completed is never made to look complete: it ends in an error, upon which hyper breaks the
-//! connection (HTTP/1) or resets the stream (HTTP/2); bytes travel uncopied; nothing is produced before it is asked for.
+//! connection; bytes travel uncopied; nothing is produced before it is asked for.
 
 use crate::errors::Problem;
 use crate::metrics::Exchange;

@@ -27,6 +27,9 @@ pub enum Problem {
         /// The limit, in bytes.
         max: usize,
     },
+    /// A service worker whose scope would be every site of this host.
+    #[error("a service worker cannot be registered for all of /ipfs/")]
+    ServiceWorker,
     /// The method is not GET, HEAD or OPTIONS.
     #[error("only GET, HEAD and OPTIONS are supported")]
     Method,
@@ -113,6 +116,11 @@ impl Problem {
                 Page::new(StatusCode::BAD_REQUEST, "Not a CID", "A CID starts with \"bafy\", \"bafk\" or \"Qm\".")
             }
             Self::Path(_) => Page::new(StatusCode::BAD_REQUEST, "Not a valid path", "Check the address."),
+            Self::ServiceWorker => Page::new(
+                StatusCode::BAD_REQUEST,
+                "Service worker refused",
+                "Put it into a folder: its scope is the folder that it is in.",
+            ),
             Self::UrlTooLong { .. } => Page::new(StatusCode::URI_TOO_LONG, "Address too long", "Use a shorter one."),
             Self::Method => Page::new(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", "This gateway only reads."),
             Self::Format(_) | Self::NoRendering { .. } => NO_RENDERING,
@@ -177,6 +185,8 @@ impl Problem {
             Self::Walk(WalkError::NoLink { .. } | WalkError::NotADirectory { .. }) => {
                 HeaderValue::from_static("public, max-age=60")
             }
+            // The same address is a good one without that header.
+            Self::ServiceWorker => HeaderValue::from_static("no-store"),
             _ if status == StatusCode::BAD_REQUEST => HeaderValue::from_static("public, max-age=60"),
             _ => HeaderValue::from_static("no-store"),
         }
@@ -308,6 +318,7 @@ mod tests {
             (Problem::Path(PathError::Cid(parse("hello").expect_err("no CID"))), 400, "public, max-age=60"),
             (Problem::Path(PathError::AboveRoot), 400, "public, max-age=60"),
             (Problem::UrlTooLong { max: 10 }, 414, "no-store"),
+            (Problem::ServiceWorker, 400, "no-store"),
             (Problem::Method, 405, "no-store"),
             (Problem::NoSuchPage, 404, "no-store"),
             (Problem::Ipns, 501, "no-store"),

@@ -19,7 +19,7 @@ use crate::negotiate::Format;
 use crate::path::ContentPath;
 use crate::plan::{self, Decision};
 use crate::request::{self, Ask, Subject};
-use crate::resolve::{self, Entity, Found, Paths, etag_of};
+use crate::resolve::{self, Entity, Found, Paths, Trail, etag_of};
 use crate::respond::{self, Draft};
 use crate::server::Connection;
 use crate::source::{RootSource, Sources};
@@ -106,7 +106,7 @@ impl Gateway {
                 respond::page(problem.response(&head.headers))
             }
         };
-        respond::finish(draft, head.method == Method::HEAD, head.version, exchange, connection)
+        respond::finish(draft, head.method == Method::HEAD, exchange, connection)
     }
 
     async fn answer(&self, head: &Parts) -> Result<Draft, Problem> {
@@ -131,6 +131,7 @@ impl Gateway {
     }
 
     async fn content(&self, ask: &Ask<'_>) -> Result<Draft, Problem> {
+        refuse_wide_service_worker(ask)?;
         let generation = self.policy.generation();
         if ask.format == Format::Unixfs
             && let Some(entity) = self.paths.get(ask.path, generation)
@@ -177,7 +178,7 @@ impl Gateway {
             Found::Directory(trail, block) => {
                 let etag = listing::etag(block.cid());
                 if none_match(ask.headers, etag.as_bytes(), true) {
-                    return Ok(plan::not_modified(&etag, plan::LISTING_CACHE).map(|()| Content::Empty));
+                    return Ok(plan::not_modified(&etag, plan::LISTING_CACHE, &trail).map(|()| Content::Empty));
                 }
                 match ask.head_only {
                     true => Ok(listing::head_only(block.cid(), &trail)),
@@ -267,19 +268,28 @@ fn slice(bytes: &Bytes, range: &Range<u64>) -> Bytes {
     bytes.slice(at(range.start)..at(range.end))
 }
 
+/// A script right below `/ipfs/` would become the service worker of every site here: its scope is the folder that it is in
+/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#service-worker-request-header>).
+fn refuse_wide_service_worker(ask: &Ask<'_>) -> Result<(), Problem> {
+    let script = ask.headers.get("service-worker").is_some_and(|value| value.as_bytes().trim_ascii() == b"script");
+    let below_root = ask.path.strip_prefix("/ipfs/").is_some_and(|rest| rest.contains('/'));
+    if script && !below_root { Err(Problem::ServiceWorker) } else { Ok(()) }
+}
+
 /// What stands at a bare CID has that CID for its entity tag, whatever it is: no block is needed to say that the client
 /// has it.
 fn not_modified_by_cid(ask: &Ask<'_>, path: &ContentPath) -> Option<Draft> {
     if !path.segments.is_empty() {
         return None;
     }
+    let trail = || Trail { path: resolve::header(ask.path), roots: resolve::header(&path.root.to_string()) };
     let etag = entity_tag(&path.root, ask.format);
     if none_match(ask.headers, etag.as_bytes(), false) {
-        return Some(plan::not_modified(&etag, plan::IMMUTABLE).map(|()| Content::Empty));
+        return Some(plan::not_modified(&etag, plan::IMMUTABLE, &trail()).map(|()| Content::Empty));
     }
     let listing = listing::etag(&path.root);
     let has_listing = ask.format == Format::Unixfs && none_match(ask.headers, listing.as_bytes(), false);
-    has_listing.then(|| plan::not_modified(&listing, plan::LISTING_CACHE).map(|()| Content::Empty))
+    has_listing.then(|| plan::not_modified(&listing, plan::LISTING_CACHE, &trail()).map(|()| Content::Empty))
 }
 
 fn entity_tag(cid: &Cid, format: Format) -> HeaderValue {

@@ -117,9 +117,11 @@ pub fn listing(etag: &HeaderValue, way: &Trail) -> Head {
     head(StatusCode::OK, headers)
 }
 
-/// The head of a 304 that needs nothing but the entity tag.
-pub fn not_modified(etag: &HeaderValue, cache_control: HeaderValue) -> Head {
-    head(StatusCode::NOT_MODIFIED, common(etag, cache_control))
+/// The head of a 304 that needs no block.
+pub fn not_modified(etag: &HeaderValue, cache_control: HeaderValue, way: &Trail) -> Head {
+    let mut headers = common(etag, cache_control);
+    trail(&mut headers, way);
+    head(StatusCode::NOT_MODIFIED, headers)
 }
 
 /// To the same path with a slash at its end, keeping the query

@@ -6,11 +6,11 @@ use crate::metrics::Exchange;
 use crate::server::Connection;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
+use http::Response;
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, CONTENT_LENGTH, HeaderMap, HeaderValue,
 };
-use http::{Response, Version};
 use std::sync::Arc;
 
 /// A response that is complete but for what [`finish`] adds.
@@ -44,15 +44,12 @@ fn allow_every_origin(headers: &mut HeaderMap) {
 pub fn finish(
     mut draft: Draft,
     head_only: bool,
-    version: Version,
     mut exchange: Exchange,
     connection: Arc<Connection>,
 ) -> Response<Body> {
     allow_every_origin(draft.headers_mut());
     exchange.head(draft.status());
-    // On HTTP/2 hyper resets the stream; other streams of the connection go on.
-    let connection = (version < Version::HTTP_2).then_some(connection);
-    draft.map(|content| Body::counted(if head_only { Content::Empty } else { content }, exchange, connection))
+    draft.map(|content| Body::counted(if head_only { Content::Empty } else { content }, exchange, Some(connection)))
 }
 
 /// For a client of HTTP/1.0, to whom a page of unknown length that broke off would look complete: collects the page.

@@ -4,7 +4,8 @@
 //! response that broke off resets its connection, so that not even HTTP/1.0 takes the end for the end of the content;
 //! open requests finish before the process does.
 //!
-//! Non-goal: TLS, which follows in a later version.
+//! Non-goals: TLS, which follows in a later version, and HTTP/2 until then (browsers speak it over TLS alone). Its streams
+//! would need budgets of their own: a client that grants no window holds a stream's memory without ever being written to.
 
 use crate::metrics::HttpMetrics;
 use bytes::Bytes;
@@ -12,9 +13,9 @@ use futures::FutureExt as _;
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
 use std::panic::AssertUnwindSafe;
@@ -34,10 +35,6 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// How long to wait after the system refused to accept: for file descriptors to be freed, usually.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Requests at a time on one HTTP/2 connection.
-const H2_STREAMS_MAX: u32 = 128;
-/// The first bytes of every HTTP/2 connection (RFC 9113, section 3.4).
-const H2_PREFACE_BYTES: usize = 24;
 
 /// What a connection may cost. Clones share the count of connections.
 #[derive(Debug, Clone)]
@@ -177,37 +174,25 @@ where
         }
     };
     if let Err(error) = result {
-        tracing::debug!(error, "a connection ended early");
+        tracing::debug!(%error, "a connection ended early");
     }
 }
 
-fn builder(limits: &ConnectionLimits) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+fn builder(limits: &ConnectionLimits) -> http1::Builder {
+    let mut builder = http1::Builder::new();
     builder
-        .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_timeout)
         .max_buf_size(limits.head_bytes_max.max(8192));
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(H2_STREAMS_MAX)
-        .max_header_list_size(u32::try_from(limits.head_bytes_max).unwrap_or(u32::MAX))
-        .keep_alive_interval(limits.header_timeout)
-        .keep_alive_timeout(limits.header_timeout);
     builder
 }
 
 /// A TCP stream whose client has to make progress.
 ///
-/// hyper watches over the heads of HTTP/1 requests, but not over the first bytes, by which it tells HTTP/1 from HTTP/2,
-/// and not over what is being sent.
+/// hyper watches over the heads of requests, but not over what is being sent.
 struct Guarded {
     stream: TcpStream,
     state: Arc<Connection>,
-    /// Until enough was read to tell the protocol.
-    opening: Option<Pin<Box<Sleep>>>,
-    read_bytes: usize,
     send_timeout: Duration,
     unsent: Option<Pin<Box<Sleep>>>,
     waiting_to_send: bool,
@@ -215,24 +200,7 @@ struct Guarded {
 
 impl Guarded {
     fn new(stream: TcpStream, limits: &ConnectionLimits, state: Arc<Connection>) -> Self {
-        Self {
-            stream,
-            state,
-            opening: Some(Box::pin(tokio::time::sleep(limits.header_timeout))),
-            read_bytes: 0,
-            send_timeout: limits.send_timeout,
-            unsent: None,
-            waiting_to_send: false,
-        }
-    }
-
-    /// Only an HTTP/2 preface and methods such as POST begin with `P`.
-    fn note_read(&mut self, read: &[u8]) {
-        let decided = self.read_bytes == 0 && read.first().is_some_and(|byte| *byte != b'P');
-        self.read_bytes = self.read_bytes.saturating_add(read.len());
-        if decided || self.read_bytes >= H2_PREFACE_BYTES {
-            self.opening = None;
-        }
+        Self { stream, state, send_timeout: limits.send_timeout, unsent: None, waiting_to_send: false }
     }
 
     /// Turns a wait that is too long into an error.
@@ -255,15 +223,7 @@ impl Guarded {
 
 impl AsyncRead for Guarded {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let filled = buf.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
-        let Some(opening) = &mut self.opening else { return read };
-        if read.is_pending() {
-            std::task::ready!(opening.as_mut().poll(cx));
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client sends nothing")));
-        }
-        self.note_read(&buf.filled()[filled..]);
-        read
+        Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 

@@ -13,10 +13,12 @@ use content::{BlockKey, BlockSource, Cid};
 use futures::StreamExt;
 use libp2p::core::transport::ListenerId;
 use libp2p::kad::RecordKey;
+use libp2p::multiaddr::Protocol;
 use libp2p::swarm::SwarmEvent;
 use libp2p::{Multiaddr, PeerId, Swarm};
 use prometheus_client::registry::Registry;
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -148,6 +150,21 @@ impl Bridge {
     }
 }
 
+/// libp2p listens with SO_REUSEPORT, which would share a TCP port with another program of the same user in silence: half
+/// of the connections would reach the wrong one.
+fn check_port_is_free(address: &Multiaddr) -> std::io::Result<()> {
+    let mut parts = address.iter();
+    let ip: IpAddr = match parts.next() {
+        Some(Protocol::Ip4(ip)) => ip.into(),
+        Some(Protocol::Ip6(ip)) => ip.into(),
+        _ => return Ok(()),
+    };
+    match parts.next() {
+        Some(Protocol::Tcp(port)) if port != 0 => std::net::TcpListener::bind((ip, port)).map(drop),
+        _ => Ok(()),
+    }
+}
+
 /// What the system said: libp2p's own layers of errors say nothing of their own.
 fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
     while let Some(source) = error.source() {
@@ -161,6 +178,7 @@ async fn listen(swarm: &mut Swarm<Behaviour>, addresses: &[Multiaddr]) -> Result
     let mut pending: HashMap<ListenerId, Multiaddr> = HashMap::new();
     for address in addresses {
         let failed = |reason: String| StartError::Listen { address: address.clone(), reason };
+        check_port_is_free(address).map_err(|error| failed(error.to_string()))?;
         let id = swarm.listen_on(address.clone()).map_err(|error| failed(innermost(&error)))?;
         pending.insert(id, address.clone());
     }

@@ -406,8 +406,10 @@ fn save(path: &std::path::Path, bytes: &[u8]) {
 
 /// Every address that peers can use, ending in our peer id: announced ones first.
 pub fn addresses(swarm: &Swarm<Behaviour>) -> Vec<Multiaddr> {
+    let mut listeners: Vec<&Multiaddr> = swarm.listeners().collect();
+    listeners.sort_by_key(|address| address.to_string());
     let mut all: Vec<Multiaddr> = Vec::new();
-    for address in swarm.external_addresses().chain(swarm.listeners()) {
+    for address in swarm.external_addresses().chain(listeners) {
         let full = match address.iter().last() {
             Some(Protocol::P2p(_)) => address.clone(),
             _ => address.clone().with(Protocol::P2p(*swarm.local_peer_id())),

@@ -268,7 +268,12 @@ impl Listing {
         // Every child was asked for before it is its turn.
         let block = level.fetches.next().await.unwrap_or(Err(SourceError::Closed));
         self.ahead -= 1;
-        let level = Level::new(child, decode_shard(&block?)?, bits);
+        let shard = decode_shard(&block?)?;
+        // No writer makes one. A few blocks of links to one would keep a walk busy for ever without a single entry.
+        if shard.node.link_count() == 0 {
+            return Err(NodeError::malformed(&child, "it is an empty HAMT shard below another").into());
+        }
+        let level = Level::new(child, shard, bits);
         if level.bits > HASH_BITS {
             return Err(too_deep(&child).into());
         }

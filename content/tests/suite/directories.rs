@@ -285,6 +285,18 @@ fn shards_that_go_on_for_ever_end_where_the_hash_does() {
 }
 
 #[test]
+fn a_few_blocks_that_lead_to_no_entry_in_a_trillion_ways_are_refused_at_once() {
+    let blocks = MemoryBlocks::new();
+    let mut below = add(&blocks, codec::DAG_PB, shard_node(&[], &[], 1_024));
+    for _ in 0..4 {
+        let links: Vec<Link> = (0..1_024).map(|slot| Link::to(*below.cid(), &format!("{slot:03X}"))).collect();
+        below = add(&blocks, codec::DAG_PB, shard_node(&links, &[0xff; 128], 1_024));
+    }
+    let error = list_all(Arc::new(blocks), &below).expect_err("refused");
+    assert!(matches!(error, DirError::Node(NodeError::Malformed { .. })), "{error}");
+}
+
+#[test]
 fn a_slot_that_holds_something_else_than_a_shard_is_an_error() {
     let blocks = MemoryBlocks::new();
     let links: Vec<Link> = (0..16).map(|slot| Link::to(target("file"), &format!("{slot:X}"))).collect();

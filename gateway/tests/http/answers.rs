@@ -122,6 +122,17 @@ async fn large_files_arrive_whole_and_in_parts() {
 }
 
 #[tokio::test]
+async fn a_service_worker_gets_a_folder_at_most() {
+    let tree = tree().await;
+    let worker = [("service-worker", "script")];
+    let root = format!("/ipfs/{}", tree.large.cid());
+    let response = tree.site.send("GET", &format!("{root}?filename=sw.js"), &worker).await;
+    assert_eq!((response.status().as_u16(), header(&response, "cache-control")), (400, "no-store"));
+    let inside = format!("/ipfs/{}/large.bin", tree.root);
+    assert_eq!(tree.site.send("GET", &inside, &worker).await.status(), 200);
+}
+
+#[tokio::test]
 async fn what_the_client_has_is_not_sent_again() {
     let tree = tree().await;
     let file = format!("/ipfs/{}/large.bin", tree.root);
@@ -141,7 +152,10 @@ async fn what_the_client_has_is_not_sent_again() {
     let unknown = raw("nobody has this");
     let path = format!("/ipfs/{}", unknown.cid());
     let tag = format!("\"{}\"", unknown.cid());
-    assert_eq!(tree.site.send("GET", &path, &[("if-none-match", &tag)]).await.status(), 304);
+    let response = tree.site.send("GET", &path, &[("if-none-match", &tag)]).await;
+    assert_eq!(response.status(), 304);
+    assert_eq!(header(&response, "x-ipfs-path"), path);
+    assert_eq!(header(&response, "x-ipfs-roots"), unknown.cid().to_string());
     assert_eq!(tree.site.send("GET", &path, &[("if-none-match", "*")]).await.status(), 404);
     let raw_tag = format!("\"{}.raw\"", unknown.cid());
     assert_eq!(tree.site.send("GET", &path, &[("if-none-match", &raw_tag)]).await.status(), 404);

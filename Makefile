@@ -27,9 +27,10 @@ build: ## Build the binary
 test: lint kubo ## Check style, then run every test, those against a real Kubo included
 	cargo test $(PROFILE) $(FILTER)
 
+test-long: export PROPTEST_CASES ?= 20000
 test-long: export CAUSEWAY_CRASH_ROUNDS ?= 200
 test-long: export CAUSEWAY_SOAK_SECONDS ?= 1200
-test-long: lint kubo ## The same with many more crash rounds, and a soak; takes the better part of an hour
+test-long: lint kubo ## The same with many more crash rounds and random inputs, and a soak; takes the better part of an hour
 	cargo test $(PROFILE) $(FILTER) -- --include-ignored
 
 lint: ## Check formatting, and let clippy warn of nothing

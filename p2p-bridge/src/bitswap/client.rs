@@ -63,6 +63,8 @@ const HEDGES_MAX: usize = 3;
 const OVERTAKEN_STALLS: u32 = 4;
 /// How long a session without wants keeps its search for providers going.
 const SEARCH_LINGER: Duration = Duration::from_secs(2);
+/// Providers of one session that are remembered; whoever answers a search can name as many as it likes.
+const NAMED_MAX: usize = 1_024;
 /// Members of one session; more add duplicates, not speed.
 const MEMBERS_MAX: usize = 16;
 /// Cancelled wants remembered per peer, so that a late block is told from a lie.
@@ -395,6 +397,9 @@ impl Client {
     /// Routing named a provider of a session's root.
     pub fn provider_found(&mut self, session_id: SessionId, peer: PeerId, now: Instant) {
         let Some(session) = self.sessions.get_mut(&session_id) else { return };
+        if session.named.len() >= NAMED_MAX {
+            return;
+        }
         if session.named.insert(peer) && self.peers.contains_key(&peer) {
             self.offer(session_id, peer, now);
         }

@@ -153,7 +153,8 @@ async fn until_signalled(loaded: &Loaded) -> anyhow::Result<()> {
     tracing::info!("draining; a second signal ends the process at once");
     tokio::select! {
         result = node.drain() => result,
-        () = signals.next() => std::process::exit(EXIT_FORCED),
+        // Not `std::process::exit`: it runs RocksDB's destructors, which wait for compactions.
+        () = signals.next() => signal_hook::low_level::exit(EXIT_FORCED),
     }
 }
 

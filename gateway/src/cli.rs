@@ -7,7 +7,6 @@ use clap::{Args, Parser, Subcommand};
 use config::{Config, ConfigError, Flags, Loaded, LogFormat};
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -69,18 +68,20 @@ impl From<Place> for Flags {
 }
 
 /// What a wrong command line or setting exits with; clap's own choice.
-const EXIT_USAGE: u8 = 2;
+const EXIT_USAGE: i32 = 2;
+/// What everything else that goes wrong exits with.
+const EXIT_FAILURE: i32 = 1;
 /// What a second signal exits with.
 const EXIT_FORCED: i32 = 130;
 
-/// Runs a command line and says how the process is to exit. Errors are one line on standard error.
-pub fn run(cli: Cli) -> ExitCode {
+/// Runs a command line and says with which code the process is to exit. Errors are one line on standard error.
+pub fn run(cli: Cli) -> i32 {
     match dispatch(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(error) => {
             eprintln!("error: {error:#}");
             let usage = error.downcast_ref::<ConfigError>().is_some();
-            if usage { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
+            if usage { EXIT_USAGE } else { EXIT_FAILURE }
         }
     }
 }

@@ -150,6 +150,8 @@ impl NetworkBehaviour for Scoped {
         match event {
             FromSwarm::ExternalAddrConfirmed(confirmed) if !self.scope.admits(confirmed.addr) => {}
             FromSwarm::ExternalAddrExpired(expired) if !self.scope.admits(expired.addr) => {}
+            FromSwarm::NewListenAddr(listen) if !self.scope.admits(listen.addr) => {}
+            FromSwarm::ExpiredListenAddr(listen) if !self.scope.admits(listen.addr) => {}
             // An address that we listen on is as good as confirmed to whoever shares its network, and without it our
             // provider records on the local DHT would name no address at all.
             FromSwarm::NewListenAddr(listen) if self.scope.admits(listen.addr) => {

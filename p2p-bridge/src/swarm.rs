@@ -66,7 +66,9 @@ pub fn build(
     let behaviour = |keypair: &Keypair| {
         let peer = keypair.public().to_peer_id();
         let about = identify::Config::new("ipfs/0.1.0".to_owned(), keypair.public())
-            .with_agent_version(concat!("causeway/", env!("CARGO_PKG_VERSION")).to_owned());
+            .with_agent_version(concat!("causeway/", env!("CARGO_PKG_VERSION")).to_owned())
+            // Its cache would offer any address that a peer claims to whoever dials, past the wall between the scopes.
+            .with_cache_size(0);
         Behaviour {
             limits: connection_limits::Behaviour::new(limits()),
             bitswap,

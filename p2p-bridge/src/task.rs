@@ -19,7 +19,7 @@ use libp2p::kad::{self, GetProvidersOk, ProviderRecord, QueryId, QueryResult, Re
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, SwarmEvent};
-use libp2p::{Multiaddr, PeerId, Swarm, identify};
+use libp2p::{Multiaddr, PeerId, Swarm, identify, ping};
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
@@ -32,6 +32,8 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 const SAVE_EVERY: u32 = 60;
 /// Remembered peers that the routing tables start with.
 const REMEMBERED_MAX: usize = 200;
+/// Addresses taken from one statement of a peer about itself.
+const ADDRESSES_MAX: usize = 8;
 /// Providers of one session that are dialled.
 const PROVIDERS_DIALLED_MAX: usize = 16;
 
@@ -158,6 +160,12 @@ impl Task {
                     self.bootstraps.disconnected(&peer_id, now);
                 }
             }
+            // Two in a row were lost: whoever is there no longer answers, whatever TCP believes.
+            SwarmEvent::Behaviour(BehaviourEvent::Ping(ping::Event { connection, result: Err(error), .. }))
+                if !matches!(error, ping::Failure::Unsupported) =>
+            {
+                self.swarm.close_connection(connection);
+            }
             SwarmEvent::NewListenAddr { address, .. } => self.on_listening(address),
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
@@ -273,6 +281,7 @@ impl Task {
     /// Value records are not stored yet: nothing here can validate them.
     fn keep_provider(&mut self, scope: Scope, mut record: ProviderRecord) {
         record.addresses.retain(|address| scope.admits(address));
+        record.addresses.truncate(ADDRESSES_MAX);
         if record.addresses.is_empty() {
             return;
         }
@@ -292,8 +301,8 @@ impl Task {
                 match dht.start_providing(key.clone()) {
                     Ok(query) => _ = self.announcing.insert((scope, query), key),
                     Err(error) => {
-                        tracing::warn!(%error, "cannot announce any more content");
-                        providing.finished(&key, true, now);
+                        tracing::warn!(%error, "cannot announce any more content at the moment");
+                        providing.finished(&key, false, now);
                     }
                 }
             }
@@ -328,7 +337,7 @@ impl Task {
                 continue;
             }
             let good: Vec<Multiaddr> =
-                info.listen_addrs.iter().filter(|address| scope.admits(address)).cloned().collect();
+                info.listen_addrs.iter().filter(|address| scope.admits(address)).take(ADDRESSES_MAX).cloned().collect();
             for address in &good {
                 self.swarm.behaviour_mut().dht(scope).add_address(&peer, address.clone());
             }

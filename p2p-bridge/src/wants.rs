@@ -100,9 +100,21 @@ impl Wants {
         }
     }
 
-    /// The CID and session of somebody who still waits for a block.
-    pub fn waiting(&self, key: &BlockKey) -> Option<(Cid, SessionId)> {
-        self.shard(key).get(key).and_then(|waiters| waiters.first()).map(|waiter| (waiter.cid, waiter.session))
+    /// The CIDs and sessions of everybody who still waits for a block.
+    pub fn waiting(&self, key: &BlockKey) -> Vec<(Cid, SessionId)> {
+        self.shard(key).get(key).into_iter().flatten().map(|waiter| (waiter.cid, waiter.session)).collect()
+    }
+
+    /// Whether anybody in a session waits for a block.
+    pub fn is_waiting(&self, key: &BlockKey, session: &SessionId) -> bool {
+        self.shard(key).get(key).is_some_and(|waiters| waiters.iter().any(|waiter| waiter.session == *session))
+    }
+
+    /// Lets everybody go: nothing will come any more.
+    pub fn close(&self) {
+        for shard in &self.shards {
+            shard.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
     }
 }
 
@@ -140,8 +152,8 @@ mod tests {
         wants.fail(&key, a.cid().hash(), &SourceError::Closed);
         assert_eq!(first.try_recv().expect("sent"), Err(SourceError::Closed));
         assert!(second.try_recv().is_err());
-        assert_eq!(wants.waiting(&key), Some((*a.cid(), *b.cid().hash())));
+        assert_eq!(wants.waiting(&key), vec![(*a.cid(), *b.cid().hash())]);
         wants.withdraw(&key, second_id);
-        assert_eq!(wants.waiting(&key), None);
+        assert!(!wants.is_waiting(&key, b.cid().hash()));
     }
 }

@@ -117,12 +117,15 @@ impl Behaviour {
         match command {
             SessionCommand::Want { session, cid } => {
                 // It may have arrived while the command was on its way.
-                if BlockKey::of(&cid).is_some_and(|key| self.wants.waiting(&key).is_some()) {
+                if BlockKey::of(&cid).is_some_and(|key| self.wants.is_waiting(&key, &session)) {
                     self.client.want(session, cid, now);
                 }
             }
             SessionCommand::Cancel { session, key, permit } => {
-                self.client.cancel(session, key, now);
+                // Others in the session may wait for it as well; whoever cancels has withdrawn before.
+                if !self.wants.is_waiting(&key, &session) {
+                    self.client.cancel(session, key, now);
+                }
                 drop(permit);
             }
         }
@@ -140,7 +143,7 @@ impl Behaviour {
                 tracing::debug!(%peer, ?key, "sent a block that it was not asked for");
             }
             // Somebody may have begun to wait after the block was delivered and before we heard of it.
-            if let Some((cid, session)) = self.wants.waiting(&key) {
+            for (cid, session) in self.wants.waiting(&key) {
                 self.client.want(session, cid, now);
             }
         }
@@ -209,7 +212,16 @@ impl Behaviour {
             self.server.disconnected(peer);
         } else if was_used {
             self.client.ask_again(peer);
+            self.server.answers_lost(peer);
         }
+    }
+}
+
+impl Drop for Behaviour {
+    /// Nobody is left waiting for a network that has stopped.
+    fn drop(&mut self) {
+        self.commands.close();
+        self.wants.close();
     }
 }
 

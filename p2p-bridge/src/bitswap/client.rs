@@ -131,6 +131,8 @@ struct Want {
     /// Peers that said HAVE and owe nothing yet.
     has: Vec<PeerId>,
     corrupt: bool,
+    /// Whether strangers were asked because the only debtor was silent: once is enough.
+    probed_in_need: bool,
 }
 
 impl Want {
@@ -328,6 +330,7 @@ impl Client {
             denied: HashSet::new(),
             has: Vec::new(),
             corrupt: false,
+            probed_in_need: false,
         });
         if !want.sessions.contains(&session_id) {
             want.sessions.push(session_id);
@@ -357,6 +360,10 @@ impl Client {
     pub fn peer_connected(&mut self, peer: PeerId, favoured: bool, now: Instant) {
         let known = self.peers.entry(peer).or_insert_with(|| Peer::new(favoured));
         known.favoured |= favoured;
+        // What went wrong on an earlier connection is no reason not to ask on this one.
+        for want in self.wants.values_mut() {
+            want.denied.remove(&peer);
+        }
         let waiting: Vec<SessionId> = self
             .sessions
             .iter()
@@ -400,7 +407,8 @@ impl Client {
         if session.named.len() >= NAMED_MAX {
             return;
         }
-        if session.named.insert(peer) && self.peers.contains_key(&peer) {
+        session.named.insert(peer);
+        if self.peers.contains_key(&peer) {
             self.offer(session_id, peer, now);
         }
     }
@@ -487,6 +495,8 @@ impl Client {
     pub fn peer_failed(&mut self, peer: PeerId, now: Instant) {
         let Some(known) = self.peers.get_mut(&peer) else { return };
         let keys: Vec<BlockKey> = known.owed.drain().chain(known.probed.drain()).collect();
+        // Blocks that are under way already are late, not lies.
+        keys.iter().for_each(|key| known.given_up(*key));
         for session in self.sessions.values_mut() {
             session.members.retain(|member| *member != peer);
         }
@@ -620,6 +630,8 @@ impl Client {
         if let Some(known) = self.peers.get_mut(&peer) {
             known.owed.remove(&key);
             known.probed.remove(&key);
+            // Go peers remember the question, and send the block when they come to have it.
+            known.given_up(key);
         }
         let Some(want) = self.wants.get_mut(&key) else { return };
         want.asked.retain(|question| question.peer != peer);
@@ -718,7 +730,12 @@ impl Client {
                 }
                 self.ask(peer, key, true, now);
             }
-            None if debtors == 1 => self.probe(key, now),
+            None if debtors == 1 && !want.probed_in_need => {
+                if let Some(want) = self.wants.get_mut(&key) {
+                    want.probed_in_need = true;
+                }
+                self.probe(key, now);
+            }
             None => {}
         }
     }

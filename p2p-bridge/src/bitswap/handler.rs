@@ -17,7 +17,7 @@ use libp2p::StreamProtocol;
 use libp2p::core::upgrade::{InboundUpgrade, OutboundUpgrade, UpgradeInfo};
 use libp2p::swarm::handler::{ConnectionEvent, DialUpgradeError, FullyNegotiatedInbound, FullyNegotiatedOutbound};
 use libp2p::swarm::{ConnectionHandler, ConnectionHandlerEvent, Stream, StreamUpgradeError, SubstreamProtocol};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
@@ -224,10 +224,18 @@ impl Outgoing {
 
 fn encode(command: &Command, version: Version) -> Vec<Bytes> {
     match command {
-        Command::Ask(entries) => vec![encode_wants(entries, version)],
+        Command::Ask(entries) => vec![encode_wants(&last_words(entries), version)],
         Command::Answer(answer) => encode_answer(&answer.blocks, &answer.presences, version),
         Command::Keep(_) => Vec::new(),
     }
+}
+
+/// The last entry about each CID. Go peers take a cancel and a want of one message for a cancel, whatever their order.
+fn last_words(entries: &[WantEntry]) -> Vec<WantEntry> {
+    let mut seen = HashSet::new();
+    let mut last: Vec<WantEntry> = entries.iter().rev().filter(|entry| seen.insert(entry.cid)).cloned().collect();
+    last.reverse();
+    last
 }
 
 async fn write(mut stream: Stream, version: Version, parts: Vec<Bytes>) -> io::Result<(Stream, Version)> {

@@ -164,6 +164,11 @@ impl Server {
         self.settle(peer);
     }
 
+    /// The connection that answers were written to is gone; what was under way on it will never be reported as sent.
+    pub fn answers_lost(&mut self, peer: PeerId) {
+        self.sent(peer, usize::MAX);
+    }
+
     /// A peer is gone, and its questions with it.
     pub fn disconnected(&mut self, peer: PeerId) {
         self.ledgers.remove(&peer);

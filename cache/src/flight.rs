@@ -2,7 +2,8 @@
 //!
 //! The waiting rule: whoever asks for a block that is being fetched waits for that fetch and gets its outcome, the error
 //! as well as the block. The fetch lives for as long as anyone waits, whoever began it, and is dropped the moment that
-//! the last waiter leaves. It is polled by its waiters, so it needs no task of its own and ends with them.
+//! the last waiter leaves. What begins it may put the work into a task of its own ([`crate::tiers`] does), so that a waiter
+//! who does not poll holds nobody up; the flight itself needs none.
 //!
 //! Non-goals: remembering outcomes. A flight that has landed is forgotten; what came of it is in the tiers.
 

@@ -24,12 +24,18 @@ pub type Multihash = multihash::Multihash<MAX_DIGEST_BYTES>;
 /// Multicodec numbers of the block formats that the project names
 /// (<https://github.com/multiformats/multicodec/blob/master/table.csv>).
 pub mod codec {
+    /// Plain CBOR (RFC 8949), without links.
+    pub const CBOR: u64 = 0x51;
     /// Bytes without structure.
     pub const RAW: u64 = 0x55;
     /// MerkleDAG protobuf: the envelope of UnixFS.
     pub const DAG_PB: u64 = 0x70;
     /// IPLD data as deterministic CBOR.
     pub const DAG_CBOR: u64 = 0x71;
+    /// IPLD data as deterministic JSON.
+    pub const DAG_JSON: u64 = 0x0129;
+    /// Plain JSON (RFC 8259), without links.
+    pub const JSON: u64 = 0x0200;
     /// A public key, the codec of an IPNS name.
     pub const LIBP2P_KEY: u64 = 0x72;
 }

@@ -1,4 +1,4 @@
-//! What IPFS data *is*: CIDs, verified blocks, paths, DAG walks, UnixFS and CAR.
+//! What IPFS data *is*: CIDs, verified blocks, names and their records, paths, DAG walks, UnixFS and CAR.
 //!
 //! Goals: one definition of every data rule, usable from a test table, a fuzzer, a command line or a server; bounded
 //! memory and no panics on any input.
@@ -13,6 +13,9 @@
 //! | [`source`] | [`BlockSource`]: the one seam to memory, disk and network |
 //! | [`dagpb`] | MerkleDAG protobuf nodes, decoded in place |
 //! | [`unixfs`] | files, directories and symlinks, and readers for them |
+//! | [`names`] | [`Name`]: a key or a domain, and [`NameResolver`]: what it stands for |
+//! | [`ipns`] | the records that the owners of keys publish |
+//! | [`path`] | [`ContentPath`]: the path of a URL, as a root and names |
 //! | [`walk`] | from a root and path segments to a block |
 //! | [`dag`] | the links of a block, and every block of a DAG |
 //! | [`car`] | CARv1 archives, verified block by block |
@@ -26,6 +29,9 @@ pub mod cid;
 pub mod dag;
 pub mod dagpb;
 pub mod hashes;
+pub mod ipns;
+pub mod names;
+pub mod path;
 pub mod policy;
 pub mod source;
 pub mod unixfs;
@@ -33,5 +39,7 @@ pub mod walk;
 
 pub use crate::block::{Block, BlockError, MAX_BLOCK_BYTES};
 pub use crate::cid::{BlockKey, Cid, CidError, Multihash, codec};
+pub use crate::names::{Name, NameError, NameResolver, Resolution};
+pub use crate::path::ContentPath;
 pub use crate::policy::{AllowAll, DenyList, Policy, Verdict};
 pub use crate::source::{BlockSource, MemoryBlocks, SourceError, Stall};

@@ -5,7 +5,7 @@
 
 use crate::metrics::Abort;
 use crate::negotiate::{NotSupported, wants_html};
-use crate::path::PathError;
+use content::path::PathError;
 use content::unixfs::NodeError;
 use content::unixfs::dir::DirError;
 use content::unixfs::file::ReadError;

@@ -13,7 +13,6 @@
 //! | [`pipeline`] | one request, top to bottom |
 //! | [`request`] | what a request is about |
 //! | [`negotiate`] | which format it asks for |
-//! | [`path`] | the CID and names in its path |
 //! | [`resolve`] | what they lead to, and the memory of it |
 //! | [`source`] | where blocks come from |
 //! | [`conditional`], [`range`] | what the client has, and which part it wants |
@@ -38,7 +37,7 @@ pub mod metrics;
 pub mod negotiate;
 pub mod network;
 pub mod node;
-pub mod path;
+
 pub mod pipeline;
 pub mod plan;
 pub mod range;

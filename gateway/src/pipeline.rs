@@ -16,7 +16,6 @@ use crate::health::Health;
 use crate::listing;
 use crate::metrics::{Exchange, HttpMetrics};
 use crate::negotiate::Format;
-use crate::path::ContentPath;
 use crate::plan::{self, Decision};
 use crate::request::{self, Ask, Subject};
 use crate::resolve::{self, Entity, Found, Paths, Trail, etag_of};
@@ -25,7 +24,7 @@ use crate::server::Connection;
 use crate::source::{RootSource, Sources};
 use bytes::Bytes;
 use content::unixfs::file::{FileReader, ReadLimits};
-use content::{Block, Cid, Policy, Verdict, codec};
+use content::{Block, Cid, ContentPath, Policy, Verdict, codec};
 use futures::StreamExt as _;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
@@ -141,11 +140,12 @@ impl Gateway {
         }
         self.metrics.path_misses.inc();
         let path = ContentPath::parse(ask.path, self.limits.path_depth_max)?;
-        self.check_allowed(&path.root)?;
-        if let Some(draft) = not_modified_by_cid(ask, &path) {
+        let root = resolve::root(&path)?;
+        self.check_allowed(&root)?;
+        if let Some(draft) = not_modified_by_cid(ask, &path, &root) {
             return Ok(draft);
         }
-        let source = RootSource::new(&self.sources, path.root);
+        let source = RootSource::new(&self.sources, root);
         match ask.format {
             Format::Raw => raw(ask, &path, &source, generation).await,
             Format::Unixfs => self.unixfs(ask, &path, source, generation).await,
@@ -278,16 +278,16 @@ fn refuse_wide_service_worker(ask: &Ask<'_>) -> Result<(), Problem> {
 
 /// What stands at a bare CID has that CID for its entity tag, whatever it is: no block is needed to say that the client
 /// has it.
-fn not_modified_by_cid(ask: &Ask<'_>, path: &ContentPath) -> Option<Draft> {
+fn not_modified_by_cid(ask: &Ask<'_>, path: &ContentPath, root: &Cid) -> Option<Draft> {
     if !path.segments.is_empty() {
         return None;
     }
-    let trail = || Trail { path: resolve::header(ask.path), roots: resolve::header(&path.root.to_string()) };
-    let etag = entity_tag(&path.root, ask.format);
+    let trail = || Trail { path: resolve::header(ask.path), roots: resolve::header(&root.to_string()) };
+    let etag = entity_tag(root, ask.format);
     if none_match(ask.headers, etag.as_bytes(), false) {
         return Some(plan::not_modified(&etag, plan::IMMUTABLE, &trail()).map(|()| Content::Empty));
     }
-    let listing = listing::etag(&path.root);
+    let listing = listing::etag(root);
     let has_listing = ask.format == Format::Unixfs && none_match(ask.headers, listing.as_bytes(), false);
     has_listing.then(|| plan::not_modified(&listing, plan::LISTING_CACHE, &trail()).map(|()| Content::Empty))
 }
@@ -303,7 +303,7 @@ fn entity_tag(cid: &Cid, format: Format) -> HeaderValue {
 async fn raw(ask: &Ask<'_>, path: &ContentPath, source: &RootSource, generation: u64) -> Result<Draft, Problem> {
     let (trail, block) = resolve::walk(source, path, ask.path).await?;
     let entity = Entity {
-        root: path.root,
+        root: *source.root(),
         cid: *block.cid(),
         size: block.data().len() as u64,
         content_type: None,

@@ -2,7 +2,6 @@
 
 use crate::errors::Problem;
 use crate::negotiate::{self, Format};
-use crate::path::PREFIX;
 use http::request::Parts;
 use http::{HeaderMap, Method};
 use percent_encoding::percent_decode;
@@ -39,7 +38,7 @@ pub fn subject(head: &Parts, url_bytes_max: usize) -> Result<Subject, Problem> {
         return Err(Problem::UrlTooLong { max: url_bytes_max });
     }
     match path {
-        _ if path.starts_with(PREFIX) => Ok(Subject::Content),
+        _ if path.starts_with("/ipfs/") => Ok(Subject::Content),
         "/" => Ok(Subject::Landing),
         "/healthz" => Ok(Subject::Health),
         "/readyz" => Ok(Subject::Ready),

@@ -6,12 +6,12 @@
 
 use crate::content_type;
 use crate::errors::Problem;
-use crate::path::ContentPath;
 use crate::source::RootSource;
 use bytes::Bytes;
 use content::unixfs::{Node, dir};
 use content::walk::{self, WalkError};
-use content::{Block, Cid};
+use content::path::Root;
+use content::{Block, Cid, ContentPath};
 use http::HeaderValue;
 use moka::sync::Cache;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ const INDEX: &str = "index.html";
 pub async fn resolve(source: &RootSource, path: &ContentPath, sent: &str, generation: u64) -> Result<Found, Problem> {
     let (trail, block) = walk(source, path, sent).await?;
     let entity = |block: &Block, etag: &Cid, size: u64, name: Option<&str>| Entity {
-        root: path.root,
+        root: *source.root(),
         cid: *block.cid(),
         size,
         content_type: name.and_then(content_type::by_name),
@@ -97,10 +97,21 @@ pub async fn resolve(source: &RootSource, path: &ContentPath, sent: &str, genera
 /// # Errors
 /// [`Problem`] when the path leads nowhere or a block does not come.
 pub async fn walk(source: &RootSource, path: &ContentPath, sent: &str) -> Result<(Trail, Block), Problem> {
-    let resolved = walk::resolve(source, path.root, &path.segments).await?;
+    let resolved = walk::resolve(source, root(path)?, &path.segments).await?;
     let roots = resolved.roots.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let trail = Trail { path: header(sent), roots: header(&roots) };
     Ok((trail, resolved.block))
+}
+
+/// The CID that a path begins with.
+///
+/// # Errors
+/// [`Problem::Ipns`] when it begins with a name.
+pub fn root(path: &ContentPath) -> Result<Cid, Problem> {
+    match path.root {
+        Root::Cid(cid) => Ok(cid),
+        Root::Name(_) => Err(Problem::Ipns),
+    }
 }
 
 fn decode(block: &Block) -> Result<Node, Problem> {

@@ -31,6 +31,11 @@ impl RootSource {
         Arc::new(Self { sources: Arc::clone(sources), root, session: OnceLock::new() })
     }
 
+    /// The root that the blocks are asked for by.
+    pub fn root(&self) -> &Cid {
+        &self.root
+    }
+
     fn session(&self) -> &Arc<dyn BlockSource> {
         self.session.get_or_init(|| (self.sources.open_session)(&self.root))
     }

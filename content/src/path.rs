@@ -1,20 +1,52 @@
-//! [`ContentPath`]: a URL path below `/ipfs/`, as a CID and names.
+//! [`ContentPath`]: the path of a URL, as a root and the names to follow from there.
 //!
-//! Goals: percent-decoding happens exactly once; nothing climbs above its CID; whatever cannot name content is refused
+//! Goals: percent-decoding happens exactly once; nothing climbs above its root; whatever cannot name content is refused
 //! here, before anything is looked up. The reading of a path is Kubo's: the whole path is decoded before it is split, so
 //! an encoded slash separates, empty segments and `.` vanish, and `..` goes up.
 
-use content::{Cid, CidError, cid};
+use crate::cid::{self, Cid, CidError};
+use crate::names::{Name, NotAName};
 use percent_encoding::percent_decode_str;
+use std::borrow::Cow;
 
-/// What comes before the CID.
-pub const PREFIX: &str = "/ipfs/";
+/// What a path begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Namespace {
+    /// `/ipfs/`: immutable content.
+    Ipfs,
+    /// `/ipns/`: what a name stands for now.
+    Ipns,
+}
+
+impl Namespace {
+    /// The path up to and with the slash that the root comes after.
+    pub const fn prefix(self) -> &'static str {
+        match self {
+            Self::Ipfs => "/ipfs/",
+            Self::Ipns => "/ipns/",
+        }
+    }
+
+    /// The namespace of a path, and what comes after its prefix.
+    pub fn split(path: &str) -> Option<(Self, &str)> {
+        [Self::Ipfs, Self::Ipns].into_iter().find_map(|namespace| Some((namespace, path.strip_prefix(namespace.prefix())?)))
+    }
+}
+
+/// Where a path begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Root {
+    /// Immutable content.
+    Cid(Cid),
+    /// What a name stands for.
+    Name(Name),
+}
 
 /// A path to content (<https://specs.ipfs.tech/http-gateways/path-gateway/#request-path>).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContentPath {
     /// Where the walk begins.
-    pub root: Cid,
+    pub root: Root,
     /// The names to follow from there: decoded, none of them empty, `.` or `..`.
     pub segments: Vec<String>,
     /// Whether the path ended in a slash, which means a directory.
@@ -24,17 +56,23 @@ pub struct ContentPath {
 /// Why a path cannot name content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
+    /// The path does not begin with `/ipfs/` or `/ipns/`.
+    #[error("a path to content begins with /ipfs/ or /ipns/")]
+    Namespace,
     /// What follows `/ipfs/` is no CID that can be served.
     #[error(transparent)]
     Cid(#[from] CidError),
+    /// What follows `/ipns/` is no name.
+    #[error(transparent)]
+    Name(#[from] NotAName),
     /// A percent sign is not followed by two hexadecimal digits.
     #[error("the path has a percent sign that is not followed by two hexadecimal digits")]
     Escape,
     /// The decoded path is not text.
     #[error("the path is not UTF-8 text once it is decoded")]
     NotText,
-    /// The path goes above its CID.
-    #[error("the path goes above its CID with \"..\"")]
+    /// The path goes above its root.
+    #[error("the path goes above its root with \"..\"")]
     AboveRoot,
     /// The path has more segments than are followed.
     #[error("the path has more than {max} segments")]
@@ -45,17 +83,34 @@ pub enum PathError {
 }
 
 impl ContentPath {
-    /// Reads a raw URL path, without its query, that begins with [`PREFIX`].
+    /// Reads a URL's path as it was sent: percent-encoded, without its query.
     ///
     /// # Errors
     /// [`PathError`] says which rule the path breaks.
     pub fn parse(path: &str, depth_max: usize) -> Result<Self, PathError> {
-        let raw = path.strip_prefix(PREFIX).unwrap_or(path);
-        check_escapes(raw.as_bytes())?;
-        let decoded = percent_decode_str(raw).decode_utf8().map_err(|_| PathError::NotText)?;
-        let (root, rest) = decoded.split_once('/').unwrap_or((&decoded, ""));
-        let root = cid::parse(root)?;
-        let trailing_slash = decoded.ends_with('/');
+        Self::read(&decode(path)?, depth_max)
+    }
+
+    /// Reads a path that is not percent-encoded, such as an IPNS record or a DNSLink has.
+    ///
+    /// # Errors
+    /// [`PathError`] says which rule the path breaks.
+    pub fn read(path: &str, depth_max: usize) -> Result<Self, PathError> {
+        let (namespace, below) = Namespace::split(path).ok_or(PathError::Namespace)?;
+        let (root, rest) = below.split_at(below.find('/').unwrap_or(below.len()));
+        let root = match namespace {
+            Namespace::Ipfs => Root::Cid(cid::parse(root)?),
+            Namespace::Ipns => Root::Name(Name::parse(root)?),
+        };
+        Self::below(root, rest, depth_max)
+    }
+
+    /// The path `rest` (decoded) below a root that is known from elsewhere, such as a host name.
+    ///
+    /// # Errors
+    /// [`PathError`] says which rule the path breaks.
+    pub fn below(root: Root, rest: &str, depth_max: usize) -> Result<Self, PathError> {
+        let trailing_slash = rest.ends_with('/');
         Ok(Self { root, segments: split(rest, depth_max)?, trailing_slash })
     }
 
@@ -63,6 +118,15 @@ impl ContentPath {
     pub fn name(&self) -> Option<&str> {
         self.segments.last().map(String::as_str)
     }
+}
+
+/// Decodes a path as it was sent.
+///
+/// # Errors
+/// [`PathError::Escape`] and [`PathError::NotText`].
+pub fn decode(path: &str) -> Result<Cow<'_, str>, PathError> {
+    check_escapes(path.as_bytes())?;
+    percent_decode_str(path).decode_utf8().map_err(|_| PathError::NotText)
 }
 
 fn check_escapes(raw: &[u8]) -> Result<(), PathError> {
@@ -142,6 +206,19 @@ mod tests {
         for path in ["/ipfs/", "/ipfs/hello", "/ipfs/../x", "/ipfs//", "/ipfs/Qm/a"] {
             assert!(matches!(ContentPath::parse(path, 4), Err(PathError::Cid(_))), "{path}");
         }
+        for path in ["/ipns/", "/ipns/hello", "/ipns/127.0.0.1/x", "/ipns//"] {
+            assert!(matches!(ContentPath::parse(path, 4), Err(PathError::Name(_))), "{path}");
+        }
+        for path in ["", "/", "/ipfs", "ipfs/x", "/api/v0"] {
+            assert_eq!(ContentPath::parse(path, 4), Err(PathError::Namespace), "{path}");
+        }
+    }
+
+    #[test]
+    fn names_are_roots_too() {
+        let path = ContentPath::parse("/ipns/Example.org/a%20b/", 4).expect("a path");
+        assert_eq!(path.root, Root::Name(Name::parse("example.org").expect("a name")));
+        assert_eq!((path.segments, path.trailing_slash), (vec!["a b".to_owned()], true));
     }
 
     proptest! {

@@ -294,6 +294,14 @@ fn check(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.header_timeout_seconds", http.header_timeout_seconds, 1),
         ("http.send_timeout_seconds", http.send_timeout_seconds, 1),
         ("http.connections_max", http.connections_max, 1),
+        ("http.misses_max", http.misses_max, 1),
+        ("http.client_misses_max", http.client_misses_max, 1),
+        ("http.request_timeout_seconds", http.request_timeout_seconds, 1),
+        ("http.response_bytes_max", http.response_bytes_max, 1 << 20),
+        ("http.read_ahead_total_bytes_max", http.read_ahead_total_bytes_max, 4 << 20),
+        ("http.listing_entries_max", http.listing_entries_max, 1),
+        ("http.dag_depth_max", http.dag_depth_max, 1),
+        ("http.dag_blocks_max", http.dag_blocks_max, 1),
         ("http.path_depth_max", http.path_depth_max, 1),
         ("http.read_ahead_bytes_max", http.read_ahead_bytes_max, 256 << 10),
         ("http.url_bytes_max", http.url_bytes_max, 128),
@@ -312,6 +320,7 @@ fn check(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.header_timeout_seconds", http.header_timeout_seconds),
         ("http.send_timeout_seconds", http.send_timeout_seconds),
         ("http.drain_timeout_seconds", http.drain_timeout_seconds),
+        ("http.request_timeout_seconds", http.request_timeout_seconds),
     ];
     for (key, value) in at_most {
         if value > SECONDS_MAX {

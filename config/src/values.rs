@@ -1,11 +1,13 @@
 //! Values that are checked as they are read, with messages for the person who typed them.
 
+use crate::schema::Host;
+use ipnet::IpNet;
 use libp2p::Multiaddr;
 use libp2p::multiaddr::Protocol;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::{self, Display};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// A CID with room for the longest accepted digest: the same type as `content::Cid`.
 pub type Cid = cid::CidGeneric<128>;
@@ -58,6 +60,79 @@ pub(crate) fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ve
     each(deserializer, |text| {
         text.parse().map_err(|_| format!("\"{text}\" is not an address and port, such as 127.0.0.1:8080 or [::1]:8080"))
     })
+}
+
+/// Networks (10.0.0.0/8) and single addresses.
+pub(crate) fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
+    each(deserializer, |text| {
+        let address = text.parse::<IpAddr>().map(IpNet::from);
+        address.or_else(|_| text.parse()).map_err(|_| {
+            format!("\"{text}\" is neither an address nor a network, such as 127.0.0.1 or 10.0.0.0/8")
+        })
+    })
+}
+
+/// A host as it is written: its name, or a table.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged, expecting = "a host is a name, or a table with a name")]
+enum HostSetting {
+    Name(String),
+    Table(HostTable),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HostTable {
+    name: String,
+    subdomains: Option<bool>,
+    inline_dnslink: Option<bool>,
+    namespaces: Option<Vec<String>>,
+    deserialized: Option<bool>,
+}
+
+impl Serialize for Host {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if *self == Self::named(&self.name) {
+            return HostSetting::Name(self.name.clone()).serialize(serializer);
+        }
+        let Self { name, subdomains, inline_dnslink, namespaces, deserialized } = self.clone();
+        let table = HostTable {
+            name,
+            subdomains: Some(subdomains),
+            inline_dnslink: Some(inline_dnslink),
+            namespaces: Some(namespaces),
+            deserialized: Some(deserialized),
+        };
+        HostSetting::Table(table).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Host {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let table = match HostSetting::deserialize(deserializer)? {
+            HostSetting::Name(name) => return host_name(&name).map(Self::named).map_err(D::Error::custom),
+            HostSetting::Table(table) => table,
+        };
+        let mut host = host_name(&table.name).map(Self::named).map_err(D::Error::custom)?;
+        host.subdomains = table.subdomains.unwrap_or(host.subdomains);
+        host.inline_dnslink = table.inline_dnslink.unwrap_or(host.inline_dnslink);
+        host.deserialized = table.deserialized.unwrap_or(host.deserialized);
+        host.namespaces = table.namespaces.unwrap_or(host.namespaces);
+        match host.namespaces.iter().find(|name| !matches!(name.as_str(), "ipfs" | "ipns")) {
+            Some(other) => Err(D::Error::custom(format!("\"{other}\" is not a namespace; there are ipfs and ipns"))),
+            None => Ok(host),
+        }
+    }
+}
+
+/// A host name without scheme, port and path.
+fn host_name(text: &str) -> Result<&str, String> {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    let text = text.trim();
+    if !text.is_empty() && text.len() <= 253 && text.bytes().all(good) {
+        return Ok(text);
+    }
+    Err(format!("\"{text}\" is not a host name; write it without scheme and port, such as example.com"))
 }
 
 /// Multiaddrs (<https://github.com/multiformats/multiaddr>).

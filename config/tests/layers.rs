@@ -72,6 +72,8 @@ fn another(key: &str, default: &Value) -> String {
         (_, Value::Integer(number)) => (number + 1).to_string(),
         (_, Value::Boolean(yes)) => (!yes).to_string(),
         ("http.listen" | "admin.listen", _) => "127.0.0.1:9,127.0.0.2:9".to_owned(),
+        ("http.hosts", _) => "example.com,example.org".to_owned(),
+        ("http.trusted_proxies", _) => "10.0.0.0/8,::1".to_owned(),
         ("policy.deny", _) => "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ".to_owned(),
         (_, Value::Array(_)) => PEER.to_owned(),
         ("log.format", _) => "json".to_owned(),

@@ -16,6 +16,7 @@
 //! | [`names`] | [`Name`]: a key or a domain, and [`NameResolver`]: what it stands for |
 //! | [`ipns`] | the records that the owners of keys publish |
 //! | [`path`] | [`ContentPath`]: the path of a URL, as a root and names |
+//! | [`redirects`] | the `_redirects` file of a website |
 //! | [`walk`] | from a root and path segments to a block |
 //! | [`dag`] | the links of a block, and every block of a DAG |
 //! | [`car`] | CARv1 archives, verified block by block |
@@ -33,6 +34,7 @@ pub mod ipns;
 pub mod names;
 pub mod path;
 pub mod policy;
+pub mod redirects;
 pub mod source;
 pub mod unixfs;
 pub mod walk;

@@ -13,6 +13,7 @@
 //! | [`source`] | [`BlockSource`]: the one seam to memory, disk and network |
 //! | [`dagpb`] | MerkleDAG protobuf nodes, decoded in place |
 //! | [`unixfs`] | files, directories and symlinks, and readers for them |
+//! | [`ipld`] | documents of every codec as values, and conversions between them |
 //! | [`names`] | [`Name`]: a key or a domain, and [`NameResolver`]: what it stands for |
 //! | [`ipns`] | the records that the owners of keys publish |
 //! | [`path`] | [`ContentPath`]: the path of a URL, as a root and names |
@@ -30,6 +31,7 @@ pub mod cid;
 pub mod dag;
 pub mod dagpb;
 pub mod hashes;
+pub mod ipld;
 pub mod ipns;
 pub mod names;
 pub mod path;

@@ -15,6 +15,7 @@
 //! | [`unixfs`] | files, directories and symlinks, and readers for them |
 //! | [`names`] | [`Name`]: a key or a domain, and [`NameResolver`]: what it stands for |
 //! | [`ipns`] | the records that the owners of keys publish |
+//! | [`dnslink`] | what domains, and the operator's own list, say that names stand for |
 //! | [`path`] | [`ContentPath`]: the path of a URL, as a root and names |
 //! | [`walk`] | from a root and path segments to a block |
 //! | [`dag`] | the links of a block, and every block of a DAG |
@@ -28,6 +29,7 @@ pub mod car;
 pub mod cid;
 pub mod dag;
 pub mod dagpb;
+pub mod dnslink;
 pub mod hashes;
 pub mod ipns;
 pub mod names;

@@ -16,6 +16,7 @@
 //! | [`ipld`] | documents of every codec as values, and conversions between them |
 //! | [`names`] | [`Name`]: a key or a domain, and [`NameResolver`]: what it stands for |
 //! | [`ipns`] | the records that the owners of keys publish |
+//! | [`dnslink`] | what domains, and the operator's own list, say that names stand for |
 //! | [`path`] | [`ContentPath`]: the path of a URL, as a root and names |
 //! | [`redirects`] | the `_redirects` file of a website |
 //! | [`walk`] | from a root and path segments to a block |
@@ -30,6 +31,7 @@ pub mod car;
 pub mod cid;
 pub mod dag;
 pub mod dagpb;
+pub mod dnslink;
 pub mod hashes;
 pub mod ipld;
 pub mod ipns;

@@ -13,8 +13,10 @@
 //! | [`source`] | [`BlockSource`]: the one seam to memory, disk and network |
 //! | [`dagpb`] | MerkleDAG protobuf nodes, decoded in place |
 //! | [`unixfs`] | files, directories and symlinks, and readers for them |
+//! | [`ipld`] | documents of every codec as values, and conversions between them |
 //! | [`names`] | [`Name`]: a key or a domain, and [`NameResolver`]: what it stands for |
 //! | [`ipns`] | the records that the owners of keys publish |
+//! | [`dnslink`] | what domains, and the operator's own list, say that names stand for |
 //! | [`path`] | [`ContentPath`]: the path of a URL, as a root and names |
 //! | [`redirects`] | the `_redirects` file of a website |
 //! | [`walk`] | from a root and path segments to a block |
@@ -29,7 +31,9 @@ pub mod car;
 pub mod cid;
 pub mod dag;
 pub mod dagpb;
+pub mod dnslink;
 pub mod hashes;
+pub mod ipld;
 pub mod ipns;
 pub mod names;
 pub mod path;

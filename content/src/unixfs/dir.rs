@@ -56,9 +56,22 @@ pub struct Entry {
 /// [`DirError`] when `dir` is not a directory, a shard on the way is malformed or does not come. A name that is not there
 /// is `None`.
 pub async fn lookup(source: &dyn BlockSource, dir: &Block, name: &str) -> Result<Option<Cid>, DirError> {
+    lookup_through(source, dir, name, &mut Vec::new()).await
+}
+
+/// As [`lookup`], and adds the inner shards that it fetched to `passed`, the uppermost first.
+///
+/// # Errors
+/// As for [`lookup`].
+pub(crate) async fn lookup_through(
+    source: &dyn BlockSource,
+    dir: &Block,
+    name: &str,
+    passed: &mut Vec<Cid>,
+) -> Result<Option<Cid>, DirError> {
     match Node::decode(dir)? {
         Node::Directory(node) => lookup_link(dir.cid(), &node, name),
-        Node::HamtShard(shard) => lookup_hamt(source, *dir.cid(), shard, name).await,
+        Node::HamtShard(shard) => lookup_hamt(source, *dir.cid(), shard, name, passed).await,
         _ => Err(DirError::NotADirectory { cid: *dir.cid() }),
     }
 }
@@ -79,6 +92,7 @@ async fn lookup_hamt(
     mut cid: Cid,
     mut shard: ShardNode,
     name: &str,
+    passed: &mut Vec<Cid>,
 ) -> Result<Option<Cid>, DirError> {
     let mut hash = NameHash::of(name);
     loop {
@@ -91,6 +105,7 @@ async fn lookup_hamt(
             }
             ShardLink::Shard(child) => {
                 shard = decode_shard(&fetch(source, &child).await?)?;
+                passed.push(child);
                 cid = child;
             }
         }

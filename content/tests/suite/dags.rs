@@ -28,12 +28,13 @@ fn a_path_resolves_to_its_block_and_roots_or_says_where_it_ends() {
     let symlink = pb_node(&[], Some(&Message::default().varint(1, SYMLINK).bytes(2, b"a/file").0), false);
     let symlink = add(&blocks, codec::DAG_PB, symlink);
     let cbor = add(&blocks, codec::DAG_CBOR, vec![0xa0]);
+    let git = add(&blocks, 0x78, b"blob 0\0".to_vec());
     let broken = add(&blocks, codec::DAG_PB, b"garbage".to_vec());
     let lost = Block::of(codec::RAW, content::hashes::SHA2_256, 32, "lost".into()).expect("block");
     let plain = add(&blocks, codec::DAG_PB, pb_node(&[Link::to(*raw.cid(), "raw")], None, false));
     let a = directory(&blocks, &[("file", &file), ("raw", &raw), ("lost", &lost)]);
     let top = [("a", &a), ("tiny", &tiny), ("link", &symlink), ("cbor", &cbor), ("broken", &broken), ("plain", &plain)];
-    let root = directory(&blocks, &top);
+    let root = directory(&blocks, &[&top[..], &[("git", &git)]].concat());
     let source = Distant::new(blocks, 1, 2);
 
     let found: [(&str, &[&Block]); 8] = [
@@ -50,6 +51,7 @@ fn a_path_resolves_to_its_block_and_roots_or_says_where_it_ends() {
         let resolved = walk(&source, *root.cid(), path).expect(path);
         let roots: Vec<Cid> = std::iter::once(&root).chain(blocks.iter().copied()).map(|block| *block.cid()).collect();
         assert_eq!(resolved.roots, roots, "{path}");
+        assert_eq!((&resolved.passed[..], &resolved.remainder[..]), (&roots[..roots.len() - 1], &[][..]), "{path}");
         assert_eq!(&resolved.block, *blocks.last().unwrap_or(&&root), "{path}");
     }
 
@@ -65,7 +67,8 @@ fn a_path_resolves_to_its_block_and_roots_or_says_where_it_ends() {
         ("a/raw/x/y", not_a_directory(&raw)),
         ("tiny/x", not_a_directory(&tiny)),
         ("link/x", not_a_directory(&symlink)),
-        ("cbor/x", WalkError::Unsupported { cid: *cbor.cid(), codec: codec::DAG_CBOR }),
+        ("cbor/x", no_link(&cbor, "x")),
+        ("git/x", WalkError::Unsupported { cid: *git.cid(), codec: 0x78 }),
         ("a/lost", not_found.clone()),
         ("a/lost/x", not_found),
     ];

@@ -10,6 +10,7 @@
 //! | [`cid`] | CIDs, multihashes and the key that every tier stores blocks under |
 //! | [`hashes`] | which hash functions are accepted, and how bytes are checked against them |
 //! | [`block`] | [`Block`]: bytes that match their CID |
+//! | [`budget`] | [`budget::Budget`]: bytes that many share |
 //! | [`source`] | [`BlockSource`]: the one seam to memory, disk and network |
 //! | [`dagpb`] | MerkleDAG protobuf nodes, decoded in place |
 //! | [`unixfs`] | files, directories and symlinks, and readers for them |
@@ -27,6 +28,7 @@
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 
 pub mod block;
+pub mod budget;
 pub mod car;
 pub mod cid;
 pub mod dag;

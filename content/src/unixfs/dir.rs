@@ -182,22 +182,41 @@ fn decode_shard(block: &Block) -> Result<ShardNode, NodeError> {
 pub fn list(source: Arc<dyn BlockSource>, dir: Block) -> BoxStream<'static, Result<Entry, DirError>> {
     let cid = *dir.cid();
     match Node::decode(&dir) {
-        Ok(Node::Directory(node)) => list_links(cid, node),
+        Ok(Node::Directory(node)) => list_links(cid, node, 0),
         Ok(Node::HamtShard(shard)) => {
-            let listing = Listing { source, levels: vec![Level::new(cid, shard, 0)], ahead: 0 };
-            stream::try_unfold(listing, |mut listing| async move {
-                let entry = listing.next().await?;
-                Ok(entry.map(|entry| (entry, listing)))
-            })
-            .boxed()
+            Listing { source, levels: vec![Level::new(cid, shard, 0)], ahead: 0 }.into_entries()
         }
         Ok(_) => stream::once(ready(Err(DirError::NotADirectory { cid }))).boxed(),
         Err(error) => stream::once(ready(Err(error.into()))).boxed(),
     }
 }
 
-fn list_links(cid: Cid, node: PbNode) -> BoxStream<'static, Result<Entry, DirError>> {
-    let entries = stream::try_unfold(0, move |index| {
+/// Every entry that comes after the one called `name`: how a long listing is cut into pages. In a sharded directory it goes
+/// there by the hash of the name, so that the last page costs no more than the first. `None` if there is no such entry.
+///
+/// # Errors
+/// As for [`lookup`]; in the stream as for [`list`].
+pub async fn list_after(
+    source: Arc<dyn BlockSource>,
+    dir: Block,
+    name: &str,
+) -> Result<Option<BoxStream<'static, Result<Entry, DirError>>>, DirError> {
+    let cid = *dir.cid();
+    match Node::decode(&dir)? {
+        Node::Directory(node) => {
+            let position = node.links().position(|link| link.is_ok_and(|link| link.name == name.as_bytes()));
+            Ok(position.map(|position| list_links(cid, node, position + 1)))
+        }
+        Node::HamtShard(shard) => {
+            let mut listing = Listing { source, levels: vec![Level::new(cid, shard, 0)], ahead: 0 };
+            Ok(listing.seek_after(name).await?.then(|| listing.into_entries()))
+        }
+        _ => Err(DirError::NotADirectory { cid }),
+    }
+}
+
+fn list_links(cid: Cid, node: PbNode, first: usize) -> BoxStream<'static, Result<Entry, DirError>> {
+    let entries = stream::try_unfold(first, move |index| {
         let entry = node.link(index).map(|link| {
             let entry = link.and_then(|link| entry_of(&link)).map_err(|reason| NodeError::malformed(&cid, reason))?;
             Ok((entry, index + 1))
@@ -251,6 +270,33 @@ impl Level {
 }
 
 impl Listing {
+    fn into_entries(self) -> BoxStream<'static, Result<Entry, DirError>> {
+        let entries = stream::try_unfold(self, |mut listing| async move {
+            let entry = listing.next().await?;
+            Ok(entry.map(|entry| (entry, listing)))
+        });
+        entries.boxed()
+    }
+
+    /// Goes from the root shard to right behind an entry, and says whether it is there.
+    async fn seek_after(&mut self, name: &str) -> Result<bool, DirError> {
+        let mut hash = NameHash::of(name);
+        while let Some(level) = self.levels.last_mut() {
+            let slot = hash.take(level.shard.slot_bits()).ok_or_else(|| too_deep(&level.cid))?;
+            let Some(index) = level.shard.link_index(slot) else { return Ok(false) };
+            (level.next, level.asked) = (index + 1, index + 1);
+            match shard_link(&level.cid, &level.shard, index, Some(slot))? {
+                ShardLink::Entry(link) => return Ok(link.name == name.as_bytes()),
+                ShardLink::Shard(child) => {
+                    let bits = level.bits;
+                    let shard = decode_shard(&fetch(&*self.source, &child).await?)?;
+                    self.levels.push(Level::new(child, shard, bits));
+                }
+            }
+        }
+        Ok(false)
+    }
+
     async fn next(&mut self) -> Result<Option<Entry>, DirError> {
         while let Some(level) = self.levels.last_mut() {
             if level.next == level.shard.node.link_count() {

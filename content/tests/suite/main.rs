@@ -8,4 +8,5 @@ mod directories;
 mod files;
 mod fixtures;
 mod robustness;
+mod scopes;
 mod support;

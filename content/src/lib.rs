@@ -22,7 +22,8 @@
 //! | [`redirects`] | the `_redirects` file of a website |
 //! | [`walk`] | from a root and path segments to a block |
 //! | [`dag`] | the links of a block, and every block of a DAG |
-//! | [`car`] | CARv1 archives, verified block by block |
+//! | [`car`] | CARv1 archives, verified block by block when read, not copied when written |
+//! | [`scope`] | which blocks answer a request for part of a DAG, in order: what a gateway's CARs hold |
 //! | [`policy`] | [`Policy`]: whether content may be emitted at all |
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
@@ -41,6 +42,7 @@ pub mod names;
 pub mod path;
 pub mod policy;
 pub mod redirects;
+pub mod scope;
 pub mod source;
 pub mod unixfs;
 pub mod walk;

@@ -167,6 +167,31 @@ fn shard_link<'a>(
     Ok(ShardLink::Entry(PbLink { name, ..link }))
 }
 
+/// The first child shard of a shard from the link at `next` on, with the index after its link; entries are passed over.
+pub(crate) fn next_child_shard(cid: &Cid, shard: &ShardNode, next: usize) -> Result<Option<(usize, Cid)>, NodeError> {
+    for index in next..shard.node.link_count() {
+        if let ShardLink::Shard(child) = shard_link(cid, shard, index, None)? {
+            return Ok(Some((index + 1, child)));
+        }
+    }
+    Ok(None)
+}
+
+/// Decodes a shard that is below another, which uses `bits_above` bits of hash together with those above it; the shard,
+/// and the bits with its own.
+pub(crate) fn decode_child_shard(block: &Block, bits_above: u32) -> Result<(ShardNode, u32), NodeError> {
+    let shard = decode_shard(block)?;
+    // No writer makes one. A few blocks of links to one would keep a walk busy for ever without a single entry.
+    if shard.node.link_count() == 0 {
+        return Err(NodeError::malformed(block.cid(), "it is an empty HAMT shard below another"));
+    }
+    let bits = bits_above + shard.slot_bits();
+    if bits > HASH_BITS {
+        return Err(too_deep(block.cid()));
+    }
+    Ok((shard, bits))
+}
+
 fn decode_shard(block: &Block) -> Result<ShardNode, NodeError> {
     match Node::decode(block)? {
         Node::HamtShard(shard) => Ok(shard),
@@ -184,7 +209,8 @@ pub fn list(source: Arc<dyn BlockSource>, dir: Block) -> BoxStream<'static, Resu
     match Node::decode(&dir) {
         Ok(Node::Directory(node)) => list_links(cid, node, 0),
         Ok(Node::HamtShard(shard)) => {
-            Listing { source, levels: vec![Level::new(cid, shard, 0)], ahead: 0 }.into_entries()
+            let bits = shard.slot_bits();
+            Listing { source, levels: vec![Level::new(cid, shard, bits)], ahead: 0 }.into_entries()
         }
         Ok(_) => stream::once(ready(Err(DirError::NotADirectory { cid }))).boxed(),
         Err(error) => stream::once(ready(Err(error.into()))).boxed(),
@@ -208,7 +234,8 @@ pub async fn list_after(
             Ok(position.map(|position| list_links(cid, node, position + 1)))
         }
         Node::HamtShard(shard) => {
-            let mut listing = Listing { source, levels: vec![Level::new(cid, shard, 0)], ahead: 0 };
+            let bits = shard.slot_bits();
+            let mut listing = Listing { source, levels: vec![Level::new(cid, shard, bits)], ahead: 0 };
             Ok(listing.seek_after(name).await?.then(|| listing.into_entries()))
         }
         _ => Err(DirError::NotADirectory { cid }),
@@ -252,20 +279,15 @@ struct Level {
 }
 
 impl Level {
-    fn new(cid: Cid, shard: ShardNode, bits_above: u32) -> Self {
-        let bits = bits_above + shard.slot_bits();
+    fn new(cid: Cid, shard: ShardNode, bits: u32) -> Self {
         Self { cid, shard, bits, next: 0, asked: 0, fetches: FuturesOrdered::new() }
     }
 
     /// The next child shard that was not asked for, if there is one.
     fn next_to_ask(&mut self) -> Result<Option<Cid>, NodeError> {
-        while self.asked < self.shard.node.link_count() {
-            self.asked += 1;
-            if let ShardLink::Shard(child) = shard_link(&self.cid, &self.shard, self.asked - 1, None)? {
-                return Ok(Some(child));
-            }
-        }
-        Ok(None)
+        let found = next_child_shard(&self.cid, &self.shard, self.asked)?;
+        self.asked = found.map_or(self.shard.node.link_count(), |(after, _)| after);
+        Ok(found.map(|(_, child)| child))
     }
 }
 
@@ -288,8 +310,8 @@ impl Listing {
             match shard_link(&level.cid, &level.shard, index, Some(slot))? {
                 ShardLink::Entry(link) => return Ok(link.name == name.as_bytes()),
                 ShardLink::Shard(child) => {
-                    let bits = level.bits;
-                    let shard = decode_shard(&fetch(&*self.source, &child).await?)?;
+                    let above = level.bits;
+                    let (shard, bits) = decode_child_shard(&fetch(&*self.source, &child).await?, above)?;
                     self.levels.push(Level::new(child, shard, bits));
                 }
             }
@@ -329,16 +351,8 @@ impl Listing {
         // Every child was asked for before it is its turn.
         let block = level.fetches.next().await.unwrap_or(Err(SourceError::Closed));
         self.ahead -= 1;
-        let shard = decode_shard(&block?)?;
-        // No writer makes one. A few blocks of links to one would keep a walk busy for ever without a single entry.
-        if shard.node.link_count() == 0 {
-            return Err(NodeError::malformed(&child, "it is an empty HAMT shard below another").into());
-        }
-        let level = Level::new(child, shard, bits);
-        if level.bits > HASH_BITS {
-            return Err(too_deep(&child).into());
-        }
-        self.levels.push(level);
+        let (shard, bits) = decode_child_shard(&block?, bits)?;
+        self.levels.push(Level::new(child, shard, bits));
         Ok(())
     }
 }

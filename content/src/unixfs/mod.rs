@@ -159,6 +159,17 @@ impl FileNode {
     pub fn child_count(&self) -> usize {
         self.children.as_ref().map_or(0, |children| children.sizes.len())
     }
+
+    /// The size of a child as the node says, in bytes; `None` beyond the last.
+    pub(crate) fn child_size(&self, index: usize) -> Option<u64> {
+        self.children.as_ref().and_then(|children| children.sizes.get(index)).copied()
+    }
+
+    /// The CID of a child; `None` beyond the last.
+    pub(crate) fn child_cid(&self, index: usize) -> Option<Result<Cid, PbError>> {
+        let link = self.children.as_ref()?.node.link(index)?;
+        Some(link.and_then(|link| link.cid()))
+    }
 }
 
 impl ShardNode {
@@ -190,7 +201,7 @@ impl ShardNode {
     }
 
     /// How many bits of a name's hash choose a slot.
-    fn slot_bits(&self) -> u32 {
+    pub(crate) fn slot_bits(&self) -> u32 {
         self.fanout.ilog2()
     }
 

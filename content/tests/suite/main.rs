@@ -9,4 +9,5 @@ mod documents;
 mod files;
 mod fixtures;
 mod robustness;
+mod scopes;
 mod support;

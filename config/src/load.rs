@@ -282,7 +282,7 @@ fn typed(text: &str, default: &Value) -> Result<Value, String> {
 const SECONDS_MAX: u64 = 365 * 24 * 3600;
 
 fn check(loaded: &Loaded) -> Result<(), ConfigError> {
-    let Config { data_dir, http, admin, cache, .. } = &loaded.config;
+    let Config { data_dir, http, admin, names, cache, .. } = &loaded.config;
     if data_dir.as_os_str().is_empty() {
         return Err(loaded.error("data_dir", "names no folder"));
     }
@@ -306,6 +306,8 @@ fn check(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.read_ahead_bytes_max", http.read_ahead_bytes_max, 256 << 10),
         ("http.url_bytes_max", http.url_bytes_max, 128),
         ("http.head_bytes_max", http.head_bytes_max, 8192),
+        ("names.timeout_seconds", names.timeout_seconds, 1),
+        ("names.lookups_max", names.lookups_max, 1),
         ("cache.ram_bytes_max", cache.ram_bytes_max, 1 << 20),
         ("cache.disk_bytes_max", cache.disk_bytes_max, 1 << 20),
     ];
@@ -321,6 +323,7 @@ fn check(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.send_timeout_seconds", http.send_timeout_seconds),
         ("http.drain_timeout_seconds", http.drain_timeout_seconds),
         ("http.request_timeout_seconds", http.request_timeout_seconds),
+        ("names.timeout_seconds", names.timeout_seconds),
     ];
     for (key, value) in at_most {
         if value > SECONDS_MAX {

@@ -26,6 +26,8 @@ pub struct Config {
     pub admin: Admin,
     /// The peer-to-peer network.
     pub p2p: P2p,
+    /// What /ipns/ paths stand for: IPNS keys and domains with a DNSLink.
+    pub names: Names,
     /// How much is remembered, and where.
     pub cache: Cache,
     /// What is not served.
@@ -41,6 +43,7 @@ impl Default for Config {
             http: Http::default(),
             admin: Admin::default(),
             p2p: P2p::default(),
+            names: Names::default(),
             cache: Cache::default(),
             policy: PolicySettings::default(),
             log: Log::default(),
@@ -237,6 +240,37 @@ impl Default for P2p {
 /// Parses this file's own constants; a test checks that none is lost.
 fn known_good(texts: &[&str]) -> Vec<Multiaddr> {
     texts.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+/// What /ipns/ paths stand for: IPNS keys and domains with a DNSLink.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Names {
+    /// A file of names that are not looked up: NAME:PATH entries, such as "example.org:/ipfs/CID" or "k51…:/ipns/example.org",
+    /// separated by commas or line ends. It is read at the start. Empty: every name is looked up.
+    pub dnslink_map: PathBuf,
+    /// DNS-over-HTTPS services that are asked for the DNSLinks below a suffix, such as "eth=https://dns.example.org/dns-query".
+    /// The longest suffix wins; "." is everything. Domains without a service are looked up as the system does it.
+    #[serde(deserialize_with = "crate::values::routes", serialize_with = "crate::values::as_text")]
+    pub doh: Vec<crate::values::Route>,
+    /// How long the network is searched for the record of an IPNS key.
+    pub timeout_seconds: u64,
+    /// Names that are remembered. A record of more than 1 KiB counts as several.
+    pub cache_entries_max: u64,
+    /// Names that are looked up at a time. Requests for further ones are answered with 503.
+    pub lookups_max: u64,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self {
+            dnslink_map: PathBuf::new(),
+            doh: Vec::new(),
+            timeout_seconds: 30,
+            cache_entries_max: 16 * 1024,
+            lookups_max: 256,
+        }
+    }
 }
 
 /// How much is remembered, and where.

@@ -169,3 +169,27 @@ pub(crate) fn cids<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Cid
 pub(crate) fn as_text<S: Serializer, T: Display>(values: &[T], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(values.iter().map(ToString::to_string))
 }
+
+/// Whom to ask about the domains below a suffix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route {
+    /// The suffix: "eth", "example.org", or "." for everything.
+    pub suffix: String,
+    /// The URL of a service.
+    pub url: String,
+}
+
+impl Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.suffix, self.url)
+    }
+}
+
+/// Pairs of a suffix and a URL.
+pub(crate) fn routes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Route>, D::Error> {
+    each(deserializer, |text| {
+        let parts = text.split_once('=').filter(|(suffix, url)| !suffix.is_empty() && url.starts_with("https://"));
+        let route = parts.map(|(suffix, url)| Route { suffix: suffix.to_owned(), url: url.to_owned() });
+        route.ok_or_else(|| format!("\"{text}\" is not SUFFIX=URL, such as eth=https://dns.example.org/dns-query"))
+    })
+}

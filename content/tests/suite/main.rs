@@ -10,3 +10,4 @@ mod fixtures;
 mod robustness;
 mod scopes;
 mod support;
+mod tars;

@@ -8,8 +8,7 @@ use content::ipns::Record;
 use content::{Name, NameError};
 use moka::sync::Cache as Moka;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
-use tokio::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 /// The longest time that anything is taken for fresh.
 pub(super) const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 3600);

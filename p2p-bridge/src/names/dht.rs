@@ -71,5 +71,9 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
 /// The record, if it is one and still holds; otherwise why not.
 fn check(inner: &Inner, key: &Key, bytes: &bytes::Bytes) -> Result<Record, String> {
     let record = Record::verify(key, bytes.clone()).map_err(|error| error.to_string())?;
-    if record.is_valid_at((inner.wall)()) { Ok(record) } else { Err("the record is past its end of life".to_owned()) }
+    if record.is_valid_at((inner.clock.wall)()) {
+        Ok(record)
+    } else {
+        Err("the record is past its end of life".to_owned())
+    }
 }

@@ -221,6 +221,7 @@ fn finish(mut builder: hickory_resolver::ResolverBuilder<TokioRuntimeProvider>) 
     options.edns0 = true;
     // What is remembered is remembered in one place.
     options.cache_size = 0;
+    options.positive_max_ttl = Some(TTL_MAX);
     builder.build().map_err(|error| error.to_string())
 }
 

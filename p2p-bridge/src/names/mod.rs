@@ -42,7 +42,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 
 /// Names that stand for names are followed so far (<https://specs.ipfs.tech/ipns/ipns-record/> leaves it open; Kubo follows
 /// 32).
@@ -130,6 +130,8 @@ struct Inner {
     clock: Clock,
     kept: Option<Kept>,
     changed: Arc<Notify>,
+    /// Held by whoever writes.
+    saving: Mutex<()>,
     metrics: Metrics,
 }
 
@@ -168,6 +170,7 @@ impl Names {
             clock,
             kept: options.state_dir.as_deref().map(Kept::new),
             changed: Arc::default(),
+            saving: Mutex::default(),
             metrics: Metrics::register(registry),
         });
         inner.remember();
@@ -268,7 +271,7 @@ impl Inner {
             }
         }
         let entry = self.look_up(name).await?;
-        let ttl = match entry.standing(entry.learnt, (self.clock.wall)()) {
+        let ttl = match entry.standing((self.clock.now)(), (self.clock.wall)()) {
             Standing::Fresh(ttl) | Standing::Stale { ttl, .. } => ttl,
             Standing::Gone => Duration::ZERO,
         };
@@ -305,33 +308,23 @@ impl Inner {
 
     /// The look-up itself; `answer` hears of every better answer, the first as soon as it is there.
     async fn fly(&self, name: &Name, mut answer: impl FnMut(Arc<Entry>)) {
-        let begun = Instant::now();
-        let mut first = true;
-        let answer = |entry: Arc<Entry>| {
-            if std::mem::take(&mut first) {
-                self.metrics.looked_up(name, entry.outcome.as_ref().err(), begun.elapsed());
-            }
-            answer(entry);
-        };
         match (name, &self.records, &self.links) {
             (Name::Key(key), Some(records), _) => dht::search(self, records.as_ref(), *key, answer).await,
             (Name::Domain(domain), _, Some(links)) => {
-                let looked = links.look_up(domain.clone()).await;
-                self.learn(name, looked, answer);
+                let begun = Instant::now();
+                let (outcome, ttl) = links.look_up(domain.clone()).await;
+                self.metrics.looked_up(name, outcome.as_ref().err(), begun.elapsed());
+                answer(self.learn(name, outcome, ttl));
             }
             _ => {}
         }
     }
 
-    fn learn(&self, name: &Name, (outcome, ttl): dns::Looked, mut answer: impl FnMut(Arc<Entry>)) {
-        match outcome {
-            Ok(link) => {
-                let entry = Entry::new(Ok(link), ttl, (self.clock.now)());
-                self.cache.put(name.clone(), entry.clone());
-                answer(Arc::new(entry));
-            }
-            Err(error) => answer(self.fail(name, error, ttl)),
-        }
+    /// Remembers what a domain stands for, or that it stands for nothing.
+    fn learn(&self, name: &Name, outcome: Result<Answer, NameError>, ttl: Duration) -> Arc<Entry> {
+        let entry = Arc::new(Entry::new(outcome, ttl, (self.clock.now)()));
+        self.cache.put(name.clone(), Arc::clone(&entry));
+        entry
     }
 
     /// See [`Cache::improve`].
@@ -352,13 +345,14 @@ impl Inner {
     fn remember(&self) {
         let Some(kept) = &self.kept else { return };
         for (key, record) in kept.load((self.clock.wall)()) {
-            self.cache.put(Name::Key(key), Entry::kept(record, (self.clock.now)()));
+            self.cache.put(Name::Key(key), Arc::new(Entry::kept(record, (self.clock.now)())));
         }
     }
 
     /// Writes the records, those that were learnt last if they are too many.
     async fn save(&self) {
         let Some(kept) = self.kept.clone() else { return };
+        let _saving = self.saving.lock().await;
         let mut records = self.cache.records();
         records.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.learnt));
         let write = move || {

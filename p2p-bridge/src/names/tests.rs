@@ -10,7 +10,6 @@ use libp2p::PeerId;
 use libp2p::identity::Keypair;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tempfile::TempDir;
 use tokio::net::UdpSocket;
@@ -82,9 +81,9 @@ fn signed_until(n: u8, sequence: u64, value: &str, end_of_life: SystemTime) -> B
 /// A DHT whose records are there at once, and whose searches end then or are left open for the test to go on with.
 #[derive(Default)]
 struct Dht {
-    records: Mutex<HashMap<Key, Vec<Bytes>>>,
+    records: std::sync::Mutex<HashMap<Key, Vec<Bytes>>>,
     open: bool,
-    sinks: Mutex<Vec<Sink>>,
+    sinks: std::sync::Mutex<Vec<Sink>>,
     searches: AtomicUsize,
 }
 
@@ -497,4 +496,22 @@ async fn dnslinks_come_from_the_dns_with_their_times_to_live() {
     let offline = Names::new(offline, None, &mut Registry::default()).expect("good options");
     assert!(matches!(offline.resolve(&domain("one.example.org")).await, Err(NameError::Offline { .. })));
     assert_eq!(heard.load(Ordering::Relaxed) - before, 2, "offline contacts nobody");
+}
+
+#[tokio::test]
+async fn a_service_that_is_not_there_is_an_error_and_only_its_own_suffix_suffers() {
+    const LINK: &str = "dnslink=/ipfs/bafkqaddjnzzxazldoqwxizltoq/a";
+    let zone = HashMap::from([("_dnslink.one.example.org", Says::Texts(120, vec![vec![LINK]]))]);
+    let (address, _) = server(zone).await;
+    let refusing = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let url = format!("https://{}/dns-query", refusing.expect("a port that was free a moment ago"));
+    let options =
+        NamesOptions { doh: vec![("eth".to_owned(), url)], dns_servers: vec![address], ..NamesOptions::default() };
+    let names = Names::new(options, None, &mut Registry::default()).expect("good options");
+    let error = names.resolve(&domain("one.eth")).await.expect_err("nobody listens there");
+    assert!(matches!(error, NameError::Dns { .. }), "{error}");
+    assert_eq!(leads(&names, &domain("one.example.org")).await.0, "a");
+    let bad = NamesOptions { doh: vec![("eth".to_owned(), "https://".to_owned())], ..NamesOptions::default() };
+    let error = Names::new(bad, None, &mut Registry::default()).err().map(|error| error.to_string());
+    assert!(error.is_some_and(|error| error.starts_with("\"https://\" is not the URL")));
 }

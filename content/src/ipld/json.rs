@@ -154,9 +154,9 @@ impl<'a> Reader<'a> {
 
     /// Reads an escape whose backslash is next.
     fn escaped(&mut self) -> Result<char, Fault> {
-        let Some(letter) = self.rest().bytes().nth(1) else { return Err(Fault::malformed("it ends too early")) };
+        let Some(letter) = self.rest().as_bytes().get(1) else { return Err(Fault::malformed("it ends too early")) };
         let plain = match letter {
-            b'"' | b'\\' | b'/' => char::from(letter),
+            b'"' | b'\\' | b'/' => char::from(*letter),
             b'b' => '\u{8}',
             b'f' => '\u{c}',
             b'n' => '\n',

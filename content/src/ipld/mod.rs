@@ -44,7 +44,7 @@ use crate::cid::{Cid, codec};
 use bytes::Bytes;
 
 /// How many values and keys a document may have. The most that they take in memory, besides the text and bytes that are
-/// in the block anyway, is some 30 MiB.
+/// in the block anyway, is some 60 MiB (nothing but links of eight bytes).
 pub const MAX_ITEMS: usize = 256 * 1024;
 
 /// How many lists and maps may be inside each other.

@@ -5,6 +5,7 @@
 mod archives;
 mod dags;
 mod directories;
+mod documents;
 mod files;
 mod fixtures;
 mod robustness;

@@ -9,4 +9,6 @@ mod documents;
 mod files;
 mod fixtures;
 mod robustness;
+mod scopes;
 mod support;
+mod tars;

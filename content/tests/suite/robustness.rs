@@ -34,7 +34,7 @@ fn exercise(block: &Block) {
     if let Ok(Node::File(file)) = Node::decode(block) {
         let (size, limits) = (file.size(), ReadLimits::default());
         for range in [0..size, size / 2..size, 0..size / 3] {
-            if let Ok(reader) = FileReader::new(source.clone(), block.clone(), range.clone(), limits) {
+            if let Ok(reader) = FileReader::new(source.clone(), block.clone(), range.clone(), limits.clone()) {
                 let read = block_on(reader.fold(Ok(0), |sum: Result<u64, ()>, chunk| async move {
                     Ok(sum? + chunk.map_err(|_| ())?.len() as u64)
                 }));

@@ -7,13 +7,15 @@
 //! function on its corpus. So it may use only what both depend on.
 
 use bytes::Bytes;
-use content::car::CarReader;
+use content::car::{self, CarReader};
 use content::dagpb::PbNode;
 use content::ipld::{self, Ipld, OutlineLimits};
 use content::ipns::{Draft, Record};
 use content::names::{Key, Name};
 use content::path::{self, ContentPath, Namespace, Root};
 use content::redirects::{self, Match, Rules, Target};
+use content::scope::{self, DagScope, EntityBytes, ScopeLimits, ScopeOptions};
+use content::tar::{self, TarLimits};
 use content::unixfs::file::{FileReader, ReadLimits};
 use content::unixfs::{Node, dir};
 use content::{Block, BlockSource, Cid, MemoryBlocks, codec, dag, dnslink, hashes};
@@ -30,12 +32,13 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 pub type Function = fn(&[u8]);
 
 /// Every function, by the name of its fuzzer and corpus.
-pub const TARGETS: [(&str, Function); 9] = [
+pub const TARGETS: [(&str, Function); 10] = [
     ("url_path", url_path),
     ("redirects", redirects),
     ("car", car),
     ("dag_pb", dag_pb),
     ("unixfs", unixfs),
+    ("archives", archives),
     ("dag_cbor", dag_cbor),
     ("dag_json", dag_json),
     ("ipns_record", ipns_record),
@@ -126,6 +129,10 @@ pub fn car(data: &[u8]) {
     for block in &blocks {
         assert_eq!(Block::verify(*block.cid(), block.data().clone()).as_ref(), Ok(block));
     }
+    let header = car::header(&blocks.iter().map(|block| *block.cid()).collect::<Vec<_>>());
+    let sections = blocks.iter().map(car::section).flat_map(|(head, data)| [head, data]);
+    let written = [header].into_iter().chain(sections).collect::<Vec<_>>().concat();
+    assert_eq!(read_car(&written[..]), (blocks.clone(), false), "what is written is read");
     let at = usize::from(data.last().copied().unwrap_or_default()).min(data.len());
     assert_eq!(read_car(data[..at].chain(&data[at..])), (blocks, failed), "split at {at}");
 }
@@ -175,28 +182,88 @@ pub fn dag_pb(data: &[u8]) {
     }
 }
 
-/// A recipe for a DAG, whose nodes link to nodes before them. The last one is the root.
+/// A recipe for a DAG, read as what UnixFS makes of it.
 pub fn unixfs(data: &[u8]) {
-    let mut recipe = Recipe(data);
-    let blocks = MemoryBlocks::new();
-    let mut made: Vec<(Block, u64)> = Vec::new();
-    while !recipe.0.is_empty() && made.len() < 64 {
-        let (block, size) = recipe.node(&made);
-        blocks.insert(&block);
-        made.push((block, size));
-    }
-    let source: Arc<dyn BlockSource> = Arc::new(blocks);
-    if let Some((root, _)) = made.last() {
+    let (source, blocks) = Recipe(data).cook();
+    if let Some(root) = blocks.last() {
         read_unixfs(&source, root);
         let reached = dag::walk_all(Arc::clone(&source), *root.cid(), 4);
-        assert!(block_on(reached.count()) <= made.len() + 1, "each block once, and perhaps an error");
+        assert!(block_on(reached.count()) <= blocks.len() + 1, "each block once, and perhaps an error");
     }
 }
 
-/// Bytes that say how to build a DAG.
+/// A recipe for a DAG, sent as a CAR of each scope and as a TAR archive. All of them end, however many paths there are.
+pub fn archives(data: &[u8]) {
+    let (source, blocks) = Recipe(data).cook();
+    let Some(root) = blocks.last() else { return };
+    let bytes = data.last().map(|byte| (i64::from(*byte) - 128, Some(i64::from(data[0]) - 128)));
+    let entity_bytes = bytes.and_then(|(from, to)| EntityBytes::new(from, to).ok());
+    for (scope, entity_bytes, duplicates) in [
+        (DagScope::Block, None, false),
+        (DagScope::Entity, None, false),
+        (DagScope::Entity, entity_bytes, false),
+        (DagScope::All, None, false),
+        (DagScope::All, None, true),
+    ] {
+        let options = ScopeOptions { scope, entity_bytes, duplicates };
+        let limits = ScopeLimits { repeated_bytes_max: READ_BYTES_MAX as u64, ..ScopeLimits::default() };
+        let sent = scope::blocks(Arc::clone(&source), vec![*root.cid()], root.clone(), options, limits);
+        let sent: Vec<_> = block_on(sent.collect());
+        assert!(scope != DagScope::Block || sent.len() == 1);
+        let mut cids: Vec<_> = sent.iter().flatten().map(|block| *block.cid().hash()).collect();
+        let all = cids.len();
+        cids.sort_unstable();
+        cids.dedup();
+        assert!(duplicates || cids.len() == all, "a block was sent twice");
+        assert!(cids.len() <= blocks.len());
+    }
+    let limits =
+        TarLimits { depth_max: 16, entries_max: 100, bytes_max: READ_BYTES_MAX as u64, window_bytes_max: 64 * 1024 };
+    let archive: Vec<_> = block_on(tar::stream(source, "root".to_owned(), root.clone(), limits).collect());
+    if let Ok(archive) = archive.into_iter().collect::<Result<Vec<_>, _>>() {
+        check_tar(&archive.concat());
+    }
+}
+
+/// A whole archive ends as it must, and every path in it stays below its root.
+fn check_tar(archive: &[u8]) {
+    let (mut rest, end) = archive.split_at(archive.len() - 1024);
+    assert!(rest.len().is_multiple_of(512) && end.iter().all(|byte| *byte == 0));
+    let text =
+        |field: &[u8]| String::from_utf8_lossy(field.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned();
+    let mut extended = None;
+    while let Some((header, after)) = rest.split_first_chunk::<512>() {
+        let size = usize::from_str_radix(text(&header[124..136]).trim(), 8).expect("a size");
+        let (content, after) = after.split_at(size.next_multiple_of(512));
+        rest = after;
+        if header[156] == b'x' {
+            let records = String::from_utf8_lossy(&content[..size]).into_owned();
+            extended =
+                records.split_once(" path=").map(|(_, after)| after.split('\n').next().unwrap_or_default().to_owned());
+            continue;
+        }
+        let short = [text(&header[345..500]), text(&header[..100])].join("/");
+        let path = extended.take().unwrap_or_else(|| short.trim_start_matches('/').to_owned());
+        let mut names = path.strip_suffix('/').unwrap_or(&path).split('/');
+        assert_eq!(names.next(), Some("root"), "{path:?}");
+        assert!(names.all(|name| !matches!(name, "" | "." | "..")), "{path:?}");
+    }
+}
+
+/// Bytes that say how to build a DAG: its nodes link to nodes before them.
 struct Recipe<'a>(&'a [u8]);
 
 impl<'a> Recipe<'a> {
+    /// The blocks in the order of the recipe, which has the root last.
+    fn cook(mut self) -> (Arc<dyn BlockSource>, Vec<Block>) {
+        let mut made: Vec<(Block, u64)> = Vec::new();
+        while !self.0.is_empty() && made.len() < 64 {
+            made.push(self.node(&made));
+        }
+        let blocks: Vec<Block> = made.into_iter().map(|(block, _)| block).collect();
+        (Arc::new(blocks.iter().cloned().collect::<MemoryBlocks>()), blocks)
+    }
+
     fn byte(&mut self) -> u8 {
         self.0.split_off_first().copied().unwrap_or_default()
     }

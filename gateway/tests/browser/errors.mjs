@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
-import { VIEW_NAMES, assertReadable, open } from "./support/browser.mjs";
+import { VIEW_NAMES, assertIcon, assertReadable, open } from "./support/browser.mjs";
 import { LONG_NAME } from "./support/content.mjs";
 
 /** "nobody has this", as a raw block that is nowhere. */
@@ -27,6 +27,7 @@ export default function errors({ gateway, alone, browser, content }) {
             assert.match(response.headers()["content-type"], /^text\/html/);
             await browser.picture(page, `error-${title}`);
             await assertReadable(page);
+            await assertIcon(page);
             assert.match(await page.getByRole("heading").first().innerText(), words);
             assert.match(await page.title(), new RegExp(`^${status} `));
           }, { view, dark, troubles: true }));

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
-import { VIEW_NAMES, assertReadable, open } from "./support/browser.mjs";
+import { VIEW_NAMES, assertIcon, assertReadable, open } from "./support/browser.mjs";
 import { LONG_NAME, MANY_ENTRIES, NESTED, PROVOKING_NAMES, manyName, manyText } from "./support/content.mjs";
 
 /** What a finger can hit (WCAG 2.2, 2.5.8, asks for 24 px). */
@@ -40,6 +40,16 @@ export default function listings({ gateway, browser, content }) {
       }
     }));
 
+    it("draws an icon for everything", () => browser.page(async (page) => {
+      await open(page, `${folder}${encodeURIComponent(NESTED[0])}/`);
+      // An icon is the shape of a mask, or a picture, or text; a box filled with colour is none.
+      const boxes = await page.locator("main li i").evaluateAll((all) => all.filter((icon) => {
+        const { backgroundColor, maskImage } = getComputedStyle(icon);
+        return !["rgba(0, 0, 0, 0)", "transparent"].includes(backgroundColor) && maskImage === "none";
+      }).map((icon) => icon.closest("li").innerText));
+      assert.deepEqual(boxes, []);
+    }));
+
     it("leads down into folders and back by its breadcrumbs", () => browser.page(async (page) => {
       await open(page, folder);
       for (const name of NESTED) await entry(page, name).click();
@@ -60,9 +70,10 @@ export default function listings({ gateway, browser, content }) {
       assert.equal(await page.getByRole("link", { name: /parent/i }).count(), 0);
     }));
 
-    it("works without scripts", () => browser.page(async (page) => {
+    it("works without scripts, and asks for nothing else", () => browser.page(async (page) => {
       await open(page, folder);
       assert.equal(await page.locator("script").count(), 0);
+      await assertIcon(page);
     }));
 
     for (const view of VIEW_NAMES) {
@@ -99,13 +110,13 @@ export default function listings({ gateway, browser, content }) {
       it(`has a link to the next page on a ${view}`, () => browser.page(async (page) => {
         await open(page, many);
         await next(page).first().scrollIntoViewIfNeeded();
-        await browser.picture(page, `listing-paged-${view}`);
+        await browser.picture(page, `listing-paged-${view}`, { fullPage: false });
         await assertReadable(page);
         const { height } = await next(page).first().boundingBox();
         assert.ok(height >= TARGET_PX_MIN, `the link is ${height} px high`);
         await next(page).first().click();
         await page.waitForURL((url) => url.href !== many);
-        await browser.picture(page, `listing-paged-second-${view}`);
+        await browser.picture(page, `listing-paged-second-${view}`, { fullPage: false });
       }, { view }));
     }
 

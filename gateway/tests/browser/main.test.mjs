@@ -63,7 +63,7 @@ const kubo = setting("KUBO");
 const content = await makeContent(kubo, await folder("content"));
 const gateway = await node("gateway", { config: join(repository, "config/examples/conformance.toml") });
 gateway.import([...content.archives, ...FIXTURES.map((path) => join(fixtures, path))]);
-await gateway.start(["--offline"]);
+await gateway.start(["--offline", "--dnslink-map", join(fixtures, "dnslinks.IPFS_NS_MAP")]);
 // A node that has a network, in which there is nobody.
 const alone = await node("alone", { settings: { CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS: "1" } });
 await alone.start(["--bootstrap", "none", "--p2p-listen", "/ip4/127.0.0.1/tcp/0"]);

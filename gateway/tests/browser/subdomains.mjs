@@ -6,8 +6,9 @@ import { open } from "./support/browser.mjs";
 
 /** A site whose _redirects sends every unknown address to index.html, which says "hello world". */
 const SINGLE_PAGE = "bafybeib5lboymwd6p2eo4qb2lkueaine577flvsjjeuevmp2nlio72xv5q";
-/** A name that the configuration under test has a static DNSLink for, and what it stands for. */
+/** Names in the fixtures' map of DNSLinks: for a directory with ą/ę/file-źł.txt, and for the single page. */
 const NAME = "dnslink-dir-listing.example.org";
+const NAME_OF_SINGLE_PAGE = "dnslink-enabled-with-spa.example.org";
 
 export default function subdomains({ gateway, browser, content }) {
   const host = (cid) => `http://${cid}.ipfs.localhost:${gateway.port}`;
@@ -73,6 +74,22 @@ export default function subdomains({ gateway, browser, content }) {
       await page.getByText("ę").first().click();
       await page.getByText("file-źł.txt").click();
       assert.ok((await page.evaluate(() => document.body.innerText)).length > 0);
+    }));
+  });
+
+  describe("a host with a DNSLink", () => {
+    it("shows what its name stands for", () => browser.page(async (page) => {
+      await open(page, `http://${NAME_OF_SINGLE_PAGE}:${gateway.port}/deep/inside/the/app`);
+      assert.equal(await page.evaluate(() => document.body.innerText.trim()), "hello world");
+    }));
+
+    it("lists its directories by its own name", () => browser.page(async (page) => {
+      await open(page, `http://${NAME}:${gateway.port}/`);
+      await browser.picture(page, "listing-dnslink");
+      await page.getByText("ą").first().click();
+      await page.waitForURL(`http://${NAME}:${gateway.port}/${encodeURIComponent("ą")}/`);
+      await page.getByRole("navigation").getByRole("link").first().click();
+      await page.waitForURL(`http://${NAME}:${gateway.port}/`);
     }));
   });
 

@@ -11,11 +11,12 @@ import { meddle, serveFiles } from "./support/meddler.mjs";
 
 const BUNDLE = "node_modules/@helia/verified-fetch/dist/index.min.js";
 const PAGE = `<!doctype html><meta charset="utf-8"><title>A client</title><script src="/client.js"></script>`;
-/** How long the client may try before it counts as refusing what it got. */
-const REFUSAL_MS = 10_000;
+/** How long the client may do nothing before it counts as having given up. */
+const IDLE_MS = 30_000;
+const IDLE_MS_WHEN_SPOILT = 2_000;
 
-/** Runs in the page: fetches `resource` by way of `gateway` alone. */
-async function fetchVerified({ gateway, resource, init, refusalMs }) {
+/** Runs in the page: fetches `resource` by way of `gateway` alone, until the client has done nothing for a while. */
+async function fetchVerified({ gateway, resource, init, idleMs }) {
   const client = await HeliaVerifiedFetch.createVerifiedFetch({
     gateways: [gateway],
     routers: [],
@@ -24,29 +25,43 @@ async function fetchVerified({ gateway, resource, init, refusalMs }) {
     // Nobody else to talk to.
     libp2pConfig: { addresses: { listen: [] }, peerDiscovery: [], start: false },
   });
+  const patience = new AbortController();
+  let idle;
+  const steps = { received: 0, accepted: 0 };
+  const onProgress = ({ type }) => {
+    clearTimeout(idle);
+    idle = setTimeout(() => patience.abort(new Error("the client has given up")), idleMs);
+    if (type === "helia:block-broker:receive-block") steps.received += 1;
+    if (type === "blocks:get:blockstore:put") steps.accepted += 1;
+  };
   try {
-    const signal = AbortSignal.timeout(refusalMs);
-    const response = await client(resource, { ...init, signal });
-    const bytes = [...new Uint8Array(await response.arrayBuffer())];
-    return { status: response.status, type: response.headers.get("content-type"), bytes };
+    const response = await client(resource, { ...init, signal: patience.signal, onProgress });
+    const url = await response.blob().then((blob) => new Promise((resolve, reject) => {
+      const reader = Object.assign(new FileReader(), { onerror: reject, onload: () => resolve(reader.result) });
+      reader.readAsDataURL(blob);
+    }));
+    return { steps, status: response.status, base64: url.slice(url.indexOf(",") + 1) };
   } catch (error) {
-    return { error: `${error.name}: ${error.message}` };
+    return { steps, error: `${error.name}: ${error.message}` };
   } finally {
+    clearTimeout(idle);
     await client.stop();
   }
 }
 
+const bytesOf = ({ base64 }) => Buffer.from(base64, "base64");
+
 export default function verifyingClient({ gateway, browser, content, modules }) {
   describe("a client that verifies", () => {
     let page;
-    const through = (source, resource, init, refusalMs = 60_000) => browser.page(async (tab) => {
+    const through = (source, resource, init = {}, idleMs = IDLE_MS) => browser.page(async (tab) => {
       await open(tab, `${page.origin}/`);
-      return tab.evaluate(fetchVerified, { gateway: source.origin, resource, init, refusalMs });
+      return tab.evaluate(fetchVerified, { gateway: source.origin, resource, init, idleMs });
     }, { troubles: true });
     const expectBytes = (given, expected, status = 200) => {
       assert.equal(given.error, undefined);
       assert.equal(given.status, status);
-      assert.ok(Buffer.from(given.bytes).equals(Buffer.from(expected)), "the bytes are the file's");
+      assert.ok(bytesOf(given).equals(Buffer.from(expected)), "the bytes are the file's");
     };
 
     before(async () => {
@@ -66,7 +81,7 @@ export default function verifyingClient({ gateway, browser, content, modules }) 
 
     it("reads a site's index", async () => {
       const given = await through(gateway, `ipfs://${content.cids.site}/about/`);
-      assert.match(Buffer.from(given.bytes).toString(), /<h1>About<\/h1>/);
+      assert.match(bytesOf(given).toString(), /<h1>About<\/h1>/);
     });
 
     it("reads an entry of a sharded directory", async () => {
@@ -80,9 +95,12 @@ export default function verifyingClient({ gateway, browser, content, modules }) 
     });
 
     it("reads a document", async () => {
-      const init = { headers: { accept: "application/vnd.ipld.dag-json" } };
-      const given = await through(gateway, `ipfs://${content.cids.document}`, init);
-      assert.deepEqual(JSON.parse(Buffer.from(given.bytes)), content.document);
+      const init = { headers: { accept: "application/vnd.ipld.dag-cbor" } };
+      expectBytes(await through(gateway, `ipfs://${content.cids.dagCbor}`, init), content.stored.dagCbor);
+    });
+
+    it("reads what is behind a document's links", async () => {
+      expectBytes(await through(gateway, `ipfs://${content.cids.dagCbor}/nested/deeper/file`), content.big);
     });
 
     it("is given the same blocks by a bystander who passes them on", async () => {
@@ -97,15 +115,22 @@ export default function verifyingClient({ gateway, browser, content, modules }) 
       }
     });
 
-    it("notices one bit that was turned over on the way", async () => {
-      const spoilt = await meddle(gateway.origin, (url) => url.includes("/ipfs/"));
-      try {
-        const given = await through(spoilt, `ipfs://${content.cids.big}`, {}, REFUSAL_MS);
-        assert.ok(given.error !== undefined || given.status >= 400, `it took what it got: ${given.status}`);
-        assert.ok(spoilt.seen.length > 0, "it asked there");
-      } finally {
-        await spoilt.close();
-      }
-    });
+    const spoilings = [
+      ["the first block", (url) => url.includes(content.cids.big)],
+      ["a later block", (url) => url.includes("/ipfs/") && !url.includes(content.cids.big)],
+    ];
+    for (const [which, spoils] of spoilings) {
+      it(`notices one bit that was turned over on the way: ${which}`, async () => {
+        const spoilt = await meddle(gateway.origin, spoils);
+        try {
+          const given = await through(spoilt, `ipfs://${content.cids.big}`, {}, IDLE_MS_WHEN_SPOILT);
+          assert.notEqual(given.error, undefined, "it does not answer with what it got");
+          const { received, accepted } = given.steps;
+          assert.ok(received > accepted, `of ${received} blocks it accepted ${accepted}`);
+        } finally {
+          await spoilt.close();
+        }
+      });
+    }
   });
 }

@@ -19,8 +19,9 @@ const FLAGS = [
   "--disable-background-networking",
   "--disable-component-update",
   "--disable-sync",
-  // Nothing but this machine exists. example.com is a gateway's host in the configuration under test.
-  "--host-resolver-rules=MAP example.com 127.0.0.1,MAP *.example.com 127.0.0.1," +
+  // Nothing but this machine exists. example.com is a gateway's host in the configuration under test, and the hosts below
+  // example.org have DNSLinks.
+  "--host-resolver-rules=MAP example.com 127.0.0.1,MAP *.example.com 127.0.0.1,MAP *.example.org 127.0.0.1," +
     "MAP * ~NOTFOUND,EXCLUDE 127.0.0.1,EXCLUDE localhost,EXCLUDE *.localhost",
 ];
 
@@ -50,7 +51,11 @@ export class Browser {
     const context = await this.#browser.newContext(options);
     const seen = [];
     context.on("weberror", (error) => seen.push(`script error: ${error.error()}`));
-    context.on("console", (message) => message.type() === "error" && seen.push(`console: ${message.text()}`));
+    context.on("console", (message) => {
+      // Browsers look for an icon of the host by themselves.
+      if (message.type() !== "error" || message.location().url.endsWith("/favicon.ico")) return;
+      seen.push(`console: ${message.text()} (${message.location().url})`);
+    });
     context.on("requestfailed", (request) => {
       // What a navigation leaves behind, or a download, is no failure.
       const reason = request.failure()?.errorText;
@@ -67,9 +72,9 @@ export class Browser {
     }
   }
 
-  /** Keeps a picture for people to look at. */
-  async picture(page, name) {
-    await page.screenshot({ path: join(this.#screenshots, `${name}.png`) });
+  /** Keeps a picture for people to look at, of the whole page unless it is endless. */
+  async picture(page, name, { fullPage = true } = {}) {
+    await page.screenshot({ path: join(this.#screenshots, `${name}.png`), fullPage });
   }
 }
 
@@ -78,6 +83,11 @@ export async function open(page, url, status = 200) {
   const response = await page.goto(url);
   assert.equal(response.status(), status, `${url} is answered with ${status}`);
   return response;
+}
+
+/** Every page that the gateway makes itself has an icon, so that browsers do not ask for one that is not there. */
+export async function assertIcon(page) {
+  assert.equal(await page.locator("head link[rel~=icon]").count(), 1, "the page declares its icon");
 }
 
 /** What a person needs of any page: it fits, its letters are large enough and stand out, and it has a title. */

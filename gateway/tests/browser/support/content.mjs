@@ -91,7 +91,11 @@ export async function makeContent(ipfs, dir) {
     site: { "/": cids.site },
     nested: { deeper: { file: { "/": cids.big } } },
   };
-  cids.document = kubo.text(["dag", "put", "--store-codec=dag-cbor"], { input: JSON.stringify(document) });
+  const put = (codec) => kubo.text(["dag", "put", `--store-codec=${codec}`], { input: JSON.stringify(document) });
+  cids.dagCbor = put("dag-cbor");
+  cids.dagJson = put("dag-json");
+  const block = (cid) => kubo.run(["block", "get", cid]);
+  const stored = { dagCbor: block(cids.dagCbor), dagJson: block(cids.dagJson) };
 
   const archives = [];
   for (const [name, cid] of Object.entries(cids)) {
@@ -100,5 +104,5 @@ export async function makeContent(ipfs, dir) {
     archives.push(join(dir, `${name}.car`));
     await writeFile(archives.at(-1), kubo.run(["dag", "export", "--progress=false", cid]));
   }
-  return { cids, big, document, archives, kubo };
+  return { cids, big, document, stored, archives };
 }

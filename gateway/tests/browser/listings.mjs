@@ -8,8 +8,11 @@ import { LONG_NAME, MANY_ENTRIES, NESTED, PROVOKING_NAMES, manyName, manyText } 
 /** What a finger can hit (WCAG 2.2, 2.5.8, asks for 24 px). */
 const TARGET_PX_MIN = 32;
 
-/** The link of an entry, by its name. */
-const entry = (page, name) => page.locator("main a", { has: page.getByText(name, { exact: true }) });
+/** The link of an entry, by its name; the links of all entries; the steps that lead back; the link up. */
+const entry = (page, name) => page.getByRole("main").getByRole("link", { name, exact: true });
+const entries = (page) => page.locator("main li:not(.up) a:not(.ipfs-hash)");
+const crumbs = (page) => page.locator("header h1").getByRole("link");
+const parent = (page) => page.locator("main li.up").getByRole("link");
 
 export default function listings({ gateway, browser, content }) {
   const folder = `${gateway.origin}/ipfs/${content.cids.folder}/`;
@@ -21,7 +24,7 @@ export default function listings({ gateway, browser, content }) {
           await open(page, folder);
           await browser.picture(page, `listing-${view}${dark ? "-dark" : ""}`);
           await assertReadable(page);
-          for (const link of await page.locator("main li a").all()) {
+          for (const link of await entries(page).all()) {
             const { height } = await link.boundingBox();
             assert.ok(height >= TARGET_PX_MIN, `${await link.innerText()} is ${height} px high`);
           }
@@ -55,19 +58,25 @@ export default function listings({ gateway, browser, content }) {
       for (const name of NESTED) await entry(page, name).click();
       await entry(page, "file.txt").waitFor();
       assert.equal(decodeURIComponent(new URL(page.url()).pathname), `/ipfs/${content.cids.folder}/${NESTED.join("/")}/`);
-      const crumbs = page.getByRole("navigation").getByRole("link");
-      await crumbs.filter({ hasText: NESTED[0] }).click();
+      await crumbs(page).filter({ hasText: NESTED[0] }).click();
       await entry(page, NESTED[1]).waitFor();
-      await crumbs.filter({ hasText: content.cids.folder }).click();
+      await crumbs(page).filter({ hasText: content.cids.folder }).click();
       await entry(page, NESTED[0]).waitFor();
       assert.equal(page.url(), folder);
     }));
 
     it("has a way to the parent everywhere but at the root", () => browser.page(async (page) => {
       await open(page, `${folder}${encodeURIComponent(NESTED[0])}/`);
-      await page.getByRole("link", { name: /parent/i }).click();
+      await parent(page).click();
       await page.waitForURL(folder);
-      assert.equal(await page.getByRole("link", { name: /parent/i }).count(), 0);
+      assert.equal(await parent(page).count(), 0);
+    }));
+
+    it("leads to each entry by its own CID too", () => browser.page(async (page) => {
+      await open(page, folder);
+      const row = page.getByRole("listitem").filter({ has: entry(page, "film.mp4") });
+      const href = await row.locator("a.ipfs-hash").evaluate((a) => a.href);
+      assert.equal(new URL(href).pathname, `/ipfs/${content.cids.big}`);
     }));
 
     it("works without scripts, and asks for nothing else", () => browser.page(async (page) => {
@@ -94,8 +103,7 @@ export default function listings({ gateway, browser, content }) {
       const names = [];
       await open(page, many);
       for (;;) {
-        const links = page.locator("main li a:not([rel]):not([href^='../'])");
-        names.push(...(await links.evaluateAll((all) => all.map((a) => decodeURIComponent(new URL(a.href).pathname)))));
+        names.push(...(await entries(page).evaluateAll((all) => all.map((a) => decodeURIComponent(new URL(a.href).pathname)))));
         assert.ok(names.length <= MANY_ENTRIES, "nothing comes twice");
         if ((await next(page).count()) === 0) break;
         const before = page.url();

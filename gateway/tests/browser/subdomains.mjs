@@ -37,6 +37,12 @@ export default function subdomains({ gateway, browser, content }) {
       assert.equal(await page.evaluate(() => document.body.innerText.trim()), "hello");
     }));
 
+    it("opens what a link with another scheme leads to", () => browser.page(async (page) => {
+      // What browsers ask when the gateway is their handler of ipfs: links.
+      await open(page, `${paths}/ipfs/?uri=${encodeURIComponent(`ipfs://${site}/about/`)}`);
+      assert.equal(page.url(), `${host(site)}/about/`);
+    }));
+
     it("keeps what one site stores from every other", () => browser.page(async (page) => {
       await open(page, `${host(site)}/`);
       await page.evaluate(() => {
@@ -53,9 +59,9 @@ export default function subdomains({ gateway, browser, content }) {
     it("lists directories with links that stay on the host", () => browser.page(async (page) => {
       await open(page, `${host(folder)}/`);
       await browser.picture(page, "listing-subdomain");
-      await page.getByText("notes.v2").click();
+      await page.getByRole("link", { name: "notes.v2" }).click();
       await page.waitForURL(`${host(folder)}/notes.v2/`);
-      await page.getByRole("navigation").getByRole("link").first().click();
+      await page.locator("header h1").getByRole("link").first().click();
       await page.getByText("notes.v2").waitFor();
     }));
 
@@ -88,7 +94,7 @@ export default function subdomains({ gateway, browser, content }) {
       await browser.picture(page, "listing-dnslink");
       await page.getByText("ą").first().click();
       await page.waitForURL(`http://${NAME}:${gateway.port}/${encodeURIComponent("ą")}/`);
-      await page.getByRole("navigation").getByRole("link").first().click();
+      await page.locator("header h1").getByRole("link").first().click();
       await page.waitForURL(`http://${NAME}:${gateway.port}/`);
     }));
   });

@@ -2,8 +2,7 @@
 
 import { spawn, spawnSync } from "node:child_process";
 import { once } from "node:events";
-import { createWriteStream } from "node:fs";
-import { readFile } from "node:fs/promises";
+import { createWriteStream, readFileSync } from "node:fs";
 import { join } from "node:path";
 
 const START_MS = 60_000;
@@ -82,16 +81,23 @@ export class Causeway {
     return join(this.#dir, "causeway.stderr");
   }
 
-  async #saysWelcome() {
+  /** Waits for the last line of the start-up message. What is said later is read too, so that it can be said. */
+  #saysWelcome() {
     let said = "";
-    const impatience = setTimeout(() => this.kill(), START_MS);
-    for await (const chunk of this.#child.stdout) {
-      said += chunk;
-      // The last line of the start-up message.
-      if (/^ {2}welcome .*\n/m.test(said)) break;
-    }
-    clearTimeout(impatience);
-    if (/^ {2}welcome .*\n/m.test(said)) return said;
-    throw new Error(`causeway does not start:\n${said}${await readFile(this.#log, "utf8")}`);
+    return new Promise((resolve, reject) => {
+      const fail = (reason) => reject(new Error(`causeway ${reason}:\n${said}${readFileSync(this.#log, "utf8")}`));
+      const impatience = setTimeout(() => {
+        this.kill();
+        fail("does not say that it is ready");
+      }, START_MS);
+      this.#child.on("error", reject);
+      this.#child.once("close", () => fail("ended"));
+      this.#child.stdout.on("data", (chunk) => {
+        said += chunk;
+        if (!/^ {2}welcome .*\n/m.test(said)) return;
+        clearTimeout(impatience);
+        resolve(said);
+      });
+    });
   }
 }

@@ -24,7 +24,7 @@ export const PROVOKING_NAMES = [
 /** As long as names get on common file systems, with nowhere to break the line. */
 export const LONG_NAME = `${"long".repeat(60)}.txt`;
 /** Folders on the way to a file, to find the way back from. */
-export const NESTED = ["folder ą % # ?", "inner"];
+export const NESTED = ["folder ą % # ? &copy", "inner"];
 export const MANY_ENTRIES = 3000;
 export const manyName = (index) => `entry-${String(index).padStart(4, "0")}.txt`;
 export const manyText = (index) => `I am number ${index}.\n`;

@@ -29,13 +29,14 @@ test: lint kubo ## Check style, then run every test, those against a real Kubo a
 	$(MAKE) test-browser
 
 test-browser: build ## Run the tests in a browser and with a client that verifies
-	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" $(FILTER)
+	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 
 test-long: export PROPTEST_CASES ?= 20000
 test-long: export CAUSEWAY_CRASH_ROUNDS ?= 200
 test-long: export CAUSEWAY_SOAK_SECONDS ?= 1200
 test-long: lint kubo ## The same with many more crash rounds and random inputs, and a soak; takes the better part of an hour
 	cargo test $(PROFILE) $(FILTER) -- --include-ignored
+	$(MAKE) test-browser
 
 lint: ## Check formatting, and let clippy warn of nothing
 	@scripts/install-missing test

@@ -73,6 +73,16 @@ export default function sites({ gateway, browser, content }) {
       for (const link of links) await open(page, link);
     }));
 
+    it("open what is typed into the field at /", () => browser.page(async (page) => {
+      const spellings = [`ipfs://${content.cids.site}/about/`, `/ipfs/${content.cids.site}/about/`, content.cids.site];
+      for (const spelling of spellings) {
+        await open(page, `${gateway.origin}/`);
+        await page.getByRole("textbox").fill(spelling);
+        await page.keyboard.press("Enter");
+        await page.waitForURL(spelling === content.cids.site ? site : `${site}about/`);
+      }
+    }));
+
     it("open what is typed into the welcome page", () => browser.page(async (page) => {
       await open(page, gateway.welcome.replace("localhost", "127.0.0.1"));
       await page.getByRole("textbox").fill(`ipfs://${content.cids.site}/about/`);

@@ -19,7 +19,6 @@ export default function documents({ gateway, browser, content }) {
             assert.match(response.headers()["content-type"], /^text\/html/);
             await browser.picture(page, `${format}-${name}`);
             await assertReadable(page);
-            await assertIcon(page);
             const text = await page.evaluate(() => document.body.innerText);
             for (const part of [content.document.title, content.cids.site, content.cids[codec], "deeper", "-2"]) {
               assert.ok(text.includes(part), `the page says ${part}`);
@@ -27,6 +26,12 @@ export default function documents({ gateway, browser, content }) {
           }, { view, dark }));
         }
       }
+
+      it("works without scripts, and asks for nothing else", () => browser.page(async (page) => {
+        await open(page, address(codec));
+        assert.equal(await page.locator("script").count(), 0);
+        await assertIcon(page);
+      }));
 
       it("leads to what it links to", () => browser.page(async (page) => {
         await open(page, address(codec));

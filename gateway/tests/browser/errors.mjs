@@ -27,13 +27,18 @@ export default function errors({ gateway, alone, browser, content }) {
             assert.match(response.headers()["content-type"], /^text\/html/);
             await browser.picture(page, `error-${title}`);
             await assertReadable(page);
-            await assertIcon(page);
             assert.match(await page.getByRole("heading").first().innerText(), words);
             assert.match(await page.title(), new RegExp(`^${status} `));
           }, { view, dark, troubles: true }));
         }
       }
     }
+
+    it("asks for nothing else", () => browser.page(async (page) => {
+      await open(page, `${gateway.origin}/nothing/here`, 404);
+      assert.equal(await page.locator("script").count(), 0);
+      await assertIcon(page);
+    }, { troubles: true }));
 
     it("is plain text for programs", () => browser.page(async (page) => {
       await open(page, `${gateway.origin}/ipfs/${content.cids.site}/`);

@@ -10,7 +10,7 @@
 //   BROWSER_TESTS_SCREENSHOTS  where pictures of the pages go
 
 import { rmSync } from "node:fs";
-import { mkdtemp, mkdir } from "node:fs/promises";
+import { mkdir, mkdtemp, readFile, writeFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
@@ -63,7 +63,10 @@ const kubo = setting("KUBO");
 const content = await makeContent(kubo, await folder("content"));
 const gateway = await node("gateway", { config: join(repository, "config/examples/conformance.toml") });
 gateway.import([...content.archives, ...FIXTURES.map((path) => join(fixtures, path))]);
-await gateway.start(["--offline", "--dnslink-map", join(fixtures, "dnslinks.IPFS_NS_MAP")]);
+// The fixtures' names, and one of our own.
+const names = (await readFile(join(fixtures, "dnslinks.IPFS_NS_MAP"), "utf8")).trim();
+await writeFile(join(dir, "names"), `${names},document.example.org:/ipfs/${content.cids.dagCbor}\n`);
+await gateway.start(["--offline", "--dnslink-map", join(dir, "names")]);
 // A node that has a network, in which there is nobody.
 const alone = await node("alone", { settings: { CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS: "1" } });
 await alone.start(["--bootstrap", "none", "--p2p-listen", "/ip4/127.0.0.1/tcp/0"]);

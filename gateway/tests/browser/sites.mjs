@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
-import { VIEW_NAMES, assertReadable, open } from "./support/browser.mjs";
+import { VIEW_NAMES, assertIcon, assertReadable, open } from "./support/browser.mjs";
 
 export default function sites({ gateway, browser, content }) {
   const site = `${gateway.origin}/ipfs/${content.cids.site}/`;
@@ -66,6 +66,12 @@ export default function sites({ gateway, browser, content }) {
       }
     }
 
+    it("need no scripts at /, and ask for nothing else", () => browser.page(async (page) => {
+      await open(page, `${gateway.origin}/`);
+      assert.equal(await page.locator("script").count(), 0);
+      await assertIcon(page);
+    }));
+
     it("lead from / to content", () => browser.page(async (page) => {
       await open(page, `${gateway.origin}/`);
       const links = await page.locator("a[href*='/ipfs/']").evaluateAll((all) => all.map((a) => a.href));
@@ -73,15 +79,22 @@ export default function sites({ gateway, browser, content }) {
       for (const link of links) await open(page, link);
     }));
 
-    it("open what is typed into the field at /", () => browser.page(async (page) => {
-      const spellings = [`ipfs://${content.cids.site}/about/`, `/ipfs/${content.cids.site}/about/`, content.cids.site];
-      for (const spelling of spellings) {
+    const { site: cid } = content.cids;
+    const spellings = [
+      [`ipfs://${cid}/about/`, `${site}about/`],
+      [`/ipfs/${cid}/about/`, `${site}about/`],
+      [cid, site],
+      [` ${cid} `, site],
+    ];
+    for (const [typed, expected] of spellings) {
+      it(`open what is typed into the field at /: ${typed.replace(cid, "CID")}`, () => browser.page(async (page) => {
         await open(page, `${gateway.origin}/`);
-        await page.getByRole("textbox").fill(spelling);
+        await page.getByRole("textbox").fill(typed);
         await page.keyboard.press("Enter");
-        await page.waitForURL(spelling === content.cids.site ? site : `${site}about/`);
-      }
-    }));
+        await page.waitForURL((url) => !["/", "/ipfs/"].includes(url.pathname) || url.search !== "");
+        assert.equal(page.url(), expected);
+      }));
+    }
 
     it("open what is typed into the welcome page", () => browser.page(async (page) => {
       await open(page, gateway.welcome.replace("localhost", "127.0.0.1"));

@@ -99,6 +99,16 @@ export default function subdomains({ gateway, browser, content }) {
     }));
   });
 
+  describe("a document at a host with a DNSLink", () => {
+    it("has no link that leads nowhere", () => browser.page(async (page) => {
+      await open(page, `http://document.example.org:${gateway.port}/`);
+      const link = page.getByRole("link", { name: site });
+      const { host: linked, href } = await link.evaluate(({ host, href }) => ({ host, href }));
+      // Elsewhere it may lead to a place that explains the CID.
+      if (linked.startsWith("document.example.org")) await open(page, href);
+    }));
+  });
+
   describe("a service worker", () => {
     const register = (page, script, scope) => page.evaluate(async ({ script, scope }) => {
       try {

@@ -119,7 +119,8 @@ impl Domain {
                 && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
         };
         let is_address = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-        let good = text.len() <= TEXT_BYTES_MAX && text.contains('.') && !is_address && text.split('.').all(label_is_good);
+        let good =
+            text.len() <= TEXT_BYTES_MAX && text.contains('.') && !is_address && text.split('.').all(label_is_good);
         good.then(|| Self(text.to_ascii_lowercase()))
     }
 
@@ -256,7 +257,8 @@ mod tests {
             assert_eq!(Domain::parse(text).expect(text).as_str(), expected.trim_end_matches('.'));
         }
         let label = "a".repeat(64);
-        let bad = ["", ".", "localhost", "127.0.0.1", "a..b", ".a.b", "a b.c", "a/b.c", "é.org", &format!("{label}.org")];
+        let bad =
+            ["", ".", "localhost", "127.0.0.1", "a..b", ".a.b", "a b.c", "a/b.c", "é.org", &format!("{label}.org")];
         for text in bad {
             assert_eq!(Domain::parse(text), None, "{text}");
         }

@@ -29,7 +29,9 @@ impl Namespace {
 
     /// The namespace of a path, and what comes after its prefix.
     pub fn split(path: &str) -> Option<(Self, &str)> {
-        [Self::Ipfs, Self::Ipns].into_iter().find_map(|namespace| Some((namespace, path.strip_prefix(namespace.prefix())?)))
+        [Self::Ipfs, Self::Ipns]
+            .into_iter()
+            .find_map(|namespace| Some((namespace, path.strip_prefix(namespace.prefix())?)))
     }
 }
 

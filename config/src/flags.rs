@@ -34,6 +34,9 @@ pub struct Flags {
     /// Stay connected to this peer and ask it first (repeatable)
     #[arg(long, value_name = "MULTIADDR")]
     pub peering: Vec<String>,
+    /// Resolve the names in this file of NAME:PATH entries without looking them up
+    #[arg(long, value_name = "FILE")]
+    pub dnslink_map: Option<String>,
     /// Serve only what is held here, without any peer
     #[arg(long)]
     pub offline: bool,
@@ -54,6 +57,7 @@ impl Flags {
             ("--announce", "p2p.announce", list(&self.announce)),
             ("--bootstrap", "p2p.bootstrap", list(&self.bootstrap)),
             ("--peering", "p2p.peering", list(&self.peering)),
+            ("--dnslink-map", "names.dnslink_map", text(&self.dnslink_map)),
             ("--offline", "p2p.offline", self.offline.then_some(Value::Boolean(true))),
         ];
         all.into_iter().filter_map(|(flag, key, value)| Some((flag, key, value?))).collect()

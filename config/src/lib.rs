@@ -22,5 +22,5 @@ pub mod values;
 
 pub use flags::Flags;
 pub use load::{ConfigError, Loaded, Origin, load};
-pub use schema::{Admin, Cache, Config, Http, Log, LogFormat, P2p, PolicySettings};
-pub use values::Secret;
+pub use schema::{Admin, Cache, Config, Host, Http, Log, LogFormat, Names, P2p, PolicySettings};
+pub use values::{Route, Secret};

@@ -282,7 +282,7 @@ fn typed(text: &str, default: &Value) -> Result<Value, String> {
 const SECONDS_MAX: u64 = 365 * 24 * 3600;
 
 fn check(loaded: &Loaded) -> Result<(), ConfigError> {
-    let Config { data_dir, http, admin, cache, .. } = &loaded.config;
+    let Config { data_dir, http, admin, names, cache, .. } = &loaded.config;
     if data_dir.as_os_str().is_empty() {
         return Err(loaded.error("data_dir", "names no folder"));
     }
@@ -294,10 +294,20 @@ fn check(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.header_timeout_seconds", http.header_timeout_seconds, 1),
         ("http.send_timeout_seconds", http.send_timeout_seconds, 1),
         ("http.connections_max", http.connections_max, 1),
+        ("http.misses_max", http.misses_max, 1),
+        ("http.client_misses_max", http.client_misses_max, 1),
+        ("http.request_timeout_seconds", http.request_timeout_seconds, 1),
+        ("http.response_bytes_max", http.response_bytes_max, 1 << 20),
+        ("http.read_ahead_total_bytes_max", http.read_ahead_total_bytes_max, 4 << 20),
+        ("http.listing_entries_max", http.listing_entries_max, 1),
+        ("http.dag_depth_max", http.dag_depth_max, 1),
+        ("http.dag_blocks_max", http.dag_blocks_max, 1),
         ("http.path_depth_max", http.path_depth_max, 1),
         ("http.read_ahead_bytes_max", http.read_ahead_bytes_max, 256 << 10),
         ("http.url_bytes_max", http.url_bytes_max, 128),
         ("http.head_bytes_max", http.head_bytes_max, 8192),
+        ("names.timeout_seconds", names.timeout_seconds, 1),
+        ("names.lookups_max", names.lookups_max, 1),
         ("cache.ram_bytes_max", cache.ram_bytes_max, 1 << 20),
         ("cache.disk_bytes_max", cache.disk_bytes_max, 1 << 20),
     ];
@@ -312,6 +322,8 @@ fn check(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.header_timeout_seconds", http.header_timeout_seconds),
         ("http.send_timeout_seconds", http.send_timeout_seconds),
         ("http.drain_timeout_seconds", http.drain_timeout_seconds),
+        ("http.request_timeout_seconds", http.request_timeout_seconds),
+        ("names.timeout_seconds", names.timeout_seconds),
     ];
     for (key, value) in at_most {
         if value > SECONDS_MAX {

@@ -3,7 +3,8 @@
 //! The doc comments here are the manual: `examples/causeway.toml` repeats them word for word, and a test keeps the two
 //! equal. Units come last in names. A list replaces the list of the layer below; it never adds to it.
 
-use crate::values::{Secret, addresses, cids, peers};
+use crate::values::{Secret, addresses, cids, networks, peers};
+use ipnet::IpNet;
 use libp2p::Multiaddr;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -25,6 +26,8 @@ pub struct Config {
     pub admin: Admin,
     /// The peer-to-peer network.
     pub p2p: P2p,
+    /// What /ipns/ paths stand for: IPNS keys and domains with a DNSLink.
+    pub names: Names,
     /// How much is remembered, and where.
     pub cache: Cache,
     /// What is not served.
@@ -40,6 +43,7 @@ impl Default for Config {
             http: Http::default(),
             admin: Admin::default(),
             p2p: P2p::default(),
+            names: Names::default(),
             cache: Cache::default(),
             policy: PolicySettings::default(),
             log: Log::default(),
@@ -65,6 +69,41 @@ pub struct Http {
     pub drain_timeout_seconds: u64,
     /// Connections that are served at a time. Further ones wait to be accepted.
     pub connections_max: u64,
+    /// Host names that this gateway answers as, each as a subdomain gateway unless it says otherwise. A name alone stands
+    /// for { name = NAME, subdomains = true, inline_dnslink = true, namespaces = ["ipfs", "ipns"], deserialized = true }.
+    /// What is asked under any other name, or an address, is answered by path.
+    pub hosts: Vec<Host>,
+    /// Serve a domain that has a DNSLink and points here as the website that the DNSLink names.
+    pub dnslink_sites: bool,
+    /// Serve files, pages and archives under names that are not among the hosts. If false, only what the client can
+    /// check for itself is served there: raw blocks, CAR and IPNS records.
+    pub deserialized: bool,
+    /// Convert between dag-pb, dag-cbor, dag-json and the like when a format other than the content's own is asked for.
+    /// If false, that is answered with 406, as the specification has it.
+    pub convert_codecs: bool,
+    /// Addresses or networks of proxies whose X-Forwarded-Host, -Proto and -For headers are believed, such as
+    /// "127.0.0.1" or "10.0.0.0/8". Anybody else's are ignored.
+    #[serde(deserialize_with = "networks")]
+    pub trusted_proxies: Vec<IpNet>,
+    /// Requests that fetch from the network at a time. Further ones wait for up to two seconds and are then answered with
+    /// 429. What is held here is served whatever the network does.
+    pub misses_max: u64,
+    /// Requests of one client (an IPv4 address, or an IPv6 network of 64 bits) that fetch from the network at a time.
+    pub client_misses_max: u64,
+    /// How long one request may take from its head to the last byte of its response, before the connection is reset.
+    pub request_timeout_seconds: u64,
+    /// Bytes that one response may have. A longer file can still be read in ranges.
+    pub response_bytes_max: u64,
+    /// Bytes that are fetched ahead of clients over all responses together.
+    pub read_ahead_total_bytes_max: u64,
+    /// Entries on one page of a directory listing, in HTML and in JSON.
+    pub listing_entries_max: u64,
+    /// Levels of a DAG that an archive (CAR, TAR) of it may have.
+    pub dag_depth_max: u64,
+    /// Blocks of a DAG that an archive remembers in order not to repeat them (CAR), or entries that it may have (TAR).
+    pub dag_blocks_max: u64,
+    /// Bytes that an archive may spend on blocks that it has sent before: a small DAG can repeat itself without end.
+    pub dag_repeated_bytes_max: u64,
     /// Segments that a path may have after the CID.
     pub path_depth_max: u64,
     /// Bytes that a request's path and query may have together.
@@ -87,12 +126,50 @@ impl Default for Http {
             send_timeout_seconds: 60,
             drain_timeout_seconds: 30,
             connections_max: 4096,
+            hosts: vec![Host::named("localhost")],
+            dnslink_sites: true,
+            deserialized: true,
+            convert_codecs: false,
+            trusted_proxies: Vec::new(),
+            misses_max: 1024,
+            client_misses_max: 128,
+            request_timeout_seconds: 6 * 3600,
+            response_bytes_max: 256 * GIB,
+            read_ahead_total_bytes_max: 256 * MIB,
+            listing_entries_max: 2000,
+            dag_depth_max: 1024,
+            dag_blocks_max: 4 * MIB,
+            dag_repeated_bytes_max: GIB,
             path_depth_max: 256,
             url_bytes_max: 8192,
             head_bytes_max: 32 * 1024,
             read_ahead_bytes_max: 4 * MIB,
             http10_buffer_bytes_max: 16 * MIB,
         }
+    }
+}
+
+/// How a host name is answered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Host {
+    /// The name, in lower case and without a port.
+    pub name: String,
+    /// Give every CID and name an origin of its own, `CID.ipfs.NAME`, and send those who ask by path there.
+    pub subdomains: bool,
+    /// Write a domain as one label, `en-wikipedia--on--ipfs-org.ipns.NAME`, which a wildcard certificate covers.
+    pub inline_dnslink: bool,
+    /// Which of /ipfs/ and /ipns/ are served.
+    pub namespaces: Vec<String>,
+    /// Serve files, pages and archives, and not only what the client can check for itself.
+    pub deserialized: bool,
+}
+
+impl Host {
+    /// A subdomain gateway for everything.
+    pub fn named(name: &str) -> Self {
+        let namespaces = ["ipfs", "ipns"].map(str::to_owned).to_vec();
+        let name = name.to_ascii_lowercase();
+        Self { name, subdomains: true, inline_dnslink: true, namespaces, deserialized: true }
     }
 }
 
@@ -163,6 +240,37 @@ impl Default for P2p {
 /// Parses this file's own constants; a test checks that none is lost.
 fn known_good(texts: &[&str]) -> Vec<Multiaddr> {
     texts.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+/// What /ipns/ paths stand for: IPNS keys and domains with a DNSLink.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Names {
+    /// A file of names that are not looked up: NAME:PATH entries, such as "example.org:/ipfs/CID" or "k51…:/ipns/example.org",
+    /// separated by commas or line ends. It is read at the start. Empty: every name is looked up.
+    pub dnslink_map: PathBuf,
+    /// DNS-over-HTTPS services that are asked for the DNSLinks below a suffix, such as "eth=https://dns.example.org/dns-query".
+    /// The longest suffix wins; "." is everything. Domains without a service are looked up as the system does it.
+    #[serde(deserialize_with = "crate::values::routes", serialize_with = "crate::values::as_text")]
+    pub doh: Vec<crate::values::Route>,
+    /// How long the network is searched for the record of an IPNS key.
+    pub timeout_seconds: u64,
+    /// Names that are remembered. A record of more than 1 KiB counts as several.
+    pub cache_entries_max: u64,
+    /// Names that are looked up at a time. Requests for further ones are answered with 503.
+    pub lookups_max: u64,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self {
+            dnslink_map: PathBuf::new(),
+            doh: Vec::new(),
+            timeout_seconds: 30,
+            cache_entries_max: 16 * 1024,
+            lookups_max: 256,
+        }
+    }
 }
 
 /// How much is remembered, and where.

@@ -72,6 +72,8 @@ fn another(key: &str, default: &Value) -> String {
         (_, Value::Integer(number)) => (number + 1).to_string(),
         (_, Value::Boolean(yes)) => (!yes).to_string(),
         ("http.listen" | "admin.listen", _) => "127.0.0.1:9,127.0.0.2:9".to_owned(),
+        ("http.hosts", _) => "example.com,example.org".to_owned(),
+        ("http.trusted_proxies", _) => "10.0.0.0/8,::1".to_owned(),
         ("policy.deny", _) => "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ".to_owned(),
         (_, Value::Array(_)) => PEER.to_owned(),
         ("log.format", _) => "json".to_owned(),
@@ -108,6 +110,17 @@ fn lists_can_be_emptied() {
 }
 
 #[test]
+fn routes_of_names_are_suffixes_and_urls() {
+    let names = with(&[], &[("CAUSEWAY_NAMES_DOH", "eth=https://a.example/q,.=https://b.example/")])
+        .expect("loads")
+        .config
+        .names;
+    let routes: Vec<String> = names.doh.iter().map(ToString::to_string).collect();
+    assert_eq!(routes, ["eth=https://a.example/q", ".=https://b.example/"]);
+    assert_eq!((names.doh[1].suffix.as_str(), names.doh[1].url.as_str()), (".", "https://b.example/"));
+}
+
+#[test]
 fn every_flag_sets_its_key() {
     const PEER: &str = "/dns4/example.org/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN";
     let arguments = [
@@ -131,12 +144,15 @@ fn every_flag_sets_its_key() {
         PEER,
         "--peering",
         PEER,
+        "--dnslink-map",
+        "map",
         "--offline",
     ];
-    let Config { data_dir, http, admin, p2p, .. } = with(&arguments, &[]).expect("loads").config;
+    let Config { data_dir, http, admin, p2p, names, .. } = with(&arguments, &[]).expect("loads").config;
     assert_eq!((data_dir, http.listen.len(), admin.token.reveal()), (PathBuf::from("d"), 2, Some("t")));
     assert_eq!((p2p.listen.len(), p2p.announce.len(), p2p.bootstrap.len(), p2p.peering.len()), (1, 1, 1, 2));
     assert!(p2p.offline && admin.listen[0].port() == 1);
+    assert_eq!(names.dnslink_map, PathBuf::from("map"));
 }
 
 #[test]
@@ -152,6 +168,9 @@ fn what_is_wrong_in_the_file_is_named_with_its_line() {
         ("[http]\nconnections_max = 0\n", 2, "http.connections_max: 0 is too little"),
         ("[p2p]\nlisten = [\"127.0.0.1\"]\n", 2, "p2p.listen: \"127.0.0.1\" is not a multiaddr"),
         ("[p2p]\npeering = [\"/ip4/127.0.0.1/tcp/1\"]\n", 2, "p2p.peering: \"/ip4/127.0.0.1/tcp/1\" names no peer"),
+        ("[names]\ndoh = [\"eth\"]\n", 2, "names.doh: \"eth\" is not SUFFIX=URL"),
+        ("[names]\ndoh = [\"eth=http://127.0.0.1/\"]\n", 2, "names.doh: \"eth=http://127.0.0.1/\" is not SUFFIX=URL"),
+        ("[names]\ntimeout_seconds = 0\n", 2, "names.timeout_seconds: 0 is too little"),
         ("[policy]\ndeny = [\"hello\"]\n", 2, "policy.deny: \"hello\" is not a CID"),
         ("[log]\nformat = \"xml\"\n", 2, "log.format: unknown variant"),
         ("[http]\nlisten = [\n", 2, "not valid TOML"),

@@ -29,18 +29,22 @@ pub enum DagError {
 }
 
 /// The CIDs that a block links to, in stored order, repeated as often as they occur: the links of dag-pb nodes and those
-/// of dag-cbor documents (tag 42, <https://ipld.io/specs/codecs/dag-cbor/spec/#links>). Raw blocks and plain CBOR and
-/// JSON have none by definition.
+/// of dag-cbor (tag 42, <https://ipld.io/specs/codecs/dag-cbor/spec/#links>) and dag-json documents (`{"/": "…"}`,
+/// <https://ipld.io/specs/codecs/dag-json/spec/#links>). Raw blocks and plain CBOR and JSON have none by definition.
 ///
 /// # Errors
-/// [`NodeError::Unsupported`] for other codecs (dag-json among them): their links are unknown, which is not the same as
-/// none. [`NodeError::Malformed`] for bytes that break the format.
+/// [`NodeError::Unsupported`] for other codecs: their links are unknown, which is not the same as none.
+/// [`NodeError::Malformed`] for bytes that break the format, and for dag-json that is nested more than some 120 deep or
+/// links to a CID whose digest is longer than 64 bytes, which its decoder does not take.
 pub fn links(block: &Block) -> Result<Vec<Cid>, NodeError> {
     let cid = block.cid();
     match cid.codec() {
-        codec::RAW => Ok(Vec::new()),
+        codec::RAW | codec::CBOR | codec::JSON => Ok(Vec::new()),
         codec::DAG_PB => links_pb(block).map_err(|reason| NodeError::malformed(cid, reason)),
         codec::DAG_CBOR => serde_ipld_dagcbor::from_slice::<ExtractLinks<MAX_DIGEST_BYTES>>(block.data())
+            .map(ExtractLinks::into_vec)
+            .map_err(|reason| NodeError::malformed(cid, reason)),
+        codec::DAG_JSON => serde_ipld_dagjson::from_slice::<ExtractLinks<MAX_DIGEST_BYTES>>(block.data())
             .map(ExtractLinks::into_vec)
             .map_err(|reason| NodeError::malformed(cid, reason)),
         codec => Err(NodeError::Unsupported { cid: *cid, codec }),

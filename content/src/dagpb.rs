@@ -60,6 +60,8 @@ struct Span {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PbLink<'a> {
     pub(crate) hash: &'a [u8],
+    /// Whether a name is written at all. Only the logical form of a node tells this from an empty one.
+    pub(crate) named: bool,
     /// The name, which need not be UTF-8. Absent and empty mean the same to UnixFS.
     pub name: &'a [u8],
     /// What the writer of the node believed to be the size of everything below this link, in bytes. Never trust it.
@@ -160,7 +162,12 @@ impl<'a> PbLink<'a> {
             }
         }
         let hash = hash.ok_or_else(|| PbError::Cid("it is missing".to_owned()))?;
-        Ok(Self { hash, name: name.unwrap_or_default(), tsize })
+        Ok(Self { hash, named: name.is_some(), name: name.unwrap_or_default(), tsize })
+    }
+
+    /// The name as it is written, or `None` if it is absent.
+    pub(crate) fn written_name(&self) -> Option<&'a [u8]> {
+        self.named.then_some(self.name)
     }
 
     /// What the link points to. Read when asked for, so that looking for a name does not parse every CID on the way.

@@ -10,29 +10,39 @@
 //! | [`cid`] | CIDs, multihashes and the key that every tier stores blocks under |
 //! | [`hashes`] | which hash functions are accepted, and how bytes are checked against them |
 //! | [`block`] | [`Block`]: bytes that match their CID |
+//! | [`budget`] | [`budget::Budget`]: bytes that many share |
 //! | [`source`] | [`BlockSource`]: the one seam to memory, disk and network |
 //! | [`dagpb`] | MerkleDAG protobuf nodes, decoded in place |
 //! | [`unixfs`] | files, directories and symlinks, and readers for them |
+//! | [`ipld`] | documents of every codec as values, and conversions between them |
 //! | [`names`] | [`Name`]: a key or a domain, and [`NameResolver`]: what it stands for |
 //! | [`ipns`] | the records that the owners of keys publish |
+//! | [`dnslink`] | what domains, and the operator's own list, say that names stand for |
 //! | [`path`] | [`ContentPath`]: the path of a URL, as a root and names |
+//! | [`redirects`] | the `_redirects` file of a website |
 //! | [`walk`] | from a root and path segments to a block |
 //! | [`dag`] | the links of a block, and every block of a DAG |
-//! | [`car`] | CARv1 archives, verified block by block |
+//! | [`car`] | CARv1 archives, verified block by block when read, not copied when written |
+//! | [`scope`] | which blocks answer a request for part of a DAG, in order: what a gateway's CARs hold |
 //! | [`policy`] | [`Policy`]: whether content may be emitted at all |
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 
 pub mod block;
+pub mod budget;
 pub mod car;
 pub mod cid;
 pub mod dag;
 pub mod dagpb;
+pub mod dnslink;
 pub mod hashes;
+pub mod ipld;
 pub mod ipns;
 pub mod names;
 pub mod path;
 pub mod policy;
+pub mod redirects;
+pub mod scope;
 pub mod source;
 pub mod unixfs;
 pub mod walk;

@@ -61,6 +61,9 @@ pub enum SourceError {
         /// How far the search got.
         stall: Stall,
     },
+    /// As many requests as are allowed fetch from the network already. Trying later helps.
+    #[error("too many requests are fetching from the network at the moment")]
+    Busy,
     /// Whoever was asked sent bytes that are not the block.
     #[error("every copy of {cid} that was sent failed its check")]
     Corrupt {

@@ -1,12 +1,17 @@
 //! From a root CID and path segments to a block (<https://specs.ipfs.tech/http-gateways/path-gateway/>).
 //!
-//! Goals: what the gateway's `X-Ipfs-Roots` header needs comes out of the walk itself; every way to fail names the block
-//! and the segment where it did.
+//! A segment is a name in a UnixFS directory or a plain dag-pb node, or a key or index in a document (dag-cbor, dag-json and
+//! the plain formats, which merely have no links). A link in a document is followed before the next segment.
 //!
-//! Non-goals: paths inside dag-cbor and dag-json documents; following symlinks, which gateways do not do.
+//! Goals: what the gateway's `X-Ipfs-Roots` header and its CAR responses need comes out of the walk itself; every way to
+//! fail names the block and the segment where it did; a document is decoded once, within the bounds of [`crate::ipld`].
+//!
+//! Non-goals: following symlinks, which gateways do not do; the logical form of dag-pb (`Links/0/Hash`), which gateways
+//! do not walk either.
 
 use crate::block::Block;
 use crate::cid::Cid;
+use crate::ipld::{self, Ipld, IpldError};
 use crate::source::{BlockSource, SourceError, fetch};
 use crate::unixfs::dir::{self, DirError};
 use crate::unixfs::{Node, NodeError};
@@ -14,20 +19,26 @@ use crate::unixfs::{Node, NodeError};
 /// Where a path leads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
-    /// The block of the last segment.
+    /// The block of the last segment: the one that it names, or the one that holds the value that it names.
     pub block: Block,
-    /// The root, then the CID of each segment: what `X-Ipfs-Roots` lists. The inner shards of a large directory are not
-    /// among them: they belong to no segment.
+    /// The root, then the CID of the block that each segment leads to: what `X-Ipfs-Roots` lists. A segment that stays
+    /// inside a document repeats the document's CID. The inner shards of a large directory are not among them: they
+    /// belong to no segment.
     pub roots: Vec<Cid>,
+    /// Every block that was read on the way to the last one, which is not among them, in the order in which they were
+    /// read: what proves the path. Inner shards are among them.
+    pub passed: Vec<Cid>,
+    /// The segments that lead to a value inside `block`; none if the path ends with the block itself.
+    pub remainder: Vec<String>,
 }
 
 /// Why a path leads nowhere.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WalkError {
-    /// A directory has no such name.
+    /// A directory has no such name, or a document no such key or index there.
     #[error("there is no link named \"{name}\" under {parent}")]
     NoLink {
-        /// The directory.
+        /// The directory or document.
         parent: Cid,
         /// The missing segment.
         name: String,
@@ -56,6 +67,12 @@ pub enum WalkError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A document on the way is larger than what is read here ([`ipld::MAX_ITEMS`], [`ipld::MAX_DEPTH`]).
+    #[error("{cid} is too complex a document to be walked through")]
+    TooComplex {
+        /// The block.
+        cid: Cid,
+    },
     /// A block on the way did not come.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -70,31 +87,76 @@ impl From<NodeError> for WalkError {
     }
 }
 
-/// Follows `segments` (percent-decoded, none empty) from `root`, and fetches the block at the end, whatever its codec.
+impl From<IpldError> for WalkError {
+    fn from(error: IpldError) -> Self {
+        match error {
+            IpldError::NotConvertible { cid, .. } => Self::Unsupported { cid, codec: cid.codec() },
+            IpldError::Malformed { cid, reason } => Self::Malformed { cid, reason },
+            IpldError::TooComplex { cid } => Self::TooComplex { cid },
+        }
+    }
+}
+
+/// What a block makes of the segments that come to it.
+struct Step {
+    /// How many of them it takes, at least one.
+    taken: usize,
+    /// The block that they lead to, or `None` when they all end at a value inside this one.
+    next: Option<Cid>,
+    /// The inner shards that had to be read for it.
+    shards: Vec<Cid>,
+}
+
+/// Follows `segments` (percent-decoded, none empty) from `root`, and fetches the block at the end, whatever its codec. Only
+/// blocks that are walked through have to be understood.
 ///
 /// # Errors
 /// [`WalkError`] names the first step that failed.
 pub async fn resolve(source: &dyn BlockSource, root: Cid, segments: &[String]) -> Result<Resolved, WalkError> {
-    let mut roots = Vec::with_capacity(segments.len() + 1);
     let mut block = fetch(source, &root).await?;
+    let (mut roots, mut passed) = (Vec::with_capacity(segments.len() + 1), Vec::new());
     roots.push(root);
-    for name in segments {
-        let next = step(source, &block, name).await?;
+    let mut rest = segments;
+    while let Some(name) = rest.first() {
+        let here = *block.cid();
+        let step = match ipld::is_document(here.codec()) {
+            true => through_document(&block, rest)?,
+            false => through_node(source, &block, name).await?,
+        };
+        roots.extend(std::iter::repeat_n(here, step.taken - usize::from(step.next.is_some())));
+        let Some(next) = step.next else { break };
         block = fetch(source, &next).await?;
         roots.push(next);
+        passed.push(here);
+        passed.extend(step.shards);
+        rest = rest.get(step.taken..).unwrap_or_default();
     }
-    Ok(Resolved { block, roots })
+    Ok(Resolved { block, roots, passed, remainder: rest.to_vec() })
 }
 
-/// The CID of `name` in a block.
-async fn step(source: &dyn BlockSource, block: &Block, name: &str) -> Result<Cid, WalkError> {
+/// Goes down a document as far as it reaches: to the first link, or to where the segments end.
+fn through_document(block: &Block, segments: &[String]) -> Result<Step, WalkError> {
+    let document = ipld::decode(block)?;
+    let mut value = &document;
+    for (index, name) in segments.iter().enumerate() {
+        value = value.get(name).ok_or_else(|| WalkError::NoLink { parent: *block.cid(), name: name.clone() })?;
+        if let Ipld::Link(next) = value {
+            return Ok(Step { taken: index + 1, next: Some(**next), shards: Vec::new() });
+        }
+    }
+    Ok(Step { taken: segments.len(), next: None, shards: Vec::new() })
+}
+
+/// Goes from a UnixFS directory or a plain dag-pb node to one of its links.
+async fn through_node(source: &dyn BlockSource, block: &Block, name: &str) -> Result<Step, WalkError> {
     let cid = *block.cid();
+    let mut shards = Vec::new();
     let found = match Node::decode(block)? {
         Node::Plain(node) => dir::lookup_link(&cid, &node, name),
-        _ => dir::lookup(source, block, name).await,
+        _ => dir::lookup_through(source, block, name, &mut shards).await,
     };
     match found {
-        Ok(Some(next)) => Ok(next),
+        Ok(Some(next)) => Ok(Step { taken: 1, next: Some(next), shards }),
         Ok(None) => Err(WalkError::NoLink { parent: cid, name: name.to_owned() }),
         Err(DirError::NotADirectory { cid }) => Err(WalkError::NotADirectory { cid, name: name.to_owned() }),
         Err(DirError::Node(error)) => Err(error.into()),

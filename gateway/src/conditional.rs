@@ -1,6 +1,27 @@
-//! `If-None-Match` and `If-Range` (RFC 9110, section 13). Every entity tag of ours is strong; there are no dates.
+//! `If-None-Match`, `If-Modified-Since` and `If-Range` (RFC 9110, section 13).
+//!
+//! Content below a CID has no date unless its writer gave it one (UnixFS `mtime`), and then a condition by date counts only
+//! where none by entity tag is made.
 
-use http::header::{HeaderMap, IF_NONE_MATCH, IF_RANGE};
+use http::header::{HeaderMap, HeaderValue, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// `Last-Modified` of a date: whole seconds, and nothing before 1970, which HTTP dates of other software cannot say.
+pub fn http_date(date: SystemTime) -> Option<HeaderValue> {
+    let seconds = date.duration_since(UNIX_EPOCH).ok()?.as_secs();
+    // The last second of the year 9999 (RFC 9110, section 5.6.7).
+    let date = (seconds <= 253_402_300_799).then(|| UNIX_EPOCH + Duration::from_secs(seconds))?;
+    HeaderValue::from_str(&httpdate::fmt_http_date(date)).ok()
+}
+
+/// Whether `If-Modified-Since` says that the client has what was changed at `modified`. It does not count beside
+/// `If-None-Match`, nor for what has no date.
+pub fn unmodified_since(headers: &HeaderMap, modified: Option<SystemTime>) -> bool {
+    let (Some(modified), false) = (modified, headers.contains_key(IF_NONE_MATCH)) else { return false };
+    let since = headers.get(IF_MODIFIED_SINCE).and_then(|value| httpdate::parse_http_date(value.to_str().ok()?).ok());
+    // HTTP dates have whole seconds.
+    since.is_some_and(|since| modified < since + Duration::from_secs(1))
+}
 
 /// Whether `If-None-Match` names the entity tag, by weak comparison. `*` counts only if `exists` is known.
 pub fn none_match(headers: &HeaderMap, etag: &[u8], exists: bool) -> bool {
@@ -29,7 +50,6 @@ fn tags(mut list: &[u8]) -> impl Iterator<Item = &[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http::HeaderValue;
 
     #[test]
     fn lists_weak_tags_and_the_star_match() {
@@ -53,6 +73,28 @@ mod tests {
         let star = HeaderMap::from_iter([(IF_NONE_MATCH, HeaderValue::from_static("*"))]);
         assert!(!none_match(&star, b"\"a\"", false));
         assert!(!none_match(&HeaderMap::new(), b"\"a\"", true));
+    }
+
+    #[test]
+    fn dates_count_where_no_tag_does() {
+        let modified = UNIX_EPOCH + Duration::from_millis(784_111_777_500);
+        assert_eq!(http_date(modified).expect("a date"), "Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(http_date(UNIX_EPOCH - Duration::from_secs(1)), None);
+        let since = |value: &str| HeaderMap::from_iter([(IF_MODIFIED_SINCE, HeaderValue::from_str(value).expect("a header"))]);
+        let table = [
+            ("Sun, 06 Nov 1994 08:49:37 GMT", true),
+            ("Sun, 06 Nov 1994 08:49:38 GMT", true),
+            ("Sun, 06 Nov 1994 08:49:36 GMT", false),
+            ("Sunday, 06-Nov-94 08:49:37 GMT", true),
+            ("yesterday", false),
+        ];
+        for (value, expected) in table {
+            assert_eq!(unmodified_since(&since(value), Some(modified)), expected, "{value}");
+        }
+        assert!(!unmodified_since(&since("Sun, 06 Nov 1994 08:49:37 GMT"), None));
+        let mut both = since("Sun, 06 Nov 1994 08:49:37 GMT");
+        both.insert(IF_NONE_MATCH, HeaderValue::from_static("\"b\""));
+        assert!(!unmodified_since(&both, Some(modified)));
     }
 
     #[test]

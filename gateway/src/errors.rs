@@ -227,10 +227,10 @@ fn capitalised(text: &str) -> String {
 fn of_walk(error: &WalkError) -> Page {
     match error {
         WalkError::NoLink { .. } | WalkError::NotADirectory { .. } => NOT_FOUND,
-        WalkError::Unsupported { .. } => Page::new(
+        WalkError::Unsupported { .. } | WalkError::TooComplex { .. } => Page::new(
             StatusCode::NOT_IMPLEMENTED,
             "Path not supported",
-            "Paths go through UnixFS directories only. Ask for the block itself with ?format=raw.",
+            "Paths go through directories and through documents of a sensible size. Ask for the block itself with ?format=raw.",
         ),
         WalkError::Malformed { .. } => DAMAGED,
         WalkError::Source(error) => of_source(error),

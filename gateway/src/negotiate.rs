@@ -1,79 +1,156 @@
-//! Which format a request asks for (<https://specs.ipfs.tech/http-gateways/path-gateway/#accept-request-header>).
+//! Which format a request asks for (<https://specs.ipfs.tech/http-gateways/path-gateway/#accept-request-header>,
+//! <https://specs.ipfs.tech/http-gateways/trustless-gateway/#request-headers>).
 //!
-//! `?format=` beats `Accept`. A format of IPFS that is not supported is refused rather than answered with something else;
-//! any other media type means the file or page itself.
+//! `?format=` beats `Accept` (IPIP-0523). Of the media ranges in `Accept` the one with the highest weight decides (RFC
+//! 9110, section 12.5.1), at equal weights an exact one before a wildcard, and else the first. Media types that stand for
+//! no format here mean the file or page itself.
 
 use http::header::{ACCEPT, HeaderMap};
 
 /// What a response's body is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// The file, web page or listing.
-    Unixfs,
-    /// The one block that the path leads to, as it is hashed (`application/vnd.ipld.raw`).
+    /// What the content is by itself: a file, a web page, a listing, a document.
+    Native,
+    /// The one block that the path leads to, as it is hashed.
     Raw,
+    /// The blocks that prove the path and what it leads to.
+    Car,
+    /// What the owner of a key signed.
+    IpnsRecord,
+    /// A file or a directory as an archive.
+    Tar,
+    /// JSON, as stored.
+    Json,
+    /// CBOR, as stored.
+    Cbor,
+    /// IPLD data as JSON.
+    DagJson,
+    /// IPLD data as CBOR.
+    DagCbor,
 }
 
-/// A format that was asked for and is not supported.
+/// Every format that has a name: what `?format=` calls it, and its media type.
+const FORMATS: [(Format, &str, &str); 8] = [
+    (Format::Raw, "raw", "application/vnd.ipld.raw"),
+    (Format::Car, "car", "application/vnd.ipld.car"),
+    (Format::IpnsRecord, "ipns-record", "application/vnd.ipfs.ipns-record"),
+    (Format::Tar, "tar", "application/x-tar"),
+    (Format::Json, "json", "application/json"),
+    (Format::Cbor, "cbor", "application/cbor"),
+    (Format::DagJson, "dag-json", "application/vnd.ipld.dag-json"),
+    (Format::DagCbor, "dag-cbor", "application/vnd.ipld.dag-cbor"),
+];
+
+impl Format {
+    /// What `?format=` calls it; empty for the native one.
+    pub fn name(self) -> &'static str {
+        FORMATS.iter().find(|(format, ..)| *format == self).map_or("", |(_, name, _)| name)
+    }
+
+    /// Its media type; empty for the native one, which has many.
+    pub fn media_type(self) -> &'static str {
+        FORMATS.iter().find(|(format, ..)| *format == self).map_or("", |(.., media_type)| media_type)
+    }
+
+    /// Whether a client can check it against the CID or the name that it asked for.
+    pub fn is_trustless(self) -> bool {
+        matches!(self, Self::Raw | Self::Car | Self::IpnsRecord)
+    }
+}
+
+/// A format that was asked for and does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the format \"{asked}\" is not supported; use ?format=raw (application/vnd.ipld.raw), or no format at all")]
+#[error("there is no format \"{asked}\"; there are raw, car, ipns-record, tar, json, cbor, dag-json and dag-cbor")]
 pub struct NotSupported {
     asked: String,
 }
 
-/// The media type of a raw block (<https://www.iana.org/assignments/media-types/application/vnd.ipld.raw>).
-pub const RAW: &str = "application/vnd.ipld.raw";
+/// What a client wants to have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// The format.
+    pub format: Format,
+    /// Whether `Accept` alone asked for it: the same URL has other representations then.
+    pub by_accept: bool,
+    /// The parameters of its media range, as sent: those of `application/vnd.ipld.car`.
+    pub parameters: Vec<(String, String)>,
+    /// Whether a page in HTML is preferred to a document that has its own media type.
+    pub html: bool,
+}
 
-/// Media types by which other gateways choose formats that this one does not have.
-const OTHER_FORMATS: [&str; 6] = [
-    "application/vnd.ipld.car",
-    "application/vnd.ipld.dag-json",
-    "application/vnd.ipld.dag-cbor",
-    "application/vnd.ipfs.ipns-record",
-    "application/x-tar",
-    "application/cbor",
-];
-
-/// The format that a query's `format` and the `Accept` headers ask for.
+/// What a query's `format` and the `Accept` headers ask for.
 ///
 /// # Errors
 /// [`NotSupported`] names the format.
-pub fn format(query: Option<&str>, headers: &HeaderMap) -> Result<Format, NotSupported> {
+pub fn wanted(query: Option<&str>, headers: &HeaderMap) -> Result<Wanted, NotSupported> {
+    let best = best_range(headers);
     match query {
-        Some("raw") => Ok(Format::Raw),
-        Some(other) => Err(NotSupported { asked: other.chars().take(80).collect() }),
-        None => by_accept(headers),
+        None | Some("") => Ok(best),
+        Some(name) => match FORMATS.iter().find(|(_, known, _)| *known == name) {
+            // The media range still says how, if it is of the same format.
+            Some((format, ..)) if *format == best.format => Ok(Wanted { by_accept: false, ..best }),
+            Some((format, ..)) => {
+                Ok(Wanted { format: *format, by_accept: false, parameters: Vec::new(), html: false })
+            }
+            None => Err(NotSupported { asked: name.chars().take(80).collect() }),
+        },
     }
 }
 
-fn by_accept(headers: &HeaderMap) -> Result<Format, NotSupported> {
-    let mut other = None;
-    let mut anything_else = false;
-    for range in headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).flat_map(|list| list.split(','))
-    {
-        let mut parts = range.split(';').map(str::trim);
-        let media_type = parts.next().unwrap_or_default();
-        if media_type.is_empty() || parts.any(is_refusal) {
-            continue;
+/// One media range of `Accept`.
+struct MediaRange<'a> {
+    media_type: &'a str,
+    parameters: Vec<(&'a str, &'a str)>,
+    weight: f32,
+}
+
+impl<'a> MediaRange<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
+        let mut parts = text.split(';').map(str::trim);
+        let media_type = parts.next().filter(|media_type| !media_type.is_empty())?;
+        let mut range = Self { media_type, parameters: Vec::new(), weight: 1.0 };
+        for (name, value) in parts.filter_map(|part| part.split_once('=')) {
+            let (name, value) = (name.trim(), value.trim().trim_matches('"'));
+            match name.eq_ignore_ascii_case("q") {
+                true => range.weight = value.parse::<f32>().ok().filter(|weight| (0.0..=1.0).contains(weight))?,
+                false => range.parameters.push((name, value)),
+            }
         }
-        if media_type.eq_ignore_ascii_case(RAW) {
-            return Ok(Format::Raw);
-        }
-        match OTHER_FORMATS.into_iter().find(|format| media_type.eq_ignore_ascii_case(format)) {
-            Some(format) => other = Some(format),
-            None => anything_else = true,
-        }
+        Some(range)
     }
-    match other {
-        Some(format) if !anything_else => Err(NotSupported { asked: format.to_owned() }),
-        _ => Ok(Format::Unixfs),
+
+    fn format(&self) -> Format {
+        let is = |known: &&(Format, &str, &str)| self.media_type.eq_ignore_ascii_case(known.2);
+        FORMATS.iter().find(is).map_or(Format::Native, |(format, ..)| *format)
+    }
+
+    /// By weight, then wildcards last.
+    fn rank(&self) -> (f32, bool) {
+        (self.weight, !self.media_type.contains('*'))
     }
 }
 
-/// A weight of zero: "not this" (RFC 9110, section 12.4.2).
-fn is_refusal(parameter: &str) -> bool {
-    let weight = parameter.strip_prefix("q=").or_else(|| parameter.strip_prefix("Q="));
-    weight.and_then(|weight| weight.trim().parse::<f32>().ok()) == Some(0.0)
+fn best_range(headers: &HeaderMap) -> Wanted {
+    let lists = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let ranges = lists.flat_map(|list| list.split(',')).filter_map(MediaRange::parse);
+    let mut best: Option<MediaRange<'_>> = None;
+    for range in ranges.filter(|range| range.weight > 0.0) {
+        if best.as_ref().is_none_or(|best| range.rank() > best.rank()) {
+            best = Some(range);
+        }
+    }
+    let Some(best) = best else {
+        return Wanted { format: Format::Native, by_accept: false, parameters: Vec::new(), html: false };
+    };
+    let format = best.format();
+    let own = |(name, value): &(&str, &str)| (name.to_ascii_lowercase(), (*value).to_owned());
+    Wanted {
+        format,
+        by_accept: format != Format::Native,
+        parameters: best.parameters.iter().map(own).collect(),
+        html: best.media_type.eq_ignore_ascii_case("text/html"),
+    }
 }
 
 /// Whether the client would rather read HTML than plain text: browsers say so.
@@ -86,30 +163,56 @@ mod tests {
     use super::*;
     use http::HeaderValue;
 
+    fn read(query: Option<&str>, accept: &'static str) -> Result<Wanted, NotSupported> {
+        wanted(query, &HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(accept))]))
+    }
+
+    const BROWSER: &str = "text/html,application/xhtml+xml,application/xml;q=0.9,image/webp,*/*;q=0.8";
+
     #[test]
-    fn the_query_beats_accept_and_unknown_formats_are_refused() {
-        let browser = "text/html,application/xhtml+xml,application/xml;q=0.9,image/webp,*/*;q=0.8";
+    fn the_query_beats_accept_and_the_highest_weight_the_others() {
+        use Format::{Car, Cbor, DagCbor, DagJson, IpnsRecord, Json, Native, Raw, Tar};
         let table = [
-            (None, "", Some(Format::Unixfs)),
-            (None, browser, Some(Format::Unixfs)),
-            (None, "*/*", Some(Format::Unixfs)),
-            (None, "application/json", Some(Format::Unixfs)),
-            (None, "application/vnd.ipld.raw", Some(Format::Raw)),
-            (None, "application/vnd.ipld.car, application/vnd.ipld.raw;q=0.5", Some(Format::Raw)),
-            (None, "Application/Vnd.Ipld.Raw;q=0, text/html", Some(Format::Unixfs)),
-            (None, "application/vnd.ipld.car; version=1", None),
-            (None, "application/vnd.ipld.car, */*;q=0.1", Some(Format::Unixfs)),
-            (None, "application/vnd.ipfs.ipns-record", None),
-            (Some("raw"), browser, Some(Format::Raw)),
-            (Some("raw"), "application/vnd.ipld.car", Some(Format::Raw)),
-            (Some("car"), browser, None),
-            (Some("bogus"), "application/vnd.ipld.raw", None),
-            (Some(""), "", None),
+            (None, "", Native),
+            (None, BROWSER, Native),
+            (None, "*/*", Native),
+            (None, "application/json", Json),
+            (None, "application/cbor", Cbor),
+            (None, "application/x-tar", Tar),
+            (None, "application/vnd.ipld.dag-json", DagJson),
+            (None, "application/vnd.ipld.dag-cbor", DagCbor),
+            (None, "application/vnd.ipfs.ipns-record", IpnsRecord),
+            (None, "application/vnd.ipld.raw", Raw),
+            (None, "application/vnd.ipld.car, application/vnd.ipld.raw;q=0.5", Car),
+            (None, "application/vnd.ipld.car;q=0.5, application/vnd.ipld.raw", Raw),
+            (None, "application/vnd.ipld.raw, application/vnd.ipld.car", Raw),
+            (None, "Application/Vnd.Ipld.Raw;q=0, text/html", Native),
+            (None, "application/vnd.ipld.car; version=1; order=dfs; dups=n", Car),
+            (None, "*/*, application/vnd.ipld.car", Car),
+            (None, "application/vnd.ipld.car;q=0.1, */*;q=0.9", Native),
+            (None, "application/vnd.ipld.car;q=2", Native),
+            (None, "text/html, application/vnd.ipld.raw", Native),
+            (Some("raw"), BROWSER, Raw),
+            (Some("raw"), "application/vnd.ipld.car", Raw),
+            (Some("car"), BROWSER, Car),
+            (Some("ipns-record"), "", IpnsRecord),
+            (Some(""), "application/vnd.ipld.raw", Raw),
         ];
         for (query, accept, expected) in table {
-            let headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(accept))]);
-            assert_eq!(format(query, &headers).ok(), expected, "{query:?} {accept}");
+            assert_eq!(read(query, accept).map(|wanted| wanted.format), Ok(expected), "{query:?} {accept}");
         }
-        assert!(NotSupported { asked: "car".to_owned() }.to_string().contains("application/vnd.ipld.raw"));
+        assert!(read(Some("bogus"), "*/*").expect_err("no format").to_string().contains("dag-json"));
+    }
+
+    #[test]
+    fn parameters_and_origin_of_the_choice_are_kept() {
+        let car = read(None, "application/vnd.ipld.car; Version=1;dups=\"n\";q=0.9").expect("a format");
+        let pairs = [("version", "1"), ("dups", "n")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!((car.by_accept, car.parameters), (true, pairs.to_vec()));
+        let both = read(Some("car"), "application/vnd.ipld.car;dups=y").expect("a format");
+        assert_eq!((both.by_accept, both.parameters.len()), (false, 1));
+        let other = read(Some("raw"), "application/vnd.ipld.car;dups=y").expect("a format");
+        assert_eq!((other.by_accept, other.parameters.len()), (false, 0));
+        assert!(read(None, BROWSER).expect("a format").html && !read(None, "*/*").expect("a format").html);
     }
 }

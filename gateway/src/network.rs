@@ -1,6 +1,7 @@
 //! The one place that knows the peer-to-peer network: started, or left out in offline mode.
 
-use crate::source::{OpenSession, Sources};
+use crate::lanes::Lanes;
+use crate::source::{Gated, OpenSession, Sources};
 use anyhow::Context as _;
 use cache::Tiers;
 use config::{Config, Loaded};
@@ -34,8 +35,9 @@ impl Network {
     }
 
     /// Where requests take blocks from: the tiers, and behind them the network.
-    pub fn sources(&self, tiers: &Tiers) -> Sources {
-        let upstream: Box<OpenSession> = match self {
+    pub fn sources(&self, tiers: &Tiers, lanes: Lanes) -> Sources {
+        type Upstream = dyn Fn(&Cid) -> Arc<dyn BlockSource> + Send + Sync;
+        let upstream: Box<Upstream> = match self {
             Self::Offline(_) => {
                 let nobody = Arc::new(MemoryBlocks::new());
                 Box::new(move |_| Arc::clone(&nobody) as _)
@@ -46,7 +48,9 @@ impl Network {
             }
         };
         let (local, tiers) = (Arc::new(tiers.local()), tiers.clone());
-        Sources { local, open_session: Box::new(move |root| Arc::new(tiers.through(upstream(root)))) }
+        let open_session: Box<OpenSession> =
+            Box::new(move |root, gate| Arc::new(tiers.through(Arc::new(Gated::new(upstream(root), gate)))));
+        Sources { local, open_session, lanes: Arc::new(lanes) }
     }
 
     /// The node's name among peers.

@@ -1,29 +1,43 @@
 //! What a response will be: decided without I/O, from the request's head and what the path leads to.
 
-use crate::conditional::{none_match, range_counts};
-use crate::negotiate;
-use crate::range::{Selection, select};
+use crate::conditional::{http_date, none_match, range_counts, unmodified_since};
+use crate::negotiate::Format;
+use crate::range::{Multipart, Selection, select};
 use crate::request::Ask;
-use crate::resolve::{Entity, Trail};
+use crate::resolve::{Entity, Freshness, header};
+use crate::route::with_query;
+use crate::source::Tier;
 use http::header::{
-    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderMap,
-    HeaderName, HeaderValue, LOCATION, RANGE, VARY, X_CONTENT_TYPE_OPTIONS,
+    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_LOCATION, CONTENT_RANGE, CONTENT_TYPE, ETAG,
+    HeaderMap, HeaderName, HeaderValue, LAST_MODIFIED, LOCATION, RANGE, VARY, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{Response, StatusCode};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::ops::Range;
+use std::time::SystemTime;
 
 /// Content below a CID never changes (<https://specs.ipfs.tech/http-gateways/path-gateway/#cache-control-response-header>).
-pub const IMMUTABLE: HeaderValue = HeaderValue::from_static("public, max-age=29030400, immutable");
-/// Generated listings may look different after an update of this software.
-pub const LISTING_CACHE: HeaderValue =
-    HeaderValue::from_static("public, max-age=604800, stale-while-revalidate=2678400");
+const IMMUTABLE: HeaderValue = HeaderValue::from_static("public, max-age=29030400, immutable");
+/// Generated pages may look different after an update of this software.
+const GENERATED: HeaderValue = HeaderValue::from_static("public, max-age=604800, stale-while-revalidate=2678400");
 
 const X_IPFS_PATH: HeaderName = HeaderName::from_static("x-ipfs-path");
 const X_IPFS_ROOTS: HeaderName = HeaderName::from_static("x-ipfs-roots");
-const RAW_TYPE: HeaderValue = HeaderValue::from_static(negotiate::RAW);
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 
-/// What is sent of a file.
+impl Freshness {
+    /// `Cache-Control` of what does not change while the names on the way hold, or of what this software `generated` from it.
+    pub fn cache_control(self, generated: bool) -> HeaderValue {
+        match self {
+            Self::Immutable if generated => GENERATED,
+            Self::Immutable => IMMUTABLE,
+            Self::For(ttl) => header(&format!("public, max-age={}", ttl.as_secs())),
+        }
+    }
+}
+
+/// What is sent of a representation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// The client has it (304).
@@ -34,29 +48,29 @@ pub enum Decision {
     Whole,
     /// A part (206).
     Part(Range<u64>),
+    /// Several parts (206).
+    Parts(Vec<Range<u64>>),
 }
 
 impl Decision {
     /// Decides by the request's conditions and range.
-    pub fn of(ask: &Ask<'_>, etag: &HeaderValue, size: u64) -> Self {
-        if none_match(ask.headers, etag.as_bytes(), true) {
+    pub fn of(ask: &Ask<'_>, etag: &HeaderValue, modified: Option<SystemTime>, size: u64) -> Self {
+        if none_match(ask.headers, etag.as_bytes(), true) || unmodified_since(ask.headers, modified) {
             return Self::NotModified;
         }
-        let range = ask.headers.get(RANGE).filter(|_| range_counts(ask.headers, etag.as_bytes()));
+        // `Range` is defined for GET alone (RFC 9110, section 14.2).
+        let range = ask.headers.get(RANGE).filter(|_| !ask.head_only && range_counts(ask.headers, etag.as_bytes()));
         match select(range, size) {
             Selection::Whole => Self::Whole,
             Selection::Part(range) => Self::Part(range),
+            Selection::Parts(parts) => Self::Parts(parts),
             Selection::Unsatisfiable => Self::Unsatisfiable,
         }
     }
 
-    /// The bytes that are sent; `None` when there is no body.
-    pub fn range(&self, size: u64) -> Option<Range<u64>> {
-        match self {
-            Self::NotModified | Self::Unsatisfiable => None,
-            Self::Whole => Some(0..size),
-            Self::Part(range) => Some(range.clone()),
-        }
+    /// Whether any of the representation is sent.
+    pub fn has_body(&self) -> bool {
+        !matches!(self, Self::NotModified | Self::Unsatisfiable)
     }
 
     fn status(&self) -> StatusCode {
@@ -64,13 +78,76 @@ impl Decision {
             Self::NotModified => StatusCode::NOT_MODIFIED,
             Self::Unsatisfiable => StatusCode::RANGE_NOT_SATISFIABLE,
             Self::Whole => StatusCode::OK,
-            Self::Part(_) => StatusCode::PARTIAL_CONTENT,
+            Self::Part(_) | Self::Parts(_) => StatusCode::PARTIAL_CONTENT,
         }
     }
 }
 
 /// The head of a response, before it has a body.
 pub type Head = Response<()>;
+
+/// What every head says of its request.
+#[derive(Debug, Clone, Copy)]
+pub struct About<'a> {
+    /// The request.
+    pub ask: &'a Ask<'a>,
+    /// How long the answer holds.
+    pub freshness: Freshness,
+    /// `X-Ipfs-Roots`.
+    pub roots: &'a HeaderValue,
+    /// How far the search went.
+    pub tier: Tier,
+}
+
+impl About<'_> {
+    /// What all heads have in common, 304 and 416 included (RFC 9110, section 15.4.5).
+    fn common(&self, etag: &HeaderValue, cache_control: HeaderValue) -> HeaderMap {
+        let mut headers = HeaderMap::with_capacity(24);
+        headers.insert(ETAG, etag.clone());
+        headers.insert(CACHE_CONTROL, cache_control);
+        self.trail(&mut headers);
+        if self.ask.wanted.by_accept {
+            headers.insert(CONTENT_LOCATION, self.location_of_format());
+        }
+        headers
+    }
+
+    fn trail(&self, headers: &mut HeaderMap) {
+        headers.insert(VARY, HeaderValue::from_static("Accept"));
+        headers.insert(X_IPFS_PATH, header(&self.ask.path));
+        headers.insert(X_IPFS_ROOTS, self.roots.clone());
+        headers.insert(SERVER_TIMING, timing(self.tier));
+    }
+
+    /// The address of this format alone, for caches that know nothing of `Accept`
+    /// (<https://specs.ipfs.tech/http-gateways/path-gateway/#content-location-response-header>).
+    fn location_of_format(&self) -> HeaderValue {
+        let Ask { sent, query, ref wanted, .. } = *self.ask;
+        let mut location = with_query(sent, query);
+        let mut add = |name: &str, value: &str| {
+            location.push(if location.contains('?') { '&' } else { '?' });
+            location.push_str(&format!("{name}={}", utf8_percent_encode(value, PLAIN)));
+        };
+        add("format", wanted.format.name());
+        if wanted.format == Format::Car {
+            for (name, value) in &wanted.parameters {
+                let known = ["version", "order", "dups"].contains(&name.as_str());
+                if known && self.ask.parameter(&format!("car-{name}")).is_none() {
+                    add(&format!("car-{name}"), value);
+                }
+            }
+        }
+        header(&location)
+    }
+}
+
+fn timing(tier: Tier) -> HeaderValue {
+    HeaderValue::from_static(match tier {
+        Tier::Ram => "tier;desc=\"ram\"",
+        Tier::Disk => "tier;desc=\"disk\"",
+        Tier::Network => "tier;desc=\"network\"",
+    })
+}
 
 fn head(status: StatusCode, headers: HeaderMap) -> Head {
     let mut head = Response::new(());
@@ -79,101 +156,103 @@ fn head(status: StatusCode, headers: HeaderMap) -> Head {
     head
 }
 
-/// The head for a file of which `decision` is sent.
-pub fn file(ask: &Ask<'_>, entity: &Entity, decision: &Decision) -> Head {
-    let mut headers = common(&entity.etag, IMMUTABLE);
-    trail(&mut headers, &entity.trail);
-    body_headers(&mut headers, decision, entity.size);
-    if decision.range(entity.size).is_some() {
-        let by_filename = ask.filename.as_deref().and_then(crate::content_type::by_name);
-        if let Some(content_type) = by_filename.or_else(|| entity.content_type.clone()) {
+/// What a representation whose length is known is, beside its bytes.
+#[derive(Debug)]
+pub struct Representation<'a> {
+    /// Its entity tag.
+    pub etag: &'a HeaderValue,
+    /// Its date, if it has one.
+    pub modified: Option<SystemTime>,
+    /// Its length, in bytes.
+    pub size: u64,
+    /// Its media type, if that is known.
+    pub content_type: Option<HeaderValue>,
+    /// `Content-Disposition`, if it needs one.
+    pub disposition: Option<HeaderValue>,
+    /// The framing, if several parts of it are sent.
+    pub multipart: Option<&'a Multipart>,
+}
+
+/// The head for a representation of which `decision` is sent.
+pub fn sized(about: &About<'_>, it: &Representation<'_>, decision: &Decision) -> Head {
+    let mut headers = about.common(it.etag, about.freshness.cache_control(false));
+    if let Some(modified) = it.modified.and_then(http_date) {
+        headers.insert(LAST_MODIFIED, modified);
+    }
+    body_headers(&mut headers, decision, it);
+    if decision.has_body() {
+        let content_type = it.multipart.map(|multipart| multipart.content_type.clone());
+        if let Some(content_type) = content_type.or_else(|| it.content_type.clone()) {
             headers.insert(CONTENT_TYPE, content_type);
         }
-        if ask.filename.is_some() || ask.download {
-            headers.insert(CONTENT_DISPOSITION, disposition(ask, None));
+        if let Some(disposition) = &it.disposition {
+            headers.insert(CONTENT_DISPOSITION, disposition.clone());
         }
     }
     head(decision.status(), headers)
 }
 
-/// The head for one block as it is hashed.
-pub fn raw(ask: &Ask<'_>, entity: &Entity, decision: &Decision) -> Head {
-    let mut headers = common(&entity.etag, IMMUTABLE);
-    trail(&mut headers, &entity.trail);
-    body_headers(&mut headers, decision, entity.size);
-    if decision.range(entity.size).is_some() {
-        headers.insert(CONTENT_TYPE, RAW_TYPE);
-        headers.insert(CONTENT_DISPOSITION, disposition(ask, Some(format!("{}.bin", entity.cid))));
-    }
-    head(decision.status(), headers)
+/// The media type of a file: that of the name it is asked under, if there is one.
+pub fn file_type(ask: &Ask<'_>, entity: &Entity) -> Option<HeaderValue> {
+    let by_filename = ask.filename.as_deref().and_then(crate::content_type::by_name);
+    by_filename.or_else(|| entity.content_type.clone())
 }
 
-/// The head for a generated listing.
-pub fn listing(etag: &HeaderValue, way: &Trail) -> Head {
-    let mut headers = common(etag, LISTING_CACHE);
-    trail(&mut headers, way);
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+/// `Content-Disposition` of a file, if the request asks for one.
+pub fn file_disposition(ask: &Ask<'_>) -> Option<HeaderValue> {
+    (ask.filename.is_some() || ask.download).then(|| disposition(ask, false, None))
+}
+
+/// The head for something whose length nobody knows yet, and of which there are no ranges: a page or an archive.
+pub fn stream(about: &About<'_>, etag: &HeaderValue, content_type: HeaderValue, generated: bool) -> Head {
+    let mut headers = about.common(etag, about.freshness.cache_control(generated));
+    headers.insert(CONTENT_TYPE, content_type);
+    headers.insert(X_CONTENT_TYPE_OPTIONS, NOSNIFF);
+    headers.insert(ACCEPT_RANGES, HeaderValue::from_static("none"));
     head(StatusCode::OK, headers)
 }
 
 /// The head of a 304 that needs no block.
-pub fn not_modified(etag: &HeaderValue, cache_control: HeaderValue, way: &Trail) -> Head {
-    let mut headers = common(etag, cache_control);
-    trail(&mut headers, way);
-    head(StatusCode::NOT_MODIFIED, headers)
+pub fn not_modified(about: &About<'_>, etag: &HeaderValue, generated: bool) -> Head {
+    head(StatusCode::NOT_MODIFIED, about.common(etag, about.freshness.cache_control(generated)))
 }
 
 /// To the same path with a slash at its end, keeping the query
 /// (<https://specs.ipfs.tech/http-gateways/path-gateway/#301-moved-permanently>).
-pub fn add_slash(ask: &Ask<'_>, way: &Trail) -> Head {
-    let query = ask.query.map(|query| format!("?{query}")).unwrap_or_default();
+pub fn add_slash(about: &About<'_>) -> Head {
     let mut headers = HeaderMap::with_capacity(12);
-    headers.insert(LOCATION, crate::resolve::header(&format!("{}/{query}", ask.path)));
-    headers.insert(CACHE_CONTROL, IMMUTABLE);
-    headers.insert(VARY, HeaderValue::from_static("Accept"));
-    trail(&mut headers, way);
+    headers.insert(LOCATION, header(&with_query(&format!("{}/", about.ask.sent), about.ask.query)));
+    headers.insert(CACHE_CONTROL, about.freshness.cache_control(false));
+    about.trail(&mut headers);
     head(StatusCode::MOVED_PERMANENTLY, headers)
 }
 
-/// To another place, for now.
-pub fn redirect(location: HeaderValue) -> Head {
-    let headers = HeaderMap::from_iter([(LOCATION, location), (CACHE_CONTROL, HeaderValue::from_static("no-cache"))]);
-    head(StatusCode::FOUND, headers)
+/// To another place. How long that holds depends on why.
+pub fn redirect(status: StatusCode, location: HeaderValue, cache_control: HeaderValue) -> Head {
+    head(status, HeaderMap::from_iter([(LOCATION, location), (CACHE_CONTROL, cache_control)]))
 }
 
-/// What 200, 206, 304 and 416 have in common (RFC 9110, section 15.4.5).
-fn common(etag: &HeaderValue, cache_control: HeaderValue) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(20);
-    headers.insert(ETAG, etag.clone());
-    headers.insert(CACHE_CONTROL, cache_control);
-    headers.insert(VARY, HeaderValue::from_static("Accept"));
-    headers
-}
-
-fn trail(headers: &mut HeaderMap, trail: &Trail) {
-    headers.insert(X_IPFS_PATH, trail.path.clone());
-    headers.insert(X_IPFS_ROOTS, trail.roots.clone());
-}
-
-fn body_headers(headers: &mut HeaderMap, decision: &Decision, size: u64) {
-    match decision {
+fn body_headers(headers: &mut HeaderMap, decision: &Decision, it: &Representation<'_>) {
+    let size = it.size;
+    let length = match decision {
         Decision::NotModified => return,
         Decision::Unsatisfiable => {
-            headers.insert(CONTENT_RANGE, crate::resolve::header(&format!("bytes */{size}")));
+            headers.insert(CONTENT_RANGE, header(&format!("bytes */{size}")));
             headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
             headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
             return;
         }
-        Decision::Whole => _ = headers.insert(CONTENT_LENGTH, HeaderValue::from(size)),
+        Decision::Whole => size,
         Decision::Part(Range { start, end }) => {
-            headers.insert(CONTENT_LENGTH, HeaderValue::from(end - start));
             let range = format!("bytes {start}-{}/{size}", end.saturating_sub(1));
-            headers.insert(CONTENT_RANGE, crate::resolve::header(&range));
+            headers.insert(CONTENT_RANGE, header(&range));
+            end - start
         }
-    }
+        Decision::Parts(_) => it.multipart.map_or(0, |multipart| multipart.content_length),
+    };
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, NOSNIFF);
 }
 
 /// Characters that RFC 8187 allows unencoded in `filename*`.
@@ -191,19 +270,19 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'|')
     .remove(b'~');
 
-/// `Content-Disposition` (RFC 6266): a quoted ASCII name, and the true one if that differs. A `fallback` is the name of
-/// something that is not for showing.
-fn disposition(ask: &Ask<'_>, fallback: Option<String>) -> HeaderValue {
-    let kind = if ask.download || fallback.is_some() { "attachment" } else { "inline" };
-    let from_path = || Some(ask.path.trim_end_matches('/').rsplit('/').next()?.to_owned()).map(|name| decoded(&name));
+/// `Content-Disposition` (RFC 6266): a quoted ASCII name, and the true one if that differs. What is no page to look at is
+/// an `attachment` always; `fallback` is its name if the request gives none.
+pub fn disposition(ask: &Ask<'_>, attachment: bool, fallback: Option<String>) -> HeaderValue {
+    let kind = if ask.download || attachment { "attachment" } else { "inline" };
+    let from_path = || Some(decoded(ask.path.trim_end_matches('/').rsplit('/').next()?));
     let name = ask.filename.clone().or(fallback).or_else(from_path).unwrap_or_default();
     let name: String = name.chars().map(|c| if c.is_control() || matches!(c, '/' | '\\') { '_' } else { c }).collect();
     let ascii: String = name.chars().map(|c| if !c.is_ascii() || c == '"' { '_' } else { c }).collect();
     if ascii == name {
-        return crate::resolve::header(&format!("{kind}; filename=\"{ascii}\""));
+        return header(&format!("{kind}; filename=\"{ascii}\""));
     }
     let encoded = utf8_percent_encode(&name, PLAIN);
-    crate::resolve::header(&format!("{kind}; filename=\"{ascii}\"; filename*=UTF-8''{encoded}"))
+    header(&format!("{kind}; filename=\"{ascii}\"; filename*=UTF-8''{encoded}"))
 }
 
 fn decoded(text: &str) -> String {
@@ -227,9 +306,10 @@ mod tests {
     #[test]
     fn conditions_come_before_ranges() {
         let etag = HeaderValue::from_static("\"a\"");
-        let table: [(&[(&str, &str)], Decision); 7] = [
+        let table: [(&[(&str, &str)], Decision); 8] = [
             (&[], Decision::Whole),
             (&[("range", "bytes=1-2")], Decision::Part(1..3)),
+            (&[("range", "bytes=1-2,5-5")], Decision::Parts(vec![1..3, 5..6])),
             (&[("range", "bytes=10-")], Decision::Unsatisfiable),
             (&[("range", "bytes=1-2"), ("if-none-match", "\"a\"")], Decision::NotModified),
             (&[("range", "bytes=1-2"), ("if-range", "\"a\"")], Decision::Part(1..3)),
@@ -238,7 +318,7 @@ mod tests {
         ];
         for (headers, expected) in table {
             let head = request("/ipfs/x", headers);
-            assert_eq!(Decision::of(&Ask::read(&head).expect("reads"), &etag, 10), expected, "{headers:?}");
+            assert_eq!(Decision::of(&Ask::read(&head).expect("reads"), &etag, None, 10), expected, "{headers:?}");
         }
     }
 
@@ -256,7 +336,7 @@ mod tests {
         for (target, fallback, expected) in table {
             let head = request(target, &[]);
             let ask = Ask::read(&head).expect("reads");
-            assert_eq!(disposition(&ask, fallback.map(str::to_owned)), expected, "{target}");
+            assert_eq!(disposition(&ask, fallback.is_some(), fallback.map(str::to_owned)), expected, "{target}");
         }
     }
 }

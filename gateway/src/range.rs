@@ -1,9 +1,18 @@
-//! Single byte ranges (RFC 9110, section 14).
+//! Byte ranges (RFC 9110, section 14), one or several, and how several are framed.
 //!
-//! Departure: several ranges in one request are answered with the whole representation, which section 14.2 permits.
+//! Goals: whatever a client asks for, no byte is sent twice, so a response is never longer than the representation and its
+//! framing; what is sent is known, with its exact length, before the first byte of it is fetched.
+//!
+//! Section 14.2 leaves some choices. Ranges that overlap or touch are sent as one, at the place of the one that was asked
+//! for first; ranges with a gap between them stay apart, however small the gap. More parts than [`PARTS_MAX`] are not
+//! worth framing: the header is ignored then.
 
+use bytes::Bytes;
 use http::HeaderValue;
 use std::ops::Range;
+
+/// The most parts of a response. It bounds how much framing a request can cause.
+pub const PARTS_MAX: usize = 64;
 
 /// Which bytes of a representation to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,7 +21,10 @@ pub enum Selection {
     Whole,
     /// These: never empty, and inside the representation.
     Part(Range<u64>),
-    /// The range that was asked for has no byte in common with the representation (416).
+    /// These, in this order: at least two and at most [`PARTS_MAX`], each as [`Selection::Part`] has it, with a gap between
+    /// any two of them.
+    Parts(Vec<Range<u64>>),
+    /// No range that was asked for has a byte in common with the representation (416).
     Unsatisfiable,
 }
 
@@ -23,32 +35,140 @@ pub fn select(header: Option<&HeaderValue>, size: u64) -> Selection {
     header.to_str().ok().and_then(|text| parse(text, size)).unwrap_or(Selection::Whole)
 }
 
-/// `None` for anything but one valid byte range.
+/// `None` for anything but a valid set of byte ranges.
 fn parse(text: &str, size: u64) -> Option<Selection> {
     let (unit, set) = text.trim().split_once('=')?;
-    if !unit.eq_ignore_ascii_case("bytes") || set.contains(',') {
+    // Members of a list may be empty (section 5.6.1), but not all of them.
+    let mut members = set.split(',').map(str::trim).filter(|member| !member.is_empty()).peekable();
+    if !unit.eq_ignore_ascii_case("bytes") || members.peek().is_none() {
         return None;
     }
-    let (first, last) = set.trim().split_once('-')?;
-    let range = match (first.trim(), last.trim()) {
-        // Section 14.1.2 calls any suffix satisfiable; of nothing it is all there is.
-        ("", suffix) if size == 0 && number(suffix)? > 0 => return Some(Selection::Whole),
-        ("", suffix) => size.saturating_sub(number(suffix)?)..size,
-        (first, "") => number(first)?..size,
+    let mut asked = Vec::new();
+    for member in members {
+        match parse_member(member, size)? {
+            // Section 14.1.2 calls any suffix satisfiable; of nothing it is all there is.
+            Member::Suffix(1..) if size == 0 => return Some(Selection::Whole),
+            Member::Suffix(length) => asked.push(size.saturating_sub(length)..size),
+            Member::Range(range) => asked.push(range),
+        }
+    }
+    asked.retain(|range| range.start < range.end);
+    let mut parts = coalesce(asked);
+    Some(match parts.len() {
+        0 => Selection::Unsatisfiable,
+        1 => Selection::Part(parts.remove(0)),
+        2..=PARTS_MAX => Selection::Parts(parts),
+        _ => Selection::Whole,
+    })
+}
+
+/// One range as it was asked for.
+enum Member {
+    /// So many bytes from the end.
+    Suffix(u64),
+    /// These, cut off at the end of the representation; empty if they begin behind it.
+    Range(Range<u64>),
+}
+
+fn parse_member(member: &str, size: u64) -> Option<Member> {
+    let (first, last) = member.split_once('-')?;
+    Some(match (first.trim(), last.trim()) {
+        ("", suffix) => Member::Suffix(number(suffix)?),
+        (first, "") => Member::Range(number(first)?..size),
         (first, last) => {
             let (first, last) = (number(first)?, number(last)?);
             if first > last {
                 return None;
             }
-            first..last.saturating_add(1).min(size)
+            Member::Range(first..last.saturating_add(1).min(size))
         }
-    };
-    Some(if range.start < range.end { Selection::Part(range) } else { Selection::Unsatisfiable })
+    })
 }
 
 /// Digits alone: no sign and no space, unlike `parse`. A number over 64 bits is beyond every representation.
 fn number(text: &str) -> Option<u64> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().unwrap_or(u64::MAX))
+}
+
+/// The same bytes in as few ranges as they can be, in the order in which the first of each was asked for.
+fn coalesce(asked: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    let mut by_start: Vec<(usize, Range<u64>)> = asked.into_iter().enumerate().collect();
+    by_start.sort_unstable_by_key(|(_, range)| range.start);
+    let mut joined: Vec<(usize, Range<u64>)> = Vec::new();
+    for (order, range) in by_start {
+        match joined.last_mut() {
+            Some((first, last)) if range.start <= last.end => {
+                last.end = last.end.max(range.end);
+                *first = order.min(*first);
+            }
+            _ => joined.push((order, range)),
+        }
+    }
+    joined.sort_unstable_by_key(|(order, _)| *order);
+    joined.into_iter().map(|(_, range)| range).collect()
+}
+
+/// Several parts as one `multipart/byteranges` body (section 14.6): each frame's head, then its bytes, and [`Multipart::end`]
+/// after the last of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Multipart {
+    /// The `Content-Type` of the response. It has no `Content-Range`: the parts have.
+    pub content_type: HeaderValue,
+    /// The exact length of the body.
+    pub content_length: u64,
+    /// The parts, in the order in which they were given.
+    pub frames: Vec<Frame>,
+    /// What closes the body.
+    pub end: Bytes,
+}
+
+/// One part of a body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// What comes before the part's bytes: the delimiter and the part's own header.
+    pub head: Bytes,
+    /// Which bytes of the representation follow.
+    pub range: Range<u64>,
+}
+
+impl Multipart {
+    /// Frames parts, none of them empty, of a representation of `size` bytes and of type `content_type`.
+    ///
+    /// The boundary has to be random, and drawn anew for each response: whoever wrote the content cannot have put into it
+    /// what nobody knew then, so no part can pretend to end and another one to begin. All boundaries are equally long, so
+    /// the length of the body does not depend on it, and that of a `HEAD` is that of the `GET`.
+    pub fn new(boundary: u128, content_type: &HeaderValue, size: u64, parts: Vec<Range<u64>>) -> Self {
+        let mut frames: Vec<Frame> = Vec::with_capacity(parts.len());
+        for range in parts {
+            let separator = if frames.is_empty() { "" } else { "\r\n" };
+            frames.push(Frame::new(separator, boundary, content_type, size, range));
+        }
+        let end = Bytes::from(format!("\r\n--{boundary:032x}--\r\n"));
+        // Nobody lives to see a body whose length does not fit.
+        let content_length =
+            frames.iter().map(Frame::length).fold(end.len() as u64, |sum, length| sum.saturating_add(length));
+        Self { content_type: byteranges(boundary), content_length, frames, end }
+    }
+}
+
+impl Frame {
+    fn new(separator: &str, boundary: u128, content_type: &HeaderValue, size: u64, range: Range<u64>) -> Self {
+        let (first, last) = (range.start, range.end.saturating_sub(1));
+        let before = format!("{separator}--{boundary:032x}\r\nContent-Type: ");
+        let after = format!("\r\nContent-Range: bytes {first}-{last}/{size}\r\n\r\n");
+        let head = [before.as_bytes(), content_type.as_bytes(), after.as_bytes()];
+        Self { head: head.concat().into(), range }
+    }
+
+    fn length(&self) -> u64 {
+        self.range.end.saturating_sub(self.range.start).saturating_add(self.head.len() as u64)
+    }
+}
+
+fn byteranges(boundary: u128) -> HeaderValue {
+    // Letters, digits and signs alone, which every header may hold.
+    HeaderValue::from_str(&format!("multipart/byteranges; boundary={boundary:032x}"))
+        .unwrap_or(HeaderValue::from_static("multipart/byteranges"))
 }
 
 #[cfg(test)]
@@ -62,7 +182,7 @@ mod tests {
 
     #[test]
     fn ranges_are_read_as_the_rfc_says() {
-        use Selection::{Part, Unsatisfiable, Whole};
+        use Selection::{Part, Parts, Unsatisfiable, Whole};
         let table = [
             ("bytes=0-0", 10, Part(0..1)),
             ("bytes=0-9", 10, Part(0..10)),
@@ -84,7 +204,26 @@ mod tests {
             ("bytes=-0", 0, Unsatisfiable),
             ("bytes=-1", 0, Whole),
             ("bytes=5-3", 10, Whole),
-            ("bytes=0-1,3-4", 10, Whole),
+            ("bytes=0-1,3-4", 10, Parts(vec![0..2, 3..5])),
+            ("bytes=6-8,0-3", 10, Parts(vec![6..9, 0..4])),
+            ("bytes= 6 - 8 , , 0-3,", 10, Parts(vec![6..9, 0..4])),
+            ("bytes=-2,0-0", 10, Parts(vec![8..10, 0..1])),
+            ("bytes=0-1,20-30,3-4", 10, Parts(vec![0..2, 3..5])),
+            ("bytes=5-6,20-", 10, Part(5..7)),
+            ("bytes=5-6,-0", 10, Part(5..7)),
+            ("bytes=20-,30-40,-0", 10, Unsatisfiable),
+            ("bytes=0-1,2-3", 10, Part(0..4)),
+            ("bytes=4-6,0-4", 10, Part(0..7)),
+            ("bytes=0-,-1,3-4", 10, Part(0..10)),
+            ("bytes=8-9,3-4,0-0,4-5,1-1", 10, Parts(vec![8..10, 3..6, 0..2])),
+            ("bytes=3-3,8-9,0-0,1-2", 10, Parts(vec![0..4, 8..10])),
+            ("bytes=0-0,0-0,0-0", 10, Part(0..1)),
+            ("bytes=0-0,-1", 0, Whole),
+            ("bytes=0-0,-0", 0, Unsatisfiable),
+            ("bytes=0-1,5-3", 10, Whole),
+            ("bytes=0-1,x", 10, Whole),
+            ("bytes=-1,x", 0, Whole),
+            ("bytes=,", 10, Whole),
             ("bytes=", 10, Whole),
             ("bytes=-", 10, Whole),
             ("bytes=+1-2", 10, Whole),
@@ -106,7 +245,7 @@ mod tests {
             match of(&format!("bytes={first}-{last}"), size) {
                 Selection::Part(range) => prop_assert_eq!(range.collect::<Vec<_>>(), expected),
                 Selection::Unsatisfiable => prop_assert!(expected.is_empty()),
-                Selection::Whole => prop_assert!(false),
+                other => prop_assert!(false, "{other:?}"),
             }
         }
 
@@ -117,14 +256,123 @@ mod tests {
                 Selection::Part(range) => prop_assert_eq!(range.collect::<Vec<_>>(), expected),
                 Selection::Unsatisfiable => prop_assert!(suffix == 0),
                 Selection::Whole => prop_assert!(size == 0),
+                Selection::Parts(_) => prop_assert!(false),
             }
         }
 
         #[test]
-        fn any_text_is_inside_the_representation(text in "bytes=[-0-9, ]{0,30}", size in any::<u64>()) {
-            if let Selection::Part(range) = of(&text, size) {
-                prop_assert!(range.start < range.end && range.end <= size);
-            }
+        fn several_ranges_are_what_slicing_gives(
+            asked in prop::collection::vec((0_u64..220, 0_u64..30), 1..12), size in 1_u64..200,
+        ) {
+            let members: Vec<String> = asked.iter().map(|(first, more)| format!("{first}-{}", first + more)).collect();
+            let wanted = |at: &u64| asked.iter().any(|(first, more)| (*first..=first + more).contains(at));
+            let parts = match of(&format!("bytes={}", members.join(",")), size) {
+                Selection::Part(part) => vec![part],
+                Selection::Parts(parts) => {
+                    prop_assert!(parts.len() > 1);
+                    parts
+                }
+                Selection::Unsatisfiable => Vec::new(),
+                Selection::Whole => return Err(TestCaseError::fail("a valid header was ignored")),
+            };
+            let mut sent: Vec<u64> = parts.iter().cloned().flatten().collect();
+            sent.sort_unstable();
+            prop_assert_eq!(sent, (0..size).filter(wanted).collect::<Vec<_>>(), "each byte once");
+            let position = |part: &Range<u64>| asked.iter().position(|(first, _)| part.contains(first));
+            prop_assert!(parts.is_sorted_by_key(position), "{:?}", parts);
+            prop_assert!(parts.iter().all(|part| parts.iter().all(|other| part.end != other.start)), "{:?}", parts);
         }
+
+        #[test]
+        fn a_body_has_the_length_it_says(
+            boundary: u128, parts in prop::collection::vec((0_u64..1000, 1_u64..1000), 1..8), size in 2000_u64..1_000_000,
+        ) {
+            let parts: Vec<Range<u64>> = parts.into_iter().map(|(start, length)| start..start + length).collect();
+            let multipart = Multipart::new(boundary, &HeaderValue::from_static("text/plain"), size, parts.clone());
+            let mut body = Vec::new();
+            for frame in &multipart.frames {
+                body.extend_from_slice(&frame.head);
+                body.extend(frame.range.clone().map(|at| u8::try_from(at % 251).expect("small")));
+            }
+            body.extend_from_slice(&multipart.end);
+            prop_assert_eq!(body.len() as u64, multipart.content_length);
+            prop_assert_eq!(read_back(&multipart.content_type, &body, size), parts);
+        }
+
+        #[test]
+        fn any_text_is_inside_the_representation(text in "bytes=[-0-9, ]{0,30}", size in any::<u64>()) {
+            let parts = match of(&text, size) {
+                Selection::Part(range) => vec![range],
+                Selection::Parts(parts) => parts,
+                Selection::Whole | Selection::Unsatisfiable => Vec::new(),
+            };
+            prop_assert!(parts.len() <= PARTS_MAX);
+            prop_assert!(parts.iter().all(|range| range.start < range.end && range.end <= size));
+        }
+    }
+
+    /// Reads a body as a client does: by its delimiters alone.
+    fn read_back(content_type: &HeaderValue, body: &[u8], size: u64) -> Vec<Range<u64>> {
+        let boundary =
+            content_type.to_str().expect("text").strip_prefix("multipart/byteranges; boundary=").expect("one");
+        let body = [b"\r\n", body].concat();
+        let delimiter = format!("\r\n--{boundary}").into_bytes();
+        let starts = (0..body.len()).filter(|at| body[*at..].starts_with(&delimiter));
+        let after: Vec<&[u8]> = starts.map(|at| &body[at + delimiter.len()..]).collect();
+        let (end, parts) = after.split_last().expect("an end");
+        assert_eq!(*end, b"--\r\n");
+        let read = |part: &&[u8]| {
+            let at = part.windows(4).position(|window| window == b"\r\n\r\n").expect("an end of the header");
+            let (header, bytes) = (str::from_utf8(&part[..at]).expect("text"), &part[at + 4..]);
+            let range = header.strip_prefix("\r\nContent-Type: text/plain\r\nContent-Range: bytes ").expect("headers");
+            let (range, of) = range.split_once('/').expect("a size");
+            let (first, last) = range.split_once('-').expect("a range");
+            let range = first.parse().expect("a number")..last.parse::<u64>().expect("a number") + 1;
+            assert_eq!(of.parse(), Ok(size));
+            assert!(range.clone().zip(bytes).all(|(at, byte)| at % 251 == u64::from(*byte)), "{range:?}");
+            range
+        };
+        parts.iter().map(read).collect()
+    }
+
+    #[test]
+    fn frames_look_as_in_the_rfc() {
+        let multipart = Multipart::new(
+            10,
+            &HeaderValue::from_static("text/html; charset=utf-8"),
+            8000,
+            vec![500..1000, 7000..8000],
+        );
+        let boundary = "0000000000000000000000000000000a";
+        assert_eq!(multipart.content_type, format!("multipart/byteranges; boundary={boundary}").as_str());
+        let head = |separator: &str, range: &str| {
+            format!(
+                "{separator}--{boundary}\r\nContent-Type: text/html; charset=utf-8\r\nContent-Range: bytes {range}/8000\r\n\r\n"
+            )
+        };
+        let heads: Vec<&[u8]> = multipart.frames.iter().map(|frame| &frame.head[..]).collect();
+        assert_eq!(heads, [head("", "500-999").as_bytes(), head("\r\n", "7000-7999").as_bytes()]);
+        assert_eq!(multipart.end, format!("\r\n--{boundary}--\r\n"));
+    }
+
+    #[test]
+    fn too_many_parts_are_not_framed() {
+        let header = |count: u64| (0..count).map(|at| format!("{}-{}", 2 * at, 2 * at)).collect::<Vec<_>>().join(",");
+        let most = PARTS_MAX as u64;
+        assert!(
+            matches!(of(&format!("bytes={}", header(most)), 1000), Selection::Parts(parts) if parts.len() == PARTS_MAX)
+        );
+        assert_eq!(of(&format!("bytes={}", header(most + 1)), 1000), Selection::Whole);
+        assert_eq!(of(&format!("bytes={},0-999", header(most + 1)), 1000), Selection::Part(0..1000));
+        let overlapping = "0-,".repeat(5_000);
+        assert_eq!(of(&format!("bytes={overlapping}"), 1000), Selection::Part(0..1000));
+    }
+
+    #[test]
+    fn lengths_beyond_64_bits_do_not_overflow() {
+        let content_type = HeaderValue::from_static("text/plain");
+        let multipart =
+            Multipart::new(u128::MAX, &content_type, u64::MAX, vec![0..u64::MAX - 2, u64::MAX - 1..u64::MAX]);
+        assert_eq!(multipart.content_length, u64::MAX);
     }
 }

@@ -1,7 +1,8 @@
-//! [`Ask`]: what a content request asks for, read from its head alone.
+//! What a request is about, read from its head alone.
 
 use crate::errors::Problem;
-use crate::negotiate::{self, Format};
+use crate::negotiate::{self, Wanted};
+use http::header::CACHE_CONTROL;
 use http::request::Parts;
 use http::{HeaderMap, Method};
 use percent_encoding::percent_decode;
@@ -12,13 +13,13 @@ use std::borrow::Cow;
 pub enum Subject {
     /// A CORS preflight, or any other `OPTIONS`.
     Options,
-    /// The landing page.
-    Landing,
+    /// A tunnel, through which requests for the sites here follow.
+    Tunnel,
     /// `/healthz`: whether the process runs.
     Health,
     /// `/readyz`: whether it can answer.
     Ready,
-    /// Content below `/ipfs/`.
+    /// Anything else: where it leads depends on the host.
     Content,
 }
 
@@ -28,67 +29,80 @@ pub enum Subject {
 /// [`Problem`] when nothing here answers it.
 pub fn subject(head: &Parts, url_bytes_max: usize) -> Result<Subject, Problem> {
     let path = head.uri.path();
-    if head.method == Method::OPTIONS {
-        return Ok(Subject::Options);
-    }
-    if head.method != Method::GET && head.method != Method::HEAD {
-        return Err(Problem::Method);
+    match head.method {
+        Method::OPTIONS => return Ok(Subject::Options),
+        Method::CONNECT => return Ok(Subject::Tunnel),
+        Method::GET | Method::HEAD => {}
+        _ => return Err(Problem::Method),
     }
     if path.len() + head.uri.query().map_or(0, str::len) > url_bytes_max {
         return Err(Problem::UrlTooLong { max: url_bytes_max });
     }
     match path {
-        _ if path.starts_with("/ipfs/") => Ok(Subject::Content),
-        "/" => Ok(Subject::Landing),
         "/healthz" => Ok(Subject::Health),
         "/readyz" => Ok(Subject::Ready),
-        _ if path.starts_with("/ipns/") => Err(Problem::Ipns),
-        _ => Err(Problem::NoSuchPage),
+        _ => Ok(Subject::Content),
     }
 }
 
 /// A request for content.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Ask<'a> {
     /// Whether only the head is wanted.
     pub head_only: bool,
-    /// The path as it was sent, percent-encoded.
-    pub path: &'a str,
+    /// The path of the URL as it was sent, percent-encoded: what links and redirects go by.
+    pub sent: &'a str,
+    /// The path to the content, percent-encoded: the same, or what it stands for below the origin that was asked.
+    pub path: Cow<'a, str>,
     /// The query as it was sent.
     pub query: Option<&'a str>,
     /// The headers that conditions, ranges and formats are read from.
     pub headers: &'a HeaderMap,
     /// The format of the answer.
-    pub format: Format,
+    pub wanted: Wanted,
     /// `?filename=`: what the file is to be called, and typed by.
     pub filename: Option<String>,
     /// `?download=true`: to be saved rather than shown.
     pub download: bool,
+    /// `Cache-Control: only-if-cached`: not to be fetched from anybody.
+    pub only_if_cached: bool,
 }
 
 impl<'a> Ask<'a> {
     /// Reads a request's head.
     ///
     /// # Errors
-    /// [`Problem::Format`] when the format is not supported.
+    /// [`Problem::Format`] when the format does not exist.
     pub fn read(head: &'a Parts) -> Result<Self, Problem> {
         let query = head.uri.query();
         let parameter = |name| query.and_then(|query| parameter(query, name));
         Ok(Self {
             head_only: head.method == Method::HEAD,
-            path: head.uri.path(),
+            sent: head.uri.path(),
+            path: Cow::Borrowed(head.uri.path()),
             query,
             headers: &head.headers,
-            format: negotiate::format(parameter("format").as_deref(), &head.headers)?,
+            wanted: negotiate::wanted(parameter("format").as_deref(), &head.headers)?,
             filename: parameter("filename").filter(|name| !name.is_empty()).map(Cow::into_owned),
             download: parameter("download").is_some_and(|value| value == "true"),
+            only_if_cached: only_if_cached(&head.headers),
         })
     }
+
+    /// The first value of a query parameter, decoded.
+    pub fn parameter(&self, name: &str) -> Option<Cow<'a, str>> {
+        parameter(self.query?, name)
+    }
+}
+
+fn only_if_cached(headers: &HeaderMap) -> bool {
+    let lists = headers.get_all(CACHE_CONTROL).iter().filter_map(|value| value.to_str().ok());
+    lists.flat_map(|list| list.split(',')).any(|directive| directive.trim().eq_ignore_ascii_case("only-if-cached"))
 }
 
 /// The first value of a query parameter, decoded as forms are: `+` is a space
 /// (<https://url.spec.whatwg.org/#urlencoded-parsing>).
-fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
+pub fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
     let pair = query.split('&').find_map(|pair| match pair.split_once('=') {
         Some((key, value)) => (key == name).then_some(value),
         None => (pair == name).then_some(""),
@@ -112,17 +126,13 @@ mod tests {
     #[test]
     fn requests_are_sorted_by_method_and_path() {
         let table = [
-            ("GET", "/", Ok(Subject::Landing)),
-            ("GET", "/?x", Ok(Subject::Landing)),
+            ("GET", "/", Ok(Subject::Content)),
             ("HEAD", "/ipfs/bafy", Ok(Subject::Content)),
-            ("GET", "/ipfs/", Ok(Subject::Content)),
             ("GET", "/healthz", Ok(Subject::Health)),
             ("GET", "/readyz", Ok(Subject::Ready)),
             ("OPTIONS", "/anything", Ok(Subject::Options)),
+            ("CONNECT", "example.com:80", Ok(Subject::Tunnel)),
             ("POST", "/ipfs/bafy", Err(Problem::Method)),
-            ("GET", "/ipns/example.org", Err(Problem::Ipns)),
-            ("GET", "/ipfs", Err(Problem::NoSuchPage)),
-            ("GET", "/favicon.ico", Err(Problem::NoSuchPage)),
             ("GET", "/ipfs/0123456789012345678901234567890?q", Err(Problem::UrlTooLong { max: 32 })),
         ];
         for (method, target, expected) in table {
@@ -140,6 +150,16 @@ mod tests {
         assert_eq!(read("filename=a+b%2Bc%2525.txt&download=true"), (Some("a b+c%25.txt".to_owned()), true));
         assert_eq!(read("download&filename="), (None, false));
         assert_eq!(read("xfilename=no&filename=a&filename=b"), (Some("a".to_owned()), false));
-        assert!(Ask::read(&head("GET", "/ipfs/x?format=tar")).is_err());
+        assert!(Ask::read(&head("GET", "/ipfs/x?format=bogus")).is_err());
+    }
+
+    #[test]
+    fn only_if_cached_is_one_directive_of_a_list() {
+        let table = [("only-if-cached", true), ("no-store, Only-If-Cached", true), ("max-age=0", false), ("", false)];
+        for (value, expected) in table {
+            let request = Request::builder().uri("/ipfs/x").header("cache-control", value).body(()).expect("a request");
+            let head = request.into_parts().0;
+            assert_eq!(Ask::read(&head).expect("reads").only_if_cached, expected, "{value}");
+        }
     }
 }

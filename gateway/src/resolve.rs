@@ -10,11 +10,82 @@ use crate::source::RootSource;
 use bytes::Bytes;
 use content::path::Root;
 use content::unixfs::{Node, dir};
-use content::walk::{self, WalkError};
-use content::{Block, Cid, ContentPath};
+use content::walk::{self, Resolved, WalkError};
+use content::{Block, Cid, ContentPath, NameResolver, codec};
 use http::HeaderValue;
 use moka::sync::Cache;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// How long what a path leads to may be believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Freshness {
+    /// For ever: the path begins with a CID.
+    Immutable,
+    /// As long as the names on the way hold.
+    For(Duration),
+}
+
+/// An immutable path that is to be walked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// Where the walk begins.
+    pub root: Cid,
+    /// The names to follow from there: first those that a name stood for, then those that were asked for.
+    pub segments: Vec<String>,
+    /// How many of the segments a name stood for: they lead to the root of the site.
+    pub site: usize,
+    /// Whether the path ended in a slash, which means a directory.
+    pub trailing_slash: bool,
+    /// How long all this holds.
+    pub freshness: Freshness,
+}
+
+impl Target {
+    /// What a path means now.
+    ///
+    /// # Errors
+    /// [`Problem::Name`] when its name cannot be resolved.
+    pub async fn of(path: ContentPath, names: &dyn NameResolver) -> Result<Self, Problem> {
+        let ContentPath { root, segments, trailing_slash } = path;
+        let name = match root {
+            Root::Cid(root) => {
+                return Ok(Self { root, segments, site: 0, trailing_slash, freshness: Freshness::Immutable });
+            }
+            Root::Name(name) => name,
+        };
+        let found = names.resolve(&name).await?;
+        let site = found.segments.len();
+        let segments = found.segments.into_iter().chain(segments).collect();
+        Ok(Self { root: found.root, segments, site, trailing_slash, freshness: Freshness::For(found.ttl) })
+    }
+
+    /// The last name, if there is one: what a file is called.
+    pub fn name(&self) -> Option<&str> {
+        self.segments.last().map(String::as_str)
+    }
+
+    /// The same path with its root written as a CID: what a remembered path is found by.
+    pub fn key(&self) -> String {
+        let mut key = format!("/ipfs/{}", self.root);
+        for segment in &self.segments {
+            key.push('/');
+            key.extend(utf8_percent_encode(segment, NON_ALPHANUMERIC));
+        }
+        if self.trailing_slash {
+            key.push('/');
+        }
+        key
+    }
+
+    /// Another path of the same site, decoded.
+    pub fn within_site(&self, path: &str) -> Self {
+        let below = path.split('/').filter(|segment| !segment.is_empty()).map(str::to_owned);
+        let segments = self.segments.iter().take(self.site).cloned().chain(below).collect();
+        Self { segments, trailing_slash: path.ends_with('/'), ..self.clone() }
+    }
+}
 
 /// A file (or symlink) that a path leads to.
 #[derive(Debug, Clone)]
@@ -29,19 +100,12 @@ pub struct Entity {
     pub content_type: Option<HeaderValue>,
     /// What tells this file's bytes from any other's.
     pub etag: HeaderValue,
-    /// `X-Ipfs-Path` and `X-Ipfs-Roots`.
-    pub trail: Trail,
-    /// The policy's generation when the path was walked.
-    pub generation: u64,
-}
-
-/// What a response says about the path that led to it.
-#[derive(Debug, Clone)]
-pub struct Trail {
-    /// `X-Ipfs-Path`: the path as it was sent.
-    pub path: HeaderValue,
     /// `X-Ipfs-Roots`: the CID of each segment, the root's first.
     pub roots: HeaderValue,
+    /// When the file's writer says that it was changed last.
+    pub modified: Option<SystemTime>,
+    /// The policy's generation when the path was walked.
+    pub generation: u64,
 }
 
 /// What a path leads to.
@@ -52,41 +116,59 @@ pub enum Found {
     /// A symlink, and its target.
     Symlink(Entity, Bytes),
     /// A directory without `index.html`.
-    Directory(Trail, Block),
+    Directory {
+        /// `X-Ipfs-Roots`.
+        roots: HeaderValue,
+        /// Its root block.
+        block: Block,
+    },
     /// A directory that was asked for without a slash at the end.
-    SlashMissing(Trail),
+    SlashMissing(HeaderValue),
+    /// A document: dag-cbor, dag-json, cbor or json.
+    Document(Resolved),
 }
 
 /// What a directory is shown as, if it has it.
 const INDEX: &str = "index.html";
 
-/// Walks a path; `sent` is the path as it was sent.
+/// Walks a path.
 ///
 /// # Errors
 /// [`Problem`] when the path leads nowhere, to nothing that can be shown, or a block does not come.
-pub async fn resolve(source: &RootSource, path: &ContentPath, sent: &str, generation: u64) -> Result<Found, Problem> {
-    let (trail, block) = walk(source, path, sent).await?;
-    let entity = |block: &Block, etag: &Cid, size: u64, name: Option<&str>| Entity {
-        root: *source.root(),
+pub async fn resolve(source: &RootSource, target: &Target, generation: u64) -> Result<Found, Problem> {
+    let resolved = walk(source, target).await?;
+    let roots = roots_header(&resolved);
+    let block = &resolved.block;
+    let entity = |block: &Block, etag: &Cid, size: u64, modified: Option<SystemTime>, name: Option<&str>| Entity {
+        root: target.root,
         cid: *block.cid(),
         size,
         content_type: name.and_then(content_type::by_name),
         etag: etag_of(etag, ""),
-        trail: trail.clone(),
+        roots: roots.clone(),
+        modified,
         generation,
     };
-    match decode(&block)? {
-        Node::File(file) => Ok(Found::File(entity(&block, block.cid(), file.size(), path.name()), block)),
-        Node::Symlink { target } => {
-            let mut entity = entity(&block, block.cid(), target.len() as u64, None);
-            entity.content_type = Some(content_type::SYMLINK);
-            Ok(Found::Symlink(entity, target))
+    if is_document(block.cid()) {
+        return Ok(Found::Document(resolved));
+    }
+    match decode(block)? {
+        Node::File(file) => {
+            let entity = entity(block, block.cid(), file.size(), file.modified(), target.name());
+            Ok(Found::File(entity, resolved.block))
         }
-        Node::Directory(_) | Node::HamtShard(_) if !path.trailing_slash => Ok(Found::SlashMissing(trail)),
-        Node::Directory(_) | Node::HamtShard(_) => match index_of(source, &block).await? {
+        Node::Symlink { target: pointed } => {
+            let mut entity = entity(block, block.cid(), pointed.len() as u64, None, None);
+            entity.content_type = Some(content_type::SYMLINK);
+            Ok(Found::Symlink(entity, pointed))
+        }
+        Node::Directory(_) | Node::HamtShard(_) if !target.trailing_slash => Ok(Found::SlashMissing(roots)),
+        Node::Directory(_) | Node::HamtShard(_) => match index_of(source, block).await? {
             // The directory's own CID is the entity tag, so that a root is answered with 304 from its CID alone.
-            Some((index, size)) => Ok(Found::File(entity(&index, block.cid(), size, Some(INDEX)), index)),
-            None => Ok(Found::Directory(trail, block)),
+            Some((index, size, modified)) => {
+                Ok(Found::File(entity(&index, block.cid(), size, modified, Some(INDEX)), index))
+            }
+            None => Ok(Found::Directory { roots, block: resolved.block }),
         },
         Node::Plain(_) => Err(Problem::NoRendering { cid: *block.cid(), codec: block.cid().codec() }),
     }
@@ -96,22 +178,18 @@ pub async fn resolve(source: &RootSource, path: &ContentPath, sent: &str, genera
 ///
 /// # Errors
 /// [`Problem`] when the path leads nowhere or a block does not come.
-pub async fn walk(source: &RootSource, path: &ContentPath, sent: &str) -> Result<(Trail, Block), Problem> {
-    let resolved = walk::resolve(source, root(path)?, &path.segments).await?;
-    let roots = resolved.roots.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-    let trail = Trail { path: header(sent), roots: header(&roots) };
-    Ok((trail, resolved.block))
+pub async fn walk(source: &RootSource, target: &Target) -> Result<Resolved, Problem> {
+    Ok(walk::resolve(source, target.root, &target.segments).await?)
 }
 
-/// The CID that a path begins with.
-///
-/// # Errors
-/// [`Problem::Ipns`] when it begins with a name.
-pub fn root(path: &ContentPath) -> Result<Cid, Problem> {
-    match path.root {
-        Root::Cid(cid) => Ok(cid),
-        Root::Name(_) => Err(Problem::Ipns),
-    }
+/// `X-Ipfs-Roots` of a path that was walked.
+pub fn roots_header(resolved: &Resolved) -> HeaderValue {
+    header(&resolved.roots.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
+}
+
+/// Whether a CID is that of a document rather than of a file or a directory.
+pub fn is_document(cid: &Cid) -> bool {
+    matches!(cid.codec(), codec::DAG_CBOR | codec::DAG_JSON | codec::CBOR | codec::JSON)
 }
 
 fn decode(block: &Block) -> Result<Node, Problem> {
@@ -121,12 +199,15 @@ fn decode(block: &Block) -> Result<Node, Problem> {
     })
 }
 
-/// The `index.html` of a directory and its size, if there is one and it is a file.
-async fn index_of(source: &RootSource, directory: &Block) -> Result<Option<(Block, u64)>, Problem> {
+/// The `index.html` of a directory, its size and date, if there is one and it is a file.
+async fn index_of(
+    source: &RootSource,
+    directory: &Block,
+) -> Result<Option<(Block, u64, Option<SystemTime>)>, Problem> {
     let Some(cid) = dir::lookup(source, directory, INDEX).await? else { return Ok(None) };
     let block = source.fetch(&cid).await.map_err(WalkError::Source)?;
     match Node::decode(&block) {
-        Ok(Node::File(file)) => Ok(Some((block, file.size()))),
+        Ok(Node::File(file)) => Ok(Some((block, file.size(), file.modified()))),
         _ => Ok(None),
     }
 }
@@ -146,8 +227,7 @@ const ENTRY_BYTES: usize = 1024;
 
 #[expect(clippy::borrowed_box, reason = "the cache hands its keys over as they are")]
 fn weight(path: &Box<str>, entity: &Arc<Entity>) -> u32 {
-    let texts = path.len() + entity.trail.path.len() + entity.trail.roots.len();
-    u32::try_from(texts + ENTRY_BYTES).unwrap_or(u32::MAX)
+    u32::try_from(path.len() + entity.roots.len() + ENTRY_BYTES).unwrap_or(u32::MAX)
 }
 
 /// The memory of resolved paths.
@@ -161,7 +241,7 @@ impl Paths {
         Self { cache: Cache::builder().name("paths").max_capacity(bytes_max).weigher(weight).build() }
     }
 
-    /// What a path leads to, if that was found out under this generation of the policy.
+    /// What an immutable path leads to, if that was found out under this generation of the policy.
     pub fn get(&self, path: &str, generation: u64) -> Option<Arc<Entity>> {
         self.cache.get(path).filter(|entity| entity.generation == generation)
     }

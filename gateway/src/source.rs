@@ -1,14 +1,20 @@
-//! Where a request's blocks come from: the local tiers at once, the network only when they do not suffice.
+//! Where a request's blocks come from: the local tiers at once, the network only when they do not suffice, and only if
+//! there is a place for the request ([`crate::lanes`]).
 //!
 //! A session with the network costs something to set up, and a request that is answered from memory needs none. So
 //! [`RootSource`] opens its root's session at the first block that is not at hand.
 
+use crate::lanes::{Lanes, Place};
 use content::{Block, BlockSource, Cid, SourceError};
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
+use tokio::sync::OnceCell;
 
-/// Makes the source for all blocks below a root: every tier, the network last.
-pub type OpenSession = dyn Fn(&Cid) -> Arc<dyn BlockSource> + Send + Sync;
+/// Makes the source for all blocks below a root: the local tiers, and last the network behind its gate.
+pub type OpenSession = dyn Fn(&Cid, Gate) -> Arc<dyn BlockSource> + Send + Sync;
 
 /// What requests take blocks from.
 pub struct Sources {
@@ -16,19 +22,56 @@ pub struct Sources {
     pub local: Arc<dyn BlockSource>,
     /// Everything, for one root.
     pub open_session: Box<OpenSession>,
+    /// The places on the way to the network.
+    pub lanes: Arc<Lanes>,
 }
 
-/// The blocks below one root.
+/// How far the search for a request's blocks had to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Tier {
+    /// Everything was in memory.
+    Ram,
+    /// The disk was asked.
+    Disk,
+    /// The network was asked.
+    Network,
+}
+
+/// The farthest tier that was asked.
+#[derive(Debug, Default)]
+struct Farthest(AtomicU8);
+
+impl Farthest {
+    fn reach(&self, tier: Tier) {
+        self.0.fetch_max(tier as u8, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Tier {
+        match self.0.load(Ordering::Relaxed) {
+            0 => Tier::Ram,
+            1 => Tier::Disk,
+            _ => Tier::Network,
+        }
+    }
+}
+
+/// The blocks below one root, for one request.
 pub struct RootSource {
     sources: Arc<Sources>,
     root: Cid,
+    client: IpAddr,
+    /// Nobody is asked.
+    local_only: bool,
+    farthest: Arc<Farthest>,
     session: OnceLock<Arc<dyn BlockSource>>,
 }
 
 impl RootSource {
     /// The source for `root`; nothing is opened yet.
-    pub fn new(sources: &Arc<Sources>, root: Cid) -> Arc<Self> {
-        Arc::new(Self { sources: Arc::clone(sources), root, session: OnceLock::new() })
+    pub fn new(sources: &Arc<Sources>, root: Cid, client: IpAddr, local_only: bool) -> Arc<Self> {
+        let (sources, farthest) = (Arc::clone(sources), Arc::default());
+        Arc::new(Self { sources, root, client, local_only, farthest, session: OnceLock::new() })
     }
 
     /// The root that the blocks are asked for by.
@@ -36,11 +79,25 @@ impl RootSource {
         &self.root
     }
 
+    /// How far the search had to go until now.
+    pub fn tier(&self) -> Tier {
+        self.farthest.get()
+    }
+
     fn session(&self) -> &Arc<dyn BlockSource> {
-        self.session.get_or_init(|| (self.sources.open_session)(&self.root))
+        let gate = || Gate {
+            lanes: Arc::clone(&self.sources.lanes),
+            client: self.client,
+            farthest: Arc::clone(&self.farthest),
+            place: Arc::default(),
+        };
+        self.session.get_or_init(|| (self.sources.open_session)(&self.root, gate()))
     }
 
     /// A block: without waiting, if it is at hand.
+    ///
+    /// # Errors
+    /// Those of [`BlockSource::get`].
     pub async fn fetch(&self, cid: &Cid) -> Result<Block, SourceError> {
         match self.peek(cid) {
             Some(block) => Ok(block),
@@ -55,10 +112,54 @@ impl BlockSource for RootSource {
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        self.session().get(cid)
+        self.farthest.reach(Tier::Disk);
+        if self.local_only { self.sources.local.get(cid) } else { self.session().get(cid) }
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
         self.sources.local.has(cid)
+    }
+}
+
+/// What a request has to pass on its way to the network.
+#[derive(Clone)]
+pub struct Gate {
+    lanes: Arc<Lanes>,
+    client: IpAddr,
+    farthest: Arc<Farthest>,
+    place: Arc<OnceCell<Place>>,
+}
+
+/// The network behind a gate.
+pub struct Gated {
+    upstream: Arc<dyn BlockSource>,
+    gate: Gate,
+}
+
+impl Gated {
+    /// Puts `upstream` behind a gate.
+    pub fn new(upstream: Arc<dyn BlockSource>, gate: Gate) -> Self {
+        Self { upstream, gate }
+    }
+}
+
+impl BlockSource for Gated {
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let Gate { lanes, client, farthest, place } = self.gate.clone();
+        let (upstream, cid) = (Arc::clone(&self.upstream), *cid);
+        async move {
+            let enter = || async { lanes.enter(client).await.ok_or(SourceError::Busy) };
+            place.get_or_try_init(enter).await?;
+            farthest.reach(Tier::Network);
+            let fetched = upstream.get(&cid).await;
+            // The place is held as long as anything is being fetched.
+            drop(place);
+            fetched
+        }
+        .boxed()
+    }
+
+    fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        self.upstream.has(cid)
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::bitswap::{behaviour, client};
 use crate::identity;
+use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
 use crate::redial::Redial;
@@ -9,6 +10,7 @@ use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
 use crate::task::{Command, Task};
 use crate::wants::Wants;
+use content::names::Key;
 use content::{BlockKey, BlockSource, Cid};
 use futures::StreamExt;
 use libp2p::core::transport::ListenerId;
@@ -22,10 +24,12 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Commands that may wait for the swarm task.
 const COMMANDS_MAX: usize = 64;
+/// Searches for value records that run at once. Callers beyond it wait for their turn.
+const SEARCHES_MAX: usize = 256;
 /// How long a listener may take to report its address.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wildcard listener reports one address after another; after this long without a further one, that was all.
@@ -73,6 +77,7 @@ pub enum StartError {
 pub struct Bridge {
     shared: Arc<Shared>,
     commands: mpsc::Sender<Command>,
+    searches: Arc<Semaphore>,
     peer_id: PeerId,
 }
 
@@ -112,7 +117,8 @@ impl Bridge {
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let peerbook = Peerbook::load(&options.data_dir);
         tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook).run());
-        Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, peer_id })
+        let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
+        Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, peer_id })
     }
 
     /// The network as a source of one DAG's blocks. Everybody who reads that DAG shares what is learnt about it.
@@ -139,6 +145,16 @@ impl Bridge {
         let Some(key) = BlockKey::of(root) else { return };
         // A stopped network announces nothing.
         let _ = self.commands.send(Command::Provide(RecordKey::new(&key.to_bytes()))).await;
+    }
+
+    /// Searches the DHT for the IPNS records of a key. While no peer is known, the search waits for the first; it goes on
+    /// until every peer that matters was asked, or the [`Search`] is dropped.
+    pub async fn find_records(&self, key: &Key) -> Search {
+        // The semaphore is never closed, and a stopped network finds nothing: its sink is gone at once.
+        let permit = Arc::clone(&self.searches).acquire_owned().await.ok();
+        let (search, sink) = Search::new(permit);
+        let _ = self.commands.send(Command::FindRecords(RecordKey::from(key.routing_key()), sink)).await;
+        search
     }
 
     /// Stops the network. Returns when everything that outlives a restart is written.

@@ -14,6 +14,8 @@
 //! | [`session`] | the network as a `BlockSource`, per DAG |
 //! | [`wants`] | where waiters and received blocks meet |
 //! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
+//! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
+//! | [`lookups`] | searches for value records in the DHT |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm` | transports, protocols, limits |
 //! | [`scope`] | public and local DHT, and the wall between them |
@@ -21,7 +23,9 @@
 
 pub mod bitswap;
 pub mod identity;
+pub mod lookups;
 pub mod metrics;
+pub mod names;
 pub mod peerbook;
 pub mod providing;
 pub mod redial;
@@ -34,4 +38,5 @@ mod swarm;
 mod task;
 
 pub use bridge::{Bridge, BridgeOptions, StartError};
+pub use names::{Names, NamesError, NamesOptions};
 pub use session::Session;

@@ -5,6 +5,7 @@
 //! a bounded channel.
 
 use crate::bitswap::behaviour::Event as BitswapEvent;
+use crate::lookups::{Found, Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::peerbook::{self, Peerbook};
 use crate::providing::Providing;
@@ -15,7 +16,7 @@ use crate::wants::SessionId;
 use futures::StreamExt;
 use libp2p::core::ConnectedPoint;
 use libp2p::kad::store::RecordStore;
-use libp2p::kad::{self, GetProvidersOk, ProviderRecord, QueryId, QueryResult, RecordKey};
+use libp2p::kad::{self, GetProvidersOk, GetRecordOk, PeerRecord, ProviderRecord, QueryId, QueryResult, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, SwarmEvent};
@@ -41,6 +42,8 @@ const PROVIDERS_DIALLED_MAX: usize = 16;
 pub enum Command {
     /// Announce a key in both scopes.
     Provide(RecordKey),
+    /// Search for the value records of a key in both scopes.
+    FindRecords(RecordKey, Sink),
     /// Every address that peers can use, ending in our peer id.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
     /// Stop; answered when everything is written.
@@ -64,6 +67,7 @@ pub struct Task {
     peerbook: Peerbook,
     searches: HashMap<SessionId, Search>,
     queries: HashMap<(Scope, QueryId), SessionId>,
+    lookups: Lookups,
     providing: HashMap<Scope, Providing>,
     announcing: HashMap<(Scope, QueryId), RecordKey>,
     remotes: HashMap<ConnectionId, Multiaddr>,
@@ -89,6 +93,7 @@ impl Task {
             peerbook,
             searches: HashMap::new(),
             queries: HashMap::new(),
+            lookups: Lookups::default(),
             providing: Scope::ALL.map(|scope| (scope, Providing::default())).into(),
             announcing: HashMap::new(),
             remotes: HashMap::new(),
@@ -125,6 +130,10 @@ impl Task {
                     providing.add(key.clone());
                 }
                 self.announce();
+            }
+            Command::FindRecords(key, sink) => {
+                self.lookups.add(key, sink);
+                Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
             }
             Command::Addresses(reply) => {
                 let _ = reply.send(addresses(&self.swarm));
@@ -250,11 +259,43 @@ impl Task {
         }
     }
 
+    // --- value records ------------------------------------------------------------------------------------------------
+
+    /// Starts the queries of the searches that have not asked in this scope, if there is anybody to ask.
+    fn look_up(&mut self, scope: Scope) {
+        let due = self.lookups.due(scope);
+        let dht = self.swarm.behaviour_mut().dht(scope);
+        if due.is_empty() || dht.kbuckets().all(|bucket| bucket.is_empty()) {
+            return;
+        }
+        for (id, key) in due {
+            let query = dht.get_record(key);
+            self.metrics.query_started(scope);
+            self.lookups.started(id, scope, query);
+        }
+    }
+
+    fn on_record(&mut self, scope: Scope, query: QueryId, found: PeerRecord) {
+        // Ours come from nobody, and we keep none.
+        let Some(peer) = found.peer else { return };
+        self.lookups.found(scope, query, Found { peer, bytes: found.record.value.into() });
+        self.end_unheard_lookups();
+    }
+
+    fn end_unheard_lookups(&mut self) {
+        for (scope, query) in self.lookups.sweep() {
+            if let Some(mut query) = self.swarm.behaviour_mut().dht(scope).query_mut(&query) {
+                query.finish();
+            }
+        }
+    }
+
     // --- the DHT ------------------------------------------------------------------------------------------------------
 
     fn on_dht_event(&mut self, scope: Scope, event: kad::Event) {
         match event {
-            kad::Event::OutboundQueryProgressed { id, result, step, .. } => {
+            kad::Event::OutboundQueryProgressed { id, result, step, stats } => {
+                self.lookups.asked(scope, id, stats.num_requests() as usize);
                 if let QueryResult::GetProviders(Ok(GetProvidersOk::FoundProviders { key, providers })) = &result
                     && let Some(session) = self.queries.get(&(scope, id)).copied()
                 {
@@ -265,14 +306,21 @@ impl Task {
                 {
                     self.on_announced(scope, &key, outcome.is_ok());
                 }
+                if let QueryResult::GetRecord(Ok(GetRecordOk::FoundRecord(found))) = result {
+                    self.on_record(scope, id, found);
+                }
                 if step.last {
+                    self.lookups.finished(scope, id, stats.num_successes() > 0);
                     self.on_query_finished(scope, id);
                 }
             }
             kad::Event::InboundRequest { request: kad::InboundRequest::AddProvider { record: Some(record) } } => {
                 self.keep_provider(scope, record);
             }
-            kad::Event::RoutingUpdated { is_new_peer: true, .. } => self.announce(),
+            kad::Event::RoutingUpdated { is_new_peer: true, .. } => {
+                self.announce();
+                self.look_up(scope);
+            }
             _ => {}
         }
     }
@@ -384,6 +432,7 @@ impl Task {
             self.dial(peer, known);
         }
         self.announce();
+        self.end_unheard_lookups();
         for (scope, peers) in self.table_sizes() {
             self.metrics.set_table_size(scope, peers);
         }

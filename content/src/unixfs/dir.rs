@@ -56,9 +56,22 @@ pub struct Entry {
 /// [`DirError`] when `dir` is not a directory, a shard on the way is malformed or does not come. A name that is not there
 /// is `None`.
 pub async fn lookup(source: &dyn BlockSource, dir: &Block, name: &str) -> Result<Option<Cid>, DirError> {
+    lookup_through(source, dir, name, &mut Vec::new()).await
+}
+
+/// As [`lookup`], and adds the inner shards that it fetched to `passed`, the uppermost first.
+///
+/// # Errors
+/// As for [`lookup`].
+pub(crate) async fn lookup_through(
+    source: &dyn BlockSource,
+    dir: &Block,
+    name: &str,
+    passed: &mut Vec<Cid>,
+) -> Result<Option<Cid>, DirError> {
     match Node::decode(dir)? {
         Node::Directory(node) => lookup_link(dir.cid(), &node, name),
-        Node::HamtShard(shard) => lookup_hamt(source, *dir.cid(), shard, name).await,
+        Node::HamtShard(shard) => lookup_hamt(source, *dir.cid(), shard, name, passed).await,
         _ => Err(DirError::NotADirectory { cid: *dir.cid() }),
     }
 }
@@ -79,6 +92,7 @@ async fn lookup_hamt(
     mut cid: Cid,
     mut shard: ShardNode,
     name: &str,
+    passed: &mut Vec<Cid>,
 ) -> Result<Option<Cid>, DirError> {
     let mut hash = NameHash::of(name);
     loop {
@@ -91,6 +105,7 @@ async fn lookup_hamt(
             }
             ShardLink::Shard(child) => {
                 shard = decode_shard(&fetch(source, &child).await?)?;
+                passed.push(child);
                 cid = child;
             }
         }
@@ -152,6 +167,31 @@ fn shard_link<'a>(
     Ok(ShardLink::Entry(PbLink { name, ..link }))
 }
 
+/// The first child shard of a shard from the link at `next` on, with the index after its link; entries are passed over.
+pub(crate) fn next_child_shard(cid: &Cid, shard: &ShardNode, next: usize) -> Result<Option<(usize, Cid)>, NodeError> {
+    for index in next..shard.node.link_count() {
+        if let ShardLink::Shard(child) = shard_link(cid, shard, index, None)? {
+            return Ok(Some((index + 1, child)));
+        }
+    }
+    Ok(None)
+}
+
+/// Decodes a shard that is below another, which uses `bits_above` bits of hash together with those above it; the shard,
+/// and the bits with its own.
+pub(crate) fn decode_child_shard(block: &Block, bits_above: u32) -> Result<(ShardNode, u32), NodeError> {
+    let shard = decode_shard(block)?;
+    // No writer makes one. A few blocks of links to one would keep a walk busy for ever without a single entry.
+    if shard.node.link_count() == 0 {
+        return Err(NodeError::malformed(block.cid(), "it is an empty HAMT shard below another"));
+    }
+    let bits = bits_above + shard.slot_bits();
+    if bits > HASH_BITS {
+        return Err(too_deep(block.cid()));
+    }
+    Ok((shard, bits))
+}
+
 fn decode_shard(block: &Block) -> Result<ShardNode, NodeError> {
     match Node::decode(block)? {
         Node::HamtShard(shard) => Ok(shard),
@@ -167,22 +207,43 @@ fn decode_shard(block: &Block) -> Result<ShardNode, NodeError> {
 pub fn list(source: Arc<dyn BlockSource>, dir: Block) -> BoxStream<'static, Result<Entry, DirError>> {
     let cid = *dir.cid();
     match Node::decode(&dir) {
-        Ok(Node::Directory(node)) => list_links(cid, node),
+        Ok(Node::Directory(node)) => list_links(cid, node, 0),
         Ok(Node::HamtShard(shard)) => {
-            let listing = Listing { source, levels: vec![Level::new(cid, shard, 0)], ahead: 0 };
-            stream::try_unfold(listing, |mut listing| async move {
-                let entry = listing.next().await?;
-                Ok(entry.map(|entry| (entry, listing)))
-            })
-            .boxed()
+            let bits = shard.slot_bits();
+            Listing { source, levels: vec![Level::new(cid, shard, bits)], ahead: 0 }.into_entries()
         }
         Ok(_) => stream::once(ready(Err(DirError::NotADirectory { cid }))).boxed(),
         Err(error) => stream::once(ready(Err(error.into()))).boxed(),
     }
 }
 
-fn list_links(cid: Cid, node: PbNode) -> BoxStream<'static, Result<Entry, DirError>> {
-    let entries = stream::try_unfold(0, move |index| {
+/// Every entry that comes after the one called `name`: how a long listing is cut into pages. In a sharded directory it goes
+/// there by the hash of the name, so that the last page costs no more than the first. `None` if there is no such entry.
+///
+/// # Errors
+/// As for [`lookup`]; in the stream as for [`list`].
+pub async fn list_after(
+    source: Arc<dyn BlockSource>,
+    dir: Block,
+    name: &str,
+) -> Result<Option<BoxStream<'static, Result<Entry, DirError>>>, DirError> {
+    let cid = *dir.cid();
+    match Node::decode(&dir)? {
+        Node::Directory(node) => {
+            let position = node.links().position(|link| link.is_ok_and(|link| link.name == name.as_bytes()));
+            Ok(position.map(|position| list_links(cid, node, position + 1)))
+        }
+        Node::HamtShard(shard) => {
+            let bits = shard.slot_bits();
+            let mut listing = Listing { source, levels: vec![Level::new(cid, shard, bits)], ahead: 0 };
+            Ok(listing.seek_after(name).await?.then(|| listing.into_entries()))
+        }
+        _ => Err(DirError::NotADirectory { cid }),
+    }
+}
+
+fn list_links(cid: Cid, node: PbNode, first: usize) -> BoxStream<'static, Result<Entry, DirError>> {
+    let entries = stream::try_unfold(first, move |index| {
         let entry = node.link(index).map(|link| {
             let entry = link.and_then(|link| entry_of(&link)).map_err(|reason| NodeError::malformed(&cid, reason))?;
             Ok((entry, index + 1))
@@ -218,24 +279,46 @@ struct Level {
 }
 
 impl Level {
-    fn new(cid: Cid, shard: ShardNode, bits_above: u32) -> Self {
-        let bits = bits_above + shard.slot_bits();
+    fn new(cid: Cid, shard: ShardNode, bits: u32) -> Self {
         Self { cid, shard, bits, next: 0, asked: 0, fetches: FuturesOrdered::new() }
     }
 
     /// The next child shard that was not asked for, if there is one.
     fn next_to_ask(&mut self) -> Result<Option<Cid>, NodeError> {
-        while self.asked < self.shard.node.link_count() {
-            self.asked += 1;
-            if let ShardLink::Shard(child) = shard_link(&self.cid, &self.shard, self.asked - 1, None)? {
-                return Ok(Some(child));
-            }
-        }
-        Ok(None)
+        let found = next_child_shard(&self.cid, &self.shard, self.asked)?;
+        self.asked = found.map_or(self.shard.node.link_count(), |(after, _)| after);
+        Ok(found.map(|(_, child)| child))
     }
 }
 
 impl Listing {
+    fn into_entries(self) -> BoxStream<'static, Result<Entry, DirError>> {
+        let entries = stream::try_unfold(self, |mut listing| async move {
+            let entry = listing.next().await?;
+            Ok(entry.map(|entry| (entry, listing)))
+        });
+        entries.boxed()
+    }
+
+    /// Goes from the root shard to right behind an entry, and says whether it is there.
+    async fn seek_after(&mut self, name: &str) -> Result<bool, DirError> {
+        let mut hash = NameHash::of(name);
+        while let Some(level) = self.levels.last_mut() {
+            let slot = hash.take(level.shard.slot_bits()).ok_or_else(|| too_deep(&level.cid))?;
+            let Some(index) = level.shard.link_index(slot) else { return Ok(false) };
+            (level.next, level.asked) = (index + 1, index + 1);
+            match shard_link(&level.cid, &level.shard, index, Some(slot))? {
+                ShardLink::Entry(link) => return Ok(link.name == name.as_bytes()),
+                ShardLink::Shard(child) => {
+                    let above = level.bits;
+                    let (shard, bits) = decode_child_shard(&fetch(&*self.source, &child).await?, above)?;
+                    self.levels.push(Level::new(child, shard, bits));
+                }
+            }
+        }
+        Ok(false)
+    }
+
     async fn next(&mut self) -> Result<Option<Entry>, DirError> {
         while let Some(level) = self.levels.last_mut() {
             if level.next == level.shard.node.link_count() {
@@ -268,16 +351,8 @@ impl Listing {
         // Every child was asked for before it is its turn.
         let block = level.fetches.next().await.unwrap_or(Err(SourceError::Closed));
         self.ahead -= 1;
-        let shard = decode_shard(&block?)?;
-        // No writer makes one. A few blocks of links to one would keep a walk busy for ever without a single entry.
-        if shard.node.link_count() == 0 {
-            return Err(NodeError::malformed(&child, "it is an empty HAMT shard below another").into());
-        }
-        let level = Level::new(child, shard, bits);
-        if level.bits > HASH_BITS {
-            return Err(too_deep(&child).into());
-        }
-        self.levels.push(level);
+        let (shard, bits) = decode_child_shard(&block?, bits)?;
+        self.levels.push(Level::new(child, shard, bits));
         Ok(())
     }
 }

@@ -17,6 +17,7 @@
 
 use super::{FileNode, Node, NodeError};
 use crate::block::{Block, MAX_BLOCK_BYTES};
+use crate::budget::Budget;
 use crate::cid::Cid;
 use crate::source::{BlockSource, SourceError, at_hand};
 use bytes::Bytes;
@@ -43,16 +44,52 @@ const PART_OVERHEAD_BYTES: usize = 256;
 const INNER_COST: usize = 64 * 1024;
 
 /// How much memory a reader may use to hide the latency of its source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ReadLimits {
     /// The most that is fetched ahead of the reader, in bytes. What is being read right now comes on top: a block, and
     /// the inner nodes above it.
     pub window_bytes_max: usize,
+    /// What the windows of all readers share, if there is a limit to it. When nothing is left of it, a reader has the
+    /// smallest window there is.
+    pub shared: Option<Arc<Budget>>,
 }
 
 impl Default for ReadLimits {
     fn default() -> Self {
-        Self { window_bytes_max: 8 * 1024 * 1024 }
+        Self { window_bytes_max: 8 * 1024 * 1024, shared: None }
+    }
+}
+
+/// A look-ahead window that grows as far as its limits allow, and gives back what it took from the shared budget.
+struct Window {
+    bytes: usize,
+    limits: ReadLimits,
+}
+
+impl Window {
+    fn new(limits: ReadLimits) -> Self {
+        let mut window = Self { bytes: 0, limits };
+        if !window.grow_to(WINDOW_BYTES_START) {
+            window.bytes = FETCH_COST_MIN;
+            window.limits.shared = None;
+        }
+        window
+    }
+
+    /// Takes what is missing up to `bytes`, or the limit.
+    fn grow_to(&mut self, bytes: usize) -> bool {
+        let more = bytes.min(self.limits.window_bytes_max).saturating_sub(self.bytes);
+        let granted = self.limits.shared.as_ref().is_none_or(|shared| shared.take(more));
+        self.bytes += if granted { more } else { 0 };
+        granted
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.limits.shared {
+            shared.give(self.bytes);
+        }
     }
 }
 
@@ -128,8 +165,7 @@ pub struct FileReader {
     used_bytes: usize,
     /// The share of `used_bytes` that inner nodes take.
     inner_bytes: usize,
-    window_bytes: usize,
-    window_bytes_max: usize,
+    window: Window,
     /// Whether anything was emitted: waiting for the first bytes says nothing about the reader's speed.
     began: bool,
     /// The offset of the last part that the reader waited for.
@@ -248,8 +284,7 @@ impl FileReader {
             fetches: FuturesUnordered::new(),
             used_bytes: 0,
             inner_bytes: 0,
-            window_bytes: WINDOW_BYTES_START.min(limits.window_bytes_max),
-            window_bytes_max: limits.window_bytes_max,
+            window: Window::new(limits),
             began: false,
             stalled_at: None,
         };
@@ -264,7 +299,7 @@ impl FileReader {
 
     /// The look-ahead window now, in bytes: between 1 MiB and the limit, unless the limit is smaller.
     pub fn window_bytes(&self) -> usize {
-        self.window_bytes
+        self.window.bytes
     }
 
     /// Goes to the reader's position, asking for what is needed there on the way.
@@ -408,7 +443,7 @@ impl FileReader {
         while let Some((&offset, tail)) = self.tails.first_key_value() {
             let distance = offset.saturating_sub(self.range.start);
             let used_bytes = self.used_bytes + fetch_cost(tail.next_size());
-            if distance > self.window_bytes as u64 || used_bytes > self.window_bytes {
+            if distance > self.window.bytes as u64 || used_bytes > self.window.bytes {
                 return;
             }
             self.start_child(offset);
@@ -418,7 +453,7 @@ impl FileReader {
     /// The reader waits at `offset`: look further ahead from now on, once for each such wait.
     fn stalled(&mut self, offset: u64) {
         if self.began && self.stalled_at != Some(offset) {
-            self.window_bytes = self.window_bytes.saturating_mul(2).min(self.window_bytes_max);
+            self.window.grow_to(self.window.bytes.saturating_mul(2));
         }
         self.stalled_at = Some(offset);
     }
@@ -482,7 +517,7 @@ impl Stream for FileReader {
 
 impl std::fmt::Debug for FileReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { root, range, used_bytes, window_bytes, .. } = self;
+        let Self { root, range, used_bytes, window: Window { bytes: window_bytes, .. }, .. } = self;
         write!(f, "FileReader({root}, {range:?} to go, {used_bytes} of {window_bytes} bytes of look-ahead)")
     }
 }

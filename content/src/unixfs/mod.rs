@@ -8,7 +8,7 @@
 //! | [`mod@file`] | streaming the bytes of a file, or a range of them |
 //! | [`mod@dir`] | finding a name in a directory, and listing it |
 //!
-//! Non-goals: writing; modes and times, which the gateway does not show; the `Metadata` type, which nothing writes.
+//! Non-goals: writing; modes, which the gateway does not show; the `Metadata` type, which nothing writes.
 
 pub mod dir;
 pub mod file;
@@ -18,6 +18,7 @@ use crate::cid::{Cid, codec};
 use crate::dagpb::{PbError, PbNode, take_delimited};
 use bytes::{Buf, Bytes};
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What a block is.
 #[derive(Debug, Clone)]
@@ -42,6 +43,7 @@ pub enum Node {
 pub struct FileNode {
     data: Bytes,
     size: u64,
+    modified: Option<SystemTime>,
     children: Option<Children>,
 }
 
@@ -121,7 +123,7 @@ impl Node {
 
 impl FileNode {
     fn leaf(data: Bytes) -> Self {
-        Self { size: data.len() as u64, data, children: None }
+        Self { size: data.len() as u64, data, modified: None, children: None }
     }
 
     fn new(node: PbNode, data: Data) -> Result<Self, Reason> {
@@ -135,12 +137,17 @@ impl FileNode {
             return Err(Reason::FileSize { file_size, size });
         }
         let children = (links > 0).then(|| Children { node, sizes: data.block_sizes });
-        Ok(Self { data: data.data, size, children })
+        Ok(Self { data: data.data, size, modified: data.modified, children })
     }
 
     /// The size of the file, or of this part of it, in bytes: its own data and what it says of its children.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// When the file's writer says that it was changed last (UnixFS 1.5). Of a part of a file it means nothing.
+    pub fn modified(&self) -> Option<SystemTime> {
+        self.modified
     }
 
     /// The node's own bytes, which come before those of its children.
@@ -151,6 +158,17 @@ impl FileNode {
     /// How many children the node has; none for a leaf.
     pub fn child_count(&self) -> usize {
         self.children.as_ref().map_or(0, |children| children.sizes.len())
+    }
+
+    /// The size of a child as the node says, in bytes; `None` beyond the last.
+    pub(crate) fn child_size(&self, index: usize) -> Option<u64> {
+        self.children.as_ref().and_then(|children| children.sizes.get(index)).copied()
+    }
+
+    /// The CID of a child; `None` beyond the last.
+    pub(crate) fn child_cid(&self, index: usize) -> Option<Result<Cid, PbError>> {
+        let link = self.children.as_ref()?.node.link(index)?;
+        Some(link.and_then(|link| link.cid()))
     }
 }
 
@@ -183,7 +201,7 @@ impl ShardNode {
     }
 
     /// How many bits of a name's hash choose a slot.
-    fn slot_bits(&self) -> u32 {
+    pub(crate) fn slot_bits(&self) -> u32 {
         self.fanout.ilog2()
     }
 
@@ -239,6 +257,7 @@ struct Data {
     block_sizes: Vec<u64>,
     hash_type: Option<u64>,
     fanout: Option<u64>,
+    modified: Option<SystemTime>,
 }
 
 impl Data {
@@ -249,7 +268,7 @@ impl Data {
     const HAMT_SHARD: u64 = 5;
 
     /// Decodes the message. `links` bounds how many block sizes are accepted, and so the memory that they take. Fields
-    /// that are not used here (mode, time) and fields of the future are skipped.
+    /// that are not used here (mode) and fields of the future are skipped.
     fn decode(bytes: &Bytes, links: usize) -> Result<Self, Reason> {
         let mut out = Self::default();
         let mut rest = &bytes[..];
@@ -263,7 +282,8 @@ impl Data {
                 (4, WireType::LengthDelimited) => out.push_packed(take_delimited(&mut rest)?, links)?,
                 (5, WireType::Varint) => out.hash_type = Some(decode_varint(&mut rest)?),
                 (6, WireType::Varint) => out.fanout = Some(decode_varint(&mut rest)?),
-                (1..=6, _) => return Err(PbError::Unexpected { tag, wire_type }.into()),
+                (8, WireType::LengthDelimited) => out.modified = decode_time(take_delimited(&mut rest)?)?,
+                (1..=6 | 8, _) => return Err(PbError::Unexpected { tag, wire_type }.into()),
                 _ => skip_field(wire_type, tag, &mut rest, DecodeContext::default())?,
             }
         }
@@ -283,5 +303,49 @@ impl Data {
         }
         self.block_sizes.push(size);
         Ok(())
+    }
+}
+
+/// A point in time: seconds since 1970, which may be negative, and nanoseconds. `None` if the clock cannot say it.
+fn decode_time(mut rest: &[u8]) -> Result<Option<SystemTime>, Reason> {
+    let (mut seconds, mut nanos) = (0_i64, 0_u32);
+    while rest.has_remaining() {
+        match decode_key(&mut rest)? {
+            (1, WireType::Varint) => seconds = decode_varint(&mut rest)? as i64,
+            (2, WireType::ThirtyTwoBit) if rest.len() >= 4 => nanos = rest.get_u32_le(),
+            (tag @ (1 | 2), wire_type) => return Err(PbError::Unexpected { tag, wire_type }.into()),
+            (tag, wire_type) => skip_field(wire_type, tag, &mut rest, DecodeContext::default())?,
+        }
+    }
+    let whole = Duration::from_secs(seconds.unsigned_abs());
+    let date = if seconds < 0 { UNIX_EPOCH.checked_sub(whole) } else { UNIX_EPOCH.checked_add(whole) };
+    Ok(date.and_then(|date| date.checked_add(Duration::from_nanos(nanos.into()))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_and_never_overflow() {
+        let table: [(&[u8], Option<i64>); 5] = [
+            (&[], Some(0)),
+            (&[0x08, 0x2a], Some(42)),
+            (&[0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01], Some(-1)),
+            (&[0x08, 0x2a, 0x15, 0x00, 0xca, 0x9a, 0x3b], Some(43)),
+            (&[0x18, 0x01], Some(0)),
+        ];
+        for (bytes, seconds) in table {
+            let found = decode_time(bytes).expect("reads").map(|date| match date.duration_since(UNIX_EPOCH) {
+                Ok(after) => i64::try_from(after.as_secs()).expect("fits"),
+                Err(before) => -i64::try_from(before.duration().as_secs()).expect("fits"),
+            });
+            assert_eq!(found, seconds, "{bytes:?}");
+        }
+        for bytes in [&[0x08][..], &[0x15, 0x00], &[0x0d, 0, 0, 0, 0]] {
+            assert!(decode_time(bytes).is_err(), "{bytes:?}");
+        }
+        let far = [0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
+        assert!(decode_time(&far).is_ok());
     }
 }

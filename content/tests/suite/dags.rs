@@ -14,7 +14,7 @@ pub fn walk(source: &dyn BlockSource, root: Cid, path: &str) -> Result<Resolved,
     block_on(resolve(source, root, &segments))
 }
 
-fn directory(blocks: &MemoryBlocks, entries: &[(&str, &Block)]) -> Block {
+pub fn directory(blocks: &MemoryBlocks, entries: &[(&str, &Block)]) -> Block {
     let links: Vec<Link> = entries.iter().map(|(name, block)| Link::to(*block.cid(), name)).collect();
     add(blocks, codec::DAG_PB, pb_node(&links, Some(&Message::default().varint(1, DIRECTORY).0), false))
 }
@@ -28,12 +28,13 @@ fn a_path_resolves_to_its_block_and_roots_or_says_where_it_ends() {
     let symlink = pb_node(&[], Some(&Message::default().varint(1, SYMLINK).bytes(2, b"a/file").0), false);
     let symlink = add(&blocks, codec::DAG_PB, symlink);
     let cbor = add(&blocks, codec::DAG_CBOR, vec![0xa0]);
+    let git = add(&blocks, 0x78, b"blob 0\0".to_vec());
     let broken = add(&blocks, codec::DAG_PB, b"garbage".to_vec());
     let lost = Block::of(codec::RAW, content::hashes::SHA2_256, 32, "lost".into()).expect("block");
     let plain = add(&blocks, codec::DAG_PB, pb_node(&[Link::to(*raw.cid(), "raw")], None, false));
     let a = directory(&blocks, &[("file", &file), ("raw", &raw), ("lost", &lost)]);
     let top = [("a", &a), ("tiny", &tiny), ("link", &symlink), ("cbor", &cbor), ("broken", &broken), ("plain", &plain)];
-    let root = directory(&blocks, &top);
+    let root = directory(&blocks, &[&top[..], &[("git", &git)]].concat());
     let source = Distant::new(blocks, 1, 2);
 
     let found: [(&str, &[&Block]); 8] = [
@@ -50,6 +51,7 @@ fn a_path_resolves_to_its_block_and_roots_or_says_where_it_ends() {
         let resolved = walk(&source, *root.cid(), path).expect(path);
         let roots: Vec<Cid> = std::iter::once(&root).chain(blocks.iter().copied()).map(|block| *block.cid()).collect();
         assert_eq!(resolved.roots, roots, "{path}");
+        assert_eq!((&resolved.passed[..], &resolved.remainder[..]), (&roots[..roots.len() - 1], &[][..]), "{path}");
         assert_eq!(&resolved.block, *blocks.last().unwrap_or(&&root), "{path}");
     }
 
@@ -65,7 +67,8 @@ fn a_path_resolves_to_its_block_and_roots_or_says_where_it_ends() {
         ("a/raw/x/y", not_a_directory(&raw)),
         ("tiny/x", not_a_directory(&tiny)),
         ("link/x", not_a_directory(&symlink)),
-        ("cbor/x", WalkError::Unsupported { cid: *cbor.cid(), codec: codec::DAG_CBOR }),
+        ("cbor/x", no_link(&cbor, "x")),
+        ("git/x", WalkError::Unsupported { cid: *git.cid(), codec: 0x78 }),
         ("a/lost", not_found.clone()),
         ("a/lost/x", not_found),
     ];
@@ -98,7 +101,18 @@ fn links_are_those_of_the_codec() {
         assert!(matches!(links(&block(codec::DAG_CBOR, malformed)), Err(NodeError::Malformed { .. })));
     }
     assert!(matches!(links(&block(codec::DAG_PB, b"garbage")), Err(NodeError::Malformed { .. })));
-    for codec in [0x0129, 0x51, codec::LIBP2P_KEY, 0x78] {
+    let json = format!(
+        r#"{{"a": 1.5, "b": [{{"/": "{a}"}}, null, {{"c": {{"/": "{a}"}}}}], "d": {{"/": {{"bytes": "YQ"}}}}}}"#
+    );
+    assert_eq!(links(&block(codec::DAG_JSON, json.as_bytes())), Ok(vec![a, a]));
+    let deep = [&[b'['; 100_000][..], &[b']'; 100_000]].concat();
+    for malformed in [&b"{"[..], b"", b"{} {}", br#"{"/": "no CID"}"#, &deep] {
+        assert!(matches!(links(&block(codec::DAG_JSON, malformed)), Err(NodeError::Malformed { .. })));
+    }
+    for codec in [codec::CBOR, codec::JSON] {
+        assert_eq!(links(&block(codec, json.as_bytes())), Ok(vec![]), "{codec:x}");
+    }
+    for codec in [codec::LIBP2P_KEY, 0x78] {
         assert!(matches!(links(&block(codec, b"{}")), Err(NodeError::Unsupported { .. })), "{codec:x}");
     }
 }
@@ -136,9 +150,9 @@ fn a_walk_ends_with_what_is_missing_or_not_understood() {
     let root = directory(&blocks, &[("lost", &lost)]);
     let error = DagError::Source(SourceError::NotFound { cid: *lost.cid() });
     assert_eq!(walk_dag(blocks.clone(), *root.cid(), 4), Err(error));
-    let json = add(&blocks, 0x0129, b"{}".to_vec());
-    let root = directory(&blocks, &[("json", &json)]);
-    let error = DagError::Node(NodeError::Unsupported { cid: *json.cid(), codec: 0x0129 });
+    let git = add(&blocks, 0x78, b"{}".to_vec());
+    let root = directory(&blocks, &[("git", &git)]);
+    let error = DagError::Node(NodeError::Unsupported { cid: *git.cid(), codec: 0x78 });
     assert_eq!(walk_dag(blocks, *root.cid(), 4), Err(error));
 }
 

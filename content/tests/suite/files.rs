@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use bytes::Bytes;
+use content::budget::Budget;
 use content::unixfs::NodeError;
 use content::unixfs::file::{FileReader, ReadError, ReadLimits, file_size};
 use content::{Block, BlockSource, Cid, MemoryBlocks, SourceError, codec};
@@ -160,7 +161,7 @@ fn the_window_grows_for_a_fast_reader_and_is_never_exceeded() {
     for window_bytes_max in [0, MIB / 2, MIB, 3 * MIB, 8 * MIB] {
         for width in [5, 174] {
             let (source, root, size) = large_file(300, width, width as u64 + window_bytes_max as u64, 50);
-            let limits = ReadLimits { window_bytes_max };
+            let limits = ReadLimits { window_bytes_max, shared: None };
             let reader = FileReader::new(source.clone(), root, 0..size, limits).expect("a file");
             let mut window_bytes = 0;
             let total = drain(reader, &source, |reader| window_bytes = reader.window_bytes());
@@ -468,4 +469,26 @@ fn a_pending_reader_wakes_for_whatever_arrives() {
         }
     }
     assert_eq!((total, reader.remaining()), (size, 0));
+}
+
+#[test]
+fn windows_share_a_budget_and_give_it_back() {
+    let (blocks, mut bytes) = (Arc::new(MemoryBlocks::new()), Vec::new());
+    let leaves = (0..40).map(|leaf| Shape::Leaf { kind: LeafKind::Raw, bytes: vec![leaf; 50_000] }).collect();
+    let shape = Shape::Inner { own: Vec::new(), children: leaves, packed: false, data_first: false };
+    let root = shape.write(&blocks, &mut bytes);
+    let shared = Arc::new(Budget::new(1_500_000));
+    let limits = ReadLimits { window_bytes_max: 4 << 20, shared: Some(Arc::clone(&shared)) };
+    let open = || FileReader::new(blocks.clone(), root.clone(), 0..bytes.len() as u64, limits.clone()).expect("a file");
+    let (first, second) = (open(), open());
+    assert_eq!(shared.left(), 1_500_000 - (1 << 20));
+    assert!(second.window_bytes() < first.window_bytes());
+    for mut reader in [first, second] {
+        let mut read = Vec::new();
+        while let Some(chunk) = block_on(reader.next()) {
+            read.extend_from_slice(&chunk.expect("reads"));
+        }
+        assert_eq!(read, bytes);
+    }
+    assert_eq!(shared.left(), 1_500_000);
 }

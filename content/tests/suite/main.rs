@@ -5,7 +5,9 @@
 mod archives;
 mod dags;
 mod directories;
+mod documents;
 mod files;
 mod fixtures;
 mod robustness;
+mod scopes;
 mod support;

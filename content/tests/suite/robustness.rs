@@ -6,22 +6,35 @@ use content::car::CarReader;
 use content::dagpb::{PbError, PbNode};
 use content::unixfs::file::{FileReader, ReadLimits};
 use content::unixfs::{Node, dir};
-use content::{Block, BlockSource, MemoryBlocks, codec, dag};
+use content::{Block, BlockSource, MemoryBlocks, codec, dag, ipld};
 use futures::stream::StreamExt as _;
 use proptest::prelude::*;
 use std::sync::Arc;
+
+/// The codecs of documents.
+const DOCUMENTS: [u64; 4] = [codec::DAG_CBOR, codec::CBOR, codec::DAG_JSON, codec::JSON];
 
 /// Runs everything that takes a block on a block.
 fn exercise(block: &Block) {
     let source: Arc<dyn BlockSource> = Arc::new(MemoryBlocks::from_iter([block.clone()]));
     let _ = Node::decode(block);
     let _ = dag::links(block);
+    let _ = block_on(content::walk::resolve(&*source, *block.cid(), &["a".to_owned(), "0".to_owned()]));
+    for to in DOCUMENTS {
+        if let Ok(converted) = ipld::convert(block, to) {
+            assert!(converted.len() <= 16 * block.data().len() + 64, "no bombs");
+        }
+    }
+    if let Ok(document) = ipld::decode(block) {
+        let limits = ipld::OutlineLimits { lines: 20, text: 10 };
+        assert!(ipld::outline(&document, limits).lines.len() <= limits.lines);
+    }
     let _ = block_on(dir::lookup(&*source, block, "name"));
     block_on(dir::list(source.clone(), block.clone()).for_each(|_| async {}));
     if let Ok(Node::File(file)) = Node::decode(block) {
         let (size, limits) = (file.size(), ReadLimits::default());
         for range in [0..size, size / 2..size, 0..size / 3] {
-            if let Ok(reader) = FileReader::new(source.clone(), block.clone(), range.clone(), limits) {
+            if let Ok(reader) = FileReader::new(source.clone(), block.clone(), range.clone(), limits.clone()) {
                 let read = block_on(reader.fold(Ok(0), |sum: Result<u64, ()>, chunk| async move {
                     Ok(sum? + chunk.map_err(|_| ())?.len() as u64)
                 }));
@@ -49,6 +62,10 @@ fn good_blocks() -> Vec<(u64, Vec<u8>)> {
             out.push((link.codec(), child.data().to_vec()));
         }
     }
+    for name in ["dag-json-traversal", "dag-cbor-traversal", "plain-json", "plain-cbor"] {
+        let (root, blocks) = fixture_car(&format!("conformance/{name}.car"));
+        out.push((root.codec(), blocks.peek(&root).expect("the root").data().to_vec()));
+    }
     out
 }
 
@@ -75,7 +92,7 @@ proptest! {
 
     #[test]
     fn random_bytes_never_panic(data in prop::collection::vec(any::<u8>(), 0..200)) {
-        for codec in [codec::DAG_PB, codec::DAG_CBOR, codec::RAW] {
+        for codec in [codec::DAG_PB, codec::RAW].into_iter().chain(DOCUMENTS) {
             exercise(&block(codec, data.clone()));
         }
         let car = [&car_header(&[])[..], &data].concat();

@@ -1,10 +1,4 @@
-//! CARv1 archives (<https://ipld.io/specs/transport/car/carv1/>), read block by block.
-//!
-//! Goals: nothing leaves the reader that does not match its CID; memory of one section, taken only as its bytes really
-//! arrive; every way in which an archive can be cut short is an error.
-//!
-//! Non-goals: CARv2, whose index a stream has no use for; writing. An archive in memory is read through `&[u8]`, which is
-//! an `AsyncRead`.
+//! Reading an archive block by block. It may come from any `AsyncRead`; one in memory is read through `&[u8]`.
 
 use crate::block::{Block, BlockError, MAX_BLOCK_BYTES};
 use crate::cid::{Cid, MAX_DIGEST_BYTES};

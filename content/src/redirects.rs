@@ -1,0 +1,513 @@
+//! [`Rules`]: the `_redirects` file of a website (<https://specs.ipfs.tech/http-gateways/web-redirects-file/>).
+//!
+//! Goals: a file is understood, or refused, as Kubo does it; finding a rule takes time in proportion to the file and the
+//! path, since a pattern has no choice of where its parts begin; what a client sent cannot break out of the place that
+//! a placeholder gives it.
+//!
+//! Both the path that is asked for and the `from` of a rule are compared as they are after the path was percent-decoded
+//! once and the file not at all: `/a%20b` in a file stands for those six characters.
+//!
+//! Non-goals: reading the file, and when to ask it: only below a root that has an origin of its own, and only for paths
+//! that are not there.
+
+use percent_encoding::{AsciiSet, CONTROLS, NON_ALPHANUMERIC, utf8_percent_encode};
+use std::borrow::Cow;
+
+/// The largest file that is read, in bytes (the specification, "Max File Size").
+pub const FILE_BYTES_MAX: usize = 64 * 1024;
+/// The most colons in `from` and in `to`. Each can stand for a part of the path, so this bounds a target's length.
+const COLONS_MAX: usize = 64;
+/// The schemes that a target elsewhere may have.
+const SCHEMES: [&str; 4] = ["http", "https", "ipfs", "ipns"];
+/// Every character of a value that could mean something in a URL, wherever the value stands in it. Slashes remain: a splat
+/// has several segments.
+const IN_VALUE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// The rules of a file, in its order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rules(Vec<Rule>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    from: Box<str>,
+    to: Box<str>,
+    status: u16,
+}
+
+/// What a rule says of a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Match {
+    /// The status to answer with: one of 200, 301, 302, 303, 307, 308, 404, 410 and 451.
+    pub status: u16,
+    /// Where the path leads.
+    pub to: Target,
+}
+
+/// Where a path leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// To the client: a value for `Location`, in printable ASCII. The status begins with a 3. [`with_query`] adds what the
+    /// client asked with.
+    Location(String),
+    /// To other content of the same site: its path below the root, decoded. What is there is sent with the status.
+    Path(String),
+    /// To content of another site, which would have to be fetched from there (200) and is not supported.
+    Elsewhere,
+}
+
+/// Why a file is refused, as a whole (the specification, "Error Handling").
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RedirectsError {
+    /// The file is too large.
+    #[error("redirects file size cannot exceed {max} bytes")]
+    TooLarge {
+        /// The most that is read, in bytes.
+        max: usize,
+    },
+    /// The file is not text.
+    #[error("line {line} is not UTF-8 text")]
+    NotText {
+        /// The line, counted from one.
+        line: usize,
+    },
+    /// A line is no rule.
+    #[error("line {line}: {problem}")]
+    Line {
+        /// The line, counted from one.
+        line: usize,
+        /// What is wrong with it.
+        problem: RuleError,
+    },
+}
+
+/// Why a line is no rule.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RuleError {
+    /// There is one word only.
+    #[error("missing 'to' path")]
+    NoTarget,
+    /// There are more than three words.
+    #[error("must be 'from to [status]'")]
+    TooManyWords,
+    /// What is redirected is no path.
+    #[error("'from' must begin with '/'")]
+    From,
+    /// An asterisk is not the last character.
+    #[error("'from' can have one asterisk, and only at its end")]
+    Splat,
+    /// The target is neither a path nor a URL that may be led to.
+    #[error("'to' must begin with '/' or be a URL of http, https, ipfs or ipns")]
+    To,
+    /// A control character, or a percent sign that is not followed by two hexadecimal digits.
+    #[error("'{word}' has a control character or an incomplete percent-encoding")]
+    Escape {
+        /// Which of `from` and `to`.
+        word: &'static str,
+    },
+    /// More placeholders than are looked at.
+    #[error("'{word}' has more than {max} colons")]
+    Placeholders {
+        /// Which of `from` and `to`.
+        word: &'static str,
+        /// How many are allowed.
+        max: usize,
+    },
+    /// The rule would hide content that is there.
+    #[error("forced redirects (a status with '!') are not supported")]
+    Forced,
+    /// The status is none, or none that a rule may have.
+    #[error("status \"{0}\" is not supported")]
+    Status(String),
+}
+
+impl Rules {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`RedirectsError`], for the whole file, when any line of it is wrong.
+    pub fn parse(text: &[u8]) -> Result<Self, RedirectsError> {
+        if text.len() > FILE_BYTES_MAX {
+            return Err(RedirectsError::TooLarge { max: FILE_BYTES_MAX });
+        }
+        let mut rules = Vec::new();
+        for (line, bytes) in (1..).zip(text.split(|byte| *byte == b'\n')) {
+            let text = str::from_utf8(bytes).map_err(|_| RedirectsError::NotText { line })?;
+            rules.extend(Rule::parse(text.trim()).map_err(|problem| RedirectsError::Line { line, problem })?);
+        }
+        Ok(Self(rules))
+    }
+
+    /// What the first rule that matches says of a path below the site's root. The path is decoded, begins with a slash
+    /// and has no empty segments; a slash at its end makes no difference.
+    pub fn find(&self, path: &str) -> Option<Match> {
+        let path = path.strip_suffix('/').unwrap_or(path);
+        let segments: Vec<&str> = path.split('/').collect();
+        self.0.iter().find_map(|rule| Some(rule.apply(&rule.bind(path, &segments)?)))
+    }
+}
+
+/// `location` with the query that a client sent added to its own, if it has one: redirects lose no parameter.
+pub fn with_query(location: &str, query: &str) -> String {
+    let (before, fragment) = location.split_at(location.find('#').unwrap_or(location.len()));
+    let separator = match before.split_once('?') {
+        _ if query.is_empty() => "",
+        None => "?",
+        Some((_, "")) => "",
+        Some(_) => "&",
+    };
+    format!("{before}{separator}{query}{fragment}")
+}
+
+impl Rule {
+    /// `None` for a comment and an empty line.
+    fn parse(line: &str) -> Result<Option<Self>, RuleError> {
+        if line.is_empty() || line.starts_with('#') {
+            return Ok(None);
+        }
+        let mut words = line.split_whitespace();
+        let (from, to) = (words.next().unwrap_or_default(), words.next().ok_or(RuleError::NoTarget)?);
+        let status = words.next();
+        if words.next().is_some() {
+            return Err(RuleError::TooManyWords);
+        }
+        check_from(from)?;
+        check_to(to)?;
+        Ok(Some(Self { from: from.into(), to: to.into(), status: status.map_or(Ok(301), parse_status)? }))
+    }
+
+    /// The values of the placeholders, by name, if the path fits: segment by segment, and with a splat at least one more.
+    /// `segments` are those of `path`. A name that occurs twice stands for the last of its values, and so comes later.
+    fn bind<'a>(&'a self, path: &'a str, segments: &[&'a str]) -> Option<Vec<(&'a str, &'a str)>> {
+        let pattern = self.from.strip_suffix('/').unwrap_or(&self.from);
+        let (pattern, has_splat) = pattern.strip_suffix("/*").map_or((pattern, false), |pattern| (pattern, true));
+        let mut rest = segments.iter();
+        let (mut used, mut values) = (0, vec![(SPLAT, "")]);
+        for expected in pattern.split('/') {
+            let segment = rest.next()?;
+            used += segment.len() + 1;
+            match expected.strip_prefix(':') {
+                Some(name) => values.push((name, *segment)),
+                None if expected == *segment => {}
+                None => return None,
+            }
+        }
+        if has_splat != rest.next().is_some() {
+            return None;
+        }
+        values[0].1 = path.get(used..).unwrap_or_default();
+        Some(values)
+    }
+
+    fn apply(&self, values: &[(&str, &str)]) -> Match {
+        let to = match self.status {
+            300..400 => Target::Location(escape_text(&substitute(&self.to, values, escape_value))),
+            _ if self.to.starts_with('/') => Target::Path(substitute(&self.to, values, |value| value.into())),
+            _ => Target::Elsewhere,
+        };
+        Match { status: self.status, to }
+    }
+}
+
+/// The name that stands for what an asterisk matched.
+const SPLAT: &str = "splat";
+
+fn check_from(from: &str) -> Result<(), RuleError> {
+    check_word("from", from, from)?;
+    if !from.starts_with('/') {
+        return Err(RuleError::From);
+    }
+    match from.find('*') {
+        Some(at) if at + 1 < from.len() => Err(RuleError::Splat),
+        _ => Ok(()),
+    }
+}
+
+fn check_to(to: &str) -> Result<(), RuleError> {
+    // A percent sign in a query is that of a form, whose rules are its own.
+    let (before, after) = to.split_once('?').unwrap_or((to, ""));
+    check_word("to", to, before)?;
+    check_word("to", to, after.split_once('#').map_or("", |(_, fragment)| fragment))?;
+    let scheme_is_good = |(scheme, _): (&str, &str)| SCHEMES.iter().any(|good| scheme.eq_ignore_ascii_case(good));
+    match to.starts_with('/') || to.split_once(':').is_some_and(scheme_is_good) {
+        true => Ok(()),
+        false => Err(RuleError::To),
+    }
+}
+
+/// Checks a word, and the percent-encoding of a part of it.
+fn check_word(which: &'static str, word: &str, encoded: &str) -> Result<(), RuleError> {
+    let mut after_percent = encoded.split('%').skip(1);
+    let escapes_are_whole = after_percent
+        .all(|after| after.as_bytes().get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)));
+    if !escapes_are_whole || word.bytes().any(|byte| byte.is_ascii_control()) {
+        return Err(RuleError::Escape { word: which });
+    }
+    match word.bytes().filter(|byte| *byte == b':').count() > COLONS_MAX {
+        true => Err(RuleError::Placeholders { word: which, max: COLONS_MAX }),
+        false => Ok(()),
+    }
+}
+
+fn parse_status(word: &str) -> Result<u16, RuleError> {
+    if word.ends_with('!') {
+        return Err(RuleError::Forced);
+    }
+    match word.parse() {
+        Ok(status @ (200 | 301 | 302 | 303 | 307 | 308 | 404 | 410 | 451)) => Ok(status),
+        _ => Err(RuleError::Status(word.chars().take(20).collect())),
+    }
+}
+
+/// `to` with each placeholder replaced by its value, in one pass, so that no value is taken for a placeholder. Where one
+/// name begins with another, the longer one is meant. A colon before any other text is a colon.
+fn substitute(to: &str, values: &[(&str, &str)], encode: impl Fn(&str) -> Cow<'_, str>) -> String {
+    let mut parts = to.split(':');
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let named = values.iter().filter(|(name, _)| !name.is_empty() && part.starts_with(name));
+        match named.max_by_key(|(name, _)| name.len()) {
+            Some((name, value)) => {
+                out.push_str(&encode(value));
+                out.push_str(&part[name.len()..]);
+            }
+            None => {
+                out.push(':');
+                out.push_str(part);
+            }
+        }
+    }
+    out
+}
+
+fn escape_value(value: &str) -> Cow<'_, str> {
+    utf8_percent_encode(value, IN_VALUE).into()
+}
+
+/// A target as its author wrote it, in ASCII: only what a header cannot carry is encoded.
+fn escape_text(text: &str) -> String {
+    utf8_percent_encode(text, CONTROLS).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn rules(text: &str) -> Rules {
+        Rules::parse(text.as_bytes()).expect("rules")
+    }
+
+    /// What a file says of a path, as "status target".
+    fn answer(text: &str, path: &str) -> Option<String> {
+        rules(text).find(path).map(|found| match found.to {
+            Target::Location(to) | Target::Path(to) => format!("{} {to}", found.status),
+            Target::Elsewhere => format!("{} elsewhere", found.status),
+        })
+    }
+
+    #[test]
+    fn the_first_rule_that_matches_counts() {
+        let file = "# old addresses\r\n\r\n/home /\n  /kept\t/new/kept   302 \n\n/posts/:month/:day/:year/:slug /articles/:year/:month/:day/:slug\n\
+                    /shop/* /closed.html 404\n/old/* /new/:splat 308\n/old/x /never\n/law/* /451.html 451\n/gone/* /410.html 410\n/* /index.html 200";
+        let table = [
+            ("/home", "301 /"),
+            ("/home/", "301 /"),
+            ("/kept", "302 /new/kept"),
+            ("/posts/06/15/2022/hello-world", "301 /articles/2022/06/15/hello-world"),
+            ("/posts/06/15/2022", "200 /index.html"),
+            ("/posts/06/15/2022/hello/world", "200 /index.html"),
+            ("/shop/a/b", "404 /closed.html"),
+            ("/shop", "200 /index.html"),
+            ("/shop/", "200 /index.html"),
+            ("/old/x", "308 /new/x"),
+            ("/old/x/y.html", "308 /new/x/y.html"),
+            ("/law/a", "451 /451.html"),
+            ("/gone/a", "410 /410.html"),
+            ("/Home", "200 /index.html"),
+            ("/# old", "200 /index.html"),
+        ];
+        for (path, expected) in table {
+            assert_eq!(answer(file, path).as_deref(), Some(expected), "{path}");
+        }
+        assert_eq!(answer(file, "/"), None, "an asterisk stands for at least one segment");
+    }
+
+    #[test]
+    fn patterns_fit_as_in_kubo() {
+        let table = [
+            ("/ /b", "/", Some("301 /b")),
+            ("/a/ /b", "/a", Some("301 /b")),
+            ("/a* /b", "/abc", None),
+            ("/a* /b", "/a*", Some("301 /b")),
+            ("/:a /:a", "/x", Some("301 /x")),
+            ("/:a /:a", "/x/y", None),
+            ("/:a/:a /:a", "/x/y", Some("301 /y")),
+            ("/:a/:ab /:ab/:a", "/x/y", Some("301 /y/x")),
+            ("/:a/* /:splat/:a", "/x/y/z", Some("301 /y/z/x")),
+            ("/:splat/* /:splat", "/x/y", Some("301 /x")),
+            ("/:a/b /:a.html", "/x/b", Some("301 /x.html")),
+            ("/:a /:a/:a?q=:a#:a", "/x", Some("301 /x/x?q=x#x")),
+            ("/:a /:b:splat", "/x", Some("301 /:b")),
+            ("/: /a:b", "/x", Some("301 /a:b")),
+            ("/:a/:b /:a", "/:b/y", Some("301 /%3Ab")),
+            ("/:a/:b /:a 200", "/:b/y", Some("200 /:b")),
+            ("/a:b /c", "/a:b", Some("301 /c")),
+            ("/%61 /b", "/a", None),
+            ("/%61 /b", "/%61", Some("301 /b")),
+            ("/ä /ö", "/ä", Some("301 /%C3%B6")),
+            ("/ä /ö 200", "/ä", Some("200 /ö")),
+            ("/a https://example.com:8443/b", "/a", Some("301 https://example.com:8443/b")),
+            ("/a/* HTTPS://example.com/:splat 302", "/a/b/c", Some("302 HTTPS://example.com/b/c")),
+            ("/a ipns://example.com/b 307", "/a", Some("307 ipns://example.com/b")),
+            ("/a/* https://example.com/:splat 200", "/a/b", Some("200 elsewhere")),
+            ("/a /b +302", "/a", Some("302 /b")),
+        ];
+        for (file, path, expected) in table {
+            assert_eq!(answer(file, path).as_deref(), expected, "{path} by {file}");
+        }
+    }
+
+    #[test]
+    fn values_stay_in_their_place() {
+        let table = [
+            ("/r/* /:splat", "/r/a b/c", "301 /a%20b/c"),
+            ("/r/:a /x?a=:a", "/r/1&b=2#c", "301 /x?a=1%26b%3D2%23c"),
+            ("/r/:a /:a", "/r/\\evil.example", "301 /%5Cevil.example"),
+            ("/r/:a /:a", "/r/\r\nSet-Cookie: a", "301 /%0D%0ASet-Cookie%3A%20a"),
+            ("/r/:a /:a", "/r/%2e", "301 /%252e"),
+            ("/r/:a /:a", "/r/ä?", "301 /%C3%A4%3F"),
+            ("/r/:a /:a 200", "/r/a b?", "200 /a b?"),
+        ];
+        for (file, path, expected) in table {
+            assert_eq!(answer(file, path).as_deref(), Some(expected), "{path:?} by {file}");
+        }
+    }
+
+    #[test]
+    fn queries_are_joined() {
+        let table = [
+            ("/b", "", "/b"),
+            ("/b", "x=1", "/b?x=1"),
+            ("/b?y=2", "x=1", "/b?y=2&x=1"),
+            ("/b?y=2", "", "/b?y=2"),
+            ("/b?", "x=1", "/b?x=1"),
+            ("/b#c?d", "x=1", "/b?x=1#c?d"),
+            ("/b?y=2#c", "x=1", "/b?y=2&x=1#c"),
+            ("https://example.com", "x=1&x=2", "https://example.com?x=1&x=2"),
+        ];
+        for (location, query, expected) in table {
+            assert_eq!(with_query(location, query), expected, "{location} and {query}");
+        }
+    }
+
+    #[test]
+    fn wrong_lines_are_named() {
+        use RuleError::{Escape, Forced, From, NoTarget, Placeholders, Splat, Status, To, TooManyWords};
+        let colons = ":".repeat(COLONS_MAX + 1);
+        let (many_from, many_to) = (format!("/{colons} /b"), format!("/a /{colons}"));
+        let table = [
+            ("/a", NoTarget),
+            ("/a /b 301 302", TooManyWords),
+            ("/a /b Country=x 302", TooManyWords),
+            ("a /b", From),
+            ("https://example.com/a /b", From),
+            ("/a/*/b /c", Splat),
+            ("/a/** /c", Splat),
+            ("/a b", To),
+            ("/a ../b", To),
+            ("/a ftp://example.com", To),
+            ("/a javascript:alert(1)", To),
+            ("/a :splat", To),
+            ("/a /b 301!", Forced),
+            ("/a /b 200!", Forced),
+            ("/a /b 42", Status("42".to_owned())),
+            ("/a /b 500", Status("500".to_owned())),
+            ("/a /b x", Status("x".to_owned())),
+            ("/a /b -301", Status("-301".to_owned())),
+            ("/a%zz /b", Escape { word: "from" }),
+            ("/a /b%4", Escape { word: "to" }),
+            ("/a\u{7f} /b", Escape { word: "from" }),
+            ("/a /b\u{1}", Escape { word: "to" }),
+            (&many_from, Placeholders { word: "from", max: COLONS_MAX }),
+            (&many_to, Placeholders { word: "to", max: COLONS_MAX }),
+        ];
+        for (line, problem) in table {
+            let file = format!("# a comment\n/good /line\n{line}\n/x /y");
+            assert_eq!(Rules::parse(file.as_bytes()), Err(RedirectsError::Line { line: 3, problem }), "{line}");
+        }
+        assert_eq!(Rules::parse(b"/a /b\n/\xff /b"), Err(RedirectsError::NotText { line: 2 }));
+        assert_eq!(Rules::parse(b"/a /b?100%\n# a b c d e\n /a /b"), Ok(rules("/a /b?100%\n/a /b")));
+    }
+
+    #[test]
+    fn the_size_is_limited() {
+        let mut file = "/from /to 301\n".repeat(FILE_BYTES_MAX / 14);
+        file.push_str(&"#".repeat(FILE_BYTES_MAX - file.len()));
+        assert!(Rules::parse(file.as_bytes()).is_ok());
+        file.push('#');
+        let error = Rules::parse(file.as_bytes()).expect_err("one byte too many");
+        assert_eq!(error.to_string(), "redirects file size cannot exceed 65536 bytes");
+    }
+
+    #[test]
+    fn the_most_expensive_files_are_cheap() {
+        let long = "a".repeat(60_000);
+        let many = "/a".repeat(30_000);
+        let files = [
+            "/:a/b /c\n".repeat(7_000),
+            "/:a/* /c\n".repeat(7_000),
+            format!("{}/x /c", "/:a".repeat(COLONS_MAX)),
+            format!("{}/x /c", "/a".repeat(30_000)),
+            format!("/:a{} /{}", "/*", ":a".repeat(COLONS_MAX)),
+            format!("/* /{}{}", ":splat".repeat(COLONS_MAX), "x".repeat(60_000)),
+        ];
+        for file in &files {
+            for path in [&long, &many] {
+                if let Some(Match { to: Target::Location(to), .. }) = rules(file).find(&format!("/{path}")) {
+                    assert!(to.len() <= file.len() + COLONS_MAX * path.len());
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(text in "([/:*a-c%!#?ä \t\r\n]|30[12]|/:a|/\\* |200){0,60}", path in "(/[ab:ä%?]{0,3}){0,5}") {
+            if let Ok(rules) = Rules::parse(text.as_bytes()) {
+                match rules.find(&path) {
+                    Some(Match { status: 300..400, to: Target::Location(to) }) => {
+                        prop_assert!(to.bytes().all(|byte| byte.is_ascii_graphic()), "{:?}", to);
+                    }
+                    Some(Match { status, to: Target::Path(to) }) => {
+                        prop_assert!(to.starts_with('/') && [200, 404, 410, 451].contains(&status));
+                    }
+                    other => prop_assert!(other.is_none_or(|found| found.to == Target::Elsewhere)),
+                }
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_rules_or_an_error(text in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(rules) = Rules::parse(&text) {
+                let _ = rules.find("/a/b");
+            }
+        }
+
+        #[test]
+        fn placeholders_carry_segments_over(segments in prop::collection::vec("[^/\u{0}]{1,8}", 3..6)) {
+            let path = format!("/{}", segments.join("/"));
+            let found = rules("/:a/:b/* /:splat/:b/:a 200").find(&path).expect("matches");
+            let expected = format!("/{}/{}/{}", segments[2..].join("/"), segments[1], segments[0]);
+            prop_assert_eq!(found, Match { status: 200, to: Target::Path(expected) });
+        }
+
+        #[test]
+        fn a_redirect_decodes_to_what_was_asked(segments in prop::collection::vec("[^/\u{0}]{1,8}", 1..6)) {
+            let asked = segments.join("/");
+            let found = rules("/a/* /b/:splat").find(&format!("/a/{asked}")).expect("matches");
+            let Target::Location(to) = found.to else { return Err(TestCaseError::fail("no redirect")) };
+            let decoded = crate::path::decode(&to).expect("encoded text");
+            prop_assert_eq!(decoded, format!("/b/{asked}"));
+        }
+    }
+}

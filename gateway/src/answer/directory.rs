@@ -1,0 +1,444 @@
+//! The listing of a directory that has no `index.html`, as a page and as JSON.
+//!
+//! Goals: the first byte does not wait for the last entry, and memory does not depend on their number: a listing is made
+//! in chunks as the client reads it, and long ones are cut into pages, each of which is found without reading those before
+//! it; the page reads well on a phone and on a desktop, in the light and in the dark, without asking for anything else.
+//!
+//! Non-goals: sorting, which would need the whole directory. Entries come in stored order: by name, or in sharded
+//! directories by the hash of the name.
+//!
+//! The JSON is `{"cid", "path", "entries": [{"name", "cid", "size"?, "type"?}], "next"?}`, where `next` is the address of
+//! the next page, and `type` is told where the CID alone tells it.
+
+use super::Context;
+use crate::body::Content;
+use crate::errors::Problem;
+use crate::negotiate::Format;
+use crate::plan;
+use crate::resolve::header;
+use crate::respond::Draft;
+use crate::route::Links;
+use bytes::Bytes;
+use content::unixfs::dir::{self, DirError, Entry};
+use content::{Block, Cid, codec};
+use futures::stream::{self, BoxStream, StreamExt as _};
+use http::HeaderValue;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use std::sync::Arc;
+
+/// Part of the entity tag: to be raised whenever a listing looks different.
+const VERSION: u32 = 2;
+/// Entries rendered at a time.
+const CHUNK_ENTRIES: usize = 128;
+
+/// What a path segment need not encode (RFC 3986, section 3.3), `:` apart.
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'!')
+    .remove(b'$')
+    .remove(b'&')
+    .remove(b'(')
+    .remove(b')')
+    .remove(b'*')
+    .remove(b'+')
+    .remove(b',')
+    .remove(b';')
+    .remove(b'=')
+    .remove(b'@');
+
+/// The entity tag of a directory's page: one for all of its pages and both formats, which have different addresses.
+pub fn etag(directory: &Cid) -> HeaderValue {
+    header(&format!("\"DirIndex-{VERSION}_CID-{directory}\""))
+}
+
+/// The listing of a directory. Waits for the first entries only, so that a directory that cannot be read at all is
+/// answered with an error.
+///
+/// # Errors
+/// [`Problem`] when the first entries do not come, or there is no such page.
+pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) -> Result<Draft, Problem> {
+    let cid = *directory.cid();
+    let json = cx.ask.wanted.format == Format::Json;
+    let etag = if json { header(&format!("\"DirIndex-{VERSION}_CID-{cid}.json\"")) } else { etag(&cid) };
+    let about = cx.about(roots);
+    if crate::conditional::none_match(cx.ask.headers, etag.as_bytes(), true) {
+        return Ok(plan::not_modified(&about, &etag, true).map(|()| Content::Empty));
+    }
+    let media_type = HeaderValue::from_static(if json { "application/json" } else { "text/html; charset=utf-8" });
+    let entries = entries(cx, directory).await?;
+    let view = View::of(cx, cid, json);
+    let mut chunks = entries.ready_chunks(CHUNK_ENTRIES);
+    let first = chunks.next().await.unwrap_or_default();
+    let mut pages = Pages { view, left: cx.gateway.limits.listing_entries_max, begun: false };
+    let opening = Bytes::from(pages.view.opening() + &pages.rows(first)?);
+    let head = plan::stream(&cx.about(roots), &etag, media_type, true);
+    if cx.ask.head_only {
+        return Ok(head.map(|()| Content::Empty));
+    }
+    let rest = stream::try_unfold((pages, chunks), |(mut pages, mut chunks)| async move {
+        match pages.is_over() {
+            true => Ok(None),
+            false => match chunks.next().await {
+                Some(chunk) => Ok(Some((Bytes::from(pages.rows(chunk)?), (pages, chunks)))),
+                None => Ok(pages.close().map(|end| (Bytes::from(end), (pages, chunks)))),
+            },
+        }
+    });
+    let body = stream::once(async { Ok(opening) }).chain(rest).boxed();
+    Ok(head.map(|()| Content::Stream { stream: body, remaining: None }))
+}
+
+type Entries = BoxStream<'static, Result<Entry, DirError>>;
+
+/// The entries from the one on that is asked for.
+async fn entries(cx: &Context<'_>, directory: Block) -> Result<Entries, Problem> {
+    let source = Arc::clone(cx.source) as _;
+    match cx.ask.parameter("after") {
+        None => Ok(dir::list(source, directory)),
+        Some(after) => dir::list_after(source, directory, &after).await?.ok_or(Problem::NoSuchEntry),
+    }
+}
+
+/// A page that is being written.
+struct Pages {
+    view: View,
+    /// Entries that the page still has room for.
+    left: usize,
+    begun: bool,
+}
+
+impl Pages {
+    fn is_over(&self) -> bool {
+        self.left == usize::MAX
+    }
+
+    /// Writes entries, and the end of the page behind the last one that it has room for.
+    fn rows(&mut self, chunk: Vec<Result<Entry, DirError>>) -> Result<String, Problem> {
+        let mut rows = String::with_capacity(chunk.len() * 256);
+        let mut last = None;
+        for entry in chunk {
+            let entry = entry?;
+            if self.left == 0 {
+                break;
+            }
+            self.view.row(&entry, self.begun, &mut rows);
+            (self.begun, self.left, last) = (true, self.left - 1, Some(entry.name));
+        }
+        if self.left == 0 {
+            rows.push_str(&self.view.end(last.as_deref()));
+            self.left = usize::MAX;
+        }
+        Ok(rows)
+    }
+
+    /// The end of the last page, once.
+    fn close(&mut self) -> Option<String> {
+        let end = (!self.is_over()).then(|| self.view.end(None));
+        self.left = usize::MAX;
+        end
+    }
+}
+
+/// How a listing is written.
+enum View {
+    Html(Page),
+    Json { cid: Cid, path: String, sent: String },
+}
+
+/// What the page of a directory refers to.
+struct Page {
+    cid: Cid,
+    /// The path of the URL, percent-encoded, with a slash at its end.
+    sent: String,
+    /// The path of the content, percent-encoded.
+    path: String,
+    links: Links,
+    is_root: bool,
+}
+
+impl View {
+    fn of(cx: &Context<'_>, cid: Cid, json: bool) -> Self {
+        let (path, sent) = (cx.ask.path.to_string(), crate::route::with_query(cx.ask.sent, None));
+        if json {
+            return Self::Json { cid, path, sent };
+        }
+        let links = cx.place.links.clone();
+        let is_root = cx.target.segments.len() == cx.target.site;
+        Self::Html(Page { cid, sent, path, links, is_root })
+    }
+
+    fn opening(&self) -> String {
+        match self {
+            Self::Html(page) => page.opening(),
+            Self::Json { cid, path, .. } => {
+                format!("{{\"cid\":\"{cid}\",\"path\":{},\"entries\":[", serde_json::Value::from(path.as_str()))
+            }
+        }
+    }
+
+    fn row(&self, entry: &Entry, begun: bool, out: &mut String) {
+        match self {
+            Self::Html(page) => {
+                out.push_str(&page.row(entry).into_string());
+                out.push('\n');
+            }
+            Self::Json { .. } => {
+                out.push_str(if begun { ",\n" } else { "\n" });
+                out.push_str(&json_row(entry).to_string());
+            }
+        }
+    }
+
+    /// The end of the page; `last` is the entry that the next one begins after.
+    fn end(&self, last: Option<&str>) -> String {
+        match self {
+            Self::Html(page) => page.end(last),
+            Self::Json { sent, .. } => match last {
+                None => "\n]}\n".to_owned(),
+                Some(last) => {
+                    let next = format!("{sent}?format=json&after={}", utf8_percent_encode(last, NON_ALPHANUMERIC));
+                    format!("\n],\"next\":{}}}\n", serde_json::Value::from(next))
+                }
+            },
+        }
+    }
+}
+
+fn json_row(entry: &Entry) -> serde_json::Value {
+    let mut row = serde_json::json!({ "name": entry.name, "cid": entry.cid.to_string() });
+    if let Some(size) = entry.tsize {
+        row["size"] = size.into();
+    }
+    if entry.cid.codec() == codec::RAW {
+        row["type"] = "file".into();
+    }
+    row
+}
+
+impl Page {
+    fn opening(&self) -> String {
+        let name = decoded(self.path.trim_end_matches('/').rsplit('/').next().unwrap_or_default());
+        let markup = html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    title { "Index of " (name) }
+                    style { (PreEscaped(STYLE)) }
+                }
+            }
+        };
+        let header = html! {
+            header {
+                h1 { span.hidden { "Index of " } (self.crumbs()) }
+                p.cid { "CID " code translate="no" { (self.cid) } " · " a href="?format=raw" { "raw block" } " · " a href="?format=car" { "CAR" } " · " a href="?format=tar" { "TAR" } " · " a href="?format=json" { "JSON" } }
+            }
+        };
+        // The document is left open: the rows and the end follow.
+        let open = markup.into_string();
+        let open = open.strip_suffix("</html>").unwrap_or(&open);
+        format!("{open}<body>{}<main><ul>{}", header.into_string(), self.parent())
+    }
+
+    /// The way up, except from the root of a site.
+    fn parent(&self) -> String {
+        if self.is_root {
+            return String::new();
+        }
+        format!("<li class=\"up\"><i></i><a href=\"{}..\">..</a></li>\n", self.sent)
+    }
+
+    /// The way down to here, each step a link to what it leads to: in this origin, or from the one above.
+    fn crumbs(&self) -> Markup {
+        let mut steps = self.path.trim_matches('/').split('/').filter(|step| !step.is_empty());
+        let namespace = steps.next().unwrap_or_default();
+        let base = match &self.links {
+            Links::Path => format!("/{namespace}/"),
+            Links::Subdomain(authority) => format!("//{authority}/{namespace}/"),
+            Links::DnsLink(authority) => format!("//{authority}/"),
+        };
+        let is_site = matches!(self.links, Links::DnsLink(_));
+        let mut href = base;
+        html! {
+            "/" (namespace) "/"
+            @for (index, step) in steps.enumerate() {
+                @if index > 0 { "/" }
+                // The root of a domain's site is the whole origin.
+                @if !(is_site && index == 0) { ({ href.push_str(step); "" }) }
+                a href=(href) { (decoded(step)) }
+                @if !(is_site && index == 0) { ({ href.push('/'); "" }) }
+            }
+        }
+    }
+
+    fn row(&self, entry: &Entry) -> Markup {
+        let encoded = utf8_percent_encode(&entry.name, SEGMENT).to_string();
+        html! {
+            li {
+                i class=(icon(entry)) {}
+                (PreEscaped(format!("<a href=\"{}{}\">", html_attribute(&self.sent), html_attribute(&encoded)))) (entry.name) (PreEscaped("</a>"))
+                @if let Some(size) = entry.tsize { small { (human_size(size)) } }
+                (self.hash_link(entry, &encoded))
+            }
+        }
+    }
+
+    /// The entry's own CID, under which it can be found wherever it is.
+    fn hash_link(&self, entry: &Entry, encoded: &str) -> Markup {
+        let cid = entry.cid.to_string();
+        let short = format!("{}…{}", &cid[..cid.len().min(6)], &cid[cid.len().saturating_sub(4)..]);
+        let base = match &self.links {
+            Links::Path => "/ipfs/".to_owned(),
+            Links::Subdomain(authority) => format!("//{authority}/ipfs/"),
+            // A site's own origin serves nothing but the site, so this leads to a page that explains the CID.
+            Links::DnsLink(_) => {
+                let href = format!("https://cid.ipfs.tech/#{cid}");
+                return html! { a class="ipfs-hash" translate="no" href=(href) target="_blank" rel="noreferrer noopener" { (short) } };
+            }
+        };
+        let filename = utf8_percent_encode(encoded, SEGMENT);
+        let href = format!("{base}{cid}?filename={filename}");
+        html! { a class="ipfs-hash" translate="no" href=(href) { (short) } }
+    }
+
+    fn end(&self, last: Option<&str>) -> String {
+        let next = last.map(|last| format!("?after={}", utf8_percent_encode(last, NON_ALPHANUMERIC)));
+        let markup = html! {
+            @if let Some(next) = next { nav.next { a rel="next" href=(next) { "Next page" } } }
+        };
+        format!("</ul>{}</main></body></html>\n", markup.into_string())
+    }
+}
+
+fn decoded(text: &str) -> String {
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
+/// What was percent-encoded already, as the value of an attribute.
+fn html_attribute(text: &str) -> String {
+    text.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;")
+}
+
+/// The class that draws an entry's icon, by what can be told without fetching the entry: its codec and its name. Icons are
+/// drawn by the page itself, since not every system has a font with pictures.
+fn icon(entry: &Entry) -> &'static str {
+    let kind = mime_guess::from_path(&entry.name).first_raw().and_then(|kind| kind.split('/').next());
+    match kind {
+        Some("image" | "video" | "audio") => "media",
+        Some("text") => "text",
+        Some(_) => "file",
+        None if entry.cid.codec() == codec::DAG_PB && !entry.name.contains('.') => "folder",
+        None => "file",
+    }
+}
+
+fn human_size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let exponent = (bytes.ilog2() / 10) as usize;
+    let scaled = bytes as f64 / 1024_f64.powi(exponent as i32);
+    format!("{scaled:.1} {}", UNITS[exponent - 1])
+}
+
+const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--link:#0b6e75}\
+    @media(prefers-color-scheme:dark){:root{--line:#fff2;--soft:#fffa;--link:#5cc6c4}}\
+    *{box-sizing:border-box}body{margin:0;font:1rem/1.5 system-ui,sans-serif}\
+    header,main{max-width:60rem;margin:0 auto;padding:1rem}\
+    h1{margin:0;font-size:1.15rem;font-weight:600;line-height:1.4;overflow-wrap:anywhere}\
+    .hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}\
+    .cid{margin:.25rem 0 0;color:var(--soft);font-size:.85rem;overflow-wrap:anywhere}\
+    a{color:var(--link)}ul{list-style:none;margin:0;padding:0;border-top:1px solid var(--line)}\
+    li{display:flex;gap:.25rem .75rem;align-items:center;border-bottom:1px solid var(--line)}\
+    li:hover{background:var(--line)}li>a{padding:.55rem .25rem;text-decoration:none}\
+    li>a:first-of-type{flex:1;min-width:0;overflow-wrap:anywhere}\
+    li .ipfs-hash{flex:none;width:8.5em;text-align:right;color:var(--soft);font:.8rem ui-monospace,monospace}\
+    li small{flex:none;color:var(--soft);white-space:nowrap}.next{padding:1rem .25rem}\
+    @media(max-width:34rem){li .ipfs-hash{display:none}}\
+    li i{flex:none;width:1.1em;height:1.1em;margin-left:.25rem;background:currentColor;\
+    -webkit-mask:var(--icon) center/contain no-repeat;mask:var(--icon) center/contain no-repeat}\
+    .up i{--icon:url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
+%3Cpath d='M8 2l5 6h-3v6H6V8H3z'/%3E%3C/svg%3E\")}\
+    .folder{--icon:url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
+%3Cpath d='M1 3h5l2 2h7v9H1z'/%3E%3C/svg%3E\")}\
+    .file{--icon:url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
+%3Cpath d='M3 1h6v4h4v10H3zM10 1l3 3h-3z'/%3E%3C/svg%3E\")}\
+    .text{--icon:url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
+%3Cpath fill-rule='evenodd' d='M3 1h10v14H3zM5 4v1h6V4zM5 7v1h6V7zM5 10v1h4v-1z'/%3E%3C/svg%3E\")}\
+    .media{--icon:url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
+%3Cpath fill-rule='evenodd' d='M1 2h14v12H1zM3 12h10l-3-5-2 3-2-2z'/%3E%3C/svg%3E\")}";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, cid: &str, tsize: Option<u64>) -> Entry {
+        Entry { name: name.to_owned(), cid: content::cid::parse(cid).expect("a CID"), tsize }
+    }
+
+    const RAW: &str = "bafkqac3imvwgy3zao5xxe3de";
+    const PB: &str = "bafybeig6ka5mlwkl4subqhaiatalkcleo4jgnr3hqwvpmsqfca27cijp3i";
+
+    fn page(path: &str, sent: &str, links: Links) -> Page {
+        let cid = content::cid::parse(PB).expect("a CID");
+        Page { cid, sent: sent.to_owned(), path: path.to_owned(), links, is_root: false }
+    }
+
+    #[test]
+    fn rows_escape_names_for_html_and_for_links() {
+        let page = page("/ipfs/x/", "/ipfs/x/", Links::Path);
+        let html = page.row(&entry("a b<i>%2F?#\"é&c", RAW, Some(2048))).into_string();
+        assert!(html.contains("href=\"/ipfs/x/a%20b%3Ci%3E%252F%3F%23%22%C3%A9&amp;c\""), "{html}");
+        assert!(html.contains("a b&lt;i&gt;%2F?#&quot;é&amp;c") && html.contains("2.0 KiB"), "{html}");
+        assert!(page.row(&entry("javascript:alert(1)", RAW, None)).into_string().contains("/x/javascript%3A"));
+    }
+
+    #[test]
+    fn icons_and_sizes_tell_what_can_be_told() {
+        let table =
+            [("pic.png", RAW, "media"), ("notes.md", PB, "text"), ("folder", PB, "folder"), ("LICENSE", RAW, "file")];
+        for (name, cid, expected) in table {
+            assert_eq!(icon(&entry(name, cid, None)), expected, "{name}");
+        }
+        let sizes = [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_572_864, "1.5 MiB"), (u64::MAX, "16.0 EiB")];
+        for (bytes, expected) in sizes {
+            assert_eq!(human_size(bytes), expected);
+        }
+    }
+
+    #[test]
+    fn crumbs_lead_back_to_each_folder_from_every_origin() {
+        let table = [
+            (
+                page("/ipfs/bafy/a%20b/c/", "/ipfs/bafy/a%20b/c/", Links::Path),
+                "/ipfs/<a href=\"/ipfs/bafy\">bafy</a>/<a href=\"/ipfs/bafy/a%20b\">a b</a>/<a href=\"/ipfs/bafy/a%20b/c\">c</a>",
+            ),
+            (
+                page("/ipfs/bafy/a/", "/a/", Links::Subdomain("gw.example:81".to_owned())),
+                "/ipfs/<a href=\"//gw.example:81/ipfs/bafy\">bafy</a>/<a href=\"//gw.example:81/ipfs/bafy/a\">a</a>",
+            ),
+            (
+                page("/ipns/a.example/b/", "/b/", Links::DnsLink("a.example".to_owned())),
+                "/ipns/<a href=\"//a.example/\">a.example</a>/<a href=\"//a.example/b\">b</a>",
+            ),
+        ];
+        for (page, expected) in table {
+            assert_eq!(page.crumbs().into_string(), expected);
+        }
+    }
+
+    #[test]
+    fn json_names_what_is_known() {
+        assert_eq!(
+            json_row(&entry("a\"b", RAW, Some(3))).to_string(),
+            format!("{{\"cid\":\"{RAW}\",\"name\":\"a\\\"b\",\"size\":3,\"type\":\"file\"}}")
+        );
+        assert_eq!(json_row(&entry("d", PB, None)).to_string(), format!("{{\"cid\":\"{PB}\",\"name\":\"d\"}}"));
+    }
+}

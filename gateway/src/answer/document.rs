@@ -1,0 +1,233 @@
+//! Documents: IPLD data and plain JSON and CBOR (<https://specs.ipfs.tech/http-gateways/path-gateway/#accept-request-header>).
+//!
+//! A document is sent as it is stored, under its own media type or the plain one of the same syntax. Other codecs are
+//! converted to if the operator allows it, and else refused (IPIP-0524). A browser gets a page that shows what is inside.
+
+use super::Context;
+use super::file::{AtHand, at_hand};
+use crate::body::Content;
+use crate::conditional::none_match;
+use crate::errors::Problem;
+use crate::negotiate::Format;
+use crate::plan;
+use crate::resolve::{self, etag_of, header};
+use crate::respond::{self, Draft};
+use crate::route::Links;
+use content::ipld::{self, Kind, Label, Outline, OutlineLimits};
+use content::walk::Resolved;
+use content::{Block, Cid, codec};
+use http::HeaderValue;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+/// Part of the entity tag of a preview: to be raised whenever it looks different.
+const VERSION: u32 = 1;
+
+/// The format that a codec is by itself.
+pub fn native_format(cid: &Cid) -> Option<Format> {
+    match cid.codec() {
+        codec::DAG_CBOR => Some(Format::DagCbor),
+        codec::DAG_JSON => Some(Format::DagJson),
+        codec::CBOR => Some(Format::Cbor),
+        codec::JSON => Some(Format::Json),
+        _ => None,
+    }
+}
+
+fn codec_of(format: Format) -> u64 {
+    match format {
+        Format::DagCbor => codec::DAG_CBOR,
+        Format::Cbor => codec::CBOR,
+        Format::Json => codec::JSON,
+        _ => codec::DAG_JSON,
+    }
+}
+
+/// Whether the bytes of one format are valid in the other as they are: all IPLD data is plain JSON or CBOR.
+fn is_same_syntax(stored: Format, wanted: Format) -> bool {
+    stored == wanted
+        || matches!((stored, wanted), (Format::DagCbor, Format::Cbor) | (Format::DagJson, Format::Json))
+}
+
+/// A document that a path was found to lead to, in the format that is wanted.
+///
+/// # Errors
+/// [`Problem`] when the path leads into it, or it cannot be had in that format.
+pub fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Problem> {
+    let cid = *resolved.block.cid();
+    if !resolved.remainder.is_empty() {
+        return Err(Problem::InsideDocument { cid });
+    }
+    let roots = resolve::roots_header(&resolved);
+    let native = native_format(&cid).unwrap_or(Format::Raw);
+    match cx.ask.wanted.format {
+        Format::Native if cx.ask.wanted.html => preview(cx, &resolved.block, &roots),
+        Format::Native => Ok(stored(cx, &resolved.block, native, &roots)),
+        wanted if is_same_syntax(native, wanted) => Ok(stored(cx, &resolved.block, wanted, &roots)),
+        wanted => converted(cx, &resolved.block, wanted, &roots),
+    }
+}
+
+/// dag-json or dag-cbor of whatever a path leads to.
+///
+/// # Errors
+/// [`Problem`] when the path leads nowhere, or to what cannot be had in that format.
+pub async fn of_anything(cx: &Context<'_>) -> Result<Draft, Problem> {
+    let resolved = resolve::walk(cx.source, cx.target).await?;
+    document(cx, resolved)
+}
+
+fn stored(cx: &Context<'_>, block: &Block, format: Format, roots: &HeaderValue) -> Draft {
+    in_format(cx, block.cid(), block.data().clone(), format, roots)
+}
+
+fn converted(cx: &Context<'_>, block: &Block, wanted: Format, roots: &HeaderValue) -> Result<Draft, Problem> {
+    let cid = *block.cid();
+    if !cx.gateway.limits.convert_codecs {
+        return Err(Problem::NotConverted { cid, wanted: wanted.name() });
+    }
+    let bytes = ipld::convert(block, codec_of(wanted))?;
+    Ok(in_format(cx, &cid, bytes, wanted, roots))
+}
+
+fn in_format(cx: &Context<'_>, cid: &Cid, bytes: bytes::Bytes, format: Format, roots: &HeaderValue) -> Draft {
+    let is_json = matches!(format, Format::Json | Format::DagJson);
+    let name = format!("{cid}.{}", if is_json { "json" } else { "cbor" });
+    let it = AtHand {
+        bytes,
+        etag: etag(cid, format),
+        content_type: HeaderValue::from_static(format.media_type()),
+        // Browsers show JSON, and save CBOR.
+        disposition: Some(plan::disposition(cx.ask, !is_json, Some(name))),
+    };
+    at_hand(&cx.about(roots), it)
+}
+
+/// The entity tag of a document in a format.
+pub fn etag(cid: &Cid, format: Format) -> HeaderValue {
+    etag_of(cid, &format!(".{}", format.name()))
+}
+
+/// The entity tag of the page that shows a document.
+pub fn preview_etag(cid: &Cid) -> HeaderValue {
+    header(&format!("\"DagIndex-{VERSION}_CID-{cid}\""))
+}
+
+fn preview(cx: &Context<'_>, block: &Block, roots: &HeaderValue) -> Result<Draft, Problem> {
+    let (about, etag) = (cx.about(roots), preview_etag(block.cid()));
+    if none_match(cx.ask.headers, etag.as_bytes(), true) {
+        return Ok(plan::not_modified(&about, &etag, true).map(|()| Content::Empty));
+    }
+    let outline = ipld::outline(&ipld::decode(block)?, OutlineLimits::default());
+    let page = page(cx, block, &outline).into_string();
+    let head = plan::stream(&about, &etag, HeaderValue::from_static("text/html; charset=utf-8"), true);
+    let mut draft = respond::page(head.map(|()| page));
+    // Ranges of a page would be pointless, but its length is known.
+    draft.headers_mut().remove(http::header::CONTENT_DISPOSITION);
+    Ok(draft)
+}
+
+fn page(cx: &Context<'_>, block: &Block, outline: &Outline) -> Markup {
+    let cid = block.cid();
+    let native = native_format(cid).map_or("", Format::name);
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (native) " " (cid) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                header {
+                    h1 translate="no" { (cid) }
+                    p { (native) ", " (block.data().len()) " bytes · " a href={ "?format=" (native) } { (native) } " · " a href="?format=raw" { "raw block" } " · " a href="?format=car" { "CAR" } }
+                }
+                main {
+                    @for line in &outline.lines {
+                        div.line style={ "--depth:" (line.depth.min(16)) } {
+                            @if let Some(label) = &line.label { b { (name_of(label)) } }
+                            @if let Some(link) = &line.link { a href=(link_to(cx, link)) translate="no" { (line.text) } }
+                            @else { span class=(class_of(line.kind)) { (line.text) @if line.cut { "…" } } }
+                            small { (describe(line.kind)) }
+                        }
+                    }
+                    @if !outline.complete { p { "The rest is not shown here." } }
+                }
+            }
+        }
+    }
+}
+
+fn name_of(label: &Label) -> String {
+    match label {
+        Label::Key(key) => key.clone(),
+        Label::Index(index) => index.to_string(),
+    }
+}
+
+fn link_to(cx: &Context<'_>, cid: &Cid) -> String {
+    match &cx.place.links {
+        Links::Subdomain(authority) => format!("//{authority}/ipfs/{cid}"),
+        Links::Path | Links::DnsLink(_) => format!("/ipfs/{cid}"),
+    }
+}
+
+fn class_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::String(_) => "text",
+        Kind::Bytes(_) => "bytes",
+        _ => "value",
+    }
+}
+
+fn describe(kind: Kind) -> String {
+    let many = |count: usize, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
+    match kind {
+        Kind::Null => "null".to_owned(),
+        Kind::Bool | Kind::Integer | Kind::Float | Kind::String(_) | Kind::Link => String::new(),
+        Kind::Bytes(count) => many(count, "byte", "bytes"),
+        Kind::List(count) => format!("list of {}", many(count, "value", "values")),
+        Kind::Map(count) => format!("map of {}", many(count, "key", "keys")),
+    }
+}
+
+const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--link:#0b6e75}\
+    @media(prefers-color-scheme:dark){:root{--line:#fff2;--soft:#fffa;--link:#5cc6c4}}\
+    body{margin:0;font:1rem/1.5 system-ui,sans-serif}header,main{max-width:60rem;margin:0 auto;padding:1rem}\
+    h1{margin:0;font-size:1.05rem;overflow-wrap:anywhere}header p{margin:.25rem 0 0;color:var(--soft);font-size:.85rem}\
+    a{color:var(--link);overflow-wrap:anywhere}main{border-top:1px solid var(--line)}\
+    .line{padding:.2rem 0 .2rem calc(var(--depth)*1.1rem);overflow-wrap:anywhere}.line b{margin-right:.6em}\
+    .text{white-space:pre-wrap}.bytes{font-family:ui-monospace,monospace;font-size:.9em}\
+    small{margin-left:.6em;color:var(--soft)}";
+
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_bytes_are_valid_in_their_own_format_and_the_plain_one() {
+        use Format::{Cbor, DagCbor, DagJson, Json};
+        let table = [
+            (DagCbor, DagCbor, true),
+            (DagCbor, Cbor, true),
+            (DagJson, Json, true),
+            (Cbor, DagCbor, false),
+            (Json, DagJson, false),
+            (DagCbor, DagJson, false),
+            (DagJson, Cbor, false),
+        ];
+        for (stored, wanted, expected) in table {
+            assert_eq!(is_same_syntax(stored, wanted), expected, "{stored:?} as {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_told_in_words() {
+        let table = [(Kind::List(1), "list of 1 value"), (Kind::Map(2), "map of 2 keys"), (Kind::Bytes(3), "3 bytes")];
+        for (kind, expected) in table {
+            assert_eq!(describe(kind), expected);
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Files, symlinks and raw blocks: bytes of a known length, whole or in ranges.
+
+use super::Context;
+use crate::body::Content;
+use crate::content_type;
+use crate::errors::Problem;
+use crate::negotiate::Format;
+use crate::plan::{self, About, Decision, Representation};
+use crate::range::Multipart;
+use crate::request::Ask;
+use crate::resolve::{self, Entity, etag_of};
+use crate::respond::Draft;
+use crate::source::RootSource;
+use bytes::Bytes;
+use content::unixfs::file::{FileReader, ReadLimits};
+use content::{Block, codec};
+use futures::stream::{self, StreamExt as _};
+use http::HeaderValue;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A file whose root block is at hand.
+pub struct OpenFile<'a> {
+    /// Where its other blocks come from.
+    pub source: &'a Arc<RootSource>,
+    /// Its root block.
+    pub block: &'a Block,
+    /// How far it is read ahead.
+    pub limits: &'a ReadLimits,
+}
+
+/// Sends a file, or what is wanted of it. `learnt` is called when its media type is found out.
+///
+/// # Errors
+/// [`Problem`] when the first of its bytes do not come.
+pub async fn file(
+    about: &About<'_>,
+    mut entity: Arc<Entity>,
+    file: OpenFile<'_>,
+    response_bytes_max: u64,
+    learnt: impl FnOnce(&Arc<Entity>),
+) -> Result<Draft, Problem> {
+    let ask = about.ask;
+    let decision = Decision::of(ask, &entity.etag, entity.modified, entity.size);
+    check_length(&decision, entity.size, response_bytes_max)?;
+    let sniffs = decision.has_body() && entity.content_type.is_none();
+    let first = decision.has_body().then(|| first_range(&decision, entity.size)).filter(|_| !ask.head_only || sniffs);
+    let mut content = match first.clone() {
+        Some(range) if !ask.head_only => file.open(range).await?,
+        _ => Content::Empty,
+    };
+    if sniffs {
+        let range = first.unwrap_or(0..0);
+        let sniffed = match begins(&content, &range, entity.size) {
+            Some(first) => content_type::by_content(first),
+            None => file.sniff(entity.size).await?,
+        };
+        Arc::make_mut(&mut entity).content_type = Some(sniffed);
+        learnt(&entity);
+    }
+    let content_type = plan::file_type(ask, &entity);
+    let multipart = multipart(&decision, content_type.as_ref(), entity.size);
+    if let (Some(multipart), false) = (&multipart, ask.head_only) {
+        content = several(&file, multipart.clone(), content);
+    }
+    let it = Representation {
+        etag: &entity.etag,
+        modified: entity.modified,
+        size: entity.size,
+        content_type,
+        disposition: plan::file_disposition(ask),
+        multipart: multipart.as_ref(),
+    };
+    Ok(plan::sized(about, &it, &decision).map(|()| content))
+}
+
+/// The head of a file, when no byte of it is needed for that.
+pub fn head_only(about: &About<'_>, entity: &Entity) -> Option<Draft> {
+    let decision = Decision::of(about.ask, &entity.etag, entity.modified, entity.size);
+    if decision.has_body() && (!about.ask.head_only || entity.content_type.is_none()) {
+        return None;
+    }
+    let it = Representation {
+        etag: &entity.etag,
+        modified: entity.modified,
+        size: entity.size,
+        content_type: plan::file_type(about.ask, entity),
+        disposition: plan::file_disposition(about.ask),
+        multipart: None,
+    };
+    Some(plan::sized(about, &it, &decision).map(|()| Content::Empty))
+}
+
+/// The bytes that are looked at first: those of the first part.
+fn first_range(decision: &Decision, size: u64) -> Range<u64> {
+    match decision {
+        Decision::Part(range) => range.clone(),
+        Decision::Parts(parts) => parts.first().cloned().unwrap_or(0..0),
+        _ => 0..size,
+    }
+}
+
+/// # Errors
+/// [`Problem::TooLarge`] when more would be sent than one response may have.
+fn check_length(decision: &Decision, size: u64, max: u64) -> Result<(), Problem> {
+    let length = match decision {
+        Decision::NotModified | Decision::Unsatisfiable => 0,
+        Decision::Whole => size,
+        Decision::Part(range) => range.end - range.start,
+        Decision::Parts(parts) => parts.iter().map(|range| range.end - range.start).sum(),
+    };
+    if length > max { Err(Problem::TooLarge { bytes: length, max }) } else { Ok(()) }
+}
+
+fn multipart(decision: &Decision, content_type: Option<&HeaderValue>, size: u64) -> Option<Multipart> {
+    let Decision::Parts(parts) = decision else { return None };
+    let octets = HeaderValue::from_static("application/octet-stream");
+    Some(Multipart::new(rand::random(), content_type.unwrap_or(&octets), size, parts.clone()))
+}
+
+impl OpenFile<'_> {
+    /// The bytes of a range. Waits for the first of them.
+    async fn open(&self, range: Range<u64>) -> Result<Content, Problem> {
+        open(self.source, self.block, range, self.limits).await
+    }
+
+    /// The media type that a file's first bytes look like, when they are not being sent anyway.
+    async fn sniff(&self, size: u64) -> Result<HeaderValue, Problem> {
+        let content = self.open(0..size.min(content_type::SNIFF_BYTES)).await?;
+        Ok(content_type::by_content(first_of(&content)))
+    }
+}
+
+async fn open(
+    source: &Arc<RootSource>,
+    block: &Block,
+    range: Range<u64>,
+    limits: &ReadLimits,
+) -> Result<Content, Problem> {
+    if block.cid().codec() == codec::RAW {
+        return Ok(Content::Bytes(slice(block.data(), &range)));
+    }
+    let remaining = range.end - range.start;
+    let mut reader = FileReader::new(Arc::clone(source) as _, block.clone(), range, limits.clone())?;
+    match reader.next().await.transpose()? {
+        None if remaining == 0 => Ok(Content::Empty),
+        None => Err(Problem::Length),
+        Some(first) if first.len() as u64 == remaining => Ok(Content::Bytes(first)),
+        Some(first) => Ok(Content::File { first: Some(first), reader: Box::new(reader), remaining }),
+    }
+}
+
+/// Several parts as one body, each opened when the one before it is sent. The first one is open already.
+fn several(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content {
+    let (source, block, limits) = (Arc::clone(file.source), file.block.clone(), file.limits.clone());
+    let remaining = multipart.content_length;
+    let end = stream::once(async move { Ok(multipart.end) });
+    let parts = stream::iter(multipart.frames).scan(Some(first), move |first, frame| {
+        let (source, block, limits, open_first) = (Arc::clone(&source), block.clone(), limits.clone(), first.take());
+        async move {
+            let content = match open_first {
+                Some(content) => Ok(content),
+                None => open(&source, &block, frame.range, &limits).await,
+            };
+            let head = stream::once(async move { Ok(frame.head) });
+            Some(match content {
+                Ok(content) => head.chain(content).boxed(),
+                Err(problem) => stream::once(async move { Err(problem) }).boxed(),
+            })
+        }
+    });
+    Content::Stream { stream: parts.flatten().chain(end).boxed(), remaining: Some(remaining) }
+}
+
+/// The first bytes of a file, if they are among those that are sent.
+fn begins<'a>(content: &'a Content, range: &Range<u64>, size: u64) -> Option<&'a [u8]> {
+    let enough = range.start == 0 && range.end >= size.min(content_type::SNIFF_BYTES);
+    (enough && (!matches!(content, Content::Empty) || size == 0)).then(|| first_of(content))
+}
+
+fn first_of(content: &Content) -> &[u8] {
+    match content {
+        Content::Bytes(bytes) | Content::File { first: Some(bytes), .. } => bytes,
+        _ => &[],
+    }
+}
+
+/// The bytes of a range that was checked against their number.
+fn slice(bytes: &Bytes, range: &Range<u64>) -> Bytes {
+    let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+    bytes.slice(at(range.start)..at(range.end))
+}
+
+/// Bytes that are at hand, and what they are.
+pub struct AtHand {
+    /// All of them.
+    pub bytes: Bytes,
+    /// What tells them from any others.
+    pub etag: HeaderValue,
+    /// Their media type.
+    pub content_type: HeaderValue,
+    /// `Content-Disposition`, if they need one.
+    pub disposition: Option<HeaderValue>,
+}
+
+/// Sends bytes that are at hand, or what is wanted of them.
+pub fn at_hand(about: &About<'_>, it: AtHand) -> Draft {
+    let AtHand { bytes, etag, content_type, disposition } = it;
+    let size = bytes.len() as u64;
+    let decision = Decision::of(about.ask, &etag, None, size);
+    let multipart = multipart(&decision, Some(&content_type), size);
+    let content = match (&decision, &multipart) {
+        _ if about.ask.head_only => Content::Empty,
+        (Decision::Whole, _) => Content::Bytes(bytes),
+        (Decision::Part(range), _) => Content::Bytes(slice(&bytes, range)),
+        (Decision::Parts(_), Some(multipart)) => Content::Bytes(joined(&bytes, multipart)),
+        _ => Content::Empty,
+    };
+    let it = Representation {
+        etag: &etag,
+        modified: None,
+        size,
+        content_type: Some(content_type),
+        disposition,
+        multipart: multipart.as_ref(),
+    };
+    plan::sized(about, &it, &decision).map(|()| content)
+}
+
+fn joined(bytes: &Bytes, multipart: &Multipart) -> Bytes {
+    let mut body = Vec::with_capacity(usize::try_from(multipart.content_length).unwrap_or_default());
+    for frame in &multipart.frames {
+        body.extend_from_slice(&frame.head);
+        body.extend_from_slice(&slice(bytes, &frame.range));
+    }
+    body.extend_from_slice(&multipart.end);
+    body.into()
+}
+
+/// A symlink's target, as text.
+pub fn symlink(about: &About<'_>, entity: Entity, target: Bytes) -> Draft {
+    let content_type = plan::file_type(about.ask, &entity).unwrap_or(content_type::SYMLINK);
+    at_hand(about, AtHand { bytes: target, etag: entity.etag, content_type, disposition: plan::file_disposition(about.ask) })
+}
+
+/// The one block that a path leads to, as it is hashed.
+///
+/// # Errors
+/// [`Problem`] when the path leads nowhere or a block does not come.
+pub async fn raw(cx: &Context<'_>) -> Result<Draft, Problem> {
+    let resolved = resolve::walk(cx.source, cx.target).await?;
+    if !resolved.remainder.is_empty() {
+        return Err(Problem::InsideDocument { cid: *resolved.block.cid() });
+    }
+    let roots = resolve::roots_header(&resolved);
+    let block = resolved.block;
+    let it = AtHand {
+        bytes: block.data().clone(),
+        etag: raw_etag(block.cid()),
+        content_type: HeaderValue::from_static(Format::Raw.media_type()),
+        disposition: Some(plan::disposition(cx.ask, true, Some(format!("{}.bin", block.cid())))),
+    };
+    Ok(at_hand(&cx.about(&roots), it))
+}
+
+/// The entity tag of a block as it is hashed.
+pub fn raw_etag(cid: &content::Cid) -> HeaderValue {
+    etag_of(cid, ".raw")
+}
+
+/// Whether a request is for a file's own bytes, whatever format it names: those of formats that only documents have.
+pub fn is_for_bytes(ask: &Ask<'_>) -> bool {
+    matches!(ask.wanted.format, Format::Native | Format::Json | Format::Cbor)
+}

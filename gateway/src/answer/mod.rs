@@ -1,0 +1,50 @@
+//! The representations that content has, one file for each.
+//!
+//! | module | formats |
+//! |---|---|
+//! | [`file`] | files, symlinks and raw blocks: bytes of a known length, in ranges |
+//! | [`directory`] | listings, as HTML and as JSON |
+//! | [`document`] | dag-json, dag-cbor, json and cbor, and the page that shows them |
+//! | [`archive`] | CAR and TAR |
+//! | [`record`] | IPNS records |
+//! | [`site`] | what `_redirects` says of a path that is not there |
+
+pub mod archive;
+pub mod directory;
+pub mod document;
+pub mod file;
+pub mod record;
+pub mod site;
+
+use crate::pipeline::Gateway;
+use crate::plan::About;
+use crate::request::Ask;
+use crate::resolve::Target;
+use crate::route::Place;
+use crate::source::RootSource;
+use http::HeaderValue;
+use std::sync::Arc;
+
+/// One request for content, as far as it has come: what every representation needs to know.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// What answers.
+    pub gateway: &'a Gateway,
+    /// The request.
+    pub ask: &'a Ask<'a>,
+    /// Where the content is shown.
+    pub place: &'a Place,
+    /// The path that is walked.
+    pub target: &'a Target,
+    /// Where its blocks come from.
+    pub source: &'a Arc<RootSource>,
+    /// The policy's generation when the request came.
+    pub generation: u64,
+}
+
+impl<'a> Context<'a> {
+    /// What a head says of the request.
+    pub fn about(&self, roots: &'a HeaderValue) -> About<'a> {
+        About { ask: self.ask, freshness: self.target.freshness, roots, tier: self.source.tier() }
+    }
+}

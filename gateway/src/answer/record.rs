@@ -1,0 +1,49 @@
+//! IPNS records (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#ipns-record-responses-application-vnd-ipfs-ipns-record>).
+
+use super::file::{AtHand, at_hand};
+use crate::errors::Problem;
+use crate::negotiate::Format;
+use crate::plan::{self, About};
+use crate::request::Ask;
+use crate::resolve::{Freshness, header};
+use crate::respond::Draft;
+use crate::source::Tier;
+use content::path::Root;
+use content::{ContentPath, Name, NameResolver, hashes};
+use http::HeaderValue;
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime};
+
+/// The record of the key that a path begins with, and ends with.
+///
+/// # Errors
+/// [`Problem`] when the path is no key, or no record of it is to be had.
+pub async fn record(ask: &Ask<'_>, path: &ContentPath, names: &dyn NameResolver) -> Result<Draft, Problem> {
+    let Root::Name(Name::Key(key)) = &path.root else { return Err(Problem::NoRecordOf) };
+    if !path.segments.is_empty() {
+        return Err(Problem::NoRecordOf);
+    }
+    let record = names.record(key).await?;
+    let left = record.end_of_life().duration_since(SystemTime::now()).unwrap_or(Duration::ZERO);
+    let roots = HeaderValue::from_static("");
+    let about = About { ask, freshness: Freshness::For(record.ttl().min(left)), roots: &roots, tier: Tier::Ram };
+    let it = AtHand {
+        etag: etag(record.bytes()),
+        bytes: record.bytes().clone(),
+        content_type: HeaderValue::from_static(Format::IpnsRecord.media_type()),
+        disposition: Some(plan::disposition(ask, true, Some(format!("{key}.ipns-record")))),
+    };
+    let mut draft = at_hand(&about, it);
+    // A record is no content: nothing was walked.
+    draft.headers_mut().remove("x-ipfs-roots");
+    Ok(draft)
+}
+
+fn etag(bytes: &[u8]) -> HeaderValue {
+    let digest = hashes::digest(hashes::SHA2_256, 32, bytes);
+    let hex = digest.map(|hash| hash.digest().iter().take(16).fold(String::new(), |mut hex, byte| {
+        _ = write!(hex, "{byte:02x}");
+        hex
+    }));
+    header(&format!("\"{}.ipns-record\"", hex.unwrap_or_default()))
+}

@@ -1,0 +1,166 @@
+//! [`Client`]: who asks, and under which name, as far as they can be believed.
+//!
+//! A proxy in front of the gateway hides the client's address, the host name and the scheme, and reports them in
+//! `X-Forwarded-*` headers. Anybody can send those, so they count only from the proxies that the operator trusts.
+
+use http::HeaderMap;
+use http::request::Parts;
+use ipnet::IpNet;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Who asks, under which name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Client {
+    /// The client's address.
+    pub address: IpAddr,
+    /// The host and port that the client asked, as sent; empty if it sent none.
+    pub authority: String,
+    /// Whether the client speaks HTTPS to whoever faces it.
+    pub https: bool,
+}
+
+impl Client {
+    /// Reads a request's head that came from `peer`.
+    pub fn of(head: &Parts, peer: IpAddr, trusted: &[IpNet]) -> Self {
+        let direct = Self { address: peer.to_canonical(), authority: asked_authority(head), https: false };
+        if trusted.is_empty() || !is_trusted(direct.address, trusted) {
+            return direct;
+        }
+        let forwarded = |name| last_of(&head.headers, name);
+        Self {
+            address: original(&head.headers, direct.address, trusted),
+            authority: forwarded("x-forwarded-host").map_or(direct.authority, str::to_owned),
+            https: forwarded("x-forwarded-proto").is_some_and(|scheme| scheme.eq_ignore_ascii_case("https")),
+        }
+    }
+
+    /// The host without its port, in lower case and without a last dot.
+    pub fn host(&self) -> String {
+        let authority = self.authority.as_str();
+        let host = match authority.rsplit_once(':') {
+            // The colons of an IPv6 address are inside brackets.
+            Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+            _ => authority,
+        };
+        host.trim_end_matches('.').to_ascii_lowercase()
+    }
+
+    /// The scheme of the client's URL.
+    pub fn scheme(&self) -> &'static str {
+        if self.https { "https" } else { "http" }
+    }
+
+    /// What limits count a client by: its address, or of IPv6 the network of 64 bits, all of which one client may have.
+    pub fn group(&self) -> IpAddr {
+        match self.address {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+            v4 => v4,
+        }
+    }
+}
+
+/// The host of a request: that of an absolute URL, as proxies are asked, comes before the header (RFC 9112, section 3.2.2).
+fn asked_authority(head: &Parts) -> String {
+    let in_url = head.uri.authority().map(|authority| authority.as_str().rsplit('@').next().unwrap_or_default());
+    let in_header = || head.headers.get(http::header::HOST).and_then(|host| host.to_str().ok());
+    in_url.or_else(in_header).unwrap_or_default().to_owned()
+}
+
+fn is_trusted(address: IpAddr, trusted: &[IpNet]) -> bool {
+    trusted.iter().any(|network| network.contains(&address))
+}
+
+/// The last value of a header that each proxy may have added to: what the nearest one says.
+fn last_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let last = headers.get_all(name).iter().next_back()?.to_str().ok()?;
+    last.rsplit(',').next().map(str::trim).filter(|value| !value.is_empty())
+}
+
+/// The client's own address: of those that were forwarded, the last that is no trusted proxy's.
+fn original(headers: &HeaderMap, peer: IpAddr, trusted: &[IpNet]) -> IpAddr {
+    let mut nearest = peer;
+    let lists = headers.get_all("x-forwarded-for").iter().rev().filter_map(|list| list.to_str().ok());
+    for text in lists.flat_map(|list| list.rsplit(',')) {
+        let Some(address) = address(text.trim()) else { break };
+        nearest = address.to_canonical();
+        if !is_trusted(nearest, trusted) {
+            break;
+        }
+    }
+    nearest
+}
+
+/// An address, perhaps with a port.
+fn address(text: &str) -> Option<IpAddr> {
+    let bare = text.trim_start_matches('[');
+    let with_port = || text.parse::<std::net::SocketAddr>().ok().map(|socket| socket.ip());
+    bare.trim_end_matches(']').parse().ok().or_else(with_port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::Request;
+
+    fn client(peer: &str, target: &str, headers: &[(&str, &str)]) -> Client {
+        let mut builder = Request::builder().uri(target);
+        for (name, value) in headers {
+            builder = builder.header(*name, *value);
+        }
+        let head = builder.body(()).expect("a request").into_parts().0;
+        let trusted = ["127.0.0.0/8", "10.0.0.0/8"].map(|net| net.parse().expect("a network"));
+        Client::of(&head, peer.parse().expect("an address"), &trusted)
+    }
+
+    #[test]
+    fn forwarded_headers_count_from_trusted_proxies_only() {
+        let headers = [
+            ("host", "proxy.internal:8080"),
+            ("x-forwarded-host", "example.com"),
+            ("x-forwarded-proto", "HTTPS"),
+            ("x-forwarded-for", "6.6.6.6, 8.8.8.8, 10.0.0.9"),
+        ];
+        let trusted = client("127.0.0.1", "/", &headers);
+        assert_eq!((trusted.host().as_str(), trusted.https, trusted.address.to_string()), ("example.com", true, "8.8.8.8".to_owned()));
+        let stranger = client("9.9.9.9", "/", &headers);
+        assert_eq!((stranger.host().as_str(), stranger.https, stranger.address.to_string()), ("proxy.internal", false, "9.9.9.9".to_owned()));
+    }
+
+    #[test]
+    fn of_several_addresses_the_last_untrusted_one_is_the_client() {
+        let table: [(&[&str], &str); 7] = [
+            (&[], "127.0.0.1"),
+            (&["1.2.3.4"], "1.2.3.4"),
+            (&["1.2.3.4:5678"], "1.2.3.4"),
+            (&["6.6.6.6", "1.2.3.4, 10.1.1.1"], "1.2.3.4"),
+            (&["10.1.1.1"], "10.1.1.1"),
+            (&["1.2.3.4, unknown"], "127.0.0.1"),
+            (&["[2001:db8::1]:443"], "2001:db8::1"),
+        ];
+        for (lists, expected) in table {
+            let headers: Vec<_> = lists.iter().map(|list| ("x-forwarded-for", *list)).collect();
+            assert_eq!(client("127.0.0.1", "/", &headers).address.to_string(), expected, "{lists:?}");
+        }
+    }
+
+    #[test]
+    fn hosts_lose_their_port_case_and_last_dot() {
+        let table = [
+            ("Example.COM:8080", "example.com"),
+            ("example.com.", "example.com"),
+            ("[::1]:8080", "[::1]"),
+            ("[::1]", "[::1]"),
+            ("", ""),
+        ];
+        for (host, expected) in table {
+            assert_eq!(client("9.9.9.9", "/", &[("host", host)]).host(), expected, "{host}");
+        }
+        assert_eq!(client("9.9.9.9", "http://a.example:80/x", &[("host", "b.example")]).host(), "a.example");
+    }
+
+    #[test]
+    fn an_ipv6_client_is_its_network() {
+        assert_eq!(client("2001:db8:1:2:3:4:5:6", "/", &[]).group().to_string(), "2001:db8:1:2::");
+        assert_eq!(client("::ffff:1.2.3.4", "/", &[]).group().to_string(), "1.2.3.4");
+    }
+}

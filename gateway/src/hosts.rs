@@ -1,0 +1,276 @@
+//! [`Hosts`]: what a host name means (<https://specs.ipfs.tech/http-gateways/subdomain-gateway/>,
+//! <https://specs.ipfs.tech/http-gateways/dnslink-gateway/>).
+//!
+//! Goals: pure functions from a host name to the site that it stands for, and from a path to the origin that it belongs
+//! to; content never runs in an origin that it shares with other content, under a name that is set up for that.
+//!
+//! Non-goals: looking anything up. Whether an unknown domain has a DNSLink is found out by the caller.
+
+use config::{Host, Http};
+use content::names::{Domain, Key, Name};
+use content::path::{Namespace, Root};
+use content::{Cid, cid, codec};
+use ::cid::multibase::Base;
+
+/// A label of a domain has no more characters (RFC 1035, section 2.3.4).
+const LABEL_BYTES_MAX: usize = 63;
+
+/// The host names that are set up, and how all others are answered.
+#[derive(Debug, Clone)]
+pub struct Hosts {
+    hosts: Vec<Host>,
+    /// Domains with a DNSLink are websites.
+    pub dnslink_sites: bool,
+    /// What is served under names that are not set up.
+    pub deserialized: bool,
+}
+
+/// What a host name stands for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Site<'a> {
+    /// A name that is set up, itself.
+    Known(&'a Host),
+    /// `LABEL.ipfs.HOST` or `LABEL.ipns.HOST`.
+    Subdomain(Subdomain<'a>),
+    /// A domain that may have a DNSLink.
+    Domain(Domain),
+    /// An address, or a name without a dot: answered by path.
+    Other,
+}
+
+/// An origin below a host.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Subdomain<'a> {
+    /// The host below which it is.
+    pub host: &'a Host,
+    /// Which namespace its label is of.
+    pub namespace: Namespace,
+    /// What comes before `.ipfs.HOST`, in lower case.
+    pub label: String,
+}
+
+/// Why a label stands for nothing, or a root has no label.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LabelError {
+    /// The root is no CID.
+    #[error(transparent)]
+    Cid(#[from] content::CidError),
+    /// The root is no name.
+    #[error(transparent)]
+    Name(#[from] content::names::NotAName),
+    /// The text of the root does not fit into a label in any base.
+    #[error("CID incompatible with DNS label length limit of 63: {text}")]
+    TooLong {
+        /// The shortest text.
+        text: String,
+    },
+}
+
+impl Hosts {
+    /// The hosts that are configured.
+    pub fn of(http: &Http) -> Self {
+        Self { hosts: http.hosts.clone(), dnslink_sites: http.dnslink_sites, deserialized: http.deserialized }
+    }
+
+    /// What a host name (without port, in lower case) stands for.
+    pub fn site(&self, name: &str) -> Site<'_> {
+        if let Some(host) = self.hosts.iter().find(|host| host.name == name) {
+            return Site::Known(host);
+        }
+        let subdomain = self.hosts.iter().find_map(|host| {
+            let below = name.strip_suffix(host.name.as_str())?.strip_suffix('.')?;
+            let (label, namespace) = below.rsplit_once('.')?;
+            let namespace = match namespace {
+                "ipfs" => Namespace::Ipfs,
+                "ipns" => Namespace::Ipns,
+                _ => return None,
+            };
+            host.subdomains.then(|| Subdomain { host, namespace, label: label.to_owned() })
+        });
+        match subdomain {
+            Some(subdomain) => Site::Subdomain(subdomain),
+            None => self.domain(name).map_or(Site::Other, Site::Domain),
+        }
+    }
+
+    fn domain(&self, name: &str) -> Option<Domain> {
+        self.dnslink_sites.then(|| Domain::parse(name)).flatten()
+    }
+}
+
+/// Whether a host serves a namespace.
+pub fn serves(host: &Host, namespace: Namespace) -> bool {
+    let name = namespace.prefix().trim_matches('/');
+    host.namespaces.iter().any(|served| served == name)
+}
+
+impl Subdomain<'_> {
+    /// What the label stands for.
+    ///
+    /// # Errors
+    /// [`LabelError`] when it is nothing of its namespace.
+    pub fn root(&self) -> Result<Root, LabelError> {
+        match self.namespace {
+            Namespace::Ipfs => Ok(Root::Cid(cid::parse(&self.label)?)),
+            Namespace::Ipns if Key::parse(&self.label).is_some() || self.label.contains('.') => {
+                Ok(Root::Name(Name::parse(&self.label)?))
+            }
+            Namespace::Ipns => Ok(Root::Name(Name::parse(&spelt_out(&self.label))?)),
+        }
+    }
+
+    /// The label that the root ought to have, if this one differs.
+    ///
+    /// # Errors
+    /// [`LabelError::TooLong`] when it has none.
+    pub fn better_label(&self, root: &Root) -> Result<Option<String>, LabelError> {
+        // A domain that is spelt out with dots is served as well: that is how it looks without TLS.
+        let label = match root {
+            Root::Name(Name::Domain(_)) => return Ok(None),
+            root => label(root, true)?,
+        };
+        Ok((label != self.label).then_some(label))
+    }
+}
+
+/// The text that stands for a root in front of `.ipfs.` or `.ipns.`: the same in upper and lower case, and at most 63
+/// characters long. Of CIDs that is base32, or base36 where that is too long; domains are written as one label if they
+/// are to be `inlined`.
+///
+/// # Errors
+/// [`LabelError::TooLong`].
+pub fn label(root: &Root, inlined: bool) -> Result<String, LabelError> {
+    match root {
+        Root::Cid(cid) => cid_label(cid),
+        Root::Name(Name::Key(key)) => fits(key.to_string()),
+        Root::Name(Name::Domain(domain)) if inlined => fits(inline(domain.as_str())),
+        Root::Name(Name::Domain(domain)) => Ok(domain.to_string()),
+    }
+}
+
+fn cid_label(cid: &Cid) -> Result<String, LabelError> {
+    let v1 = Cid::new_v1(cid.codec(), *cid.hash());
+    let base = if cid.codec() == codec::LIBP2P_KEY { Base::Base36Lower } else { Base::Base32Lower };
+    let text = |base| v1.to_string_of_base(base).unwrap_or_default();
+    fits(text(base)).or_else(|_| fits(text(Base::Base36Lower)))
+}
+
+fn fits(text: String) -> Result<String, LabelError> {
+    if text.len() <= LABEL_BYTES_MAX { Ok(text) } else { Err(LabelError::TooLong { text }) }
+}
+
+/// A domain as one label: hyphens doubled, dots as hyphens.
+pub fn inline(domain: &str) -> String {
+    domain.replace('-', "--").replace('.', "-")
+}
+
+/// The domain that a label stands for.
+fn spelt_out(label: &str) -> String {
+    // Doubled hyphens first: what is left of them are dots.
+    label.split("--").map(|part| part.replace('-', ".")).collect::<Vec<_>>().join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use content::ContentPath;
+    use proptest::prelude::*;
+
+    fn hosts() -> Hosts {
+        let mut plain = Host::named("plain.example");
+        plain.subdomains = false;
+        let hosts = vec![Host::named("example.com"), Host::named("localhost"), plain];
+        Hosts { hosts, dnslink_sites: true, deserialized: true }
+    }
+
+    fn root(path: &str) -> Root {
+        ContentPath::parse(path, 4).expect("a path").root
+    }
+
+    const B32: &str = "bafkreicysg23kiwv34eg2d7qweipxwosdo2py4ldv42nbauguluen5v6am";
+    const KEY: &str = "k51qzi5uqu5dk3v4rmjber23h16xnr23bsggmqqil9z2gduiis5se8dht36dam";
+
+    #[test]
+    fn names_are_sorted_into_sites() {
+        let hosts = hosts();
+        let site = |name: &str| match hosts.site(name) {
+            Site::Known(host) => format!("known {}", host.name),
+            Site::Subdomain(sub) => format!("{}{} of {}", sub.namespace.prefix(), sub.label, sub.host.name),
+            Site::Domain(domain) => format!("domain {domain}"),
+            Site::Other => "other".to_owned(),
+        };
+        let table = [
+            ("example.com", "known example.com"),
+            ("localhost", "known localhost"),
+            ("bafy.ipfs.example.com", "/ipfs/bafy of example.com"),
+            ("bafy.ipfs.localhost", "/ipfs/bafy of localhost"),
+            ("en.wikipedia-on-ipfs.org.ipns.example.com", "/ipns/en.wikipedia-on-ipfs.org of example.com"),
+            ("ipfs.example.com", "domain ipfs.example.com"),
+            ("x.example.com", "domain x.example.com"),
+            ("bafy.ipfs.plain.example", "domain bafy.ipfs.plain.example"),
+            ("notexample.com", "domain notexample.com"),
+            ("127.0.0.1", "other"),
+            ("[::1]", "other"),
+            ("intranet", "other"),
+            ("", "other"),
+        ];
+        for (name, expected) in table {
+            assert_eq!(site(name), expected, "{name}");
+        }
+        let without = Hosts { dnslink_sites: false, ..hosts.clone() };
+        assert_eq!(without.site("x.example.com"), Site::Other);
+    }
+
+    #[test]
+    fn roots_have_labels_that_fit_and_keep_their_case() {
+        let table = [
+            (format!("/ipfs/{B32}"), Some(B32)),
+            (format!("/ipfs/{}", B32.to_uppercase()), Some(B32)),
+            (
+                "/ipfs/QmWvY6FaqFMS89YAQ9NAPjVP4WZKA1qbHbicc9HeSKQTgt".to_owned(),
+                Some("bafybeid7hhyfiju476mrreagi4gzqsdw2fjoyeaml6g7u77a36lkjt5q3u"),
+            ),
+            ("/ipns/12D3KooWLQzUv2FHWGVPXTXSZpdHs7oHbXub2G5WC8Tx4NQhyd2d".to_owned(), Some(KEY)),
+            ("/ipns/en.wikipedia-on-ipfs.org".to_owned(), Some("en-wikipedia--on--ipfs-org")),
+            (format!("/ipns/{}.org", ["a"; 32].join(".")), None),
+        ];
+        for (path, expected) in table {
+            let label = label(&root(&path), true);
+            match expected {
+                Some("bafybeid7hhyfiju476mrreagi4gzqsdw2fjoyeaml6g7u77a36lkjt5q3u") => {
+                    assert!(label.expect("fits").starts_with("bafybei"));
+                }
+                expected => assert_eq!(label.ok().as_deref(), expected, "{path}"),
+            }
+        }
+        assert_eq!(label(&root("/ipns/a-b.org"), false).as_deref(), Ok("a-b.org"));
+    }
+
+    #[test]
+    fn labels_lead_back_to_their_roots() {
+        let hosts = hosts();
+        let table = [
+            (format!("{B32}.ipfs.localhost"), format!("/ipfs/{B32}"), None),
+            (format!("{KEY}.ipns.localhost"), format!("/ipns/{KEY}"), None),
+            ("dnslink--test-example-org.ipns.localhost".to_owned(), "/ipns/dnslink-test.example.org".to_owned(), None),
+            ("dnslink-test.example.org.ipns.localhost".to_owned(), "/ipns/dnslink-test.example.org".to_owned(), None),
+        ];
+        for (name, path, better) in table {
+            let Site::Subdomain(subdomain) = hosts.site(&name) else { panic!("{name}") };
+            let found = subdomain.root().expect("a root");
+            assert_eq!(found, root(&path), "{name}");
+            assert_eq!(subdomain.better_label(&found), Ok(better), "{name}");
+        }
+        for name in ["hello.ipfs.localhost", "hello.ipns.localhost", ".ipns.localhost"] {
+            let Site::Subdomain(subdomain) = hosts.site(name) else { panic!("{name}") };
+            assert!(subdomain.root().is_err(), "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn inlining_can_be_undone(domain in "[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?){1,3}") {
+            prop_assert_eq!(spelt_out(&inline(&domain)), domain);
+        }
+    }
+}

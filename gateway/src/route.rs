@@ -1,0 +1,303 @@
+//! Where a request leads, by the host and the path that it asks: to content, or somewhere else first.
+//!
+//! ```text
+//! host ─┬ set up, itself ───── / ........................ landing page
+//!       │                      /ipfs/…, /ipns/… ......... to the origin below, or answered by path
+//!       ├ LABEL.ipfs.HOST ──── any path ................. the site of LABEL, in an origin of its own
+//!       ├ domain with DNSLink  any path ................. the site of the domain, in its own origin
+//!       └ anything else ────── / and /ipfs/…, /ipns/… ... by path
+//! ```
+
+use crate::client::Client;
+use crate::errors::Problem;
+use crate::hosts::{self, Hosts, Site, Subdomain};
+use crate::request::Ask;
+use crate::resolve::header;
+use config::Host;
+use content::names::{Domain, NameError};
+use content::path::{Namespace, Root};
+use content::{ContentPath, Name, NameResolver};
+use http::{HeaderValue, StatusCode};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use std::borrow::Cow;
+
+/// Where a request leads.
+#[derive(Debug)]
+pub enum Route {
+    /// The landing page.
+    Landing,
+    /// To another address.
+    Redirect(StatusCode, HeaderValue),
+    /// To content.
+    Content(Place),
+}
+
+/// Where content is shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// How pages refer to other content.
+    pub links: Links,
+    /// Whether more than what the client can check for itself is served.
+    pub deserialized: bool,
+}
+
+/// How a page refers to content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Links {
+    /// By path, in this origin.
+    Path,
+    /// Content has an origin of its own below this authority (host and port).
+    Subdomain(String),
+    /// The site of a domain at this authority: other content is not served in this origin.
+    DnsLink(String),
+}
+
+impl Place {
+    /// Whether the content has the origin for itself, so that it may say what its paths mean (`_redirects`).
+    pub fn is_isolated(&self) -> bool {
+        self.links != Links::Path
+    }
+}
+
+/// Finds out where a request leads, and rewrites its path to that of the content.
+///
+/// # Errors
+/// [`Problem`] when the host or the path cannot lead anywhere.
+pub async fn route(
+    hosts: &Hosts,
+    names: &dyn NameResolver,
+    client: &Client,
+    ask: &mut Ask<'_>,
+    depth_max: usize,
+) -> Result<Route, Problem> {
+    match hosts.site(&client.host()) {
+        Site::Subdomain(subdomain) => below_host(&subdomain, client, ask),
+        Site::Domain(domain) if has_dnslink(names, &domain).await => Ok(at_domain(&domain, client, ask, hosts.deserialized)),
+        Site::Known(host) if hosts.dnslink_sites && Namespace::split(ask.sent).is_none() => {
+            match Domain::parse(&host.name) {
+                Some(domain) if has_dnslink(names, &domain).await => Ok(at_domain(&domain, client, ask, host.deserialized)),
+                _ => by_path(Some(host), host.deserialized, client, ask, depth_max),
+            }
+        }
+        Site::Known(host) => by_path(Some(host), host.deserialized, client, ask, depth_max),
+        Site::Domain(_) | Site::Other => by_path(None, hosts.deserialized, client, ask, depth_max),
+    }
+}
+
+/// A domain whose DNSLink leads to a name that cannot be resolved still has one. One that could not be looked up is taken
+/// to have none: it may be the name of this machine, without a word about it in DNS.
+async fn has_dnslink(names: &dyn NameResolver, domain: &Domain) -> bool {
+    let none = |error: NameError| match error {
+        NameError::NoDnsLink { domain: without } | NameError::Dns { domain: without, .. } => without == *domain,
+        NameError::Busy | NameError::Offline { .. } => true,
+        _ => false,
+    };
+    names.resolve(&Name::Domain(domain.clone())).await.err().is_none_or(|error| !none(error))
+}
+
+/// The whole origin is the domain's site.
+fn at_domain(domain: &Domain, client: &Client, ask: &mut Ask<'_>, deserialized: bool) -> Route {
+    ask.path = Cow::Owned(format!("/ipns/{domain}{}", ask.sent));
+    Route::Content(Place { links: Links::DnsLink(client.authority.clone()), deserialized })
+}
+
+/// The whole origin is the site of its label.
+fn below_host(subdomain: &Subdomain<'_>, client: &Client, ask: &mut Ask<'_>) -> Result<Route, Problem> {
+    let Subdomain { host, namespace, label } = subdomain;
+    if !hosts::serves(host, *namespace) {
+        return Err(Problem::NoSuchPage);
+    }
+    let base = base_authority(&client.authority, &host.name);
+    let root = subdomain.root()?;
+    if let Some(label) = subdomain.better_label(&root)? {
+        let space = namespace.prefix().trim_matches('/');
+        let location = format!("{}://{label}.{space}.{base}{}", client.scheme(), with_query(ask.sent, ask.query));
+        return Ok(Route::Redirect(StatusCode::MOVED_PERMANENTLY, header(&location)));
+    }
+    let root = match &root {
+        Root::Cid(_) => Cow::Borrowed(label.as_str()),
+        Root::Name(name) => Cow::Owned(name.to_string()),
+    };
+    ask.path = Cow::Owned(format!("{}{root}{}", namespace.prefix(), ask.sent));
+    Ok(Route::Content(Place { links: Links::Subdomain(base), deserialized: host.deserialized }))
+}
+
+/// The host below which an origin is, with the port that was asked.
+fn base_authority(authority: &str, host: &str) -> String {
+    match authority.rsplit_once(':') {
+        Some((_, port)) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => format!("{host}:{port}"),
+        _ => host.to_owned(),
+    }
+}
+
+fn by_path(
+    host: Option<&Host>,
+    deserialized: bool,
+    client: &Client,
+    ask: &Ask<'_>,
+    depth_max: usize,
+) -> Result<Route, Problem> {
+    let Some((namespace, below)) = Namespace::split(ask.sent) else {
+        return if ask.sent == "/" { Ok(Route::Landing) } else { Err(Problem::NoSuchPage) };
+    };
+    if host.is_some_and(|host| !hosts::serves(host, namespace)) {
+        return Err(Problem::NoSuchPage);
+    }
+    if below.is_empty()
+        && let Some(uri) = ask.parameter("uri")
+    {
+        return protocol_handler(&uri);
+    }
+    let root = || match ContentPath::parse(ask.sent, depth_max) {
+        Ok(path) => Ok(path.root),
+        Err(error) => Err(Problem::Path { path: ask.sent.to_owned(), error }),
+    };
+    if let Some(host) = host.filter(|host| host.subdomains) {
+        return to_origin(host, namespace, &root()?, below, client, ask);
+    }
+    if namespace == Namespace::Ipns
+        && let Root::Name(Name::Key(key)) = root()?
+        && let (spelt, rest) = split_first(below)
+        && spelt != key.to_string()
+    {
+        let location = with_query(&format!("/ipns/{key}{rest}"), ask.query);
+        return Ok(Route::Redirect(StatusCode::FOUND, header(&location)));
+    }
+    Ok(Route::Content(Place { links: Links::Path, deserialized }))
+}
+
+/// To the origin that content has for itself.
+fn to_origin(
+    host: &Host,
+    namespace: Namespace,
+    root: &Root,
+    below: &str,
+    client: &Client,
+    ask: &Ask<'_>,
+) -> Result<Route, Problem> {
+    // One label is all that a wildcard certificate covers.
+    let label = hosts::label(root, host.inline_dnslink || client.https)?;
+    let (_, rest) = split_first(below);
+    let rest = if rest.is_empty() { "/" } else { rest };
+    let space = namespace.prefix().trim_matches('/');
+    let location = format!("{}://{label}.{space}.{}{}", client.scheme(), client.authority, with_query(rest, ask.query));
+    Ok(Route::Redirect(StatusCode::MOVED_PERMANENTLY, header(&location)))
+}
+
+fn split_first(below: &str) -> (&str, &str) {
+    below.split_at(below.find('/').unwrap_or(below.len()))
+}
+
+/// What is not part of a URL's path as it was sent, but may have come in anyway.
+const NOT_IN_URL: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'`');
+
+/// A path and query that were sent, fit for a header.
+pub fn with_query(path: &str, query: Option<&str>) -> String {
+    let path = utf8_percent_encode(path, NOT_IN_URL);
+    match query {
+        Some(query) => format!("{path}?{}", utf8_percent_encode(query, NOT_IN_URL)),
+        None => path.to_string(),
+    }
+}
+
+/// Browsers lead `ipfs://…` and `ipns://…` here, once the user allowed it
+/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#uri-request-query-parameter>).
+fn protocol_handler(uri: &str) -> Result<Route, Problem> {
+    let path = ["ipfs", "ipns"].iter().find_map(|scheme| {
+        let below = uri.strip_prefix(scheme)?.strip_prefix("://")?;
+        Some(format!("/{scheme}/{below}"))
+    });
+    let path = path.filter(|path| path.len() > "/ipfs/".len()).ok_or(Problem::Uri)?;
+    let location = utf8_percent_encode(&path, NOT_IN_URL).to_string();
+    Ok(Route::Redirect(StatusCode::MOVED_PERMANENTLY, header(&location)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use content::Resolution;
+    use content::ipns::Record;
+    use content::names::Key;
+    use futures::FutureExt as _;
+    use futures::future::{BoxFuture, ready};
+    use http::Request;
+    use std::time::Duration;
+
+    /// `linked.example` has a DNSLink, nothing else has.
+    struct Names;
+
+    impl NameResolver for Names {
+        fn resolve(&self, name: &Name) -> BoxFuture<'static, Result<Resolution, NameError>> {
+            let Name::Domain(domain) = name.clone() else { panic!("a domain") };
+            let root = content::cid::parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID");
+            let found = Resolution { root, segments: Vec::new(), ttl: Duration::from_secs(60) };
+            let linked = domain.as_str() == "linked.example";
+            ready(if linked { Ok(found) } else { Err(NameError::NoDnsLink { domain }) }).boxed()
+        }
+
+        fn record(&self, _key: &Key) -> BoxFuture<'static, Result<Record, NameError>> {
+            unreachable!("routing asks for no record")
+        }
+    }
+
+    fn hosts() -> Hosts {
+        let mut plain = Host::named("plain.example");
+        plain.subdomains = false;
+        plain.namespaces = vec!["ipfs".to_owned()];
+        plain.deserialized = false;
+        let hosts = vec![Host::named("gw.example"), plain];
+        Hosts::of(&config::Http { hosts, ..config::Http::default() })
+    }
+
+    fn lead(host: &str, target: &str, https: bool) -> String {
+        let head = Request::builder().uri(target).body(()).expect("a request").into_parts().0;
+        let client = Client { address: [127, 0, 0, 1].into(), authority: host.to_owned(), https };
+        let mut ask = Ask::read(&head).expect("reads");
+        let hosts = hosts();
+        let routed = route(&hosts, &Names, &client, &mut ask, 8).now_or_never().expect("waits for nothing");
+        match routed {
+            Ok(Route::Landing) => "landing".to_owned(),
+            Ok(Route::Redirect(status, location)) => format!("{} {}", status.as_u16(), location.to_str().expect("ASCII")),
+            Ok(Route::Content(place)) => format!("{} {:?} {}", ask.path, place.links, place.deserialized),
+            Err(problem) => format!("{} {problem}", problem.status().as_u16()),
+        }
+    }
+
+    const V0: &str = "QmWvY6FaqFMS89YAQ9NAPjVP4WZKA1qbHbicc9HeSKQTgt";
+    const B32: &str = "bafkreicysg23kiwv34eg2d7qweipxwosdo2py4ldv42nbauguluen5v6am";
+    const PEER: &str = "12D3KooWLQzUv2FHWGVPXTXSZpdHs7oHbXub2G5WC8Tx4NQhyd2d";
+    const KEY: &str = "k51qzi5uqu5dk3v4rmjber23h16xnr23bsggmqqil9z2gduiis5se8dht36dam";
+
+    #[test]
+    fn hosts_and_paths_lead_where_they_should() {
+        let table = [
+            ("127.0.0.1:8080", "/".to_owned(), "landing".to_owned()),
+            ("127.0.0.1:8080", format!("/ipfs/{B32}/a?b"), format!("/ipfs/{B32}/a Path true")),
+            ("gw.example", "/".to_owned(), "landing".to_owned()),
+            ("gw.example:81", format!("/ipfs/{B32}"), format!("301 http://{B32}.ipfs.gw.example:81/")),
+            ("gw.example", format!("/ipfs/{B32}/a%20b/?x=y"), format!("301 http://{B32}.ipfs.gw.example/a%20b/?x=y")),
+            ("gw.example", format!("/ipns/{PEER}/x"), format!("301 http://{KEY}.ipns.gw.example/x")),
+            ("gw.example", "/ipns/a-b.org/".to_owned(), "301 http://a--b-org.ipns.gw.example/".to_owned()),
+            ("plain.example", format!("/ipfs/{B32}"), format!("/ipfs/{B32} Path false")),
+            ("plain.example", format!("/ipns/{KEY}"), "404".to_owned()),
+            ("other.example", format!("/ipns/{PEER}/x?y"), format!("302 /ipns/{KEY}/x?y")),
+            ("other.example", format!("/ipns/{KEY}/x"), format!("/ipns/{KEY}/x Path true")),
+            ("other.example", "/nothing".to_owned(), "404".to_owned()),
+            ("linked.example:82", "/ipfs/x".to_owned(), "/ipns/linked.example/ipfs/x DnsLink(\"linked.example:82\") true".to_owned()),
+            ("127.0.0.1", "/ipfs/?uri=ipfs%3A%2F%2Fbafy%2Fa%20b".to_owned(), "301 /ipfs/bafy/a%20b".to_owned()),
+            ("127.0.0.1", "/ipns/?uri=ipns://a.org".to_owned(), "301 /ipns/a.org".to_owned()),
+            ("127.0.0.1", "/ipfs/?uri=https://a.org".to_owned(), "400".to_owned()),
+            ("gw.example", "/ipfs/QmInvalid".to_owned(), "400 invalid path \"/ipfs/QmInvalid\"".to_owned()),
+        ];
+        for (host, target, expected) in table {
+            let led = lead(host, &target, false);
+            assert!(led == expected || (expected.len() < 45 && led.starts_with(&expected)), "{host}{target}: {led}");
+        }
+        let label = |host: &str| lead(&format!("{host}.gw.example:83"), "/ipfs/a?b", false);
+        assert_eq!(label(&format!("{B32}.ipfs")), format!("/ipfs/{B32}/ipfs/a Subdomain(\"gw.example:83\") true"));
+        assert_eq!(label("a--b-org.ipns"), "/ipns/a-b.org/ipfs/a Subdomain(\"gw.example:83\") true");
+        assert!(label("hello.ipfs").starts_with("400 "));
+        let v1 = lead("gw.example", &format!("/ipfs/{V0}/"), true);
+        assert!(v1.starts_with("301 https://bafybei"), "{v1}");
+    }
+}

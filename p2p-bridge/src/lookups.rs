@@ -1,0 +1,169 @@
+//! Searches for the value records of a key in the DHT: which queries belong to which search, and what is still to be asked.
+//!
+//! Goals: a search that begins before any peer is known, as it does when the node was just started, waits for the first
+//! one instead of failing; a scope whose first peers turn out to be gone is asked again when a new one comes. What is
+//! found goes over a bounded channel, and a search that nobody listens to any more ends.
+//!
+//! Non-goals: whether what is found is any good (whoever searches checks it), and when to give up (drop the [`Search`]).
+
+use crate::scope::Scope;
+use bytes::Bytes;
+use libp2p::PeerId;
+use libp2p::kad::{QueryId, RecordKey};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+/// Records that may wait for whoever searches. Further ones are lost: there are never so many that differ.
+const FOUND_WAITING_MAX: usize = 32;
+
+/// A record that a peer had: nobody has checked it yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Who had it.
+    pub peer: PeerId,
+    /// The record.
+    pub bytes: Bytes,
+}
+
+/// A running search, as seen by whoever searches. Dropping it ends the search.
+#[derive(Debug)]
+pub struct Search {
+    found: mpsc::Receiver<Found>,
+    peers_asked: Arc<AtomicUsize>,
+    /// One of the searches that may run at once; none if the network has stopped.
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Search {
+    /// Both ends of a search.
+    pub(crate) fn new(permit: Option<OwnedSemaphorePermit>) -> (Self, Sink) {
+        let (sender, found) = mpsc::channel(FOUND_WAITING_MAX);
+        let peers_asked = Arc::new(AtomicUsize::new(0));
+        let sink = Sink { sender, peers_asked: Arc::clone(&peers_asked) };
+        (Self { found, peers_asked, _permit: permit }, sink)
+    }
+
+    /// The next record, as it is found; `None` when every peer that matters was asked.
+    pub async fn next(&mut self) -> Option<Found> {
+        self.found.recv().await
+    }
+
+    /// How many peers were asked so far.
+    pub fn peers_asked(&self) -> usize {
+        self.peers_asked.load(Ordering::Relaxed)
+    }
+}
+
+/// Where the swarm task puts what it finds.
+#[derive(Debug)]
+pub struct Sink {
+    sender: mpsc::Sender<Found>,
+    peers_asked: Arc<AtomicUsize>,
+}
+
+#[cfg(test)]
+impl Sink {
+    /// Hands over a record.
+    pub(crate) async fn put(&self, found: Found) {
+        let _ = self.sender.send(found).await;
+    }
+
+    /// Whoever searches no longer does.
+    pub(crate) async fn closed(&self) {
+        self.sender.closed().await;
+    }
+}
+
+/// What became of a search in one scope.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Nobody was there to ask.
+    Waiting,
+    /// The query, and how many peers it asked so far.
+    Running(QueryId, usize),
+    /// Somebody answered, whatever the answer was.
+    Heard,
+}
+
+#[derive(Debug)]
+struct Lookup {
+    key: RecordKey,
+    sink: Sink,
+    scopes: HashMap<Scope, State>,
+}
+
+/// Every running search.
+#[derive(Debug, Default)]
+pub struct Lookups {
+    lookups: HashMap<u64, Lookup>,
+    queries: HashMap<(Scope, QueryId), u64>,
+    next: u64,
+}
+
+impl Lookups {
+    /// A new search; [`Lookups::due`] says where to ask.
+    pub fn add(&mut self, key: RecordKey, sink: Sink) {
+        self.next += 1;
+        let scopes = Scope::ALL.map(|scope| (scope, State::Waiting)).into();
+        self.lookups.insert(self.next, Lookup { key, sink, scopes });
+    }
+
+    /// The searches that wait for somebody to ask in a scope, and their keys.
+    pub fn due(&self, scope: Scope) -> Vec<(u64, RecordKey)> {
+        let waiting = |lookup: &&Lookup| lookup.scopes.get(&scope) == Some(&State::Waiting);
+        let due = self.lookups.iter().map(|(id, lookup)| (*id, lookup));
+        due.filter(|(_, lookup)| waiting(lookup)).map(|(id, lookup)| (id, lookup.key.clone())).collect()
+    }
+
+    /// A search's query was started.
+    pub fn started(&mut self, id: u64, scope: Scope, query: QueryId) {
+        if let Some(lookup) = self.lookups.get_mut(&id) {
+            lookup.scopes.insert(scope, State::Running(query, 0));
+            self.queries.insert((scope, query), id);
+        }
+    }
+
+    /// A query found a record.
+    pub fn found(&mut self, scope: Scope, query: QueryId, found: Found) {
+        if let Some(lookup) = self.queries.get(&(scope, query)).and_then(|id| self.lookups.get(id)) {
+            // Full means that whoever searches has enough to do.
+            let _ = lookup.sink.sender.try_send(found);
+        }
+    }
+
+    /// A query has asked so many peers by now.
+    pub fn asked(&mut self, scope: Scope, query: QueryId, peers: usize) {
+        let lookup = self.queries.get(&(scope, query)).and_then(|id| self.lookups.get_mut(id));
+        if let Some(lookup) = lookup
+            && let Some(State::Running(_, before)) = lookup.scopes.get_mut(&scope)
+        {
+            lookup.sink.peers_asked.fetch_add(peers.saturating_sub(*before), Ordering::Relaxed);
+            *before = peers.max(*before);
+        }
+    }
+
+    /// A query ended. Without any answer the scope waits for another peer; once all that was started has ended with an
+    /// answer, the search is over.
+    pub fn finished(&mut self, scope: Scope, query: QueryId, answered: bool) {
+        let Some(id) = self.queries.remove(&(scope, query)) else { return };
+        let Some(lookup) = self.lookups.get_mut(&id) else { return };
+        lookup.scopes.insert(scope, if answered { State::Heard } else { State::Waiting });
+        let running = lookup.scopes.values().any(|state| matches!(state, State::Running(..)));
+        if !running && lookup.scopes.values().any(|state| *state == State::Heard) {
+            self.lookups.remove(&id);
+        }
+    }
+
+    /// Forgets the searches that nobody listens to any more. Returns their queries, which are to be ended.
+    pub fn sweep(&mut self) -> Vec<(Scope, QueryId)> {
+        self.lookups.retain(|_, lookup| !lookup.sink.sender.is_closed());
+        let orphans: Vec<_> =
+            self.queries.iter().filter(|(_, id)| !self.lookups.contains_key(id)).map(|(query, _)| *query).collect();
+        for query in &orphans {
+            self.queries.remove(query);
+        }
+        orphans
+    }
+}

@@ -1,0 +1,75 @@
+//! IPNS over the DHT: the first good record answers, and the search goes on behind for a better one.
+//!
+//! Waiting for many peers to agree, as is common, takes the slowest of them. Instead whoever asked first gets the first
+//! record that holds; should another peer have a newer one, everybody who asks from then on gets that.
+
+use super::cache::Entry;
+use super::{FAILURE_TTL, Inner};
+use crate::bridge::Bridge;
+use crate::lookups::Search;
+use content::ipns::Record;
+use content::names::Key;
+use content::{Name, NameError};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use std::sync::Arc;
+use tokio::time::{Instant, timeout_at};
+
+/// Good records that end a search.
+const GOOD_MAX: usize = 16;
+/// Bad records that end a search: more peers than that are never near a key.
+const BAD_MAX: usize = 64;
+
+/// Whoever finds records.
+pub(super) trait Records: Send + Sync {
+    /// Starts a search.
+    fn find(&self, key: Key) -> BoxFuture<'static, Search>;
+}
+
+impl Records for Bridge {
+    fn find(&self, key: Key) -> BoxFuture<'static, Search> {
+        let bridge = self.clone();
+        async move { bridge.find_records(&key).await }.boxed()
+    }
+}
+
+/// Searches to the end; `answer` is called with every better answer, the first as soon as it is there, or with the failure.
+pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut answer: impl FnMut(Arc<Entry>)) {
+    let begun = Instant::now();
+    let name = Name::Key(key);
+    let deadline = begun + inner.timeout;
+    let (mut good, mut bad, mut refusal) = (0, 0, None);
+    let Ok(mut search) = timeout_at(deadline, records.find(key)).await else {
+        return answer(inner.fail(&name, NameError::Busy, FAILURE_TTL));
+    };
+    while good < GOOD_MAX && bad < BAD_MAX {
+        let Ok(Some(found)) = timeout_at(deadline, search.next()).await else { break };
+        match check(inner, &key, &found.bytes) {
+            Ok(record) => {
+                good += 1;
+                let (best, news) = inner.improve(&name, record);
+                if news || good == 1 {
+                    answer(best);
+                }
+            }
+            Err(reason) => {
+                bad += 1;
+                tracing::debug!(%key, peer = %found.peer, reason, "refused a record");
+                refusal = Some(reason);
+            }
+        }
+    }
+    if good == 0 {
+        let error = match refusal {
+            Some(reason) => NameError::Refused { key, reason },
+            None => NameError::NoRecord { key, waited: begun.elapsed(), peers_asked: search.peers_asked() },
+        };
+        answer(inner.fail(&name, error, FAILURE_TTL));
+    }
+}
+
+/// The record, if it is one and still holds; otherwise why not.
+fn check(inner: &Inner, key: &Key, bytes: &bytes::Bytes) -> Result<Record, String> {
+    let record = Record::verify(key, bytes.clone()).map_err(|error| error.to_string())?;
+    if record.is_valid_at((inner.wall)()) { Ok(record) } else { Err("the record is past its end of life".to_owned()) }
+}

@@ -1,0 +1,74 @@
+//! The records that outlive a restart, so that a node that was just started answers the names it knows at once.
+//!
+//! Written as one JSON file, whole or not at all, a moment after something changed; bounded in number and bytes. What is
+//! read back is verified again: the file is as trustworthy as a peer.
+
+use crate::peerbook;
+use bytes::Bytes;
+use cid::multibase::{self, Base};
+use content::ipns::{RECORD_BYTES_MAX, Record};
+use content::names::Key;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+use std::{fs, io};
+
+const FILE: &str = "names.json";
+/// Records that are kept.
+const RECORDS_MAX: usize = 4096;
+/// Bytes that they may have together.
+const BYTES_MAX: usize = 4 << 20;
+/// The largest file that is read: base64 and names take more room than records.
+const FILE_BYTES_MAX: u64 = 2 * BYTES_MAX as u64 + 128 * RECORDS_MAX as u64;
+
+/// Where the records are kept.
+#[derive(Debug, Clone)]
+pub(super) struct Kept {
+    path: PathBuf,
+}
+
+impl Kept {
+    pub fn new(directory: &Path) -> Self {
+        Self { path: directory.join(FILE) }
+    }
+
+    /// The records that still hold. A missing or damaged file has none.
+    pub fn load(&self, wall: SystemTime) -> Vec<(Key, Record)> {
+        let text = match self.read() {
+            Ok(text) => text,
+            Err(error) => {
+                tracing::debug!(path = %self.path.display(), %error, "starting without remembered names");
+                return Vec::new();
+            }
+        };
+        let entries: BTreeMap<String, String> = serde_json::from_slice(&text).unwrap_or_default();
+        let records = entries.iter().take(RECORDS_MAX).filter_map(|(name, record)| {
+            let key = Key::parse(name)?;
+            let (_, bytes) = multibase::decode(record).ok().filter(|(_, bytes)| bytes.len() <= RECORD_BYTES_MAX)?;
+            Some((key, Record::verify(&key, Bytes::from(bytes)).ok()?))
+        });
+        records.filter(|(_, record)| record.is_valid_at(wall)).collect()
+    }
+
+    fn read(&self) -> io::Result<Vec<u8>> {
+        if fs::metadata(&self.path)?.len() > FILE_BYTES_MAX {
+            return Err(io::Error::other("the file is too large"));
+        }
+        fs::read(&self.path)
+    }
+
+    /// Writes the records, the first ones if they are too many.
+    pub fn save<'a>(&self, records: impl Iterator<Item = (Key, &'a Record)>) {
+        let mut bytes = 0;
+        let fitting = records.take(RECORDS_MAX).take_while(|(_, record)| {
+            bytes += record.bytes().len();
+            bytes <= BYTES_MAX
+        });
+        let entries: BTreeMap<String, String> =
+            fitting.map(|(key, record)| (key.to_string(), multibase::encode(Base::Base64, record.bytes()))).collect();
+        let written = serde_json::to_vec(&entries).map_err(io::Error::other);
+        if let Err(error) = written.and_then(|text| peerbook::save(&self.path, &text)) {
+            tracing::warn!(path = %self.path.display(), %error, "could not write the remembered names");
+        }
+    }
+}

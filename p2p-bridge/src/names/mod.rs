@@ -1,0 +1,383 @@
+//! [`Names`]: what names stand for, by the operator's list, IPNS records from the DHT, and DNSLinks from the DNS.
+//!
+//! Goals: a name that was ever resolved is answered at once for as long as that holds, also after a restart; a record that
+//! may have been replaced is refreshed behind the reader's back; nobody waits for more than the first peer that has a good
+//! record; whatever is asked of us, look-ups are bounded in number and time, and a name costs one of them at a time.
+//!
+//! How a name is resolved, step by step, for names stand for names:
+//!
+//! 1. the operator's list, which beats everything;
+//! 2. what is remembered (`cache.rs`): fresh, or stale and refreshed behind;
+//! 3. one look-up for all who wait: the DHT (`dht.rs`) for a key, the DNS (`dns.rs`) for a domain.
+//!
+//! Non-goals: publishing, and what content a path leads to.
+
+mod cache;
+mod dht;
+mod dns;
+mod flight;
+mod kept;
+mod metrics;
+#[cfg(test)]
+mod tests;
+
+pub use dns::DohError;
+
+use crate::bridge::Bridge;
+use cache::{Answer, Cache, Entry, Standing};
+use content::dnslink::{self, StaticMap};
+use content::ipns::Record;
+use content::names::Key;
+use content::path::{ContentPath, Root};
+use content::{Name, NameError, NameResolver, Resolution};
+use dht::Records;
+use dns::{Dns, Links};
+use flight::Flights;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use kept::Kept;
+use metrics::{Hit, Metrics};
+use prometheus_client::registry::Registry;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Names that stand for names are followed so far (<https://specs.ipfs.tech/ipns/ipns-record/> leaves it open; Kubo follows
+/// 32).
+pub const STEPS_MAX: usize = 32;
+/// Segments that all names on the way may add.
+const DEPTH_MAX: usize = 256;
+/// How long what the operator's list says is good: the list is read at the start only.
+const MAP_TTL: Duration = Duration::from_secs(60);
+/// How long it is remembered that the DHT has no record of a key.
+const FAILURE_TTL: Duration = Duration::from_secs(10);
+/// How long after a change the records are written.
+const SAVE_AFTER: Duration = Duration::from_secs(5);
+
+/// What names are resolved with.
+#[derive(Debug, Clone)]
+pub struct NamesOptions {
+    /// Names that the operator decided about.
+    pub static_map: StaticMap,
+    /// Pairs of a suffix ("eth", "example.org" or "." for everything) and the URL of the DNS-over-HTTPS service that is asked
+    /// for the DNSLinks of names below it.
+    pub doh: Vec<(String, String)>,
+    /// DNS servers to ask instead of the system's; usually none.
+    pub dns_servers: Vec<SocketAddr>,
+    /// Names that are remembered. A record of more than 1 KiB counts as several.
+    pub cache_entries_max: u64,
+    /// Look-ups that run at once; half of them at most may be refreshing what is known.
+    pub lookups_max: usize,
+    /// How long a name may be searched for in the DHT.
+    pub timeout: Duration,
+    /// Contact nobody, not even DNS servers.
+    pub offline: bool,
+    /// Where records are kept over a restart. Nowhere if it is not set.
+    pub state_dir: Option<PathBuf>,
+}
+
+impl Default for NamesOptions {
+    fn default() -> Self {
+        Self {
+            static_map: StaticMap::default(),
+            doh: Vec::new(),
+            dns_servers: Vec::new(),
+            cache_entries_max: 16 * 1024,
+            lookups_max: 256,
+            timeout: Duration::from_secs(30),
+            offline: false,
+            state_dir: None,
+        }
+    }
+}
+
+/// Why names cannot be resolved as configured.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NamesError {
+    /// A DNS-over-HTTPS route cannot be followed.
+    #[error(transparent)]
+    Doh(#[from] DohError),
+}
+
+/// Resolves names. Meant to be shared; records are written for the last time by [`Names::save`].
+pub struct Names {
+    inner: Arc<Inner>,
+}
+
+/// What look-ups share.
+struct Inner {
+    static_map: StaticMap,
+    /// None: nobody is there to ask.
+    records: Option<Arc<dyn Records>>,
+    /// None: nobody is there to ask.
+    links: Option<Arc<dyn Links>>,
+    cache: Cache,
+    flights: Flights,
+    timeout: Duration,
+    /// The time of day, which ends lives.
+    wall: fn() -> SystemTime,
+    kept: Option<Kept>,
+    changed: Arc<Notify>,
+    metrics: Metrics,
+}
+
+impl Names {
+    /// Reads the records of the last run. Must be called inside a Tokio runtime. Without a bridge, IPNS names are known from
+    /// the list and from the last run only.
+    ///
+    /// # Errors
+    /// [`NamesError`] names the setting that cannot be followed.
+    pub fn new(
+        options: NamesOptions,
+        bridge: Option<Bridge>,
+        registry: &mut Registry,
+    ) -> Result<Arc<Self>, NamesError> {
+        let dns = Dns::new(&options.doh, &options.dns_servers)?;
+        let online = !options.offline;
+        let links = online.then(|| Arc::new(dns) as Arc<dyn Links>);
+        let records = bridge.filter(|_| online).map(|bridge| Arc::new(bridge) as Arc<dyn Records>);
+        Ok(Self::with(options, records, links, SystemTime::now, registry))
+    }
+
+    fn with(
+        options: NamesOptions,
+        records: Option<Arc<dyn Records>>,
+        links: Option<Arc<dyn Links>>,
+        wall: fn() -> SystemTime,
+        registry: &mut Registry,
+    ) -> Arc<Self> {
+        let inner = Arc::new(Inner {
+            static_map: options.static_map,
+            records,
+            links,
+            cache: Cache::new(options.cache_entries_max),
+            flights: Flights::new(options.lookups_max),
+            timeout: options.timeout,
+            wall,
+            kept: options.state_dir.as_deref().map(Kept::new),
+            changed: Arc::default(),
+            metrics: Metrics::register(registry),
+        });
+        inner.remember();
+        if inner.kept.is_some() {
+            tokio::spawn(keep_saving(Arc::downgrade(&inner), Arc::clone(&inner.changed)));
+        }
+        Arc::new(Self { inner })
+    }
+
+    /// Forgets what is remembered of a name, so that it is looked up when it is next asked for.
+    pub fn refresh(&self, name: &Name) {
+        self.inner.cache.forget(name);
+    }
+
+    /// Writes the records that are to outlive a restart. Otherwise that happens a few seconds after a change.
+    pub async fn save(&self) {
+        self.inner.save().await;
+    }
+}
+
+impl NameResolver for Names {
+    fn resolve(&self, name: &Name) -> BoxFuture<'static, Result<Resolution, NameError>> {
+        let (inner, name) = (Arc::clone(&self.inner), name.clone());
+        async move { resolve(&inner, name).await }.boxed()
+    }
+
+    fn record(&self, key: &Key) -> BoxFuture<'static, Result<Record, NameError>> {
+        let (inner, name) = (Arc::clone(&self.inner), Name::Key(*key));
+        async move {
+            match inner.answer(&name).await? {
+                (Answer::Record(record), _) => Ok(record),
+                (Answer::Link(_), _) => Err(NameError::Offline { name }),
+            }
+        }
+        .boxed()
+    }
+}
+
+/// Follows names until one stands for content.
+async fn resolve(inner: &Arc<Inner>, first: Name) -> Result<Resolution, NameError> {
+    let (mut name, mut below, mut ttl) = (first.clone(), Vec::new(), Duration::MAX);
+    for _ in 0..STEPS_MAX {
+        let (path, step_ttl) = inner.step(&name).await?;
+        ttl = ttl.min(step_ttl);
+        let mut segments = path.segments;
+        if segments.len() + below.len() > DEPTH_MAX {
+            return Err(not_a_path(&name, &segments.join("/")));
+        }
+        segments.append(&mut below);
+        match path.root {
+            Root::Cid(root) => return Ok(Resolution { root, segments, ttl }),
+            Root::Name(next) => (name, below) = (next, segments),
+        }
+    }
+    Err(NameError::TooManySteps { name: first, max: STEPS_MAX })
+}
+
+fn not_a_path(name: &Name, value: &str) -> NameError {
+    NameError::Value { name: name.clone(), value: value.chars().take(200).collect() }
+}
+
+/// What an answer says, as a path.
+fn path_of(name: &Name, answer: &Answer) -> Result<ContentPath, NameError> {
+    let (value, path) = match answer {
+        Answer::Record(record) => (record.value(), ContentPath::read(record.value(), DEPTH_MAX)),
+        Answer::Link(link) => (&**link, dnslink::read(link)),
+    };
+    path.map_err(|_| not_a_path(name, value))
+}
+
+impl Inner {
+    /// What one name stands for, and for how long.
+    async fn step(self: &Arc<Self>, name: &Name) -> Result<(ContentPath, Duration), NameError> {
+        if let Some(path) = self.static_map.get(name) {
+            self.metrics.hit(Hit::Map);
+            return Ok((path.clone(), MAP_TTL));
+        }
+        let (answer, ttl) = self.answer(name).await?;
+        Ok((path_of(name, &answer)?, ttl))
+    }
+
+    /// What is known of a name, or else what a look-up finds.
+    async fn answer(self: &Arc<Self>, name: &Name) -> Result<(Answer, Duration), NameError> {
+        if let Some(entry) = self.cache.get(name) {
+            match entry.standing(Instant::now(), (self.wall)()) {
+                Standing::Fresh(ttl) => {
+                    self.metrics.hit(if entry.outcome.is_ok() { Hit::Fresh } else { Hit::Failure });
+                    return entry.outcome.clone().map(|answer| (answer, ttl));
+                }
+                Standing::Stale { ttl, refresh } => {
+                    self.metrics.hit(Hit::Stale);
+                    if refresh {
+                        self.refresh(name);
+                    }
+                    return entry.outcome.clone().map(|answer| (answer, ttl));
+                }
+                Standing::Gone => {}
+            }
+        }
+        let entry = self.look_up(name).await?;
+        let ttl = match entry.standing(entry.learnt, (self.wall)()) {
+            Standing::Fresh(ttl) | Standing::Stale { ttl, .. } => ttl,
+            Standing::Gone => Duration::ZERO,
+        };
+        entry.outcome.clone().map(|answer| (answer, ttl))
+    }
+
+    /// Whether there is anybody to ask about a name.
+    fn is_reachable(&self, name: &Name) -> bool {
+        match name {
+            Name::Key(_) => self.records.is_some(),
+            Name::Domain(_) => self.links.is_some(),
+        }
+    }
+
+    /// Looks a name up, together with everybody else who wants it.
+    async fn look_up(self: &Arc<Self>, name: &Name) -> Result<Arc<Entry>, NameError> {
+        if !self.is_reachable(name) {
+            return Err(NameError::Offline { name: name.clone() });
+        }
+        let Some(flight) = self.flights.join(self, name) else {
+            self.metrics.busy(name);
+            return Err(NameError::Busy);
+        };
+        // A flight that vanishes was ended with the process, or by a defect.
+        flight.first().await.ok_or(NameError::Busy)
+    }
+
+    /// Looks for something newer, if nobody does and there is time for it.
+    fn refresh(self: &Arc<Self>, name: &Name) {
+        if self.is_reachable(name) {
+            self.flights.refresh(self, name);
+        }
+    }
+
+    /// The look-up itself; `answer` hears of every better answer, the first as soon as it is there.
+    async fn fly(&self, name: &Name, mut answer: impl FnMut(Arc<Entry>)) {
+        let begun = Instant::now();
+        let mut first = true;
+        let answer = |entry: Arc<Entry>| {
+            if std::mem::take(&mut first) {
+                self.metrics.looked_up(name, entry.outcome.as_ref().err(), begun.elapsed());
+            }
+            answer(entry);
+        };
+        match (name, &self.records, &self.links) {
+            (Name::Key(key), Some(records), _) => dht::search(self, records.as_ref(), *key, answer).await,
+            (Name::Domain(domain), _, Some(links)) => {
+                let looked = links.look_up(domain.clone()).await;
+                self.learn(name, looked, answer);
+            }
+            _ => {}
+        }
+    }
+
+    fn learn(&self, name: &Name, (outcome, ttl): dns::Looked, mut answer: impl FnMut(Arc<Entry>)) {
+        match outcome {
+            Ok(link) => {
+                let entry = Entry::new(Ok(link), ttl, Instant::now());
+                self.cache.put(name.clone(), entry.clone());
+                answer(Arc::new(entry));
+            }
+            Err(error) => answer(self.fail(name, error, ttl)),
+        }
+    }
+
+    /// See [`Cache::improve`].
+    fn improve(&self, name: &Name, record: Record) -> (Arc<Entry>, bool) {
+        let (entry, news) = self.cache.improve(name, record, Instant::now(), (self.wall)());
+        if news {
+            self.changed.notify_one();
+        }
+        (entry, news)
+    }
+
+    /// See [`Cache::fail`].
+    fn fail(&self, name: &Name, error: NameError, ttl: Duration) -> Arc<Entry> {
+        self.cache.fail(name, error, ttl, Instant::now(), (self.wall)())
+    }
+
+    /// Takes the records of the last run.
+    fn remember(&self) {
+        let Some(kept) = &self.kept else { return };
+        for (key, record) in kept.load((self.wall)()) {
+            self.cache.put(Name::Key(key), Entry::kept(record, Instant::now()));
+        }
+    }
+
+    /// Writes the records, those that were learnt last if they are too many.
+    async fn save(&self) {
+        let Some(kept) = self.kept.clone() else { return };
+        let mut records = self.cache.records();
+        records.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.learnt));
+        let write = move || {
+            let entries = records.iter().filter_map(|(name, entry)| match (name, &entry.outcome) {
+                (Name::Key(key), Ok(Answer::Record(record))) => Some((*key, record)),
+                _ => None,
+            });
+            kept.save(entries);
+        };
+        let _ = tokio::task::spawn_blocking(write).await;
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Whoever saves finds nothing left to save, and ends.
+        self.changed.notify_one();
+    }
+}
+
+/// Writes the records some time after each change, as long as there is anything to write.
+async fn keep_saving(inner: Weak<Inner>, changed: Arc<Notify>) {
+    loop {
+        changed.notified().await;
+        if inner.strong_count() > 0 {
+            tokio::time::sleep(SAVE_AFTER).await;
+        }
+        let Some(inner) = inner.upgrade() else { return };
+        inner.save().await;
+    }
+}

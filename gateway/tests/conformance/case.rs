@@ -7,10 +7,13 @@ use crate::fixtures::read_car;
 use crate::socket::{Reply, exchange};
 use crate::tar;
 use bytes::Bytes;
+use content::ipns::Record;
+use content::names::Key;
 use futures::StreamExt as _;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::time::SystemTime;
 
 /// Requests under way at a time.
 const ABREAST: usize = 4;
@@ -352,9 +355,14 @@ fn different_blocks(body: &[u8], expected: &[String], in_any_order: bool) -> Opt
     })
 }
 
-fn record_fault(body: &[u8], _name: &str, value: &str) -> Option<String> {
-    let found = body.windows(value.len()).any(|window| window == value.as_bytes());
-    (!found).then(|| format!("{value} is not in the record"))
+/// What a client that trusts nobody would find wrong with a record.
+fn record_fault(body: &[u8], name: &str, value: &str) -> Option<String> {
+    let key = Key::parse(name).expect("a key's name");
+    match Record::verify(&key, Bytes::copy_from_slice(body)) {
+        Ok(record) if !record.is_valid_at(SystemTime::now()) => Some("the record has expired".to_owned()),
+        Ok(record) => (record.value() != value).then(|| format!("to {} instead of {value}", record.value())),
+        Err(error) => Some(error.to_string()),
+    }
 }
 
 /// Runs a table; panics with all that is wrong.

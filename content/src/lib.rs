@@ -24,6 +24,7 @@
 //! | [`dag`] | the links of a block, and every block of a DAG |
 //! | [`car`] | CARv1 archives, verified block by block when read, not copied when written |
 //! | [`scope`] | which blocks answer a request for part of a DAG, in order: what a gateway's CARs hold |
+//! | [`tar`] | a file or a directory tree as a TAR archive |
 //! | [`policy`] | [`Policy`]: whether content may be emitted at all |
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
@@ -34,6 +35,7 @@ pub mod car;
 pub mod cid;
 pub mod dag;
 pub mod dagpb;
+mod fingerprints;
 pub mod dnslink;
 pub mod hashes;
 pub mod ipld;
@@ -44,6 +46,7 @@ pub mod policy;
 pub mod redirects;
 pub mod scope;
 pub mod source;
+pub mod tar;
 pub mod unixfs;
 pub mod walk;
 

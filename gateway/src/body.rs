@@ -8,17 +8,19 @@ use crate::metrics::Exchange;
 use crate::server::Connection;
 use bytes::Bytes;
 use content::unixfs::file::FileReader;
-use futures::stream::{BoxStream, StreamExt as _};
+use futures::stream::{BoxStream, Stream, StreamExt as _};
 use http_body::{Frame, SizeHint};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 /// A response's body and the end of its exchange.
 pub struct Body {
     content: Content,
-    exchange: Option<Exchange>,
-    connection: Option<Arc<Connection>>,
+    exchange: Exchange,
+    connection: Arc<Connection>,
+    limits: BodyLimits,
 }
 
 /// Where the bytes of a response come from.
@@ -36,8 +38,13 @@ pub enum Content {
         /// Bytes to come, the first ones included.
         remaining: u64,
     },
-    /// A generated page of unknown length.
-    Page(BoxStream<'static, Result<Bytes, Problem>>),
+    /// A page, an archive or several parts of a file.
+    Stream {
+        /// The bytes.
+        stream: BoxStream<'static, Result<Bytes, Problem>>,
+        /// Bytes to come, if that is known.
+        remaining: Option<u64>,
+    },
 }
 
 impl std::fmt::Debug for Content {
@@ -53,12 +60,12 @@ impl Content {
             Self::Empty => Some(0),
             Self::Bytes(bytes) => Some(bytes.len() as u64),
             Self::File { remaining, .. } => Some(*remaining),
-            Self::Page(_) => None,
+            Self::Stream { remaining, .. } => *remaining,
         }
     }
 
     /// The next bytes; `None` only at a true end.
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Problem>>> {
+    fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Problem>>> {
         match std::mem::replace(self, Self::Empty) {
             Self::Empty => Poll::Ready(None),
             Self::Bytes(bytes) => Poll::Ready((!bytes.is_empty()).then_some(Ok(bytes))),
@@ -67,25 +74,30 @@ impl Content {
                     Some(bytes) => Poll::Ready(Some(Ok(bytes))),
                     None => reader.poll_next_unpin(cx),
                 };
-                self.file_step(next.map_err(Problem::from), reader, remaining)
+                let next = next.map_err(Problem::from);
+                self.count(next, remaining, |remaining| Self::File { first: None, reader, remaining })
             }
-            Self::Page(mut stream) => {
+            Self::Stream { mut stream, remaining: None } => {
                 let next = stream.poll_next_unpin(cx);
                 if !matches!(next, Poll::Ready(None | Some(Err(_)))) {
-                    *self = Self::Page(stream);
+                    *self = Self::Stream { stream, remaining: None };
                 }
                 next
+            }
+            Self::Stream { mut stream, remaining: Some(remaining) } => {
+                let next = stream.poll_next_unpin(cx);
+                self.count(next, remaining, |remaining| Self::Stream { stream, remaining: Some(remaining) })
             }
         }
     }
 
-    /// Counts what a file's reader gave. The reader checks lengths as well: this is the last line of defence, because a
-    /// `Content-Length` was sent.
-    fn file_step(
+    /// Counts what a source of known length gave. Sources check lengths as well: this is the last line of defence, because
+    /// a `Content-Length` was sent.
+    fn count(
         &mut self,
         next: Poll<Option<Result<Bytes, Problem>>>,
-        reader: Box<FileReader>,
         remaining: u64,
+        rest: impl FnOnce(u64) -> Self,
     ) -> Poll<Option<Result<Bytes, Problem>>> {
         let left = match &next {
             Poll::Pending => Some(remaining),
@@ -94,7 +106,7 @@ impl Content {
         };
         match left {
             Some(0) => {}
-            Some(remaining) => *self = Self::File { first: None, reader, remaining },
+            Some(remaining) => *self = rest(remaining),
             None if matches!(next, Poll::Ready(Some(Err(_)))) => {}
             None => return Poll::Ready(Some(Err(Problem::Length))),
         }
@@ -102,37 +114,64 @@ impl Content {
     }
 }
 
-impl Body {
-    /// A body that nobody counts.
-    pub fn new(content: Content) -> Self {
-        Self { content, exchange: None, connection: None }
-    }
+impl Stream for Content {
+    type Item = Result<Bytes, Problem>;
 
-    /// Ends the exchange when the body ends, and has the connection reset if it breaks off.
-    pub fn counted(content: Content, mut exchange: Exchange, connection: Option<Arc<Connection>>) -> Self {
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll_bytes(cx)
+    }
+}
+
+/// What a response may cost until its last byte.
+#[derive(Debug, Clone, Copy)]
+pub struct BodyLimits {
+    /// Bytes of it.
+    pub bytes_max: u64,
+    /// When it has to be over.
+    pub deadline: Instant,
+}
+
+impl Body {
+    /// A body that ends its exchange when it ends, and has the connection reset if it breaks off.
+    pub fn new(content: Content, mut exchange: Exchange, connection: Arc<Connection>, limits: BodyLimits) -> Self {
         if content.length() == Some(0) {
             exchange.complete();
         }
-        Self { content, exchange: Some(exchange), connection }
+        Self { content, exchange, connection, limits }
+    }
+
+    /// Waits are bounded by the stall time of what is fetched and the send time-out of who reads, so it suffices to look at
+    /// the clock when there is something to send.
+    fn check(&mut self, next: Option<Result<Bytes, Problem>>) -> Option<Result<Bytes, Problem>> {
+        let Some(Ok(bytes)) = next else { return next };
+        let BodyLimits { bytes_max, deadline } = self.limits;
+        let left = bytes_max.checked_sub(bytes.len() as u64);
+        let problem = match left {
+            None => Problem::TooLong,
+            Some(_) if Instant::now() > deadline => Problem::TooSlow,
+            Some(left) => {
+                self.limits.bytes_max = left;
+                return Some(Ok(bytes));
+            }
+        };
+        self.content = Content::Empty;
+        Some(Err(problem))
     }
 
     fn note(&mut self, next: &Option<Result<Bytes, Problem>>) {
-        if let (Some(Err(_)), Some(connection)) = (next, &self.connection) {
-            connection.reset_on_close();
-        }
-        let Some(exchange) = &mut self.exchange else { return };
         match next {
             Some(Ok(bytes)) => {
-                exchange.sent(bytes.len());
+                self.exchange.sent(bytes.len());
                 if self.content.length() == Some(0) {
-                    exchange.complete();
+                    self.exchange.complete();
                 }
             }
             Some(Err(problem)) => {
+                self.connection.reset_on_close();
                 tracing::warn!(%problem, "a response broke off after its head");
-                exchange.abort(problem.abort_reason());
+                self.exchange.abort(problem.abort_reason());
             }
-            None => exchange.complete(),
+            None => self.exchange.complete(),
         }
     }
 }
@@ -142,7 +181,8 @@ impl http_body::Body for Body {
     type Error = Problem;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Problem>>> {
-        let next = std::task::ready!(self.content.poll_next(cx));
+        let next = std::task::ready!(self.content.poll_bytes(cx));
+        let next = self.check(next);
         self.note(&next);
         Poll::Ready(next.map(|bytes| bytes.map(Frame::data)))
     }

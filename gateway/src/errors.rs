@@ -3,9 +3,16 @@
 //! Goals: a person understands the text; a cache keeps no failure that may pass; nothing here appears after a response's
 //! head has been sent.
 
+use crate::answer::archive::CarOptionsError;
+use crate::hosts::LabelError;
 use crate::metrics::Abort;
 use crate::negotiate::{NotSupported, wants_html};
+use content::ipld::IpldError;
+use content::names::NameError;
 use content::path::PathError;
+use content::redirects::RedirectsError;
+use content::scope::ScopeError;
+use content::tar::TarError;
 use content::unixfs::NodeError;
 use content::unixfs::dir::DirError;
 use content::unixfs::file::ReadError;
@@ -19,8 +26,22 @@ use maud::{DOCTYPE, PreEscaped, html};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// The path cannot name content.
+    #[error("invalid path \"{}\": {error}", shortened(path))]
+    Path {
+        /// The path as it was sent.
+        path: String,
+        /// Which rule it breaks.
+        error: PathError,
+    },
+    /// The host name cannot stand for content.
     #[error(transparent)]
-    Path(#[from] PathError),
+    Label(#[from] LabelError),
+    /// `?uri=` is not an address of IPFS.
+    #[error("the parameter \"uri\" is not a CID, a name, or an address that begins with ipfs:// or ipns://")]
+    Uri,
+    /// A name cannot be resolved.
+    #[error(transparent)]
+    Name(#[from] NameError),
     /// The path and query are too long.
     #[error("the address has more than {max} bytes")]
     UrlTooLong {
@@ -36,12 +57,47 @@ pub enum Problem {
     /// The format is not supported.
     #[error(transparent)]
     Format(#[from] NotSupported),
+    /// A format was asked for that the content does not have.
+    #[error("{cid} is not stored as {wanted}, and this gateway does not convert it")]
+    NotConverted {
+        /// The content.
+        cid: Cid,
+        /// The format.
+        wanted: &'static str,
+    },
+    /// A document cannot be shown or converted.
+    #[error(transparent)]
+    Document(#[from] IpldError),
+    /// The path leads to a value inside a document.
+    #[error("the path leads to a value inside the document {cid}; only whole documents are served")]
+    InsideDocument {
+        /// The document.
+        cid: Cid,
+    },
+    /// An IPNS record was asked for of what is no key.
+    #[error("only a path of the form /ipns/KEY has an IPNS record")]
+    NoRecordOf,
+    /// A CAR was asked for that does not exist.
+    #[error(transparent)]
+    CarOptions(#[from] CarOptionsError),
+    /// The host serves only what clients can check for themselves.
+    #[error("only raw blocks, CAR and IPNS records are served here")]
+    TrustlessOnly,
+    /// `only-if-cached`, and it is not.
+    #[error("{cid} is not held here, and was to be served only if it is")]
+    NotCached {
+        /// What is missing.
+        cid: Cid,
+    },
     /// There is nothing at this address, and it is not below `/ipfs/`.
-    #[error("there is no such page here; content is found under /ipfs/")]
+    #[error("there is no such page here; content is found under /ipfs/ and /ipns/")]
     NoSuchPage,
-    /// Names are not supported yet.
-    #[error("names under /ipns/ are not supported by this version; only /ipfs/ paths are")]
-    Ipns,
+    /// A page of a listing begins after an entry that is not there.
+    #[error("the directory has no entry of the name after which the page was to begin")]
+    NoSuchEntry,
+    /// A site's `_redirects` cannot be understood.
+    #[error("could not parse _redirects: {0}")]
+    Redirects(RedirectsError),
     /// The path ends at content that cannot be shown without a format.
     #[error("{cid} has the codec 0x{codec:x}, which cannot be shown as a file; ask for the block with ?format=raw")]
     NoRendering {
@@ -59,6 +115,26 @@ pub enum Problem {
     /// A directory cannot be read.
     #[error(transparent)]
     Dir(#[from] DirError),
+    /// The blocks of a CAR cannot be collected.
+    #[error(transparent)]
+    Scope(ScopeError),
+    /// There is no TAR of this.
+    #[error(transparent)]
+    Tar(TarError),
+    /// More was asked for than one response may have.
+    #[error("{bytes} bytes are more than the {max} that one response may have")]
+    TooLarge {
+        /// What would have to be sent, in bytes.
+        bytes: u64,
+        /// The limit, in bytes.
+        max: u64,
+    },
+    /// A response became longer than any may be.
+    #[error("the response is longer than any may be")]
+    TooLong,
+    /// A request took longer than any may.
+    #[error("the request took longer than any may")]
+    TooSlow,
     /// The policy refuses the content.
     #[error("{cid} is not served here")]
     Refused {
@@ -95,27 +171,43 @@ impl Page {
     }
 }
 
-const DAMAGED: Page = Page::new(
-    StatusCode::BAD_GATEWAY,
-    "Damaged content",
-    "The blocks arrived, but they do not form valid content. Whoever published it has to repair it.",
-);
+const DAMAGED: Page = Page {
+    retry_seconds: Some(3600),
+    ..Page::new(
+        StatusCode::BAD_GATEWAY,
+        "Damaged content",
+        "The blocks arrived, but they do not form valid content. Whoever published it has to repair it.",
+    )
+};
 const NOT_FOUND: Page = Page::new(StatusCode::NOT_FOUND, "Not found", "Check the path: names are case-sensitive.");
-const NO_RENDERING: Page =
-    Page::new(StatusCode::NOT_ACCEPTABLE, "No such format", "Other formats follow in later versions.");
+const NO_RENDERING: Page = Page::new(
+    StatusCode::NOT_ACCEPTABLE,
+    "No such format",
+    "Ask for the block itself with ?format=raw, or for a CAR with ?format=car.",
+);
+const TOO_MUCH: Page = Page::new(
+    StatusCode::FORBIDDEN,
+    "Too much for one response",
+    "Ask for a part of it: a range of a file, a folder further down, or a CAR with a narrower dag-scope.",
+);
+const TOO_SLOW: Page = Page {
+    retry_seconds: Some(120),
+    ..Page::new(StatusCode::GATEWAY_TIMEOUT, "Not found in time", "Trying again later may help.")
+};
 
 impl Problem {
     fn page(&self) -> Page {
         match self {
-            Self::Path(PathError::Cid(CidError::Hash(_))) => Page::new(
+            Self::Path { error, .. } => of_path(error),
+            Self::Label(LabelError::Cid(CidError::Hash(_))) => UNSAFE_CID,
+            Self::Label(LabelError::TooLong { .. }) => Page::new(
                 StatusCode::BAD_REQUEST,
-                "Unsafe CID",
-                "Its content could not be checked, so it is not served.",
+                "Too long for a host name",
+                "Ask for it by path, at a gateway that answers by path.",
             ),
-            Self::Path(PathError::Cid(CidError::Malformed { .. })) => {
-                Page::new(StatusCode::BAD_REQUEST, "Not a CID", "A CID starts with \"bafy\", \"bafk\" or \"Qm\".")
-            }
-            Self::Path(_) => Page::new(StatusCode::BAD_REQUEST, "Not a valid path", "Check the address."),
+            Self::Label(_) => Page::new(StatusCode::BAD_REQUEST, "Not a CID or name", "Check the address."),
+            Self::Uri => Page::new(StatusCode::BAD_REQUEST, "Not an address of IPFS", "Check the address."),
+            Self::Name(error) => of_name(error),
             Self::ServiceWorker => Page::new(
                 StatusCode::BAD_REQUEST,
                 "Service worker refused",
@@ -123,15 +215,40 @@ impl Problem {
             ),
             Self::UrlTooLong { .. } => Page::new(StatusCode::URI_TOO_LONG, "Address too long", "Use a shorter one."),
             Self::Method => Page::new(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", "This gateway only reads."),
-            Self::Format(_) | Self::NoRendering { .. } => NO_RENDERING,
-            Self::NoSuchPage => Page::new(StatusCode::NOT_FOUND, "Not found", "Try /ipfs/ and a CID."),
-            Self::Ipns => {
-                Page::new(StatusCode::NOT_IMPLEMENTED, "Names are not supported", "Use the CID it stands for.")
+            Self::Format(_) | Self::NoRendering { .. } | Self::NotConverted { .. } => NO_RENDERING,
+            Self::Document(error) => of_document(error),
+            Self::InsideDocument { .. } => Page::new(
+                StatusCode::NOT_IMPLEMENTED,
+                "Part of a document",
+                "Ask for the document, and take the value out of it.",
+            ),
+            Self::NoRecordOf => {
+                Page::new(StatusCode::BAD_REQUEST, "Not an IPNS key", "Leave the rest of the path, or the format, away.")
             }
+            Self::CarOptions(_) => {
+                Page::new(StatusCode::BAD_REQUEST, "No such CAR", "Check the parameters of the address and of Accept.")
+            }
+            Self::TrustlessOnly => NO_RENDERING,
+            Self::NotCached { .. } => Page::new(
+                StatusCode::PRECONDITION_FAILED,
+                "Not held here",
+                "Ask without only-if-cached to have it fetched.",
+            ),
+            Self::NoSuchPage => Page::new(StatusCode::NOT_FOUND, "Not found", "Try /ipfs/ and a CID."),
+            Self::NoSuchEntry => NOT_FOUND,
+            Self::Redirects(_) => Page::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "The site's redirects are broken",
+                "Whoever published the site has to repair its file _redirects.",
+            ),
             Self::Walk(error) => of_walk(error),
             Self::Read(error) => of_read(error),
             Self::Dir(DirError::Source(error)) => of_source(error),
             Self::Dir(_) | Self::Length => DAMAGED,
+            Self::Scope(error) => of_scope(error),
+            Self::Tar(error) => of_tar(error),
+            Self::TooLarge { .. } | Self::TooLong => TOO_MUCH,
+            Self::TooSlow => TOO_SLOW,
             Self::Refused { verdict, .. } => of_verdict(*verdict),
             Self::NeedsHttp11 { .. } => {
                 Page::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 needed", "A proxy may have to be told so.")
@@ -149,6 +266,7 @@ impl Problem {
         match self.status() {
             StatusCode::GATEWAY_TIMEOUT | StatusCode::NOT_FOUND => Abort::Stalled,
             StatusCode::BAD_GATEWAY => Abort::Corrupt,
+            StatusCode::FORBIDDEN => Abort::Limit,
             _ => Abort::Internal,
         }
     }
@@ -179,15 +297,20 @@ impl Problem {
         response
     }
 
-    /// A path that leads nowhere leads nowhere for ever, but a short time suffices to keep the load off.
+    /// A path that leads nowhere leads nowhere for ever, but a short time suffices to keep the load off; so it does for
+    /// what the operator took down, who may think better of it. What may pass is not kept.
     fn cache_control(&self, status: StatusCode) -> HeaderValue {
-        match self {
-            Self::Walk(WalkError::NoLink { .. } | WalkError::NotADirectory { .. }) => {
+        match (self, status) {
+            // The same address is a good one without that header.
+            (Self::ServiceWorker | Self::NotCached { .. }, _) => HeaderValue::from_static("no-store"),
+            // Offline, it may be imported any moment.
+            (Self::Walk(WalkError::Source(_)) | Self::Read(ReadError::Source(_)), StatusCode::NOT_FOUND) => {
+                HeaderValue::from_static("no-store")
+            }
+            (_, StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::GONE) => {
                 HeaderValue::from_static("public, max-age=60")
             }
-            // The same address is a good one without that header.
-            Self::ServiceWorker => HeaderValue::from_static("no-store"),
-            _ if status == StatusCode::BAD_REQUEST => HeaderValue::from_static("public, max-age=60"),
+            (_, StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS) => HeaderValue::from_static("public, max-age=60"),
             _ => HeaderValue::from_static("no-store"),
         }
     }
@@ -222,6 +345,105 @@ const STYLE: &str = ":root{color-scheme:light dark}body{max-width:38rem;margin:1
 fn capitalised(text: &str) -> String {
     let mut characters = text.chars();
     characters.next().map(|first| first.to_uppercase().chain(characters).collect()).unwrap_or_default()
+}
+
+/// What a person can take in of something that anybody may have written.
+fn shortened(text: &str) -> String {
+    const SHOWN: usize = 200;
+    match text.char_indices().nth(SHOWN) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+const UNSAFE_CID: Page =
+    Page::new(StatusCode::BAD_REQUEST, "Unsafe CID", "Its content could not be checked, so it is not served.");
+
+fn of_path(error: &PathError) -> Page {
+    match error {
+        PathError::Cid(CidError::Hash(_)) => UNSAFE_CID,
+        PathError::Cid(CidError::Malformed { .. }) => {
+            Page::new(StatusCode::BAD_REQUEST, "Not a CID", "A CID starts with \"bafy\", \"bafk\" or \"Qm\".")
+        }
+        PathError::Name(_) => Page::new(
+            StatusCode::BAD_REQUEST,
+            "Not a name",
+            "A name is a key, which starts with \"k51\", \"12D3\" or \"Qm\", or a domain.",
+        ),
+        _ => Page::new(StatusCode::BAD_REQUEST, "Not a valid path", "Check the address."),
+    }
+}
+
+fn of_name(error: &NameError) -> Page {
+    const UNRESOLVED: &str = "The name cannot be resolved";
+    match error {
+        NameError::NoRecord { .. } => Page {
+            retry_seconds: Some(60),
+            ..Page::new(
+                StatusCode::GATEWAY_TIMEOUT,
+                "No record of the name was found",
+                "Its owner has to publish it again from time to time. Trying again later may help.",
+            )
+        },
+        NameError::Refused { .. } => Page {
+            retry_seconds: Some(60),
+            ..Page::new(StatusCode::BAD_GATEWAY, UNRESOLVED, "Its owner has to publish a valid record.")
+        },
+        NameError::NoDnsLink { .. } => {
+            Page::new(StatusCode::NOT_FOUND, "No DNSLink", "The owner of the domain has not linked it to content.")
+        }
+        NameError::Dns { .. } => Page {
+            retry_seconds: Some(30),
+            ..Page::new(StatusCode::GATEWAY_TIMEOUT, UNRESOLVED, "Trying again later may help.")
+        },
+        NameError::Value { .. } | NameError::TooManySteps { .. } => Page {
+            retry_seconds: Some(300),
+            ..Page::new(StatusCode::BAD_GATEWAY, UNRESOLVED, "Whoever owns the name has to repair what it stands for.")
+        },
+        NameError::Busy => BUSY,
+        NameError::Offline { .. } => Page::new(
+            StatusCode::NOT_FOUND,
+            "Not known here",
+            "This gateway is offline: it knows only names that were resolved before.",
+        ),
+    }
+}
+
+const BUSY: Page = Page {
+    retry_seconds: Some(5),
+    ..Page::new(StatusCode::TOO_MANY_REQUESTS, "Too many requests", "Try again in a moment.")
+};
+
+fn of_document(error: &IpldError) -> Page {
+    match error {
+        IpldError::NotConvertible { .. } => NO_RENDERING,
+        IpldError::Malformed { .. } => DAMAGED,
+        IpldError::TooComplex { .. } => {
+            Page::new(StatusCode::NOT_ACCEPTABLE, "Too complex to show", "Ask for the block itself with ?format=raw.")
+        }
+    }
+}
+
+fn of_scope(error: &ScopeError) -> Page {
+    match error {
+        ScopeError::Source(error) => of_source(error),
+        ScopeError::Node(_) => DAMAGED,
+        ScopeError::TooDeep { .. } | ScopeError::TooManyBlocks { .. } | ScopeError::TooManyRepeats { .. } => TOO_MUCH,
+    }
+}
+
+fn of_tar(error: &TarError) -> Page {
+    match error {
+        TarError::Source(error) => of_source(error),
+        TarError::NotUnixFs { .. } => NO_RENDERING,
+        TarError::Name { .. } | TarError::Symlink { .. } => Page::new(
+            StatusCode::BAD_REQUEST,
+            "Unsafe as an archive",
+            "Extracting it could write outside its folder. Ask for a CAR with ?format=car.",
+        ),
+        TarError::TooDeep { .. } | TarError::TooManyEntries { .. } | TarError::TooManyBytes { .. } => TOO_MUCH,
+        TarError::Node(_) | TarError::File(_) => DAMAGED,
+    }
 }
 
 fn of_walk(error: &WalkError) -> Page {
@@ -260,17 +482,24 @@ fn of_source(error: &SourceError) -> Page {
                 "Perhaps nobody who has it is online. Trying again later may help.",
             )
         },
-        SourceError::Corrupt { .. } => Page::new(
-            StatusCode::BAD_GATEWAY,
-            "Content failed its check",
-            "What the peers sent is not what the CID stands for, so it was thrown away.",
-        ),
+        SourceError::Busy => BUSY,
+        SourceError::Corrupt { .. } => Page {
+            retry_seconds: Some(30),
+            ..Page::new(
+                StatusCode::BAD_GATEWAY,
+                "Content failed its check",
+                "What the peers sent is not what the CID stands for, so it was thrown away.",
+            )
+        },
         SourceError::Refused { verdict, .. } => of_verdict(*verdict),
-        SourceError::Unacceptable(_) => Page::new(
-            StatusCode::BAD_GATEWAY,
-            "Unsafe content",
-            "Something below this path cannot be checked, so it is not served.",
-        ),
+        SourceError::Unacceptable(_) => Page {
+            retry_seconds: Some(3600),
+            ..Page::new(
+                StatusCode::BAD_GATEWAY,
+                "Unsafe content",
+                "Something below this path cannot be checked, so it is not served.",
+            )
+        },
         SourceError::Store(_) => {
             Page::new(StatusCode::INTERNAL_SERVER_ERROR, "Store failure", "The operator of this gateway has to look.")
         }
@@ -315,19 +544,18 @@ mod tests {
         let cid = cid();
         let stall = Stall { waited: Duration::from_secs(30), providers_found: 2, peers_asked: 3, peers_answered: 1 };
         let table = [
-            (Problem::Path(PathError::Cid(parse("hello").expect_err("no CID"))), 400, "public, max-age=60"),
-            (Problem::Path(PathError::AboveRoot), 400, "public, max-age=60"),
+            (Problem::Path { path: "/ipfs/hello".to_owned(), error: PathError::Cid(parse("hello").expect_err("no CID")) }, 400, "public, max-age=60"),
+            (Problem::Path { path: "/ipfs/x/..".to_owned(), error: PathError::AboveRoot }, 400, "public, max-age=60"),
             (Problem::UrlTooLong { max: 10 }, 414, "no-store"),
             (Problem::ServiceWorker, 400, "no-store"),
             (Problem::Method, 405, "no-store"),
-            (Problem::NoSuchPage, 404, "no-store"),
-            (Problem::Ipns, 501, "no-store"),
+            (Problem::NoSuchPage, 404, "public, max-age=60"),
             (Problem::NoRendering { cid, codec: 0x71 }, 406, "no-store"),
             (Problem::Walk(WalkError::NoLink { parent: cid, name: "x".to_owned() }), 404, "public, max-age=60"),
             (Problem::Walk(WalkError::Malformed { cid, reason: "x".to_owned() }), 502, "no-store"),
             (Problem::Walk(WalkError::Unsupported { cid, codec: 0x71 }), 501, "no-store"),
-            (Problem::Refused { cid, verdict: Verdict::Gone }, 410, "no-store"),
-            (source(SourceError::Refused { cid, verdict: Verdict::Legal }), 451, "no-store"),
+            (Problem::Refused { cid, verdict: Verdict::Gone }, 410, "public, max-age=60"),
+            (source(SourceError::Refused { cid, verdict: Verdict::Legal }), 451, "public, max-age=60"),
             (source(SourceError::NotFound { cid }), 404, "no-store"),
             (source(SourceError::Stalled { cid, stall }), 504, "no-store"),
             (source(SourceError::Corrupt { cid }), 502, "no-store"),

@@ -9,30 +9,36 @@
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`server`] | connections: limits, timeouts, drain |
+//! | [`server`] | connections: limits, timeouts, tunnels, drain |
 //! | [`pipeline`] | one request, top to bottom |
-//! | [`request`] | what a request is about |
-//! | [`negotiate`] | which format it asks for |
-//! | [`resolve`] | what they lead to, and the memory of it |
-//! | [`source`] | where blocks come from |
+//! | [`client`] | who asks, and under which host name |
+//! | [`request`], [`negotiate`] | what a request is about, and which format it asks for |
+//! | [`hosts`], [`route`] | what a host name stands for, and where that leads |
+//! | [`resolve`] | what a path leads to, and the memory of it |
+//! | [`source`], [`lanes`] | where blocks come from, and who may fetch |
 //! | [`conditional`], [`range`] | what the client has, and which part it wants |
 //! | [`plan`] | status and headers |
-//! | [`content_type`], [`listing`] | what a file is, and how a directory looks |
+//! | [`answer`] | one module for each representation that content has |
+//! | [`content_type`] | what a file is |
 //! | [`respond`], [`body`] | what every response carries, and its bytes |
-//! | [`errors`] | every problem's status and words |
+//! | [`errors`], [`landing`] | every problem's status and words; the page at `/` |
 //!
 //! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`].
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 
 pub mod admin;
+pub mod answer;
 pub mod body;
 pub mod cli;
+pub mod client;
 pub mod conditional;
 pub mod content_type;
 pub mod errors;
 pub mod health;
-pub mod listing;
+pub mod hosts;
+pub mod landing;
+pub mod lanes;
 pub mod metrics;
 pub mod negotiate;
 pub mod network;
@@ -44,6 +50,7 @@ pub mod range;
 pub mod request;
 pub mod resolve;
 pub mod respond;
+pub mod route;
 pub mod server;
 pub mod source;
 pub mod welcome;

@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Upper bounds of the buckets, in seconds: from an answer out of memory to a long download.
 const SECONDS: [f64; 18] = [
@@ -48,9 +48,11 @@ pub enum Abort {
     Corrupt,
     /// Something of ours failed.
     Internal,
+    /// The rest would be more than one response may have.
+    Limit,
 }
 
-const ABORTS: [&str; 4] = ["client", "stalled", "corrupt", "internal"];
+const ABORTS: [&str; 5] = ["client", "stalled", "corrupt", "internal", "limit"];
 
 /// Metrics of the public listener.
 #[derive(Debug)]
@@ -159,6 +161,16 @@ impl Exchange {
             body_bytes: 0,
             end: Some(Abort::Client),
         }
+    }
+
+    /// When the request's head was read.
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// How long ago that was.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
     }
 
     /// The head of the response is handed over.

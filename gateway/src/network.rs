@@ -4,9 +4,11 @@ use crate::lanes::Lanes;
 use crate::source::{Gated, OpenSession, Sources};
 use anyhow::Context as _;
 use cache::Tiers;
-use config::{Config, Loaded};
+use config::{Config, ConfigError, Loaded};
+use content::dnslink::StaticMap;
 use content::{BlockSource, Cid, MemoryBlocks};
 use libp2p::{Multiaddr, PeerId};
+use p2p_bridge::names::{Names, NamesOptions};
 use p2p_bridge::{Bridge, BridgeOptions, StartError, identity};
 use prometheus_client::registry::Registry;
 use std::path::{Path, PathBuf};
@@ -53,6 +55,29 @@ impl Network {
         Sources { local, open_session, lanes: Arc::new(lanes) }
     }
 
+    /// What names stand for: as the operator says, as the DHT and DNS say, and as was known when the node ran last.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the setting that cannot be followed.
+    pub fn names(&self, loaded: &Loaded, registry: &mut Registry) -> Result<Arc<Names>, ConfigError> {
+        let config = &loaded.config;
+        let options = NamesOptions {
+            static_map: static_map(loaded)?,
+            doh: config.names.doh.iter().map(|route| (route.suffix.clone(), route.url.clone())).collect(),
+            cache_entries_max: config.names.cache_entries_max,
+            lookups_max: usize::try_from(config.names.lookups_max).unwrap_or(usize::MAX),
+            timeout: Duration::from_secs(config.names.timeout_seconds),
+            offline: config.p2p.offline,
+            state_dir: Some(state_dir(&config.data_dir)),
+            ..NamesOptions::default()
+        };
+        let bridge = match self {
+            Self::Offline(_) => None,
+            Self::Online(bridge) => Some(bridge.clone()),
+        };
+        Names::new(options, bridge, registry).map_err(|error| loaded.error("names.doh", error.to_string()))
+    }
+
     /// The node's name among peers.
     pub fn peer_id(&self) -> PeerId {
         match self {
@@ -83,6 +108,17 @@ impl Network {
             bridge.shutdown().await;
         }
     }
+}
+
+/// The names that the operator decided about.
+fn static_map(loaded: &Loaded) -> Result<StaticMap, ConfigError> {
+    let path = &loaded.config.names.dnslink_map;
+    if path.as_os_str().is_empty() {
+        return Ok(StaticMap::default());
+    }
+    let wrong = |reason: String| loaded.error("names.dnslink_map", format!("{}: {reason}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    StaticMap::parse(&text).map_err(|error| wrong(error.to_string()))
 }
 
 /// An error of the start, as one about the setting that is behind it.

@@ -7,7 +7,8 @@ use crate::admin::{self, Admin};
 use crate::health::{Health, Stage};
 use crate::metrics::HttpMetrics;
 use crate::network::Network;
-use crate::pipeline::{Gateway, Limits};
+use crate::lanes::Lanes;
+use crate::pipeline::{Gateway, Limits, Wiring};
 use crate::server::{ConnectionLimits, Drain, serve};
 use crate::welcome;
 use anyhow::Context as _;
@@ -16,6 +17,7 @@ use cache::{Disk, DiskOptions, PinState, Ram, TierMetrics, Tiers};
 use config::{Config, ConfigError, Loaded};
 use content::{Cid, DenyList, Policy};
 use libp2p::{Multiaddr, PeerId};
+use p2p_bridge::names::Names;
 use prometheus_client::registry::Registry;
 use std::fmt;
 use std::io;
@@ -31,6 +33,7 @@ pub struct Node {
     health: Arc<Health>,
     disk: Disk,
     network: Network,
+    names: Arc<Names>,
     public: Drain,
     admin: Drain,
     drain_timeout: Duration,
@@ -101,8 +104,18 @@ impl Node {
 
         let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let health = Arc::<Health>::default();
-        let (sources, limits) = (network.sources(&tiers), Limits::of(http, cache));
-        let gateway = Gateway::new(sources, policy, Arc::clone(&metrics), Arc::clone(&health), limits, Some(welcome));
+        let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        let lanes = Lanes::new(size(http.misses_max), size(http.client_misses_max));
+        let names = network.names(loaded, &mut registry)?;
+        let wiring = Wiring {
+            sources: network.sources(&tiers, lanes),
+            names: Arc::clone(&names) as _,
+            policy,
+            metrics: Arc::clone(&metrics),
+            health: Arc::clone(&health),
+            welcome: Some(welcome),
+        };
+        let gateway = Gateway::new(wiring, http, Limits::of(http, cache));
         let places = Places {
             gateway: local_addresses(&public)?,
             admin: local_addresses(&operator)?,
@@ -119,6 +132,7 @@ impl Node {
             health,
             disk,
             network,
+            names,
             places,
         };
         node.health.enter(Stage::Serving);
@@ -135,6 +149,7 @@ impl Node {
             tracing::warn!(connections = self.public.open(), "connections were still open after the drain timeout");
         }
         self.network.shutdown().await;
+        self.names.save().await;
         self.disk.close().await.context("the store did not close cleanly")?;
         // Last, so that the end can be watched. Nothing there takes long.
         self.admin.finish(Duration::from_secs(1)).await;

@@ -1,35 +1,46 @@
 //! [`Gateway`]: one request from top to bottom.
 //!
 //! ```text
-//! head → subject → Ask (format) ─┬→ remembered path ───────────────────────────┐
-//!                                └→ ContentPath → policy → 304 by CID → walk ──┴→ decision → head + body
+//! head → subject → Ask (format) → route (host, path) ─┬→ remembered path ────────────────────────────┐
+//!                                                     └→ ContentPath → name → policy → 304 by CID →  │
+//!                                                        walk → representation ──────────────────────┴→ head + body
 //! ```
 //!
-//! Waiting happens in the walk, in sniffing a nameless file's type, and for the first chunk of a body, so that whatever
-//! fails until then has an honest status. The rest are pure functions. Errors rise here once.
+//! Waiting happens in the resolution of names, in the walk, in sniffing a nameless file's type, and for the first chunk of
+//! a body, so that whatever fails until then has an honest status. The rest are pure functions. Errors rise here once.
 
+use crate::answer::file::OpenFile;
+use crate::answer::{Context, archive, directory, document, file, record, site};
 use crate::body::{Body, Content};
+use crate::client::Client;
 use crate::conditional::none_match;
-use crate::content_type;
 use crate::errors::Problem;
 use crate::health::Health;
-use crate::listing;
+use crate::hosts::Hosts;
+use crate::landing;
 use crate::metrics::{Exchange, HttpMetrics};
 use crate::negotiate::Format;
-use crate::plan::{self, Decision};
+use crate::plan::{self, About};
 use crate::request::{self, Ask, Subject};
-use crate::resolve::{self, Entity, Found, Paths, Trail, etag_of};
-use crate::respond::{self, Draft};
+use crate::resolve::{self, Entity, Found, Freshness, Paths, Target, etag_of, header};
+use crate::respond::{self, Draft, Finish};
+use crate::route::{self, Place, Route};
 use crate::server::Connection;
-use crate::source::{RootSource, Sources};
-use bytes::Bytes;
-use content::unixfs::file::{FileReader, ReadLimits};
-use content::{Block, Cid, ContentPath, Policy, Verdict, codec};
-use futures::StreamExt as _;
+use crate::source::{RootSource, Sources, Tier};
+use content::budget::Budget;
+use content::redirects;
+use content::scope::ScopeLimits;
+use content::tar::TarLimits;
+use content::unixfs::file::ReadLimits;
+use content::walk::WalkError;
+use content::{Cid, ContentPath, NameResolver, Policy, Verdict};
+use http::header::CACHE_CONTROL;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
-use std::ops::Range;
+use ipnet::IpNet;
+use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a request may cost.
 #[derive(Debug, Clone)]
@@ -38,12 +49,24 @@ pub struct Limits {
     pub url_bytes_max: usize,
     /// Segments of a path.
     pub path_depth_max: usize,
-    /// Bytes fetched ahead of a response's reader.
-    pub read_ahead_bytes_max: usize,
+    /// How far files are read ahead of a response's reader.
+    pub read: ReadLimits,
     /// Bytes collected for an HTTP/1.0 client.
     pub http10_buffer_bytes_max: u64,
     /// Bytes of remembered paths.
     pub paths_bytes_max: u64,
+    /// Bytes of one response.
+    pub response_bytes_max: u64,
+    /// From a request's head to the last byte of its response.
+    pub request_timeout: Duration,
+    /// Entries on one page of a listing.
+    pub listing_entries_max: usize,
+    /// What a CAR may hold.
+    pub scope: ScopeLimits,
+    /// What a TAR may hold.
+    pub tar: TarLimits,
+    /// Whether codecs are converted.
+    pub convert_codecs: bool,
 }
 
 impl Default for Limits {
@@ -57,12 +80,30 @@ impl Limits {
     /// The limits that are configured.
     pub fn of(http: &config::Http, cache: &config::Cache) -> Self {
         let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        let window_bytes_max = size(http.read_ahead_bytes_max);
+        let shared = Arc::new(Budget::new(size(http.read_ahead_total_bytes_max)));
         Self {
             url_bytes_max: size(http.url_bytes_max),
             path_depth_max: size(http.path_depth_max),
-            read_ahead_bytes_max: size(http.read_ahead_bytes_max),
+            read: ReadLimits { window_bytes_max, shared: Some(shared) },
             http10_buffer_bytes_max: http.http10_buffer_bytes_max,
             paths_bytes_max: cache.paths_bytes_max,
+            response_bytes_max: http.response_bytes_max,
+            request_timeout: Duration::from_secs(http.request_timeout_seconds),
+            listing_entries_max: size(http.listing_entries_max),
+            scope: ScopeLimits {
+                depth_max: size(http.dag_depth_max),
+                seen_max: size(http.dag_blocks_max),
+                repeated_bytes_max: http.dag_repeated_bytes_max,
+                look_ahead_bytes_max: window_bytes_max,
+            },
+            tar: TarLimits {
+                depth_max: size(http.dag_depth_max),
+                entries_max: http.dag_blocks_max,
+                bytes_max: http.response_bytes_max,
+                window_bytes_max,
+            },
+            convert_codecs: http.convert_codecs,
         }
     }
 }
@@ -70,86 +111,157 @@ impl Limits {
 /// What answers the public.
 pub struct Gateway {
     sources: Arc<Sources>,
+    names: Arc<dyn NameResolver>,
     policy: Arc<dyn Policy>,
     paths: Paths,
+    hosts: Hosts,
+    trusted_proxies: Vec<IpNet>,
     metrics: Arc<HttpMetrics>,
     health: Arc<Health>,
-    limits: Limits,
-    /// Where `/` leads.
-    landing: Option<HeaderValue>,
+    /// What a request may cost.
+    pub limits: Limits,
+    /// The root of the site that the landing page shows the way to.
+    welcome: Option<Cid>,
+}
+
+/// What a gateway is made of.
+pub struct Wiring {
+    /// Where blocks come from.
+    pub sources: Sources,
+    /// What names stand for.
+    pub names: Arc<dyn NameResolver>,
+    /// What may be served.
+    pub policy: Arc<dyn Policy>,
+    /// What is counted.
+    pub metrics: Arc<HttpMetrics>,
+    /// Whether the process is ready.
+    pub health: Arc<Health>,
+    /// The root of the welcome site.
+    pub welcome: Option<Cid>,
 }
 
 impl Gateway {
-    /// A gateway to what the sources have, as far as the policy allows. `landing` is what `/` redirects to.
-    pub fn new(
-        sources: Sources,
-        policy: Arc<dyn Policy>,
-        metrics: Arc<HttpMetrics>,
-        health: Arc<Health>,
-        limits: Limits,
-        landing: Option<Cid>,
-    ) -> Self {
-        let paths = Paths::new(limits.paths_bytes_max);
-        let landing = landing.map(|root| resolve::header(&format!("/ipfs/{root}/")));
-        Self { sources: Arc::new(sources), policy, paths, metrics, health, limits, landing }
+    /// A gateway to what the sources have, as far as the policy allows, under the hosts that are configured.
+    pub fn new(wiring: Wiring, http: &config::Http, limits: Limits) -> Self {
+        let Wiring { sources, names, policy, metrics, health, welcome } = wiring;
+        Self {
+            sources: Arc::new(sources),
+            names,
+            policy,
+            paths: Paths::new(limits.paths_bytes_max),
+            hosts: Hosts::of(http),
+            trusted_proxies: http.trusted_proxies.clone(),
+            metrics,
+            health,
+            limits,
+            welcome,
+        }
     }
 
     /// Answers a request. Whatever it is about, there is a response.
-    pub async fn handle<B>(&self, request: Request<B>, connection: Arc<Connection>) -> Response<Body> {
+    pub async fn handle<B>(&self, mut request: Request<B>, connection: Arc<Connection>) -> Response<Body> {
+        let upgrade = connection.take_upgrade(&mut request);
         let head = request.into_parts().0;
         let exchange = Exchange::begin(&self.metrics, &head.method);
-        let draft = match self.answer(&head).await {
-            Ok(draft) => draft,
+        let client = Client::of(&head, connection.peer().ip(), &self.trusted_proxies);
+        let draft = match self.answer(&head, &client).await {
+            Ok(draft) => {
+                connection.keep_upgrade(upgrade);
+                draft
+            }
             Err(problem) => {
-                tracing::debug!(path = head.uri.path(), %problem, "not answered with content");
+                tracing::debug!(client = %client.address, path = head.uri.path(), %problem, "not answered with content");
                 respond::page(problem.response(&head.headers))
             }
         };
-        respond::finish(draft, head.method == Method::HEAD, exchange, connection)
+        let finish = Finish {
+            head_only: head.method == Method::HEAD,
+            exchange,
+            connection,
+            response_bytes_max: self.limits.response_bytes_max,
+            request_timeout: self.limits.request_timeout,
+        };
+        respond::finish(draft, finish)
     }
 
-    async fn answer(&self, head: &Parts) -> Result<Draft, Problem> {
-        match request::subject(head, self.limits.url_bytes_max)? {
-            Subject::Content => {
-                let draft = self.content(&Ask::read(head)?).await?;
-                match head.version < Version::HTTP_11 {
-                    true => respond::with_known_length(draft, self.limits.http10_buffer_bytes_max).await,
-                    false => Ok(draft),
-                }
+    async fn answer(&self, head: &Parts, client: &Client) -> Result<Draft, Problem> {
+        let subject = request::subject(head, self.limits.url_bytes_max)?;
+        match subject {
+            Subject::Options => return Ok(no_content()),
+            Subject::Tunnel => return Ok(Response::new(Content::Empty)),
+            Subject::Health | Subject::Ready | Subject::Content => {}
+        }
+        let mut ask = Ask::read(head)?;
+        let led = route::route(&self.hosts, &*self.names, client, &mut ask, self.limits.path_depth_max).await;
+        let draft = match (led, subject) {
+            (Ok(Route::Content(place)), _) => {
+                let work = self.content(ask, &place, client);
+                let timeout = tokio::time::timeout(self.limits.request_timeout, Box::pin(work));
+                timeout.await.unwrap_or(Err(Problem::TooSlow))?
             }
-            Subject::Options => Ok(no_content()),
-            Subject::Landing => self.landing(),
-            Subject::Health => Ok(respond::page(Health::alive())),
-            Subject::Ready => Ok(respond::page(self.health.ready())),
+            // A site that has its origin for itself may have files of these names; elsewhere they are ours.
+            (_, Subject::Health) => respond::page(Health::alive()),
+            (_, Subject::Ready) => respond::page(self.health.ready()),
+            (Ok(Route::Landing), _) => respond::page(landing::page(self.welcome.as_ref())),
+            (Ok(Route::Redirect(status, location)), _) => redirect(status, location),
+            (Err(problem), _) => return Err(problem),
+        };
+        match head.version < Version::HTTP_11 {
+            true => respond::with_known_length(draft, self.limits.http10_buffer_bytes_max).await,
+            false => Ok(draft),
         }
     }
 
-    fn landing(&self) -> Result<Draft, Problem> {
-        let location = self.landing.clone().ok_or(Problem::NoSuchPage)?;
-        Ok(plan::redirect(location).map(|()| Content::Empty))
-    }
-
-    async fn content(&self, ask: &Ask<'_>) -> Result<Draft, Problem> {
-        refuse_wide_service_worker(ask)?;
+    async fn content(&self, ask: Ask<'_>, place: &Place, client: &Client) -> Result<Draft, Problem> {
+        refuse_wide_service_worker(&ask)?;
+        if !place.deserialized && !ask.wanted.format.is_trustless() {
+            return Err(Problem::TrustlessOnly);
+        }
         let generation = self.policy.generation();
-        if ask.format == Format::Unixfs
-            && let Some(entity) = self.paths.get(ask.path, generation)
-        {
-            self.metrics.path_hits.inc();
-            return self.file(ask, entity, None).await;
+        // A path that begins with a CID is its own key.
+        if let Some(entity) = self.remembered(&ask, &ask.path, generation) {
+            return self.file(&ask, client, Freshness::Immutable, &ask.path, entity).await;
+        }
+        let path = self.parse(&ask)?;
+        if ask.wanted.format == Format::IpnsRecord {
+            return record::record(&ask, &path, &*self.names).await;
+        }
+        let target = Target::of(path, &*self.names).await?;
+        self.check_allowed(&target.root)?;
+        if target.freshness != Freshness::Immutable {
+            let key = target.key();
+            if let Some(entity) = self.remembered(&ask, &key, generation) {
+                return self.file(&ask, client, target.freshness, &key, entity).await;
+            }
         }
         self.metrics.path_misses.inc();
-        let path = ContentPath::parse(ask.path, self.limits.path_depth_max)?;
-        let root = resolve::root(&path)?;
-        self.check_allowed(&root)?;
-        if let Some(draft) = not_modified_by_cid(ask, &path, &root) {
+        if let Some(draft) = not_modified_by_cid(&ask, &target) {
             return Ok(draft);
         }
-        let source = RootSource::new(&self.sources, root);
-        match ask.format {
-            Format::Raw => raw(ask, &path, &source, generation).await,
-            Format::Unixfs => self.unixfs(ask, &path, source, generation).await,
+        let source = RootSource::new(&self.sources, target.root, client.group(), ask.only_if_cached);
+        let cx = Context { gateway: self, ask: &ask, place, target: &target, source: &source, generation };
+        match self.represent(&cx).await {
+            Err(Problem::Walk(WalkError::Source(content::SourceError::NotFound { cid }))) if ask.only_if_cached => {
+                Err(Problem::NotCached { cid })
+            }
+            // Whoever has the origin for itself may say what its missing paths mean.
+            Err(problem @ Problem::Walk(WalkError::NoLink { .. } | WalkError::NotADirectory { .. }))
+                if place.is_isolated() =>
+            {
+                self.by_rule(&cx, problem).await
+            }
+            other => other,
         }
+    }
+
+    fn parse(&self, ask: &Ask<'_>) -> Result<ContentPath, Problem> {
+        let path = ContentPath::parse(&ask.path, self.limits.path_depth_max);
+        path.map_err(|error| Problem::Path { path: ask.path.to_string(), error })
+    }
+
+    /// The file that a path is known to lead to, if the request is for its bytes.
+    fn remembered(&self, ask: &Ask<'_>, key: &str, generation: u64) -> Option<Arc<Entity>> {
+        file::is_for_bytes(ask).then(|| self.paths.get(key, generation)).flatten()
     }
 
     /// The tiers check every block, but an answer from the CID alone touches none.
@@ -160,172 +272,150 @@ impl Gateway {
         }
     }
 
-    async fn unixfs(
-        &self,
-        ask: &Ask<'_>,
-        path: &ContentPath,
-        source: Arc<RootSource>,
-        generation: u64,
-    ) -> Result<Draft, Problem> {
-        match resolve::resolve(&source, path, ask.path, generation).await? {
+    /// The representation that is asked for.
+    async fn represent(&self, cx: &Context<'_>) -> Result<Draft, Problem> {
+        match cx.ask.wanted.format {
+            Format::Native | Format::Json | Format::Cbor => self.native(cx).await,
+            Format::Raw => file::raw(cx).await,
+            Format::Car => archive::car(cx).await,
+            Format::Tar => archive::tar(cx).await,
+            Format::DagJson | Format::DagCbor => document::of_anything(cx).await,
+            Format::IpnsRecord => Err(Problem::NoRecordOf),
+        }
+    }
+
+    /// What stands at the end of the path, as it is by itself.
+    async fn native(&self, cx: &Context<'_>) -> Result<Draft, Problem> {
+        match resolve::resolve(cx.source, cx.target, cx.generation).await? {
             Found::File(entity, block) => {
                 let entity = Arc::new(entity);
-                self.paths.remember(ask.path, &entity);
-                self.file(ask, entity, Some((source, block))).await
+                let key = self.key_of(cx);
+                self.paths.remember(&key, &entity);
+                let roots = entity.roots.clone();
+                let open = OpenFile { source: cx.source, block: &block, limits: &self.limits.read };
+                let learnt = |entity: &Arc<Entity>| self.paths.remember(&key, entity);
+                file::file(&cx.about(&roots), entity, open, self.limits.response_bytes_max, learnt).await
             }
-            Found::Symlink(entity, target) => Ok(whole(ask, &entity, target)),
-            Found::SlashMissing(trail) => Ok(plan::add_slash(ask, &trail).map(|()| Content::Empty)),
-            Found::Directory(trail, block) => {
-                let etag = listing::etag(block.cid());
-                if none_match(ask.headers, etag.as_bytes(), true) {
-                    return Ok(plan::not_modified(&etag, plan::LISTING_CACHE, &trail).map(|()| Content::Empty));
-                }
-                match ask.head_only {
-                    true => Ok(listing::head_only(block.cid(), &trail)),
-                    false => listing::page(source, block, ask.path, &trail).await,
-                }
+            Found::Symlink(entity, target) => {
+                let roots = entity.roots.clone();
+                Ok(file::symlink(&cx.about(&roots), entity, target))
+            }
+            Found::SlashMissing(roots) if cx.ask.wanted.format == Format::Native => {
+                Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty))
+            }
+            Found::Document(resolved) => document::document(cx, resolved),
+            Found::Directory { block, .. } if cx.ask.wanted.format == Format::Cbor => {
+                Err(Problem::NotConverted { cid: *block.cid(), wanted: Format::Cbor.name() })
+            }
+            Found::Directory { roots, block } => directory::listing(cx, block, &roots).await,
+            // Of a directory in JSON no page depends on how its address ends.
+            Found::SlashMissing(_) => {
+                let target = Target { trailing_slash: true, ..cx.target.clone() };
+                Box::pin(self.native(&Context { target: &target, ..*cx })).await
             }
         }
     }
 
-    /// Sends a file, or what is wanted of it. What was fetched on the way is handed in.
+    /// What a path is remembered under.
+    fn key_of<'a>(&self, cx: &Context<'a>) -> Cow<'a, str> {
+        match cx.target.freshness {
+            Freshness::Immutable => Cow::Borrowed(&*cx.ask.path),
+            Freshness::For(_) => Cow::Owned(cx.target.key()),
+        }
+    }
+
+    /// A file that was found before.
     async fn file(
         &self,
         ask: &Ask<'_>,
-        mut entity: Arc<Entity>,
-        fetched: Option<(Arc<RootSource>, Block)>,
+        client: &Client,
+        freshness: Freshness,
+        key: &str,
+        entity: Arc<Entity>,
     ) -> Result<Draft, Problem> {
-        let decision = Decision::of(ask, &entity.etag, entity.size);
-        let range = match decision.range(entity.size) {
-            Some(range) if !ask.head_only || entity.content_type.is_none() => range,
-            _ => return Ok(plan::file(ask, &entity, &decision).map(|()| Content::Empty)),
-        };
-        let (source, block) = match fetched {
-            Some(fetched) => fetched,
-            None => self.fetch_again(&entity).await?,
-        };
-        let content = match ask.head_only {
-            true => Content::Empty,
-            false => self.open(&source, &block, range.clone()).await?,
-        };
-        if entity.content_type.is_none() {
-            let sniffed = match begins(&content, &range, entity.size) {
-                Some(first) => content_type::by_content(first),
-                None => self.sniff(&source, &block, entity.size).await?,
-            };
-            Arc::make_mut(&mut entity).content_type = Some(sniffed);
-            self.paths.remember(ask.path, &entity);
+        self.metrics.path_hits.inc();
+        let roots = entity.roots.clone();
+        let about = |tier| About { ask, freshness, roots: &roots, tier };
+        if let Some(draft) = file::head_only(&about(Tier::Ram), &entity) {
+            return Ok(draft);
         }
-        Ok(plan::file(ask, &entity, &decision).map(|()| content))
+        let source = RootSource::new(&self.sources, entity.root, client.group(), ask.only_if_cached);
+        let block = match source.fetch(&entity.cid).await {
+            Err(content::SourceError::NotFound { cid }) if ask.only_if_cached => return Err(Problem::NotCached { cid }),
+            fetched => fetched.map_err(WalkError::Source)?,
+        };
+        let open = OpenFile { source: &source, block: &block, limits: &self.limits.read };
+        let learnt = |entity: &Arc<Entity>| self.paths.remember(key, entity);
+        let max = self.limits.response_bytes_max;
+        file::file(&about(source.tier()), Arc::clone(&entity), open, max, learnt).await
     }
 
-    /// The root block of a remembered file: from memory, most of the time.
-    async fn fetch_again(&self, entity: &Entity) -> Result<(Arc<RootSource>, Block), Problem> {
-        let source = RootSource::new(&self.sources, entity.root);
-        let block = source.fetch(&entity.cid).await.map_err(content::walk::WalkError::Source)?;
-        Ok((source, block))
-    }
-
-    /// The bytes of a range. Waits for the first of them.
-    async fn open(&self, source: &Arc<RootSource>, block: &Block, range: Range<u64>) -> Result<Content, Problem> {
-        if block.cid().codec() == codec::RAW {
-            return Ok(Content::Bytes(slice(block.data(), &range)));
-        }
-        let limits = ReadLimits { window_bytes_max: self.limits.read_ahead_bytes_max };
-        let remaining = range.end - range.start;
-        let mut reader = FileReader::new(Arc::clone(source) as _, block.clone(), range, limits)?;
-        match reader.next().await.transpose()? {
-            None if remaining == 0 => Ok(Content::Empty),
-            None => Err(Problem::Length),
-            Some(first) if first.len() as u64 == remaining => Ok(Content::Bytes(first)),
-            Some(first) => Ok(Content::File { first: Some(first), reader: Box::new(reader), remaining }),
+    /// What the site's rules say of a path that is not there; if they say nothing, it is not there.
+    async fn by_rule(&self, cx: &Context<'_>, problem: Problem) -> Result<Draft, Problem> {
+        let Some(rule) = site::rule(cx).await? else { return Err(problem) };
+        let status = StatusCode::from_u16(rule.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        match rule.to {
+            redirects::Target::Location(location) => {
+                let location = redirects::with_query(&location, cx.ask.query.unwrap_or_default());
+                let cache_control = cx.target.freshness.cache_control(false);
+                Ok(plan::redirect(status, header(&location), cache_control).map(|()| Content::Empty))
+            }
+            redirects::Target::Path(path) => {
+                let target = cx.target.within_site(&path);
+                let ask = Ask { path: Cow::Owned(target.key()), ..cx.ask.clone() };
+                let mut draft = self.represent(&Context { ask: &ask, target: &target, ..*cx }).await?;
+                if draft.status() == StatusCode::OK {
+                    *draft.status_mut() = status;
+                }
+                Ok(draft)
+            }
+            redirects::Target::Elsewhere => Err(problem),
         }
     }
-
-    /// The media type that a file's first bytes look like, when they are not being sent anyway.
-    async fn sniff(&self, source: &Arc<RootSource>, block: &Block, size: u64) -> Result<HeaderValue, Problem> {
-        let content = self.open(source, block, 0..size.min(content_type::SNIFF_BYTES)).await?;
-        Ok(content_type::by_content(first_of(&content)))
-    }
-}
-
-/// The first bytes of a file, if they are among those that are sent.
-fn begins<'a>(content: &'a Content, range: &Range<u64>, size: u64) -> Option<&'a [u8]> {
-    let enough = range.start == 0 && range.end >= size.min(content_type::SNIFF_BYTES);
-    (enough && (!matches!(content, Content::Empty) || size == 0)).then(|| first_of(content))
-}
-
-fn first_of(content: &Content) -> &[u8] {
-    match content {
-        Content::Bytes(bytes) | Content::File { first: Some(bytes), .. } => bytes,
-        _ => &[],
-    }
-}
-
-/// The bytes of a range that was checked against their number.
-fn slice(bytes: &Bytes, range: &Range<u64>) -> Bytes {
-    let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
-    bytes.slice(at(range.start)..at(range.end))
 }
 
 /// A script right below `/ipfs/` would become the service worker of every site here: its scope is the folder that it is in
 /// (<https://specs.ipfs.tech/http-gateways/path-gateway/#service-worker-request-header>).
 fn refuse_wide_service_worker(ask: &Ask<'_>) -> Result<(), Problem> {
     let script = ask.headers.get("service-worker").is_some_and(|value| value.as_bytes().trim_ascii() == b"script");
-    let below_root = ask.path.strip_prefix("/ipfs/").is_some_and(|rest| rest.contains('/'));
-    if script && !below_root { Err(Problem::ServiceWorker) } else { Ok(()) }
+    let below = content::path::Namespace::split(ask.sent).map(|(_, below)| below);
+    let at_root = below.is_some_and(|below| !below.contains('/')) && ask.sent == ask.path;
+    if script && at_root { Err(Problem::ServiceWorker) } else { Ok(()) }
 }
 
 /// What stands at a bare CID has that CID for its entity tag, whatever it is: no block is needed to say that the client
 /// has it.
-fn not_modified_by_cid(ask: &Ask<'_>, path: &ContentPath, root: &Cid) -> Option<Draft> {
-    if !path.segments.is_empty() {
+fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
+    if !target.segments.is_empty() {
         return None;
     }
-    let trail = || Trail { path: resolve::header(ask.path), roots: resolve::header(&root.to_string()) };
-    let etag = entity_tag(root, ask.format);
-    if none_match(ask.headers, etag.as_bytes(), false) {
-        return Some(plan::not_modified(&etag, plan::IMMUTABLE, &trail()).map(|()| Content::Empty));
-    }
-    let listing = listing::etag(root);
-    let has_listing = ask.format == Format::Unixfs && none_match(ask.headers, listing.as_bytes(), false);
-    has_listing.then(|| plan::not_modified(&listing, plan::LISTING_CACHE, &trail()).map(|()| Content::Empty))
-}
-
-fn entity_tag(cid: &Cid, format: Format) -> HeaderValue {
-    match format {
-        Format::Unixfs => etag_of(cid, ""),
-        Format::Raw => etag_of(cid, ".raw"),
-    }
-}
-
-/// The one block that a path leads to, as it is hashed.
-async fn raw(ask: &Ask<'_>, path: &ContentPath, source: &RootSource, generation: u64) -> Result<Draft, Problem> {
-    let (trail, block) = resolve::walk(source, path, ask.path).await?;
-    let entity = Entity {
-        root: *source.root(),
-        cid: *block.cid(),
-        size: block.data().len() as u64,
-        content_type: None,
-        etag: entity_tag(block.cid(), Format::Raw),
-        trail,
-        generation,
+    let cid = &target.root;
+    let tags = match ask.wanted.format {
+        Format::Native => match document::native_format(cid) {
+            Some(_) if ask.wanted.html => vec![(document::preview_etag(cid), true)],
+            Some(native) => vec![(document::etag(cid, native), false)],
+            None => vec![(etag_of(cid, ""), false), (directory::etag(cid), true)],
+        },
+        Format::Raw => vec![(file::raw_etag(cid), false)],
+        _ => return None,
     };
-    let decision = Decision::of(ask, &entity.etag, entity.size);
-    let content =
-        decision.range(entity.size).map_or(Content::Empty, |range| Content::Bytes(slice(block.data(), &range)));
-    Ok(plan::raw(ask, &entity, &decision).map(|()| content))
+    let (etag, generated) = tags.into_iter().find(|(etag, _)| none_match(ask.headers, etag.as_bytes(), false))?;
+    let roots = header(&cid.to_string());
+    let about = About { ask, freshness: target.freshness, roots: &roots, tier: Tier::Ram };
+    Some(plan::not_modified(&about, &etag, generated).map(|()| Content::Empty))
 }
 
-/// A small body that is at hand.
-fn whole(ask: &Ask<'_>, entity: &Entity, bytes: Bytes) -> Draft {
-    let decision = Decision::of(ask, &entity.etag, entity.size);
-    let content = decision.range(entity.size).map_or(Content::Empty, |range| Content::Bytes(slice(&bytes, &range)));
-    plan::file(ask, entity, &decision).map(|()| content)
+/// Where a redirect leads depends on the host, which may be set up otherwise tomorrow.
+fn redirect(status: StatusCode, location: HeaderValue) -> Draft {
+    let a_day = HeaderValue::from_static("public, max-age=86400");
+    let mut draft = plan::redirect(status, location, a_day).map(|()| Content::Empty);
+    draft.headers_mut().insert(http::header::VARY, HeaderValue::from_static("Accept"));
+    draft
 }
 
 fn no_content() -> Draft {
     let mut draft = Response::new(Content::Empty);
     *draft.status_mut() = StatusCode::NO_CONTENT;
+    draft.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("public, max-age=86400"));
     draft
 }

@@ -1,8 +1,9 @@
 //! The last step of every response: what all of them carry, and what HTTP/1.0 needs.
 
-use crate::body::{Body, Content};
+use crate::body::{Body, BodyLimits, Content};
 use crate::errors::Problem;
 use crate::metrics::Exchange;
+use crate::resolve::header;
 use crate::server::Connection;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
@@ -12,6 +13,7 @@ use http::header::{
     ACCESS_CONTROL_EXPOSE_HEADERS, CONTENT_LENGTH, HeaderMap, HeaderValue,
 };
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A response that is complete but for what [`finish`] adds.
 pub type Draft = Response<Content>;
@@ -30,26 +32,40 @@ fn allow_every_origin(headers: &mut HeaderMap) {
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD, OPTIONS"));
     headers.insert(
         ACCESS_CONTROL_ALLOW_HEADERS,
-        HeaderValue::from_static("Content-Type, Range, User-Agent, X-Requested-With"),
+        HeaderValue::from_static("Content-Type, If-None-Match, If-Range, Range, User-Agent, X-Requested-With"),
     );
     headers.insert(
         ACCESS_CONTROL_EXPOSE_HEADERS,
         HeaderValue::from_static(
-            "Content-Length, Content-Range, X-Chunked-Output, X-Ipfs-Path, X-Ipfs-Roots, X-Stream-Output",
+            "Content-Length, Content-Location, Content-Range, ETag, Server-Timing, X-Chunked-Output, X-Ipfs-Path, \
+             X-Ipfs-Roots, X-Stream-Output",
         ),
     );
 }
 
+/// What ends a response.
+pub struct Finish {
+    /// Whether only the head was asked for.
+    pub head_only: bool,
+    /// The exchange that the response ends.
+    pub exchange: Exchange,
+    /// The connection that it is sent on.
+    pub connection: Arc<Connection>,
+    /// Bytes that it may have.
+    pub response_bytes_max: u64,
+    /// How long the exchange may take.
+    pub request_timeout: Duration,
+}
+
 /// Adds what every response has, and ties the body to the exchange that it ends.
-pub fn finish(
-    mut draft: Draft,
-    head_only: bool,
-    mut exchange: Exchange,
-    connection: Arc<Connection>,
-) -> Response<Body> {
+pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
+    let Finish { head_only, mut exchange, connection, response_bytes_max, request_timeout } = finish;
     allow_every_origin(draft.headers_mut());
+    let took = header(&format!("total;dur={:.3}", exchange.elapsed().as_secs_f64() * 1e3));
+    draft.headers_mut().append("server-timing", took);
     exchange.head(draft.status());
-    draft.map(|content| Body::counted(if head_only { Content::Empty } else { content }, exchange, Some(connection)))
+    let limits = BodyLimits { bytes_max: response_bytes_max, deadline: exchange.started() + request_timeout };
+    draft.map(|content| Body::new(if head_only { Content::Empty } else { content }, exchange, connection, limits))
 }
 
 /// For a client of HTTP/1.0, to whom a page of unknown length that broke off would look complete: collects the page.
@@ -57,7 +73,7 @@ pub fn finish(
 /// # Errors
 /// [`Problem::NeedsHttp11`] when it has more than `bytes_max`, or whatever the page broke off with.
 pub async fn with_known_length(mut draft: Draft, bytes_max: u64) -> Result<Draft, Problem> {
-    let Content::Page(stream) = draft.body_mut() else { return Ok(draft) };
+    let Content::Stream { stream, remaining: None } = draft.body_mut() else { return Ok(draft) };
     let mut collected = BytesMut::new();
     while let Some(chunk) = stream.next().await {
         collected.extend_from_slice(&chunk?);

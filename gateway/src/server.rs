@@ -10,17 +10,19 @@
 use crate::metrics::HttpMetrics;
 use bytes::Bytes;
 use futures::FutureExt as _;
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -63,12 +65,39 @@ impl ConnectionLimits {
 }
 
 /// What the parts of one connection tell each other.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Connection {
+    peer: SocketAddr,
     reset: AtomicBool,
+    /// The tunnel that the connection becomes, once it was agreed to.
+    upgrade: Mutex<Option<OnUpgrade>>,
 }
 
 impl Connection {
+    /// A connection with whoever is at `peer`.
+    pub fn new(peer: SocketAddr) -> Self {
+        Self { peer, reset: AtomicBool::default(), upgrade: Mutex::default() }
+    }
+
+    /// Who is at the other end: a client, or a proxy before it.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// What a request for a tunnel leads to, if it is agreed to.
+    pub fn take_upgrade<B>(&self, request: &mut Request<B>) -> Option<OnUpgrade> {
+        (request.method() == Method::CONNECT).then(|| hyper::upgrade::on(request))
+    }
+
+    /// Agrees to a tunnel: requests for the sites here come through it. It leads nowhere else.
+    pub fn keep_upgrade(&self, upgrade: Option<OnUpgrade>) {
+        *self.upgrade.lock().unwrap_or_else(PoisonError::into_inner) = upgrade;
+    }
+
+    fn agreed(&self) -> Option<OnUpgrade> {
+        self.upgrade.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// Has the connection end with a reset (RST) instead of an orderly close.
     pub fn reset_on_close(&self) {
         self.reset.store(true, Ordering::Relaxed);
@@ -110,8 +139,8 @@ pub async fn serve<H, F, B>(
 {
     while let Some(permit) = unless_stopped(&drain, Arc::clone(&limits.connections).acquire_owned()).await {
         let Some(accepted) = unless_stopped(&drain, listener.accept()).await else { return };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 pause_after(&error).await;
                 continue;
@@ -122,7 +151,7 @@ pub async fn serve<H, F, B>(
         drain.connections.spawn(async move {
             let _permit = permit;
             metrics.connections.inc();
-            let served = AssertUnwindSafe(connection(stream, &limits, handler, stop)).catch_unwind().await;
+            let served = AssertUnwindSafe(connection(stream, peer, &limits, handler, stop)).catch_unwind().await;
             metrics.connections.dec();
             if served.is_err() {
                 metrics.panics.inc();
@@ -149,22 +178,49 @@ async fn pause_after(error: &io::Error) {
     }
 }
 
-async fn connection<H, F, B>(stream: TcpStream, limits: &ConnectionLimits, handler: H, stop: CancellationToken)
-where
+async fn connection<H, F, B>(
+    stream: TcpStream,
+    peer: SocketAddr,
+    limits: &ConnectionLimits,
+    handler: H,
+    stop: CancellationToken,
+) where
     H: Fn(Request<Incoming>, Arc<Connection>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    let state = Arc::new(Connection::default());
+    let state = Arc::new(Connection::new(peer));
     // Without Nagle's wait for more: hyper writes a head and its body together.
     _ = stream.set_nodelay(true);
     let io = TokioIo::new(Guarded::new(stream, limits, Arc::clone(&state)));
-    let service = service_fn(move |request| {
-        let response = handler(request, Arc::clone(&state));
+    exchanges(io, limits, &handler, &stop, &state).await;
+    // A tunnel carries the same kind of requests. There is none inside a tunnel.
+    if let Some(upgrade) = state.agreed()
+        && let Ok(tunnel) = upgrade.await
+    {
+        exchanges(tunnel, limits, &handler, &stop, &state).await;
+    }
+}
+
+/// Serves one request after the other.
+async fn exchanges<I, H, F, B>(
+    io: I,
+    limits: &ConnectionLimits,
+    handler: &H,
+    stop: &CancellationToken,
+    state: &Arc<Connection>,
+) where
+    I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+    H: Fn(Request<Incoming>, Arc<Connection>) -> F,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    let service = service_fn(|request| {
+        let response = handler(request, Arc::clone(state));
         async move { Ok::<_, Infallible>(response.await) }
     });
     let builder = builder(limits);
-    let mut serving = pin!(builder.serve_connection(io, service));
+    let mut serving = pin!(builder.serve_connection(io, service).with_upgrades());
     let result = tokio::select! {
         biased;
         result = serving.as_mut() => result,

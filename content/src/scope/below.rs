@@ -104,7 +104,7 @@ impl Role {
 }
 
 /// What a fetch counts for, in bytes. A size that exceeds that of any block is the size of a whole subtree.
-fn expected_bytes(size: Option<u64>) -> usize {
+pub(crate) fn expected_bytes(size: Option<u64>) -> usize {
     match size.map(usize::try_from) {
         None | Some(Ok(0)) => EXPECTED_BYTES_UNKNOWN,
         Some(Ok(size)) if size <= MAX_BLOCK_BYTES => size.max(EXPECTED_BYTES_MIN),

@@ -25,6 +25,8 @@ mod seen;
 
 pub use self::entity_bytes::{EntityBytes, EntityBytesError};
 
+pub(crate) use self::below::expected_bytes;
+
 use self::below::{Below, Child, Role};
 use self::seen::{Full, Seen};
 use crate::block::Block;

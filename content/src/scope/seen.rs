@@ -1,15 +1,11 @@
 //! [`Seen`]: which blocks a walk has met, in a few bytes for each.
 
 use crate::cid::{Cid, Multihash};
-use std::collections::HashSet;
-use std::hash::{BuildHasher as _, RandomState};
+use crate::fingerprints::Fingerprints;
 
-/// What a walk has met, by 128-bit fingerprints of multihashes. A CID takes ten times as much, and a walk meets millions.
-/// The fingerprints are keyed at random, so nobody can make two blocks that have the same; by chance, one walk in some
-/// 10^25 that fill their memory of four million meets such a pair.
+/// What a walk has met.
 pub(super) struct Seen {
-    keys: [RandomState; 2],
-    marks: HashSet<u128>,
+    marks: Fingerprints,
     max: usize,
 }
 
@@ -19,40 +15,40 @@ pub(super) struct Full;
 
 impl Seen {
     pub(super) fn new(max: usize) -> Self {
-        Self { keys: [RandomState::new(), RandomState::new()], marks: HashSet::new(), max }
+        Self { marks: Fingerprints::new(), max }
     }
 
     /// Whether the bytes were emitted, under whatever codec.
     pub(super) fn is_emitted(&self, cid: &Cid) -> bool {
-        self.marks.contains(&self.mark(None, cid.hash()))
+        self.marks.contains(mark(None, cid.hash()))
     }
 
     /// Whether everything below the block was or is being emitted. The codec counts, since it decides what is below.
     pub(super) fn is_walked(&self, cid: &Cid) -> bool {
-        self.marks.contains(&self.mark(Some(cid.codec()), cid.hash()))
+        self.marks.contains(mark(Some(cid.codec()), cid.hash()))
     }
 
     /// Remembers that the bytes are emitted; `false` if they were before.
     pub(super) fn emit(&mut self, cid: &Cid) -> Result<bool, Full> {
-        self.insert(self.mark(None, cid.hash()))
+        self.insert(mark(None, cid.hash()))
     }
 
     /// Remembers that everything below the block is being emitted.
     pub(super) fn walk(&mut self, cid: &Cid) -> Result<bool, Full> {
-        self.insert(self.mark(Some(cid.codec()), cid.hash()))
+        self.insert(mark(Some(cid.codec()), cid.hash()))
     }
 
-    fn insert(&mut self, mark: u128) -> Result<bool, Full> {
-        if self.marks.len() >= self.max && !self.marks.contains(&mark) {
+    fn insert(&mut self, mark: (Option<u64>, u64, &[u8])) -> Result<bool, Full> {
+        if self.marks.len() >= self.max && !self.marks.contains(mark) {
             return Err(Full);
         }
         Ok(self.marks.insert(mark))
     }
+}
 
-    fn mark(&self, codec: Option<u64>, hash: &Multihash) -> u128 {
-        let [high, low] = self.keys.each_ref().map(|key| key.hash_one((codec, hash.code(), hash.digest())));
-        u128::from(high) << 64 | u128::from(low)
-    }
+/// A codec, if it counts, and a multihash without the unused room in it.
+fn mark(codec: Option<u64>, hash: &Multihash) -> (Option<u64>, u64, &[u8]) {
+    (codec, hash.code(), hash.digest())
 }
 
 #[cfg(test)]

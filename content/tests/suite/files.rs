@@ -474,7 +474,7 @@ fn a_pending_reader_wakes_for_whatever_arrives() {
 #[test]
 fn windows_share_a_budget_and_give_it_back() {
     let (blocks, mut bytes) = (Arc::new(MemoryBlocks::new()), Vec::new());
-    let leaves = (0..40).map(|leaf| Shape::Leaf { kind: LeafKind::Raw, bytes: vec![leaf; 50_000] }).collect();
+    let leaves = (0..40).map(|leaf| Shape::Leaf { kind: LeafKind::RawCodec, bytes: vec![leaf; 50_000] }).collect();
     let shape = Shape::Inner { own: Vec::new(), children: leaves, packed: false, data_first: false };
     let root = shape.write(&blocks, &mut bytes);
     let shared = Arc::new(Budget::new(1_500_000));

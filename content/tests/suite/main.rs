@@ -11,3 +11,4 @@ mod fixtures;
 mod robustness;
 mod scopes;
 mod support;
+mod tars;

@@ -220,7 +220,8 @@ fn random_dag(blocks: &MemoryBlocks, nodes: &[(u8, Vec<usize>)]) -> Block {
         let block = match kind {
             0 => add(blocks, codec::DAG_PB, pb_node(&pb, None, false)),
             1 => add(blocks, codec::DAG_CBOR, cbor_links(&links)),
-            2 => {
+            // Its decoder takes no longer digests.
+            2 if links.iter().all(|cid| cid.hash().digest().len() <= 64) => {
                 let list: Vec<String> = links.iter().map(|cid| format!(r#"{{"/": "{cid}"}}"#)).collect();
                 add(blocks, codec::DAG_JSON, format!("[{}]", list.join(",")).into_bytes())
             }
@@ -266,7 +267,7 @@ fn headers_of_any_number_of_roots_read_again() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn everything_comes_depth_first_from_a_source_without_order(

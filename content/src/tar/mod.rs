@@ -1,0 +1,425 @@
+//! A file or a directory tree as a TAR archive (POSIX ustar with PAX records), streamed.
+//!
+//! Goals: the same content is always the same archive; extracting it touches nothing outside its root, whatever tool does
+//! it (on a file system that tells names apart as bytes do); a tree that cannot be archived says so early, if its directories' own blocks can tell; hostile trees (endless
+//! nesting, the same directory a million times) cost bounded memory and end.
+//!
+//! Non-goals: modes and times of UnixFS, which the gateway does not show; resuming an archive, or ranges of one.
+//!
+//! Departure from other gateways: symlinks that lead out of the root, or may, and names that lie below a symlink's are
+//! refused. There is no way to leave an entry out that a reader of the archive would notice, so one of these is an error.
+
+mod format;
+mod names;
+
+use self::format::{BLOCK_BYTES, Kind, header, padding};
+use crate::block::Block;
+use crate::cid::Cid;
+use crate::dagpb::PbNode;
+use crate::fingerprints::Fingerprints;
+use crate::scope::expected_bytes;
+use crate::source::{BlockSource, SourceError, at_hand};
+use crate::unixfs::dir::{self, DirError, Entry};
+use crate::unixfs::file::{FileReader, ReadError, ReadLimits};
+use crate::unixfs::{FileNode, Node, NodeError};
+use bytes::Bytes;
+use futures::future::{BoxFuture, ready};
+use futures::stream::{self, BoxStream, FuturesOrdered, StreamExt as _};
+use futures::{FutureExt as _, TryFutureExt as _};
+use std::sync::Arc;
+use std::task::Poll;
+
+/// What the directories take together that are being listed at a time, in bytes.
+const LISTED_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// What an entry that is fetched ahead counts for besides its block and its path, in bytes.
+const ENTRY_OVERHEAD_BYTES: usize = 4 * 1024;
+/// What a sharded directory counts for, in bytes: the shards down to the current one, and some ahead.
+const SHARDED_BYTES: usize = 4 * 1024 * 1024;
+
+/// How much work and memory one archive may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TarLimits {
+    /// How many directories may be inside each other.
+    pub depth_max: usize,
+    /// How many entries the archive may have. A directory that occurs a thousand times is expanded a thousand times.
+    pub entries_max: u64,
+    /// How many bytes the files of the archive may have together, repeats included.
+    pub bytes_max: u64,
+    /// How much is fetched ahead, in bytes: of the file that is being read, and as much again of the entries that come
+    /// next. A half of the latter is for the root directory, a quarter for one inside it, and so on.
+    pub window_bytes_max: usize,
+}
+
+impl Default for TarLimits {
+    /// 128 levels, 1 Mi entries, 256 GiB, 8 MiB of look-ahead.
+    fn default() -> Self {
+        Self {
+            depth_max: 128,
+            entries_max: 1024 * 1024,
+            bytes_max: 256 * 1024 * 1024 * 1024,
+            window_bytes_max: 8 * 1024 * 1024,
+        }
+    }
+}
+
+/// Why there is no archive, or no more of it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TarError {
+    /// A directory has a name that an archive must not hold.
+    #[error("{parent} has the name {name:?}, which cannot be in an archive: {reason}")]
+    Name {
+        /// The directory, or for the name of the root the root itself.
+        parent: Cid,
+        /// The name, shortened.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A symlink leads out of the root, or may.
+    #[error("the symlink {cid} to {target:?} cannot be in an archive: {reason}")]
+    Symlink {
+        /// The symlink.
+        cid: Cid,
+        /// Where it points, shortened.
+        target: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A block is neither a file nor a directory nor a symlink.
+    #[error("{cid} is neither a file nor a directory nor a symlink")]
+    NotUnixFs {
+        /// The block.
+        cid: Cid,
+    },
+    /// A block cannot be understood.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    /// A file cannot be read: its parts do not add up.
+    #[error(transparent)]
+    File(ReadError),
+    /// Directories are nested more deeply, or are larger, than is allowed.
+    #[error("the directories above {cid} are too many or too large")]
+    TooDeep {
+        /// The directory that is not entered.
+        cid: Cid,
+    },
+    /// The archive has too many entries.
+    #[error("the archive has more than {max} entries")]
+    TooManyEntries {
+        /// How many are allowed.
+        max: u64,
+    },
+    /// The archive's files are too large.
+    #[error("the files of the archive have more than {max_bytes} bytes")]
+    TooManyBytes {
+        /// How many bytes are allowed.
+        max_bytes: u64,
+    },
+    /// A block did not come.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+}
+
+impl From<ReadError> for TarError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Node(error) => error.into(),
+            ReadError::Source(error) => error.into(),
+            error => Self::File(error),
+        }
+    }
+}
+
+impl From<DirError> for TarError {
+    fn from(error: DirError) -> Self {
+        match error {
+            DirError::NotADirectory { cid } => Self::NotUnixFs { cid },
+            DirError::Node(error) => error.into(),
+            DirError::Source(error) => error.into(),
+        }
+    }
+}
+
+/// The archive of everything below `root`, whose entry is called `name`; directories come before what is in them, and
+/// their entries in stored order. No chunk is empty or larger than a block. The names of a directory are checked before
+/// its header is emitted; those of a sharded one as they come. An archive ends with two blocks of zeros if it is whole;
+/// after an error the stream ends without. Dropping it cancels what is in flight.
+///
+/// # Errors
+/// In the stream, at its place: [`TarError`].
+pub fn stream(
+    source: Arc<dyn BlockSource>,
+    name: String,
+    root: Block,
+    limits: TarLimits,
+) -> BoxStream<'static, Result<Bytes, TarError>> {
+    let archive = Archive {
+        source,
+        limits,
+        root: Some((name, root)),
+        levels: Vec::new(),
+        content: None,
+        ended: false,
+        entries: 0,
+        bytes: 0,
+        listed_bytes: 0,
+        symlinks: Fingerprints::new(),
+    };
+    stream::try_unfold(archive, |mut archive| async move { Ok(archive.next().await?.map(|chunk| (chunk, archive))) })
+        .boxed()
+}
+
+/// An archive under way.
+struct Archive {
+    source: Arc<dyn BlockSource>,
+    limits: TarLimits,
+    /// The root and its name, before anything else.
+    root: Option<(String, Block)>,
+    /// The directories that are being listed, the deepest last.
+    levels: Vec<Level>,
+    /// The file whose content is being emitted, and the zeros after it.
+    content: Option<(FileReader, usize)>,
+    ended: bool,
+    entries: u64,
+    bytes: u64,
+    /// What all levels take, in bytes.
+    listed_bytes: usize,
+    /// The paths of all symlinks so far.
+    symlinks: Fingerprints,
+}
+
+/// A directory that is being listed.
+struct Level {
+    cid: Cid,
+    path: String,
+    listing: BoxStream<'static, Result<Entry, DirError>>,
+    /// The listing has no more.
+    listed: bool,
+    /// The entries that come next.
+    ahead: FuturesOrdered<BoxFuture<'static, Fetched>>,
+    /// What they count for, in bytes.
+    ahead_bytes: usize,
+    /// What they may count for, in bytes.
+    room_bytes: usize,
+    /// What it takes itself, in bytes.
+    bytes: usize,
+}
+
+/// An entry and its block, and what the fetch counted for.
+struct Fetched {
+    path: String,
+    block: Result<Block, TarError>,
+    cost_bytes: usize,
+}
+
+impl Archive {
+    async fn next(&mut self) -> Result<Option<Bytes>, TarError> {
+        loop {
+            if let Some((reader, zeros)) = &mut self.content {
+                match reader.next().await.transpose()? {
+                    Some(chunk) => return Ok(Some(chunk)),
+                    None if *zeros == 0 => self.content = None,
+                    None => {
+                        let zeros = Bytes::from_static(&ZEROS[..*zeros]);
+                        self.content = None;
+                        return Ok(Some(zeros));
+                    }
+                }
+            }
+            if let Some((name, root)) = self.root.take() {
+                names::check_root(&name).map_err(|reason| refused_name(root.cid(), &name, reason))?;
+                return self.enter(name, &root).map(Some);
+            }
+            if self.levels.is_empty() {
+                return Ok(self.end());
+            }
+            match self.next_entry().await? {
+                Some((path, block)) => return self.enter(path, &block).map(Some),
+                None => self.leave(),
+            }
+        }
+    }
+
+    /// What an archive ends with, once.
+    fn end(&mut self) -> Option<Bytes> {
+        let ended = std::mem::replace(&mut self.ended, true);
+        (!ended).then(|| Bytes::from_static(&ZEROS))
+    }
+
+    /// Begins with an entry: its header.
+    fn enter(&mut self, path: String, block: &Block) -> Result<Bytes, TarError> {
+        self.entries += 1;
+        if self.entries > self.limits.entries_max {
+            return Err(TarError::TooManyEntries { max: self.limits.entries_max });
+        }
+        let header = match Node::decode(block)? {
+            Node::File(file) => self.enter_file(&path, &file, block)?,
+            Node::Directory(node) => {
+                check_names(block.cid(), &path, &node)?;
+                self.enter_dir(path, block, node.block_bytes())?
+            }
+            Node::HamtShard(_) => self.enter_dir(path, block, SHARDED_BYTES)?,
+            Node::Symlink { target } => self.enter_symlink(&path, block.cid(), &target)?,
+            Node::Plain(_) => return Err(TarError::NotUnixFs { cid: *block.cid() }),
+        };
+        Ok(header.into())
+    }
+
+    fn enter_file(&mut self, path: &str, file: &FileNode, block: &Block) -> Result<Vec<u8>, TarError> {
+        let size = file.size();
+        self.bytes = self.bytes.saturating_add(size);
+        if self.bytes > self.limits.bytes_max {
+            return Err(TarError::TooManyBytes { max_bytes: self.limits.bytes_max });
+        }
+        let limits = ReadLimits { window_bytes_max: self.limits.window_bytes_max };
+        let reader = FileReader::new(self.source.clone(), block.clone(), 0..size, limits)?;
+        self.content = Some((reader, padding(size)));
+        Ok(header(path, Kind::File { size }))
+    }
+
+    fn enter_dir(&mut self, path: String, block: &Block, bytes: usize) -> Result<Vec<u8>, TarError> {
+        let cid = *block.cid();
+        self.listed_bytes += bytes;
+        if self.levels.len() >= self.limits.depth_max || self.listed_bytes > LISTED_BYTES_MAX {
+            return Err(TarError::TooDeep { cid });
+        }
+        let header = header(&path, Kind::Directory);
+        let listing = dir::list(self.source.clone(), block.clone());
+        let above = self.levels.last().map_or(self.limits.window_bytes_max, |level| level.room_bytes);
+        self.levels.push(Level {
+            cid,
+            path,
+            listing,
+            listed: false,
+            ahead: FuturesOrdered::new(),
+            ahead_bytes: 0,
+            room_bytes: above / 2,
+            bytes,
+        });
+        Ok(header)
+    }
+
+    fn enter_symlink(&mut self, path: &str, cid: &Cid, target: &[u8]) -> Result<Vec<u8>, TarError> {
+        let target = names::target(path, target).map_err(|reason| {
+            let target = shorten(&String::from_utf8_lossy(target));
+            TarError::Symlink { cid: *cid, target, reason }
+        })?;
+        self.symlinks.insert(path);
+        Ok(header(path, Kind::Symlink { target }))
+    }
+
+    /// Leaves the deepest directory.
+    fn leave(&mut self) {
+        if let Some(level) = self.levels.pop() {
+            self.listed_bytes -= level.bytes;
+        }
+    }
+
+    /// The next entry of the deepest directory.
+    async fn next_entry(&mut self) -> Result<Option<(String, Block)>, TarError> {
+        let Some(level) = self.levels.last_mut() else { return Ok(None) };
+        level.look_ahead(&self.source).await;
+        let Some(Fetched { path, block, cost_bytes }) = level.ahead.next().await else { return Ok(None) };
+        level.ahead_bytes -= cost_bytes;
+        let (parent, block) = (level.cid, block?);
+        self.check_symlinks(&parent, &path)?;
+        Ok(Some((path, block)))
+    }
+
+    /// Nothing may be at the path of a symlink or below it: it would be extracted to wherever that leads.
+    fn check_symlinks(&self, parent: &Cid, path: &str) -> Result<(), TarError> {
+        let ends = path.match_indices('/').map(|(end, _)| end).chain([path.len()]);
+        for end in ends {
+            if self.symlinks.contains(&path[..end]) {
+                return Err(refused_name(parent, path, "it is at the path of a symlink, or below it"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The two blocks at the end of an archive; a part of them fills up the last block of a file.
+static ZEROS: [u8; 2 * BLOCK_BYTES] = [0; 2 * BLOCK_BYTES];
+
+impl Level {
+    /// Asks for the blocks of entries to come while there is room: for one at least, and for no second one if the first is
+    /// at hand.
+    async fn look_ahead(&mut self, source: &Arc<dyn BlockSource>) {
+        while !self.listed && (self.ahead.is_empty() || self.ahead_bytes < self.room_bytes) {
+            let first = self.ahead.is_empty();
+            let entry = if first {
+                self.listing.next().await
+            } else {
+                let Poll::Ready(entry) = futures::poll!(self.listing.next()) else { return };
+                entry
+            };
+            let Some(entry) = entry else { return self.listed = true };
+            if self.ask(source, entry) && first {
+                return;
+            }
+        }
+    }
+
+    /// Takes an entry's block if it is at hand, or fetches it; whether there is nothing to wait for.
+    fn ask(&mut self, source: &Arc<dyn BlockSource>, entry: Result<Entry, DirError>) -> bool {
+        let (path, entry) = match self.locate(entry) {
+            Ok(located) => located,
+            Err(error) => {
+                self.push(String::new(), 0, ready(Err(error)));
+                return true;
+            }
+        };
+        match at_hand(&**source, &entry.cid) {
+            Some(block) => {
+                self.push(path, block.data().len(), ready(Ok(block)));
+                true
+            }
+            None => {
+                self.push(path, expected_bytes(entry.tsize), source.get(&entry.cid).map_err(TarError::from));
+                false
+            }
+        }
+    }
+
+    /// The path of an entry.
+    fn locate(&self, entry: Result<Entry, DirError>) -> Result<(String, Entry), TarError> {
+        let entry = entry?;
+        match names::join(&self.path, &entry.name) {
+            Ok(path) => Ok((path, entry)),
+            Err(reason) => Err(refused_name(&self.cid, &entry.name, reason)),
+        }
+    }
+
+    fn push(
+        &mut self,
+        path: String,
+        bytes: usize,
+        block: impl Future<Output = Result<Block, TarError>> + Send + 'static,
+    ) {
+        let cost_bytes = bytes + path.len() + ENTRY_OVERHEAD_BYTES;
+        self.ahead_bytes += cost_bytes;
+        self.ahead.push_back(block.map(move |block| Fetched { path, block, cost_bytes }).boxed());
+    }
+}
+
+/// Checks the names of a directory that is one block.
+fn check_names(cid: &Cid, path: &str, node: &PbNode) -> Result<(), TarError> {
+    for link in node.links() {
+        let link = link.map_err(|reason| NodeError::malformed(cid, reason))?;
+        let name = String::from_utf8_lossy(link.name);
+        names::join(path, &name).map_err(|reason| refused_name(cid, &name, reason))?;
+    }
+    Ok(())
+}
+
+fn refused_name(parent: &Cid, name: &str, reason: &'static str) -> TarError {
+    TarError::Name { parent: *parent, name: shorten(name), reason }
+}
+
+fn shorten(text: &str) -> String {
+    const SHOWN: usize = 200;
+    match text.char_indices().nth(SHOWN) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}

@@ -1,0 +1,248 @@
+//! CAR (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#car-responses-application-vnd-ipld-car>) and TAR.
+//!
+//! Neither has a length that is known beforehand, so neither has ranges. What goes wrong before the first bytes has an
+//! honest status; what goes wrong later breaks the connection off.
+
+use super::Context;
+use crate::body::Content;
+use crate::conditional::none_match;
+use crate::errors::Problem;
+use crate::plan;
+use crate::request::Ask;
+use crate::resolve::{self, header};
+use crate::respond::Draft;
+use bytes::Bytes;
+use content::scope::{self, DagScope, EntityBytes, ScopeOptions};
+use content::walk::Resolved;
+use content::{Cid, car, tar};
+use futures::stream::{self, BoxStream, StreamExt as _};
+use http::HeaderValue;
+use http::header::CONTENT_DISPOSITION;
+use std::sync::Arc;
+
+/// What a request says of the CAR that it wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CarOptions {
+    scope: DagScope,
+    entity_bytes: Option<EntityBytes>,
+    duplicates: bool,
+}
+
+/// Why there is no such CAR.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CarOptionsError {
+    /// Another version of the format.
+    #[error("CAR version {0:?} is not supported, only version 1 is")]
+    Version(String),
+    /// An order that nobody promises.
+    #[error("CAR order {0:?} is not supported; there are dfs and unk")]
+    Order(String),
+    /// Neither yes nor no.
+    #[error("dups={0:?} is neither y nor n")]
+    Duplicates(String),
+    /// A part of a DAG that has no name.
+    #[error("dag-scope={0:?} is not supported; there are block, entity and all")]
+    Scope(String),
+    /// No range of bytes.
+    #[error("entity-bytes={asked:?}: {reason}")]
+    EntityBytes {
+        /// What was asked.
+        asked: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl CarOptions {
+    /// Reads a request: parameters of the query come before those of the media type (IPIP-0523). Without any, all of the
+    /// DAG is sent, depth first and without repeats.
+    ///
+    /// # Errors
+    /// [`CarOptionsError`] names what is not supported.
+    pub fn of(ask: &Ask<'_>) -> Result<Self, CarOptionsError> {
+        let media_type = |name: &str| ask.wanted.parameters.iter().find(|(own, _)| own == name).map(|(_, value)| value);
+        let either = |name: &str| {
+            let query = ask.parameter(&format!("car-{name}")).filter(|value| !value.is_empty());
+            query.map(|value| value.into_owned()).or_else(|| media_type(name).cloned())
+        };
+        match either("version").as_deref() {
+            None | Some("1") => {}
+            Some(other) => return Err(CarOptionsError::Version(other.to_owned())),
+        }
+        match either("order").as_deref() {
+            None | Some("dfs" | "unk") => {}
+            Some(other) => return Err(CarOptionsError::Order(other.to_owned())),
+        }
+        let duplicates = match either("dups").as_deref() {
+            None | Some("n") => false,
+            Some("y") => true,
+            Some(other) => return Err(CarOptionsError::Duplicates(other.to_owned())),
+        };
+        let entity_bytes = ask.parameter("entity-bytes").map(|asked| {
+            let malformed = |reason: scope::EntityBytesError| CarOptionsError::EntityBytes {
+                asked: asked.chars().take(80).collect(),
+                reason: reason.to_string(),
+            };
+            asked.parse::<EntityBytes>().map_err(malformed)
+        });
+        let scope = ask.parameter("dag-scope").map(|asked| {
+            DagScope::parse(&asked).ok_or_else(|| CarOptionsError::Scope(asked.chars().take(80).collect()))
+        });
+        let entity_bytes = entity_bytes.transpose()?;
+        // Bytes of an entity are asked for where nothing is said of the scope.
+        let implied = if entity_bytes.is_some() { DagScope::Entity } else { DagScope::All };
+        Ok(Self { scope: scope.transpose()?.unwrap_or(implied), entity_bytes, duplicates })
+    }
+
+    fn media_type(&self) -> HeaderValue {
+        HeaderValue::from_static(match self.duplicates {
+            true => "application/vnd.ipld.car; version=1; order=dfs; dups=y",
+            false => "application/vnd.ipld.car; version=1; order=dfs; dups=n",
+        })
+    }
+
+    /// Weak: the same blocks may be cut into other bytes one day.
+    fn etag(&self, resolved: &Resolved) -> HeaderValue {
+        let Self { scope, entity_bytes, duplicates } = self;
+        let scope = match scope {
+            DagScope::Block => "block",
+            DagScope::Entity => "entity",
+            DagScope::All => "all",
+        };
+        let bytes = entity_bytes.as_ref().map(|bytes| format!(".{bytes}")).unwrap_or_default();
+        let dups = if *duplicates { ".dups" } else { "" };
+        let root = resolved.roots.first().unwrap_or(resolved.block.cid());
+        let way = if resolved.passed.is_empty() { String::new() } else { format!(".{root}") };
+        header(&format!("W/\"{}.car{way}.{scope}{bytes}{dups}\"", resolved.block.cid()))
+    }
+}
+
+/// The blocks that prove a path and what it leads to.
+///
+/// # Errors
+/// [`Problem`] when the path leads nowhere or a block on it does not come.
+pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
+    let options = CarOptions::of(cx.ask)?;
+    let resolved = resolve::walk(cx.source, cx.target).await?;
+    let roots = resolve::roots_header(&resolved);
+    let (about, etag) = (cx.about(&roots), options.etag(&resolved));
+    if none_match(cx.ask.headers, without_weakness(&etag), true) {
+        return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
+    }
+    let mut head = plan::stream(&about, &etag, options.media_type(), false);
+    head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "car"))));
+    if cx.ask.head_only {
+        return Ok(head.map(|()| Content::Empty));
+    }
+    let Resolved { block, passed, .. } = resolved;
+    let header = car::header(&[*block.cid()]);
+    let CarOptions { scope, entity_bytes, duplicates } = options;
+    let options = ScopeOptions { scope, entity_bytes, duplicates };
+    let blocks = scope::blocks(Arc::clone(cx.source) as _, passed, block, options, cx.gateway.limits.scope);
+    let sections = blocks.flat_map(|block| {
+        let parts = match block {
+            Ok(block) => <[_; 2]>::from(car::section(&block)).map(Ok).to_vec(),
+            Err(error) => vec![Err(Problem::Scope(error))],
+        };
+        stream::iter(parts)
+    });
+    let first = stream::once(async move { Ok(header) });
+    begin(head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST).await
+}
+
+/// Chunks of a CAR that come before its head is sent: the header and the first block, whose absence is a plain error.
+const CAR_CHUNKS_FIRST: usize = 3;
+/// Chunks of a TAR that come before its head is sent.
+const TAR_CHUNKS_FIRST: usize = 2;
+
+/// A file or directory as an archive (<https://specs.ipfs.tech/http-gateways/path-gateway/#tar-responses>).
+///
+/// # Errors
+/// [`Problem`] when the path leads nowhere, or to nothing that can be archived.
+pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
+    let resolved = resolve::walk(cx.source, cx.target).await?;
+    let cid = *resolved.block.cid();
+    if !resolved.remainder.is_empty() {
+        return Err(Problem::InsideDocument { cid });
+    }
+    let roots = resolve::roots_header(&resolved);
+    let (about, etag) = (cx.about(&roots), header(&format!("W/\"{cid}.x-tar\"")));
+    if none_match(cx.ask.headers, without_weakness(&etag), true) {
+        return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
+    }
+    let mut head = plan::stream(&about, &etag, HeaderValue::from_static("application/x-tar"), false);
+    head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "tar"))));
+    let limits = cx.gateway.limits.tar.clone();
+    let stream = tar::stream(Arc::clone(cx.source) as _, cid.to_string(), resolved.block, limits);
+    let stream = stream.map(|chunk| chunk.map_err(Problem::Tar)).boxed();
+    begin(head, stream, TAR_CHUNKS_FIRST).await
+}
+
+/// Waits for the first chunks, so that what fails early has a status of its own.
+async fn begin(
+    head: plan::Head,
+    mut stream: BoxStream<'static, Result<Bytes, Problem>>,
+    chunks: usize,
+) -> Result<Draft, Problem> {
+    let mut first = Vec::with_capacity(chunks);
+    while first.len() < chunks {
+        match stream.next().await {
+            Some(chunk) => first.push(Ok(chunk?)),
+            None => break,
+        }
+    }
+    let stream = stream::iter(first).chain(stream).boxed();
+    Ok(head.map(|()| Content::Stream { stream, remaining: None }))
+}
+
+/// An entity tag is compared without its `W/`.
+fn without_weakness(etag: &HeaderValue) -> &[u8] {
+    etag.as_bytes().strip_prefix(b"W/").unwrap_or(etag.as_bytes())
+}
+
+/// What an archive is called: its root, and the name that the path ended in.
+fn name_of(cx: &Context<'_>, extension: &str) -> String {
+    let root: &Cid = &cx.target.root;
+    match cx.target.name() {
+        Some(name) => format!("{root}_{name}.{extension}"),
+        None => format!("{root}.{extension}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::Request;
+
+    fn options(query: &str, accept: &str) -> Result<CarOptions, CarOptionsError> {
+        let request = Request::builder().uri(format!("/ipfs/x?{query}")).header("accept", accept);
+        let head = request.body(()).expect("a request").into_parts().0;
+        CarOptions::of(&Ask::read(&head).expect("reads"))
+    }
+
+    #[test]
+    fn the_query_comes_before_the_media_type() {
+        const CAR: &str = "application/vnd.ipld.car";
+        let all = CarOptions { scope: DagScope::All, entity_bytes: None, duplicates: false };
+        let bytes = || Some("0:5".parse().expect("a range"));
+        let table = [
+            ("format=car", String::new(), Ok(all.clone())),
+            ("", format!("{CAR}; version=1; order=unk; dups=y"), Ok(CarOptions { duplicates: true, ..all.clone() })),
+            ("car-dups=n", format!("{CAR}; dups=y"), Ok(all.clone())),
+            ("format=car&dag-scope=block", String::new(), Ok(CarOptions { scope: DagScope::Block, ..all.clone() })),
+            (
+                "format=car&entity-bytes=0:5",
+                String::new(),
+                Ok(CarOptions { scope: DagScope::Entity, entity_bytes: bytes(), ..all }),
+            ),
+            ("", format!("{CAR}; version=2"), Err(CarOptionsError::Version("2".to_owned()))),
+            ("format=car&car-order=bfs", String::new(), Err(CarOptionsError::Order("bfs".to_owned()))),
+            ("format=car&car-dups=maybe", String::new(), Err(CarOptionsError::Duplicates("maybe".to_owned()))),
+            ("format=car&dag-scope=some", String::new(), Err(CarOptionsError::Scope("some".to_owned()))),
+        ];
+        for (query, accept, expected) in table {
+            assert_eq!(options(query, &accept), expected, "{query} {accept}");
+        }
+        assert!(matches!(options("format=car&entity-bytes=x", ""), Err(CarOptionsError::EntityBytes { .. })));
+    }
+}

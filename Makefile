@@ -30,8 +30,10 @@ test: lint kubo ## Check style, then run every test, those against a real Kubo i
 test-long: export PROPTEST_CASES ?= 20000
 test-long: export CAUSEWAY_CRASH_ROUNDS ?= 200
 test-long: export CAUSEWAY_SOAK_SECONDS ?= 1200
-test-long: lint kubo ## The same with many more crash rounds and random inputs, and a soak; takes the better part of an hour
+test-long: FUZZ_SECONDS ?= 600
+test-long: lint kubo ## The same with many more crash rounds and random inputs, a soak, and fuzzing; takes some two hours
 	cargo test $(PROFILE) $(FILTER) -- --include-ignored
+	scripts/fuzz $(FUZZ_SECONDS)
 
 lint: ## Check formatting, and let clippy warn of nothing
 	@scripts/install-missing test

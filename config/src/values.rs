@@ -66,9 +66,9 @@ pub(crate) fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ve
 pub(crate) fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
     each(deserializer, |text| {
         let address = text.parse::<IpAddr>().map(IpNet::from);
-        address.or_else(|_| text.parse()).map_err(|_| {
-            format!("\"{text}\" is neither an address nor a network, such as 127.0.0.1 or 10.0.0.0/8")
-        })
+        address
+            .or_else(|_| text.parse())
+            .map_err(|_| format!("\"{text}\" is neither an address nor a network, such as 127.0.0.1 or 10.0.0.0/8"))
     })
 }
 

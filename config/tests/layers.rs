@@ -75,6 +75,7 @@ fn another(key: &str, default: &Value) -> String {
         ("http.hosts", _) => "example.com,example.org".to_owned(),
         ("http.trusted_proxies", _) => "10.0.0.0/8,::1".to_owned(),
         ("policy.deny", _) => "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ".to_owned(),
+        ("names.doh", _) => "eth=https://dns.example.org/".to_owned(),
         (_, Value::Array(_)) => PEER.to_owned(),
         ("log.format", _) => "json".to_owned(),
         _ => "something".to_owned(),

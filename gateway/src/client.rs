@@ -121,9 +121,15 @@ mod tests {
             ("x-forwarded-for", "6.6.6.6, 8.8.8.8, 10.0.0.9"),
         ];
         let trusted = client("127.0.0.1", "/", &headers);
-        assert_eq!((trusted.host().as_str(), trusted.https, trusted.address.to_string()), ("example.com", true, "8.8.8.8".to_owned()));
+        assert_eq!(
+            (trusted.host().as_str(), trusted.https, trusted.address.to_string()),
+            ("example.com", true, "8.8.8.8".to_owned())
+        );
         let stranger = client("9.9.9.9", "/", &headers);
-        assert_eq!((stranger.host().as_str(), stranger.https, stranger.address.to_string()), ("proxy.internal", false, "9.9.9.9".to_owned()));
+        assert_eq!(
+            (stranger.host().as_str(), stranger.https, stranger.address.to_string()),
+            ("proxy.internal", false, "9.9.9.9".to_owned())
+        );
     }
 
     #[test]

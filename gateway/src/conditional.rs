@@ -80,7 +80,8 @@ mod tests {
         let modified = UNIX_EPOCH + Duration::from_millis(784_111_777_500);
         assert_eq!(http_date(modified).expect("a date"), "Sun, 06 Nov 1994 08:49:37 GMT");
         assert_eq!(http_date(UNIX_EPOCH - Duration::from_secs(1)), None);
-        let since = |value: &str| HeaderMap::from_iter([(IF_MODIFIED_SINCE, HeaderValue::from_str(value).expect("a header"))]);
+        let since =
+            |value: &str| HeaderMap::from_iter([(IF_MODIFIED_SINCE, HeaderValue::from_str(value).expect("a header"))]);
         let table = [
             ("Sun, 06 Nov 1994 08:49:37 GMT", true),
             ("Sun, 06 Nov 1994 08:49:38 GMT", true),

@@ -12,6 +12,7 @@ pub const SNIFF_BYTES: u64 = 3072;
 
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const HTML: HeaderValue = HeaderValue::from_static("text/html");
 /// What a symlink's target is sent as (Kubo's choice).
 pub const SYMLINK: HeaderValue = HeaderValue::from_static("inode/symlink");
@@ -40,7 +41,22 @@ pub fn by_content(first: &[u8]) -> HeaderValue {
     {
         return HeaderValue::from_static(kind.mime_type());
     }
-    if is_text(first) { TEXT } else { OCTETS }
+    match first {
+        json if is_json(json) => JSON,
+        text if is_text(text) => TEXT,
+        _ => OCTETS,
+    }
+}
+
+/// A list or an object, or the beginning of a long one. (A number or a word alone is text to everybody but a parser.)
+fn is_json(bytes: &[u8]) -> bool {
+    let begins = matches!(bytes.trim_ascii_start().first(), Some(b'{' | b'['));
+    let is_cut = bytes.len() as u64 == SNIFF_BYTES;
+    begins
+        && match serde_json::from_slice::<serde::de::IgnoredAny>(bytes) {
+            Ok(_) => true,
+            Err(error) => is_cut && error.is_eof(),
+        }
 }
 
 /// Whether markup comes first, after white space and a byte order mark.
@@ -90,7 +106,8 @@ mod tests {
 
     #[test]
     fn first_bytes_decide_otherwise() {
-        let table: [(&[u8], &str); 12] = [
+        let long = [b"[\"".to_vec(), vec![b'a'; 4000]].concat();
+        let table: [(&[u8], &str); 17] = [
             (b"", "text/plain; charset=utf-8"),
             (b"hello\n", "text/plain; charset=utf-8"),
             ("Grüße".as_bytes(), "text/plain; charset=utf-8"),
@@ -102,6 +119,11 @@ mod tests {
             (b"<htm", "text/plain; charset=utf-8"),
             (b"\x89PNG\r\n\x1a\n0000", "image/png"),
             (b"%PDF-1.7", "application/pdf"),
+            (b" {\"a\": [1, 2]}\n", "application/json"),
+            (&long, "application/json"),
+            (b"[1, 2", "text/plain; charset=utf-8"),
+            (b"{not json}", "text/plain; charset=utf-8"),
+            (b"42", "text/plain; charset=utf-8"),
             (b"\xff\xd8\xff\xe0", "image/jpeg"),
         ];
         for (bytes, expected) in table {

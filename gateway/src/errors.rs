@@ -222,9 +222,11 @@ impl Problem {
                 "Part of a document",
                 "Ask for the document, and take the value out of it.",
             ),
-            Self::NoRecordOf => {
-                Page::new(StatusCode::BAD_REQUEST, "Not an IPNS key", "Leave the rest of the path, or the format, away.")
-            }
+            Self::NoRecordOf => Page::new(
+                StatusCode::BAD_REQUEST,
+                "Not an IPNS key",
+                "Leave the rest of the path, or the format, away.",
+            ),
             Self::CarOptions(_) => {
                 Page::new(StatusCode::BAD_REQUEST, "No such CAR", "Check the parameters of the address and of Accept.")
             }
@@ -544,7 +546,14 @@ mod tests {
         let cid = cid();
         let stall = Stall { waited: Duration::from_secs(30), providers_found: 2, peers_asked: 3, peers_answered: 1 };
         let table = [
-            (Problem::Path { path: "/ipfs/hello".to_owned(), error: PathError::Cid(parse("hello").expect_err("no CID")) }, 400, "public, max-age=60"),
+            (
+                Problem::Path {
+                    path: "/ipfs/hello".to_owned(),
+                    error: PathError::Cid(parse("hello").expect_err("no CID")),
+                },
+                400,
+                "public, max-age=60",
+            ),
             (Problem::Path { path: "/ipfs/x/..".to_owned(), error: PathError::AboveRoot }, 400, "public, max-age=60"),
             (Problem::UrlTooLong { max: 10 }, 414, "no-store"),
             (Problem::ServiceWorker, 400, "no-store"),

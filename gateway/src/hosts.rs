@@ -6,11 +6,11 @@
 //!
 //! Non-goals: looking anything up. Whether an unknown domain has a DNSLink is found out by the caller.
 
+use ::cid::multibase::Base;
 use config::{Host, Http};
 use content::names::{Domain, Key, Name};
 use content::path::{Namespace, Root};
 use content::{Cid, cid, codec};
-use ::cid::multibase::Base;
 
 /// A label of a domain has no more characters (RFC 1035, section 2.3.4).
 const LABEL_BYTES_MAX: usize = 63;

@@ -81,7 +81,6 @@ struct Counted<'a> {
     client: IpAddr,
 }
 
-
 impl Counted<'_> {
     fn keep(mut self) {
         self.lanes = None;

@@ -90,9 +90,7 @@ pub fn wanted(query: Option<&str>, headers: &HeaderMap) -> Result<Wanted, NotSup
         Some(name) => match FORMATS.iter().find(|(_, known, _)| *known == name) {
             // The media range still says how, if it is of the same format.
             Some((format, ..)) if *format == best.format => Ok(Wanted { by_accept: false, ..best }),
-            Some((format, ..)) => {
-                Ok(Wanted { format: *format, by_accept: false, parameters: Vec::new(), html: false })
-            }
+            Some((format, ..)) => Ok(Wanted { format: *format, by_accept: false, parameters: Vec::new(), html: false }),
             None => Err(NotSupported { asked: name.chars().take(80).collect() }),
         },
     }

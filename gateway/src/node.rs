@@ -5,9 +5,9 @@
 
 use crate::admin::{self, Admin};
 use crate::health::{Health, Stage};
+use crate::lanes::Lanes;
 use crate::metrics::HttpMetrics;
 use crate::network::Network;
-use crate::lanes::Lanes;
 use crate::pipeline::{Gateway, Limits, Wiring};
 use crate::server::{ConnectionLimits, Drain, serve};
 use crate::welcome;

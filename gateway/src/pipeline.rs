@@ -341,7 +341,9 @@ impl Gateway {
         }
         let source = RootSource::new(&self.sources, entity.root, client.group(), ask.only_if_cached);
         let block = match source.fetch(&entity.cid).await {
-            Err(content::SourceError::NotFound { cid }) if ask.only_if_cached => return Err(Problem::NotCached { cid }),
+            Err(content::SourceError::NotFound { cid }) if ask.only_if_cached => {
+                return Err(Problem::NotCached { cid });
+            }
             fetched => fetched.map_err(WalkError::Source)?,
         };
         let open = OpenFile { source: &source, block: &block, limits: &self.limits.read };

@@ -200,10 +200,7 @@ fn decode(block: &Block) -> Result<Node, Problem> {
 }
 
 /// The `index.html` of a directory, its size and date, if there is one and it is a file.
-async fn index_of(
-    source: &RootSource,
-    directory: &Block,
-) -> Result<Option<(Block, u64, Option<SystemTime>)>, Problem> {
+async fn index_of(source: &RootSource, directory: &Block) -> Result<Option<(Block, u64, Option<SystemTime>)>, Problem> {
     let Some(cid) = dir::lookup(source, directory, INDEX).await? else { return Ok(None) };
     let block = source.fetch(&cid).await.map_err(WalkError::Source)?;
     match Node::decode(&block) {

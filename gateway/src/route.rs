@@ -72,10 +72,14 @@ pub async fn route(
 ) -> Result<Route, Problem> {
     match hosts.site(&client.host()) {
         Site::Subdomain(subdomain) => below_host(&subdomain, client, ask),
-        Site::Domain(domain) if has_dnslink(names, &domain).await => Ok(at_domain(&domain, client, ask, hosts.deserialized)),
+        Site::Domain(domain) if has_dnslink(names, &domain).await => {
+            Ok(at_domain(&domain, client, ask, hosts.deserialized))
+        }
         Site::Known(host) if hosts.dnslink_sites && Namespace::split(ask.sent).is_none() => {
             match Domain::parse(&host.name) {
-                Some(domain) if has_dnslink(names, &domain).await => Ok(at_domain(&domain, client, ask, host.deserialized)),
+                Some(domain) if has_dnslink(names, &domain).await => {
+                    Ok(at_domain(&domain, client, ask, host.deserialized))
+                }
                 _ => by_path(Some(host), host.deserialized, client, ask, depth_max),
             }
         }
@@ -125,7 +129,9 @@ fn below_host(subdomain: &Subdomain<'_>, client: &Client, ask: &mut Ask<'_>) -> 
 /// The host below which an origin is, with the port that was asked.
 fn base_authority(authority: &str, host: &str) -> String {
     match authority.rsplit_once(':') {
-        Some((_, port)) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => format!("{host}:{port}"),
+        Some((_, port)) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => {
+            format!("{host}:{port}")
+        }
         _ => host.to_owned(),
     }
 }
@@ -257,7 +263,9 @@ mod tests {
         let routed = route(&hosts, &Names, &client, &mut ask, 8).now_or_never().expect("waits for nothing");
         match routed {
             Ok(Route::Landing) => "landing".to_owned(),
-            Ok(Route::Redirect(status, location)) => format!("{} {}", status.as_u16(), location.to_str().expect("ASCII")),
+            Ok(Route::Redirect(status, location)) => {
+                format!("{} {}", status.as_u16(), location.to_str().expect("ASCII"))
+            }
             Ok(Route::Content(place)) => format!("{} {:?} {}", ask.path, place.links, place.deserialized),
             Err(problem) => format!("{} {problem}", problem.status().as_u16()),
         }
@@ -283,7 +291,11 @@ mod tests {
             ("other.example", format!("/ipns/{PEER}/x?y"), format!("302 /ipns/{KEY}/x?y")),
             ("other.example", format!("/ipns/{KEY}/x"), format!("/ipns/{KEY}/x Path true")),
             ("other.example", "/nothing".to_owned(), "404".to_owned()),
-            ("linked.example:82", "/ipfs/x".to_owned(), "/ipns/linked.example/ipfs/x DnsLink(\"linked.example:82\") true".to_owned()),
+            (
+                "linked.example:82",
+                "/ipfs/x".to_owned(),
+                "/ipns/linked.example/ipfs/x DnsLink(\"linked.example:82\") true".to_owned(),
+            ),
             ("127.0.0.1", "/ipfs/?uri=ipfs%3A%2F%2Fbafy%2Fa%20b".to_owned(), "301 /ipfs/bafy/a%20b".to_owned()),
             ("127.0.0.1", "/ipns/?uri=ipns://a.org".to_owned(), "301 /ipns/a.org".to_owned()),
             ("127.0.0.1", "/ipfs/?uri=https://a.org".to_owned(), "400".to_owned()),

@@ -66,13 +66,13 @@ pub struct Sink {
 #[cfg(test)]
 impl Sink {
     /// Hands over a record.
-    pub(crate) async fn put(&self, found: Found) {
-        let _ = self.sender.send(found).await;
+    pub(crate) fn put(&self, found: Found) {
+        let _ = self.sender.try_send(found);
     }
 
-    /// Whoever searches no longer does.
-    pub(crate) async fn closed(&self) {
-        self.sender.closed().await;
+    /// Whether whoever searched no longer does.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.sender.is_closed()
     }
 }
 
@@ -144,6 +144,11 @@ impl Lookups {
         }
     }
 
+    /// The queries that run.
+    pub fn running(&self) -> Vec<(Scope, QueryId)> {
+        self.queries.keys().copied().collect()
+    }
+
     /// A query ended. Without any answer the scope waits for another peer; once all that was started has ended with an
     /// answer, the search is over.
     pub fn finished(&mut self, scope: Scope, query: QueryId, answered: bool) {
@@ -165,5 +170,85 @@ impl Lookups {
             self.queries.remove(query);
         }
         orphans
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use libp2p::kad::{self, store::MemoryStore};
+
+    /// Query ids can be made by a behaviour only.
+    fn queries<const N: usize>() -> [QueryId; N] {
+        let peer = PeerId::random();
+        let mut dht = kad::Behaviour::new(peer, MemoryStore::new(peer));
+        std::array::from_fn(|_| dht.get_record(RecordKey::new(b"key")))
+    }
+
+    fn key() -> RecordKey {
+        RecordKey::new(b"key")
+    }
+
+    fn found() -> Found {
+        Found { peer: PeerId::random(), bytes: Bytes::from_static(b"record") }
+    }
+
+    #[tokio::test]
+    async fn a_search_waits_for_a_peer_hears_both_scopes_and_ends() {
+        let [wan, lan] = queries();
+        let mut lookups = Lookups::default();
+        let (mut search, sink) = Search::new(None);
+        lookups.add(key(), sink);
+        for scope in Scope::ALL {
+            assert_eq!(lookups.due(scope).len(), 1, "nobody was asked yet");
+        }
+        let id = lookups.due(Scope::Wan)[0].0;
+        lookups.started(id, Scope::Wan, wan);
+        assert!(lookups.due(Scope::Wan).is_empty());
+        lookups.started(id, Scope::Lan, lan);
+        let record = found();
+        lookups.found(Scope::Lan, lan, record.clone());
+        assert_eq!(search.next().await, Some(record));
+        for (scope, query, peers) in [(Scope::Wan, wan, 2), (Scope::Lan, lan, 1), (Scope::Wan, wan, 5)] {
+            lookups.asked(scope, query, peers);
+        }
+        assert_eq!(search.peers_asked(), 6);
+        lookups.finished(Scope::Lan, lan, true);
+        lookups.finished(Scope::Wan, wan, true);
+        assert_eq!(search.next().await, None);
+        assert!(lookups.lookups.is_empty() && lookups.running().is_empty());
+    }
+
+    #[test]
+    fn a_scope_without_answers_waits_for_another_peer() {
+        let [first, second] = queries();
+        let mut lookups = Lookups::default();
+        let (_search, sink) = Search::new(None);
+        lookups.add(key(), sink);
+        let id = lookups.due(Scope::Wan)[0].0;
+        lookups.started(id, Scope::Wan, first);
+        lookups.finished(Scope::Wan, first, false);
+        assert_eq!(lookups.due(Scope::Wan).len(), 1);
+        lookups.started(id, Scope::Wan, second);
+        lookups.finished(Scope::Wan, second, true);
+        assert!(lookups.lookups.is_empty(), "the other scope has nobody");
+    }
+
+    #[test]
+    fn searches_without_listeners_are_ended_and_floods_are_cut() {
+        let [query] = queries();
+        let mut lookups = Lookups::default();
+        let (search, sink) = Search::new(None);
+        lookups.add(key(), sink);
+        let id = lookups.due(Scope::Lan)[0].0;
+        lookups.started(id, Scope::Lan, query);
+        for _ in 0..10 * FOUND_WAITING_MAX {
+            lookups.found(Scope::Lan, query, found());
+        }
+        assert_eq!(search.found.len(), FOUND_WAITING_MAX);
+        assert_eq!(lookups.sweep(), []);
+        drop(search);
+        assert_eq!(lookups.sweep(), [(Scope::Lan, query)]);
+        assert!(lookups.lookups.is_empty() && lookups.running().is_empty());
     }
 }

@@ -282,6 +282,15 @@ impl Task {
         self.end_unheard_lookups();
     }
 
+    /// Queries tell how far they are only when they find something, which may take long.
+    fn tend_lookups(&mut self) {
+        self.end_unheard_lookups();
+        for (scope, query) in self.lookups.running() {
+            let asked = self.swarm.behaviour_mut().dht(scope).query(&query).map(|query| query.stats().num_requests());
+            self.lookups.asked(scope, query, asked.unwrap_or_default() as usize);
+        }
+    }
+
     fn end_unheard_lookups(&mut self) {
         for (scope, query) in self.lookups.sweep() {
             if let Some(mut query) = self.swarm.behaviour_mut().dht(scope).query_mut(&query) {
@@ -432,7 +441,7 @@ impl Task {
             self.dial(peer, known);
         }
         self.announce();
-        self.end_unheard_lookups();
+        self.tend_lookups();
         for (scope, peers) in self.table_sizes() {
             self.metrics.set_table_size(scope, peers);
         }

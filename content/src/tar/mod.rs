@@ -271,7 +271,7 @@ impl Archive {
         if self.bytes > self.limits.bytes_max {
             return Err(TarError::TooManyBytes { max_bytes: self.limits.bytes_max });
         }
-        let limits = ReadLimits { window_bytes_max: self.limits.window_bytes_max };
+        let limits = ReadLimits { window_bytes_max: self.limits.window_bytes_max, shared: None };
         let reader = FileReader::new(self.source.clone(), block.clone(), 0..size, limits)?;
         self.content = Some((reader, padding(size)));
         Ok(header(path, Kind::File { size }))

@@ -44,8 +44,7 @@ fn codec_of(format: Format) -> u64 {
 
 /// Whether the bytes of one format are valid in the other as they are: all IPLD data is plain JSON or CBOR.
 fn is_same_syntax(stored: Format, wanted: Format) -> bool {
-    stored == wanted
-        || matches!((stored, wanted), (Format::DagCbor, Format::Cbor) | (Format::DagJson, Format::Json))
+    stored == wanted || matches!((stored, wanted), (Format::DagCbor, Format::Cbor) | (Format::DagJson, Format::Json))
 }
 
 /// A document that a path was found to lead to, in the format that is wanted.
@@ -200,7 +199,6 @@ const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--l
     .line{padding:.2rem 0 .2rem calc(var(--depth)*1.1rem);overflow-wrap:anywhere}.line b{margin-right:.6em}\
     .text{white-space:pre-wrap}.bytes{font-family:ui-monospace,monospace;font-size:.9em}\
     small{margin-left:.6em;color:var(--soft)}";
-
 
 #[cfg(test)]
 mod tests {

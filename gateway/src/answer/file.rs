@@ -16,6 +16,7 @@ use content::unixfs::file::{FileReader, ReadLimits};
 use content::{Block, codec};
 use futures::stream::{self, StreamExt as _};
 use http::HeaderValue;
+use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -115,7 +116,13 @@ fn check_length(decision: &Decision, size: u64, max: u64) -> Result<(), Problem>
 fn multipart(decision: &Decision, content_type: Option<&HeaderValue>, size: u64) -> Option<Multipart> {
     let Decision::Parts(parts) = decision else { return None };
     let octets = HeaderValue::from_static("application/octet-stream");
-    Some(Multipart::new(rand::random(), content_type.unwrap_or(&octets), size, parts.clone()))
+    Some(Multipart::new(boundary(), content_type.unwrap_or(&octets), size, parts.clone()))
+}
+
+/// A number that nobody can foresee: what each new key of the standard library's hash maps is for.
+fn boundary() -> u128 {
+    let random = || u128::from(RandomState::new().hash_one(()));
+    (random() << 64) | random()
 }
 
 impl OpenFile<'_> {
@@ -240,7 +247,10 @@ fn joined(bytes: &Bytes, multipart: &Multipart) -> Bytes {
 /// A symlink's target, as text.
 pub fn symlink(about: &About<'_>, entity: Entity, target: Bytes) -> Draft {
     let content_type = plan::file_type(about.ask, &entity).unwrap_or(content_type::SYMLINK);
-    at_hand(about, AtHand { bytes: target, etag: entity.etag, content_type, disposition: plan::file_disposition(about.ask) })
+    at_hand(
+        about,
+        AtHand { bytes: target, etag: entity.etag, content_type, disposition: plan::file_disposition(about.ask) },
+    )
 }
 
 /// The one block that a path leads to, as it is hashed.

@@ -41,9 +41,11 @@ pub async fn record(ask: &Ask<'_>, path: &ContentPath, names: &dyn NameResolver)
 
 fn etag(bytes: &[u8]) -> HeaderValue {
     let digest = hashes::digest(hashes::SHA2_256, 32, bytes);
-    let hex = digest.map(|hash| hash.digest().iter().take(16).fold(String::new(), |mut hex, byte| {
-        _ = write!(hex, "{byte:02x}");
-        hex
-    }));
+    let hex = digest.map(|hash| {
+        hash.digest().iter().take(16).fold(String::new(), |mut hex, byte| {
+            _ = write!(hex, "{byte:02x}");
+            hex
+        })
+    });
     header(&format!("\"{}.ipns-record\"", hex.unwrap_or_default()))
 }

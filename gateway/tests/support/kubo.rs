@@ -118,6 +118,16 @@ impl Kubo {
         self.call("routing/provide", cids).await;
     }
 
+    /// Puts an IPNS record of somebody's into the DHT. Some DHT server must be connected.
+    pub fn put_record(&self, name: &str, record: &Path) {
+        run(self.command().args(["routing", "put", &format!("/ipns/{name}")]).arg(record));
+    }
+
+    /// Publishes a record of the node's own key, and returns the name. Some DHT server must be connected.
+    pub fn publish(&self, path: &str) -> String {
+        run(self.command().args(["name", "publish", "-Q", "--resolve=false", path]))
+    }
+
     /// Peers that the DHT names as providers of a CID.
     pub async fn find_providers(&self, cid: &str) -> Vec<String> {
         let events = self.call_text("routing/findprovs", &[cid]).await;

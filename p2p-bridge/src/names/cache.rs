@@ -8,8 +8,7 @@ use content::ipns::Record;
 use content::{Name, NameError};
 use moka::sync::Cache as Moka;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
-use tokio::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 /// The longest time that anything is taken for fresh.
 pub(super) const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -17,6 +16,8 @@ pub(super) const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 pub(super) const STALE_TTL: Duration = Duration::from_secs(5);
 /// How long a stale record is left in peace after a search that found none.
 const REFRESH_PAUSE: Duration = Duration::from_secs(30);
+/// The first moment after an answer does not count, so that a minute is a minute to everybody who asked together.
+const MOMENT: Duration = Duration::from_secs(1);
 /// The weight of one entry, in bytes: what a usual record takes.
 const ENTRY_BYTES: usize = 1024;
 
@@ -67,6 +68,7 @@ impl Entry {
     }
 
     pub fn standing(&self, now: Instant, wall: SystemTime) -> Standing {
+        let now = if now.saturating_duration_since(self.learnt) < MOMENT { self.learnt } else { now };
         let fresh = self.fresh_until.saturating_duration_since(now);
         let Ok(Answer::Record(record)) = &self.outcome else {
             return if fresh.is_zero() { Standing::Gone } else { Standing::Fresh(fresh) };
@@ -102,8 +104,8 @@ impl Cache {
         self.0.get(name)
     }
 
-    pub fn put(&self, name: Name, entry: Entry) {
-        self.0.insert(name, Arc::new(entry));
+    pub fn put(&self, name: Name, entry: Arc<Entry>) {
+        self.0.insert(name, entry);
     }
 
     pub fn forget(&self, name: &Name) {

@@ -13,6 +13,7 @@ use content::{Name, NameError};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 /// Good records that end a search.
@@ -40,13 +41,17 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
     let deadline = begun + inner.timeout;
     let (mut good, mut bad, mut refusal) = (0, 0, None);
     let Ok(mut search) = timeout_at(deadline, records.find(key)).await else {
-        return answer(inner.fail(&name, NameError::Busy, FAILURE_TTL));
+        inner.metrics.busy(&name);
+        return answer(inner.fail(&name, NameError::Busy, Duration::ZERO));
     };
     while good < GOOD_MAX && bad < BAD_MAX {
         let Ok(Some(found)) = timeout_at(deadline, search.next()).await else { break };
         match check(inner, &key, &found.bytes) {
             Ok(record) => {
                 good += 1;
+                if good == 1 {
+                    inner.metrics.looked_up(&name, None, begun.elapsed());
+                }
                 let (best, news) = inner.improve(&name, record);
                 if news || good == 1 {
                     answer(best);
@@ -64,6 +69,7 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
             Some(reason) => NameError::Refused { key, reason },
             None => NameError::NoRecord { key, waited: begun.elapsed(), peers_asked: search.peers_asked() },
         };
+        inner.metrics.looked_up(&name, Some(&error), begun.elapsed());
         answer(inner.fail(&name, error, FAILURE_TTL));
     }
 }
@@ -71,5 +77,9 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
 /// The record, if it is one and still holds; otherwise why not.
 fn check(inner: &Inner, key: &Key, bytes: &bytes::Bytes) -> Result<Record, String> {
     let record = Record::verify(key, bytes.clone()).map_err(|error| error.to_string())?;
-    if record.is_valid_at((inner.wall)()) { Ok(record) } else { Err("the record is past its end of life".to_owned()) }
+    if record.is_valid_at((inner.clock.wall)()) {
+        Ok(record)
+    } else {
+        Err("the record is past its end of life".to_owned())
+    }
 }

@@ -191,7 +191,7 @@ fn is_below(domain: &str, suffix: &str) -> bool {
 
 fn default_servers(servers: &[SocketAddr]) -> Asked {
     let built = if servers.is_empty() {
-        TokioResolver::builder_tokio().map_err(|error| error.to_string()).and_then(|builder| finish(builder))
+        TokioResolver::builder_tokio().map_err(|error| error.to_string()).and_then(finish)
     } else {
         build(servers.iter().map(|server| plain(*server)).collect())
     };
@@ -221,6 +221,7 @@ fn finish(mut builder: hickory_resolver::ResolverBuilder<TokioRuntimeProvider>) 
     options.edns0 = true;
     // What is remembered is remembered in one place.
     options.cache_size = 0;
+    options.positive_max_ttl = Some(TTL_MAX);
     builder.build().map_err(|error| error.to_string())
 }
 
@@ -258,6 +259,8 @@ async fn ask(asked: &Asked, domain: &Domain) -> Result<(Option<Arc<str>>, Durati
             let ttl = absence.negative_ttl.map_or(ABSENCE_TTL_MAX, |seconds| Duration::from_secs(seconds.into()));
             Ok((None, ttl))
         }
+        // The server answered, if only that it cannot.
+        Err(error @ NetError::Dns(_)) => Err(error.to_string()),
         Err(error) => {
             asked.failed();
             Err(error.to_string())

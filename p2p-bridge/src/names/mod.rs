@@ -41,9 +41,8 @@ use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime};
-use tokio::sync::Notify;
-use tokio::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::{Mutex, Notify};
 
 /// Names that stand for names are followed so far (<https://specs.ipfs.tech/ipns/ipns-record/> leaves it open; Kubo follows
 /// 32).
@@ -107,6 +106,17 @@ pub struct Names {
     inner: Arc<Inner>,
 }
 
+/// What time it is. Only tests have another than the system's.
+#[derive(Clone, Copy)]
+struct Clock {
+    /// What times to live are counted by.
+    now: fn() -> Instant,
+    /// The time of day, which ends lives.
+    wall: fn() -> SystemTime,
+}
+
+const SYSTEM_CLOCK: Clock = Clock { now: Instant::now, wall: SystemTime::now };
+
 /// What look-ups share.
 struct Inner {
     static_map: StaticMap,
@@ -117,10 +127,11 @@ struct Inner {
     cache: Cache,
     flights: Flights,
     timeout: Duration,
-    /// The time of day, which ends lives.
-    wall: fn() -> SystemTime,
+    clock: Clock,
     kept: Option<Kept>,
     changed: Arc<Notify>,
+    /// Held by whoever writes.
+    saving: Mutex<()>,
     metrics: Metrics,
 }
 
@@ -139,14 +150,14 @@ impl Names {
         let online = !options.offline;
         let links = online.then(|| Arc::new(dns) as Arc<dyn Links>);
         let records = bridge.filter(|_| online).map(|bridge| Arc::new(bridge) as Arc<dyn Records>);
-        Ok(Self::with(options, records, links, SystemTime::now, registry))
+        Ok(Self::with(options, records, links, SYSTEM_CLOCK, registry))
     }
 
     fn with(
         options: NamesOptions,
         records: Option<Arc<dyn Records>>,
         links: Option<Arc<dyn Links>>,
-        wall: fn() -> SystemTime,
+        clock: Clock,
         registry: &mut Registry,
     ) -> Arc<Self> {
         let inner = Arc::new(Inner {
@@ -156,9 +167,10 @@ impl Names {
             cache: Cache::new(options.cache_entries_max),
             flights: Flights::new(options.lookups_max),
             timeout: options.timeout,
-            wall,
+            clock,
             kept: options.state_dir.as_deref().map(Kept::new),
             changed: Arc::default(),
+            saving: Mutex::default(),
             metrics: Metrics::register(registry),
         });
         inner.remember();
@@ -243,7 +255,7 @@ impl Inner {
     /// What is known of a name, or else what a look-up finds.
     async fn answer(self: &Arc<Self>, name: &Name) -> Result<(Answer, Duration), NameError> {
         if let Some(entry) = self.cache.get(name) {
-            match entry.standing(Instant::now(), (self.wall)()) {
+            match entry.standing((self.clock.now)(), (self.clock.wall)()) {
                 Standing::Fresh(ttl) => {
                     self.metrics.hit(if entry.outcome.is_ok() { Hit::Fresh } else { Hit::Failure });
                     return entry.outcome.clone().map(|answer| (answer, ttl));
@@ -259,7 +271,7 @@ impl Inner {
             }
         }
         let entry = self.look_up(name).await?;
-        let ttl = match entry.standing(entry.learnt, (self.wall)()) {
+        let ttl = match entry.standing((self.clock.now)(), (self.clock.wall)()) {
             Standing::Fresh(ttl) | Standing::Stale { ttl, .. } => ttl,
             Standing::Gone => Duration::ZERO,
         };
@@ -296,38 +308,28 @@ impl Inner {
 
     /// The look-up itself; `answer` hears of every better answer, the first as soon as it is there.
     async fn fly(&self, name: &Name, mut answer: impl FnMut(Arc<Entry>)) {
-        let begun = Instant::now();
-        let mut first = true;
-        let answer = |entry: Arc<Entry>| {
-            if std::mem::take(&mut first) {
-                self.metrics.looked_up(name, entry.outcome.as_ref().err(), begun.elapsed());
-            }
-            answer(entry);
-        };
         match (name, &self.records, &self.links) {
             (Name::Key(key), Some(records), _) => dht::search(self, records.as_ref(), *key, answer).await,
             (Name::Domain(domain), _, Some(links)) => {
-                let looked = links.look_up(domain.clone()).await;
-                self.learn(name, looked, answer);
+                let begun = Instant::now();
+                let (outcome, ttl) = links.look_up(domain.clone()).await;
+                self.metrics.looked_up(name, outcome.as_ref().err(), begun.elapsed());
+                answer(self.learn(name, outcome, ttl));
             }
             _ => {}
         }
     }
 
-    fn learn(&self, name: &Name, (outcome, ttl): dns::Looked, mut answer: impl FnMut(Arc<Entry>)) {
-        match outcome {
-            Ok(link) => {
-                let entry = Entry::new(Ok(link), ttl, Instant::now());
-                self.cache.put(name.clone(), entry.clone());
-                answer(Arc::new(entry));
-            }
-            Err(error) => answer(self.fail(name, error, ttl)),
-        }
+    /// Remembers what a domain stands for, or that it stands for nothing.
+    fn learn(&self, name: &Name, outcome: Result<Answer, NameError>, ttl: Duration) -> Arc<Entry> {
+        let entry = Arc::new(Entry::new(outcome, ttl, (self.clock.now)()));
+        self.cache.put(name.clone(), Arc::clone(&entry));
+        entry
     }
 
     /// See [`Cache::improve`].
     fn improve(&self, name: &Name, record: Record) -> (Arc<Entry>, bool) {
-        let (entry, news) = self.cache.improve(name, record, Instant::now(), (self.wall)());
+        let (entry, news) = self.cache.improve(name, record, (self.clock.now)(), (self.clock.wall)());
         if news {
             self.changed.notify_one();
         }
@@ -336,20 +338,21 @@ impl Inner {
 
     /// See [`Cache::fail`].
     fn fail(&self, name: &Name, error: NameError, ttl: Duration) -> Arc<Entry> {
-        self.cache.fail(name, error, ttl, Instant::now(), (self.wall)())
+        self.cache.fail(name, error, ttl, (self.clock.now)(), (self.clock.wall)())
     }
 
     /// Takes the records of the last run.
     fn remember(&self) {
         let Some(kept) = &self.kept else { return };
-        for (key, record) in kept.load((self.wall)()) {
-            self.cache.put(Name::Key(key), Entry::kept(record, Instant::now()));
+        for (key, record) in kept.load((self.clock.wall)()) {
+            self.cache.put(Name::Key(key), Arc::new(Entry::kept(record, (self.clock.now)())));
         }
     }
 
     /// Writes the records, those that were learnt last if they are too many.
     async fn save(&self) {
         let Some(kept) = self.kept.clone() else { return };
+        let _saving = self.saving.lock().await;
         let mut records = self.cache.records();
         records.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.learnt));
         let write = move || {

@@ -1,1 +1,517 @@
+//! Names against a DHT and a DNS that follow scripts, with a clock that tests set forward; and against a
+//! real DNS server on loopback.
 
+use super::*;
+use crate::lookups::{Found, Search, Sink};
+use bytes::Bytes;
+use content::ipns::Draft;
+use content::names::Domain;
+use libp2p::PeerId;
+use libp2p::identity::Keypair;
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tempfile::TempDir;
+use tokio::net::UdpSocket;
+
+const CID: &str = "bafkqaddjnzzxazldoqwxizltoq";
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+
+thread_local! {
+    /// How far the tests' clock is ahead of the system's: each test has a thread.
+    static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+fn now() -> Instant {
+    Instant::now() + AHEAD.get()
+}
+
+fn wall() -> SystemTime {
+    SystemTime::now() + AHEAD.get()
+}
+
+const CLOCK: Clock = Clock { now, wall };
+
+/// Lets time pass at once.
+fn advance(by: Duration) {
+    AHEAD.set(AHEAD.get() + by);
+}
+
+/// Waits for a condition that other tasks will bring about.
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "not yet: {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Nearly as long, for the system's clock goes on.
+fn is_about(ttl: Duration, expected: Duration) -> bool {
+    ttl <= expected && ttl + Duration::from_secs(10) > expected
+}
+
+fn pair(n: u8) -> Keypair {
+    Keypair::ed25519_from_bytes([n; 32]).expect("any 32 bytes will do")
+}
+
+fn key(n: u8) -> Key {
+    Key::from(pair(n).public().to_peer_id())
+}
+
+fn name(n: u8) -> Name {
+    Name::Key(key(n))
+}
+
+fn domain(text: &str) -> Name {
+    Name::parse(text).expect("a domain")
+}
+
+/// A record with a minute to remember it and an hour to live.
+fn signed(n: u8, sequence: u64, value: &str) -> Bytes {
+    signed_until(n, sequence, value, wall() + HOUR)
+}
+
+fn signed_until(n: u8, sequence: u64, value: &str, end_of_life: SystemTime) -> Bytes {
+    let draft = Draft { value: value.to_owned(), sequence, end_of_life, ttl: MINUTE };
+    Record::sign(&pair(n), &draft).expect("signs").bytes().clone()
+}
+
+/// A DHT whose records are there at once, and whose searches end then or are left open for the test to go on with.
+#[derive(Default)]
+struct Dht {
+    records: std::sync::Mutex<HashMap<Key, Vec<Bytes>>>,
+    open: bool,
+    sinks: std::sync::Mutex<Vec<Sink>>,
+    searches: AtomicUsize,
+}
+
+impl Dht {
+    fn open() -> Arc<Self> {
+        Arc::new(Self { open: true, ..Self::default() })
+    }
+
+    fn has(&self, n: u8, records: impl IntoIterator<Item = Bytes>) {
+        self.records.lock().expect("no panics").insert(key(n), records.into_iter().collect());
+    }
+
+    /// A record turns up in every open search.
+    fn finds(&self, bytes: Bytes) {
+        for sink in self.sinks.lock().expect("no panics").iter() {
+            sink.put(Found { peer: PeerId::random(), bytes: bytes.clone() });
+        }
+    }
+
+    fn end_searches(&self) {
+        self.sinks.lock().expect("no panics").clear();
+    }
+
+    /// Whether every search was ended by whoever searched.
+    fn is_left(&self) -> bool {
+        self.sinks.lock().expect("no panics").iter().all(Sink::is_closed)
+    }
+
+    fn searches(&self) -> usize {
+        self.searches.load(Ordering::Relaxed)
+    }
+}
+
+impl Records for Dht {
+    fn find(&self, key: Key) -> BoxFuture<'static, Search> {
+        let (search, sink) = Search::new(None);
+        for bytes in self.records.lock().expect("no panics").get(&key).into_iter().flatten() {
+            sink.put(Found { peer: PeerId::random(), bytes: bytes.clone() });
+        }
+        if self.open {
+            self.sinks.lock().expect("no panics").push(sink);
+        }
+        self.searches.fetch_add(1, Ordering::Relaxed);
+        async move { search }.boxed()
+    }
+}
+
+/// A DNS with some links, each for a minute.
+#[derive(Default)]
+struct Zone(HashMap<&'static str, String>);
+
+impl Links for Zone {
+    fn look_up(&self, domain: Domain) -> BoxFuture<'static, dns::Looked> {
+        let link = self.0.get(domain.as_str()).cloned();
+        let outcome = link.map(|link| Answer::Link(link.into())).ok_or(NameError::NoDnsLink { domain });
+        async move { (outcome, MINUTE) }.boxed()
+    }
+}
+
+fn names_with(options: NamesOptions, dht: &Arc<Dht>, zone: Zone) -> Arc<Names> {
+    Names::with(options, Some(Arc::clone(dht) as _), Some(Arc::new(zone)), CLOCK, &mut Registry::default())
+}
+
+fn names(dht: &Arc<Dht>) -> Arc<Names> {
+    names_with(NamesOptions::default(), dht, Zone::default())
+}
+
+fn to(segment: &str) -> String {
+    format!("/ipfs/{CID}/{segment}")
+}
+
+/// The last segment that a name leads to, and for how long.
+async fn leads(names: &Names, name: &Name) -> (String, Duration) {
+    let resolution = names.resolve(name).await.unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert_eq!(resolution.root.to_string(), CID);
+    (resolution.segments.join("/"), resolution.ttl)
+}
+
+#[tokio::test]
+async fn the_first_good_record_answers_and_a_later_better_one_replaces_it() {
+    let dht = Dht::open();
+    dht.has(1, [signed(1, 1, &to("old"))]);
+    let names = names(&dht);
+    assert_eq!(leads(&names, &name(1)).await, ("old".to_owned(), MINUTE));
+    assert!(!dht.is_left(), "the search goes on behind");
+    let sequence = || match names.inner.cache.get(&name(1)).map(|entry| entry.outcome.clone()) {
+        Some(Ok(Answer::Record(record))) => record.sequence(),
+        other => panic!("{other:?}"),
+    };
+    dht.finds(signed(1, 2, &to("new")));
+    until("the newer record counts", || sequence() == 2).await;
+    assert_eq!(leads(&names, &name(1)).await.0, "new");
+    dht.finds(signed(1, 1, &to("old")));
+    dht.finds(signed(1, 3, &to("newest")));
+    until("the newest record counts", || sequence() == 3).await;
+    assert_eq!((leads(&names, &name(1)).await.0.as_str(), dht.searches()), ("newest", 1));
+    for _ in 0..20 {
+        dht.finds(signed(1, 1, &to("old")));
+    }
+    until("enough peers were heard", || dht.is_left() && names.inner.flights.under_way() == 0).await;
+    assert_eq!((leads(&names, &name(1)).await.0.as_str(), dht.searches()), ("newest", 1));
+}
+
+#[tokio::test]
+async fn records_are_fresh_then_stale_and_refreshed_behind_then_gone() {
+    let dht = Arc::new(Dht::default());
+    dht.has(1, [signed(1, 1, &to("a"))]);
+    let names = names(&dht);
+    let idle = || names.inner.flights.under_way() == 0;
+    assert_eq!(leads(&names, &name(1)).await, ("a".to_owned(), MINUTE));
+    until("the search is over", idle).await;
+    advance(MINUTE / 2);
+    let (value, ttl) = leads(&names, &name(1)).await;
+    assert!(value == "a" && is_about(ttl, MINUTE / 2), "{value} for {ttl:?}");
+    assert_eq!(dht.searches(), 1);
+
+    dht.has(1, [signed(1, 2, &to("b"))]);
+    advance(MINUTE);
+    assert_eq!(leads(&names, &name(1)).await, ("a".to_owned(), cache::STALE_TTL), "nobody waits");
+    until("the refresh is over", idle).await;
+    assert_eq!((leads(&names, &name(1)).await.0.as_str(), dht.searches()), ("b", 2));
+
+    // From here on nobody has the record: what is known holds to its end, with a search now and then.
+    dht.has(1, []);
+    advance(2 * MINUTE);
+    for searches in [3, 3, 3] {
+        assert_eq!(leads(&names, &name(1)).await, ("b".to_owned(), cache::STALE_TTL));
+        until("the refresh is over", idle).await;
+        assert_eq!(dht.searches(), searches, "it is left in peace for a while");
+    }
+    advance(MINUTE);
+    assert_eq!(leads(&names, &name(1)).await.0, "b");
+    until("the refresh is over", idle).await;
+    assert_eq!(dht.searches(), 4);
+    advance(HOUR);
+    assert!(matches!(names.resolve(&name(1)).await, Err(NameError::NoRecord { .. })), "past its end of life");
+}
+
+#[tokio::test]
+async fn an_answer_is_not_good_for_longer_than_the_record_lives() {
+    let dht = Arc::new(Dht::default());
+    let life = Duration::from_secs(50);
+    dht.has(1, [signed_until(1, 1, &to("a"), wall() + life)]);
+    let names = names(&dht);
+    for passed in [0, 20, 20] {
+        advance(Duration::from_secs(passed));
+        let (_, ttl) = leads(&names, &name(1)).await;
+        assert!(ttl <= life - AHEAD.get() && is_about(ttl, life - AHEAD.get()), "{ttl:?}");
+    }
+}
+
+#[tokio::test]
+async fn many_readers_share_one_search() {
+    let dht = Dht::open();
+    let names = names(&dht);
+    let readers: Vec<_> = (0..100).map(|_| tokio::spawn(names.resolve(&name(1)))).collect();
+    until("they search", || dht.searches() == 1).await;
+    dht.finds(signed(1, 1, &to("a")));
+    for reader in readers {
+        reader.await.expect("no panics").expect("found");
+    }
+    let record = names.record(&key(1)).await.expect("known by now");
+    assert_eq!((record.value(), dht.searches()), (to("a").as_str(), 1));
+}
+
+#[tokio::test]
+async fn failures_are_remembered_for_a_moment_and_names_are_forgotten_on_demand() {
+    let dht = Dht::open();
+    let timeout = Duration::from_millis(20);
+    let names = names_with(NamesOptions { timeout, ..NamesOptions::default() }, &dht, Zone::default());
+    for _ in 0..3 {
+        let error = names.resolve(&name(1)).await.expect_err("nobody has it");
+        assert!(matches!(error, NameError::NoRecord { waited, .. } if waited >= timeout), "{error:?}");
+    }
+    assert_eq!(dht.searches(), 1);
+    until("the search is ended", || dht.is_left() && names.inner.flights.under_way() == 0).await;
+    dht.has(1, [signed(1, 1, &to("a"))]);
+    advance(FAILURE_TTL);
+    assert_eq!(leads(&names, &name(1)).await.0, "a");
+    until("the search is ended", || names.inner.flights.under_way() == 0).await;
+    names.refresh(&name(1));
+    assert_eq!((leads(&names, &name(1)).await.0.as_str(), dht.searches()), ("a", 3));
+}
+
+#[tokio::test]
+async fn bad_records_count_only_if_there_is_no_good_one() {
+    let dht = Arc::new(Dht::default());
+    let expired = |n| signed_until(n, 9, &to("past"), wall() - Duration::from_secs(1));
+    let garbage = Bytes::from_static(b"garbage");
+    dht.has(1, [garbage.clone(), signed(2, 9, &to("evil")), expired(1), signed(1, 1, &to("a"))]);
+    dht.has(2, [expired(2), signed(1, 1, &to("another's"))]);
+    dht.has(3, [garbage, expired(3)]);
+    let names = names(&dht);
+    assert_eq!(leads(&names, &name(1)).await.0, "a");
+    for (n, reason) in [(2, "the record's signature is wrong"), (3, "the record is past its end of life")] {
+        let expected = NameError::Refused { key: key(n), reason: reason.to_owned() };
+        assert_eq!(names.resolve(&name(n)).await, Err(expected));
+    }
+}
+
+#[tokio::test]
+async fn look_ups_are_bounded_and_refreshes_leave_room() {
+    let dht = Dht::open();
+    let names = names_with(NamesOptions { lookups_max: 4, ..NamesOptions::default() }, &dht, Zone::default());
+    let waiting: Vec<_> = (1..=4).map(|n| tokio::spawn(names.resolve(&name(n)))).collect();
+    until("they search", || dht.searches() == 4).await;
+    assert_eq!(names.resolve(&name(5)).await, Err(NameError::Busy));
+    dht.end_searches();
+    for waiting in waiting {
+        assert!(matches!(waiting.await.expect("no panics"), Err(NameError::NoRecord { .. })));
+    }
+    for n in 6..=9 {
+        dht.has(n, [signed(n, 1, &to("a"))]);
+        leads(&names, &name(n)).await;
+        dht.end_searches();
+        until("the search is over", || names.inner.flights.under_way() == 0).await;
+    }
+    advance(2 * MINUTE);
+    for n in 6..=9 {
+        assert_eq!(leads(&names, &name(n)).await.1, cache::STALE_TTL);
+    }
+    assert_eq!(names.inner.flights.under_way(), 2, "half of the look-ups are for those who wait");
+}
+
+#[tokio::test]
+async fn names_lead_to_names_and_what_is_below_adds_up() {
+    let dht = Arc::new(Dht::default());
+    dht.has(1, [signed(1, 1, "/ipns/b.example.org/one/")]);
+    dht.has(2, [signed(2, 1, &to("root2"))]);
+    dht.has(3, [signed(3, 1, &format!("/ipns/{}", name(3)))]);
+    dht.has(4, [signed(4, 1, "hello")]);
+    dht.has(5, [signed(5, 1, "/ipfs/hello")]);
+    let links = [
+        ("a.example.org", format!("/ipns/{}/t%77o", name(1))),
+        ("b.example.org", format!("/ipns/{}/a/../b", name(2))),
+        ("c.example.org", "/ipns/d.example.org".to_owned()),
+        ("d.example.org", "/ipns/c.example.org/x".to_owned()),
+    ];
+    let static_map =
+        StaticMap::parse(&format!("map.example.org:/ipns/a.example.org/three,{}:/ipfs/{CID}/mine", name(6)));
+    let options = NamesOptions { static_map: static_map.expect("a list"), ..NamesOptions::default() };
+    let names = names_with(options, &dht, Zone(links.into()));
+    let table = [
+        (domain("a.example.org"), "root2/b/one/two"),
+        (domain("map.example.org"), "root2/b/one/two/three"),
+        (name(2), "root2"),
+        (name(6), "mine"),
+    ];
+    for (name, expected) in table {
+        let (below, ttl) = leads(&names, &name).await;
+        assert!(below == expected && is_about(ttl, MINUTE), "{name}: {below} for {ttl:?}");
+    }
+    for name in [domain("c.example.org"), name(3)] {
+        assert_eq!(names.resolve(&name).await, Err(NameError::TooManySteps { name, max: STEPS_MAX }));
+    }
+    for (n, value) in [(4, "hello"), (5, "/ipfs/hello")] {
+        assert_eq!(names.resolve(&name(n)).await, Err(NameError::Value { name: name(n), value: value.to_owned() }));
+        assert!(names.record(&key(n)).await.is_ok(), "the record itself is good");
+    }
+    let missing = domain("e.example.org");
+    assert!(matches!(names.resolve(&missing).await, Err(NameError::NoDnsLink { .. })));
+}
+
+#[tokio::test]
+async fn known_records_outlive_a_restart_and_serve_offline() {
+    let state = TempDir::new().expect("the temporary folder is writable");
+    let kept = || NamesOptions { state_dir: Some(state.path().to_owned()), ..NamesOptions::default() };
+    let dht = Arc::new(Dht::default());
+    dht.has(1, [signed(1, 1, &to("a"))]);
+    dht.has(2, [signed_until(2, 1, &to("b"), wall() + MINUTE)]);
+    let names = names_with(kept(), &dht, Zone::default());
+    leads(&names, &name(1)).await;
+    leads(&names, &name(2)).await;
+    names.save().await;
+    drop(names);
+
+    advance(2 * MINUTE);
+    let nobody = || Names::with(kept(), None, None, CLOCK, &mut Registry::default());
+    let offline = nobody();
+    assert_eq!(leads(&offline, &name(1)).await, ("a".to_owned(), cache::STALE_TTL));
+    for unknown in [name(2), domain("a.example.org")] {
+        let error = NameError::Offline { name: unknown.clone() };
+        assert_eq!(offline.resolve(&unknown).await, Err(error), "one expired, one never was known");
+    }
+    dht.has(1, [signed(1, 2, &to("newer"))]);
+    let online = names_with(kept(), &dht, Zone::default());
+    assert_eq!(leads(&online, &name(1)).await.0, "a", "at once");
+    until("the refresh is over", || online.inner.flights.under_way() == 0).await;
+    assert_eq!(leads(&online, &name(1)).await.0, "newer");
+
+    let file = state.path().join("names.json");
+    let text = std::fs::read_to_string(&file).expect("it was written");
+    for damage in [text.replace(&key(1).to_string(), &key(2).to_string()), "{".to_owned(), String::new()] {
+        std::fs::write(&file, damage).expect("writes");
+        assert!(matches!(nobody().resolve(&name(1)).await, Err(NameError::Offline { .. })), "never believed");
+    }
+}
+
+// --- DNS over loopback ------------------------------------------------------------------------------------------------
+
+/// Text records, or an error: what a server says about a name.
+#[derive(Clone)]
+enum Says {
+    Texts(u32, Vec<Vec<&'static str>>),
+    /// No such name, with a SOA of this minimum.
+    Missing(u32),
+    Fails,
+}
+
+/// A DNS server with a fixed zone. Returns its address and the number of questions that it heard.
+async fn server(zone: HashMap<&'static str, Says>) -> (SocketAddr, Arc<AtomicUsize>) {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
+    let address = socket.local_addr().expect("an address");
+    let heard = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&heard);
+    tokio::spawn(async move {
+        let mut buffer = [0; 1500];
+        while let Ok((length, peer)) = socket.recv_from(&mut buffer).await {
+            count.fetch_add(1, Ordering::Relaxed);
+            let reply = reply(&zone, &buffer[..length]);
+            let _ = socket.send_to(&reply, peer).await;
+        }
+    });
+    (address, heard)
+}
+
+/// The reply to a question, RFC 1035, section 4.
+fn reply(zone: &HashMap<&str, Says>, question: &[u8]) -> Vec<u8> {
+    let (mut labels, mut at) = (Vec::new(), 12);
+    while question[at] != 0 {
+        let length = usize::from(question[at]);
+        labels.push(String::from_utf8_lossy(&question[at + 1..=at + length]).to_lowercase());
+        at += 1 + length;
+    }
+    let asked = labels.join(".");
+    let says = zone.get(asked.as_str()).cloned().unwrap_or(Says::Missing(3600));
+    let (code, answers, authorities, records) = match &says {
+        Says::Texts(ttl, texts) => {
+            let records: Vec<u8> = texts.iter().flat_map(|strings| record(16, *ttl, &text(strings))).collect();
+            (0, texts.len() as u8, 0, records)
+        }
+        // Root names for who is responsible, four numbers that do not matter, and the minimum.
+        Says::Missing(minimum) => {
+            let soa = [&[0, 0][..], &[0; 16], &minimum.to_be_bytes()].concat();
+            (3, 0, 1, record(6, 3600, &soa))
+        }
+        Says::Fails => (2, 0, 0, Vec::new()),
+    };
+    let head = [question[0], question[1], 0x85, 0x80 | code, 0, 1, 0, answers, 0, authorities, 0, 0];
+    [&head, &question[12..at + 5], &records].concat()
+}
+
+/// A record whose name is the question's.
+fn record(kind: u8, ttl: u32, data: &[u8]) -> Vec<u8> {
+    [&[0xc0, 12, 0, kind, 0, 1][..], &ttl.to_be_bytes(), &(data.len() as u16).to_be_bytes(), data].concat()
+}
+
+fn text(strings: &[&str]) -> Vec<u8> {
+    strings.iter().flat_map(|text| [&[text.len() as u8], text.as_bytes()].concat()).collect()
+}
+
+#[tokio::test]
+async fn dnslinks_come_from_the_dns_with_their_times_to_live() {
+    const LINK: &str = "dnslink=/ipfs/bafkqaddjnzzxazldoqwxizltoq/a";
+    const OTHER: &str = "dnslink=/ipfs/bafkqaddjnzzxazldoqwxizltoq/b";
+    let zone = HashMap::from([
+        ("_dnslink.one.example.org", Says::Texts(120, vec![vec![LINK]])),
+        (
+            "_dnslink.two.example.org",
+            Says::Texts(300, vec![vec![OTHER], vec!["v=spf1"], vec!["dnslink=x"], vec![LINK]]),
+        ),
+        ("_dnslink.split.example.org", Says::Texts(0, vec![vec!["dnslink=/ipfs/bafkqaddjnz", "zxazldoqwxizltoq/a"]])),
+        ("_dnslink.long.example.org", Says::Texts(u32::MAX >> 1, vec![vec![LINK]])),
+        ("_dnslink.none.example.org", Says::Texts(10, vec![vec!["v=spf1"]])),
+        ("_dnslink.gone.example.org", Says::Missing(20)),
+        ("_dnslink.far.example.org", Says::Missing(36_000)),
+        ("_dnslink.broken.example.org", Says::Fails),
+    ]);
+    let (address, heard) = server(zone).await;
+    let dns = Dns::new(&[], &[address]).expect("no routes");
+    let seconds = Duration::from_secs;
+    let looked = async |name: &str| dns.look_up(Domain::parse(name).expect("a domain")).await;
+    let found = [
+        ("one.example.org", seconds(120)),
+        ("two.example.org", seconds(300)),
+        ("split.example.org", seconds(1)),
+        ("long.example.org", cache::TTL_MAX),
+    ];
+    for (name, ttl) in found {
+        let link = LINK.strip_prefix("dnslink=").expect("a link");
+        assert_eq!(looked(name).await, (Ok(Answer::Link(link.into())), ttl), "{name}");
+    }
+    for (name, ttl) in [("none.example.org", 10), ("gone.example.org", 20), ("far.example.org", 60)] {
+        let error = NameError::NoDnsLink { domain: Domain::parse(name).expect("a domain") };
+        assert_eq!(looked(name).await, (Err(error), seconds(ttl)), "{name}");
+    }
+    let (failure, ttl) = looked("broken.example.org").await;
+    assert!(matches!(failure, Err(NameError::Dns { .. })), "{failure:?}");
+    assert_eq!(ttl, seconds(10));
+
+    let options = NamesOptions { dns_servers: vec![address], ..NamesOptions::default() };
+    let names = Names::new(options, None, &mut Registry::default()).expect("good options");
+    let before = heard.load(Ordering::Relaxed);
+    for _ in 0..3 {
+        assert_eq!(leads(&names, &domain("one.example.org")).await.0, "a");
+        assert!(matches!(names.resolve(&domain("gone.example.org")).await, Err(NameError::NoDnsLink { .. })));
+    }
+    assert_eq!(heard.load(Ordering::Relaxed) - before, 2, "both answers are remembered");
+    let offline = NamesOptions { dns_servers: vec![address], offline: true, ..NamesOptions::default() };
+    let offline = Names::new(offline, None, &mut Registry::default()).expect("good options");
+    assert!(matches!(offline.resolve(&domain("one.example.org")).await, Err(NameError::Offline { .. })));
+    assert_eq!(heard.load(Ordering::Relaxed) - before, 2, "offline contacts nobody");
+}
+
+#[tokio::test]
+async fn a_service_that_is_not_there_is_an_error_and_only_its_own_suffix_suffers() {
+    const LINK: &str = "dnslink=/ipfs/bafkqaddjnzzxazldoqwxizltoq/a";
+    let zone = HashMap::from([("_dnslink.one.example.org", Says::Texts(120, vec![vec![LINK]]))]);
+    let (address, _) = server(zone).await;
+    let refusing = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let url = format!("https://{}/dns-query", refusing.expect("a port that was free a moment ago"));
+    let options =
+        NamesOptions { doh: vec![("eth".to_owned(), url)], dns_servers: vec![address], ..NamesOptions::default() };
+    let names = Names::new(options, None, &mut Registry::default()).expect("good options");
+    let error = names.resolve(&domain("one.eth")).await.expect_err("nobody listens there");
+    assert!(matches!(error, NameError::Dns { .. }), "{error}");
+    assert_eq!(leads(&names, &domain("one.example.org")).await.0, "a");
+    let bad = NamesOptions { doh: vec![("eth".to_owned(), "https://".to_owned())], ..NamesOptions::default() };
+    let error = Names::new(bad, None, &mut Registry::default()).err().map(|error| error.to_string());
+    assert!(error.is_some_and(|error| error.starts_with("\"https://\" is not the URL")));
+}

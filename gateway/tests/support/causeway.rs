@@ -18,12 +18,19 @@ pub struct Launch {
     peering: Vec<String>,
     bootstrap: Vec<String>,
     settings: Vec<(&'static str, String)>,
+    flags: Vec<String>,
 }
 
 impl Launch {
     /// `dir` takes the node's data and its output, and must outlive it.
     pub fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), peering: Vec::new(), bootstrap: Vec::new(), settings: Vec::new() }
+        Self {
+            dir: dir.to_owned(),
+            peering: Vec::new(),
+            bootstrap: Vec::new(),
+            settings: Vec::new(),
+            flags: Vec::new(),
+        }
     }
 
     /// Stays connected to a peer.
@@ -44,6 +51,12 @@ impl Launch {
         self
     }
 
+    /// Gives `causeway serve` a flag with a value.
+    pub fn flag(mut self, flag: &str, value: impl ToString) -> Self {
+        self.flags.extend([flag.to_owned(), value.to_string()]);
+        self
+    }
+
     /// `causeway import`, to its end.
     pub fn import(&self, car: &Path) {
         let output = self.command("import").arg(car).output().expect("causeway starts");
@@ -56,6 +69,7 @@ impl Launch {
         let mut command = self.command("serve");
         command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
         command.args(["--p2p-listen", "/ip4/127.0.0.1/tcp/0", "--p2p-listen", "/ip4/127.0.0.1/udp/0/quic-v1"]);
+        command.args(&self.flags);
         for multiaddr in &self.peering {
             command.args(["--peering", multiaddr]);
         }

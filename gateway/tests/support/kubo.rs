@@ -83,6 +83,18 @@ impl Kubo {
         run(&mut add)
     }
 
+    /// Takes in the blocks of a CAR file, of which some may be missing.
+    pub fn import(&self, car: &Path) {
+        run(self.command().args(["dag", "import", "--pin-roots=false"]).arg(car));
+    }
+
+    /// Publishes an IPNS record that somebody else signed; says why if it is refused. Some DHT server must be connected.
+    pub fn publish(&self, name: &str, record: &Path) -> Result<(), String> {
+        let put = self.command().args(["routing", "put", &format!("/ipns/{name}")]).arg(record).output();
+        let put = put.expect("ipfs starts");
+        if put.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&put.stderr).trim().to_owned()) }
+    }
+
     /// Writes the DAG under a CID to a CAR file.
     pub fn export(&self, cid: &str, car: &Path) {
         let file = std::fs::File::create(car).expect("the test's own folder is writable");
@@ -156,6 +168,11 @@ impl Kubo {
             panic!("ipfs {command} {arguments:?}: {}", response.text().await.unwrap_or_default());
         }
         response
+    }
+
+    /// The daemon's process id and the folder that it lives in, for whoever cannot wait for it to be dropped.
+    pub fn estate(&self) -> (u32, &Path) {
+        (self.process.id(), self.repository.path())
     }
 
     fn command(&self) -> Command {

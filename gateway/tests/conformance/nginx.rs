@@ -1,0 +1,116 @@
+//! What a default nginx makes of the answers: it speaks HTTP/1.0 to its upstream, which has no way to say where a body of
+//! unknown length ends, and keeps what it believes to be whole.
+
+use crate::fixtures::{FILES, LISTING, MISSING, read_car};
+use crate::socket::{Reply, exchange};
+use crate::support::eventually;
+use crate::support::process::Process;
+use crate::world::gateway;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cache_keeps_what_is_whole_and_nothing_else() {
+    let dir = TempDir::with_prefix("causeway-nginx-").expect("the temporary folder is writable");
+    let nginx = Nginx::start(dir.path(), gateway().await).await;
+
+    for target in
+        [format!("/ipfs/{MISSING}?format=car"), format!("/ipfs/{MISSING}?format=tar"), format!("/ipfs/{MISSING}")]
+    {
+        for turn in ["the first time", "again"] {
+            match nginx.get(&target).await {
+                Ok(reply) => {
+                    let looks_good = reply.complete && reply.status < 500;
+                    assert!(!looks_good, "{target} {turn}: {} with {} bytes", reply.status, reply.body.len());
+                    assert_ne!(reply.header("x-cache").as_deref(), Some("HIT"), "{target} {turn}");
+                }
+                // No answer at all is as good.
+                Err(_) => continue,
+            }
+        }
+    }
+
+    let good = [
+        format!("/ipfs/{FILES}?format=car"),
+        format!("/ipfs/{FILES}?format=tar"),
+        format!("/ipfs/{FILES}/multiblock.txt"),
+        format!("/ipfs/{LISTING}/"),
+    ];
+    for target in good {
+        let first = nginx.whole(&target).await;
+        let second = nginx.whole(&target).await;
+        assert_eq!(second.header("x-cache").as_deref(), Some("HIT"), "{target} is to be cached");
+        assert!(first.body == second.body, "{target} differs");
+    }
+    let car = nginx.whole(&format!("/ipfs/{FILES}?format=car")).await;
+    assert_eq!(read_car(&car.body).expect("a good CAR").len(), 9);
+    let listing = nginx.whole(&format!("/ipfs/{LISTING}/")).await;
+    assert!(listing.text().contains("</html>"));
+}
+
+struct Nginx {
+    address: SocketAddr,
+    _process: Process,
+}
+
+impl Nginx {
+    async fn start(dir: &Path, upstream: SocketAddr) -> Self {
+        let address = free_address();
+        std::fs::write(dir.join("nginx.conf"), configuration(address, upstream)).expect("the folder is writable");
+        let mut command = Command::new(binary());
+        command.arg("-p").arg(dir).args(["-c", "nginx.conf", "-e", "error.log"]);
+        let process = Process::spawn("nginx", &mut command, dir);
+        eventually("nginx listens", PATIENCE, async || TcpStream::connect(address).await.map(drop)).await;
+        Self { address, _process: process }
+    }
+
+    async fn get(&self, target: &str) -> Result<Reply, String> {
+        let head = format!("GET {target} HTTP/1.1\r\nHost: gateway.example.net\r\nConnection: close\r\n\r\n");
+        exchange(self.address, &head).await
+    }
+
+    async fn whole(&self, target: &str) -> Reply {
+        let reply = self.get(target).await.unwrap_or_else(|error| panic!("{target}: {error}"));
+        assert!(reply.complete && reply.status == 200, "{target}: {} {}", reply.status, reply.text());
+        reply
+    }
+}
+
+/// nginx takes no port 0. This one was free a moment ago.
+fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+    listener.local_addr().expect("it is bound")
+}
+
+/// Distributions put it where only administrators look.
+fn binary() -> &'static str {
+    if Path::new("/usr/sbin/nginx").exists() { "/usr/sbin/nginx" } else { "nginx" }
+}
+
+/// As in nginx's own examples for a cache. One process, so that none outlives the test.
+fn configuration(listen: SocketAddr, upstream: SocketAddr) -> String {
+    format!(
+        "daemon off;\nmaster_process off;\npid nginx.pid;\nevents {{}}\n\
+         http {{\n\
+           access_log off;\n\
+           client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi;\n\
+           scgi_temp_path scgi;\n\
+           proxy_cache_path cache keys_zone=gateway:1m;\n\
+           server {{\n\
+             listen {listen};\n\
+             location / {{\n\
+               proxy_pass http://{upstream};\n\
+               proxy_http_version 1.0;\n\
+               proxy_cache gateway;\n\
+               add_header X-Cache $upstream_cache_status always;\n\
+             }}\n\
+           }}\n\
+         }}\n"
+    )
+}

@@ -1,0 +1,52 @@
+//! The same answers after a restart, when nobody else is left: content from the disk, and records from there too.
+
+use crate::case::{Case, judge};
+use crate::fixtures::KEY_ED25519;
+use crate::world::{Peers, address, launch};
+use crate::{car, cors, dag, dnslink, ipns, raw, redirects, subdomain, tar, unixfs};
+use tempfile::TempDir;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_read_once_needs_no_network() {
+    let dir = TempDir::with_prefix("causeway-restart-").expect("the temporary folder is writable");
+    let peers = Peers::start().await;
+    let launch = launch(dir.path(), &peers);
+    let causeway = launch.start().await;
+    for (table, cases) in sample() {
+        judge(address(&causeway), &format!("{table}, from the network"), cases).await;
+    }
+    causeway.stop().await;
+    let Peers { holder, witness } = peers;
+    holder.stop().await;
+    witness.stop().await;
+
+    let causeway = launch.start().await;
+    for (table, cases) in sample() {
+        judge(address(&causeway), &format!("{table}, from the disk"), cases).await;
+    }
+    // Not only those that content was read through: whatever was resolved.
+    let record = format!("/ipns/{}?format=ipns-record", KEY_ED25519[1]);
+    assert_eq!(causeway.get(&record).await.status, 200);
+    causeway.stop().await;
+}
+
+fn sample() -> Vec<(&'static str, Vec<Case>)> {
+    vec![
+        ("listings", unixfs::listings()),
+        ("caching", unixfs::caching()),
+        ("ranges", unixfs::ranges()),
+        ("names of files", unixfs::names()),
+        ("blocks", raw::blocks()),
+        ("codecs", dag::codecs()),
+        ("traversal", dag::traversal()),
+        ("scopes", car::scopes()),
+        ("TAR", tar::archives()),
+        ("names", ipns::paths()),
+        ("records", ipns::sent_records()),
+        ("subdomains", subdomain::content("example.com")),
+        ("subdomains of names", subdomain::names("example.com")),
+        ("DNSLink", dnslink::cases()),
+        ("_redirects", redirects::rules()),
+        ("CORS", cors::cases()),
+    ]
+}

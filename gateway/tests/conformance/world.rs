@@ -1,0 +1,116 @@
+//! Whom the tables ask: a Causeway that has nothing itself, and two Kubos that have everything.
+//!
+//! One Kubo holds the content; the other is there because a record needs a second DHT node to be kept at.
+
+use crate::case::{Case, judge};
+use crate::fixtures::{KEYS_BAD, files, folder, records};
+use crate::support::causeway::{Causeway, Launch};
+use crate::support::eventually;
+use crate::support::kubo::Kubo;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::sync::OnceCell;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Long beside what a peer on this machine needs, short for those who wait for what nobody has.
+const STALL_SECONDS: u32 = 6;
+
+/// The two Kubos.
+pub struct Peers {
+    pub holder: Kubo,
+    pub witness: Kubo,
+}
+
+impl Peers {
+    /// Starts both and publishes all fixtures.
+    pub async fn start() -> Self {
+        let (holder, witness) = tokio::join!(Kubo::start(), Kubo::start());
+        holder.connect(witness.tcp()).await;
+        for car in files(".car") {
+            holder.import(&car);
+        }
+        for (name, record) in records() {
+            let put = async || holder.publish(&name, &record);
+            match KEYS_BAD.contains(&name.as_str()) {
+                // Whether Kubo takes it or not: Causeway is not to believe it.
+                true => drop(put().await),
+                false => eventually(&format!("Kubo publishes {name}"), PATIENCE, put).await,
+            }
+        }
+        Self { holder, witness }
+    }
+}
+
+/// How Causeway is started here. `dir` outlives it.
+pub fn launch(dir: &Path, peers: &Peers) -> Launch {
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/examples/conformance.toml");
+    Launch::new(dir)
+        .flag("--config", config.display())
+        .flag("--dnslink-map", folder().join("dnslinks.IPFS_NS_MAP").display())
+        .set("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", STALL_SECONDS)
+        .peering(peers.holder.tcp())
+}
+
+/// Where Causeway listens.
+pub fn address(causeway: &Causeway) -> SocketAddr {
+    parse(&causeway.url(""))
+}
+
+fn parse(url: &str) -> SocketAddr {
+    let authority = url.trim_start_matches("http://").trim_end_matches('/');
+    authority.parse().unwrap_or_else(|error| panic!("{url}: {error}"))
+}
+
+/// What all tests of this binary share, since it takes a while to start.
+struct Shared {
+    gateway: SocketAddr,
+    _nodes: Option<(Peers, Causeway, TempDir, Undertaker)>,
+}
+
+impl Shared {
+    async fn start() -> Self {
+        if let Ok(url) = std::env::var("CONFORMANCE_URL") {
+            return Self { gateway: parse(&url), _nodes: None };
+        }
+        let dir = TempDir::with_prefix("causeway-conformance-").expect("the temporary folder is writable");
+        let peers = Peers::start().await;
+        let causeway = launch(dir.path(), &peers).start().await;
+        let estates = [peers.holder.estate(), peers.witness.estate(), (causeway.process.id(), dir.path())];
+        let undertaker = Undertaker::engage(&estates);
+        Self { gateway: address(&causeway), _nodes: Some((peers, causeway, dir, undertaker)) }
+    }
+}
+
+/// The gateway that the tables are for.
+pub async fn gateway() -> SocketAddr {
+    static SHARED: OnceCell<Shared> = OnceCell::const_new();
+    SHARED.get_or_init(Shared::start).await.gateway
+}
+
+/// Sends a table to the shared gateway.
+pub async fn check(table: &str, cases: Vec<Case>) {
+    judge(gateway().await, table, cases).await;
+}
+
+/// Ends processes and removes their folders once the tests are over, however they end: what is static is never dropped, but
+/// the pipe to the undertaker closes with this process.
+struct Undertaker {
+    _child: Child,
+    _pipe: ChildStdin,
+}
+
+impl Undertaker {
+    const WORK: &str = "trap '' INT TERM HUP; pids=$1; shift; cat; kill -KILL $pids; sleep 1; rm -rf -- \"$@\"";
+
+    fn engage(estates: &[(u32, &Path)]) -> Self {
+        let pids: Vec<String> = estates.iter().map(|(pid, _)| pid.to_string()).collect();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", Self::WORK, "undertaker", &pids.join(" ")]).args(estates.iter().map(|(_, folder)| folder));
+        let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("sh");
+        let pipe = child.stdin.take().expect("it was asked for");
+        Self { _child: child, _pipe: pipe }
+    }
+}

@@ -12,10 +12,10 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which are no settings of a node: it would refuse to start with them.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build test test-long lint docs bench kubo deny
+.PHONY: help run build test test-browser test-long lint docs bench kubo deny
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 run: build ## Build and start a gateway, which prints the address of its welcome page
 	@exec env $(NOT_SETTINGS) "$(CARGO_TARGET_DIR)/release/causeway" serve $(ARGS)
@@ -24,8 +24,12 @@ build: ## Build the binary
 	@scripts/install-missing build
 	cargo build $(PROFILE) --bins
 
-test: lint kubo ## Check style, then run every test, those against a real Kubo included
+test: lint kubo ## Check style, then run every test, those against a real Kubo and in a browser included
 	cargo test $(PROFILE) $(FILTER)
+	$(MAKE) test-browser
+
+test-browser: build ## Run the tests in a browser and with a client that verifies
+	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 
 test-long: export PROPTEST_CASES ?= 20000
 test-long: export CAUSEWAY_CRASH_ROUNDS ?= 200
@@ -33,6 +37,7 @@ test-long: export CAUSEWAY_SOAK_SECONDS ?= 1200
 test-long: FUZZ_SECONDS ?= 600
 test-long: lint kubo ## The same with many more crash rounds and random inputs, a soak, and fuzzing; takes some two hours
 	cargo test $(PROFILE) $(FILTER) -- --include-ignored
+	$(MAKE) test-browser
 	scripts/fuzz $(FUZZ_SECONDS)
 
 lint: ## Check formatting, and let clippy warn of nothing

@@ -8,6 +8,7 @@
 use crate::block::Block;
 use crate::cid::{Cid, MAX_DIGEST_BYTES, codec};
 use crate::dagpb::PbNode;
+use crate::ipld::{self, IpldError};
 use crate::source::{BlockSource, SourceError, at_hand};
 use crate::unixfs::NodeError;
 use futures::FutureExt as _;
@@ -41,9 +42,10 @@ pub fn links(block: &Block) -> Result<Vec<Cid>, NodeError> {
     match cid.codec() {
         codec::RAW | codec::CBOR | codec::JSON => Ok(Vec::new()),
         codec::DAG_PB => links_pb(block).map_err(|reason| NodeError::malformed(cid, reason)),
-        codec::DAG_CBOR => serde_ipld_dagcbor::from_slice::<ExtractLinks<MAX_DIGEST_BYTES>>(block.data())
-            .map(ExtractLinks::into_vec)
-            .map_err(|reason| NodeError::malformed(cid, reason)),
+        codec::DAG_CBOR => ipld::links_cbor(block).map_err(|error| match error {
+            IpldError::Malformed { cid, reason } => NodeError::Malformed { cid, reason },
+            error => NodeError::malformed(cid, error),
+        }),
         codec::DAG_JSON => serde_ipld_dagjson::from_slice::<ExtractLinks<MAX_DIGEST_BYTES>>(block.data())
             .map(ExtractLinks::into_vec)
             .map_err(|reason| NodeError::malformed(cid, reason)),

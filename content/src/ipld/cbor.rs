@@ -38,7 +38,13 @@ mod info {
 pub(super) fn decode(bytes: &Bytes, dialect: Dialect) -> Result<Ipld, Fault> {
     let mut reader = Reader { bytes, rest: bytes, dialect, budget: Budget::new() };
     let value = reader.value()?;
-    if reader.rest.is_empty() { Ok(value) } else { Err(Fault::malformed("something follows the document")) }
+    if reader.rest.is_empty() { Ok(value) } else { Err(trailing()) }
+}
+
+/// The links of a dag-cbor document, in stored order. Only what it takes to find them is checked, in a straight line: there
+/// is no tree in memory, however large or deep the document is.
+pub(super) fn links(bytes: &Bytes) -> Result<Vec<Cid>, Fault> {
+    Reader { bytes, rest: bytes, dialect: Dialect::Dag, budget: Budget::new() }.links()
 }
 
 struct Reader<'a> {
@@ -68,6 +74,10 @@ impl Head {
 
 fn truncated() -> Fault {
     Fault::malformed("it ends too early")
+}
+
+fn trailing() -> Fault {
+    Fault::malformed("something follows the document")
 }
 
 impl<'a> Reader<'a> {
@@ -129,7 +139,7 @@ impl<'a> Reader<'a> {
     fn value_of(&mut self, mut head: Head) -> Result<Ipld, Fault> {
         while head.major == major::TAG {
             if self.dialect == Dialect::Dag {
-                return self.link(head.argument);
+                return self.link(head.argument).map(|cid| Ipld::Link(Box::new(cid)));
             }
             head = self.untagged(head.argument)?;
         }
@@ -154,7 +164,32 @@ impl<'a> Reader<'a> {
         self.head()
     }
 
-    fn link(&mut self, tag: u64) -> Result<Ipld, Fault> {
+    fn links(&mut self) -> Result<Vec<Cid>, Fault> {
+        let mut links = Vec::new();
+        // Values and keys that are still to come. Each takes a byte at least.
+        let mut left = 1_usize;
+        while left > 0 {
+            let head = self.head()?;
+            let inside = match head.major {
+                major::LIST => self.count(head.argument, 1)?,
+                major::MAP => 2 * self.count(head.argument, 2)?,
+                major::BYTES | major::TEXT => self.take(head.argument).map(|_| 0)?,
+                major::TAG => {
+                    links.push(self.link(head.argument)?);
+                    0
+                }
+                major::SIMPLE => self.simple(head).map(|_| 0)?,
+                _ => 0,
+            };
+            left = left - 1 + inside;
+            if left > self.rest.len() {
+                return Err(truncated());
+            }
+        }
+        if self.rest.is_empty() { Ok(links) } else { Err(trailing()) }
+    }
+
+    fn link(&mut self, tag: u64) -> Result<Cid, Fault> {
         if tag != LINK {
             return Err(Fault::malformed(format!("dag-cbor has no tag {tag}")));
         }
@@ -170,7 +205,7 @@ impl<'a> Reader<'a> {
         if !binary.is_empty() {
             return Err(Fault::malformed("something follows the CID of a link"));
         }
-        Ok(Ipld::Link(Box::new(cid)))
+        Ok(cid)
     }
 
     fn bytes(&mut self, head: Head) -> Result<Bytes, Fault> {
@@ -199,11 +234,16 @@ impl<'a> Reader<'a> {
         Ok((!head.is_break()).then_some(head))
     }
 
-    /// Pays for `count` times `each` items, which all have to follow.
+    /// A number of things of `each` items, all of which have to follow.
+    fn count(&self, count: u64, each: usize) -> Result<usize, Fault> {
+        let count = usize::try_from(count).ok().filter(|count| *count <= self.rest.len() / each);
+        count.ok_or_else(truncated)
+    }
+
+    /// Pays for what has so many things of `each` items.
     fn claim(&mut self, count: u64, each: usize) -> Result<usize, Fault> {
-        let count = usize::try_from(count).map_err(|_| truncated())?;
-        let items = count.checked_mul(each).filter(|items| *items <= self.rest.len()).ok_or_else(truncated)?;
-        self.budget.take(items)?;
+        let count = self.count(count, each)?;
+        self.budget.take(count * each)?;
         Ok(count)
     }
 

@@ -143,6 +143,11 @@ pub fn decode(block: &Block) -> Result<Ipld, IpldError> {
     document.map_err(|fault| fault.of(cid))
 }
 
+/// The links of a dag-cbor block, in stored order and without limits: a list of links is no work beside fetching them.
+pub(crate) fn links_cbor(block: &Block) -> Result<Vec<Cid>, IpldError> {
+    cbor::links(block.data()).map_err(|fault| fault.of(block.cid()))
+}
+
 /// Writes a value as dag-cbor or dag-json, which are also what it is as plain CBOR and plain JSON: those have no rules of
 /// their own that the stricter codecs break.
 ///

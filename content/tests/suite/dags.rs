@@ -96,8 +96,12 @@ fn links_are_those_of_the_codec() {
     cbor.extend_from_slice(&b.to_bytes());
     cbor.extend_from_slice(b"\x62cc\x64text");
     assert_eq!(links(&block(codec::DAG_CBOR, &cbor)), Ok(vec![a, b]));
-    let deep = [vec![0x81; 100_000], vec![0x80]].concat();
-    for malformed in [&cbor[..cbor.len() - 1], &[cbor.clone(), vec![0]].concat(), b"", b"\xd8\x2a\x41\0", &deep] {
+    // Neither depth nor a negative zero is against the format.
+    let deep = [vec![0x81; 100_000], vec![0xd8, 0x2a, 0x46, 0], a.to_bytes()].concat();
+    assert_eq!(links(&block(codec::DAG_CBOR, &deep)), Ok(vec![a]));
+    assert_eq!(links(&block(codec::DAG_CBOR, b"\xfb\x80\0\0\0\0\0\0\0")), Ok(vec![]));
+    let endless = [b"\x9b".to_vec(), vec![0xff; 8], vec![0; 100]].concat();
+    for malformed in [&cbor[..cbor.len() - 1], &[cbor.clone(), vec![0]].concat(), b"", b"\xd8\x2a\x41\0", &endless] {
         assert!(matches!(links(&block(codec::DAG_CBOR, malformed)), Err(NodeError::Malformed { .. })));
     }
     assert!(matches!(links(&block(codec::DAG_PB, b"garbage")), Err(NodeError::Malformed { .. })));

@@ -1,0 +1,103 @@
+// The binary under test, run as an operator runs it, with a data folder of its own.
+
+import { spawn, spawnSync } from "node:child_process";
+import { once } from "node:events";
+import { createWriteStream, readFileSync } from "node:fs";
+import { join } from "node:path";
+
+const START_MS = 60_000;
+const STOP_MS = 60_000;
+
+// Whoever runs the tests may have settings of a node of their own.
+const cleanEnvironment = () =>
+  Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("CAUSEWAY_")));
+
+/** A node that listens on free loopback ports and knows nobody. */
+export class Causeway {
+  #binary;
+  #dir;
+  #environment;
+  #common;
+  #child;
+
+  /**
+   * @param {object} launch
+   * @param {string} launch.binary  the program
+   * @param {string} launch.dir     an empty folder that outlives it
+   * @param {string} [launch.config]  a configuration file
+   * @param {Record<string, string>} [launch.settings]  keys by their environment variables
+   */
+  constructor({ binary, dir, config, settings = {} }) {
+    this.#binary = binary;
+    this.#dir = dir;
+    this.#environment = { ...cleanEnvironment(), ...settings };
+    this.#common = ["--data-dir", join(dir, "data"), ...(config ? ["--config", config] : [])];
+  }
+
+  /** Puts archives into the store, which needs the node to be stopped. */
+  import(files) {
+    for (const file of files) {
+      const args = ["import", ...this.#common, file];
+      const done = spawnSync(this.#binary, args, { env: this.#environment, cwd: this.#dir, encoding: "utf8" });
+      if (done.status !== 0) throw new Error(`causeway import ${file}: ${done.error ?? done.stderr}`);
+    }
+  }
+
+  /** Starts it and waits until it says where it listens. `flags` are added to those of every node. */
+  async start(flags = []) {
+    const args = ["serve", ...this.#common, "--listen", "127.0.0.1:0", "--admin-listen", "none", ...flags];
+    const stdio = ["ignore", "pipe", "pipe"];
+    this.#child = spawn(this.#binary, args, { env: this.#environment, cwd: this.#dir, stdio });
+    this.#child.stderr.pipe(createWriteStream(this.#log));
+    const said = await this.#saysWelcome();
+    /** Where it answers, such as http://127.0.0.1:40123. */
+    this.origin = /^ {2}gateway +(\S+)$/m.exec(said)[1].replace(/\/$/, "");
+    this.port = new URL(this.origin).port;
+    /** The address of the welcome site. */
+    this.welcome = /^ {2}welcome +(\S+)$/m.exec(said)[1];
+    return this;
+  }
+
+  /** SIGTERM, and SIGKILL when that does not end it. */
+  async stop() {
+    const child = this.#child;
+    if (!child || child.exitCode !== null || child.signalCode !== null) return;
+    const ended = once(child, "exit");
+    child.kill("SIGTERM");
+    const impatience = setTimeout(() => child.kill("SIGKILL"), STOP_MS);
+    await ended;
+    clearTimeout(impatience);
+    if (child.signalCode !== null || child.exitCode !== 0) {
+      throw new Error(`causeway ended with ${child.signalCode ?? child.exitCode} after SIGTERM`);
+    }
+  }
+
+  /** At once, for when the tests themselves are ended. */
+  kill() {
+    this.#child?.kill("SIGKILL");
+  }
+
+  get #log() {
+    return join(this.#dir, "causeway.stderr");
+  }
+
+  /** Waits for the last line of the start-up message. What is said later is read too, so that it can be said. */
+  #saysWelcome() {
+    let said = "";
+    return new Promise((resolve, reject) => {
+      const fail = (reason) => reject(new Error(`causeway ${reason}:\n${said}${readFileSync(this.#log, "utf8")}`));
+      const impatience = setTimeout(() => {
+        this.kill();
+        fail("does not say that it is ready");
+      }, START_MS);
+      this.#child.on("error", reject);
+      this.#child.once("close", () => fail("ended"));
+      this.#child.stdout.on("data", (chunk) => {
+        said += chunk;
+        if (!/^ {2}welcome .*\n/m.test(said)) return;
+        clearTimeout(impatience);
+        resolve(said);
+      });
+    });
+  }
+}

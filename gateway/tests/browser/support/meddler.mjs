@@ -1,0 +1,49 @@
+// Servers between the verifying client and the gateway: one that passes everything on, and may spoil a block on the way,
+// and one that serves the client's own page from an origin that is not the gateway's.
+
+import { once } from "node:events";
+import { createServer, request } from "node:http";
+
+async function listen(server) {
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const close = () => {
+    server.closeAllConnections();
+    return new Promise((resolve) => server.close(resolve));
+  };
+  return { origin: `http://127.0.0.1:${server.address().port}`, close };
+}
+
+/** Serves files, given as bytes by path, each with its content type. */
+export function serveFiles(files) {
+  const server = createServer((asked, answer) => {
+    const [type, bytes] = files[asked.url] ?? [];
+    answer.writeHead(bytes ? 200 : 404, { "content-type": type ?? "text/plain" });
+    answer.end(bytes ?? "not found");
+  });
+  return listen(server);
+}
+
+/** Passes requests on to `origin` and counts them. The body of what `spoils` picks by its URL has one bit turned over. */
+export async function meddle(origin, spoils = () => false) {
+  const target = new URL(origin);
+  const seen = [];
+  const server = createServer((asked, answer) => {
+    seen.push(asked.url);
+    const headers = { ...asked.headers, host: target.host };
+    const onward = { host: target.hostname, port: target.port, path: asked.url, method: asked.method, headers };
+    const upstream = request(onward, (given) => {
+      answer.writeHead(given.statusCode, given.headers);
+      let first = given.statusCode === 200 && spoils(asked.url);
+      given.on("data", (chunk) => {
+        if (first) chunk[chunk.length - 1] ^= 1;
+        first = false;
+        answer.write(chunk);
+      });
+      given.on("end", () => answer.end());
+    });
+    upstream.on("error", () => answer.destroy());
+    asked.pipe(upstream);
+  });
+  return { ...(await listen(server)), seen };
+}

@@ -208,6 +208,8 @@ impl Inner {
             Err(SourceError::Stalled { stall, .. }) if joined && begun.elapsed() < stall.waited / 2 => {
                 Arc::clone(&self).take_off(upstream, cid, key).await
             }
+            // Whoever began it had no place on the way there, which says nothing about others.
+            Err(SourceError::Busy) if joined => Arc::clone(&self).take_off(upstream, cid, key).await,
             outcome => outcome,
         };
         let block = outcome.map_err(|error| rename(error, &cid))?;

@@ -300,6 +300,7 @@ fn check(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.response_bytes_max", http.response_bytes_max, 1 << 20),
         ("http.read_ahead_total_bytes_max", http.read_ahead_total_bytes_max, 4 << 20),
         ("http.listing_entries_max", http.listing_entries_max, 1),
+        ("http.archives_max", http.archives_max, 1),
         ("http.dag_depth_max", http.dag_depth_max, 1),
         ("http.dag_blocks_max", http.dag_blocks_max, 1),
         ("http.path_depth_max", http.path_depth_max, 1),

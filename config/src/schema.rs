@@ -94,10 +94,14 @@ pub struct Http {
     pub request_timeout_seconds: u64,
     /// Bytes that one response may have. A longer file can still be read in ranges.
     pub response_bytes_max: u64,
-    /// Bytes that are fetched ahead of clients over all responses together.
+    /// Bytes of files that are fetched ahead of clients, over all responses together. When they are used up, further
+    /// responses are fetched one block after the other.
     pub read_ahead_total_bytes_max: u64,
     /// Entries on one page of a directory listing, in HTML and in JSON.
     pub listing_entries_max: u64,
+    /// Archives (CAR, TAR) that are made at a time. Each may take some megabytes. Requests for further ones are answered with
+    /// 429.
+    pub archives_max: u64,
     /// Levels of a DAG that an archive (CAR, TAR) of it may have.
     pub dag_depth_max: u64,
     /// Blocks of a DAG that an archive remembers in order not to repeat them (CAR), or entries that it may have (TAR).
@@ -113,7 +117,8 @@ pub struct Http {
     /// Bytes of a file that are fetched ahead of the client who reads it, for each response.
     pub read_ahead_bytes_max: u64,
     /// Bytes of a generated page that are held back to learn its length for an HTTP/1.0 client, who could not tell a
-    /// page that broke off from a complete one. Longer pages need HTTP/1.1.
+    /// page that broke off from a complete one. Longer pages need HTTP/1.1. All requests together may hold back 16 times as
+    /// much.
     pub http10_buffer_bytes_max: u64,
 }
 
@@ -137,6 +142,7 @@ impl Default for Http {
             response_bytes_max: 256 * GIB,
             read_ahead_total_bytes_max: 256 * MIB,
             listing_entries_max: 2000,
+            archives_max: 256,
             dag_depth_max: 1024,
             dag_blocks_max: 4 * MIB,
             dag_repeated_bytes_max: GIB,
@@ -257,7 +263,7 @@ pub struct Names {
     pub timeout_seconds: u64,
     /// Names that are remembered. A record of more than 1 KiB counts as several.
     pub cache_entries_max: u64,
-    /// Names that are looked up at a time. Requests for further ones are answered with 503.
+    /// Names that are looked up at a time. Requests for further ones are answered with 429.
     pub lookups_max: u64,
 }
 

@@ -15,12 +15,13 @@ pub fn http_date(date: SystemTime) -> Option<HeaderValue> {
 }
 
 /// Whether `If-Modified-Since` says that the client has what was changed at `modified`. It does not count beside
-/// `If-None-Match`, nor for what has no date.
+/// `If-None-Match`, nor for what has no date. Only the very date counts, since what a name stands for may be replaced by
+/// something older.
 pub fn unmodified_since(headers: &HeaderMap, modified: Option<SystemTime>) -> bool {
     let (Some(modified), false) = (modified, headers.contains_key(IF_NONE_MATCH)) else { return false };
     let since = headers.get(IF_MODIFIED_SINCE).and_then(|value| httpdate::parse_http_date(value.to_str().ok()?).ok());
     // HTTP dates have whole seconds.
-    since.is_some_and(|since| modified < since + Duration::from_secs(1))
+    since.is_some_and(|since| since <= modified && modified < since + Duration::from_secs(1))
 }
 
 /// Whether `If-None-Match` names the entity tag, by weak comparison. `*` counts only if `exists` is known.
@@ -84,7 +85,7 @@ mod tests {
             |value: &str| HeaderMap::from_iter([(IF_MODIFIED_SINCE, HeaderValue::from_str(value).expect("a header"))]);
         let table = [
             ("Sun, 06 Nov 1994 08:49:37 GMT", true),
-            ("Sun, 06 Nov 1994 08:49:38 GMT", true),
+            ("Sun, 06 Nov 1994 08:49:38 GMT", false),
             ("Sun, 06 Nov 1994 08:49:36 GMT", false),
             ("Sunday, 06-Nov-94 08:49:37 GMT", true),
             ("yesterday", false),

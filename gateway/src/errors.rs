@@ -51,6 +51,9 @@ pub enum Problem {
     /// A service worker whose scope would be every site of this host.
     #[error("a service worker cannot be registered for all of /ipfs/")]
     ServiceWorker,
+    /// A tunnel inside a tunnel.
+    #[error("this is a tunnel already")]
+    Tunnel,
     /// The method is not GET, HEAD or OPTIONS.
     #[error("only GET, HEAD and OPTIONS are supported")]
     Method,
@@ -132,6 +135,9 @@ pub enum Problem {
     /// A response became longer than any may be.
     #[error("the response is longer than any may be")]
     TooLong,
+    /// As much of something is going on as may.
+    #[error("too many archives are being made at the moment")]
+    Busy,
     /// A request took longer than any may.
     #[error("the request took longer than any may")]
     TooSlow,
@@ -214,6 +220,8 @@ impl Problem {
                 "Put it into a folder: its scope is the folder that it is in.",
             ),
             Self::UrlTooLong { .. } => Page::new(StatusCode::URI_TOO_LONG, "Address too long", "Use a shorter one."),
+            Self::Tunnel => Page::new(StatusCode::METHOD_NOT_ALLOWED, "A tunnel in a tunnel", "Ask for content here."),
+            Self::Busy => BUSY,
             Self::Method => Page::new(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", "This gateway only reads."),
             Self::Format(_) | Self::NoRendering { .. } | Self::NotConverted { .. } => NO_RENDERING,
             Self::Document(error) => of_document(error),
@@ -255,6 +263,18 @@ impl Problem {
             Self::NeedsHttp11 { .. } => {
                 Page::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 needed", "A proxy may have to be told so.")
             }
+        }
+    }
+
+    /// What happened to the block that did not come, if that is the problem.
+    pub fn source_error(&self) -> Option<&SourceError> {
+        match self {
+            Self::Walk(WalkError::Source(error))
+            | Self::Read(ReadError::Source(error))
+            | Self::Dir(DirError::Source(error))
+            | Self::Scope(ScopeError::Source(error))
+            | Self::Tar(TarError::Source(error)) => Some(error),
+            _ => None,
         }
     }
 
@@ -306,9 +326,8 @@ impl Problem {
             // The same address is a good one without that header.
             (Self::ServiceWorker | Self::NotCached { .. }, _) => HeaderValue::from_static("no-store"),
             // Offline, it may be imported any moment.
-            (Self::Walk(WalkError::Source(_)) | Self::Read(ReadError::Source(_)), StatusCode::NOT_FOUND) => {
-                HeaderValue::from_static("no-store")
-            }
+            (Self::Name(NameError::Offline { .. }), _) => HeaderValue::from_static("no-store"),
+            (_, StatusCode::NOT_FOUND) if self.source_error().is_some() => HeaderValue::from_static("no-store"),
             (_, StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::GONE) => {
                 HeaderValue::from_static("public, max-age=60")
             }

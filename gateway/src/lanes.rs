@@ -3,8 +3,8 @@
 //! Goals: what is held here is served whatever the network does, so only the way to the network has a gate; one client
 //! cannot take every place; waiting for a place is short, and then the client is told to come back.
 //!
-//! A place belongs to a request, from the first block that it fetches to the last. Requests that wait for what another one
-//! fetches need none.
+//! A place belongs to a request, as long as any block is being fetched for it; while its client takes in what is there, it
+//! needs none. Nor do requests that wait for what another one fetches.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -24,7 +24,7 @@ use crate::plan::{self, About};
 use crate::request::{self, Ask, Subject};
 use crate::resolve::{self, Entity, Found, Freshness, Paths, Target, etag_of, header};
 use crate::respond::{self, Draft, Finish};
-use crate::route::{self, Place, Route};
+use crate::route::{Place, Route, Router};
 use crate::server::Connection;
 use crate::source::{RootSource, Sources, Tier};
 use content::budget::Budget;
@@ -33,15 +33,15 @@ use content::scope::ScopeLimits;
 use content::tar::TarLimits;
 use content::unixfs::file::ReadLimits;
 use content::walk::WalkError;
-use content::{Cid, ContentPath, NameResolver, Policy, Verdict};
+use content::{Cid, ContentPath, NameResolver, Policy, SourceError, Verdict};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::request::Parts;
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use ipnet::IpNet;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// What a request may cost.
 #[derive(Debug, Clone)]
@@ -62,6 +62,10 @@ pub struct Limits {
     pub request_timeout: Duration,
     /// Entries on one page of a listing.
     pub listing_entries_max: usize,
+    /// Archives that are made at a time.
+    pub archives_max: usize,
+    /// Bytes collected for HTTP/1.0 clients, over all requests.
+    pub http10_total_bytes_max: usize,
     /// What a CAR may hold.
     pub scope: ScopeLimits,
     /// What a TAR may hold.
@@ -92,6 +96,8 @@ impl Limits {
             response_bytes_max: http.response_bytes_max,
             request_timeout: Duration::from_secs(http.request_timeout_seconds),
             listing_entries_max: size(http.listing_entries_max),
+            archives_max: size(http.archives_max).min(Semaphore::MAX_PERMITS),
+            http10_total_bytes_max: size(http.http10_buffer_bytes_max.saturating_mul(HTTP10_BUFFERS)),
             scope: ScopeLimits {
                 depth_max: size(http.dag_depth_max),
                 seen_max: size(http.dag_blocks_max),
@@ -109,13 +115,19 @@ impl Limits {
     }
 }
 
+/// How many of the largest pages are collected for HTTP/1.0 clients at a time.
+const HTTP10_BUFFERS: u64 = 16;
+
 /// What answers the public.
 pub struct Gateway {
     sources: Arc<Sources>,
     names: Arc<dyn NameResolver>,
     policy: Arc<dyn Policy>,
     paths: Paths,
-    hosts: Hosts,
+    router: Router,
+    archives: Arc<Semaphore>,
+    /// What is being collected for HTTP/1.0, over all requests.
+    collected: Arc<Budget>,
     trusted_proxies: Vec<IpNet>,
     metrics: Arc<HttpMetrics>,
     health: Arc<Health>,
@@ -147,29 +159,42 @@ impl Gateway {
         let Wiring { sources, names, policy, metrics, health, welcome } = wiring;
         Self {
             sources: Arc::new(sources),
-            names,
             policy,
             paths: Paths::new(limits.paths_bytes_max),
-            hosts: Hosts::of(http),
+            router: Router::new(Hosts::of(http), Arc::clone(&names), limits.path_depth_max),
+            archives: Arc::new(Semaphore::new(limits.archives_max)),
+            collected: Arc::new(Budget::new(limits.http10_total_bytes_max)),
             trusted_proxies: http.trusted_proxies.clone(),
             metrics,
             health,
             limits,
             welcome,
+            names,
         }
+    }
+
+    /// A place for one more archive.
+    ///
+    /// # Errors
+    /// [`Problem::Busy`] when as many are being made as may.
+    pub fn begin_archive(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        Arc::clone(&self.archives).try_acquire_owned().map_err(|_| Problem::Busy)
     }
 
     /// Answers a request. Whatever it is about, there is a response.
     pub async fn handle<B>(&self, mut request: Request<B>, connection: Arc<Connection>) -> Response<Body> {
-        let upgrade = connection.take_upgrade(&mut request);
+        let asks_for_tunnel = request.method() == Method::CONNECT;
+        if asks_for_tunnel {
+            connection.become_tunnel(&mut request);
+        }
         let head = request.into_parts().0;
         let exchange = Exchange::begin(&self.metrics, &head.method);
         let client = Client::of(&head, connection.peer().ip(), &self.trusted_proxies);
         let draft = match self.answer(&head, &client).await {
-            Ok(draft) => {
-                connection.keep_upgrade(upgrade);
-                draft
+            Ok(_) if asks_for_tunnel && !connection.may_become_tunnel() => {
+                respond::page(Problem::Tunnel.response(&head.headers))
             }
+            Ok(draft) => draft,
             Err(problem) => {
                 tracing::debug!(client = %client.address, path = head.uri.path(), %problem, "not answered with content");
                 respond::page(problem.response(&head.headers))
@@ -192,18 +217,16 @@ impl Gateway {
         match subject {
             Subject::Options => return Ok(no_content()),
             Subject::Tunnel => return Ok(Response::new(Content::Empty)),
+            // A site that has its origin for itself may have files of these names; elsewhere they are ours.
+            Subject::Health if !self.router.is_site(client) => return Ok(respond::page(Health::alive())),
+            Subject::Ready if !self.router.is_site(client) => return Ok(respond::page(self.health.ready())),
             Subject::Health | Subject::Ready | Subject::Content => {}
         }
         let mut ask = Ask::read(head)?;
-        let led = route::route(&self.hosts, &*self.names, client, &mut ask, self.limits.path_depth_max).await;
-        match (led, subject) {
-            (Ok(Route::Content(place)), _) => self.content(&ask, &place, client, head.version).await,
-            // A site that has its origin for itself may have files of these names; elsewhere they are ours.
-            (_, Subject::Health) => Ok(respond::page(Health::alive())),
-            (_, Subject::Ready) => Ok(respond::page(self.health.ready())),
-            (Ok(Route::Landing), _) => Ok(respond::page(landing::page(self.welcome.as_ref()))),
-            (Ok(Route::Redirect(status, location)), _) => Ok(redirect(status, location)),
-            (Err(problem), _) => Err(problem),
+        match self.router.route(client, &mut ask).await? {
+            Route::Content(place) => self.content(&ask, &place, client, head.version).await,
+            Route::Landing => Ok(respond::page(landing::page(self.welcome.as_ref()))),
+            Route::Redirect(status, location) => Ok(redirect(status, location)),
         }
     }
 
@@ -214,14 +237,17 @@ impl Gateway {
         }
         let generation = self.policy.generation();
         // A path that begins with a CID is its own key.
+        let freshness = if place.certain { Freshness::Immutable } else { Freshness::For(Duration::ZERO) };
         if let Some(entity) = self.remembered(ask, &ask.path, generation) {
-            return self.file(ask, client, Freshness::Immutable, &ask.path, entity).await;
+            return self.file(ask, client, freshness, &ask.path, entity).await;
         }
         let work = async {
             let draft = self.search(ask, place, client, generation).await?;
             match version < Version::HTTP_11 {
-                true => respond::with_known_length(draft, self.limits.http10_buffer_bytes_max).await,
-                false => Ok(draft),
+                true if !ask.head_only => {
+                    respond::with_known_length(draft, self.limits.http10_buffer_bytes_max, &self.collected).await
+                }
+                _ => Ok(draft),
             }
         };
         let timeout = tokio::time::timeout(self.limits.request_timeout, Box::pin(work));
@@ -234,7 +260,10 @@ impl Gateway {
         if ask.wanted.format == Format::IpnsRecord {
             return record::record(ask, &path, &*self.names).await;
         }
-        let target = Target::of(path, &*self.names).await?;
+        let mut target = Target::of(path, &*self.names).await?;
+        if !place.certain {
+            target.freshness = Freshness::For(Duration::ZERO);
+        }
         self.check_allowed(&target.root)?;
         if target.freshness != Freshness::Immutable {
             let key = target.key();
@@ -247,14 +276,14 @@ impl Gateway {
             return Ok(draft);
         }
         let source = RootSource::new(&self.sources, target.root, client.group(), ask.only_if_cached);
-        let cx = Context { gateway: self, ask, place, target: &target, source: &source, generation };
+        let cx = Context { gateway: self, ask, place, target: &target, as_asked: true, source: &source, generation };
         match self.represent(&cx).await {
-            Err(Problem::Walk(WalkError::Source(content::SourceError::NotFound { cid }))) if ask.only_if_cached => {
-                Err(Problem::NotCached { cid })
+            Err(problem) if ask.only_if_cached && missing(&problem).is_some() => {
+                Err(missing(&problem).map_or(problem, |cid| Problem::NotCached { cid }))
             }
             // Whoever has the origin for itself may say what its missing paths mean.
             Err(problem @ Problem::Walk(WalkError::NoLink { .. } | WalkError::NotADirectory { .. }))
-                if place.is_isolated() =>
+                if place.isolated && file::is_native(ask) =>
             {
                 self.by_rule(&cx, problem).await
             }
@@ -326,8 +355,8 @@ impl Gateway {
     /// What a path is remembered under.
     fn key_of<'a>(&self, cx: &Context<'a>) -> Cow<'a, str> {
         match cx.target.freshness {
-            Freshness::Immutable => Cow::Borrowed(&*cx.ask.path),
-            Freshness::For(_) => Cow::Owned(cx.target.key()),
+            Freshness::Immutable if cx.as_asked => Cow::Borrowed(&*cx.ask.path),
+            _ => Cow::Owned(cx.target.key()),
         }
     }
 
@@ -343,12 +372,12 @@ impl Gateway {
         self.metrics.path_hits.inc();
         let roots = entity.roots.clone();
         let about = |tier| About { ask, freshness, roots: &roots, tier };
-        if let Some(draft) = file::head_only(&about(Tier::Ram), &entity) {
+        if let Some(draft) = file::head_only(&about(Tier::Ram), &entity, self.limits.response_bytes_max) {
             return Ok(draft);
         }
         let source = RootSource::new(&self.sources, entity.root, client.group(), ask.only_if_cached);
         let block = match source.fetch(&entity.cid).await {
-            Err(content::SourceError::NotFound { cid }) if ask.only_if_cached => {
+            Err(SourceError::NotFound { cid }) if ask.only_if_cached => {
                 return Err(Problem::NotCached { cid });
             }
             fetched => fetched.map_err(WalkError::Source)?,
@@ -366,14 +395,21 @@ impl Gateway {
         match rule.to {
             redirects::Target::Location(location) => {
                 let location = redirects::with_query(&location, cx.ask.query.unwrap_or_default());
+                if location.len() > LOCATION_BYTES_MAX {
+                    return Err(problem);
+                }
                 let cache_control = cx.target.freshness.cache_control(false);
                 Ok(plan::redirect(status, header(&location), cache_control).map(|()| Content::Empty))
             }
             redirects::Target::Path(path) => {
-                let target = cx.target.within_site(&path);
-                let ask = Ask { path: Cow::Owned(below_root(&cx.ask.path, &path)), ..cx.ask.clone() };
-                let mut draft = self.represent(&Context { ask: &ask, target: &target, ..*cx }).await?;
-                if draft.status() == StatusCode::OK {
+                let Ok(target) = cx.target.within_site(&path, self.limits.path_depth_max) else { return Err(problem) };
+                let (nothing, mut ask) = (HeaderMap::new(), cx.ask.clone());
+                if status != StatusCode::OK {
+                    // An error is no representation that a client could have, or want a part of (RFC 9110, section 13.2.1).
+                    ask.headers = &nothing;
+                }
+                let mut draft = self.represent(&Context { ask: &ask, target: &target, as_asked: false, ..*cx }).await?;
+                if status != StatusCode::OK {
                     *draft.status_mut() = status;
                 }
                 Ok(draft)
@@ -401,7 +437,7 @@ fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
     let cid = &target.root;
     let tags = match ask.wanted.format {
         Format::Native => match document::native_format(cid) {
-            Some(_) if ask.wanted.html => vec![(document::preview_etag(cid), true)],
+            Some(_) if document::shows_preview(ask) => vec![(document::preview_etag(cid), true)],
             Some(native) => vec![(document::etag(cid, native), false)],
             None => vec![(etag_of(cid, ""), false), (directory::etag(cid), true)],
         },
@@ -427,11 +463,15 @@ fn require_type(ask: &Ask<'_>, draft: Draft, cid: Cid) -> Result<Draft, Problem>
     }
 }
 
-/// Another path below the root that a path begins with.
-fn below_root(path: &str, below: &str) -> String {
-    let root_end = path.match_indices('/').nth(2).map_or(path.len(), |(end, _)| end);
-    let below = below.trim_start_matches('/').split('/').map(|segment| utf8_percent_encode(segment, NON_ALPHANUMERIC));
-    below.fold(path[..root_end].to_owned(), |path, segment| format!("{path}/{segment}"))
+/// The longest address that a site's rule may lead to, in bytes.
+const LOCATION_BYTES_MAX: usize = 16 * 1024;
+
+/// The block that is not held here, if that is the problem.
+fn missing(problem: &Problem) -> Option<Cid> {
+    match problem.source_error() {
+        Some(SourceError::NotFound { cid }) => Some(*cid),
+        _ => None,
+    }
 }
 
 /// Where a redirect leads depends on the host, which may be set up otherwise tomorrow.

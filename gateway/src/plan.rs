@@ -123,7 +123,10 @@ impl About<'_> {
     /// (<https://specs.ipfs.tech/http-gateways/path-gateway/#content-location-response-header>).
     fn location_of_format(&self) -> HeaderValue {
         let Ask { sent, query, ref wanted, .. } = *self.ask;
-        let mut location = with_query(sent, query);
+        // An empty format means none, and would come before the one that is added.
+        let others = query.map(|query| query.split('&').filter(|pair| !matches!(*pair, "format=" | "format" | "")));
+        let others = others.map(|pairs| pairs.collect::<Vec<_>>().join("&")).filter(|query| !query.is_empty());
+        let mut location = with_query(sent, others.as_deref());
         let mut add = |name: &str, value: &str| {
             location.push(if location.contains('?') { '&' } else { '?' });
             location.push_str(&format!("{name}={}", utf8_percent_encode(value, PLAIN)));

@@ -78,8 +78,8 @@ impl<'a> Ask<'a> {
         let parameter = |name| query.and_then(|query| parameter(query, name));
         Ok(Self {
             head_only: head.method == Method::HEAD,
-            sent: head.uri.path(),
-            path: Cow::Borrowed(head.uri.path()),
+            sent: one_slash(head.uri.path()),
+            path: Cow::Borrowed(one_slash(head.uri.path())),
             query,
             headers: &head.headers,
             wanted: negotiate::wanted(parameter("format").as_deref(), &head.headers)?,
@@ -93,6 +93,14 @@ impl<'a> Ask<'a> {
     pub fn parameter(&self, name: &str) -> Option<Cow<'a, str>> {
         parameter(self.query?, name)
     }
+}
+
+/// A path with one slash at its beginning: two of them would make an address of another host out of a link that is made
+/// from it.
+fn one_slash(path: &str) -> &str {
+    let rest = path.trim_start_matches('/');
+    // An absolute URL may have no path at all.
+    if path.is_empty() { "/" } else { &path[path.len() - rest.len() - usize::from(rest.len() < path.len())..] }
 }
 
 fn only_if_cached(headers: &HeaderMap) -> bool {
@@ -151,6 +159,14 @@ mod tests {
         assert_eq!(read("download&filename="), (None, false));
         assert_eq!(read("xfilename=no&filename=a&filename=b"), (Some("a".to_owned()), false));
         assert!(Ask::read(&head("GET", "/ipfs/x?format=bogus")).is_err());
+    }
+
+    #[test]
+    fn no_path_begins_with_two_slashes() {
+        for (target, expected) in [("//evil.example/a//b", "/evil.example/a//b"), ("///", "/"), ("/a", "/a")] {
+            assert_eq!(one_slash(target), expected, "{target}");
+        }
+        assert_eq!(one_slash(""), "/");
     }
 
     #[test]

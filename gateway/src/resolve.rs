@@ -8,7 +8,7 @@ use crate::content_type;
 use crate::errors::Problem;
 use crate::source::RootSource;
 use bytes::Bytes;
-use content::path::Root;
+use content::path::{PathError, Root};
 use content::unixfs::{Node, dir};
 use content::walk::{self, Resolved, WalkError};
 use content::{Block, Cid, ContentPath, NameResolver, codec};
@@ -79,11 +79,14 @@ impl Target {
         key
     }
 
-    /// Another path of the same site, decoded.
-    pub fn within_site(&self, path: &str) -> Self {
-        let below = path.split('/').filter(|segment| !segment.is_empty()).map(str::to_owned);
-        let segments = self.segments.iter().take(self.site).cloned().chain(below).collect();
-        Self { segments, trailing_slash: path.ends_with('/'), ..self.clone() }
+    /// Another path of the same site, decoded. It may lead to a directory, whatever it ends in.
+    ///
+    /// # Errors
+    /// [`PathError`] when it leads nowhere in the site, or too deep.
+    pub fn within_site(&self, path: &str, depth_max: usize) -> Result<Self, PathError> {
+        let below = ContentPath::below(Root::Cid(self.root), path, depth_max)?;
+        let segments = self.segments.iter().take(self.site).cloned().chain(below.segments).collect();
+        Ok(Self { segments, trailing_slash: true, ..self.clone() })
     }
 }
 

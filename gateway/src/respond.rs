@@ -5,7 +5,8 @@ use crate::errors::Problem;
 use crate::metrics::Exchange;
 use crate::resolve::header;
 use crate::server::Connection;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+use content::budget::Budget;
 use futures::StreamExt as _;
 use http::Response;
 use http::header::{
@@ -68,20 +69,52 @@ pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
     draft.map(|content| Body::new(if head_only { Content::Empty } else { content }, exchange, connection, limits))
 }
 
+/// What was collected, and its share of what may be collected at a time. The share is given back when the last byte was
+/// sent.
+struct Collected {
+    bytes: Vec<u8>,
+    taken: usize,
+    budget: Arc<Budget>,
+}
+
+impl Collected {
+    fn push(&mut self, chunk: &[u8]) -> Result<(), Problem> {
+        if !self.budget.take(chunk.len()) {
+            return Err(Problem::Busy);
+        }
+        self.taken += chunk.len();
+        self.bytes.extend_from_slice(chunk);
+        Ok(())
+    }
+}
+
+impl AsRef<[u8]> for Collected {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Collected {
+    fn drop(&mut self) {
+        self.budget.give(self.taken);
+    }
+}
+
 /// For a client of HTTP/1.0, to whom a page of unknown length that broke off would look complete: collects the page.
 ///
 /// # Errors
-/// [`Problem::NeedsHttp11`] when it has more than `bytes_max`, or whatever the page broke off with.
-pub async fn with_known_length(mut draft: Draft, bytes_max: u64) -> Result<Draft, Problem> {
+/// [`Problem::NeedsHttp11`] when it has more than `bytes_max`, [`Problem::Busy`] when too much is being collected for
+/// others, or whatever the page broke off with.
+pub async fn with_known_length(mut draft: Draft, bytes_max: u64, budget: &Arc<Budget>) -> Result<Draft, Problem> {
     let Content::Stream { stream, remaining: None } = draft.body_mut() else { return Ok(draft) };
-    let mut collected = BytesMut::new();
+    let mut collected = Collected { bytes: Vec::new(), taken: 0, budget: Arc::clone(budget) };
     while let Some(chunk) = stream.next().await {
-        collected.extend_from_slice(&chunk?);
-        if collected.len() as u64 > bytes_max {
+        collected.push(&chunk?)?;
+        if collected.bytes.len() as u64 > bytes_max {
             return Err(Problem::NeedsHttp11 { max: bytes_max });
         }
     }
-    draft.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(collected.len()));
-    *draft.body_mut() = Content::Bytes(collected.freeze());
+    draft.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(collected.bytes.len()));
+    *draft.body_mut() = Content::Bytes(Bytes::from_owner(collected));
     Ok(draft)
 }

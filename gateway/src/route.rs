@@ -5,7 +5,7 @@
 //!       │                      /ipfs/…, /ipns/… ......... to the origin below, or answered by path
 //!       ├ LABEL.ipfs.HOST ──── any path ................. the site of LABEL, in an origin of its own
 //!       ├ domain with DNSLink  any path ................. the site of the domain, in its own origin
-//!       └ anything else ────── / and /ipfs/…, /ipns/… ... by path
+//!       └ anything else ────── / and /ipfs/…, /ipns/… ... by path (nobody may remember that where DNS failed)
 //! ```
 
 use crate::client::Client;
@@ -18,8 +18,10 @@ use content::names::{Domain, NameError};
 use content::path::{Namespace, Root};
 use content::{ContentPath, Name, NameResolver, codec};
 use http::{HeaderValue, StatusCode};
+use moka::sync::Cache;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Where a request leads.
 #[derive(Debug)]
@@ -37,6 +39,10 @@ pub enum Route {
 pub struct Place {
     /// How pages refer to other content.
     pub links: Links,
+    /// Whether the content has the origin for itself, so that it may say what its paths mean (`_redirects`).
+    pub isolated: bool,
+    /// Whether it is certain that the content belongs into this origin. If not, nobody may remember the answer.
+    pub certain: bool,
     /// Whether more than what the client can check for itself is served.
     pub deserialized: bool,
 }
@@ -52,57 +58,106 @@ pub enum Links {
     DnsLink(String),
 }
 
-impl Place {
-    /// Whether the content has the origin for itself, so that it may say what its paths mean (`_redirects`).
-    pub fn is_isolated(&self) -> bool {
-        self.links != Links::Path
-    }
+/// Finds out where requests lead.
+pub struct Router {
+    hosts: Hosts,
+    names: Arc<dyn NameResolver>,
+    depth_max: usize,
+    /// Domains that were found to have a DNSLink.
+    sites: Cache<Domain, ()>,
 }
 
-/// Finds out where a request leads, and rewrites its path to that of the content.
-///
-/// # Errors
-/// [`Problem`] when the host or the path cannot lead anywhere.
-pub async fn route(
-    hosts: &Hosts,
-    names: &dyn NameResolver,
-    client: &Client,
-    ask: &mut Ask<'_>,
-    depth_max: usize,
-) -> Result<Route, Problem> {
-    match hosts.site(&client.host()) {
-        Site::Subdomain(subdomain) => below_host(&subdomain, client, ask),
-        Site::Domain(domain) if has_dnslink(names, &domain).await => {
-            Ok(at_domain(&domain, client, ask, hosts.deserialized))
+/// How many domains are known to be sites.
+const SITES_MAX: u64 = 10_000;
+
+/// Whether a domain has a DNSLink.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Linked {
+    Yes,
+    No,
+    /// It could not be looked up, and never was a site as far as is known here.
+    Perhaps,
+}
+
+impl Router {
+    /// Decides by `hosts`, and for domains that are not among them by their DNSLinks.
+    pub fn new(hosts: Hosts, names: Arc<dyn NameResolver>, depth_max: usize) -> Self {
+        Self { hosts, names, depth_max, sites: Cache::new(SITES_MAX) }
+    }
+
+    /// Whether everything at a host belongs to a site, without asking anybody.
+    pub fn is_site(&self, client: &Client) -> bool {
+        match self.hosts.site(&client.host()) {
+            Site::Subdomain(_) => true,
+            Site::Domain(domain) => self.sites.contains_key(&domain),
+            Site::Known(_) | Site::Other => false,
         }
-        Site::Known(host) if hosts.dnslink_sites && Namespace::split(ask.sent).is_none() => {
-            match Domain::parse(&host.name) {
-                Some(domain) if has_dnslink(names, &domain).await => {
-                    Ok(at_domain(&domain, client, ask, host.deserialized))
+    }
+
+    /// Finds out where a request leads, and rewrites its path to that of the content.
+    ///
+    /// # Errors
+    /// [`Problem`] when the host or the path cannot lead anywhere.
+    pub async fn route(&self, client: &Client, ask: &mut Ask<'_>) -> Result<Route, Problem> {
+        let by_path =
+            |host: Option<&Host>, deserialized, ask: &Ask<'_>| by_path(host, deserialized, client, ask, self.depth_max);
+        match self.hosts.site(&client.host()) {
+            Site::Subdomain(subdomain) => below_host(&subdomain, client, ask),
+            Site::Domain(domain) => match self.linked(&domain).await? {
+                Linked::Yes => Ok(at_domain(&domain, client, ask, true, self.hosts.deserialized)),
+                Linked::No => by_path(None, self.hosts.deserialized, ask),
+                Linked::Perhaps => by_path(None, self.hosts.deserialized, ask).map(uncertain),
+            },
+            Site::Known(host) if self.hosts.dnslink_sites && Namespace::split(ask.sent).is_none() => {
+                match Domain::parse(&host.name) {
+                    // Without origins below it, other content is answered by path in this one.
+                    Some(domain) if self.linked(&domain).await? == Linked::Yes => {
+                        Ok(at_domain(&domain, client, ask, host.subdomains, host.deserialized))
+                    }
+                    _ => by_path(Some(host), host.deserialized, ask),
                 }
-                _ => by_path(Some(host), host.deserialized, client, ask, depth_max),
+            }
+            Site::Known(host) => by_path(Some(host), host.deserialized, ask),
+            Site::Other => by_path(None, self.hosts.deserialized, ask),
+        }
+    }
+
+    /// A domain whose DNSLink leads to a name that cannot be resolved still has one. What was a site is not answered as
+    /// anything else because DNS fails: other content would run in its origin.
+    ///
+    /// # Errors
+    /// [`Problem::Name`] when a site cannot be looked up, or nothing can.
+    async fn linked(&self, domain: &Domain) -> Result<Linked, Problem> {
+        let error = self.names.resolve(&Name::Domain(domain.clone())).await.err();
+        match error {
+            Some(NameError::NoDnsLink { domain: without }) if without == *domain => {
+                self.sites.invalidate(domain);
+                Ok(Linked::No)
+            }
+            Some(error @ NameError::Busy) => Err(error.into()),
+            Some(NameError::Dns { domain: failed, .. }) if failed == *domain && !self.sites.contains_key(domain) => {
+                Ok(Linked::Perhaps)
+            }
+            Some(NameError::Offline { name: Name::Domain(unknown) }) if unknown == *domain => Ok(Linked::No),
+            _ => {
+                self.sites.insert(domain.clone(), ());
+                Ok(Linked::Yes)
             }
         }
-        Site::Known(host) => by_path(Some(host), host.deserialized, client, ask, depth_max),
-        Site::Domain(_) | Site::Other => by_path(None, hosts.deserialized, client, ask, depth_max),
     }
 }
 
-/// A domain whose DNSLink leads to a name that cannot be resolved still has one. One that could not be looked up is taken
-/// to have none: it may be the name of this machine, without a word about it in DNS.
-async fn has_dnslink(names: &dyn NameResolver, domain: &Domain) -> bool {
-    let none = |error: NameError| match error {
-        NameError::NoDnsLink { domain: without } | NameError::Dns { domain: without, .. } => without == *domain,
-        NameError::Busy | NameError::Offline { .. } => true,
-        _ => false,
-    };
-    names.resolve(&Name::Domain(domain.clone())).await.err().is_none_or(|error| !none(error))
+fn uncertain(route: Route) -> Route {
+    match route {
+        Route::Content(place) => Route::Content(Place { certain: false, ..place }),
+        other => other,
+    }
 }
 
 /// The whole origin is the domain's site.
-fn at_domain(domain: &Domain, client: &Client, ask: &mut Ask<'_>, deserialized: bool) -> Route {
+fn at_domain(domain: &Domain, client: &Client, ask: &mut Ask<'_>, isolated: bool, deserialized: bool) -> Route {
     ask.path = Cow::Owned(format!("/ipns/{domain}{}", ask.sent));
-    Route::Content(Place { links: Links::DnsLink(client.authority.clone()), deserialized })
+    Route::Content(Place { links: Links::DnsLink(client.authority.clone()), isolated, certain: true, deserialized })
 }
 
 /// The whole origin is the site of its label.
@@ -123,7 +178,8 @@ fn below_host(subdomain: &Subdomain<'_>, client: &Client, ask: &mut Ask<'_>) -> 
         Root::Name(name) => Cow::Owned(name.to_string()),
     };
     ask.path = Cow::Owned(format!("{}{root}{}", namespace.prefix(), ask.sent));
-    Ok(Route::Content(Place { links: Links::Subdomain(base), deserialized: host.deserialized }))
+    let links = Links::Subdomain(base);
+    Ok(Route::Content(Place { links, isolated: true, certain: true, deserialized: host.deserialized }))
 }
 
 /// The host below which an origin is, with the port that was asked.
@@ -169,7 +225,7 @@ fn by_path(
         let location = with_query(&format!("/ipns/{key}{rest}"), ask.query);
         return Ok(Route::Redirect(StatusCode::FOUND, header(&location)));
     }
-    Ok(Route::Content(Place { links: Links::Path, deserialized }))
+    Ok(Route::Content(Place { links: Links::Path, isolated: false, certain: true, deserialized }))
 }
 
 /// To the origin that content has for itself.
@@ -249,8 +305,13 @@ mod tests {
             let Name::Domain(domain) = name.clone() else { panic!("a domain") };
             let root = content::cid::parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID");
             let found = Resolution { root, segments: Vec::new(), ttl: Duration::from_secs(60) };
-            let linked = domain.as_str() == "linked.example";
-            ready(if linked { Ok(found) } else { Err(NameError::NoDnsLink { domain }) }).boxed()
+            ready(match domain.as_str() {
+                "linked.example" => Ok(found),
+                "failing.example" => Err(NameError::Dns { domain, reason: "no answer".to_owned() }),
+                "busy.example" => Err(NameError::Busy),
+                _ => Err(NameError::NoDnsLink { domain }),
+            })
+            .boxed()
         }
 
         fn record(&self, _key: &Key) -> BoxFuture<'static, Result<Record, NameError>> {
@@ -271,14 +332,17 @@ mod tests {
         let head = Request::builder().uri(target).body(()).expect("a request").into_parts().0;
         let client = Client { address: [127, 0, 0, 1].into(), authority: host.to_owned(), https };
         let mut ask = Ask::read(&head).expect("reads");
-        let hosts = hosts();
-        let routed = route(&hosts, &Names, &client, &mut ask, 8).now_or_never().expect("waits for nothing");
+        let router = Router::new(hosts(), Arc::new(Names), 8);
+        let routed = router.route(&client, &mut ask).now_or_never().expect("waits for nothing");
         match routed {
             Ok(Route::Landing) => "landing".to_owned(),
             Ok(Route::Redirect(status, location)) => {
                 format!("{} {}", status.as_u16(), location.to_str().expect("ASCII"))
             }
-            Ok(Route::Content(place)) => format!("{} {:?} {}", ask.path, place.links, place.deserialized),
+            Ok(Route::Content(place)) => {
+                let doubt = if place.certain { "" } else { " uncertain" };
+                format!("{} {:?} {}{doubt}", ask.path, place.links, place.deserialized)
+            }
             Err(problem) => format!("{} {problem}", problem.status().as_u16()),
         }
     }
@@ -308,6 +372,8 @@ mod tests {
                 "/ipfs/x".to_owned(),
                 "/ipns/linked.example/ipfs/x DnsLink(\"linked.example:82\") true".to_owned(),
             ),
+            ("busy.example", format!("/ipfs/{B32}"), "429 ".to_owned()),
+            ("failing.example", format!("/ipfs/{B32}"), format!("/ipfs/{B32} Path true uncertain")),
             ("127.0.0.1", "/ipfs/?uri=ipfs%3A%2F%2Fbafy%2Fa%20b".to_owned(), "301 /ipfs/bafy/a%20b".to_owned()),
             ("127.0.0.1", "/ipns/?uri=ipns://a.org".to_owned(), "301 /ipns/a.org".to_owned()),
             ("127.0.0.1", format!("/ipfs/?uri=+{B32}/a+"), format!("301 /ipfs/{B32}/a")),

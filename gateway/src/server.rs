@@ -10,7 +10,7 @@
 use crate::metrics::HttpMetrics;
 use bytes::Bytes;
 use futures::FutureExt as _;
-use http::{Method, Request, Response};
+use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -71,12 +71,14 @@ pub struct Connection {
     reset: AtomicBool,
     /// The tunnel that the connection becomes, once it was agreed to.
     upgrade: Mutex<Option<OnUpgrade>>,
+    /// Whether it is one.
+    is_tunnel: AtomicBool,
 }
 
 impl Connection {
     /// A connection with whoever is at `peer`.
     pub fn new(peer: SocketAddr) -> Self {
-        Self { peer, reset: AtomicBool::default(), upgrade: Mutex::default() }
+        Self { peer, reset: AtomicBool::default(), upgrade: Mutex::default(), is_tunnel: AtomicBool::default() }
     }
 
     /// Who is at the other end: a client, or a proxy before it.
@@ -84,17 +86,22 @@ impl Connection {
         self.peer
     }
 
-    /// What a request for a tunnel leads to, if it is agreed to.
-    pub fn take_upgrade<B>(&self, request: &mut Request<B>) -> Option<OnUpgrade> {
-        (request.method() == Method::CONNECT).then(|| hyper::upgrade::on(request))
+    /// Whether a tunnel may be asked for: there is none inside a tunnel.
+    pub fn may_become_tunnel(&self) -> bool {
+        !self.is_tunnel.load(Ordering::Relaxed)
     }
 
-    /// Agrees to a tunnel: requests for the sites here come through it. It leads nowhere else.
-    pub fn keep_upgrade(&self, upgrade: Option<OnUpgrade>) {
-        *self.upgrade.lock().unwrap_or_else(PoisonError::into_inner) = upgrade;
+    /// Agrees to the tunnel that a request asks for: requests for the sites here come through it. It leads nowhere else.
+    pub fn become_tunnel<B>(&self, request: &mut Request<B>) {
+        // What is kept here holds on to the connection itself, so it must be taken out again, and is: when the exchange
+        // that asked for it is over.
+        if self.may_become_tunnel() {
+            *self.upgrade.lock().unwrap_or_else(PoisonError::into_inner) = Some(hyper::upgrade::on(request));
+        }
     }
 
-    fn agreed(&self) -> Option<OnUpgrade> {
+    fn take_tunnel(&self) -> Option<OnUpgrade> {
+        self.is_tunnel.store(true, Ordering::Relaxed);
         self.upgrade.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -194,9 +201,9 @@ async fn connection<H, F, B>(
     _ = stream.set_nodelay(true);
     let io = TokioIo::new(Guarded::new(stream, limits, Arc::clone(&state)));
     exchanges(io, limits, &handler, &stop, &state).await;
-    // A tunnel carries the same kind of requests. There is none inside a tunnel.
-    if let Some(upgrade) = state.agreed()
-        && let Ok(tunnel) = upgrade.await
+    // A tunnel carries the same kind of requests.
+    if let Some(tunnel) = state.take_tunnel()
+        && let Ok(tunnel) = tunnel.await
     {
         exchanges(tunnel, limits, &handler, &stop, &state).await;
     }

@@ -10,8 +10,8 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, OnceLock};
-use tokio::sync::OnceCell;
+use std::sync::{Arc, OnceLock, Weak};
+use tokio::sync::Mutex;
 
 /// Makes the source for all blocks below a root: the local tiers, and last the network behind its gate.
 pub type OpenSession = dyn Fn(&Cid, Gate) -> Arc<dyn BlockSource> + Send + Sync;
@@ -127,7 +127,21 @@ pub struct Gate {
     lanes: Arc<Lanes>,
     client: IpAddr,
     farthest: Arc<Farthest>,
-    place: Arc<OnceCell<Place>>,
+    /// The request's place, as long as anything is being fetched for it.
+    place: Arc<Mutex<Weak<Place>>>,
+}
+
+impl Gate {
+    async fn pass(&self) -> Result<Arc<Place>, SourceError> {
+        let mut held = self.place.lock().await;
+        if let Some(place) = held.upgrade() {
+            return Ok(place);
+        }
+        let place = Arc::clone(&self.lanes).enter(self.client).await.ok_or(SourceError::Busy)?;
+        let place = Arc::new(place);
+        *held = Arc::downgrade(&place);
+        Ok(place)
+    }
 }
 
 /// The network behind a gate.
@@ -145,14 +159,11 @@ impl Gated {
 
 impl BlockSource for Gated {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        let Gate { lanes, client, farthest, place } = self.gate.clone();
-        let (upstream, cid) = (Arc::clone(&self.upstream), *cid);
+        let (gate, upstream, cid) = (self.gate.clone(), Arc::clone(&self.upstream), *cid);
         async move {
-            let enter = || async { lanes.enter(client).await.ok_or(SourceError::Busy) };
-            place.get_or_try_init(enter).await?;
-            farthest.reach(Tier::Network);
+            let place = gate.pass().await?;
+            gate.farthest.reach(Tier::Network);
             let fetched = upstream.get(&cid).await;
-            // The place is held as long as anything is being fetched.
             drop(place);
             fetched
         }

@@ -63,24 +63,30 @@ impl Default for ReadLimits {
 /// A look-ahead window that grows as far as its limits allow, and gives back what it took from the shared budget.
 struct Window {
     bytes: usize,
+    /// How many of the bytes are taken from the shared budget.
+    taken: usize,
     limits: ReadLimits,
 }
 
 impl Window {
     fn new(limits: ReadLimits) -> Self {
-        let mut window = Self { bytes: 0, limits };
+        let mut window = Self { bytes: 0, taken: 0, limits };
         if !window.grow_to(WINDOW_BYTES_START) {
-            window.bytes = FETCH_COST_MIN;
-            window.limits.shared = None;
+            window.bytes = FETCH_COST_MIN.min(window.limits.window_bytes_max);
         }
         window
     }
 
     /// Takes what is missing up to `bytes`, or the limit.
     fn grow_to(&mut self, bytes: usize) -> bool {
-        let more = bytes.min(self.limits.window_bytes_max).saturating_sub(self.bytes);
+        let bytes = bytes.min(self.limits.window_bytes_max);
+        let more = bytes.saturating_sub(self.taken);
         let granted = self.limits.shared.as_ref().is_none_or(|shared| shared.take(more));
-        self.bytes += if granted { more } else { 0 };
+        if granted && bytes > self.bytes {
+            (self.bytes, self.taken) = (bytes, self.taken + more);
+        } else if granted && let Some(shared) = &self.limits.shared {
+            shared.give(more);
+        }
         granted
     }
 }
@@ -88,7 +94,7 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         if let Some(shared) = &self.limits.shared {
-            shared.give(self.bytes);
+            shared.give(self.taken);
         }
     }
 }

@@ -483,6 +483,9 @@ fn windows_share_a_budget_and_give_it_back() {
     let (first, second) = (open(), open());
     assert_eq!(shared.left(), 1_500_000 - (1 << 20));
     assert!(second.window_bytes() < first.window_bytes());
+    let third = open();
+    assert!(third.window_bytes() <= 32 << 10, "{}", third.window_bytes());
+    drop(third);
     for mut reader in [first, second] {
         let mut read = Vec::new();
         while let Some(chunk) = block_on(reader.next()) {

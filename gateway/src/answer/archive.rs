@@ -14,11 +14,12 @@ use crate::respond::Draft;
 use bytes::Bytes;
 use content::scope::{self, DagScope, EntityBytes, ScopeOptions};
 use content::walk::Resolved;
-use content::{Cid, car, tar};
+use content::{Block, Cid, car, tar};
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::HeaderValue;
 use http::header::CONTENT_DISPOSITION;
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 
 /// What a request says of the CAR that it wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,6 +135,7 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     if cx.ask.head_only {
         return Ok(head.map(|()| Content::Empty));
     }
+    let place = cx.gateway.begin_archive()?;
     let Resolved { block, passed, .. } = resolved;
     let header = car::header(&[*block.cid()]);
     let CarOptions { scope, entity_bytes, duplicates } = options;
@@ -147,7 +149,7 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
         stream::iter(parts)
     });
     let first = stream::once(async move { Ok(header) });
-    begin(head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST).await
+    begin(head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST, place).await
 }
 
 /// Chunks of a CAR that come before its head is sent: the header and the first block, whose absence is a plain error.
@@ -172,10 +174,24 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     }
     let mut head = plan::stream(&about, &etag, HeaderValue::from_static("application/x-tar"), false);
     head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "tar"))));
-    let limits = cx.gateway.limits.tar.clone();
+    if cx.ask.head_only {
+        return tar_head(cx, head, resolved.block).await;
+    }
+    let place = cx.gateway.begin_archive()?;
+    let limits = cx.gateway.limits.tar;
     let stream = tar::stream(Arc::clone(cx.source) as _, cid.to_string(), resolved.block, limits);
     let stream = stream.map(|chunk| chunk.map_err(Problem::Tar)).boxed();
-    begin(head, stream, TAR_CHUNKS_FIRST).await
+    begin(head, stream, TAR_CHUNKS_FIRST, place).await
+}
+
+/// The head of an archive whose first chunks were seen to come.
+async fn tar_head(cx: &Context<'_>, head: plan::Head, root: Block) -> Result<Draft, Problem> {
+    let (name, limits) = (root.cid().to_string(), cx.gateway.limits.tar);
+    let mut stream = tar::stream(Arc::clone(cx.source) as _, name, root, limits);
+    for _ in 0..TAR_CHUNKS_FIRST {
+        stream.next().await.transpose().map_err(Problem::Tar)?;
+    }
+    Ok(head.map(|()| Content::Empty))
 }
 
 /// Waits for the first chunks, so that what fails early has a status of its own.
@@ -183,6 +199,7 @@ async fn begin(
     head: plan::Head,
     mut stream: BoxStream<'static, Result<Bytes, Problem>>,
     chunks: usize,
+    place: OwnedSemaphorePermit,
 ) -> Result<Draft, Problem> {
     let mut first = Vec::with_capacity(chunks);
     while first.len() < chunks {
@@ -191,7 +208,11 @@ async fn begin(
             None => break,
         }
     }
-    let stream = stream::iter(first).chain(stream).boxed();
+    let stream = stream::iter(first).chain(stream).map(move |chunk| {
+        _ = &place;
+        chunk
+    });
+    let stream = stream.boxed();
     Ok(head.map(|()| Content::Stream { stream, remaining: None }))
 }
 

@@ -21,16 +21,20 @@ use crate::route::Links;
 use bytes::Bytes;
 use content::unixfs::dir::{self, DirError, Entry};
 use content::{Block, Cid, codec};
+use futures::FutureExt as _;
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::HeaderValue;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Part of the entity tag: to be raised whenever a listing looks different.
 const VERSION: u32 = 2;
-/// Entries rendered at a time.
-const CHUNK_ENTRIES: usize = 128;
+/// What is rendered at a time, in bytes, before the entry that exceeds it.
+const CHUNK_BYTES: usize = 16 * 1024;
+/// The longest name that is shown and linked to, in bytes. No address could have a longer one.
+const NAME_BYTES_MAX: usize = 4 * 1024;
 
 /// What a path segment need not encode (RFC 3986, section 3.3), `:` apart.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
@@ -49,6 +53,9 @@ const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b';')
     .remove(b'=')
     .remove(b'@');
+
+/// What a value in a query need not encode.
+const VALUE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The entity tag of a directory's page: one for all of its pages and both formats, which have different addresses.
 pub fn etag(directory: &Cid) -> HeaderValue {
@@ -71,22 +78,23 @@ pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) ->
     let media_type = HeaderValue::from_static(if json { "application/json" } else { "text/html; charset=utf-8" });
     let entries = entries(cx, directory).await?;
     let view = View::of(cx, cid, json);
-    let mut chunks = entries.ready_chunks(CHUNK_ENTRIES);
-    let first = chunks.next().await.unwrap_or_default();
-    let mut pages = Pages { view, left: cx.gateway.limits.listing_entries_max, begun: false };
-    let opening = Bytes::from(pages.view.opening() + &pages.rows(first)?);
+    let mut pages = Pages {
+        entries,
+        view,
+        left: cx.gateway.limits.listing_entries_max,
+        begun: false,
+        over: false,
+        last: String::new(),
+    };
+    let opening = pages.view.opening();
+    let opening = Bytes::from(opening + &pages.next_chunk().await?.unwrap_or_default());
     let head = plan::stream(&cx.about(roots), &etag, media_type, true);
     if cx.ask.head_only {
         return Ok(head.map(|()| Content::Empty));
     }
-    let rest = stream::try_unfold((pages, chunks), |(mut pages, mut chunks)| async move {
-        match pages.is_over() {
-            true => Ok(None),
-            false => match chunks.next().await {
-                Some(chunk) => Ok(Some((Bytes::from(pages.rows(chunk)?), (pages, chunks)))),
-                None => Ok(pages.close().map(|end| (Bytes::from(end), (pages, chunks)))),
-            },
-        }
+    let rest = stream::try_unfold(pages, |mut pages| async move {
+        let chunk = pages.next_chunk().await?;
+        Ok(chunk.map(|chunk| (Bytes::from(chunk), pages)))
     });
     let body = stream::once(async { Ok(opening) }).chain(rest).boxed();
     Ok(head.map(|()| Content::Stream { stream: body, remaining: None }))
@@ -105,41 +113,46 @@ async fn entries(cx: &Context<'_>, directory: Block) -> Result<Entries, Problem>
 
 /// A page that is being written.
 struct Pages {
+    entries: Entries,
     view: View,
     /// Entries that the page still has room for.
     left: usize,
     begun: bool,
+    over: bool,
+    last: String,
 }
 
 impl Pages {
-    fn is_over(&self) -> bool {
-        self.left == usize::MAX
+    /// Writes the next entries: the first that comes, and as many more as there are without waiting, up to a size. The end
+    /// comes in place of an entry that the page has no room for. `None` when the end was written.
+    async fn next_chunk(&mut self) -> Result<Option<String>, Problem> {
+        let mut chunk = String::new();
+        while !self.over && chunk.len() < CHUNK_BYTES {
+            let next = match chunk.is_empty() {
+                true => self.entries.next().await,
+                false => match self.entries.next().now_or_never() {
+                    Some(next) => next,
+                    None => break,
+                },
+            };
+            self.write(next.transpose()?, &mut chunk);
+        }
+        Ok((!chunk.is_empty()).then_some(chunk))
     }
 
-    /// Writes entries, and the end of the page behind the last one that it has room for.
-    fn rows(&mut self, chunk: Vec<Result<Entry, DirError>>) -> Result<String, Problem> {
-        let mut rows = String::with_capacity(chunk.len() * 256);
-        let mut last = None;
-        for entry in chunk {
-            let entry = entry?;
-            if self.left == 0 {
-                break;
-            }
-            self.view.row(&entry, self.begun, &mut rows);
-            (self.begun, self.left, last) = (true, self.left - 1, Some(entry.name));
-        }
+    fn write(&mut self, entry: Option<Entry>, chunk: &mut String) {
+        let Some(entry) = entry else {
+            chunk.push_str(&self.view.end(None));
+            self.over = true;
+            return;
+        };
         if self.left == 0 {
-            rows.push_str(&self.view.end(last.as_deref()));
-            self.left = usize::MAX;
+            chunk.push_str(&self.view.end(Some(&self.last)));
+            self.over = true;
+            return;
         }
-        Ok(rows)
-    }
-
-    /// The end of the last page, once.
-    fn close(&mut self) -> Option<String> {
-        let end = (!self.is_over()).then(|| self.view.end(None));
-        self.left = usize::MAX;
-        end
+        self.view.row(&entry, self.begun, chunk);
+        (self.begun, self.left, self.last) = (true, self.left - 1, entry.name);
     }
 }
 
@@ -209,7 +222,7 @@ impl View {
 }
 
 fn json_row(entry: &Entry) -> serde_json::Value {
-    let mut row = serde_json::json!({ "name": entry.name, "cid": entry.cid.to_string() });
+    let mut row = serde_json::json!({ "name": shown(&entry.name), "cid": entry.cid.to_string() });
     if let Some(size) = entry.tsize {
         row["size"] = size.into();
     }
@@ -278,6 +291,9 @@ impl Page {
     }
 
     fn row(&self, entry: &Entry) -> Markup {
+        if entry.name.len() > NAME_BYTES_MAX {
+            return html! { li { i class="file" {} span { (shown(&entry.name)) } @if let Some(size) = entry.tsize { small { (human_size(size)) } } } };
+        }
         let encoded = utf8_percent_encode(&entry.name, SEGMENT).to_string();
         html! {
             li {
@@ -302,7 +318,8 @@ impl Page {
                 return html! { a class="ipfs-hash" translate="no" href=(href) target="_blank" rel="noreferrer noopener" { (short) } };
             }
         };
-        let filename = utf8_percent_encode(encoded, SEGMENT);
+        // Encoded twice, as everybody's links are: the conformance suite asks for it.
+        let filename = utf8_percent_encode(encoded, VALUE);
         let href = format!("{base}{cid}?filename={filename}");
         html! { a class="ipfs-hash" translate="no" href=(href) { (short) } }
     }
@@ -314,6 +331,14 @@ impl Page {
         };
         format!("</ul>{}</main></body></html>\n", markup.into_string())
     }
+}
+
+/// A name, shortened if it is too long for any address.
+fn shown(name: &str) -> Cow<'_, str> {
+    if name.len() <= NAME_BYTES_MAX {
+        return Cow::Borrowed(name);
+    }
+    Cow::Owned(format!("{}…", &name[..name.floor_char_boundary(NAME_BYTES_MAX)]))
 }
 
 fn decoded(text: &str) -> String {
@@ -358,7 +383,7 @@ const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--l
     a{color:var(--link)}ul{list-style:none;margin:0;padding:0;border-top:1px solid var(--line)}\
     li{display:flex;gap:.25rem .75rem;align-items:center;border-bottom:1px solid var(--line)}\
     li:hover{background:var(--line)}li>a{padding:.55rem .25rem;text-decoration:none}\
-    li>a:first-of-type{flex:1;min-width:0;overflow-wrap:anywhere}\
+    li>span,li>a:first-of-type{flex:1;min-width:0;overflow-wrap:anywhere}\
     li .ipfs-hash{flex:none;width:8.5em;text-align:right;color:var(--soft);font:.8rem ui-monospace,monospace}\
     li small,li .ipfs-hash{align-self:flex-start}li small{flex:none;padding:.7rem 0;color:var(--soft);white-space:nowrap}.next a{display:inline-block;padding:1rem .25rem}\
     @media(max-width:34rem){li .ipfs-hash{display:none}}\

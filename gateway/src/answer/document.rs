@@ -10,6 +10,7 @@ use crate::conditional::none_match;
 use crate::errors::Problem;
 use crate::negotiate::Format;
 use crate::plan;
+use crate::request::Ask;
 use crate::resolve::{self, etag_of, header};
 use crate::respond::{self, Draft};
 use crate::route::Links;
@@ -59,7 +60,7 @@ pub fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Problem> 
     let roots = resolve::roots_header(&resolved);
     let native = native_format(&cid).unwrap_or(Format::Raw);
     match cx.ask.wanted.format {
-        Format::Native if cx.ask.wanted.html => preview(cx, &resolved.block, &roots),
+        Format::Native if shows_preview(cx.ask) => preview(cx, &resolved.block, &roots),
         Format::Native => Ok(stored(cx, &resolved.block, native, &roots)),
         wanted if is_same_syntax(native, wanted) => Ok(stored(cx, &resolved.block, wanted, &roots)),
         wanted => converted(cx, &resolved.block, wanted, &roots),
@@ -73,6 +74,11 @@ pub fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Problem> 
 pub async fn of_anything(cx: &Context<'_>) -> Result<Draft, Problem> {
     let resolved = resolve::walk(cx.source, cx.target).await?;
     document(cx, resolved)
+}
+
+/// A browser is shown a page, unless it is to save the document.
+pub fn shows_preview(ask: &Ask<'_>) -> bool {
+    ask.wanted.html && !ask.download
 }
 
 fn stored(cx: &Context<'_>, block: &Block, format: Format, roots: &HeaderValue) -> Draft {
@@ -119,10 +125,7 @@ fn preview(cx: &Context<'_>, block: &Block, roots: &HeaderValue) -> Result<Draft
     let outline = ipld::outline(&ipld::decode(block)?, OutlineLimits::default());
     let page = page(cx, block, &outline).into_string();
     let head = plan::stream(&about, &etag, HeaderValue::from_static("text/html; charset=utf-8"), true);
-    let mut draft = respond::page(head.map(|()| page));
-    // Ranges of a page would be pointless, but its length is known.
-    draft.headers_mut().remove(http::header::CONTENT_DISPOSITION);
-    Ok(draft)
+    Ok(respond::page(head.map(|()| page)))
 }
 
 fn page(cx: &Context<'_>, block: &Block, outline: &Outline) -> Markup {

@@ -76,9 +76,10 @@ pub async fn file(
 }
 
 /// The head of a file, when no byte of it is needed for that.
-pub fn head_only(about: &About<'_>, entity: &Entity) -> Option<Draft> {
+pub fn head_only(about: &About<'_>, entity: &Entity, response_bytes_max: u64) -> Option<Draft> {
     let decision = Decision::of(about.ask, &entity.etag, entity.modified, entity.size);
-    if decision.has_body() && (!about.ask.head_only || entity.content_type.is_none()) {
+    let too_large = check_length(&decision, entity.size, response_bytes_max).is_err();
+    if decision.has_body() && (!about.ask.head_only || entity.content_type.is_none() || too_large) {
         return None;
     }
     let it = Representation {

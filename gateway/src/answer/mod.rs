@@ -36,6 +36,8 @@ pub struct Context<'a> {
     pub place: &'a Place,
     /// The path that is walked.
     pub target: &'a Target,
+    /// Whether that is the path that was asked for, and not another one that the site's rules put in its place.
+    pub as_asked: bool,
     /// Where its blocks come from.
     pub source: &'a Arc<RootSource>,
     /// The policy's generation when the request came.

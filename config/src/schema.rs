@@ -94,7 +94,7 @@ pub struct Http {
     pub request_timeout_seconds: u64,
     /// Bytes that one response may have. A longer file can still be read in ranges.
     pub response_bytes_max: u64,
-    /// Bytes of files that are fetched ahead of clients over all responses together.
+    /// Bytes that are fetched ahead of clients over all responses together.
     pub read_ahead_total_bytes_max: u64,
     /// Entries on one page of a directory listing, in HTML and in JSON.
     pub listing_entries_max: u64,
@@ -257,7 +257,7 @@ pub struct Names {
     pub timeout_seconds: u64,
     /// Names that are remembered. A record of more than 1 KiB counts as several.
     pub cache_entries_max: u64,
-    /// Names that are looked up at a time. Requests for further ones are answered with 429.
+    /// Names that are looked up at a time. Requests for further ones are answered with 503.
     pub lookups_max: u64,
 }
 

@@ -1,10 +1,11 @@
 //! A file or a directory tree as a TAR archive (POSIX ustar with PAX records), streamed.
 //!
 //! Goals: the same content is always the same archive; extracting it touches nothing outside its root, whatever tool does
-//! it (on a file system that tells names apart as bytes do); a tree that cannot be archived says so early, if its directories' own blocks can tell; hostile trees (endless
-//! nesting, the same directory a million times) cost bounded memory and end.
+//! it (on a file system that tells names apart as bytes do); a tree that cannot be archived says so early, if its
+//! directories' own blocks can tell; hostile trees (endless nesting, the same directory a million times) cost bounded
+//! memory and end.
 //!
-//! Non-goals: modes and times of UnixFS, which the gateway does not show; resuming an archive, or ranges of one.
+//! Non-goals: modes and times of UnixFS; resuming an archive, or ranges of one.
 //!
 //! Departure from other gateways: symlinks that lead out of the root, or may, and names that lie below a symlink's are
 //! refused. There is no way to leave an entry out that a reader of the archive would notice, so one of these is an error.

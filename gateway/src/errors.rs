@@ -326,6 +326,7 @@ impl Problem {
                     meta charset="utf-8";
                     meta name="viewport" content="width=device-width, initial-scale=1";
                     title { (code) " " (page.title) }
+                    link rel="icon" href="data:,";
                     style { (PreEscaped(STYLE)) }
                 }
                 body {
@@ -333,6 +334,7 @@ impl Problem {
                     h1 { (page.title) }
                     p { (capitalised(&self.to_string())) "." }
                     p.advice { (page.advice) }
+                    p { a href="/" { "To the start page" } }
                 }
             }
         };
@@ -342,7 +344,7 @@ impl Problem {
 
 const STYLE: &str = ":root{color-scheme:light dark}body{max-width:38rem;margin:12vh auto 0;padding:0 1.25rem;\
     font:1.0625rem/1.6 system-ui,sans-serif;overflow-wrap:anywhere}h1{margin:0;line-height:1.2}\
-    .code{margin:0;font-weight:700;color:#0b7c84}.advice{opacity:.75}";
+    .code,a{color:#0b7c84}@media(prefers-color-scheme:dark){.code,a{color:#5cc6c4}}.code{margin:0;font-weight:700}.advice{opacity:.75}";
 
 fn capitalised(text: &str) -> String {
     let mut characters = text.chars();

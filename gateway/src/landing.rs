@@ -14,6 +14,7 @@ pub fn page(welcome: Option<&Cid>) -> Response<String> {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 title { "Causeway" }
+                link rel="icon" href="data:,";
                 style { (PreEscaped(STYLE)) }
             }
             body {

@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub struct Lanes {
     all: Arc<Semaphore>,
     per_client: usize,
+    /// How long a request waits for a place.
+    patience: Duration,
     clients: Mutex<HashMap<IpAddr, usize>>,
 }
 
@@ -35,7 +37,7 @@ impl Lanes {
     /// That many places in all, and for each client.
     pub fn new(all: usize, per_client: usize) -> Self {
         let all = Arc::new(Semaphore::new(all.min(Semaphore::MAX_PERMITS)));
-        Self { all, per_client, clients: Mutex::default() }
+        Self { all, per_client, patience: PATIENCE, clients: Mutex::default() }
     }
 
     /// A place, or `None` if none comes free in time or the client has its share.
@@ -45,7 +47,7 @@ impl Lanes {
         }
         // From here on a drop counts out again.
         let counted = Counted { lanes: Some(&self), client };
-        let permit = tokio::time::timeout(PATIENCE, Arc::clone(&self.all).acquire_owned()).await.ok()?.ok()?;
+        let permit = tokio::time::timeout(self.patience, Arc::clone(&self.all).acquire_owned()).await.ok()?.ok()?;
         counted.keep();
         Some(Place { lanes: self, client, _permit: permit })
     }
@@ -103,9 +105,9 @@ mod tests {
         [10, 0, 0, last].into()
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_client_has_its_share_and_all_have_theirs() {
-        let lanes = Arc::new(Lanes::new(3, 2));
+        let lanes = Arc::new(Lanes { patience: Duration::from_millis(1), ..Lanes::new(3, 2) });
         let enter = |last| Arc::clone(&lanes).enter(client(last));
         let first = enter(1).await;
         let second = enter(1).await;
@@ -120,13 +122,15 @@ mod tests {
         assert!(lanes.clients.lock().expect("is sound").is_empty());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_place_that_comes_free_in_time_is_taken_and_who_leaves_is_forgotten() {
         let lanes = Arc::new(Lanes::new(1, 1));
         let first = Arc::clone(&lanes).enter(client(1)).await;
         let waiting = tokio::spawn(Arc::clone(&lanes).enter(client(2)));
         let leaving = tokio::spawn(Arc::clone(&lanes).enter(client(3)));
-        tokio::task::yield_now().await;
+        while lanes.clients.lock().expect("is sound").len() < 3 {
+            tokio::task::yield_now().await;
+        }
         leaving.abort();
         assert!(leaving.await.is_err());
         drop(first);

@@ -34,10 +34,11 @@ use content::tar::TarLimits;
 use content::unixfs::file::ReadLimits;
 use content::walk::WalkError;
 use content::{Cid, ContentPath, NameResolver, Policy, Verdict};
-use http::header::CACHE_CONTROL;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use ipnet::IpNet;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -174,6 +175,8 @@ impl Gateway {
                 respond::page(problem.response(&head.headers))
             }
         };
+        tracing::debug!(target: "access", client = %client.address, host = client.authority, method = %head.method,
+            path = head.uri.path(), status = draft.status().as_u16());
         let finish = Finish {
             head_only: head.method == Method::HEAD,
             exchange,
@@ -193,53 +196,58 @@ impl Gateway {
         }
         let mut ask = Ask::read(head)?;
         let led = route::route(&self.hosts, &*self.names, client, &mut ask, self.limits.path_depth_max).await;
-        let draft = match (led, subject) {
-            (Ok(Route::Content(place)), _) => {
-                let work = self.content(ask, &place, client);
-                let timeout = tokio::time::timeout(self.limits.request_timeout, Box::pin(work));
-                timeout.await.unwrap_or(Err(Problem::TooSlow))?
-            }
+        match (led, subject) {
+            (Ok(Route::Content(place)), _) => self.content(&ask, &place, client, head.version).await,
             // A site that has its origin for itself may have files of these names; elsewhere they are ours.
-            (_, Subject::Health) => respond::page(Health::alive()),
-            (_, Subject::Ready) => respond::page(self.health.ready()),
-            (Ok(Route::Landing), _) => respond::page(landing::page(self.welcome.as_ref())),
-            (Ok(Route::Redirect(status, location)), _) => redirect(status, location),
-            (Err(problem), _) => return Err(problem),
-        };
-        match head.version < Version::HTTP_11 {
-            true => respond::with_known_length(draft, self.limits.http10_buffer_bytes_max).await,
-            false => Ok(draft),
+            (_, Subject::Health) => Ok(respond::page(Health::alive())),
+            (_, Subject::Ready) => Ok(respond::page(self.health.ready())),
+            (Ok(Route::Landing), _) => Ok(respond::page(landing::page(self.welcome.as_ref()))),
+            (Ok(Route::Redirect(status, location)), _) => Ok(redirect(status, location)),
+            (Err(problem), _) => Err(problem),
         }
     }
 
-    async fn content(&self, ask: Ask<'_>, place: &Place, client: &Client) -> Result<Draft, Problem> {
-        refuse_wide_service_worker(&ask)?;
+    async fn content(&self, ask: &Ask<'_>, place: &Place, client: &Client, version: Version) -> Result<Draft, Problem> {
+        refuse_wide_service_worker(ask)?;
         if !place.deserialized && !ask.wanted.format.is_trustless() {
             return Err(Problem::TrustlessOnly);
         }
         let generation = self.policy.generation();
         // A path that begins with a CID is its own key.
-        if let Some(entity) = self.remembered(&ask, &ask.path, generation) {
-            return self.file(&ask, client, Freshness::Immutable, &ask.path, entity).await;
+        if let Some(entity) = self.remembered(ask, &ask.path, generation) {
+            return self.file(ask, client, Freshness::Immutable, &ask.path, entity).await;
         }
-        let path = self.parse(&ask)?;
+        let work = async {
+            let draft = self.search(ask, place, client, generation).await?;
+            match version < Version::HTTP_11 {
+                true => respond::with_known_length(draft, self.limits.http10_buffer_bytes_max).await,
+                false => Ok(draft),
+            }
+        };
+        let timeout = tokio::time::timeout(self.limits.request_timeout, Box::pin(work));
+        timeout.await.unwrap_or(Err(Problem::TooSlow))
+    }
+
+    /// Finds what is not remembered.
+    async fn search(&self, ask: &Ask<'_>, place: &Place, client: &Client, generation: u64) -> Result<Draft, Problem> {
+        let path = self.parse(ask)?;
         if ask.wanted.format == Format::IpnsRecord {
-            return record::record(&ask, &path, &*self.names).await;
+            return record::record(ask, &path, &*self.names).await;
         }
         let target = Target::of(path, &*self.names).await?;
         self.check_allowed(&target.root)?;
         if target.freshness != Freshness::Immutable {
             let key = target.key();
-            if let Some(entity) = self.remembered(&ask, &key, generation) {
-                return self.file(&ask, client, target.freshness, &key, entity).await;
+            if let Some(entity) = self.remembered(ask, &key, generation) {
+                return self.file(ask, client, target.freshness, &key, entity).await;
             }
         }
         self.metrics.path_misses.inc();
-        if let Some(draft) = not_modified_by_cid(&ask, &target) {
+        if let Some(draft) = not_modified_by_cid(ask, &target) {
             return Ok(draft);
         }
         let source = RootSource::new(&self.sources, target.root, client.group(), ask.only_if_cached);
-        let cx = Context { gateway: self, ask: &ask, place, target: &target, source: &source, generation };
+        let cx = Context { gateway: self, ask, place, target: &target, source: &source, generation };
         match self.represent(&cx).await {
             Err(Problem::Walk(WalkError::Source(content::SourceError::NotFound { cid }))) if ask.only_if_cached => {
                 Err(Problem::NotCached { cid })
@@ -261,7 +269,7 @@ impl Gateway {
 
     /// The file that a path is known to lead to, if the request is for its bytes.
     fn remembered(&self, ask: &Ask<'_>, key: &str, generation: u64) -> Option<Arc<Entity>> {
-        file::is_for_bytes(ask).then(|| self.paths.get(key, generation)).flatten()
+        file::is_native(ask).then(|| self.paths.get(key, generation)).flatten()
     }
 
     /// The tiers check every block, but an answer from the CID alone touches none.
@@ -286,33 +294,32 @@ impl Gateway {
 
     /// What stands at the end of the path, as it is by itself.
     async fn native(&self, cx: &Context<'_>) -> Result<Draft, Problem> {
-        match resolve::resolve(cx.source, cx.target, cx.generation).await? {
+        let shows_index = cx.ask.wanted.format != Format::Json;
+        match resolve::resolve(cx.source, cx.target, cx.generation, shows_index).await? {
             Found::File(entity, block) => {
                 let entity = Arc::new(entity);
                 let key = self.key_of(cx);
-                self.paths.remember(&key, &entity);
+                let learnt = |entity: &Arc<Entity>| match shows_index {
+                    true => self.paths.remember(&key, entity),
+                    false => {}
+                };
+                learnt(&entity);
                 let roots = entity.roots.clone();
                 let open = OpenFile { source: cx.source, block: &block, limits: &self.limits.read };
-                let learnt = |entity: &Arc<Entity>| self.paths.remember(&key, entity);
-                file::file(&cx.about(&roots), entity, open, self.limits.response_bytes_max, learnt).await
+                let cid = entity.cid;
+                let draft = file::file(&cx.about(&roots), entity, open, self.limits.response_bytes_max, learnt).await?;
+                require_type(cx.ask, draft, cid)
             }
             Found::Symlink(entity, target) => {
                 let roots = entity.roots.clone();
                 Ok(file::symlink(&cx.about(&roots), entity, target))
             }
-            Found::SlashMissing(roots) if cx.ask.wanted.format == Format::Native => {
-                Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty))
-            }
+            Found::SlashMissing(roots) => Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty)),
             Found::Document(resolved) => document::document(cx, resolved),
             Found::Directory { block, .. } if cx.ask.wanted.format == Format::Cbor => {
                 Err(Problem::NotConverted { cid: *block.cid(), wanted: Format::Cbor.name() })
             }
             Found::Directory { roots, block } => directory::listing(cx, block, &roots).await,
-            // Of a directory in JSON no page depends on how its address ends.
-            Found::SlashMissing(_) => {
-                let target = Target { trailing_slash: true, ..cx.target.clone() };
-                Box::pin(self.native(&Context { target: &target, ..*cx })).await
-            }
         }
     }
 
@@ -364,7 +371,7 @@ impl Gateway {
             }
             redirects::Target::Path(path) => {
                 let target = cx.target.within_site(&path);
-                let ask = Ask { path: Cow::Owned(target.key()), ..cx.ask.clone() };
+                let ask = Ask { path: Cow::Owned(below_root(&cx.ask.path, &path)), ..cx.ask.clone() };
                 let mut draft = self.represent(&Context { ask: &ask, target: &target, ..*cx }).await?;
                 if draft.status() == StatusCode::OK {
                     *draft.status_mut() = status;
@@ -405,6 +412,26 @@ fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
     let roots = header(&cid.to_string());
     let about = About { ask, freshness: target.freshness, roots: &roots, tier: Tier::Ram };
     Some(plan::not_modified(&about, &etag, generated).map(|()| Content::Empty))
+}
+
+/// A file that is asked for as JSON has to be JSON, and no file is CBOR
+/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#accept-request-header>).
+fn require_type(ask: &Ask<'_>, draft: Draft, cid: Cid) -> Result<Draft, Problem> {
+    let wanted = ask.wanted.format;
+    let is_other = |found: &HeaderValue| found.as_bytes() != wanted.media_type().as_bytes();
+    match draft.headers().get(CONTENT_TYPE) {
+        Some(found) if wanted != Format::Native && is_other(found) => {
+            Err(Problem::NotConverted { cid, wanted: wanted.name() })
+        }
+        _ => Ok(draft),
+    }
+}
+
+/// Another path below the root that a path begins with.
+fn below_root(path: &str, below: &str) -> String {
+    let root_end = path.match_indices('/').nth(2).map_or(path.len(), |(end, _)| end);
+    let below = below.trim_start_matches('/').split('/').map(|segment| utf8_percent_encode(segment, NON_ALPHANUMERIC));
+    below.fold(path[..root_end].to_owned(), |path, segment| format!("{path}/{segment}"))
 }
 
 /// Where a redirect leads depends on the host, which may be set up otherwise tomorrow.

@@ -131,11 +131,17 @@ pub enum Found {
 /// What a directory is shown as, if it has it.
 const INDEX: &str = "index.html";
 
-/// Walks a path.
+/// Walks a path. A directory is shown by its `index.html` only if `shows_index` is set, and only then its address has to
+/// end in a slash, which the page's own links rely on.
 ///
 /// # Errors
 /// [`Problem`] when the path leads nowhere, to nothing that can be shown, or a block does not come.
-pub async fn resolve(source: &RootSource, target: &Target, generation: u64) -> Result<Found, Problem> {
+pub async fn resolve(
+    source: &RootSource,
+    target: &Target,
+    generation: u64,
+    shows_index: bool,
+) -> Result<Found, Problem> {
     let resolved = walk(source, target).await?;
     let roots = roots_header(&resolved);
     let block = &resolved.block;
@@ -161,6 +167,9 @@ pub async fn resolve(source: &RootSource, target: &Target, generation: u64) -> R
             let mut entity = entity(block, block.cid(), pointed.len() as u64, None, None);
             entity.content_type = Some(content_type::SYMLINK);
             Ok(Found::Symlink(entity, pointed))
+        }
+        Node::Directory(_) | Node::HamtShard(_) if !shows_index => {
+            Ok(Found::Directory { roots, block: resolved.block })
         }
         Node::Directory(_) | Node::HamtShard(_) if !target.trailing_slash => Ok(Found::SlashMissing(roots)),
         Node::Directory(_) | Node::HamtShard(_) => match index_of(source, block).await? {

@@ -16,7 +16,7 @@ use crate::resolve::header;
 use config::Host;
 use content::names::{Domain, NameError};
 use content::path::{Namespace, Root};
-use content::{ContentPath, Name, NameResolver};
+use content::{ContentPath, Name, NameResolver, codec};
 use http::{HeaderValue, StatusCode};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use std::borrow::Cow;
@@ -207,15 +207,27 @@ pub fn with_query(path: &str, query: Option<&str>) -> String {
 }
 
 /// Browsers lead `ipfs://…` and `ipns://…` here, once the user allowed it
-/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#uri-request-query-parameter>).
+/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#uri-request-query-parameter>), and the field of the landing page
+/// whatever a person has put into it: an address, a path, a CID or a name.
 fn protocol_handler(uri: &str) -> Result<Route, Problem> {
-    let path = ["ipfs", "ipns"].iter().find_map(|scheme| {
+    let uri = uri.trim();
+    let by_scheme = ["ipfs", "ipns"].iter().find_map(|scheme| {
         let below = uri.strip_prefix(scheme)?.strip_prefix("://")?;
         Some(format!("/{scheme}/{below}"))
     });
+    let path = by_scheme.or_else(|| Namespace::split(uri).map(|_| uri.to_owned())).or_else(|| in_namespace(uri));
     let path = path.filter(|path| path.len() > "/ipfs/".len()).ok_or(Problem::Uri)?;
     let location = utf8_percent_encode(&path, NOT_IN_URL).to_string();
     Ok(Route::Redirect(StatusCode::MOVED_PERMANENTLY, header(&location)))
+}
+
+/// The path of what begins with a CID or a name.
+fn in_namespace(text: &str) -> Option<String> {
+    let (root, _) = split_first(text);
+    if content::cid::parse(root).is_ok_and(|cid| cid.codec() != codec::LIBP2P_KEY) {
+        return Some(format!("/ipfs/{text}"));
+    }
+    Name::parse(root).is_ok().then(|| format!("/ipns/{text}"))
 }
 
 #[cfg(test)]
@@ -298,7 +310,12 @@ mod tests {
             ),
             ("127.0.0.1", "/ipfs/?uri=ipfs%3A%2F%2Fbafy%2Fa%20b".to_owned(), "301 /ipfs/bafy/a%20b".to_owned()),
             ("127.0.0.1", "/ipns/?uri=ipns://a.org".to_owned(), "301 /ipns/a.org".to_owned()),
+            ("127.0.0.1", format!("/ipfs/?uri=+{B32}/a+"), format!("301 /ipfs/{B32}/a")),
+            ("127.0.0.1", format!("/ipfs/?uri=/ipfs/{B32}"), format!("301 /ipfs/{B32}")),
+            ("127.0.0.1", "/ipfs/?uri=a.org/b".to_owned(), "301 /ipns/a.org/b".to_owned()),
+            ("127.0.0.1", format!("/ipfs/?uri={KEY}"), format!("301 /ipns/{KEY}")),
             ("127.0.0.1", "/ipfs/?uri=https://a.org".to_owned(), "400".to_owned()),
+            ("127.0.0.1", "/ipfs/?uri=hello".to_owned(), "400".to_owned()),
             ("gw.example", "/ipfs/QmInvalid".to_owned(), "400 invalid path \"/ipfs/QmInvalid\"".to_owned()),
         ];
         for (host, target, expected) in table {

@@ -229,6 +229,7 @@ impl Page {
                     meta charset="utf-8";
                     meta name="viewport" content="width=device-width, initial-scale=1";
                     title { "Index of " (name) }
+                    link rel="icon" href="data:,";
                     style { (PreEscaped(STYLE)) }
                 }
             }
@@ -236,7 +237,7 @@ impl Page {
         let header = html! {
             header {
                 h1 { span.hidden { "Index of " } (self.crumbs()) }
-                p.cid { "CID " code translate="no" { (self.cid) } " · " a href="?format=raw" { "raw block" } " · " a href="?format=car" { "CAR" } " · " a href="?format=tar" { "TAR" } " · " a href="?format=json" { "JSON" } }
+                p.cid { @if !self.is_root { "CID " code translate="no" { (self.cid) } " · " } a href="?format=raw" { "raw block" } " · " a href="?format=car" { "CAR" } " · " a href="?format=tar" { "TAR" } " · " a href="?format=json" { "JSON" } }
             }
         };
         // The document is left open: the rows and the end follow.
@@ -250,7 +251,7 @@ impl Page {
         if self.is_root {
             return String::new();
         }
-        format!("<li class=\"up\"><i></i><a href=\"{}..\">..</a></li>\n", self.sent)
+        format!("<li class=\"up\"><i></i><a href=\"{}..\">..</a></li>\n", html_attribute(&self.sent))
     }
 
     /// The way down to here, each step a link to what it leads to: in this origin, or from the one above.
@@ -359,9 +360,9 @@ const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--l
     li:hover{background:var(--line)}li>a{padding:.55rem .25rem;text-decoration:none}\
     li>a:first-of-type{flex:1;min-width:0;overflow-wrap:anywhere}\
     li .ipfs-hash{flex:none;width:8.5em;text-align:right;color:var(--soft);font:.8rem ui-monospace,monospace}\
-    li small{flex:none;color:var(--soft);white-space:nowrap}.next{padding:1rem .25rem}\
+    li small,li .ipfs-hash{align-self:flex-start}li small{flex:none;padding:.7rem 0;color:var(--soft);white-space:nowrap}.next a{display:inline-block;padding:1rem .25rem}\
     @media(max-width:34rem){li .ipfs-hash{display:none}}\
-    li i{flex:none;width:1.1em;height:1.1em;margin-left:.25rem;background:currentColor;\
+    li i{flex:none;align-self:flex-start;width:18px;height:18px;margin:.8rem 0 0 .25rem;background:var(--link);\
     -webkit-mask:var(--icon) center/contain no-repeat;mask:var(--icon) center/contain no-repeat}\
     .up i{--icon:url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
 %3Cpath d='M8 2l5 6h-3v6H6V8H3z'/%3E%3C/svg%3E\")}\

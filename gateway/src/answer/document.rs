@@ -135,6 +135,7 @@ fn page(cx: &Context<'_>, block: &Block, outline: &Outline) -> Markup {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 title { (native) " " (cid) }
+                link rel="icon" href="data:,";
                 style { (PreEscaped(STYLE)) }
             }
             body {
@@ -147,7 +148,7 @@ fn page(cx: &Context<'_>, block: &Block, outline: &Outline) -> Markup {
                         div.line style={ "--depth:" (line.depth.min(16)) } {
                             @if let Some(label) = &line.label { b { (name_of(label)) } }
                             @if let Some(link) = &line.link { a href=(link_to(cx, link)) translate="no" { (line.text) } }
-                            @else { span class=(class_of(line.kind)) { (line.text) @if line.cut { "…" } } }
+                            @else if !line.text.is_empty() { span class=(class_of(line.kind)) { (line.text) @if line.cut { "…" } } }
                             small { (describe(line.kind)) }
                         }
                     }
@@ -168,7 +169,9 @@ fn name_of(label: &Label) -> String {
 fn link_to(cx: &Context<'_>, cid: &Cid) -> String {
     match &cx.place.links {
         Links::Subdomain(authority) => format!("//{authority}/ipfs/{cid}"),
-        Links::Path | Links::DnsLink(_) => format!("/ipfs/{cid}"),
+        Links::Path => format!("/ipfs/{cid}"),
+        // A site's own origin serves nothing but the site.
+        Links::DnsLink(_) => format!("https://cid.ipfs.tech/#{cid}"),
     }
 }
 
@@ -196,9 +199,9 @@ const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--l
     body{margin:0;font:1rem/1.5 system-ui,sans-serif}header,main{max-width:60rem;margin:0 auto;padding:1rem}\
     h1{margin:0;font-size:1.05rem;overflow-wrap:anywhere}header p{margin:.25rem 0 0;color:var(--soft);font-size:.85rem}\
     a{color:var(--link);overflow-wrap:anywhere}main{border-top:1px solid var(--line)}\
-    .line{padding:.2rem 0 .2rem calc(var(--depth)*1.1rem);overflow-wrap:anywhere}.line b{margin-right:.6em}\
+    .line{padding:.2rem 0 .2rem calc(var(--depth)*1.1rem);overflow-wrap:anywhere}.line>*{margin-right:.6em}\
     .text{white-space:pre-wrap}.bytes{font-family:ui-monospace,monospace;font-size:.9em}\
-    small{margin-left:.6em;color:var(--soft)}";
+    small{color:var(--soft)}@media(max-width:34rem){.line{padding-left:calc(var(--depth)*.5rem)}}";
 
 #[cfg(test)]
 mod tests {

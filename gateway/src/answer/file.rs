@@ -278,7 +278,7 @@ pub fn raw_etag(cid: &content::Cid) -> HeaderValue {
     etag_of(cid, ".raw")
 }
 
-/// Whether a request is for a file's own bytes, whatever format it names: those of formats that only documents have.
-pub fn is_for_bytes(ask: &Ask<'_>) -> bool {
-    matches!(ask.wanted.format, Format::Native | Format::Json | Format::Cbor)
+/// Whether a request is for what is shown at a path by itself.
+pub fn is_native(ask: &Ask<'_>) -> bool {
+    ask.wanted.format == Format::Native
 }

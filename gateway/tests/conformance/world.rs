@@ -33,7 +33,7 @@ impl Peers {
             holder.import(&car);
         }
         for (name, record) in records() {
-            let put = async || holder.publish(&name, &record);
+            let put = async || holder.try_put_record(&name, &record);
             match KEYS_BAD.contains(&name.as_str()) {
                 // Whether Kubo takes it or not: Causeway is not to believe it.
                 true => drop(put().await),

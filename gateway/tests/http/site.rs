@@ -1,14 +1,19 @@
 //! A gateway that listens on a free port, and clients of it.
 
 use cache::{Disk, DiskOptions, Ram, TierMetrics, Tiers};
-use content::{AllowAll, Block, BlockSource, Cid, MemoryBlocks, Policy, SourceError};
+use content::ipns::Record;
+use content::names::Key;
+use content::{
+    AllowAll, Block, BlockSource, Cid, MemoryBlocks, Name, NameError, NameResolver, Policy, Resolution, SourceError,
+};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use gateway::health::{Health, Stage};
+use gateway::lanes::Lanes;
 use gateway::metrics::HttpMetrics;
-use gateway::pipeline::{Gateway, Limits};
+use gateway::pipeline::{Gateway, Limits, Wiring};
 use gateway::server::{ConnectionLimits, Drain, serve};
-use gateway::source::Sources;
+use gateway::source::{Gated, Sources};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,7 +33,8 @@ pub struct Setup {
     pub policy: Arc<dyn Policy>,
     pub limits: Limits,
     pub http: config::Http,
-    pub landing: Option<Cid>,
+    pub welcome: Option<Cid>,
+    pub names: Arc<dyn NameResolver>,
 }
 
 impl Setup {
@@ -39,7 +45,8 @@ impl Setup {
             policy: Arc::new(AllowAll),
             limits: Limits::default(),
             http: config::Http::default(),
-            landing: None,
+            welcome: None,
+            names: Arc::new(NoNames),
         }
     }
 
@@ -56,10 +63,15 @@ impl Setup {
         let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let health = Arc::<Health>::default();
         health.enter(Stage::Serving);
-        let sources = sources(&tiers, self.upstream);
-        let gateway =
-            Gateway::new(sources, self.policy, Arc::clone(&metrics), Arc::clone(&health), self.limits, self.landing);
-        let gateway = Arc::new(gateway);
+        let wiring = Wiring {
+            sources: sources(&tiers, self.upstream, &self.http),
+            names: self.names,
+            policy: self.policy,
+            metrics: Arc::clone(&metrics),
+            health: Arc::clone(&health),
+            welcome: self.welcome,
+        };
+        let gateway = Arc::new(Gateway::new(wiring, &self.http, self.limits));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("is bound");
         let drain = Drain::default();
@@ -72,10 +84,29 @@ impl Setup {
     }
 }
 
-fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>) -> Sources {
+fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config::Http) -> Sources {
     let upstream = upstream.unwrap_or_else(|| Arc::new(MemoryBlocks::new()));
     let (local, tiers) = (Arc::new(tiers.local()), tiers.clone());
-    Sources { local, open_session: Box::new(move |_| Arc::new(tiers.through(Arc::clone(&upstream)))) }
+    let open = move |_: &Cid, gate| Arc::new(tiers.through(Arc::new(Gated::new(Arc::clone(&upstream), gate)))) as _;
+    let lanes = Arc::new(Lanes::new(http.misses_max as usize, http.client_misses_max as usize));
+    Sources { local, open_session: Box::new(open), lanes }
+}
+
+/// Knows no name.
+pub struct NoNames;
+
+impl NameResolver for NoNames {
+    fn resolve(&self, name: &Name) -> BoxFuture<'static, Result<Resolution, NameError>> {
+        futures::future::ready(Err(match name.clone() {
+            Name::Domain(domain) => NameError::NoDnsLink { domain },
+            name => NameError::Offline { name },
+        }))
+        .boxed()
+    }
+
+    fn record(&self, key: &Key) -> BoxFuture<'static, Result<Record, NameError>> {
+        futures::future::ready(Err(NameError::Offline { name: Name::Key(*key) })).boxed()
+    }
 }
 
 /// A gateway that listens.

@@ -88,13 +88,6 @@ impl Kubo {
         run(self.command().args(["dag", "import", "--pin-roots=false"]).arg(car));
     }
 
-    /// Publishes an IPNS record that somebody else signed; says why if it is refused. Some DHT server must be connected.
-    pub fn publish(&self, name: &str, record: &Path) -> Result<(), String> {
-        let put = self.command().args(["routing", "put", &format!("/ipns/{name}")]).arg(record).output();
-        let put = put.expect("ipfs starts");
-        if put.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&put.stderr).trim().to_owned()) }
-    }
-
     /// Writes the DAG under a CID to a CAR file.
     pub fn export(&self, cid: &str, car: &Path) {
         let file = std::fs::File::create(car).expect("the test's own folder is writable");
@@ -120,7 +113,14 @@ impl Kubo {
 
     /// Puts an IPNS record of somebody's into the DHT. Some DHT server must be connected.
     pub fn put_record(&self, name: &str, record: &Path) {
-        run(self.command().args(["routing", "put", &format!("/ipns/{name}")]).arg(record));
+        self.try_put_record(name, record).unwrap_or_else(|refusal| panic!("{name}: {refusal}"));
+    }
+
+    /// [`Kubo::put_record`] for those who do not know whether the DHT is ready, or the record good.
+    pub fn try_put_record(&self, name: &str, record: &Path) -> Result<(), String> {
+        let put = self.command().args(["routing", "put", &format!("/ipns/{name}")]).arg(record).output();
+        let put = put.expect("ipfs starts");
+        if put.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&put.stderr).trim().to_owned()) }
     }
 
     /// Publishes a record of the node's own key, and returns the name. Some DHT server must be connected.

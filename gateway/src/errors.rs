@@ -8,7 +8,7 @@ use crate::hosts::LabelError;
 use crate::metrics::Abort;
 use crate::negotiate::{NotSupported, wants_html};
 use content::ipld::IpldError;
-use content::names::NameError;
+use content::names::{Domain, NameError};
 use content::path::PathError;
 use content::redirects::RedirectsError;
 use content::scope::ScopeError;
@@ -95,6 +95,12 @@ pub enum Problem {
     /// There is nothing at this address, and it is not below `/ipfs/`.
     #[error("there is no such page here; content is found under /ipfs/ and /ipns/")]
     NoSuchPage,
+    /// A domain could not be looked up, so nobody knows whether it is a site with such a page.
+    #[error("it cannot be looked up whether {domain} is a website, and there is no such page otherwise")]
+    SiteUnknown {
+        /// The domain.
+        domain: Domain,
+    },
     /// A page of a listing begins after an entry that is not there.
     #[error("the directory has no entry of the name after which the page was to begin")]
     NoSuchEntry,
@@ -245,6 +251,10 @@ impl Problem {
                 "Ask without only-if-cached to have it fetched.",
             ),
             Self::NoSuchPage => Page::new(StatusCode::NOT_FOUND, "Not found", "Try /ipfs/ and a CID."),
+            Self::SiteUnknown { .. } => Page {
+                retry_seconds: Some(30),
+                ..Page::new(StatusCode::GATEWAY_TIMEOUT, "Not found in time", "Trying again later may help.")
+            },
             Self::NoSuchEntry => NOT_FOUND,
             Self::Redirects(_) => Page::new(
                 StatusCode::INTERNAL_SERVER_ERROR,

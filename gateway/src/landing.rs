@@ -31,7 +31,7 @@ pub fn page(welcome: Option<&Cid>) -> Response<String> {
     let mut response = Response::new(markup.into_string());
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("public, max-age=300"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
 }
 

@@ -106,7 +106,11 @@ impl Router {
             Site::Domain(domain) => match self.linked(&domain).await? {
                 Linked::Yes => Ok(at_domain(&domain, client, ask, true, self.hosts.deserialized)),
                 Linked::No => by_path(None, self.hosts.deserialized, ask),
-                Linked::Perhaps => by_path(None, self.hosts.deserialized, ask).map(uncertain),
+                Linked::Perhaps => match by_path(None, self.hosts.deserialized, ask) {
+                    // It may be there in the site that cannot be found.
+                    Err(Problem::NoSuchPage) => Err(Problem::SiteUnknown { domain }),
+                    led => led.map(uncertain),
+                },
             },
             Site::Known(host) if self.hosts.dnslink_sites && Namespace::split(ask.sent).is_none() => {
                 match Domain::parse(&host.name) {
@@ -373,6 +377,7 @@ mod tests {
                 "/ipns/linked.example/ipfs/x DnsLink(\"linked.example:82\") true".to_owned(),
             ),
             ("busy.example", format!("/ipfs/{B32}"), "429 ".to_owned()),
+            ("failing.example", "/about".to_owned(), "504 ".to_owned()),
             ("failing.example", format!("/ipfs/{B32}"), format!("/ipfs/{B32} Path true uncertain")),
             ("127.0.0.1", "/ipfs/?uri=ipfs%3A%2F%2Fbafy%2Fa%20b".to_owned(), "301 /ipfs/bafy/a%20b".to_owned()),
             ("127.0.0.1", "/ipns/?uri=ipns://a.org".to_owned(), "301 /ipns/a.org".to_owned()),

@@ -319,7 +319,7 @@ fn the_welcome_site_is_there_at_once() {
     assert!(serving.said[0].starts_with("Causeway 0.") && serving.said[0].ends_with(" is ready."));
     let landing = serving.get("/");
     let path = serving.value("welcome").trim_start_matches(serving.value("gateway")).to_owned();
-    assert!(landing.starts_with("HTTP/1.1 302") && landing.contains(&format!("location: {path}")), "{landing}");
+    assert!(landing.starts_with("HTTP/1.1 200") && landing.contains(&format!("href=\"{path}\"")), "{landing}");
     let pages = [
         (path.clone(), "text/html", "Your gateway is running"),
         (format!("{path}how-it-works/"), "text/html", "From a CID to a page"),

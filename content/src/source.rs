@@ -108,9 +108,22 @@ impl std::fmt::Display for Stall {
         write!(
             f,
             "{providers_found} providers found, {peers_asked} peers asked, {peers_answered} answered, \
-             nothing for {:.1} s",
-            waited.as_secs_f32()
+             nothing for {:.1} s while {}",
+            waited.as_secs_f32(),
+            self.phase()
         )
+    }
+}
+
+impl Stall {
+    /// What the search was doing when nothing more arrived.
+    pub fn phase(&self) -> &'static str {
+        match (self.providers_found, self.peers_asked, self.peers_answered) {
+            (0, 0, _) => "looking for somebody who has it",
+            (_, 0, _) => "connecting to those who have it",
+            (_, _, 0) => "waiting for those who were asked to answer",
+            _ => "waiting for the block itself",
+        }
     }
 }
 

@@ -27,7 +27,7 @@ pub struct Lanes {
 
 /// A place on the way to the network, until it is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct Pass {
     lanes: Arc<Lanes>,
     client: IpAddr,
     _permit: OwnedSemaphorePermit,
@@ -41,7 +41,7 @@ impl Lanes {
     }
 
     /// A place, or `None` if none comes free in time or the client has its share.
-    pub async fn enter(self: Arc<Self>, client: IpAddr) -> Option<Place> {
+    pub async fn enter(self: Arc<Self>, client: IpAddr) -> Option<Pass> {
         if !self.count_in(client) {
             return None;
         }
@@ -49,7 +49,7 @@ impl Lanes {
         let counted = Counted { lanes: Some(&self), client };
         let permit = tokio::time::timeout(self.patience, Arc::clone(&self.all).acquire_owned()).await.ok()?.ok()?;
         counted.keep();
-        Some(Place { lanes: self, client, _permit: permit })
+        Some(Pass { lanes: self, client, _permit: permit })
     }
 
     fn count_in(&self, client: IpAddr) -> bool {
@@ -71,7 +71,7 @@ impl Lanes {
     }
 }
 
-impl Drop for Place {
+impl Drop for Pass {
     fn drop(&mut self) {
         self.lanes.count_out(self.client);
     }

@@ -4,7 +4,7 @@
 //! A session with the network costs something to set up, and a request that is answered from memory needs none. So
 //! [`RootSource`] opens its root's session at the first block that is not at hand.
 
-use crate::lanes::{Lanes, Place};
+use crate::lanes::{Lanes, Pass};
 use content::{Block, BlockSource, Cid, SourceError};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -128,11 +128,11 @@ pub struct Gate {
     client: IpAddr,
     farthest: Arc<Farthest>,
     /// The request's place, as long as anything is being fetched for it.
-    place: Arc<Mutex<Weak<Place>>>,
+    place: Arc<Mutex<Weak<Pass>>>,
 }
 
 impl Gate {
-    async fn pass(&self) -> Result<Arc<Place>, SourceError> {
+    async fn pass(&self) -> Result<Arc<Pass>, SourceError> {
         let mut held = self.place.lock().await;
         if let Some(place) = held.upgrade() {
             return Ok(place);

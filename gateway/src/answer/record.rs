@@ -34,8 +34,9 @@ pub async fn record(ask: &Ask<'_>, path: &ContentPath, names: &dyn NameResolver)
         disposition: Some(plan::disposition(ask, true, Some(format!("{key}.ipns-record")))),
     };
     let mut draft = at_hand(&about, it);
-    // A record is no content: nothing was walked.
+    // A record is no content: nothing was walked, and no tier holds it.
     draft.headers_mut().remove("x-ipfs-roots");
+    draft.headers_mut().remove("server-timing");
     Ok(draft)
 }
 

@@ -24,7 +24,7 @@ use content::{Block, Cid, codec};
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::HeaderValue;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode, utf8_percent_encode};
 use std::sync::Arc;
 
 /// Part of the entity tag: to be raised whenever a listing looks different.
@@ -73,14 +73,15 @@ pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) ->
     let view = View::of(cx, cid, json);
     let mut chunks = entries.ready_chunks(CHUNK_ENTRIES);
     let first = chunks.next().await.unwrap_or_default();
-    let mut pages = Pages { view, left: cx.gateway.limits.listing_entries_max, begun: false };
+    let left = cx.gateway.limits.listing_entries_max;
+    let mut pages = Pages { view, left, begun: false, last: None, over: false };
     let opening = Bytes::from(pages.view.opening() + &pages.rows(first)?);
     let head = plan::stream(&cx.about(roots), &etag, media_type, true);
     if cx.ask.head_only {
         return Ok(head.map(|()| Content::Empty));
     }
     let rest = stream::try_unfold((pages, chunks), |(mut pages, mut chunks)| async move {
-        match pages.is_over() {
+        match pages.over {
             true => Ok(None),
             false => match chunks.next().await {
                 Some(chunk) => Ok(Some((Bytes::from(pages.rows(chunk)?), (pages, chunks)))),
@@ -97,7 +98,7 @@ type Entries = BoxStream<'static, Result<Entry, DirError>>;
 /// The entries from the one on that is asked for.
 async fn entries(cx: &Context<'_>, directory: Block) -> Result<Entries, Problem> {
     let source = Arc::clone(cx.source) as _;
-    match cx.ask.parameter("after") {
+    match cx.ask.parameter_bytes("after") {
         None => Ok(dir::list(source, directory)),
         Some(after) => dir::list_after(source, directory, &after).await?.ok_or(Problem::NoSuchEntry),
     }
@@ -109,37 +110,33 @@ struct Pages {
     /// Entries that the page still has room for.
     left: usize,
     begun: bool,
+    /// The entry that filled the page.
+    last: Option<Entry>,
+    over: bool,
 }
 
 impl Pages {
-    fn is_over(&self) -> bool {
-        self.left == usize::MAX
-    }
-
-    /// Writes entries, and the end of the page behind the last one that it has room for.
+    /// Writes entries, and the end of the page as soon as it is known that there are more than it has room for. Whether
+    /// the next one is any good is the next page's concern.
     fn rows(&mut self, chunk: Vec<Result<Entry, DirError>>) -> Result<String, Problem> {
         let mut rows = String::with_capacity(chunk.len() * 256);
-        let mut last = None;
         for entry in chunk {
-            let entry = entry?;
             if self.left == 0 {
+                rows.push_str(&self.view.end(self.last.as_ref()));
+                self.over = true;
                 break;
             }
+            let entry = entry?;
             self.view.row(&entry, self.begun, &mut rows);
-            (self.begun, self.left, last) = (true, self.left - 1, Some(entry.name));
-        }
-        if self.left == 0 {
-            rows.push_str(&self.view.end(last.as_deref()));
-            self.left = usize::MAX;
+            (self.begun, self.left) = (true, self.left - 1);
+            self.last = Some(entry).filter(|_| self.left == 0);
         }
         Ok(rows)
     }
 
     /// The end of the last page, once.
     fn close(&mut self) -> Option<String> {
-        let end = (!self.is_over()).then(|| self.view.end(None));
-        self.left = usize::MAX;
-        end
+        (!std::mem::replace(&mut self.over, true)).then(|| self.view.end(None))
     }
 }
 
@@ -194,13 +191,14 @@ impl View {
     }
 
     /// The end of the page; `last` is the entry that the next one begins after.
-    fn end(&self, last: Option<&str>) -> String {
+    fn end(&self, last: Option<&Entry>) -> String {
         match self {
             Self::Html(page) => page.end(last),
             Self::Json { sent, .. } => match last {
                 None => "\n]}\n".to_owned(),
                 Some(last) => {
-                    let next = format!("{sent}?format=json&after={}", utf8_percent_encode(last, NON_ALPHANUMERIC));
+                    let next =
+                        format!("{sent}?format=json&after={}", percent_encode(last.name_bytes(), NON_ALPHANUMERIC));
                     format!("\n],\"next\":{}}}\n", serde_json::Value::from(next))
                 }
             },
@@ -307,8 +305,8 @@ impl Page {
         html! { a class="ipfs-hash" translate="no" href=(href) { (short) } }
     }
 
-    fn end(&self, last: Option<&str>) -> String {
-        let next = last.map(|last| format!("?after={}", utf8_percent_encode(last, NON_ALPHANUMERIC)));
+    fn end(&self, last: Option<&Entry>) -> String {
+        let next = last.map(|last| format!("?after={}", percent_encode(last.name_bytes(), NON_ALPHANUMERIC)));
         let markup = html! {
             @if let Some(next) = next { nav.next { a rel="next" href=(next) { "Next page" } } }
         };
@@ -380,7 +378,7 @@ mod tests {
     use super::*;
 
     fn entry(name: &str, cid: &str, tsize: Option<u64>) -> Entry {
-        Entry { name: name.to_owned(), cid: content::cid::parse(cid).expect("a CID"), tsize }
+        Entry { name: name.to_owned(), not_text: None, cid: content::cid::parse(cid).expect("a CID"), tsize }
     }
 
     const RAW: &str = "bafkqac3imvwgy3zao5xxe3de";

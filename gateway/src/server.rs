@@ -194,11 +194,14 @@ async fn connection<H, F, B>(
     _ = stream.set_nodelay(true);
     let io = TokioIo::new(Guarded::new(stream, limits, Arc::clone(&state)));
     exchanges(io, limits, &handler, &stop, &state).await;
-    // A tunnel carries the same kind of requests. There is none inside a tunnel.
+    // A tunnel carries the same kind of requests.
     if let Some(upgrade) = state.agreed()
         && let Ok(tunnel) = upgrade.await
     {
         exchanges(tunnel, limits, &handler, &stop, &state).await;
+        // There is none inside a tunnel. If one was agreed to, its stream is in there by now, and keeps the state alive
+        // that it is kept by: without this, neither would ever end.
+        drop(state.agreed());
     }
 }
 

@@ -94,7 +94,7 @@ pub struct Http {
     pub request_timeout_seconds: u64,
     /// Bytes that one response may have. A longer file can still be read in ranges.
     pub response_bytes_max: u64,
-    /// Bytes that are fetched ahead of clients over all responses together.
+    /// Bytes that are fetched ahead of clients, and held back for those of HTTP/1.0, over all responses together.
     pub read_ahead_total_bytes_max: u64,
     /// Entries on one page of a directory listing, in HTML and in JSON.
     pub listing_entries_max: u64,

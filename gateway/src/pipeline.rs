@@ -27,7 +27,7 @@ use crate::respond::{self, Draft, Finish};
 use crate::route::{self, Place, Route};
 use crate::server::Connection;
 use crate::source::{RootSource, Sources, Tier};
-use content::budget::Budget;
+use content::budget::{Budget, Share};
 use content::redirects;
 use content::scope::ScopeLimits;
 use content::tar::TarLimits;
@@ -164,7 +164,9 @@ impl Gateway {
         let head = request.into_parts().0;
         let exchange = Exchange::begin(&self.metrics, &head.method);
         let client = Client::of(&head, connection.peer().ip(), &self.trusted_proxies);
-        let draft = match self.answer(&head, &client).await {
+        let answering = Box::pin(self.answer(&head, &client));
+        let answer = tokio::time::timeout(self.limits.request_timeout, answering).await;
+        let draft = match answer.unwrap_or(Err(Problem::TooSlow)) {
             Ok(draft) => {
                 connection.keep_upgrade(upgrade);
                 draft
@@ -194,11 +196,7 @@ impl Gateway {
         let mut ask = Ask::read(head)?;
         let led = route::route(&self.hosts, &*self.names, client, &mut ask, self.limits.path_depth_max).await;
         let draft = match (led, subject) {
-            (Ok(Route::Content(place)), _) => {
-                let work = self.content(ask, &place, client);
-                let timeout = tokio::time::timeout(self.limits.request_timeout, Box::pin(work));
-                timeout.await.unwrap_or(Err(Problem::TooSlow))?
-            }
+            (Ok(Route::Content(place)), _) => self.content(ask, &place, client).await?,
             // A site that has its origin for itself may have files of these names; elsewhere they are ours.
             (_, Subject::Health) => respond::page(Health::alive()),
             (_, Subject::Ready) => respond::page(self.health.ready()),
@@ -207,7 +205,10 @@ impl Gateway {
             (Err(problem), _) => return Err(problem),
         };
         match head.version < Version::HTTP_11 {
-            true => respond::with_known_length(draft, self.limits.http10_buffer_bytes_max).await,
+            true => {
+                let share = Share::of(self.limits.read.shared.clone());
+                respond::with_known_length(draft, self.limits.http10_buffer_bytes_max, share).await
+            }
             false => Ok(draft),
         }
     }
@@ -240,7 +241,7 @@ impl Gateway {
         }
         let source = RootSource::new(&self.sources, target.root, client.group(), ask.only_if_cached);
         let cx = Context { gateway: self, ask: &ask, place, target: &target, source: &source, generation };
-        match self.represent(&cx).await {
+        let represented = match self.represent(&cx).await {
             Err(Problem::Walk(WalkError::Source(content::SourceError::NotFound { cid }))) if ask.only_if_cached => {
                 Err(Problem::NotCached { cid })
             }
@@ -251,7 +252,11 @@ impl Gateway {
                 self.by_rule(&cx, problem).await
             }
             other => other,
-        }
+        };
+        represented.or_else(|problem| match target.freshness {
+            Freshness::Immutable => Err(problem),
+            Freshness::For(ttl) => Ok(respond::page(problem.response_for(ttl, ask.headers))),
+        })
     }
 
     fn parse(&self, ask: &Ask<'_>) -> Result<ContentPath, Problem> {
@@ -336,7 +341,7 @@ impl Gateway {
         self.metrics.path_hits.inc();
         let roots = entity.roots.clone();
         let about = |tier| About { ask, freshness, roots: &roots, tier };
-        if let Some(draft) = file::head_only(&about(Tier::Ram), &entity) {
+        if let Some(draft) = file::head_only(&about(Tier::Ram), &entity, self.limits.response_bytes_max) {
             return Ok(draft);
         }
         let source = RootSource::new(&self.sources, entity.root, client.group(), ask.only_if_cached);

@@ -6,6 +6,7 @@ use crate::metrics::Exchange;
 use crate::resolve::header;
 use crate::server::Connection;
 use bytes::{Bytes, BytesMut};
+use content::budget::Share;
 use futures::StreamExt as _;
 use http::Response;
 use http::header::{
@@ -68,20 +69,38 @@ pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
     draft.map(|content| Body::new(if head_only { Content::Empty } else { content }, exchange, connection, limits))
 }
 
-/// For a client of HTTP/1.0, to whom a page of unknown length that broke off would look complete: collects the page.
+/// Bytes that were collected, and what they count for among those of all responses.
+struct Collected {
+    bytes: BytesMut,
+    _share: Share,
+}
+
+impl AsRef<[u8]> for Collected {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// For a client of HTTP/1.0, to whom a page of unknown length that broke off would look complete: collects the page. Until
+/// it is sent it counts against the budget of `share`.
 ///
 /// # Errors
-/// [`Problem::NeedsHttp11`] when it has more than `bytes_max`, or whatever the page broke off with.
-pub async fn with_known_length(mut draft: Draft, bytes_max: u64) -> Result<Draft, Problem> {
+/// [`Problem::NeedsHttp11`] when it has more than `bytes_max`, [`Problem::NoRoom`] when the budget is used up, or whatever
+/// the page broke off with.
+pub async fn with_known_length(mut draft: Draft, bytes_max: u64, mut share: Share) -> Result<Draft, Problem> {
     let Content::Stream { stream, remaining: None } = draft.body_mut() else { return Ok(draft) };
     let mut collected = BytesMut::new();
     while let Some(chunk) = stream.next().await {
-        collected.extend_from_slice(&chunk?);
-        if collected.len() as u64 > bytes_max {
+        let chunk = chunk?;
+        if (collected.len() + chunk.len()) as u64 > bytes_max {
             return Err(Problem::NeedsHttp11 { max: bytes_max });
         }
+        if !share.grow(chunk.len()) {
+            return Err(Problem::NoRoom);
+        }
+        collected.extend_from_slice(&chunk);
     }
     draft.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(collected.len()));
-    *draft.body_mut() = Content::Bytes(collected.freeze());
+    *draft.body_mut() = Content::Bytes(Bytes::from_owner(Collected { bytes: collected, _share: share }));
     Ok(draft)
 }

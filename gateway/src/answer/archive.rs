@@ -12,7 +12,9 @@ use crate::request::Ask;
 use crate::resolve::{self, header};
 use crate::respond::Draft;
 use bytes::Bytes;
-use content::scope::{self, DagScope, EntityBytes, ScopeOptions};
+use content::budget::Share;
+use content::scope::{self, DagScope, EntityBytes, ScopeLimits, ScopeOptions};
+use content::tar::TarLimits;
 use content::walk::Resolved;
 use content::{Cid, car, tar};
 use futures::stream::{self, BoxStream, StreamExt as _};
@@ -138,7 +140,10 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     let header = car::header(&[*block.cid()]);
     let CarOptions { scope, entity_bytes, duplicates } = options;
     let options = ScopeOptions { scope, entity_bytes, duplicates };
-    let blocks = scope::blocks(Arc::clone(cx.source) as _, passed, block, options, cx.gateway.limits.scope);
+    let limits = &cx.gateway.limits;
+    let ahead = share(cx, limits.scope.look_ahead_bytes_max);
+    let limits = ScopeLimits { look_ahead_bytes_max: ahead.bytes(), ..limits.scope };
+    let blocks = scope::blocks(Arc::clone(cx.source) as _, passed, block, options, limits);
     let sections = blocks.flat_map(|block| {
         let parts = match block {
             Ok(block) => <[_; 2]>::from(car::section(&block)).map(Ok).to_vec(),
@@ -147,7 +152,7 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
         stream::iter(parts)
     });
     let first = stream::once(async move { Ok(header) });
-    begin(head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST).await
+    begin(head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST, ahead).await
 }
 
 /// Chunks of a CAR that come before its head is sent: the header and the first block, whose absence is a plain error.
@@ -172,17 +177,27 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     }
     let mut head = plan::stream(&about, &etag, HeaderValue::from_static("application/x-tar"), false);
     head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "tar"))));
-    let limits = cx.gateway.limits.tar.clone();
+    // One window for the file that is being read, and one for the entries that come next.
+    let ahead = share(cx, 2 * cx.gateway.limits.tar.window_bytes_max);
+    let limits = TarLimits { window_bytes_max: ahead.bytes() / 2, ..cx.gateway.limits.tar };
     let stream = tar::stream(Arc::clone(cx.source) as _, cid.to_string(), resolved.block, limits);
     let stream = stream.map(|chunk| chunk.map_err(Problem::Tar)).boxed();
-    begin(head, stream, TAR_CHUNKS_FIRST).await
+    begin(head, stream, TAR_CHUNKS_FIRST, ahead).await
 }
 
-/// Waits for the first chunks, so that what fails early has a status of its own.
+/// What may be fetched ahead of one archive's reader, of what there is for all responses.
+fn share(cx: &Context<'_>, bytes: usize) -> Share {
+    let mut share = Share::of(cx.gateway.limits.read.shared.clone());
+    share.grow_modestly(bytes);
+    share
+}
+
+/// Waits for the first chunks, so that what fails early has a status of its own. The share is held until the last.
 async fn begin(
     head: plan::Head,
     mut stream: BoxStream<'static, Result<Bytes, Problem>>,
     chunks: usize,
+    share: Share,
 ) -> Result<Draft, Problem> {
     let mut first = Vec::with_capacity(chunks);
     while first.len() < chunks {
@@ -191,7 +206,11 @@ async fn begin(
             None => break,
         }
     }
-    let stream = stream::iter(first).chain(stream).boxed();
+    let held = move |chunk| {
+        let _share = &share;
+        chunk
+    };
+    let stream = stream::iter(first).chain(stream).map(held).boxed();
     Ok(head.map(|()| Content::Stream { stream, remaining: None }))
 }
 

@@ -94,8 +94,8 @@ pub struct Http {
     pub request_timeout_seconds: u64,
     /// Bytes that one response may have. A longer file can still be read in ranges.
     pub response_bytes_max: u64,
-    /// Bytes of files that are fetched ahead of clients, over all responses together. When they are used up, further
-    /// responses are fetched one block after the other.
+    /// Bytes of files and archives that are fetched ahead of clients, and held back for those of HTTP/1.0, over all responses
+    /// together. When they are used up, further responses are fetched one block after the other.
     pub read_ahead_total_bytes_max: u64,
     /// Entries on one page of a directory listing, in HTML and in JSON.
     pub listing_entries_max: u64,
@@ -117,8 +117,7 @@ pub struct Http {
     /// Bytes of a file that are fetched ahead of the client who reads it, for each response.
     pub read_ahead_bytes_max: u64,
     /// Bytes of a generated page that are held back to learn its length for an HTTP/1.0 client, who could not tell a
-    /// page that broke off from a complete one. Longer pages need HTTP/1.1. All requests together may hold back 16 times as
-    /// much.
+    /// page that broke off from a complete one. Longer pages need HTTP/1.1.
     pub http10_buffer_bytes_max: u64,
 }
 

@@ -141,14 +141,15 @@ impl Body {
     }
 
     /// Waits are bounded by the stall time of what is fetched and the send time-out of who reads, so it suffices to look at
-    /// the clock when there is something to send.
-    fn check(&mut self, next: Option<Result<Bytes, Problem>>) -> Option<Result<Bytes, Problem>> {
+    /// the clock when there is something to send. What was at hand as a whole is sent, late or not: among it are the pages
+    /// that say that something took too long.
+    fn check(&mut self, next: Option<Result<Bytes, Problem>>, at_hand: bool) -> Option<Result<Bytes, Problem>> {
         let Some(Ok(bytes)) = next else { return next };
         let BodyLimits { bytes_max, deadline } = self.limits;
         let left = bytes_max.checked_sub(bytes.len() as u64);
         let problem = match left {
             None => Problem::TooLong,
-            Some(_) if Instant::now() > deadline => Problem::TooSlow,
+            Some(_) if !at_hand && Instant::now() > deadline => Problem::TooSlow,
             Some(left) => {
                 self.limits.bytes_max = left;
                 return Some(Ok(bytes));
@@ -181,8 +182,9 @@ impl http_body::Body for Body {
     type Error = Problem;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Problem>>> {
+        let at_hand = matches!(self.content, Content::Bytes(_));
         let next = std::task::ready!(self.content.poll_bytes(cx));
-        let next = self.check(next);
+        let next = self.check(next, at_hand);
         self.note(&next);
         Poll::Ready(next.map(|bytes| bytes.map(Frame::data)))
     }

@@ -21,6 +21,7 @@ use content::{Cid, CidError, SourceError, Verdict};
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, VARY};
 use http::{Response, StatusCode};
 use maud::{DOCTYPE, PreEscaped, html};
+use std::time::Duration;
 
 /// Why a request is not answered with content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -158,6 +159,11 @@ pub enum Problem {
     /// A file turned out longer or shorter than was said.
     #[error("the content does not have the length that it says")]
     Length,
+    /// As much is held back for clients of HTTP/1.0, and fetched ahead of others, as there is memory for.
+    #[error(
+        "too much is being held back for other clients to find out the length of this page first, as HTTP/1.0 needs"
+    )]
+    NoRoom,
     /// The page is too long to find out its length first, which HTTP/1.0 needs.
     #[error("this page is longer than {max} bytes, too long for HTTP/1.0; ask with HTTP/1.1")]
     NeedsHttp11 {
@@ -165,6 +171,11 @@ pub enum Problem {
         max: u64,
     },
 }
+
+/// `Cache-Control` of what will hardly change.
+const BRIEFLY: HeaderValue = HeaderValue::from_static("public, max-age=60");
+/// How long that is.
+const BRIEFLY_IS: Duration = Duration::from_secs(60);
 
 /// A problem sorted by what the client can do about it.
 struct Page {
@@ -270,6 +281,7 @@ impl Problem {
             Self::TooLarge { .. } | Self::TooLong => TOO_MUCH,
             Self::TooSlow => TOO_SLOW,
             Self::Refused { verdict, .. } => of_verdict(*verdict),
+            Self::NoRoom => BUSY,
             Self::NeedsHttp11 { .. } => {
                 Page::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 needed", "A proxy may have to be told so.")
             }
@@ -329,6 +341,16 @@ impl Problem {
         response
     }
 
+    /// The response to a request for what a name stands for, which may be something else after `ttl`.
+    pub fn response_for(&self, ttl: Duration, request: &HeaderMap) -> Response<String> {
+        let mut response = self.response(request);
+        if response.headers().get(CACHE_CONTROL) == Some(&BRIEFLY) && ttl < BRIEFLY_IS {
+            let kept = format!("public, max-age={}", ttl.as_secs());
+            response.headers_mut().insert(CACHE_CONTROL, crate::resolve::header(&kept));
+        }
+        response
+    }
+
     /// A path that leads nowhere leads nowhere for ever, but a short time suffices to keep the load off; so it does for
     /// what the operator took down, who may think better of it. What may pass is not kept.
     fn cache_control(&self, status: StatusCode) -> HeaderValue {
@@ -338,10 +360,8 @@ impl Problem {
             // Offline, it may be imported any moment.
             (Self::Name(NameError::Offline { .. }), _) => HeaderValue::from_static("no-store"),
             (_, StatusCode::NOT_FOUND) if self.source_error().is_some() => HeaderValue::from_static("no-store"),
-            (_, StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::GONE) => {
-                HeaderValue::from_static("public, max-age=60")
-            }
-            (_, StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS) => HeaderValue::from_static("public, max-age=60"),
+            (_, StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::GONE) => BRIEFLY,
+            (_, StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS) => BRIEFLY,
             _ => HeaderValue::from_static("no-store"),
         }
     }
@@ -562,7 +582,6 @@ mod tests {
     use content::Stall;
     use content::cid::parse;
     use http::header::ACCEPT;
-    use std::time::Duration;
 
     fn cid() -> Cid {
         parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID")

@@ -27,7 +27,7 @@ use crate::respond::{self, Draft, Finish};
 use crate::route::{Place, Route, Router};
 use crate::server::Connection;
 use crate::source::{RootSource, Sources, Tier};
-use content::budget::Budget;
+use content::budget::{Budget, Share};
 use content::redirects;
 use content::scope::ScopeLimits;
 use content::tar::TarLimits;
@@ -39,7 +39,9 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use ipnet::IpNet;
 use std::borrow::Cow;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -64,8 +66,6 @@ pub struct Limits {
     pub listing_entries_max: usize,
     /// Archives that are made at a time.
     pub archives_max: usize,
-    /// Bytes collected for HTTP/1.0 clients, over all requests.
-    pub http10_total_bytes_max: usize,
     /// What a CAR may hold.
     pub scope: ScopeLimits,
     /// What a TAR may hold.
@@ -97,7 +97,6 @@ impl Limits {
             request_timeout: Duration::from_secs(http.request_timeout_seconds),
             listing_entries_max: size(http.listing_entries_max),
             archives_max: size(http.archives_max).min(Semaphore::MAX_PERMITS),
-            http10_total_bytes_max: size(http.http10_buffer_bytes_max.saturating_mul(HTTP10_BUFFERS)),
             scope: ScopeLimits {
                 depth_max: size(http.dag_depth_max),
                 seen_max: size(http.dag_blocks_max),
@@ -115,9 +114,6 @@ impl Limits {
     }
 }
 
-/// How many of the largest pages are collected for HTTP/1.0 clients at a time.
-const HTTP10_BUFFERS: u64 = 16;
-
 /// What answers the public.
 pub struct Gateway {
     sources: Arc<Sources>,
@@ -126,8 +122,6 @@ pub struct Gateway {
     paths: Paths,
     router: Router,
     archives: Arc<Semaphore>,
-    /// What is being collected for HTTP/1.0, over all requests.
-    collected: Arc<Budget>,
     trusted_proxies: Vec<IpNet>,
     metrics: Arc<HttpMetrics>,
     health: Arc<Health>,
@@ -163,7 +157,6 @@ impl Gateway {
             paths: Paths::new(limits.paths_bytes_max),
             router: Router::new(Hosts::of(http), Arc::clone(&names), limits.path_depth_max),
             archives: Arc::new(Semaphore::new(limits.archives_max)),
-            collected: Arc::new(Budget::new(limits.http10_total_bytes_max)),
             trusted_proxies: http.trusted_proxies.clone(),
             metrics,
             health,
@@ -190,7 +183,16 @@ impl Gateway {
         let head = request.into_parts().0;
         let exchange = Exchange::begin(&self.metrics, &head.method);
         let client = Client::of(&head, connection.peer().ip(), &self.trusted_proxies);
-        let draft = match self.answer(&head, &client).await {
+        // Most answers are there at once, and need no timer.
+        let mut answering = pin!(self.answer(&head, &client));
+        let answer = match futures::poll!(answering.as_mut()) {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => {
+                let timeout = tokio::time::timeout(self.limits.request_timeout, answering);
+                timeout.await.unwrap_or(Err(Problem::TooSlow))
+            }
+        };
+        let draft = match answer {
             Ok(_) if asks_for_tunnel && !connection.may_become_tunnel() => {
                 respond::page(Problem::Tunnel.response(&head.headers))
             }
@@ -223,14 +225,21 @@ impl Gateway {
             Subject::Health | Subject::Ready | Subject::Content => {}
         }
         let mut ask = Ask::read(head)?;
-        match self.router.route(client, &mut ask).await? {
-            Route::Content(place) => self.content(&ask, &place, client, head.version).await,
-            Route::Landing => Ok(respond::page(landing::page(self.welcome.as_ref()))),
-            Route::Redirect(status, location) => Ok(redirect(status, location)),
+        let draft = match self.router.route(client, &mut ask).await? {
+            Route::Content(place) => self.content(&ask, &place, client).await?,
+            Route::Landing => respond::page(landing::page(self.welcome.as_ref())),
+            Route::Redirect(status, location) => redirect(status, location),
+        };
+        match head.version < Version::HTTP_11 && !ask.head_only {
+            true => {
+                let share = Share::of(self.limits.read.shared.clone());
+                respond::with_known_length(draft, self.limits.http10_buffer_bytes_max, share).await
+            }
+            false => Ok(draft),
         }
     }
 
-    async fn content(&self, ask: &Ask<'_>, place: &Place, client: &Client, version: Version) -> Result<Draft, Problem> {
+    async fn content(&self, ask: &Ask<'_>, place: &Place, client: &Client) -> Result<Draft, Problem> {
         refuse_wide_service_worker(ask)?;
         if !place.deserialized && !ask.wanted.format.is_trustless() {
             return Err(Problem::TrustlessOnly);
@@ -241,17 +250,7 @@ impl Gateway {
         if let Some(entity) = self.remembered(ask, &ask.path, generation) {
             return self.file(ask, client, freshness, &ask.path, entity).await;
         }
-        let work = async {
-            let draft = self.search(ask, place, client, generation).await?;
-            match version < Version::HTTP_11 {
-                true if !ask.head_only => {
-                    respond::with_known_length(draft, self.limits.http10_buffer_bytes_max, &self.collected).await
-                }
-                _ => Ok(draft),
-            }
-        };
-        let timeout = tokio::time::timeout(self.limits.request_timeout, Box::pin(work));
-        timeout.await.unwrap_or(Err(Problem::TooSlow))
+        self.search(ask, place, client, generation).await
     }
 
     /// Finds what is not remembered.
@@ -277,7 +276,7 @@ impl Gateway {
         }
         let source = RootSource::new(&self.sources, target.root, client.group(), ask.only_if_cached);
         let cx = Context { gateway: self, ask, place, target: &target, as_asked: true, source: &source, generation };
-        match self.represent(&cx).await {
+        let represented = match self.represent(&cx).await {
             Err(problem) if ask.only_if_cached && missing(&problem).is_some() => {
                 Err(missing(&problem).map_or(problem, |cid| Problem::NotCached { cid }))
             }
@@ -288,7 +287,11 @@ impl Gateway {
                 self.by_rule(&cx, problem).await
             }
             other => other,
-        }
+        };
+        represented.or_else(|problem| match target.freshness {
+            Freshness::Immutable => Err(problem),
+            Freshness::For(ttl) => Ok(respond::page(problem.response_for(ttl, ask.headers))),
+        })
     }
 
     fn parse(&self, ask: &Ask<'_>) -> Result<ContentPath, Problem> {

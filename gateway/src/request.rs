@@ -93,6 +93,11 @@ impl<'a> Ask<'a> {
     pub fn parameter(&self, name: &str) -> Option<Cow<'a, str>> {
         parameter(self.query?, name)
     }
+
+    /// The same, where it need not be text.
+    pub fn parameter_bytes(&self, name: &str) -> Option<Cow<'a, [u8]>> {
+        parameter_bytes(self.query?, name)
+    }
 }
 
 /// A path with one slash at its beginning: two of them would make an address of another host out of a link that is made
@@ -111,15 +116,22 @@ fn only_if_cached(headers: &HeaderMap) -> bool {
 /// The first value of a query parameter, decoded as forms are: `+` is a space
 /// (<https://url.spec.whatwg.org/#urlencoded-parsing>).
 pub fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
+    Some(match parameter_bytes(query, name)? {
+        Cow::Borrowed(bytes) => String::from_utf8_lossy(bytes),
+        Cow::Owned(bytes) => Cow::Owned(String::from_utf8_lossy(&bytes).into_owned()),
+    })
+}
+
+fn parameter_bytes<'a>(query: &'a str, name: &str) -> Option<Cow<'a, [u8]>> {
     let pair = query.split('&').find_map(|pair| match pair.split_once('=') {
         Some((key, value)) => (key == name).then_some(value),
         None => (pair == name).then_some(""),
     })?;
     if !pair.contains(['%', '+']) {
-        return Some(Cow::Borrowed(pair));
+        return Some(Cow::Borrowed(pair.as_bytes()));
     }
     let spaced = pair.replace('+', " ");
-    Some(Cow::Owned(percent_decode(spaced.as_bytes()).decode_utf8_lossy().into_owned()))
+    Some(Cow::Owned(percent_decode(spaced.as_bytes()).collect()))
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use crate::errors::Problem;
 use crate::metrics::Exchange;
 use crate::resolve::header;
 use crate::server::Connection;
-use bytes::Bytes;
-use content::budget::Budget;
+use bytes::{Bytes, BytesMut};
+use content::budget::Share;
 use futures::StreamExt as _;
 use http::Response;
 use http::header::{
@@ -69,23 +69,10 @@ pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
     draft.map(|content| Body::new(if head_only { Content::Empty } else { content }, exchange, connection, limits))
 }
 
-/// What was collected, and its share of what may be collected at a time. The share is given back when the last byte was
-/// sent.
+/// Bytes that were collected, and what they count for among those of all responses.
 struct Collected {
-    bytes: Vec<u8>,
-    taken: usize,
-    budget: Arc<Budget>,
-}
-
-impl Collected {
-    fn push(&mut self, chunk: &[u8]) -> Result<(), Problem> {
-        if !self.budget.take(chunk.len()) {
-            return Err(Problem::Busy);
-        }
-        self.taken += chunk.len();
-        self.bytes.extend_from_slice(chunk);
-        Ok(())
-    }
+    bytes: BytesMut,
+    _share: Share,
 }
 
 impl AsRef<[u8]> for Collected {
@@ -94,27 +81,26 @@ impl AsRef<[u8]> for Collected {
     }
 }
 
-impl Drop for Collected {
-    fn drop(&mut self) {
-        self.budget.give(self.taken);
-    }
-}
-
-/// For a client of HTTP/1.0, to whom a page of unknown length that broke off would look complete: collects the page.
+/// For a client of HTTP/1.0, to whom a page of unknown length that broke off would look complete: collects the page. Until
+/// it is sent it counts against the budget of `share`.
 ///
 /// # Errors
-/// [`Problem::NeedsHttp11`] when it has more than `bytes_max`, [`Problem::Busy`] when too much is being collected for
-/// others, or whatever the page broke off with.
-pub async fn with_known_length(mut draft: Draft, bytes_max: u64, budget: &Arc<Budget>) -> Result<Draft, Problem> {
+/// [`Problem::NeedsHttp11`] when it has more than `bytes_max`, [`Problem::NoRoom`] when the budget is used up, or whatever
+/// the page broke off with.
+pub async fn with_known_length(mut draft: Draft, bytes_max: u64, mut share: Share) -> Result<Draft, Problem> {
     let Content::Stream { stream, remaining: None } = draft.body_mut() else { return Ok(draft) };
-    let mut collected = Collected { bytes: Vec::new(), taken: 0, budget: Arc::clone(budget) };
+    let mut collected = BytesMut::new();
     while let Some(chunk) = stream.next().await {
-        collected.push(&chunk?)?;
-        if collected.bytes.len() as u64 > bytes_max {
+        let chunk = chunk?;
+        if (collected.len() + chunk.len()) as u64 > bytes_max {
             return Err(Problem::NeedsHttp11 { max: bytes_max });
         }
+        if !share.grow(chunk.len()) {
+            return Err(Problem::NoRoom);
+        }
+        collected.extend_from_slice(&chunk);
     }
-    draft.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(collected.bytes.len()));
-    *draft.body_mut() = Content::Bytes(Bytes::from_owner(collected));
+    draft.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(collected.len()));
+    *draft.body_mut() = Content::Bytes(Bytes::from_owner(Collected { bytes: collected, _share: share }));
     Ok(draft)
 }

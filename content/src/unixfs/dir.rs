@@ -44,10 +44,19 @@ pub enum DirError {
 pub struct Entry {
     /// The name. Bytes that are not UTF-8 are replaced by U+FFFD, so such an entry can be shown but not looked up.
     pub name: String,
+    /// The bytes of the name, if they are not UTF-8.
+    pub not_text: Option<Box<[u8]>>,
     /// What it names.
     pub cid: Cid,
     /// The size of everything below, in bytes, as the directory's writer believed it to be.
     pub tsize: Option<u64>,
+}
+
+impl Entry {
+    /// The name as it is stored: what [`list_after`] finds the entry by.
+    pub fn name_bytes(&self) -> &[u8] {
+        self.not_text.as_deref().unwrap_or(self.name.as_bytes())
+    }
 }
 
 /// Finds a name in a directory. Of several equal names the first counts.
@@ -94,7 +103,7 @@ async fn lookup_hamt(
     name: &str,
     passed: &mut Vec<Cid>,
 ) -> Result<Option<Cid>, DirError> {
-    let mut hash = NameHash::of(name);
+    let mut hash = NameHash::of(name.as_bytes());
     loop {
         let slot = hash.take(shard.slot_bits()).ok_or_else(|| too_deep(&cid))?;
         let Some(index) = shard.link_index(slot) else { return Ok(None) };
@@ -124,9 +133,9 @@ struct NameHash {
 
 impl NameHash {
     /// MurmurHash3-x64-64: the first half of the 128-bit variant, read as big-endian.
-    fn of(name: &str) -> Self {
+    fn of(mut name: &[u8]) -> Self {
         // Reading from memory does not fail.
-        let hash = murmur3::murmur3_x64_128(&mut name.as_bytes(), 0).unwrap_or_default();
+        let hash = murmur3::murmur3_x64_128(&mut name, 0).unwrap_or_default();
         Self { bits: hash as u64, left: HASH_BITS }
     }
 
@@ -218,20 +227,23 @@ pub fn list(source: Arc<dyn BlockSource>, dir: Block) -> BoxStream<'static, Resu
 }
 
 /// Every entry that comes after the one called `name`: how a long listing is cut into pages. In a sharded directory it goes
-/// there by the hash of the name, so that the last page costs no more than the first. `None` if there is no such entry.
+/// there by the hash of the name, so that the last page costs no more than the first. The name is as [`Entry::name_bytes`]
+/// has it; of several equal ones the last counts, so that pages come to an end. `None` if there is no such entry.
 ///
 /// # Errors
 /// As for [`lookup`]; in the stream as for [`list`].
 pub async fn list_after(
     source: Arc<dyn BlockSource>,
     dir: Block,
-    name: &str,
+    name: &[u8],
 ) -> Result<Option<BoxStream<'static, Result<Entry, DirError>>>, DirError> {
     let cid = *dir.cid();
     match Node::decode(&dir)? {
         Node::Directory(node) => {
-            let position = node.links().position(|link| link.is_ok_and(|link| link.name == name.as_bytes()));
-            Ok(position.map(|position| list_links(cid, node, position + 1)))
+            let links = node.links().enumerate();
+            let last = links.filter(|(_, link)| link.as_ref().is_ok_and(|link| link.name == name)).last();
+            let after = last.map(|(position, _)| position + 1);
+            Ok(after.map(|after| list_links(cid, node, after)))
         }
         Node::HamtShard(shard) => {
             let bits = shard.slot_bits();
@@ -254,7 +266,9 @@ fn list_links(cid: Cid, node: PbNode, first: usize) -> BoxStream<'static, Result
 }
 
 fn entry_of(link: &PbLink<'_>) -> Result<Entry, crate::dagpb::PbError> {
-    Ok(Entry { name: String::from_utf8_lossy(link.name).into_owned(), cid: link.cid()?, tsize: link.tsize })
+    let name = String::from_utf8_lossy(link.name);
+    let not_text = (name.as_bytes() != link.name).then(|| link.name.into());
+    Ok(Entry { name: name.into_owned(), not_text, cid: link.cid()?, tsize: link.tsize })
 }
 
 /// A walk over the shards of a directory, depth first.
@@ -301,14 +315,14 @@ impl Listing {
     }
 
     /// Goes from the root shard to right behind an entry, and says whether it is there.
-    async fn seek_after(&mut self, name: &str) -> Result<bool, DirError> {
+    async fn seek_after(&mut self, name: &[u8]) -> Result<bool, DirError> {
         let mut hash = NameHash::of(name);
         while let Some(level) = self.levels.last_mut() {
             let slot = hash.take(level.shard.slot_bits()).ok_or_else(|| too_deep(&level.cid))?;
             let Some(index) = level.shard.link_index(slot) else { return Ok(false) };
             (level.next, level.asked) = (index + 1, index + 1);
             match shard_link(&level.cid, &level.shard, index, Some(slot))? {
-                ShardLink::Entry(link) => return Ok(link.name == name.as_bytes()),
+                ShardLink::Entry(link) => return Ok(link.name == name),
                 ShardLink::Shard(child) => {
                     let above = level.bits;
                     let (shard, bits) = decode_child_shard(&fetch(&*self.source, &child).await?, above)?;

@@ -17,7 +17,7 @@
 
 use super::{FileNode, Node, NodeError};
 use crate::block::{Block, MAX_BLOCK_BYTES};
-use crate::budget::Budget;
+use crate::budget::{Budget, Share};
 use crate::cid::Cid;
 use crate::source::{BlockSource, SourceError, at_hand};
 use bytes::Bytes;
@@ -60,42 +60,30 @@ impl Default for ReadLimits {
     }
 }
 
-/// A look-ahead window that grows as far as its limits allow, and gives back what it took from the shared budget.
+/// A look-ahead window that grows as far as its limits allow.
 struct Window {
     bytes: usize,
-    /// How many of the bytes are taken from the shared budget.
-    taken: usize,
-    limits: ReadLimits,
+    bytes_max: usize,
+    /// What of it was taken from the shared budget: all but the smallest window.
+    share: Share,
 }
 
 impl Window {
     fn new(limits: ReadLimits) -> Self {
-        let mut window = Self { bytes: 0, taken: 0, limits };
+        let ReadLimits { window_bytes_max: bytes_max, shared } = limits;
+        let mut window = Self { bytes: 0, bytes_max, share: Share::of(shared) };
         if !window.grow_to(WINDOW_BYTES_START) {
-            window.bytes = FETCH_COST_MIN.min(window.limits.window_bytes_max);
+            window.bytes = FETCH_COST_MIN;
         }
         window
     }
 
-    /// Takes what is missing up to `bytes`, or the limit.
+    /// Takes what is missing up to `bytes`, or the limit; whether that could be had.
     fn grow_to(&mut self, bytes: usize) -> bool {
-        let bytes = bytes.min(self.limits.window_bytes_max);
-        let more = bytes.saturating_sub(self.taken);
-        let granted = self.limits.shared.as_ref().is_none_or(|shared| shared.take(more));
-        if granted && bytes > self.bytes {
-            (self.bytes, self.taken) = (bytes, self.taken + more);
-        } else if granted && let Some(shared) = &self.limits.shared {
-            shared.give(more);
-        }
+        let more = bytes.min(self.bytes_max).saturating_sub(self.bytes);
+        let granted = self.share.grow(more);
+        self.bytes += if granted { more } else { 0 };
         granted
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        if let Some(shared) = &self.limits.shared {
-            shared.give(self.taken);
-        }
     }
 }
 

@@ -38,7 +38,7 @@ fn a_plain_directory_is_looked_up_by_name_and_listed_in_stored_order() {
         assert_eq!(find(&*nothing, &block, name), Ok(None), "{name}");
     }
     let entries = list_all(nothing, &block).expect("a directory");
-    let expected = names.map(|name| Entry { name: name.to_owned(), cid: target(name), tsize: Some(0) });
+    let expected = names.map(|name| Entry { name: name.to_owned(), not_text: None, cid: target(name), tsize: Some(0) });
     assert_eq!(entries, expected);
 }
 
@@ -57,7 +57,9 @@ fn what_a_listing_says_of_names_and_sizes() {
     ];
     for (link, name, tsize) in table {
         let entries = list_all(Arc::new(MemoryBlocks::new()), &block(&link)).expect("a directory");
-        assert_eq!(entries, [Entry { name: name.to_owned(), cid: target("x"), tsize }]);
+        let not_text = name.starts_with('\u{fffd}').then(|| b"\xff\xfe"[..].into());
+        assert_eq!(entries, [Entry { name: name.to_owned(), not_text, cid: target("x"), tsize }]);
+        assert_eq!(entries[0].name_bytes() == name.as_bytes(), entries[0].not_text.is_none());
     }
 }
 

@@ -12,9 +12,11 @@ use crate::request::Ask;
 use crate::resolve::{self, header};
 use crate::respond::Draft;
 use bytes::Bytes;
-use content::scope::{self, DagScope, EntityBytes, ScopeOptions};
+use content::budget::Share;
+use content::scope::{self, DagScope, EntityBytes, ScopeLimits, ScopeOptions};
+use content::tar::TarLimits;
 use content::walk::Resolved;
-use content::{Block, Cid, car, tar};
+use content::{Cid, car, tar};
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::HeaderValue;
 use http::header::CONTENT_DISPOSITION;
@@ -140,7 +142,10 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     let header = car::header(&[*block.cid()]);
     let CarOptions { scope, entity_bytes, duplicates } = options;
     let options = ScopeOptions { scope, entity_bytes, duplicates };
-    let blocks = scope::blocks(Arc::clone(cx.source) as _, passed, block, options, cx.gateway.limits.scope);
+    let limits = &cx.gateway.limits;
+    let ahead = share(cx, limits.scope.look_ahead_bytes_max);
+    let limits = ScopeLimits { look_ahead_bytes_max: ahead.bytes(), ..limits.scope };
+    let blocks = scope::blocks(Arc::clone(cx.source) as _, passed, block, options, limits);
     let sections = blocks.flat_map(|block| {
         let parts = match block {
             Ok(block) => <[_; 2]>::from(car::section(&block)).map(Ok).to_vec(),
@@ -149,7 +154,7 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
         stream::iter(parts)
     });
     let first = stream::once(async move { Ok(header) });
-    begin(head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST, place).await
+    begin(head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST, (ahead, place)).await
 }
 
 /// Chunks of a CAR that come before its head is sent: the header and the first block, whose absence is a plain error.
@@ -174,32 +179,28 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     }
     let mut head = plan::stream(&about, &etag, HeaderValue::from_static("application/x-tar"), false);
     head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "tar"))));
-    if cx.ask.head_only {
-        return tar_head(cx, head, resolved.block).await;
-    }
     let place = cx.gateway.begin_archive()?;
-    let limits = cx.gateway.limits.tar;
+    // One window for the file that is being read, and one for the entries that come next.
+    let ahead = share(cx, 2 * cx.gateway.limits.tar.window_bytes_max);
+    let limits = TarLimits { window_bytes_max: ahead.bytes() / 2, ..cx.gateway.limits.tar };
     let stream = tar::stream(Arc::clone(cx.source) as _, cid.to_string(), resolved.block, limits);
     let stream = stream.map(|chunk| chunk.map_err(Problem::Tar)).boxed();
-    begin(head, stream, TAR_CHUNKS_FIRST, place).await
+    begin(head, stream, TAR_CHUNKS_FIRST, (ahead, place)).await
 }
 
-/// The head of an archive whose first chunks were seen to come.
-async fn tar_head(cx: &Context<'_>, head: plan::Head, root: Block) -> Result<Draft, Problem> {
-    let (name, limits) = (root.cid().to_string(), cx.gateway.limits.tar);
-    let mut stream = tar::stream(Arc::clone(cx.source) as _, name, root, limits);
-    for _ in 0..TAR_CHUNKS_FIRST {
-        stream.next().await.transpose().map_err(Problem::Tar)?;
-    }
-    Ok(head.map(|()| Content::Empty))
+/// What may be fetched ahead of one archive's reader, of what there is for all responses.
+fn share(cx: &Context<'_>, bytes: usize) -> Share {
+    let mut share = Share::of(cx.gateway.limits.read.shared.clone());
+    share.grow_modestly(bytes);
+    share
 }
 
-/// Waits for the first chunks, so that what fails early has a status of its own.
+/// Waits for the first chunks, so that what fails early has a status of its own. The share is held until the last.
 async fn begin(
     head: plan::Head,
     mut stream: BoxStream<'static, Result<Bytes, Problem>>,
     chunks: usize,
-    place: OwnedSemaphorePermit,
+    held: (Share, OwnedSemaphorePermit),
 ) -> Result<Draft, Problem> {
     let mut first = Vec::with_capacity(chunks);
     while first.len() < chunks {
@@ -208,11 +209,11 @@ async fn begin(
             None => break,
         }
     }
-    let stream = stream::iter(first).chain(stream).map(move |chunk| {
-        _ = &place;
+    let held = move |chunk| {
+        let _held = &held;
         chunk
-    });
-    let stream = stream.boxed();
+    };
+    let stream = stream::iter(first).chain(stream).map(held).boxed();
     Ok(head.map(|()| Content::Stream { stream, remaining: None }))
 }
 

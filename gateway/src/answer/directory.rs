@@ -25,7 +25,7 @@ use futures::FutureExt as _;
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::HeaderValue;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode, utf8_percent_encode};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -78,14 +78,8 @@ pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) ->
     let media_type = HeaderValue::from_static(if json { "application/json" } else { "text/html; charset=utf-8" });
     let entries = entries(cx, directory).await?;
     let view = View::of(cx, cid, json);
-    let mut pages = Pages {
-        entries,
-        view,
-        left: cx.gateway.limits.listing_entries_max,
-        begun: false,
-        over: false,
-        last: String::new(),
-    };
+    let mut pages =
+        Pages { entries, view, left: cx.gateway.limits.listing_entries_max, begun: false, over: false, last: None };
     let opening = pages.view.opening();
     let opening = Bytes::from(opening + &pages.next_chunk().await?.unwrap_or_default());
     let head = plan::stream(&cx.about(roots), &etag, media_type, true);
@@ -105,7 +99,7 @@ type Entries = BoxStream<'static, Result<Entry, DirError>>;
 /// The entries from the one on that is asked for.
 async fn entries(cx: &Context<'_>, directory: Block) -> Result<Entries, Problem> {
     let source = Arc::clone(cx.source) as _;
-    match cx.ask.parameter("after") {
+    match cx.ask.parameter_bytes("after") {
         None => Ok(dir::list(source, directory)),
         Some(after) => dir::list_after(source, directory, &after).await?.ok_or(Problem::NoSuchEntry),
     }
@@ -119,7 +113,8 @@ struct Pages {
     left: usize,
     begun: bool,
     over: bool,
-    last: String,
+    /// The entry that was written last.
+    last: Option<Entry>,
 }
 
 impl Pages {
@@ -147,12 +142,13 @@ impl Pages {
             return;
         };
         if self.left == 0 {
-            chunk.push_str(&self.view.end(Some(&self.last)));
+            chunk.push_str(&self.view.end(self.last.as_ref()));
             self.over = true;
             return;
         }
         self.view.row(&entry, self.begun, chunk);
-        (self.begun, self.left, self.last) = (true, self.left - 1, entry.name);
+        (self.begun, self.left) = (true, self.left - 1);
+        self.last = Some(entry).filter(|_| self.left == 0);
     }
 }
 
@@ -207,13 +203,14 @@ impl View {
     }
 
     /// The end of the page; `last` is the entry that the next one begins after.
-    fn end(&self, last: Option<&str>) -> String {
+    fn end(&self, last: Option<&Entry>) -> String {
         match self {
             Self::Html(page) => page.end(last),
             Self::Json { sent, .. } => match last {
                 None => "\n]}\n".to_owned(),
                 Some(last) => {
-                    let next = format!("{sent}?format=json&after={}", utf8_percent_encode(last, NON_ALPHANUMERIC));
+                    let next =
+                        format!("{sent}?format=json&after={}", percent_encode(last.name_bytes(), NON_ALPHANUMERIC));
                     format!("\n],\"next\":{}}}\n", serde_json::Value::from(next))
                 }
             },
@@ -324,8 +321,8 @@ impl Page {
         html! { a class="ipfs-hash" translate="no" href=(href) { (short) } }
     }
 
-    fn end(&self, last: Option<&str>) -> String {
-        let next = last.map(|last| format!("?after={}", utf8_percent_encode(last, NON_ALPHANUMERIC)));
+    fn end(&self, last: Option<&Entry>) -> String {
+        let next = last.map(|last| format!("?after={}", percent_encode(last.name_bytes(), NON_ALPHANUMERIC)));
         let markup = html! {
             @if let Some(next) = next { nav.next { a rel="next" href=(next) { "Next page" } } }
         };
@@ -405,7 +402,7 @@ mod tests {
     use super::*;
 
     fn entry(name: &str, cid: &str, tsize: Option<u64>) -> Entry {
-        Entry { name: name.to_owned(), cid: content::cid::parse(cid).expect("a CID"), tsize }
+        Entry { name: name.to_owned(), not_text: None, cid: content::cid::parse(cid).expect("a CID"), tsize }
     }
 
     const RAW: &str = "bafkqac3imvwgy3zao5xxe3de";

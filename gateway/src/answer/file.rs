@@ -75,11 +75,11 @@ pub async fn file(
     Ok(plan::sized(about, &it, &decision).map(|()| content))
 }
 
-/// The head of a file, when no byte of it is needed for that.
+/// The head of a file, when no byte of it is needed for that, and its bytes are not too many to be sent.
 pub fn head_only(about: &About<'_>, entity: &Entity, response_bytes_max: u64) -> Option<Draft> {
     let decision = Decision::of(about.ask, &entity.etag, entity.modified, entity.size);
-    let too_large = check_length(&decision, entity.size, response_bytes_max).is_err();
-    if decision.has_body() && (!about.ask.head_only || entity.content_type.is_none() || too_large) {
+    check_length(&decision, entity.size, response_bytes_max).ok()?;
+    if decision.has_body() && (!about.ask.head_only || entity.content_type.is_none()) {
         return None;
     }
     let it = Representation {

@@ -22,7 +22,12 @@ pub fn raw(data: impl Into<Bytes>) -> Block {
 
 /// A dag-cbor block that says `{}`.
 pub fn cbor() -> Block {
-    block(codec::DAG_CBOR, vec![0xa0])
+    cbor_of(vec![0xa0])
+}
+
+/// A dag-cbor block of these bytes.
+pub fn cbor_of(data: Vec<u8>) -> Block {
+    block(codec::DAG_CBOR, data)
 }
 
 fn varint(mut value: u64, out: &mut Vec<u8>) {
@@ -44,12 +49,12 @@ fn bytes(field: u64, value: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(value);
 }
 
-fn node(links: &[(&str, &Cid, u64)], unixfs: &[u8]) -> Block {
+fn node<N: AsRef<[u8]>>(links: &[(N, &Cid, u64)], unixfs: &[u8]) -> Block {
     let mut out = Vec::new();
     for (name, cid, size) in links {
         let mut link = Vec::new();
         bytes(1, &cid.to_bytes(), &mut link);
-        bytes(2, name.as_bytes(), &mut link);
+        bytes(2, name.as_ref(), &mut link);
         number(3, *size, &mut link);
         bytes(2, &link, &mut out);
     }
@@ -68,8 +73,41 @@ pub fn file(leaves: &[Block]) -> Block {
     node(&links, &unixfs)
 }
 
+/// A few blocks that are a file of 2^`times` times the leaf, the leaf first and the root last.
+pub fn doubled_file(leaf: &Block, times: u32) -> Vec<Block> {
+    let mut blocks = vec![leaf.clone()];
+    let mut half = leaf.data().len() as u64;
+    for _ in 0..times {
+        let child = &blocks[blocks.len() - 1];
+        let mut unixfs = Vec::new();
+        number(1, FILE, &mut unixfs);
+        number(3, 2 * half, &mut unixfs);
+        [half, half].iter().for_each(|size| number(4, *size, &mut unixfs));
+        let parent = node(&[("", child.cid(), half), ("", child.cid(), half)], &unixfs);
+        half *= 2;
+        blocks.push(parent);
+    }
+    blocks
+}
+
+/// A few blocks that are a tree of 2^`times` empty directories, the innermost first and the root last.
+pub fn doubled_directory(times: u32) -> Vec<Block> {
+    let mut blocks = vec![directory(&[])];
+    for _ in 0..times {
+        let child = &blocks[blocks.len() - 1];
+        let parent = directory(&[("a", child), ("b", child)]);
+        blocks.push(parent);
+    }
+    blocks
+}
+
 /// A directory; names have to be in order.
 pub fn directory(entries: &[(&str, &Block)]) -> Block {
+    directory_of_bytes(&entries.iter().map(|(name, block)| (name.as_bytes(), *block)).collect::<Vec<_>>())
+}
+
+/// A directory whose names need not be text.
+pub fn directory_of_bytes(entries: &[(&[u8], &Block)]) -> Block {
     let mut unixfs = Vec::new();
     number(1, DIRECTORY, &mut unixfs);
     let links: Vec<_> = entries.iter().map(|(name, block)| (*name, block.cid(), block.data().len() as u64)).collect();
@@ -80,7 +118,7 @@ pub fn symlink(target: &str) -> Block {
     let mut unixfs = Vec::new();
     number(1, SYMLINK, &mut unixfs);
     bytes(2, target.as_bytes(), &mut unixfs);
-    node(&[], &unixfs)
+    node::<&str>(&[], &unixfs)
 }
 
 /// A sharded directory of eight slots: an entry in the first, and in the second a shard that is only named.
@@ -90,7 +128,59 @@ pub fn broken_shard(name: &str, entry: &Block, missing: &Cid) -> Block {
     bytes(2, &[0b11], &mut unixfs);
     number(5, 0x22, &mut unixfs);
     number(6, 8, &mut unixfs);
-    node(&[(&format!("0{name}"), entry.cid(), 1), ("1", missing, 1)], &unixfs)
+    node(&[(&*format!("0{name}"), entry.cid(), 1), ("1", missing, 1)], &unixfs)
+}
+
+/// A sharded directory of 256 slots a shard, in which every name stands for `entry`: its shards, the root last. Names have
+/// at most eight bytes.
+pub fn sharded(names: &[Vec<u8>], entry: &Block) -> Vec<Block> {
+    let mut shards = Vec::new();
+    let hashed = names.iter().map(|name| (name_hash(name), name.as_slice())).collect();
+    let root = shard(hashed, 0, entry, &mut shards);
+    shards.push(root);
+    shards
+}
+
+/// The shard of names that have the first `depth` bytes of their hash in common. Those below it go to `shards`.
+fn shard(mut names: Vec<(u64, &[u8])>, depth: u32, entry: &Block, shards: &mut Vec<Block>) -> Block {
+    let slot_of = |hash: u64| (hash >> (56 - 8 * depth)) as u8;
+    names.sort_by_key(|(hash, _)| slot_of(*hash));
+    let (mut links, mut bitmap) = (Vec::new(), [0_u8; 32]);
+    for names in names.chunk_by(|(one, _), (other, _)| slot_of(*one) == slot_of(*other)) {
+        let slot = slot_of(names[0].0);
+        bitmap[31 - usize::from(slot / 8)] |= 1 << (slot % 8);
+        let prefix = format!("{slot:02X}").into_bytes();
+        if let [(_, name)] = names {
+            links.push(([&prefix[..], name].concat(), *entry.cid()));
+        } else {
+            let child = shard(names.to_vec(), depth + 1, entry, shards);
+            links.push((prefix, *child.cid()));
+            shards.push(child);
+        }
+    }
+    let mut unixfs = Vec::new();
+    number(1, HAMT_SHARD, &mut unixfs);
+    bytes(2, &bitmap, &mut unixfs);
+    number(5, 0x22, &mut unixfs);
+    number(6, 256, &mut unixfs);
+    let links: Vec<_> = links.iter().map(|(name, cid)| (name, cid, 1)).collect();
+    node(&links, &unixfs)
+}
+
+/// MurmurHash3-x64-64 of at most eight bytes: what is left of the algorithm when there is no whole block.
+fn name_hash(name: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..name.len()].copy_from_slice(name);
+    let mixed = u64::from_le_bytes(word).wrapping_mul(0x87c3_7b91_1142_53d5).rotate_left(31);
+    let length = name.len() as u64;
+    let first = (mixed.wrapping_mul(0x4cf5_ad43_2745_937f) ^ length).wrapping_add(length);
+    let second = first.wrapping_add(length);
+    let scramble = |mut half: u64| {
+        half = (half ^ half >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        half = (half ^ half >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+        half ^ half >> 33
+    };
+    scramble(first).wrapping_add(scramble(second))
 }
 
 /// Bytes that differ from one seed to the next and do not look like text.

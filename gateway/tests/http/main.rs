@@ -5,4 +5,8 @@ mod answers;
 mod connections;
 mod dag;
 mod failures;
+mod hosts;
+mod limits;
+mod listings;
 mod site;
+mod upstream;

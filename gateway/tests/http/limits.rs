@@ -1,0 +1,504 @@
+//! What a request may cost, and what becomes of one that would cost more.
+
+use crate::dag::{cbor_of, directory, doubled_directory, doubled_file, file, noise, raw};
+use crate::site::{Nothing, PATIENCE, Setup, Site, until};
+use crate::upstream::Shelf;
+use content::{Block, BlockSource, Cid, SourceError, Stall};
+use reqwest::Response;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+fn stalled(cid: Cid) -> SourceError {
+    SourceError::Stalled { cid, stall: Stall::default() }
+}
+
+fn header<'a>(response: &'a Response, name: &str) -> &'a str {
+    response.headers().get(name).map_or("", |value| value.to_str().expect("ASCII"))
+}
+
+/// Status and text of a whole answer.
+async fn text_of(response: Response) -> (u16, String) {
+    (response.status().as_u16(), response.text().await.expect("an end"))
+}
+
+/// A site of these blocks whose network has `upstream`.
+fn setup(blocks: &[&Block], upstream: Arc<dyn BlockSource>) -> Setup {
+    Setup { upstream: Some(upstream), ..Setup::new(blocks) }
+}
+
+async fn until_aborted(site: &Site, reason: &str, times: u64) {
+    site.until_metric(&format!("causeway_http_responses_aborted_total{{reason=\"{reason}\"}}"), times).await;
+}
+
+/// The bytes of a raw answer from its head's end on.
+fn body_of(answer: &[u8]) -> &[u8] {
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("a head");
+    &answer[end + 4..]
+}
+
+/// A gateway to a network that never answers, with so many places on the way there; the gate would end that.
+async fn busy_site(all: u64, per_client: u64, held: &Block) -> (Site, Arc<Semaphore>) {
+    let (upstream, gate) = Nothing::gated(stalled);
+    let mut setup = setup(&[held], upstream);
+    (setup.http.misses_max, setup.http.client_misses_max) = (all, per_client);
+    setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
+    (setup.start().await, gate)
+}
+
+/// A client, known by its address, who asks for a block that nobody has.
+async fn miss(site: &Site, client: &str, number: u64) -> TcpStream {
+    let cid = *raw(format!("nobody has number {number}")).cid();
+    site.connect(&format!("GET /ipfs/{cid} HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: {client}\r\n\r\n")).await
+}
+
+async fn one_more_miss(site: &Site, client: &str) -> (Response, Duration) {
+    let begun = Instant::now();
+    let path = format!("/ipfs/{}", raw(format!("nor has anybody this, {client}")).cid());
+    (site.send("GET", &path, &[("x-forwarded-for", client)]).await, begun.elapsed())
+}
+
+fn assert_is_busy(response: &Response) {
+    assert_eq!(response.status(), 429);
+    assert_eq!(header(response, "retry-after"), "5");
+    assert_eq!(header(response, "cache-control"), "no-store");
+    assert_eq!(header(response, "access-control-allow-origin"), "*");
+}
+
+#[tokio::test]
+async fn misses_beyond_their_lane_are_turned_away_and_hits_are_not() {
+    let held = raw("held");
+    let (site, _gate) = busy_site(3, 10, &held).await;
+    let mut waiting = Vec::new();
+    for number in 0..3 {
+        waiting.push(miss(&site, &format!("10.0.0.{number}"), number).await);
+    }
+    site.until_metric("causeway_http_requests_in_flight", 3).await;
+
+    let (answer, took) = one_more_miss(&site, "10.0.1.1").await;
+    assert_is_busy(&answer);
+    assert!((Duration::from_secs(1)..Duration::from_secs(10)).contains(&took), "{took:?}");
+    let hit = site.send("GET", &format!("/ipfs/{}", held.cid()), &[("x-forwarded-for", "10.0.0.1")]).await;
+    assert_eq!(text_of(hit).await, (200, "held".to_owned()), "what is held is served meanwhile");
+
+    // A place comes free when a client leaves, and whoever waits for it gets it.
+    let next = miss(&site, "10.0.2.1", 100).await;
+    site.until_metric("causeway_http_requests_in_flight", 4).await;
+    drop(waiting.pop());
+    site.until_metric("causeway_http_requests_in_flight", 3).await;
+    let (answer, _) = one_more_miss(&site, "10.0.1.2").await;
+    assert_is_busy(&answer);
+    assert_eq!(site.metric("causeway_http_requests_in_flight"), 3, "none of those who wait was turned away");
+    drop((next, waiting));
+    site.until_metric("causeway_http_requests_in_flight", 0).await;
+}
+
+#[tokio::test]
+async fn a_client_has_a_share_of_the_lane() {
+    let held = raw("held");
+    let (site, gate) = busy_site(100, 2, &held).await;
+    let waiting = [miss(&site, "10.0.0.1", 0).await, miss(&site, "10.0.0.1", 1).await];
+    site.until_metric("causeway_http_requests_in_flight", 2).await;
+    // Until both have their places, a third request would get one.
+    let refused = async || loop {
+        let asked = tokio::time::timeout(Duration::from_millis(500), one_more_miss(&site, "10.0.0.1")).await;
+        if let Ok(answered) = asked {
+            return answered;
+        }
+    };
+    let (answer, took) = tokio::time::timeout(PATIENCE, refused()).await.expect("is refused");
+    assert_is_busy(&answer);
+    assert!(took < Duration::from_millis(500), "at once: {took:?}");
+    let hit = site.send("GET", &format!("/ipfs/{}", held.cid()), &[("x-forwarded-for", "10.0.0.1")]).await;
+    assert_eq!(hit.status(), 200);
+    // One IPv6 client has a whole network.
+    let others =
+        [miss(&site, "10.0.0.2", 2).await, miss(&site, "2001:db8::1", 3).await, miss(&site, "2001:db8::2", 4).await];
+    site.until_metric("causeway_http_requests_in_flight", 5).await;
+    let (answer, _) = one_more_miss(&site, "2001:db8::3").await;
+    assert_is_busy(&answer);
+
+    // Whose requests are over may come again.
+    gate.add_permits(1000);
+    site.until_metric("causeway_http_requests_in_flight", 0).await;
+    let (answer, _) = one_more_miss(&site, "10.0.0.1").await;
+    assert_eq!(answer.status(), 504);
+    drop((waiting, others));
+}
+
+#[tokio::test]
+async fn a_file_that_is_too_long_is_refused_before_its_first_byte_and_read_in_ranges() {
+    let leaves: Vec<Block> = (0..5).map(|seed| raw(noise(seed, 100_000))).collect();
+    let large = file(&leaves);
+    let root = directory(&[("large.bin", &large)]);
+    let mut blocks = vec![&large, &root];
+    blocks.extend(&leaves);
+    let mut setup = Setup::new(&blocks);
+    setup.limits.response_bytes_max = 300_000;
+    let site = setup.start().await;
+    let path = format!("/ipfs/{}/large.bin", root.cid());
+    // The second time the path is remembered.
+    for method in ["GET", "HEAD", "GET", "HEAD"] {
+        let response = site.send(method, &path, &[]).await;
+        assert_eq!((response.status().as_u16(), header(&response, "cache-control")), (403, "no-store"), "{method}");
+        let text = response.text().await.expect("text");
+        assert!(method == "HEAD" || text.contains("500000 bytes") && text.contains("a range of a file"), "{text}");
+    }
+    let table = [
+        ("bytes=0-299999", 206, 300_000),
+        ("bytes=499999-", 206, 1),
+        ("bytes=0-300000", 403, 0),
+        ("bytes=0-199999,300000-499999", 403, 0),
+    ];
+    for (range, status, length) in table {
+        let response = site.send("GET", &path, &[("range", range)]).await;
+        assert_eq!(response.status().as_u16(), status, "{range}");
+        let body = response.bytes().await.expect("a body");
+        assert!(status == 403 || body.len() == length, "{range}: {}", body.len());
+    }
+}
+
+#[tokio::test]
+async fn what_grows_beyond_a_responses_length_is_reset() {
+    let leaves: Vec<Block> = (0..5).map(|seed| raw(noise(seed, 100_000))).collect();
+    let large = file(&leaves);
+    let names: Vec<String> = (0..4000).map(|number| format!("name-{number:04}")).collect();
+    let entries: Vec<(&str, &Block)> = names.iter().map(|name| (name.as_str(), &large)).collect();
+    let root = directory(&entries);
+    let mut blocks = vec![&large, &root];
+    blocks.extend(&leaves);
+    let mut setup = Setup::new(&blocks);
+    setup.limits.response_bytes_max = 300_000;
+    setup.limits.tar.bytes_max = 10_000_000;
+    setup.limits.listing_entries_max = 10_000;
+    let site = setup.start().await;
+    let table = [
+        format!("/ipfs/{}?format=car", large.cid()),
+        format!("/ipfs/{}?format=tar", large.cid()),
+        format!("/ipfs/{}/", root.cid()),
+        format!("/ipfs/{}/?format=json", root.cid()),
+    ];
+    for (times, path) in (1..).zip(table) {
+        let (answer, end) = site.exchange(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+        assert_is_reset(&path, &answer, end);
+        until_aborted(&site, "limit", times).await;
+    }
+}
+
+/// A response that began well and was reset: it must not look complete.
+fn assert_is_reset(what: &str, answer: &[u8], end: std::io::Result<()>) {
+    let error = end.expect_err(what);
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{what}");
+    // A reset may overtake what was sent before it, the head included.
+    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 200 OK\r\n"), "{what}");
+    assert!(!answer.ends_with(b"\r\n0\r\n\r\n"), "{what}: there is no end of the body");
+}
+
+#[tokio::test]
+async fn a_request_that_takes_too_long_has_a_status_or_a_reset() {
+    let leaves = [raw(noise(1, 200_000)), raw(noise(2, 200_000))];
+    let large = file(&leaves);
+    let shelf = Shelf::new(&leaves, [&leaves[1]]);
+    let limit = Duration::from_millis(300);
+    let mut setup = setup(&[&large, &leaves[0]], Arc::clone(&shelf) as _);
+    setup.limits.request_timeout = limit;
+    let site = setup.start().await;
+
+    let response = site.send("GET", &format!("/ipfs/{}", leaves[1].cid()), &[]).await;
+    assert_eq!((response.status().as_u16(), header(&response, "cache-control")), (504, "no-store"));
+    assert!(!header(&response, "retry-after").is_empty());
+    let (status, text) = text_of(response).await;
+    assert!(status == 504 && text.contains("longer than any may"), "{text}");
+
+    let begun = Instant::now();
+    let mut stream = site.connect(&format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", large.cid())).await;
+    let mut first = vec![0; 1000];
+    stream.read_exact(&mut first).await.expect("a head");
+    tokio::time::sleep_until((begun + 2 * limit).into()).await;
+    shelf.gate.add_permits(1);
+    let mut rest = Vec::new();
+    let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("in time");
+    assert_eq!(end.expect_err("no orderly end").kind(), std::io::ErrorKind::ConnectionReset);
+    assert!(first.len() + rest.len() < 250_000);
+    until_aborted(&site, "stalled", 1).await;
+}
+
+#[tokio::test]
+async fn an_archive_for_http_10_takes_no_longer_than_any_request() {
+    let leaves = [raw(noise(1, 20_000)), raw(noise(2, 20_000))];
+    let large = file(&leaves);
+    let shelf = Shelf::new(&leaves, [&leaves[1]]);
+    let mut setup = setup(&[&large, &leaves[0]], shelf);
+    setup.limits.request_timeout = Duration::from_millis(300);
+    let site = setup.start().await;
+    let (answer, end) = site.exchange(&format!("GET /ipfs/{}?format=car HTTP/1.0\r\n\r\n", large.cid())).await;
+    end.expect("an orderly end");
+    let text = String::from_utf8_lossy(&answer);
+    assert!(text.starts_with("HTTP/1.0 504"), "{text}");
+}
+
+/// A few blocks that repeat a leaf 2^30 times.
+const TIMES: u32 = 30;
+
+#[tokio::test]
+async fn a_car_of_a_block_that_repeats_without_end_is_short_or_reset() {
+    let leaf = raw(noise(1, 1000));
+    let blocks = doubled_file(&leaf, TIMES);
+    let root = &blocks[blocks.len() - 1];
+    let mut setup = Setup::new(&blocks.iter().collect::<Vec<_>>());
+    setup.limits.scope.repeated_bytes_max = 1 << 20;
+    let site = setup.start().await;
+    for scope in ["all", "entity"] {
+        let path = format!("/ipfs/{}?format=car&dag-scope={scope}", root.cid());
+        let short = site.get(&path).await;
+        assert_eq!(short.status(), 200, "{scope}");
+        let short = short.bytes().await.expect("a complete body");
+        let expected: usize = blocks.iter().map(|block| block.data().len()).sum();
+        assert!(short.len() > expected && short.len() < expected + 60 * blocks.len() + 100, "{scope}: {}", short.len());
+
+        let request = format!("GET {path}&car-dups=y HTTP/1.1\r\nHost: x\r\n\r\n");
+        let (answer, end) = site.exchange(&request).await;
+        assert_is_reset(scope, &answer, end);
+        assert!(answer.len() < 3 << 20, "{scope}: {}", answer.len());
+    }
+    until_aborted(&site, "limit", 2).await;
+
+    // The file has a terabyte, and any part of it is to be had.
+    let path = format!("/ipfs/{}", root.cid());
+    let whole = site.get(&path).await;
+    assert_eq!(whole.status(), 403);
+    let end = site.send("GET", &path, &[("range", "bytes=-1500")]).await;
+    assert_eq!(end.status(), 206);
+    assert_eq!(end.bytes().await.expect("a body"), [&leaf.data()[500..], &leaf.data()[..]].concat());
+    assert_eq!(site.get(&format!("{path}?format=tar")).await.status(), 403);
+}
+
+#[tokio::test]
+async fn a_tar_of_a_tree_without_end_is_refused_or_reset() {
+    let blocks = doubled_directory(TIMES);
+    let root = &blocks[blocks.len() - 1];
+    let chain = {
+        let mut chain = vec![raw("deep down")];
+        for _ in 0..20 {
+            let parent = directory(&[("d", &chain[chain.len() - 1])]);
+            chain.push(parent);
+        }
+        chain
+    };
+    let table: [(&str, &[Block], u64, usize); 2] = [("entries", &blocks, 500, 100), ("depth", &chain, 500, 10)];
+    for (what, blocks, entries_max, depth_max) in table {
+        let mut setup = Setup::new(&blocks.iter().collect::<Vec<_>>());
+        setup.limits.tar.entries_max = entries_max;
+        setup.limits.tar.depth_max = depth_max;
+        let site = setup.start().await;
+        let path = format!("/ipfs/{}?format=tar", blocks[blocks.len() - 1].cid());
+        let (answer, end) = site.exchange(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+        assert_is_reset(what, &answer, end);
+        until_aborted(&site, "limit", 1).await;
+    }
+    // The same tree as a CAR is a few blocks.
+    let site = Setup::new(&blocks.iter().collect::<Vec<_>>()).start().await;
+    let car = site.get(&format!("/ipfs/{}?format=car", root.cid())).await;
+    assert!(car.bytes().await.expect("a complete body").len() < 10_000);
+}
+
+#[tokio::test]
+async fn a_car_that_is_too_deep_is_reset() {
+    let blocks = doubled_directory(TIMES);
+    let mut setup = Setup::new(&blocks.iter().collect::<Vec<_>>());
+    setup.limits.scope.depth_max = 10;
+    let site = setup.start().await;
+    let path = format!("/ipfs/{}?format=car", blocks[blocks.len() - 1].cid());
+    let (answer, end) = site.exchange(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+    assert_is_reset("depth", &answer, end);
+    until_aborted(&site, "limit", 1).await;
+}
+
+#[tokio::test]
+async fn paths_go_as_deep_as_they_may() {
+    let mut chain = vec![raw("deep down")];
+    for _ in 0..40 {
+        let parent = directory(&[("d", &chain[chain.len() - 1])]);
+        chain.push(parent);
+    }
+    let mut setup = Setup::new(&chain.iter().collect::<Vec<_>>());
+    setup.limits.path_depth_max = 32;
+    let site = setup.start().await;
+    for (depth, segments, expected) in [(32, 32, 200), (33, 33, 400), (32, 300, 400), (40, 40, 400)] {
+        let path = format!("/ipfs/{}{}", chain[depth].cid(), "/d".repeat(segments));
+        let (status, text) = text_of(site.get(&path).await).await;
+        assert_eq!(status, expected, "{segments}: {text}");
+        assert!(status == 200 || text.contains("more than 32 segments"), "{text}");
+    }
+    // What climbs in between does not count, since it leads nowhere.
+    let request = format!(
+        "GET /ipfs/{}{} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        chain[1].cid(),
+        "/x/..".repeat(200) + "/d"
+    );
+    let (answer, _) = site.exchange(&request).await;
+    assert!(answer.starts_with(b"HTTP/1.1 200") && answer.ends_with(b"deep down"));
+}
+
+#[tokio::test]
+async fn documents_that_are_too_complex_are_sent_but_not_shown() {
+    let nested = cbor_of([vec![0x81; 200], vec![0x80]].concat());
+    let wide = cbor_of([vec![0x9a, 0, 4, 0x93, 0xe0], vec![0xf6; 300_000]].concat());
+    let mut setup = Setup::new(&[&nested, &wide]);
+    setup.limits.convert_codecs = true;
+    let site = setup.start().await;
+    for block in [&nested, &wide] {
+        let path = format!("/ipfs/{}", block.cid());
+        let page = site.send("GET", &path, &[("accept", "text/html")]).await;
+        let (status, text) = text_of(page).await;
+        assert!(status == 406 && text.contains("?format=raw"), "{status} {text}");
+        let (status, text) = text_of(site.get(&format!("{path}?format=dag-json")).await).await;
+        assert!(status == 406 && text.contains("?format=raw"), "{status} {text}");
+        for path in [path.clone(), format!("{path}?format=raw"), format!("{path}?format=dag-cbor")] {
+            let response = site.get(&path).await;
+            assert_eq!(response.status(), 200, "{path}");
+            assert_eq!(response.bytes().await.expect("a body"), *block.data());
+        }
+        assert_eq!(text_of(site.get(&format!("{path}/0/0")).await).await.0, 501);
+    }
+}
+
+/// How far ahead of twenty clients, who read slowly, the network is asked for leaves of 64 KiB, in bytes. Each of them gets
+/// as many leaves as the network gives away, and has read them all.
+async fn read_ahead(format: &str, total_bytes_max: u64) -> u64 {
+    const LEAF: usize = 64 << 10;
+    const GIVEN: usize = 8;
+    let leaf = |number: u32| {
+        let mut bytes = noise(number as u8, LEAF);
+        bytes[..4].copy_from_slice(&number.to_be_bytes());
+        raw(bytes)
+    };
+    let files: Vec<Vec<Block>> = (0..20).map(|file| (0..40).map(|at| leaf(file * 40 + at)).collect()).collect();
+    let shelf = Shelf::new(files.iter().flatten(), files.iter().flat_map(|leaves| &leaves[GIVEN..]));
+    let roots: Vec<Block> = files.iter().map(|leaves| file(leaves)).collect();
+    let mut setup = setup(&roots.iter().collect::<Vec<_>>(), Arc::clone(&shelf) as _);
+    setup.http.read_ahead_bytes_max = 1 << 20;
+    setup.http.read_ahead_total_bytes_max = total_bytes_max;
+    setup.limits = gateway::pipeline::Limits::of(&setup.http, &config::Cache::default());
+    let site = setup.start().await;
+    let mut clients = Vec::new();
+    for root in &roots {
+        let request = format!("GET /ipfs/{}?{format} HTTP/1.1\r\nHost: x\r\n\r\n", root.cid());
+        clients.push(site.connect(&request).await);
+    }
+    let mut given = vec![0; LEAF * GIVEN];
+    for client in &mut clients {
+        tokio::time::timeout(PATIENCE, client.read_exact(&mut given))
+            .await
+            .expect("in time")
+            .expect("the first leaves");
+    }
+    // Every response waits for a leaf by now, and has asked for all that it asks for meanwhile once this stays the same.
+    until(|| shelf.waiting() >= clients.len() as u64, "every reader to wait").await;
+    let mut waiting = 0;
+    while waiting != shelf.waiting() {
+        waiting = shelf.waiting();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    waiting * LEAF as u64
+}
+
+#[tokio::test]
+async fn all_readers_together_stay_within_what_is_read_ahead() {
+    const TOTAL: u64 = 4 << 20;
+    for format in ["", "format=car", "format=tar"] {
+        let alone = read_ahead(format, 1 << 30).await;
+        assert!(alone > 2 * TOTAL, "{format}: {alone} bytes are read ahead where nothing limits that");
+        let together = read_ahead(format, TOTAL).await;
+        // Every reader fetches one leaf, whatever is left.
+        let least = 20 * (64 << 10);
+        assert!(together <= TOTAL + 2 * least, "{format}: {together} bytes are read ahead");
+    }
+}
+
+#[tokio::test]
+async fn http_10_gets_an_archive_whole_or_not_at_all() {
+    let leaves = [raw(noise(1, 20_000)), raw(noise(2, 20_000))];
+    let large = file(&leaves);
+    let mut setup = Setup::new(&[&large, &leaves[0], &leaves[1]]);
+    setup.limits.http10_buffer_bytes_max = 45_000;
+    let site = setup.start().await;
+    for format in ["car", "tar"] {
+        let path = format!("/ipfs/{}?format={format}", large.cid());
+        let whole = site.get(&path).await;
+        assert!(!whole.headers().contains_key("content-length"), "nobody knows it beforehand");
+        let whole = whole.bytes().await.expect("a body");
+        let (answer, end) = site.exchange(&format!("GET {path} HTTP/1.0\r\n\r\n")).await;
+        end.expect("an orderly end");
+        let head = String::from_utf8_lossy(&answer[..answer.len() - body_of(&answer).len()]).to_ascii_lowercase();
+        assert!(head.starts_with("http/1.0 200") && !head.contains("transfer-encoding"), "{head}");
+        assert!(head.contains(&format!("content-length: {}\r\n", whole.len())), "{head}");
+        assert_eq!(body_of(&answer), whole, "{format}");
+    }
+    // Twice the file is beyond the buffer.
+    let both = directory(&[("a", &leaves[0]), ("b", &large)]);
+    let mut setup = Setup::new(&[&both, &large, &leaves[0], &leaves[1]]);
+    setup.limits.http10_buffer_bytes_max = 30_000;
+    let site = setup.start().await;
+    for format in ["car", "tar"] {
+        let (answer, end) = site.exchange(&format!("GET /ipfs/{}?format={format} HTTP/1.0\r\n\r\n", both.cid())).await;
+        end.expect("an orderly end");
+        let text = String::from_utf8_lossy(&answer);
+        assert!(text.starts_with("HTTP/1.0 505") && text.contains("HTTP/1.1"), "{format}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_held_back_for_http_10_shares_the_memory_that_is_read_ahead_in() {
+    let leaves = [raw(noise(1, 20_000)), raw(noise(2, 20_000))];
+    let large = file(&leaves);
+    let mut setup = Setup::new(&[&large, &leaves[0], &leaves[1]]);
+    setup.http.read_ahead_total_bytes_max = 30_000;
+    setup.limits = gateway::pipeline::Limits::of(&setup.http, &config::Cache::default());
+    let site = setup.start().await;
+    for _ in 0..3 {
+        let (answer, end) = site.exchange(&format!("GET /ipfs/{}?format=car HTTP/1.0\r\n\r\n", large.cid())).await;
+        end.expect("an orderly end");
+        let text = String::from_utf8_lossy(&answer).to_ascii_lowercase();
+        assert!(text.starts_with("http/1.0 429") && text.contains("retry-after: 5"), "{text}");
+        // What was taken was given back.
+        let (answer, _) = site.exchange(&format!("GET /ipfs/{}?format=car HTTP/1.0\r\n\r\n", leaves[0].cid())).await;
+        assert!(answer.starts_with(b"HTTP/1.0 200") && answer.ends_with(leaves[0].data()));
+    }
+    // With HTTP/1.1 nothing has to be held back.
+    let whole = site.get(&format!("/ipfs/{}?format=car", large.cid())).await;
+    assert!(whole.bytes().await.expect("a complete body").len() > 40_000);
+}
+
+#[tokio::test]
+async fn an_archive_that_breaks_off_never_looks_complete() {
+    let leaves = [raw(noise(1, 20_000)), raw(noise(2, 20_000))];
+    let large = file(&leaves);
+    for (format, version) in [("car", "1.1"), ("car", "1.0"), ("tar", "1.1"), ("tar", "1.0")] {
+        let (upstream, gate) = Nothing::gated(stalled);
+        let site = setup(&[&large, &leaves[0]], upstream).start().await;
+        let request = format!("GET /ipfs/{}?format={format} HTTP/{version}\r\nHost: x\r\n\r\n", large.cid());
+        let mut stream = site.connect(&request).await;
+        let mut answer = Vec::new();
+        if version == "1.1" {
+            let mut first = vec![0; 1000];
+            stream.read_exact(&mut first).await.expect("a head");
+            answer = first;
+        }
+        gate.add_permits(10);
+        let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.expect("in time").map(|_| ());
+        match version {
+            "1.1" => {
+                assert_is_reset(format, &answer, end);
+                until_aborted(&site, "stalled", 1).await;
+            }
+            _ => {
+                end.expect("an orderly end");
+                let text = String::from_utf8_lossy(&answer);
+                assert!(text.starts_with("HTTP/1.0 504") && text.to_lowercase().contains("content-length"), "{text}");
+            }
+        }
+    }
+}

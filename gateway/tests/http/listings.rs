@@ -1,0 +1,287 @@
+//! Listings: pages, formats, and names of every kind.
+
+use crate::dag::{directory, directory_of_bytes, raw, sharded};
+use crate::site::{PATIENCE, Setup, Site};
+use crate::upstream::Shelf;
+use content::Block;
+use futures::StreamExt as _;
+use reqwest::Response;
+use serde_json::Value;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+fn header<'a>(response: &'a Response, name: &str) -> &'a str {
+    response.headers().get(name).map_or("", |value| value.to_str().expect("ASCII"))
+}
+
+fn names(count: usize) -> Vec<Vec<u8>> {
+    (0..count).map(|number| format!("n{number:06}").into_bytes()).collect()
+}
+
+fn plain(names: &[Vec<u8>], entry: &Block) -> Block {
+    directory_of_bytes(&names.iter().map(|name| (name.as_slice(), entry)).collect::<Vec<_>>())
+}
+
+/// A site whose pages have so many entries.
+async fn site_of(blocks: &[Block], entries_max: usize) -> Site {
+    let mut setup = Setup::new(&blocks.iter().collect::<Vec<_>>());
+    setup.limits.listing_entries_max = entries_max;
+    setup.start().await
+}
+
+/// The names of a page of HTML, as they are written there, and the address of the next page.
+fn read_html(path: &str, html: &str) -> (Vec<String>, Option<String>) {
+    assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"), "{html}");
+    let entries = html.split("<li>").skip(1).map(|row| {
+        let name = row.split_once("<a href=\"").and_then(|(_, link)| link.split_once('>')).expect("a link").1;
+        name.split_once("</a>").expect("an end").0.to_owned()
+    });
+    let next = html.split_once("rel=\"next\" href=\"").map(|(_, rest)| rest.split_once('"').expect("an end").0);
+    (entries.collect(), next.map(|query| format!("{path}{query}")))
+}
+
+/// The same of a page of JSON.
+fn read_json(json: &str) -> (Vec<String>, Option<String>) {
+    let page: Value = serde_json::from_str(json).expect("JSON");
+    let names = page["entries"].as_array().expect("a list").iter().map(|entry| entry["name"].as_str().expect("text"));
+    (names.map(str::to_owned).collect(), page.get("next").map(|next| next.as_str().expect("text").to_owned()))
+}
+
+/// Every page of a listing.
+async fn pages(site: &Site, path: &str, json: bool) -> Vec<Vec<String>> {
+    let mut pages = Vec::new();
+    let mut next = Some(if json { format!("{path}?format=json") } else { path.to_owned() });
+    while let Some(address) = next {
+        let response = site.get(&address).await;
+        assert_eq!(response.status(), 200, "{address}");
+        let text = response.text().await.expect("text");
+        let (entries, following) = if json { read_json(&text) } else { read_html(path, &text) };
+        pages.push(entries);
+        next = following;
+        assert!(pages.len() < 1000, "the pages end: {address}");
+    }
+    pages
+}
+
+#[tokio::test]
+async fn pages_have_every_entry_once() {
+    let leaf = raw("x");
+    // A few, one page exactly, a chunk of rows and a page exactly, and a rest.
+    for (count, entries_max) in [(5, 7), (7, 7), (14, 7), (1000, 7), (1000, 300), (256, 128), (256, 256), (0, 7)] {
+        let names = names(count);
+        let plain = plain(&names, &leaf);
+        let mut blocks = sharded(&names, &leaf);
+        let sharded = blocks[blocks.len() - 1].clone();
+        blocks.extend([plain.clone(), leaf.clone()]);
+        let site = site_of(&blocks, entries_max).await;
+        let expected: Vec<String> = names.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
+        for (root, is_plain) in [(plain.cid(), true), (sharded.cid(), false)] {
+            for json in [false, true] {
+                let pages = pages(&site, &format!("/ipfs/{root}/"), json).await;
+                assert_eq!(pages.len(), count.div_ceil(entries_max).max(1), "{count} {entries_max} {is_plain} {json}");
+                let found = pages.concat();
+                assert!(!is_plain || found == expected, "{count} {entries_max}: in stored order");
+                let once: HashSet<_> = found.iter().collect();
+                assert_eq!((found.len(), once.len()), (count, count), "{count} {entries_max} {is_plain} {json}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_page_begins_after_an_entry_that_is_there() {
+    let leaf = raw("x");
+    let names = names(300);
+    let plain = plain(&names, &leaf);
+    let mut blocks = sharded(&names, &leaf);
+    let sharded = blocks[blocks.len() - 1].clone();
+    blocks.extend([plain.clone(), leaf]);
+    let site = site_of(&blocks, 100).await;
+    for root in [plain.cid(), sharded.cid()] {
+        for query in ["after=missing", "after=", "format=json&after=n", "format=json&after=%ff"] {
+            let response = site.get(&format!("/ipfs/{root}/?{query}")).await;
+            assert_eq!(response.status(), 404, "{query}");
+            assert!(response.text().await.expect("text").contains("no entry"));
+        }
+    }
+    let last = site.get(&format!("/ipfs/{}/?after=n000299&format=json", plain.cid())).await;
+    let (entries, next) = read_json(&last.text().await.expect("text"));
+    assert_eq!((entries.len(), next), (0, None), "after the last one there is nothing");
+}
+
+#[tokio::test]
+async fn entries_of_one_name_do_not_make_pages_without_end() {
+    let leaf = raw("x");
+    let names: Vec<Vec<u8>> =
+        (0..10).map(|number| if number < 8 { b"same".to_vec() } else { b"then".to_vec() }).collect();
+    let plain = plain(&names, &leaf);
+    let site = site_of(&[plain.clone(), leaf], 3).await;
+    let pages = pages(&site, &format!("/ipfs/{}/", plain.cid()), true).await;
+    assert!(pages.len() < 5 && pages.concat().contains(&"then".to_owned()), "{pages:?}");
+}
+
+const STRANGE: [&[u8]; 8] = [b"\"", b"'", b"<script>", b"\n", b"&amp;", b"%41?#", b"\xff\xfe", b"\xf0\x9f\x90\x8b"];
+
+#[tokio::test]
+async fn strange_names_are_escaped_and_lead_to_their_entries() {
+    let leaf = raw("behind a strange name");
+    let names: Vec<Vec<u8>> = STRANGE.iter().map(|name| name.to_vec()).collect();
+    let plain = plain(&names, &leaf);
+    let mut blocks = sharded(&names, &leaf);
+    let sharded = blocks[blocks.len() - 1].clone();
+    blocks.extend([plain.clone(), leaf.clone()]);
+    let site = site_of(&blocks, 100).await;
+    for root in [plain.cid(), sharded.cid()] {
+        let path = format!("/ipfs/{root}/");
+        let html = site.get(&path).await.text().await.expect("text");
+        assert!(!html.contains("<script>") && html.contains("&lt;script&gt;"), "{html}");
+        let links: Vec<&str> = html.split("<li>").skip(1).map(|row| row.split('"').nth(3).expect("a link")).collect();
+        assert_eq!(links.len(), STRANGE.len());
+        for link in links {
+            assert!(link.starts_with(&path) && !link.contains(['<', '\n', '?', '#', '\'']), "{link}");
+            // What is not text cannot be asked for.
+            let expected = if link.contains("%EF%BF%BD") { 404 } else { 200 };
+            assert_eq!(site.get(&link.replace("&amp;", "&")).await.status(), expected, "{link}");
+        }
+        let json = site.get(&format!("{path}?format=json")).await.text().await.expect("text");
+        let (found, _) = read_json(&json);
+        let found: HashSet<String> = found.into_iter().collect();
+        let expected = STRANGE.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
+        assert_eq!(found, expected);
+    }
+}
+
+#[tokio::test]
+async fn pages_may_end_at_strange_names() {
+    let leaf = raw("x");
+    let names: Vec<Vec<u8>> = STRANGE.iter().map(|name| name.to_vec()).collect();
+    let plain = plain(&names, &leaf);
+    let mut blocks = sharded(&names, &leaf);
+    let sharded = blocks[blocks.len() - 1].clone();
+    blocks.extend([plain.clone(), leaf]);
+    let site = site_of(&blocks, 1).await;
+    for root in [plain.cid(), sharded.cid()] {
+        for json in [false, true] {
+            let pages = pages(&site, &format!("/ipfs/{root}/"), json).await;
+            assert_eq!(pages.iter().map(Vec::len).collect::<Vec<_>>(), [1; STRANGE.len()], "{pages:?}");
+            assert_eq!(pages.concat().iter().collect::<HashSet<_>>().len(), STRANGE.len());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_page_begins_before_the_last_shard_is_there() {
+    let leaf = raw("x");
+    let blocks = sharded(&names(20_000), &leaf);
+    // Shards are written depth first, so that the one before the root is the last of the listing.
+    let [.., last, root] = &blocks[..] else { panic!("a root and shards") };
+    for query in ["", "?format=json"] {
+        let shelf = Shelf::new(&blocks, [last]);
+        let mut setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[root]) };
+        setup.limits.listing_entries_max = 100_000;
+        let site = setup.start().await;
+        let response = site.get(&format!("/ipfs/{}/{query}", root.cid())).await;
+        assert_eq!(response.status(), 200);
+        let mut body = response.bytes_stream();
+        let mut text = Vec::new();
+        while text.len() < 10_000 {
+            text.extend(body.next().await.expect("more").expect("so far so good"));
+        }
+        assert!(text.windows(3).any(|three| three == b"n00"), "entries are among the first bytes");
+        shelf.gate.add_permits(1);
+        let rest = tokio::time::timeout(PATIENCE, async {
+            while let Some(chunk) = body.next().await {
+                text.extend(chunk.expect("so far so good"));
+            }
+        });
+        rest.await.expect("in time");
+        assert!(text.ends_with(b"</html>\n") || text.ends_with(b"]}\n"));
+    }
+}
+
+#[tokio::test]
+async fn a_page_in_the_middle_of_a_large_directory_costs_a_few_blocks() {
+    let leaf = raw("x");
+    let names = names(50_000);
+    let blocks = sharded(&names, &leaf);
+    let root = &blocks[blocks.len() - 1];
+    assert!(blocks.len() > 5000);
+    let shelf = Shelf::new(&blocks, []);
+    let mut setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[]) };
+    setup.limits.listing_entries_max = 100;
+    let site = setup.start().await;
+    for number in [25_000, 1, 49_999] {
+        let before = shelf.asked();
+        let path = format!("/ipfs/{}/?format=json&after=n{number:06}", root.cid());
+        let response = site.get(&path).await;
+        assert_eq!(response.status(), 200);
+        let (entries, next) = read_json(&response.text().await.expect("text"));
+        assert!(entries.len() == 100 && next.is_some(), "{number}: {}", entries.len());
+        let asked = shelf.asked() - before;
+        assert!(asked < 150, "{number}: {asked} of {} blocks", blocks.len());
+    }
+}
+
+#[tokio::test]
+async fn json_says_what_is_known() {
+    let (leaf, folder) = (raw("x"), directory(&[]));
+    let root = directory(&[("file \"a\"\n", &leaf), ("folder", &folder)]);
+    let site = site_of(&[leaf.clone(), folder.clone(), root.clone()], 100).await;
+    // How the address ends does not matter, nor how the format is asked for.
+    for (end, accept) in [("/?format=json", "text/html"), ("?format=json", "*/*"), ("/", "application/json")] {
+        let response = site.send("GET", &format!("/ipfs/{}{end}", root.cid()), &[("accept", accept)]).await;
+        assert_eq!((response.status().as_u16(), header(&response, "content-type")), (200, "application/json"), "{end}");
+        assert_eq!(header(&response, "x-content-type-options"), "nosniff");
+        assert_eq!(header(&response, "cache-control"), "public, max-age=604800, stale-while-revalidate=2678400");
+        assert_eq!(header(&response, "x-ipfs-roots"), root.cid().to_string());
+        let page: Value = serde_json::from_str(&response.text().await.expect("text")).expect("JSON");
+        let path = format!("/ipfs/{}{}", root.cid(), if end.starts_with('/') { "/" } else { "" });
+        let expected = serde_json::json!({
+            "cid": root.cid().to_string(),
+            "path": path,
+            "entries": [
+                { "name": "file \"a\"\n", "cid": leaf.cid().to_string(), "size": 1, "type": "file" },
+                { "name": "folder", "cid": folder.cid().to_string(), "size": folder.data().len() },
+            ],
+        });
+        assert_eq!(page, expected);
+    }
+}
+
+#[tokio::test]
+async fn listings_have_tags_and_heads() {
+    let leaf = raw("x");
+    let names = names(300);
+    let plain = plain(&names, &leaf);
+    let mut blocks = sharded(&names, &leaf);
+    let sharded = blocks[blocks.len() - 1].clone();
+    blocks.extend([plain.clone(), leaf]);
+    let site = site_of(&blocks, 100).await;
+    for root in [plain.cid(), sharded.cid()] {
+        let mut tags = HashSet::new();
+        for query in ["", "?format=json", "?after=n000007", "?format=json&after=n000007"] {
+            let path = format!("/ipfs/{root}/{query}");
+            let get = site.get(&path).await;
+            let head = site.send("HEAD", &path, &[]).await;
+            for name in
+                ["content-type", "etag", "cache-control", "x-ipfs-roots", "x-ipfs-path", "vary", "accept-ranges"]
+            {
+                assert!(!header(&get, name).is_empty(), "{name}");
+                assert_eq!(header(&get, name), header(&head, name), "{path} {name}");
+            }
+            assert_eq!((get.status(), head.status()), (200.try_into().expect("ok"), 200.try_into().expect("ok")));
+            let tag = header(&get, "etag").to_owned();
+            assert!(head.bytes().await.expect("no body").is_empty());
+            for (method, condition) in [("GET", tag.clone()), ("HEAD", format!("\"x\", W/{tag}"))] {
+                let same = site.send(method, &path, &[("if-none-match", &condition)]).await;
+                assert_eq!(same.status(), 304, "{method} {path}");
+                assert_eq!(header(&same, "etag"), tag);
+                assert!(!header(&same, "cache-control").is_empty());
+            }
+            let other = site.send("GET", &path, &[("if-none-match", "\"another\"")]).await;
+            assert_eq!(other.status(), 200);
+            tags.insert((path.contains("json"), tag));
+        }
+        assert_eq!(tags.len(), 2, "each format has its own: {tags:?}");
+    }
+}

@@ -1,0 +1,78 @@
+//! A network that has blocks, counts what it is asked for, and keeps whoever asks waiting if it is told to.
+
+use content::{Block, BlockSource, Cid, MemoryBlocks, SourceError};
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, ready};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::Semaphore;
+
+/// Blocks that somebody far away has.
+pub struct Shelf {
+    blocks: MemoryBlocks,
+    held_back: HashSet<Cid>,
+    /// Gets a permit for each block that is to be let go after all.
+    pub gate: Arc<Semaphore>,
+    asked: AtomicU64,
+    waiting: Arc<AtomicU64>,
+}
+
+impl Shelf {
+    /// One that has `blocks`, and keeps those waiting who ask for one of `held_back`.
+    pub fn new<'a>(
+        blocks: impl IntoIterator<Item = &'a Block>,
+        held_back: impl IntoIterator<Item = &'a Block>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            blocks: blocks.into_iter().cloned().collect(),
+            held_back: held_back.into_iter().map(|block| *block.cid()).collect(),
+            gate: Arc::new(Semaphore::new(0)),
+            asked: AtomicU64::default(),
+            waiting: Arc::default(),
+        })
+    }
+
+    /// How many blocks were asked for until now.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    /// How many blocks are being waited for.
+    pub fn waiting(&self) -> u64 {
+        self.waiting.load(Ordering::SeqCst)
+    }
+}
+
+/// Somebody who waits, until it is dropped.
+struct Waiting(Arc<AtomicU64>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl BlockSource for Shelf {
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let found = self.blocks.get(cid);
+        if !self.held_back.contains(cid) {
+            return found;
+        }
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let (gate, waiting) = (Arc::clone(&self.gate), Waiting(Arc::clone(&self.waiting)));
+        async move {
+            if let Ok(permit) = gate.acquire().await {
+                permit.forget();
+            }
+            drop(waiting);
+            found.await
+        }
+        .boxed()
+    }
+
+    fn has(&self, _cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        ready(Ok(false)).boxed()
+    }
+}

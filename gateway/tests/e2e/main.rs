@@ -13,6 +13,7 @@
 //! | [`soak`] | much traffic for long, in `make test-long` only |
 
 #[path = "../support/mod.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
 mod support;
 
 mod coalescing;

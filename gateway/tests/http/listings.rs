@@ -285,3 +285,18 @@ async fn listings_have_tags_and_heads() {
         assert_eq!(tags.len(), 2, "each format has its own: {tags:?}");
     }
 }
+
+#[tokio::test]
+async fn names_that_no_address_could_have_are_cut_and_not_linked() {
+    let leaf = raw("x");
+    let long = vec![b'"'; 100_000];
+    let root = directory_of_bytes(&[(long.as_slice(), &leaf), (b"short", &leaf)]);
+    let site = site_of(&[root.clone(), leaf], 100).await;
+    let path = format!("/ipfs/{}/", root.cid());
+    let html = site.get(&path).await.text().await.expect("text");
+    assert!(html.len() < 60_000 && html.contains("…") && html.contains(">short<"), "{} bytes", html.len());
+    assert_eq!(html.matches("class=\"ipfs-hash\"").count(), 1);
+    let (names, next) = read_json(&site.get(&format!("{path}?format=json")).await.text().await.expect("text"));
+    assert_eq!((names.len(), next), (2, None));
+    assert!(names[0].len() < 5000 && names[1] == "short");
+}

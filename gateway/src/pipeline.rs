@@ -331,9 +331,10 @@ impl Gateway {
             Found::File(entity, block) => {
                 let entity = Arc::new(entity);
                 let key = self.key_of(cx);
-                let learnt = |entity: &Arc<Entity>| match shows_index {
-                    true => self.paths.remember(&key, entity),
-                    false => {}
+                let learnt = |entity: &Arc<Entity>| {
+                    if shows_index {
+                        self.paths.remember(&key, entity);
+                    }
                 };
                 learnt(&entity);
                 let roots = entity.roots.clone();

@@ -198,18 +198,22 @@ impl Inner {
     async fn join(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
         let begun = Instant::now();
         let fly = || Arc::clone(&self).take_off(Arc::clone(&upstream), cid, key);
-        let (flight, joined) = self.flights.join(key, fly);
+        let (mut flight, mut joined) = self.flights.join(key, fly);
         if joined {
             self.metrics.joined.inc();
         }
-        let outcome = match flight.await {
+        let mut outcome = flight.await;
+        // Whoever began it had no place on the way there, which says nothing about others: one of them begins anew.
+        while joined && matches!(outcome, Err(SourceError::Busy)) {
+            (flight, joined) = self.flights.join(key, fly);
+            outcome = flight.await;
+        }
+        let outcome = match outcome {
             // Whoever began it may have asked in another place. One who joined late has patience left for a search of
             // its own.
             Err(SourceError::Stalled { stall, .. }) if joined && begun.elapsed() < stall.waited / 2 => {
                 Arc::clone(&self).take_off(upstream, cid, key).await
             }
-            // Whoever began it had no place on the way there, which says nothing about others.
-            Err(SourceError::Busy) if joined => Arc::clone(&self).take_off(upstream, cid, key).await,
             outcome => outcome,
         };
         let block = outcome.map_err(|error| rename(error, &cid))?;

@@ -6,7 +6,7 @@
 //! Non-goal: order. Blocks come as they arrive.
 
 use crate::block::Block;
-use crate::cid::{Cid, MAX_DIGEST_BYTES, codec};
+use crate::cid::{Cid, codec};
 use crate::dagpb::PbNode;
 use crate::ipld::{self, IpldError};
 use crate::source::{BlockSource, SourceError, at_hand};
@@ -14,7 +14,6 @@ use crate::unixfs::NodeError;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{self, BoxStream, FuturesUnordered, StreamExt as _};
-use ipld_core::serde::ExtractLinks;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -35,21 +34,23 @@ pub enum DagError {
 ///
 /// # Errors
 /// [`NodeError::Unsupported`] for other codecs: their links are unknown, which is not the same as none.
-/// [`NodeError::Malformed`] for bytes that break the format, and for dag-json that is nested more than some 120 deep or
-/// links to a CID whose digest is longer than 64 bytes, which its decoder does not take.
+/// [`NodeError::Malformed`] for bytes that break the format, and for dag-json that is too complex to be read
+/// ([`crate::ipld`]).
 pub fn links(block: &Block) -> Result<Vec<Cid>, NodeError> {
     let cid = block.cid();
     match cid.codec() {
         codec::RAW | codec::CBOR | codec::JSON => Ok(Vec::new()),
         codec::DAG_PB => links_pb(block).map_err(|reason| NodeError::malformed(cid, reason)),
-        codec::DAG_CBOR => ipld::links_cbor(block).map_err(|error| match error {
-            IpldError::Malformed { cid, reason } => NodeError::Malformed { cid, reason },
-            error => NodeError::malformed(cid, error),
-        }),
-        codec::DAG_JSON => serde_ipld_dagjson::from_slice::<ExtractLinks<MAX_DIGEST_BYTES>>(block.data())
-            .map(ExtractLinks::into_vec)
-            .map_err(|reason| NodeError::malformed(cid, reason)),
+        codec::DAG_CBOR => ipld::links_cbor(block).map_err(|error| unreadable(cid, error)),
+        codec::DAG_JSON => ipld::links_json(block).map_err(|error| unreadable(cid, error)),
         codec => Err(NodeError::Unsupported { cid: *cid, codec }),
+    }
+}
+
+fn unreadable(cid: &Cid, error: IpldError) -> NodeError {
+    match error {
+        IpldError::Malformed { cid, reason } => NodeError::Malformed { cid, reason },
+        error => NodeError::malformed(cid, error),
     }
 }
 

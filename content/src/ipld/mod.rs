@@ -148,6 +148,23 @@ pub(crate) fn links_cbor(block: &Block) -> Result<Vec<Cid>, IpldError> {
     cbor::links(block.data()).map_err(|fault| fault.of(block.cid()))
 }
 
+/// The links of a dag-json block, by the keys that they are below: in stored order, if the document is as the codec wants it.
+pub(crate) fn links_json(block: &Block) -> Result<Vec<Cid>, IpldError> {
+    let mut links = Vec::new();
+    collect_links(decode(block)?, &mut links);
+    Ok(links)
+}
+
+/// As deep as documents are, which is bounded.
+fn collect_links(value: Ipld, links: &mut Vec<Cid>) {
+    match value {
+        Ipld::Link(cid) => links.push(*cid),
+        Ipld::List(list) => list.into_iter().for_each(|value| collect_links(value, links)),
+        Ipld::Map(map) => map.0.into_iter().for_each(|(_, value)| collect_links(value, links)),
+        _ => {}
+    }
+}
+
 /// Writes a value as dag-cbor or dag-json, which are also what it is as plain CBOR and plain JSON: those have no rules of
 /// their own that the stricter codecs break.
 ///

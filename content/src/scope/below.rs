@@ -143,6 +143,8 @@ fn below_entity(block: &Block, bytes: Option<EntityBytes>) -> Result<Option<Belo
             Ok(Below::new(block, Children::Shards { shard, bits }))
         }
         Ok(Node::Directory(_) | Node::Symlink { .. } | Node::Plain(_)) | Err(NodeError::Unsupported { .. }) => Ok(None),
+        // A node whose data is not UnixFS is no less a node, and no more than one block.
+        Err(_) if PbNode::decode(block.data().clone()).is_ok() => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -27,6 +27,7 @@ use bytes::Bytes;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{self, BoxStream, FuturesOrdered, StreamExt as _};
 use futures::{FutureExt as _, TryFutureExt as _};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -385,6 +386,9 @@ impl Level {
     /// The path of an entry.
     fn locate(&self, entry: Result<Entry, DirError>) -> Result<(String, Entry), TarError> {
         let entry = entry?;
+        if entry.not_text.is_some() {
+            return Err(refused_name(&self.cid, &entry.name, NOT_TEXT));
+        }
         match names::join(&self.path, &entry.name) {
             Ok(path) => Ok((path, entry)),
             Err(reason) => Err(refused_name(&self.cid, &entry.name, reason)),
@@ -403,12 +407,21 @@ impl Level {
     }
 }
 
+/// Names that are no text would all look alike, and of equal names the last would win when the archive is extracted.
+const NOT_TEXT: &str = "it is not UTF-8 text";
+const TWICE: &str = "the directory has it twice";
+
 /// Checks the names of a directory that is one block.
 fn check_names(cid: &Cid, path: &str, node: &PbNode) -> Result<(), TarError> {
+    let mut names = HashSet::with_capacity(node.link_count());
     for link in node.links() {
         let link = link.map_err(|reason| NodeError::malformed(cid, reason))?;
-        let name = String::from_utf8_lossy(link.name);
-        names::join(path, &name).map_err(|reason| refused_name(cid, &name, reason))?;
+        let refused = |reason| refused_name(cid, &String::from_utf8_lossy(link.name), reason);
+        let name = str::from_utf8(link.name).map_err(|_| refused(NOT_TEXT))?;
+        names::join(path, name).map_err(refused)?;
+        if !names.insert(link.name) {
+            return Err(refused(TWICE));
+        }
     }
     Ok(())
 }

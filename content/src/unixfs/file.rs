@@ -291,7 +291,8 @@ impl FileReader {
         self.range.end - self.range.start
     }
 
-    /// The look-ahead window now, in bytes: between 1 MiB and the limit, unless the limit is smaller.
+    /// The look-ahead window now, in bytes: between 1 MiB and the limit, or less if the limit or what is left of the shared
+    /// budget is smaller.
     pub fn window_bytes(&self) -> usize {
         self.window.bytes
     }

@@ -109,6 +109,9 @@ fn links_are_those_of_the_codec() {
         r#"{{"a": 1.5, "b": [{{"/": "{a}"}}, null, {{"c": {{"/": "{a}"}}}}], "d": {{"/": {{"bytes": "YQ"}}}}}}"#
     );
     assert_eq!(links(&block(codec::DAG_JSON, json.as_bytes())), Ok(vec![a, a]));
+    // Decoding base58 takes time that grows with the square of its length: this would be minutes.
+    let long = format!("{{\"/\":\"z{}\"}}", "2".repeat(1_900_000));
+    assert!(matches!(links(&block(codec::DAG_JSON, long.as_bytes())), Err(NodeError::Malformed { .. })));
     let deep = [&[b'['; 100_000][..], &[b']'; 100_000]].concat();
     for malformed in [&b"{"[..], b"", b"{} {}", br#"{"/": "no CID"}"#, &deep] {
         assert!(matches!(links(&block(codec::DAG_JSON, malformed)), Err(NodeError::Malformed { .. })));

@@ -471,8 +471,11 @@ fn what_is_not_a_file_needs_one_block_alone() {
     let blocks = Arc::new(MemoryBlocks::new());
     let file = leaf(&blocks, LeafKind::RawCodec, b"file");
     let symlink = pb_node(&[], Some(&Message::default().varint(1, SYMLINK).bytes(2, b"a/file").0), false);
+    let metadata = pb_node(&[], Some(&Message::default().varint(1, 3).0), false);
     let alone = [
         add(&blocks, codec::DAG_PB, symlink),
+        add(&blocks, codec::DAG_PB, metadata),
+        add(&blocks, codec::DAG_PB, pb_node(&[Link::to(*file.cid(), "f")], Some(b"hello"), false)),
         add(&blocks, codec::DAG_PB, pb_node(&[Link::to(*file.cid(), "f")], None, false)),
         add(&blocks, codec::DAG_CBOR, cbor_links(&[*file.cid()])),
         add(&blocks, codec::JSON, b"{}".to_vec()),

@@ -170,6 +170,17 @@ fn names_of_every_length_and_script_are_extracted() {
 }
 
 #[test]
+fn names_that_would_be_one_file_are_refused() {
+    let blocks = Arc::new(MemoryBlocks::new());
+    let (a, b) = (leaf(&blocks, LeafKind::RawCodec, b"a"), leaf(&blocks, LeafKind::RawCodec, b"b"));
+    let unixfs = Message::default().varint(1, DIRECTORY).0;
+    let twice = pb_node(&[Link::to(*a.cid(), "same"), Link::to(*b.cid(), "same")], Some(&unixfs), false);
+    let root = add(&blocks, codec::DAG_PB, twice);
+    let (bytes, error) = archive_of(blocks, "root", &root, LIMITS);
+    assert!(bytes.is_empty() && matches!(error, Some(TarError::Name { .. })), "{error:?}");
+}
+
+#[test]
 fn names_and_symlinks_that_leave_the_root_are_refused() {
     let blocks = Arc::new(MemoryBlocks::new());
     let leaf = leaf(&blocks, LeafKind::RawCodec, b"leaf");

@@ -5,6 +5,7 @@
 
 use crate::answer::archive::CarOptionsError;
 use crate::hosts::LabelError;
+use crate::html;
 use crate::metrics::Abort;
 use crate::negotiate::{NotSupported, wants_html};
 use content::ipld::IpldError;
@@ -20,7 +21,7 @@ use content::walk::WalkError;
 use content::{Cid, CidError, SourceError, Verdict};
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, VARY};
 use http::{Response, StatusCode};
-use maud::{DOCTYPE, PreEscaped, html};
+use maud::{DOCTYPE, html};
 use std::time::Duration;
 
 /// Why a request is not answered with content.
@@ -371,13 +372,7 @@ impl Problem {
         let markup = html! {
             (DOCTYPE)
             html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta name="viewport" content="width=device-width, initial-scale=1";
-                    title { (code) " " (page.title) }
-                    link rel="icon" href="data:,";
-                    style { (PreEscaped(STYLE)) }
-                }
+                (html::head(&format!("{code} {}", page.title), STYLE))
                 body {
                     p.code { (code) }
                     h1 { (page.title) }

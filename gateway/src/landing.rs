@@ -1,22 +1,17 @@
 //! The page at `/`: a field for a CID or a name, and the way to the welcome site.
 
+use crate::html;
 use content::Cid;
 use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
-use maud::{DOCTYPE, PreEscaped, html};
+use maud::{DOCTYPE, html};
 
 /// The page; `welcome` is the root of the site that it shows the way to.
 pub fn page(welcome: Option<&Cid>) -> Response<String> {
     let markup = html! {
         (DOCTYPE)
         html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "Causeway" }
-                link rel="icon" href="data:,";
-                style { (PreEscaped(STYLE)) }
-            }
+            (html::head("Causeway", STYLE))
             body {
                 h1 { "Causeway" }
                 p { "A gateway to IPFS. Everything that it sends was checked against its address." }

@@ -22,6 +22,7 @@
 //! | [`content_type`] | what a file is |
 //! | [`respond`], [`body`] | what every response carries, and its bytes |
 //! | [`errors`], [`landing`] | every problem's status and words; the page at `/` |
+//! | [`html`] | what all pages have in common |
 //!
 //! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`].
 
@@ -37,6 +38,7 @@ pub mod content_type;
 pub mod errors;
 pub mod health;
 pub mod hosts;
+pub mod html;
 pub mod landing;
 pub mod lanes;
 pub mod metrics;

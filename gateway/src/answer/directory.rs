@@ -13,6 +13,7 @@
 use super::Context;
 use crate::body::Content;
 use crate::errors::Problem;
+use crate::html;
 use crate::negotiate::Format;
 use crate::plan;
 use crate::resolve::header;
@@ -235,13 +236,7 @@ impl Page {
         let markup = html! {
             (DOCTYPE)
             html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta name="viewport" content="width=device-width, initial-scale=1";
-                    title { "Index of " (name) }
-                    link rel="icon" href="data:,";
-                    style { (PreEscaped(STYLE)) }
-                }
+                (html::head(&format!("Index of {name}"), STYLE))
             }
         };
         let header = html! {

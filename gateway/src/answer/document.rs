@@ -8,6 +8,7 @@ use super::file::{AtHand, at_hand};
 use crate::body::Content;
 use crate::conditional::none_match;
 use crate::errors::Problem;
+use crate::html;
 use crate::negotiate::Format;
 use crate::plan;
 use crate::request::Ask;
@@ -18,7 +19,7 @@ use content::ipld::{self, Kind, Label, Outline, OutlineLimits};
 use content::walk::Resolved;
 use content::{Block, Cid, codec};
 use http::HeaderValue;
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{DOCTYPE, Markup, html};
 
 /// Part of the entity tag of a preview: to be raised whenever it looks different.
 const VERSION: u32 = 1;
@@ -134,13 +135,7 @@ fn page(cx: &Context<'_>, block: &Block, outline: &Outline) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { (native) " " (cid) }
-                link rel="icon" href="data:,";
-                style { (PreEscaped(STYLE)) }
-            }
+            (html::head(&format!("{native} {cid}"), STYLE))
             body {
                 header {
                     h1 translate="no" { (cid) }

@@ -199,6 +199,14 @@ pub enum NameError {
         /// How many are followed.
         max: usize,
     },
+    /// It takes too long to follow the names that it stands for, one after the other.
+    #[error("where {name} leads to was not found within {:.1} s", waited.as_secs_f32())]
+    TooSlow {
+        /// The first name.
+        name: Name,
+        /// How long was waited.
+        waited: Duration,
+    },
     /// More look-ups are waiting than are allowed.
     #[error("too many names are being looked up at the moment")]
     Busy,

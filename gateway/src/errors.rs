@@ -440,7 +440,7 @@ fn of_name(error: &NameError) -> Page {
         NameError::NoDnsLink { .. } => {
             Page::new(StatusCode::NOT_FOUND, "No DNSLink", "The owner of the domain has not linked it to content.")
         }
-        NameError::Dns { .. } => Page {
+        NameError::Dns { .. } | NameError::TooSlow { .. } => Page {
             retry_seconds: Some(30),
             ..Page::new(StatusCode::GATEWAY_TIMEOUT, UNRESOLVED, "Trying again later may help.")
         },

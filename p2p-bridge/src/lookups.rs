@@ -1,7 +1,8 @@
 //! Searches for the value records of a key in the DHT: which queries belong to which search, and what is still to be asked.
 //!
 //! Goals: a search that begins before any peer is known, as it does when the node was just started, waits for the first
-//! one instead of failing; a scope whose first peers turn out to be gone is asked again when a new one comes. What is
+//! one instead of failing; a scope whose first peers turn out to be gone is asked again when a new one comes; and that the
+//! neighbours know nothing does not end a search before the first peer outside had a moment to be connected. What is
 //! found goes over a bounded channel, and a search that nobody listens to any more ends.
 //!
 //! Non-goals: whether what is found is any good (whoever searches checks it), and when to give up (drop the [`Search`]).
@@ -13,10 +14,14 @@ use libp2p::kad::{QueryId, RecordKey};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 /// Records that may wait for whoever searches. Further ones are lost: there are never so many that differ.
 const FOUND_WAITING_MAX: usize = 32;
+
+/// How long a search that has found nothing lets peers outside have to be connected.
+const HOPE: Duration = Duration::from_secs(3);
 
 /// A record that a peer had: nobody has checked it yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +97,19 @@ struct Lookup {
     key: RecordKey,
     sink: Sink,
     scopes: HashMap<Scope, State>,
+    begun: Instant,
+    found: bool,
+}
+
+impl Lookup {
+    /// Whether all that was started has ended with an answer. `hope` says that more peers may be there in a moment.
+    fn is_over(&self, now: Instant, hope: bool) -> bool {
+        let any = |state: fn(&State) -> bool| self.scopes.values().any(state);
+        let worth_waiting = hope && !self.found && now.saturating_duration_since(self.begun) < HOPE;
+        any(|state| *state == State::Heard)
+            && !any(|state| matches!(state, State::Running(..)))
+            && !(worth_waiting && any(|state| *state == State::Waiting))
+    }
 }
 
 /// Every running search.
@@ -104,10 +122,10 @@ pub struct Lookups {
 
 impl Lookups {
     /// A new search; [`Lookups::due`] says where to ask.
-    pub fn add(&mut self, key: RecordKey, sink: Sink) {
+    pub fn add(&mut self, key: RecordKey, sink: Sink, now: Instant) {
         self.next += 1;
         let scopes = Scope::ALL.map(|scope| (scope, State::Waiting)).into();
-        self.lookups.insert(self.next, Lookup { key, sink, scopes });
+        self.lookups.insert(self.next, Lookup { key, sink, scopes, begun: now, found: false });
     }
 
     /// The searches that wait for somebody to ask in a scope, and their keys.
@@ -127,7 +145,8 @@ impl Lookups {
 
     /// A query found a record.
     pub fn found(&mut self, scope: Scope, query: QueryId, found: Found) {
-        if let Some(lookup) = self.queries.get(&(scope, query)).and_then(|id| self.lookups.get(id)) {
+        if let Some(lookup) = self.queries.get(&(scope, query)).and_then(|id| self.lookups.get_mut(id)) {
+            lookup.found = true;
             // Full means that whoever searches has enough to do.
             let _ = lookup.sink.sender.try_send(found);
         }
@@ -149,16 +168,17 @@ impl Lookups {
         self.queries.keys().copied().collect()
     }
 
-    /// A query ended. Without any answer the scope waits for another peer; once all that was started has ended with an
-    /// answer, the search is over.
+    /// A query ended. Without any answer the scope waits for another peer.
     pub fn finished(&mut self, scope: Scope, query: QueryId, answered: bool) {
         let Some(id) = self.queries.remove(&(scope, query)) else { return };
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
         lookup.scopes.insert(scope, if answered { State::Heard } else { State::Waiting });
-        let running = lookup.scopes.values().any(|state| matches!(state, State::Running(..)));
-        if !running && lookup.scopes.values().any(|state| *state == State::Heard) {
-            self.lookups.remove(&id);
-        }
+    }
+
+    /// Ends the searches that are over: all that was started has ended with an answer. With `hope`, which says that peers
+    /// outside may be connected in a moment, those that found nothing wait that moment for them.
+    pub fn settle(&mut self, now: Instant, hope: bool) {
+        self.lookups.retain(|_, lookup| !lookup.is_over(now, hope));
     }
 
     /// Forgets the searches that nobody listens to any more. Returns their queries, which are to be ended.
@@ -198,7 +218,7 @@ mod tests {
         let [wan, lan] = queries();
         let mut lookups = Lookups::default();
         let (mut search, sink) = Search::new(None);
-        lookups.add(key(), sink);
+        lookups.add(key(), sink, Instant::now());
         for scope in Scope::ALL {
             assert_eq!(lookups.due(scope).len(), 1, "nobody was asked yet");
         }
@@ -214,7 +234,10 @@ mod tests {
         }
         assert_eq!(search.peers_asked(), 6);
         lookups.finished(Scope::Lan, lan, true);
+        lookups.settle(Instant::now(), true);
+        assert_eq!(lookups.lookups.len(), 1, "the other scope is asked");
         lookups.finished(Scope::Wan, wan, true);
+        lookups.settle(Instant::now(), true);
         assert_eq!(search.next().await, None);
         assert!(lookups.lookups.is_empty() && lookups.running().is_empty());
     }
@@ -224,14 +247,41 @@ mod tests {
         let [first, second] = queries();
         let mut lookups = Lookups::default();
         let (_search, sink) = Search::new(None);
-        lookups.add(key(), sink);
+        lookups.add(key(), sink, Instant::now());
         let id = lookups.due(Scope::Wan)[0].0;
         lookups.started(id, Scope::Wan, first);
         lookups.finished(Scope::Wan, first, false);
+        lookups.settle(Instant::now(), false);
         assert_eq!(lookups.due(Scope::Wan).len(), 1);
         lookups.started(id, Scope::Wan, second);
         lookups.finished(Scope::Wan, second, true);
+        lookups.settle(Instant::now(), false);
         assert!(lookups.lookups.is_empty(), "the other scope has nobody");
+    }
+
+    #[test]
+    fn neighbours_that_know_nothing_do_not_end_a_search_while_there_is_hope() {
+        let begun = Instant::now();
+        // Whether something was found, whether there is hope, how long it takes, and whether the search is over then.
+        let table = [
+            (false, true, Duration::ZERO, false),
+            (false, true, HOPE, true),
+            (false, false, Duration::ZERO, true),
+            (true, true, Duration::ZERO, true),
+        ];
+        for (finds, hope, after, over) in table {
+            let [lan] = queries();
+            let mut lookups = Lookups::default();
+            let (_search, sink) = Search::new(None);
+            lookups.add(key(), sink, begun);
+            lookups.started(lookups.next, Scope::Lan, lan);
+            if finds {
+                lookups.found(Scope::Lan, lan, found());
+            }
+            lookups.finished(Scope::Lan, lan, true);
+            lookups.settle(begun + after, hope);
+            assert_eq!(lookups.lookups.is_empty(), over, "{finds} {hope} {after:?}");
+        }
     }
 
     #[test]
@@ -239,7 +289,7 @@ mod tests {
         let [query] = queries();
         let mut lookups = Lookups::default();
         let (search, sink) = Search::new(None);
-        lookups.add(key(), sink);
+        lookups.add(key(), sink, Instant::now());
         let id = lookups.due(Scope::Lan)[0].0;
         lookups.started(id, Scope::Lan, query);
         for _ in 0..10 * FOUND_WAITING_MAX {

@@ -55,6 +55,11 @@ impl Redial {
         self.targets.keys().copied()
     }
 
+    /// Whether there are targets, and none of them is connected.
+    pub fn is_lonely(&self) -> bool {
+        !self.targets.is_empty() && self.targets.values().all(|target| !target.connected)
+    }
+
     /// A peer is connected.
     pub fn connected(&mut self, peer: &PeerId) {
         if let Some(target) = self.targets.get_mut(peer) {
@@ -102,7 +107,9 @@ mod tests {
             dials += redial.due(start + Duration::from_secs(second)).len();
         }
         assert!((5..=12).contains(&dials), "{dials}");
+        assert!(redial.is_lonely() && !Redial::default().is_lonely());
         redial.connected(&peer);
+        assert!(!redial.is_lonely());
         assert!(redial.due(start + Duration::from_secs(1_000)).is_empty());
         let left = start + Duration::from_secs(2_000);
         redial.disconnected(&peer, left);

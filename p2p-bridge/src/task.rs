@@ -132,7 +132,7 @@ impl Task {
                 self.announce();
             }
             Command::FindRecords(key, sink) => {
-                self.lookups.add(key, sink);
+                self.lookups.add(key, sink, Instant::now());
                 Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
             }
             Command::Addresses(reply) => {
@@ -282,9 +282,12 @@ impl Task {
         self.end_unheard_lookups();
     }
 
-    /// Queries tell how far they are only when they find something, which may take long.
+    /// Queries tell how far they are only when they find something, which may take long; and a peer that is known already
+    /// makes no event when it can be asked again.
     fn tend_lookups(&mut self) {
         self.end_unheard_lookups();
+        self.lookups.settle(Instant::now(), self.bootstraps.is_lonely());
+        Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
         for (scope, query) in self.lookups.running() {
             let asked = self.swarm.behaviour_mut().dht(scope).query(&query).map(|query| query.stats().num_requests());
             self.lookups.asked(scope, query, asked.unwrap_or_default() as usize);
@@ -320,6 +323,7 @@ impl Task {
                 }
                 if step.last {
                     self.lookups.finished(scope, id, stats.num_successes() > 0);
+                    self.lookups.settle(Instant::now(), self.bootstraps.is_lonely());
                     self.on_query_finished(scope, id);
                 }
             }
@@ -399,6 +403,7 @@ impl Task {
                 self.swarm.behaviour_mut().dht(scope).add_address(&peer, address.clone());
             }
             self.peerbook.saw(peer, good, SystemTime::now());
+            self.look_up(scope);
         }
     }
 

@@ -6,6 +6,8 @@
 
 use content::ipns::Record;
 use content::{Name, NameError};
+use moka::ops::compute::Op;
+use moka::policy::EvictionPolicy;
 use moka::sync::Cache as Moka;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -17,7 +19,10 @@ pub(super) const STALE_TTL: Duration = Duration::from_secs(5);
 /// How long a stale record is left in peace after a search that found none.
 const REFRESH_PAUSE: Duration = Duration::from_secs(30);
 /// The first moment after an answer does not count, so that a minute is a minute to everybody who asked together.
-const MOMENT: Duration = Duration::from_secs(1);
+pub(super) const MOMENT: Duration = Duration::from_secs(1);
+/// Failures that are remembered at most. They have a room of their own, so that names that do not exist, of which there is
+/// no end, displace none that do.
+const FAILURES_MAX: u64 = 4096;
 /// The weight of one entry, in bytes: what a usual record takes.
 const ENTRY_BYTES: usize = 1024;
 
@@ -80,6 +85,15 @@ impl Entry {
         }
     }
 
+    /// Whether it may be handed to somebody who waited for it. A record may have died while it was on its way; a DNSLink
+    /// that is as old as that is what the DNS says all the same.
+    pub fn holds(&self, wall: SystemTime) -> bool {
+        match &self.outcome {
+            Ok(Answer::Record(record)) => record.is_valid_at(wall),
+            Ok(Answer::Link(_)) | Err(_) => true,
+        }
+    }
+
     fn weight(&self) -> u32 {
         let bytes = match &self.outcome {
             Ok(Answer::Record(record)) => record.bytes().len() + record.value().len(),
@@ -90,33 +104,36 @@ impl Entry {
     }
 }
 
-/// The memory of names, least recently used out first.
-pub(super) struct Cache(Moka<Name, Arc<Entry>>);
+/// The memory of names: what was used least recently goes first, whatever was popular once.
+pub(super) struct Cache {
+    answers: Moka<Name, Arc<Entry>>,
+    failures: Moka<Name, Arc<Entry>>,
+}
 
 impl Cache {
-    /// Room for so many usual entries; larger ones count as several.
+    /// Room for so many usual answers; larger ones count as several. Failures have room beside them.
     pub fn new(entries_max: u64) -> Self {
-        let weigher = |_: &Name, entry: &Arc<Entry>| entry.weight();
-        Self(Moka::builder().max_capacity(entries_max).weigher(weigher).build())
+        let room = |max: u64| Moka::builder().max_capacity(max).eviction_policy(EvictionPolicy::lru());
+        let answers = room(entries_max).weigher(|_: &Name, entry: &Arc<Entry>| entry.weight()).build();
+        Self { answers, failures: room(entries_max.min(FAILURES_MAX)).build() }
     }
 
     pub fn get(&self, name: &Name) -> Option<Arc<Entry>> {
-        self.0.get(name)
+        self.answers.get(name).or_else(|| self.failures.get(name))
     }
 
     pub fn put(&self, name: Name, entry: Arc<Entry>) {
-        self.0.insert(name, entry);
-    }
-
-    pub fn forget(&self, name: &Name) {
-        self.0.invalidate(name);
+        let (right, wrong) =
+            if entry.outcome.is_ok() { (&self.answers, &self.failures) } else { (&self.failures, &self.answers) };
+        wrong.invalidate(&name);
+        right.insert(name, entry);
     }
 
     /// A record was found: the better one of it and what is known is fresh from now on. Returns that, and whether it is the
     /// one that was found.
     pub fn improve(&self, name: &Name, found: Record, now: Instant, wall: SystemTime) -> (Arc<Entry>, bool) {
         let mut news = true;
-        let entry = self.0.entry_by_ref(name).and_upsert_with(|known| {
+        let entry = self.answers.entry_by_ref(name).and_upsert_with(|known| {
             let known = known.map(moka::Entry::into_value);
             let best = match known.as_ref().map(|entry| &entry.outcome) {
                 Some(Ok(Answer::Record(known))) if known.is_valid_at(wall) && !found.newer_than(known) => {
@@ -128,27 +145,44 @@ impl Cache {
             let ttl = best.ttl();
             Arc::new(Entry::new(Ok(Answer::Record(best)), ttl, now))
         });
+        self.failures.invalidate(name);
         (entry.into_value(), news)
     }
 
     /// A search failed. A record that holds is left as it is, for a while without another search; otherwise the failure
     /// is remembered. Returns what counts now.
     pub fn fail(&self, name: &Name, error: NameError, ttl: Duration, now: Instant, wall: SystemTime) -> Arc<Entry> {
-        let entry = self.0.entry_by_ref(name).and_upsert_with(|known| {
-            let known = known.map(moka::Entry::into_value);
-            match known {
-                Some(entry) if entry.outcome.is_ok() && entry.standing(now, wall) != Standing::Gone => {
-                    Arc::new(Entry { refresh_after: now + REFRESH_PAUSE, ..Entry::clone(&entry) })
-                }
-                _ => Arc::new(Entry::new(Err(error.clone()), ttl, now)),
+        let mut counts = Arc::new(Entry::new(Err(error), ttl, now));
+        let _ = self.answers.entry_by_ref(name).and_compute_with(|known| match known.map(moka::Entry::into_value) {
+            Some(entry) if entry.standing(now, wall) != Standing::Gone => {
+                counts = Arc::new(Entry { refresh_after: now + REFRESH_PAUSE, ..Entry::clone(&entry) });
+                Op::Put(Arc::clone(&counts))
             }
+            Some(_) => Op::Remove,
+            None => Op::Nop,
         });
-        entry.into_value()
+        if counts.outcome.is_err() {
+            self.failures.insert(name.clone(), Arc::clone(&counts));
+        }
+        counts
     }
 
     /// Every record that is known, in no order.
     pub fn records(&self) -> Vec<(Name, Arc<Entry>)> {
-        let records = self.0.iter().filter(|(_, entry)| matches!(entry.outcome, Ok(Answer::Record(_))));
+        let records = self.answers.iter().filter(|(_, entry)| matches!(entry.outcome, Ok(Answer::Record(_))));
         records.map(|(name, entry)| (Name::clone(&name), entry)).collect()
+    }
+
+    #[cfg(test)]
+    pub fn clear(&self) {
+        self.answers.invalidate_all();
+        self.failures.invalidate_all();
+    }
+
+    /// Lets go at once of what is too much, which otherwise happens now and then.
+    #[cfg(test)]
+    pub fn settle(&self) {
+        self.answers.run_pending_tasks();
+        self.failures.run_pending_tasks();
     }
 }

@@ -21,6 +21,9 @@ const GOOD_MAX: usize = 16;
 /// Bad records that end a search: more peers than that are never near a key.
 const BAD_MAX: usize = 64;
 
+/// Why a record that was good once is refused.
+pub(super) const EXPIRED: &str = "the record is past its end of life";
+
 /// Whoever finds records.
 pub(super) trait Records: Send + Sync {
     /// Starts a search.
@@ -77,9 +80,5 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
 /// The record, if it is one and still holds; otherwise why not.
 fn check(inner: &Inner, key: &Key, bytes: &bytes::Bytes) -> Result<Record, String> {
     let record = Record::verify(key, bytes.clone()).map_err(|error| error.to_string())?;
-    if record.is_valid_at((inner.clock.wall)()) {
-        Ok(record)
-    } else {
-        Err("the record is past its end of life".to_owned())
-    }
+    if record.is_valid_at((inner.clock.wall)()) { Ok(record) } else { Err(EXPIRED.to_owned()) }
 }

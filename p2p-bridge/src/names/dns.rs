@@ -15,6 +15,7 @@ use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ResolverConfig};
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::net::{DnsError, NetError};
+use hickory_resolver::proto::op::ResponseCode;
 use hickory_resolver::proto::rr::{RData, RecordType};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +26,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// How often one is asked again.
 const RETRIES: usize = 1;
 /// How long a look-up may take, over all servers, and with the look-up of a server's own address.
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(15);
+pub(super) const LOOKUP_TIMEOUT: Duration = Duration::from_secs(15);
 /// The shortest time that a DNSLink is remembered: below that, a page and its images would each ask anew.
 const TTL_MIN: Duration = Duration::from_secs(1);
 /// The longest time that the absence of a DNSLink is remembered, which is what an owner waits who just made one.
@@ -94,7 +95,7 @@ impl Service {
     }
 
     /// A resolver that asks the service, whose own address the system looks up.
-    async fn resolver(&self) -> Result<TokioResolver, String> {
+    async fn resolver(&self, questions_max: usize) -> Result<TokioResolver, String> {
         let found = tokio::net::lookup_host((self.host.as_str(), self.port)).await;
         let addresses = found.map_err(|error| format!("cannot find {}: {error}", self.host))?;
         let server = |address: SocketAddr| {
@@ -108,7 +109,7 @@ impl Service {
             }
             server
         };
-        build(addresses.take(DOH_ADDRESSES_MAX).map(server).collect())
+        build(addresses.take(DOH_ADDRESSES_MAX).map(server).collect(), questions_max)
     }
 }
 
@@ -117,7 +118,7 @@ enum Asked {
     /// Fixed servers.
     Servers(TokioResolver),
     /// A service whose address is looked up when it is first needed, and again after a failure.
-    Service { service: Service, resolver: Mutex<Option<TokioResolver>> },
+    Service { service: Service, questions_max: usize, resolver: Mutex<Option<TokioResolver>> },
     /// Nothing can be asked.
     Nobody(String),
 }
@@ -127,12 +128,12 @@ impl Asked {
         match self {
             Self::Servers(resolver) => Ok(resolver.clone()),
             Self::Nobody(reason) => Err(reason.clone()),
-            Self::Service { service, resolver } => {
+            Self::Service { service, questions_max, resolver } => {
                 let known = resolver.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 if let Some(known) = known {
                     return Ok(known);
                 }
-                let made = service.resolver().await?;
+                let made = service.resolver(*questions_max).await?;
                 *resolver.lock().unwrap_or_else(PoisonError::into_inner) = Some(made.clone());
                 Ok(made)
             }
@@ -155,16 +156,16 @@ pub(super) struct Dns {
 
 impl Dns {
     /// `doh` has pairs of a suffix ("eth", "example.org" or "." for everything) and the URL of a DNS-over-HTTPS service.
-    /// `servers`, if there are any, are asked instead of the system's.
-    pub fn new(doh: &[(String, String)], servers: &[SocketAddr]) -> Result<Self, DohError> {
+    /// `servers`, if there are any, are asked instead of the system's. `questions_max` may be open at each at once.
+    pub fn new(doh: &[(String, String)], servers: &[SocketAddr], questions_max: usize) -> Result<Self, DohError> {
         let mut routes = Vec::new();
         for (suffix, url) in doh {
             let service = Service::parse(url)?;
-            let asked = Asked::Service { service, resolver: Mutex::new(None) };
+            let asked = Asked::Service { service, questions_max, resolver: Mutex::new(None) };
             routes.push((normal(suffix)?, Arc::new(asked)));
         }
         if !routes.iter().any(|(suffix, _)| suffix.is_empty()) {
-            routes.push((String::new(), Arc::new(default_servers(servers))));
+            routes.push((String::new(), Arc::new(default_servers(servers, questions_max))));
         }
         routes.sort_by_key(|(suffix, _)| std::cmp::Reverse(suffix.len()));
         Ok(Self { routes })
@@ -189,11 +190,12 @@ fn is_below(domain: &str, suffix: &str) -> bool {
     suffix.is_empty() || domain.strip_suffix(suffix).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-fn default_servers(servers: &[SocketAddr]) -> Asked {
+fn default_servers(servers: &[SocketAddr], questions_max: usize) -> Asked {
     let built = if servers.is_empty() {
-        TokioResolver::builder_tokio().map_err(|error| error.to_string()).and_then(finish)
+        let builder = TokioResolver::builder_tokio().map_err(|error| error.to_string());
+        builder.and_then(|builder| finish(builder, questions_max))
     } else {
-        build(servers.iter().map(|server| plain(*server)).collect())
+        build(servers.iter().map(|server| plain(*server)).collect(), questions_max)
     };
     built.map_or_else(
         |error| Asked::Nobody(format!("the system's DNS configuration cannot be used: {error}")),
@@ -209,16 +211,21 @@ fn plain(server: SocketAddr) -> NameServerConfig {
     NameServerConfig::new(server.ip(), true, connections)
 }
 
-fn build(servers: Vec<NameServerConfig>) -> Result<TokioResolver, String> {
+fn build(servers: Vec<NameServerConfig>, questions_max: usize) -> Result<TokioResolver, String> {
     let config = ResolverConfig::from_parts(None, Vec::new(), servers);
-    finish(TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()))
+    finish(TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()), questions_max)
 }
 
-fn finish(mut builder: hickory_resolver::ResolverBuilder<TokioRuntimeProvider>) -> Result<TokioResolver, String> {
+fn finish(
+    mut builder: hickory_resolver::ResolverBuilder<TokioRuntimeProvider>,
+    questions_max: usize,
+) -> Result<TokioResolver, String> {
     let options = builder.options_mut();
     options.timeout = TIMEOUT;
     options.attempts = RETRIES;
     options.edns0 = true;
+    // Whoever asks us is counted already.
+    options.max_active_requests = questions_max;
     // What is remembered is remembered in one place.
     options.cache_size = 0;
     options.positive_max_ttl = Some(TTL_MAX);
@@ -229,42 +236,71 @@ impl Links for Dns {
     fn look_up(&self, domain: Domain) -> BoxFuture<'static, Looked> {
         let asked = self.route(&domain);
         async move {
-            let asking = async {
-                let asked = asked.ok_or_else(|| "no DNS is configured for it".to_owned());
-                ask(asked?.as_ref(), &domain).await
+            let answer = match &asked {
+                Some(asked) => ask_in_time(asked, &domain).await,
+                None => Err(Trouble::Dns("no DNS is configured for it".to_owned())),
             };
-            let answer = tokio::time::timeout(LOOKUP_TIMEOUT, asking).await;
-            match answer.unwrap_or_else(|_| Err(format!("no answer within {} s", LOOKUP_TIMEOUT.as_secs()))) {
+            match answer {
                 Ok((Some(link), ttl)) => (Ok(Answer::Link(link)), ttl.clamp(TTL_MIN, TTL_MAX)),
                 Ok((None, ttl)) => (Err(NameError::NoDnsLink { domain }), ttl.clamp(TTL_MIN, ABSENCE_TTL_MAX)),
-                Err(reason) => (Err(NameError::Dns { domain, reason }), FAILURE_TTL),
+                Err(Trouble::Busy) => (Err(NameError::Busy), Duration::ZERO),
+                Err(Trouble::Dns(reason)) => (Err(NameError::Dns { domain, reason }), FAILURE_TTL),
             }
         }
         .boxed()
     }
 }
 
+/// Why there is no answer.
+enum Trouble {
+    /// We have too many questions.
+    Busy,
+    /// The DNS, or the way to it, fails.
+    Dns(String),
+}
+
 /// The link, if there is one, and how long that holds.
-async fn ask(asked: &Asked, domain: &Domain) -> Result<(Option<Arc<str>>, Duration), String> {
-    let resolver = asked.resolver().await?;
+type Heard = Result<(Option<Arc<str>>, Duration), Trouble>;
+
+async fn ask_in_time(asked: &Asked, domain: &Domain) -> Heard {
+    let answer = tokio::time::timeout(LOOKUP_TIMEOUT, ask(asked, domain)).await;
+    answer.unwrap_or_else(|_| {
+        asked.failed();
+        Err(Trouble::Dns(format!("no answer within {} s", LOOKUP_TIMEOUT.as_secs())))
+    })
+}
+
+async fn ask(asked: &Asked, domain: &Domain) -> Heard {
+    let resolver = asked.resolver().await.map_err(Trouble::Dns)?;
     // The last dot keeps the system's search list out of it.
     match resolver.lookup(format!("{}.{domain}.", dnslink::LABEL), RecordType::TXT).await {
         Ok(lookup) => {
+            says_something(lookup.message().response_code)?;
             let ttl = lookup.answers().iter().map(|record| record.ttl).min().unwrap_or_default();
             let texts: Vec<String> = lookup.answers().iter().filter_map(|record| text(&record.data)).collect();
             let link = dnslink::choose(texts.iter().map(String::as_str)).map(Arc::from);
             Ok((link, Duration::from_secs(ttl.into())))
         }
         Err(NetError::Dns(DnsError::NoRecordsFound(absence))) => {
+            says_something(absence.response_code)?;
             let ttl = absence.negative_ttl.map_or(ABSENCE_TTL_MAX, |seconds| Duration::from_secs(seconds.into()));
             Ok((None, ttl))
         }
+        Err(NetError::Busy) => Err(Trouble::Busy),
         // The server answered, if only that it cannot.
-        Err(error @ NetError::Dns(_)) => Err(error.to_string()),
+        Err(error @ NetError::Dns(_)) => Err(Trouble::Dns(error.to_string())),
         Err(error) => {
             asked.failed();
-            Err(error.to_string())
+            Err(Trouble::Dns(error.to_string()))
         }
+    }
+}
+
+/// Whether a response says anything about the domain. Others are easily taken for one without records.
+fn says_something(code: ResponseCode) -> Result<(), Trouble> {
+    match code {
+        ResponseCode::NoError | ResponseCode::NXDomain => Ok(()),
+        other => Err(Trouble::Dns(format!("the server answered \"{other}\""))),
     }
 }
 
@@ -311,14 +347,14 @@ mod tests {
     #[test]
     fn the_longest_suffix_wins_and_the_dot_is_for_the_rest() {
         let route = |suffix: &str, port: u16| (suffix.to_owned(), format!("https://127.0.0.1:{port}/"));
-        let dns = Dns::new(&[route("eth", 1), route("a.Eth.", 2), route(".", 3)], &[]).expect("routes");
+        let dns = Dns::new(&[route("eth", 1), route("a.Eth.", 2), route(".", 3)], &[], 1).expect("routes");
         let table = [("x.eth", 1), ("y.x.eth", 1), ("a.eth", 2), ("x.a.eth", 2), ("ba.eth", 1), ("x.teeth", 3)];
         for (domain, port) in table {
             let asked = dns.route(&Domain::parse(domain).expect("a domain")).expect("a route");
             assert!(matches!(&*asked, Asked::Service { service, .. } if service.port == port), "{domain}");
         }
         for suffix in ["", "..", "a b", "a..b"] {
-            assert!(Dns::new(&[route(suffix, 1)], &[]).is_err(), "{suffix}");
+            assert!(Dns::new(&[route(suffix, 1)], &[], 1).is_err(), "{suffix}");
         }
     }
 }

@@ -68,7 +68,7 @@ pub struct NamesOptions {
     pub dns_servers: Vec<SocketAddr>,
     /// Names that are remembered. A record of more than 1 KiB counts as several.
     pub cache_entries_max: u64,
-    /// Look-ups that run at once; half of them at most may be refreshing what is known.
+    /// Look-ups that run at once, in the DHT and in the DNS each; half of them at most may be ones that nobody waits for.
     pub lookups_max: usize,
     /// How long a name may be searched for in the DHT.
     pub timeout: Duration,
@@ -146,7 +146,7 @@ impl Names {
         bridge: Option<Bridge>,
         registry: &mut Registry,
     ) -> Result<Arc<Self>, NamesError> {
-        let dns = Dns::new(&options.doh, &options.dns_servers)?;
+        let dns = Dns::new(&options.doh, &options.dns_servers, options.lookups_max)?;
         let online = !options.offline;
         let links = online.then(|| Arc::new(dns) as Arc<dyn Links>);
         let records = bridge.filter(|_| online).map(|bridge| Arc::new(bridge) as Arc<dyn Records>);
@@ -180,11 +180,6 @@ impl Names {
         Arc::new(Self { inner })
     }
 
-    /// Forgets what is remembered of a name, so that it is looked up when it is next asked for.
-    pub fn refresh(&self, name: &Name) {
-        self.inner.cache.forget(name);
-    }
-
     /// Writes the records that are to outlive a restart. Otherwise that happens a few seconds after a change.
     pub async fn save(&self) {
         self.inner.save().await;
@@ -198,34 +193,78 @@ impl NameResolver for Names {
     }
 
     fn record(&self, key: &Key) -> BoxFuture<'static, Result<Record, NameError>> {
-        let (inner, name) = (Arc::clone(&self.inner), Name::Key(*key));
+        let (inner, key) = (Arc::clone(&self.inner), *key);
         async move {
-            match inner.answer(&name).await? {
+            match inner.answer(&Name::Key(key)).await? {
                 (Answer::Record(record), _) => Ok(record),
-                (Answer::Link(_), _) => Err(NameError::Offline { name }),
+                (Answer::Link(_), _) => Err(NameError::Refused { key, reason: "a DNSLink is no record".to_owned() }),
             }
         }
         .boxed()
     }
 }
 
-/// Follows names until one stands for content.
+/// Follows names until one stands for content. What the first one says may no longer hold when the last one is known: then
+/// they are all followed once more, by what is remembered now.
 async fn resolve(inner: &Arc<Inner>, first: Name) -> Result<Resolution, NameError> {
-    let (mut name, mut below, mut ttl) = (first.clone(), Vec::new(), Duration::MAX);
+    let limit = 2 * inner.timeout.max(dns::LOOKUP_TIMEOUT);
+    let following = async {
+        for _ in 0..2 {
+            if let Some(resolution) = follow(inner, &first).await? {
+                return Ok(Some(resolution));
+            }
+        }
+        Ok(None)
+    };
+    let begun = Instant::now();
+    let followed = tokio::time::timeout(limit, following).await.unwrap_or(Ok(None))?;
+    followed.ok_or_else(|| NameError::TooSlow { name: first.clone(), waited: begun.elapsed() })
+}
+
+/// Where a name leads to; `None` if that was over before the end was reached.
+async fn follow(inner: &Arc<Inner>, first: &Name) -> Result<Option<Resolution>, NameError> {
+    let (mut name, mut below, mut lease) = (first.clone(), Vec::new(), None);
     for _ in 0..STEPS_MAX {
-        let (path, step_ttl) = inner.step(&name).await?;
-        ttl = ttl.min(step_ttl);
+        let (path, ttl) = inner.step(&name).await?;
+        lease = Some(Lease::new(ttl, (inner.clock.now)()).or_shorter(lease));
         let mut segments = path.segments;
         if segments.len() + below.len() > DEPTH_MAX {
             return Err(not_a_path(&name, &segments.join("/")));
         }
         segments.append(&mut below);
         match path.root {
-            Root::Cid(root) => return Ok(Resolution { root, segments, ttl }),
+            Root::Cid(root) => {
+                let left = lease.and_then(|lease| lease.left((inner.clock.now)()));
+                return Ok(left.map(|ttl| Resolution { root, segments, ttl }));
+            }
             Root::Name(next) => (name, below) = (next, segments),
         }
     }
-    Err(NameError::TooManySteps { name: first, max: STEPS_MAX })
+    Err(NameError::TooManySteps { name: first.clone(), max: STEPS_MAX })
+}
+
+/// How long something is good, from some moment on.
+#[derive(Debug, Clone, Copy)]
+struct Lease {
+    ttl: Duration,
+    from: Instant,
+}
+
+impl Lease {
+    fn new(ttl: Duration, from: Instant) -> Self {
+        Self { ttl, from }
+    }
+
+    /// The one that ends first.
+    fn or_shorter(self, other: Option<Self>) -> Self {
+        other.filter(|other| other.from + other.ttl < self.from + self.ttl).unwrap_or(self)
+    }
+
+    /// What is left of it. As with what is remembered, the first moment does not count.
+    fn left(self, now: Instant) -> Option<Duration> {
+        let passed = now.saturating_duration_since(self.from);
+        if passed < cache::MOMENT { Some(self.ttl) } else { self.ttl.checked_sub(passed) }
+    }
 }
 
 fn not_a_path(name: &Name, value: &str) -> NameError {
@@ -291,12 +330,22 @@ impl Inner {
         if !self.is_reachable(name) {
             return Err(NameError::Offline { name: name.clone() });
         }
-        let Some(flight) = self.flights.join(self, name) else {
-            self.metrics.busy(name);
-            return Err(NameError::Busy);
-        };
-        // A flight that vanishes was ended with the process, or by a defect.
-        flight.first().await.ok_or(NameError::Busy)
+        // A search that goes on behind may have found nothing but a record that has died since. Then its end is waited for,
+        // which may bring a better one, and after it there is a new search.
+        for _ in 0..2 {
+            let Some(flight) = self.flights.join(self, name) else {
+                self.metrics.busy(name);
+                return Err(NameError::Busy);
+            };
+            if let Some(entry) = flight.answer(|entry| entry.holds((self.clock.wall)())).await {
+                return Ok(entry);
+            }
+        }
+        match name {
+            Name::Key(key) => Err(NameError::Refused { key: *key, reason: dht::EXPIRED.to_owned() }),
+            // A look-up that vanishes was ended with the process, or by a defect.
+            Name::Domain(_) => Err(NameError::Busy),
+        }
     }
 
     /// Looks for something newer, if nobody does and there is time for it.
@@ -323,7 +372,10 @@ impl Inner {
     /// Remembers what a domain stands for, or that it stands for nothing.
     fn learn(&self, name: &Name, outcome: Result<Answer, NameError>, ttl: Duration) -> Arc<Entry> {
         let entry = Arc::new(Entry::new(outcome, ttl, (self.clock.now)()));
-        self.cache.put(name.clone(), Arc::clone(&entry));
+        // That we are busy says nothing about the domain.
+        if entry.outcome != Err(NameError::Busy) {
+            self.cache.put(name.clone(), Arc::clone(&entry));
+        }
         entry
     }
 

@@ -4,6 +4,7 @@
 use super::*;
 use crate::lookups::{Found, Search, Sink};
 use bytes::Bytes;
+use cid::multibase::{self, Base};
 use content::ipns::Draft;
 use content::names::Domain;
 use libp2p::PeerId;
@@ -250,7 +251,7 @@ async fn many_readers_share_one_search() {
 }
 
 #[tokio::test]
-async fn failures_are_remembered_for_a_moment_and_names_are_forgotten_on_demand() {
+async fn failures_are_remembered_for_a_moment() {
     let dht = Dht::open();
     let timeout = Duration::from_millis(20);
     let names = names_with(NamesOptions { timeout, ..NamesOptions::default() }, &dht, Zone::default());
@@ -263,9 +264,70 @@ async fn failures_are_remembered_for_a_moment_and_names_are_forgotten_on_demand(
     dht.has(1, [signed(1, 1, &to("a"))]);
     advance(FAILURE_TTL);
     assert_eq!(leads(&names, &name(1)).await.0, "a");
-    until("the search is ended", || names.inner.flights.under_way() == 0).await;
-    names.refresh(&name(1));
-    assert_eq!((leads(&names, &name(1)).await.0.as_str(), dht.searches()), ("a", 3));
+    assert_eq!(dht.searches(), 2);
+}
+
+#[tokio::test]
+async fn a_search_that_goes_on_is_no_excuse_for_a_record_that_has_died() {
+    let dht = Dht::open();
+    dht.has(1, [signed_until(1, 1, &to("old"), wall() + MINUTE)]);
+    let names = names(&dht);
+    assert_eq!(leads(&names, &name(1)).await.0, "old");
+    advance(2 * MINUTE);
+    let reader = tokio::spawn(names.resolve(&name(1)));
+    tokio::task::yield_now().await;
+    dht.finds(signed_until(1, 2, &to("new"), wall() + MINUTE));
+    let resolution = reader.await.expect("no panics").expect("the search goes on");
+    assert_eq!((resolution.segments.join("/").as_str(), dht.searches()), ("new", 1));
+
+    advance(2 * MINUTE);
+    dht.has(1, []);
+    let reader = tokio::spawn(names.resolve(&name(1)));
+    tokio::task::yield_now().await;
+    dht.end_searches();
+    until("it is searched for anew", || dht.searches() == 2).await;
+    dht.end_searches();
+    assert!(matches!(reader.await.expect("no panics"), Err(NameError::NoRecord { .. })));
+}
+
+#[tokio::test]
+async fn the_first_step_still_holds_when_the_last_is_known_or_is_taken_again() {
+    let dht = Dht::open();
+    let names =
+        names_with(NamesOptions::default(), &dht, Zone([("a.example.org", format!("/ipns/{}", name(1)))].into()));
+    for (waited, record_ttl) in [(MINUTE / 2, MINUTE / 2), (2 * MINUTE, MINUTE)] {
+        let reader = tokio::spawn(names.resolve(&domain("a.example.org")));
+        until("the key is searched for", || {
+            names.inner.cache.get(&domain("a.example.org")).is_some() && !dht.is_left()
+        })
+        .await;
+        advance(waited);
+        dht.finds(signed(1, 1, &to("a")));
+        let ttl = reader.await.expect("no panics").expect("found").ttl;
+        assert!(is_about(ttl, record_ttl), "{ttl:?} after {waited:?}");
+        dht.end_searches();
+        until("the search is over", || names.inner.flights.under_way() == 0).await;
+        names.inner.cache.clear();
+    }
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_lease() {
+    let second = Duration::from_secs(1);
+    let now = Instant::now();
+    let lease = |ttl, from| Lease::new(second * ttl, now + second * from);
+    let table =
+        [(60, 0, Some(60)), (60, 20, Some(40)), (60, 60, Some(0)), (60, 61, None), (0, 0, Some(0)), (0, 2, None)];
+    for (ttl, passed, left) in table {
+        assert_eq!(lease(ttl, 0).left(now + second * passed), left.map(|left| second * left), "{ttl} after {passed}");
+    }
+    assert_eq!(lease(60, 0).left(now + second / 2), Some(second * 60), "the first moment does not count");
+    for (one, other, first) in [((60, 0), (30, 40), 60), ((60, 0), (30, 10), 30)] {
+        let (one, other) = (lease(one.0, one.1), lease(other.0, other.1));
+        for shorter in [one.or_shorter(Some(other)), other.or_shorter(Some(one))] {
+            assert_eq!(shorter.ttl, second * first);
+        }
+    }
 }
 
 #[tokio::test]
@@ -306,6 +368,75 @@ async fn look_ups_are_bounded_and_refreshes_leave_room() {
         assert_eq!(leads(&names, &name(n)).await.1, cache::STALE_TTL);
     }
     assert_eq!(names.inner.flights.under_way(), 2, "half of the look-ups are for those who wait");
+}
+
+#[tokio::test]
+async fn searches_that_have_answered_leave_room_for_those_who_wait() {
+    let dht = Dht::open();
+    let options = NamesOptions { lookups_max: 4, ..NamesOptions::default() };
+    let names = names_with(options, &dht, Zone([("a.example.org", to("a"))].into()));
+    let under_way = || names.inner.flights.under_way();
+    for n in 1..=8 {
+        dht.has(n, [signed(n, 1, &to("a"))]);
+        leads(&names, &name(n)).await;
+    }
+    until("those that are too many have ended", || under_way() == 2).await;
+    let waiting: Vec<_> = (11..=12).map(|n| tokio::spawn(names.resolve(&name(n)))).collect();
+    until("they search", || under_way() == 4 && dht.searches() == 10).await;
+    assert_eq!(names.resolve(&name(13)).await, Err(NameError::Busy));
+    leads(&names, &domain("a.example.org")).await;
+    for waiting in waiting {
+        waiting.abort();
+        assert!(waiting.await.is_err_and(|error| error.is_cancelled()));
+    }
+    until("what nobody waits for has ended", || under_way() == 2).await;
+    assert_eq!(names.inner.cache.get(&name(11)).map(|entry| entry.outcome.clone()), None, "nothing was learnt");
+    let reader = tokio::spawn(names.resolve(&name(11)));
+    until("it searches", || dht.searches() == 11).await;
+    dht.finds(signed(11, 1, &to("a")));
+    reader.await.expect("no panics").expect("found");
+}
+
+#[test]
+fn a_runtime_that_has_stopped_ends_look_ups_at_once() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let dht = Dht::open();
+    let names = names(&dht);
+    let handle = runtime.handle().clone();
+    drop(runtime);
+    let _inside = handle.enter();
+    names.inner.flights.refresh(&names.inner, &name(1));
+    assert_eq!((names.inner.flights.under_way(), dht.searches()), (0, 0));
+}
+
+#[test]
+fn what_was_used_last_is_remembered_and_failures_displace_no_records() {
+    let cache = Cache::new(4);
+    let put = |n: u8| {
+        let record = Record::verify(&key(n), signed(n, 1, &to("a"))).expect("good");
+        cache.improve(&name(n), record, now(), wall());
+        cache.settle();
+    };
+    let known = |n: u8| cache.get(&name(n)).is_some_and(|entry| entry.outcome.is_ok());
+    for n in 1..=4 {
+        put(n);
+    }
+    for _ in 0..20 {
+        assert!((1..=4).all(known), "popular");
+    }
+    put(5);
+    assert_eq!((1..=5).map(known).collect::<Vec<_>>(), [false, true, true, true, true]);
+    for n in 6..=60 {
+        cache.fail(&name(n), NameError::Busy, MINUTE, now(), wall());
+        cache.settle();
+    }
+    assert!((2..=5).all(known) && cache.get(&name(60)).is_some_and(|entry| entry.outcome.is_err()));
+    put(60);
+    assert!(known(60), "a record replaces the failure");
+    cache.fail(&name(60), NameError::Busy, MINUTE, now(), wall());
+    assert!(known(60), "and is not replaced by one while it holds");
+    cache.fail(&name(60), NameError::Busy, MINUTE, now(), wall() + 2 * HOUR);
+    assert!(!known(60) && cache.get(&name(60)).is_some());
 }
 
 #[tokio::test]
@@ -376,7 +507,16 @@ async fn known_records_outlive_a_restart_and_serve_offline() {
 
     let file = state.path().join("names.json");
     let text = std::fs::read_to_string(&file).expect("it was written");
-    for damage in [text.replace(&key(1).to_string(), &key(2).to_string()), "{".to_owned(), String::new()] {
+    let stored: HashMap<String, String> = serde_json::from_str(&text).expect("it is JSON");
+    let (_, bytes) = multibase::decode(&stored[&key(1).to_string()]).expect("base64");
+    let other_base = HashMap::from([(key(1).to_string(), multibase::encode(Base::Base58Btc, bytes))]);
+    let damaged = [
+        text.replace(&key(1).to_string(), &key(2).to_string()),
+        serde_json::to_string(&other_base).expect("it is JSON"),
+        "{".to_owned(),
+        String::new(),
+    ];
+    for damage in damaged {
         std::fs::write(&file, damage).expect("writes");
         assert!(matches!(nobody().resolve(&name(1)).await, Err(NameError::Offline { .. })), "never believed");
     }
@@ -390,7 +530,8 @@ enum Says {
     Texts(u32, Vec<Vec<&'static str>>),
     /// No such name, with a SOA of this minimum.
     Missing(u32),
-    Fails,
+    /// Nothing but a response code.
+    Code(u8),
 }
 
 /// A DNS server with a fixed zone. Returns its address and the number of questions that it heard.
@@ -430,7 +571,7 @@ fn reply(zone: &HashMap<&str, Says>, question: &[u8]) -> Vec<u8> {
             let soa = [&[0, 0][..], &[0; 16], &minimum.to_be_bytes()].concat();
             (3, 0, 1, record(6, 3600, &soa))
         }
-        Says::Fails => (2, 0, 0, Vec::new()),
+        Says::Code(code) => (*code, 0, 0, Vec::new()),
     };
     let head = [question[0], question[1], 0x85, 0x80 | code, 0, 1, 0, answers, 0, authorities, 0, 0];
     [&head, &question[12..at + 5], &records].concat()
@@ -460,10 +601,12 @@ async fn dnslinks_come_from_the_dns_with_their_times_to_live() {
         ("_dnslink.none.example.org", Says::Texts(10, vec![vec!["v=spf1"]])),
         ("_dnslink.gone.example.org", Says::Missing(20)),
         ("_dnslink.far.example.org", Says::Missing(36_000)),
-        ("_dnslink.broken.example.org", Says::Fails),
+        ("_dnslink.broken.example.org", Says::Code(2)),
+        ("_dnslink.refused.example.org", Says::Code(5)),
+        ("_dnslink.strange.example.org", Says::Code(12)),
     ]);
     let (address, heard) = server(zone).await;
-    let dns = Dns::new(&[], &[address]).expect("no routes");
+    let dns = Dns::new(&[], &[address], 16).expect("no routes");
     let seconds = Duration::from_secs;
     let looked = async |name: &str| dns.look_up(Domain::parse(name).expect("a domain")).await;
     let found = [
@@ -480,9 +623,11 @@ async fn dnslinks_come_from_the_dns_with_their_times_to_live() {
         let error = NameError::NoDnsLink { domain: Domain::parse(name).expect("a domain") };
         assert_eq!(looked(name).await, (Err(error), seconds(ttl)), "{name}");
     }
-    let (failure, ttl) = looked("broken.example.org").await;
-    assert!(matches!(failure, Err(NameError::Dns { .. })), "{failure:?}");
-    assert_eq!(ttl, seconds(10));
+    for name in ["broken.example.org", "refused.example.org", "strange.example.org"] {
+        let (failure, ttl) = looked(name).await;
+        assert!(matches!(failure, Err(NameError::Dns { .. })), "{name}: {failure:?}");
+        assert_eq!(ttl, seconds(10), "{name}");
+    }
 
     let options = NamesOptions { dns_servers: vec![address], ..NamesOptions::default() };
     let names = Names::new(options, None, &mut Registry::default()).expect("good options");

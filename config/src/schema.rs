@@ -262,7 +262,8 @@ pub struct Names {
     pub timeout_seconds: u64,
     /// Names that are remembered. A record of more than 1 KiB counts as several.
     pub cache_entries_max: u64,
-    /// Names that are looked up at a time. Requests for further ones are answered with 429.
+    /// Names that are looked up at a time, keys in the DHT and domains in the DNS each. Requests for further ones are answered
+    /// with 429.
     pub lookups_max: u64,
 }
 

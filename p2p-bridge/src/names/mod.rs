@@ -341,10 +341,13 @@ impl Inner {
                 return Ok(entry);
             }
         }
+        let known = self.cache.get(name);
         match name {
-            Name::Key(key) => Err(NameError::Refused { key: *key, reason: dht::EXPIRED.to_owned() }),
+            Name::Key(key) if known.is_some_and(|entry| !entry.holds((self.clock.wall)())) => {
+                Err(NameError::Refused { key: *key, reason: dht::EXPIRED.to_owned() })
+            }
             // A look-up that vanishes was ended with the process, or by a defect.
-            Name::Domain(_) => Err(NameError::Busy),
+            _ => Err(NameError::Busy),
         }
     }
 

@@ -311,8 +311,8 @@ async fn the_first_step_still_holds_when_the_last_is_known_or_is_taken_again() {
     }
 }
 
-#[tokio::test]
-async fn what_is_left_of_a_lease() {
+#[test]
+fn what_is_left_of_a_lease() {
     let second = Duration::from_secs(1);
     let now = Instant::now();
     let lease = |ttl, from| Lease::new(second * ttl, now + second * from);

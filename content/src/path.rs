@@ -27,6 +27,11 @@ impl Namespace {
         }
     }
 
+    /// What it is called, without slashes.
+    pub fn name(self) -> &'static str {
+        self.prefix().trim_matches('/')
+    }
+
     /// The namespace of a path, and what comes after its prefix.
     pub fn split(path: &str) -> Option<(Self, &str)> {
         [Self::Ipfs, Self::Ipns]

@@ -100,8 +100,7 @@ impl Hosts {
 
 /// Whether a host serves a namespace.
 pub fn serves(host: &Host, namespace: Namespace) -> bool {
-    let name = namespace.prefix().trim_matches('/');
-    host.namespaces.iter().any(|served| served == name)
+    host.namespaces.iter().any(|served| served == namespace.name())
 }
 
 impl Subdomain<'_> {

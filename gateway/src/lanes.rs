@@ -28,8 +28,7 @@ pub struct Lanes {
 /// A place on the way to the network, until it is dropped.
 #[derive(Debug)]
 pub struct Pass {
-    lanes: Arc<Lanes>,
-    client: IpAddr,
+    _counted: Counted,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -45,11 +44,9 @@ impl Lanes {
         if !self.count_in(client) {
             return None;
         }
-        // From here on a drop counts out again.
-        let counted = Counted { lanes: Some(&self), client };
+        let counted = Counted { lanes: Arc::clone(&self), client };
         let permit = tokio::time::timeout(self.patience, Arc::clone(&self.all).acquire_owned()).await.ok()?.ok()?;
-        counted.keep();
-        Some(Pass { lanes: self, client, _permit: permit })
+        Some(Pass { _counted: counted, _permit: permit })
     }
 
     fn count_in(&self, client: IpAddr) -> bool {
@@ -71,29 +68,16 @@ impl Lanes {
     }
 }
 
-impl Drop for Pass {
-    fn drop(&mut self) {
-        self.lanes.count_out(self.client);
-    }
-}
-
-/// Counts a client out when it is dropped, unless it is kept: a request may be dropped while it waits.
-struct Counted<'a> {
-    lanes: Option<&'a Lanes>,
+/// A client that was counted in, until this is dropped: a request may leave while it waits.
+#[derive(Debug)]
+struct Counted {
+    lanes: Arc<Lanes>,
     client: IpAddr,
 }
 
-impl Counted<'_> {
-    fn keep(mut self) {
-        self.lanes = None;
-    }
-}
-
-impl Drop for Counted<'_> {
+impl Drop for Counted {
     fn drop(&mut self) {
-        if let Some(lanes) = self.lanes {
-            lanes.count_out(self.client);
-        }
+        self.lanes.count_out(self.client);
     }
 }
 

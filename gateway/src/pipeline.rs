@@ -276,10 +276,7 @@ impl Gateway {
         }
         let source = RootSource::new(&self.sources, target.root, client.group(), ask.only_if_cached);
         let cx = Context { gateway: self, ask, place, target: &target, as_asked: true, source: &source, generation };
-        let represented = match self.represent(&cx).await {
-            Err(problem) if ask.only_if_cached && missing(&problem).is_some() => {
-                Err(missing(&problem).map_or(problem, |cid| Problem::NotCached { cid }))
-            }
+        let represented = match self.represent(&cx).await.map_err(|problem| unless_cached(ask, problem)) {
             // Whoever has the origin for itself may say what its missing paths mean.
             Err(problem @ Problem::Walk(WalkError::NoLink { .. } | WalkError::NotADirectory { .. }))
                 if place.isolated && file::is_native(ask) =>
@@ -380,12 +377,8 @@ impl Gateway {
             return Ok(draft);
         }
         let source = RootSource::new(&self.sources, entity.root, client.group(), ask.only_if_cached);
-        let block = match source.fetch(&entity.cid).await {
-            Err(SourceError::NotFound { cid }) if ask.only_if_cached => {
-                return Err(Problem::NotCached { cid });
-            }
-            fetched => fetched.map_err(WalkError::Source)?,
-        };
+        let fetched = source.fetch(&entity.cid).await.map_err(|error| Problem::Walk(WalkError::Source(error)));
+        let block = fetched.map_err(|problem| unless_cached(ask, problem))?;
         let open = OpenFile { source: &source, block: &block, limits: &self.limits.read };
         let learnt = |entity: &Arc<Entity>| self.paths.remember(key, entity);
         let max = self.limits.response_bytes_max;
@@ -470,11 +463,11 @@ fn require_type(ask: &Ask<'_>, draft: Draft, cid: Cid) -> Result<Draft, Problem>
 /// The longest address that a site's rule may lead to, in bytes.
 const LOCATION_BYTES_MAX: usize = 16 * 1024;
 
-/// The block that is not held here, if that is the problem.
-fn missing(problem: &Problem) -> Option<Cid> {
+/// What is not held here is another problem for a client who wants nothing else.
+fn unless_cached(ask: &Ask<'_>, problem: Problem) -> Problem {
     match problem.source_error() {
-        Some(SourceError::NotFound { cid }) => Some(*cid),
-        _ => None,
+        Some(SourceError::NotFound { cid }) if ask.only_if_cached => Problem::NotCached { cid: *cid },
+        _ => problem,
     }
 }
 

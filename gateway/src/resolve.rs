@@ -11,7 +11,7 @@ use bytes::Bytes;
 use content::path::{PathError, Root};
 use content::unixfs::{Node, dir};
 use content::walk::{self, Resolved, WalkError};
-use content::{Block, Cid, ContentPath, NameResolver, codec};
+use content::{Block, Cid, ContentPath, NameResolver, ipld};
 use http::HeaderValue;
 use moka::sync::Cache;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -158,7 +158,7 @@ pub async fn resolve(
         modified,
         generation,
     };
-    if is_document(block.cid()) {
+    if ipld::is_document(block.cid().codec()) {
         return Ok(Found::Document(resolved));
     }
     match decode(block)? {
@@ -197,11 +197,6 @@ pub async fn walk(source: &RootSource, target: &Target) -> Result<Resolved, Prob
 /// `X-Ipfs-Roots` of a path that was walked.
 pub fn roots_header(resolved: &Resolved) -> HeaderValue {
     header(&resolved.roots.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
-}
-
-/// Whether a CID is that of a document rather than of a file or a directory.
-pub fn is_document(cid: &Cid) -> bool {
-    matches!(cid.codec(), codec::DAG_CBOR | codec::DAG_JSON | codec::CBOR | codec::JSON)
 }
 
 fn decode(block: &Block) -> Result<Node, Problem> {

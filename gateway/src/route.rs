@@ -173,9 +173,7 @@ fn below_host(subdomain: &Subdomain<'_>, client: &Client, ask: &mut Ask<'_>) -> 
     let base = base_authority(&client.authority, &host.name);
     let root = subdomain.root()?;
     if let Some(label) = subdomain.better_label(&root)? {
-        let space = namespace.prefix().trim_matches('/');
-        let location = format!("{}://{label}.{space}.{base}{}", client.scheme(), with_query(ask.sent, ask.query));
-        return Ok(Route::Redirect(StatusCode::MOVED_PERMANENTLY, header(&location)));
+        return Ok(to_label(&label, *namespace, &base, &with_query(ask.sent, ask.query), client));
     }
     let root = match &root {
         Root::Cid(_) => Cow::Borrowed(label.as_str()),
@@ -245,9 +243,13 @@ fn to_origin(
     let label = hosts::label(root, host.inline_dnslink || client.https)?;
     let (_, rest) = split_first(below);
     let rest = if rest.is_empty() { "/" } else { rest };
-    let space = namespace.prefix().trim_matches('/');
-    let location = format!("{}://{label}.{space}.{}{}", client.scheme(), client.authority, with_query(rest, ask.query));
-    Ok(Route::Redirect(StatusCode::MOVED_PERMANENTLY, header(&location)))
+    Ok(to_label(&label, namespace, &client.authority, &with_query(rest, ask.query), client))
+}
+
+/// To an address in the origin of a label below `authority`.
+fn to_label(label: &str, namespace: Namespace, authority: &str, address: &str, client: &Client) -> Route {
+    let location = format!("{}://{label}.{}.{authority}{address}", client.scheme(), namespace.name());
+    Route::Redirect(StatusCode::MOVED_PERMANENTLY, header(&location))
 }
 
 fn split_first(below: &str) -> (&str, &str) {

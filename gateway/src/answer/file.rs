@@ -64,14 +64,7 @@ pub async fn file(
     if let (Some(multipart), false) = (&multipart, ask.head_only) {
         content = several(&file, multipart.clone(), content);
     }
-    let it = Representation {
-        etag: &entity.etag,
-        modified: entity.modified,
-        size: entity.size,
-        content_type,
-        disposition: plan::file_disposition(ask),
-        multipart: multipart.as_ref(),
-    };
+    let it = Representation { multipart: multipart.as_ref(), ..of_file(ask, &entity) };
     Ok(plan::sized(about, &it, &decision).map(|()| content))
 }
 
@@ -82,15 +75,19 @@ pub fn head_only(about: &About<'_>, entity: &Entity, response_bytes_max: u64) ->
     if decision.has_body() && (!about.ask.head_only || entity.content_type.is_none()) {
         return None;
     }
-    let it = Representation {
+    Some(plan::sized(about, &of_file(about.ask, entity), &decision).map(|()| Content::Empty))
+}
+
+/// A file as it is sent whole or in one part.
+fn of_file<'a>(ask: &Ask<'_>, entity: &'a Entity) -> Representation<'a> {
+    Representation {
         etag: &entity.etag,
         modified: entity.modified,
         size: entity.size,
-        content_type: plan::file_type(about.ask, entity),
-        disposition: plan::file_disposition(about.ask),
+        content_type: plan::file_type(ask, entity),
+        disposition: plan::file_disposition(ask),
         multipart: None,
-    };
-    Some(plan::sized(about, &it, &decision).map(|()| Content::Empty))
+    }
 }
 
 /// The bytes that are looked at first: those of the first part.

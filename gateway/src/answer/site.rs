@@ -29,8 +29,8 @@ pub async fn rule(cx: &Context<'_>) -> Result<Option<Match>, Problem> {
 
 /// The file at the root of the site.
 async fn file(cx: &Context<'_>) -> Result<Option<Vec<u8>>, Problem> {
-    let root = Target { segments: cx.target.segments[..cx.target.site].to_vec(), ..cx.target.clone() };
-    let root = match walk::resolve(&**cx.source, root.root, &root.segments).await {
+    let Target { root, segments, site, .. } = cx.target;
+    let root = match walk::resolve(&**cx.source, *root, &segments[..*site]).await {
         Ok(resolved) => resolved.block,
         Err(WalkError::NoLink { .. } | WalkError::NotADirectory { .. }) => return Ok(None),
         Err(error) => return Err(error.into()),

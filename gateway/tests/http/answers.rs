@@ -1,13 +1,8 @@
 //! What complete responses look like.
 
 use crate::dag::{cbor, directory, file, noise, raw, symlink};
-use crate::site::{Setup, Site};
+use crate::site::{Setup, Site, header};
 use content::{Block, Cid};
-use reqwest::Response;
-
-fn header<'a>(response: &'a Response, name: &str) -> &'a str {
-    response.headers().get(name).map_or("", |value| value.to_str().expect("ASCII"))
-}
 
 /// A site of three files, a page, a nested directory and a symlink; and its parts.
 struct Tree {

@@ -1,7 +1,7 @@
 //! Host names: what is served under each of them, and how names and proxies come in.
 
 use crate::dag::{directory, raw};
-use crate::site::{PATIENCE, Setup, Site};
+use crate::site::{PATIENCE, Setup, Site, header};
 use config::Host;
 use content::ipns::Record;
 use content::names::{Domain, Key};
@@ -13,10 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-
-fn header<'a>(response: &'a Response, name: &str) -> &'a str {
-    response.headers().get(name).map_or("", |value| value.to_str().expect("ASCII"))
-}
 
 const KEY: &str = "k51qzi5uqu5dk3v4rmjber23h16xnr23bsggmqqil9z2gduiis5se8dht36dam";
 const PEER: &str = "12D3KooWLQzUv2FHWGVPXTXSZpdHs7oHbXub2G5WC8Tx4NQhyd2d";

@@ -1,7 +1,7 @@
 //! What a request may cost, and what becomes of one that would cost more.
 
 use crate::dag::{cbor_of, directory, doubled_directory, doubled_file, file, noise, raw};
-use crate::site::{Nothing, PATIENCE, Setup, Site, until};
+use crate::site::{Nothing, PATIENCE, Setup, Site, header, until};
 use crate::upstream::Shelf;
 use content::{Block, BlockSource, Cid, SourceError, Stall};
 use reqwest::Response;
@@ -13,10 +13,6 @@ use tokio::sync::Semaphore;
 
 fn stalled(cid: Cid) -> SourceError {
     SourceError::Stalled { cid, stall: Stall::default() }
-}
-
-fn header<'a>(response: &'a Response, name: &str) -> &'a str {
-    response.headers().get(name).map_or("", |value| value.to_str().expect("ASCII"))
 }
 
 /// Status and text of a whole answer.

@@ -1,18 +1,13 @@
 //! Listings: pages, formats, and names of every kind.
 
 use crate::dag::{directory, directory_of_bytes, raw, sharded};
-use crate::site::{PATIENCE, Setup, Site};
+use crate::site::{PATIENCE, Setup, Site, header};
 use crate::upstream::Shelf;
-use content::Block;
+use content::{Block, Cid};
 use futures::StreamExt as _;
-use reqwest::Response;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::sync::Arc;
-
-fn header<'a>(response: &'a Response, name: &str) -> &'a str {
-    response.headers().get(name).map_or("", |value| value.to_str().expect("ASCII"))
-}
 
 fn names(count: usize) -> Vec<Vec<u8>> {
     (0..count).map(|number| format!("n{number:06}").into_bytes()).collect()
@@ -27,6 +22,15 @@ async fn site_of(blocks: &[Block], entries_max: usize) -> Site {
     let mut setup = Setup::new(&blocks.iter().collect::<Vec<_>>());
     setup.limits.listing_entries_max = entries_max;
     setup.start().await
+}
+
+/// The same with two directories of the same names, a plain one and a sharded one, and their CIDs.
+async fn site_of_both(names: &[Vec<u8>], entry: &Block, entries_max: usize) -> (Site, [Cid; 2]) {
+    let plain = plain(names, entry);
+    let mut blocks = sharded(names, entry);
+    let roots = [*plain.cid(), *blocks[blocks.len() - 1].cid()];
+    blocks.extend([plain, entry.clone()]);
+    (site_of(&blocks, entries_max).await, roots)
 }
 
 /// The names of a page of HTML, as they are written there, and the address of the next page.
@@ -92,19 +96,15 @@ async fn pages_have_every_entry_once() {
 async fn a_page_begins_after_an_entry_that_is_there() {
     let leaf = raw("x");
     let names = names(300);
-    let plain = plain(&names, &leaf);
-    let mut blocks = sharded(&names, &leaf);
-    let sharded = blocks[blocks.len() - 1].clone();
-    blocks.extend([plain.clone(), leaf]);
-    let site = site_of(&blocks, 100).await;
-    for root in [plain.cid(), sharded.cid()] {
+    let (site, roots) = site_of_both(&names, &leaf, 100).await;
+    for root in roots {
         for query in ["after=missing", "after=", "format=json&after=n", "format=json&after=%ff"] {
             let response = site.get(&format!("/ipfs/{root}/?{query}")).await;
             assert_eq!(response.status(), 404, "{query}");
             assert!(response.text().await.expect("text").contains("no entry"));
         }
     }
-    let last = site.get(&format!("/ipfs/{}/?after=n000299&format=json", plain.cid())).await;
+    let last = site.get(&format!("/ipfs/{}/?after=n000299&format=json", roots[0])).await;
     let (entries, next) = read_json(&last.text().await.expect("text"));
     assert_eq!((entries.len(), next), (0, None), "after the last one there is nothing");
 }
@@ -126,12 +126,8 @@ const STRANGE: [&[u8]; 8] = [b"\"", b"'", b"<script>", b"\n", b"&amp;", b"%41?#"
 async fn strange_names_are_escaped_and_lead_to_their_entries() {
     let leaf = raw("behind a strange name");
     let names: Vec<Vec<u8>> = STRANGE.iter().map(|name| name.to_vec()).collect();
-    let plain = plain(&names, &leaf);
-    let mut blocks = sharded(&names, &leaf);
-    let sharded = blocks[blocks.len() - 1].clone();
-    blocks.extend([plain.clone(), leaf.clone()]);
-    let site = site_of(&blocks, 100).await;
-    for root in [plain.cid(), sharded.cid()] {
+    let (site, roots) = site_of_both(&names, &leaf, 100).await;
+    for root in roots {
         let path = format!("/ipfs/{root}/");
         let html = site.get(&path).await.text().await.expect("text");
         assert!(!html.contains("<script>") && html.contains("&lt;script&gt;"), "{html}");
@@ -155,12 +151,8 @@ async fn strange_names_are_escaped_and_lead_to_their_entries() {
 async fn pages_may_end_at_strange_names() {
     let leaf = raw("x");
     let names: Vec<Vec<u8>> = STRANGE.iter().map(|name| name.to_vec()).collect();
-    let plain = plain(&names, &leaf);
-    let mut blocks = sharded(&names, &leaf);
-    let sharded = blocks[blocks.len() - 1].clone();
-    blocks.extend([plain.clone(), leaf]);
-    let site = site_of(&blocks, 1).await;
-    for root in [plain.cid(), sharded.cid()] {
+    let (site, roots) = site_of_both(&names, &leaf, 1).await;
+    for root in roots {
         for json in [false, true] {
             let pages = pages(&site, &format!("/ipfs/{root}/"), json).await;
             assert_eq!(pages.iter().map(Vec::len).collect::<Vec<_>>(), [1; STRANGE.len()], "{pages:?}");
@@ -252,12 +244,8 @@ async fn json_says_what_is_known() {
 async fn listings_have_tags_and_heads() {
     let leaf = raw("x");
     let names = names(300);
-    let plain = plain(&names, &leaf);
-    let mut blocks = sharded(&names, &leaf);
-    let sharded = blocks[blocks.len() - 1].clone();
-    blocks.extend([plain.clone(), leaf]);
-    let site = site_of(&blocks, 100).await;
-    for root in [plain.cid(), sharded.cid()] {
+    let (site, roots) = site_of_both(&names, &leaf, 100).await;
+    for root in roots {
         let mut tags = HashSet::new();
         for query in ["", "?format=json", "?after=n000007", "?format=json&after=n000007"] {
             let path = format!("/ipfs/{root}/{query}");

@@ -15,6 +15,7 @@ use gateway::pipeline::{Gateway, Limits, Wiring};
 use gateway::server::{ConnectionLimits, Drain, serve};
 use gateway::source::{Gated, Sources};
 use prometheus_client::registry::Registry;
+use reqwest::Response;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -207,4 +208,9 @@ impl BlockSource for Nothing {
     fn has(&self, _cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
         std::future::ready(Ok(false)).boxed()
     }
+}
+
+/// A header as text; empty if it is missing.
+pub fn header<'a>(response: &'a Response, name: &str) -> &'a str {
+    response.headers().get(name).map_or("", |value| value.to_str().expect("ASCII"))
 }

@@ -109,7 +109,8 @@ impl Bridge {
             local,
             peerings.peers().collect(),
         );
-        let mut swarm = swarm::build(keypair, bitswap).map_err(|error| StartError::Transport(error.to_string()))?;
+        let mut swarm =
+            swarm::build(keypair, bitswap).await.map_err(|error| StartError::Transport(error.to_string()))?;
         for address in &options.announce {
             swarm.add_external_address(address.clone());
         }

@@ -17,7 +17,7 @@
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
 //! | [`lookups`] | searches for value records in the DHT |
 //! | `task` | the one task that owns the swarm |
-//! | `swarm` | transports, protocols, limits |
+//! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
 //! | [`scope`] | public and local DHT, and the wall between them |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
@@ -36,6 +36,7 @@ pub mod wants;
 mod bridge;
 mod swarm;
 mod task;
+mod transport;
 
 pub use bridge::{Bridge, BridgeOptions, StartError};
 pub use names::{Names, NamesError, NamesOptions};

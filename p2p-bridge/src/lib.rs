@@ -16,6 +16,7 @@
 //! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
 //! | [`lookups`] | searches for value records in the DHT |
+//! | [`routing_v1`] | delegated routers, and what they and we exchange |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
 //! | [`scope`] | public and local DHT, and the wall between them |
@@ -29,6 +30,7 @@ pub mod names;
 pub mod peerbook;
 pub mod providing;
 pub mod redial;
+pub mod routing_v1;
 pub mod scope;
 pub mod session;
 pub mod wants;

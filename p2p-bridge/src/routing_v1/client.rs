@@ -47,7 +47,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connect: Duration::from_secs(5),
+            connect: Duration::from_secs(3),
             request: Duration::from_secs(30),
             bytes_max: 1024 * 1024,
             line_bytes_max: 64 * 1024,
@@ -201,7 +201,9 @@ impl Router {
             match media_type(&response).as_deref() {
                 Some(NDJSON) => self.read_lines(response, &mut handed).await,
                 Some(JSON) => self.read_list(response, &mut handed).await,
-                other => Err(RouterError::Broken { reason: format!("it is of the type {}", other.unwrap_or("unknown")) }),
+                other => {
+                    Err(RouterError::Broken { reason: format!("it is of the type {}", other.unwrap_or("unknown")) })
+                }
             }
         };
         match timeout_at(deadline, read).await {

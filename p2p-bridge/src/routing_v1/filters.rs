@@ -117,7 +117,8 @@ mod tests {
         ];
         for (filter, addresses, expected) in table {
             let record = record(addresses, &[]);
-            let expected = expected.map(|left| left.iter().map(|text| text.parse().expect("one")).collect::<Vec<Multiaddr>>());
+            let expected =
+                expected.map(|left| left.iter().map(|text| text.parse().expect("one")).collect::<Vec<Multiaddr>>());
             let left = Filters::read(Some(filter), None).apply(record).map(|record| record.addresses);
             assert_eq!(left, expected, "{filter} of {addresses:?}");
         }

@@ -128,7 +128,8 @@ impl Routers {
             let found = found.clone();
             tasks.spawn(async move {
                 let router = asking.router.clone();
-                if let Ok(Some(record)) = asking.through(|router| async move { router.record(&key).await }, count).await {
+                if let Ok(Some(record)) = asking.through(|router| async move { router.record(&key).await }, count).await
+                {
                     found(router.router.base(), record);
                 }
             });

@@ -19,9 +19,11 @@
 //! | [`routing_v1`] | delegated routers, and what they and we exchange |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
+//! | [`admission`] | who may be connected: budgets, bans, trimming |
 //! | [`scope`] | public and local DHT, and the wall between them |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
+pub mod admission;
 pub mod bitswap;
 pub mod identity;
 pub mod lookups;

@@ -3,17 +3,20 @@
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
 use crate::bitswap::{behaviour, client};
+use crate::finders::{PeerSearch, Sought};
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
 use crate::redial::Redial;
+use crate::routing_v1::{Routers, RoutersError};
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
-use crate::task::{Command, Task};
+use crate::task::{Command, Delegation, Task};
 use crate::wants::Wants;
 use content::names::Key;
 use content::{BlockKey, BlockSource, Cid};
+use bytes::Bytes;
 use futures::StreamExt;
 use libp2p::core::transport::ListenerId;
 use libp2p::kad::RecordKey;
@@ -34,6 +37,8 @@ const COMMANDS_MAX: usize = 64;
 const SEARCHES_MAX: usize = 256;
 /// How long a peer that misbehaved is not spoken to.
 const BAN: Duration = Duration::from_secs(600);
+/// Searches for providers and peers that run at once on behalf of others. Callers beyond it wait for their turn.
+const FINDERS_MAX: usize = 256;
 /// How long a listener may take to report its address.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wildcard listener reports one address after another; after this long without a further one, that was all.
@@ -70,6 +75,9 @@ pub enum StartError {
         /// What the system said.
         reason: String,
     },
+    /// The routers cannot be asked.
+    #[error(transparent)]
+    Routers(#[from] RoutersError),
     /// The transports cannot be built.
     #[error("cannot build the network transports: {0}")]
     Transport(String),
@@ -82,6 +90,8 @@ pub struct Bridge {
     shared: Arc<Shared>,
     commands: mpsc::Sender<Command>,
     searches: Arc<Semaphore>,
+    finders: Arc<Semaphore>,
+    routers: Routers,
     peer_id: PeerId,
 }
 
@@ -99,6 +109,7 @@ impl Bridge {
         let keypair = identity::load_or_create(&options.data_dir)?;
         let peer_id = keypair.public().to_peer_id();
         let metrics = Metrics::register(registry);
+        let routers = Routers::new(&options.http.routers, registry)?;
         let wants = Arc::new(Wants::default());
         let (to_sessions, from_sessions) = mpsc::unbounded_channel();
         let now = Instant::now();
@@ -123,10 +134,12 @@ impl Bridge {
         }
         listen(&mut swarm, &options.listen).await?;
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
+        let delegation = Delegation::new(routers.clone(), options.dial_private);
         let peerbook = Peerbook::load(&options.data_dir);
-        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook).run());
+        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook, delegation).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
-        Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, peer_id })
+        let finders = Arc::new(Semaphore::new(FINDERS_MAX));
+        Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, finders, routers, peer_id })
     }
 
     /// The network as a source of one DAG's blocks. Everybody who reads that DAG shares what is learnt about it.
@@ -155,14 +168,45 @@ impl Bridge {
         let _ = self.commands.send(Command::Provide(RecordKey::new(&key.to_bytes()))).await;
     }
 
-    /// Searches the DHT for the IPNS records of a key. While no peer is known, the search waits for the first; it goes on
+    /// Searches the DHT, and asks the routers, for the IPNS records of a key. While no peer is known, the search waits for the first; it goes on
     /// until every peer that matters was asked, or the [`Search`] is dropped.
     pub async fn find_records(&self, key: &Key) -> Search {
         // The semaphore is never closed, and a stopped network finds nothing: its sink is gone at once.
         let permit = Arc::clone(&self.searches).acquire_owned().await.ok();
         let (search, sink) = Search::new(permit);
+        if !self.routers.is_empty() {
+            tokio::spawn(self.routers.clone().feed(*key, sink.feeder()));
+        }
         let _ = self.commands.send(Command::FindRecords(RecordKey::from(key.routing_key()), sink)).await;
         search
+    }
+
+    /// Searches for the providers of a block on behalf of somebody else, by the DHT and by what is known here. Routers are not
+    /// asked, lest two of them ask each other for ever.
+    pub async fn find_providers(&self, key: &BlockKey) -> PeerSearch {
+        self.find(Sought::Providers(RecordKey::new(&key.to_bytes()))).await
+    }
+
+    /// Searches for a peer's addresses on behalf of somebody else.
+    pub async fn find_peer(&self, peer: PeerId) -> PeerSearch {
+        self.find(Sought::Peer(peer)).await
+    }
+
+    /// Searches for the servers of the DHT that are closest to a key, given as what the DHT hashes: a multihash, usually.
+    pub async fn closest_peers(&self, key: Vec<u8>) -> PeerSearch {
+        self.find(Sought::Closest(key)).await
+    }
+
+    async fn find(&self, sought: Sought) -> PeerSearch {
+        let permit = Arc::clone(&self.finders).acquire_owned().await.ok();
+        let (search, sink) = PeerSearch::new(permit);
+        let _ = self.commands.send(Command::FindPeers(sought, sink)).await;
+        search
+    }
+
+    /// Gives every router an IPNS record to publish. Returns how many took it.
+    pub async fn publish_through_routers(&self, key: &Key, record: Bytes) -> usize {
+        self.routers.publish(*key, record).await
     }
 
     /// Stops the network. Returns when everything that outlives a restart is written.

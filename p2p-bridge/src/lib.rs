@@ -16,6 +16,7 @@
 //! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
 //! | [`lookups`] | searches for value records in the DHT |
+//! | [`finders`] | searches for providers and peers on behalf of others |
 //! | [`routing_v1`] | delegated routers, and what they and we exchange |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
@@ -25,6 +26,7 @@
 
 pub mod admission;
 pub mod bitswap;
+pub mod finders;
 pub mod identity;
 pub mod lookups;
 pub mod metrics;

@@ -93,6 +93,13 @@ impl Scoped {
     pub fn new(scope: Scope, inner: kad::Behaviour<MemoryStore>) -> Self {
         Self { scope, inner }
     }
+
+    /// Where the routing table and the running queries know a peer to be. The behaviour tells that only to whoever is about
+    /// to dial.
+    pub fn addresses_of(&mut self, peer: PeerId) -> Vec<Multiaddr> {
+        let nobody = ConnectionId::new_unchecked(usize::MAX);
+        self.handle_pending_outbound_connection(nobody, Some(peer), &[], Endpoint::Dialer).unwrap_or_default()
+    }
 }
 
 impl Deref for Scoped {

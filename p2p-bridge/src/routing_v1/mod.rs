@@ -29,6 +29,7 @@ pub use client::{NotARouter, Question, RouterError};
 pub use filters::Filters;
 pub use types::PeerRecord;
 
+use crate::lookups;
 use bytes::Bytes;
 use client::{Limits, Router};
 use content::names::Key;
@@ -120,21 +121,25 @@ impl Routers {
         Found { records, _tasks: tasks }
     }
 
-    /// Asks every router that is worth it for the record of a key, and gives to `found` what each has, with its address.
-    /// Returns when all have answered; whether a record is good nobody has checked.
-    pub async fn records(&self, key: Key, found: impl Fn(&Arc<str>, Bytes) + Clone + Send + 'static) {
+    /// Asks every router that is worth it for the record of a key, and puts what each has into a search, as long as anybody
+    /// listens to that. Whether a record is good nobody has checked.
+    pub async fn feed(self, key: Key, search: mpsc::Sender<lookups::Found>) {
         let mut tasks = JoinSet::new();
         for asking in self.ask_all("ipns") {
-            let found = found.clone();
+            let search = search.clone();
             tasks.spawn(async move {
-                let router = asking.router.clone();
-                if let Ok(Some(record)) = asking.through(|router| async move { router.record(&key).await }, count).await
-                {
-                    found(router.router.base(), record);
+                let answer = asking.through(|router| async move { router.record(&key).await }, count).await;
+                if let Ok(Some(bytes)) = answer {
+                    // Full means that whoever searches has enough to do.
+                    let _ = search.try_send(lookups::Found { peer: None, bytes });
                 }
             });
         }
-        while tasks.join_next().await.is_some() {}
+        let all = async { while tasks.join_next().await.is_some() {} };
+        tokio::select! {
+            () = all => {}
+            () = search.closed() => {}
+        }
     }
 
     /// Gives every router that is worth it a key's record to publish. Returns how many took it.

@@ -4,7 +4,7 @@
 //! is about to dial; in the records that we store; and, for peers that we know, in the table of good peers and in what they
 //! say of themselves while connected. All of them are collected, each through the wall of its scope.
 
-use super::Task;
+use super::{ADDRESSES_MAX, Task};
 use crate::finders::Sought;
 use crate::routing_v1::PeerRecord;
 use crate::scope::Scope;
@@ -92,6 +92,16 @@ impl Task {
     pub(super) fn on_dialling(&mut self, peer: PeerId) {
         if !self.finders.seeking(&peer).is_empty() {
             self.tell_if_known(peer);
+        }
+    }
+
+    /// A connected peer said where it listens. Whoever comes from outside has no say about our own network.
+    pub(super) fn heard_of(&mut self, peer: PeerId, remote: Option<&Multiaddr>, listens: &[Multiaddr]) {
+        let is_local = remote.is_some_and(|remote| Scope::Lan.admits(remote));
+        let believed = |address: &&Multiaddr| Scope::Wan.admits(address) || is_local && Scope::Lan.admits(address);
+        let listens: Vec<Multiaddr> = listens.iter().filter(believed).take(ADDRESSES_MAX).cloned().collect();
+        if self.connected.contains_key(&peer) {
+            self.listening.insert(peer, listens);
         }
     }
 

@@ -7,6 +7,8 @@
 //! | module | concern |
 //! |---|---|
 //! | [`search`] | providers of a session's root, and dialling them |
+//! | [`routers`] | delegated routers, asked at the same moment |
+//! | [`finding`] | providers and peers for whoever asks us over HTTP |
 //! | [`values`] | value records |
 //! | [`dht`] | what the DHTs report, and records that others want stored |
 //! | [`announce`] | what we provide |
@@ -14,16 +16,20 @@
 
 mod announce;
 mod dht;
+mod finding;
 mod peers;
+mod routers;
 mod search;
 mod values;
 
 use crate::bitswap::behaviour::Event as BitswapEvent;
+use crate::finders::{Finders, Sought};
 use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
 use crate::providing::Providing;
 use crate::redial::Redial;
+use crate::routing_v1::PeerRecord;
 use crate::scope::Scope;
 use crate::swarm::{Behaviour, BehaviourEvent};
 use crate::wants::SessionId;
@@ -32,6 +38,7 @@ use libp2p::kad::{QueryId, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm, identify, ping};
+pub use routers::Delegation;
 use search::Search;
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -51,6 +58,8 @@ pub enum Command {
     Provide(RecordKey),
     /// Search for the value records of a key in both scopes.
     FindRecords(RecordKey, Sink),
+    /// Search for providers or peers for somebody else.
+    FindPeers(Sought, mpsc::Sender<PeerRecord>),
     /// Every address that peers can use, ending in our peer id.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
     /// Stop; answered when everything is written.
@@ -68,6 +77,10 @@ pub struct Task {
     searches: HashMap<SessionId, Search>,
     queries: HashMap<(Scope, QueryId), SessionId>,
     lookups: Lookups,
+    delegation: Delegation,
+    finders: Finders,
+    /// Where connected peers say that they listen, as far as they may be believed.
+    listening: HashMap<PeerId, Vec<Multiaddr>>,
     providing: HashMap<Scope, Providing>,
     announcing: HashMap<(Scope, QueryId), RecordKey>,
     remotes: HashMap<ConnectionId, Multiaddr>,
@@ -85,6 +98,7 @@ impl Task {
         peerings: Redial,
         bootstraps: Redial,
         peerbook: Peerbook,
+        delegation: Delegation,
     ) -> Self {
         Self {
             swarm,
@@ -96,6 +110,9 @@ impl Task {
             searches: HashMap::new(),
             queries: HashMap::new(),
             lookups: Lookups::default(),
+            delegation,
+            finders: Finders::default(),
+            listening: HashMap::new(),
             providing: Scope::ALL.map(|scope| (scope, Providing::default())).into(),
             announcing: HashMap::new(),
             remotes: HashMap::new(),
@@ -117,6 +134,7 @@ impl Task {
                     Some(command) => self.on_command(command),
                     None => break None,
                 },
+                told = self.delegation.next() => self.on_told(told),
                 _ = housekeeping.tick() => self.keep_house(),
             }
         };
@@ -138,6 +156,7 @@ impl Task {
                 self.lookups.add(key, sink, Instant::now());
                 Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
             }
+            Command::FindPeers(sought, sink) => self.find(sought, sink),
             Command::Addresses(reply) => {
                 let _ = reply.send(addresses(&self.swarm));
             }
@@ -175,6 +194,7 @@ impl Task {
             {
                 self.swarm.close_connection(connection);
             }
+            SwarmEvent::Dialing { peer_id: Some(peer), .. } => self.on_dialling(peer),
             SwarmEvent::NewListenAddr { address, .. } => self.on_listening(address),
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
@@ -194,6 +214,7 @@ impl Task {
         }
         self.announce();
         self.tend_lookups();
+        self.tend_finders();
         self.trim(now);
         let admission = &mut self.swarm.behaviour_mut().admission;
         admission.sweep(now);

@@ -5,7 +5,7 @@
 
 use super::Task;
 use crate::routing_v1::types::{BITSWAP, HTTP_GATEWAY};
-use crate::routing_v1::{Found, PeerRecord, Question};
+use crate::routing_v1::{Found, PeerRecord, Question, Routers};
 use crate::scope::Scope;
 use crate::wants::SessionId;
 use content::{Cid, codec};
@@ -13,6 +13,36 @@ use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+
+/// What may wait for the swarm task of what routers said.
+const TOLD_WAITING_MAX: usize = 64;
+
+/// The routers, and what they said so far.
+pub struct Delegation {
+    routers: Routers,
+    /// Whether private addresses are dialled that they name.
+    dial_private: bool,
+    teller: mpsc::Sender<Told>,
+    told: mpsc::Receiver<Told>,
+    errands: u64,
+}
+
+impl Delegation {
+    /// Asks these routers.
+    pub fn new(routers: Routers, dial_private: bool) -> Self {
+        let (teller, told) = mpsc::channel(TOLD_WAITING_MAX);
+        Self { routers, dial_private, teller, told, errands: 0 }
+    }
+
+    /// What a router said next.
+    pub(super) async fn next(&mut self) -> Told {
+        match self.told.recv().await {
+            Some(told) => told,
+            // We hold a sender ourselves.
+            None => std::future::pending().await,
+        }
+    }
+}
 
 /// What routers said about a session's root.
 pub(super) struct Told {
@@ -50,11 +80,14 @@ async fn run(mut found: Found, tell: mpsc::Sender<Told>, session: SessionId, num
 impl Task {
     /// Asks the routers about a root, if there are any.
     pub(super) fn ask_routers(&mut self, session: SessionId) -> Option<Errand> {
-        let routers = self.routers.as_ref()?;
-        self.errands += 1;
-        let number = self.errands;
+        let Delegation { routers, teller, errands, .. } = &mut self.delegation;
+        if routers.is_empty() {
+            return None;
+        }
+        *errands += 1;
+        let number = *errands;
         let found = routers.find(&Question::Providers(Cid::new_v1(codec::RAW, session)));
-        let task = tokio::spawn(run(found, self.told_sender.clone(), session, number));
+        let task = tokio::spawn(run(found, teller.clone(), session, number));
         Some(Errand { number, task })
     }
 
@@ -79,7 +112,7 @@ impl Task {
             return;
         }
         let speaks = |name: &str| record.protocols.iter().any(|protocol| protocol.eq_ignore_ascii_case(name));
-        let (over_http, to_dial) = sort(&record.addresses, self.dial_private);
+        let (over_http, to_dial) = sort(&record.addresses, self.delegation.dial_private);
         if speaks(HTTP_GATEWAY) && !over_http.is_empty() {
             self.http_provider(session, record.id, over_http);
         }

@@ -1,6 +1,7 @@
 //! Searching for the providers of a session's root, and dialling them.
 
 use super::Task;
+use super::routers::Errand;
 use crate::scope::Scope;
 use crate::wants::SessionId;
 use libp2p::kad::store::RecordStore;
@@ -16,6 +17,8 @@ const PROVIDERS_DIALLED_MAX: usize = 16;
 #[derive(Default)]
 pub(super) struct Search {
     queries: Vec<(Scope, QueryId)>,
+    /// The routers that have not answered yet.
+    pub(super) routers: Option<Errand>,
     dialled: usize,
 }
 
@@ -23,6 +26,9 @@ impl Task {
     pub(super) fn start_search(&mut self, session: SessionId) {
         let key = RecordKey::new(&session.to_bytes());
         self.stop_search(session);
+        if let Some(errand) = self.ask_routers(session) {
+            self.searches.entry(session).or_default().routers = Some(errand);
+        }
         for scope in Scope::ALL {
             let dht = self.swarm.behaviour_mut().dht(scope);
             if dht.kbuckets().all(|bucket| bucket.is_empty()) {
@@ -62,21 +68,23 @@ impl Task {
             if peer == *self.swarm.local_peer_id() {
                 continue;
             }
-            self.swarm.behaviour_mut().bitswap.provider_found(session, peer);
-            let Some(search) = self.searches.get_mut(&session) else { return };
-            if search.dialled >= PROVIDERS_DIALLED_MAX || self.swarm.is_connected(&peer) {
-                continue;
-            }
-            search.dialled += 1;
             let stored = self.swarm.behaviour_mut().dht(scope).store_mut().providers(key);
-            let mut known: Vec<Multiaddr> = stored
-                .into_iter()
-                .filter(|record| record.provider == peer)
-                .flat_map(|record| record.addresses)
-                .collect();
-            known.extend(self.peerbook.addresses(&peer));
-            self.dial(peer, known);
+            let stored = stored.into_iter().filter(|record| record.provider == peer);
+            let known = stored.flat_map(|record| record.addresses).collect();
+            self.provider_at(session, peer, known);
         }
+    }
+
+    /// A peer is said to have the root, and to be at these addresses, which may be dialled.
+    pub(super) fn provider_at(&mut self, session: SessionId, peer: PeerId, mut known: Vec<Multiaddr>) {
+        self.swarm.behaviour_mut().bitswap.provider_found(session, peer);
+        let Some(search) = self.searches.get_mut(&session) else { return };
+        if search.dialled >= PROVIDERS_DIALLED_MAX || self.swarm.is_connected(&peer) {
+            return;
+        }
+        search.dialled += 1;
+        known.extend(self.peerbook.addresses(&peer));
+        self.dial(peer, known);
     }
 
     pub(super) fn dial(&mut self, peer: PeerId, known: Vec<Multiaddr>) {
@@ -94,7 +102,13 @@ impl Task {
         let Some(session) = self.queries.remove(&(scope, query)) else { return };
         let Some(search) = self.searches.get_mut(&session) else { return };
         search.queries.retain(|running| *running != (scope, query));
-        if search.queries.is_empty() {
+        self.end_search_if_over(session);
+    }
+
+    /// A search is over when everybody who was asked has answered.
+    pub(super) fn end_search_if_over(&mut self, session: SessionId) {
+        let is_over = |search: &Search| search.queries.is_empty() && search.routers.is_none();
+        if self.searches.get(&session).is_some_and(is_over) {
             self.searches.remove(&session);
             self.swarm.behaviour_mut().bitswap.search_finished(session);
         }

@@ -18,6 +18,7 @@
 //! | [`lookups`] | searches for value records in the DHT |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm` | transports, protocols, limits |
+//! | [`options`] | what all of it is started with |
 //! | [`scope`] | public and local DHT, and the wall between them |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
@@ -26,6 +27,7 @@ pub mod identity;
 pub mod lookups;
 pub mod metrics;
 pub mod names;
+pub mod options;
 pub mod peerbook;
 pub mod providing;
 pub mod redial;
@@ -37,6 +39,7 @@ mod bridge;
 mod swarm;
 mod task;
 
-pub use bridge::{Bridge, BridgeOptions, StartError};
+pub use bridge::{Bridge, StartError};
 pub use names::{Names, NamesError, NamesOptions};
+pub use options::BridgeOptions;
 pub use session::Session;

@@ -50,7 +50,10 @@ impl Task {
         let Some((id, sought)) = self.finders.owner(scope, query) else { return };
         let sought = sought.clone();
         match (sought, result) {
-            (Sought::Providers(key), QueryResult::GetProviders(Ok(GetProvidersOk::FoundProviders { providers, .. }))) => {
+            (
+                Sought::Providers(key),
+                QueryResult::GetProviders(Ok(GetProvidersOk::FoundProviders { providers, .. })),
+            ) => {
                 for peer in providers {
                     let addresses = self.known_addresses(scope, *peer, Some(&key));
                     self.tell(id, PeerRecord::new(*peer, addresses));

@@ -107,8 +107,10 @@ impl Node {
         let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let lanes = Lanes::new(size(http.misses_max), size(http.client_misses_max));
         let names = network.names(loaded, &mut registry)?;
+        let routing = network.routing(loaded, &tiers, Arc::clone(&names) as _, &mut registry);
         let wiring = Wiring {
             sources: network.sources(&tiers, lanes),
+            routing,
             names: Arc::clone(&names) as _,
             policy,
             metrics: Arc::clone(&metrics),

@@ -23,6 +23,7 @@
 //! | [`admission`] | who may be connected: budgets, bans, trimming |
 //! | [`options`] | what all of it is started with |
 //! | [`scope`] | public and local DHT, and the wall between them |
+//! | [`tls`] | what HTTP clients encrypt with |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
 pub mod admission;
@@ -39,6 +40,7 @@ pub mod redial;
 pub mod routing_v1;
 pub mod scope;
 pub mod session;
+pub mod tls;
 pub mod wants;
 
 mod bridge;

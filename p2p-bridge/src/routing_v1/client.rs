@@ -8,6 +8,7 @@
 use super::filters::Filters;
 use super::ndjson::{self, Lines};
 use super::types::{self, FormatError, PeerRecord};
+use crate::tls;
 use bytes::{Bytes, BytesMut};
 use content::Cid;
 use content::ipns::RECORD_BYTES_MAX;
@@ -342,8 +343,7 @@ fn check_status(response: &Response) -> Result<(), RouterError> {
 /// # Errors
 /// When the system gives no randomness or the like.
 pub fn http_client(limits: &Limits) -> Result<reqwest::Client, reqwest::Error> {
-    // The process has one provider; who set it first does not matter.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    tls::use_ring();
     let builder = || {
         reqwest::Client::builder()
             .user_agent(concat!("causeway/", env!("CARGO_PKG_VERSION")))

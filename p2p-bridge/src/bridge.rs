@@ -112,6 +112,7 @@ impl Bridge {
             from_sessions,
             local,
             peerings.peers().collect(),
+            behaviour::Audience::Everyone,
         );
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(Limits::default(), BAN, trusted);

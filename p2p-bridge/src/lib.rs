@@ -17,11 +17,13 @@
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
 //! | [`lookups`] | searches for value records in the DHT |
 //! | `task` | the one task that owns the swarm |
-//! | `swarm` | transports, protocols, limits |
+//! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
+//! | [`admission`] | who may be connected: budgets, bans, trimming |
 //! | [`options`] | what all of it is started with |
 //! | [`scope`] | public and local DHT, and the wall between them |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
+pub mod admission;
 pub mod bitswap;
 pub mod identity;
 pub mod lookups;
@@ -38,6 +40,7 @@ pub mod wants;
 mod bridge;
 mod swarm;
 mod task;
+mod transport;
 
 pub use bridge::{Bridge, StartError};
 pub use names::{Names, NamesError, NamesOptions};

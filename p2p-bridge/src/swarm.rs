@@ -1,29 +1,20 @@
-//! Builds the swarm: transports, protocols and limits.
+//! Builds the swarm: protocols and limits, over the transports of [`crate::transport`].
 //!
-//! TCP with Noise or TLS and yamux, and QUIC; addresses are tried QUIC first with a head start (Happy Eyeballs, RFC 8305).
+//! Addresses are tried QUIC first with a head start (Happy Eyeballs, RFC 8305).
 
+use crate::admission::Admission;
 use crate::bitswap;
 use crate::scope::{Scope, Scoped};
+use crate::transport;
 use libp2p::identity::Keypair;
 use libp2p::kad::{self, store::MemoryStore, store::MemoryStoreConfig};
 use libp2p::swarm::NetworkBehaviour;
-use libp2p::{PeerId, Swarm, SwarmBuilder, connection_limits, identify, noise, ping, tcp, tls, yamux};
+use libp2p::swarm::behaviour::toggle::Toggle;
+use libp2p::{PeerId, Swarm, autonat, dcutr, identify, mdns, ping, relay, upnp};
 use std::time::Duration;
 
-/// Established connections over all peers.
-const CONNECTIONS_MAX: u32 = 1_024;
-/// Established connections that others may open.
-const INCOMING_MAX: u32 = 768;
-/// Connections that others are in the middle of opening.
-const PENDING_INCOMING_MAX: u32 = 128;
-/// Dials under way.
-const PENDING_OUTGOING_MAX: u32 = 128;
-/// Connections with one peer: TCP and QUIC, from both sides.
-const PER_PEER_MAX: u32 = 8;
 /// How long a connection that nobody uses stays open.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
-/// Streams that a peer may open on one connection.
-const STREAMS_PER_CONNECTION_MAX: u32 = 512;
 
 /// Keys for which providers are remembered, per scope.
 const PROVIDED_KEYS_MAX: usize = 65_536;
@@ -34,15 +25,21 @@ const REPROVIDE_EVERY: Duration = Duration::from_secs(22 * 3600);
 /// How long one DHT query may take.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Every protocol of the node. The limits come first, so that they are asked first.
+/// Every protocol of the node. The doorkeeper comes first, so that it is asked first.
 #[derive(NetworkBehaviour)]
 pub struct Behaviour {
-    limits: connection_limits::Behaviour,
+    pub admission: Admission,
     pub bitswap: bitswap::behaviour::Behaviour,
     pub wan: Scoped,
     pub lan: Scoped,
     identify: identify::Behaviour,
     ping: ping::Behaviour,
+    relay: relay::client::Behaviour,
+    dcutr: Toggle<dcutr::Behaviour>,
+    upnp: Toggle<upnp::tokio::Behaviour>,
+    autonat: Toggle<autonat::v2::client::Behaviour>,
+    autonat_v1: Toggle<autonat::v1::Behaviour>,
+    mdns: Toggle<mdns::tokio::Behaviour>,
 }
 
 impl Behaviour {
@@ -58,52 +55,36 @@ impl Behaviour {
 /// A swarm that listens nowhere yet.
 ///
 /// # Errors
-/// When the TLS or Noise keys cannot be derived from the identity.
-pub fn build(
+/// When the TLS or Noise keys cannot be derived from the identity, or the system's resolver is not to be had.
+pub async fn build(
     keypair: Keypair,
+    admission: Admission,
     bitswap: bitswap::behaviour::Behaviour,
-) -> Result<Swarm<Behaviour>, Box<dyn std::error::Error + Send + Sync>> {
-    let behaviour = |keypair: &Keypair| {
+) -> Result<Swarm<Behaviour>, transport::TransportError> {
+    let behaviour = |keypair: &Keypair, relay: relay::client::Behaviour| {
         let peer = keypair.public().to_peer_id();
         let about = identify::Config::new("ipfs/0.1.0".to_owned(), keypair.public())
             .with_agent_version(concat!("causeway/", env!("CARGO_PKG_VERSION")).to_owned())
             // Its cache would offer any address that a peer claims to whoever dials, past the wall between the scopes.
             .with_cache_size(0);
         Behaviour {
-            limits: connection_limits::Behaviour::new(limits()),
+            admission,
             bitswap,
             wan: dht(Scope::Wan, peer),
             lan: dht(Scope::Lan, peer),
             identify: identify::Behaviour::new(about),
             ping: ping::Behaviour::default(),
+            relay,
+            dcutr: Toggle::from(None),
+            upnp: Toggle::from(None),
+            autonat: Toggle::from(None),
+            autonat_v1: Toggle::from(None),
+            mdns: Toggle::from(None),
         }
     };
-    let transports = SwarmBuilder::with_existing_identity(keypair)
-        .with_tokio()
-        .with_tcp(tcp::Config::default().nodelay(true), (noise::Config::new, tls::Config::new), yamux::Config::default)?
-        .with_quic_config(|mut quic| {
-            quic.max_concurrent_stream_limit = STREAMS_PER_CONNECTION_MAX;
-            quic
-        });
     let swarm_config =
         |config: libp2p::swarm::Config| config.with_idle_connection_timeout(IDLE_TIMEOUT).with_smart_dial();
-    let swarm = transports
-        .with_dns()
-        .map_err(|error| format!("cannot read the system's resolver configuration: {error}"))?
-        .with_behaviour(behaviour)
-        .map_err(|error| error.to_string())?
-        .with_swarm_config(swarm_config)
-        .build();
-    Ok(swarm)
-}
-
-fn limits() -> connection_limits::ConnectionLimits {
-    connection_limits::ConnectionLimits::default()
-        .with_max_established(Some(CONNECTIONS_MAX))
-        .with_max_established_incoming(Some(INCOMING_MAX))
-        .with_max_pending_incoming(Some(PENDING_INCOMING_MAX))
-        .with_max_pending_outgoing(Some(PENDING_OUTGOING_MAX))
-        .with_max_established_per_peer(Some(PER_PEER_MAX))
+    transport::public(keypair, behaviour, swarm_config).await
 }
 
 /// One scope of the DHT. Peers enter its table only through identify, with addresses of the scope; records enter its

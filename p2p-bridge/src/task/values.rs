@@ -1,0 +1,50 @@
+//! Searching for value records ([`crate::lookups`]).
+
+use super::Task;
+use crate::lookups::Found;
+use crate::scope::Scope;
+use libp2p::kad::{PeerRecord, QueryId};
+use std::time::Instant;
+
+impl Task {
+    /// Starts the queries of the searches that have not asked in this scope, if there is anybody to ask.
+    pub(super) fn look_up(&mut self, scope: Scope) {
+        let due = self.lookups.due(scope);
+        let dht = self.swarm.behaviour_mut().dht(scope);
+        if due.is_empty() || dht.kbuckets().all(|bucket| bucket.is_empty()) {
+            return;
+        }
+        for (id, key) in due {
+            let query = dht.get_record(key);
+            self.metrics.query_started(scope);
+            self.lookups.started(id, scope, query);
+        }
+    }
+
+    pub(super) fn on_record(&mut self, scope: Scope, query: QueryId, found: PeerRecord) {
+        // Ours come from nobody, and we keep none.
+        let Some(peer) = found.peer else { return };
+        self.lookups.found(scope, query, Found { peer, bytes: found.record.value.into() });
+        self.end_unheard_lookups();
+    }
+
+    /// Queries tell how far they are only when they find something, which may take long; and a peer that is known already
+    /// makes no event when it can be asked again.
+    pub(super) fn tend_lookups(&mut self) {
+        self.end_unheard_lookups();
+        self.lookups.settle(Instant::now(), self.bootstraps.is_lonely());
+        Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
+        for (scope, query) in self.lookups.running() {
+            let asked = self.swarm.behaviour_mut().dht(scope).query(&query).map(|query| query.stats().num_requests());
+            self.lookups.asked(scope, query, asked.unwrap_or_default() as usize);
+        }
+    }
+
+    pub(super) fn end_unheard_lookups(&mut self) {
+        for (scope, query) in self.lookups.sweep() {
+            if let Some(mut query) = self.swarm.behaviour_mut().dht(scope).query_mut(&query) {
+                query.finish();
+            }
+        }
+    }
+}

@@ -9,6 +9,7 @@ use super::message::{Ask, MAX_WANTS_PER_PEER, WantEntry};
 use super::server::{Answer, Found, Lookup, Server};
 use crate::admission::reputation::Offence;
 use crate::metrics::{Kind, Metrics};
+use crate::options::ServeTo;
 use crate::wants::{SessionId, Wants};
 use content::{BlockKey, BlockSource, Cid};
 use futures::future::BoxFuture;
@@ -53,18 +54,6 @@ pub enum SessionCommand {
     },
 }
 
-/// Who is given blocks.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Audience {
-    /// Whoever asks.
-    #[default]
-    Everyone,
-    /// The peers that this node stays connected to.
-    Peerings,
-    /// These peers.
-    Only(HashSet<PeerId>),
-}
-
 /// What the swarm task has to do for Bitswap.
 #[derive(Debug)]
 pub enum Event {
@@ -87,7 +76,7 @@ pub struct Behaviour {
     lookups: FuturesUnordered<BoxFuture<'static, (Lookup, Found)>>,
     connections: HashMap<PeerId, Vec<ConnectionId>>,
     favoured: HashSet<PeerId>,
-    audience: Audience,
+    serve_to: ServeTo,
     events: VecDeque<ToSwarm<Event, Command>>,
     ticker: Interval,
 }
@@ -101,7 +90,7 @@ impl Behaviour {
         commands: mpsc::UnboundedReceiver<SessionCommand>,
         local: Arc<dyn BlockSource>,
         favoured: HashSet<PeerId>,
-        audience: Audience,
+        serve_to: ServeTo,
     ) -> Self {
         let mut ticker = tokio::time::interval(TICK);
         ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -115,7 +104,7 @@ impl Behaviour {
             lookups: FuturesUnordered::new(),
             connections: HashMap::new(),
             favoured,
-            audience,
+            serve_to,
             events: VecDeque::new(),
             ticker,
         }
@@ -190,7 +179,7 @@ impl Behaviour {
 
     /// A peer asks. Whoever is not served hears that nothing is here, as if it were so.
     fn asked(&mut self, peer: PeerId, wants: Vec<WantEntry>, full: bool) {
-        if !self.serves(&peer) {
+        if !self.serve_to.admits(&peer) {
             let absent = wants.into_iter().filter(|want| want.ask != Ask::Cancel && want.send_dont_have);
             let presences: Vec<_> = absent.take(MAX_WANTS_PER_PEER).map(|want| (want.cid, false)).collect();
             if !presences.is_empty() {
@@ -200,14 +189,6 @@ impl Behaviour {
         }
         if self.server.asked(peer, wants, full) > 0 {
             self.offended(peer, Offence::Flood);
-        }
-    }
-
-    fn serves(&self, peer: &PeerId) -> bool {
-        match &self.audience {
-            Audience::Everyone => true,
-            Audience::Peerings => self.favoured.contains(peer),
-            Audience::Only(peers) => peers.contains(peer),
         }
     }
 

@@ -7,13 +7,14 @@ use crate::finders::{PeerSearch, Sought};
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
-use crate::options::BridgeOptions;
+use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
 use crate::redial::Redial;
 use crate::routing_v1::{Routers, RoutersError};
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
 use crate::task::{Command, Delegation, Task};
+use crate::tls;
 use crate::wants::Wants;
 use bytes::Bytes;
 use content::names::Key;
@@ -35,8 +36,6 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 const COMMANDS_MAX: usize = 64;
 /// Searches for value records that run at once. Callers beyond it wait for their turn.
 const SEARCHES_MAX: usize = 256;
-/// How long a peer that misbehaved is not spoken to.
-const BAN: Duration = Duration::from_secs(600);
 /// Searches for providers and peers that run at once on behalf of others. Callers beyond it wait for their turn.
 const FINDERS_MAX: usize = 256;
 /// How long a listener may take to report its address.
@@ -89,6 +88,7 @@ impl Bridge {
         local: Arc<dyn BlockSource>,
         registry: &mut Registry,
     ) -> Result<Self, StartError> {
+        tls::use_ring();
         let keypair = identity::load_or_create(&options.data_dir)?;
         let peer_id = keypair.public().to_peer_id();
         let metrics = Metrics::register(registry);
@@ -106,9 +106,10 @@ impl Bridge {
             from_sessions,
             local,
             peerings.peers().collect(),
+            options.bitswap.serve_to.clone(),
         );
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
-        let admission = Admission::new(Limits::default(), BAN, trusted);
+        let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let mut swarm = swarm::build(keypair, admission, bitswap)
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
@@ -199,6 +200,12 @@ impl Bridge {
             let _ = stopped.await;
         }
     }
+}
+
+fn limits(budget: &ConnectionBudget) -> Limits {
+    let size = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
+    let ConnectionBudget { connections_max, per_ip_max, per_subnet_max, pending_dials_max, .. } = budget;
+    Limits::of(size(*connections_max), size(*per_ip_max), size(*per_subnet_max), size(*pending_dials_max))
 }
 
 /// libp2p listens with SO_REUSEPORT, which would share a TCP port with another program of the same user in silence: half

@@ -1,8 +1,7 @@
-//! TLS for HTTP: the one provider of cryptography that the process has.
+//! Which cryptography TLS is made with: ring, the one that libp2p and the resolver bring along.
 
-/// Has all HTTP clients of the process encrypt with ring, as the transports and the resolver do. To be called before any client
-/// is made; calling it again changes nothing.
+/// Makes ring the process's choice, unless somebody chose before. Clients of HTTP over TLS cannot be built without a choice.
 pub fn use_ring() {
-    // Who set it first does not matter.
+    // An error says that there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }

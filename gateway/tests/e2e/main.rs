@@ -5,6 +5,7 @@
 //! | [`welcome`] | the page that a first start prints, without any network |
 //! | [`tiers`] | content that only Kubo has, served from the network, then from RAM, then from disk |
 //! | [`routing`] | content found by its provider record, with no peer known but a DHT node |
+//! | [`routing_v1`] | delegated routing, either way round |
 //! | [`names`] | IPNS names that Kubo published |
 //! | [`reverse`] | Kubo reading what only Causeway has |
 //! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and vanishing readers |
@@ -21,6 +22,7 @@ mod malice;
 mod names;
 mod reverse;
 mod routing;
+mod routing_v1;
 mod soak;
 mod streaming;
 mod tiers;

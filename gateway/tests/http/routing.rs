@@ -1,7 +1,7 @@
 //! The routing API, on a network that is played.
 
 use crate::dag::raw;
-use crate::site::{NoNames, PATIENCE, Setup, Site, header};
+use crate::site::{NoNames, PATIENCE, Setup, Site, header, until};
 use content::ipns::{self, Record};
 use content::names::Key;
 use content::{Block, Cid, Name, NameError, NameResolver, Resolution};
@@ -120,36 +120,43 @@ async fn each_endpoint_answers_as_a_list_and_in_lines() {
 }
 
 #[tokio::test]
-async fn records_are_sent_as_they_are_found_and_time_is_bounded() {
+async fn records_are_sent_as_they_are_found_and_who_leaves_ends_the_search() {
     let records = vec![at("/ip4/8.8.8.8/tcp/1")];
     let network = Played { records: records.clone(), goes_on: true, ..Played::default() };
     let running = Arc::clone(&network.running);
-    let limits = Limits { time: Duration::from_millis(700), ..Limits::default() };
-    let site = Setup { routing: Some((Arc::new(network), limits)), ..Setup::new(&[]) }.start().await;
+    let site = setup(&[], network).start().await;
     let path = format!("/routing/v1/providers/{}", raw("x").cid());
     let mut answer = site.send("GET", &path, &[NDJSON]).await;
     let first = tokio::time::timeout(PATIENCE, answer.chunk()).await.expect("in time").expect("no error");
     assert_eq!(first.as_deref(), Some((records[0].to_json() + "\n").as_bytes()));
     assert_eq!(running.load(Ordering::SeqCst), 1, "the search goes on");
-    let rest = tokio::time::timeout(PATIENCE, answer.chunk()).await.expect("in time").expect("an orderly end");
-    assert_eq!(rest, None);
-    let list = tokio::time::timeout(PATIENCE, site.get(&path)).await.expect("in time");
-    assert_eq!(list.text().await.expect("a body"), types::to_json_list("Providers", &records));
+    drop(answer);
+    until(|| running.load(Ordering::SeqCst) == 0, "its end").await;
+    // The same before anything was found.
+    let stream = site.connect(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+    until(|| running.load(Ordering::SeqCst) == 1, "the search").await;
+    drop(stream);
+    until(|| running.load(Ordering::SeqCst) == 0, "its end").await;
+}
+
+#[tokio::test]
+async fn when_time_is_up_what_was_found_is_the_answer() {
+    let records = vec![at("/ip4/8.8.8.8/tcp/1")];
+    let network = Played { records: records.clone(), goes_on: true, ..Played::default() };
+    let running = Arc::clone(&network.running);
+    let limits = Limits { time: Duration::from_millis(300), ..Limits::default() };
+    let site = Setup { routing: Some((Arc::new(network), limits)), ..Setup::new(&[]) }.start().await;
+    let path = format!("/routing/v1/providers/{}", raw("x").cid());
+    let lines = site.send("GET", &path, &[NDJSON]).await.text().await.expect("an orderly end");
+    assert_eq!(lines, records[0].to_json() + "\n");
+    let list = site.get(&path).await.text().await.expect("an orderly end");
+    assert_eq!(list, types::to_json_list("Providers", &records));
     // HTTP/1.0 knows no chunks.
     let (answer, end) = site.exchange(&format!("GET {path} HTTP/1.0\r\nAccept: application/x-ndjson\r\n\r\n")).await;
     end.expect("an orderly end");
     let text = String::from_utf8_lossy(&answer).to_ascii_lowercase();
     assert!(text.contains("\r\ncontent-length: ") && !text.contains("chunked"), "{text}");
-    assert_eq!(running.load(Ordering::SeqCst), 0);
-
-    // Who leaves ends the search.
-    let network = Played { goes_on: true, ..Played::default() };
-    let running = Arc::clone(&network.running);
-    let site = setup(&[], network).start().await;
-    let stream = site.connect(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
-    crate::site::until(|| running.load(Ordering::SeqCst) == 1, "the search").await;
-    drop(stream);
-    crate::site::until(|| running.load(Ordering::SeqCst) == 0, "its end").await;
+    until(|| running.load(Ordering::SeqCst) == 0, "the end of every search").await;
 }
 
 #[tokio::test]
@@ -162,7 +169,7 @@ async fn searches_beyond_a_clients_share_are_turned_away() {
     let path = format!("/routing/v1/providers/{}", raw("x").cid());
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
     let waiting = [site.connect(&request).await, site.connect(&request).await];
-    crate::site::until(|| running.load(Ordering::SeqCst) == 2, "two searches").await;
+    until(|| running.load(Ordering::SeqCst) == 2, "two searches").await;
     let refused = site.get(&path).await;
     assert_eq!((refused.status().as_u16(), header(&refused, "retry-after")), (429, "5"));
     assert_eq!(header(&refused, "cache-control"), "no-store");
@@ -170,7 +177,7 @@ async fn searches_beyond_a_clients_share_are_turned_away() {
     let name = site.get(&format!("/routing/v1/ipns/{}", key())).await;
     assert_eq!(name.status().as_u16(), 429, "names are searches as well");
     drop(waiting);
-    crate::site::until(|| running.load(Ordering::SeqCst) == 0, "their end").await;
+    until(|| running.load(Ordering::SeqCst) == 0, "their end").await;
 }
 
 #[tokio::test]

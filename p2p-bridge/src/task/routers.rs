@@ -4,6 +4,7 @@
 //! a router could send us scanning our own network.
 
 use super::Task;
+use super::search::NamedBy;
 use crate::routing_v1::types::{BITSWAP, HTTP_GATEWAY};
 use crate::routing_v1::{Found, PeerRecord, Question, Routers};
 use crate::scope::Scope;
@@ -117,7 +118,7 @@ impl Task {
             self.http_provider(session, record.id, over_http);
         }
         if record.protocols.is_empty() || speaks(BITSWAP) {
-            self.provider_at(session, record.id, to_dial);
+            self.provider_at(session, record.id, to_dial, NamedBy::Router);
         }
     }
 

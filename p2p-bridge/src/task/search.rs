@@ -10,8 +10,18 @@ use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::{Multiaddr, PeerId};
 use std::collections::HashSet;
 
-/// Providers of one session that are dialled.
-const PROVIDERS_DIALLED_MAX: usize = 16;
+/// Who named a provider.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NamedBy {
+    /// A peer of the DHT.
+    Dht,
+    /// A delegated router.
+    Router,
+}
+
+/// Providers of one session that are dialled, of those that the DHT and that routers name: neither can use up the other's
+/// share with peers that are not there.
+const DIALLED_MAX: [usize; 2] = [16, 8];
 
 /// A search for the providers of one root, over both scopes.
 #[derive(Default)]
@@ -19,7 +29,7 @@ pub(super) struct Search {
     queries: Vec<(Scope, QueryId)>,
     /// The routers that have not answered yet.
     pub(super) routers: Option<Errand>,
-    dialled: usize,
+    dialled: [usize; 2],
 }
 
 impl Task {
@@ -71,18 +81,19 @@ impl Task {
             let stored = self.swarm.behaviour_mut().dht(scope).store_mut().providers(key);
             let stored = stored.into_iter().filter(|record| record.provider == peer);
             let known = stored.flat_map(|record| record.addresses).collect();
-            self.provider_at(session, peer, known);
+            self.provider_at(session, peer, known, NamedBy::Dht);
         }
     }
 
     /// A peer is said to have the root, and to be at these addresses, which may be dialled.
-    pub(super) fn provider_at(&mut self, session: SessionId, peer: PeerId, mut known: Vec<Multiaddr>) {
+    pub(super) fn provider_at(&mut self, session: SessionId, peer: PeerId, mut known: Vec<Multiaddr>, by: NamedBy) {
         self.swarm.behaviour_mut().bitswap.provider_found(session, peer);
         let Some(search) = self.searches.get_mut(&session) else { return };
-        if search.dialled >= PROVIDERS_DIALLED_MAX || self.swarm.is_connected(&peer) {
+        let dialled = &mut search.dialled[by as usize];
+        if *dialled >= DIALLED_MAX[by as usize] || self.swarm.is_connected(&peer) {
             return;
         }
-        search.dialled += 1;
+        *dialled += 1;
         known.extend(self.peerbook.addresses(&peer));
         self.dial(peer, known);
     }

@@ -3,6 +3,7 @@
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
 use crate::bitswap::{behaviour, client};
+use crate::discovery::memory::Memory;
 use crate::finders::{PeerSearch, Sought};
 use crate::identity;
 use crate::lookups::Search;
@@ -120,7 +121,8 @@ impl Bridge {
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let delegation = Delegation::new(routers.clone(), options.dial_private);
         let peerbook = Peerbook::load(&options.data_dir);
-        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook, delegation).run());
+        let memory = Memory::load(&options.data_dir);
+        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook, memory, delegation).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         let finders = Arc::new(Semaphore::new(FINDERS_MAX));
         Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, finders, routers, peer_id })

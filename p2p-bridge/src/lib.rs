@@ -15,6 +15,7 @@
 //! | [`wants`] | where waiters and received blocks meet |
 //! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
+//! | [`discovery`] | providers: remembered, named, dialled, or absent |
 //! | [`lookups`] | searches for value records in the DHT |
 //! | [`finders`] | searches for providers and peers on behalf of others |
 //! | [`routing_v1`] | delegated routers, and what they and we exchange |
@@ -28,6 +29,7 @@
 
 pub mod admission;
 pub mod bitswap;
+pub mod discovery;
 pub mod finders;
 pub mod identity;
 pub mod lookups;

@@ -4,17 +4,20 @@
 //! a router could send us scanning our own network.
 
 use super::Task;
-use super::search::NamedBy;
+use crate::discovery::plan::Provider;
 use crate::routing_v1::types::{BITSWAP, HTTP_GATEWAY};
 use crate::routing_v1::{Found, PeerRecord, Question, Routers};
 use crate::scope::Scope;
 use crate::wants::SessionId;
-use content::{Cid, codec};
+use content::{Cid, Multihash, codec};
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+/// Records that routers may contribute to one search: those of a thousand providers that are not there would use up all of
+/// its dials.
+const RECORDS_MAX: usize = 24;
 /// What may wait for the swarm task of what routers said.
 const TOLD_WAITING_MAX: usize = 64;
 
@@ -68,26 +71,27 @@ impl Drop for Errand {
 }
 
 async fn run(mut found: Found, tell: mpsc::Sender<Told>, session: SessionId, number: u64) {
-    loop {
-        let record = found.next().await;
-        let is_last = record.is_none();
+    for _ in 0..RECORDS_MAX {
+        let Some(record) = found.next().await else { break };
+        let record = Some(record);
         // The task that is told may have ended.
-        if tell.send(Told { session, number, record }).await.is_err() || is_last {
+        if tell.send(Told { session, number, record }).await.is_err() {
             return;
         }
     }
+    let _ = tell.send(Told { session, number, record: None }).await;
 }
 
 impl Task {
-    /// Asks the routers about a root, if there are any.
-    pub(super) fn ask_routers(&mut self, session: SessionId) -> Option<Errand> {
+    /// Asks the routers about a block of a session, its root usually, if there are any routers.
+    pub(super) fn ask_routers(&mut self, session: SessionId, block: Multihash) -> Option<Errand> {
         let Delegation { routers, teller, errands, .. } = &mut self.delegation;
         if routers.is_empty() {
             return None;
         }
         *errands += 1;
         let number = *errands;
-        let found = routers.find(&Question::Providers(Cid::new_v1(codec::RAW, session)));
+        let found = routers.find(&Question::Providers(Cid::new_v1(codec::RAW, block)));
         let task = tokio::spawn(run(found, teller.clone(), session, number));
         Some(Errand { number, task })
     }
@@ -117,8 +121,10 @@ impl Task {
         if speaks(HTTP_GATEWAY) && !over_http.is_empty() {
             self.http_provider(session, record.id, over_http);
         }
-        if record.protocols.is_empty() || speaks(BITSWAP) {
-            self.provider_at(session, record.id, to_dial, NamedBy::Router);
+        // One of whom no address may be dialled is of no use; one whose address nobody said can be looked for.
+        let is_of_use = !to_dial.is_empty() || record.addresses.is_empty();
+        if is_of_use && (record.protocols.is_empty() || speaks(BITSWAP)) {
+            self.provider_named(session, Provider { peer: record.id, addresses: to_dial });
         }
     }
 

@@ -34,6 +34,7 @@ impl Task {
                     self.on_record(scope, id, found);
                 }
                 if step.last {
+                    self.metrics.query_ended(stats.num_requests(), stats.duration());
                     self.lookups.finished(scope, id, stats.num_successes() > 0);
                     self.lookups.settle(Instant::now(), self.bootstraps.is_lonely());
                     self.on_query_finished(scope, id);

@@ -11,6 +11,7 @@
 //! | [`compare`] | the comparison itself: hot files by `wrk`, a cold file by one GET |
 //! | [`servers`] | Causeway, Kubo and nginx as child processes with folders of their own |
 //! | [`child`] | a child process, what it says and the CPU time it and its children use |
+//! | [`relay`] | a stretch of network between two programs: delay, rate, and a count of bytes |
 //! | [`wrk`] | one run of `wrk` |
 //! | [`machine`] | what the figures were measured on |
 //! | [`report`] | figures to Markdown and JSON |
@@ -18,19 +19,52 @@
 mod child;
 mod compare;
 mod machine;
+mod relay;
 mod report;
 mod servers;
 mod wrk;
 
 use clap::Parser;
+use relay::{Link, Protocol, Relay};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Workloads and comparisons.
 #[derive(Parser)]
 enum Command {
     /// Compare Causeway with Kubo and nginx proxy_cache
     Compare(Options),
+    /// Put a stretch of network between two programs, until Ctrl-C
+    Relay(RelayOptions),
+}
+
+/// A relay, for measurements by hand.
+#[derive(clap::Args, Debug, Clone)]
+struct RelayOptions {
+    /// Where to listen; port 0 takes a free one, which is printed
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// Where to forward to
+    #[arg(long, value_name = "ADDRESS")]
+    to: SocketAddr,
+    /// Delay of each direction in milliseconds: half a round trip
+    #[arg(long, value_name = "MS", default_value_t = 25.0)]
+    delay_ms: f64,
+    /// Limit of each direction in Mbit/s
+    #[arg(long, value_name = "MBIT/S")]
+    rate_mbit: Option<f64>,
+    /// UDP instead of TCP
+    #[arg(long)]
+    udp: bool,
+}
+
+impl RelayOptions {
+    fn link(&self) -> anyhow::Result<Link> {
+        let delay = Duration::try_from_secs_f64(self.delay_ms / 1e3)?;
+        Ok(Link { delay, bits_per_second: self.rate_mbit.map(|rate| (rate * 1e6) as u64) })
+    }
 }
 
 /// What to compare, and for how long.
@@ -72,10 +106,30 @@ impl Options {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let Command::Compare(options) = Command::parse();
-    let figures = compare::run(&options).await?;
-    let written = report::write(&options.out, &machine::describe(&options)?, &figures)?;
+    match Command::parse() {
+        Command::Compare(options) => compare(&options).await,
+        Command::Relay(options) => relay(&options).await,
+    }
+}
+
+async fn compare(options: &Options) -> anyhow::Result<()> {
+    let figures = compare::run(options).await?;
+    let written = report::write(&options.out, &machine::describe(options)?, &figures)?;
     println!("{}", std::fs::read_to_string(&written)?);
     println!("Written to {} and .json beside it.", written.display());
+    Ok(())
+}
+
+async fn relay(options: &RelayOptions) -> anyhow::Result<()> {
+    let protocol = if options.udp { Protocol::Udp } else { Protocol::Tcp };
+    let relay = Relay::bind(protocol, options.listen, options.link()?).await?;
+    relay.forward_to(options.to);
+    println!("{} -> {} ({protocol:?})", relay.address(), options.to);
+    let mut terminated = signal(SignalKind::terminate())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted?,
+        _ = terminated.recv() => {}
+    }
+    println!("{:?}", relay.passed());
     Ok(())
 }

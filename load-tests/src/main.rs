@@ -3,24 +3,30 @@
 //! Goals: one command, no preparation; every server answers the same bytes, checked; figures are medians of rounds in rotated
 //! order, with the server's CPU time beside each; results are files that can be compared over time.
 //!
-//! Non-goals: absolute figures. Load generator and servers share the machine, so that ratios hold better than numbers. It
-//! speaks HTTP only and knows nothing of Causeway's inside.
+//! Non-goals: absolute figures. Load generator and servers share the machine, so that ratios hold better than numbers. What
+//! is compared is spoken to over HTTP; nothing is known of Causeway's inside.
 //!
 //! | module | concern |
 //! |---|---|
 //! | [`compare`] | the comparison itself: hot files by `wrk`, a cold file by one GET |
+//! | [`network`] | misses over a long link: the table of the network tier |
 //! | [`servers`] | Causeway, Kubo and nginx as child processes with folders of their own |
 //! | [`child`] | a child process, what it says and the CPU time it and its children use |
 //! | [`relay`] | a stretch of network between two programs: delay, rate, and a count of bytes |
 //! | [`wrk`] | one run of `wrk` |
+//! | [`fetch`], [`sample`], [`median`] | one timed GET, content that is made up, the middle of some figures |
 //! | [`machine`] | what the figures were measured on |
 //! | [`report`] | figures to Markdown and JSON |
 
 mod child;
 mod compare;
+mod fetch;
 mod machine;
+mod median;
+mod network;
 mod relay;
 mod report;
+mod sample;
 mod servers;
 mod wrk;
 
@@ -36,6 +42,8 @@ use tokio::signal::unix::{SignalKind, signal};
 enum Command {
     /// Compare Causeway with Kubo and nginx proxy_cache
     Compare(Options),
+    /// Measure misses over a long link, beside Kubo, plain HTTP and what the source can do
+    Network(network::Options),
     /// Put a stretch of network between two programs, until Ctrl-C
     Relay(RelayOptions),
 }
@@ -106,8 +114,11 @@ impl Options {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
+    // Everything here is plain HTTP, but a client is not made without a provider of cryptography. Only a second call fails.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     match Command::parse() {
         Command::Compare(options) => compare(&options).await,
+        Command::Network(options) => network(&options).await,
         Command::Relay(options) => relay(&options).await,
     }
 }
@@ -117,6 +128,16 @@ async fn compare(options: &Options) -> anyhow::Result<()> {
     let written = report::write(&options.out, &machine::describe(options)?, &figures)?;
     println!("{}", std::fs::read_to_string(&written)?);
     println!("Written to {} and .json beside it.", written.display());
+    Ok(())
+}
+
+async fn network(options: &network::Options) -> anyhow::Result<()> {
+    let outcomes = network::run(options).await?;
+    let written = network::table::write(options, &machine::describe_network(options)?, &outcomes)?;
+    println!("{}", std::fs::read_to_string(&written)?);
+    println!("Written to {} and .json beside it.", written.display());
+    let failed = outcomes.iter().filter(|(_, outcome)| outcome.is_err()).count();
+    anyhow::ensure!(failed == 0, "{failed} rows could not be measured");
     Ok(())
 }
 

@@ -13,7 +13,6 @@ use std::process::Command;
 use tempfile::TempDir;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/browser/page-time.mjs");
-const CHROMIUM: &str = "chromium";
 /// Style sheets, scripts and pictures.
 const ASSETS: [(&str, usize, usize); 3] = [("css", 4, 30_000), ("js", 6, 60_000), ("svg", 30, 20_000)];
 
@@ -31,7 +30,7 @@ pub async fn page(options: &Options) -> Result<Row> {
         let before = source.passed(who, transport);
         let url = format!("{}{root}/index.html", clients.url(who, &source)?);
         let mut node = Command::new("node");
-        node.arg(SCRIPT).arg(modules).arg(CHROMIUM).arg(site.path()).arg(url);
+        node.arg(SCRIPT).arg(modules).arg(&options.chromium).arg(site.path()).arg(url);
         // The relay needs this runtime meanwhile. The script ends by itself.
         let output = tokio::task::spawn_blocking(move || node.output()).await?.context("node does not start")?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

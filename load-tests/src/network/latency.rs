@@ -51,15 +51,32 @@ fn seed(row: u64, who: Who, round: usize) -> u64 {
     row << 32 | (who as u64) << 16 | round as u64
 }
 
+/// A larger file that a client fetches first.
+struct WarmUp {
+    path: String,
+    content: Vec<u8>,
+}
+
+impl WarmUp {
+    fn new(source: &Far<Kubo>) -> Result<Self> {
+        let content = sample::bytes(WARM_UP, 5);
+        Ok(Self { path: source.node.add(&content)?, content })
+    }
+
+    async fn fetch(&self, gateway: &str) -> Result<()> {
+        let body = get(&format!("{gateway}{}", self.path)).await?.1;
+        ensure!(body == self.content, "{gateway}: wrong bytes");
+        Ok(())
+    }
+}
+
 /// A small file on a connection that has carried a larger one.
 pub async fn used(options: &Options, transport: Transport) -> Result<Row> {
     let source = Far::<Kubo>::start(options, options.link()).await?;
     let clients = Clients::start(options, &source, transport).await?;
-    let warm_up = sample::bytes(WARM_UP, 5);
-    let warm_path = source.node.add(&warm_up)?;
+    let warm_up = WarmUp::new(&source)?;
     for who in [Who::Kubo, Who::Causeway] {
-        let body = get(&format!("{}{warm_path}", clients.url(who, &source)?)).await?.1;
-        ensure!(body == warm_up, "{who}: wrong bytes");
+        warm_up.fetch(&clients.url(who, &source)?).await?;
     }
     let rounds = Rounds::measure(options.rounds() * REPETITIONS, &RIVALS, async |who, round| {
         let content = sample::bytes(SMALL, seed(6, who, round));
@@ -85,8 +102,7 @@ pub async fn used(options: &Options, transport: Transport) -> Result<Row> {
 }
 
 /// A page of one block, two directories down, over a connection that is there.
-pub async fn page(options: &Options) -> Result<Row> {
-    let transport = Transport::Quic;
+pub async fn page(options: &Options, transport: Transport) -> Result<Row> {
     let source = Far::<Kubo>::start(options, options.link()).await?;
     let clients = Clients::start(options, &source, transport).await?;
     let round_trip = options.link().round_trip().as_secs_f64();
@@ -105,7 +121,7 @@ pub async fn page(options: &Options) -> Result<Row> {
     });
     let rounds = rounds.await?;
     Ok(Row {
-        case: "first byte of a page in a sub-directory, connected peer, QUIC".to_owned(),
+        case: format!("first byte of a page in a sub-directory, connected peer, {}", transport.name()),
         unit: "round trips",
         measured: rounds.of(Who::Causeway),
         measured_unit: "round trips",
@@ -118,13 +134,13 @@ pub async fn page(options: &Options) -> Result<Row> {
 }
 
 /// Some bytes in the middle of a file that is deeper than one level of links.
-pub async fn range(options: &Options) -> Result<Row> {
-    let transport = Transport::Quic;
+pub async fn range(options: &Options, transport: Transport) -> Result<Row> {
     let source = Far::<Kubo>::start(options, options.link()).await?;
     let content = sample::bytes(options.size(HUGE), 8);
     let path = source.node.add(&content)?;
     let depth = depth(&source.node, &path).await? as f64;
     let round_trip = options.link().round_trip().as_secs_f64();
+    let warm_up = WarmUp::new(&source)?;
     let first = content.len() / 3 * 2 + 12_345;
     let range = first..=first + 9_999;
     let rounds = Rounds::measure(options.rounds(), &RIVALS, async |who, _| {
@@ -134,6 +150,9 @@ pub async fn range(options: &Options) -> Result<Row> {
             client => Some(world::client(client, options, &[source.multiaddr(transport)]).await?),
         };
         let url = client.as_ref().map_or_else(|| source.url(), |client| client.url.clone());
+        if client.is_some() {
+            warm_up.fetch(&url).await?;
+        }
         let before = source.passed(who, transport);
         let (times, body) = get_range(&format!("{url}{path}"), range.clone()).await?;
         ensure!(body == content[range.clone()], "{who}: wrong bytes");
@@ -142,14 +161,16 @@ pub async fn range(options: &Options) -> Result<Row> {
     });
     let rounds = rounds.await?;
     Ok(Row {
-        case: format!("first byte of a range deep in a cold file of {} MiB, QUIC", content.len() >> 20),
+        case: format!("first byte of a range deep in a cold file of {} MiB, {}", content.len() >> 20, transport.name()),
         unit: "round trips",
         measured: rounds.of(Who::Causeway),
         measured_unit: "round trips",
         higher_is_better: false,
         bar: Goal::new(format!("depth + 2 = {}", depth + 2.0), depth + 2.0),
         aim: Goal::new("depth + 1.2", depth + 1.2),
-        notes: vec![format!("depth {depth}: that many blocks, each named by the one before")],
+        notes: vec![format!(
+            "depth {depth}: that many blocks, each named by the one before; the connection has carried another file"
+        )],
         series: rounds.0,
     })
 }

@@ -63,6 +63,9 @@ pub struct Options {
     /// Folder with the browser tests' packages ("scripts/browser-packages" prints where they are)
     #[arg(long, value_name = "DIR")]
     pub browser_modules: Option<PathBuf>,
+    /// Chromium's binary
+    #[arg(long, value_name = "FILE", default_value = "/usr/bin/chromium")]
+    pub chromium: PathBuf,
     /// Half of the round trip that the relay adds, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 25)]
     pub delay_ms: u64,
@@ -110,10 +113,14 @@ pub enum RowName {
     UsedTcp,
     /// The same over QUIC
     UsedQuic,
-    /// First byte of a page in a sub-directory
-    Page,
-    /// First byte of a range deep in a cold 1 GiB file
-    Range,
+    /// First byte of a page in a sub-directory, over TCP
+    PageTcp,
+    /// The same over QUIC
+    PageQuic,
+    /// First byte of a range deep in a cold 1 GiB file, over TCP
+    RangeTcp,
+    /// The same over QUIC
+    RangeQuic,
     /// 100 MiB from four Causeway peers on slow lines
     Four,
     /// 100 MiB cold from Kubo without a relay
@@ -144,8 +151,10 @@ impl RowName {
             Self::OursQuic => bulk::ours(options, Transport::Quic).await,
             Self::UsedTcp => latency::used(options, Transport::Tcp).await,
             Self::UsedQuic => latency::used(options, Transport::Quic).await,
-            Self::Page => latency::page(options).await,
-            Self::Range => latency::range(options).await,
+            Self::PageTcp => latency::page(options, Transport::Tcp).await,
+            Self::PageQuic => latency::page(options, Transport::Quic).await,
+            Self::RangeTcp => latency::range(options, Transport::Tcp).await,
+            Self::RangeQuic => latency::range(options, Transport::Quic).await,
             Self::Four => bulk::four(options).await,
             Self::Loopback => bulk::loopback(options).await,
             Self::DhtNear => routing::near(options).await,

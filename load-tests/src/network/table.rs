@@ -143,12 +143,12 @@ mod tests {
             aim: Goal::new("1 s", 1.0),
             notes: vec!["a remark".to_owned()],
         };
-        let outcomes = [(RowName::Page, Ok(row)), (RowName::Range, Err(anyhow::anyhow!("no\nway")))];
+        let outcomes = [(RowName::PageTcp, Ok(row)), (RowName::RangeTcp, Err(anyhow::anyhow!("no\nway")))];
         let text = markdown(&json!({ "date": "today" }), &outcomes).expect("strings grow");
         for part in [
             "| a case | s |  |  |  |  | 2.00 | 2.00 s | 2.5 s: met | 1 s: **missed** |",
-            "- `page` (s): Causeway 2.00, 1.00, 9.00\n  - a remark\n",
-            "- `range` failed: no way\n",
+            "- `page-tcp` (s): Causeway 2.00, 1.00, 9.00\n  - a remark\n",
+            "- `range-tcp` failed: no way\n",
         ] {
             assert!(text.contains(part), "{part:?} in {text}");
         }

@@ -123,7 +123,10 @@ impl Far<Causeway> {
         flags.extend(announced.iter().flat_map(|address| ["--announce", address.as_str()]));
         let node =
             Causeway::start(&options.causeway, Setup { archive: Some(archive), flags, ..Setup::default() }).await?;
-        relays.forward_to(&node.listening, &node.server.url)?;
+        // It names what it announces among the addresses that it can be reached at.
+        let listening: Vec<String> =
+            node.listening.iter().filter(|address| !announced.contains(address)).cloned().collect();
+        relays.forward_to(&listening, &node.server.url)?;
         Ok(Self { peer_id: node.peer_id.clone(), node, relays })
     }
 }

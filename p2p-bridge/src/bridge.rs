@@ -3,12 +3,15 @@
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
 use crate::bitswap::{behaviour, client};
+use crate::dht::behaviour::Scoped;
+use crate::dht::metrics::DhtMetrics;
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
 use crate::redial::Redial;
+use crate::scope::Scope;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
 use crate::task::{Command, Task};
@@ -99,7 +102,8 @@ impl Bridge {
         );
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
-        let mut swarm = swarm::build(keypair, admission, bitswap)
+        let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;
+        let mut swarm = swarm::build(keypair, admission, bitswap, dhts)
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
         for address in &options.announce {
@@ -156,6 +160,13 @@ impl Bridge {
             let _ = stopped.await;
         }
     }
+}
+
+/// Both DHTs, public and local, with the records that they kept. Reading those takes a while, so a thread of its own does.
+async fn start_dhts(local: PeerId, options: &BridgeOptions, metrics: DhtMetrics) -> Result<[Scoped; 2], StartError> {
+    let options = options.clone();
+    let start = move || Scope::ALL.map(|scope| Scoped::start(scope, local, &options, metrics.clone()));
+    tokio::task::spawn_blocking(start).await.map_err(|error| StartError::Transport(error.to_string()))
 }
 
 fn limits(budget: &ConnectionBudget) -> Limits {

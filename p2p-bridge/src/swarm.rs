@@ -4,26 +4,17 @@
 
 use crate::admission::Admission;
 use crate::bitswap;
-use crate::scope::{Scope, Scoped};
+use crate::dht::behaviour::Scoped;
+use crate::scope::Scope;
 use crate::transport;
 use libp2p::identity::Keypair;
-use libp2p::kad::{self, store::MemoryStore, store::MemoryStoreConfig};
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::swarm::behaviour::toggle::Toggle;
-use libp2p::{PeerId, Swarm, autonat, dcutr, identify, mdns, ping, relay, upnp};
+use libp2p::{Swarm, autonat, dcutr, identify, mdns, ping, relay, upnp};
 use std::time::Duration;
 
 /// How long a connection that nobody uses stays open.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// Keys for which providers are remembered, per scope.
-const PROVIDED_KEYS_MAX: usize = 65_536;
-/// Lifetime of a provider record (<https://specs.ipfs.tech/routing/kad-dht/#provider-record-routing>).
-const PROVIDER_TTL: Duration = Duration::from_secs(48 * 3600);
-/// How often our own are published again.
-const REPROVIDE_EVERY: Duration = Duration::from_secs(22 * 3600);
-/// How long one DHT query may take.
-const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Every protocol of the node. The doorkeeper comes first, so that it is asked first.
 #[derive(NetworkBehaviour)]
@@ -60,9 +51,9 @@ pub async fn build(
     keypair: Keypair,
     admission: Admission,
     bitswap: bitswap::behaviour::Behaviour,
+    [wan, lan]: [Scoped; 2],
 ) -> Result<Swarm<Behaviour>, transport::TransportError> {
     let behaviour = |keypair: &Keypair, relay: relay::client::Behaviour| {
-        let peer = keypair.public().to_peer_id();
         let about = identify::Config::new("ipfs/0.1.0".to_owned(), keypair.public())
             .with_agent_version(concat!("causeway/", env!("CARGO_PKG_VERSION")).to_owned())
             // Its cache would offer any address that a peer claims to whoever dials, past the wall between the scopes.
@@ -70,8 +61,8 @@ pub async fn build(
         Behaviour {
             admission,
             bitswap,
-            wan: dht(Scope::Wan, peer),
-            lan: dht(Scope::Lan, peer),
+            wan,
+            lan,
             identify: identify::Behaviour::new(about),
             ping: ping::Behaviour::default(),
             relay,
@@ -85,24 +76,4 @@ pub async fn build(
     let swarm_config =
         |config: libp2p::swarm::Config| config.with_idle_connection_timeout(IDLE_TIMEOUT).with_smart_dial();
     transport::public(keypair, behaviour, swarm_config).await
-}
-
-/// One scope of the DHT. Peers enter its table only through identify, with addresses of the scope; records enter its
-/// store only after a check (`keep_provider` of the task).
-fn dht(scope: Scope, peer: PeerId) -> Scoped {
-    let store = MemoryStoreConfig { max_provided_keys: PROVIDED_KEYS_MAX, ..MemoryStoreConfig::default() };
-    let mut config = kad::Config::new(scope.protocol());
-    config
-        .set_kbucket_inserts(kad::BucketInserts::Manual)
-        .set_record_filtering(kad::StoreInserts::FilterBoth)
-        .set_caching(kad::Caching::Disabled)
-        .set_provider_record_ttl(Some(PROVIDER_TTL))
-        .set_provider_publication_interval(Some(REPROVIDE_EVERY))
-        .set_query_timeout(QUERY_TIMEOUT);
-    let mut kademlia = kad::Behaviour::with_config(peer, MemoryStore::with_config(peer, store), config);
-    if scope == Scope::Lan {
-        // Whoever shares our network can reach us. The public scope serves once a public address is known.
-        kademlia.set_mode(Some(kad::Mode::Server));
-    }
-    Scoped::new(scope, kademlia)
 }

@@ -124,6 +124,7 @@ impl Task {
             }
         };
         self.save_peers().await;
+        self.save_records().await;
         if let Some(reply) = stopped {
             let _ = reply.send(());
         }
@@ -197,6 +198,7 @@ impl Task {
         }
         self.announce();
         self.tend_lookups();
+        self.keep_records(SystemTime::now());
         self.trim(now);
         self.forgive(now);
         for (scope, peers) in self.table_sizes() {

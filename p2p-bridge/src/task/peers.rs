@@ -115,12 +115,13 @@ impl Task {
             if !info.protocols.contains(&scope.protocol()) {
                 continue;
             }
-            // A stranger from outside has no say about our own network.
-            if scope == Scope::Lan && !remote.as_ref().is_some_and(|remote| scope.admits(remote)) {
+            let dht = self.swarm.behaviour_mut().dht(scope);
+            // A stranger from outside has no say about our own network, nor a neighbour about the public one.
+            if !remote.as_ref().is_some_and(|remote| dht.speaks_over(remote)) {
                 continue;
             }
             let good: Vec<Multiaddr> =
-                info.listen_addrs.iter().filter(|address| scope.admits(address)).take(ADDRESSES_MAX).cloned().collect();
+                info.listen_addrs.iter().filter(|address| dht.admits(address)).take(ADDRESSES_MAX).cloned().collect();
             for address in &good {
                 self.swarm.behaviour_mut().dht(scope).add_address(&peer, address.clone());
             }
@@ -146,8 +147,9 @@ impl Task {
         for (peer, known) in self.peerbook.peers().into_iter().take(REMEMBERED_MAX) {
             for address in known {
                 for scope in Scope::ALL {
-                    if scope.admits(&address) {
-                        self.swarm.behaviour_mut().dht(scope).add_address(&peer, address.clone());
+                    let dht = self.swarm.behaviour_mut().dht(scope);
+                    if dht.admits(&address) {
+                        dht.add_address(&peer, address.clone());
                     }
                 }
             }

@@ -2,6 +2,7 @@
 
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
+use crate::announced::Announced;
 use crate::bitswap::{behaviour, client};
 use crate::dht::behaviour::Scoped;
 use crate::dht::metrics::DhtMetrics;
@@ -103,10 +104,10 @@ impl Bridge {
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;
-        let mut swarm = swarm::build(keypair, admission, bitswap, dhts)
+        let mut swarm = swarm::build(keypair, admission, bitswap, dhts, &options)
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
-        for address in &options.announce {
+        for address in Announced::new(&options).named() {
             swarm.add_external_address(address.clone());
         }
         listen(&mut swarm, &options.listen).await?;

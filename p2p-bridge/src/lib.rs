@@ -21,9 +21,11 @@
 //! | [`admission`] | who may be connected: budgets, bans, trimming |
 //! | [`options`] | what all of it is started with |
 //! | [`scope`], [`dht`] | public and local DHT, the wall between them, and what is kept for others |
+//! | [`announced`] | which of our addresses others are told |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
 pub mod admission;
+pub mod announced;
 pub mod bitswap;
 pub mod dht;
 pub mod identity;

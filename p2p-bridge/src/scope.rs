@@ -5,6 +5,7 @@
 //! stranger put into the public DHT is never dialled (hosters complain of such scans), and our private addresses are never
 //! published there.
 
+pub use crate::dht::behaviour::Scoped;
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, StreamProtocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

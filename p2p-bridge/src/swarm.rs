@@ -3,8 +3,10 @@
 //! Addresses are tried QUIC first with a head start (Happy Eyeballs, RFC 8305).
 
 use crate::admission::Admission;
+use crate::announced::{Announced, Telling};
 use crate::bitswap;
 use crate::dht::behaviour::Scoped;
+use crate::options::BridgeOptions;
 use crate::scope::Scope;
 use crate::transport;
 use libp2p::identity::Keypair;
@@ -23,14 +25,14 @@ pub struct Behaviour {
     pub bitswap: bitswap::behaviour::Behaviour,
     pub wan: Scoped,
     pub lan: Scoped,
-    identify: identify::Behaviour,
+    identify: Telling<identify::Behaviour>,
     ping: ping::Behaviour,
     relay: relay::client::Behaviour,
     dcutr: Toggle<dcutr::Behaviour>,
     upnp: Toggle<upnp::tokio::Behaviour>,
     autonat: Toggle<autonat::v2::client::Behaviour>,
     autonat_v1: Toggle<autonat::v1::Behaviour>,
-    mdns: Toggle<mdns::tokio::Behaviour>,
+    mdns: Toggle<Telling<mdns::tokio::Behaviour>>,
 }
 
 impl Behaviour {
@@ -52,28 +54,40 @@ pub async fn build(
     admission: Admission,
     bitswap: bitswap::behaviour::Behaviour,
     [wan, lan]: [Scoped; 2],
+    options: &BridgeOptions,
 ) -> Result<Swarm<Behaviour>, transport::TransportError> {
+    let announced = Announced::new(options);
     let behaviour = |keypair: &Keypair, relay: relay::client::Behaviour| {
         let about = identify::Config::new("ipfs/0.1.0".to_owned(), keypair.public())
             .with_agent_version(concat!("causeway/", env!("CARGO_PKG_VERSION")).to_owned())
             // Its cache would offer any address that a peer claims to whoever dials, past the wall between the scopes.
-            .with_cache_size(0);
+            .with_cache_size(0)
+            .with_hide_listen_addrs(!announced.tells_all());
+        let mdns = options.mdns.then(|| neighbours(keypair)).flatten();
         Behaviour {
             admission,
             bitswap,
             wan,
             lan,
-            identify: identify::Behaviour::new(about),
+            identify: Telling::new(identify::Behaviour::new(about), announced.clone(), !announced.tells_all()),
             ping: ping::Behaviour::default(),
             relay,
             dcutr: Toggle::from(None),
             upnp: Toggle::from(None),
             autonat: Toggle::from(None),
             autonat_v1: Toggle::from(None),
-            mdns: Toggle::from(None),
+            mdns: Toggle::from(mdns.map(|mdns| Telling::new(mdns, announced.clone(), false))),
         }
     };
     let swarm_config =
         |config: libp2p::swarm::Config| config.with_idle_connection_timeout(IDLE_TIMEOUT).with_smart_dial();
     transport::public(keypair, behaviour, swarm_config).await
+}
+
+/// Multicast DNS, if the system has it. A node that cannot find its neighbours is a node all the same.
+fn neighbours(keypair: &Keypair) -> Option<mdns::tokio::Behaviour> {
+    let started = mdns::tokio::Behaviour::new(mdns::Config::default(), keypair.public().to_peer_id());
+    started
+        .inspect_err(|error| tracing::warn!(%error, "peers of the local network cannot be found by multicast DNS"))
+        .ok()
 }

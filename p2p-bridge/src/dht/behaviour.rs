@@ -12,6 +12,7 @@ use super::metrics::DhtMetrics;
 use super::store::{Limits, Refusal, Store};
 use super::values::ValueError;
 use super::{Moment, Network, kept, moment};
+use crate::announced::Announced;
 use crate::options::{BridgeOptions, DhtMode};
 use crate::scope::{Borders, Scope};
 use libp2p::core::Endpoint;
@@ -56,6 +57,7 @@ type Handler = Either<THandler<Kad>, dummy::ConnectionHandler>;
 pub struct Scoped {
     scope: Scope,
     borders: Borders,
+    announced: Announced,
     /// `false`: this DHT is not spoken at all.
     on: bool,
     inner: Kad,
@@ -81,8 +83,9 @@ impl Scoped {
         let mut inner = kad::Behaviour::with_config(local, store, config(scope, options));
         inner.set_mode(mode(scope, options.dht.mode));
         let borders = Borders { dial_private: options.dial_private };
+        let announced = Announced::new(options);
         let (open, failures, answers) = (HashMap::new(), HashMap::new(), VecDeque::new());
-        Self { scope, borders, on, inner, metrics, file, saved: now, open, failures, answers }
+        Self { scope, borders, announced, on, inner, metrics, file, saved: now, open, failures, answers }
     }
 
     /// Whether this DHT is spoken.
@@ -93,6 +96,11 @@ impl Scoped {
     /// Whether an address belongs to this scope. None does to one that is off.
     pub fn admits(&self, address: &Multiaddr) -> bool {
         self.on && self.borders.admits(self.scope, address)
+    }
+
+    /// Whether an address of ours is told in this DHT.
+    fn tells(&self, address: &Multiaddr) -> bool {
+        self.admits(address) && self.announced.tells(address)
     }
 
     /// Whether what we listen on is where those of this scope reach us, without anybody's confirmation.
@@ -380,10 +388,10 @@ impl NetworkBehaviour for Scoped {
                     self.on_unreachable(peer, failure.error);
                 }
             }
-            FromSwarm::ExternalAddrConfirmed(confirmed) if !self.admits(confirmed.addr) => {}
-            FromSwarm::ExternalAddrExpired(expired) if !self.admits(expired.addr) => {}
-            FromSwarm::NewListenAddr(listen) if !self.admits(listen.addr) => {}
-            FromSwarm::ExpiredListenAddr(listen) if !self.admits(listen.addr) => {}
+            FromSwarm::ExternalAddrConfirmed(confirmed) if !self.tells(confirmed.addr) => {}
+            FromSwarm::ExternalAddrExpired(expired) if !self.tells(expired.addr) => {}
+            FromSwarm::NewListenAddr(listen) if !self.tells(listen.addr) => {}
+            FromSwarm::ExpiredListenAddr(listen) if !self.tells(listen.addr) => {}
             // An address that we listen on is as good as confirmed to whoever shares its network, and without it our
             // provider records on the local DHT would name no address at all. On the public one others have to confirm it.
             FromSwarm::NewListenAddr(listen) if self.trusts_listeners() => {

@@ -31,7 +31,7 @@ use futures::StreamExt;
 use libp2p::kad::{QueryId, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
-use libp2p::{Multiaddr, PeerId, Swarm, identify, ping};
+use libp2p::{Multiaddr, PeerId, Swarm, identify, mdns, ping};
 use search::Search;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
@@ -179,6 +179,7 @@ impl Task {
             {
                 self.swarm.close_connection(connection);
             }
+            SwarmEvent::Behaviour(BehaviourEvent::Mdns(mdns::Event::Discovered(found))) => self.on_neighbours(found),
             SwarmEvent::NewListenAddr { address, .. } => self.on_listening(address),
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
@@ -190,9 +191,7 @@ impl Task {
     fn keep_house(&mut self) {
         let now = Instant::now();
         let mut due = self.peerings.due(now);
-        if self.table_sizes().iter().all(|(_, peers)| *peers == 0) {
-            due.extend(self.bootstraps.due(now));
-        }
+        due.extend(self.bootstraps_due(now));
         for (peer, known) in due {
             self.dial(peer, known);
         }
@@ -206,7 +205,7 @@ impl Task {
         }
         self.round = (self.round + 1) % SAVE_EVERY;
         if self.round == 0
-            && let Some((path, bytes)) = self.peerbook.take_changes(SystemTime::now())
+            && let Some((path, bytes)) = self.peers_to_save()
         {
             tokio::task::spawn_blocking(move || peers::save(&path, &bytes));
         }

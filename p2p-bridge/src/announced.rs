@@ -157,6 +157,11 @@ impl<B: NetworkBehaviour> NetworkBehaviour for Telling<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures::StreamExt;
+    use libp2p::identify;
+    use libp2p::swarm::SwarmEvent;
+    use std::sync::Arc;
+    use std::time::Duration;
 
     fn address(text: &str) -> Multiaddr {
         text.parse().expect("address")
@@ -188,5 +193,59 @@ mod tests {
             assert!(announced.named().all(|address| announced.tells(address)));
             assert_eq!(announced.tells_all(), told == [true; 3]);
         }
+    }
+
+    /// Where a node says it is reached, asked by identify.
+    async fn told(options: BridgeOptions) -> Vec<Multiaddr> {
+        let mut registry = prometheus_client::registry::Registry::default();
+        let bridge = crate::Bridge::start(options, Arc::new(content::MemoryBlocks::default()), &mut registry).await;
+        let bridge = bridge.expect("starts");
+        let tcp = libp2p::tcp::Config::default();
+        let builder = libp2p::SwarmBuilder::with_new_identity().with_tokio();
+        let builder = builder.with_tcp(tcp, libp2p::noise::Config::new, libp2p::yamux::Config::default);
+        let about = |keypair: &libp2p::identity::Keypair| {
+            identify::Behaviour::new(identify::Config::new("/test".to_owned(), keypair.public()))
+        };
+        let mut asking = builder.expect("transport").with_behaviour(about).expect("behaviour").build();
+        let local = |address: &Multiaddr| address.to_string().starts_with("/ip4/127.0.0.1/");
+        let addresses = bridge.addresses().await;
+        asking.dial(addresses.into_iter().find(local).expect("it listens")).expect("dials");
+        let told = async {
+            loop {
+                let event = asking.select_next_some().await;
+                if let SwarmEvent::Behaviour(identify::Event::Received { info, .. }) = event {
+                    return info.listen_addrs;
+                }
+            }
+        };
+        let told = tokio::time::timeout(Duration::from_secs(30), told).await.expect("it says who it is");
+        bridge.shutdown().await;
+        told
+    }
+
+    #[tokio::test]
+    async fn identify_obeys() {
+        const NAME: &str = "/dns4/peer.example.org/tcp/4001";
+        let directory = tempfile::tempdir().expect("directory");
+        let options = |change: &dyn Fn(&mut BridgeOptions)| {
+            let mut options = BridgeOptions::new(directory.path());
+            options.listen = vec![address("/ip4/127.0.0.1/tcp/0")];
+            options.nat.upnp = false;
+            change(&mut options);
+            options
+        };
+        let listens =
+            |told: &[Multiaddr]| told.iter().any(|address| address.to_string().starts_with("/ip4/127.0.0.1/"));
+        let as_is = told(options(&|_| {})).await;
+        assert!(listens(&as_is) && as_is.len() == 1, "{as_is:?}");
+        let instead = told(options(&|options| options.announce = vec![address(NAME)])).await;
+        assert_eq!(instead, [address(NAME)]);
+        let also = told(options(&|options| options.announce_also = vec![address(NAME)])).await;
+        assert!(listens(&also) && also.contains(&address(NAME)), "{also:?}");
+        let hidden = told(options(&|options| {
+            options.announce_also = vec![address(NAME)];
+            options.no_announce.networks = vec!["127.0.0.0/8".parse().expect("a network")];
+        }));
+        assert_eq!(hidden.await, [address(NAME)]);
     }
 }

@@ -197,6 +197,32 @@ async fn a_bad_record_is_neither_kept_nor_acknowledged() {
     bridge.shutdown().await;
 }
 
+#[tokio::test]
+async fn a_restarted_node_answers_its_first_query_without_a_bootstrap() {
+    for (dial_private, scope) in [(false, Scope::Lan), (true, Scope::Wan)] {
+        let folders = [(); 2].map(|()| tempfile::tempdir().expect("directory"));
+        let mut settings = options(folders[0].path());
+        settings.dial_private = dial_private;
+        let server = start(settings).await;
+        let keypair = Keypair::generate_ed25519();
+        let name = content::names::Key::from(keypair.public().to_peer_id());
+        assert!(Stranger::new(scope, &server).await.put(record(&keypair, 1), &server).await);
+
+        let mut settings = options(folders[1].path());
+        settings.dial_private = dial_private;
+        settings.bootstrap = server.addresses().await;
+        for bootstrap in [settings.bootstrap.clone(), Vec::new()] {
+            settings.bootstrap = bootstrap;
+            let bridge = start(settings.clone()).await;
+            let mut search = bridge.find_records(&name).await;
+            let found = tokio::time::timeout(PATIENCE, search.next()).await.expect("it does not wait for ever");
+            assert_eq!(found.map(|found| found.peer), Some(server.peer_id()), "{scope:?}");
+            bridge.shutdown().await;
+        }
+        server.shutdown().await;
+    }
+}
+
 /// A wall whose connections need no socket.
 fn wall(scope: Scope) -> Scoped {
     let options = BridgeOptions::new("/nowhere");

@@ -2,7 +2,7 @@
 //!
 //! Goals: a DHT is spoken only over connections of its scope: whoever comes from outside never reaches the local DHT, and
 //! what a neighbour says never enters the public one; addresses of the other scope are neither dialled, nor told, nor
-//! stored; records are stored after a check only, and a refused one is not acknowledged. Non-goals: who enters the routing
+//! stored; records are stored after a check only, and the answer to a refused one is what is kept in its place. Non-goals: who enters the routing
 //! table, which identify decides.
 //!
 //! Over a connection of the other scope the protocol does not exist: its handler is a dummy, and Kademlia is not told of the
@@ -17,7 +17,7 @@ use crate::options::{BridgeOptions, DhtMode};
 use crate::scope::{Borders, Scope};
 use libp2p::core::Endpoint;
 use libp2p::core::transport::PortUse;
-use libp2p::kad;
+use libp2p::kad::{self, store::RecordStore};
 use libp2p::swarm::behaviour::{
     ConnectionClosed, ConnectionEstablished, ExternalAddrConfirmed, ExternalAddrExpired, FromSwarm,
 };
@@ -226,12 +226,10 @@ impl Scoped {
         self.count(&kept.map(drop));
     }
 
-    fn keep_value(&mut self, record: kad::Record, source: PeerId, connection: ConnectionId) -> bool {
+    fn keep_value(&mut self, record: kad::Record, source: PeerId, connection: ConnectionId) {
         let network = self.network(&source, connection);
         let kept = self.inner.store_mut().keep_value(&record.key, record.value, network);
-        let good = kept.is_ok();
         self.count(&kept);
-        good
     }
 
     fn count(&self, kept: &Result<(), Refusal>) {
@@ -244,16 +242,17 @@ impl Scoped {
         }
     }
 
-    /// What a peer sent over a connection. Records never get to Kademlia, which would acknowledge what is refused.
+    /// What a peer sent over a connection. Records to be stored never get to Kademlia, which would acknowledge what is refused.
     fn on_message(&mut self, peer: PeerId, connection: ConnectionId, event: KadOut) {
         let answer = match event {
             KadOut::AddProvider { key, provider } => return self.keep_provider(&key, provider, peer, connection),
             KadOut::PutRecord { record, request_id } => {
-                let (key, value) = (record.key.clone(), record.value.clone());
-                match self.keep_value(record, peer, connection) {
-                    true => KadIn::PutRecordRes { key, value, request_id },
-                    false => KadIn::Reset(request_id),
-                }
+                let key = record.key.clone();
+                self.keep_value(record, peer, connection);
+                // Whoever compares sees whether it is its own. To reset the stream would say it better, but libp2p resets
+                // it only when something else happens to it, and the sender would wait until its patience ends.
+                let value = self.inner.store_mut().get(&key).map_or_else(Vec::new, |kept| kept.into_owned().value);
+                KadIn::PutRecordRes { key, value, request_id }
             }
             other => return self.inner.on_connection_handler_event(peer, connection, other),
         };

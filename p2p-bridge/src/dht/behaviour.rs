@@ -29,6 +29,7 @@ use libp2p::swarm::{
 };
 use libp2p::{Multiaddr, PeerId};
 use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroUsize;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::task::{Context, Poll};
@@ -43,6 +44,8 @@ const FAILING_MAX: usize = 4096;
 const SAVE_EVERY: Duration = Duration::from_secs(600);
 /// How long one query may take.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Peers that one query asks at a time. Peers that are gone cost a time-out each, and many are: as many as Kubo asks.
+const PARALLELISM: NonZeroUsize = NonZeroUsize::new(10).expect("ten is not zero");
 /// How often the routing table is refreshed: we look for ourselves, and for somebody in every bucket.
 const REFRESH_EVERY: Duration = Duration::from_secs(600);
 /// The part of the room for records that the local DHT has.
@@ -281,6 +284,7 @@ fn config(scope: Scope, options: &BridgeOptions) -> kad::Config {
         .set_publication_interval(None)
         .set_provider_publication_interval(Some(options.provide.every))
         .set_periodic_bootstrap_interval(on.then_some(REFRESH_EVERY))
+        .set_parallelism(PARALLELISM)
         .set_query_timeout(QUERY_TIMEOUT);
     config
 }

@@ -24,6 +24,10 @@ impl Task {
     pub(super) fn on_connected(&mut self, peer: PeerId, connection: ConnectionId, endpoint: &ConnectedPoint) {
         self.metrics.connections.inc();
         self.remotes.insert(connection, endpoint.get_remote_address().clone());
+        if let ConnectedPoint::Dialer { address, .. } = endpoint {
+            self.dialled.insert(connection, address.clone());
+            self.on_dial_ended(&peer, true);
+        }
         self.connected.entry(peer).or_insert_with(Instant::now);
         self.peerings.connected(&peer);
         self.bootstraps.connected(&peer);
@@ -33,6 +37,7 @@ impl Task {
     pub(super) fn on_disconnected(&mut self, peer: PeerId, connection: ConnectionId, was_last: bool) {
         self.metrics.connections.dec();
         self.remotes.remove(&connection);
+        self.dialled.remove(&connection);
         if was_last {
             let now = Instant::now();
             self.connected.remove(&peer);
@@ -201,27 +206,30 @@ impl Task {
         self.peerbook.in_tables(peers, SystemTime::now());
     }
 
-    /// What is to be written of the table of good peers.
-    pub(super) fn peers_to_save(&mut self) -> Option<(PathBuf, Vec<u8>)> {
-        self.note_tables();
-        self.peerbook.take_changes(SystemTime::now())
-    }
-
     pub(super) fn table_sizes(&mut self) -> [(Scope, usize); 2] {
         let behaviour = self.swarm.behaviour_mut();
         Scope::ALL.map(|scope| (scope, behaviour.dht(scope).kbuckets().map(|bucket| bucket.num_entries()).sum()))
     }
 
-    pub(super) async fn save_peers(&mut self) {
-        if let Some((path, bytes)) = self.peers_to_save() {
-            let _ = tokio::task::spawn_blocking(move || save(&path, &bytes)).await;
-        }
+    /// The files that are to be written.
+    pub(super) fn take_changes(&mut self) -> Vec<(PathBuf, Vec<u8>)> {
+        let now = SystemTime::now();
+        self.note_tables();
+        self.peerbook.take_changes(now).into_iter().chain(self.memory.take_changes(now)).collect()
+    }
+
+    /// Writes everything that outlives a restart.
+    pub(super) async fn save_all(&mut self) {
+        let changes = self.take_changes();
+        let write = move || changes.iter().for_each(|(path, bytes)| save(path, bytes));
+        // It can fail only if the process is being torn down.
+        let _ = tokio::task::spawn_blocking(write).await;
     }
 }
 
-/// Writes the table of good peers, away from the swarm task.
+/// Writes a file of what is remembered, away from the swarm task.
 pub(super) fn save(path: &Path, bytes: &[u8]) {
     if let Err(error) = peerbook::save(path, bytes) {
-        tracing::warn!(path = %path.display(), %error, "could not write the table of good peers");
+        tracing::warn!(path = %path.display(), %error, "could not be written");
     }
 }

@@ -2,7 +2,10 @@
 
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
+use crate::announced::Announced;
 use crate::bitswap::{behaviour, client};
+use crate::dht::behaviour::Scoped;
+use crate::dht::metrics::DhtMetrics;
 use crate::discovery::memory::Memory;
 use crate::identity;
 use crate::lookups::Search;
@@ -10,6 +13,7 @@ use crate::metrics::Metrics;
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
 use crate::redial::Redial;
+use crate::scope::Scope;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
 use crate::task::{Command, Task};
@@ -100,10 +104,11 @@ impl Bridge {
         );
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
-        let mut swarm = swarm::build(keypair, admission, bitswap)
+        let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;
+        let mut swarm = swarm::build(keypair, admission, bitswap, dhts, &options)
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
-        for address in &options.announce {
+        for address in Announced::new(&options).named() {
             swarm.add_external_address(address.clone());
         }
         listen(&mut swarm, &options.listen).await?;
@@ -158,6 +163,13 @@ impl Bridge {
             let _ = stopped.await;
         }
     }
+}
+
+/// Both DHTs, public and local, with the records that they kept. Reading those takes a while, so a thread of its own does.
+async fn start_dhts(local: PeerId, options: &BridgeOptions, metrics: DhtMetrics) -> Result<[Scoped; 2], StartError> {
+    let options = options.clone();
+    let start = move || Scope::ALL.map(|scope| Scoped::start(scope, local, &options, metrics.clone()));
+    tokio::task::spawn_blocking(start).await.map_err(|error| StartError::Transport(error.to_string()))
 }
 
 fn limits(budget: &ConnectionBudget) -> Limits {

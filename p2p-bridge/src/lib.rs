@@ -21,11 +21,14 @@
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
 //! | [`admission`] | who may be connected: budgets, bans, trimming |
 //! | [`options`] | what all of it is started with |
-//! | [`scope`] | public and local DHT, and the wall between them |
+//! | [`scope`], [`dht`] | public and local DHT, the wall between them, and what is kept for others |
+//! | [`announced`] | which of our addresses others are told |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
 pub mod admission;
+pub mod announced;
 pub mod bitswap;
+pub mod dht;
 pub mod discovery;
 pub mod identity;
 pub mod lookups;

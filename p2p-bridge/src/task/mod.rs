@@ -32,10 +32,10 @@ use futures::StreamExt;
 use libp2p::kad::{QueryId, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
-use libp2p::{Multiaddr, PeerId, Swarm, identify, ping};
+use libp2p::{Multiaddr, PeerId, Swarm, identify, mdns, ping};
 use search::Search;
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
@@ -137,6 +137,7 @@ impl Task {
             }
         };
         self.save_all().await;
+        self.save_records().await;
         if let Some(reply) = stopped {
             let _ = reply.send(());
         }
@@ -194,6 +195,7 @@ impl Task {
             {
                 self.swarm.close_connection(connection);
             }
+            SwarmEvent::Behaviour(BehaviourEvent::Mdns(mdns::Event::Discovered(found))) => self.on_neighbours(found),
             SwarmEvent::NewListenAddr { address, .. } => self.on_listening(address),
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
@@ -208,14 +210,13 @@ impl Task {
     fn keep_house(&mut self) {
         let now = Instant::now();
         let mut due = self.peerings.due(now);
-        if self.table_sizes().iter().all(|(_, peers)| *peers == 0) {
-            due.extend(self.bootstraps.due(now));
-        }
+        due.extend(self.bootstraps_due(now));
         for (peer, known) in due {
             self.dial(peer, known);
         }
         self.announce();
         self.tend_lookups();
+        self.keep_records(SystemTime::now());
         self.tend_searches();
         self.trim(now);
         self.forgive(now);

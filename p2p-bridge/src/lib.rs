@@ -15,19 +15,22 @@
 //! | [`wants`] | where waiters and received blocks meet |
 //! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
-//! | [`lookups`] | searches for value records in the DHT |
+//! | [`lookups`], [`puts`] | searches for value records in the DHT, and putting them there |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
 //! | [`scope`] | public and local DHT, and the wall between them |
+//! | [`durable`] | files that are whole or not there |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
 pub mod bitswap;
+pub mod durable;
 pub mod identity;
 pub mod lookups;
 pub mod metrics;
 pub mod names;
 pub mod peerbook;
 pub mod providing;
+pub mod puts;
 pub mod redial;
 pub mod scope;
 pub mod session;

@@ -113,6 +113,9 @@ fn dht(scope: Scope, peer: PeerId) -> Scoped {
         .set_kbucket_inserts(kad::BucketInserts::Manual)
         .set_record_filtering(kad::StoreInserts::FilterBoth)
         .set_caching(kad::Caching::Disabled)
+        // Whoever published a record renews it: bytes that are only sent again would get no longer life.
+        .set_replication_interval(None)
+        .set_publication_interval(None)
         .set_provider_record_ttl(Some(PROVIDER_TTL))
         .set_provider_publication_interval(Some(REPROVIDE_EVERY))
         .set_query_timeout(QUERY_TIMEOUT);

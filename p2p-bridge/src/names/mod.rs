@@ -17,6 +17,8 @@ mod dht;
 mod dns;
 mod flight;
 mod kept;
+pub mod key_format;
+pub mod keystore;
 mod metrics;
 #[cfg(test)]
 mod tests;

@@ -23,12 +23,13 @@ use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
 use crate::providing::Providing;
+use crate::puts::{self, Puts};
 use crate::redial::Redial;
 use crate::scope::Scope;
 use crate::swarm::{Behaviour, BehaviourEvent};
 use crate::wants::SessionId;
 use futures::StreamExt;
-use libp2p::kad::{QueryId, RecordKey};
+use libp2p::kad::{QueryId, Record, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, Swarm, identify, ping};
@@ -51,6 +52,8 @@ pub enum Command {
     Provide(RecordKey),
     /// Search for the value records of a key in both scopes.
     FindRecords(RecordKey, Sink),
+    /// Put a value record into a scope, as soon as there is anybody to take it.
+    PutRecord(Scope, Record, puts::Reply),
     /// Every address that peers can use, ending in our peer id.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
     /// Stop; answered when everything is written.
@@ -68,6 +71,7 @@ pub struct Task {
     searches: HashMap<SessionId, Search>,
     queries: HashMap<(Scope, QueryId), SessionId>,
     lookups: Lookups,
+    puts: Puts,
     providing: HashMap<Scope, Providing>,
     announcing: HashMap<(Scope, QueryId), RecordKey>,
     remotes: HashMap<ConnectionId, Multiaddr>,
@@ -94,6 +98,7 @@ impl Task {
             searches: HashMap::new(),
             queries: HashMap::new(),
             lookups: Lookups::default(),
+            puts: Puts::default(),
             providing: Scope::ALL.map(|scope| (scope, Providing::default())).into(),
             announcing: HashMap::new(),
             remotes: HashMap::new(),
@@ -134,6 +139,10 @@ impl Task {
             Command::FindRecords(key, sink) => {
                 self.lookups.add(key, sink, Instant::now());
                 Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
+            }
+            Command::PutRecord(scope, record, reply) => {
+                self.puts.add(scope, record, reply);
+                self.put(scope);
             }
             Command::Addresses(reply) => {
                 let _ = reply.send(addresses(&self.swarm));
@@ -194,6 +203,7 @@ impl Task {
         }
         self.announce();
         self.tend_lookups();
+        self.tend_puts();
         for (scope, peers) in self.table_sizes() {
             self.metrics.set_table_size(scope, peers);
         }

@@ -40,6 +40,7 @@ impl Task {
             }
             self.peerbook.saw(peer, good, SystemTime::now());
             self.look_up(scope);
+            self.put(scope);
         }
     }
 

@@ -1,5 +1,7 @@
 //! [`Bridge`]: the handle by which the rest of the process uses the network.
 
+use crate::admission::Admission;
+use crate::admission::budget::Limits;
 use crate::bitswap::{behaviour, client};
 use crate::identity;
 use crate::lookups::Search;
@@ -33,6 +35,8 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 const COMMANDS_MAX: usize = 64;
 /// Searches for value records that run at once. Callers beyond it wait for their turn.
 const SEARCHES_MAX: usize = 256;
+/// How long a peer that misbehaved is not spoken to.
+const BAN: Duration = Duration::from_secs(600);
 /// How long a listener may take to report its address.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wildcard listener reports one address after another; after this long without a further one, that was all.
@@ -112,8 +116,11 @@ impl Bridge {
             local,
             peerings.peers().collect(),
         );
-        let mut swarm =
-            swarm::build(keypair, bitswap).await.map_err(|error| StartError::Transport(error.to_string()))?;
+        let trusted = peerings.peers().chain(bootstraps.peers()).collect();
+        let admission = Admission::new(Limits::default(), BAN, trusted);
+        let mut swarm = swarm::build(keypair, admission, bitswap)
+            .await
+            .map_err(|error| StartError::Transport(error.to_string()))?;
         for address in &options.announce {
             swarm.add_external_address(address.clone());
         }

@@ -18,10 +18,12 @@
 //! | [`lookups`], [`puts`] | searches for value records in the DHT, and putting them there |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
+//! | [`admission`] | who may be connected: budgets, bans, trimming |
 //! | [`scope`] | public and local DHT, and the wall between them |
 //! | [`durable`] | files that are whole or not there |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
+pub mod admission;
 pub mod bitswap;
 pub mod durable;
 pub mod identity;

@@ -7,6 +7,7 @@ use super::client::{self, Action, Client, Use};
 use super::handler::{Command, Event as HandlerEvent, Handler, Received};
 use super::message::Ask;
 use super::server::{Found, Lookup, Server};
+use crate::admission::reputation::Offence;
 use crate::metrics::{Kind, Metrics};
 use crate::wants::{SessionId, Wants};
 use content::{BlockKey, BlockSource, Cid};
@@ -59,6 +60,8 @@ pub enum Event {
     Search(SessionId),
     /// Stop finding them.
     StopSearch(SessionId),
+    /// A peer did something wrong.
+    Offence(PeerId, Offence),
 }
 
 /// The network behaviour. See the module's documentation.
@@ -113,6 +116,20 @@ impl Behaviour {
         self.client.search_finished(session, Instant::now());
     }
 
+    /// Whether a peer owes us anything, and when it last gave us something.
+    pub fn usefulness(&self, peer: &PeerId) -> (bool, Option<Instant>) {
+        self.client.usefulness(peer)
+    }
+
+    /// The connections with a peer.
+    pub fn connections(&self, peer: &PeerId) -> &[ConnectionId] {
+        self.connections.get(peer).map_or(&[], Vec::as_slice)
+    }
+
+    fn offended(&mut self, peer: PeerId, offence: Offence) {
+        self.events.push_back(ToSwarm::GenerateEvent(Event::Offence(peer, offence)));
+    }
+
     fn command(&mut self, command: SessionCommand, now: Instant) {
         match command {
             SessionCommand::Want { session, cid } => {
@@ -141,6 +158,7 @@ impl Behaviour {
             self.metrics.block_received(kind, 1, bytes as u64);
             if kind == Kind::Unsolicited {
                 tracing::debug!(%peer, ?key, "sent a block that it was not asked for");
+                self.offended(peer, Offence::Lie);
             }
             // Somebody may have begun to wait after the block was delivered and before we heard of it.
             for (cid, session) in self.wants.waiting(&key) {
@@ -270,6 +288,7 @@ impl NetworkBehaviour for Behaviour {
                 tracing::debug!(%peer, reason, "broke the Bitswap protocol");
                 self.metrics.faults.inc();
                 self.client.peer_failed(peer, now);
+                self.offended(peer, Offence::Protocol);
             }
             HandlerEvent::Unreachable => self.client.peer_failed(peer, now),
             HandlerEvent::Answered { blocks, bytes } => {

@@ -32,7 +32,7 @@ use futures::StreamExt;
 use libp2p::kad::{QueryId, Record, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
-use libp2p::{Multiaddr, Swarm, identify, ping};
+use libp2p::{Multiaddr, PeerId, Swarm, identify, ping};
 use search::Search;
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -75,6 +75,8 @@ pub struct Task {
     providing: HashMap<Scope, Providing>,
     announcing: HashMap<(Scope, QueryId), RecordKey>,
     remotes: HashMap<ConnectionId, Multiaddr>,
+    /// The connected peers, and since when.
+    connected: HashMap<PeerId, Instant>,
     round: u32,
 }
 
@@ -102,6 +104,7 @@ impl Task {
             providing: Scope::ALL.map(|scope| (scope, Providing::default())).into(),
             announcing: HashMap::new(),
             remotes: HashMap::new(),
+            connected: HashMap::new(),
             round: 0,
         }
     }
@@ -157,6 +160,9 @@ impl Task {
             SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::StopSearch(session))) => {
                 self.stop_search(session)
             }
+            SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::Offence(peer, offence))) => {
+                self.on_offence(peer, offence);
+            }
             SwarmEvent::Behaviour(BehaviourEvent::Wan(event)) => self.on_dht_event(Scope::Wan, event),
             SwarmEvent::Behaviour(BehaviourEvent::Lan(event)) => self.on_dht_event(Scope::Lan, event),
             SwarmEvent::Behaviour(BehaviourEvent::Identify(identify::Event::Received {
@@ -170,13 +176,7 @@ impl Task {
                 self.on_connected(peer_id, connection_id, &endpoint);
             }
             SwarmEvent::ConnectionClosed { peer_id, connection_id, num_established, .. } => {
-                self.metrics.connections.dec();
-                self.remotes.remove(&connection_id);
-                if num_established == 0 {
-                    let now = Instant::now();
-                    self.peerings.disconnected(&peer_id, now);
-                    self.bootstraps.disconnected(&peer_id, now);
-                }
+                self.on_disconnected(peer_id, connection_id, num_established == 0);
             }
             // Two in a row were lost: whoever is there no longer answers, whatever TCP believes.
             SwarmEvent::Behaviour(BehaviourEvent::Ping(ping::Event { connection, result: Err(error), .. }))
@@ -204,6 +204,10 @@ impl Task {
         self.announce();
         self.tend_lookups();
         self.tend_puts();
+        self.trim(now);
+        let admission = &mut self.swarm.behaviour_mut().admission;
+        admission.sweep(now);
+        self.metrics.banned.set(i64::try_from(admission.banned()).unwrap_or(i64::MAX));
         for (scope, peers) in self.table_sizes() {
             self.metrics.set_table_size(scope, peers);
         }

@@ -6,6 +6,7 @@ use crate::bitswap::{behaviour, client};
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
+use crate::options::BridgeOptions;
 use crate::peerbook::Peerbook;
 use crate::puts::{PutError, PutOutcome};
 use crate::redial::Redial;
@@ -26,7 +27,6 @@ use libp2p::{Multiaddr, PeerId, Swarm};
 use prometheus_client::registry::Registry;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -41,23 +41,6 @@ const BAN: Duration = Duration::from_secs(600);
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wildcard listener reports one address after another; after this long without a further one, that was all.
 const MORE_ADDRESSES: Duration = Duration::from_millis(20);
-
-/// What the bridge is started with.
-#[derive(Debug, Clone)]
-pub struct BridgeOptions {
-    /// Where the identity and the table of good peers are kept. Created if missing.
-    pub data_dir: PathBuf,
-    /// Addresses to listen on.
-    pub listen: Vec<Multiaddr>,
-    /// Addresses to tell other peers, beside those that are listened on.
-    pub announce: Vec<Multiaddr>,
-    /// Peers to join the network through, each ending in `/p2p/ID`.
-    pub bootstrap: Vec<Multiaddr>,
-    /// Peers to stay connected to and to ask first, each ending in `/p2p/ID`.
-    pub peering: Vec<Multiaddr>,
-    /// How long a wanted block may see no progress.
-    pub stall_timeout: Duration,
-}
 
 /// Why the bridge did not start.
 #[derive(Debug, thiserror::Error)]

@@ -29,6 +29,7 @@ use super::dht::Records;
 use super::keystore::{KeyError, KeyInfo, Keystore};
 use super::{Clock, DEPTH_MAX, Names, SYSTEM_CLOCK};
 use crate::bridge::Bridge;
+use crate::options::PublishOptions;
 use crate::scope::Scope;
 use content::ipns::Record;
 use content::names::Key;
@@ -51,7 +52,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 /// The shortest life of a record: it is renewed after half of it.
-pub const LIFETIME_MIN: Duration = Duration::from_secs(60);
+pub const LIFETIME_MIN: Duration = Duration::from_secs(10);
 /// The longest life of a record.
 pub const LIFETIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The longest time that others may be told to remember a record.
@@ -61,27 +62,6 @@ pub const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 const COMPARISON: Duration = Duration::from_secs(10);
 /// Names that are compared at once. Searches of readers come first.
 const COMPARISONS_MAX: usize = 8;
-
-/// How names are published.
-#[derive(Debug, Clone, Copy)]
-pub struct PublishOptions {
-    /// From a signature to the end of life of a record, unless whoever publishes says otherwise.
-    pub lifetime: Duration,
-    /// How long others may remember a record without asking again, unless whoever publishes says otherwise.
-    pub ttl: Duration,
-    /// How often a record is renewed and put again.
-    pub every: Duration,
-}
-
-impl Default for PublishOptions {
-    fn default() -> Self {
-        Self {
-            lifetime: Duration::from_secs(48 * 3600),
-            ttl: Duration::from_secs(300),
-            every: Duration::from_secs(4 * 3600),
-        }
-    }
-}
 
 /// Why a name is not published.
 #[derive(Debug, thiserror::Error)]
@@ -102,8 +82,8 @@ pub enum PublishError {
     Loop,
     /// The record would live too short or too long.
     #[error(
-        "a record lives for a minute at least and {} days at most, and is remembered for {} days at most",
-        LIFETIME_MAX.as_secs() / 86_400, TTL_MAX.as_secs() / 86_400
+        "a record lives for {} seconds at least and {} days at most, and is remembered for {} days at most",
+        LIFETIME_MIN.as_secs(), LIFETIME_MAX.as_secs() / 86_400, TTL_MAX.as_secs() / 86_400
     )]
     Terms,
     /// The record cannot be made.

@@ -3,10 +3,11 @@
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
 use crate::bitswap::{behaviour, client};
+use crate::discovery::memory::Memory;
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
-use crate::options::BridgeOptions;
+use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
 use crate::puts::{PutError, PutOutcome};
 use crate::redial::Redial;
@@ -14,6 +15,7 @@ use crate::scope::Scope;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
 use crate::task::{Command, Task};
+use crate::tls;
 use crate::wants::Wants;
 use content::ipns;
 use content::names::Key;
@@ -35,8 +37,6 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 const COMMANDS_MAX: usize = 64;
 /// Searches for value records that run at once. Callers beyond it wait for their turn.
 const SEARCHES_MAX: usize = 256;
-/// How long a peer that misbehaved is not spoken to.
-const BAN: Duration = Duration::from_secs(600);
 /// How long a listener may take to report its address.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wildcard listener reports one address after another; after this long without a further one, that was all.
@@ -82,6 +82,7 @@ impl Bridge {
         local: Arc<dyn BlockSource>,
         registry: &mut Registry,
     ) -> Result<Self, StartError> {
+        tls::use_ring();
         let keypair = identity::load_or_create(&options.data_dir)?;
         let peer_id = keypair.public().to_peer_id();
         let metrics = Metrics::register(registry);
@@ -98,9 +99,10 @@ impl Bridge {
             from_sessions,
             local,
             peerings.peers().collect(),
+            options.bitswap.serve_to.clone(),
         );
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
-        let admission = Admission::new(Limits::default(), BAN, trusted);
+        let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let mut swarm = swarm::build(keypair, admission, bitswap)
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
@@ -110,7 +112,8 @@ impl Bridge {
         listen(&mut swarm, &options.listen).await?;
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let peerbook = Peerbook::load(&options.data_dir);
-        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook).run());
+        let memory = Memory::load(&options.data_dir);
+        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook, memory).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, peer_id })
     }
@@ -173,6 +176,12 @@ impl Bridge {
             let _ = stopped.await;
         }
     }
+}
+
+fn limits(budget: &ConnectionBudget) -> Limits {
+    let size = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
+    let ConnectionBudget { connections_max, per_ip_max, per_subnet_max, pending_dials_max, .. } = budget;
+    Limits::of(size(*connections_max), size(*per_ip_max), size(*per_subnet_max), size(*pending_dials_max))
 }
 
 /// libp2p listens with SO_REUSEPORT, which would share a TCP port with another program of the same user in silence: half

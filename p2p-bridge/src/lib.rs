@@ -15,6 +15,7 @@
 //! | [`wants`] | where waiters and received blocks meet |
 //! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
+//! | [`discovery`] | providers: remembered, named, dialled, or absent |
 //! | [`lookups`], [`puts`] | searches for value records in the DHT, and putting them there |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
@@ -26,6 +27,7 @@
 
 pub mod admission;
 pub mod bitswap;
+pub mod discovery;
 pub mod durable;
 pub mod identity;
 pub mod lookups;
@@ -38,6 +40,7 @@ pub mod puts;
 pub mod redial;
 pub mod scope;
 pub mod session;
+pub mod tls;
 pub mod wants;
 
 mod bridge;

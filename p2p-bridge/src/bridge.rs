@@ -12,6 +12,7 @@ use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
+use crate::puts::{PutError, PutOutcome};
 use crate::redial::Redial;
 use crate::scope::Scope;
 use crate::session::{Session, Shared};
@@ -19,11 +20,12 @@ use crate::swarm::{self, Behaviour};
 use crate::task::{Command, Task};
 use crate::tls;
 use crate::wants::Wants;
+use content::ipns;
 use content::names::Key;
 use content::{BlockKey, BlockSource, Cid};
 use futures::StreamExt;
 use libp2p::core::transport::ListenerId;
-use libp2p::kad::RecordKey;
+use libp2p::kad::{Record, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::SwarmEvent;
 use libp2p::{Multiaddr, PeerId, Swarm};
@@ -31,7 +33,7 @@ use prometheus_client::registry::Registry;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Commands that may wait for the swarm task.
@@ -154,6 +156,21 @@ impl Bridge {
         let (search, sink) = Search::new(permit);
         let _ = self.commands.send(Command::FindRecords(RecordKey::from(key.routing_key()), sink)).await;
         search
+    }
+
+    /// Puts an IPNS record into the DHT of a scope: on the peers nearest to its key. While no peer is known, this waits for
+    /// the first; dropping it ends the put.
+    ///
+    /// # Errors
+    /// [`PutError`] says why nobody has it.
+    pub async fn put_record(&self, scope: Scope, key: &Key, record: &ipns::Record) -> PutOutcome {
+        let mut stored = Record::new(RecordKey::from(key.routing_key()), record.bytes().to_vec());
+        let life = record.end_of_life().duration_since(SystemTime::now()).unwrap_or_default();
+        stored.expires = Instant::now().checked_add(life);
+        let (reply, outcome) = oneshot::channel();
+        let sent = self.commands.send(Command::PutRecord(scope, stored, reply)).await;
+        sent.map_err(|_| PutError::Stopped)?;
+        outcome.await.unwrap_or(Err(PutError::Stopped))
     }
 
     /// Stops the network. Returns when everything that outlives a restart is written.

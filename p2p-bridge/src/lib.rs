@@ -16,13 +16,14 @@
 //! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
 //! | [`discovery`] | providers: remembered, named, dialled, or absent |
-//! | [`lookups`] | searches for value records in the DHT |
+//! | [`lookups`], [`puts`] | searches for value records in the DHT, and putting them there |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
 //! | [`admission`] | who may be connected: budgets, bans, trimming |
 //! | [`options`] | what all of it is started with |
 //! | [`scope`], [`dht`] | public and local DHT, the wall between them, and what is kept for others |
 //! | [`announced`] | which of our addresses others are told |
+//! | [`durable`] | files that are whole or not there |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
 pub mod admission;
@@ -30,6 +31,7 @@ pub mod announced;
 pub mod bitswap;
 pub mod dht;
 pub mod discovery;
+pub mod durable;
 pub mod identity;
 pub mod lookups;
 pub mod metrics;
@@ -37,6 +39,7 @@ pub mod names;
 pub mod options;
 pub mod peerbook;
 pub mod providing;
+pub mod puts;
 pub mod redial;
 pub mod scope;
 pub mod session;

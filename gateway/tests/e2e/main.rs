@@ -6,6 +6,7 @@
 //! | [`tiers`] | content that only Kubo has, served from the network, then from RAM, then from disk |
 //! | [`routing`] | content found by its provider record, with no peer known but a DHT node |
 //! | [`names`] | IPNS names that Kubo published |
+//! | [`publish`] | names that Causeway published, resolved by Kubo; keys that go from one to the other |
 //! | [`reverse`] | Kubo reading what only Causeway has |
 //! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and vanishing readers |
 //! | [`coalescing`] | a hundred readers, one fetch |
@@ -19,6 +20,7 @@ mod support;
 mod coalescing;
 mod malice;
 mod names;
+mod publish;
 mod reverse;
 mod routing;
 mod soak;

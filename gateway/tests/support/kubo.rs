@@ -128,6 +128,29 @@ impl Kubo {
         run(self.command().args(["name", "publish", "-Q", "--resolve=false", path]))
     }
 
+    /// What a name stands for, from the DHT and nowhere else.
+    pub fn try_resolve(&self, name: &str) -> Result<String, String> {
+        let resolve = self.command().args(["name", "resolve", "--nocache", "--recursive=false", name]).output();
+        let resolve = resolve.expect("ipfs starts");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        if resolve.status.success() { Ok(text(&resolve.stdout)) } else { Err(text(&resolve.stderr)) }
+    }
+
+    /// Makes a key, and returns its name.
+    pub fn make_key(&self, name: &str, kind: &str) -> String {
+        run(self.command().args(["key", "gen", "--type", kind, name]))
+    }
+
+    /// Writes a key to a file.
+    pub fn export_key(&self, name: &str, format: &str, file: &Path) {
+        run(self.command().args(["key", "export", "--format", format, "-o"]).arg(file).arg(name));
+    }
+
+    /// Takes in a key, and returns its name.
+    pub fn import_key(&self, name: &str, format: &str, file: &Path) -> String {
+        run(self.command().args(["key", "import", "--allow-any-key-type", "--format", format, name]).arg(file))
+    }
+
     /// Peers that the DHT names as providers of a CID.
     pub async fn find_providers(&self, cid: &str) -> Vec<String> {
         let events = self.call_text("routing/findprovs", &[cid]).await;

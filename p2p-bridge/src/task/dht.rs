@@ -21,6 +21,9 @@ impl Task {
                 {
                     self.on_announced(scope, &key, outcome.is_ok());
                 }
+                if let QueryResult::PutRecord(outcome) = &result {
+                    self.on_put(scope, id, outcome);
+                }
                 if step.last
                     && let QueryResult::GetClosestPeers(outcome) = &result
                 {
@@ -43,6 +46,7 @@ impl Task {
             kad::Event::RoutingUpdated { is_new_peer: true, .. } => {
                 self.announce();
                 self.look_up(scope);
+                self.put(scope);
             }
             _ => {}
         }

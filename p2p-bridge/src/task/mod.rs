@@ -24,12 +24,13 @@ use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
 use crate::providing::Providing;
+use crate::puts::{self, Puts};
 use crate::redial::Redial;
 use crate::scope::Scope;
 use crate::swarm::{Behaviour, BehaviourEvent};
 use crate::wants::SessionId;
 use futures::StreamExt;
-use libp2p::kad::{QueryId, RecordKey};
+use libp2p::kad::{QueryId, Record, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm, identify, mdns, ping};
@@ -52,6 +53,8 @@ pub enum Command {
     Provide(RecordKey),
     /// Search for the value records of a key in both scopes.
     FindRecords(RecordKey, Sink),
+    /// Put a value record into a scope, as soon as there is anybody to take it.
+    PutRecord(Scope, Record, puts::Reply),
     /// Every address that peers can use, ending in our peer id.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
     /// Stop; answered when everything is written.
@@ -72,6 +75,7 @@ pub struct Task {
     peer_walks: HashMap<(Scope, QueryId), PeerId>,
     memory: Memory,
     lookups: Lookups,
+    puts: Puts,
     providing: HashMap<Scope, Providing>,
     announcing: HashMap<(Scope, QueryId), RecordKey>,
     remotes: HashMap<ConnectionId, Multiaddr>,
@@ -107,6 +111,7 @@ impl Task {
             peer_walks: HashMap::new(),
             memory,
             lookups: Lookups::default(),
+            puts: Puts::default(),
             providing: Scope::ALL.map(|scope| (scope, Providing::default())).into(),
             announcing: HashMap::new(),
             remotes: HashMap::new(),
@@ -154,6 +159,10 @@ impl Task {
             Command::FindRecords(key, sink) => {
                 self.lookups.add(key, sink, Instant::now());
                 Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
+            }
+            Command::PutRecord(scope, record, reply) => {
+                self.puts.add(scope, record, reply);
+                self.put(scope);
             }
             Command::Addresses(reply) => {
                 let _ = reply.send(addresses(&self.swarm));
@@ -217,6 +226,7 @@ impl Task {
         self.announce();
         self.tend_lookups();
         self.keep_records(SystemTime::now());
+        self.tend_puts();
         self.tend_searches();
         self.trim(now);
         self.forgive(now);

@@ -134,6 +134,7 @@ impl Task {
             }
             self.peerbook.saw(peer, good, |address| dht.admits(address), SystemTime::now());
             self.look_up(scope);
+            self.put(scope);
         }
     }
 

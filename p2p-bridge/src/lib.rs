@@ -18,6 +18,7 @@
 //! | [`lookups`] | searches for value records in the DHT |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
+//! | [`udp`] | room in the kernel for QUIC's bursts |
 //! | [`scope`] | public and local DHT, and the wall between them |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
@@ -31,6 +32,7 @@ pub mod providing;
 pub mod redial;
 pub mod scope;
 pub mod session;
+pub mod udp;
 pub mod wants;
 
 mod bridge;

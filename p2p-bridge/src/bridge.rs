@@ -19,6 +19,7 @@ use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
 use crate::task::{Command, Task};
 use crate::tls;
+use crate::udp;
 use crate::wants::Wants;
 use content::ipns;
 use content::names::Key;
@@ -114,6 +115,7 @@ impl Bridge {
             swarm.add_external_address(address.clone());
         }
         listen(&mut swarm, &options.listen).await?;
+        udp::enlarge_buffers(&quic_ports(&swarm));
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let peerbook = Peerbook::load(&options.data_dir);
         let memory = Memory::load(&options.data_dir);
@@ -216,6 +218,15 @@ fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
         error = source;
     }
     error.to_string()
+}
+
+/// The UDP ports that are listened on.
+fn quic_ports(swarm: &Swarm<Behaviour>) -> Vec<u16> {
+    let port = |part| match part {
+        Protocol::Udp(port) => Some(port),
+        _ => None,
+    };
+    swarm.listeners().filter_map(|address| address.iter().find_map(port)).collect()
 }
 
 /// Binds every address and waits until each is known to be bound.

@@ -24,6 +24,7 @@
 //! | [`scope`], [`dht`] | public and local DHT, the wall between them, and what is kept for others |
 //! | [`announced`] | which of our addresses others are told |
 //! | [`durable`] | files that are whole or not there |
+//! | [`udp`] | room in the kernel for QUIC's bursts |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
 pub mod admission;
@@ -44,6 +45,7 @@ pub mod redial;
 pub mod scope;
 pub mod session;
 pub mod tls;
+pub mod udp;
 pub mod wants;
 
 mod bridge;

@@ -7,6 +7,7 @@ use crate::bitswap::{behaviour, client};
 use crate::dht::behaviour::Scoped;
 use crate::dht::metrics::DhtMetrics;
 use crate::discovery::memory::Memory;
+use crate::finders::{PeerSearch, Sought};
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
@@ -14,13 +15,15 @@ use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
 use crate::puts::{PutError, PutOutcome};
 use crate::redial::Redial;
+use crate::routing_v1::{Routers, RoutersError};
 use crate::scope::Scope;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
-use crate::task::{Command, Task};
+use crate::task::{Acquaintances, Command, Delegation, Task};
 use crate::tls;
 use crate::udp;
 use crate::wants::Wants;
+use bytes::Bytes;
 use content::ipns;
 use content::names::Key;
 use content::{BlockKey, BlockSource, Cid};
@@ -41,6 +44,8 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 const COMMANDS_MAX: usize = 64;
 /// Searches for value records that run at once. Callers beyond it wait for their turn.
 const SEARCHES_MAX: usize = 256;
+/// Searches for providers and peers that run at once on behalf of others. Callers beyond it wait for their turn.
+const FINDERS_MAX: usize = 256;
 /// How long a listener may take to report its address.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wildcard listener reports one address after another; after this long without a further one, that was all.
@@ -60,6 +65,9 @@ pub enum StartError {
         /// What the system said.
         reason: String,
     },
+    /// The routers cannot be asked.
+    #[error(transparent)]
+    Routers(#[from] RoutersError),
     /// The transports cannot be built.
     #[error("cannot build the network transports: {0}")]
     Transport(String),
@@ -72,6 +80,8 @@ pub struct Bridge {
     shared: Arc<Shared>,
     commands: mpsc::Sender<Command>,
     searches: Arc<Semaphore>,
+    finders: Arc<Semaphore>,
+    routers: Routers,
     peer_id: PeerId,
 }
 
@@ -90,6 +100,7 @@ impl Bridge {
         let keypair = identity::load_or_create(&options.data_dir)?;
         let peer_id = keypair.public().to_peer_id();
         let metrics = Metrics::register(registry);
+        let routers = Routers::new(&options.http.routers, registry)?;
         let wants = Arc::new(Wants::default());
         let (to_sessions, from_sessions) = mpsc::unbounded_channel();
         let now = Instant::now();
@@ -117,11 +128,14 @@ impl Bridge {
         listen(&mut swarm, &options.listen).await?;
         udp::enlarge_buffers(&quic_ports(&swarm));
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
+        let delegation = Delegation::new(routers.clone(), options.dial_private);
         let peerbook = Peerbook::load(&options.data_dir);
         let memory = Memory::load(&options.data_dir);
-        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook, memory).run());
+        let acquaintances = Acquaintances { peerings, bootstraps, peerbook, memory };
+        tokio::spawn(Task::new(swarm, inbox, metrics, acquaintances, delegation).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
-        Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, peer_id })
+        let finders = Arc::new(Semaphore::new(FINDERS_MAX));
+        Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, finders, routers, peer_id })
     }
 
     /// The network as a source of one DAG's blocks. Everybody who reads that DAG shares what is learnt about it.
@@ -150,12 +164,15 @@ impl Bridge {
         let _ = self.commands.send(Command::Provide(RecordKey::new(&key.to_bytes()))).await;
     }
 
-    /// Searches the DHT for the IPNS records of a key. While no peer is known, the search waits for the first; it goes on
+    /// Searches the DHT, and asks the routers, for the IPNS records of a key. While no peer is known, the search waits for the first; it goes on
     /// until every peer that matters was asked, or the [`Search`] is dropped.
     pub async fn find_records(&self, key: &Key) -> Search {
         // The semaphore is never closed, and a stopped network finds nothing: its sink is gone at once.
         let permit = Arc::clone(&self.searches).acquire_owned().await.ok();
         let (search, sink) = Search::new(permit);
+        if !self.routers.is_empty() {
+            tokio::spawn(self.routers.clone().feed(*key, sink.feeder()));
+        }
         let _ = self.commands.send(Command::FindRecords(RecordKey::from(key.routing_key()), sink)).await;
         search
     }
@@ -173,6 +190,34 @@ impl Bridge {
         let sent = self.commands.send(Command::PutRecord(scope, stored, reply)).await;
         sent.map_err(|_| PutError::Stopped)?;
         outcome.await.unwrap_or(Err(PutError::Stopped))
+    }
+
+    /// Searches for the providers of a block on behalf of somebody else, by the DHT and by what is known here. Routers are not
+    /// asked, lest two of them ask each other for ever.
+    pub async fn find_providers(&self, key: &BlockKey) -> PeerSearch {
+        self.find(Sought::Providers(RecordKey::new(&key.to_bytes()))).await
+    }
+
+    /// Searches for a peer's addresses on behalf of somebody else.
+    pub async fn find_peer(&self, peer: PeerId) -> PeerSearch {
+        self.find(Sought::Peer(peer)).await
+    }
+
+    /// Searches for the servers of the DHT that are closest to a key, given as what the DHT hashes: a multihash, usually.
+    pub async fn closest_peers(&self, key: Vec<u8>) -> PeerSearch {
+        self.find(Sought::Closest(key)).await
+    }
+
+    async fn find(&self, sought: Sought) -> PeerSearch {
+        let permit = Arc::clone(&self.finders).acquire_owned().await.ok();
+        let (search, sink) = PeerSearch::new(permit);
+        let _ = self.commands.send(Command::FindPeers(sought, sink)).await;
+        search
+    }
+
+    /// Gives every router an IPNS record to publish. Returns how many took it.
+    pub async fn publish_through_routers(&self, key: &Key, record: Bytes) -> usize {
+        self.routers.publish(*key, record).await
     }
 
     /// Stops the network. Returns when everything that outlives a restart is written.

@@ -17,6 +17,8 @@
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
 //! | [`discovery`] | providers: remembered, named, dialled, or absent |
 //! | [`lookups`], [`puts`] | searches for value records in the DHT, and putting them there |
+//! | [`finders`] | searches for providers and peers on behalf of others |
+//! | [`routing_v1`] | delegated routers, and what they and we exchange |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
 //! | [`admission`] | who may be connected: budgets, bans, trimming |
@@ -25,6 +27,7 @@
 //! | [`announced`] | which of our addresses others are told |
 //! | [`durable`] | files that are whole or not there |
 //! | [`udp`] | room in the kernel for QUIC's bursts |
+//! | [`tls`] | what HTTP clients encrypt with |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
 pub mod admission;
@@ -33,6 +36,7 @@ pub mod bitswap;
 pub mod dht;
 pub mod discovery;
 pub mod durable;
+pub mod finders;
 pub mod identity;
 pub mod lookups;
 pub mod metrics;
@@ -42,6 +46,7 @@ pub mod peerbook;
 pub mod providing;
 pub mod puts;
 pub mod redial;
+pub mod routing_v1;
 pub mod scope;
 pub mod session;
 pub mod tls;

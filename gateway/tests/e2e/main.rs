@@ -5,6 +5,7 @@
 //! | [`welcome`] | the page that a first start prints, without any network |
 //! | [`tiers`] | content that only Kubo has, served from the network, then from RAM, then from disk |
 //! | [`routing`] | content found by its provider record, with no peer known but a DHT node |
+//! | [`routing_v1`] | delegated routing, either way round |
 //! | [`names`] | IPNS names that Kubo published |
 //! | [`publish`] | names that Causeway published, resolved by Kubo; keys that go from one to the other |
 //! | [`reverse`] | Kubo reading what only Causeway has |
@@ -23,6 +24,7 @@ mod names;
 mod publish;
 mod reverse;
 mod routing;
+mod routing_v1;
 mod soak;
 mod streaming;
 mod tiers;

@@ -211,6 +211,13 @@ impl Scoped {
         Ok(known)
     }
 
+    /// Where the routing table and the running queries know a peer to be. The behaviour tells that only to whoever is about
+    /// to dial.
+    pub fn addresses_of(&mut self, peer: PeerId) -> Vec<Multiaddr> {
+        let nobody = ConnectionId::new_unchecked(usize::MAX);
+        self.known(nobody, Some(peer), &[], Endpoint::Dialer).unwrap_or_default()
+    }
+
     /// Kademlia dials peers that it is not connected to; there may be a connection all the same, of the other scope.
     fn dial(&mut self, opts: DialOpts) -> DialOpts {
         let Some(peer) = opts.get_peer_id() else { return opts };

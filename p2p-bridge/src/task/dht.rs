@@ -11,6 +11,7 @@ impl Task {
         match event {
             kad::Event::OutboundQueryProgressed { id, result, step, stats } => {
                 self.lookups.asked(scope, id, stats.num_requests() as usize);
+                self.on_found(scope, id, &result);
                 if let QueryResult::GetProviders(Ok(GetProvidersOk::FoundProviders { key, providers })) = &result
                     && let Some(session) = self.queries.get(&(scope, id)).copied()
                 {
@@ -38,6 +39,7 @@ impl Task {
                 }
                 if step.last {
                     self.metrics.query_ended(stats.num_requests(), stats.duration());
+                    self.finders.finished(scope, id);
                     self.lookups.finished(scope, id, stats.num_successes() > 0);
                     self.lookups.settle(Instant::now(), self.bootstraps.is_lonely());
                     self.on_query_finished(scope, id);

@@ -41,6 +41,7 @@ impl Task {
         if was_last {
             let now = Instant::now();
             self.connected.remove(&peer);
+            self.listening.remove(&peer);
             self.peerings.disconnected(&peer, now);
             self.bootstraps.disconnected(&peer, now);
         }
@@ -118,6 +119,7 @@ impl Task {
     /// A peer said which protocols it speaks and where it listens: the only way into a routing table.
     pub(super) fn on_identified(&mut self, connection: ConnectionId, peer: PeerId, info: identify::Info) {
         let remote = self.remotes.get(&connection).cloned();
+        self.heard_of(peer, remote.as_ref(), &info.listen_addrs);
         for scope in Scope::ALL {
             if !info.protocols.contains(&scope.protocol()) {
                 continue;

@@ -14,6 +14,7 @@
 //! | [`session`] | the network as a `BlockSource`, per DAG |
 //! | [`wants`] | where waiters and received blocks meet |
 //! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
+//! | [`http_source`] | trustless gateways, asked as peers are |
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
 //! | [`lookups`] | searches for value records in the DHT |
 //! | `task` | the one task that owns the swarm |
@@ -22,6 +23,7 @@
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
 pub mod bitswap;
+pub mod http_source;
 pub mod identity;
 pub mod lookups;
 pub mod metrics;

@@ -1,14 +1,19 @@
 //! [`Bridge`]: the handle by which the rest of the process uses the network.
 
+use crate::admission::Admission;
+use crate::admission::budget::Limits;
 use crate::bitswap::{behaviour, client};
+use crate::http_source::{self, HttpPeers};
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
+use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
 use crate::redial::Redial;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
 use crate::task::{Command, Task};
+use crate::tls;
 use crate::wants::Wants;
 use content::names::Key;
 use content::{BlockKey, BlockSource, Cid};
@@ -21,7 +26,6 @@ use libp2p::{Multiaddr, PeerId, Swarm};
 use prometheus_client::registry::Registry;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -34,23 +38,6 @@ const SEARCHES_MAX: usize = 256;
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wildcard listener reports one address after another; after this long without a further one, that was all.
 const MORE_ADDRESSES: Duration = Duration::from_millis(20);
-
-/// What the bridge is started with.
-#[derive(Debug, Clone)]
-pub struct BridgeOptions {
-    /// Where the identity and the table of good peers are kept. Created if missing.
-    pub data_dir: PathBuf,
-    /// Addresses to listen on.
-    pub listen: Vec<Multiaddr>,
-    /// Addresses to tell other peers, beside those that are listened on.
-    pub announce: Vec<Multiaddr>,
-    /// Peers to join the network through, each ending in `/p2p/ID`.
-    pub bootstrap: Vec<Multiaddr>,
-    /// Peers to stay connected to and to ask first, each ending in `/p2p/ID`.
-    pub peering: Vec<Multiaddr>,
-    /// How long a wanted block may see no progress.
-    pub stall_timeout: Duration,
-}
 
 /// Why the bridge did not start.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +56,9 @@ pub enum StartError {
     /// The transports cannot be built.
     #[error("cannot build the network transports: {0}")]
     Transport(String),
+    /// The gateways that are configured cannot be asked.
+    #[error("cannot ask gateways: {0}")]
+    Gateways(#[from] http_source::SetupError),
 }
 
 /// A handle to the network. Cloning shares it; the network stops when [`Bridge::shutdown`] is called or every handle is
@@ -92,6 +82,7 @@ impl Bridge {
         local: Arc<dyn BlockSource>,
         registry: &mut Registry,
     ) -> Result<Self, StartError> {
+        tls::use_ring();
         let keypair = identity::load_or_create(&options.data_dir)?;
         let peer_id = keypair.public().to_peer_id();
         let metrics = Metrics::register(registry);
@@ -108,9 +99,14 @@ impl Bridge {
             from_sessions,
             local,
             peerings.peers().collect(),
+            options.bitswap.serve_to.clone(),
         );
-        let mut swarm =
-            swarm::build(keypair, bitswap).await.map_err(|error| StartError::Transport(error.to_string()))?;
+        let bitswap = bitswap.with_http(gateways(&options, wants.clone(), registry)?);
+        let trusted = peerings.peers().chain(bootstraps.peers()).collect();
+        let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
+        let mut swarm = swarm::build(keypair, admission, bitswap)
+            .await
+            .map_err(|error| StartError::Transport(error.to_string()))?;
         for address in &options.announce {
             swarm.add_external_address(address.clone());
         }
@@ -164,6 +160,33 @@ impl Bridge {
         if self.commands.send(Command::Shutdown(reply)).await.is_ok() {
             let _ = stopped.await;
         }
+    }
+}
+
+fn limits(budget: &ConnectionBudget) -> Limits {
+    let size = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
+    let ConnectionBudget { connections_max, per_ip_max, per_subnet_max, pending_dials_max, .. } = budget;
+    Limits::of(size(*connections_max), size(*per_ip_max), size(*per_subnet_max), size(*pending_dials_max))
+}
+
+/// The gateways to ask. A machine without certificates does without those that only provider records would name.
+fn gateways(
+    options: &BridgeOptions,
+    wants: Arc<Wants>,
+    registry: &mut Registry,
+) -> Result<HttpPeers, http_source::SetupError> {
+    let metrics = http_source::metrics::Metrics::register(registry);
+    let http = http_source::Options {
+        gateways: options.http.gateways.clone(),
+        from_records: options.http.from_records,
+        dial_private: options.dial_private,
+    };
+    match HttpPeers::new(&http, wants, metrics.clone(), Instant::now()) {
+        Err(error) if http.gateways.is_empty() => {
+            tracing::warn!(%error, "gateways that provider records name are not asked");
+            Ok(HttpPeers::none(metrics))
+        }
+        peers => peers,
     }
 }
 

@@ -19,20 +19,25 @@
 //! | [`lookups`] | searches for value records in the DHT |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
+//! | [`admission`] | who may be connected: budgets, bans, trimming |
+//! | [`options`] | what all of it is started with |
 //! | [`scope`] | public and local DHT, and the wall between them |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
+pub mod admission;
 pub mod bitswap;
 pub mod http_source;
 pub mod identity;
 pub mod lookups;
 pub mod metrics;
 pub mod names;
+pub mod options;
 pub mod peerbook;
 pub mod providing;
 pub mod redial;
 pub mod scope;
 pub mod session;
+pub mod tls;
 pub mod wants;
 
 mod bridge;
@@ -40,6 +45,7 @@ mod swarm;
 mod task;
 mod transport;
 
-pub use bridge::{Bridge, BridgeOptions, StartError};
+pub use bridge::{Bridge, StartError};
 pub use names::{Names, NamesError, NamesOptions};
+pub use options::BridgeOptions;
 pub use session::Session;

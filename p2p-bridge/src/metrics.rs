@@ -1,5 +1,6 @@
 //! The network's metrics: what an operator reads to see whether misses are slow to find or slow to arrive.
 
+use crate::admission::reputation::Offence;
 use crate::scope::Scope;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -49,6 +50,22 @@ struct DhtLabel {
     dht: Scope,
 }
 
+impl EncodeLabelValue for Offence {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        encoder.write_str(match self {
+            Self::Lie => "lie",
+            Self::Protocol => "protocol",
+            Self::Flood => "flood",
+            Self::Stall => "stall",
+        })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OffenceLabel {
+    offence: Offence,
+}
+
 /// Handles to every metric of the bridge. Cloning shares them.
 #[derive(Clone)]
 pub struct Metrics {
@@ -68,6 +85,11 @@ pub struct Metrics {
     pub faults: Counter,
     /// Established connections.
     pub connections: Gauge,
+    /// Peers disconnected to make room for others.
+    pub trimmed: Counter,
+    /// Peers that are not spoken to for a while.
+    pub banned: Gauge,
+    offences: Family<OffenceLabel, Counter>,
     blocks: Family<KindLabel, Counter>,
     block_bytes: Family<KindLabel, Counter>,
     queries: Family<DhtLabel, Counter>,
@@ -88,6 +110,9 @@ impl Default for Metrics {
             sent_blocks: Counter::default(),
             faults: Counter::default(),
             connections: Gauge::default(),
+            trimmed: Counter::default(),
+            banned: Gauge::default(),
+            offences: Family::default(),
             blocks: Family::default(),
             block_bytes: Family::default(),
             queries: Family::default(),
@@ -126,12 +151,18 @@ impl Metrics {
             m.block_bytes.clone(),
         );
         add.register("causeway_p2p_connections", "Established libp2p connections", m.connections.clone());
+        add.register("causeway_p2p_trimmed", "Peers disconnected to make room for others", m.trimmed.clone());
+        add.register("causeway_p2p_banned", "Peers that are not spoken to for a while", m.banned.clone());
+        add.register("causeway_p2p_offences", "What peers did wrong, by kind", m.offences.clone());
         add.register("causeway_dht_queries", "Queries started", m.queries.clone());
         add.register("causeway_dht_providers_found", "Providers named by the DHT", m.providers.clone());
         add.register("causeway_dht_routing_table_peers", "Peers in the routing table", m.table.clone());
         // A counter that is missing until its first event cannot be told from one that is broken.
         for kind in [Kind::Wanted, Kind::Duplicate, Kind::Unsolicited] {
             m.block_received(kind, 0, 0);
+        }
+        for offence in Offence::ALL {
+            m.offences.get_or_create(&OffenceLabel { offence }).inc_by(0);
         }
         for dht in Scope::ALL {
             m.queries.get_or_create(&DhtLabel { dht }).inc_by(0);
@@ -145,6 +176,11 @@ impl Metrics {
     pub fn block_received(&self, kind: Kind, blocks: u64, bytes: u64) {
         self.blocks.get_or_create(&KindLabel { kind }).inc_by(blocks);
         self.block_bytes.get_or_create(&KindLabel { kind }).inc_by(bytes);
+    }
+
+    /// Counts an offence of a peer.
+    pub fn offence(&self, offence: Offence) {
+        self.offences.get_or_create(&OffenceLabel { offence }).inc();
     }
 
     /// Counts a started DHT query.

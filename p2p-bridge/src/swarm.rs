@@ -2,6 +2,7 @@
 //!
 //! Addresses are tried QUIC first with a head start (Happy Eyeballs, RFC 8305).
 
+use crate::admission::Admission;
 use crate::bitswap;
 use crate::scope::{Scope, Scoped};
 use crate::transport;
@@ -9,19 +10,9 @@ use libp2p::identity::Keypair;
 use libp2p::kad::{self, store::MemoryStore, store::MemoryStoreConfig};
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::swarm::behaviour::toggle::Toggle;
-use libp2p::{PeerId, Swarm, autonat, connection_limits, dcutr, identify, mdns, ping, relay, upnp};
+use libp2p::{PeerId, Swarm, autonat, dcutr, identify, mdns, ping, relay, upnp};
 use std::time::Duration;
 
-/// Established connections over all peers.
-const CONNECTIONS_MAX: u32 = 1_024;
-/// Established connections that others may open.
-const INCOMING_MAX: u32 = 768;
-/// Connections that others are in the middle of opening.
-const PENDING_INCOMING_MAX: u32 = 128;
-/// Dials under way.
-const PENDING_OUTGOING_MAX: u32 = 128;
-/// Connections with one peer: TCP and QUIC, from both sides.
-const PER_PEER_MAX: u32 = 8;
 /// How long a connection that nobody uses stays open.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -34,10 +25,10 @@ const REPROVIDE_EVERY: Duration = Duration::from_secs(22 * 3600);
 /// How long one DHT query may take.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Every protocol of the node. The limits come first, so that they are asked first.
+/// Every protocol of the node. The doorkeeper comes first, so that it is asked first.
 #[derive(NetworkBehaviour)]
 pub struct Behaviour {
-    limits: connection_limits::Behaviour,
+    pub admission: Admission,
     pub bitswap: bitswap::behaviour::Behaviour,
     pub wan: Scoped,
     pub lan: Scoped,
@@ -67,6 +58,7 @@ impl Behaviour {
 /// When the TLS or Noise keys cannot be derived from the identity, or the system's resolver is not to be had.
 pub async fn build(
     keypair: Keypair,
+    admission: Admission,
     bitswap: bitswap::behaviour::Behaviour,
 ) -> Result<Swarm<Behaviour>, transport::TransportError> {
     let behaviour = |keypair: &Keypair, relay: relay::client::Behaviour| {
@@ -76,7 +68,7 @@ pub async fn build(
             // Its cache would offer any address that a peer claims to whoever dials, past the wall between the scopes.
             .with_cache_size(0);
         Behaviour {
-            limits: connection_limits::Behaviour::new(limits()),
+            admission,
             bitswap,
             wan: dht(Scope::Wan, peer),
             lan: dht(Scope::Lan, peer),
@@ -93,15 +85,6 @@ pub async fn build(
     let swarm_config =
         |config: libp2p::swarm::Config| config.with_idle_connection_timeout(IDLE_TIMEOUT).with_smart_dial();
     transport::public(keypair, behaviour, swarm_config).await
-}
-
-fn limits() -> connection_limits::ConnectionLimits {
-    connection_limits::ConnectionLimits::default()
-        .with_max_established(Some(CONNECTIONS_MAX))
-        .with_max_established_incoming(Some(INCOMING_MAX))
-        .with_max_pending_incoming(Some(PENDING_INCOMING_MAX))
-        .with_max_pending_outgoing(Some(PENDING_OUTGOING_MAX))
-        .with_max_established_per_peer(Some(PER_PEER_MAX))
 }
 
 /// One scope of the DHT. Peers enter its table only through identify, with addresses of the scope; records enter its

@@ -5,10 +5,12 @@
 
 use super::client::{self, Action, Client, Use};
 use super::handler::{Command, Event as HandlerEvent, Handler, Received};
-use super::message::Ask;
-use super::server::{Found, Lookup, Server};
+use super::message::{Ask, MAX_WANTS_PER_PEER, WantEntry};
+use super::server::{Answer, Found, Lookup, Server};
+use crate::admission::reputation::Offence;
 use crate::http_source::peers::{Event as HttpEvent, HttpPeers};
 use crate::metrics::{Kind, Metrics};
+use crate::options::ServeTo;
 use crate::wants::{SessionId, Wants};
 use content::{BlockKey, BlockSource, Cid};
 use futures::future::BoxFuture;
@@ -60,6 +62,8 @@ pub enum Event {
     Search(SessionId),
     /// Stop finding them.
     StopSearch(SessionId),
+    /// A peer did something wrong.
+    Offence(PeerId, Offence),
 }
 
 /// The network behaviour. See the module's documentation.
@@ -73,6 +77,7 @@ pub struct Behaviour {
     lookups: FuturesUnordered<BoxFuture<'static, (Lookup, Found)>>,
     connections: HashMap<PeerId, Vec<ConnectionId>>,
     favoured: HashSet<PeerId>,
+    serve_to: ServeTo,
     /// Gateways that are asked as peers are.
     http: HttpPeers,
     events: VecDeque<ToSwarm<Event, Command>>,
@@ -88,6 +93,7 @@ impl Behaviour {
         commands: mpsc::UnboundedReceiver<SessionCommand>,
         local: Arc<dyn BlockSource>,
         favoured: HashSet<PeerId>,
+        serve_to: ServeTo,
     ) -> Self {
         let mut ticker = tokio::time::interval(TICK);
         ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -101,6 +107,7 @@ impl Behaviour {
             lookups: FuturesUnordered::new(),
             connections: HashMap::new(),
             favoured,
+            serve_to,
             http: HttpPeers::none(Default::default()),
             events: VecDeque::new(),
             ticker,
@@ -131,6 +138,20 @@ impl Behaviour {
         self.client.search_finished(session, Instant::now());
     }
 
+    /// Whether a peer owes us anything, and when it last gave us something.
+    pub fn usefulness(&self, peer: &PeerId) -> (bool, Option<Instant>) {
+        self.client.usefulness(peer)
+    }
+
+    /// The connections with a peer.
+    pub fn connections(&self, peer: &PeerId) -> &[ConnectionId] {
+        self.connections.get(peer).map_or(&[], Vec::as_slice)
+    }
+
+    fn offended(&mut self, peer: PeerId, offence: Offence) {
+        self.events.push_back(ToSwarm::GenerateEvent(Event::Offence(peer, offence)));
+    }
+
     fn command(&mut self, command: SessionCommand, now: Instant) {
         match command {
             SessionCommand::Want { session, cid } => {
@@ -159,6 +180,7 @@ impl Behaviour {
             self.metrics.block_received(kind, 1, bytes as u64);
             if kind == Kind::Unsolicited {
                 tracing::debug!(%peer, ?key, "sent a block that it was not asked for");
+                self.offended(peer, Offence::Lie);
             }
             // Somebody may have begun to wait after the block was delivered and before we heard of it.
             for (cid, session) in self.wants.waiting(&key) {
@@ -169,8 +191,28 @@ impl Behaviour {
             self.client.received_presence(peer, &cid, has, now);
         }
         if !received.wants.is_empty() || received.full {
-            self.server.asked(peer, received.wants, received.full);
+            self.asked(peer, received.wants, received.full);
         }
+    }
+
+    /// A peer asks. Whoever is not served hears that nothing is here, as if it were so.
+    fn asked(&mut self, peer: PeerId, wants: Vec<WantEntry>, full: bool) {
+        if !self.serve_to.admits(&peer) {
+            let absent = wants.into_iter().filter(|want| want.ask != Ask::Cancel && want.send_dont_have);
+            let presences: Vec<_> = absent.take(MAX_WANTS_PER_PEER).map(|want| (want.cid, false)).collect();
+            if !presences.is_empty() {
+                self.notify(peer, Command::Answer(Answer { presences, ..Answer::default() }));
+            }
+            return;
+        }
+        if self.server.asked(peer, wants, full) > 0 {
+            self.offended(peer, Offence::Flood);
+        }
+    }
+
+    /// Whether a peer is served last.
+    pub fn throttle(&mut self, peer: PeerId, throttled: bool) {
+        self.server.throttle(peer, throttled);
     }
 
     fn start_lookups(&mut self) {
@@ -300,6 +342,7 @@ impl NetworkBehaviour for Behaviour {
                 tracing::debug!(%peer, reason, "broke the Bitswap protocol");
                 self.metrics.faults.inc();
                 self.client.peer_failed(peer, now);
+                self.offended(peer, Offence::Protocol);
             }
             HandlerEvent::Unreachable => self.client.peer_failed(peer, now),
             HandlerEvent::Answered { blocks, bytes } => {

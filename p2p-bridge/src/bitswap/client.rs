@@ -307,6 +307,11 @@ impl Client {
         self.sessions.is_empty()
     }
 
+    /// Whether a peer owes us anything, and when it last gave us something.
+    pub fn usefulness(&self, peer: &PeerId) -> (bool, Option<Instant>) {
+        self.peers.get(peer).map_or((false, None), |known| (!known.owed.is_empty(), known.useful))
+    }
+
     /// Somebody in a session waits for a block.
     pub fn want(&mut self, session_id: SessionId, cid: Cid, now: Instant) {
         let Some(key) = BlockKey::of(&cid) else { return };

@@ -173,13 +173,13 @@ struct Parts {
 impl Parts {
     fn read(address: &Multiaddr) -> Result<Self, AddressError> {
         let mut protocols = address.iter().peekable();
-        let mut parts = Self::default();
-        parts.host = match protocols.next() {
+        let host = match protocols.next() {
             Some(Protocol::Ip4(ip)) => ip.to_string(),
             Some(Protocol::Ip6(ip)) => format!("[{ip}]"),
             Some(Protocol::Dns(name) | Protocol::Dns4(name) | Protocol::Dns6(name)) => name.into_owned(),
             _ => return Err(AddressError::NotHttp),
         };
+        let mut parts = Self { host, ..Self::default() };
         if let Some(Protocol::Tcp(port)) = protocols.peek() {
             parts.port = Some(*port);
             protocols.next();

@@ -12,6 +12,7 @@
 //! (<https://specs.ipfs.tech/http-gateways/trustless-gateway/>), and each would be one more way to be sent somewhere.
 
 use crate::scope::is_public;
+use crate::tls;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::{Client, redirect};
 use std::net::SocketAddr;
@@ -100,8 +101,7 @@ impl Clients {
 }
 
 fn build(private_too: bool) -> Result<Client, reqwest::Error> {
-    // Fails if the process has chosen one already, which is then what is used.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    tls::use_ring();
     Client::builder()
         .user_agent(concat!("causeway/", env!("CARGO_PKG_VERSION")))
         .dns_resolver(Arc::new(Guard { private_too }))

@@ -30,4 +30,4 @@ pub mod peers;
 mod test_server;
 
 pub use address::AddressError;
-pub use peers::{HttpPeers, Options};
+pub use peers::{HttpPeers, Options, SetupError};

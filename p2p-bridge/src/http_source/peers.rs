@@ -46,10 +46,10 @@ const STRANGER_IDLE: Duration = Duration::from_secs(60);
 /// How gateways are used.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Whether any is used at all.
-    pub enabled: bool,
-    /// Base URLs of gateways to ask for everything, besides those that provider records name.
+    /// Base URLs of gateways to ask for everything.
     pub gateways: Vec<String>,
+    /// Whether those that provider records name are asked as well.
+    pub from_records: bool,
     /// Whether provider records may lead into private networks: for tests and networks without an outside.
     pub dial_private: bool,
 }
@@ -136,6 +136,7 @@ struct Running {
 pub struct HttpPeers {
     /// Nothing is asked without it.
     asker: Option<Arc<Asker>>,
+    from_records: bool,
     dial_private: bool,
     metrics: Metrics,
     sources: HashMap<PeerId, Source>,
@@ -152,12 +153,13 @@ impl HttpPeers {
     /// The configured gateways, which are connected from now on. Blocks go to `wants`.
     ///
     /// # Errors
-    /// [`SetupError`], unless gateways are not used.
+    /// [`SetupError`], unless no gateway is ever used.
     pub fn new(options: &Options, wants: Arc<Wants>, metrics: Metrics, now: Instant) -> Result<Self, SetupError> {
         let mut peers = Self::none(metrics);
-        if !options.enabled {
+        if options.gateways.is_empty() && !options.from_records {
             return Ok(peers);
         }
+        peers.from_records = options.from_records;
         peers.dial_private = options.dial_private;
         for url in &options.gateways {
             let base = Base::from_url(url).map_err(|error| SetupError::Gateway { url: url.clone(), error })?;
@@ -171,6 +173,7 @@ impl HttpPeers {
     pub fn none(metrics: Metrics) -> Self {
         Self {
             asker: None,
+            from_records: false,
             dial_private: false,
             metrics,
             sources: HashMap::new(),
@@ -185,7 +188,7 @@ impl HttpPeers {
 
     /// A provider record has these addresses. Returns the names of the gateways among them that can be asked.
     pub fn found(&mut self, addresses: &[Multiaddr], now: Instant) -> Vec<PeerId> {
-        if self.asker.is_none() {
+        if !self.from_records {
             return Vec::new();
         }
         let mut names = Vec::new();

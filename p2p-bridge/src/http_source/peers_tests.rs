@@ -18,8 +18,8 @@ struct World {
 
 impl World {
     fn new(gateways: &[&TestServer], dial_private: bool) -> Self {
-        let options =
-            Options { enabled: true, gateways: gateways.iter().map(|server| server.url()).collect(), dial_private };
+        let gateways = gateways.iter().map(|server| server.url()).collect();
+        let options = Options { gateways, from_records: true, dial_private };
         let wants = Arc::new(Wants::default());
         let peers = HttpPeers::new(&options, wants.clone(), Metrics::default(), Instant::now()).expect("sets up");
         Self { peers, wants }
@@ -60,7 +60,7 @@ impl World {
 
     /// Nothing happens for a moment, and nothing runs.
     async fn is_quiet(&mut self) {
-        while self.peers.requests.len() > 0 {
+        while !self.peers.requests.is_empty() {
             let event = poll_fn(|cx| self.peers.poll(cx, Instant::now()));
             // Given up requests make no event when they have ended.
             if let Ok(event) = tokio::time::timeout(Duration::from_millis(10), event).await {
@@ -117,9 +117,9 @@ async fn many_blocks_are_asked_for_at_once_but_not_too_many() {
 #[tokio::test]
 async fn presence_costs_no_block_and_sends_no_strangers_gateway_searching() {
     let (held, other) = (block("held"), block("other"));
-    let server = TestServer::start(Manner::Honest, &[held.clone()]).await;
+    let server = TestServer::start(Manner::Honest, std::slice::from_ref(&held)).await;
     let (mut world, configured) = World::with(&server).await;
-    let strange = TestServer::start(Manner::Honest, &[held.clone()]).await;
+    let strange = TestServer::start(Manner::Honest, std::slice::from_ref(&held)).await;
     world.peers.dial_private = true;
     world.peers.asker = World::new(&[], true).peers.asker;
     let stranger = world.peers.found(&[strange.multiaddr()], Instant::now())[0];
@@ -150,7 +150,7 @@ async fn answers_are_told_apart() {
     ];
     let table = lacks.map(|head| (head, Ending::Lacks)).into_iter().chain(useless.map(|head| (head, Ending::Useless)));
     for (head, ending) in table {
-        let server = TestServer::start(Manner::Says(head.to_owned()), &[held.clone()]).await;
+        let server = TestServer::start(Manner::Says(head.to_owned()), std::slice::from_ref(&held)).await;
         let (mut world, peer) = World::with(&server).await;
         world.ask(peer, &held, Ask::Block);
         let received = world.answer().await;
@@ -164,7 +164,7 @@ async fn answers_are_told_apart() {
 async fn a_block_that_is_too_large_is_not_read() {
     let held = sized(1, 10);
     for announced in [true, false] {
-        let server = TestServer::start(Manner::Huge { announced }, &[held.clone()]).await;
+        let server = TestServer::start(Manner::Huge { announced }, std::slice::from_ref(&held)).await;
         let (mut world, peer) = World::with(&server).await;
         world.ask(peer, &held, Ask::Block);
         assert_eq!(world.answer().await.presences, vec![(*held.cid(), false)]);
@@ -175,7 +175,7 @@ async fn a_block_that_is_too_large_is_not_read() {
 #[tokio::test]
 async fn a_liar_is_named_as_one_and_left_alone() {
     let held = sized(1, 1_000);
-    let server = TestServer::start(Manner::Lying, &[held.clone()]).await;
+    let server = TestServer::start(Manner::Lying, std::slice::from_ref(&held)).await;
     let (mut world, peer) = World::with(&server).await;
     let mut waiter = world.wait_for(&held);
     world.ask(peer, &held, Ask::Block);
@@ -199,7 +199,7 @@ async fn failures_are_repeated_until_the_breaker_opens_and_it_comes_back_rested(
         Manner::Says("502 Bad Gateway".to_owned()),
     ];
     for manner in failures {
-        let server = TestServer::start(manner.clone(), &[held.clone()]).await;
+        let server = TestServer::start(manner.clone(), std::slice::from_ref(&held)).await;
         let (mut world, peer) = World::with(&server).await;
         world.ask(peer, &held, Ask::Block);
         assert!(matches!(world.next().await, Event::Disconnected(gone) if gone == peer), "{manner:?}");
@@ -242,7 +242,7 @@ async fn one_failure_in_between_is_made_up_for() {
 async fn a_busy_gateway_gets_the_rest_that_it_asks_for() {
     let held = block("held");
     for (head, rest) in [("429 Too Many\r\nRetry-After: 30", 30), ("503 Later\r\nRetry-After: 5", 5), ("429 No", 1)] {
-        let server = TestServer::start(Manner::Says(head.to_owned()), &[held.clone()]).await;
+        let server = TestServer::start(Manner::Says(head.to_owned()), std::slice::from_ref(&held)).await;
         let (mut world, peer) = World::with(&server).await;
         world.ask(peer, &held, Ask::Block);
         assert_eq!(world.answer().await.presences, vec![(*held.cid(), false)], "{head}");
@@ -277,7 +277,7 @@ async fn what_is_withdrawn_is_not_waited_for() {
 #[tokio::test]
 async fn a_question_for_presence_gives_way_to_one_for_the_block() {
     let held = block("held");
-    let server = TestServer::start(Manner::Silent, &[held.clone()]).await;
+    let server = TestServer::start(Manner::Silent, std::slice::from_ref(&held)).await;
     let (mut world, peer) = World::with(&server).await;
     world.ask(peer, &held, Ask::Have);
     server.behave(Manner::Honest);
@@ -290,7 +290,7 @@ async fn a_question_for_presence_gives_way_to_one_for_the_block() {
 #[tokio::test]
 async fn strangers_lead_nowhere_private() {
     let held = block("held");
-    let server = TestServer::start(Manner::Honest, &[held.clone()]).await;
+    let server = TestServer::start(Manner::Honest, std::slice::from_ref(&held)).await;
     let mut world = World::new(&[], false);
     assert!(world.peers.found(&[server.multiaddr()], Instant::now()).is_empty(), "an address says what it is");
     // A name does not, until it is looked up.
@@ -334,7 +334,7 @@ async fn without_permission_nothing_is_used() {
     let address: Multiaddr = "/dns/example.org/https".parse().expect("address");
     assert!(none.found(&[address], Instant::now()).is_empty());
     assert!(!none.send(PeerId::random(), &[], Instant::now()));
-    let bad = Options { enabled: true, gateways: vec!["example.org".to_owned()], dial_private: false };
+    let bad = Options { gateways: vec!["example.org".to_owned()], ..Options::default() };
     let refused = HttpPeers::new(&bad, Arc::default(), Metrics::default(), Instant::now()).err().expect("refused");
     assert!(refused.to_string().starts_with("example.org: it is not the base URL"), "{refused}");
 }

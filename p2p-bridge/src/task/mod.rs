@@ -7,6 +7,7 @@
 //! | module | concern |
 //! |---|---|
 //! | [`search`] | providers of a session's root, and dialling them |
+//! | [`gateways`] | the HTTP gateways among a provider's addresses |
 //! | [`values`] | value records |
 //! | [`dht`] | what the DHTs report, and records that others want stored |
 //! | [`announce`] | what we provide |
@@ -14,6 +15,7 @@
 
 mod announce;
 mod dht;
+mod gateways;
 mod peers;
 mod search;
 mod values;
@@ -31,9 +33,9 @@ use futures::StreamExt;
 use libp2p::kad::{QueryId, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
-use libp2p::{Multiaddr, Swarm, identify, ping};
+use libp2p::{Multiaddr, PeerId, Swarm, identify, ping};
 use search::Search;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
@@ -71,6 +73,10 @@ pub struct Task {
     providing: HashMap<Scope, Providing>,
     announcing: HashMap<(Scope, QueryId), RecordKey>,
     remotes: HashMap<ConnectionId, Multiaddr>,
+    /// The connected peers, and since when.
+    connected: HashMap<PeerId, Instant>,
+    /// The connected peers that are served last.
+    throttled: HashSet<PeerId>,
     round: u32,
 }
 
@@ -97,6 +103,8 @@ impl Task {
             providing: Scope::ALL.map(|scope| (scope, Providing::default())).into(),
             announcing: HashMap::new(),
             remotes: HashMap::new(),
+            connected: HashMap::new(),
+            throttled: HashSet::new(),
             round: 0,
         }
     }
@@ -148,6 +156,9 @@ impl Task {
             SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::StopSearch(session))) => {
                 self.stop_search(session)
             }
+            SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::Offence(peer, offence))) => {
+                self.on_offence(peer, offence);
+            }
             SwarmEvent::Behaviour(BehaviourEvent::Wan(event)) => self.on_dht_event(Scope::Wan, event),
             SwarmEvent::Behaviour(BehaviourEvent::Lan(event)) => self.on_dht_event(Scope::Lan, event),
             SwarmEvent::Behaviour(BehaviourEvent::Identify(identify::Event::Received {
@@ -161,13 +172,7 @@ impl Task {
                 self.on_connected(peer_id, connection_id, &endpoint);
             }
             SwarmEvent::ConnectionClosed { peer_id, connection_id, num_established, .. } => {
-                self.metrics.connections.dec();
-                self.remotes.remove(&connection_id);
-                if num_established == 0 {
-                    let now = Instant::now();
-                    self.peerings.disconnected(&peer_id, now);
-                    self.bootstraps.disconnected(&peer_id, now);
-                }
+                self.on_disconnected(peer_id, connection_id, num_established == 0);
             }
             // Two in a row were lost: whoever is there no longer answers, whatever TCP believes.
             SwarmEvent::Behaviour(BehaviourEvent::Ping(ping::Event { connection, result: Err(error), .. }))
@@ -194,6 +199,8 @@ impl Task {
         }
         self.announce();
         self.tend_lookups();
+        self.trim(now);
+        self.forgive(now);
         for (scope, peers) in self.table_sizes() {
             self.metrics.set_table_size(scope, peers);
         }

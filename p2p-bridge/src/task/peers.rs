@@ -1,15 +1,19 @@
 //! Connections, what peers say about themselves, and the table of good peers.
 
 use super::{ADDRESSES_MAX, Task};
+use crate::admission::ip_of;
+use crate::admission::reputation::{Offence, Standing};
+use crate::admission::trim::{self, Candidate};
 use crate::peerbook;
 use crate::scope::{Scope, is_public};
 use libp2p::core::ConnectedPoint;
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId, identify};
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 /// Remembered peers that the routing tables start with.
 const REMEMBERED_MAX: usize = 200;
@@ -18,8 +22,90 @@ impl Task {
     pub(super) fn on_connected(&mut self, peer: PeerId, connection: ConnectionId, endpoint: &ConnectedPoint) {
         self.metrics.connections.inc();
         self.remotes.insert(connection, endpoint.get_remote_address().clone());
+        self.connected.entry(peer).or_insert_with(Instant::now);
         self.peerings.connected(&peer);
         self.bootstraps.connected(&peer);
+        self.trim(Instant::now());
+    }
+
+    pub(super) fn on_disconnected(&mut self, peer: PeerId, connection: ConnectionId, was_last: bool) {
+        self.metrics.connections.dec();
+        self.remotes.remove(&connection);
+        if was_last {
+            let now = Instant::now();
+            self.connected.remove(&peer);
+            self.peerings.disconnected(&peer, now);
+            self.bootstraps.disconnected(&peer, now);
+        }
+    }
+
+    /// A peer did something wrong. Whoever is banned for it is disconnected; the doorkeeper sees to the rest.
+    pub(super) fn on_offence(&mut self, peer: PeerId, offence: Offence) {
+        self.metrics.offence(offence);
+        let now = Instant::now();
+        let ip = self.address_of(&peer);
+        match self.swarm.behaviour_mut().admission.offended(peer, ip, offence, now) {
+            Standing::Good => {}
+            Standing::Throttled => {
+                self.throttled.insert(peer);
+                self.swarm.behaviour_mut().bitswap.throttle(peer, true);
+            }
+            Standing::Banned => {
+                tracing::info!(%peer, ?offence, "banned for a while");
+                // An error says that it has left already.
+                let _ = self.swarm.disconnect_peer_id(peer);
+            }
+        }
+    }
+
+    /// Forgets offences that are long ago.
+    pub(super) fn forgive(&mut self, now: Instant) {
+        let behaviour = self.swarm.behaviour_mut();
+        behaviour.admission.sweep(now);
+        self.metrics.banned.set(i64::try_from(behaviour.admission.banned()).unwrap_or(i64::MAX));
+        self.throttled.retain(|peer| {
+            let still =
+                behaviour.admission.standing(peer, now) == Standing::Throttled && self.connected.contains_key(peer);
+            if !still {
+                behaviour.bitswap.throttle(*peer, false);
+            }
+            still
+        });
+    }
+
+    /// Where a connected peer comes from.
+    fn address_of(&self, peer: &PeerId) -> Option<IpAddr> {
+        let connections = self.swarm.behaviour().bitswap.connections(peer);
+        connections.iter().filter_map(|connection| self.remotes.get(connection)).find_map(ip_of)
+    }
+
+    /// Disconnects the least useful peers if there is hardly room for another.
+    pub(super) fn trim(&mut self, now: Instant) {
+        let (open, limit) = self.swarm.behaviour().admission.established();
+        if open <= limit - limit / 16 {
+            return;
+        }
+        let candidates = self.candidates();
+        for peer in trim::trim(candidates, open, limit, now) {
+            tracing::debug!(%peer, "disconnected to make room");
+            self.metrics.trimmed.inc();
+            let _ = self.swarm.disconnect_peer_id(peer);
+        }
+    }
+
+    fn candidates(&mut self) -> Vec<Candidate> {
+        let behaviour = self.swarm.behaviour_mut();
+        let mut tables = HashSet::new();
+        for scope in Scope::ALL {
+            let buckets = behaviour.dht(scope).kbuckets();
+            tables.extend(buckets.flat_map(|bucket| bucket.iter().map(|e| *e.node.key.preimage()).collect::<Vec<_>>()));
+        }
+        let candidate = |(peer, since): (&PeerId, &Instant)| {
+            let (owes, useful) = behaviour.bitswap.usefulness(peer);
+            let kept = owes || behaviour.admission.is_trusted(peer);
+            Candidate { peer: *peer, since: *since, useful, in_table: tables.contains(peer), kept }
+        };
+        self.connected.iter().map(candidate).collect()
     }
 
     /// A peer said which protocols it speaks and where it listens: the only way into a routing table.

@@ -62,6 +62,7 @@ impl Task {
             if peer == *self.swarm.local_peer_id() {
                 continue;
             }
+            self.offer_gateways(scope, session, key, peer);
             self.swarm.behaviour_mut().bitswap.provider_found(session, peer);
             let Some(search) = self.searches.get_mut(&session) else { return };
             if search.dialled >= PROVIDERS_DIALLED_MAX || self.swarm.is_connected(&peer) {

@@ -134,6 +134,7 @@ fn named(loaded: &Loaded, error: &StartError) -> anyhow::Error {
             loaded.error("p2p.listen", format!("{address} cannot be listened on: {reason}")).into()
         }
         StartError::Identity(_) => loaded.error("data_dir", error.to_string()).into(),
+        StartError::Gateways(_) => loaded.error("p2p.gateways", error.to_string()).into(),
         StartError::Transport(_) => anyhow::anyhow!("{error}"),
     }
 }

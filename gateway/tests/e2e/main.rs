@@ -5,6 +5,7 @@
 //! | [`welcome`] | the page that a first start prints, without any network |
 //! | [`tiers`] | content that only Kubo has, served from the network, then from RAM, then from disk |
 //! | [`routing`] | content found by its provider record, with no peer known but a DHT node |
+//! | [`gateways`] | content over HTTP, from Causeway and from Kubo, and what comes of a gateway that lies |
 //! | [`names`] | IPNS names that Kubo published |
 //! | [`reverse`] | Kubo reading what only Causeway has |
 //! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and vanishing readers |
@@ -17,6 +18,7 @@
 mod support;
 
 mod coalescing;
+mod gateways;
 mod malice;
 mod names;
 mod reverse;

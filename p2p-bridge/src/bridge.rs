@@ -3,6 +3,7 @@
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
 use crate::bitswap::{behaviour, client};
+use crate::discovery::memory::Memory;
 use crate::http_source::{self, HttpPeers};
 use crate::identity;
 use crate::lookups::Search;
@@ -113,7 +114,8 @@ impl Bridge {
         listen(&mut swarm, &options.listen).await?;
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let peerbook = Peerbook::load(&options.data_dir);
-        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook).run());
+        let memory = Memory::load(&options.data_dir);
+        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook, memory).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, peer_id })
     }

@@ -16,6 +16,7 @@
 //! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
 //! | [`http_source`] | trustless gateways, asked as peers are |
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
+//! | [`discovery`] | providers: remembered, named, dialled, or absent |
 //! | [`lookups`] | searches for value records in the DHT |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
@@ -26,6 +27,7 @@
 
 pub mod admission;
 pub mod bitswap;
+pub mod discovery;
 pub mod http_source;
 pub mod identity;
 pub mod lookups;

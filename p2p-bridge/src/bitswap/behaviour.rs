@@ -62,6 +62,8 @@ pub enum Event {
     Search(SessionId),
     /// Stop finding them.
     StopSearch(SessionId),
+    /// A peer proved to hold a root's DAG.
+    Joined(SessionId, PeerId),
     /// A peer did something wrong.
     Offence(PeerId, Offence),
 }
@@ -141,6 +143,16 @@ impl Behaviour {
     /// Whether a peer owes us anything, and when it last gave us something.
     pub fn usefulness(&self, peer: &PeerId) -> (bool, Option<Instant>) {
         self.client.usefulness(peer)
+    }
+
+    /// How many connected peers proved to hold a session's DAG.
+    pub fn members(&self, session: &SessionId) -> usize {
+        self.client.members(session)
+    }
+
+    /// A block that a session waits for, besides its root.
+    pub fn wanted_below(&self, session: &SessionId) -> Option<BlockKey> {
+        self.client.wanted_below(session)
     }
 
     /// The connections with a peer.
@@ -246,11 +258,19 @@ impl Behaviour {
             }
             Action::Search(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::Search(session))),
             Action::StopSearch(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::StopSearch(session))),
+            Action::Joined(session, peer) => {
+                self.events.push_back(ToSwarm::GenerateEvent(Event::Joined(session, peer)));
+            }
             Action::Fail(failure) => {
                 self.metrics.stalls.inc();
                 self.wants.fail(&failure.key, &failure.session, &failure.error);
             }
         }
+    }
+
+    /// Where a gateway is that a provider record named, if that is what goes by this name.
+    pub fn gateway_address(&self, peer: &PeerId) -> Option<&Multiaddr> {
+        self.http.address(peer)
     }
 
     fn on_http(&mut self, event: HttpEvent, now: Instant) {

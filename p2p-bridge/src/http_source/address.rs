@@ -42,6 +42,11 @@ pub enum AddressError {
     Refused(&'static str),
 }
 
+/// Whether an address is one of HTTP, which no transport between peers could dial.
+pub fn is_http(address: &Multiaddr) -> bool {
+    Parts::read(address).is_ok()
+}
+
 /// The base URL of a trustless gateway, in its one spelling.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {

@@ -18,6 +18,7 @@
 //! | [`dialling`] | HTTP clients that reach only where they may |
 //! | [`client`] | one question to one gateway |
 //! | [`peers`] | the gateways that are known, what each owes, and how much is asked at once |
+//! | `source` | one gateway: what it owes, what waits |
 //! | [`metrics`] | requests, blocks, breakers |
 
 pub mod address;
@@ -26,6 +27,7 @@ pub mod client;
 pub mod dialling;
 pub mod metrics;
 pub mod peers;
+mod source;
 #[cfg(test)]
 mod test_server;
 

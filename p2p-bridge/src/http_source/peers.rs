@@ -15,25 +15,20 @@ use super::breaker::{Breakers, FAILURES_MAX, Fault};
 use super::client::{Answer, Asker, Outcome, Question};
 use super::dialling::{Clients, Trust};
 use super::metrics::{Ending, Metrics};
+use super::source::{Load, Source, Want};
 use crate::bitswap::handler::Received;
 use crate::bitswap::message::{Ask, WantEntry};
 use crate::wants::Wants;
-use content::{BlockKey, Cid};
+use content::BlockKey;
 use libp2p::{Multiaddr, PeerId};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tokio::task::{AbortHandle, Id, JoinSet};
+use tokio::task::{Id, JoinSet};
 
 /// Requests that run at once, over all gateways.
 const REQUESTS_MAX: usize = 128;
-/// Requests to one origin at once over HTTP/1.1, where each has a connection.
-const ORIGIN_CONNECTIONS_MAX: usize = 16;
-/// The same over HTTP/2, where they share one.
-const ORIGIN_STREAMS_MAX: usize = 64;
-/// Requests at once to an origin that strangers named and that gave nothing yet.
-const UNPROVEN_MAX: usize = 4;
 /// Gateways that strangers named and that are in use.
 const STRANGERS_MAX: usize = 64;
 /// Gateways that one provider record adds.
@@ -86,45 +81,6 @@ pub enum Event {
     Received(PeerId, Received),
 }
 
-#[derive(Debug)]
-struct Want {
-    cid: Cid,
-    question: Question,
-    failures: u32,
-    request: Option<AbortHandle>,
-}
-
-struct Source {
-    base: Arc<Base>,
-    origin: Arc<str>,
-    trust: Trust,
-    connected: bool,
-    wants: HashMap<BlockKey, Want>,
-    /// Wants without a request, in order.
-    queue: VecDeque<BlockKey>,
-    /// Whether it is in the queue of sources that may have something to start.
-    listed: bool,
-    used: Instant,
-}
-
-/// What is known of an origin while it is in use.
-#[derive(Debug, Default)]
-struct Load {
-    running: usize,
-    proven: bool,
-    multiplexed: bool,
-}
-
-impl Load {
-    fn max(&self, trust: Trust) -> usize {
-        match (trust, self.proven, self.multiplexed) {
-            (Trust::Stranger, false, _) => UNPROVEN_MAX,
-            (_, _, true) => ORIGIN_STREAMS_MAX,
-            (_, _, false) => ORIGIN_CONNECTIONS_MAX,
-        }
-    }
-}
-
 /// A request that runs.
 struct Running {
     peer: PeerId,
@@ -163,7 +119,7 @@ impl HttpPeers {
         peers.dial_private = options.dial_private;
         for url in &options.gateways {
             let base = Base::from_url(url).map_err(|error| SetupError::Gateway { url: url.clone(), error })?;
-            peers.add(base, Trust::Configured, now);
+            peers.add(Source::new(base, Trust::Configured, None, now));
         }
         peers.asker = Some(Arc::new(Asker::new(Clients::new(options.dial_private)?, wants)));
         Ok(peers)
@@ -202,7 +158,10 @@ impl HttpPeers {
                 }
             };
             let (id, configured) = (base.id(), self.is_configured(&base.id()));
-            if names.len() < PER_RECORD_MAX && !names.contains(&id) && (configured || self.add_strange(base, now)) {
+            if names.len() >= PER_RECORD_MAX || names.contains(&id) {
+                continue;
+            }
+            if configured || self.add_strange(base, address, now) {
                 names.push(id);
             }
         }
@@ -214,7 +173,7 @@ impl HttpPeers {
     }
 
     /// Whether a gateway that a stranger named is in use from now on.
-    fn add_strange(&mut self, base: Base, now: Instant) -> bool {
+    fn add_strange(&mut self, base: Base, address: &Multiaddr, now: Instant) -> bool {
         if !self.dial_private
             && let Err(error) = base.check_as_strangers()
         {
@@ -228,8 +187,13 @@ impl HttpPeers {
         if self.breakers.get(&base.origin()).allows(1, now) == 0 || !self.make_room() {
             return false;
         }
-        self.add(base, Trust::Stranger, now);
+        self.add(Source::new(base, Trust::Stranger, Some(address.clone()), now));
         true
+    }
+
+    /// Where a gateway is, in the words of the record that named it; `None` for configured ones, and for other peers.
+    pub fn address(&self, peer: &PeerId) -> Option<&Multiaddr> {
+        self.sources.get(peer)?.address.as_ref()
     }
 
     /// Whether there is room for another stranger's gateway, after the longest unused was put out if that was needed.
@@ -244,18 +208,8 @@ impl HttpPeers {
         true
     }
 
-    fn add(&mut self, base: Base, trust: Trust, now: Instant) {
-        let (peer, origin) = (base.id(), Arc::from(base.origin()));
-        let source = Source {
-            base: Arc::new(base),
-            origin,
-            trust,
-            connected: false,
-            wants: HashMap::new(),
-            queue: VecDeque::new(),
-            listed: false,
-            used: now,
-        };
+    fn add(&mut self, source: Source) {
+        let peer = source.base.id();
         self.sources.entry(peer).or_insert(source);
         self.connect(peer);
     }
@@ -271,12 +225,7 @@ impl HttpPeers {
 
     fn disconnect(&mut self, peer: PeerId) {
         let Some(source) = self.sources.get_mut(&peer) else { return };
-        source.queue.clear();
-        for (_, want) in source.wants.drain() {
-            if let Some(request) = want.request {
-                request.abort();
-            }
-        }
+        source.withdraw_all();
         if std::mem::take(&mut source.connected) {
             self.metrics.gateways.dec();
             self.events.push_back(Event::Disconnected(peer));
@@ -458,11 +407,9 @@ impl HttpPeers {
     /// Queues a failed want again, or gives it back if it has failed too often.
     fn again(&mut self, peer: PeerId, key: BlockKey, mut want: Want) -> Result<(), Want> {
         want.failures += 1;
-        want.request = None;
         match self.sources.get_mut(&peer) {
             Some(source) if want.failures < FAILURES_MAX => {
-                source.wants.insert(key, want);
-                source.queue.push_back(key);
+                source.want_again(key, want);
                 Ok(())
             }
             _ => Err(want),
@@ -485,33 +432,6 @@ impl HttpPeers {
         if idle && !self.sources.values().any(|source| source.origin == *origin) {
             self.loads.remove(origin);
         }
-    }
-}
-
-impl Source {
-    fn want(&mut self, key: BlockKey, cid: Cid, question: Question) {
-        if let Some(known) = self.wants.get(&key)
-            && (known.question == question || known.question == Question::Block)
-        {
-            return;
-        }
-        self.withdraw(&key);
-        self.wants.insert(key, Want { cid, question, failures: 0, request: None });
-        self.queue.push_back(key);
-    }
-
-    fn withdraw(&mut self, key: &BlockKey) {
-        match self.wants.remove(key) {
-            Some(Want { request: Some(request), .. }) => request.abort(),
-            Some(_) => self.queue.retain(|queued| queued != key),
-            None => {}
-        }
-    }
-
-    /// Removes the want that a request was for, unless it was withdrawn meanwhile.
-    fn take_asked(&mut self, key: &BlockKey, id: Id) -> Option<Want> {
-        let is_it = self.wants.get(key)?.request.as_ref().is_some_and(|request| request.id() == id);
-        if is_it { self.wants.remove(key) } else { None }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Gateways of every kind over real sockets on loopback.
 
 use super::*;
+use crate::http_source::source::ORIGIN_CONNECTIONS_MAX;
 use crate::http_source::test_server::{Manner, TestServer, block};
 use crate::wants::SessionId;
 use content::{Block, SourceError};
@@ -304,6 +305,7 @@ async fn strangers_lead_nowhere_private() {
     // With the override both work.
     let mut world = World::new(&[], true);
     let names = world.peers.found(&[server.multiaddr()], Instant::now());
+    assert_eq!(world.peers.address(&names[0]), Some(&server.multiaddr()), "it can be remembered");
     world.ask(names[0], &held, Ask::Block);
     assert_eq!(world.answer().await.blocks.len(), 1);
 }

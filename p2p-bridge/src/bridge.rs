@@ -171,7 +171,7 @@ fn limits(budget: &ConnectionBudget) -> Limits {
     Limits::of(size(*connections_max), size(*per_ip_max), size(*per_subnet_max), size(*pending_dials_max))
 }
 
-/// The gateways to ask. A machine without certificates does without those that only provider records would name.
+/// The gateways to ask. A machine that cannot speak HTTP does without those that only provider records would name.
 fn gateways(
     options: &BridgeOptions,
     wants: Arc<Wants>,

@@ -20,7 +20,7 @@
 
 use super::address::Base;
 use super::breaker::retry_after;
-use super::dialling::{Clients, Trust};
+use super::dialling::{Clients, Trust, innermost};
 use crate::wants::Wants;
 use content::{Block, BlockError, BlockKey, Cid, MAX_BLOCK_BYTES};
 use reqwest::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
@@ -224,12 +224,4 @@ fn judge_head(response: &Response) -> Option<Outcome> {
         _ if status.is_server_error() => Some(Outcome::Failed(format!("status {status}"))),
         _ => Some(Outcome::Useless(format!("status {status}"))),
     }
-}
-
-/// The last of an error's causes: the layers around it say nothing of their own, and its URL is long.
-fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }

@@ -14,7 +14,7 @@
 use crate::scope::is_public;
 use crate::tls;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
-use reqwest::{Client, redirect};
+use reqwest::{Client, ClientBuilder, redirect};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,7 +84,7 @@ impl Clients {
     /// Clients for both; with `dial_private`, strangers may lead into private networks too.
     ///
     /// # Errors
-    /// What is wrong with the system's certificates.
+    /// When the machine cannot have any client at all.
     pub fn new(dial_private: bool) -> Result<Self, reqwest::Error> {
         let configured = build(true)?;
         let strangers = if dial_private { configured.clone() } else { build(false)? };
@@ -100,8 +100,16 @@ impl Clients {
     }
 }
 
+/// A client that believes the certificates that the system does; if it has none, only HTTP without TLS works.
 fn build(private_too: bool) -> Result<Client, reqwest::Error> {
     tls::use_ring();
+    builder(private_too).build().or_else(|error| {
+        tracing::warn!(error = innermost(&error), "no gateway is reached over HTTPS");
+        builder(private_too).tls_certs_only(std::iter::empty()).build()
+    })
+}
+
+fn builder(private_too: bool) -> ClientBuilder {
     Client::builder()
         .user_agent(concat!("causeway/", env!("CARGO_PKG_VERSION")))
         .dns_resolver(Arc::new(Guard { private_too }))
@@ -113,7 +121,14 @@ fn build(private_too: bool) -> Result<Client, reqwest::Error> {
         .http2_initial_connection_window_size(WINDOW_BYTES)
         .http2_initial_stream_window_size(RESPONSE_WINDOW_BYTES)
         .http2_max_header_list_size(HEADERS_BYTES_MAX)
-        .build()
+}
+
+/// The last of an error's causes: the layers around it say nothing of their own, and its URL is long.
+pub(super) fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
 }
 
 #[cfg(test)]

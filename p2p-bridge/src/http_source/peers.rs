@@ -60,8 +60,8 @@ pub enum SetupError {
         /// What is wrong with it.
         error: AddressError,
     },
-    /// There is no HTTP client to be had: the system's certificates are missing or broken, say.
-    #[error("cannot speak HTTPS: {0}")]
+    /// There is no HTTP client to be had.
+    #[error("cannot speak HTTP: {0}")]
     Client(#[from] reqwest::Error),
 }
 

@@ -176,6 +176,7 @@ fn named(loaded: &Loaded, error: &StartError) -> anyhow::Error {
         }
         StartError::Identity(_) => loaded.error("data_dir", error.to_string()).into(),
         StartError::Routers(_) => loaded.error("p2p.routers", error.to_string()).into(),
+        StartError::Gateways(_) => loaded.error("p2p.gateways", error.to_string()).into(),
         StartError::Transport(_) => anyhow::anyhow!("{error}"),
     }
 }

@@ -8,6 +8,7 @@ use crate::dht::behaviour::Scoped;
 use crate::dht::metrics::DhtMetrics;
 use crate::discovery::memory::Memory;
 use crate::finders::{PeerSearch, Sought};
+use crate::http_source::{self, HttpPeers};
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
@@ -71,6 +72,9 @@ pub enum StartError {
     /// The transports cannot be built.
     #[error("cannot build the network transports: {0}")]
     Transport(String),
+    /// The gateways that are configured cannot be asked.
+    #[error("cannot ask gateways: {0}")]
+    Gateways(#[from] http_source::SetupError),
 }
 
 /// A handle to the network. Cloning shares it; the network stops when [`Bridge::shutdown`] is called or every handle is
@@ -116,6 +120,7 @@ impl Bridge {
             peerings.peers().collect(),
             options.bitswap.serve_to.clone(),
         );
+        let bitswap = bitswap.with_http(gateways(&options, wants.clone(), registry)?);
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;
@@ -240,6 +245,27 @@ fn limits(budget: &ConnectionBudget) -> Limits {
     let size = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
     let ConnectionBudget { connections_max, per_ip_max, per_subnet_max, pending_dials_max, .. } = budget;
     Limits::of(size(*connections_max), size(*per_ip_max), size(*per_subnet_max), size(*pending_dials_max))
+}
+
+/// The gateways to ask. A machine that cannot speak HTTP does without those that only provider records would name.
+fn gateways(
+    options: &BridgeOptions,
+    wants: Arc<Wants>,
+    registry: &mut Registry,
+) -> Result<HttpPeers, http_source::SetupError> {
+    let metrics = http_source::metrics::Metrics::register(registry);
+    let http = http_source::Options {
+        gateways: options.http.gateways.clone(),
+        from_records: options.http.from_records,
+        dial_private: options.dial_private,
+    };
+    match HttpPeers::new(&http, wants, metrics.clone(), Instant::now()) {
+        Err(error) if http.gateways.is_empty() => {
+            tracing::warn!(%error, "gateways that provider records name are not asked");
+            Ok(HttpPeers::none(metrics))
+        }
+        peers => peers,
+    }
 }
 
 /// libp2p listens with SO_REUSEPORT, which would share a TCP port with another program of the same user in silence: half

@@ -14,6 +14,7 @@
 //! | [`session`] | the network as a `BlockSource`, per DAG |
 //! | [`wants`] | where waiters and received blocks meet |
 //! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
+//! | [`http_source`] | trustless gateways, asked as peers are |
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
 //! | [`discovery`] | providers: remembered, named, dialled, or absent |
 //! | [`lookups`], [`puts`] | searches for value records in the DHT, and putting them there |
@@ -37,6 +38,7 @@ pub mod dht;
 pub mod discovery;
 pub mod durable;
 pub mod finders;
+pub mod http_source;
 pub mod identity;
 pub mod lookups;
 pub mod metrics;

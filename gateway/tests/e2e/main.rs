@@ -6,6 +6,7 @@
 //! | [`tiers`] | content that only Kubo has, served from the network, then from RAM, then from disk |
 //! | [`routing`] | content found by its provider record, with no peer known but a DHT node |
 //! | [`routing_v1`] | delegated routing, either way round |
+//! | [`gateways`] | content over HTTP, from Causeway and from Kubo, and what comes of a gateway that lies |
 //! | [`names`] | IPNS names that Kubo published |
 //! | [`publish`] | names that Causeway published, resolved by Kubo; keys that go from one to the other |
 //! | [`reverse`] | Kubo reading what only Causeway has |
@@ -19,6 +20,7 @@
 mod support;
 
 mod coalescing;
+mod gateways;
 mod malice;
 mod names;
 mod publish;

@@ -9,6 +9,7 @@
 //! | [`search`] | providers of a session's root, and dialling them |
 //! | [`routers`] | delegated routers, asked at the same moment |
 //! | [`finding`] | providers and peers for whoever asks us over HTTP |
+//! | [`gateways`] | the HTTP gateways among a provider's addresses |
 //! | [`values`] | value records |
 //! | [`dht`] | what the DHTs report, and records that others want stored |
 //! | [`announce`] | what we provide |
@@ -17,6 +18,7 @@
 mod announce;
 mod dht;
 mod finding;
+mod gateways;
 mod peers;
 mod routers;
 mod search;

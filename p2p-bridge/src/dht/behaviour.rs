@@ -9,6 +9,7 @@
 //! connection. If a query wants such a peer all the same, another connection is dialled, at its addresses of this scope.
 
 use super::metrics::DhtMetrics;
+use super::providers::fitting;
 use super::store::{Limits, Refusal, Store};
 use super::values::ValueError;
 use super::{Moment, Network, kept, moment};
@@ -29,6 +30,7 @@ use libp2p::swarm::{
 };
 use libp2p::{Multiaddr, PeerId};
 use std::collections::{HashMap, VecDeque};
+use std::iter;
 use std::num::NonZeroUsize;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
@@ -69,6 +71,8 @@ pub struct Scoped {
     saved: SystemTime,
     /// The connections over which this DHT is spoken, and the networks that they come from.
     open: HashMap<PeerId, Vec<(ConnectionId, Network)>>,
+    /// Where connected peers that are no servers of the DHT say they are.
+    clients: HashMap<PeerId, Vec<Multiaddr>>,
     failures: HashMap<PeerId, u8>,
     answers: VecDeque<ToSwarm<kad::Event, KadIn>>,
 }
@@ -87,8 +91,21 @@ impl Scoped {
         inner.set_mode(mode(scope, options.dht.mode));
         let borders = Borders { dial_private: options.dial_private };
         let announced = Announced::new(options);
-        let (open, failures, answers) = (HashMap::new(), HashMap::new(), VecDeque::new());
-        Self { scope, borders, announced, on, inner, metrics, file, saved: now, open, failures, answers }
+        let (open, clients, failures) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self {
+            scope,
+            borders,
+            announced,
+            on,
+            inner,
+            metrics,
+            file,
+            saved: now,
+            open,
+            clients,
+            failures,
+            answers: VecDeque::new(),
+        }
     }
 
     /// Whether this DHT is spoken.
@@ -159,8 +176,34 @@ impl Scoped {
         }
         if remaining_established == 0 {
             self.open.remove(&closed.peer_id);
+            self.clients.remove(&closed.peer_id);
         }
         self.inner.on_swarm_event(FromSwarm::ConnectionClosed(ConnectionClosed { remaining_established, ..closed }));
+    }
+
+    /// A connected peer, which is no server of this DHT, says where it is. Whoever looks for it by its id is told.
+    pub fn note_client(&mut self, peer: PeerId, addresses: impl IntoIterator<Item = Multiaddr>) {
+        let addresses = fitting(addresses.into_iter().filter(|address| self.admits(address)));
+        if self.open.contains_key(&peer) && !addresses.is_empty() {
+            self.clients.insert(peer, addresses);
+        }
+    }
+
+    /// Who is asked about by id, if it is not in the routing table and we know where it is all the same. Only servers are in
+    /// the table, but whoever looks for a peer looks for any
+    /// (<https://specs.ipfs.tech/routing/kad-dht/#peer-routing>).
+    fn wanted(&mut self, key: &[u8]) -> Option<kad::KadPeer> {
+        let node_id = PeerId::from_bytes(key).ok()?;
+        if self.is_in_table(node_id) {
+            return None;
+        }
+        let known = self.clients.get(&node_id).map(Vec::as_slice);
+        let known = known.or_else(|| self.inner.store_mut().addresses(&node_id)).map(<[_]>::to_vec);
+        let connection_ty = match self.open.contains_key(&node_id) {
+            true => kad::ConnectionType::Connected,
+            false => kad::ConnectionType::NotConnected,
+        };
+        known.map(|multiaddrs| kad::KadPeer { node_id, multiaddrs, connection_ty })
     }
 
     /// A peer that was not reached several times in a row leaves the table: whom we name to others should be there. Unless we
@@ -256,6 +299,17 @@ impl Scoped {
     fn on_message(&mut self, peer: PeerId, connection: ConnectionId, event: KadOut) {
         let answer = match event {
             KadOut::AddProvider { key, provider } => return self.keep_provider(&key, provider, peer, connection),
+            KadOut::FindNodeReq { key, request_id } => match self.wanted(&key) {
+                Some(wanted) => {
+                    let target = kad::KBucketKey::new(key);
+                    let closest = self.inner.find_closest_local_peers(&target, &peer);
+                    KadIn::FindNodeRes { closer_peers: iter::once(wanted).chain(closest).collect(), request_id }
+                }
+                None => {
+                    let event = KadOut::FindNodeReq { key, request_id };
+                    return self.inner.on_connection_handler_event(peer, connection, event);
+                }
+            },
             KadOut::PutRecord { record, request_id } => {
                 let key = record.key.clone();
                 self.keep_value(record, peer, connection);

@@ -197,6 +197,12 @@ impl Providers {
         })
     }
 
+    /// Where a peer is that has records here.
+    pub fn addresses(&self, peer: &PeerId) -> Option<&[Multiaddr]> {
+        let holder = self.ids.get(peer).and_then(|id| self.holders.get(id));
+        holder.map(|holder| &holder.addresses[..]).filter(|addresses| !addresses.is_empty())
+    }
+
     /// Forgets that a peer has a key.
     pub fn remove(&mut self, key: &Digest, peer: &PeerId) {
         let Some(holder) = self.ids.get(peer).copied() else { return };

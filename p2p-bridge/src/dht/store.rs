@@ -139,6 +139,11 @@ impl Store {
         Ok(self.providers.add(digest(key.as_ref()), peer, network, addresses, self.now))
     }
 
+    /// Where a provider is, as it stated last.
+    pub fn addresses(&self, peer: &PeerId) -> Option<&[Multiaddr]> {
+        self.providers.addresses(peer)
+    }
+
     /// A peer of some network wants a value record kept.
     ///
     /// # Errors

@@ -121,10 +121,11 @@ impl Task {
         let remote = self.remotes.get(&connection).cloned();
         self.heard_of(peer, remote.as_ref(), &info.listen_addrs);
         for scope in Scope::ALL {
+            let dht = self.swarm.behaviour_mut().dht(scope);
             if !info.protocols.contains(&scope.protocol()) {
+                dht.note_client(peer, info.listen_addrs.iter().cloned());
                 continue;
             }
-            let dht = self.swarm.behaviour_mut().dht(scope);
             // A stranger from outside has no say about our own network, nor a neighbour about the public one.
             if !remote.as_ref().is_some_and(|remote| dht.speaks_over(remote)) {
                 continue;

@@ -167,11 +167,12 @@ impl Task {
     /// A walk to a provider ended.
     pub(super) fn on_peer_walk(&mut self, scope: Scope, query: QueryId, peers: Vec<PeerInfo>) {
         let Some(wanted) = self.peer_walks.remove(&(scope, query)) else { return };
+        let dht = self.swarm.behaviour_mut().dht(scope);
         let mut addresses: Vec<Multiaddr> = peers
             .into_iter()
             .filter(|info| info.peer_id == wanted)
             .flat_map(|info| info.addrs)
-            .filter(|address| scope.admits(address))
+            .filter(|address| dht.admits(address))
             .collect();
         addresses.truncate(ADDRESSES_MAX);
         let last = !self.peer_walks.values().any(|other| *other == wanted);

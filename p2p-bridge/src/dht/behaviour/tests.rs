@@ -180,6 +180,31 @@ async fn records_are_kept_for_others_told_without_foreign_addresses_and_outlive_
 }
 
 #[tokio::test]
+async fn whoever_is_looked_for_by_id_is_found_though_it_is_no_server() {
+    let directory = tempfile::tempdir().expect("directory");
+    let bridge = start(options(directory.path())).await;
+    let mut client = Stranger::new(Scope::Lan, &bridge).await;
+    client.provide(&RecordKey::new(b"a multihash")).await;
+    let mut asking = Stranger::new(Scope::Lan, &bridge).await;
+    let id = asking.swarm.behaviour_mut().get_closest_peers(client.id());
+    // The query asks the one that it is told of as well, which is gone.
+    let wanted = client.id();
+    drop(client);
+    let event = std::future::poll_fn(|cx| {
+        loop {
+            let _ = std::task::ready!(asking.swarm.poll_next_unpin(cx));
+            let query = asking.swarm.behaviour().query(&id).map(|query| query.stats().num_requests());
+            if query.is_none_or(|requests| requests > 1) {
+                return Poll::Ready(query);
+            }
+        }
+    });
+    let requests = tokio::time::timeout(PATIENCE, event).await.expect("it learns of another peer");
+    assert!(requests.is_some(), "{wanted} was named");
+    bridge.shutdown().await;
+}
+
+#[tokio::test]
 async fn a_bad_record_is_not_kept_and_its_sender_does_not_wait() {
     let directory = tempfile::tempdir().expect("directory");
     let bridge = start(options(directory.path())).await;

@@ -25,7 +25,8 @@
 //! | [`errors`], [`landing`] | every problem's status and words; the page at `/` |
 //! | [`html`] | what all pages have in common |
 //!
-//! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`].
+//! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`];
+//! [`names_api`] and [`names_cli`] manage keys and publish names.
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 
@@ -43,6 +44,8 @@ pub mod html;
 pub mod landing;
 pub mod lanes;
 pub mod metrics;
+pub mod names_api;
+pub mod names_cli;
 pub mod negotiate;
 pub mod network;
 pub mod node;

@@ -12,6 +12,8 @@ use content::dnslink::StaticMap;
 use content::{BlockSource, Cid, MemoryBlocks, NameResolver};
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
+use p2p_bridge::names::keystore::{KeyError, Keystore};
+use p2p_bridge::names::publish::{self, Publisher};
 use p2p_bridge::names::{Names, NamesOptions};
 use p2p_bridge::options::{
     BitswapOptions, ConnectionBudget, DhtMode, DhtOptions, HttpOptions, NatOptions, NoAnnounce, PrivateNetwork,
@@ -103,6 +105,26 @@ impl Network {
         Names::new(options, bridge, registry).map_err(|error| loaded.error("names.doh", error.to_string()))
     }
 
+    /// What publishes names, and goes on with those that were published before.
+    ///
+    /// # Errors
+    /// When what was published cannot be read.
+    pub async fn publisher(
+        &self,
+        loaded: &Loaded,
+        keys: Keystore,
+        names: &Arc<Names>,
+        registry: &mut Registry,
+    ) -> anyhow::Result<Arc<Publisher>> {
+        let targets = match self {
+            Self::Offline(_) => Vec::new(),
+            Self::Online(bridge) => publish::dhts(bridge),
+        };
+        let (options, dir) = (publish_options(loaded), state_dir(&loaded.config.data_dir));
+        let started = Publisher::start(options, &dir, Arc::new(keys), Arc::clone(names), targets, registry);
+        Ok(Arc::new(started.map_err(|error| loaded.error("data_dir", error.to_string()))?))
+    }
+
     /// The node's name among peers.
     pub fn peer_id(&self) -> PeerId {
         match self {
@@ -154,11 +176,27 @@ fn named(loaded: &Loaded, error: &StartError) -> anyhow::Error {
         }
         StartError::Identity(_) => loaded.error("data_dir", error.to_string()).into(),
         StartError::Routers(_) => loaded.error("p2p.routers", error.to_string()).into(),
+        StartError::Gateways(_) => loaded.error("p2p.gateways", error.to_string()).into(),
         StartError::Transport(_) => anyhow::anyhow!("{error}"),
     }
 }
 
-fn state_dir(data_dir: &Path) -> PathBuf {
+/// How long a command may take that has the keys open when a node starts, and the other way round.
+const KEYS_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Opens the keys that names are published with, which nobody else may have open.
+///
+/// # Errors
+/// [`ConfigError`] about the data folder.
+pub async fn open_keys(loaded: &Loaded) -> anyhow::Result<Keystore> {
+    let dir = state_dir(&loaded.config.data_dir);
+    let opening = tokio::task::spawn_blocking(move || Keystore::open(&dir, KEYS_PATIENCE)).await;
+    let opened = opening.context("opening the keys failed")?;
+    Ok(opened.map_err(|error: KeyError| loaded.error("data_dir", error.to_string()))?)
+}
+
+/// Where what belongs to the network is kept.
+pub fn state_dir(data_dir: &Path) -> PathBuf {
     data_dir.join("p2p")
 }
 
@@ -189,11 +227,7 @@ fn options(loaded: &Loaded, forced: bool) -> Result<BridgeOptions, ConfigError> 
             every: hours(p2p.reprovide_hours),
             record_lifetime: hours(p2p.provider_record_hours),
         },
-        publish: PublishOptions {
-            lifetime: hours(config.names.publish_lifetime_hours),
-            every: hours(config.names.republish_hours),
-            ttl: Duration::from_secs(config.names.publish_ttl_seconds),
-        },
+        publish: publish_options(loaded),
         http: HttpOptions {
             routers: p2p.routers.clone(),
             gateways: p2p.gateways.clone(),
@@ -209,6 +243,16 @@ fn options(loaded: &Loaded, forced: bool) -> Result<BridgeOptions, ConfigError> 
         budget: budget(p2p),
         bitswap: BitswapOptions { serve_to: serve_to(p2p) },
     })
+}
+
+/// How names are published, unless whoever publishes says otherwise.
+pub fn publish_options(loaded: &Loaded) -> PublishOptions {
+    let names = &loaded.config.names;
+    PublishOptions {
+        lifetime: hours(names.publish_lifetime_hours),
+        every: hours(names.republish_hours),
+        ttl: Duration::from_secs(names.publish_ttl_seconds),
+    }
 }
 
 /// The private network that is configured, or the public one where that is allowed.

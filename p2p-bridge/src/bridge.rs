@@ -2,27 +2,35 @@
 
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
+use crate::announced::Announced;
 use crate::bitswap::{behaviour, client};
+use crate::dht::behaviour::Scoped;
+use crate::dht::metrics::DhtMetrics;
 use crate::discovery::memory::Memory;
 use crate::finders::{PeerSearch, Sought};
+use crate::http_source::{self, HttpPeers};
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
+use crate::puts::{PutError, PutOutcome};
 use crate::redial::Redial;
 use crate::routing_v1::{Routers, RoutersError};
+use crate::scope::Scope;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
-use crate::task::{Command, Delegation, Task};
+use crate::task::{Acquaintances, Command, Delegation, Task};
 use crate::tls;
+use crate::udp;
 use crate::wants::Wants;
 use bytes::Bytes;
+use content::ipns;
 use content::names::Key;
 use content::{BlockKey, BlockSource, Cid};
 use futures::StreamExt;
 use libp2p::core::transport::ListenerId;
-use libp2p::kad::RecordKey;
+use libp2p::kad::{Record, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::SwarmEvent;
 use libp2p::{Multiaddr, PeerId, Swarm};
@@ -30,7 +38,7 @@ use prometheus_client::registry::Registry;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Commands that may wait for the swarm task.
@@ -64,6 +72,9 @@ pub enum StartError {
     /// The transports cannot be built.
     #[error("cannot build the network transports: {0}")]
     Transport(String),
+    /// The gateways that are configured cannot be asked.
+    #[error("cannot ask gateways: {0}")]
+    Gateways(#[from] http_source::SetupError),
 }
 
 /// A handle to the network. Cloning shares it; the network stops when [`Bridge::shutdown`] is called or every handle is
@@ -109,20 +120,24 @@ impl Bridge {
             peerings.peers().collect(),
             options.bitswap.serve_to.clone(),
         );
+        let bitswap = bitswap.with_http(gateways(&options, wants.clone(), registry)?);
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
-        let mut swarm = swarm::build(keypair, admission, bitswap)
+        let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;
+        let mut swarm = swarm::build(keypair, admission, bitswap, dhts, &options)
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
-        for address in &options.announce {
+        for address in Announced::new(&options).named() {
             swarm.add_external_address(address.clone());
         }
         listen(&mut swarm, &options.listen).await?;
+        udp::enlarge_buffers(&quic_ports(&swarm));
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let delegation = Delegation::new(routers.clone(), options.dial_private);
         let peerbook = Peerbook::load(&options.data_dir);
         let memory = Memory::load(&options.data_dir);
-        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook, memory, delegation).run());
+        let acquaintances = Acquaintances { peerings, bootstraps, peerbook, memory };
+        tokio::spawn(Task::new(swarm, inbox, metrics, acquaintances, delegation).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         let finders = Arc::new(Semaphore::new(FINDERS_MAX));
         Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, finders, routers, peer_id })
@@ -167,6 +182,21 @@ impl Bridge {
         search
     }
 
+    /// Puts an IPNS record into the DHT of a scope: on the peers nearest to its key. While no peer is known, this waits for
+    /// the first; dropping it ends the put.
+    ///
+    /// # Errors
+    /// [`PutError`] says why nobody has it.
+    pub async fn put_record(&self, scope: Scope, key: &Key, record: &ipns::Record) -> PutOutcome {
+        let mut stored = Record::new(RecordKey::from(key.routing_key()), record.bytes().to_vec());
+        let life = record.end_of_life().duration_since(SystemTime::now()).unwrap_or_default();
+        stored.expires = Instant::now().checked_add(life);
+        let (reply, outcome) = oneshot::channel();
+        let sent = self.commands.send(Command::PutRecord(scope, stored, reply)).await;
+        sent.map_err(|_| PutError::Stopped)?;
+        outcome.await.unwrap_or(Err(PutError::Stopped))
+    }
+
     /// Searches for the providers of a block on behalf of somebody else, by the DHT and by what is known here. Routers are not
     /// asked, lest two of them ask each other for ever.
     pub async fn find_providers(&self, key: &BlockKey) -> PeerSearch {
@@ -204,10 +234,38 @@ impl Bridge {
     }
 }
 
+/// Both DHTs, public and local, with the records that they kept. Reading those takes a while, so a thread of its own does.
+async fn start_dhts(local: PeerId, options: &BridgeOptions, metrics: DhtMetrics) -> Result<[Scoped; 2], StartError> {
+    let options = options.clone();
+    let start = move || Scope::ALL.map(|scope| Scoped::start(scope, local, &options, metrics.clone()));
+    tokio::task::spawn_blocking(start).await.map_err(|error| StartError::Transport(error.to_string()))
+}
+
 fn limits(budget: &ConnectionBudget) -> Limits {
     let size = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
     let ConnectionBudget { connections_max, per_ip_max, per_subnet_max, pending_dials_max, .. } = budget;
     Limits::of(size(*connections_max), size(*per_ip_max), size(*per_subnet_max), size(*pending_dials_max))
+}
+
+/// The gateways to ask. A machine that cannot speak HTTP does without those that only provider records would name.
+fn gateways(
+    options: &BridgeOptions,
+    wants: Arc<Wants>,
+    registry: &mut Registry,
+) -> Result<HttpPeers, http_source::SetupError> {
+    let metrics = http_source::metrics::Metrics::register(registry);
+    let http = http_source::Options {
+        gateways: options.http.gateways.clone(),
+        from_records: options.http.from_records,
+        dial_private: options.dial_private,
+    };
+    match HttpPeers::new(&http, wants, metrics.clone(), Instant::now()) {
+        Err(error) if http.gateways.is_empty() => {
+            tracing::warn!(%error, "gateways that provider records name are not asked");
+            Ok(HttpPeers::none(metrics))
+        }
+        peers => peers,
+    }
 }
 
 /// libp2p listens with SO_REUSEPORT, which would share a TCP port with another program of the same user in silence: half
@@ -231,6 +289,15 @@ fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
         error = source;
     }
     error.to_string()
+}
+
+/// The UDP ports that are listened on.
+fn quic_ports(swarm: &Swarm<Behaviour>) -> Vec<u16> {
+    let port = |part| match part {
+        Protocol::Udp(port) => Some(port),
+        _ => None,
+    };
+    swarm.listeners().filter_map(|address| address.iter().find_map(port)).collect()
 }
 
 /// Binds every address and waits until each is known to be bound.

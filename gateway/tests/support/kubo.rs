@@ -61,6 +61,12 @@ impl Kubo {
         found.unwrap_or_else(|| panic!("no {transport} in {:?}", self.multiaddrs))
     }
 
+    /// The base URL of its HTTP gateway.
+    pub fn gateway(&self) -> String {
+        let url = std::fs::read_to_string(self.repository.path().join("gateway"));
+        url.expect("a running daemon has a gateway").trim().to_owned()
+    }
+
     /// Adds a file from a stream, without pinning or announcing it, and returns its CID. `flags` are those of `ipfs add`.
     pub fn add(&self, mut content: impl Read, flags: &[&str]) -> String {
         let mut add = self.command();
@@ -142,6 +148,29 @@ impl Kubo {
     /// Publishes a record of the node's own key, and returns the name. Some DHT server must be connected.
     pub fn publish(&self, path: &str) -> String {
         run(self.command().args(["name", "publish", "-Q", "--resolve=false", path]))
+    }
+
+    /// What a name stands for, from the DHT and nowhere else.
+    pub fn try_resolve(&self, name: &str) -> Result<String, String> {
+        let resolve = self.command().args(["name", "resolve", "--nocache", "--recursive=false", name]).output();
+        let resolve = resolve.expect("ipfs starts");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        if resolve.status.success() { Ok(text(&resolve.stdout)) } else { Err(text(&resolve.stderr)) }
+    }
+
+    /// Makes a key, and returns its name.
+    pub fn make_key(&self, name: &str, kind: &str) -> String {
+        run(self.command().args(["key", "gen", "--type", kind, name]))
+    }
+
+    /// Writes a key to a file.
+    pub fn export_key(&self, name: &str, format: &str, file: &Path) {
+        run(self.command().args(["key", "export", "--format", format, "-o"]).arg(file).arg(name));
+    }
+
+    /// Takes in a key, and returns its name.
+    pub fn import_key(&self, name: &str, format: &str, file: &Path) -> String {
+        run(self.command().args(["key", "import", "--allow-any-key-type", "--format", format, name]).arg(file))
     }
 
     /// Peers that the DHT names as providers of a CID.

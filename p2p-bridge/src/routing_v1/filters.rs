@@ -99,7 +99,8 @@ mod tests {
     #[test]
     fn addresses_are_filtered_and_peers_without_any_left_are_left_out() {
         let all = [TCP, QUIC, RELAY, HTTP];
-        let table: [(&str, &[&str], Option<&[&str]>); 14] = [
+        type Row<'a> = (&'a str, &'a [&'a str], Option<&'a [&'a str]>);
+        let table: [Row<'_>; 14] = [
             ("", &all, Some(&all)),
             ("tcp", &all, Some(&[TCP, RELAY, HTTP])),
             ("tcp,!p2p-circuit", &all, Some(&[TCP, HTTP])),

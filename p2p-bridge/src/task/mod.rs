@@ -9,6 +9,7 @@
 //! | [`search`] | providers of a session's root, and dialling them |
 //! | [`routers`] | delegated routers, asked at the same moment |
 //! | [`finding`] | providers and peers for whoever asks us over HTTP |
+//! | [`gateways`] | the HTTP gateways among a provider's addresses |
 //! | [`values`] | value records |
 //! | [`dht`] | what the DHTs report, and records that others want stored |
 //! | [`announce`] | what we provide |
@@ -17,6 +18,7 @@
 mod announce;
 mod dht;
 mod finding;
+mod gateways;
 mod peers;
 mod routers;
 mod search;
@@ -29,20 +31,21 @@ use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
 use crate::providing::Providing;
+use crate::puts::{self, Puts};
 use crate::redial::Redial;
 use crate::routing_v1::PeerRecord;
 use crate::scope::Scope;
 use crate::swarm::{Behaviour, BehaviourEvent};
 use crate::wants::SessionId;
 use futures::StreamExt;
-use libp2p::kad::{QueryId, RecordKey};
+use libp2p::kad::{QueryId, Record, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
-use libp2p::{Multiaddr, PeerId, Swarm, identify, ping};
+use libp2p::{Multiaddr, PeerId, Swarm, identify, mdns, ping};
 pub use routers::Delegation;
 use search::Search;
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
@@ -59,12 +62,26 @@ pub enum Command {
     Provide(RecordKey),
     /// Search for the value records of a key in both scopes.
     FindRecords(RecordKey, Sink),
+    /// Put a value record into a scope, as soon as there is anybody to take it.
+    PutRecord(Scope, Record, puts::Reply),
     /// Search for providers or peers for somebody else.
     FindPeers(Sought, mpsc::Sender<PeerRecord>),
     /// Every address that peers can use, ending in our peer id.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
     /// Stop; answered when everything is written.
     Shutdown(oneshot::Sender<()>),
+}
+
+/// Whom the node knows from the start.
+pub struct Acquaintances {
+    /// The peers to stay connected to.
+    pub peerings: Redial,
+    /// The peers to join the network through.
+    pub bootstraps: Redial,
+    /// The good peers of earlier runs.
+    pub peerbook: Peerbook,
+    /// Who had which DAG.
+    pub memory: Memory,
 }
 
 /// The task's state.
@@ -81,6 +98,7 @@ pub struct Task {
     peer_walks: HashMap<(Scope, QueryId), PeerId>,
     memory: Memory,
     lookups: Lookups,
+    puts: Puts,
     delegation: Delegation,
     finders: Finders,
     /// Where connected peers say that they listen, as far as they may be believed.
@@ -103,12 +121,10 @@ impl Task {
         swarm: Swarm<Behaviour>,
         commands: mpsc::Receiver<Command>,
         metrics: Metrics,
-        peerings: Redial,
-        bootstraps: Redial,
-        peerbook: Peerbook,
-        memory: Memory,
+        acquaintances: Acquaintances,
         delegation: Delegation,
     ) -> Self {
+        let Acquaintances { peerings, bootstraps, peerbook, memory } = acquaintances;
         Self {
             swarm,
             commands,
@@ -121,6 +137,7 @@ impl Task {
             peer_walks: HashMap::new(),
             memory,
             lookups: Lookups::default(),
+            puts: Puts::default(),
             delegation,
             finders: Finders::default(),
             listening: HashMap::new(),
@@ -155,6 +172,7 @@ impl Task {
             }
         };
         self.save_all().await;
+        self.save_records().await;
         if let Some(reply) = stopped {
             let _ = reply.send(());
         }
@@ -171,6 +189,10 @@ impl Task {
             Command::FindRecords(key, sink) => {
                 self.lookups.add(key, sink, Instant::now());
                 Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
+            }
+            Command::PutRecord(scope, record, reply) => {
+                self.puts.add(scope, record, reply);
+                self.put(scope);
             }
             Command::FindPeers(sought, sink) => self.find(sought, sink),
             Command::Addresses(reply) => {
@@ -213,6 +235,7 @@ impl Task {
             {
                 self.swarm.close_connection(connection);
             }
+            SwarmEvent::Behaviour(BehaviourEvent::Mdns(mdns::Event::Discovered(found))) => self.on_neighbours(found),
             SwarmEvent::Dialing { peer_id: Some(peer), .. } => self.on_dialling(peer),
             SwarmEvent::NewListenAddr { address, .. } => self.on_listening(address),
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
@@ -228,14 +251,14 @@ impl Task {
     fn keep_house(&mut self) {
         let now = Instant::now();
         let mut due = self.peerings.due(now);
-        if self.table_sizes().iter().all(|(_, peers)| *peers == 0) {
-            due.extend(self.bootstraps.due(now));
-        }
+        due.extend(self.bootstraps_due(now));
         for (peer, known) in due {
             self.dial(peer, known);
         }
         self.announce();
         self.tend_lookups();
+        self.keep_records(SystemTime::now());
+        self.tend_puts();
         self.tend_finders();
         self.tend_searches();
         self.trim(now);

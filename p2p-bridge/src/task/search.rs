@@ -85,6 +85,7 @@ impl Task {
     ) {
         self.metrics.providers_found(scope, providers.len());
         for peer in providers {
+            self.offer_gateways_in_answers(scope, session, peer);
             let stored = self.swarm.behaviour_mut().dht(scope).store_mut().providers(key);
             let stored = stored.into_iter().filter(|record| record.provider == peer);
             let addresses = stored.flat_map(|record| record.addresses).collect();
@@ -97,8 +98,12 @@ impl Task {
         if provider.peer == *self.swarm.local_peer_id() {
             return;
         }
+        let is_peer = self.offer_gateways(session, &mut provider.addresses);
         let Some(search) = self.searches.get_mut(&session) else { return };
         search.found = true;
+        if !is_peer {
+            return;
+        }
         self.swarm.behaviour_mut().bitswap.provider_found(session, provider.peer);
         if self.swarm.is_connected(&provider.peer) {
             return;
@@ -162,11 +167,12 @@ impl Task {
     /// A walk to a provider ended.
     pub(super) fn on_peer_walk(&mut self, scope: Scope, query: QueryId, peers: Vec<PeerInfo>) {
         let Some(wanted) = self.peer_walks.remove(&(scope, query)) else { return };
+        let dht = self.swarm.behaviour_mut().dht(scope);
         let mut addresses: Vec<Multiaddr> = peers
             .into_iter()
             .filter(|info| info.peer_id == wanted)
             .flat_map(|info| info.addrs)
-            .filter(|address| scope.admits(address))
+            .filter(|address| dht.admits(address))
             .collect();
         addresses.truncate(ADDRESSES_MAX);
         let last = !self.peer_walks.values().any(|other| *other == wanted);
@@ -190,6 +196,9 @@ impl Task {
 
     /// A peer proved to hold a DAG: the next search for it begins there.
     pub(super) fn on_joined(&mut self, session: SessionId, peer: PeerId) {
+        if let Some(gateway) = self.swarm.behaviour().bitswap.gateway_address(&peer).cloned() {
+            return self.memory.proved(session, Provider { peer, addresses: vec![gateway] }, SystemTime::now());
+        }
         let connections = self.swarm.behaviour().bitswap.connections(&peer).iter();
         let dialled = connections.filter_map(|connection| self.dialled.get(connection).cloned());
         let mut addresses: Vec<Multiaddr> = dialled.filter(|address| ip_of(address).is_some()).collect();

@@ -20,6 +20,7 @@
 //! | [`plan`] | status and headers |
 //! | [`answer`] | one module for each representation that content has |
 //! | [`content_type`] | what a file is |
+//! | [`routing_v1`] | the API by which light clients find providers and peers |
 //! | [`respond`], [`body`] | what every response carries, and its bytes |
 //! | [`errors`], [`landing`] | every problem's status and words; the page at `/` |
 //! | [`html`] | what all pages have in common |
@@ -56,6 +57,7 @@ pub mod request;
 pub mod resolve;
 pub mod respond;
 pub mod route;
+pub mod routing_v1;
 pub mod server;
 pub mod source;
 pub mod welcome;

@@ -1,12 +1,15 @@
 //! The one place that knows the peer-to-peer network: started, or left out in offline mode.
 
 use crate::lanes::Lanes;
+use crate::routing_v1::finder::Neighbourhood;
+use crate::routing_v1::metrics::RoutingMetrics;
+use crate::routing_v1::{self, Routing};
 use crate::source::{Gated, OpenSession, Sources};
 use anyhow::Context as _;
 use cache::Tiers;
 use config::{AddressPattern, ConfigError, Loaded, Origin};
 use content::dnslink::StaticMap;
-use content::{BlockSource, Cid, MemoryBlocks};
+use content::{BlockSource, Cid, MemoryBlocks, NameResolver};
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::names::keystore::{KeyError, Keystore};
@@ -61,6 +64,22 @@ impl Network {
         let open_session: Box<OpenSession> =
             Box::new(move |root, gate| Arc::new(tiers.through(Arc::new(Gated::new(upstream(root), gate)))));
         Sources { local, open_session, lanes: Arc::new(lanes) }
+    }
+
+    /// The routing API, if it is to be answered and there is a network to search.
+    pub fn routing(
+        &self,
+        loaded: &Loaded,
+        tiers: &Tiers,
+        names: Arc<dyn NameResolver>,
+        registry: &mut Registry,
+    ) -> Option<Routing> {
+        let (Self::Online(bridge), true) = (self, loaded.config.http.routing_v1) else { return None };
+        let serves_everyone = serve_to(&loaded.config.p2p) == ServeTo::Everyone;
+        let finder = Arc::new(Neighbourhood::new(bridge.clone(), serves_everyone));
+        let lanes = routing_v1::lanes(&loaded.config.http);
+        let metrics = RoutingMetrics::register(registry);
+        Some(Routing::new(finder, names, Arc::new(tiers.local()), lanes, routing_v1::Limits::default(), metrics))
     }
 
     /// What names stand for: as the operator says, as the DHT and DNS say, and as was known when the node ran last.
@@ -156,6 +175,8 @@ fn named(loaded: &Loaded, error: &StartError) -> anyhow::Error {
             loaded.error("p2p.listen", format!("{address} cannot be listened on: {reason}")).into()
         }
         StartError::Identity(_) => loaded.error("data_dir", error.to_string()).into(),
+        StartError::Routers(_) => loaded.error("p2p.routers", error.to_string()).into(),
+        StartError::Gateways(_) => loaded.error("p2p.gateways", error.to_string()).into(),
         StartError::Transport(_) => anyhow::anyhow!("{error}"),
     }
 }

@@ -115,8 +115,10 @@ impl Node {
         let lanes = Lanes::new(size(http.misses_max), size(http.client_misses_max));
         let names = network.names(loaded, &mut registry)?;
         let publisher = network.publisher(loaded, keys, &names, &mut registry).await?;
+        let routing = network.routing(loaded, &tiers, Arc::clone(&names) as _, &mut registry);
         let wiring = Wiring {
             sources: network.sources(&tiers, lanes),
+            routing,
             names: Arc::clone(&names) as _,
             policy,
             metrics: Arc::clone(&metrics),

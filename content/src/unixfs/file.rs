@@ -9,9 +9,15 @@
 //! and over, while the window has room. When an inner node arrives, wherever it is in the window, it becomes a tail.
 //!
 //! The window is counted in bytes: what has been fetched and not read, what is expected of the fetches in flight, and the
-//! inner nodes whose children are not all asked for. It starts at 1 MiB and doubles, up to [`ReadLimits`], each time the
-//! reader has to wait: a slow reader never waits, so it never costs much memory. The head is fetched whatever the window
-//! says, and while every block is at hand ([`BlockSource::peek`]) nothing is read ahead at all.
+//! inner nodes whose children are not all asked for. It starts a little above 1 MiB, so that a file of that size takes one
+//! round trip below its root, and doubles, up to [`ReadLimits`], each time the reader has to wait. A slow reader waits only
+//! until the buffers behind it are full, and the window never exceeds its start by more than half of what was read: such a
+//! reader costs little memory, and a fast one has a window of 8 MiB after five round trips. The head is fetched whatever
+//! the window says, and while every block is at hand ([`BlockSource::peek`]) nothing is read ahead at all.
+//!
+//! Inner nodes are asked for from three windows away: the leaves below one have to be asked for one window ahead, and the
+//! node itself queues behind a window of leaves that were asked for before it. Without this a distant reader pauses for a
+//! round trip at every subtree.
 //!
 //! Departure: a fetched block of which less than half is wanted is copied, so that a few bytes do not hold on to megabytes.
 
@@ -34,8 +40,10 @@ use std::task::{Context, Poll};
 const DEPTH_MAX: u32 = 64;
 /// What the inner nodes that are in use may take together, in bytes. Those of a petabyte take a few hundred KiB.
 const INNER_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// The window before the reader ever waited, in bytes.
-const WINDOW_BYTES_START: usize = 1024 * 1024;
+/// The window before the reader ever waited, in bytes: 1 MiB of leaves and the node above them.
+const WINDOW_BYTES_START: usize = (1024 + 64) * 1024;
+/// How many windows ahead of the reader inner nodes are asked for.
+const INNER_WINDOWS: u64 = 3;
 /// What a fetch counts for at least, in bytes, so that tiny blocks do not mean thousands of fetches at a time.
 const FETCH_COST_MIN: usize = 32 * 1024;
 /// What every part counts for besides its bytes, for the book-keeping: so that a million parts of one byte are not cheap.
@@ -160,8 +168,8 @@ pub struct FileReader {
     /// The share of `used_bytes` that inner nodes take.
     inner_bytes: usize,
     window: Window,
-    /// Whether anything was emitted: waiting for the first bytes says nothing about the reader's speed.
-    began: bool,
+    /// Bytes emitted so far. Before the first, waiting says nothing about the reader's speed.
+    read_bytes: u64,
     /// The offset of the last part that the reader waited for.
     stalled_at: Option<u64>,
 }
@@ -197,6 +205,11 @@ fn fetch_cost(size: u64) -> usize {
         Ok(size) if size <= MAX_BLOCK_BYTES => size.max(FETCH_COST_MIN),
         _ => INNER_COST,
     }
+}
+
+/// Whether a subtree of that size is too large to be one leaf.
+fn is_inner(size: u64) -> bool {
+    size > MAX_BLOCK_BYTES as u64
 }
 
 /// The children of an inner node from one of them on. Never empty.
@@ -279,7 +292,7 @@ impl FileReader {
             used_bytes: 0,
             inner_bytes: 0,
             window: Window::new(limits),
-            began: false,
+            read_bytes: 0,
             stalled_at: None,
         };
         reader.place(0, 0, &root, file)?;
@@ -291,7 +304,7 @@ impl FileReader {
         self.range.end - self.range.start
     }
 
-    /// The look-ahead window now, in bytes: between 1 MiB and the limit, or less if the limit or what is left of the shared
+    /// The look-ahead window now, in bytes: between a little above 1 MiB and the limit, or less if the limit or what is left of the shared
     /// budget is smaller.
     pub fn window_bytes(&self) -> usize {
         self.window.bytes
@@ -328,7 +341,7 @@ impl FileReader {
             Some(Part::Ready { bytes, cost_bytes }) => {
                 self.used_bytes -= cost_bytes;
                 self.range.start += bytes.len() as u64;
-                self.began = true;
+                self.read_bytes += bytes.len() as u64;
                 Ok(Head::Bytes(bytes))
             }
             Some(Part::Failed(error)) => Err(error),
@@ -439,16 +452,32 @@ impl FileReader {
             let distance = offset.saturating_sub(self.range.start);
             let used_bytes = self.used_bytes + fetch_cost(tail.next_size());
             if distance > self.window.bytes as u64 || used_bytes > self.window.bytes {
-                return;
+                break;
             }
+            self.start_child(offset);
+        }
+        while let Some(offset) = self.inner_ahead() {
             self.start_child(offset);
         }
     }
 
+    /// Where the next inner node is that should be asked for by now, if there is one. They are few: each stands for more
+    /// bytes than any block has.
+    fn inner_ahead(&self) -> Option<u64> {
+        if self.fetches.is_empty() || self.inner_bytes + INNER_COST > INNER_BYTES_MAX {
+            return None;
+        }
+        let horizon = self.range.start.saturating_add(self.window.bytes as u64 * INNER_WINDOWS);
+        let mut near = self.tails.range(..=horizon);
+        near.find(|(_, tail)| is_inner(tail.next_size())).map(|(offset, _)| *offset)
+    }
+
     /// The reader waits at `offset`: look further ahead from now on, once for each such wait.
     fn stalled(&mut self, offset: u64) {
-        if self.began && self.stalled_at != Some(offset) {
-            self.window.grow_to(self.window.bytes.saturating_mul(2));
+        if self.read_bytes > 0 && self.stalled_at != Some(offset) {
+            let earned = usize::try_from(self.read_bytes / 2).unwrap_or(usize::MAX);
+            let bytes_max = WINDOW_BYTES_START.saturating_add(earned);
+            self.window.grow_to(self.window.bytes.saturating_mul(2).min(bytes_max));
         }
         self.stalled_at = Some(offset);
     }

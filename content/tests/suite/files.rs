@@ -15,6 +15,8 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
 const MIB: usize = 1024 * 1024;
+/// The window of a reader that never waited.
+const WINDOW_BYTES_START: usize = MIB + 64 * 1024;
 
 /// All chunks of a range, and the error that ended it if one did.
 fn read_all(source: Arc<dyn BlockSource>, root: &Block, range: Range<u64>) -> (Vec<u8>, Option<ReadError>) {
@@ -181,11 +183,64 @@ fn the_window_grows_for_a_fast_reader_and_is_never_exceeded() {
 }
 
 #[test]
+fn the_window_is_earned_by_reading() {
+    let (source, root, size) = large_file(300, 174, 11, 50);
+    let limits = ReadLimits { window_bytes_max: 64 * MIB, shared: None };
+    let reader = FileReader::new(source.clone(), root, 0..size, limits).expect("a file");
+    let (mut read_bytes, mut window_bytes) = (0, 0);
+    drain(reader, &source, |reader| {
+        read_bytes = size - reader.remaining();
+        window_bytes = reader.window_bytes();
+        assert!(window_bytes <= WINDOW_BYTES_START + read_bytes as usize / 2, "{window_bytes} after {read_bytes}");
+    });
+    assert!(window_bytes > 16 * MIB, "{window_bytes}: a fast reader earns a large one");
+}
+
+/// Counts in order how many blocks were asked for before each inner node.
+struct InnerNodes {
+    blocks: Arc<Distant>,
+    asked: std::sync::Mutex<(usize, Vec<usize>)>,
+}
+
+impl BlockSource for InnerNodes {
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let mut asked = self.asked.lock().expect("not poisoned");
+        asked.0 += 1;
+        let inner = self.blocks.blocks.peek(cid).is_some_and(|block| block.data().len() < MIB / 8);
+        if inner {
+            let before = asked.0;
+            asked.1.push(before);
+        }
+        self.blocks.get(cid)
+    }
+
+    fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        self.blocks.has(cid)
+    }
+}
+
+#[test]
+fn inner_nodes_are_asked_for_well_before_their_leaves() {
+    let (blocks, root, size) = large_file(64, 16, 0, 0);
+    let source = Arc::new(InnerNodes { blocks: blocks.clone(), asked: Default::default() });
+    let limits = ReadLimits { window_bytes_max: MIB, shared: None };
+    let reader = FileReader::new(source.clone(), root, 0..size, limits).expect("a file");
+    assert_eq!(drain(reader, &blocks, |_| {}), size);
+    let asked = source.asked.lock().expect("not poisoned");
+    let [first, second, third, fourth] = asked.1[..] else { panic!("{asked:?}") };
+    // Below each are 16 leaves, of which the window holds four.
+    assert_eq!(first, 1);
+    for (asked_before, other_nodes, leaves_before) in [(second, 2, 16), (third, 3, 32), (fourth, 4, 48)] {
+        assert!(asked_before - other_nodes + 8 <= leaves_before, "{asked:?}");
+    }
+}
+
+#[test]
 fn the_window_stays_small_for_a_slow_reader() {
     // Fetches end as soon as they are polled: whatever the reader finds, it never waits after the first bytes.
     let (source, root, size) = large_file(300, 174, 7, 0);
     let reader = FileReader::new(source.clone(), root, 0..size, ReadLimits::default()).expect("a file");
-    let total = drain(reader, &source, |reader| assert_eq!(reader.window_bytes(), MIB));
+    let total = drain(reader, &source, |reader| assert_eq!(reader.window_bytes(), WINDOW_BYTES_START));
     assert_eq!(total, size);
 }
 
@@ -481,7 +536,7 @@ fn windows_share_a_budget_and_give_it_back() {
     let limits = ReadLimits { window_bytes_max: 4 << 20, shared: Some(Arc::clone(&shared)) };
     let open = || FileReader::new(blocks.clone(), root.clone(), 0..bytes.len() as u64, limits.clone()).expect("a file");
     let (first, second) = (open(), open());
-    assert_eq!(shared.left(), 1_500_000 - (1 << 20));
+    assert_eq!(shared.left(), 1_500_000 - WINDOW_BYTES_START);
     assert!(second.window_bytes() < first.window_bytes());
     let third = open();
     assert!(third.window_bytes() <= 32 << 10, "{}", third.window_bytes());

@@ -8,6 +8,7 @@ use super::handler::{Command, Event as HandlerEvent, Handler, Received};
 use super::message::{Ask, MAX_WANTS_PER_PEER, WantEntry};
 use super::server::{Answer, Found, Lookup, Server};
 use crate::admission::reputation::Offence;
+use crate::http_source::peers::{Event as HttpEvent, HttpPeers};
 use crate::metrics::{Kind, Metrics};
 use crate::options::ServeTo;
 use crate::wants::{SessionId, Wants};
@@ -79,6 +80,8 @@ pub struct Behaviour {
     connections: HashMap<PeerId, Vec<ConnectionId>>,
     favoured: HashSet<PeerId>,
     serve_to: ServeTo,
+    /// Gateways that are asked as peers are.
+    http: HttpPeers,
     events: VecDeque<ToSwarm<Event, Command>>,
     ticker: Interval,
 }
@@ -107,8 +110,23 @@ impl Behaviour {
             connections: HashMap::new(),
             favoured,
             serve_to,
+            http: HttpPeers::none(Default::default()),
             events: VecDeque::new(),
             ticker,
+        }
+    }
+
+    /// The same with gateways to ask as well.
+    pub fn with_http(mut self, http: HttpPeers) -> Self {
+        self.http = http;
+        self
+    }
+
+    /// Routing named a provider with these addresses; the gateways among them are asked as providers of their own.
+    pub fn addresses_found(&mut self, session: SessionId, addresses: &[Multiaddr]) {
+        let now = Instant::now();
+        for gateway in self.http.found(addresses, now) {
+            self.client.provider_found(session, gateway, now);
         }
     }
 
@@ -233,7 +251,11 @@ impl Behaviour {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Send { peer, entries } => self.notify(peer, Command::Ask(entries)),
+            Action::Send { peer, entries } => {
+                if !self.http.send(peer, &entries, Instant::now()) {
+                    self.notify(peer, Command::Ask(entries));
+                }
+            }
             Action::Search(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::Search(session))),
             Action::StopSearch(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::StopSearch(session))),
             Action::Joined(session, peer) => {
@@ -243,6 +265,19 @@ impl Behaviour {
                 self.metrics.stalls.inc();
                 self.wants.fail(&failure.key, &failure.session, &failure.error);
             }
+        }
+    }
+
+    /// Where a gateway is that a provider record named, if that is what goes by this name.
+    pub fn gateway_address(&self, peer: &PeerId) -> Option<&Multiaddr> {
+        self.http.address(peer)
+    }
+
+    fn on_http(&mut self, event: HttpEvent, now: Instant) {
+        match event {
+            HttpEvent::Connected { peer, favoured } => self.client.peer_connected(peer, favoured, now),
+            HttpEvent::Disconnected(peer) => self.client.peer_disconnected(peer, now),
+            HttpEvent::Received(peer, received) => self.received(peer, received, now),
         }
     }
 
@@ -361,11 +396,15 @@ impl NetworkBehaviour for Behaviour {
                 if !self.client.is_idle() {
                     self.client.tick(now);
                 }
+                self.http.tick(now);
             }
             while let Some(action) = self.client.poll_action() {
                 self.act(action);
             }
-            if self.events.is_empty() {
+            // After the actions, which may have started requests that nobody would be woken for.
+            if let Poll::Ready(event) = self.http.poll(cx, now) {
+                self.on_http(event, now);
+            } else if self.events.is_empty() {
                 return Poll::Pending;
             }
         }

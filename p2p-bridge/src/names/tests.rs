@@ -104,7 +104,7 @@ impl Dht {
     /// A record turns up in every open search.
     fn finds(&self, bytes: Bytes) {
         for sink in self.sinks.lock().expect("no panics").iter() {
-            sink.put(Found { peer: PeerId::random(), bytes: bytes.clone() });
+            sink.put(Found { peer: Some(PeerId::random()), bytes: bytes.clone() });
         }
     }
 
@@ -126,7 +126,7 @@ impl Records for Dht {
     fn find(&self, key: Key) -> BoxFuture<'static, Search> {
         let (search, sink) = Search::new(None);
         for bytes in self.records.lock().expect("no panics").get(&key).into_iter().flatten() {
-            sink.put(Found { peer: PeerId::random(), bytes: bytes.clone() });
+            sink.put(Found { peer: Some(PeerId::random()), bytes: bytes.clone() });
         }
         if self.open {
             self.sinks.lock().expect("no panics").push(sink);

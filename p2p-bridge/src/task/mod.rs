@@ -7,6 +7,9 @@
 //! | module | concern |
 //! |---|---|
 //! | [`search`] | providers of a session's root, and dialling them |
+//! | [`routers`] | delegated routers, asked at the same moment |
+//! | [`finding`] | providers and peers for whoever asks us over HTTP |
+//! | [`gateways`] | the HTTP gateways among a provider's addresses |
 //! | [`values`] | value records |
 //! | [`dht`] | what the DHTs report, and records that others want stored |
 //! | [`announce`] | what we provide |
@@ -14,18 +17,23 @@
 
 mod announce;
 mod dht;
+mod finding;
+mod gateways;
 mod peers;
+mod routers;
 mod search;
 mod values;
 
 use crate::bitswap::behaviour::Event as BitswapEvent;
 use crate::discovery::memory::Memory;
+use crate::finders::{Finders, Sought};
 use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
 use crate::providing::Providing;
 use crate::puts::{self, Puts};
 use crate::redial::Redial;
+use crate::routing_v1::PeerRecord;
 use crate::scope::Scope;
 use crate::swarm::{Behaviour, BehaviourEvent};
 use crate::wants::SessionId;
@@ -33,10 +41,11 @@ use futures::StreamExt;
 use libp2p::kad::{QueryId, Record, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
-use libp2p::{Multiaddr, PeerId, Swarm, identify, ping};
+use libp2p::{Multiaddr, PeerId, Swarm, identify, mdns, ping};
+pub use routers::Delegation;
 use search::Search;
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
@@ -55,10 +64,24 @@ pub enum Command {
     FindRecords(RecordKey, Sink),
     /// Put a value record into a scope, as soon as there is anybody to take it.
     PutRecord(Scope, Record, puts::Reply),
+    /// Search for providers or peers for somebody else.
+    FindPeers(Sought, mpsc::Sender<PeerRecord>),
     /// Every address that peers can use, ending in our peer id.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
     /// Stop; answered when everything is written.
     Shutdown(oneshot::Sender<()>),
+}
+
+/// Whom the node knows from the start.
+pub struct Acquaintances {
+    /// The peers to stay connected to.
+    pub peerings: Redial,
+    /// The peers to join the network through.
+    pub bootstraps: Redial,
+    /// The good peers of earlier runs.
+    pub peerbook: Peerbook,
+    /// Who had which DAG.
+    pub memory: Memory,
 }
 
 /// The task's state.
@@ -76,6 +99,10 @@ pub struct Task {
     memory: Memory,
     lookups: Lookups,
     puts: Puts,
+    delegation: Delegation,
+    finders: Finders,
+    /// Where connected peers say that they listen, as far as they may be believed.
+    listening: HashMap<PeerId, Vec<Multiaddr>>,
     providing: HashMap<Scope, Providing>,
     announcing: HashMap<(Scope, QueryId), RecordKey>,
     remotes: HashMap<ConnectionId, Multiaddr>,
@@ -94,11 +121,10 @@ impl Task {
         swarm: Swarm<Behaviour>,
         commands: mpsc::Receiver<Command>,
         metrics: Metrics,
-        peerings: Redial,
-        bootstraps: Redial,
-        peerbook: Peerbook,
-        memory: Memory,
+        acquaintances: Acquaintances,
+        delegation: Delegation,
     ) -> Self {
+        let Acquaintances { peerings, bootstraps, peerbook, memory } = acquaintances;
         Self {
             swarm,
             commands,
@@ -112,6 +138,9 @@ impl Task {
             memory,
             lookups: Lookups::default(),
             puts: Puts::default(),
+            delegation,
+            finders: Finders::default(),
+            listening: HashMap::new(),
             providing: Scope::ALL.map(|scope| (scope, Providing::default())).into(),
             announcing: HashMap::new(),
             remotes: HashMap::new(),
@@ -137,11 +166,13 @@ impl Task {
                     Some(command) => self.on_command(command),
                     None => break None,
                 },
+                told = self.delegation.next() => self.on_told(told),
                 _ = housekeeping.tick() => self.keep_house(),
                 _ = pace.tick(), if !self.searches.is_empty() => self.pace_all(Instant::now()),
             }
         };
         self.save_all().await;
+        self.save_records().await;
         if let Some(reply) = stopped {
             let _ = reply.send(());
         }
@@ -163,6 +194,7 @@ impl Task {
                 self.puts.add(scope, record, reply);
                 self.put(scope);
             }
+            Command::FindPeers(sought, sink) => self.find(sought, sink),
             Command::Addresses(reply) => {
                 let _ = reply.send(addresses(&self.swarm));
             }
@@ -203,6 +235,8 @@ impl Task {
             {
                 self.swarm.close_connection(connection);
             }
+            SwarmEvent::Behaviour(BehaviourEvent::Mdns(mdns::Event::Discovered(found))) => self.on_neighbours(found),
+            SwarmEvent::Dialing { peer_id: Some(peer), .. } => self.on_dialling(peer),
             SwarmEvent::NewListenAddr { address, .. } => self.on_listening(address),
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
@@ -217,15 +251,15 @@ impl Task {
     fn keep_house(&mut self) {
         let now = Instant::now();
         let mut due = self.peerings.due(now);
-        if self.table_sizes().iter().all(|(_, peers)| *peers == 0) {
-            due.extend(self.bootstraps.due(now));
-        }
+        due.extend(self.bootstraps_due(now));
         for (peer, known) in due {
             self.dial(peer, known);
         }
         self.announce();
         self.tend_lookups();
+        self.keep_records(SystemTime::now());
         self.tend_puts();
+        self.tend_finders();
         self.tend_searches();
         self.trim(now);
         self.forgive(now);

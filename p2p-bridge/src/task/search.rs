@@ -1,10 +1,11 @@
 //! Searching for the providers of a session's root, and dialling them.
 //!
-//! Everything that may know a provider is asked at the same moment: the memory of earlier fetches and both DHTs. Whoever is
-//! named goes through [`Task::provider_named`] into the search's [`Plan`] of dials. A provider that nobody knows an address of is
+//! Everything that may know a provider is asked at the same moment: the memory of earlier fetches, both DHTs and the
+//! routers. Whoever is named goes through [`Task::provider_named`] into the search's [`Plan`] of dials. A provider that nobody knows an address of is
 //! looked up in the DHT itself. When nobody has the root, a block below it is searched for once: parts of a DAG may be announced
 //! where the whole is not.
 
+use super::routers::Errand;
 use super::{ADDRESSES_MAX, Task};
 use crate::admission::ip_of;
 use crate::discovery::plan::{Plan, Provider};
@@ -27,6 +28,8 @@ const PEER_WALKS_MAX: usize = 32;
 #[derive(Default)]
 pub(super) struct Search {
     queries: Vec<(Scope, QueryId)>,
+    /// The routers that have not answered yet.
+    pub(super) routers: Option<Errand>,
     plan: Plan,
     /// Whether anybody was named.
     found: bool,
@@ -37,7 +40,8 @@ pub(super) struct Search {
 impl Task {
     pub(super) fn start_search(&mut self, session: SessionId) {
         self.stop_search(session);
-        self.searches.insert(session, Search::default());
+        let routers = self.ask_routers(session, session);
+        self.searches.insert(session, Search { routers, ..Search::default() });
         for provider in self.memory.providers(&session) {
             self.provider_named(session, provider);
         }
@@ -81,6 +85,7 @@ impl Task {
     ) {
         self.metrics.providers_found(scope, providers.len());
         for peer in providers {
+            self.offer_gateways_in_answers(scope, session, peer);
             let stored = self.swarm.behaviour_mut().dht(scope).store_mut().providers(key);
             let stored = stored.into_iter().filter(|record| record.provider == peer);
             let addresses = stored.flat_map(|record| record.addresses).collect();
@@ -93,8 +98,12 @@ impl Task {
         if provider.peer == *self.swarm.local_peer_id() {
             return;
         }
+        let is_peer = self.offer_gateways(session, &mut provider.addresses);
         let Some(search) = self.searches.get_mut(&session) else { return };
         search.found = true;
+        if !is_peer {
+            return;
+        }
         self.swarm.behaviour_mut().bitswap.provider_found(session, provider.peer);
         if self.swarm.is_connected(&provider.peer) {
             return;
@@ -158,11 +167,12 @@ impl Task {
     /// A walk to a provider ended.
     pub(super) fn on_peer_walk(&mut self, scope: Scope, query: QueryId, peers: Vec<PeerInfo>) {
         let Some(wanted) = self.peer_walks.remove(&(scope, query)) else { return };
+        let dht = self.swarm.behaviour_mut().dht(scope);
         let mut addresses: Vec<Multiaddr> = peers
             .into_iter()
             .filter(|info| info.peer_id == wanted)
             .flat_map(|info| info.addrs)
-            .filter(|address| scope.admits(address))
+            .filter(|address| dht.admits(address))
             .collect();
         addresses.truncate(ADDRESSES_MAX);
         let last = !self.peer_walks.values().any(|other| *other == wanted);
@@ -186,6 +196,9 @@ impl Task {
 
     /// A peer proved to hold a DAG: the next search for it begins there.
     pub(super) fn on_joined(&mut self, session: SessionId, peer: PeerId) {
+        if let Some(gateway) = self.swarm.behaviour().bitswap.gateway_address(&peer).cloned() {
+            return self.memory.proved(session, Provider { peer, addresses: vec![gateway] }, SystemTime::now());
+        }
         let connections = self.swarm.behaviour().bitswap.connections(&peer).iter();
         let dialled = connections.filter_map(|connection| self.dialled.get(connection).cloned());
         let mut addresses: Vec<Multiaddr> = dialled.filter(|address| ip_of(address).is_some()).collect();
@@ -204,10 +217,10 @@ impl Task {
         self.end_search_if_over(session);
     }
 
-    /// Ends a search whose queries have ended, unless a block below the root is still to be searched for.
-    fn end_search_if_over(&mut self, session: SessionId) {
+    /// Ends a search when everybody who was asked has answered, unless a block below the root is still to be searched for.
+    pub(super) fn end_search_if_over(&mut self, session: SessionId) {
         let Some(search) = self.searches.get_mut(&session) else { return };
-        if !search.queries.is_empty() {
+        if !search.queries.is_empty() || search.routers.is_some() {
             return;
         }
         let below = self.swarm.behaviour().bitswap.wanted_below(&session);
@@ -215,9 +228,13 @@ impl Task {
             && !search.found
             && !std::mem::replace(&mut search.went_below, true)
         {
+            let routers = self.ask_routers(session, *key.multihash());
+            if let Some(search) = self.searches.get_mut(&session) {
+                search.routers = routers;
+            }
             self.ask_dht(session, &RecordKey::new(&key.to_bytes()));
         }
-        let over = |search: &Search| search.queries.is_empty() && !search.plan.is_waiting();
+        let over = |search: &Search| search.queries.is_empty() && search.routers.is_none() && !search.plan.is_waiting();
         if self.searches.get(&session).is_some_and(over) {
             self.searches.remove(&session);
             // If there was nobody to ask, the session asks again.

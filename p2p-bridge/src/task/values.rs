@@ -25,7 +25,7 @@ impl Task {
     pub(super) fn on_record(&mut self, scope: Scope, query: QueryId, found: PeerRecord) {
         // Ours come from nobody, and we keep none.
         let Some(peer) = found.peer else { return };
-        self.lookups.found(scope, query, Found { peer, bytes: found.record.value.into() });
+        self.lookups.found(scope, query, Found { peer: Some(peer), bytes: found.record.value.into() });
         self.end_unheard_lookups();
     }
 

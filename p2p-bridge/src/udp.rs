@@ -1,0 +1,111 @@
+//! Kernel buffers for the UDP sockets that carry QUIC.
+//!
+//! QUIC libraries enlarge the receive buffer of their sockets, because a sender paces by what is acknowledged and not by
+//! what the receiver's kernel can hold. libp2p leaves it at the system's default, commonly 208 KiB, which is less than a
+//! hundred packets. A Kubo 50 ms away sends far more at once; what overflows is lost, and each loss halves its rate:
+//! 100 MiB took 10 s that way and 2 s with this.
+//!
+//! libp2p hands out neither its sockets nor their descriptors. Linux gives a process duplicates of its own descriptors
+//! (`pidfd_getfd`), and what is set on a duplicate holds for the socket. Where that is not to be had, sockets stay as they
+//! are, and the operator can raise `net.core.rmem_default`.
+
+/// What is asked for, in bytes; the system's `net.core.rmem_max` may allow less. The figure that quic-go asks for.
+#[cfg(target_os = "linux")]
+const BUFFER_BYTES: usize = 7 * 1024 * 1024;
+/// Buffers below this are worth a warning, in bytes.
+#[cfg(target_os = "linux")]
+const ENOUGH_BYTES: usize = 2 * 1024 * 1024;
+
+/// Enlarges the buffers of this process's UDP sockets that are bound to one of these ports.
+#[cfg(target_os = "linux")]
+pub fn enlarge_buffers(ports: &[u16]) {
+    if ports.is_empty() {
+        return;
+    }
+    match linux::sockets(ports) {
+        Ok(sockets) => {
+            let smallest = sockets.iter().map(linux::enlarge).min();
+            if smallest.is_none_or(|bytes| bytes < ENOUGH_BYTES) {
+                tracing::warn!(
+                    bytes = smallest,
+                    wanted = BUFFER_BYTES,
+                    "QUIC loses packets when they come in bursts: raise net.core.rmem_max"
+                );
+            }
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the buffers of QUIC's sockets stay small: raise net.core.rmem_default");
+        }
+    }
+}
+
+/// Other systems have larger defaults, and no way to get at the sockets.
+#[cfg(not(target_os = "linux"))]
+pub fn enlarge_buffers(_: &[u16]) {}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use super::BUFFER_BYTES;
+    use rustix::net::{SocketType, getsockname, sockopt};
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    use std::io;
+    use std::net::SocketAddr;
+    use std::os::fd::OwnedFd;
+
+    /// Duplicates of the descriptors of the UDP sockets that are bound to one of these ports.
+    pub fn sockets(ports: &[u16]) -> io::Result<Vec<OwnedFd>> {
+        let process = pidfd_open(getpid(), PidfdFlags::empty())?;
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc/self/fd")? {
+            let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            // It may have been closed meanwhile.
+            let Ok(descriptor) = pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) else { continue };
+            if port(&descriptor).is_some_and(|port| ports.contains(&port)) {
+                found.push(descriptor);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The port of a UDP socket; `None` for anything else.
+    fn port(descriptor: &OwnedFd) -> Option<u16> {
+        if sockopt::socket_type(descriptor).ok()? != SocketType::DGRAM {
+            return None;
+        }
+        SocketAddr::try_from(getsockname(descriptor).ok()?).ok().map(|address| address.port())
+    }
+
+    /// Asks for large buffers; what the socket receives into afterwards, in bytes.
+    pub fn enlarge(socket: &OwnedFd) -> usize {
+        let size = || sockopt::socket_recv_buffer_size(socket).unwrap_or_default();
+        let _ = sockopt::set_socket_recv_buffer_size(socket, BUFFER_BYTES);
+        let _ = sockopt::set_socket_send_buffer_size(socket, BUFFER_BYTES);
+        if size() < BUFFER_BYTES {
+            // Beyond the system's limit: for the privileged only.
+            let _ = sockopt::set_socket_recv_buffer_size_force(socket, BUFFER_BYTES);
+        }
+        size()
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+
+    #[test]
+    fn the_sockets_of_a_port_are_found_and_their_buffers_grow() {
+        let [ours, other] = std::array::from_fn(|_| UdpSocket::bind("127.0.0.1:0").expect("a free port"));
+        let port = ours.local_addr().expect("bound").port();
+        let before = rustix::net::sockopt::socket_recv_buffer_size(&ours).expect("a socket");
+        let untouched = rustix::net::sockopt::socket_recv_buffer_size(&other).expect("a socket");
+        let found = linux::sockets(&[port]).expect("Linux 5.6 or newer");
+        assert_eq!(found.len(), 1);
+        // How far depends on the system's limit.
+        let grown = linux::enlarge(&found[0]);
+        assert!(grown >= before);
+        drop(found);
+        assert_eq!(rustix::net::sockopt::socket_recv_buffer_size(&ours).expect("a socket"), grown);
+        assert_eq!(rustix::net::sockopt::socket_recv_buffer_size(&other).expect("a socket"), untouched);
+    }
+}

@@ -7,9 +7,11 @@ use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
+use crate::providing::{self, KeySource};
 use crate::redial::Redial;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
+use crate::task::announce::Announcing;
 use crate::task::{Command, Task};
 use crate::wants::Wants;
 use content::names::Key;
@@ -124,7 +126,9 @@ impl Bridge {
         listen(&mut swarm, &options.listen).await?;
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let peerbook = Peerbook::load(&options.data_dir);
-        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook).run());
+        let announcing =
+            Announcing::new(peer_id, options.data_dir.clone(), providing::metrics::Metrics::register(registry));
+        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook, announcing).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, peer_id })
     }
@@ -148,11 +152,24 @@ impl Bridge {
         addresses.await.unwrap_or_default()
     }
 
-    /// Announces in the DHT that we hold a DAG, as soon as there is anybody to hear it, and again before that expires.
-    pub async fn provide(&self, root: &Cid) {
-        let Some(key) = BlockKey::of(root) else { return };
+    /// Announces in the DHT that we hold a block, as soon as there is anybody to hear it. It is announced again only if
+    /// the source of [`Bridge::provide_from`] has it as well.
+    pub async fn provide(&self, cid: &Cid) {
+        let Some(key) = BlockKey::of(cid) else { return };
         // A stopped network announces nothing.
-        let _ = self.commands.send(Command::Provide(RecordKey::new(&key.to_bytes()))).await;
+        let _ = self.commands.send(Command::Provide(key.to_bytes())).await;
+    }
+
+    /// Announces a block no longer. Records that others hold expire by themselves, in two days at most.
+    pub async fn withdraw(&self, cid: &Cid) {
+        let Some(key) = BlockKey::of(cid) else { return };
+        let _ = self.commands.send(Command::Withdraw(key.to_bytes())).await;
+    }
+
+    /// Announces everything that a source knows, and once in every interval again. What was announced before the last
+    /// stop is not until its turn comes.
+    pub async fn provide_from(&self, source: Arc<dyn KeySource>, interval: Duration) {
+        let _ = self.commands.send(Command::ProvideFrom(source, interval)).await;
     }
 
     /// Searches the DHT for the IPNS records of a key. While no peer is known, the search waits for the first; it goes on

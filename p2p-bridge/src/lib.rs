@@ -20,7 +20,8 @@
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
 //! | [`admission`] | who may be connected: budgets, bans, trimming |
 //! | [`scope`] | public and local DHT, and the wall between them |
-//! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
+//! | [`providing`] | announcing what we hold, in sweeps |
+//! | [`redial`], [`peerbook`], [`identity`] | peerings, remembered peers, the key |
 
 pub mod admission;
 pub mod bitswap;

@@ -4,6 +4,7 @@
 
 use crate::admission::Admission;
 use crate::bitswap;
+use crate::providing::announcer;
 use crate::scope::{Scope, Scoped};
 use crate::transport;
 use libp2p::identity::Keypair;
@@ -19,9 +20,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Keys for which providers are remembered, per scope.
 const PROVIDED_KEYS_MAX: usize = 65_536;
 /// Lifetime of a provider record (<https://specs.ipfs.tech/routing/kad-dht/#provider-record-routing>).
-const PROVIDER_TTL: Duration = Duration::from_secs(48 * 3600);
-/// How often our own are published again.
-const REPROVIDE_EVERY: Duration = Duration::from_secs(22 * 3600);
+pub const PROVIDER_TTL: Duration = Duration::from_secs(48 * 3600);
 /// How long one DHT query may take.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -32,6 +31,7 @@ pub struct Behaviour {
     pub bitswap: bitswap::behaviour::Behaviour,
     pub wan: Scoped,
     pub lan: Scoped,
+    pub announcer: announcer::Behaviour,
     identify: identify::Behaviour,
     ping: ping::Behaviour,
     relay: relay::client::Behaviour,
@@ -72,6 +72,7 @@ pub async fn build(
             bitswap,
             wan: dht(Scope::Wan, peer),
             lan: dht(Scope::Lan, peer),
+            announcer: announcer::Behaviour::default(),
             identify: identify::Behaviour::new(about),
             ping: ping::Behaviour::default(),
             relay,
@@ -97,7 +98,8 @@ fn dht(scope: Scope, peer: PeerId) -> Scoped {
         .set_record_filtering(kad::StoreInserts::FilterBoth)
         .set_caching(kad::Caching::Disabled)
         .set_provider_record_ttl(Some(PROVIDER_TTL))
-        .set_provider_publication_interval(Some(REPROVIDE_EVERY))
+        // Ours are announced by `providing`, all of one neighbourhood at once.
+        .set_provider_publication_interval(None)
         .set_query_timeout(QUERY_TIMEOUT);
     let mut kademlia = kad::Behaviour::with_config(peer, MemoryStore::with_config(peer, store), config);
     if scope == Scope::Lan {

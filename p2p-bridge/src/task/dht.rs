@@ -16,11 +16,6 @@ impl Task {
                 {
                     self.on_providers(scope, session, key, providers.clone());
                 }
-                if let QueryResult::StartProviding(outcome) = &result
-                    && let Some(key) = self.announcing.remove(&(scope, id))
-                {
-                    self.on_announced(scope, &key, outcome.is_ok());
-                }
                 if let QueryResult::GetRecord(Ok(GetRecordOk::FoundRecord(found))) = result {
                     self.on_record(scope, id, found);
                 }

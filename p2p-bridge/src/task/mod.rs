@@ -12,7 +12,7 @@
 //! | [`announce`] | what we provide |
 //! | [`peers`] | connections, what peers say of themselves, the table of good peers |
 
-mod announce;
+pub mod announce;
 mod dht;
 mod peers;
 mod search;
@@ -22,11 +22,12 @@ use crate::bitswap::behaviour::Event as BitswapEvent;
 use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
-use crate::providing::Providing;
+use crate::providing::KeySource;
 use crate::redial::Redial;
 use crate::scope::Scope;
 use crate::swarm::{Behaviour, BehaviourEvent};
 use crate::wants::SessionId;
+use announce::Announcing;
 use futures::StreamExt;
 use libp2p::kad::{QueryId, RecordKey};
 use libp2p::multiaddr::Protocol;
@@ -34,6 +35,7 @@ use libp2p::swarm::{ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm, identify, ping};
 use search::Search;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
@@ -48,7 +50,11 @@ const ADDRESSES_MAX: usize = 8;
 /// What the handle asks of the task.
 pub enum Command {
     /// Announce a key in both scopes.
-    Provide(RecordKey),
+    Provide(Vec<u8>),
+    /// Announce a key no longer.
+    Withdraw(Vec<u8>),
+    /// Announce everything of a source, once in an interval.
+    ProvideFrom(Arc<dyn KeySource>, Duration),
     /// Search for the value records of a key in both scopes.
     FindRecords(RecordKey, Sink),
     /// Every address that peers can use, ending in our peer id.
@@ -68,8 +74,7 @@ pub struct Task {
     searches: HashMap<SessionId, Search>,
     queries: HashMap<(Scope, QueryId), SessionId>,
     lookups: Lookups,
-    providing: HashMap<Scope, Providing>,
-    announcing: HashMap<(Scope, QueryId), RecordKey>,
+    announcing: Announcing,
     remotes: HashMap<ConnectionId, Multiaddr>,
     /// The connected peers, and since when.
     connected: HashMap<PeerId, Instant>,
@@ -85,6 +90,7 @@ impl Task {
         peerings: Redial,
         bootstraps: Redial,
         peerbook: Peerbook,
+        announcing: Announcing,
     ) -> Self {
         Self {
             swarm,
@@ -96,8 +102,7 @@ impl Task {
             searches: HashMap::new(),
             queries: HashMap::new(),
             lookups: Lookups::default(),
-            providing: Scope::ALL.map(|scope| (scope, Providing::default())).into(),
-            announcing: HashMap::new(),
+            announcing,
             remotes: HashMap::new(),
             connected: HashMap::new(),
             round: 0,
@@ -117,10 +122,14 @@ impl Task {
                     Some(command) => self.on_command(command),
                     None => break None,
                 },
+                Some((scope, keys)) = self.announcing.next_loaded() => self.on_keys_read(scope, keys),
                 _ = housekeeping.tick() => self.keep_house(),
             }
         };
         self.save_peers().await;
+        if let Some(saving) = self.save_announcements() {
+            let _ = saving.await;
+        }
         if let Some(reply) = stopped {
             let _ = reply.send(());
         }
@@ -128,10 +137,10 @@ impl Task {
 
     fn on_command(&mut self, command: Command) {
         match command {
-            Command::Provide(key) => {
-                for providing in self.providing.values_mut() {
-                    providing.add(key.clone());
-                }
+            Command::Provide(key) => self.provide(&key),
+            Command::Withdraw(key) => self.withdraw(&key),
+            Command::ProvideFrom(source, interval) => {
+                self.announcing.announce_from(source, interval);
                 self.announce();
             }
             Command::FindRecords(key, sink) => {
@@ -156,6 +165,7 @@ impl Task {
             }
             SwarmEvent::Behaviour(BehaviourEvent::Wan(event)) => self.on_dht_event(Scope::Wan, event),
             SwarmEvent::Behaviour(BehaviourEvent::Lan(event)) => self.on_dht_event(Scope::Lan, event),
+            SwarmEvent::Behaviour(BehaviourEvent::Announcer(done)) => self.on_announced(done),
             SwarmEvent::Behaviour(BehaviourEvent::Identify(identify::Event::Received {
                 connection_id,
                 peer_id,
@@ -192,7 +202,7 @@ impl Task {
         for (peer, known) in due {
             self.dial(peer, known);
         }
-        self.announce();
+        self.tend_announcements();
         self.tend_lookups();
         self.trim(now);
         let admission = &mut self.swarm.behaviour_mut().admission;
@@ -202,6 +212,10 @@ impl Task {
             self.metrics.set_table_size(scope, peers);
         }
         self.round = (self.round + 1) % SAVE_EVERY;
+        if self.round == 0 {
+            // Nobody waits for it: the next round writes what failed.
+            let _ = self.save_announcements();
+        }
         if self.round == 0
             && let Some((path, bytes)) = self.peerbook.take_changes(SystemTime::now())
         {

@@ -3,16 +3,19 @@
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
 use crate::bitswap::{behaviour, client};
+use crate::discovery::memory::Memory;
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
+use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
 use crate::providing::{self, KeySource};
 use crate::redial::Redial;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
 use crate::task::announce::Announcing;
-use crate::task::{Command, Task};
+use crate::task::{Command, Kept, Task};
+use crate::tls;
 use crate::wants::Wants;
 use content::names::Key;
 use content::{BlockKey, BlockSource, Cid};
@@ -25,7 +28,6 @@ use libp2p::{Multiaddr, PeerId, Swarm};
 use prometheus_client::registry::Registry;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -34,29 +36,10 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 const COMMANDS_MAX: usize = 64;
 /// Searches for value records that run at once. Callers beyond it wait for their turn.
 const SEARCHES_MAX: usize = 256;
-/// How long a peer that misbehaved is not spoken to.
-const BAN: Duration = Duration::from_secs(600);
 /// How long a listener may take to report its address.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wildcard listener reports one address after another; after this long without a further one, that was all.
 const MORE_ADDRESSES: Duration = Duration::from_millis(20);
-
-/// What the bridge is started with.
-#[derive(Debug, Clone)]
-pub struct BridgeOptions {
-    /// Where the identity and the table of good peers are kept. Created if missing.
-    pub data_dir: PathBuf,
-    /// Addresses to listen on.
-    pub listen: Vec<Multiaddr>,
-    /// Addresses to tell other peers, beside those that are listened on.
-    pub announce: Vec<Multiaddr>,
-    /// Peers to join the network through, each ending in `/p2p/ID`.
-    pub bootstrap: Vec<Multiaddr>,
-    /// Peers to stay connected to and to ask first, each ending in `/p2p/ID`.
-    pub peering: Vec<Multiaddr>,
-    /// How long a wanted block may see no progress.
-    pub stall_timeout: Duration,
-}
 
 /// Why the bridge did not start.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +81,7 @@ impl Bridge {
         local: Arc<dyn BlockSource>,
         registry: &mut Registry,
     ) -> Result<Self, StartError> {
+        tls::use_ring();
         let keypair = identity::load_or_create(&options.data_dir)?;
         let peer_id = keypair.public().to_peer_id();
         let metrics = Metrics::register(registry);
@@ -114,9 +98,10 @@ impl Bridge {
             from_sessions,
             local,
             peerings.peers().collect(),
+            options.bitswap.serve_to.clone(),
         );
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
-        let admission = Admission::new(Limits::default(), BAN, trusted);
+        let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let mut swarm = swarm::build(keypair, admission, bitswap)
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
@@ -126,9 +111,15 @@ impl Bridge {
         listen(&mut swarm, &options.listen).await?;
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let peerbook = Peerbook::load(&options.data_dir);
-        let announcing =
-            Announcing::new(peer_id, options.data_dir.clone(), providing::metrics::Metrics::register(registry));
-        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook, announcing).run());
+        let memory = Memory::load(&options.data_dir);
+        let announcing = Announcing::new(
+            peer_id,
+            options.data_dir.clone(),
+            options.provide.clone(),
+            providing::metrics::Metrics::register(registry),
+        );
+        let kept = Kept { peerbook, memory, announcing };
+        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, kept).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, peer_id })
     }
@@ -166,10 +157,10 @@ impl Bridge {
         let _ = self.commands.send(Command::Withdraw(key.to_bytes())).await;
     }
 
-    /// Announces everything that a source knows, and once in every interval again. What was announced before the last
+    /// Announces everything that a source knows, and again as often as the options say. What was announced before the last
     /// stop is not until its turn comes.
-    pub async fn provide_from(&self, source: Arc<dyn KeySource>, interval: Duration) {
-        let _ = self.commands.send(Command::ProvideFrom(source, interval)).await;
+    pub async fn provide_from(&self, source: Arc<dyn KeySource>) {
+        let _ = self.commands.send(Command::ProvideFrom(source)).await;
     }
 
     /// Searches the DHT for the IPNS records of a key. While no peer is known, the search waits for the first; it goes on
@@ -189,6 +180,12 @@ impl Bridge {
             let _ = stopped.await;
         }
     }
+}
+
+fn limits(budget: &ConnectionBudget) -> Limits {
+    let size = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
+    let ConnectionBudget { connections_max, per_ip_max, per_subnet_max, pending_dials_max, .. } = budget;
+    Limits::of(size(*connections_max), size(*per_ip_max), size(*per_subnet_max), size(*pending_dials_max))
 }
 
 /// libp2p listens with SO_REUSEPORT, which would share a TCP port with another program of the same user in silence: half

@@ -15,25 +15,30 @@
 //! | [`wants`] | where waiters and received blocks meet |
 //! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
+//! | [`discovery`] | providers: remembered, named, dialled, or absent |
 //! | [`lookups`] | searches for value records in the DHT |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
 //! | [`admission`] | who may be connected: budgets, bans, trimming |
+//! | [`options`] | what all of it is started with |
 //! | [`scope`] | public and local DHT, and the wall between them |
 //! | [`providing`] | announcing what we hold, in sweeps |
 //! | [`redial`], [`peerbook`], [`identity`] | peerings, remembered peers, the key |
 
 pub mod admission;
 pub mod bitswap;
+pub mod discovery;
 pub mod identity;
 pub mod lookups;
 pub mod metrics;
 pub mod names;
+pub mod options;
 pub mod peerbook;
 pub mod providing;
 pub mod redial;
 pub mod scope;
 pub mod session;
+pub mod tls;
 pub mod wants;
 
 mod bridge;
@@ -41,6 +46,8 @@ mod swarm;
 mod task;
 mod transport;
 
-pub use bridge::{Bridge, BridgeOptions, StartError};
+pub use bridge::{Bridge, StartError};
 pub use names::{Names, NamesError, NamesOptions};
+pub use options::BridgeOptions;
+pub use providing::KeySource;
 pub use session::Session;

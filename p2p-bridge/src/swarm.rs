@@ -7,11 +7,13 @@ use crate::bitswap;
 use crate::providing::announcer;
 use crate::scope::{Scope, Scoped};
 use crate::transport;
+use libp2p::core::upgrade::Version;
 use libp2p::identity::Keypair;
 use libp2p::kad::{self, store::MemoryStore, store::MemoryStoreConfig};
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::swarm::behaviour::toggle::Toggle;
 use libp2p::{PeerId, Swarm, autonat, dcutr, identify, mdns, ping, relay, upnp};
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 /// How long a connection that nobody uses stays open.
@@ -20,7 +22,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Keys for which providers are remembered, per scope.
 const PROVIDED_KEYS_MAX: usize = 65_536;
 /// Lifetime of a provider record (<https://specs.ipfs.tech/routing/kad-dht/#provider-record-routing>).
-pub const PROVIDER_TTL: Duration = Duration::from_secs(48 * 3600);
+const PROVIDER_TTL: Duration = Duration::from_secs(48 * 3600);
+/// Peers that one DHT query asks at a time. Peers that are gone cost a time-out each, and many are: as many as Kubo asks.
+const PARALLELISM: NonZeroUsize = NonZeroUsize::new(10).expect("ten is not zero");
 /// How long one DHT query may take.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -83,8 +87,14 @@ pub async fn build(
             mdns: Toggle::from(None),
         }
     };
-    let swarm_config =
-        |config: libp2p::swarm::Config| config.with_idle_connection_timeout(IDLE_TIMEOUT).with_smart_dial();
+    let swarm_config = |config: libp2p::swarm::Config| {
+        config
+            .with_idle_connection_timeout(IDLE_TIMEOUT)
+            .with_smart_dial()
+            // Whoever proposes one protocol only sends its request along with the proposal: a round trip less for each
+            // stream of the DHT.
+            .with_substream_upgrade_protocol_override(Version::V1Lazy)
+    };
     transport::public(keypair, behaviour, swarm_config).await
 }
 
@@ -100,6 +110,7 @@ fn dht(scope: Scope, peer: PeerId) -> Scoped {
         .set_provider_record_ttl(Some(PROVIDER_TTL))
         // Ours are announced by `providing`, all of one neighbourhood at once.
         .set_provider_publication_interval(None)
+        .set_parallelism(PARALLELISM)
         .set_query_timeout(QUERY_TIMEOUT);
     let mut kademlia = kad::Behaviour::with_config(peer, MemoryStore::with_config(peer, store), config);
     if scope == Scope::Lan {

@@ -1,7 +1,7 @@
 //! Announcing what is provided ([`crate::providing`]): the sweeps' decisions, carried out in both scopes.
 
 use super::Task;
-use crate::peerbook;
+use crate::options::{ProvideOptions, ProvideStrategy};
 use crate::providing::desk::Action;
 use crate::providing::handler::{Done, Outcome};
 use crate::providing::job::Table;
@@ -13,14 +13,13 @@ use crate::providing::schedule::Schedule;
 use crate::providing::sweep::Sweep;
 use crate::providing::walk::Peer;
 use crate::scope::{Scope, Scoped};
-use crate::swarm::PROVIDER_TTL;
 use libp2p::kad::store::RecordStore;
 use libp2p::kad::{KBucketKey, ProviderRecord, RecordKey};
 use libp2p::{Multiaddr, PeerId};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 
 /// Our own keys that are kept in the record store of one scope, for those who ask us as one of the closest peers. More of
@@ -36,12 +35,13 @@ pub struct Announcing {
     loaded: mpsc::UnboundedReceiver<(Scope, Window)>,
     metrics: Metrics,
     directory: PathBuf,
+    options: ProvideOptions,
     ourselves: PeerId,
 }
 
 impl Announcing {
     /// Announces single keys, until [`Announcing::announce_from`] says where all of them come from.
-    pub fn new(ourselves: PeerId, directory: PathBuf, metrics: Metrics) -> Self {
+    pub fn new(ourselves: PeerId, directory: PathBuf, options: ProvideOptions, metrics: Metrics) -> Self {
         let sweep = || Sweep::new(ourselves, Schedule::new(0, unix_time()), false);
         let (loads, loaded) = mpsc::unbounded_channel();
         Self {
@@ -52,13 +52,14 @@ impl Announcing {
             loaded,
             metrics,
             directory,
+            options,
             ourselves,
         }
     }
 
     /// Everything of a source is announced from now on, once in an interval.
-    pub fn announce_from(&mut self, source: Arc<dyn KeySource>, interval: Duration) {
-        let now = unix_time();
+    pub fn announce_from(&mut self, source: Arc<dyn KeySource>) {
+        let (now, interval) = (unix_time(), self.options.every);
         for scope in Scope::ALL {
             let schedule = Schedule::load(&file(&self.directory, scope), interval.as_secs(), now);
             self.sweeps.insert(scope, Sweep::new(self.ourselves, schedule, true));
@@ -156,7 +157,7 @@ impl Task {
     /// Whoever asks us about a key that we are among the closest to is told that we have it.
     fn keep_own(&mut self, scope: Scope, key: &[u8]) {
         let mut record = ProviderRecord::new(RecordKey::new(&key), self.announcing.ourselves, Vec::new());
-        record.expires = Some(Instant::now() + PROVIDER_TTL);
+        record.expires = Some(Instant::now() + self.announcing.options.record_lifetime);
         let store = self.swarm.behaviour_mut().dht(scope).store_mut();
         if store.provided().size_hint().0 < OWN_KEYS_MAX {
             // A full store knows enough.
@@ -165,6 +166,9 @@ impl Task {
     }
 
     pub(super) fn provide(&mut self, key: &[u8]) {
+        if self.announcing.options.strategy == ProvideStrategy::Nothing {
+            return;
+        }
         let now = unix_time();
         self.announcing.sweeps.values_mut().for_each(|sweep| sweep.provide(key, now));
         self.announce();
@@ -226,17 +230,5 @@ impl Task {
             }
         }
         all
-    }
-
-    /// Writes what a restart goes on from, away from the task.
-    pub(super) fn save_announcements(&mut self) -> Option<tokio::task::JoinHandle<()>> {
-        let changes = self.announcing.take_changes();
-        (!changes.is_empty()).then(|| tokio::task::spawn_blocking(move || changes.iter().for_each(save)))
-    }
-}
-
-fn save((path, bytes): &(PathBuf, Vec<u8>)) {
-    if let Err(error) = peerbook::save(path, bytes) {
-        tracing::warn!(path = %path.display(), %error, "could not write how far the announcements are");
     }
 }

@@ -19,6 +19,7 @@ mod search;
 mod values;
 
 use crate::bitswap::behaviour::Event as BitswapEvent;
+use crate::discovery::memory::Memory;
 use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
@@ -34,9 +35,9 @@ use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm, identify, ping};
 use search::Search;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
@@ -54,13 +55,23 @@ pub enum Command {
     /// Announce a key no longer.
     Withdraw(Vec<u8>),
     /// Announce everything of a source, once in an interval.
-    ProvideFrom(Arc<dyn KeySource>, Duration),
+    ProvideFrom(Arc<dyn KeySource>),
     /// Search for the value records of a key in both scopes.
     FindRecords(RecordKey, Sink),
     /// Every address that peers can use, ending in our peer id.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
     /// Stop; answered when everything is written.
     Shutdown(oneshot::Sender<()>),
+}
+
+/// What outlives a restart.
+pub struct Kept {
+    /// The table of good peers.
+    pub peerbook: Peerbook,
+    /// Who provided what.
+    pub memory: Memory,
+    /// What is announced, and how far that is.
+    pub announcing: Announcing,
 }
 
 /// The task's state.
@@ -73,11 +84,18 @@ pub struct Task {
     peerbook: Peerbook,
     searches: HashMap<SessionId, Search>,
     queries: HashMap<(Scope, QueryId), SessionId>,
+    /// Walks to peers whose addresses nobody knows.
+    peer_walks: HashMap<(Scope, QueryId), PeerId>,
+    memory: Memory,
     lookups: Lookups,
     announcing: Announcing,
     remotes: HashMap<ConnectionId, Multiaddr>,
+    /// The addresses of connections that we opened.
+    dialled: HashMap<ConnectionId, Multiaddr>,
     /// The connected peers, and since when.
     connected: HashMap<PeerId, Instant>,
+    /// The connected peers that are served last.
+    throttled: HashSet<PeerId>,
     round: u32,
 }
 
@@ -89,9 +107,9 @@ impl Task {
         metrics: Metrics,
         peerings: Redial,
         bootstraps: Redial,
-        peerbook: Peerbook,
-        announcing: Announcing,
+        kept: Kept,
     ) -> Self {
+        let Kept { peerbook, memory, announcing } = kept;
         Self {
             swarm,
             commands,
@@ -101,10 +119,14 @@ impl Task {
             peerbook,
             searches: HashMap::new(),
             queries: HashMap::new(),
+            peer_walks: HashMap::new(),
+            memory,
             lookups: Lookups::default(),
             announcing,
             remotes: HashMap::new(),
+            dialled: HashMap::new(),
             connected: HashMap::new(),
+            throttled: HashSet::new(),
             round: 0,
         }
     }
@@ -114,6 +136,8 @@ impl Task {
         self.remember_peers();
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut pace = tokio::time::interval(search::PACE);
+        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stopped = loop {
             tokio::select! {
                 event = self.swarm.select_next_some() => self.on_event(event),
@@ -124,12 +148,10 @@ impl Task {
                 },
                 Some((scope, keys)) = self.announcing.next_loaded() => self.on_keys_read(scope, keys),
                 _ = housekeeping.tick() => self.keep_house(),
+                _ = pace.tick(), if !self.searches.is_empty() => self.pace_all(Instant::now()),
             }
         };
-        self.save_peers().await;
-        if let Some(saving) = self.save_announcements() {
-            let _ = saving.await;
-        }
+        self.save_all().await;
         if let Some(reply) = stopped {
             let _ = reply.send(());
         }
@@ -139,8 +161,8 @@ impl Task {
         match command {
             Command::Provide(key) => self.provide(&key),
             Command::Withdraw(key) => self.withdraw(&key),
-            Command::ProvideFrom(source, interval) => {
-                self.announcing.announce_from(source, interval);
+            Command::ProvideFrom(source) => {
+                self.announcing.announce_from(source);
                 self.announce();
             }
             Command::FindRecords(key, sink) => {
@@ -159,6 +181,9 @@ impl Task {
             SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::Search(session))) => self.start_search(session),
             SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::StopSearch(session))) => {
                 self.stop_search(session)
+            }
+            SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::Joined(session, peer))) => {
+                self.on_joined(session, peer);
             }
             SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::Offence(peer, offence))) => {
                 self.on_offence(peer, offence);
@@ -188,6 +213,9 @@ impl Task {
             SwarmEvent::NewListenAddr { address, .. } => self.on_listening(address),
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
+                if let Some(peer) = peer_id {
+                    self.on_dial_ended(&peer, false);
+                }
             }
             _ => {}
         }
@@ -204,22 +232,17 @@ impl Task {
         }
         self.tend_announcements();
         self.tend_lookups();
+        self.tend_searches();
         self.trim(now);
-        let admission = &mut self.swarm.behaviour_mut().admission;
-        admission.sweep(now);
-        self.metrics.banned.set(i64::try_from(admission.banned()).unwrap_or(i64::MAX));
+        self.forgive(now);
         for (scope, peers) in self.table_sizes() {
             self.metrics.set_table_size(scope, peers);
         }
         self.round = (self.round + 1) % SAVE_EVERY;
         if self.round == 0 {
-            // Nobody waits for it: the next round writes what failed.
-            let _ = self.save_announcements();
-        }
-        if self.round == 0
-            && let Some((path, bytes)) = self.peerbook.take_changes(SystemTime::now())
-        {
-            tokio::task::spawn_blocking(move || peers::save(&path, &bytes));
+            for (path, bytes) in self.take_changes() {
+                tokio::task::spawn_blocking(move || peers::save(&path, &bytes));
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId, identify};
 use std::collections::HashSet;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
 /// Remembered peers that the routing tables start with.
@@ -22,6 +22,10 @@ impl Task {
     pub(super) fn on_connected(&mut self, peer: PeerId, connection: ConnectionId, endpoint: &ConnectedPoint) {
         self.metrics.connections.inc();
         self.remotes.insert(connection, endpoint.get_remote_address().clone());
+        if let ConnectedPoint::Dialer { address, .. } = endpoint {
+            self.dialled.insert(connection, address.clone());
+            self.on_dial_ended(&peer, true);
+        }
         self.connected.entry(peer).or_insert_with(Instant::now);
         self.peerings.connected(&peer);
         self.bootstraps.connected(&peer);
@@ -31,6 +35,7 @@ impl Task {
     pub(super) fn on_disconnected(&mut self, peer: PeerId, connection: ConnectionId, was_last: bool) {
         self.metrics.connections.dec();
         self.remotes.remove(&connection);
+        self.dialled.remove(&connection);
         if was_last {
             let now = Instant::now();
             self.connected.remove(&peer);
@@ -44,12 +49,33 @@ impl Task {
         self.metrics.offence(offence);
         let now = Instant::now();
         let ip = self.address_of(&peer);
-        let admission = &mut self.swarm.behaviour_mut().admission;
-        if admission.offended(peer, ip, offence, now) == Standing::Banned {
-            tracing::info!(%peer, ?offence, "banned for a while");
-            // An error says that it has left already.
-            let _ = self.swarm.disconnect_peer_id(peer);
+        match self.swarm.behaviour_mut().admission.offended(peer, ip, offence, now) {
+            Standing::Good => {}
+            Standing::Throttled => {
+                self.throttled.insert(peer);
+                self.swarm.behaviour_mut().bitswap.throttle(peer, true);
+            }
+            Standing::Banned => {
+                tracing::info!(%peer, ?offence, "banned for a while");
+                // An error says that it has left already.
+                let _ = self.swarm.disconnect_peer_id(peer);
+            }
         }
+    }
+
+    /// Forgets offences that are long ago.
+    pub(super) fn forgive(&mut self, now: Instant) {
+        let behaviour = self.swarm.behaviour_mut();
+        behaviour.admission.sweep(now);
+        self.metrics.banned.set(i64::try_from(behaviour.admission.banned()).unwrap_or(i64::MAX));
+        self.throttled.retain(|peer| {
+            let still =
+                behaviour.admission.standing(peer, now) == Standing::Throttled && self.connected.contains_key(peer);
+            if !still {
+                behaviour.bitswap.throttle(*peer, false);
+            }
+            still
+        });
     }
 
     /// Where a connected peer comes from.
@@ -142,16 +168,25 @@ impl Task {
         Scope::ALL.map(|scope| (scope, behaviour.dht(scope).kbuckets().map(|bucket| bucket.num_entries()).sum()))
     }
 
-    pub(super) async fn save_peers(&mut self) {
-        if let Some((path, bytes)) = self.peerbook.take_changes(SystemTime::now()) {
-            let _ = tokio::task::spawn_blocking(move || save(&path, &bytes)).await;
-        }
+    /// The files that are to be written.
+    pub(super) fn take_changes(&mut self) -> Vec<(PathBuf, Vec<u8>)> {
+        let now = SystemTime::now();
+        let peers = self.peerbook.take_changes(now).into_iter().chain(self.memory.take_changes(now));
+        peers.chain(self.announcing.take_changes()).collect()
+    }
+
+    /// Writes everything that outlives a restart.
+    pub(super) async fn save_all(&mut self) {
+        let changes = self.take_changes();
+        let write = move || changes.iter().for_each(|(path, bytes)| save(path, bytes));
+        // It can fail only if the process is being torn down.
+        let _ = tokio::task::spawn_blocking(write).await;
     }
 }
 
-/// Writes the table of good peers, away from the swarm task.
+/// Writes a file of what is remembered, away from the swarm task.
 pub(super) fn save(path: &Path, bytes: &[u8]) {
     if let Err(error) = peerbook::save(path, bytes) {
-        tracing::warn!(path = %path.display(), %error, "could not write the table of good peers");
+        tracing::warn!(path = %path.display(), %error, "could not be written");
     }
 }

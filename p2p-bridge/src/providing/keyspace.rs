@@ -69,12 +69,17 @@ impl Distance {
         u8::try_from(bits).unwrap_or(u8::MAX)
     }
 
-    /// The share of the key space that is at most this far: from 0 to 1.
-    pub fn share(&self) -> f64 {
+    /// Its first 64 bits.
+    pub fn head(&self) -> u64 {
         let mut head = [0; 8];
         head.copy_from_slice(&self.0[..8]);
+        u64::from_be_bytes(head)
+    }
+
+    /// The share of the key space that is at most this far: from 0 to 1.
+    pub fn share(&self) -> f64 {
         // 53 bits are plenty for an estimate.
-        u64::from_be_bytes(head) as f64 / 2_f64.powi(64)
+        self.head() as f64 / 2_f64.powi(64)
     }
 }
 

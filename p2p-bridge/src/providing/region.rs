@@ -18,8 +18,8 @@ const WALKS_MAX: u32 = 64;
 pub struct Region {
     /// What was covered.
     pub prefix: Prefix,
-    /// Every peer below it that answers, and some beyond, by position.
-    pub peers: Arc<BTreeMap<Position, Peer>>,
+    /// Every peer below it that answers, and some beyond.
+    pub peers: Arc<Vec<(Position, Peer)>>,
     /// How many peers the whole network has, judging by this region.
     pub estimate: f64,
     /// Walks that it took.
@@ -126,38 +126,25 @@ impl Exploration {
 
     fn region(&mut self) -> Region {
         let estimate = self.estimates.iter().sum::<f64>() / self.estimates.len().max(1) as f64;
-        let peers = Arc::new(std::mem::take(&mut self.peers));
+        let peers = Arc::new(std::mem::take(&mut self.peers).into_iter().collect());
         Region { prefix: self.prefix, peers, estimate, walks: self.walks }
     }
 }
 
 impl Region {
-    /// The peers that the record of a key belongs at, closest first.
-    pub fn closest(&self, position: &Position) -> Vec<&Peer> {
-        // Peers that share more bits with the key are closer, whatever follows. So the closest are found by halving: no more
-        // than the peers of the smallest prefix that holds enough of them are sorted.
-        let mut bits = self.prefix.bits();
-        let mut near: Vec<(&Position, &Peer)> = self.peers.iter().collect();
-        near.retain(|(at, _)| at.distance(position).shared_bits() >= bits);
-        if near.len() < REPLICATION {
-            near = self.peers.iter().collect();
+    /// Which of its peers the record of a key belongs at, in no order, and whether we would be one of them ourselves.
+    ///
+    /// A million keys go through here: distances are compared by their first 64 bits, which no two peers share.
+    pub fn closest(&self, position: &Position, ourselves: &Position) -> (Vec<usize>, bool) {
+        let near = |(index, (at, _)): (usize, &(Position, Peer))| (at.distance(position).head(), index);
+        let mut near: Vec<(u64, usize)> = self.peers.iter().enumerate().map(near).collect();
+        let own = ourselves.distance(position).head();
+        let mut ours = true;
+        if near.len() >= REPLICATION {
+            let (_, farthest, _) = near.select_nth_unstable(REPLICATION - 1);
+            ours = own < farthest.0;
+            near.truncate(REPLICATION);
         }
-        loop {
-            bits = bits.saturating_add(1);
-            let closer = near.iter().filter(|(at, _)| at.distance(position).shared_bits() >= bits).count();
-            if closer < REPLICATION || bits == u8::MAX {
-                break;
-            }
-            near.retain(|(at, _)| at.distance(position).shared_bits() >= bits);
-        }
-        near.sort_unstable_by_key(|(at, _)| at.distance(position));
-        near.truncate(REPLICATION);
-        near.into_iter().map(|(_, peer)| peer).collect()
-    }
-
-    /// Whether we would be one of them ourselves.
-    pub fn is_ours(&self, position: &Position, ourselves: &Position) -> bool {
-        let own = ourselves.distance(position);
-        self.peers.keys().filter(|at| at.distance(position) < own).take(REPLICATION).count() < REPLICATION
+        (near.into_iter().map(|(_, index)| index).collect(), ours)
     }
 }

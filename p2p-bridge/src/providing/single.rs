@@ -14,6 +14,8 @@ use std::collections::HashMap;
 /// With n peers, one that is closer than this over n is among the 20 closest with a probability of nine in ten: the number of
 /// peers that are closer still is Poisson distributed.
 const SURE: f64 = 14.5;
+/// A network of so many peers is small.
+const SMALL: f64 = 1.5 * REPLICATION as f64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Told {
@@ -117,7 +119,8 @@ impl Single {
 
 fn is_sure(distance: &Distance, estimate: Option<f64>, heard: usize) -> bool {
     match estimate {
-        Some(peers) => peers <= REPLICATION as f64 || distance.share() * peers < SURE,
+        // In a small network one of the rest is as good as the 20 that are known, and they are told as well.
+        Some(peers) => peers <= SMALL || distance.share() * peers < SURE,
         // Nobody knows of more than these, so they may well be all.
         None => heard < REPLICATION,
     }

@@ -98,6 +98,8 @@ pub struct Sweep {
     last_catch_up: u64,
     counts: Counts,
     changed: bool,
+    /// Whether there is anybody to hear us.
+    open: bool,
     /// When it was last looked for what is due, and whether that is to be done again at once.
     planned: (u64, bool),
 }
@@ -128,6 +130,7 @@ impl Sweep {
             last_catch_up: 0,
             counts: Counts::default(),
             changed: false,
+            open: false,
             planned: (0, true),
         }
     }
@@ -195,6 +198,7 @@ impl Sweep {
     /// Moves as far as possible without waiting. To be called when something happened, and every second. `open` says whether
     /// there is anybody to hear us, and an address to name.
     pub fn advance(&mut self, now: u64, open: bool, table: &mut dyn Table) {
+        self.open = open;
         loop {
             let open = open && now >= self.resting_until;
             if open {
@@ -227,6 +231,8 @@ impl Sweep {
     pub fn status(&self, now: u64) -> Status {
         let (due, lag) =
             if self.has_source { (self.schedule.count_due(now), self.schedule.lag(now)) } else { Default::default() };
+        // Nobody is late for an empty room.
+        let lag = if self.open { lag } else { 0 };
         Status {
             keys: self.window.as_ref().map_or(0, |(window, _)| window.total),
             waiting: self.new.len() + self.singles.len(),
@@ -266,10 +272,11 @@ impl Sweep {
         let id = self.take_id();
         let single = match self.region(&Prefix::of_slot(position.slot()), now) {
             Some(region) => {
-                if region.is_ours(position, &self.position) {
+                let (closest, ours) = region.closest(position, &self.position);
+                if ours {
                     self.desk.push(Action::Keep(key.clone()));
                 }
-                let closest = region.closest(position).into_iter().cloned().collect();
+                let closest = closest.into_iter().map(|index| region.peers[index].1.clone()).collect();
                 Single::known(id, key, closest, &mut self.desk)
             }
             None => {

@@ -109,13 +109,13 @@ impl Server {
 
     async fn providers(&self, key: &[u8]) -> HashSet<PeerId> {
         let (reply, found) = oneshot::channel();
-        self.ask.send(Ask::Providers(RecordKey::new(&key), reply)).await.ok().expect("runs");
+        self.ask.send(Ask::Providers(RecordKey::new(&key), reply)).await.expect("runs");
         found.await.expect("answers")
     }
 
     async fn known(&self) -> usize {
         let (reply, known) = oneshot::channel();
-        self.ask.send(Ask::Known(reply)).await.ok().expect("runs");
+        self.ask.send(Ask::Known(reply)).await.expect("runs");
         known.await.expect("answers")
     }
 }

@@ -10,8 +10,8 @@ use crate::routing_v1::{Found, PeerRecord, Question, Routers};
 use crate::scope::Scope;
 use crate::wants::SessionId;
 use content::{Cid, Multihash, codec};
+use libp2p::Multiaddr;
 use libp2p::multiaddr::Protocol;
-use libp2p::{Multiaddr, PeerId};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -119,7 +119,7 @@ impl Task {
         let speaks = |name: &str| record.protocols.iter().any(|protocol| protocol.eq_ignore_ascii_case(name));
         let (over_http, to_dial) = sort(&record.addresses, self.delegation.dial_private);
         if speaks(HTTP_GATEWAY) && !over_http.is_empty() {
-            self.http_provider(session, record.id, over_http);
+            self.http_provider(session, over_http);
         }
         // One of whom no address may be dialled is of no use; one whose address nobody said can be looked for.
         let is_of_use = !to_dial.is_empty() || record.addresses.is_empty();
@@ -129,8 +129,11 @@ impl Task {
     }
 
     /// A trustless gateway that has the root, by the addresses that end in HTTP.
-    fn http_provider(&mut self, session: SessionId, peer: PeerId, addresses: Vec<Multiaddr>) {
-        tracing::debug!(?session, %peer, ?addresses, "a router named a trustless gateway");
+    fn http_provider(&mut self, session: SessionId, mut addresses: Vec<Multiaddr>) {
+        self.offer_gateways(session, &mut addresses);
+        if let Some(search) = self.searches.get_mut(&session) {
+            search.found = true;
+        }
     }
 }
 

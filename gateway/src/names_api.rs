@@ -82,8 +82,8 @@ impl PublishedView {
         let status = match (targets.is_empty(), entry.puts.values().map(|put| put.peers).sum::<usize>()) {
             (true, 0) => "kept here; it is put into the network once a node is online".to_owned(),
             (false, 0) => "kept here; it is put into the network as soon as a peer takes it".to_owned(),
-            (_, 1) => "1 peer has it".to_owned(),
-            (_, peers) => format!("{peers} peers have it"),
+            (_, 1) => "1 peer or router has it".to_owned(),
+            (_, takers) => format!("{takers} peers or routers have it"),
         };
         Self {
             key: info.map(|info| info.name),

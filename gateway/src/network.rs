@@ -119,7 +119,7 @@ impl Network {
     ) -> anyhow::Result<Arc<Publisher>> {
         let targets = match self {
             Self::Offline(_) => Vec::new(),
-            Self::Online(bridge) => publish::dhts(bridge),
+            Self::Online(bridge) => publish::targets(bridge),
         };
         let (options, dir) = (publish_options(loaded), state_dir(&loaded.config.data_dir));
         let started = Publisher::start(options, &dir, Arc::new(keys), Arc::clone(names), targets, registry);

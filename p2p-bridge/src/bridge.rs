@@ -236,6 +236,11 @@ impl Bridge {
         search
     }
 
+    /// Whether any router is configured.
+    pub fn has_routers(&self) -> bool {
+        !self.routers.is_empty()
+    }
+
     /// Gives every router an IPNS record to publish. Returns how many took it.
     pub async fn publish_through_routers(&self, key: &Key, record: Bytes) -> usize {
         self.routers.publish(*key, record).await

@@ -15,6 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What Bitswap messages under way to us may take in memory, in bytes.
+const NETWORK_MEMORY_BYTES_MAX: usize = 256 * 1024 * 1024;
+
 /// The network, or its absence.
 pub enum Network {
     /// Nobody is asked; the node has an identity all the same.
@@ -144,6 +147,7 @@ fn options(config: &Config) -> BridgeOptions {
         bootstrap: config.p2p.bootstrap.clone(),
         peering: config.p2p.peering.clone(),
         stall_timeout: Duration::from_secs(config.http.stall_timeout_seconds),
+        network_memory_bytes_max: NETWORK_MEMORY_BYTES_MAX,
     }
 }
 

@@ -1,5 +1,6 @@
 //! [`Bridge`]: the handle by which the rest of the process uses the network.
 
+use crate::bitswap::framing::Memory;
 use crate::bitswap::{behaviour, client};
 use crate::identity;
 use crate::lookups::Search;
@@ -51,6 +52,8 @@ pub struct BridgeOptions {
     pub peering: Vec<Multiaddr>,
     /// How long a wanted block may see no progress.
     pub stall_timeout: Duration,
+    /// What the messages under way to us may take in memory, over all connections, in bytes.
+    pub network_memory_bytes_max: usize,
 }
 
 /// Why the bridge did not start.
@@ -109,6 +112,7 @@ impl Bridge {
             from_sessions,
             local,
             peerings.peers().collect(),
+            Memory::new(options.network_memory_bytes_max),
         );
         let mut swarm =
             swarm::build(keypair, bitswap).await.map_err(|error| StartError::Transport(error.to_string()))?;

@@ -26,6 +26,7 @@ async fn node(dir: &Path, bootstrap: &[&str]) -> (Bridge, Arc<Names>) {
         bootstrap: bootstrap.iter().map(|text| address(text)).collect(),
         peering: Vec::new(),
         stall_timeout: Duration::from_secs(30),
+        network_memory_bytes_max: 64 << 20,
     };
     let mut registry = Registry::default();
     let bridge = Bridge::start(options, Arc::new(MemoryBlocks::new()), &mut registry).await.expect("starts");

@@ -210,15 +210,18 @@ fn decode_presence(mut presence: Bytes) -> Result<(Cid, bool), DecodeError> {
 
 /// Encodes wantlist changes as one framed message (length prefix included).
 ///
+/// The first entry has the given priority, and each further one a lower one: a Go peer sends blocks of equal priority in no
+/// particular order, and those who read a file need its beginning first.
+///
 /// Peers of versions before 1.2.0 know no want types, so "do you have it" becomes "send it": the only question that they
 /// can answer. Version 1.0.0 knows CIDv0 alone; an entry that has no such form is left out.
-pub fn encode_wants(entries: &[WantEntry], version: Version) -> Bytes {
+pub fn encode_wants(entries: &[WantEntry], version: Version, first_priority: i32) -> Bytes {
     let mut list = BytesMut::with_capacity(entries.len() * 56);
-    for entry in entries {
+    for (priority, entry) in (1..=first_priority.max(1)).rev().chain(std::iter::repeat(1)).zip(entries) {
         let Some(cid) = wire_cid(&entry.cid, version) else { continue };
         let mut line = BytesMut::with_capacity(cid.len() + 16);
         encoding::bytes::encode(1, &cid, &mut line);
-        encoding::int32::encode(2, &1, &mut line);
+        encoding::int32::encode(2, &priority, &mut line);
         match entry.ask {
             Ask::Cancel => encoding::bool::encode(3, &true, &mut line),
             Ask::Have if version == Version::V1_2 => encoding::int32::encode(4, &1, &mut line),
@@ -372,7 +375,7 @@ mod tests {
             WantEntry { cid, ask: Ask::Block, send_dont_have: false },
             WantEntry { cid, ask: Ask::Cancel, send_dont_have: false },
         ];
-        let read = |version| Message::decode(unframe(encode_wants(&entries, version))).expect("decodes");
+        let read = |version| Message::decode(unframe(encode_wants(&entries, version, 7))).expect("decodes");
         assert_eq!(read(Version::V1_2).wants, entries);
         let old = read(Version::V1_1).wants;
         assert_eq!(old[0], WantEntry { cid, ask: Ask::Block, send_dont_have: false });

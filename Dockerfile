@@ -22,9 +22,9 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     && install -d -m 0750 /out/data
 
 FROM debian:bookworm-slim
-# RocksDB is C++. Peers are authenticated by their keys, so no certificates of authorities are needed.
+# RocksDB is C++. Peers are authenticated by their keys; gateways and routers over HTTPS by certificates of authorities.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends libstdc++6 \
+    && apt-get install --yes --no-install-recommends ca-certificates libstdc++6 \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /out/causeway /usr/local/bin/causeway
 COPY --from=build --chown=10001:10001 /out/data /data

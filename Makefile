@@ -12,10 +12,10 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which are no settings of a node: it would refuse to start with them.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build test test-browser test-long lint docs bench kubo deny
+.PHONY: help run build test test-browser test-long lint docs bench bench-network kubo deny
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 run: build ## Build and start a gateway, which prints the address of its welcome page
 	@exec env $(NOT_SETTINGS) "$(CARGO_TARGET_DIR)/release/causeway" serve $(ARGS)
@@ -54,6 +54,14 @@ bench: ## Compare with Kubo and nginx on this machine; results go to load-tests/
 	cargo build $(PROFILE) --bins
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" compare \
 	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" $(ARGS)
+
+bench-network: ## Measure misses over a long link, beside Kubo and plain HTTP; results go to load-tests/results
+	@scripts/install-missing bench
+	@scripts/install-missing browser
+	cargo build $(PROFILE) --bins
+	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" network \
+	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" \
+	    --chromium "$$(command -v chromium)" --browser-modules "$$(scripts/browser-packages)" $(ARGS)
 
 kubo: ## Build Kubo, the real peer of tests and benchmarks, unless it is there
 	@scripts/kubo

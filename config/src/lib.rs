@@ -9,18 +9,24 @@
 //! | module | concern |
 //! |---|---|
 //! | [`schema`] | [`Config`]: the tree of settings and their defaults |
-//! | [`values`] | values that are checked as they are read: addresses, CIDs, secrets |
+//! | [`p2p`] | [`P2p`]: the part of the tree that is about the peer-to-peer network |
+//! | [`values`] | values that are checked as they are read: addresses, CIDs, URLs, secrets |
 //! | [`keys`] | the list of keys and the names of their environment variables, taken from the tree itself |
 //! | [`flags`] | the command-line flags that set keys |
 //! | [`load`] | defaults < file < environment < flags, and what is wrong with them |
+//! | `check` | what is wrong with values that parse: too small, too large, at odds with each other |
 
 pub mod flags;
 pub mod keys;
 pub mod load;
+pub mod p2p;
 pub mod schema;
 pub mod values;
 
+mod check;
+
 pub use flags::Flags;
 pub use load::{ConfigError, Loaded, Origin, load};
-pub use schema::{Admin, Cache, Config, Host, Http, Log, LogFormat, Names, P2p, PolicySettings};
-pub use values::{Route, Secret};
+pub use p2p::{DhtMode, P2p, Provide};
+pub use schema::{Admin, Cache, Config, Host, Http, Log, LogFormat, Names, PolicySettings};
+pub use values::{AddressPattern, Route, Secret, ServeTo};

@@ -3,6 +3,7 @@
 //! Each value that a layer sets is tried on the defaults by itself, so that a bad one is blamed on its own key and place,
 //! however many others there are.
 
+use crate::check::check;
 use crate::flags::Flags;
 use crate::keys;
 use crate::schema::Config;
@@ -275,69 +276,6 @@ fn typed(text: &str, default: &Value) -> Result<Value, String> {
         Value::Array(_) => Ok(list(text.split(','))),
         _ => Ok(Value::String(text.to_owned())),
     }
-}
-
-/// What no single value shows.
-/// A year.
-const SECONDS_MAX: u64 = 365 * 24 * 3600;
-
-fn check(loaded: &Loaded) -> Result<(), ConfigError> {
-    let Config { data_dir, http, admin, names, cache, .. } = &loaded.config;
-    if data_dir.as_os_str().is_empty() {
-        return Err(loaded.error("data_dir", "names no folder"));
-    }
-    if http.listen.is_empty() {
-        return Err(loaded.error("http.listen", "needs at least one address"));
-    }
-    let at_least = [
-        ("http.stall_timeout_seconds", http.stall_timeout_seconds, 1),
-        ("http.header_timeout_seconds", http.header_timeout_seconds, 1),
-        ("http.send_timeout_seconds", http.send_timeout_seconds, 1),
-        ("http.connections_max", http.connections_max, 1),
-        ("http.misses_max", http.misses_max, 1),
-        ("http.client_misses_max", http.client_misses_max, 1),
-        ("http.request_timeout_seconds", http.request_timeout_seconds, 1),
-        ("http.response_bytes_max", http.response_bytes_max, 1 << 20),
-        ("http.read_ahead_total_bytes_max", http.read_ahead_total_bytes_max, 4 << 20),
-        ("http.listing_entries_max", http.listing_entries_max, 1),
-        ("http.archives_max", http.archives_max, 1),
-        ("http.dag_depth_max", http.dag_depth_max, 1),
-        ("http.dag_blocks_max", http.dag_blocks_max, 1),
-        ("http.path_depth_max", http.path_depth_max, 1),
-        ("http.read_ahead_bytes_max", http.read_ahead_bytes_max, 256 << 10),
-        ("http.url_bytes_max", http.url_bytes_max, 128),
-        ("http.head_bytes_max", http.head_bytes_max, 8192),
-        ("names.timeout_seconds", names.timeout_seconds, 1),
-        ("names.lookups_max", names.lookups_max, 1),
-        ("cache.ram_bytes_max", cache.ram_bytes_max, 1 << 20),
-        ("cache.disk_bytes_max", cache.disk_bytes_max, 1 << 20),
-    ];
-    for (key, value, least) in at_least {
-        if value < least {
-            return Err(loaded.error(key, format!("{value} is too little: at least {least} is needed")));
-        }
-    }
-    // Longer ones would overflow the clock.
-    let at_most = [
-        ("http.stall_timeout_seconds", http.stall_timeout_seconds),
-        ("http.header_timeout_seconds", http.header_timeout_seconds),
-        ("http.send_timeout_seconds", http.send_timeout_seconds),
-        ("http.drain_timeout_seconds", http.drain_timeout_seconds),
-        ("http.request_timeout_seconds", http.request_timeout_seconds),
-        ("names.timeout_seconds", names.timeout_seconds),
-    ];
-    for (key, value) in at_most {
-        if value > SECONDS_MAX {
-            return Err(loaded.error(key, format!("{value} is too much: at most {SECONDS_MAX}, a year, is allowed")));
-        }
-    }
-    let exposed = admin.listen.iter().find(|address| !address.ip().is_loopback());
-    if let (Some(address), None) = (exposed, admin.token.reveal()) {
-        let reason =
-            format!("{address} can be reached from other machines: set admin.token, or use a loopback address");
-        return Err(loaded.error("admin.listen", reason));
-    }
-    Ok(())
 }
 
 fn one_line(text: &str) -> String {

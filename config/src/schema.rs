@@ -3,9 +3,9 @@
 //! The doc comments here are the manual: `examples/causeway.toml` repeats them word for word, and a test keeps the two
 //! equal. Units come last in names. A list replaces the list of the layer below; it never adds to it.
 
-use crate::values::{Secret, addresses, cids, networks, peers};
+use crate::p2p::P2p;
+use crate::values::{Secret, addresses, cids, networks};
 use ipnet::IpNet;
-use libp2p::Multiaddr;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -119,6 +119,9 @@ pub struct Http {
     /// Bytes of a generated page that are held back to learn its length for an HTTP/1.0 client, who could not tell a
     /// page that broke off from a complete one. Longer pages need HTTP/1.1.
     pub http10_buffer_bytes_max: u64,
+    /// Answer /routing/v1 on this listener, so that light clients can look for providers, peers and IPNS records through
+    /// this node. Their searches are work for the node and are limited like requests that fetch from the network.
+    pub routing_v1: bool,
 }
 
 impl Default for Http {
@@ -150,6 +153,7 @@ impl Default for Http {
             head_bytes_max: 32 * 1024,
             read_ahead_bytes_max: 4 * MIB,
             http10_buffer_bytes_max: 16 * MIB,
+            routing_v1: false,
         }
     }
 }
@@ -197,56 +201,6 @@ impl Default for Admin {
     }
 }
 
-/// The peer-to-peer network.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct P2p {
-    /// Multiaddrs to listen on for peers.
-    #[serde(deserialize_with = "crate::values::multiaddrs")]
-    pub listen: Vec<Multiaddr>,
-    /// Multiaddrs to tell other peers, when the ones that are listened on cannot be reached from outside. Empty: the
-    /// listening ones, and what peers report.
-    #[serde(deserialize_with = "crate::values::multiaddrs")]
-    pub announce: Vec<Multiaddr>,
-    /// Peers to join the network through, each ending in /p2p/PEERID. Empty ("none" on the command line and in the
-    /// environment): nobody is contacted who is not a peering.
-    #[serde(deserialize_with = "peers")]
-    pub bootstrap: Vec<Multiaddr>,
-    /// Peers to stay connected to and to ask first, each ending in /p2p/PEERID.
-    #[serde(deserialize_with = "peers")]
-    pub peering: Vec<Multiaddr>,
-    /// Serve only what is held here: no listener for peers, no connection to any.
-    pub offline: bool,
-}
-
-/// The public network's bootstrap peers, as every IPFS implementation ships them.
-const BOOTSTRAP: [&str; 5] = [
-    "/dnsaddr/bootstrap.libp2p.io/p2p/QmNnooDu7bfjPFoTZYxMNLWUQJyrVwtbZg5gBMjTezGAJN",
-    "/dnsaddr/bootstrap.libp2p.io/p2p/QmQCU2EcMqAqQPR2i9bChDtGNJchTbq5TbXJJ16u19uLTa",
-    "/dnsaddr/bootstrap.libp2p.io/p2p/QmbLHAnMoJPWSCR5Zhtx6BHJX9KiKNN6tpvbUcqanj75Nb",
-    "/dnsaddr/bootstrap.libp2p.io/p2p/QmcZf59bWwK5XFi76CZX8cbJ4BhTzzA3gU1ZjYZcYW3dwt",
-    "/ip4/104.131.131.82/tcp/4001/p2p/QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ",
-];
-
-const P2P_LISTEN: [&str; 2] = ["/ip4/0.0.0.0/tcp/4001", "/ip4/0.0.0.0/udp/4001/quic-v1"];
-
-impl Default for P2p {
-    fn default() -> Self {
-        Self {
-            listen: known_good(&P2P_LISTEN),
-            announce: Vec::new(),
-            bootstrap: known_good(&BOOTSTRAP),
-            peering: Vec::new(),
-            offline: false,
-        }
-    }
-}
-
-/// Parses this file's own constants; a test checks that none is lost.
-fn known_good(texts: &[&str]) -> Vec<Multiaddr> {
-    texts.iter().filter_map(|text| text.parse().ok()).collect()
-}
-
 /// What /ipns/ paths stand for: IPNS keys and domains with a DNSLink.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -265,6 +219,15 @@ pub struct Names {
     /// Names that are looked up at a time, keys in the DHT and domains in the DNS each. Requests for further ones are answered
     /// with 429.
     pub lookups_max: u64,
+    /// How long the IPNS records that are published here are valid. It bounds how long the name outlives its node, and how
+    /// long somebody may show an old record for a new one.
+    pub publish_lifetime_hours: u64,
+    /// How often they are published again. It must be less than publish_lifetime_hours. Peers of the DHT come and go, so a
+    /// few hours keep a name easy to find.
+    pub republish_hours: u64,
+    /// How long others may remember what such a record says before they ask again. Less makes a change seen sooner; more
+    /// makes the name faster. It is at most publish_lifetime_hours.
+    pub publish_ttl_seconds: u64,
 }
 
 impl Default for Names {
@@ -275,6 +238,9 @@ impl Default for Names {
             timeout_seconds: 30,
             cache_entries_max: 16 * 1024,
             lookups_max: 256,
+            publish_lifetime_hours: 48,
+            republish_hours: 4,
+            publish_ttl_seconds: 300,
         }
     }
 }
@@ -331,16 +297,4 @@ pub enum LogFormat {
     Text,
     /// For collectors: one JSON object a line.
     Json,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_built_in_addresses_all_parse() {
-        let p2p = P2p::default();
-        assert_eq!(p2p.bootstrap.len(), BOOTSTRAP.len());
-        assert_eq!(p2p.listen.len(), P2P_LISTEN.len());
-    }
 }

@@ -2,12 +2,12 @@
 
 use crate::schema::Host;
 use ipnet::IpNet;
-use libp2p::Multiaddr;
 use libp2p::multiaddr::Protocol;
+use libp2p::{Multiaddr, PeerId};
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::{self, Display};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 /// A CID with room for the longest accepted digest: the same type as `content::Cid`.
 pub type Cid = cid::CidGeneric<128>;
@@ -64,12 +64,14 @@ pub(crate) fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ve
 
 /// Networks (10.0.0.0/8) and single addresses.
 pub(crate) fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
-    each(deserializer, |text| {
-        let address = text.parse::<IpAddr>().map(IpNet::from);
-        address
-            .or_else(|_| text.parse())
-            .map_err(|_| format!("\"{text}\" is neither an address nor a network, such as 127.0.0.1 or 10.0.0.0/8"))
-    })
+    each(deserializer, network)
+}
+
+fn network(text: &str) -> Result<IpNet, String> {
+    let address = text.parse::<IpAddr>().map(IpNet::from);
+    address
+        .or_else(|_| text.parse())
+        .map_err(|_| format!("\"{text}\" is neither an address nor a network, such as 127.0.0.1 or 10.0.0.0/8"))
 }
 
 /// A host as it is written: its name, or a table.
@@ -192,4 +194,170 @@ pub(crate) fn routes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<R
         let route = parts.map(|(suffix, url)| Route { suffix: suffix.to_owned(), url: url.to_owned() });
         route.ok_or_else(|| format!("\"{text}\" is not SUFFIX=URL, such as eth=https://dns.example.org/dns-query"))
     })
+}
+
+/// Addresses of peers that are meant by one entry of a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AddressPattern {
+    /// Every address with an IP address in this network.
+    Network(IpNet),
+    /// Every address that begins with this one.
+    Prefix(Multiaddr),
+}
+
+impl Display for AddressPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Network(network) => network.fmt(f),
+            Self::Prefix(address) => address.fmt(f),
+        }
+    }
+}
+
+/// Networks, IP addresses and multiaddrs.
+pub(crate) fn patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<AddressPattern>, D::Error> {
+    each(deserializer, |text| match text.starts_with('/') {
+        true => multiaddr(text).map(AddressPattern::Prefix),
+        false => network(text).map(AddressPattern::Network),
+    })
+}
+
+/// Base URLs of /routing/v1 services (<https://specs.ipfs.tech/routing/http-routing-v1/>).
+pub(crate) fn routers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    each(deserializer, |text| base_url(text, "/routing/v1"))
+}
+
+/// Base URLs of trustless gateways (<https://specs.ipfs.tech/http-gateways/trustless-gateway/>).
+pub(crate) fn gateways<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    each(deserializer, |text| base_url(text, "/ipfs"))
+}
+
+/// A URL without a slash at its end, for `service` and more to be appended to.
+fn base_url(text: &str, service: &str) -> Result<String, String> {
+    let no = |why: &str| Err(format!("\"{text}\" is not a base URL such as https://example.org: {why}"));
+    let Some(rest) = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")) else {
+        return no("it begins with neither https:// nor http://");
+    };
+    if !rest.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'?' | b'#')) {
+        return no("it has a query, a fragment, or a character that needs percent-encoding");
+    }
+    if !is_authority(rest.split('/').next().unwrap_or_default()) {
+        return no("after the scheme comes a host, and perhaps a port");
+    }
+    let base = text.trim_end_matches('/');
+    if base.ends_with(service) {
+        return no(&format!("leave {service} out, it is added"));
+    }
+    Ok(base.to_owned())
+}
+
+/// Whether a text is a host with or without a port, and without a user's name.
+fn is_authority(text: &str) -> bool {
+    let host = match text.rsplit_once(':') {
+        Some((host, port)) if !port.starts_with('+') && port.parse::<u16>().is_ok() => host,
+        _ => text,
+    };
+    match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        Some(ip) => ip.parse::<Ipv6Addr>().is_ok(),
+        None => host_name(host).is_ok(),
+    }
+}
+
+/// Who gets blocks from us. Written as a list: "everyone", or any of "peerings" and peer ids.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ServeTo {
+    /// Whoever asks.
+    #[default]
+    Everyone,
+    /// Nobody else than these.
+    Only {
+        /// The peers that are configured as peerings.
+        peerings: bool,
+        /// Peers by id.
+        peers: Vec<PeerId>,
+    },
+}
+
+const EVERYONE: &str = "everyone";
+const PEERINGS: &str = "peerings";
+
+impl Serialize for ServeTo {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self::Only { peerings, peers } = self else { return serializer.collect_seq([EVERYONE]) };
+        let word = peerings.then(|| PEERINGS.to_owned());
+        serializer.collect_seq(word.into_iter().chain(peers.iter().map(ToString::to_string)))
+    }
+}
+
+impl<'de> Deserialize<'de> for ServeTo {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let texts = Vec::<String>::deserialize(deserializer)?;
+        serve_to(texts.iter().map(|text| text.trim()).collect()).map_err(D::Error::custom)
+    }
+}
+
+fn serve_to(mut texts: Vec<&str>) -> Result<ServeTo, String> {
+    if texts == [EVERYONE] {
+        return Ok(ServeTo::Everyone);
+    }
+    if texts.contains(&EVERYONE) {
+        return Err(format!("\"{EVERYONE}\" leaves nobody to name beside it"));
+    }
+    let all = texts.len();
+    texts.retain(|text| *text != PEERINGS);
+    let peerings = texts.len() < all;
+    let peer = |text: &&str| {
+        text.parse::<PeerId>()
+            .map_err(|_| format!("\"{text}\" is neither \"{EVERYONE}\" nor \"{PEERINGS}\" nor a peer id"))
+    };
+    Ok(ServeTo::Only { peerings, peers: texts.iter().map(peer).collect::<Result<_, _>>()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base_urls_have_a_host_and_no_query() {
+        let table = [
+            ("https://example.org", Some("https://example.org")),
+            ("https://example.org/", Some("https://example.org")),
+            ("http://127.0.0.1:8190", Some("http://127.0.0.1:8190")),
+            ("http://[::1]:8190/some/path/", Some("http://[::1]:8190/some/path")),
+            ("http://[::1]", Some("http://[::1]")),
+            ("example.org", None),
+            ("ftp://example.org", None),
+            ("https://", None),
+            ("https:///path", None),
+            ("https://user@example.org", None),
+            ("https://example.org:99999", None),
+            ("https://example.org:+80", None),
+            ("https://[example]", None),
+            ("https://example.org?x", None),
+            ("https://example.org/a b", None),
+            ("https://example.org/routing/v1", None),
+            ("https://example.org/routing/v1/", None),
+        ];
+        for (text, expected) in table {
+            assert_eq!(base_url(text, "/routing/v1").ok().as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn those_who_are_served_are_everyone_or_a_list() {
+        const PEER: &str = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN";
+        let peers = vec![PEER.parse().expect("a peer id")];
+        let table = [
+            (vec!["everyone"], Some(ServeTo::Everyone)),
+            (vec![], Some(ServeTo::Only { peerings: false, peers: Vec::new() })),
+            (vec!["peerings"], Some(ServeTo::Only { peerings: true, peers: Vec::new() })),
+            (vec![PEER, "peerings"], Some(ServeTo::Only { peerings: true, peers: peers.clone() })),
+            (vec![PEER], Some(ServeTo::Only { peerings: false, peers })),
+            (vec!["everyone", PEER], None),
+            (vec!["everybody"], None),
+        ];
+        for (texts, expected) in table {
+            assert_eq!(serve_to(texts.clone()).ok(), expected, "{texts:?}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use config::Config;
 use toml::{Table, Value};
 
-const SCHEMA: &str = include_str!("../src/schema.rs");
+const SCHEMA: [&str; 2] = [include_str!("../src/schema.rs"), include_str!("../src/p2p.rs")];
 const EXAMPLE: &str = include_str!("../examples/causeway.toml");
 const HEAD: &str = "# Every setting of Causeway with its default. Unknown keys are refused.\n\
     # Each key is also an environment variable: http.listen is CAUSEWAY_HTTP_LISTEN, lists separated by commas.\n\
@@ -11,8 +11,9 @@ const HEAD: &str = "# Every setting of Causeway with its default. Unknown keys a
 
 /// The fields of a struct in the schema, as (documentation, name, type).
 fn fields(name: &str) -> Vec<(Vec<&'static str>, &'static str, &'static str)> {
-    let start = SCHEMA.find(&format!("pub struct {name} {{")).expect("the struct is in the schema");
-    let body = SCHEMA[start..].split_once("{\n").expect("a body").1.split_once("\n}").expect("an end").0;
+    let head = format!("pub struct {name} {{\n");
+    let found = SCHEMA.iter().find_map(|source| source.split_once(&head)).expect("the struct is in the schema");
+    let body = found.1.split_once("\n}").expect("an end").0;
     let mut docs = Vec::new();
     let mut fields = Vec::new();
     for line in body.lines().map(str::trim) {

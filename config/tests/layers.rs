@@ -1,7 +1,7 @@
 //! Which layer wins, and what is said about what is wrong.
 
 use clap::Parser;
-use config::{Config, ConfigError, Flags, Loaded, Origin, keys, load};
+use config::{Config, ConfigError, DhtMode, Flags, Loaded, Origin, Provide, keys, load};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use toml::Value;
@@ -76,6 +76,11 @@ fn another(key: &str, default: &Value) -> String {
         ("http.trusted_proxies", _) => "10.0.0.0/8,::1".to_owned(),
         ("policy.deny", _) => "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ".to_owned(),
         ("names.doh", _) => "eth=https://dns.example.org/".to_owned(),
+        ("p2p.no_announce", _) => "10.0.0.0/8,/ip4/192.0.2.1".to_owned(),
+        ("p2p.routers" | "p2p.gateways", _) => "https://example.org,http://127.0.0.1:8190".to_owned(),
+        ("p2p.serve_to", _) => "peerings".to_owned(),
+        ("p2p.dht", _) => "server".to_owned(),
+        ("p2p.provide", _) => "all".to_owned(),
         (_, Value::Array(_)) => PEER.to_owned(),
         ("log.format", _) => "json".to_owned(),
         _ => "something".to_owned(),
@@ -148,12 +153,28 @@ fn every_flag_sets_its_key() {
         "--dnslink-map",
         "map",
         "--offline",
+        "--dht",
+        "client",
+        "--dial-private",
+        "--provide",
+        "none",
+        "--router",
+        "https://a.example",
+        "--router",
+        "http://b.example/",
+        "--gateway",
+        "https://c.example",
+        "--swarm-key",
+        "key",
     ];
     let Config { data_dir, http, admin, p2p, names, .. } = with(&arguments, &[]).expect("loads").config;
     assert_eq!((data_dir, http.listen.len(), admin.token.reveal()), (PathBuf::from("d"), 2, Some("t")));
     assert_eq!((p2p.listen.len(), p2p.announce.len(), p2p.bootstrap.len(), p2p.peering.len()), (1, 1, 1, 2));
     assert!(p2p.offline && admin.listen[0].port() == 1);
     assert_eq!(names.dnslink_map, PathBuf::from("map"));
+    assert_eq!((p2p.dht, p2p.dial_private, p2p.provide), (DhtMode::Client, true, Provide::Nothing));
+    assert_eq!((p2p.routers, p2p.gateways.len()), (vec!["https://a.example".into(), "http://b.example".into()], 1));
+    assert_eq!(p2p.swarm_key, PathBuf::from("key"));
 }
 
 #[test]
@@ -172,6 +193,32 @@ fn what_is_wrong_in_the_file_is_named_with_its_line() {
         ("[names]\ndoh = [\"eth\"]\n", 2, "names.doh: \"eth\" is not SUFFIX=URL"),
         ("[names]\ndoh = [\"eth=http://127.0.0.1/\"]\n", 2, "names.doh: \"eth=http://127.0.0.1/\" is not SUFFIX=URL"),
         ("[names]\ntimeout_seconds = 0\n", 2, "names.timeout_seconds: 0 is too little"),
+        ("[names]\nrepublish_hours = 48\n", 2, "names.republish_hours: names.republish_hours (48) must be less than"),
+        ("[names]\npublish_lifetime_hours = 3\n", 2, "names.publish_lifetime_hours: names.republish_hours (4) must be"),
+        ("[names]\npublish_lifetime_hours = 9999\n", 2, "names.publish_lifetime_hours: 9999 is too much"),
+        ("[names]\npublish_ttl_seconds = 999999\n", 2, "names.publish_ttl_seconds: names.publish_ttl_seconds (999999)"),
+        ("[names]\npublish_ttl_seconds = 0\n", 2, "names.publish_ttl_seconds: 0 is too little"),
+        ("[p2p]\ndht = \"on\"\n", 2, "p2p.dht: unknown variant"),
+        ("[p2p]\nprovide = \"everything\"\n", 2, "p2p.provide: unknown variant"),
+        ("[p2p]\nreprovide_hours = 0\n", 2, "p2p.reprovide_hours: 0 is too little"),
+        ("[p2p]\nreprovide_hours = 48\n", 2, "p2p.reprovide_hours: p2p.reprovide_hours (48) must be less than"),
+        ("[p2p]\nprovider_record_hours = 22\n", 2, "p2p.provider_record_hours: p2p.reprovide_hours (22) must be less"),
+        ("[p2p]\nprovider_record_hours = 9999\n", 2, "p2p.provider_record_hours: 9999 is too much"),
+        ("[p2p]\nannounce_also = [\"example.org\"]\n", 2, "p2p.announce_also: \"example.org\" is not a multiaddr"),
+        ("[p2p]\nno_announce = [\"10.0.0.0/99\"]\n", 2, "p2p.no_announce: \"10.0.0.0/99\" is neither an address nor"),
+        ("[p2p]\nno_announce = [\"/ip4\"]\n", 2, "p2p.no_announce: \"/ip4\" is not a multiaddr"),
+        ("[p2p]\nrouters = [\"example.org\"]\n", 2, "p2p.routers: \"example.org\" is not a base URL"),
+        ("[p2p]\nrouters = [\"https://a.example/routing/v1\"]\n", 2, "leave /routing/v1 out"),
+        ("[p2p]\ngateways = [\"https://a.example/ipfs/\"]\n", 2, "leave /ipfs out"),
+        ("[p2p]\nrelays = [\"/ip4/127.0.0.1/tcp/1\"]\n", 2, "p2p.relays: \"/ip4/127.0.0.1/tcp/1\" names no peer"),
+        ("[p2p]\nconnections_max = 0\n", 2, "p2p.connections_max: 0 is too little"),
+        ("[p2p]\nconnections_per_ip_max = 0\n", 2, "p2p.connections_per_ip_max: 0 is too little"),
+        ("[p2p]\nconnections_per_subnet_max = 0\n", 2, "p2p.connections_per_subnet_max: 0 is too little"),
+        ("[p2p]\npending_dials_max = 0\n", 2, "p2p.pending_dials_max: 0 is too little"),
+        ("[p2p]\nnetwork_memory_bytes_max = 1000\n", 2, "p2p.network_memory_bytes_max: 1000 is too little"),
+        ("[p2p]\nban_seconds = 99999999\n", 2, "p2p.ban_seconds: 99999999 is too much"),
+        ("[p2p]\nserve_to = [\"everybody\"]\n", 2, "p2p.serve_to: \"everybody\" is neither \"everyone\" nor"),
+        ("[p2p]\nserve_to = [\"everyone\", \"peerings\"]\n", 2, "p2p.serve_to: \"everyone\" leaves nobody"),
         ("[policy]\ndeny = [\"hello\"]\n", 2, "policy.deny: \"hello\" is not a CID"),
         ("[log]\nformat = \"xml\"\n", 2, "log.format: unknown variant"),
         ("[http]\nlisten = [\n", 2, "not valid TOML"),

@@ -3,6 +3,7 @@
 //! Axum and tower-http live here, where a few microseconds do not matter.
 
 use crate::health::Health;
+use crate::names_api;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
@@ -10,6 +11,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use p2p_bridge::names::publish::Publisher;
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +31,8 @@ pub struct Admin {
     pub registry: Registry,
     /// What `/readyz` answers.
     pub health: Arc<Health>,
+    /// What publishes names.
+    pub publisher: Option<Arc<Publisher>>,
     /// What a bearer has to know, if anything.
     pub token: config::Secret,
 }
@@ -36,8 +40,13 @@ pub struct Admin {
 /// The routes of the admin listener.
 pub fn router(admin: Admin) -> Router {
     let admin = Arc::new(admin);
+    let names = admin
+        .publisher
+        .as_ref()
+        .map_or_else(Router::new, |publisher| names_api::routes(Arc::clone(publisher), admin.token.reveal().is_some()));
     let guarded = Router::new()
         .route("/metrics", get(metrics))
+        .merge(names)
         .fallback(nothing)
         .layer(middleware::from_fn_with_state(Arc::clone(&admin), authorise));
     Router::new()
@@ -61,7 +70,10 @@ async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
 }
 
 async fn nothing() -> (StatusCode, &'static str) {
-    (StatusCode::NOT_FOUND, "there is no such page on the admin listener; try /metrics, /healthz or /readyz\n")
+    (
+        StatusCode::NOT_FOUND,
+        "there is no such page on the admin listener; try /metrics, /healthz, /readyz or /api/v1/names/keys\n",
+    )
 }
 
 async fn authorise(State(admin): State<Arc<Admin>>, request: Request, next: Next) -> Response {
@@ -107,8 +119,12 @@ mod tests {
     #[tokio::test]
     async fn only_health_is_without_a_token() {
         let health = Arc::new(Health::default());
-        let router =
-            router(Admin { registry: Registry::default(), health: Arc::clone(&health), token: "secret".into() });
+        let router = router(Admin {
+            registry: Registry::default(),
+            health: Arc::clone(&health),
+            publisher: None,
+            token: "secret".into(),
+        });
         let table = [
             ("/healthz", None, 200),
             ("/readyz", None, 503),
@@ -131,7 +147,12 @@ mod tests {
 
     #[tokio::test]
     async fn without_a_token_in_the_settings_none_is_asked_for() {
-        let admin = Admin { registry: Registry::default(), health: Arc::default(), token: config::Secret::default() };
+        let admin = Admin {
+            registry: Registry::default(),
+            health: Arc::default(),
+            publisher: None,
+            token: config::Secret::default(),
+        };
         assert_eq!(status(&router(admin), "/metrics", None).await, 200);
     }
 }

@@ -1,5 +1,6 @@
 //! The command line: stable from the first release on.
 
+use crate::names_cli::{self, KeyCommand, NameCommand};
 use crate::network;
 use crate::node::{Node, open_disk};
 use anyhow::Context as _;
@@ -32,6 +33,12 @@ enum Command {
     Config(ConfigCommand),
     /// Print the node's peer id, making an identity if there is none
     Id(Place),
+    /// Manage the keys that IPNS names are published with
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Publish IPNS names
+    #[command(subcommand)]
+    Name(NameCommand),
     /// Take in the blocks of a CAR file and pin its roots, while the gateway is not running
     Import {
         /// A CARv1 file
@@ -52,7 +59,7 @@ enum ConfigCommand {
 
 /// Which node is meant.
 #[derive(Debug, Args)]
-struct Place {
+pub struct Place {
     /// Read settings from this TOML file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -61,9 +68,9 @@ struct Place {
     data_dir: Option<String>,
 }
 
-impl From<Place> for Flags {
-    fn from(Place { config, data_dir }: Place) -> Self {
-        Self { config, data_dir, ..Self::default() }
+impl From<&Place> for Flags {
+    fn from(Place { config, data_dir }: &Place) -> Self {
+        Self { config: config.clone(), data_dir: data_dir.clone(), ..Self::default() }
     }
 }
 
@@ -96,10 +103,18 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         }
         Command::Config(ConfigCommand::Show(flags)) => print(&toml::to_string(&load(&flags)?.config)?),
         Command::Id(place) => {
-            let loaded = load(&place.into())?;
+            let loaded = load(&Flags::from(&place))?;
             print(&format!("{}\n", network::peer_id(&loaded.config.data_dir)?))
         }
-        Command::Import { file, place } => import(&load(&place.into())?, file),
+        Command::Key(command) => {
+            let loaded = load(&command.flags())?;
+            print(&runtime()?.block_on(names_cli::keys(&loaded, command))?)
+        }
+        Command::Name(command) => {
+            let loaded = load(&command.flags())?;
+            print(&runtime()?.block_on(names_cli::names(&loaded, command))?)
+        }
+        Command::Import { file, place } => import(&load(&Flags::from(&place))?, file),
     }
 }
 

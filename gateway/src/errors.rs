@@ -8,6 +8,7 @@ use crate::hosts::LabelError;
 use crate::html;
 use crate::metrics::Abort;
 use crate::negotiate::{NotSupported, wants_html};
+use crate::routing_v1::ask::RoutingProblem;
 use content::ipld::IpldError;
 use content::names::{Domain, NameError};
 use content::path::PathError;
@@ -94,6 +95,9 @@ pub enum Problem {
         /// What is missing.
         cid: Cid,
     },
+    /// A request to the routing API that cannot be answered.
+    #[error(transparent)]
+    Routing(#[from] RoutingProblem),
     /// There is nothing at this address, and it is not below `/ipfs/`.
     #[error("there is no such page here; content is found under /ipfs/ and /ipns/")]
     NoSuchPage,
@@ -262,6 +266,7 @@ impl Problem {
                 "Not held here",
                 "Ask without only-if-cached to have it fetched.",
             ),
+            Self::Routing(problem) => of_routing(problem),
             Self::NoSuchPage => Page::new(StatusCode::NOT_FOUND, "Not found", "Try /ipfs/ and a CID."),
             Self::SiteUnknown { .. } => Page {
                 retry_seconds: Some(30),
@@ -454,6 +459,19 @@ fn of_name(error: &NameError) -> Page {
             "Not known here",
             "This gateway is offline: it knows only names that were resolved before.",
         ),
+    }
+}
+
+fn of_routing(problem: &RoutingProblem) -> Page {
+    match problem {
+        RoutingProblem::Busy => BUSY,
+        RoutingProblem::NotAcceptable { .. } => {
+            Page::new(StatusCode::NOT_ACCEPTABLE, "No such format", "Ask for one of those, or leave Accept away.")
+        }
+        RoutingProblem::Cid(_)
+        | RoutingProblem::Peer { .. }
+        | RoutingProblem::Name { .. }
+        | RoutingProblem::Key { .. } => Page::new(StatusCode::BAD_REQUEST, "Not a key", "Check the address."),
     }
 }
 

@@ -20,11 +20,13 @@
 //! | [`plan`] | status and headers |
 //! | [`answer`] | one module for each representation that content has |
 //! | [`content_type`] | what a file is |
+//! | [`routing_v1`] | the API by which light clients find providers and peers |
 //! | [`respond`], [`body`] | what every response carries, and its bytes |
 //! | [`errors`], [`landing`] | every problem's status and words; the page at `/` |
 //! | [`html`] | what all pages have in common |
 //!
-//! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`].
+//! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`];
+//! [`names_api`] and [`names_cli`] manage keys and publish names.
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 
@@ -42,6 +44,8 @@ pub mod html;
 pub mod landing;
 pub mod lanes;
 pub mod metrics;
+pub mod names_api;
+pub mod names_cli;
 pub mod negotiate;
 pub mod network;
 pub mod node;
@@ -53,6 +57,7 @@ pub mod request;
 pub mod resolve;
 pub mod respond;
 pub mod route;
+pub mod routing_v1;
 pub mod server;
 pub mod source;
 pub mod welcome;

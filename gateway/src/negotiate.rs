@@ -129,11 +129,19 @@ impl<'a> MediaRange<'a> {
     }
 }
 
-fn best_range(headers: &HeaderMap) -> Wanted {
+fn ranges(headers: &HeaderMap) -> impl Iterator<Item = MediaRange<'_>> {
     let lists = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let ranges = lists.flat_map(|list| list.split(',')).filter_map(MediaRange::parse);
+    lists.flat_map(|list| list.split(',')).filter_map(MediaRange::parse)
+}
+
+/// The media ranges of `Accept`, as sent, and their weights.
+pub fn media_ranges(headers: &HeaderMap) -> impl Iterator<Item = (&str, f32)> {
+    ranges(headers).map(|range| (range.media_type, range.weight))
+}
+
+fn best_range(headers: &HeaderMap) -> Wanted {
     let mut best: Option<MediaRange<'_>> = None;
-    for range in ranges.filter(|range| range.weight > 0.0) {
+    for range in ranges(headers).filter(|range| range.weight > 0.0) {
         if best.as_ref().is_none_or(|best| range.rank() > best.rank()) {
             best = Some(range);
         }

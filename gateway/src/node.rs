@@ -7,7 +7,7 @@ use crate::admin::{self, Admin};
 use crate::health::{Health, Stage};
 use crate::lanes::Lanes;
 use crate::metrics::HttpMetrics;
-use crate::network::Network;
+use crate::network::{self, Network};
 use crate::pipeline::{Gateway, Limits, Wiring};
 use crate::server::{ConnectionLimits, Drain, serve};
 use crate::welcome;
@@ -18,6 +18,7 @@ use config::{Config, ConfigError, Loaded};
 use content::{Cid, DenyList, Policy};
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::names::Names;
+use p2p_bridge::names::publish::Publisher;
 use prometheus_client::registry::Registry;
 use std::fmt;
 use std::io;
@@ -34,12 +35,16 @@ pub struct Node {
     disk: Disk,
     network: Network,
     names: Arc<Names>,
+    publisher: Arc<Publisher>,
     public: Drain,
     admin: Drain,
     drain_timeout: Duration,
     /// Where to find it.
     pub places: Places,
 }
+
+/// The word that a node without an admin listener leaves.
+pub const NO_ADMIN: &str = "none";
 
 /// Where a node is to be found: what is printed when it is ready.
 #[derive(Debug, Clone)]
@@ -93,6 +98,8 @@ impl Node {
         let operator = bind(loaded, "admin.listen", &loaded.config.admin.listen).await?;
         let disk = open_disk(data_dir, cache.disk_bytes_max).await.map_err(|error| named(loaded, &error))?;
 
+        let keys = network::open_keys(loaded).await?;
+
         let mut registry = Registry::default();
         let policy: Arc<dyn Policy> = Arc::new(DenyList::new(loaded.config.policy.deny.iter().copied()));
         let tier_metrics = TierMetrics::register(&mut registry);
@@ -107,8 +114,11 @@ impl Node {
         let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let lanes = Lanes::new(size(http.misses_max), size(http.client_misses_max));
         let names = network.names(loaded, &mut registry)?;
+        let publisher = network.publisher(loaded, keys, &names, &mut registry).await?;
+        let routing = network.routing(loaded, &tiers, Arc::clone(&names) as _, &mut registry);
         let wiring = Wiring {
             sources: network.sources(&tiers, lanes),
+            routing,
             names: Arc::clone(&names) as _,
             policy,
             metrics: Arc::clone(&metrics),
@@ -124,7 +134,12 @@ impl Node {
             welcome,
         };
         let limits = ConnectionLimits::of(http);
-        let admin = Admin { registry, health: Arc::clone(&health), token: loaded.config.admin.token.clone() };
+        let admin = Admin {
+            registry,
+            health: Arc::clone(&health),
+            publisher: Some(Arc::clone(&publisher)),
+            token: loaded.config.admin.token.clone(),
+        };
         let node = Self {
             public: serve_public(public, &limits, &metrics, gateway),
             admin: serve_admin(operator, &limits, &metrics, admin),
@@ -133,10 +148,21 @@ impl Node {
             disk,
             network,
             names,
+            publisher,
             places,
         };
+        node.leave_word().await?;
         node.health.enter(Stage::Serving);
         Ok(node)
+    }
+
+    /// Tells commands that find the keys in use where this node can be talked to.
+    async fn leave_word(&self) -> anyhow::Result<()> {
+        let admin = self.places.admin.first().copied().map(reachable);
+        let word = admin.map_or_else(|| NO_ADMIN.to_owned(), |address| format!("http://{address}"));
+        let keys = Arc::clone(self.publisher.keys());
+        let written = tokio::task::spawn_blocking(move || keys.leave_word(&word)).await;
+        written.context("the keys cannot be used")?.context("the keys cannot be used")
     }
 
     /// Stops accepting, finishes what is open, leaves the network and closes the store.
@@ -148,6 +174,7 @@ impl Node {
         if !self.public.finish(self.drain_timeout).await {
             tracing::warn!(connections = self.public.open(), "connections were still open after the drain timeout");
         }
+        self.publisher.stop();
         self.network.shutdown().await;
         self.names.save().await;
         self.disk.close().await.context("the store did not close cleanly")?;

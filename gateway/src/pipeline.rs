@@ -25,6 +25,7 @@ use crate::request::{self, Ask, Subject};
 use crate::resolve::{self, Entity, Found, Freshness, Paths, Target, etag_of, header};
 use crate::respond::{self, Draft, Finish};
 use crate::route::{Place, Route, Router};
+use crate::routing_v1::Routing;
 use crate::server::Connection;
 use crate::source::{RootSource, Sources, Tier};
 use content::budget::{Budget, Share};
@@ -123,6 +124,7 @@ pub struct Gateway {
     router: Router,
     archives: Arc<Semaphore>,
     trusted_proxies: Vec<IpNet>,
+    routing: Option<Routing>,
     metrics: Arc<HttpMetrics>,
     health: Arc<Health>,
     /// What a request may cost.
@@ -143,6 +145,8 @@ pub struct Wiring {
     pub metrics: Arc<HttpMetrics>,
     /// Whether the process is ready.
     pub health: Arc<Health>,
+    /// The routing API, if it is answered.
+    pub routing: Option<Routing>,
     /// The root of the welcome site.
     pub welcome: Option<Cid>,
 }
@@ -150,7 +154,7 @@ pub struct Wiring {
 impl Gateway {
     /// A gateway to what the sources have, as far as the policy allows, under the hosts that are configured.
     pub fn new(wiring: Wiring, http: &config::Http, limits: Limits) -> Self {
-        let Wiring { sources, names, policy, metrics, health, welcome } = wiring;
+        let Wiring { sources, names, policy, metrics, health, routing, welcome } = wiring;
         Self {
             sources: Arc::new(sources),
             policy,
@@ -158,6 +162,7 @@ impl Gateway {
             router: Router::new(Hosts::of(http), Arc::clone(&names), limits.path_depth_max),
             archives: Arc::new(Semaphore::new(limits.archives_max)),
             trusted_proxies: http.trusted_proxies.clone(),
+            routing,
             metrics,
             health,
             limits,
@@ -222,6 +227,12 @@ impl Gateway {
             // A site that has its origin for itself may have files of these names; elsewhere they are ours.
             Subject::Health if !self.router.is_site(client) => return Ok(respond::page(Health::alive())),
             Subject::Ready if !self.router.is_site(client) => return Ok(respond::page(self.health.ready())),
+            Subject::Routing => {
+                if let Some(routing) = self.routing.as_ref().filter(|_| !self.router.is_site(client)) {
+                    let draft = routing.answer(head, client).await?;
+                    return self.for_version(head, draft).await;
+                }
+            }
             Subject::Health | Subject::Ready | Subject::Content => {}
         }
         let mut ask = Ask::read(head)?;
@@ -230,7 +241,12 @@ impl Gateway {
             Route::Landing => respond::page(landing::page(self.welcome.as_ref())),
             Route::Redirect(status, location) => redirect(status, location),
         };
-        match head.version < Version::HTTP_11 && !ask.head_only {
+        self.for_version(head, draft).await
+    }
+
+    /// What clients of HTTP/1.0 get has to have a length.
+    async fn for_version(&self, head: &Parts, draft: Draft) -> Result<Draft, Problem> {
+        match head.version < Version::HTTP_11 && head.method != Method::HEAD {
             true => {
                 let share = Share::of(self.limits.read.shared.clone());
                 respond::with_known_length(draft, self.limits.http10_buffer_bytes_max, share).await

@@ -2,6 +2,7 @@
 
 use crate::errors::Problem;
 use crate::negotiate::{self, Wanted};
+use crate::routing_v1;
 use http::header::CACHE_CONTROL;
 use http::request::Parts;
 use http::{HeaderMap, Method};
@@ -19,6 +20,8 @@ pub enum Subject {
     Health,
     /// `/readyz`: whether it can answer.
     Ready,
+    /// Something below `/routing/v1/`: where providers, peers and records are to be found.
+    Routing,
     /// Anything else: where it leads depends on the host.
     Content,
 }
@@ -41,6 +44,7 @@ pub fn subject(head: &Parts, url_bytes_max: usize) -> Result<Subject, Problem> {
     match path {
         "/healthz" => Ok(Subject::Health),
         "/readyz" => Ok(Subject::Ready),
+        _ if routing_v1::is_below(path) => Ok(Subject::Routing),
         _ => Ok(Subject::Content),
     }
 }
@@ -150,6 +154,8 @@ mod tests {
             ("HEAD", "/ipfs/bafy", Ok(Subject::Content)),
             ("GET", "/healthz", Ok(Subject::Health)),
             ("GET", "/readyz", Ok(Subject::Ready)),
+            ("GET", "/routing/v1/providers/bafy", Ok(Subject::Routing)),
+            ("GET", "/routing/v1", Ok(Subject::Content)),
             ("OPTIONS", "/anything", Ok(Subject::Options)),
             ("CONNECT", "example.com:80", Ok(Subject::Tunnel)),
             ("POST", "/ipfs/bafy", Err(Problem::Method)),

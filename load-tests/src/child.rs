@@ -42,6 +42,12 @@ impl Process {
         }
     }
 
+    /// The most memory that was resident so far, in bytes: VmHWM of proc(5).
+    pub fn resident_peak(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        resident_peak(&status).with_context(|| format!("no VmHWM in {status}"))
+    }
+
     /// CPU time used so far, in user and kernel mode, by the process and its living children: nginx works in children.
     pub fn cpu(&self) -> Duration {
         let id = self.child.id();
@@ -93,6 +99,17 @@ impl Stat {
         // Linux counts in hundredths of a second whatever its own clock does: USER_HZ.
         Some(Self { id, parent: fields.get(1)?.parse().ok()?, cpu: Duration::from_millis(ticks * 10) })
     }
+}
+
+fn resident_peak(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}
+
+#[test]
+fn the_peak_of_memory_is_read() {
+    assert_eq!(resident_peak("Name:\ta\nVmHWM:\t   1234 kB\nVmRSS:\t 5 kB\n"), Some(1234 * 1024));
+    assert_eq!(resident_peak("Name:\ta\n"), None);
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! The comparison: hot files under load from every server, and a cold file through a fresh node.
 
 use crate::Options;
+use crate::fetch::{Times, get};
+use crate::median::{median, median_duration};
+use crate::sample;
 use crate::servers::{self, Kubo, Server, Transport};
 use crate::wrk;
-use anyhow::{Context, Result, ensure};
-use std::time::{Duration, Instant};
+use anyhow::{Result, ensure};
+use std::time::Duration;
 
 /// A small object, and the median object that public gateways serve (in bytes).
 const HOT: [(&str, usize); 2] = [("4 KiB", 4096), ("664 KB", 664_000)];
@@ -56,12 +59,12 @@ async fn hot(options: &Options, source: &Kubo) -> Result<Vec<Hot>> {
     let servers = [&causeway, &nginx, &source.server];
     let mut figures = Vec::new();
     for (file, len) in HOT {
-        let content = content(len);
+        let content = sample::bytes(len, len as u64);
         let path = source.add(&content)?;
         for server in servers {
             // Twice: the first answer fills caches, the second shows that what they hold is right.
             for _ in 0..2 {
-                let (_, body) = timed_get(&format!("{}{path}", server.url)).await?;
+                let (_, body) = get(&format!("{}{path}", server.url)).await?;
                 ensure!(body == content, "{}: wrong bytes of {path}", server.name);
             }
         }
@@ -97,7 +100,7 @@ fn rotated_rounds(options: &Options, file: &'static str, path: &str, servers: &[
 }
 
 async fn cold(options: &Options, source: &Kubo) -> Result<Vec<Cold>> {
-    let content = content(options.cold_bytes());
+    let content = sample::bytes(options.cold_bytes(), options.cold_bytes() as u64);
     let path = source.add(&content)?;
     let mut figures = Vec::new();
     for transport in [Transport::Tcp, Transport::Quic] {
@@ -140,7 +143,7 @@ struct ColdRun {
 
 async fn cold_get(server: &Server, path: &str, content: &[u8]) -> Result<ColdRun> {
     let cpu = server.process.cpu();
-    let (times, body) = timed_get(&format!("{}{path}", server.url)).await?;
+    let (times, body) = get(&format!("{}{path}", server.url)).await?;
     let cpu = server.process.cpu() - cpu;
     // After the clock has stopped.
     ensure!(body == content, "{}: wrong bytes of {path}", server.name);
@@ -157,57 +160,4 @@ fn summary(server: &'static str, transport: &'static str, runs: Vec<ColdRun>) ->
         rounds: runs.iter().map(|run| run.times.complete).collect(),
         cpu: median_duration(runs.iter().map(|run| run.cpu)),
     }
-}
-
-/// From the request to the first and to the last byte of the body.
-struct Times {
-    first_byte: Duration,
-    complete: Duration,
-}
-
-async fn timed_get(url: &str) -> Result<(Times, Vec<u8>)> {
-    let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(300)).build()?;
-    let begun = Instant::now();
-    let mut response = client.get(url).send().await?;
-    ensure!(response.status() == 200, "{url}: {}: {}", response.status(), response.text().await?);
-    let length = usize::try_from(response.content_length().unwrap_or_default())?;
-    let mut body = Vec::with_capacity(length);
-    let mut first_byte = None;
-    while let Some(chunk) = response.chunk().await? {
-        first_byte.get_or_insert_with(|| begun.elapsed());
-        body.extend_from_slice(&chunk);
-    }
-    let times = Times { first_byte: first_byte.context("an empty body")?, complete: begun.elapsed() };
-    Ok((times, body))
-}
-
-/// Bytes that do not repeat: SplitMix64, <https://doi.org/10.1145/2660193.2660195>.
-fn content(len: usize) -> Vec<u8> {
-    let mut state = len as u64;
-    let words = std::iter::repeat_with(|| {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut word = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (word ^ (word >> 31)).to_le_bytes()
-    });
-    words.take(len.div_ceil(8)).flatten().take(len).collect()
-}
-
-/// The middle one; of an even number, the upper of the two in the middle.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-fn median_duration(values: impl Iterator<Item = Duration>) -> Duration {
-    let mut values: Vec<Duration> = values.collect();
-    values.sort();
-    values.get(values.len() / 2).copied().unwrap_or_default()
-}
-
-#[test]
-fn the_median_ignores_outliers_and_order() {
-    assert_eq!(median([9.0, 1.0, 2.0].into_iter()), 2.0);
-    assert!(median(std::iter::empty()).is_nan());
 }

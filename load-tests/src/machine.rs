@@ -1,12 +1,37 @@
 //! What the figures were measured on, with what, and how to measure them again.
 
-use crate::{Options, servers, wrk};
+use crate::{Options, network, servers, wrk};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::process::Command;
 
-/// Versions and hardware, as a flat object.
+/// Versions and hardware, as a flat object, for the comparison.
 pub fn describe(options: &Options) -> Result<Value> {
+    let mut about = hardware()?;
+    about["command"] = json!(if options.quick { "make bench ARGS=--quick" } else { "make bench" });
+    let duration = options.duration().as_secs();
+    about["load_generator"] = json!(format!("{} {} -d{duration}s", said("wrk", &["-v"]), wrk::ARGUMENTS.join(" ")));
+    about["rounds"] = json!(options.rounds());
+    about["quick"] = json!(options.quick);
+    about["causeway"] = json!(said(&options.causeway.to_string_lossy(), &["--version"]));
+    about["kubo"] = json!(said(&options.kubo.to_string_lossy(), &["--version"]));
+    about["nginx"] = json!(said(servers::nginx_binary(), &["-v"]));
+    Ok(about)
+}
+
+/// The same for the network's table.
+pub fn describe_network(options: &network::Options) -> Result<Value> {
+    let mut about = hardware()?;
+    about["command"] = json!(if options.quick { "make bench-network ARGS=--quick" } else { "make bench-network" });
+    about["rounds"] = json!(options.rounds());
+    about["quick"] = json!(options.quick);
+    about["delay_ms"] = json!(options.delay_ms);
+    about["causeway"] = json!(said(&options.causeway.to_string_lossy(), &["--version"]));
+    about["kubo"] = json!(said(&options.kubo.to_string_lossy(), &["--version"]));
+    Ok(about)
+}
+
+fn hardware() -> Result<Value> {
     let cpus = std::fs::read_to_string("/proc/cpuinfo")?;
     let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     let memory = std::fs::read_to_string("/proc/meminfo")?;
@@ -15,17 +40,10 @@ pub fn describe(options: &Options) -> Result<Value> {
     Ok(json!({
         "date": said("date", &["-u", "+%F"]),
         "commit": commit(),
-        "command": if options.quick { "make bench ARGS=--quick" } else { "make bench" },
         "cpu": model.map_or("unknown", |(_, name)| name.trim()),
         "cores": std::thread::available_parallelism()?.get(),
         "memory_gib": (gib * 10.0).round() / 10.0,
         "kernel": said("uname", &["-sr"]),
-        "load_generator": format!("{} {} -d{}s", said("wrk", &["-v"]), wrk::ARGUMENTS.join(" "), options.duration().as_secs()),
-        "rounds": options.rounds(),
-        "quick": options.quick,
-        "causeway": said(&options.causeway.to_string_lossy(), &["--version"]),
-        "kubo": said(&options.kubo.to_string_lossy(), &["--version"]),
-        "nginx": said(servers::nginx_binary(), &["-v"]),
     }))
 }
 

@@ -3,34 +3,76 @@
 //! Goals: one command, no preparation; every server answers the same bytes, checked; figures are medians of rounds in rotated
 //! order, with the server's CPU time beside each; results are files that can be compared over time.
 //!
-//! Non-goals: absolute figures. Load generator and servers share the machine, so that ratios hold better than numbers. It
-//! speaks HTTP only and knows nothing of Causeway's inside.
+//! Non-goals: absolute figures. Load generator and servers share the machine, so that ratios hold better than numbers. What
+//! is compared is spoken to over HTTP; nothing is known of Causeway's inside.
 //!
 //! | module | concern |
 //! |---|---|
 //! | [`compare`] | the comparison itself: hot files by `wrk`, a cold file by one GET |
+//! | [`network`] | misses over a long link: the table of the network tier |
 //! | [`servers`] | Causeway, Kubo and nginx as child processes with folders of their own |
 //! | [`child`] | a child process, what it says and the CPU time it and its children use |
+//! | [`relay`] | a stretch of network between two programs: delay, rate, and a count of bytes |
 //! | [`wrk`] | one run of `wrk` |
+//! | [`fetch`], [`sample`], [`median`] | one timed GET, content that is made up, the middle of some figures |
 //! | [`machine`] | what the figures were measured on |
 //! | [`report`] | figures to Markdown and JSON |
 
 mod child;
 mod compare;
+mod fetch;
 mod machine;
+mod median;
+mod network;
+mod relay;
 mod report;
+mod sample;
 mod servers;
 mod wrk;
 
 use clap::Parser;
+use relay::{Link, Protocol, Relay};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Workloads and comparisons.
 #[derive(Parser)]
 enum Command {
     /// Compare Causeway with Kubo and nginx proxy_cache
     Compare(Options),
+    /// Measure misses over a long link, beside Kubo, plain HTTP and what the source can do
+    Network(network::Options),
+    /// Put a stretch of network between two programs, until Ctrl-C
+    Relay(RelayOptions),
+}
+
+/// A relay, for measurements by hand.
+#[derive(clap::Args, Debug, Clone)]
+struct RelayOptions {
+    /// Where to listen; port 0 takes a free one, which is printed
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// Where to forward to
+    #[arg(long, value_name = "ADDRESS")]
+    to: SocketAddr,
+    /// Delay of each direction in milliseconds: half a round trip
+    #[arg(long, value_name = "MS", default_value_t = 25.0)]
+    delay_ms: f64,
+    /// Limit of each direction in Mbit/s
+    #[arg(long, value_name = "MBIT/S")]
+    rate_mbit: Option<f64>,
+    /// UDP instead of TCP
+    #[arg(long)]
+    udp: bool,
+}
+
+impl RelayOptions {
+    fn link(&self) -> anyhow::Result<Link> {
+        let delay = Duration::try_from_secs_f64(self.delay_ms / 1e3)?;
+        Ok(Link { delay, bits_per_second: self.rate_mbit.map(|rate| (rate * 1e6) as u64) })
+    }
 }
 
 /// What to compare, and for how long.
@@ -72,10 +114,43 @@ impl Options {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let Command::Compare(options) = Command::parse();
-    let figures = compare::run(&options).await?;
-    let written = report::write(&options.out, &machine::describe(&options)?, &figures)?;
+    // Everything here is plain HTTP, but a client is not made without a provider of cryptography. Only a second call fails.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    match Command::parse() {
+        Command::Compare(options) => compare(&options).await,
+        Command::Network(options) => network(&options).await,
+        Command::Relay(options) => relay(&options).await,
+    }
+}
+
+async fn compare(options: &Options) -> anyhow::Result<()> {
+    let figures = compare::run(options).await?;
+    let written = report::write(&options.out, &machine::describe(options)?, &figures)?;
     println!("{}", std::fs::read_to_string(&written)?);
     println!("Written to {} and .json beside it.", written.display());
+    Ok(())
+}
+
+async fn network(options: &network::Options) -> anyhow::Result<()> {
+    let outcomes = network::run(options).await?;
+    let written = network::table::write(options, &machine::describe_network(options)?, &outcomes)?;
+    println!("{}", std::fs::read_to_string(&written)?);
+    println!("Written to {} and .json beside it.", written.display());
+    let failed = outcomes.iter().filter(|(_, outcome)| outcome.is_err()).count();
+    anyhow::ensure!(failed == 0, "{failed} rows could not be measured");
+    Ok(())
+}
+
+async fn relay(options: &RelayOptions) -> anyhow::Result<()> {
+    let protocol = if options.udp { Protocol::Udp } else { Protocol::Tcp };
+    let relay = Relay::bind(protocol, options.listen, options.link()?).await?;
+    relay.forward_to(options.to);
+    println!("{} -> {} ({protocol:?})", relay.address(), options.to);
+    let mut terminated = signal(SignalKind::terminate())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted?,
+        _ = terminated.recv() => {}
+    }
+    println!("{:?}", relay.passed());
     Ok(())
 }

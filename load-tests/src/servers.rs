@@ -45,9 +45,25 @@ pub struct Kubo {
     multiaddrs: Vec<String>,
 }
 
+/// A Causeway node.
+pub struct Causeway {
+    pub server: Server,
+    pub admin: String,
+    pub peer_id: String,
+    /// Where it listens for peers, without its peer id.
+    pub listening: Vec<String>,
+    /// When it said that it was ready.
+    pub ready: Instant,
+}
+
 impl Kubo {
     /// A fresh node that knows nobody and contacts nobody.
     pub async fn start(ipfs: &Path) -> Result<Self> {
+        Self::start_with(ipfs, |_| {}).await
+    }
+
+    /// The same with changes to its configuration.
+    pub async fn start_with(ipfs: &Path, change: impl FnOnce(&mut Value)) -> Result<Self> {
         let dir = folder("kubo")?;
         let command = || {
             let mut command = Command::new(ipfs);
@@ -56,7 +72,7 @@ impl Kubo {
         };
         let init = command().args(["init", "--profile=test"]).stdout(Stdio::null()).status();
         ensure!(init.with_context(|| format!("{}; run `make kubo`", ipfs.display()))?.success(), "ipfs init failed");
-        isolate(&dir.path().join("config"))?;
+        isolate(&dir.path().join("config"), change)?;
         let mut process = Process::spawn("kubo", command().arg("daemon"), dir.path())?;
         let said = process.says("Daemon is ready").await?;
         let (api, url) = (listening(&said, "RPC API server")?, listening(&said, "Gateway server")?);
@@ -86,49 +102,128 @@ impl Kubo {
         Ok(found.with_context(|| format!("no {part} in {:?}", self.multiaddrs))?)
     }
 
+    /// Adds a folder with raw leaves and returns its path on a gateway.
+    pub fn add_folder(&self, folder: &Path) -> Result<String> {
+        let mut add = Command::new(&self.ipfs);
+        add.env("IPFS_PATH", self.server.dir.path()).env("IPFS_TELEMETRY", "off");
+        add.args(["add", "-r", "-Q", "--cid-version=1", "--raw-leaves", "--fast-provide-root=false"]).arg(folder);
+        let output = add.output()?;
+        ensure!(output.status.success(), "ipfs add: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(format!("/ipfs/{}", String::from_utf8(output.stdout)?.trim()))
+    }
+
     /// Connects to another node, and returns when it is.
     pub async fn connect(&self, multiaddr: &str) -> Result<()> {
-        post(&format!("{}/api/v0/swarm/connect?arg={multiaddr}", self.api)).await.map(drop)
+        self.call("swarm/connect", multiaddr).await.map(drop)
+    }
+
+    /// A command of its RPC API with one argument, and what it answers.
+    pub async fn call(&self, command: &str, argument: &str) -> Result<String> {
+        post(&format!("{}/api/v0/{command}?arg={argument}", self.api)).await
+    }
+
+    /// CIDs of all blocks below a path, without the root.
+    pub async fn blocks_below(&self, path: &str) -> Result<Vec<String>> {
+        let answer = self.call("refs", &format!("{path}&recursive=true&unique=true")).await?;
+        let lines = answer.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        Ok(lines.filter_map(|line| line["Ref"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// Its peer id.
+    pub async fn peer_id(&self) -> Result<String> {
+        let id: Value = serde_json::from_str(&post(&format!("{}/api/v0/id", self.api)).await?)?;
+        Ok(id["ID"].as_str().context("ipfs id names no id")?.to_owned())
+    }
+
+    /// Where it really listens, whatever it announces.
+    pub async fn listening(&self) -> Result<Vec<String>> {
+        let answer: Value = serde_json::from_str(&post(&format!("{}/api/v0/swarm/addrs/listen", self.api)).await?)?;
+        let addresses = answer["Strings"].as_array().context("swarm/addrs/listen names no addresses")?;
+        Ok(addresses.iter().filter_map(|address| address.as_str().map(str::to_owned)).collect())
     }
 }
 
 /// A fresh Causeway, connected to `peer`.
 pub async fn causeway(binary: &Path, peer: &str) -> Result<Server> {
-    let dir = folder("causeway")?;
+    let setup = Setup { peers: &[peer.to_owned()], ..Setup::default() };
+    Ok(Causeway::start(binary, setup).await?.server)
+}
+
+/// How a Causeway is to start.
+#[derive(Debug, Clone, Default)]
+pub struct Setup<'a> {
+    /// Nodes that it stays connected to.
+    pub peers: &'a [String],
+    /// The node through which it joins the DHT.
+    pub bootstrap: Option<&'a str>,
+    /// A CAR file that it takes in before it starts.
+    pub archive: Option<&'a Path>,
+    /// More flags of `causeway serve`.
+    pub flags: Vec<&'a str>,
+    /// Settings by their environment variables.
+    pub settings: &'a [(&'a str, &'a str)],
+}
+
+impl Causeway {
+    /// A fresh node, connected to its peers and to the node through which it joins the DHT.
+    pub async fn start(binary: &Path, setup: Setup<'_>) -> Result<Self> {
+        let dir = folder("causeway")?;
+        let data = dir.path().join("data");
+        if let Some(archive) = setup.archive {
+            let import = without_settings(binary).arg("import").arg("--data-dir").arg(&data).arg(archive).output()?;
+            ensure!(import.status.success(), "causeway import: {}", String::from_utf8_lossy(&import.stderr));
+        }
+        let mut command = without_settings(binary);
+        command.arg("serve").arg("--data-dir").arg(&data).envs(setup.settings.iter().copied());
+        command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+        command.args(["--p2p-listen", "/ip4/127.0.0.1/tcp/0", "--p2p-listen", "/ip4/127.0.0.1/udp/0/quic-v1"]);
+        command.args(["--bootstrap", setup.bootstrap.unwrap_or("none")]);
+        command.args(setup.peers.iter().flat_map(|peer| ["--peering", peer])).args(&setup.flags);
+        let mut process = Process::spawn("causeway", &mut command, dir.path())
+            .with_context(|| format!("{}; run `make build`", binary.display()))?;
+        let said = process.says("  welcome ").await?;
+        let ready = Instant::now();
+        let value = |key: &str| {
+            let found = said.lines().find_map(|line| line.trim().strip_prefix(key));
+            Ok::<_, anyhow::Error>(found.with_context(|| format!("no {key:?} in {said}"))?.trim().to_owned())
+        };
+        let (url, admin, peer_id) = (value("gateway ")?, value("admin ")?, value("peer id ")?);
+        let addresses = said.lines().filter_map(|line| line.trim().strip_prefix("p2p "));
+        let bare = |address: &str| address.trim().split("/p2p/").next().unwrap_or_default().to_owned();
+        let listening = addresses.map(bare).collect();
+        let server = Server { name: "Causeway", url, process, dir };
+        let causeway = Self { server, admin, peer_id, listening, ready };
+        causeway.wait_for_peers(setup.peers.len() + usize::from(setup.bootstrap.is_some())).await?;
+        Ok(causeway)
+    }
+
+    /// The connections to the peers are made while the node starts; a cold fetch is to measure fetching.
+    async fn wait_for_peers(&self, count: usize) -> Result<()> {
+        let begun = Instant::now();
+        while self.metric("causeway_p2p_connections").await? < count as f64 {
+            ensure!(begun.elapsed() < Duration::from_secs(30), "Causeway does not connect to its {count} peers");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
+    }
+
+    /// The value of a metric: the name with its labels, as the exposition writes it.
+    pub async fn metric(&self, name: &str) -> Result<f64> {
+        let metrics = reqwest::get(format!("{}/metrics", self.admin)).await?.text().await?;
+        let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(value.with_context(|| format!("no metric {name}"))?.trim().parse()?)
+    }
+}
+
+/// Whoever measures may have settings of a node of their own.
+fn without_settings(binary: &Path) -> Command {
     let mut command = Command::new(binary);
     for (variable, _) in std::env::vars_os() {
         if variable.to_string_lossy().starts_with("CAUSEWAY_") {
             command.env_remove(variable);
         }
     }
-    command.arg("serve").arg("--data-dir").arg(dir.path().join("data"));
-    command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--bootstrap", "none"]);
-    command.args(["--p2p-listen", "/ip4/127.0.0.1/tcp/0", "--p2p-listen", "/ip4/127.0.0.1/udp/0/quic-v1"]);
-    command.args(["--peering", peer]);
-    let mut process = Process::spawn("causeway", &mut command, dir.path())
-        .with_context(|| format!("{}; run `make build`", binary.display()))?;
-    let said = process.says("  welcome ").await?;
-    let value = |key: &str| {
-        let found = said.lines().find_map(|line| line.trim().strip_prefix(key));
-        Ok::<_, anyhow::Error>(found.with_context(|| format!("no {key:?} in {said}"))?.trim().to_owned())
-    };
-    let (url, admin) = (value("gateway ")?, value("admin ")?);
-    wait_for_peer(&admin).await?;
-    Ok(Server { name: "Causeway", url, process, dir })
-}
-
-/// The connection to the peer is made while the node starts; a cold fetch is to measure fetching.
-async fn wait_for_peer(admin: &str) -> Result<()> {
-    let begun = Instant::now();
-    loop {
-        let metrics = reqwest::get(format!("{admin}/metrics")).await?.text().await?;
-        let connections = metrics.lines().find_map(|line| line.strip_prefix("causeway_p2p_connections "));
-        if connections.is_some_and(|count| count != "0") {
-            return Ok(());
-        }
-        ensure!(begun.elapsed() < Duration::from_secs(30), "Causeway does not connect to its peer");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    command
 }
 
 /// nginx with `proxy_cache` in front of another server, set up to do as well as it can.
@@ -195,7 +290,7 @@ http {{
 }
 
 /// Nobody outside this machine is asked for anything.
-fn isolate(config: &Path) -> Result<()> {
+fn isolate(config: &Path, change: impl FnOnce(&mut Value)) -> Result<()> {
     let mut settings: Value = serde_json::from_str(&std::fs::read_to_string(config)?)?;
     settings["Addresses"]["Swarm"] = json!(["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"]);
     settings["Bootstrap"] = json!([]);
@@ -204,6 +299,7 @@ fn isolate(config: &Path) -> Result<()> {
     settings["Routing"]["Type"] = json!("dhtserver");
     settings["Routing"]["DelegatedRouters"] = json!([]);
     settings["Ipns"]["DelegatedPublishers"] = json!([]);
+    change(&mut settings);
     Ok(std::fs::write(config, settings.to_string())?)
 }
 

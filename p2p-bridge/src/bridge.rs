@@ -1,60 +1,56 @@
 //! [`Bridge`]: the handle by which the rest of the process uses the network.
 
-use crate::bitswap::framing::Memory;
-use crate::bitswap::{behaviour, client};
+use crate::admission::Admission;
+use crate::admission::budget::Limits;
+use crate::announced::Announced;
+use crate::bitswap::{behaviour, client, framing};
+use crate::dht::behaviour::Scoped;
+use crate::dht::metrics::DhtMetrics;
+use crate::discovery::memory::Memory;
+use crate::finders::{PeerSearch, Sought};
+use crate::http_source::{self, HttpPeers};
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
+use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
+use crate::puts::{PutError, PutOutcome};
 use crate::redial::Redial;
+use crate::routing_v1::{Routers, RoutersError};
+use crate::scope::Scope;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
-use crate::task::{Command, Task};
+use crate::task::{Acquaintances, Command, Delegation, Task};
+use crate::tls;
 use crate::udp;
 use crate::wants::Wants;
+use bytes::Bytes;
+use content::ipns;
 use content::names::Key;
 use content::{BlockKey, BlockSource, Cid};
 use futures::StreamExt;
 use libp2p::core::transport::ListenerId;
-use libp2p::kad::RecordKey;
+use libp2p::kad::{Record, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::SwarmEvent;
 use libp2p::{Multiaddr, PeerId, Swarm};
 use prometheus_client::registry::Registry;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Commands that may wait for the swarm task.
 const COMMANDS_MAX: usize = 64;
 /// Searches for value records that run at once. Callers beyond it wait for their turn.
 const SEARCHES_MAX: usize = 256;
+/// Searches for providers and peers that run at once on behalf of others. Callers beyond it wait for their turn.
+const FINDERS_MAX: usize = 256;
 /// How long a listener may take to report its address.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wildcard listener reports one address after another; after this long without a further one, that was all.
 const MORE_ADDRESSES: Duration = Duration::from_millis(20);
-
-/// What the bridge is started with.
-#[derive(Debug, Clone)]
-pub struct BridgeOptions {
-    /// Where the identity and the table of good peers are kept. Created if missing.
-    pub data_dir: PathBuf,
-    /// Addresses to listen on.
-    pub listen: Vec<Multiaddr>,
-    /// Addresses to tell other peers, beside those that are listened on.
-    pub announce: Vec<Multiaddr>,
-    /// Peers to join the network through, each ending in `/p2p/ID`.
-    pub bootstrap: Vec<Multiaddr>,
-    /// Peers to stay connected to and to ask first, each ending in `/p2p/ID`.
-    pub peering: Vec<Multiaddr>,
-    /// How long a wanted block may see no progress.
-    pub stall_timeout: Duration,
-    /// What the messages under way to us may take in memory, over all connections, in bytes.
-    pub network_memory_bytes_max: usize,
-}
 
 /// Why the bridge did not start.
 #[derive(Debug, thiserror::Error)]
@@ -70,9 +66,15 @@ pub enum StartError {
         /// What the system said.
         reason: String,
     },
+    /// The routers cannot be asked.
+    #[error(transparent)]
+    Routers(#[from] RoutersError),
     /// The transports cannot be built.
     #[error("cannot build the network transports: {0}")]
     Transport(String),
+    /// The gateways that are configured cannot be asked.
+    #[error("cannot ask gateways: {0}")]
+    Gateways(#[from] http_source::SetupError),
 }
 
 /// A handle to the network. Cloning shares it; the network stops when [`Bridge::shutdown`] is called or every handle is
@@ -82,6 +84,8 @@ pub struct Bridge {
     shared: Arc<Shared>,
     commands: mpsc::Sender<Command>,
     searches: Arc<Semaphore>,
+    finders: Arc<Semaphore>,
+    routers: Routers,
     peer_id: PeerId,
 }
 
@@ -96,9 +100,11 @@ impl Bridge {
         local: Arc<dyn BlockSource>,
         registry: &mut Registry,
     ) -> Result<Self, StartError> {
+        tls::use_ring();
         let keypair = identity::load_or_create(&options.data_dir)?;
         let peer_id = keypair.public().to_peer_id();
         let metrics = Metrics::register(registry);
+        let routers = Routers::new(&options.http.routers, registry)?;
         let wants = Arc::new(Wants::default());
         let (to_sessions, from_sessions) = mpsc::unbounded_channel();
         let now = Instant::now();
@@ -112,20 +118,30 @@ impl Bridge {
             from_sessions,
             local,
             peerings.peers().collect(),
-            Memory::new(options.network_memory_bytes_max),
+            framing::Memory::new(options.budget.memory_bytes_max),
+            options.bitswap.serve_to.clone(),
         );
-        let mut swarm =
-            swarm::build(keypair, bitswap).await.map_err(|error| StartError::Transport(error.to_string()))?;
-        for address in &options.announce {
+        let bitswap = bitswap.with_http(gateways(&options, wants.clone(), registry)?);
+        let trusted = peerings.peers().chain(bootstraps.peers()).collect();
+        let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
+        let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;
+        let mut swarm = swarm::build(keypair, admission, bitswap, dhts, &options)
+            .await
+            .map_err(|error| StartError::Transport(error.to_string()))?;
+        for address in Announced::new(&options).named() {
             swarm.add_external_address(address.clone());
         }
         listen(&mut swarm, &options.listen).await?;
         udp::enlarge_buffers(&quic_ports(&swarm));
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
+        let delegation = Delegation::new(routers.clone(), options.dial_private);
         let peerbook = Peerbook::load(&options.data_dir);
-        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook).run());
+        let memory = Memory::load(&options.data_dir);
+        let acquaintances = Acquaintances { peerings, bootstraps, peerbook, memory };
+        tokio::spawn(Task::new(swarm, inbox, metrics, acquaintances, delegation).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
-        Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, peer_id })
+        let finders = Arc::new(Semaphore::new(FINDERS_MAX));
+        Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, finders, routers, peer_id })
     }
 
     /// The network as a source of one DAG's blocks. Everybody who reads that DAG shares what is learnt about it.
@@ -154,14 +170,60 @@ impl Bridge {
         let _ = self.commands.send(Command::Provide(RecordKey::new(&key.to_bytes()))).await;
     }
 
-    /// Searches the DHT for the IPNS records of a key. While no peer is known, the search waits for the first; it goes on
+    /// Searches the DHT, and asks the routers, for the IPNS records of a key. While no peer is known, the search waits for the first; it goes on
     /// until every peer that matters was asked, or the [`Search`] is dropped.
     pub async fn find_records(&self, key: &Key) -> Search {
         // The semaphore is never closed, and a stopped network finds nothing: its sink is gone at once.
         let permit = Arc::clone(&self.searches).acquire_owned().await.ok();
         let (search, sink) = Search::new(permit);
+        if !self.routers.is_empty() {
+            tokio::spawn(self.routers.clone().feed(*key, sink.feeder()));
+        }
         let _ = self.commands.send(Command::FindRecords(RecordKey::from(key.routing_key()), sink)).await;
         search
+    }
+
+    /// Puts an IPNS record into the DHT of a scope: on the peers nearest to its key. While no peer is known, this waits for
+    /// the first; dropping it ends the put.
+    ///
+    /// # Errors
+    /// [`PutError`] says why nobody has it.
+    pub async fn put_record(&self, scope: Scope, key: &Key, record: &ipns::Record) -> PutOutcome {
+        let mut stored = Record::new(RecordKey::from(key.routing_key()), record.bytes().to_vec());
+        let life = record.end_of_life().duration_since(SystemTime::now()).unwrap_or_default();
+        stored.expires = Instant::now().checked_add(life);
+        let (reply, outcome) = oneshot::channel();
+        let sent = self.commands.send(Command::PutRecord(scope, stored, reply)).await;
+        sent.map_err(|_| PutError::Stopped)?;
+        outcome.await.unwrap_or(Err(PutError::Stopped))
+    }
+
+    /// Searches for the providers of a block on behalf of somebody else, by the DHT and by what is known here. Routers are not
+    /// asked, lest two of them ask each other for ever.
+    pub async fn find_providers(&self, key: &BlockKey) -> PeerSearch {
+        self.find(Sought::Providers(RecordKey::new(&key.to_bytes()))).await
+    }
+
+    /// Searches for a peer's addresses on behalf of somebody else.
+    pub async fn find_peer(&self, peer: PeerId) -> PeerSearch {
+        self.find(Sought::Peer(peer)).await
+    }
+
+    /// Searches for the servers of the DHT that are closest to a key, given as what the DHT hashes: a multihash, usually.
+    pub async fn closest_peers(&self, key: Vec<u8>) -> PeerSearch {
+        self.find(Sought::Closest(key)).await
+    }
+
+    async fn find(&self, sought: Sought) -> PeerSearch {
+        let permit = Arc::clone(&self.finders).acquire_owned().await.ok();
+        let (search, sink) = PeerSearch::new(permit);
+        let _ = self.commands.send(Command::FindPeers(sought, sink)).await;
+        search
+    }
+
+    /// Gives every router an IPNS record to publish. Returns how many took it.
+    pub async fn publish_through_routers(&self, key: &Key, record: Bytes) -> usize {
+        self.routers.publish(*key, record).await
     }
 
     /// Stops the network. Returns when everything that outlives a restart is written.
@@ -170,6 +232,40 @@ impl Bridge {
         if self.commands.send(Command::Shutdown(reply)).await.is_ok() {
             let _ = stopped.await;
         }
+    }
+}
+
+/// Both DHTs, public and local, with the records that they kept. Reading those takes a while, so a thread of its own does.
+async fn start_dhts(local: PeerId, options: &BridgeOptions, metrics: DhtMetrics) -> Result<[Scoped; 2], StartError> {
+    let options = options.clone();
+    let start = move || Scope::ALL.map(|scope| Scoped::start(scope, local, &options, metrics.clone()));
+    tokio::task::spawn_blocking(start).await.map_err(|error| StartError::Transport(error.to_string()))
+}
+
+fn limits(budget: &ConnectionBudget) -> Limits {
+    let size = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
+    let ConnectionBudget { connections_max, per_ip_max, per_subnet_max, pending_dials_max, .. } = budget;
+    Limits::of(size(*connections_max), size(*per_ip_max), size(*per_subnet_max), size(*pending_dials_max))
+}
+
+/// The gateways to ask. A machine that cannot speak HTTP does without those that only provider records would name.
+fn gateways(
+    options: &BridgeOptions,
+    wants: Arc<Wants>,
+    registry: &mut Registry,
+) -> Result<HttpPeers, http_source::SetupError> {
+    let metrics = http_source::metrics::Metrics::register(registry);
+    let http = http_source::Options {
+        gateways: options.http.gateways.clone(),
+        from_records: options.http.from_records,
+        dial_private: options.dial_private,
+    };
+    match HttpPeers::new(&http, wants, metrics.clone(), Instant::now()) {
+        Err(error) if http.gateways.is_empty() => {
+            tracing::warn!(%error, "gateways that provider records name are not asked");
+            Ok(HttpPeers::none(metrics))
+        }
+        peers => peers,
     }
 }
 

@@ -14,24 +14,44 @@
 //! | [`session`] | the network as a `BlockSource`, per DAG |
 //! | [`wants`] | where waiters and received blocks meet |
 //! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
+//! | [`http_source`] | trustless gateways, asked as peers are |
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
-//! | [`lookups`] | searches for value records in the DHT |
+//! | [`discovery`] | providers: remembered, named, dialled, or absent |
+//! | [`lookups`], [`puts`] | searches for value records in the DHT, and putting them there |
+//! | [`finders`] | searches for providers and peers on behalf of others |
+//! | [`routing_v1`] | delegated routers, and what they and we exchange |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
+//! | [`admission`] | who may be connected: budgets, bans, trimming |
+//! | [`options`] | what all of it is started with |
+//! | [`scope`], [`dht`] | public and local DHT, the wall between them, and what is kept for others |
+//! | [`announced`] | which of our addresses others are told |
+//! | [`durable`] | files that are whole or not there |
 //! | [`udp`] | room in the kernel for QUIC's bursts |
-//! | [`scope`] | public and local DHT, and the wall between them |
+//! | [`tls`] | what HTTP clients encrypt with |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
 
+pub mod admission;
+pub mod announced;
 pub mod bitswap;
+pub mod dht;
+pub mod discovery;
+pub mod durable;
+pub mod finders;
+pub mod http_source;
 pub mod identity;
 pub mod lookups;
 pub mod metrics;
 pub mod names;
+pub mod options;
 pub mod peerbook;
 pub mod providing;
+pub mod puts;
 pub mod redial;
+pub mod routing_v1;
 pub mod scope;
 pub mod session;
+pub mod tls;
 pub mod udp;
 pub mod wants;
 
@@ -40,6 +60,7 @@ mod swarm;
 mod task;
 mod transport;
 
-pub use bridge::{Bridge, BridgeOptions, StartError};
+pub use bridge::{Bridge, StartError};
 pub use names::{Names, NamesError, NamesOptions};
+pub use options::BridgeOptions;
 pub use session::Session;

@@ -26,8 +26,8 @@ const HOPE: Duration = Duration::from_secs(3);
 /// A record that a peer had: nobody has checked it yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Who had it.
-    pub peer: PeerId,
+    /// Who had it; nobody of the DHT if a router did.
+    pub peer: Option<PeerId>,
     /// The record.
     pub bytes: Bytes,
 }
@@ -66,6 +66,13 @@ impl Search {
 pub struct Sink {
     sender: mpsc::Sender<Found>,
     peers_asked: Arc<AtomicUsize>,
+}
+
+impl Sink {
+    /// Another end of the same search, for whoever searches elsewhere: the search is not over before it is dropped.
+    pub(crate) fn feeder(&self) -> mpsc::Sender<Found> {
+        self.sender.clone()
+    }
 }
 
 #[cfg(test)]
@@ -210,7 +217,7 @@ mod tests {
     }
 
     fn found() -> Found {
-        Found { peer: PeerId::random(), bytes: Bytes::from_static(b"record") }
+        Found { peer: Some(PeerId::random()), bytes: Bytes::from_static(b"record") }
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! The network's metrics: what an operator reads to see whether misses are slow to find or slow to arrive.
 
+use crate::admission::reputation::Offence;
 use crate::scope::Scope;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -8,6 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use std::fmt::Write as _;
+use std::time::Duration;
 
 /// What a received block was to us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,6 +51,22 @@ struct DhtLabel {
     dht: Scope,
 }
 
+impl EncodeLabelValue for Offence {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        encoder.write_str(match self {
+            Self::Lie => "lie",
+            Self::Protocol => "protocol",
+            Self::Flood => "flood",
+            Self::Stall => "stall",
+        })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OffenceLabel {
+    offence: Offence,
+}
+
 /// Handles to every metric of the bridge. Cloning shares them.
 #[derive(Clone)]
 pub struct Metrics {
@@ -56,6 +74,10 @@ pub struct Metrics {
     pub discovery_seconds: Histogram,
     /// From asking a peer for a block to its arrival.
     pub transfer_seconds: Histogram,
+    /// How long queries of the DHT took.
+    pub walk_seconds: Histogram,
+    /// How many peers queries of the DHT asked.
+    pub walk_requests: Histogram,
     /// Second peers asked because the first was silent.
     pub hedges: Counter,
     /// Wants that failed.
@@ -68,6 +90,11 @@ pub struct Metrics {
     pub faults: Counter,
     /// Established connections.
     pub connections: Gauge,
+    /// Peers disconnected to make room for others.
+    pub trimmed: Counter,
+    /// Peers that are not spoken to for a while.
+    pub banned: Gauge,
+    offences: Family<OffenceLabel, Counter>,
     blocks: Family<KindLabel, Counter>,
     block_bytes: Family<KindLabel, Counter>,
     queries: Family<DhtLabel, Counter>,
@@ -82,12 +109,17 @@ impl Default for Metrics {
         Self {
             discovery_seconds: seconds(),
             transfer_seconds: seconds(),
+            walk_seconds: seconds(),
+            walk_requests: Histogram::new(exponential_buckets(1.0, 2.0, 10)),
             hedges: Counter::default(),
             stalls: Counter::default(),
             sent_bytes: Counter::default(),
             sent_blocks: Counter::default(),
             faults: Counter::default(),
             connections: Gauge::default(),
+            trimmed: Counter::default(),
+            banned: Gauge::default(),
+            offences: Family::default(),
             blocks: Family::default(),
             block_bytes: Family::default(),
             queries: Family::default(),
@@ -114,6 +146,13 @@ impl Metrics {
             Unit::Seconds,
             m.transfer_seconds.clone(),
         );
+        add.register_with_unit(
+            "causeway_dht_walk",
+            "How long queries of the DHT took",
+            Unit::Seconds,
+            m.walk_seconds.clone(),
+        );
+        add.register("causeway_dht_walk_requests", "How many peers queries of the DHT asked", m.walk_requests.clone());
         add.register("causeway_bitswap_hedges", "Second peers asked because the first was silent", m.hedges.clone());
         add.register("causeway_bitswap_stalls", "Wanted blocks that did not arrive in time", m.stalls.clone());
         add.register("causeway_bitswap_sent_bytes", "Block bytes given to other peers", m.sent_bytes.clone());
@@ -126,12 +165,18 @@ impl Metrics {
             m.block_bytes.clone(),
         );
         add.register("causeway_p2p_connections", "Established libp2p connections", m.connections.clone());
+        add.register("causeway_p2p_trimmed", "Peers disconnected to make room for others", m.trimmed.clone());
+        add.register("causeway_p2p_banned", "Peers that are not spoken to for a while", m.banned.clone());
+        add.register("causeway_p2p_offences", "What peers did wrong, by kind", m.offences.clone());
         add.register("causeway_dht_queries", "Queries started", m.queries.clone());
         add.register("causeway_dht_providers_found", "Providers named by the DHT", m.providers.clone());
         add.register("causeway_dht_routing_table_peers", "Peers in the routing table", m.table.clone());
         // A counter that is missing until its first event cannot be told from one that is broken.
         for kind in [Kind::Wanted, Kind::Duplicate, Kind::Unsolicited] {
             m.block_received(kind, 0, 0);
+        }
+        for offence in Offence::ALL {
+            m.offences.get_or_create(&OffenceLabel { offence }).inc_by(0);
         }
         for dht in Scope::ALL {
             m.queries.get_or_create(&DhtLabel { dht }).inc_by(0);
@@ -147,9 +192,20 @@ impl Metrics {
         self.block_bytes.get_or_create(&KindLabel { kind }).inc_by(bytes);
     }
 
+    /// Counts an offence of a peer.
+    pub fn offence(&self, offence: Offence) {
+        self.offences.get_or_create(&OffenceLabel { offence }).inc();
+    }
+
     /// Counts a started DHT query.
     pub fn query_started(&self, dht: Scope) {
         self.queries.get_or_create(&DhtLabel { dht }).inc();
+    }
+
+    /// Notes how a DHT query went.
+    pub fn query_ended(&self, requests: u32, took: Option<Duration>) {
+        self.walk_requests.observe(f64::from(requests));
+        self.walk_seconds.observe(took.unwrap_or_default().as_secs_f64());
     }
 
     /// Counts providers that the DHT named.

@@ -1,28 +1,37 @@
 //! The table of good peers that outlives a restart, so that the network is found again without a bootstrap host.
 //!
 //! Holds up to 900 peers, the size of the address book in the published design (*Design and Evaluation of IPFS*, section
-//! 3.2), least recently seen out first. Written as one JSON file, whole or not at all; a damaged file costs the memory of
-//! peers, not the start.
+//! 3.2): those of the routing tables stay, then those that were seen last. Written as one JSON file, whole or not at all; a
+//! damaged file costs the memory of peers, not the start.
+//!
+//! A peer may be a neighbour and in the public network at once. What it says of itself over a connection of one scope replaces
+//! what it said over others of that scope, and leaves its addresses of the other scope alone.
 
 use libp2p::{Multiaddr, PeerId};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
 const FILE: &str = "peers.json";
 const PEERS_MAX: usize = 900;
-/// Addresses kept of one peer.
+/// Addresses kept of one peer in one scope.
 const ADDRESSES_MAX: usize = 8;
+/// Addresses kept of one peer in all.
+const ALL_ADDRESSES_MAX: usize = 2 * ADDRESSES_MAX;
 /// Peers not seen for this long are forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(30 * 24 * 3600);
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 struct Entry {
     addresses: Vec<Multiaddr>,
     /// Seconds since the Unix epoch.
     seen: u64,
+    /// It is in a routing table.
+    table: bool,
 }
 
 /// Peers that were connected and useful to the DHT.
@@ -47,13 +56,16 @@ impl Peerbook {
                 HashMap::new()
             }
         };
-        Self { path, peers, changed: false }
+        let mut book = Self { path, peers, changed: false };
+        book.peers.values_mut().for_each(|entry| entry.addresses.truncate(ALL_ADDRESSES_MAX));
+        book.make_room();
+        book
     }
 
-    /// Every peer and its addresses, most recently seen first.
+    /// Every peer and its addresses: those of the routing tables first, then the last seen.
     pub fn peers(&self) -> Vec<(PeerId, Vec<Multiaddr>)> {
         let mut peers: Vec<_> = self.peers.iter().collect();
-        peers.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.seen));
+        peers.sort_by_key(|(_, entry)| std::cmp::Reverse((entry.table, entry.seen)));
         peers.into_iter().map(|(peer, entry)| (*peer, entry.addresses.clone())).collect()
     }
 
@@ -62,19 +74,52 @@ impl Peerbook {
         self.peers.get(peer).map(|entry| entry.addresses.clone()).unwrap_or_default()
     }
 
-    /// A good peer was seen at these addresses.
-    pub fn saw(&mut self, peer: PeerId, mut addresses: Vec<Multiaddr>, now: SystemTime) {
+    /// A server of the DHT was seen in a scope: `belongs` says which addresses are of that scope. Those given replace the known
+    /// ones of the scope.
+    pub fn saw(
+        &mut self,
+        peer: PeerId,
+        addresses: Vec<Multiaddr>,
+        belongs: impl Fn(&Multiaddr) -> bool,
+        now: SystemTime,
+    ) {
         if addresses.is_empty() {
             return;
         }
-        addresses.truncate(ADDRESSES_MAX);
-        let seen = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        self.peers.insert(peer, Entry { addresses, seen });
+        let entry = self.peers.entry(peer).or_default();
+        entry.addresses.retain(|known| !belongs(known));
+        entry.addresses.splice(0..0, addresses.into_iter().take(ADDRESSES_MAX));
+        entry.addresses.truncate(ALL_ADDRESSES_MAX);
+        entry.seen = seconds(now);
         self.changed = true;
-        if self.peers.len() > PEERS_MAX
-            && let Some(oldest) = self.peers.iter().min_by_key(|(_, entry)| entry.seen).map(|(peer, _)| *peer)
-        {
-            self.peers.remove(&oldest);
+        self.make_room();
+    }
+
+    /// The peers that are in the routing tables now, and those of them that were never seen since the start with the
+    /// addresses that the tables have.
+    pub fn in_tables(&mut self, table: Vec<(PeerId, Vec<Multiaddr>)>, now: SystemTime) {
+        let there: HashSet<PeerId> = table.iter().map(|(peer, _)| *peer).collect();
+        for (peer, entry) in &mut self.peers {
+            self.changed |= entry.table != there.contains(peer);
+            entry.table = there.contains(peer);
+        }
+        for (peer, mut addresses) in table {
+            if !self.peers.contains_key(&peer) && !addresses.is_empty() {
+                addresses.truncate(ADDRESSES_MAX);
+                let seen = seconds(now);
+                self.peers.insert(peer, Entry { addresses, seen, table: true });
+                self.changed = true;
+            }
+        }
+        self.make_room();
+    }
+
+    /// Those that are in no table and were not seen for longest go.
+    fn make_room(&mut self) {
+        while self.peers.len() > PEERS_MAX {
+            let last = self.peers.iter().min_by_key(|(_, entry)| (entry.table, entry.seen)).map(|(peer, _)| *peer);
+            let Some(last) = last else { break };
+            self.peers.remove(&last);
         }
     }
 
@@ -83,21 +128,32 @@ impl Peerbook {
         if !std::mem::take(&mut self.changed) {
             return None;
         }
-        let oldest = now.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(FORGOTTEN_AFTER).as_secs();
-        self.peers.retain(|_, entry| entry.seen >= oldest);
+        let oldest = seconds(now).saturating_sub(FORGOTTEN_AFTER.as_secs());
+        self.peers.retain(|_, entry| entry.table || entry.seen >= oldest);
         let named: HashMap<String, &Entry> = self.peers.iter().map(|(peer, entry)| (peer.to_string(), entry)).collect();
         Some((self.path.clone(), serde_json::to_vec(&named).ok()?))
     }
 }
 
-/// Replaces a file by new contents, whole or not at all.
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Replaces a file by new contents, whole or not at all, whatever is cut off and whenever.
 ///
 /// # Errors
 /// Whatever the file system says.
 pub fn save(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    /// The last writing before the end may come while another one is under way.
+    static WRITING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = WRITING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let partial = path.with_extension("partial");
-    fs::write(&partial, bytes)?;
-    fs::rename(&partial, path)
+    let mut file = fs::File::create(&partial)?;
+    io::Write::write_all(&mut file, bytes)?;
+    file.sync_all()?;
+    fs::rename(&partial, path)?;
+    // The new name is on the disk when its folder is.
+    path.parent().map_or(Ok(()), |folder| fs::File::open(folder)?.sync_all())
 }
 
 #[cfg(test)]
@@ -108,36 +164,61 @@ mod tests {
         format!("/ip4/127.0.0.1/tcp/{port}").parse().expect("address")
     }
 
+    fn book(directory: &tempfile::TempDir) -> Peerbook {
+        Peerbook::load(directory.path())
+    }
+
     #[test]
     fn good_peers_outlive_a_restart_and_damage_is_survived() {
         let directory = tempfile::tempdir().expect("directory");
         let now = SystemTime::now();
-        let mut book = Peerbook::load(directory.path());
+        let mut book = book(&directory);
         let peer = PeerId::random();
-        book.saw(peer, vec![address(1)], now);
+        book.saw(peer, vec![address(1)], |_| true, now);
         let (path, bytes) = book.take_changes(now).expect("changed");
         assert_eq!(book.take_changes(now), None);
         save(&path, &bytes).expect("saves");
-        assert_eq!(Peerbook::load(directory.path()).peers(), vec![(peer, vec![address(1)])]);
+        assert_eq!(Peerbook::load(directory.path()).peers(), [(peer, vec![address(1)])]);
         fs::write(&path, b"{").expect("damages");
-        assert_eq!(Peerbook::load(directory.path()).peers(), vec![]);
+        assert_eq!(Peerbook::load(directory.path()).peers(), []);
+        fs::write(&path, format!(r#"{{"{peer}":{{"addresses":["/ip4/127.0.0.1/tcp/7"],"seen":9}},"x":{{}}}}"#))
+            .expect("an old file");
+        assert_eq!(Peerbook::load(directory.path()).peers(), [(peer, vec![address(7)])]);
+    }
+
+    #[test]
+    fn a_sighting_in_one_scope_leaves_the_addresses_of_the_other() {
+        let directory = tempfile::tempdir().expect("directory");
+        let (mut book, peer, now) = (book(&directory), PeerId::random(), SystemTime::now());
+        let public: Multiaddr = "/ip4/8.8.8.8/tcp/4001".parse().expect("address");
+        let is_public = |address: &Multiaddr| crate::scope::Scope::Wan.admits(address);
+        book.saw(peer, vec![public.clone()], is_public, now);
+        book.saw(peer, vec![address(1)], |address| !is_public(address), now);
+        assert_eq!(book.addresses(&peer), [address(1), public.clone()]);
+        book.saw(peer, vec![address(2)], |address| !is_public(address), now);
+        assert_eq!(book.addresses(&peer), [address(2), public], "the last of its scope counts");
     }
 
     #[test]
     fn the_table_is_bounded_and_forgets_the_longest_unseen() {
         let directory = tempfile::tempdir().expect("directory");
-        let mut book = Peerbook::load(directory.path());
+        let mut book = book(&directory);
         let start = SystemTime::now();
-        let first = PeerId::random();
-        book.saw(first, vec![address(1)], start);
+        let [first, in_table] = std::array::from_fn(|_| PeerId::random());
+        book.saw(first, vec![address(1)], |_| true, start);
+        book.in_tables(vec![(in_table, vec![address(1)])], start);
         for n in 0..PEERS_MAX as u64 {
-            book.saw(PeerId::random(), vec![address(2); 20], start + Duration::from_secs(n + 1));
+            book.saw(PeerId::random(), vec![address(2); 20], |_| true, start + Duration::from_secs(n + 1));
         }
-        assert_eq!(book.peers().len(), PEERS_MAX);
+        assert_eq!(book.peers.len(), PEERS_MAX);
         assert!(book.addresses(&first).is_empty());
+        assert_eq!(book.peers()[0], (in_table, vec![address(1)]), "those of the tables stay, and come first");
         assert!(book.peers().iter().all(|(_, addresses)| addresses.len() <= ADDRESSES_MAX));
         let much_later = start + FORGOTTEN_AFTER + Duration::from_secs(PEERS_MAX as u64 + 2);
         book.take_changes(much_later);
-        assert_eq!(book.peers(), vec![]);
+        assert_eq!(book.peers(), [(in_table, vec![address(1)])]);
+        book.in_tables(vec![], much_later);
+        book.take_changes(much_later);
+        assert!(book.peers.is_empty());
     }
 }

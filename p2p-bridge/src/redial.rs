@@ -78,9 +78,18 @@ impl Redial {
 
     /// Peers to dial now.
     pub fn due(&mut self, now: Instant) -> Vec<(PeerId, Vec<Multiaddr>)> {
+        self.due_if(now, |_| true)
+    }
+
+    /// Peers to dial now, of those whose addresses are wanted.
+    pub fn due_if(
+        &mut self,
+        now: Instant,
+        mut wanted: impl FnMut(&[Multiaddr]) -> bool,
+    ) -> Vec<(PeerId, Vec<Multiaddr>)> {
         let mut due = Vec::new();
         for (peer, target) in &mut self.targets {
-            if !target.connected && target.next <= now {
+            if !target.connected && target.next <= now && wanted(&target.addresses) {
                 due.push((*peer, target.addresses.clone()));
                 target.next = now + target.wait;
                 target.wait = (target.wait * 2).min(LONGEST_WAIT);
@@ -101,6 +110,7 @@ mod tests {
             [4001, 4002].map(|port| format!("/ip4/127.0.0.1/tcp/{port}/p2p/{peer}").parse().expect("address")).into();
         let start = Instant::now();
         let mut redial = Redial::new(&addresses, start);
+        assert_eq!(redial.due_if(start, |_| false), vec![], "nobody wants it");
         assert_eq!(redial.due(start), vec![(peer, addresses)], "both addresses in one dial");
         let mut dials = 0;
         for second in 1..=300 {

@@ -1,22 +1,14 @@
-//! The two scopes of the DHT, public and local, and the wall between them.
+//! The two scopes of the DHT, public and local, and which addresses belong to which.
 //!
 //! Kubo runs two Kademlia networks side by side: `/ipfs/kad/1.0.0` among public addresses, `/ipfs/lan/kad/1.0.0` among
-//! private and loopback ones. [`Scoped`] wraps one `kad::Behaviour` and lets only addresses of its scope through, in both
-//! directions. So a private address that a stranger put into the public DHT is never dialled (hosters complain of such
-//! scans), and our private addresses are never published there.
+//! private and loopback ones. [`crate::dht::behaviour`] keeps them apart, in both directions. So a private address that a
+//! stranger put into the public DHT is never dialled (hosters complain of such scans), and our private addresses are never
+//! published there.
 
-use libp2p::core::Endpoint;
-use libp2p::core::transport::PortUse;
-use libp2p::kad::{self, store::MemoryStore};
+pub use crate::dht::behaviour::Scoped;
 use libp2p::multiaddr::Protocol;
-use libp2p::swarm::behaviour::{ExternalAddrConfirmed, ExternalAddrExpired};
-use libp2p::swarm::{
-    ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, THandler, THandlerInEvent, THandlerOutEvent, ToSwarm,
-};
-use libp2p::{Multiaddr, PeerId, StreamProtocol};
+use libp2p::{Multiaddr, StreamProtocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::ops::{Deref, DerefMut};
-use std::task::{Context, Poll};
 
 /// Which addresses a DHT is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,12 +31,14 @@ impl Scope {
         })
     }
 
-    /// Whether an address belongs here. Host names count as public.
+    /// Whether an address belongs here. Host names count as public, but for those that no public server knows.
     pub fn admits(self, address: &Multiaddr) -> bool {
         let public = match address.iter().next() {
             Some(Protocol::Ip4(ip)) => is_public(ip.into()),
             Some(Protocol::Ip6(ip)) => is_public(ip.into()),
-            Some(Protocol::Dns(_) | Protocol::Dns4(_) | Protocol::Dns6(_) | Protocol::Dnsaddr(_)) => true,
+            Some(Protocol::Dns(name) | Protocol::Dns4(name) | Protocol::Dns6(name) | Protocol::Dnsaddr(name)) => {
+                !is_local_name(&name)
+            }
             _ => return false,
         };
         public == (self == Self::Wan)
@@ -82,98 +76,38 @@ fn is_public_v6(ip: Ipv6Addr) -> bool {
     first & 0xe000 == 0x2000 && !(first == 0x2001 && second == 0x0db8)
 }
 
-/// A Kademlia behaviour that hears and speaks of addresses of one scope only.
-pub struct Scoped {
-    scope: Scope,
-    inner: kad::Behaviour<MemoryStore>,
+/// Which addresses belong to which scope on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Borders {
+    /// The public scope admits private addresses too. For tests, and for networks of one's own.
+    pub dial_private: bool,
 }
 
-impl Scoped {
-    /// Puts a behaviour behind the wall.
-    pub fn new(scope: Scope, inner: kad::Behaviour<MemoryStore>) -> Self {
-        Self { scope, inner }
+impl Borders {
+    /// Whether an address belongs to a scope.
+    pub fn admits(self, scope: Scope, address: &Multiaddr) -> bool {
+        let tolerated = || self.dial_private && scope == Scope::Wan && is_reachable_privately(address);
+        scope.admits(address) || tolerated()
     }
-}
 
-impl Deref for Scoped {
-    type Target = kad::Behaviour<MemoryStore>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.inner
-    }
-}
-
-impl DerefMut for Scoped {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.inner
+    /// Whether the DHT of a scope is spoken over a connection with this remote address. Not through relays, whose
+    /// connections are few and short.
+    pub fn speaks_over(self, scope: Scope, remote: &Multiaddr) -> bool {
+        self.admits(scope, remote) && !remote.iter().any(|part| part == Protocol::P2pCircuit)
     }
 }
 
-impl NetworkBehaviour for Scoped {
-    type ConnectionHandler = THandler<kad::Behaviour<MemoryStore>>;
-    type ToSwarm = kad::Event;
+/// Private addresses, and those of simulated networks.
+fn is_reachable_privately(address: &Multiaddr) -> bool {
+    Scope::Lan.admits(address) || matches!(address.iter().next(), Some(Protocol::Memory(_)))
+}
 
-    fn handle_established_inbound_connection(
-        &mut self,
-        connection: ConnectionId,
-        peer: PeerId,
-        local: &Multiaddr,
-        remote: &Multiaddr,
-    ) -> Result<THandler<Self>, ConnectionDenied> {
-        self.inner.handle_established_inbound_connection(connection, peer, local, remote)
-    }
-
-    fn handle_pending_outbound_connection(
-        &mut self,
-        connection: ConnectionId,
-        peer: Option<PeerId>,
-        addresses: &[Multiaddr],
-        role: Endpoint,
-    ) -> Result<Vec<Multiaddr>, ConnectionDenied> {
-        let mut known = self.inner.handle_pending_outbound_connection(connection, peer, addresses, role)?;
-        known.retain(|address| self.scope.admits(address));
-        Ok(known)
-    }
-
-    fn handle_established_outbound_connection(
-        &mut self,
-        connection: ConnectionId,
-        peer: PeerId,
-        address: &Multiaddr,
-        role: Endpoint,
-        port_use: PortUse,
-    ) -> Result<THandler<Self>, ConnectionDenied> {
-        self.inner.handle_established_outbound_connection(connection, peer, address, role, port_use)
-    }
-
-    fn on_swarm_event(&mut self, event: FromSwarm) {
-        match event {
-            FromSwarm::ExternalAddrConfirmed(confirmed) if !self.scope.admits(confirmed.addr) => {}
-            FromSwarm::ExternalAddrExpired(expired) if !self.scope.admits(expired.addr) => {}
-            FromSwarm::NewListenAddr(listen) if !self.scope.admits(listen.addr) => {}
-            FromSwarm::ExpiredListenAddr(listen) if !self.scope.admits(listen.addr) => {}
-            // An address that we listen on is as good as confirmed to whoever shares its network, and without it our
-            // provider records on the local DHT would name no address at all.
-            FromSwarm::NewListenAddr(listen) if self.scope.admits(listen.addr) => {
-                self.inner.on_swarm_event(event);
-                self.inner
-                    .on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: listen.addr }));
-            }
-            FromSwarm::ExpiredListenAddr(listen) if self.scope.admits(listen.addr) => {
-                self.inner.on_swarm_event(event);
-                self.inner.on_swarm_event(FromSwarm::ExternalAddrExpired(ExternalAddrExpired { addr: listen.addr }));
-            }
-            _ => self.inner.on_swarm_event(event),
-        }
-    }
-
-    fn on_connection_handler_event(&mut self, peer: PeerId, connection: ConnectionId, event: THandlerOutEvent<Self>) {
-        self.inner.on_connection_handler_event(peer, connection, event);
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ToSwarm<Self::ToSwarm, THandlerInEvent<Self>>> {
-        self.inner.poll(cx)
-    }
+/// Whether a host name can only be of the local network: one label, as containers have, or a domain that is not public
+/// (RFC 6761, RFC 6762, RFC 8375, and what clusters use).
+fn is_local_name(name: &str) -> bool {
+    const LOCAL: [&str; 6] = [".localhost", ".local", ".internal", ".home.arpa", ".lan", ".test"];
+    let name = name.trim_end_matches('.').to_ascii_lowercase();
+    !name.contains('.') || LOCAL.iter().any(|suffix| name.ends_with(suffix))
 }
 
 #[cfg(test)]
@@ -219,11 +153,34 @@ mod tests {
             ("/ip4/127.0.0.1/udp/4001/quic-v1", false, true),
             ("/ip6/fe80::1/tcp/4001", false, true),
             ("/dns4/example.com/tcp/4001", true, false),
+            ("/dns/kubo/tcp/4001", false, true),
+            ("/dns4/peers.default.svc.cluster.local/tcp/4001", false, true),
             ("/memory/1", false, false),
         ];
         for (address, wan, lan) in table {
             let address: Multiaddr = address.parse().expect("address");
             assert_eq!((Scope::Wan.admits(&address), Scope::Lan.admits(&address)), (wan, lan), "{address}");
+        }
+    }
+
+    #[test]
+    fn the_public_scope_takes_private_addresses_only_if_told_to() {
+        // An address, and whether the public DHT is spoken there strictly, and with `dial_private`.
+        let table = [
+            ("/ip4/8.8.8.8/tcp/4001", true, true),
+            ("/ip4/10.0.0.1/tcp/4001", false, true),
+            ("/ip6/::1/udp/4001/quic-v1", false, true),
+            ("/memory/7", false, true),
+            ("/dns4/kubo/tcp/4001", false, true),
+            ("/ip4/8.8.8.8/tcp/4001/p2p-circuit", false, false),
+            ("/p2p-circuit", false, false),
+        ];
+        for (address, strictly, told) in table {
+            let address: Multiaddr = address.parse().expect("address");
+            let speaks = |dial_private| Borders { dial_private }.speaks_over(Scope::Wan, &address);
+            assert_eq!((speaks(false), speaks(true)), (strictly, told), "{address}");
+            let local = |dial_private| Borders { dial_private }.speaks_over(Scope::Lan, &address);
+            assert_eq!(local(false), local(true), "{address}: the local scope stays what it is");
         }
     }
 }

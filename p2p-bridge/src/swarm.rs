@@ -2,53 +2,38 @@
 //!
 //! Addresses are tried QUIC first with a head start (Happy Eyeballs, RFC 8305).
 
+use crate::admission::Admission;
+use crate::announced::{Announced, Telling};
 use crate::bitswap;
-use crate::scope::{Scope, Scoped};
+use crate::dht::behaviour::Scoped;
+use crate::options::BridgeOptions;
+use crate::scope::Scope;
 use crate::transport;
+use libp2p::core::upgrade::Version;
 use libp2p::identity::Keypair;
-use libp2p::kad::{self, store::MemoryStore, store::MemoryStoreConfig};
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::swarm::behaviour::toggle::Toggle;
-use libp2p::{PeerId, Swarm, autonat, connection_limits, dcutr, identify, mdns, ping, relay, upnp};
+use libp2p::{Swarm, autonat, dcutr, identify, mdns, ping, relay, upnp};
 use std::time::Duration;
 
-/// Established connections over all peers.
-const CONNECTIONS_MAX: u32 = 1_024;
-/// Established connections that others may open.
-const INCOMING_MAX: u32 = 768;
-/// Connections that others are in the middle of opening.
-const PENDING_INCOMING_MAX: u32 = 128;
-/// Dials under way.
-const PENDING_OUTGOING_MAX: u32 = 128;
-/// Connections with one peer: TCP and QUIC, from both sides.
-const PER_PEER_MAX: u32 = 8;
 /// How long a connection that nobody uses stays open.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Keys for which providers are remembered, per scope.
-const PROVIDED_KEYS_MAX: usize = 65_536;
-/// Lifetime of a provider record (<https://specs.ipfs.tech/routing/kad-dht/#provider-record-routing>).
-const PROVIDER_TTL: Duration = Duration::from_secs(48 * 3600);
-/// How often our own are published again.
-const REPROVIDE_EVERY: Duration = Duration::from_secs(22 * 3600);
-/// How long one DHT query may take.
-const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Every protocol of the node. The limits come first, so that they are asked first.
+/// Every protocol of the node. The doorkeeper comes first, so that it is asked first.
 #[derive(NetworkBehaviour)]
 pub struct Behaviour {
-    limits: connection_limits::Behaviour,
+    pub admission: Admission,
     pub bitswap: bitswap::behaviour::Behaviour,
     pub wan: Scoped,
     pub lan: Scoped,
-    identify: identify::Behaviour,
+    identify: Telling<identify::Behaviour>,
     ping: ping::Behaviour,
     relay: relay::client::Behaviour,
     dcutr: Toggle<dcutr::Behaviour>,
     upnp: Toggle<upnp::tokio::Behaviour>,
     autonat: Toggle<autonat::v2::client::Behaviour>,
     autonat_v1: Toggle<autonat::v1::Behaviour>,
-    mdns: Toggle<mdns::tokio::Behaviour>,
+    mdns: Toggle<Telling<mdns::tokio::Behaviour>>,
 }
 
 impl Behaviour {
@@ -67,59 +52,49 @@ impl Behaviour {
 /// When the TLS or Noise keys cannot be derived from the identity, or the system's resolver is not to be had.
 pub async fn build(
     keypair: Keypair,
+    admission: Admission,
     bitswap: bitswap::behaviour::Behaviour,
+    [wan, lan]: [Scoped; 2],
+    options: &BridgeOptions,
 ) -> Result<Swarm<Behaviour>, transport::TransportError> {
+    let announced = Announced::new(options);
     let behaviour = |keypair: &Keypair, relay: relay::client::Behaviour| {
-        let peer = keypair.public().to_peer_id();
         let about = identify::Config::new("ipfs/0.1.0".to_owned(), keypair.public())
             .with_agent_version(concat!("causeway/", env!("CARGO_PKG_VERSION")).to_owned())
             // Its cache would offer any address that a peer claims to whoever dials, past the wall between the scopes.
-            .with_cache_size(0);
+            .with_cache_size(0)
+            .with_hide_listen_addrs(!announced.tells_all());
+        let mdns = options.mdns.then(|| neighbours(keypair)).flatten();
         Behaviour {
-            limits: connection_limits::Behaviour::new(limits()),
+            admission,
             bitswap,
-            wan: dht(Scope::Wan, peer),
-            lan: dht(Scope::Lan, peer),
-            identify: identify::Behaviour::new(about),
+            wan,
+            lan,
+            identify: Telling::new(identify::Behaviour::new(about), announced.clone(), !announced.tells_all()),
             ping: ping::Behaviour::default(),
             relay,
             dcutr: Toggle::from(None),
             upnp: Toggle::from(None),
             autonat: Toggle::from(None),
             autonat_v1: Toggle::from(None),
-            mdns: Toggle::from(None),
+            mdns: Toggle::from(mdns.map(|mdns| Telling::new(mdns, announced.clone(), false))),
         }
     };
-    let swarm_config =
-        |config: libp2p::swarm::Config| config.with_idle_connection_timeout(IDLE_TIMEOUT).with_smart_dial();
+    let swarm_config = |config: libp2p::swarm::Config| {
+        config
+            .with_idle_connection_timeout(IDLE_TIMEOUT)
+            .with_smart_dial()
+            // Whoever proposes one protocol only sends its request along with the proposal: a round trip less for each
+            // stream of the DHT.
+            .with_substream_upgrade_protocol_override(Version::V1Lazy)
+    };
     transport::public(keypair, behaviour, swarm_config).await
 }
 
-fn limits() -> connection_limits::ConnectionLimits {
-    connection_limits::ConnectionLimits::default()
-        .with_max_established(Some(CONNECTIONS_MAX))
-        .with_max_established_incoming(Some(INCOMING_MAX))
-        .with_max_pending_incoming(Some(PENDING_INCOMING_MAX))
-        .with_max_pending_outgoing(Some(PENDING_OUTGOING_MAX))
-        .with_max_established_per_peer(Some(PER_PEER_MAX))
-}
-
-/// One scope of the DHT. Peers enter its table only through identify, with addresses of the scope; records enter its
-/// store only after a check (`keep_provider` of the task).
-fn dht(scope: Scope, peer: PeerId) -> Scoped {
-    let store = MemoryStoreConfig { max_provided_keys: PROVIDED_KEYS_MAX, ..MemoryStoreConfig::default() };
-    let mut config = kad::Config::new(scope.protocol());
-    config
-        .set_kbucket_inserts(kad::BucketInserts::Manual)
-        .set_record_filtering(kad::StoreInserts::FilterBoth)
-        .set_caching(kad::Caching::Disabled)
-        .set_provider_record_ttl(Some(PROVIDER_TTL))
-        .set_provider_publication_interval(Some(REPROVIDE_EVERY))
-        .set_query_timeout(QUERY_TIMEOUT);
-    let mut kademlia = kad::Behaviour::with_config(peer, MemoryStore::with_config(peer, store), config);
-    if scope == Scope::Lan {
-        // Whoever shares our network can reach us. The public scope serves once a public address is known.
-        kademlia.set_mode(Some(kad::Mode::Server));
-    }
-    Scoped::new(scope, kademlia)
+/// Multicast DNS, if the system has it. A node that cannot find its neighbours is a node all the same.
+fn neighbours(keypair: &Keypair) -> Option<mdns::tokio::Behaviour> {
+    let started = mdns::tokio::Behaviour::new(mdns::Config::default(), keypair.public().to_peer_id());
+    started
+        .inspect_err(|error| tracing::warn!(%error, "peers of the local network cannot be found by multicast DNS"))
+        .ok()
 }

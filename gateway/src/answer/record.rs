@@ -40,7 +40,8 @@ pub async fn record(ask: &Ask<'_>, path: &ContentPath, names: &dyn NameResolver)
     Ok(draft)
 }
 
-fn etag(bytes: &[u8]) -> HeaderValue {
+/// The entity tag of a record.
+pub fn etag(bytes: &[u8]) -> HeaderValue {
     let digest = hashes::digest(hashes::SHA2_256, 32, bytes);
     let hex = digest.map(|hash| {
         hash.digest().iter().take(16).fold(String::new(), |mut hex, byte| {

@@ -5,7 +5,10 @@
 //! | [`welcome`] | the page that a first start prints, without any network |
 //! | [`tiers`] | content that only Kubo has, served from the network, then from RAM, then from disk |
 //! | [`routing`] | content found by its provider record, with no peer known but a DHT node |
+//! | [`routing_v1`] | delegated routing, either way round |
+//! | [`gateways`] | content over HTTP, from Causeway and from Kubo, and what comes of a gateway that lies |
 //! | [`names`] | IPNS names that Kubo published |
+//! | [`publish`] | names that Causeway published, resolved by Kubo; keys that go from one to the other |
 //! | [`reverse`] | Kubo reading what only Causeway has |
 //! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and vanishing readers |
 //! | [`coalescing`] | a hundred readers, one fetch |
@@ -17,10 +20,13 @@
 mod support;
 
 mod coalescing;
+mod gateways;
 mod malice;
 mod names;
+mod publish;
 mod reverse;
 mod routing;
+mod routing_v1;
 mod soak;
 mod streaming;
 mod tiers;

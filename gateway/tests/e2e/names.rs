@@ -20,13 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 async fn node(dir: &Path, bootstrap: &[&str]) -> (Bridge, Arc<Names>) {
     let address = |text: &str| text.parse().expect("a multiaddr");
     let options = BridgeOptions {
-        data_dir: dir.to_owned(),
         listen: vec![address("/ip4/127.0.0.1/tcp/0"), address("/ip4/127.0.0.1/udp/0/quic-v1")],
-        announce: Vec::new(),
         bootstrap: bootstrap.iter().map(|text| address(text)).collect(),
-        peering: Vec::new(),
-        stall_timeout: Duration::from_secs(30),
-        network_memory_bytes_max: 64 << 20,
+        ..BridgeOptions::new(dir)
     };
     let mut registry = Registry::default();
     let bridge = Bridge::start(options, Arc::new(MemoryBlocks::new()), &mut registry).await.expect("starts");

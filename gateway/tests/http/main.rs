@@ -8,5 +8,6 @@ mod failures;
 mod hosts;
 mod limits;
 mod listings;
+mod routing;
 mod site;
 mod upstream;

@@ -12,6 +12,9 @@ use gateway::health::{Health, Stage};
 use gateway::lanes::Lanes;
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Limits, Wiring};
+use gateway::routing_v1::finder::Finder;
+use gateway::routing_v1::metrics::RoutingMetrics;
+use gateway::routing_v1::{self, Routing};
 use gateway::server::{ConnectionLimits, Drain, serve};
 use gateway::source::{Gated, Sources};
 use prometheus_client::registry::Registry;
@@ -36,6 +39,7 @@ pub struct Setup {
     pub http: config::Http,
     pub welcome: Option<Cid>,
     pub names: Arc<dyn NameResolver>,
+    pub routing: Option<(Arc<dyn Finder>, routing_v1::Limits)>,
 }
 
 impl Setup {
@@ -48,6 +52,7 @@ impl Setup {
             http: config::Http::default(),
             welcome: None,
             names: Arc::new(NoNames),
+            routing: None,
         }
     }
 
@@ -64,7 +69,13 @@ impl Setup {
         let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let health = Arc::<Health>::default();
         health.enter(Stage::Serving);
+        let (names, http) = (Arc::clone(&self.names), &self.http);
+        let routing = self.routing.map(|(finder, limits)| {
+            let metrics = RoutingMetrics::register(&mut registry);
+            Routing::new(finder, names, Arc::new(tiers.local()), routing_v1::lanes(http), limits, metrics)
+        });
         let wiring = Wiring {
+            routing,
             sources: sources(&tiers, self.upstream, &self.http),
             names: self.names,
             policy: self.policy,
@@ -125,6 +136,7 @@ impl Site {
     }
 
     pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> reqwest::Response {
+        p2p_bridge::tls::use_ring();
         let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy().build();
         let method = reqwest::Method::from_bytes(method.as_bytes()).expect("a method");
         let mut request = client.expect("a client").request(method, self.url(path));

@@ -59,14 +59,21 @@ impl Launch {
 
     /// `causeway import`, to its end.
     pub fn import(&self, car: &Path) {
-        let output = self.command("import").arg(car).output().expect("causeway starts");
+        let output = self.command(&["import"]).arg(car).output().expect("causeway starts");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "causeway import {}: {}: {said}", car.display(), output.status);
     }
 
+    /// Any other command, to its end: what it printed, or what it complained of.
+    pub fn run(&self, arguments: &[&str]) -> Result<String, String> {
+        let output = self.command(arguments).output().expect("causeway starts");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
     /// `causeway serve`, until it says where it listens.
     pub async fn start(&self) -> Causeway {
-        let mut command = self.command("serve");
+        let mut command = self.command(&["serve"]);
         command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
         command.args(["--p2p-listen", "/ip4/127.0.0.1/tcp/0", "--p2p-listen", "/ip4/127.0.0.1/udp/0/quic-v1"]);
         command.args(&self.flags);
@@ -95,7 +102,7 @@ impl Launch {
         }
     }
 
-    fn command(&self, subcommand: &str) -> Command {
+    fn command(&self, subcommand: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_causeway"));
         // Whoever runs the tests may have settings of a node of their own.
         for (variable, _) in std::env::vars_os() {
@@ -104,7 +111,7 @@ impl Launch {
             }
         }
         command.env("CAUSEWAY_ADMIN_TOKEN", TOKEN).envs(self.settings.iter().map(|(key, value)| (key, value)));
-        command.arg(subcommand).arg("--data-dir").arg(self.dir.join("data")).current_dir(&self.dir);
+        command.args(subcommand).arg("--data-dir").arg(self.dir.join("data")).current_dir(&self.dir);
         command
     }
 }
@@ -158,6 +165,18 @@ impl Causeway {
         assert_eq!(answer.status, 200, "GET {path}: {}", answer.text());
         super::assert_same_bytes(path, &answer.body, expected);
         answer
+    }
+
+    /// Asks the admin listener with its token: a method, a path, and JSON if any.
+    pub async fn admin(&self, method: &str, path: &str, body: Option<&str>) -> (u16, serde_json::Value) {
+        let method = method.parse().expect("a method");
+        let mut request = client().request(method, format!("{}{path}", self.admin)).bearer_auth(TOKEN);
+        if let Some(body) = body {
+            request = request.body(body.to_owned());
+        }
+        let response = request.send().await.expect("the admin listener answers");
+        let status = response.status().as_u16();
+        (status, serde_json::from_slice(&response.bytes().await.expect("an answer")).unwrap_or_default())
     }
 
     /// Scrapes the metrics.

@@ -28,10 +28,15 @@ impl Kubo {
     /// Nodes are told of each other only after they run, by [`Kubo::connect`]: Kubo registers Bitswap late in its start, and
     /// is blind there to peers that it met before.
     pub async fn start() -> Self {
+        Self::start_with(|_| ()).await
+    }
+
+    /// [`Kubo::start`] with other settings.
+    pub async fn start_with(set: impl FnOnce(&mut Value)) -> Self {
         let ipfs = ipfs();
         let repository = TempDir::with_prefix("causeway-kubo-").expect("the temporary folder is writable");
         run(command(&ipfs, repository.path()).args(["init", "--profile=test"]));
-        configure(&repository.path().join("config"));
+        configure(&repository.path().join("config"), set);
         let mut process = Process::spawn("kubo", command(&ipfs, repository.path()).arg("daemon"), repository.path());
         process.says("Daemon is ready", START).await;
         let api = api_url(repository.path());
@@ -54,6 +59,12 @@ impl Kubo {
     fn multiaddr(&self, transport: &str) -> &str {
         let found = self.multiaddrs.iter().find(|address| address.contains(transport));
         found.unwrap_or_else(|| panic!("no {transport} in {:?}", self.multiaddrs))
+    }
+
+    /// The base URL of its HTTP gateway.
+    pub fn gateway(&self) -> String {
+        let url = std::fs::read_to_string(self.repository.path().join("gateway"));
+        url.expect("a running daemon has a gateway").trim().to_owned()
     }
 
     /// Adds a file from a stream, without pinning or announcing it, and returns its CID. `flags` are those of `ipfs add`.
@@ -95,6 +106,17 @@ impl Kubo {
         assert!(status.expect("ipfs starts").success(), "ipfs dag export {cid}");
     }
 
+    /// Its peer id.
+    pub fn peer_id(&self) -> &str {
+        self.tcp().rsplit('/').next().unwrap_or_default()
+    }
+
+    /// Where its own gateway listens, which answers `/routing/v1` as well.
+    pub fn gateway(&self) -> String {
+        let url = std::fs::read_to_string(self.repository.path().join("gateway"));
+        url.expect("a running daemon has a gateway").trim().trim_end_matches('/').to_owned()
+    }
+
     /// Connects to a peer.
     pub async fn connect(&self, multiaddr: &str) {
         self.call("swarm/connect", &[multiaddr]).await;
@@ -128,12 +150,49 @@ impl Kubo {
         run(self.command().args(["name", "publish", "-Q", "--resolve=false", path]))
     }
 
+    /// What a name stands for, from the DHT and nowhere else.
+    pub fn try_resolve(&self, name: &str) -> Result<String, String> {
+        let resolve = self.command().args(["name", "resolve", "--nocache", "--recursive=false", name]).output();
+        let resolve = resolve.expect("ipfs starts");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        if resolve.status.success() { Ok(text(&resolve.stdout)) } else { Err(text(&resolve.stderr)) }
+    }
+
+    /// Makes a key, and returns its name.
+    pub fn make_key(&self, name: &str, kind: &str) -> String {
+        run(self.command().args(["key", "gen", "--type", kind, name]))
+    }
+
+    /// Writes a key to a file.
+    pub fn export_key(&self, name: &str, format: &str, file: &Path) {
+        run(self.command().args(["key", "export", "--format", format, "-o"]).arg(file).arg(name));
+    }
+
+    /// Takes in a key, and returns its name.
+    pub fn import_key(&self, name: &str, format: &str, file: &Path) -> String {
+        run(self.command().args(["key", "import", "--allow-any-key-type", "--format", format, name]).arg(file))
+    }
+
     /// Peers that the DHT names as providers of a CID.
     pub async fn find_providers(&self, cid: &str) -> Vec<String> {
         let events = self.call_text("routing/findprovs", &[cid]).await;
         let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let responses = events.flat_map(|event| event["Responses"].as_array().cloned().unwrap_or_default());
         responses.filter_map(|response| response["ID"].as_str().map(str::to_owned)).collect()
+    }
+
+    /// Where a peer is, by whatever routing the node has.
+    pub async fn find_peer(&self, peer_id: &str) -> Vec<String> {
+        let events = self.call_text("routing/findpeer", &[peer_id]).await;
+        let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let responses = events.flat_map(|event| event["Responses"].as_array().cloned().unwrap_or_default());
+        responses.flat_map(|response| texts(&response["Addrs"])).collect()
+    }
+
+    /// What a name stands for, by whatever routing the node has.
+    pub async fn resolve(&self, name: &str) -> String {
+        let resolved = self.call("name/resolve", &[name]).await;
+        resolved["Path"].as_str().unwrap_or_else(|| panic!("no path in {resolved}")).to_owned()
     }
 
     /// The content of a file, from wherever Kubo finds it.
@@ -217,7 +276,7 @@ fn run(command: &mut Command) -> String {
 
 /// On top of the "test" profile: nobody outside this machine is ever asked for anything, and loopback addresses take part in
 /// the DHT as those of a server.
-fn configure(config: &Path) {
+fn configure(config: &Path, set: impl FnOnce(&mut Value)) {
     let text = std::fs::read_to_string(config).expect("ipfs init wrote it");
     let mut settings: Value = serde_json::from_str(&text).expect("Kubo's configuration is JSON");
     settings["Addresses"]["Swarm"] = json!(["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"]);
@@ -228,6 +287,7 @@ fn configure(config: &Path) {
     settings["Routing"]["DelegatedRouters"] = json!([]);
     settings["Routing"]["LoopbackAddressesOnLanDHT"] = json!(true);
     settings["Ipns"]["DelegatedPublishers"] = json!([]);
+    set(&mut settings);
     std::fs::write(config, settings.to_string()).expect("the repository is writable");
 }
 

@@ -6,10 +6,13 @@
 use super::client::{self, Action, Client, Use};
 use super::framing::Memory;
 use super::handler::{Command, Event as HandlerEvent, Handler, Received};
-use super::message::Ask;
-use super::server::{Found, Lookup, Server};
+use super::message::{Ask, MAX_WANTS_PER_PEER, WantEntry};
+use super::server::{Answer, Found, Lookup, Server};
 use super::traffic::Traffic;
+use crate::admission::reputation::Offence;
+use crate::http_source::peers::{Event as HttpEvent, HttpPeers};
 use crate::metrics::{Kind, Metrics};
+use crate::options::ServeTo;
 use crate::wants::{SessionId, Wants};
 use content::{BlockKey, BlockSource, Cid};
 use futures::future::BoxFuture;
@@ -61,6 +64,10 @@ pub enum Event {
     Search(SessionId),
     /// Stop finding them.
     StopSearch(SessionId),
+    /// A peer proved to hold a root's DAG.
+    Joined(SessionId, PeerId),
+    /// A peer did something wrong.
+    Offence(PeerId, Offence),
 }
 
 /// The network behaviour. See the module's documentation.
@@ -77,6 +84,9 @@ pub struct Behaviour {
     traffic: HashMap<PeerId, Weak<Traffic>>,
     memory: Memory,
     favoured: HashSet<PeerId>,
+    serve_to: ServeTo,
+    /// Gateways that are asked as peers are.
+    http: HttpPeers,
     events: VecDeque<ToSwarm<Event, Command>>,
     ticker: Interval,
 }
@@ -92,6 +102,7 @@ impl Behaviour {
         local: Arc<dyn BlockSource>,
         favoured: HashSet<PeerId>,
         memory: Memory,
+        serve_to: ServeTo,
     ) -> Self {
         let mut ticker = tokio::time::interval(TICK);
         ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -107,8 +118,24 @@ impl Behaviour {
             traffic: HashMap::new(),
             memory,
             favoured,
+            serve_to,
+            http: HttpPeers::none(Default::default()),
             events: VecDeque::new(),
             ticker,
+        }
+    }
+
+    /// The same with gateways to ask as well.
+    pub fn with_http(mut self, http: HttpPeers) -> Self {
+        self.http = http;
+        self
+    }
+
+    /// Routing named a provider with these addresses; the gateways among them are asked as providers of their own.
+    pub fn addresses_found(&mut self, session: SessionId, addresses: &[Multiaddr]) {
+        let now = Instant::now();
+        for gateway in self.http.found(addresses, now) {
+            self.client.provider_found(session, gateway, now);
         }
     }
 
@@ -120,6 +147,30 @@ impl Behaviour {
     /// A search that [`Event::Search`] asked for has ended.
     pub fn search_finished(&mut self, session: SessionId) {
         self.client.search_finished(session, Instant::now());
+    }
+
+    /// Whether a peer owes us anything, and when it last gave us something.
+    pub fn usefulness(&self, peer: &PeerId) -> (bool, Option<Instant>) {
+        self.client.usefulness(peer)
+    }
+
+    /// How many connected peers proved to hold a session's DAG.
+    pub fn members(&self, session: &SessionId) -> usize {
+        self.client.members(session)
+    }
+
+    /// A block that a session waits for, besides its root.
+    pub fn wanted_below(&self, session: &SessionId) -> Option<BlockKey> {
+        self.client.wanted_below(session)
+    }
+
+    /// The connections with a peer.
+    pub fn connections(&self, peer: &PeerId) -> &[ConnectionId] {
+        self.connections.get(peer).map_or(&[], Vec::as_slice)
+    }
+
+    fn offended(&mut self, peer: PeerId, offence: Offence) {
+        self.events.push_back(ToSwarm::GenerateEvent(Event::Offence(peer, offence)));
     }
 
     fn command(&mut self, command: SessionCommand, now: Instant) {
@@ -161,6 +212,7 @@ impl Behaviour {
             self.metrics.block_received(kind, 1, bytes as u64);
             if kind == Kind::Unsolicited {
                 tracing::debug!(%peer, ?key, "sent a block that it was not asked for");
+                self.offended(peer, Offence::Lie);
             }
             // Somebody may have begun to wait after the block was delivered and before we heard of it.
             for (cid, session) in self.wants.waiting(&key) {
@@ -171,8 +223,28 @@ impl Behaviour {
             self.client.received_presence(peer, &cid, has, now);
         }
         if !received.wants.is_empty() || received.full {
-            self.server.asked(peer, received.wants, received.full);
+            self.asked(peer, received.wants, received.full);
         }
+    }
+
+    /// A peer asks. Whoever is not served hears that nothing is here, as if it were so.
+    fn asked(&mut self, peer: PeerId, wants: Vec<WantEntry>, full: bool) {
+        if !self.serve_to.admits(&peer) {
+            let absent = wants.into_iter().filter(|want| want.ask != Ask::Cancel && want.send_dont_have);
+            let presences: Vec<_> = absent.take(MAX_WANTS_PER_PEER).map(|want| (want.cid, false)).collect();
+            if !presences.is_empty() {
+                self.notify(peer, Command::Answer(Answer { presences, ..Answer::default() }));
+            }
+            return;
+        }
+        if self.server.asked(peer, wants, full) > 0 {
+            self.offended(peer, Offence::Flood);
+        }
+    }
+
+    /// Whether a peer is served last.
+    pub fn throttle(&mut self, peer: PeerId, throttled: bool) {
+        self.server.throttle(peer, throttled);
     }
 
     fn start_lookups(&mut self) {
@@ -199,9 +271,16 @@ impl Behaviour {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Send { peer, entries } => self.notify(peer, Command::Ask(entries)),
+            Action::Send { peer, entries } => {
+                if !self.http.send(peer, &entries, Instant::now()) {
+                    self.notify(peer, Command::Ask(entries));
+                }
+            }
             Action::Search(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::Search(session))),
             Action::StopSearch(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::StopSearch(session))),
+            Action::Joined(session, peer) => {
+                self.events.push_back(ToSwarm::GenerateEvent(Event::Joined(session, peer)));
+            }
             Action::Fail(failure) => {
                 self.metrics.stalls.inc();
                 self.wants.fail(&failure.key, &failure.session, &failure.error);
@@ -226,6 +305,19 @@ impl Behaviour {
             if let Some(at) = traffic.upgrade().and_then(|traffic| traffic.received_at()) {
                 self.client.peer_progressed(*peer, at);
             }
+        }
+    }
+
+    /// Where a gateway is that a provider record named, if that is what goes by this name.
+    pub fn gateway_address(&self, peer: &PeerId) -> Option<&Multiaddr> {
+        self.http.address(peer)
+    }
+
+    fn on_http(&mut self, event: HttpEvent, now: Instant) {
+        match event {
+            HttpEvent::Connected { peer, favoured } => self.client.peer_connected(peer, favoured, now),
+            HttpEvent::Disconnected(peer) => self.client.peer_disconnected(peer, now),
+            HttpEvent::Received(peer, received) => self.received(peer, received, now),
         }
     }
 
@@ -310,6 +402,7 @@ impl NetworkBehaviour for Behaviour {
                 tracing::debug!(%peer, reason, "broke the Bitswap protocol");
                 self.metrics.faults.inc();
                 self.client.peer_failed(peer, now);
+                self.offended(peer, Offence::Protocol);
             }
             HandlerEvent::Unreachable => self.client.peer_failed(peer, now),
             HandlerEvent::Lost => self.client.ask_again(peer),
@@ -340,11 +433,15 @@ impl NetworkBehaviour for Behaviour {
                     self.note_traffic();
                     self.client.tick(now);
                 }
+                self.http.tick(now);
             }
             while let Some(action) = self.client.poll_action() {
                 self.act(action);
             }
-            if self.events.is_empty() {
+            // After the actions, which may have started requests that nobody would be woken for.
+            if let Poll::Ready(event) = self.http.poll(cx, now) {
+                self.on_http(event, now);
+            } else if self.events.is_empty() {
                 return Poll::Pending;
             }
         }

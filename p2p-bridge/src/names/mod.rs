@@ -10,14 +10,19 @@
 //! 2. what is remembered (`cache.rs`): fresh, or stale and refreshed behind;
 //! 3. one look-up for all who wait: the DHT (`dht.rs`) for a key, the DNS (`dns.rs`) for a domain.
 //!
-//! Non-goals: publishing, and what content a path leads to.
+//! Names whose keys are kept here are published by [`publish`], and what is published here is known without a search.
+//!
+//! Non-goals: what content a path leads to.
 
 mod cache;
 mod dht;
 mod dns;
 mod flight;
 mod kept;
+pub mod key_format;
+pub mod keystore;
 mod metrics;
+pub mod publish;
 #[cfg(test)]
 mod tests;
 
@@ -38,9 +43,10 @@ use futures::future::BoxFuture;
 use kept::Kept;
 use metrics::{Hit, Metrics};
 use prometheus_client::registry::Registry;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{Mutex, Notify};
 
@@ -125,6 +131,8 @@ struct Inner {
     /// None: nobody is there to ask.
     links: Option<Arc<dyn Links>>,
     cache: Cache,
+    /// The records that are published here, which nobody has to be asked for.
+    own: RwLock<HashMap<Key, Record>>,
     flights: Flights,
     timeout: Duration,
     clock: Clock,
@@ -165,6 +173,7 @@ impl Names {
             records,
             links,
             cache: Cache::new(options.cache_entries_max),
+            own: RwLock::default(),
             flights: Flights::new(options.lookups_max),
             timeout: options.timeout,
             clock,
@@ -178,6 +187,33 @@ impl Names {
             tokio::spawn(keep_saving(Arc::downgrade(&inner), Arc::clone(&inner.changed)));
         }
         Arc::new(Self { inner })
+    }
+
+    /// A record is published here: from now on it answers, unless there is a newer one.
+    fn own(&self, key: Key, record: Record) {
+        let name = Name::Key(key);
+        self.inner.own.write().unwrap_or_else(PoisonError::into_inner).insert(key, record.clone());
+        if record.is_valid_at((self.inner.clock.wall)()) {
+            self.inner.improve(&name, record);
+        }
+    }
+
+    /// A name is published here no longer.
+    fn disown(&self, key: &Key) {
+        self.inner.own.write().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+
+    /// The newest record of a key that is known without asking anybody, whether or not it still holds.
+    fn known(&self, key: &Key) -> Option<Record> {
+        let own = self.inner.own.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+        let cached = self.inner.cache.get(&Name::Key(*key)).and_then(|entry| match &entry.outcome {
+            Ok(Answer::Record(record)) => Some(record.clone()),
+            _ => None,
+        });
+        match (own, cached) {
+            (Some(own), Some(cached)) => Some(if cached.newer_than(&own) { cached } else { own }),
+            (own, cached) => own.or(cached),
+        }
     }
 
     /// Writes the records that are to outlive a restart. Otherwise that happens a few seconds after a change.
@@ -309,7 +345,10 @@ impl Inner {
                 Standing::Gone => {}
             }
         }
-        let entry = self.look_up(name).await?;
+        let entry = match self.own_record(name) {
+            Some(record) => self.improve(name, record).0,
+            None => self.look_up(name).await?,
+        };
         let ttl = match entry.standing((self.clock.now)(), (self.clock.wall)()) {
             Standing::Fresh(ttl) | Standing::Stale { ttl, .. } => ttl,
             Standing::Gone => Duration::ZERO,
@@ -382,8 +421,16 @@ impl Inner {
         entry
     }
 
-    /// See [`Cache::improve`].
+    /// The record that is published here for a name, if it holds.
+    fn own_record(&self, name: &Name) -> Option<Record> {
+        let Name::Key(key) = name else { return None };
+        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
+        own.get(key).filter(|record| record.is_valid_at((self.clock.wall)())).cloned()
+    }
+
+    /// See [`Cache::improve`]. What is published here may be better than what was found.
     fn improve(&self, name: &Name, record: Record) -> (Arc<Entry>, bool) {
+        let record = self.own_record(name).filter(|own| own.newer_than(&record)).unwrap_or(record);
         let (entry, news) = self.cache.improve(name, record, (self.clock.now)(), (self.clock.wall)());
         if news {
             self.changed.notify_one();
@@ -393,6 +440,9 @@ impl Inner {
 
     /// See [`Cache::fail`].
     fn fail(&self, name: &Name, error: NameError, ttl: Duration) -> Arc<Entry> {
+        if let Some(own) = self.own_record(name) {
+            return self.improve(name, own).0;
+        }
         self.cache.fail(name, error, ttl, (self.clock.now)(), (self.clock.wall)())
     }
 

@@ -16,8 +16,8 @@ use tempfile::TempDir;
 use tokio::net::UdpSocket;
 
 const CID: &str = "bafkqaddjnzzxazldoqwxizltoq";
-const MINUTE: Duration = Duration::from_secs(60);
-const HOUR: Duration = Duration::from_secs(3600);
+pub(super) const MINUTE: Duration = Duration::from_secs(60);
+pub(super) const HOUR: Duration = Duration::from_secs(3600);
 
 thread_local! {
     /// How far the tests' clock is ahead of the system's: each test has a thread.
@@ -32,15 +32,15 @@ fn wall() -> SystemTime {
     SystemTime::now() + AHEAD.get()
 }
 
-const CLOCK: Clock = Clock { now, wall };
+pub(super) const CLOCK: Clock = Clock { now, wall };
 
 /// Lets time pass at once.
-fn advance(by: Duration) {
+pub(super) fn advance(by: Duration) {
     AHEAD.set(AHEAD.get() + by);
 }
 
 /// Waits for a condition that other tasks will bring about.
-async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+pub(super) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
         assert!(begun.elapsed() < Duration::from_secs(20), "not yet: {what}");
@@ -81,7 +81,7 @@ fn signed_until(n: u8, sequence: u64, value: &str, end_of_life: SystemTime) -> B
 
 /// A DHT whose records are there at once, and whose searches end then or are left open for the test to go on with.
 #[derive(Default)]
-struct Dht {
+pub(super) struct Dht {
     records: std::sync::Mutex<HashMap<Key, Vec<Bytes>>>,
     open: bool,
     sinks: std::sync::Mutex<Vec<Sink>>,
@@ -97,10 +97,14 @@ impl Dht {
         self.records.lock().expect("no panics").insert(key(n), records.into_iter().collect());
     }
 
+    pub fn has_for(&self, key: Key, records: impl IntoIterator<Item = Bytes>) {
+        self.records.lock().expect("no panics").insert(key, records.into_iter().collect());
+    }
+
     /// A record turns up in every open search.
     fn finds(&self, bytes: Bytes) {
         for sink in self.sinks.lock().expect("no panics").iter() {
-            sink.put(Found { peer: PeerId::random(), bytes: bytes.clone() });
+            sink.put(Found { peer: Some(PeerId::random()), bytes: bytes.clone() });
         }
     }
 
@@ -122,7 +126,7 @@ impl Records for Dht {
     fn find(&self, key: Key) -> BoxFuture<'static, Search> {
         let (search, sink) = Search::new(None);
         for bytes in self.records.lock().expect("no panics").get(&key).into_iter().flatten() {
-            sink.put(Found { peer: PeerId::random(), bytes: bytes.clone() });
+            sink.put(Found { peer: Some(PeerId::random()), bytes: bytes.clone() });
         }
         if self.open {
             self.sinks.lock().expect("no panics").push(sink);
@@ -148,11 +152,15 @@ fn names_with(options: NamesOptions, dht: &Arc<Dht>, zone: Zone) -> Arc<Names> {
     Names::with(options, Some(Arc::clone(dht) as _), Some(Arc::new(zone)), CLOCK, &mut Registry::default())
 }
 
+pub(super) fn names_with_records(options: NamesOptions, records: Option<Arc<dyn Records>>) -> Arc<Names> {
+    Names::with(options, records, None, CLOCK, &mut Registry::default())
+}
+
 fn names(dht: &Arc<Dht>) -> Arc<Names> {
     names_with(NamesOptions::default(), dht, Zone::default())
 }
 
-fn to(segment: &str) -> String {
+pub(super) fn to(segment: &str) -> String {
     format!("/ipfs/{CID}/{segment}")
 }
 

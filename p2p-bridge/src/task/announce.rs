@@ -10,8 +10,9 @@ impl Task {
         let now = Instant::now();
         for scope in Scope::ALL {
             let Some(providing) = self.providing.get_mut(&scope) else { continue };
-            let reachable = scope == Scope::Lan || self.swarm.external_addresses().any(|address| scope.admits(address));
+            let external: Vec<_> = self.swarm.external_addresses().cloned().collect();
             let dht = self.swarm.behaviour_mut().dht(scope);
+            let reachable = dht.trusts_listeners() || external.iter().any(|address| dht.admits(address));
             let deaf = !reachable || dht.kbuckets().all(|bucket| bucket.is_empty());
             while let Some(key) = providing.next(deaf, now) {
                 match dht.start_providing(key.clone()) {

@@ -1,16 +1,17 @@
-//! What the two DHTs report: answers to our queries, and records that others want stored.
+//! What the two DHTs report: answers to our queries; and the records of others, which are kept over a restart.
 
-use super::{ADDRESSES_MAX, Task};
+use super::Task;
+use crate::dht::kept;
 use crate::scope::Scope;
-use libp2p::kad::store::RecordStore;
-use libp2p::kad::{self, GetProvidersOk, GetRecordOk, ProviderRecord, QueryResult};
-use std::time::Instant;
+use libp2p::kad::{self, GetClosestPeersError, GetProvidersOk, GetRecordOk, QueryResult};
+use std::time::{Instant, SystemTime};
 
 impl Task {
     pub(super) fn on_dht_event(&mut self, scope: Scope, event: kad::Event) {
         match event {
             kad::Event::OutboundQueryProgressed { id, result, step, stats } => {
                 self.lookups.asked(scope, id, stats.num_requests() as usize);
+                self.on_found(scope, id, &result);
                 if let QueryResult::GetProviders(Ok(GetProvidersOk::FoundProviders { key, providers })) = &result
                     && let Some(session) = self.queries.get(&(scope, id)).copied()
                 {
@@ -21,36 +22,55 @@ impl Task {
                 {
                     self.on_announced(scope, &key, outcome.is_ok());
                 }
+                if let QueryResult::PutRecord(outcome) = &result {
+                    self.on_put(scope, id, outcome);
+                }
+                if step.last
+                    && let QueryResult::GetClosestPeers(outcome) = &result
+                {
+                    let peers = match outcome {
+                        Ok(found) => found.peers.clone(),
+                        Err(GetClosestPeersError::Timeout { peers, .. }) => peers.clone(),
+                    };
+                    self.on_peer_walk(scope, id, peers);
+                }
                 if let QueryResult::GetRecord(Ok(GetRecordOk::FoundRecord(found))) = result {
                     self.on_record(scope, id, found);
                 }
                 if step.last {
+                    self.metrics.query_ended(stats.num_requests(), stats.duration());
+                    self.finders.finished(scope, id);
                     self.lookups.finished(scope, id, stats.num_successes() > 0);
                     self.lookups.settle(Instant::now(), self.bootstraps.is_lonely());
                     self.on_query_finished(scope, id);
                 }
             }
-            kad::Event::InboundRequest { request: kad::InboundRequest::AddProvider { record: Some(record) } } => {
-                self.keep_provider(scope, record);
-            }
             kad::Event::RoutingUpdated { is_new_peer: true, .. } => {
                 self.announce();
                 self.look_up(scope);
+                self.put(scope);
             }
             _ => {}
         }
     }
 
-    /// Stores a provider record that a peer sent about itself, less the addresses that do not belong in this scope.
-    /// Value records are not stored yet: nothing here can validate them.
-    pub(super) fn keep_provider(&mut self, scope: Scope, mut record: ProviderRecord) {
-        record.addresses.retain(|address| scope.admits(address));
-        record.addresses.truncate(ADDRESSES_MAX);
-        if record.addresses.is_empty() {
-            return;
+    /// Forgets expired records, and writes the rest once in a while.
+    pub(super) fn keep_records(&mut self, now: SystemTime) {
+        for scope in Scope::ALL {
+            let dht = self.swarm.behaviour_mut().dht(scope);
+            dht.tick(now);
+            if let Some((path, bytes)) = dht.take_changes(now, false) {
+                tokio::task::spawn_blocking(move || kept::save(&path, bytes));
+            }
         }
-        if let Err(error) = self.swarm.behaviour_mut().dht(scope).store_mut().add_provider(record) {
-            tracing::debug!(%error, "a provider record was not stored");
+    }
+
+    /// Writes the records before the end.
+    pub(super) async fn save_records(&mut self) {
+        for scope in Scope::ALL {
+            if let Some((path, bytes)) = self.swarm.behaviour_mut().dht(scope).take_changes(SystemTime::now(), true) {
+                let _ = tokio::task::spawn_blocking(move || kept::save(&path, bytes)).await;
+            }
         }
     }
 }

@@ -7,6 +7,9 @@
 //! | module | concern |
 //! |---|---|
 //! | [`search`] | providers of a session's root, and dialling them |
+//! | [`routers`] | delegated routers, asked at the same moment |
+//! | [`finding`] | providers and peers for whoever asks us over HTTP |
+//! | [`gateways`] | the HTTP gateways among a provider's addresses |
 //! | [`values`] | value records |
 //! | [`dht`] | what the DHTs report, and records that others want stored |
 //! | [`announce`] | what we provide |
@@ -14,26 +17,34 @@
 
 mod announce;
 mod dht;
+mod finding;
+mod gateways;
 mod peers;
+mod routers;
 mod search;
 mod values;
 
 use crate::bitswap::behaviour::Event as BitswapEvent;
+use crate::discovery::memory::Memory;
+use crate::finders::{Finders, Sought};
 use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
 use crate::providing::Providing;
+use crate::puts::{self, Puts};
 use crate::redial::Redial;
+use crate::routing_v1::PeerRecord;
 use crate::scope::Scope;
 use crate::swarm::{Behaviour, BehaviourEvent};
 use crate::wants::SessionId;
 use futures::StreamExt;
-use libp2p::kad::{QueryId, RecordKey};
+use libp2p::kad::{QueryId, Record, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
-use libp2p::{Multiaddr, Swarm, identify, ping};
+use libp2p::{Multiaddr, PeerId, Swarm, identify, mdns, ping};
+pub use routers::Delegation;
 use search::Search;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
@@ -51,10 +62,26 @@ pub enum Command {
     Provide(RecordKey),
     /// Search for the value records of a key in both scopes.
     FindRecords(RecordKey, Sink),
+    /// Put a value record into a scope, as soon as there is anybody to take it.
+    PutRecord(Scope, Record, puts::Reply),
+    /// Search for providers or peers for somebody else.
+    FindPeers(Sought, mpsc::Sender<PeerRecord>),
     /// Every address that peers can use, ending in our peer id.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
     /// Stop; answered when everything is written.
     Shutdown(oneshot::Sender<()>),
+}
+
+/// Whom the node knows from the start.
+pub struct Acquaintances {
+    /// The peers to stay connected to.
+    pub peerings: Redial,
+    /// The peers to join the network through.
+    pub bootstraps: Redial,
+    /// The good peers of earlier runs.
+    pub peerbook: Peerbook,
+    /// Who had which DAG.
+    pub memory: Memory,
 }
 
 /// The task's state.
@@ -67,10 +94,24 @@ pub struct Task {
     peerbook: Peerbook,
     searches: HashMap<SessionId, Search>,
     queries: HashMap<(Scope, QueryId), SessionId>,
+    /// Walks to peers whose addresses nobody knows.
+    peer_walks: HashMap<(Scope, QueryId), PeerId>,
+    memory: Memory,
     lookups: Lookups,
+    puts: Puts,
+    delegation: Delegation,
+    finders: Finders,
+    /// Where connected peers say that they listen, as far as they may be believed.
+    listening: HashMap<PeerId, Vec<Multiaddr>>,
     providing: HashMap<Scope, Providing>,
     announcing: HashMap<(Scope, QueryId), RecordKey>,
     remotes: HashMap<ConnectionId, Multiaddr>,
+    /// The addresses of connections that we opened.
+    dialled: HashMap<ConnectionId, Multiaddr>,
+    /// The connected peers, and since when.
+    connected: HashMap<PeerId, Instant>,
+    /// The connected peers that are served last.
+    throttled: HashSet<PeerId>,
     round: u32,
 }
 
@@ -80,10 +121,10 @@ impl Task {
         swarm: Swarm<Behaviour>,
         commands: mpsc::Receiver<Command>,
         metrics: Metrics,
-        peerings: Redial,
-        bootstraps: Redial,
-        peerbook: Peerbook,
+        acquaintances: Acquaintances,
+        delegation: Delegation,
     ) -> Self {
+        let Acquaintances { peerings, bootstraps, peerbook, memory } = acquaintances;
         Self {
             swarm,
             commands,
@@ -93,10 +134,19 @@ impl Task {
             peerbook,
             searches: HashMap::new(),
             queries: HashMap::new(),
+            peer_walks: HashMap::new(),
+            memory,
             lookups: Lookups::default(),
+            puts: Puts::default(),
+            delegation,
+            finders: Finders::default(),
+            listening: HashMap::new(),
             providing: Scope::ALL.map(|scope| (scope, Providing::default())).into(),
             announcing: HashMap::new(),
             remotes: HashMap::new(),
+            dialled: HashMap::new(),
+            connected: HashMap::new(),
+            throttled: HashSet::new(),
             round: 0,
         }
     }
@@ -106,6 +156,8 @@ impl Task {
         self.remember_peers();
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut pace = tokio::time::interval(search::PACE);
+        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stopped = loop {
             tokio::select! {
                 event = self.swarm.select_next_some() => self.on_event(event),
@@ -114,10 +166,13 @@ impl Task {
                     Some(command) => self.on_command(command),
                     None => break None,
                 },
+                told = self.delegation.next() => self.on_told(told),
                 _ = housekeeping.tick() => self.keep_house(),
+                _ = pace.tick(), if !self.searches.is_empty() => self.pace_all(Instant::now()),
             }
         };
-        self.save_peers().await;
+        self.save_all().await;
+        self.save_records().await;
         if let Some(reply) = stopped {
             let _ = reply.send(());
         }
@@ -135,6 +190,11 @@ impl Task {
                 self.lookups.add(key, sink, Instant::now());
                 Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
             }
+            Command::PutRecord(scope, record, reply) => {
+                self.puts.add(scope, record, reply);
+                self.put(scope);
+            }
+            Command::FindPeers(sought, sink) => self.find(sought, sink),
             Command::Addresses(reply) => {
                 let _ = reply.send(addresses(&self.swarm));
             }
@@ -147,6 +207,12 @@ impl Task {
             SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::Search(session))) => self.start_search(session),
             SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::StopSearch(session))) => {
                 self.stop_search(session)
+            }
+            SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::Joined(session, peer))) => {
+                self.on_joined(session, peer);
+            }
+            SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::Offence(peer, offence))) => {
+                self.on_offence(peer, offence);
             }
             SwarmEvent::Behaviour(BehaviourEvent::Wan(event)) => self.on_dht_event(Scope::Wan, event),
             SwarmEvent::Behaviour(BehaviourEvent::Lan(event)) => self.on_dht_event(Scope::Lan, event),
@@ -161,13 +227,7 @@ impl Task {
                 self.on_connected(peer_id, connection_id, &endpoint);
             }
             SwarmEvent::ConnectionClosed { peer_id, connection_id, num_established, .. } => {
-                self.metrics.connections.dec();
-                self.remotes.remove(&connection_id);
-                if num_established == 0 {
-                    let now = Instant::now();
-                    self.peerings.disconnected(&peer_id, now);
-                    self.bootstraps.disconnected(&peer_id, now);
-                }
+                self.on_disconnected(peer_id, connection_id, num_established == 0);
             }
             // Two in a row were lost: whoever is there no longer answers, whatever TCP believes.
             SwarmEvent::Behaviour(BehaviourEvent::Ping(ping::Event { connection, result: Err(error), .. }))
@@ -175,9 +235,14 @@ impl Task {
             {
                 self.swarm.close_connection(connection);
             }
+            SwarmEvent::Behaviour(BehaviourEvent::Mdns(mdns::Event::Discovered(found))) => self.on_neighbours(found),
+            SwarmEvent::Dialing { peer_id: Some(peer), .. } => self.on_dialling(peer),
             SwarmEvent::NewListenAddr { address, .. } => self.on_listening(address),
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
+                if let Some(peer) = peer_id {
+                    self.on_dial_ended(&peer, false);
+                }
             }
             _ => {}
         }
@@ -186,22 +251,26 @@ impl Task {
     fn keep_house(&mut self) {
         let now = Instant::now();
         let mut due = self.peerings.due(now);
-        if self.table_sizes().iter().all(|(_, peers)| *peers == 0) {
-            due.extend(self.bootstraps.due(now));
-        }
+        due.extend(self.bootstraps_due(now));
         for (peer, known) in due {
             self.dial(peer, known);
         }
         self.announce();
         self.tend_lookups();
+        self.keep_records(SystemTime::now());
+        self.tend_puts();
+        self.tend_finders();
+        self.tend_searches();
+        self.trim(now);
+        self.forgive(now);
         for (scope, peers) in self.table_sizes() {
             self.metrics.set_table_size(scope, peers);
         }
         self.round = (self.round + 1) % SAVE_EVERY;
-        if self.round == 0
-            && let Some((path, bytes)) = self.peerbook.take_changes(SystemTime::now())
-        {
-            tokio::task::spawn_blocking(move || peers::save(&path, &bytes));
+        if self.round == 0 {
+            for (path, bytes) in self.take_changes() {
+                tokio::task::spawn_blocking(move || peers::save(&path, &bytes));
+            }
         }
     }
 }

@@ -1,9 +1,10 @@
-//! Searching for value records ([`crate::lookups`]).
+//! Searching for value records ([`crate::lookups`]), and putting them ([`crate::puts`]).
 
 use super::Task;
 use crate::lookups::Found;
+use crate::puts::PutError;
 use crate::scope::Scope;
-use libp2p::kad::{PeerRecord, QueryId};
+use libp2p::kad::{PeerRecord, PutRecordResult, QueryId, Quorum};
 use std::time::Instant;
 
 impl Task {
@@ -24,7 +25,7 @@ impl Task {
     pub(super) fn on_record(&mut self, scope: Scope, query: QueryId, found: PeerRecord) {
         // Ours come from nobody, and we keep none.
         let Some(peer) = found.peer else { return };
-        self.lookups.found(scope, query, Found { peer, bytes: found.record.value.into() });
+        self.lookups.found(scope, query, Found { peer: Some(peer), bytes: found.record.value.into() });
         self.end_unheard_lookups();
     }
 
@@ -46,5 +47,38 @@ impl Task {
                 query.finish();
             }
         }
+    }
+
+    /// Starts the puts whose turn it is in this scope, if there is anybody to take them.
+    pub(super) fn put(&mut self, scope: Scope) {
+        let dht = self.swarm.behaviour_mut().dht(scope);
+        if !self.puts.is_waiting(scope) || dht.kbuckets().all(|bucket| bucket.is_empty()) {
+            return;
+        }
+        while let Some((record, reply)) = self.puts.next(scope) {
+            // All who are near the key are to take it, and who does not is not waited for longer than a query lasts.
+            match dht.put_record(record, Quorum::All) {
+                Ok(query) => {
+                    self.metrics.query_started(scope);
+                    self.puts.started(scope, query, reply);
+                }
+                Err(error) => _ = reply.send(Err(PutError::Refused(error.to_string()))),
+            }
+        }
+    }
+
+    pub(super) fn on_put(&mut self, scope: Scope, query: QueryId, result: &PutRecordResult) {
+        self.puts.finished(scope, query, result);
+        self.put(scope);
+    }
+
+    /// Ends what nobody waits for, and starts what a peer that is known already can take.
+    pub(super) fn tend_puts(&mut self) {
+        for (scope, query) in self.puts.sweep() {
+            if let Some(mut query) = self.swarm.behaviour_mut().dht(scope).query_mut(&query) {
+                query.finish();
+            }
+        }
+        Scope::ALL.into_iter().for_each(|scope| self.put(scope));
     }
 }

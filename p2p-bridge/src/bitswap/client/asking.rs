@@ -276,6 +276,7 @@ impl Client {
         if session.members.len() < MEMBERS_MAX && !session.members.contains(&peer) {
             session.members.push(peer);
             known.sessions.insert(session_id);
+            self.actions.push_back(Action::Joined(session_id, peer));
         }
     }
 

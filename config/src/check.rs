@@ -1,0 +1,128 @@
+//! What is wrong with values that parse: too small, too large, at odds with each other. Each complaint is about one key.
+
+use crate::load::{ConfigError, Loaded, Origin};
+use crate::schema::Config;
+
+/// A year. Longer times would overflow the clock.
+const SECONDS_MAX: u64 = 365 * 24 * 3600;
+const HOURS_MAX: u64 = SECONDS_MAX / 3600;
+
+/// Checks what no single value shows to its own type.
+///
+/// # Errors
+/// [`ConfigError::Value`] about the first thing that is wrong.
+pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
+    let Config { data_dir, http, .. } = &loaded.config;
+    if data_dir.as_os_str().is_empty() {
+        return Err(loaded.error("data_dir", "names no folder"));
+    }
+    if http.listen.is_empty() {
+        return Err(loaded.error("http.listen", "needs at least one address"));
+    }
+    nothing_is_too_little(loaded)?;
+    nothing_is_too_much(loaded)?;
+    records_outlive_their_renewal(loaded)?;
+    admin_is_not_exposed(loaded)
+}
+
+fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
+    let Config { http, p2p, names, cache, .. } = &loaded.config;
+    let at_least = [
+        ("http.stall_timeout_seconds", http.stall_timeout_seconds, 1),
+        ("http.header_timeout_seconds", http.header_timeout_seconds, 1),
+        ("http.send_timeout_seconds", http.send_timeout_seconds, 1),
+        ("http.connections_max", http.connections_max, 1),
+        ("http.misses_max", http.misses_max, 1),
+        ("http.client_misses_max", http.client_misses_max, 1),
+        ("http.request_timeout_seconds", http.request_timeout_seconds, 1),
+        ("http.response_bytes_max", http.response_bytes_max, 1 << 20),
+        ("http.read_ahead_total_bytes_max", http.read_ahead_total_bytes_max, 4 << 20),
+        ("http.listing_entries_max", http.listing_entries_max, 1),
+        ("http.archives_max", http.archives_max, 1),
+        ("http.dag_depth_max", http.dag_depth_max, 1),
+        ("http.dag_blocks_max", http.dag_blocks_max, 1),
+        ("http.path_depth_max", http.path_depth_max, 1),
+        ("http.read_ahead_bytes_max", http.read_ahead_bytes_max, 256 << 10),
+        ("http.url_bytes_max", http.url_bytes_max, 128),
+        ("http.head_bytes_max", http.head_bytes_max, 8192),
+        ("p2p.reprovide_hours", p2p.reprovide_hours, 1),
+        ("p2p.connections_max", p2p.connections_max, 1),
+        ("p2p.connections_per_ip_max", p2p.connections_per_ip_max, 1),
+        ("p2p.connections_per_subnet_max", p2p.connections_per_subnet_max, 1),
+        ("p2p.pending_dials_max", p2p.pending_dials_max, 1),
+        // Twice the largest message of Bitswap: one to read and one to write.
+        ("p2p.network_memory_bytes_max", p2p.network_memory_bytes_max, 8 << 20),
+        ("names.timeout_seconds", names.timeout_seconds, 1),
+        ("names.lookups_max", names.lookups_max, 1),
+        ("names.republish_hours", names.republish_hours, 1),
+        ("names.publish_ttl_seconds", names.publish_ttl_seconds, 1),
+        ("cache.ram_bytes_max", cache.ram_bytes_max, 1 << 20),
+        ("cache.disk_bytes_max", cache.disk_bytes_max, 1 << 20),
+    ];
+    for (key, value, least) in at_least {
+        if value < least {
+            return Err(loaded.error(key, format!("{value} is too little: at least {least} is needed")));
+        }
+    }
+    Ok(())
+}
+
+fn nothing_is_too_much(loaded: &Loaded) -> Result<(), ConfigError> {
+    let Config { http, p2p, names, .. } = &loaded.config;
+    let at_most = [
+        ("http.stall_timeout_seconds", http.stall_timeout_seconds, SECONDS_MAX),
+        ("http.header_timeout_seconds", http.header_timeout_seconds, SECONDS_MAX),
+        ("http.send_timeout_seconds", http.send_timeout_seconds, SECONDS_MAX),
+        ("http.drain_timeout_seconds", http.drain_timeout_seconds, SECONDS_MAX),
+        ("http.request_timeout_seconds", http.request_timeout_seconds, SECONDS_MAX),
+        ("p2p.ban_seconds", p2p.ban_seconds, SECONDS_MAX),
+        ("p2p.provider_record_hours", p2p.provider_record_hours, HOURS_MAX),
+        ("names.timeout_seconds", names.timeout_seconds, SECONDS_MAX),
+        ("names.publish_lifetime_hours", names.publish_lifetime_hours, HOURS_MAX),
+    ];
+    for (key, value, most) in at_most {
+        if value > most {
+            return Err(loaded.error(key, format!("{value} is too much: at most {most}, a year, is allowed")));
+        }
+    }
+    Ok(())
+}
+
+/// What is published has to be published again before it expires.
+fn records_outlive_their_renewal(loaded: &Loaded) -> Result<(), ConfigError> {
+    let Config { p2p, names, .. } = &loaded.config;
+    let pairs = [
+        ("p2p.reprovide_hours", p2p.reprovide_hours, "p2p.provider_record_hours", p2p.provider_record_hours),
+        ("names.republish_hours", names.republish_hours, "names.publish_lifetime_hours", names.publish_lifetime_hours),
+    ];
+    for (renewal, often, lifetime, long) in pairs {
+        if often >= long {
+            let reason =
+                format!("{renewal} ({often}) must be less than {lifetime} ({long}), or records expire in between");
+            return Err(loaded.error(blamed(loaded, renewal, lifetime), reason));
+        }
+    }
+    let (ttl, lifetime) = (names.publish_ttl_seconds, names.publish_lifetime_hours * 3600);
+    if ttl > lifetime {
+        let key = blamed(loaded, "names.publish_ttl_seconds", "names.publish_lifetime_hours");
+        let reason = format!("names.publish_ttl_seconds ({ttl}) is more than the record's whole lifetime ({lifetime})");
+        return Err(loaded.error(key, reason));
+    }
+    Ok(())
+}
+
+/// Which of two keys at odds somebody has set: the first, unless only the second was.
+fn blamed<'a>(loaded: &Loaded, first: &'a str, second: &'a str) -> &'a str {
+    if loaded.origin(first) == Origin::Default { second } else { first }
+}
+
+fn admin_is_not_exposed(loaded: &Loaded) -> Result<(), ConfigError> {
+    let admin = &loaded.config.admin;
+    let exposed = admin.listen.iter().find(|address| !address.ip().is_loopback());
+    if let (Some(address), None) = (exposed, admin.token.reveal()) {
+        let reason =
+            format!("{address} can be reached from other machines: set admin.token, or use a loopback address");
+        return Err(loaded.error("admin.listen", reason));
+    }
+    Ok(())
+}

@@ -1,0 +1,364 @@
+//! The admin API of names: the keys of this node, and what is published with them. JSON in and out.
+//!
+//! | request | does |
+//! |---|---|
+//! | `GET /api/v1/names/keys` | lists the keys |
+//! | `POST /api/v1/names/keys` `{name, type?}` | makes one |
+//! | `POST /api/v1/names/keys/import` `{name, key, format?}` | takes one in: PEM text, or the protobuf message in base64 |
+//! | `POST /api/v1/names/keys/NAME/export` `{format?}` | gives one out, if the admin listener asks for a token |
+//! | `POST /api/v1/names/keys/NAME/rename` `{to}` | renames one |
+//! | `DELETE /api/v1/names/keys/NAME` | removes one for good |
+//! | `GET /api/v1/names/publish` | lists what is published |
+//! | `POST /api/v1/names/publish` `{path, key?, lifetime_seconds?, ttl_seconds?}` | publishes; answers when a peer has it, or after some seconds |
+//!
+//! Times are seconds since the Unix epoch. Whatever goes wrong is answered as `{"error": "…"}`, which says what to do. Browsers
+//! are refused: no page has any business with the keys, and a page of anybody's can make a browser talk to this machine.
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::http::StatusCode;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, ORIGIN};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use bytes::Bytes;
+use cid::multibase::Base;
+use p2p_bridge::names::key_format::{FormatError, KeyFormat, KeyKind};
+use p2p_bridge::names::keystore::{KeyError, KeyInfo, Keystore, SELF};
+use p2p_bridge::names::publish::{PublishError, Published, Publisher};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The largest request: a key in PEM, and a little.
+const BODY_BYTES_MAX: usize = 64 * 1024;
+/// How long whoever publishes waits for the first peer to have the record.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A key, as it is shown.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyView {
+    /// What the operator calls it.
+    pub name: String,
+    /// The name that it publishes, after `/ipns/`.
+    pub id: String,
+    /// What it signs with.
+    #[serde(rename = "type")]
+    pub kind: String,
+}
+
+impl From<KeyInfo> for KeyView {
+    fn from(info: KeyInfo) -> Self {
+        Self { name: info.name, id: info.key.to_string(), kind: info.kind.to_string() }
+    }
+}
+
+/// What is published with a key, as it is shown.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PublishedView {
+    /// What the operator calls the key, if it is there.
+    pub key: Option<String>,
+    /// The name: a path beginning with `/ipns/`.
+    pub name: String,
+    /// What it stands for.
+    pub value: String,
+    /// How often it has changed.
+    pub sequence: u64,
+    /// Until when the record holds, in seconds since the Unix epoch. It is renewed long before.
+    pub valid_until: u64,
+    /// How long others may remember it.
+    pub ttl_seconds: u64,
+    /// Where the record is: on how many peers of which DHT, or with which routers.
+    pub puts: BTreeMap<String, usize>,
+    /// What has become of it, in words.
+    pub status: String,
+}
+
+impl PublishedView {
+    /// `targets` is where the record goes; nowhere while no node runs or it is offline.
+    pub fn new(info: Option<KeyInfo>, entry: &Published, targets: &[String]) -> Self {
+        let status = match (targets.is_empty(), entry.puts.values().map(|put| put.peers).sum::<usize>()) {
+            (true, 0) => "kept here; it is put into the network once a node is online".to_owned(),
+            (false, 0) => "kept here; it is put into the network as soon as a peer takes it".to_owned(),
+            (_, 1) => "1 peer has it".to_owned(),
+            (_, peers) => format!("{peers} peers have it"),
+        };
+        Self {
+            key: info.map(|info| info.name),
+            name: format!("/ipns/{}", entry.key),
+            value: entry.record.value().to_owned(),
+            sequence: entry.record.sequence(),
+            valid_until: seconds(entry.record.end_of_life()),
+            ttl_seconds: entry.record.ttl().as_secs(),
+            puts: entry.puts.iter().map(|(target, put)| (target.clone(), put.peers)).collect(),
+            status,
+        }
+    }
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// What is answered when something goes wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorView {
+    /// What went wrong, and what to do.
+    pub error: String,
+}
+
+/// The keys, in the answer to a question for all.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct KeysView {
+    /// Sorted by name.
+    pub keys: Vec<KeyView>,
+}
+
+/// What is published, in the answer to a question for all.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PublishedList {
+    /// In no order that means anything.
+    pub published: Vec<PublishedView>,
+}
+
+/// Asks for a new key.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateKey {
+    /// What to call it.
+    pub name: String,
+    /// What it is to sign with; Ed25519 if that is left out.
+    #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+}
+
+/// Brings a key.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImportKey {
+    /// What to call it.
+    pub name: String,
+    /// PEM text, or the protobuf message in base64 with padding.
+    pub key: String,
+    /// Which of the two; what it looks like if that is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExportKey {
+    #[serde(default)]
+    format: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ExportedKey {
+    name: String,
+    format: String,
+    key: String,
+}
+
+/// Asks for another name of a key.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RenameKey {
+    /// The name that it gets.
+    pub to: String,
+}
+
+/// Asks to publish.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Publish {
+    /// What the name is to stand for.
+    pub path: String,
+    /// What the key is called; the node's own if that is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// How long each record lives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lifetime_seconds: Option<u64>,
+    /// How long others may remember it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds: Option<u64>,
+}
+
+#[derive(Clone)]
+struct Names {
+    publisher: Arc<Publisher>,
+    /// Whether whoever gets as far as here has shown a token.
+    guarded: bool,
+}
+
+/// The routes. `guarded` says that a token was asked for.
+pub fn routes<S: Clone + Send + Sync + 'static>(publisher: Arc<Publisher>, guarded: bool) -> Router<S> {
+    Router::new()
+        .route("/api/v1/names/keys", get(list_keys).post(create_key))
+        .route("/api/v1/names/keys/import", post(import_key))
+        .route("/api/v1/names/keys/{name}", delete(remove_key))
+        .route("/api/v1/names/keys/{name}/export", post(export_key))
+        .route("/api/v1/names/keys/{name}/rename", post(rename_key))
+        .route("/api/v1/names/publish", get(list_published).post(publish))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(middleware::from_fn(refuse_browsers))
+        .with_state(Names { publisher, guarded })
+}
+
+/// Browsers say which page asks; nobody else does.
+async fn refuse_browsers(request: Request, next: Next) -> Response {
+    if request.headers().contains_key(ORIGIN) {
+        let refusal = Refusal(StatusCode::FORBIDDEN, "this cannot be used by web pages; use a command".to_owned());
+        return refusal.into_response();
+    }
+    next.run(request).await
+}
+
+/// Why a request is not answered as it was meant.
+struct Refusal(StatusCode, String);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        json(self.0, &ErrorView { error: self.1 })
+    }
+}
+
+impl From<KeyError> for Refusal {
+    fn from(error: KeyError) -> Self {
+        let status = match &error {
+            KeyError::Name(_) | KeyError::Reserved | KeyError::Format(_) => StatusCode::BAD_REQUEST,
+            KeyError::Missing(_) => StatusCode::NOT_FOUND,
+            KeyError::Exists(_) | KeyError::Known(_) | KeyError::Full | KeyError::InUse { .. } => StatusCode::CONFLICT,
+            KeyError::Identity(_) | KeyError::Io { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self(status, error.to_string())
+    }
+}
+
+impl From<FormatError> for Refusal {
+    fn from(error: FormatError) -> Self {
+        KeyError::from(error).into()
+    }
+}
+
+impl From<PublishError> for Refusal {
+    fn from(error: PublishError) -> Self {
+        let status = match error {
+            PublishError::Key(error) => return error.into(),
+            PublishError::Path { .. } | PublishError::Loop | PublishError::Terms | PublishError::Entry(_) => {
+                StatusCode::BAD_REQUEST
+            }
+            PublishError::Io { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+            PublishError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Self(status, error.to_string())
+    }
+}
+
+type Answer = Result<Response, Refusal>;
+
+fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(text) => (status, [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], text).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// A request's body; none at all is an empty object.
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
+    let body = if body.is_empty() { b"{}" } else { body };
+    let wrong = |error| {
+        Refusal(StatusCode::BAD_REQUEST, format!("the request's body is not the JSON that is asked for: {error}"))
+    };
+    serde_json::from_slice(body).map_err(wrong)
+}
+
+fn format(text: Option<String>) -> Result<Option<KeyFormat>, Refusal> {
+    Ok(text.map(|text| text.parse()).transpose()?)
+}
+
+/// Does something with the keys where it may block.
+async fn with_keys<T: Send + 'static>(
+    names: &Names,
+    work: impl FnOnce(&Keystore) -> Result<T, KeyError> + Send + 'static,
+) -> Result<T, Refusal> {
+    let publisher = Arc::clone(&names.publisher);
+    let done = tokio::task::spawn_blocking(move || {
+        let done = work(publisher.keys());
+        publisher.keys_changed();
+        done
+    });
+    Ok(done.await.map_err(|_| Refusal::from(PublishError::Stopping))??)
+}
+
+async fn list_keys(State(names): State<Names>) -> Answer {
+    let keys = names.publisher.keys().list().into_iter().map(KeyView::from).collect();
+    Ok(json(StatusCode::OK, &KeysView { keys }))
+}
+
+async fn create_key(State(names): State<Names>, body: Bytes) -> Answer {
+    let CreateKey { name, kind } = read(&body)?;
+    let kind: KeyKind = kind.map_or(Ok(KeyKind::Ed25519), |kind| kind.parse())?;
+    let made = with_keys(&names, move |keys| keys.create(&name, kind)).await?;
+    Ok(json(StatusCode::CREATED, &KeyView::from(made)))
+}
+
+async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
+    let ImportKey { name, key, format: text } = read(&body)?;
+    let format = format(text)?.unwrap_or_else(|| KeyFormat::guess(key.as_bytes()));
+    let bytes = match format {
+        KeyFormat::Pem => key.into_bytes(),
+        KeyFormat::Protobuf => Base::Base64Pad.decode(key.trim()).map_err(|_| FormatError::Protobuf)?,
+    };
+    let taken = with_keys(&names, move |keys| keys.import(&name, Some(format), &bytes)).await?;
+    Ok(json(StatusCode::CREATED, &KeyView::from(taken)))
+}
+
+/// A private key leaves the node only for whoever has shown a token: anybody on the machine may talk to a listener that asks
+/// for none.
+async fn export_key(State(names): State<Names>, Path(name): Path<String>, body: Bytes) -> Answer {
+    if !names.guarded {
+        let reason =
+            "keys are given out only if admin.token is set; \"causeway key export\" reads them from the data folder";
+        return Err(Refusal(StatusCode::FORBIDDEN, reason.to_owned()));
+    }
+    let ExportKey { format: text } = read(&body)?;
+    let format = format(text)?.unwrap_or_default();
+    let called = name.clone();
+    let bytes = with_keys(&names, move |keys| keys.export(&called, format)).await?;
+    let key = match format {
+        KeyFormat::Pem => String::from_utf8_lossy(&bytes).into_owned(),
+        KeyFormat::Protobuf => Base::Base64Pad.encode(&bytes),
+    };
+    Ok(json(StatusCode::OK, &ExportedKey { name, format: format.to_string(), key }))
+}
+
+async fn rename_key(State(names): State<Names>, Path(name): Path<String>, body: Bytes) -> Answer {
+    let RenameKey { to } = read(&body)?;
+    let renamed = with_keys(&names, move |keys| keys.rename(&name, &to)).await?;
+    Ok(json(StatusCode::OK, &KeyView::from(renamed)))
+}
+
+async fn remove_key(State(names): State<Names>, Path(name): Path<String>) -> Answer {
+    let removed = names.publisher.remove_key(&name).await?;
+    Ok(json(StatusCode::OK, &KeyView::from(removed)))
+}
+
+async fn list_published(State(names): State<Names>) -> Answer {
+    let targets = names.publisher.targets();
+    let view = |(info, entry): (Option<KeyInfo>, Published)| PublishedView::new(info, &entry, targets);
+    let published = names.publisher.list().into_iter().map(view).collect();
+    Ok(json(StatusCode::OK, &PublishedList { published }))
+}
+
+async fn publish(State(names): State<Names>, body: Bytes) -> Answer {
+    let Publish { path, key, lifetime_seconds, ttl_seconds } = read(&body)?;
+    let key = key.unwrap_or_else(|| SELF.to_owned());
+    let (lifetime, ttl) = (lifetime_seconds.map(Duration::from_secs), ttl_seconds.map(Duration::from_secs));
+    let published = names.publisher.publish(&key, &path, lifetime, ttl).await?;
+    let settled = names.publisher.settled(published, PATIENCE).await;
+    let info = names.publisher.keys().find(&settled.key).map(|(info, _)| info);
+    Ok(json(StatusCode::OK, &PublishedView::new(info, &settled, names.publisher.targets())))
+}

@@ -1,0 +1,99 @@
+//! Heads and bodies of the routing API.
+
+use crate::answer::record::etag;
+use crate::body::Content;
+use crate::conditional::{http_date, none_match};
+use crate::resolve::header;
+use crate::respond::Draft;
+use bytes::Bytes;
+use content::ipns::Record;
+use content::names::Key;
+use futures::stream::{self, BoxStream, StreamExt as _};
+use http::header::{
+    CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE, ETAG, EXPIRES, HeaderMap, HeaderValue,
+    LAST_MODIFIED, VARY, X_CONTENT_TYPE_OPTIONS,
+};
+use http::{Response, StatusCode};
+use p2p_bridge::routing_v1::client::{IPNS_RECORD, JSON, NDJSON};
+use p2p_bridge::routing_v1::{PeerRecord, types};
+use std::time::{Duration, SystemTime};
+
+/// How long an answer with records is fresh (<https://specs.ipfs.tech/routing/http-routing-v1/#response-headers>).
+const WITH_RECORDS: Duration = Duration::from_secs(300);
+/// How long an answer without any is.
+const WITHOUT: Duration = Duration::from_secs(15);
+/// How long a stale one is better than none: as long as provider records count.
+const STALE: Duration = Duration::from_secs(48 * 3600);
+
+/// `Cache-Control` of what is fresh for some time, and usable for longer while it is asked for anew or cannot be.
+fn cache_control(fresh: Duration, stale: Duration) -> HeaderValue {
+    let (fresh, stale) = (fresh.as_secs(), stale.as_secs());
+    header(&format!("public, max-age={fresh}, stale-while-revalidate={stale}, stale-if-error={stale}"))
+}
+
+fn of_records(any: bool) -> HeaderValue {
+    cache_control(if any { WITH_RECORDS } else { WITHOUT }, STALE)
+}
+
+/// A head without a body.
+fn head(content_type: &'static str, cache_control: HeaderValue) -> Draft {
+    let mut draft = Response::new(Content::Empty);
+    let headers = draft.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(CACHE_CONTROL, cache_control);
+    headers.insert(VARY, HeaderValue::from_static("Accept"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if let Some(now) = http_date(SystemTime::now()) {
+        headers.insert(LAST_MODIFIED, now);
+    }
+    draft
+}
+
+fn with_bytes(mut draft: Draft, bytes: impl Into<Bytes>) -> Draft {
+    let bytes = bytes.into();
+    draft.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
+    draft.map(|_| Content::Bytes(bytes))
+}
+
+/// All records in one object.
+pub fn list(name: &str, records: &[PeerRecord]) -> Draft {
+    with_bytes(head(JSON, of_records(!records.is_empty())), types::to_json_list(name, records))
+}
+
+/// Records, one a line, as they come, and whether there are any. The head waits for the first one, for how long the answer is
+/// fresh depends on it.
+pub async fn lines(mut records: BoxStream<'static, PeerRecord>) -> (Draft, bool) {
+    let first = records.next().await;
+    let any = first.is_some();
+    let line = |record: PeerRecord| Ok(Bytes::from(record.to_json() + "\n"));
+    let stream = stream::iter(first).chain(records).map(line).boxed();
+    let draft = head(NDJSON, of_records(any));
+    if !any {
+        return (with_bytes(draft, Bytes::new()), false);
+    }
+    (draft.map(|_| Content::Stream { stream, remaining: None }), true)
+}
+
+/// An IPNS record.
+pub fn record(key: &Key, record: &Record, asked: &HeaderMap) -> Draft {
+    let left = record.end_of_life().duration_since(SystemTime::now()).unwrap_or(Duration::ZERO);
+    let fresh = record.ttl().min(left);
+    let mut draft = head(IPNS_RECORD, cache_control(fresh, left));
+    let etag = etag(record.bytes());
+    let headers = draft.headers_mut();
+    headers.insert(ETAG, etag.clone());
+    headers.insert(CONTENT_DISPOSITION, header(&format!("attachment; filename=\"{key}.ipns-record\"")));
+    if let Some(end) = http_date(record.end_of_life()) {
+        headers.insert(EXPIRES, end);
+    }
+    if none_match(asked, etag.as_bytes(), true) {
+        *draft.status_mut() = StatusCode::NOT_MODIFIED;
+        return draft;
+    }
+    with_bytes(draft, record.bytes().clone())
+}
+
+/// That there is no record is said in words (IPIP-513).
+pub fn no_record(reason: &str) -> Draft {
+    with_bytes(head("text/plain; charset=utf-8", of_records(false)), format!("{reason}\n"))
+}

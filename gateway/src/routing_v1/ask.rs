@@ -1,0 +1,230 @@
+//! What a request to the routing API asks for, read from its head alone.
+
+use crate::errors::Problem;
+use crate::negotiate;
+use content::cid;
+use content::names::Key;
+use content::{Cid, CidError};
+use http::HeaderMap;
+use http::header::ACCEPT;
+use libp2p::PeerId;
+use p2p_bridge::routing_v1::client::{IPNS_RECORD, JSON, NDJSON};
+use p2p_bridge::routing_v1::types::{PEERS, PROVIDERS};
+
+/// Where the API begins.
+pub const BASE: &str = "/routing/v1/";
+
+/// Why a request to the API is not answered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RoutingProblem {
+    /// What providers are asked for of is no CID.
+    #[error(transparent)]
+    Cid(#[from] CidError),
+    /// What should be a peer is none.
+    #[error("\"{text}\" is not a peer id")]
+    Peer {
+        /// What was sent, shortened.
+        text: String,
+    },
+    /// What should be a name is none.
+    #[error("\"{text}\" is not the key of an IPNS name")]
+    Name {
+        /// What was sent, shortened.
+        text: String,
+    },
+    /// What should be a key of the DHT is none.
+    #[error("\"{text}\" is neither a CID nor a peer id")]
+    Key {
+        /// What was sent, shortened.
+        text: String,
+    },
+    /// There is no answer of the media types that are accepted.
+    #[error("the answer can be had as {there_is} only")]
+    NotAcceptable {
+        /// What there is.
+        there_is: &'static str,
+    },
+    /// The client, or all of them, search for as much as they may.
+    #[error("too many searches are under way at the moment")]
+    Busy,
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// Who provides a block.
+    Providers(Cid),
+    /// Where a peer is.
+    Peer(PeerId),
+    /// Which of the DHT's servers are closest to a key, given as the multihash that the DHT hashes (IPIP-476).
+    Closest(Vec<u8>),
+    /// What a name's owner signed.
+    Record(Key),
+}
+
+impl Asked {
+    /// Reads a path.
+    ///
+    /// # Errors
+    /// [`RoutingProblem`] when it names nothing, [`Problem::NoSuchPage`] when there is no such endpoint.
+    pub fn read(path: &str) -> Result<Self, Problem> {
+        let below = path.strip_prefix(BASE).ok_or(Problem::NoSuchPage)?;
+        let (endpoint, text) = below.rsplit_once('/').ok_or(Problem::NoSuchPage)?;
+        let shown = || text.chars().take(80).collect::<String>();
+        Ok(match endpoint {
+            "providers" => Self::Providers(cid::parse(text).map_err(RoutingProblem::from)?),
+            "peers" => Self::Peer(
+                Key::parse(text).map(|key| *key.peer_id()).ok_or_else(|| RoutingProblem::Peer { text: shown() })?,
+            ),
+            "ipns" => Self::Record(Key::parse(text).ok_or_else(|| RoutingProblem::Name { text: shown() })?),
+            "dht/closest/peers" => {
+                Self::Closest(closest_key(text).ok_or_else(|| RoutingProblem::Key { text: shown() })?)
+            }
+            _ => return Err(Problem::NoSuchPage),
+        })
+    }
+
+    /// What its endpoint is called in metrics.
+    pub fn endpoint(&self) -> &'static str {
+        match self {
+            Self::Providers(_) => "providers",
+            Self::Peer(_) => "peers",
+            Self::Closest(_) => "closest",
+            Self::Record(_) => "ipns",
+        }
+    }
+
+    /// What the list of its answer is called.
+    pub fn list(&self) -> &'static str {
+        if matches!(self, Self::Providers(_)) { PROVIDERS } else { PEERS }
+    }
+}
+
+/// A multihash, by the CID that has it or the peer that it is.
+fn closest_key(text: &str) -> Option<Vec<u8>> {
+    let peer = Key::parse(text).map(|key| key.peer_id().to_bytes());
+    peer.or_else(|| cid::parse(text).ok().map(|cid| cid.hash().to_bytes()))
+}
+
+/// How peers are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// As one JSON object, when the search is over.
+    List,
+    /// As one JSON object a line, as they are found.
+    Lines,
+}
+
+impl Format {
+    /// What a request accepts; of two that it likes alike, lines.
+    ///
+    /// # Errors
+    /// [`RoutingProblem::NotAcceptable`].
+    pub fn of_peers(headers: &HeaderMap) -> Result<Self, RoutingProblem> {
+        if !headers.contains_key(ACCEPT) {
+            return Ok(Self::List);
+        }
+        let mut best: Option<(f32, Self)> = None;
+        for (media_type, weight) in negotiate::media_ranges(headers) {
+            let format = match media_type.to_ascii_lowercase().as_str() {
+                NDJSON => Self::Lines,
+                JSON | "*/*" | "application/*" => Self::List,
+                _ => continue,
+            };
+            let beats = |(best, _): (f32, Self)| weight > best || weight >= best && format == Self::Lines;
+            if weight > 0.0 && best.is_none_or(beats) {
+                best = Some((weight, format));
+            }
+        }
+        let there_is = "application/json or application/x-ndjson";
+        best.map(|(_, format)| format).ok_or(RoutingProblem::NotAcceptable { there_is })
+    }
+}
+
+/// Whether a request accepts an IPNS record.
+///
+/// # Errors
+/// [`RoutingProblem::NotAcceptable`].
+pub fn accepts_record(headers: &HeaderMap) -> Result<(), RoutingProblem> {
+    let is_record = |(media_type, weight): (&str, f32)| {
+        weight > 0.0
+            && [IPNS_RECORD, "*/*", "application/*"].iter().any(|accepted| media_type.eq_ignore_ascii_case(accepted))
+    };
+    let accepted = !headers.contains_key(ACCEPT) || negotiate::media_ranges(headers).any(is_record);
+    if accepted { Ok(()) } else { Err(RoutingProblem::NotAcceptable { there_is: IPNS_RECORD }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    const CID: &str = "bafkreicysg23kiwv34eg2d7qweipxwosdo2py4ldv42nbauguluen5v6am";
+    const PEER: &str = "12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK";
+    const NAME: &str = "k51qzi5uqu5dlvj2baxnqndepeb86cbk3ng7n3i46uzyxzyqj2xjonzllnv0v8";
+
+    #[test]
+    fn paths_name_what_is_asked_for() {
+        let cid = cid::parse(CID).expect("a CID");
+        let key = Key::parse(PEER).expect("a key");
+        let peer = *key.peer_id();
+        let good = [
+            (format!("providers/{CID}"), Asked::Providers(cid)),
+            (format!("peers/{PEER}"), Asked::Peer(peer)),
+            (format!("peers/{NAME}"), Asked::Peer(peer)),
+            (format!("ipns/{NAME}"), Asked::Record(key)),
+            (format!("ipns/{}", key.to_cid()), Asked::Record(key)),
+            (format!("dht/closest/peers/{CID}"), Asked::Closest(cid.hash().to_bytes())),
+            (format!("dht/closest/peers/{PEER}"), Asked::Closest(peer.to_bytes())),
+            (format!("dht/closest/peers/{NAME}"), Asked::Closest(peer.to_bytes())),
+        ];
+        for (path, expected) in good {
+            assert_eq!(Asked::read(&format!("{BASE}{path}")), Ok(expected), "{path}");
+        }
+        let long = format!("providers/{}", "b".repeat(10_000));
+        let bad = [
+            "providers/",
+            "providers/x",
+            "peers/x",
+            &format!("peers/{CID}"),
+            "ipns/example.org",
+            "dht/closest/peers/x",
+            &long,
+        ];
+        for path in bad {
+            let problem = Asked::read(&format!("{BASE}{path}")).expect_err(path);
+            assert!(matches!(problem, Problem::Routing(_)) && problem.to_string().len() < 200, "{path}: {problem}");
+            assert_eq!(problem.status(), 400, "{path}");
+        }
+        for path in ["", "providers", "elsewhere/x", &format!("providers/{CID}/"), &format!("dht/{CID}")] {
+            let problem = Asked::read(&format!("{BASE}{path}")).expect_err(path);
+            assert!(matches!(problem.status().as_u16(), 400 | 404), "{path}: {problem}");
+        }
+    }
+
+    #[test]
+    fn formats_are_negotiated() {
+        let headers = |accept: &str| {
+            let value = HeaderValue::from_str(accept).expect("a header");
+            HeaderMap::from_iter((!accept.is_empty()).then_some((ACCEPT, value)))
+        };
+        let table = [
+            ("", Some(Format::List), true),
+            ("*/*", Some(Format::List), true),
+            ("application/json", Some(Format::List), false),
+            ("application/x-ndjson", Some(Format::Lines), false),
+            ("application/json, application/x-ndjson", Some(Format::Lines), false),
+            ("application/x-ndjson,application/json", Some(Format::Lines), false),
+            ("application/json, application/x-ndjson;q=0.5", Some(Format::List), false),
+            ("Application/X-NDJSON; q=0.9, */*;q=0.1", Some(Format::Lines), true),
+            ("application/x-ndjson;q=0", None, false),
+            ("text/html, application/*;q=0.1", Some(Format::List), true),
+            ("text/html", None, false),
+            ("application/vnd.ipfs.ipns-record", None, true),
+        ];
+        for (accept, peers, record) in table {
+            assert_eq!(Format::of_peers(&headers(accept)).ok(), peers, "{accept}");
+            assert_eq!(accepts_record(&headers(accept)).is_ok(), record, "{accept}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! [`Finder`]: whoever searches the network for the routing API, and [`Neighbourhood`], which does.
+
+use content::{BlockKey, Cid};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream, StreamExt as _};
+use libp2p::PeerId;
+use p2p_bridge::Bridge;
+use p2p_bridge::finders::PeerSearch;
+use p2p_bridge::routing_v1::PeerRecord;
+use p2p_bridge::routing_v1::types::BITSWAP;
+use std::future::Future;
+
+/// Whoever searches the network.
+pub trait Finder: Send + Sync {
+    /// Who provides a block.
+    fn providers(&self, cid: &Cid) -> BoxStream<'static, PeerRecord>;
+
+    /// Where a peer is.
+    fn peer(&self, peer: PeerId) -> BoxStream<'static, PeerRecord>;
+
+    /// The DHT's servers that are closest to a key.
+    fn closest(&self, key: Vec<u8>) -> BoxStream<'static, PeerRecord>;
+
+    /// This node, if strangers may have blocks from it.
+    fn ourselves(&self) -> BoxFuture<'static, Option<PeerRecord>>;
+}
+
+/// The network, as whoever asks the routing API may search it.
+pub struct Neighbourhood {
+    bridge: Bridge,
+    serves_everyone: bool,
+}
+
+impl Neighbourhood {
+    /// What `bridge` finds. `serves_everyone` says whether strangers get blocks from this node.
+    pub fn new(bridge: Bridge, serves_everyone: bool) -> Self {
+        Self { bridge, serves_everyone }
+    }
+}
+
+fn found(searching: impl Future<Output = PeerSearch> + Send + 'static) -> BoxStream<'static, PeerRecord> {
+    let next = |mut search: PeerSearch| async move { search.next().await.map(|record| (record, search)) };
+    stream::once(searching).flat_map(move |search| stream::unfold(search, next)).boxed()
+}
+
+impl Finder for Neighbourhood {
+    fn providers(&self, cid: &Cid) -> BoxStream<'static, PeerRecord> {
+        let bridge = self.bridge.clone();
+        match BlockKey::of(cid) {
+            Some(key) => found(async move { bridge.find_providers(&key).await }),
+            // Whoever has the CID has the block.
+            None => stream::empty().boxed(),
+        }
+    }
+
+    fn peer(&self, peer: PeerId) -> BoxStream<'static, PeerRecord> {
+        let bridge = self.bridge.clone();
+        found(async move { bridge.find_peer(peer).await })
+    }
+
+    fn closest(&self, key: Vec<u8>) -> BoxStream<'static, PeerRecord> {
+        let bridge = self.bridge.clone();
+        found(async move { bridge.closest_peers(key).await })
+    }
+
+    fn ourselves(&self) -> BoxFuture<'static, Option<PeerRecord>> {
+        let (bridge, serves_everyone) = (self.bridge.clone(), self.serves_everyone);
+        async move {
+            let id = bridge.peer_id();
+            let mut addresses = bridge.addresses().await;
+            addresses.iter_mut().for_each(|address| _ = address.pop());
+            let protocols = vec![BITSWAP.to_owned()];
+            serves_everyone.then_some(PeerRecord { id, addresses, protocols })
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,133 @@
+//! Content that trustless gateways have, while no peer is known: from Causeway, from Kubo, and from one that lies.
+
+use super::tiers::fetch_all;
+use crate::support::causeway::Launch;
+use crate::support::corpus::{self, Item};
+use crate::support::kubo::Kubo;
+use crate::support::noise::Noise;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tempfile::TempDir;
+
+const GATEWAYS: &str = "CAUSEWAY_P2P_GATEWAYS";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn causeway_reads_from_causeway_over_http() {
+    let (first, second) = (folder(), folder());
+    let kubo = Kubo::start().await;
+    let items = items(&kubo);
+    let holder = Launch::new(first.path());
+    for item in &items {
+        let car = first.path().join(format!("{}.car", item.root));
+        if !car.exists() {
+            kubo.export(&item.root, &car);
+            holder.import(&car);
+        }
+    }
+    kubo.stop().await;
+    let holder = holder.start().await;
+    read_over_http(second, &holder.url(""), &items).await;
+    holder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn causeway_reads_from_kubo_over_http() {
+    let kubo = Kubo::start().await;
+    let items = items(&kubo);
+    read_over_http(folder(), &kubo.gateway(), &items).await;
+    assert_eq!(kubo.sent().await.blocks, 0, "nothing went over Bitswap");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_lies_is_found_out_and_does_no_harm() {
+    let content = Noise::bytes(300, 1_000_000);
+    let kubo = Kubo::start().await;
+    let cid = kubo.add(&content[..], &["--cid-version=1", "--raw-leaves"]);
+    let liar = Liar::start();
+    let dir = folder();
+    let launch = Launch::new(dir.path()).set(GATEWAYS, &liar.url).set("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", 2);
+
+    let causeway = launch.start().await;
+    let answer = causeway.get(&format!("/ipfs/{cid}")).await;
+    assert_eq!(answer.status, 502, "{}", answer.text());
+    let metrics = causeway.metrics().await;
+    assert_eq!(metrics.sample("causeway_http_source_requests_total{outcome=\"lie\"}"), 1);
+    assert_eq!(metrics.sample("causeway_http_source_breakers_open"), 1);
+    assert_eq!(metrics.sample("causeway_http_source_block_bytes_total"), 0);
+    assert_eq!(liar.asked(), 1, "once was enough");
+    causeway.stop().await;
+
+    // With an honest peer besides, the content comes, and comes right.
+    let causeway = launch.peering(kubo.tcp()).start().await;
+    causeway.expect(&format!("/ipfs/{cid}"), &content).await;
+    causeway.stop().await;
+}
+
+/// Reads everything through one gateway, with nobody else to ask, and again without it.
+async fn read_over_http(dir: TempDir, gateway: &str, items: &[Item]) {
+    let causeway = Launch::new(dir.path()).set(GATEWAYS, gateway).start().await;
+    let cold = fetch_all(&causeway, items).await;
+    let (_, _, network) = cold.tiers();
+    let blocks = cold.sample("causeway_http_source_requests_total{outcome=\"block\"}");
+    assert!(network > 0, "the network answered");
+    assert_eq!(blocks, network, "each block came over HTTP once");
+    assert_eq!(cold.received("duplicate"), 0, "duplicates");
+    for outcome in ["lie", "failed", "useless", "busy"] {
+        let requests = cold.sample(&format!("causeway_http_source_requests_total{{outcome=\"{outcome}\"}}"));
+        assert_eq!(requests, 0, "{outcome}");
+    }
+    assert_eq!(cold.sample("causeway_p2p_connections"), 0, "nobody else was there");
+    let warm = fetch_all(&causeway, items).await;
+    assert_eq!(warm.hits("network"), 0, "it was kept");
+    causeway.stop().await;
+}
+
+fn items(kubo: &Kubo) -> Vec<Item> {
+    let mut items = Vec::from(corpus::files(kubo, 3_000_000));
+    items.extend(corpus::site(kubo));
+    items
+}
+
+fn folder() -> TempDir {
+    TempDir::new().expect("the temporary folder is writable")
+}
+
+/// A gateway that has every block, and it is always the same one. It ends with the process.
+struct Liar {
+    url: String,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Liar {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counter = asked.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                counter.fetch_add(1, Ordering::SeqCst);
+                answer_with_something_else(stream);
+            }
+        });
+        Self { url, asked }
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+fn answer_with_something_else(mut stream: TcpStream) {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read == 1) {
+        head.push(byte[0]);
+    }
+    // The client may hang up whenever it likes.
+    let _ = stream.write_all(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.ipld.raw\r\nContent-Length: 5\r\nConnection: close\r\n\r\nwrong",
+    );
+}

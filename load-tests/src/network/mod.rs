@@ -1,0 +1,190 @@
+//! The network's table: how fast misses are over a long link, beside Kubo, plain HTTP and what the source itself can do.
+//!
+//! Goals: one command for all rows; a real Kubo as the source, behind a relay ([`crate::relay`]) that adds the delay and
+//! counts, so that a row fails when its bytes went another way; cold every time (a fresh node, or content that nobody has
+//! seen); what arrives is compared byte for byte, after the clock has stopped; rivals take turns in rotated order and
+//! medians count. A row that fails does not keep the others from being measured.
+//!
+//! Non-goals: loss and jitter (see the relay), and absolute figures: everything shares one machine.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`figures`] | series, goals, rows |
+//! | [`world`] | sources behind relays, fresh clients |
+//! | [`asker`], [`streams`] | the source's own ceiling: every block asked for at once |
+//! | [`bulk`] | 100 MiB: from Kubo, from Causeway, on loopback, from four sources |
+//! | [`latency`] | first bytes: a page, a range, a small file on a used connection |
+//! | [`routing`], [`neighbourhood`] | providers that only the DHT knows; a DHT of twenty nodes |
+//! | [`browser`] | a page with 40 assets in Chromium |
+//! | [`memory`] | resident memory with many connections and streaming misses |
+//! | [`table`] | rows to Markdown and JSON |
+
+pub mod asker;
+pub mod browser;
+pub mod bulk;
+pub mod figures;
+pub mod latency;
+pub mod memory;
+pub mod neighbourhood;
+pub mod routing;
+pub mod streams;
+pub mod table;
+pub mod world;
+
+use crate::relay::Link;
+use crate::servers::Transport;
+use anyhow::{Context, Result, ensure};
+use figures::Row;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Longer than any row takes that will ever end.
+const ROW_TIMEOUT: Duration = Duration::from_secs(900);
+
+/// What to measure.
+#[derive(clap::Args, Debug, Clone)]
+pub struct Options {
+    /// The causeway binary
+    #[arg(long, value_name = "FILE", default_value = "target/release/causeway")]
+    pub causeway: PathBuf,
+    /// More flags for every "causeway serve", such as one that a branch needs (repeatable; use --causeway-flag=--flag)
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
+    pub causeway_flag: Vec<String>,
+    /// The ipfs binary of Kubo ("make kubo" prints where it is)
+    #[arg(long, value_name = "FILE")]
+    pub kubo: PathBuf,
+    /// Folder for the results
+    #[arg(long, value_name = "DIR", default_value = "load-tests/results")]
+    pub out: PathBuf,
+    /// Rounds, of which the median counts
+    #[arg(long, value_name = "COUNT", default_value_t = 3)]
+    pub rounds: usize,
+    /// Folder with the browser tests' packages ("scripts/browser-packages" prints where they are)
+    #[arg(long, value_name = "DIR")]
+    pub browser_modules: Option<PathBuf>,
+    /// Chromium's binary
+    #[arg(long, value_name = "FILE", default_value = "/usr/bin/chromium")]
+    pub chromium: PathBuf,
+    /// Half of the round trip that the relay adds, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 25)]
+    pub delay_ms: u64,
+    /// Only these rows, separated by commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub rows: Vec<RowName>,
+    /// One round with small files: shows that everything works, measures nothing
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl Options {
+    pub fn rounds(&self) -> usize {
+        if self.quick { 1 } else { self.rounds.max(1) }
+    }
+
+    /// The stretch of network between the source and everybody else.
+    pub fn link(&self) -> Link {
+        Link::delay(Duration::from_millis(self.delay_ms))
+    }
+
+    /// A size in bytes that a quick run divides by 32.
+    pub fn size(&self, bytes: usize) -> usize {
+        if self.quick { bytes / 32 } else { bytes }
+    }
+
+    /// More flags for `causeway serve`.
+    pub fn flags(&self) -> Vec<&str> {
+        self.causeway_flag.iter().map(String::as_str).collect()
+    }
+}
+
+/// The rows of the table, in its order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum RowName {
+    /// 100 MiB cold from Kubo over TCP
+    ColdTcp,
+    /// The same over QUIC
+    ColdQuic,
+    /// 100 MiB cold from Causeway over TCP
+    OursTcp,
+    /// The same over QUIC
+    OursQuic,
+    /// 1 MiB cold from Kubo on a used TCP connection
+    UsedTcp,
+    /// The same over QUIC
+    UsedQuic,
+    /// First byte of a page in a sub-directory, over TCP
+    PageTcp,
+    /// The same over QUIC
+    PageQuic,
+    /// First byte of a range deep in a cold 1 GiB file, over TCP
+    RangeTcp,
+    /// The same over QUIC
+    RangeQuic,
+    /// 100 MiB from four Causeway peers on slow lines
+    Four,
+    /// 100 MiB cold from Kubo without a relay
+    Loopback,
+    /// First byte, provider known only to the DHT, on loopback
+    DhtNear,
+    /// The same among twenty DHT nodes far away
+    DhtFar,
+    /// Publication of a provider record among them
+    Publish,
+    /// A cold page with 40 assets in Chromium
+    Browser,
+    /// Resident memory with 1,000 connections and 200 streaming misses
+    Memory,
+}
+
+impl RowName {
+    /// Its name on the command line.
+    pub fn name(self) -> String {
+        clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    async fn measure(self, options: &Options) -> Result<Row> {
+        match self {
+            Self::ColdTcp => bulk::cold(options, Transport::Tcp).await,
+            Self::ColdQuic => bulk::cold(options, Transport::Quic).await,
+            Self::OursTcp => bulk::ours(options, Transport::Tcp).await,
+            Self::OursQuic => bulk::ours(options, Transport::Quic).await,
+            Self::UsedTcp => latency::used(options, Transport::Tcp).await,
+            Self::UsedQuic => latency::used(options, Transport::Quic).await,
+            Self::PageTcp => latency::page(options, Transport::Tcp).await,
+            Self::PageQuic => latency::page(options, Transport::Quic).await,
+            Self::RangeTcp => latency::range(options, Transport::Tcp).await,
+            Self::RangeQuic => latency::range(options, Transport::Quic).await,
+            Self::Four => bulk::four(options).await,
+            Self::Loopback => bulk::loopback(options).await,
+            Self::DhtNear => routing::near(options).await,
+            Self::DhtFar => routing::far(options).await,
+            Self::Publish => routing::publish(options).await,
+            Self::Browser => browser::page(options).await,
+            Self::Memory => memory::resident(options).await,
+        }
+    }
+}
+
+/// A row's name and what came of it.
+pub type Outcome = (RowName, Result<Row>);
+
+/// Measures the rows that were asked for, one after the other.
+pub async fn run(options: &Options) -> Result<Vec<Outcome>> {
+    for binary in [&options.causeway, &options.kubo] {
+        ensure!(binary.exists(), "{} is missing; run `make build kubo`", binary.display());
+    }
+    let all = <RowName as clap::ValueEnum>::value_variants();
+    let rows = if options.rows.is_empty() { all } else { &options.rows };
+    let mut outcomes = Vec::new();
+    for row in rows {
+        eprintln!("{}", row.name());
+        let measured = timeout(ROW_TIMEOUT, row.measure(options)).await;
+        let outcome = measured.with_context(|| format!("not done within {ROW_TIMEOUT:?}")).flatten();
+        if let Err(error) = &outcome {
+            eprintln!("  failed: {error:#}");
+        }
+        outcomes.push((*row, outcome));
+    }
+    Ok(outcomes)
+}

@@ -1,0 +1,130 @@
+//! When a piece of data comes out at the other end of a link: its delay, and its turn on a line of limited rate.
+//!
+//! A token bucket in the form of a schedule: the line is busy until some instant, and every piece keeps it busy for as long
+//! as its bits take. The burst is the time by which the line may run ahead of that schedule.
+//!
+//! Goals: no clock of its own, so that its arithmetic is tested exactly. Non-goals: queueing (`line`).
+
+use super::Link;
+use std::time::{Duration, Instant};
+
+/// What a line that rested may let through at once.
+const BURST: Duration = Duration::from_millis(2);
+/// What a limited line queues before it pushes back or drops, beyond what is under way: a router's buffer.
+const QUEUE: Duration = Duration::from_millis(100);
+/// What an unlimited line holds for one connection, in bytes: 670 MB/s at 25 ms.
+const UNLIMITED_BYTES: usize = 16 << 20;
+/// Room for a piece of the largest size, whatever the rate.
+const LEAST_BYTES: usize = 256 << 10;
+
+/// The schedule of one direction.
+#[derive(Debug)]
+pub struct Shaper {
+    link: Link,
+    /// When the line has sent all that was handed to it.
+    busy_until: Option<Instant>,
+}
+
+impl Shaper {
+    /// A line at rest.
+    pub fn new(link: Link) -> Self {
+        Self { link, busy_until: None }
+    }
+
+    /// Takes `bytes` that arrive `now`, and says when they come out. Never earlier than what was taken before.
+    pub fn due(&mut self, now: Instant, bytes: usize) -> Instant {
+        let Some(rate) = self.link.bits_per_second else { return now + self.link.delay };
+        let rested = now.checked_sub(BURST).unwrap_or(now);
+        let begin = self.busy_until.map_or(rested, |busy| busy.max(rested));
+        let end = begin + time_on_line(bytes, rate);
+        self.busy_until = Some(end);
+        end.max(now) + self.link.delay
+    }
+}
+
+/// How long `bytes` occupy a line.
+fn time_on_line(bytes: usize, bits_per_second: u64) -> Duration {
+    let nanoseconds = bytes as u128 * 8 * 1_000_000_000 / u128::from(bits_per_second.max(1));
+    Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+}
+
+/// How many bytes one connection may have in one direction of a link.
+pub fn capacity_bytes(link: Link) -> usize {
+    let Some(rate) = link.bits_per_second else { return UNLIMITED_BYTES };
+    let bits = u128::from(rate) * (QUEUE + link.delay).as_micros() / 1_000_000;
+    usize::try_from(bits / 8).unwrap_or(usize::MAX).clamp(LEAST_BYTES, UNLIMITED_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const DELAY: Duration = Duration::from_millis(25);
+
+    fn link(bits_per_second: Option<u64>) -> Link {
+        Link { delay: DELAY, bits_per_second }
+    }
+
+    #[test]
+    fn without_a_rate_everything_is_late_by_the_delay() {
+        let (start, mut shaper) = (Instant::now(), Shaper::new(link(None)));
+        for bytes in [1, 1 << 20, 1] {
+            assert_eq!(shaper.due(start, bytes), start + DELAY);
+        }
+    }
+
+    #[test]
+    fn a_busy_line_keeps_its_rate_and_a_rested_one_may_burst() {
+        // 8 Mbit/s: a byte takes a microsecond.
+        let (start, mut shaper) = (Instant::now() + Duration::from_secs(1), Shaper::new(link(Some(8_000_000))));
+        let after = |micros| start + DELAY + Duration::from_micros(micros);
+        let table = [
+            // At, bytes, due: the first two milliseconds are the burst.
+            (0, 2_000, 0),
+            (0, 1_000, 1_000),
+            (500, 1_000, 2_000),
+            (10_000, 2_000, 10_000),
+            (10_000, 1_000, 11_000),
+        ];
+        for (at, bytes, due) in table {
+            assert_eq!(shaper.due(start + Duration::from_micros(at), bytes), after(due), "{bytes} bytes at {at} µs");
+        }
+    }
+
+    #[test]
+    fn a_limited_line_holds_what_is_under_way_and_a_router_s_buffer() {
+        let table = [
+            (None, UNLIMITED_BYTES),
+            (Some(50_000_000), 781_250),
+            (Some(1_000), LEAST_BYTES),
+            (Some(u64::MAX), UNLIMITED_BYTES),
+        ];
+        for (rate, bytes) in table {
+            assert_eq!(capacity_bytes(link(rate)), bytes, "{rate:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn order_is_kept_and_the_rate_never_exceeded(
+            pieces in proptest::collection::vec((0_u64..5_000, 1_usize..70_000), 1..100),
+            rate in 1_000_000_u64..10_000_000_000,
+        ) {
+            let start = Instant::now() + Duration::from_secs(1);
+            let mut shaper = Shaper::new(link(Some(rate)));
+            let (mut now, mut last, mut sum) = (start, start, 0);
+            for (wait, bytes) in pieces {
+                now += Duration::from_micros(wait);
+                sum += bytes;
+                let due = shaper.due(now, bytes);
+                prop_assert!(due >= last, "order");
+                prop_assert!(due >= now + DELAY, "delay");
+                // From the first piece on, no more than the rate and one burst. Rounding loses less than 1 ns a piece.
+                let least = time_on_line(sum, rate).saturating_sub(BURST + Duration::from_nanos(200));
+                prop_assert!(due >= start + DELAY + least, "rate");
+                last = due;
+            }
+        }
+    }
+}

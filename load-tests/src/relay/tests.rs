@@ -1,0 +1,124 @@
+//! What goes through a relay arrives whole, in order and counted. How late it arrives is arithmetic (`shape`), except that
+//! it is never early.
+
+use super::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+
+const LOOPBACK: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
+const LINK: Link = Link { delay: Duration::from_millis(5), bits_per_second: None };
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index * 31 % 251) as u8).collect()
+}
+
+/// A server that returns all that it is sent, once the sender has ended.
+async fn echo() -> SocketAddr {
+    let listener = TcpListener::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut all = Vec::new();
+                stream.read_to_end(&mut all).await?;
+                stream.write_all(&all).await
+            });
+        }
+    });
+    address
+}
+
+async fn exchange(relay: SocketAddr, content: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(relay).await.expect("the relay accepts");
+    stream.write_all(content).await.expect("it reads");
+    stream.shutdown().await.expect("it is told of the end");
+    let mut back = Vec::new();
+    stream.read_to_end(&mut back).await.expect("it answers");
+    back
+}
+
+#[tokio::test]
+async fn a_stream_arrives_whole_late_and_counted() {
+    for link in [LINK, Link { bits_per_second: Some(400_000_000), ..LINK }] {
+        let relay = Relay::bind(Protocol::Tcp, LOOPBACK.into(), link).await.expect("it starts");
+        relay.forward_to(echo().await);
+        let content = pattern(3_000_000);
+        let begun = Instant::now();
+        assert!(exchange(relay.address(), &content).await == content, "the same bytes in the same order");
+        // The handshake and one exchange, and the time that the line takes.
+        let on_line = link.bits_per_second.map_or(Duration::ZERO, |_| Duration::from_millis(2 * (60 - 2)));
+        assert!(begun.elapsed() >= 4 * link.delay + on_line, "{:?} over {link:?}", begun.elapsed());
+        assert_eq!(relay.passed(), Passed { up: 3_000_000, down: 3_000_000, dropped: 0 });
+    }
+}
+
+#[tokio::test]
+async fn connections_that_come_before_the_target_wait_and_do_not_mix() {
+    let relay = Relay::bind(Protocol::Tcp, LOOPBACK.into(), LINK).await.expect("it starts");
+    let address = relay.address();
+    let callers = (1..20).map(|n| tokio::spawn(async move { exchange(address, &pattern(n * 1000)).await.len() }));
+    let callers: Vec<_> = callers.collect();
+    relay.forward_to(echo().await);
+    for (n, caller) in (1..20).zip(callers) {
+        assert_eq!(caller.await.expect("no panic"), n * 1000);
+    }
+}
+
+#[tokio::test]
+async fn a_refusing_target_ends_the_caller_s_connection() {
+    let relay = Relay::bind(Protocol::Tcp, LOOPBACK.into(), LINK).await.expect("it starts");
+    let nobody = TcpListener::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
+    relay.forward_to(nobody.local_addr().expect("it is bound"));
+    drop(nobody);
+    let mut stream = TcpStream::connect(relay.address()).await.expect("the relay accepts");
+    let mut back = Vec::new();
+    assert!(matches!(stream.read_to_end(&mut back).await, Ok(0) | Err(_)), "{back:?}");
+}
+
+#[tokio::test]
+async fn datagrams_find_their_way_back() {
+    let relay = Relay::bind(Protocol::Udp, LOOPBACK.into(), LINK).await.expect("it starts");
+    let server = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
+    relay.forward_to(server.local_addr().expect("it is bound"));
+    tokio::spawn(async move {
+        let mut buffer = [0; 2048];
+        while let Ok((len, from)) = server.recv_from(&mut buffer).await {
+            let _ = server.send_to(&buffer[..len], from).await;
+        }
+    });
+    let begun = Instant::now();
+    let mut callers = Vec::new();
+    for n in 1..=3 {
+        let caller = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
+        caller.connect(relay.address()).await.expect("UDP always connects");
+        for piece in 0..10 {
+            caller.send(&pattern(n * 100 + piece)).await.expect("it is sent");
+        }
+        callers.push((n, caller));
+    }
+    for (n, caller) in callers {
+        for piece in 0..10 {
+            let mut buffer = [0; 2048];
+            let len = caller.recv(&mut buffer).await.expect("it comes back");
+            assert!(buffer[..len] == pattern(n * 100 + piece), "datagram {piece} of caller {n}, in order");
+        }
+    }
+    assert!(begun.elapsed() >= LINK.round_trip());
+    let bytes = (1..=3).map(|n| n * 1000 + 45).sum();
+    assert_eq!(relay.passed(), Passed { up: bytes, down: bytes, dropped: 0 });
+}
+
+#[tokio::test]
+async fn a_full_line_drops_datagrams() {
+    let link = Link { delay: Duration::ZERO, bits_per_second: Some(8_000) };
+    let relay = Relay::bind(Protocol::Udp, LOOPBACK.into(), link).await.expect("it starts");
+    let server = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
+    relay.forward_to(server.local_addr().expect("it is bound"));
+    let caller = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
+    // Far more than the line holds at a kilobyte a second.
+    while relay.passed().dropped == 0 {
+        caller.send_to(&[7; 1400], relay.address()).await.expect("it is sent");
+        tokio::task::yield_now().await;
+    }
+    assert!(relay.passed().up <= 256 << 10, "{:?}", relay.passed());
+}

@@ -1,0 +1,251 @@
+//! [`Announced`]: which of our addresses other peers are told, by identify, in the DHT, in provider records and by multicast
+//! DNS.
+//!
+//! Goals: the operator has the last word: what is announced instead, beside, and not at all. One rule for every protocol, and
+//! [`Telling`] to have libp2p's protocols obey it. Non-goals: whether anybody can reach us there, and which scope of the DHT
+//! an address belongs to ([`crate::scope`]).
+
+use crate::options::{BridgeOptions, NoAnnounce};
+use libp2p::core::Endpoint;
+use libp2p::core::transport::PortUse;
+use libp2p::swarm::behaviour::{ExternalAddrConfirmed, ExternalAddrExpired};
+use libp2p::swarm::{
+    ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, THandler, THandlerInEvent, THandlerOutEvent, ToSwarm,
+};
+use libp2p::{Multiaddr, PeerId};
+use std::ops::{Deref, DerefMut};
+use std::task::{Context, Poll};
+
+/// The operator's word on our addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Announced {
+    instead: Vec<Multiaddr>,
+    also: Vec<Multiaddr>,
+    hidden: NoAnnounce,
+}
+
+impl Announced {
+    /// What the settings say.
+    pub fn new(options: &BridgeOptions) -> Self {
+        let (instead, also) = (options.announce.clone(), options.announce_also.clone());
+        Self { instead, also, hidden: options.no_announce.clone() }
+    }
+
+    /// Whether peers may be told of an address: one that is listened on, that was confirmed, or that the operator named.
+    /// What is hidden is hidden, whoever named it.
+    pub fn tells(&self, address: &Multiaddr) -> bool {
+        let named = self.instead.contains(address) || self.also.contains(address);
+        !self.hidden.hides(address) && (named || self.instead.is_empty())
+    }
+
+    /// The addresses that the operator named, less those that are hidden.
+    pub fn named(&self) -> impl Iterator<Item = &Multiaddr> {
+        self.instead.iter().chain(&self.also).filter(|address| self.tells(address))
+    }
+
+    /// Whether every address is told.
+    pub fn tells_all(&self) -> bool {
+        self.instead.is_empty() && self.hidden == NoAnnounce::default()
+    }
+}
+
+/// A protocol that tells peers our addresses, and hears only of those that it may tell.
+///
+/// A protocol that was told to hide its listening addresses may need to know them all the same: identify compares them with
+/// what others observe. So `as_external` passes all of them, and those that may be told as external ones beside.
+pub struct Telling<B> {
+    inner: B,
+    announced: Announced,
+    as_external: bool,
+}
+
+impl<B> Telling<B> {
+    /// Puts a protocol under the rule. `as_external` is for one that hides its listening addresses.
+    pub fn new(inner: B, announced: Announced, as_external: bool) -> Self {
+        Self { inner, announced, as_external }
+    }
+}
+
+impl<B> Deref for Telling<B> {
+    type Target = B;
+
+    fn deref(&self) -> &B {
+        &self.inner
+    }
+}
+
+impl<B> DerefMut for Telling<B> {
+    fn deref_mut(&mut self) -> &mut B {
+        &mut self.inner
+    }
+}
+
+impl<B: NetworkBehaviour> NetworkBehaviour for Telling<B> {
+    type ConnectionHandler = THandler<B>;
+    type ToSwarm = B::ToSwarm;
+
+    fn handle_pending_inbound_connection(
+        &mut self,
+        connection: ConnectionId,
+        local: &Multiaddr,
+        remote: &Multiaddr,
+    ) -> Result<(), ConnectionDenied> {
+        self.inner.handle_pending_inbound_connection(connection, local, remote)
+    }
+
+    fn handle_established_inbound_connection(
+        &mut self,
+        connection: ConnectionId,
+        peer: PeerId,
+        local: &Multiaddr,
+        remote: &Multiaddr,
+    ) -> Result<THandler<B>, ConnectionDenied> {
+        self.inner.handle_established_inbound_connection(connection, peer, local, remote)
+    }
+
+    fn handle_pending_outbound_connection(
+        &mut self,
+        connection: ConnectionId,
+        peer: Option<PeerId>,
+        addresses: &[Multiaddr],
+        role: Endpoint,
+    ) -> Result<Vec<Multiaddr>, ConnectionDenied> {
+        self.inner.handle_pending_outbound_connection(connection, peer, addresses, role)
+    }
+
+    fn handle_established_outbound_connection(
+        &mut self,
+        connection: ConnectionId,
+        peer: PeerId,
+        address: &Multiaddr,
+        role: Endpoint,
+        port_use: PortUse,
+    ) -> Result<THandler<B>, ConnectionDenied> {
+        self.inner.handle_established_outbound_connection(connection, peer, address, role, port_use)
+    }
+
+    fn on_swarm_event(&mut self, event: FromSwarm) {
+        match event {
+            FromSwarm::ExternalAddrConfirmed(confirmed) if !self.announced.tells(confirmed.addr) => {}
+            FromSwarm::ExternalAddrExpired(expired) if !self.announced.tells(expired.addr) => {}
+            FromSwarm::NewListenAddr(listen) if self.as_external => {
+                self.inner.on_swarm_event(event);
+                if self.announced.tells(listen.addr) {
+                    let confirmed = ExternalAddrConfirmed { addr: listen.addr };
+                    self.inner.on_swarm_event(FromSwarm::ExternalAddrConfirmed(confirmed));
+                }
+            }
+            FromSwarm::ExpiredListenAddr(listen) if self.as_external => {
+                self.inner.on_swarm_event(event);
+                self.inner.on_swarm_event(FromSwarm::ExternalAddrExpired(ExternalAddrExpired { addr: listen.addr }));
+            }
+            FromSwarm::NewListenAddr(listen) if !self.announced.tells(listen.addr) => {}
+            FromSwarm::ExpiredListenAddr(listen) if !self.announced.tells(listen.addr) => {}
+            _ => self.inner.on_swarm_event(event),
+        }
+    }
+
+    fn on_connection_handler_event(&mut self, peer: PeerId, connection: ConnectionId, event: THandlerOutEvent<B>) {
+        self.inner.on_connection_handler_event(peer, connection, event);
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ToSwarm<B::ToSwarm, THandlerInEvent<B>>> {
+        self.inner.poll(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::StreamExt;
+    use libp2p::identify;
+    use libp2p::swarm::SwarmEvent;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    fn address(text: &str) -> Multiaddr {
+        text.parse().expect("address")
+    }
+
+    #[test]
+    fn the_operator_has_the_last_word() {
+        const HOME: &str = "/ip4/10.0.0.1/tcp/4001";
+        const SEEN: &str = "/ip4/198.51.100.1/tcp/4001";
+        const NAME: &str = "/dns4/peer.example.org/tcp/4001";
+        let hidden =
+            |network: &str| NoAnnounce { networks: vec![network.parse().expect("a network")], prefixes: vec![] };
+        // What is announced instead, beside and not at all, and which of the three addresses are told.
+        let table = [
+            (vec![], vec![], NoAnnounce::default(), [true, true, true]),
+            (vec![NAME], vec![], NoAnnounce::default(), [false, false, true]),
+            (vec![], vec![NAME], NoAnnounce::default(), [true, true, true]),
+            (vec![NAME], vec![SEEN], NoAnnounce::default(), [false, true, true]),
+            (vec![], vec![], hidden("10.0.0.0/8"), [false, true, true]),
+            (vec![HOME], vec![SEEN], hidden("10.0.0.0/8"), [false, true, false]),
+        ];
+        for (instead, also, no_announce, told) in table {
+            let mut options = BridgeOptions::new("/nowhere");
+            options.announce = instead.iter().map(|text| address(text)).collect();
+            options.announce_also = also.iter().map(|text| address(text)).collect();
+            options.no_announce = no_announce;
+            let announced = Announced::new(&options);
+            assert_eq!([HOME, SEEN, NAME].map(|text| announced.tells(&address(text))), told, "{options:?}");
+            assert!(announced.named().all(|address| announced.tells(address)));
+            assert_eq!(announced.tells_all(), told == [true; 3]);
+        }
+    }
+
+    /// Where a node says it is reached, asked by identify.
+    async fn told(options: BridgeOptions) -> Vec<Multiaddr> {
+        let mut registry = prometheus_client::registry::Registry::default();
+        let bridge = crate::Bridge::start(options, Arc::new(content::MemoryBlocks::default()), &mut registry).await;
+        let bridge = bridge.expect("starts");
+        let tcp = libp2p::tcp::Config::default();
+        let builder = libp2p::SwarmBuilder::with_new_identity().with_tokio();
+        let builder = builder.with_tcp(tcp, libp2p::noise::Config::new, libp2p::yamux::Config::default);
+        let about = |keypair: &libp2p::identity::Keypair| {
+            identify::Behaviour::new(identify::Config::new("/test".to_owned(), keypair.public()))
+        };
+        let mut asking = builder.expect("transport").with_behaviour(about).expect("behaviour").build();
+        let local = |address: &Multiaddr| address.to_string().starts_with("/ip4/127.0.0.1/");
+        let addresses = bridge.addresses().await;
+        asking.dial(addresses.into_iter().find(local).expect("it listens")).expect("dials");
+        let told = async {
+            loop {
+                let event = asking.select_next_some().await;
+                if let SwarmEvent::Behaviour(identify::Event::Received { info, .. }) = event {
+                    return info.listen_addrs;
+                }
+            }
+        };
+        let told = tokio::time::timeout(Duration::from_secs(30), told).await.expect("it says who it is");
+        bridge.shutdown().await;
+        told
+    }
+
+    #[tokio::test]
+    async fn identify_obeys() {
+        const NAME: &str = "/dns4/peer.example.org/tcp/4001";
+        let directory = tempfile::tempdir().expect("directory");
+        let options = |change: &dyn Fn(&mut BridgeOptions)| {
+            let mut options = BridgeOptions::new(directory.path());
+            options.listen = vec![address("/ip4/127.0.0.1/tcp/0")];
+            options.nat.upnp = false;
+            change(&mut options);
+            options
+        };
+        let listens =
+            |told: &[Multiaddr]| told.iter().any(|address| address.to_string().starts_with("/ip4/127.0.0.1/"));
+        let as_is = told(options(&|_| {})).await;
+        assert!(listens(&as_is) && as_is.len() == 1, "{as_is:?}");
+        let instead = told(options(&|options| options.announce = vec![address(NAME)])).await;
+        assert_eq!(instead, [address(NAME)]);
+        let also = told(options(&|options| options.announce_also = vec![address(NAME)])).await;
+        assert!(listens(&also) && also.contains(&address(NAME)), "{also:?}");
+        let hidden = told(options(&|options| {
+            options.announce_also = vec![address(NAME)];
+            options.no_announce.networks = vec!["127.0.0.0/8".parse().expect("a network")];
+        }));
+        assert_eq!(hidden.await, [address(NAME)]);
+    }
+}

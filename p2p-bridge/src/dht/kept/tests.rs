@@ -1,0 +1,121 @@
+use super::*;
+use crate::dht::store::Limits;
+use content::ipns::{Draft, Record};
+use libp2p::identity::Keypair;
+use libp2p::kad::RecordKey;
+use libp2p::kad::store::RecordStore;
+use proptest::prelude::*;
+use std::time::{Duration, UNIX_EPOCH};
+
+const NOW: Moment = 1_800_000_000;
+
+fn empty(now: Moment) -> Store {
+    Store::new(PeerId::random(), Limits::default(), now)
+}
+
+/// A store with so many provider records of some peers, and a value record.
+fn filled(records: u16, peers: u16) -> Store {
+    let mut store = empty(NOW);
+    let peers: Vec<(PeerId, Vec<Multiaddr>)> = (0..peers.max(1))
+        .map(|n| (PeerId::random(), vec![format!("/ip4/192.0.2.1/tcp/{}", n + 1).parse().expect("address")]))
+        .collect();
+    for n in 0..records {
+        let (peer, addresses) = &peers[usize::from(n) % peers.len()];
+        let key = RecordKey::new(&n.to_le_bytes());
+        store.keep_provider(&key, *peer, Network(n.into()), addresses.clone()).expect("good");
+    }
+    let keypair = Keypair::generate_ed25519();
+    let end_of_life = UNIX_EPOCH + Duration::from_secs(u64::from(NOW) + 100_000);
+    let draft = Draft { value: "/ipfs/bafkqaaa".to_owned(), sequence: 1, end_of_life, ttl: Duration::ZERO };
+    let record = Record::sign(&keypair, &draft).expect("signs");
+    let key = content::names::Key::from(keypair.public().to_peer_id()).routing_key();
+    store.keep_value(&key.into(), record.bytes().to_vec(), Network(3)).expect("good");
+    store
+}
+
+fn file(store: &Store) -> Vec<u8> {
+    let mut bytes = encode(store);
+    bytes.extend(digest(&bytes));
+    bytes
+}
+
+/// The providers of keys, with their addresses.
+type Answers = Vec<(Vec<PeerId>, Vec<Multiaddr>)>;
+
+/// All that a store answers, the values in an order of their own.
+fn content(store: &Store) -> (Answers, Vec<Vec<u8>>) {
+    let keys = (0..300_u16).map(|n| RecordKey::new(&n.to_le_bytes()));
+    let providers = keys.map(|key| {
+        let found = store.providers(&key);
+        (found.iter().map(|record| record.provider).collect(), found.into_iter().flat_map(|r| r.addresses).collect())
+    });
+    let mut values: Vec<Vec<u8>> = store.records().map(|record| record.value.clone()).collect();
+    values.sort();
+    (providers.collect(), values)
+}
+
+#[test]
+fn records_outlive_a_restart_and_expire_when_they_would_have() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = path(directory.path(), Scope::Wan);
+    let before = filled(200, 30);
+    save(&path, encode(&before));
+    let mut after = empty(NOW + 60);
+    load(&path, &mut after);
+    assert_eq!(content(&after), content(&before));
+    assert_eq!((after.provider_records(), after.value_records()), (200, 1));
+    let mut late = empty(NOW + 48 * 3600);
+    load(&path, &mut late);
+    assert_eq!((late.provider_records(), late.value_records()), (0, 0));
+    let mut early = empty(NOW - 3_600);
+    load(&path, &mut early);
+    early.tick(NOW + 47 * 3600);
+    assert_eq!(early.provider_records(), 0, "a clock that was wrong keeps nothing for longer");
+}
+
+#[test]
+fn a_missing_file_is_an_empty_store() {
+    let mut store = empty(NOW);
+    load(Path::new("/nowhere/at/all"), &mut store);
+    assert_eq!(store.provider_records(), 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn what_is_written_is_read(records in 0..300_u16, peers in 1..40_u16) {
+        let before = filled(records, peers);
+        let mut after = empty(NOW);
+        prop_assert_eq!(decode(&file(&before), &mut after), Ok(usize::from(records) + 1));
+        prop_assert_eq!(content(&after), content(&before));
+    }
+
+    #[test]
+    fn a_damaged_file_costs_the_records_and_nothing_else(
+        at in any::<prop::sample::Index>(), flip in 1..=255_u8, cut in any::<prop::sample::Index>(),
+    ) {
+        let good = file(&filled(50, 5));
+        let mut flipped = good.clone();
+        let at = at.index(good.len());
+        flipped[at] ^= flip;
+        for bad in [&flipped[..], &good[..cut.index(good.len())]] {
+            let mut store = empty(NOW);
+            prop_assert_eq!(decode(bad, &mut store), Err(Damaged));
+            prop_assert_eq!(store.provider_records(), 0);
+        }
+    }
+
+    #[test]
+    fn a_forged_body_cannot_do_harm(body in prop::collection::vec(any::<u8>(), 0..400), counts in any::<[u8; 3]>()) {
+        let mut forged = Vec::new();
+        for count in counts {
+            forged.extend(u32::from(count % 4).to_le_bytes());
+            forged.extend(&body);
+        }
+        let mut store = empty(NOW);
+        let _ = decode_body(&mut Rest(&forged), &mut store);
+        prop_assert_eq!(store.value_records(), 0);
+        prop_assert!(store.bytes() <= Limits::default().provider_bytes);
+    }
+}

@@ -1,0 +1,100 @@
+//! What an operator reads of our part in the DHT: whether we serve it, what we keep for others, and what we refuse.
+
+use crate::scope::Scope;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use std::fmt::Write as _;
+
+/// Every reason for which a record is refused, so that their counters are there from the start.
+pub(super) const REASONS: [&str; 7] = ["key", "other_peer", "no_address", "busy", "invalid", "expired", "older"];
+
+/// What a record is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Provider,
+    Value,
+}
+
+impl EncodeLabelValue for Kind {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        encoder.write_str(match self {
+            Self::Provider => "provider",
+            Self::Value => "value",
+        })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ScopeLabel {
+    dht: Scope,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RecordLabel {
+    dht: Scope,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefusalLabel {
+    dht: Scope,
+    reason: &'static str,
+}
+
+/// Handles to the metrics of both DHTs' servers. Cloning shares them.
+#[derive(Debug, Clone, Default)]
+pub struct DhtMetrics {
+    server: Family<ScopeLabel, Gauge>,
+    records: Family<RecordLabel, Gauge>,
+    bytes: Family<ScopeLabel, Gauge>,
+    received: Family<ScopeLabel, Counter>,
+    refused: Family<RefusalLabel, Counter>,
+}
+
+impl DhtMetrics {
+    /// Creates the metrics and adds them to a registry.
+    pub fn register(add: &mut Registry) -> Self {
+        let m = Self::default();
+        add.register("causeway_dht_server", "1 while others are answered, 0 while we only ask", m.server.clone());
+        add.register("causeway_dht_records", "Records kept for other peers", m.records.clone());
+        add.register("causeway_dht_record_bytes", "What those take in memory, estimated", m.bytes.clone());
+        add.register("causeway_dht_records_received", "Records that were taken, or renewed", m.received.clone());
+        add.register("causeway_dht_records_refused", "Records that were not, by the reason", m.refused.clone());
+        for dht in Scope::ALL {
+            m.set_server(dht, false);
+            m.set_records(dht, 0, 0, 0);
+            m.received.get_or_create(&ScopeLabel { dht }).inc_by(0);
+            for reason in REASONS {
+                m.refused.get_or_create(&RefusalLabel { dht, reason }).inc_by(0);
+            }
+        }
+        m
+    }
+
+    /// Sets whether a DHT is served.
+    pub(super) fn set_server(&self, dht: Scope, server: bool) {
+        self.server.get_or_create(&ScopeLabel { dht }).set(server.into());
+    }
+
+    /// Sets how many records are kept, and what they take in bytes.
+    pub(super) fn set_records(&self, dht: Scope, providers: usize, values: usize, bytes: usize) {
+        let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        for (kind, number) in [(Kind::Provider, providers), (Kind::Value, values)] {
+            self.records.get_or_create(&RecordLabel { dht, kind }).set(gauge(number));
+        }
+        self.bytes.get_or_create(&ScopeLabel { dht }).set(gauge(bytes));
+    }
+
+    /// Counts a record that a peer entrusted to us.
+    pub(super) fn kept(&self, dht: Scope) {
+        self.received.get_or_create(&ScopeLabel { dht }).inc();
+    }
+
+    /// Counts a record that was refused.
+    pub(super) fn refused(&self, dht: Scope, reason: &'static str) {
+        self.refused.get_or_create(&RefusalLabel { dht, reason }).inc();
+    }
+}

@@ -1,0 +1,62 @@
+use super::*;
+
+fn address(text: &str) -> Multiaddr {
+    text.parse().expect("address")
+}
+
+fn store() -> (Store, PeerId) {
+    let local = PeerId::random();
+    (Store::new(local, Limits::default(), 1_000), local)
+}
+
+#[test]
+fn keys_have_a_length_and_providers_an_address() {
+    let (mut store, _) = store();
+    let home = || vec![address("/ip4/192.0.2.1/tcp/1")];
+    // The length of a key, addresses, and whether the record is kept.
+    let table = [(0, home(), false), (1, home(), true), (80, home(), true), (81, home(), false), (34, vec![], false)];
+    for (bytes, addresses, kept) in table {
+        let key = RecordKey::from(vec![7; bytes]);
+        let outcome = store.keep_provider(&key, PeerId::random(), Network(1), addresses);
+        assert_eq!(outcome.is_ok(), kept, "{bytes}");
+        assert_eq!(store.providers(&key).len(), usize::from(kept));
+    }
+}
+
+#[test]
+fn our_own_records_come_first_and_are_apart_from_those_of_others() {
+    let (mut store, local) = store();
+    let key = RecordKey::new(b"key");
+    for _ in 0..30 {
+        let home = vec![address("/ip4/192.0.2.1/tcp/1")];
+        store.keep_provider(&key, PeerId::random(), Network(1), home).expect("good");
+    }
+    store.add_provider(ProviderRecord::new(key.clone(), local, vec![])).expect("there is room");
+    let providers = store.providers(&key);
+    assert_eq!((providers.len(), providers[0].provider), (PER_KEY_MAX, local));
+    assert_eq!(store.provided().count(), 1);
+    assert_eq!(store.provider_records(), PER_KEY_MAX, "ours is not among them");
+    store.remove_provider(&key, &local);
+    assert_eq!((store.provided().count(), store.providers(&key).len()), (0, PER_KEY_MAX));
+}
+
+#[test]
+fn our_own_keys_are_bounded() {
+    let local = PeerId::random();
+    let mut store = Store::new(local, Limits { own_keys: 2, ..Limits::default() }, 0);
+    let mut add = |n: u8| store.add_provider(ProviderRecord::new(RecordKey::new(&[n]), local, vec![])).is_ok();
+    assert_eq!([add(1), add(2), add(3), add(1)], [true, true, false, true]);
+}
+
+#[test]
+fn time_passes_by_ticks() {
+    let (mut store, _) = store();
+    let key = RecordKey::new(b"key");
+    store.keep_provider(&key, PeerId::random(), Network(1), vec![address("/ip4/192.0.2.1/tcp/1")]).expect("good");
+    assert!(store.take_changed() && !store.take_changed());
+    store.tick(1_000 + 48 * 3600 - 1);
+    assert_eq!(store.providers(&key).len(), 1);
+    store.tick(1_000 + 48 * 3600);
+    assert_eq!((store.providers(&key).len(), store.provider_records()), (0, 0));
+    assert!(store.take_changed(), "what has expired need not be written");
+}

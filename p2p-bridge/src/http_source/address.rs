@@ -1,0 +1,362 @@
+//! Where a trustless gateway is: from a multiaddr or a configured URL to a [`Base`], and which of them are refused.
+//!
+//! Goals: one spelling for each gateway, so that a hundred records which name it make one source; nothing that a stranger
+//! writes becomes anything but a scheme, a host, a port and path segments; no stranger chooses a port that belongs to
+//! another service, nor an address of a private network.
+//!
+//! Non-goals: looking names up. What a name stands for is checked when it is dialled ([`super::dialling`]).
+//!
+//! Accepted forms (<https://github.com/multiformats/multiaddr/blob/master/protocols.csv>):
+//!
+//! ```text
+//! /(ip4|ip6|dns|dns4|dns6)/HOST[/tcp/PORT](/http|/https|/tls[/sni/NAME]/http)[/http-path/PATH][/p2p/ID]
+//! ```
+//!
+//! The port defaults to the scheme's. With `/sni/NAME` the name is the host, and the DNS says where it is: a certificate
+//! is checked against a name, and an address beside it adds nothing that could be trusted. `/dns4` and `/dns6` are read as
+//! `/dns`.
+
+use crate::scope::is_public;
+use content::{Cid, hashes};
+use libp2p::multiaddr::Protocol;
+use libp2p::{Multiaddr, PeerId};
+use reqwest::Url;
+use std::net::IpAddr;
+
+/// The longest base URL, in bytes.
+const URL_BYTES_MAX: usize = 512;
+/// Ports below this belong to services of their own, except for HTTP's two.
+const UNPRIVILEGED_PORTS: u16 = 1024;
+
+/// Why an address is not used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// It is one of another protocol. Nothing is wrong with it.
+    #[error("it is not an HTTP address")]
+    NotHttp,
+    /// It does not say where a gateway is.
+    #[error("it is not the base URL of a gateway, such as https://gateway.example.org: {0}")]
+    Malformed(&'static str),
+    /// A stranger has no business to send us there.
+    #[error("it is not dialled at a stranger's word: {0}")]
+    Refused(&'static str),
+}
+
+/// Whether an address is one of HTTP, which no transport between peers could dial.
+pub fn is_http(address: &Multiaddr) -> bool {
+    Parts::read(address).is_ok()
+}
+
+/// The base URL of a trustless gateway, in its one spelling.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Base {
+    url: Url,
+    id: PeerId,
+}
+
+impl Base {
+    /// Reads a configured URL: `http` or `https`, a host, and no more than a port and a path.
+    ///
+    /// # Errors
+    /// [`AddressError::Malformed`].
+    pub fn from_url(text: &str) -> Result<Self, AddressError> {
+        let url = Url::parse(text.trim()).map_err(|_| AddressError::Malformed("it is not a URL"))?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(AddressError::Malformed("its scheme is neither http nor https"));
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(AddressError::Malformed("it has a user name"));
+        }
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err(AddressError::Malformed("it has a query or a fragment"));
+        }
+        Self::new(url)
+    }
+
+    /// Reads a multiaddr, such as those of provider records, in one of the forms above.
+    ///
+    /// # Errors
+    /// [`AddressError::NotHttp`] for an address of another protocol, else [`AddressError::Malformed`].
+    pub fn from_multiaddr(address: &Multiaddr) -> Result<Self, AddressError> {
+        let parts = Parts::read(address)?;
+        let scheme = if parts.tls { "https" } else { "http" };
+        // The URL parser is asked what a host is, and it alone: "1.1", "0x7f.1" and "127.0.0.1" are one to it.
+        let mut url = Url::parse(&format!("{scheme}://{}", parts.host))
+            .map_err(|_| AddressError::Malformed("its host is not one"))?;
+        let nothing_else = url.username().is_empty() && url.password().is_none() && url.port().is_none();
+        if !nothing_else || url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
+            return Err(AddressError::Malformed("its host is not one"));
+        }
+        let bad_port = AddressError::Malformed("its port is not one");
+        if parts.port == Some(0) || url.set_port(parts.port).is_err() {
+            return Err(bad_port);
+        }
+        url.path_segments_mut()
+            .map_err(|()| AddressError::Malformed("it has no place for a path"))?
+            .clear()
+            .extend(parts.path.split('/').filter(|segment| !segment.is_empty()));
+        Self::new(url)
+    }
+
+    fn new(mut url: Url) -> Result<Self, AddressError> {
+        if url.host_str().is_none_or(str::is_empty) {
+            return Err(AddressError::Malformed("it has no host"));
+        }
+        url.path_segments_mut().map_err(|()| AddressError::Malformed("it has no place for a path"))?.pop_if_empty();
+        if url.as_str().len() > URL_BYTES_MAX {
+            return Err(AddressError::Malformed("it is too long"));
+        }
+        let id = id_of(&url).ok_or(AddressError::Malformed("it has no digest"))?;
+        Ok(Self { url, id })
+    }
+
+    /// What the source is called where peers have names. It is made from the URL, and not from the peer id of the record
+    /// that names the URL: nothing proves that the two belong together, so a stranger could have somebody else's peer pay
+    /// for what a server does. It is nobody's key, so nobody ever connects under it.
+    pub fn id(&self) -> PeerId {
+        self.id
+    }
+
+    /// Scheme, host and port: what limits and circuit breakers count by.
+    pub fn origin(&self) -> String {
+        self.url.origin().ascii_serialization()
+    }
+
+    /// The URL of a block (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#block-responses-application-vnd-ipld-raw>).
+    pub fn block_url(&self, cid: &Cid) -> Url {
+        self.content_url(cid, "format=raw")
+    }
+
+    fn content_url(&self, cid: &Cid, query: &str) -> Url {
+        let mut url = self.url.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().push("ipfs").push(&cid.to_string());
+        }
+        url.set_query(Some(query));
+        url
+    }
+
+    /// Whether strangers may send us there, as far as the address itself tells.
+    ///
+    /// # Errors
+    /// [`AddressError::Refused`] for addresses of private networks, and for ports of other services.
+    pub fn check_as_strangers(&self) -> Result<(), AddressError> {
+        let host = self.url.host_str().unwrap_or_default();
+        if let Ok(ip) = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>()
+            && !is_public(ip)
+        {
+            return Err(AddressError::Refused("it is an address of a private network"));
+        }
+        match self.url.port_or_known_default() {
+            Some(80 | 443 | UNPRIVILEGED_PORTS..) => Ok(()),
+            _ => Err(AddressError::Refused("its port belongs to another service")),
+        }
+    }
+}
+
+impl std::fmt::Display for Base {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.url.as_str())
+    }
+}
+
+fn id_of(url: &Url) -> Option<PeerId> {
+    let named = format!("causeway http source {url}");
+    let digest = hashes::digest(hashes::SHA2_256, 32, named.as_bytes()).ok()?;
+    PeerId::from_bytes(&digest.to_bytes()).ok()
+}
+
+/// What a multiaddr says, before anything is believed.
+#[derive(Default)]
+struct Parts {
+    host: String,
+    port: Option<u16>,
+    tls: bool,
+    path: String,
+}
+
+impl Parts {
+    fn read(address: &Multiaddr) -> Result<Self, AddressError> {
+        let mut protocols = address.iter().peekable();
+        let host = match protocols.next() {
+            Some(Protocol::Ip4(ip)) => ip.to_string(),
+            Some(Protocol::Ip6(ip)) => format!("[{ip}]"),
+            Some(Protocol::Dns(name) | Protocol::Dns4(name) | Protocol::Dns6(name)) => name.into_owned(),
+            _ => return Err(AddressError::NotHttp),
+        };
+        let mut parts = Self { host, ..Self::default() };
+        if let Some(Protocol::Tcp(port)) = protocols.peek() {
+            parts.port = Some(*port);
+            protocols.next();
+        }
+        match protocols.next() {
+            Some(Protocol::Http) => {}
+            Some(Protocol::Https) => parts.tls = true,
+            Some(Protocol::Tls) => {
+                parts.tls = true;
+                if let Some(Protocol::Sni(name)) = protocols.peek() {
+                    parts.host = name.clone().into_owned();
+                    protocols.next();
+                }
+                if protocols.next() != Some(Protocol::Http) {
+                    return Err(AddressError::NotHttp);
+                }
+            }
+            _ => return Err(AddressError::NotHttp),
+        }
+        for rest in protocols {
+            match rest {
+                Protocol::HttpPath(path) if parts.path.is_empty() => parts.path = path.into_owned(),
+                Protocol::P2p(_) => {}
+                _ => return Err(AddressError::NotHttp),
+            }
+        }
+        Ok(parts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use content::cid::parse;
+    use proptest::prelude::*;
+
+    fn base(address: &str) -> Result<Base, AddressError> {
+        Base::from_multiaddr(&address.parse().expect(address))
+    }
+
+    #[test]
+    fn every_form_of_an_http_address_is_read() {
+        let table = [
+            ("/dns4/example.org/tcp/443/tls/http", "https://example.org/"),
+            ("/dns/example.org/tcp/443/https", "https://example.org/"),
+            ("/dns/example.org/https", "https://example.org/"),
+            ("/dns/Example.ORG/http", "http://example.org/"),
+            ("/dns6/example.org/tcp/8443/tls/http", "https://example.org:8443/"),
+            ("/ip4/1.2.3.4/tcp/80/http", "http://1.2.3.4/"),
+            ("/ip6/2606:4700::1111/tcp/8080/http", "http://[2606:4700::1111]:8080/"),
+            ("/ip4/1.2.3.4/tcp/443/tls/sni/example.org/http", "https://example.org/"),
+            ("/dns/example.org/https/http-path/a%2Fb", "https://example.org/a/b"),
+            ("/dns/example.org/https/http-path/%2Fa%2F", "https://example.org/a"),
+            ("/dns/example.org/https/http-path/..%2F..%2Fa%3Fb=c%23d", "https://example.org/a%3Fb=c%23d"),
+            ("/dns/example.org/https/p2p/12D3KooWCRscMgHgEo3ojm8ovzheydpvTEqsDtq7Vby38cMHrYjt", "https://example.org/"),
+        ];
+        for (address, url) in table {
+            assert_eq!(base(address).map(|base| base.to_string()), Ok(url.to_owned()), "{address}");
+        }
+    }
+
+    #[test]
+    fn other_addresses_are_left_alone() {
+        let others = [
+            "/ip4/1.2.3.4/tcp/4001",
+            "/ip4/1.2.3.4/udp/4001/quic-v1",
+            "/dns/example.org/tcp/443/wss",
+            "/dns/example.org/tcp/443/tls/ws",
+            "/dns/example.org/tcp/443/tls/sni/example.org/ws",
+            "/dnsaddr/example.org",
+            "/dns/example.org/tcp/443/tls",
+            "/dns/example.org/https/p2p-circuit",
+            "/ip6/fe80::1/ip6zone/eth0/tcp/80/http",
+            "/memory/1/http",
+        ];
+        for address in others {
+            let read = address.parse::<Multiaddr>().map(|address| Base::from_multiaddr(&address));
+            assert_eq!(read.ok(), Some(Err(AddressError::NotHttp)), "{address}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_a_host_and_nothing_more() {
+        for host in ["user@example.org", "example.org:22", "a?b", "a#b", "", "exa mple", "[::1", "a\\b"] {
+            let address = Multiaddr::empty().with(Protocol::Dns(host.into())).with(Protocol::Https);
+            assert!(matches!(Base::from_multiaddr(&address), Err(AddressError::Malformed(_))), "{host}");
+        }
+        let port_zero =
+            Multiaddr::empty().with(Protocol::Dns("a.b".into())).with(Protocol::Tcp(0)).with(Protocol::Http);
+        assert!(matches!(Base::from_multiaddr(&port_zero), Err(AddressError::Malformed(_))));
+    }
+
+    #[test]
+    fn configured_urls_are_read_and_others_refused_with_a_reason() {
+        let good = [
+            ("https://example.org", "https://example.org/"),
+            ("https://example.org/", "https://example.org/"),
+            (" http://127.0.0.1:8080/deep/path/ ", "http://127.0.0.1:8080/deep/path"),
+            ("HTTPS://Example.org:443", "https://example.org/"),
+        ];
+        for (text, url) in good {
+            assert_eq!(Base::from_url(text).map(|base| base.to_string()), Ok(url.to_owned()), "{text}");
+        }
+        let bad =
+            ["", "example.org", "ftp://example.org", "https://u:p@example.org", "https://a.b/?c", "https://a.b/#c"];
+        for text in bad {
+            assert!(matches!(Base::from_url(text), Err(AddressError::Malformed(_))), "{text}");
+        }
+        assert!(Base::from_url(&format!("https://a.b/{}", "x".repeat(URL_BYTES_MAX))).is_err());
+    }
+
+    #[test]
+    fn strangers_lead_neither_into_private_networks_nor_to_other_services() {
+        let table = [
+            ("/dns/example.org/https", true),
+            ("/ip4/8.8.8.8/tcp/8080/http", true),
+            ("/ip6/2606:4700::1111/https", true),
+            ("/ip4/127.0.0.1/tcp/8080/http", false),
+            ("/ip4/169.254.169.254/http", false),
+            ("/ip4/10.0.0.1/https", false),
+            ("/ip6/::1/https", false),
+            ("/ip6/::ffff:192.168.0.1/https", false),
+            ("/ip6/fe80::1/https", false),
+            // Other spellings of 127.0.0.1.
+            ("/dns/2130706433/https", false),
+            ("/dns/0x7f.1/https", false),
+            ("/dns/example.org/tcp/22/http", false),
+            ("/dns/example.org/tcp/25/tls/http", false),
+            ("/dns/example.org/tcp/1024/http", true),
+        ];
+        for (address, allowed) in table {
+            let checked = base(address).expect(address).check_as_strangers();
+            assert_eq!(checked.is_ok(), allowed, "{address}: {checked:?}");
+        }
+    }
+
+    #[test]
+    fn a_gateway_has_one_name_and_one_url_for_a_block() {
+        let cid = parse("bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy").expect("cid");
+        let spellings = ["/dns/example.org/https", "/dns4/EXAMPLE.org/tcp/443/tls/http"];
+        for address in spellings {
+            assert_eq!(base(address).expect(address), Base::from_url("https://example.org/").expect("url"));
+        }
+        let table = [("https://example.org", "https://example.org"), ("http://a.b:81/c/", "http://a.b:81/c")];
+        for (text, start) in table {
+            let url = Base::from_url(text).expect(text).block_url(&cid);
+            assert_eq!(url.as_str(), format!("{start}/ipfs/{cid}?format=raw"));
+        }
+        let [one, other] = ["https://a.b", "https://a.b/c"].map(|text| Base::from_url(text).expect(text));
+        assert_ne!(one.id(), other.id());
+        assert_eq!(one.origin(), other.origin());
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_the_host_and_path_are_a_block_is_asked_of_that_host(
+            host in "\\PC{0,20}", path in "\\PC{0,40}", port in any::<u16>(),
+        ) {
+            let address = Multiaddr::empty()
+                .with(Protocol::Dns(host.as_str().into()))
+                .with(Protocol::Tcp(port))
+                .with(Protocol::Https)
+                .with(Protocol::HttpPath(path.as_str().into()));
+            if let Ok(base) = Base::from_multiaddr(&address) {
+                let cid = parse("bafkqaddjnzzxazldoqwxizltoq").expect("cid");
+                let url = base.block_url(&cid);
+                prop_assert_eq!(url.origin().ascii_serialization(), base.origin());
+                prop_assert_eq!(url.query(), Some("format=raw"));
+                let end = format!("/ipfs/{cid}");
+                prop_assert!(url.path().ends_with(&end));
+                prop_assert_eq!(Base::from_url(&base.to_string()), Ok(base));
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! One question to one gateway: what is sent, how much of the answer is read and for how long, and what it means.
+//!
+//! Goals: whatever a server sends, it costs at most a block's size in memory and the time-outs below; a block is hashed and
+//! handed to its waiters here, away from the swarm task, as a Bitswap connection does it; wrong bytes are told from absence.
+//!
+//! What answers mean (<https://specs.ipfs.tech/http-gateways/trustless-gateway/>):
+//!
+//! | answer | meaning |
+//! |---|---|
+//! | 200 with the block | it has it |
+//! | 200 with other bytes | a lie |
+//! | 404, 410, 412, 451, 504 | it has not got it, or will not give it |
+//! | 429, 503 | it wants to be left alone for a while |
+//! | another 5xx, no connection, no answer in time, half an answer | a failure, worth a second try |
+//! | anything else: redirects, other content types, other 4xx, more bytes than a block has | no use asking it again for this |
+//!
+//! A question for presence is a HEAD request, which costs a round trip and no block. Of a stranger's gateway it asks for
+//! what is there already (`Cache-Control: only-if-cached`), so that nobody fetches content because we wondered who has it;
+//! a configured one may fetch, for that is what it was configured for.
+
+use super::address::Base;
+use super::breaker::retry_after;
+use super::dialling::{Clients, Trust, innermost};
+use crate::wants::Wants;
+use content::{Block, BlockError, BlockKey, Cid, MAX_BLOCK_BYTES};
+use reqwest::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use reqwest::{Method, RequestBuilder, Response, StatusCode, Version};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
+
+/// The content type of a block.
+const RAW: &str = "application/vnd.ipld.raw";
+/// How long a configured gateway may take until it answers. It may have to find the content first.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The same for a stranger's, which was said to have it.
+const PATIENCE_WITH_STRANGERS: Duration = Duration::from_secs(10);
+/// How long a block may take to arrive, once it was answered.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long nothing may arrive meanwhile.
+const STALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of blocks that are being received, over all gateways of one trust: strangers cannot use up what the configured
+/// ones need.
+const BODIES_BYTES_MAX: usize = 32 * 1024 * 1024;
+
+/// What is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// The block itself.
+    Block,
+    /// Whether it is there.
+    Presence,
+}
+
+/// What came of a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The block came, and went to whoever waited for it.
+    Block {
+        /// Its key.
+        key: BlockKey,
+        /// Its size.
+        bytes: usize,
+    },
+    /// It is there.
+    Has,
+    /// It is not, or is not given.
+    Lacks,
+    /// Bytes came that are another block.
+    Lie {
+        /// The key of what came.
+        key: BlockKey,
+        /// Its size.
+        bytes: usize,
+    },
+    /// Nothing came of it; it may the next time.
+    Failed(String),
+    /// An answer that is of no use, and would not be the next time.
+    Useless(String),
+    /// It wants to be left alone, maybe for a certain time.
+    Busy(Option<Duration>),
+}
+
+/// An answer, and what it says about the connection.
+#[derive(Debug)]
+pub struct Answer {
+    /// What came of the question.
+    pub outcome: Outcome,
+    /// Whether many requests share the connection.
+    pub multiplexed: bool,
+}
+
+/// Asks gateways.
+pub struct Asker {
+    clients: Clients,
+    wants: Arc<Wants>,
+    configured_bodies: Semaphore,
+    strange_bodies: Semaphore,
+}
+
+impl Asker {
+    /// Blocks go to `wants`.
+    pub fn new(clients: Clients, wants: Arc<Wants>) -> Self {
+        let [configured_bodies, strange_bodies] = [BODIES_BYTES_MAX; 2].map(Semaphore::new);
+        Self { clients, wants, configured_bodies, strange_bodies }
+    }
+
+    /// Asks one question. Dropping the future ends the request.
+    pub async fn ask(&self, base: &Base, trust: Trust, cid: &Cid, question: Question) -> Answer {
+        let request = self.request(base, trust, cid, question);
+        let (patience, bodies) = match trust {
+            Trust::Configured => (PATIENCE, &self.configured_bodies),
+            Trust::Stranger => (PATIENCE_WITH_STRANGERS, &self.strange_bodies),
+        };
+        match timeout(patience, request.send()).await {
+            Err(_) => Answer { outcome: Outcome::Failed("no answer in time".to_owned()), multiplexed: false },
+            Ok(Err(error)) => Answer { outcome: Outcome::Failed(innermost(&error)), multiplexed: false },
+            Ok(Ok(response)) => {
+                let multiplexed = response.version() == Version::HTTP_2;
+                Answer { outcome: self.read(response, bodies, cid, question).await, multiplexed }
+            }
+        }
+    }
+
+    fn request(&self, base: &Base, trust: Trust, cid: &Cid, question: Question) -> RequestBuilder {
+        let method = match question {
+            Question::Block => Method::GET,
+            Question::Presence => Method::HEAD,
+        };
+        let request = self.clients.of(trust).request(method, base.block_url(cid)).header(ACCEPT, RAW);
+        if question == Question::Presence && trust == Trust::Stranger {
+            return request.header(CACHE_CONTROL, "only-if-cached");
+        }
+        request
+    }
+
+    async fn read(&self, response: Response, bodies: &Semaphore, cid: &Cid, question: Question) -> Outcome {
+        if let Some(outcome) = judge_head(&response) {
+            return outcome;
+        }
+        if question == Question::Presence {
+            return Outcome::Has;
+        }
+        match timeout(BODY_TIMEOUT, read_body(response, bodies)).await {
+            Err(_) => Outcome::Failed("the block took too long".to_owned()),
+            Ok(Err(outcome)) => outcome,
+            Ok(Ok((body, permit))) => {
+                let outcome = self.take_in(cid, body);
+                drop(permit);
+                outcome
+            }
+        }
+    }
+
+    /// Hashes what came and hands it to whoever waits for it.
+    fn take_in(&self, cid: &Cid, body: Vec<u8>) -> Outcome {
+        let data = bytes::Bytes::from(body);
+        let bytes = data.len();
+        let block = match Block::verify(*cid, data.clone()) {
+            Ok(block) => block,
+            // It is another block than was asked for. Somebody may even wait for that one.
+            Err(BlockError::Mismatch { .. }) => {
+                match Block::of(cid.codec(), cid.hash().code(), cid.hash().digest().len(), data) {
+                    Ok(block) => block,
+                    Err(error) => return Outcome::Useless(error.to_string()),
+                }
+            }
+            Err(error) => return Outcome::Useless(error.to_string()),
+        };
+        self.wants.deliver(&block);
+        match block.key() {
+            Some(key) if block.cid() == cid => Outcome::Block { key, bytes },
+            Some(key) => Outcome::Lie { key, bytes },
+            None => Outcome::Useless("its bytes are in its CID".to_owned()),
+        }
+    }
+}
+
+/// Reads a body that is no longer than a block may be, within the budget of all bodies.
+async fn read_body(
+    mut response: Response,
+    bodies: &Semaphore,
+) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), Outcome> {
+    let too_long = || Outcome::Useless(format!("more than {MAX_BLOCK_BYTES} bytes"));
+    let announced = response.content_length().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
+    let room = announced.unwrap_or(MAX_BLOCK_BYTES);
+    if room > MAX_BLOCK_BYTES {
+        return Err(too_long());
+    }
+    // The semaphore is never closed, and a block is a small part of it.
+    let permit = bodies.acquire_many(u32::try_from(room).unwrap_or(u32::MAX)).await.ok();
+    let mut body = Vec::with_capacity(announced.unwrap_or_default());
+    loop {
+        match timeout(STALL_TIMEOUT, response.chunk()).await {
+            Err(_) => return Err(Outcome::Failed("the block stopped arriving".to_owned())),
+            Ok(Err(error)) => return Err(Outcome::Failed(innermost(&error))),
+            Ok(Ok(None)) => return Ok((body, permit)),
+            Ok(Ok(Some(chunk))) if body.len() + chunk.len() > room => return Err(too_long()),
+            Ok(Ok(Some(chunk))) => body.extend_from_slice(&chunk),
+        }
+    }
+}
+
+/// What a response means by its head alone; `None` if it is one whose body counts.
+fn judge_head(response: &Response) -> Option<Outcome> {
+    let status = response.status();
+    match status {
+        StatusCode::OK => {
+            let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+            let essence = content_type.and_then(|value| value.split(';').next()).unwrap_or_default().trim();
+            let is_raw = essence.eq_ignore_ascii_case(RAW);
+            (!is_raw).then(|| Outcome::Useless(format!("the content type is {essence:?}")))
+        }
+        StatusCode::NOT_FOUND
+        | StatusCode::GONE
+        | StatusCode::PRECONDITION_FAILED
+        | StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS
+        | StatusCode::GATEWAY_TIMEOUT => Some(Outcome::Lacks),
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+            let value = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+            Some(Outcome::Busy(value.and_then(retry_after)))
+        }
+        _ if status.is_server_error() => Some(Outcome::Failed(format!("status {status}"))),
+        _ => Some(Outcome::Useless(format!("status {status}"))),
+    }
+}

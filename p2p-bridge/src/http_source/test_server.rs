@@ -1,0 +1,176 @@
+//! A gateway for tests that does as it is told: HTTP/1.1 over loopback, written by hand, because no honest server sends
+//! half a body.
+
+use content::{Block, Cid, codec, hashes};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+
+/// How it answers a question for a block that it holds.
+#[derive(Debug, Clone)]
+pub enum Manner {
+    /// As the specification says.
+    Honest,
+    /// With the head of the right block and other bytes.
+    Lying,
+    /// With five MiB; with or without saying so before.
+    Huge { announced: bool },
+    /// Not at all.
+    Silent,
+    /// With half of the block, and then silence.
+    Stalling,
+    /// With half of the block, and the end of the connection.
+    Breaking,
+    /// With a status line and headers.
+    Says(String),
+    /// With the end of the connection, before a word.
+    Hanging,
+}
+
+/// A request as it came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    pub method: String,
+    pub path: String,
+    pub headers: String,
+}
+
+#[derive(Debug)]
+struct State {
+    blocks: Mutex<HashMap<Cid, Block>>,
+    manner: Mutex<Manner>,
+    asked: Mutex<Vec<Asked>>,
+}
+
+/// The server. It ends with the test's runtime.
+#[derive(Debug, Clone)]
+pub struct TestServer {
+    address: SocketAddr,
+    state: Arc<State>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A raw block with these bytes.
+pub fn block(data: impl Into<bytes::Bytes>) -> Block {
+    Block::of(codec::RAW, hashes::SHA2_256, 32, data.into()).expect("block")
+}
+
+impl TestServer {
+    /// Holds these blocks.
+    pub async fn start(manner: Manner, blocks: &[Block]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let blocks = blocks.iter().map(|block| (*block.cid(), block.clone())).collect();
+        let state = State { blocks: Mutex::new(blocks), manner: Mutex::new(manner), asked: Mutex::default() };
+        let server = Self { address: listener.local_addr().expect("bound"), state: Arc::new(state) };
+        let state = server.state.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(stream, state.clone()));
+            }
+        });
+        server
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub fn multiaddr(&self) -> libp2p::Multiaddr {
+        format!("/ip4/{}/tcp/{}/http", self.address.ip(), self.address.port()).parse().expect("multiaddr")
+    }
+
+    pub fn behave(&self, manner: Manner) {
+        *lock(&self.state.manner) = manner;
+    }
+
+    pub fn asked(&self) -> Vec<Asked> {
+        lock(&self.state.asked).clone()
+    }
+}
+
+async fn serve(stream: TcpStream, state: Arc<State>) {
+    let mut stream = BufReader::new(stream);
+    while let Some(asked) = read_head(&mut stream).await {
+        lock(&state.asked).push(asked.clone());
+        if answer(&mut stream, &state, &asked).await.is_none() {
+            return;
+        }
+    }
+}
+
+async fn read_head(stream: &mut BufReader<TcpStream>) -> Option<Asked> {
+    let mut first = String::new();
+    stream.read_line(&mut first).await.ok().filter(|bytes| *bytes > 0)?;
+    let mut headers = String::new();
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).await.ok().filter(|bytes| *bytes > 0)?;
+        if line == "\r\n" {
+            break;
+        }
+        headers.push_str(&line.to_ascii_lowercase());
+    }
+    let mut words = first.split_whitespace().map(str::to_owned);
+    Some(Asked { method: words.next()?, path: words.next()?, headers })
+}
+
+/// `None` when the connection is to end.
+async fn answer(stream: &mut BufReader<TcpStream>, state: &State, asked: &Asked) -> Option<()> {
+    let cid = asked.path.split('?').next()?.rsplit('/').next()?.parse::<Cid>().ok()?;
+    let held = lock(&state.blocks).get(&cid).cloned();
+    let manner = lock(&state.manner).clone();
+    let ok = |length: usize| {
+        format!("HTTP/1.1 200 OK\r\nContent-Type: application/vnd.ipld.raw\r\nContent-Length: {length}\r\n\r\n")
+    };
+    let Some(block) = held else {
+        return send(stream, b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\n", b"none").await;
+    };
+    let (data, half) = (block.data(), block.data().len() / 2);
+    if asked.method == "HEAD" && matches!(manner, Manner::Honest | Manner::Lying) {
+        return send(stream, ok(data.len()).as_bytes(), b"").await;
+    }
+    match manner {
+        Manner::Honest => send(stream, ok(data.len()).as_bytes(), data).await,
+        Manner::Lying => {
+            let mut other = data.to_vec();
+            other.iter_mut().take(1).for_each(|byte| *byte ^= 1);
+            send(stream, ok(other.len()).as_bytes(), &other).await
+        }
+        Manner::Huge { announced: true } => send(stream, ok(5 << 20).as_bytes(), &vec![0; 5 << 20]).await,
+        Manner::Huge { announced: false } => {
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: application/vnd.ipld.raw\r\nConnection: close\r\n\r\n";
+            send(stream, head.as_bytes(), &vec![0; 5 << 20]).await;
+            None
+        }
+        Manner::Silent => wait_for_the_end(stream).await,
+        Manner::Stalling => {
+            send(stream, ok(data.len()).as_bytes(), &data[..half]).await?;
+            wait_for_the_end(stream).await
+        }
+        Manner::Breaking => {
+            send(stream, ok(data.len()).as_bytes(), &data[..half]).await?;
+            None
+        }
+        Manner::Says(head) => {
+            send(stream, format!("HTTP/1.1 {head}\r\nContent-Length: 0\r\n\r\n").as_bytes(), b"").await
+        }
+        Manner::Hanging => None,
+    }
+}
+
+async fn send(stream: &mut BufReader<TcpStream>, head: &[u8], body: &[u8]) -> Option<()> {
+    stream.write_all(head).await.ok()?;
+    stream.write_all(body).await.ok()?;
+    stream.flush().await.ok()
+}
+
+async fn wait_for_the_end(stream: &mut BufReader<TcpStream>) -> Option<()> {
+    let _ = tokio::time::timeout(Duration::from_secs(120), stream.read_u8()).await;
+    None
+}

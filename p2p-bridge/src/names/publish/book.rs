@@ -1,0 +1,207 @@
+//! [`Book`]: what is published here, in files that outlive a power cut.
+//!
+//! One file is one name, so that a change costs one small file whatever else there is. A change is in its file before
+//! anybody hears of it. What is read back is verified again, and a file that is damaged costs its own name only.
+
+use super::PublishError;
+use super::entry::{Published, Put};
+use crate::durable;
+use bytes::Bytes;
+use cid::multibase::Base;
+use content::ipns::{RECORD_BYTES_MAX, Record};
+use content::names::Key;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError, RwLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{fs, io};
+
+const FOLDER: &str = "published";
+const SUFFIX: &str = ".json";
+/// The largest file that is read.
+const FILE_BYTES_MAX: usize = 4 * RECORD_BYTES_MAX;
+
+/// A name as it is written. Times are seconds since the Unix epoch.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    /// Base64.
+    record: String,
+    lifetime: u64,
+    published: u64,
+    signed: u64,
+    compared: bool,
+    last_put: Option<u64>,
+    puts: BTreeMap<String, StoredPut>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredPut {
+    at: u64,
+    peers: usize,
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+fn time(seconds: u64) -> Option<SystemTime> {
+    UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
+}
+
+impl Stored {
+    fn of(entry: &Published) -> Self {
+        let put = |put: &Put| StoredPut { at: seconds(put.at), peers: put.peers };
+        Self {
+            record: Base::Base64Pad.encode(entry.record.bytes()),
+            lifetime: entry.lifetime.as_secs(),
+            published: seconds(entry.published),
+            signed: seconds(entry.signed),
+            compared: entry.compared,
+            last_put: entry.last_put.map(seconds),
+            puts: entry.puts.iter().map(|(target, at)| (target.clone(), put(at))).collect(),
+        }
+    }
+
+    /// The entry, if it is one. The record may be past its end of life, for it can be renewed.
+    fn entry(self, key: Key) -> Option<Published> {
+        let bytes = Bytes::from(Base::Base64Pad.decode(self.record).ok()?);
+        let put = |(target, put): (String, StoredPut)| Some((target, Put { at: time(put.at)?, peers: put.peers }));
+        Some(Published {
+            key,
+            record: Record::verify(&key, bytes).ok()?,
+            lifetime: Duration::from_secs(self.lifetime),
+            published: time(self.published)?,
+            signed: time(self.signed)?,
+            compared: self.compared,
+            last_put: self.last_put.and_then(time),
+            puts: self.puts.into_iter().map(put).collect::<Option<_>>()?,
+        })
+    }
+}
+
+/// What is published. Changes write files, and are meant for threads that may block.
+pub struct Book {
+    folder: PathBuf,
+    entries: RwLock<BTreeMap<Key, Published>>,
+    /// Held by whoever changes anything.
+    changing: Mutex<()>,
+}
+
+impl Book {
+    /// Reads what is published below a folder, which is created if need be. Whoever opens it must have the keystore of the
+    /// same folder open, whose lock is for both.
+    ///
+    /// # Errors
+    /// [`PublishError::Io`]. A file that is damaged is no error: it is left alone, and told of in the log.
+    pub fn open(state_dir: &Path) -> Result<Self, PublishError> {
+        let folder = state_dir.join(FOLDER);
+        let at = |source| PublishError::Io { path: folder.clone(), source };
+        durable::create_folder(&folder).map_err(at)?;
+        let mut entries = BTreeMap::new();
+        for entry in fs::read_dir(&folder).map_err(at)? {
+            let path = entry.map_err(at)?.path();
+            let stem = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(SUFFIX));
+            let Some(key) = stem.and_then(Key::parse) else { continue };
+            match read(&path, key) {
+                Ok(entry) => _ = entries.insert(key, entry),
+                Err(error) => tracing::error!(path = %path.display(), %error, "a published name cannot be read"),
+            }
+        }
+        Ok(Self { folder, entries: RwLock::new(entries), changing: Mutex::default() })
+    }
+
+    /// What is published with a key.
+    pub fn get(&self, key: &Key) -> Option<Published> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+    }
+
+    /// Everything that is published.
+    pub fn list(&self) -> Vec<Published> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Changes what is published with a key, knowing what is: to what `change` makes of it, or not at all if that is
+    /// nothing. When this returns, the change is on disk.
+    ///
+    /// # Errors
+    /// What `change` says, and [`PublishError::Io`]; everything is then as it was.
+    pub fn change(
+        &self,
+        key: &Key,
+        change: impl FnOnce(Option<&Published>) -> Result<Option<Published>, PublishError>,
+    ) -> Result<Option<Published>, PublishError> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(entry) = change(self.get(key).as_ref())? else { return Ok(None) };
+        let path = self.path(key);
+        let written = serde_json::to_vec(&Stored::of(&entry)).map_err(io::Error::other);
+        let written = written.and_then(|text| durable::write(&path, &text));
+        written.map_err(|source| PublishError::Io { path, source })?;
+        self.entries.write().unwrap_or_else(PoisonError::into_inner).insert(*key, entry.clone());
+        Ok(Some(entry))
+    }
+
+    /// Publishes with a key no longer. Returns what was published.
+    ///
+    /// # Errors
+    /// [`PublishError::Io`].
+    pub fn remove(&self, key: &Key) -> Result<Option<Published>, PublishError> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = self.path(key);
+        durable::remove(&path).map_err(|source| PublishError::Io { path, source })?;
+        Ok(self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(key))
+    }
+
+    fn path(&self, key: &Key) -> PathBuf {
+        self.folder.join(format!("{key}{SUFFIX}"))
+    }
+}
+
+fn read(path: &Path, key: Key) -> io::Result<Published> {
+    let stored: Stored = serde_json::from_slice(&durable::read(path, FILE_BYTES_MAX)?)?;
+    stored.entry(key).ok_or_else(|| io::Error::other("its record is damaged"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::entry::Terms;
+    use super::*;
+    use libp2p::identity::Keypair;
+
+    fn entry(n: u8) -> Published {
+        let pair = Keypair::ed25519_from_bytes([n; 32]).expect("any 32 bytes will do");
+        let terms = Terms { lifetime: Duration::from_secs(3600), ttl: Duration::from_secs(60) };
+        // Times are kept in whole seconds.
+        let now = time(seconds(SystemTime::now())).expect("now");
+        let entry = Published::new(&pair, "/ipfs/bafkqaddjnzzxazldoqwxizltoq", terms, Some(3), now).expect("signs");
+        Published { compared: n.is_multiple_of(2), ..entry.put("wan", usize::from(n), now) }
+    }
+
+    #[test]
+    fn what_is_published_is_there_after_a_restart_and_damage_costs_one_name() {
+        let folder = tempfile::tempdir().expect("folder");
+        let book = Book::open(folder.path()).expect("opens");
+        let entries = [1, 2, 3].map(entry);
+        for entry in &entries {
+            let written = book.change(&entry.key, |before| {
+                assert_eq!(before, None);
+                Ok(Some(entry.clone()))
+            });
+            assert_eq!(written.expect("writes").as_ref(), Some(entry));
+        }
+        assert_eq!(book.change(&entries[0].key, |_| Ok(None)).expect("nothing to do"), None);
+        assert_eq!(book.remove(&entries[2].key).expect("removes").as_ref(), Some(&entries[2]));
+        let before = book.list();
+        drop(book);
+        let book = Book::open(folder.path()).expect("opens");
+        assert_eq!((book.list(), book.list().len()), (before, 2));
+        let damaged = folder.path().join(format!("published/{}.json", entries[0].key));
+        fs::write(&damaged, b"{}").expect("damages");
+        // What belongs to another key is no better than damage.
+        let from = folder.path().join(format!("published/{}.json", entries[1].key));
+        fs::copy(from, folder.path().join(format!("published/{}.json", entries[2].key))).expect("copies");
+        let book = Book::open(folder.path()).expect("opens");
+        assert_eq!(book.list(), [entries[1].clone()]);
+        assert!(damaged.exists(), "it is left for whoever can mend it");
+    }
+}

@@ -1,0 +1,102 @@
+//! The metrics of published names: how many there are, and whether they are where they should be.
+
+use super::entry::Published;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use std::time::UNIX_EPOCH;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PutLabels {
+    target: String,
+    result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+/// Handles to the metrics of published names.
+pub(super) struct Metrics {
+    keys: Gauge,
+    published: Gauge,
+    nowhere: Gauge,
+    oldest_put: Gauge,
+    puts: Family<PutLabels, Counter>,
+    renewals: Family<ResultLabel, Counter>,
+}
+
+impl Metrics {
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            keys: Gauge::default(),
+            published: Gauge::default(),
+            nowhere: Gauge::default(),
+            oldest_put: Gauge::default(),
+            puts: Family::default(),
+            renewals: Family::default(),
+        };
+        registry.register(
+            "causeway_names_keys",
+            "Keys that names can be published with, the node's own included",
+            metrics.keys.clone(),
+        );
+        registry.register("causeway_names_published", "Names that are published here", metrics.published.clone());
+        registry.register(
+            "causeway_names_unput",
+            "Published names whose present record nobody else has yet",
+            metrics.nowhere.clone(),
+        );
+        registry.register(
+            "causeway_names_oldest_put_timestamp_seconds",
+            "When the published name that has waited longest was last put; zero if there are none",
+            metrics.oldest_put.clone(),
+        );
+        registry.register(
+            "causeway_names_puts",
+            "Puts of published names, by where they went and what came of it",
+            metrics.puts.clone(),
+        );
+        registry.register(
+            "causeway_names_renewals",
+            "Records of published names that were signed again for longer, by what came of it",
+            metrics.renewals.clone(),
+        );
+        for result in [GOOD, BAD] {
+            drop(metrics.renewals.get_or_create(&ResultLabel { result }));
+        }
+        metrics
+    }
+
+    /// How many there are of everything now.
+    pub fn set(&self, keys: usize, published: &[Published]) {
+        let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        self.keys.set(count(keys));
+        self.published.set(count(published.len()));
+        self.nowhere.set(count(published.iter().filter(|entry| entry.puts.is_empty()).count()));
+        let oldest = published.iter().map(|entry| entry.last_put.unwrap_or(entry.published)).min();
+        let oldest = oldest.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+        self.oldest_put.set(i64::try_from(oldest.as_secs()).unwrap_or(i64::MAX));
+    }
+
+    /// A put has ended.
+    pub fn put(&self, target: &str, succeeded: bool) {
+        let labels = PutLabels { target: target.to_owned(), result: result(succeeded) };
+        self.puts.get_or_create(&labels).inc();
+    }
+
+    /// A renewal has ended.
+    pub fn renewed(&self, succeeded: bool) {
+        self.renewals.get_or_create(&ResultLabel { result: result(succeeded) }).inc();
+    }
+}
+
+const GOOD: &str = "ok";
+const BAD: &str = "failed";
+
+fn result(succeeded: bool) -> &'static str {
+    if succeeded { GOOD } else { BAD }
+}

@@ -1,0 +1,250 @@
+//! Publishing into targets and from a DHT that follow scripts, with a clock that tests set forward.
+
+use super::super::NamesOptions;
+use super::super::keystore::SELF;
+use super::super::tests::{CLOCK, Dht, HOUR, MINUTE, advance, names_with_records, to, until};
+use super::*;
+use content::ipns::Draft;
+use content::{NameError, NameResolver};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::SystemTime;
+use tempfile::TempDir;
+
+/// A target that has peers or has not, and takes records or does not.
+#[derive(Default)]
+struct Crowd {
+    name: &'static str,
+    records: Mutex<Vec<Record>>,
+    refuses: AtomicBool,
+    asked: AtomicUsize,
+    /// Nobody is there until this says so.
+    somebody: watch::Sender<bool>,
+}
+
+impl Crowd {
+    fn new(name: &'static str) -> Arc<Self> {
+        Arc::new(Self { name, somebody: watch::Sender::new(true), ..Self::default() })
+    }
+
+    fn nobody(name: &'static str) -> Arc<Self> {
+        Arc::new(Self { name, ..Self::default() })
+    }
+
+    fn has(&self) -> Vec<(u64, String)> {
+        let records = self.records.lock().expect("no panics");
+        let last = |value: &str| value.rsplit('/').next().unwrap_or_default().to_owned();
+        records.iter().map(|record| (record.sequence(), last(record.value()))).collect()
+    }
+}
+
+struct Shared(Arc<Crowd>);
+
+impl Target for Shared {
+    fn name(&self) -> String {
+        self.0.name.to_owned()
+    }
+
+    fn put(&self, _key: Key, record: Record) -> BoxFuture<'static, Result<usize, String>> {
+        let crowd = Arc::clone(&self.0);
+        async move {
+            let mut somebody = crowd.somebody.subscribe();
+            somebody.wait_for(|somebody| *somebody).await.map_err(|error| error.to_string())?;
+            crowd.asked.fetch_add(1, Ordering::Relaxed);
+            if crowd.refuses.load(Ordering::Relaxed) {
+                return Err("they do not want it".to_owned());
+            }
+            crowd.records.lock().expect("no panics").push(record);
+            Ok(7)
+        }
+        .boxed()
+    }
+}
+
+struct Node {
+    publisher: Publisher,
+    names: Arc<Names>,
+}
+
+impl Node {
+    /// The node before, if it was dropped, has the keys open until its tasks have noticed.
+    async fn start(dir: &TempDir, dht: Option<&Arc<Dht>>, crowds: &[&Arc<Crowd>]) -> Self {
+        let mut keys = None;
+        until("the keys are free", || {
+            keys = Keystore::open(dir.path(), Duration::ZERO).ok();
+            keys.is_some()
+        })
+        .await;
+        let keys = Arc::new(keys.expect("open"));
+        let records = dht.map(|dht| Arc::clone(dht) as Arc<dyn Records>);
+        let names = names_with_records(NamesOptions::default(), records.clone());
+        let targets = crowds.iter().map(|crowd| Arc::new(Shared(Arc::clone(crowd))) as Arc<dyn Target>).collect();
+        let (options, registry) = (PublishOptions::default(), &mut Registry::default());
+        let started = Publisher::with(options, dir.path(), keys, Arc::clone(&names), records, targets, CLOCK, registry);
+        Self { publisher: started.expect("starts"), names }
+    }
+
+    async fn publish(&self, segment: &str) -> Published {
+        self.publisher.publish(SELF, &to(segment), None, None).await.expect("publishes")
+    }
+
+    fn entry(&self) -> Published {
+        self.publisher.list().into_iter().next().expect("is published").1
+    }
+
+    /// Lets the task of every name look at the clock.
+    fn wake(&self) {
+        self.publisher.list().iter().for_each(|(_, entry)| self.publisher.inner.tend(entry.key));
+    }
+
+    async fn leads(&self, key: Key) -> String {
+        self.names.resolve(&Name::Key(key)).await.expect("is known").segments.join("/")
+    }
+}
+
+fn dir() -> TempDir {
+    tempfile::tempdir().expect("folder")
+}
+
+#[tokio::test]
+async fn a_value_is_known_here_at_once_and_put_everywhere_behind() {
+    let (dir, lan, wan) = (dir(), Crowd::new("lan"), Crowd::nobody("wan"));
+    let node = Node::start(&dir, None, &[&lan, &wan]).await;
+    let first = node.publish("a").await;
+    assert_eq!((first.record.sequence(), node.leads(first.key).await.as_str()), (0, "a"));
+    let settled = node.publisher.settled(first, Duration::from_secs(20)).await;
+    assert_eq!(settled.puts["lan"].peers, 7);
+    assert!(!settled.puts.contains_key("wan"));
+    let second = node.publish("b").await;
+    assert_eq!((second.record.sequence(), node.leads(second.key).await.as_str()), (1, "b"));
+    until("it is put", || lan.has().len() == 2).await;
+    wan.somebody.send_replace(true);
+    until("somebody has turned up", || node.entry().puts.len() == 2).await;
+    assert_eq!(wan.has(), [(1, "b".to_owned())], "what was replaced is put no more");
+}
+
+#[tokio::test]
+async fn what_was_published_survives_and_is_put_after_a_restart_and_renewed_on_schedule() {
+    let (dir, wan) = (dir(), Crowd::nobody("wan"));
+    let node = Node::start(&dir, None, &[&wan]).await;
+    let published = node.publish("a").await;
+    let waited = node.publisher.settled(published.clone(), Duration::from_millis(10)).await;
+    assert_eq!(waited, published, "nobody is there");
+    drop(node);
+
+    wan.somebody.send_replace(true);
+    let node = Node::start(&dir, None, &[&wan]).await;
+    assert_eq!(node.leads(published.key).await, "a");
+    until("it is put", || wan.has().len() == 1 && !node.entry().puts.is_empty()).await;
+    drop(node);
+    let node = Node::start(&dir, None, &[&wan]).await;
+    node.wake();
+    tokio::task::yield_now().await;
+    assert_eq!(wan.has().len(), 1, "it was put, and need not be again");
+
+    let before = node.entry();
+    advance(4 * HOUR + MINUTE);
+    node.wake();
+    until("it is renewed", || wan.has().len() == 2 && !node.entry().puts.is_empty()).await;
+    let after = node.entry();
+    assert_eq!(after.record.sequence(), before.record.sequence());
+    assert!(after.record.end_of_life() >= before.record.end_of_life() + 4 * HOUR);
+    drop(node);
+
+    advance(100 * HOUR);
+    let node = Node::start(&dir, None, &[&wan]).await;
+    until("what died while nobody ran is renewed", || wan.has().len() == 3).await;
+    assert_eq!(node.leads(published.key).await, "a");
+}
+
+#[tokio::test]
+async fn a_newer_record_of_others_is_outbid_once() {
+    let (dir, wan, dht) = (dir(), Crowd::new("wan"), Arc::new(Dht::default()));
+    let own = Keystore::open(dir.path(), Duration::ZERO).expect("opens").get(SELF).expect("self").1;
+    let key = Key::from(own.public().to_peer_id());
+    let others = |sequence, end_of_life| {
+        let draft = Draft { value: to("other"), sequence, end_of_life, ttl: MINUTE };
+        Record::sign(&own, &draft).expect("signs").bytes().clone()
+    };
+    // The one that is past its end counts as well.
+    dht.has_for(key, [others(3, SystemTime::now() + HOUR), others(5, SystemTime::now() - HOUR)]);
+    let node = Node::start(&dir, Some(&dht), &[&wan]).await;
+    node.publish("mine").await;
+    until("it is put", || wan.has() == [(6, "mine".to_owned())]).await;
+    assert_eq!(node.leads(key).await, "mine");
+
+    // Somebody else who has the key goes on with it: that is theirs now, until we publish again.
+    node.names
+        .inner
+        .improve(&Name::Key(key), Record::verify(&key, others(9, SystemTime::now() + 100 * HOUR)).expect("good"));
+    assert_eq!(node.leads(key).await, "other");
+    until("what was under way is written", || !node.entry().puts.is_empty()).await;
+    advance(5 * HOUR);
+    node.wake();
+    tokio::task::yield_now().await;
+    assert_eq!(wan.has().len(), 1, "nothing is renewed against a newer record");
+    node.publish("mine again").await;
+    until("it is put", || wan.has().last() == Some(&(10, "mine again".to_owned()))).await;
+    assert_eq!(node.leads(key).await, "mine again");
+}
+
+#[tokio::test]
+async fn what_nobody_takes_is_tried_again() {
+    let (dir, wan) = (dir(), Crowd::new("wan"));
+    wan.refuses.store(true, Ordering::Relaxed);
+    let node = Node::start(&dir, None, &[&wan]).await;
+    node.publish("a").await;
+    until("it is refused", || wan.asked.load(Ordering::Relaxed) == 1).await;
+    advance(MINUTE);
+    node.wake();
+    until("and again", || wan.asked.load(Ordering::Relaxed) == 2).await;
+    wan.refuses.store(false, Ordering::Relaxed);
+    advance(MINUTE);
+    node.wake();
+    until("it is put", || !node.entry().puts.is_empty()).await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_published_changes_nothing() {
+    let dir = dir();
+    let node = Node::start(&dir, None, &[]).await;
+    let own = node.publisher.keys().get(SELF).expect("self").0.key;
+    let publish = async |key: &str, path: String, lifetime: Option<Duration>| {
+        node.publisher.publish(key, &path, lifetime, None).await
+    };
+    assert!(matches!(publish("nobody", to("a"), None).await, Err(PublishError::Key(KeyError::Missing(_)))));
+    for path in ["", "/", "nonsense", "/ipfs/", "/ipfs/nonsense", "/ipld/x", "/ipns/", "https://example.org"] {
+        let refused = publish(SELF, path.to_owned(), None).await;
+        assert!(matches!(refused, Err(PublishError::Path { .. })), "{path}");
+    }
+    let itself = format!("/ipns/{}/below", own.peer_id());
+    assert!(matches!(publish(SELF, itself, None).await, Err(PublishError::Loop)));
+    for lifetime in [Duration::ZERO, LIFETIME_MIN / 2, LIFETIME_MAX * 2] {
+        assert!(matches!(publish(SELF, to("a"), Some(lifetime)).await, Err(PublishError::Terms)), "{lifetime:?}");
+    }
+    let long = to(&"a".repeat(20_000));
+    assert!(matches!(publish(SELF, long, None).await, Err(PublishError::Entry(_))));
+    assert!(node.publisher.list().is_empty());
+    let short = publish(SELF, "bafkqaddjnzzxazldoqwxizltoq".to_owned(), None).await.expect("a CID will do");
+    assert_eq!(short.record.value(), "/ipfs/bafkqaddjnzzxazldoqwxizltoq");
+    let settled = node.publisher.settled(short.clone(), Duration::from_secs(3600)).await;
+    assert_eq!(settled, short, "nobody waits for a network that is not there");
+}
+
+#[tokio::test]
+async fn a_key_goes_with_what_is_published_and_a_new_name_keeps_it() {
+    let (dir, wan) = (dir(), Crowd::new("wan"));
+    let node = Node::start(&dir, None, &[&wan]).await;
+    let keys = node.publisher.keys();
+    let info = keys.create("site", super::super::key_format::KeyKind::Ed25519).expect("makes");
+    node.publisher.publish("site", &to("a"), None, None).await.expect("publishes");
+    keys.rename("site", "page").expect("renames");
+    let named = node.publisher.list().remove(0).0.expect("its key is there");
+    assert_eq!((named.name.as_str(), named.key), ("page", info.key));
+    until("it is put", || !node.entry().puts.is_empty()).await;
+    assert!(matches!(node.publisher.remove_key(SELF).await, Err(PublishError::Key(KeyError::Reserved))));
+    node.publisher.remove_key("page").await.expect("removes");
+    assert!(node.publisher.list().is_empty() && node.publisher.inner.tended().is_empty());
+    node.names.inner.cache.clear();
+    let unknown = node.names.resolve(&Name::Key(info.key)).await;
+    assert!(matches!(unknown, Err(NameError::Offline { .. })), "{unknown:?}");
+}

@@ -1,0 +1,312 @@
+//! Records of peers as they are sent (<https://specs.ipfs.tech/routing/http-routing-v1/#known-schemas>): read from strangers
+//! with bounds, written for light clients.
+//!
+//! What is not understood is skipped, as the specification wants it: records of other schemas, fields of other names, and
+//! addresses of protocols that this library does not know.
+
+use content::names::Key;
+use libp2p::multiaddr::Protocol;
+use libp2p::{Multiaddr, PeerId};
+use serde::de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::ser::SerializeStruct;
+use serde::{Deserializer, Serialize, Serializer};
+use serde_json::Value;
+use std::fmt;
+
+/// Addresses kept of one record; further ones are dropped.
+pub const ADDRESSES_MAX: usize = 32;
+/// Protocols kept of one record; further ones are dropped.
+pub const PROTOCOLS_MAX: usize = 16;
+/// The longest name of a protocol that is kept, in bytes.
+const PROTOCOL_BYTES_MAX: usize = 128;
+/// The longest address that is kept, in bytes of text.
+const ADDRESS_BYTES_MAX: usize = 1024;
+
+/// The one schema that is read and written.
+const SCHEMA: &str = "peer";
+/// What a list of providers is called in JSON.
+pub const PROVIDERS: &str = "Providers";
+/// What a list of peers is called in JSON.
+pub const PEERS: &str = "Peers";
+
+/// How a peer says that it speaks Bitswap (<https://specs.ipfs.tech/routing/http-routing-v1/#known-transfer-protocols>).
+pub const BITSWAP: &str = "transport-bitswap";
+/// How a peer says that it is a trustless gateway.
+pub const HTTP_GATEWAY: &str = "transport-ipfs-gateway-http";
+
+/// A peer, where it is and what it speaks, as somebody says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerRecord {
+    /// Who it is.
+    pub id: PeerId,
+    /// Where it is; empty if whoever says so does not know.
+    pub addresses: Vec<Multiaddr>,
+    /// How content can be had from it; empty if that is not known.
+    pub protocols: Vec<String>,
+}
+
+impl PeerRecord {
+    /// A peer of whom nothing but this is known.
+    pub fn new(id: PeerId, addresses: Vec<Multiaddr>) -> Self {
+        Self { id, addresses, protocols: Vec::new() }
+    }
+
+    /// Takes a record out of a JSON value; `None` if it is none that is understood.
+    pub fn from_json(value: &Value) -> Option<Self> {
+        if value.get("Schema")?.as_str()? != SCHEMA {
+            return None;
+        }
+        // Specified as the text of a peer id; some write it as a CID.
+        let id = *Key::parse(value.get("ID")?.as_str()?)?.peer_id();
+        let addresses = texts(value, "Addrs", ADDRESS_BYTES_MAX).filter_map(|text| text.parse().ok());
+        let addresses = addresses.filter_map(|address| without_peer(address, &id)).take(ADDRESSES_MAX).collect();
+        let protocols = texts(value, "Protocols", PROTOCOL_BYTES_MAX).take(PROTOCOLS_MAX).map(str::to_owned).collect();
+        Some(Self { id, addresses, protocols })
+    }
+
+    /// The record as JSON on one line.
+    pub fn to_json(&self) -> String {
+        // Nothing in it can fail to be written.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// The texts of a list in a record that are not too long.
+fn texts<'a>(record: &'a Value, field: &str, bytes_max: usize) -> impl Iterator<Item = &'a str> {
+    let list = record.get(field).and_then(Value::as_array).into_iter().flatten();
+    list.filter_map(Value::as_str).filter(move |text| text.len() <= bytes_max)
+}
+
+/// An address without the peer id at its end, which the record has already; `None` if it is another peer's.
+fn without_peer(mut address: Multiaddr, id: &PeerId) -> Option<Multiaddr> {
+    if let Some(Protocol::P2p(peer)) = address.iter().last() {
+        if peer != *id {
+            return None;
+        }
+        address.pop();
+    }
+    (!address.is_empty()).then_some(address)
+}
+
+impl Serialize for PeerRecord {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut record = serializer.serialize_struct("PeerRecord", 4)?;
+        record.serialize_field("Schema", SCHEMA)?;
+        record.serialize_field("ID", &Text(&self.id))?;
+        record.serialize_field("Addrs", &self.addresses.iter().map(Text).collect::<Vec<_>>())?;
+        record.serialize_field("Protocols", &self.protocols)?;
+        record.end()
+    }
+}
+
+/// Something that is written as its text.
+struct Text<'a, T>(&'a T);
+
+impl<T: fmt::Display> Serialize for Text<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self.0)
+    }
+}
+
+/// A whole answer in JSON: `{"Providers": […]}` or `{"Peers": […]}`.
+pub fn to_json_list(name: &str, records: &[PeerRecord]) -> String {
+    let list = serde_json::to_string(records).unwrap_or_default();
+    format!("{{\"{name}\":{list}}}")
+}
+
+/// Why an answer cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// It is no JSON, or another shape of it.
+    #[error("the answer is not as specified: {0}")]
+    NotJson(String),
+    /// One line of it is too long.
+    #[error("a line of the answer has more than {max} bytes")]
+    LineTooLong {
+        /// The limit, in bytes.
+        max: usize,
+    },
+    /// There is too much of it.
+    #[error("the answer has more than {max} bytes")]
+    TooLong {
+        /// The limit, in bytes.
+        max: usize,
+    },
+}
+
+/// Reads a whole answer in JSON, whichever list it has, up to `records_max` records.
+///
+/// # Errors
+/// [`FormatError::NotJson`].
+pub fn from_json_list(bytes: &[u8], records_max: usize) -> Result<Vec<PeerRecord>, FormatError> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let records = List { records_max }.deserialize(&mut json).and_then(|records| json.end().map(|()| records));
+    records.map_err(|error| FormatError::NotJson(error.to_string()))
+}
+
+/// Reads the object that has the list. Records are read one by one, so that only one is ever held as a tree.
+struct List {
+    records_max: usize,
+}
+
+impl<'de> DeserializeSeed<'de> for List {
+    type Value = Vec<PeerRecord>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for List {
+    type Value = Vec<PeerRecord>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with a list of providers or peers")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut found = None;
+        while let Some(name) = map.next_key::<String>()? {
+            match name.as_str() {
+                PROVIDERS | PEERS => found = Some(map.next_value_seed(Records { max: self.records_max })?),
+                _ => _ = map.next_value::<IgnoredAny>()?,
+            }
+        }
+        found.ok_or_else(|| A::Error::custom("it has neither Providers nor Peers"))
+    }
+}
+
+struct Records {
+    max: usize,
+}
+
+impl<'de> DeserializeSeed<'de> for Records {
+    type Value = Vec<PeerRecord>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Records {
+    type Value = Vec<PeerRecord>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of records, or null")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut records = Vec::new();
+        while records.len() < self.max {
+            let Some(value) = list.next_element::<Value>()? else { return Ok(records) };
+            records.extend(PeerRecord::from_json(&value));
+        }
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(records)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: &str = "12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK";
+
+    fn record(addresses: &[&str], protocols: &[&str]) -> PeerRecord {
+        PeerRecord {
+            id: PEER.parse().expect("a peer id"),
+            addresses: addresses.iter().map(|text| text.parse().expect("an address")).collect(),
+            protocols: protocols.iter().map(|text| (*text).to_owned()).collect(),
+        }
+    }
+
+    fn read(text: &str) -> Option<PeerRecord> {
+        PeerRecord::from_json(&serde_json::from_str(text).expect("JSON"))
+    }
+
+    #[test]
+    fn records_are_read_as_far_as_they_are_understood() {
+        let whole = |rest: &str| format!("{{\"Schema\":\"peer\",\"ID\":\"{PEER}\"{rest}}}");
+        let table = [
+            (whole(""), Some(record(&[], &[]))),
+            (whole(",\"Addrs\":null,\"Protocols\":null"), Some(record(&[], &[]))),
+            (whole(",\"Addrs\":[\"/ip4/1.2.3.4/tcp/1\"]"), Some(record(&["/ip4/1.2.3.4/tcp/1"], &[]))),
+            (
+                whole(",\"Addrs\":[\"/dns4/a.example/tcp/443/tls/http\",\"/unheard/of\",7,\"\"],\"Extra\":{\"a\":[1]}"),
+                Some(record(&["/dns4/a.example/tcp/443/tls/http"], &[])),
+            ),
+            (whole(",\"Protocols\":[\"transport-bitswap\",{},\"\"]"), Some(record(&[], &["transport-bitswap", ""]))),
+            (whole(",\"Addrs\":\"none\",\"Protocols\":{}"), Some(record(&[], &[]))),
+            (
+                whole(&format!(",\"Addrs\":[\"/ip4/1.2.3.4/tcp/1/p2p/{PEER}\",\"/p2p/{PEER}\"]")),
+                Some(record(&["/ip4/1.2.3.4/tcp/1"], &[])),
+            ),
+            (
+                whole(",\"Addrs\":[\"/ip4/1.2.3.4/tcp/1/p2p/QmcJM7PRfkSbcM5cf1QugM5R37TLRKyJGgBEhXjLTB8uA2\"]"),
+                Some(record(&[], &[])),
+            ),
+            ("{\"Schema\":\"bitswap\",\"ID\":7}".to_owned(), None),
+            (format!("{{\"ID\":\"{PEER}\"}}"), None),
+            ("{\"Schema\":\"peer\",\"ID\":\"nobody\"}".to_owned(), None),
+            ("{\"Schema\":\"peer\"}".to_owned(), None),
+            ("[1,2]".to_owned(), None),
+            ("null".to_owned(), None),
+        ];
+        for (text, expected) in table {
+            assert_eq!(read(&text), expected, "{text}");
+        }
+        let as_cid = Key::parse(PEER).expect("a key").to_string();
+        assert_eq!(read(&format!("{{\"Schema\":\"peer\",\"ID\":\"{as_cid}\"}}")), Some(record(&[], &[])));
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for record in [record(&[], &[]), record(&["/ip4/1.2.3.4/udp/1/quic-v1", "/ip6/::1/tcp/2"], &[BITSWAP])] {
+            assert_eq!(read(&record.to_json()).as_ref(), Some(&record));
+            assert!(!record.to_json().contains('\n'));
+            for name in [PROVIDERS, PEERS] {
+                let list = to_json_list(name, &[record.clone(), record.clone()]);
+                assert_eq!(from_json_list(list.as_bytes(), 9), Ok(vec![record.clone(); 2]));
+            }
+        }
+        assert_eq!(to_json_list(PROVIDERS, &[]), "{\"Providers\":[]}");
+        let written = record(&["/ip4/1.2.3.4/tcp/1"], &[BITSWAP]).to_json();
+        assert_eq!(
+            written,
+            format!(
+                "{{\"Schema\":\"peer\",\"ID\":\"{PEER}\",\"Addrs\":[\"/ip4/1.2.3.4/tcp/1\"],\
+                 \"Protocols\":[\"transport-bitswap\"]}}"
+            )
+        );
+    }
+
+    #[test]
+    fn records_and_lists_are_bounded() {
+        let many = vec!["/ip4/1.2.3.4/tcp/1"; 10 * ADDRESSES_MAX];
+        let long = "x".repeat(PROTOCOL_BYTES_MAX + 1);
+        let mut protocols = vec!["short"; 10 * PROTOCOLS_MAX];
+        protocols[0] = &long;
+        let read = read(&record(&many, &protocols).to_json()).expect("a record");
+        assert_eq!((read.addresses.len(), read.protocols.len()), (ADDRESSES_MAX, PROTOCOLS_MAX));
+        assert!(read.protocols.iter().all(|protocol| protocol == "short"));
+        let list = to_json_list(PEERS, &vec![record(&[], &[]); 100]);
+        assert_eq!(from_json_list(list.as_bytes(), 7).map(|records| records.len()), Ok(7));
+    }
+
+    #[test]
+    fn lists_of_other_shapes_are_refused_and_other_fields_are_not() {
+        let good = ["{\"Providers\":null}", "{\"a\":{\"b\":[1]},\"Peers\":[],\"c\":0}", "{\"Providers\":[1,{},null]}"];
+        for text in good {
+            assert_eq!(from_json_list(text.as_bytes(), 9), Ok(Vec::new()), "{text}");
+        }
+        let deep = format!("{{\"Peers\":[{}", "[".repeat(100_000));
+        let bad = ["", "{}", "[]", "null", "{\"Providers\":7}", "{\"Peers\":[]", "{\"Peers\":[]}x", "<html>", &deep];
+        for text in bad {
+            assert!(matches!(from_json_list(text.as_bytes(), 9), Err(FormatError::NotJson(_))), "{text:.40}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Whole nodes on loopback: providers, peers and neighbours are found for others, and content by what routers say.
+
+use content::names::Key;
+use content::{Block, BlockKey, BlockSource, Cid, MemoryBlocks, codec, hashes};
+use libp2p::{Multiaddr, PeerId};
+use p2p_bridge::finders::PeerSearch;
+use p2p_bridge::routing_v1::PeerRecord;
+use p2p_bridge::{Bridge, BridgeOptions};
+use prometheus_client::registry::Registry;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Node {
+    bridge: Bridge,
+    addresses: Vec<Multiaddr>,
+    registry: Registry,
+    _dir: TempDir,
+}
+
+impl Node {
+    /// A node that has these blocks.
+    async fn start(blocks: &[&Block], set: impl FnOnce(&mut BridgeOptions)) -> Self {
+        let dir = TempDir::new().expect("a temporary folder");
+        let mut options = BridgeOptions::new(dir.path());
+        options.listen = vec!["/ip4/127.0.0.1/tcp/0".parse().expect("an address")];
+        set(&mut options);
+        let held: MemoryBlocks = blocks.iter().map(|block| (*block).clone()).collect();
+        let mut registry = Registry::default();
+        let bridge = Bridge::start(options, Arc::new(held), &mut registry).await.expect("starts");
+        let addresses = bridge.addresses().await;
+        Self { bridge, addresses, registry, _dir: dir }
+    }
+
+    fn peer(&self) -> PeerId {
+        self.bridge.peer_id()
+    }
+
+    fn metric(&self, name: &str) -> u64 {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("encodes");
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
+    }
+}
+
+fn block(text: &str) -> Block {
+    let hash = hashes::digest(hashes::SHA2_256, 32, text.as_bytes()).expect("a digest");
+    Block::verify(Cid::new_v1(codec::RAW, hash), text.as_bytes().to_vec().into()).expect("its own hash")
+}
+
+async fn all(mut search: PeerSearch) -> Vec<PeerRecord> {
+    let collect = async {
+        let mut records = Vec::new();
+        while let Some(record) = search.next().await {
+            records.push(record);
+        }
+        records
+    };
+    tokio::time::timeout(PATIENCE, collect).await.expect("a search ends")
+}
+
+/// Searches until a peer is among what is found.
+async fn until_found(what: &str, peer: PeerId, search: impl AsyncFn() -> PeerSearch) -> PeerRecord {
+    let begun = Instant::now();
+    loop {
+        let found = all(search().await).await;
+        if let Some(record) = found.into_iter().find(|record| record.id == peer) {
+            return record;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{what} was not found");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// A router that says the same to whoever asks.
+async fn router(content_type: &'static str, body: impl Into<Vec<u8>>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("is bound"));
+    let body: Vec<u8> = body.into();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = vec![0; 4096];
+            let _ = stream.read(&mut request).await;
+            let length = body.len();
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+            );
+            let _ = stream.write_all(&[head.as_bytes(), &body].concat()).await;
+        }
+    });
+    url
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn providers_peers_and_neighbours_are_found_with_their_addresses() {
+    let hub = Node::start(&[], |_| ()).await;
+    let through_hub = |options: &mut BridgeOptions| options.bootstrap = hub.addresses.clone();
+    let held = block("held by one");
+    let provider = Node::start(&[&held], through_hub).await;
+    let asker = Node::start(&[], through_hub).await;
+    provider.bridge.provide(held.cid()).await;
+    let key = BlockKey::of(held.cid()).expect("a key");
+    let at = |node: &Node| {
+        let mut address = node.addresses[0].clone();
+        address.pop();
+        vec![address]
+    };
+
+    for node in [&asker, &hub] {
+        let record =
+            until_found("the provider", provider.peer(), async || node.bridge.find_providers(&key).await).await;
+        assert_eq!(record.addresses, at(&provider));
+    }
+    let itself =
+        until_found("the provider", provider.peer(), async || provider.bridge.find_providers(&key).await).await;
+    assert_eq!(itself.addresses, at(&provider), "it provides the block itself");
+    let nobody = BlockKey::of(block("held by nobody").cid()).expect("a key");
+    assert_eq!(all(asker.bridge.find_providers(&nobody).await).await, []);
+
+    for (node, peer) in [(&asker, &provider), (&asker, &hub), (&asker, &asker), (&hub, &asker)] {
+        let record = until_found("the peer", peer.peer(), async || node.bridge.find_peer(peer.peer()).await).await;
+        assert_eq!(record.addresses, at(peer));
+    }
+    assert_eq!(all(asker.bridge.find_peer(PeerId::random()).await).await, []);
+
+    let close = async || asker.bridge.closest_peers(key.to_bytes()).await;
+    assert_eq!(until_found("the hub", hub.peer(), close).await.addresses, at(&hub));
+    for node in [hub, provider, asker] {
+        node.bridge.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn content_is_found_by_what_a_router_says_and_private_addresses_only_if_they_may_be_dialled() {
+    let held = block("known to a router");
+    let provider = Node::start(&[&held], |_| ()).await;
+    let record = PeerRecord::new(provider.peer(), provider.addresses.clone()).to_json();
+    let good = router("application/x-ndjson", record).await;
+    // One is gone, and one talks nonsense.
+    let nonsense = router("application/json", "<html>").await;
+    let routers = vec!["http://127.0.0.1:1".to_owned(), nonsense, good];
+
+    let set = |options: &mut BridgeOptions| options.http.routers = routers.clone();
+    let cautious = Node::start(&[], |options| {
+        set(options);
+        options.stall_timeout = Duration::from_secs(2);
+    })
+    .await;
+    let bold = Node::start(&[], |options| {
+        set(options);
+        options.dial_private = true;
+    })
+    .await;
+    let fetched = bold.bridge.session(held.cid()).get(held.cid()).await.expect("is found");
+    assert_eq!(fetched.data(), held.data());
+    assert_eq!(bold.metric("causeway_router_requests_total{endpoint=\"providers\",result=\"found\"}"), 1);
+    assert!(cautious.bridge.session(held.cid()).get(held.cid()).await.is_err(), "that would be a scan");
+    assert!(cautious.metric("causeway_router_requests_total{endpoint=\"providers\",result=\"found\"}") > 0);
+    for node in [provider, bold, cautious] {
+        node.bridge.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ipns_records_come_from_routers_too() {
+    let key = Key::parse("k51qzi5uqu5dlvj2baxnqndepeb86cbk3ng7n3i46uzyxzyqj2xjonzllnv0v8").expect("a key");
+    let url = router("application/vnd.ipfs.ipns-record", "a record").await;
+    let node = Node::start(&[], |options| options.http.routers = vec![url]).await;
+    let mut search = node.bridge.find_records(&key).await;
+    let found = tokio::time::timeout(PATIENCE, search.next()).await.expect("in time").expect("a record");
+    assert_eq!((found.peer, &found.bytes[..]), (None, &b"a record"[..]), "whoever searches checks it");
+    node.bridge.shutdown().await;
+}

@@ -447,3 +447,7 @@ impl NetworkBehaviour for Behaviour {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "behaviour_tests.rs"]
+mod tests;

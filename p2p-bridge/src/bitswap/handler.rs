@@ -8,7 +8,7 @@
 //! connection is bounded ([`super::framing`]).
 
 use super::framing::{Budgets, Frame, Memory};
-use super::message::{Ask, Message, RawBlock, Version, WantEntry, encode_answer, encode_wants, parse_prefix};
+use super::message::{Ask, Message, RawBlock, Version, WantEntry, encode_answer, encode_wants_from, parse_prefix};
 use super::outbox::Outbox;
 use super::server::Answer;
 use super::traffic::Traffic;
@@ -202,7 +202,7 @@ impl Outgoing {
                 let first = self.priority;
                 let next = first.saturating_sub(i32::try_from(entries.len()).unwrap_or(i32::MAX));
                 self.priority = if next < LAST_PRIORITY { FIRST_PRIORITY } else { next };
-                vec![encode_wants(entries, version, first)]
+                vec![encode_wants_from(first, entries, version)]
             }
             Command::Answer(answer) => encode_answer(&answer.blocks, &answer.presences, version),
             Command::Keep(_) => Vec::new(),

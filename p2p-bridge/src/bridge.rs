@@ -3,7 +3,7 @@
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
 use crate::announced::Announced;
-use crate::bitswap::{behaviour, client};
+use crate::bitswap::{behaviour, client, framing};
 use crate::dht::behaviour::Scoped;
 use crate::dht::metrics::DhtMetrics;
 use crate::discovery::memory::Memory;
@@ -120,6 +120,7 @@ impl Bridge {
             from_sessions,
             local,
             peerings.peers().collect(),
+            framing::Memory::new(options.budget.memory_bytes_max),
             options.bitswap.serve_to.clone(),
         );
         let bitswap = bitswap.with_http(gateways(&options, wants.clone(), registry)?);

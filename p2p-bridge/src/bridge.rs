@@ -119,9 +119,8 @@ impl Bridge {
             wants.clone(),
             from_sessions,
             local,
-            peerings.peers().collect(),
             framing::Memory::new(options.budget.memory_bytes_max),
-            options.bitswap.serve_to.clone(),
+            behaviour::Circle { favoured: peerings.peers().collect(), serve_to: options.bitswap.serve_to.clone() },
         );
         let bitswap = bitswap.with_http(gateways(&options, wants.clone(), registry)?);
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();

@@ -70,6 +70,15 @@ pub enum Event {
     Offence(PeerId, Offence),
 }
 
+/// Whom the operator set apart.
+#[derive(Debug, Default)]
+pub struct Circle {
+    /// Peers that are asked first.
+    pub favoured: HashSet<PeerId>,
+    /// Who is given blocks.
+    pub serve_to: ServeTo,
+}
+
 /// The network behaviour. See the module's documentation.
 pub struct Behaviour {
     client: Client,
@@ -83,8 +92,7 @@ pub struct Behaviour {
     /// Kept alive by the peers' connections.
     traffic: HashMap<PeerId, Weak<Traffic>>,
     memory: Memory,
-    favoured: HashSet<PeerId>,
-    serve_to: ServeTo,
+    circle: Circle,
     /// Gateways that are asked as peers are.
     http: HttpPeers,
     events: VecDeque<ToSwarm<Event, Command>>,
@@ -100,9 +108,8 @@ impl Behaviour {
         wants: Arc<Wants>,
         commands: mpsc::UnboundedReceiver<SessionCommand>,
         local: Arc<dyn BlockSource>,
-        favoured: HashSet<PeerId>,
         memory: Memory,
-        serve_to: ServeTo,
+        circle: Circle,
     ) -> Self {
         let mut ticker = tokio::time::interval(TICK);
         ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -117,8 +124,7 @@ impl Behaviour {
             connections: HashMap::new(),
             traffic: HashMap::new(),
             memory,
-            favoured,
-            serve_to,
+            circle,
             http: HttpPeers::none(Default::default()),
             events: VecDeque::new(),
             ticker,
@@ -229,7 +235,7 @@ impl Behaviour {
 
     /// A peer asks. Whoever is not served hears that nothing is here, as if it were so.
     fn asked(&mut self, peer: PeerId, wants: Vec<WantEntry>, full: bool) {
-        if !self.serve_to.admits(&peer) {
+        if !self.circle.serve_to.admits(&peer) {
             let absent = wants.into_iter().filter(|want| want.ask != Ask::Cancel && want.send_dont_have);
             let presences: Vec<_> = absent.take(MAX_WANTS_PER_PEER).map(|want| (want.cid, false)).collect();
             if !presences.is_empty() {
@@ -325,12 +331,12 @@ impl Behaviour {
         let connections = self.connections.entry(peer).or_default();
         connections.push(connection);
         let first = connections.len() == 1;
-        if self.favoured.contains(&peer) {
+        if self.circle.favoured.contains(&peer) {
             let handler = NotifyHandler::One(connection);
             self.events.push_back(ToSwarm::NotifyHandler { peer_id: peer, handler, event: Command::Keep(true) });
         }
         if first {
-            self.client.peer_connected(peer, self.favoured.contains(&peer), Instant::now());
+            self.client.peer_connected(peer, self.circle.favoured.contains(&peer), Instant::now());
         }
     }
 

@@ -174,7 +174,7 @@ impl World {
             for id in &want.sessions {
                 let session = &client.sessions[id];
                 assert!(session.wants.contains(key));
-                assert_eq!(session.unasked.get(&want.order).is_some(), !want.is_owed(), "owed by somebody, or in line");
+                assert_eq!(session.unasked.contains_key(&want.order), !want.is_owed(), "owed by somebody, or in line");
             }
             for question in &want.asked {
                 let open: Vec<_> = client.peers[&question.peer].open().filter(|(asked, _)| *asked == key).collect();

@@ -61,12 +61,6 @@ impl Kubo {
         found.unwrap_or_else(|| panic!("no {transport} in {:?}", self.multiaddrs))
     }
 
-    /// The base URL of its HTTP gateway.
-    pub fn gateway(&self) -> String {
-        let url = std::fs::read_to_string(self.repository.path().join("gateway"));
-        url.expect("a running daemon has a gateway").trim().to_owned()
-    }
-
     /// Adds a file from a stream, without pinning or announcing it, and returns its CID. `flags` are those of `ipfs add`.
     pub fn add(&self, mut content: impl Read, flags: &[&str]) -> String {
         let mut add = self.command();

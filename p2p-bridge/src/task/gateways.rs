@@ -4,8 +4,6 @@ use super::Task;
 use crate::http_source::address::is_http;
 use crate::scope::Scope;
 use crate::wants::SessionId;
-use libp2p::core::Endpoint;
-use libp2p::swarm::{ConnectionId, NetworkBehaviour};
 use libp2p::{Multiaddr, PeerId};
 
 impl Task {
@@ -22,10 +20,7 @@ impl Task {
 
     /// The same for the addresses in the DHT's answers. Those live in the running query, which shows them to whoever dials.
     pub(super) fn offer_gateways_in_answers(&mut self, scope: Scope, session: SessionId, peer: PeerId) {
-        // Nobody dials here, so the connection's number means nothing.
-        let number = ConnectionId::new_unchecked(0);
-        let dht = self.swarm.behaviour_mut().dht(scope);
-        let answers = dht.handle_pending_outbound_connection(number, Some(peer), &[], Endpoint::Dialer);
-        self.offer_gateways(session, &mut answers.unwrap_or_default());
+        let mut answers = self.swarm.behaviour_mut().dht(scope).addresses_of(peer);
+        self.offer_gateways(session, &mut answers);
     }
 }

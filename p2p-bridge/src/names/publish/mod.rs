@@ -31,10 +31,10 @@ use super::{Clock, DEPTH_MAX, Names, SYSTEM_CLOCK};
 use crate::bridge::Bridge;
 use crate::options::PublishOptions;
 use crate::scope::Scope;
+use content::Name;
 use content::ipns::Record;
 use content::names::Key;
 use content::path::{ContentPath, PathError, Root};
-use content::{Cid, Name};
 use entry::{Agenda, Circumstances, Step};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -358,10 +358,7 @@ pub fn remove_key(keys: &Keystore, book: &Book, info: &KeyInfo) -> Result<KeyInf
 
 /// A value that a record may have: a path to content, or a CID as short for one.
 fn value(path: &str, own: &Key) -> Result<String, PublishError> {
-    let value = match path.parse::<Cid>() {
-        Ok(_) => format!("/ipfs/{path}"),
-        Err(_) => path.to_owned(),
-    };
+    let value = if path.starts_with('/') { path.to_owned() } else { format!("/ipfs/{path}") };
     let wrong = |reason| PublishError::Path { value: path.chars().take(200).collect(), reason };
     match ContentPath::read(&value, DEPTH_MAX).map_err(wrong)?.root {
         Root::Name(Name::Key(key)) if key == *own => Err(PublishError::Loop),

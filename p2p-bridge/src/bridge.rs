@@ -3,7 +3,7 @@
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
 use crate::announced::Announced;
-use crate::bitswap::{behaviour, client};
+use crate::bitswap::{behaviour, client, framing};
 use crate::dht::behaviour::Scoped;
 use crate::dht::metrics::DhtMetrics;
 use crate::discovery::memory::Memory;
@@ -14,12 +14,14 @@ use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
+use crate::providing::{self, KeySource};
 use crate::puts::{PutError, PutOutcome};
 use crate::redial::Redial;
 use crate::routing_v1::{Routers, RoutersError};
 use crate::scope::Scope;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
+use crate::task::announce::Announcing;
 use crate::task::{Acquaintances, Command, Delegation, Task};
 use crate::tls;
 use crate::udp;
@@ -118,6 +120,7 @@ impl Bridge {
             from_sessions,
             local,
             peerings.peers().collect(),
+            framing::Memory::new(options.budget.memory_bytes_max),
             options.bitswap.serve_to.clone(),
         );
         let bitswap = bitswap.with_http(gateways(&options, wants.clone(), registry)?);
@@ -137,7 +140,8 @@ impl Bridge {
         let peerbook = Peerbook::load(&options.data_dir);
         let memory = Memory::load(&options.data_dir);
         let acquaintances = Acquaintances { peerings, bootstraps, peerbook, memory };
-        tokio::spawn(Task::new(swarm, inbox, metrics, acquaintances, delegation).run());
+        let announcing = Announcing::new(peer_id, &options, providing::metrics::Metrics::register(registry));
+        tokio::spawn(Task::new(swarm, inbox, metrics, acquaintances, delegation, announcing).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         let finders = Arc::new(Semaphore::new(FINDERS_MAX));
         Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, finders, routers, peer_id })
@@ -162,11 +166,24 @@ impl Bridge {
         addresses.await.unwrap_or_default()
     }
 
-    /// Announces in the DHT that we hold a DAG, as soon as there is anybody to hear it, and again before that expires.
-    pub async fn provide(&self, root: &Cid) {
-        let Some(key) = BlockKey::of(root) else { return };
+    /// Announces in the DHT that we hold a block, as soon as there is anybody to hear it. It is announced again only if
+    /// the source of [`Bridge::provide_from`] has it as well.
+    pub async fn provide(&self, cid: &Cid) {
+        let Some(key) = BlockKey::of(cid) else { return };
         // A stopped network announces nothing.
-        let _ = self.commands.send(Command::Provide(RecordKey::new(&key.to_bytes()))).await;
+        let _ = self.commands.send(Command::Provide(key.to_bytes())).await;
+    }
+
+    /// Announces a block no longer. Records that others hold expire by themselves, in two days at most.
+    pub async fn withdraw(&self, cid: &Cid) {
+        let Some(key) = BlockKey::of(cid) else { return };
+        let _ = self.commands.send(Command::Withdraw(key.to_bytes())).await;
+    }
+
+    /// Announces everything that a source knows, and again as often as the options say. What was announced before the last
+    /// stop is not until its turn comes.
+    pub async fn provide_from(&self, source: Arc<dyn KeySource>) {
+        let _ = self.commands.send(Command::ProvideFrom(source)).await;
     }
 
     /// Searches the DHT, and asks the routers, for the IPNS records of a key. While no peer is known, the search waits for the first; it goes on

@@ -29,7 +29,8 @@
 //! | [`durable`] | files that are whole or not there |
 //! | [`udp`] | room in the kernel for QUIC's bursts |
 //! | [`tls`] | what HTTP clients encrypt with |
-//! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
+//! | [`providing`] | announcing what we hold, in sweeps |
+//! | [`redial`], [`peerbook`], [`identity`] | peerings, remembered peers, the key |
 
 pub mod admission;
 pub mod announced;
@@ -63,4 +64,5 @@ mod transport;
 pub use bridge::{Bridge, StartError};
 pub use names::{Names, NamesError, NamesOptions};
 pub use options::BridgeOptions;
+pub use providing::KeySource;
 pub use session::Session;

@@ -7,6 +7,7 @@ use crate::announced::{Announced, Telling};
 use crate::bitswap;
 use crate::dht::behaviour::Scoped;
 use crate::options::BridgeOptions;
+use crate::providing::announcer;
 use crate::scope::Scope;
 use crate::transport;
 use libp2p::core::upgrade::Version;
@@ -26,6 +27,7 @@ pub struct Behaviour {
     pub bitswap: bitswap::behaviour::Behaviour,
     pub wan: Scoped,
     pub lan: Scoped,
+    pub announcer: announcer::Behaviour,
     identify: Telling<identify::Behaviour>,
     ping: ping::Behaviour,
     relay: relay::client::Behaviour,
@@ -70,6 +72,7 @@ pub async fn build(
             bitswap,
             wan,
             lan,
+            announcer: announcer::Behaviour::default(),
             identify: Telling::new(identify::Behaviour::new(about), announced.clone(), !announced.tells_all()),
             ping: ping::Behaviour::default(),
             relay,

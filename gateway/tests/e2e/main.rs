@@ -7,6 +7,7 @@
 //! | [`routing`] | content found by its provider record, with no peer known but a DHT node |
 //! | [`routing_v1`] | delegated routing, either way round |
 //! | [`gateways`] | content over HTTP, from Causeway and from Kubo, and what comes of a gateway that lies |
+//! | [`dht`] | Causeway as the server of the DHT between Kubo nodes, and over its restarts |
 //! | [`names`] | IPNS names that Kubo published |
 //! | [`publish`] | names that Causeway published, resolved by Kubo; keys that go from one to the other |
 //! | [`reverse`] | Kubo reading what only Causeway has |
@@ -20,6 +21,7 @@
 mod support;
 
 mod coalescing;
+mod dht;
 mod gateways;
 mod malice;
 mod names;

@@ -61,12 +61,6 @@ impl Kubo {
         found.unwrap_or_else(|| panic!("no {transport} in {:?}", self.multiaddrs))
     }
 
-    /// The base URL of its HTTP gateway.
-    pub fn gateway(&self) -> String {
-        let url = std::fs::read_to_string(self.repository.path().join("gateway"));
-        url.expect("a running daemon has a gateway").trim().to_owned()
-    }
-
     /// Adds a file from a stream, without pinning or announcing it, and returns its CID. `flags` are those of `ipfs add`.
     pub fn add(&self, mut content: impl Read, flags: &[&str]) -> String {
         let mut add = self.command();
@@ -173,6 +167,16 @@ impl Kubo {
         run(self.command().args(["key", "import", "--allow-any-key-type", "--format", format, name]).arg(file))
     }
 
+    /// [`Kubo::publish`] for those who do not know whether the DHT is ready.
+    pub fn try_publish(&self, path: &str) -> Result<String, String> {
+        try_run(self.command().args(["name", "publish", "-Q", "--resolve=false", path]))
+    }
+
+    /// [`Kubo::provide`] for those who do not know whether the DHT is ready.
+    pub fn try_provide(&self, cid: &str) -> Result<String, String> {
+        try_run(self.command().args(["routing", "provide", cid]))
+    }
+
     /// Peers that the DHT names as providers of a CID.
     pub async fn find_providers(&self, cid: &str) -> Vec<String> {
         let events = self.call_text("routing/findprovs", &[cid]).await;
@@ -265,6 +269,13 @@ fn command(ipfs: &Path, repository: &Path) -> Command {
     let mut command = Command::new(ipfs);
     command.env("IPFS_PATH", repository).env("IPFS_TELEMETRY", "off").env("DO_NOT_TRACK", "1");
     command
+}
+
+/// Runs to the end; returns what was printed, or what went wrong.
+fn try_run(command: &mut Command) -> Result<String, String> {
+    let output = command.output().expect("ipfs starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
 /// Runs to the end; returns what was printed.

@@ -15,7 +15,7 @@
 //! | [`announce`] | what we provide |
 //! | [`peers`] | connections, what peers say of themselves, the table of good peers |
 
-mod announce;
+pub mod announce;
 mod dht;
 mod finding;
 mod gateways;
@@ -30,13 +30,14 @@ use crate::finders::{Finders, Sought};
 use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
-use crate::providing::Providing;
+use crate::providing::KeySource;
 use crate::puts::{self, Puts};
 use crate::redial::Redial;
 use crate::routing_v1::PeerRecord;
 use crate::scope::Scope;
 use crate::swarm::{Behaviour, BehaviourEvent};
 use crate::wants::SessionId;
+use announce::Announcing;
 use futures::StreamExt;
 use libp2p::kad::{QueryId, Record, RecordKey};
 use libp2p::multiaddr::Protocol;
@@ -45,6 +46,7 @@ use libp2p::{Multiaddr, PeerId, Swarm, identify, mdns, ping};
 pub use routers::Delegation;
 use search::Search;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
@@ -59,7 +61,11 @@ const ADDRESSES_MAX: usize = 8;
 /// What the handle asks of the task.
 pub enum Command {
     /// Announce a key in both scopes.
-    Provide(RecordKey),
+    Provide(Vec<u8>),
+    /// Announce a key no longer.
+    Withdraw(Vec<u8>),
+    /// Announce everything of a source, once in an interval.
+    ProvideFrom(Arc<dyn KeySource>),
     /// Search for the value records of a key in both scopes.
     FindRecords(RecordKey, Sink),
     /// Put a value record into a scope, as soon as there is anybody to take it.
@@ -103,8 +109,7 @@ pub struct Task {
     finders: Finders,
     /// Where connected peers say that they listen, as far as they may be believed.
     listening: HashMap<PeerId, Vec<Multiaddr>>,
-    providing: HashMap<Scope, Providing>,
-    announcing: HashMap<(Scope, QueryId), RecordKey>,
+    announcing: Announcing,
     remotes: HashMap<ConnectionId, Multiaddr>,
     /// The addresses of connections that we opened.
     dialled: HashMap<ConnectionId, Multiaddr>,
@@ -123,6 +128,7 @@ impl Task {
         metrics: Metrics,
         acquaintances: Acquaintances,
         delegation: Delegation,
+        announcing: Announcing,
     ) -> Self {
         let Acquaintances { peerings, bootstraps, peerbook, memory } = acquaintances;
         Self {
@@ -141,8 +147,7 @@ impl Task {
             delegation,
             finders: Finders::default(),
             listening: HashMap::new(),
-            providing: Scope::ALL.map(|scope| (scope, Providing::default())).into(),
-            announcing: HashMap::new(),
+            announcing,
             remotes: HashMap::new(),
             dialled: HashMap::new(),
             connected: HashMap::new(),
@@ -167,6 +172,7 @@ impl Task {
                     None => break None,
                 },
                 told = self.delegation.next() => self.on_told(told),
+                Some((scope, keys)) = self.announcing.next_loaded() => self.on_keys_read(scope, keys),
                 _ = housekeeping.tick() => self.keep_house(),
                 _ = pace.tick(), if !self.searches.is_empty() => self.pace_all(Instant::now()),
             }
@@ -180,10 +186,10 @@ impl Task {
 
     fn on_command(&mut self, command: Command) {
         match command {
-            Command::Provide(key) => {
-                for providing in self.providing.values_mut() {
-                    providing.add(key.clone());
-                }
+            Command::Provide(key) => self.provide(&key),
+            Command::Withdraw(key) => self.withdraw(&key),
+            Command::ProvideFrom(source) => {
+                self.announcing.announce_from(source);
                 self.announce();
             }
             Command::FindRecords(key, sink) => {
@@ -216,6 +222,7 @@ impl Task {
             }
             SwarmEvent::Behaviour(BehaviourEvent::Wan(event)) => self.on_dht_event(Scope::Wan, event),
             SwarmEvent::Behaviour(BehaviourEvent::Lan(event)) => self.on_dht_event(Scope::Lan, event),
+            SwarmEvent::Behaviour(BehaviourEvent::Announcer(done)) => self.on_announced(done),
             SwarmEvent::Behaviour(BehaviourEvent::Identify(identify::Event::Received {
                 connection_id,
                 peer_id,
@@ -255,7 +262,7 @@ impl Task {
         for (peer, known) in due {
             self.dial(peer, known);
         }
-        self.announce();
+        self.tend_announcements();
         self.tend_lookups();
         self.keep_records(SystemTime::now());
         self.tend_puts();

@@ -219,7 +219,8 @@ impl Task {
     pub(super) fn take_changes(&mut self) -> Vec<(PathBuf, Vec<u8>)> {
         let now = SystemTime::now();
         self.note_tables();
-        self.peerbook.take_changes(now).into_iter().chain(self.memory.take_changes(now)).collect()
+        let peers = self.peerbook.take_changes(now).into_iter().chain(self.memory.take_changes(now));
+        peers.chain(self.announcing.take_changes()).collect()
     }
 
     /// Writes everything that outlives a restart.

@@ -133,6 +133,9 @@ fn named(loaded: &Loaded, error: &StartError) -> anyhow::Error {
         StartError::Listen { address, reason } => {
             loaded.error("p2p.listen", format!("{address} cannot be listened on: {reason}")).into()
         }
+        StartError::Private { path, error } => {
+            loaded.error("p2p.swarm_key", format!("{}: {error}", path.display())).into()
+        }
         StartError::Identity(_) => loaded.error("data_dir", error.to_string()).into(),
         StartError::Transport(_) => anyhow::anyhow!("{error}"),
     }

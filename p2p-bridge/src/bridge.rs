@@ -8,6 +8,7 @@ use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::options::BridgeOptions;
 use crate::peerbook::Peerbook;
+use crate::private_network::{KeyError, SwarmKey};
 use crate::redial::Redial;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
@@ -24,6 +25,7 @@ use libp2p::{Multiaddr, PeerId, Swarm};
 use prometheus_client::registry::Registry;
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -53,6 +55,14 @@ pub enum StartError {
         /// What the system said.
         reason: String,
     },
+    /// The key of the private network is not to be had.
+    #[error("cannot use the swarm key {path}: {error}", path = path.display())]
+    Private {
+        /// The file as configured.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: KeyError,
+    },
     /// The transports cannot be built.
     #[error("cannot build the network transports: {0}")]
     Transport(String),
@@ -79,6 +89,8 @@ impl Bridge {
         local: Arc<dyn BlockSource>,
         registry: &mut Registry,
     ) -> Result<Self, StartError> {
+        let private = private_key(&options)?;
+        let options = if private.is_some() { options.confined() } else { options };
         let keypair = identity::load_or_create(&options.data_dir)?;
         let peer_id = keypair.public().to_peer_id();
         let metrics = Metrics::register(registry);
@@ -98,7 +110,7 @@ impl Bridge {
         );
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(Limits::default(), BAN, trusted);
-        let mut swarm = swarm::build(keypair, admission, bitswap)
+        let mut swarm = swarm::build(keypair, private, admission, bitswap)
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
         for address in &options.announce {
@@ -155,6 +167,14 @@ impl Bridge {
             let _ = stopped.await;
         }
     }
+}
+
+/// The key of the private network, if the node is to be on one.
+fn private_key(options: &BridgeOptions) -> Result<Option<SwarmKey>, StartError> {
+    let Some(path) = &options.private.key_file else { return Ok(None) };
+    let key = SwarmKey::read(path).map_err(|error| StartError::Private { path: path.clone(), error })?;
+    tracing::info!(fingerprint = %key.fingerprint(), "on a private network: only peers that hold its key are spoken to");
+    Ok(Some(key))
 }
 
 /// libp2p listens with SO_REUSEPORT, which would share a TCP port with another program of the same user in silence: half

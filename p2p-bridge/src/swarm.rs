@@ -4,6 +4,7 @@
 
 use crate::admission::Admission;
 use crate::bitswap;
+use crate::private_network::SwarmKey;
 use crate::scope::{Scope, Scoped};
 use crate::transport;
 use libp2p::identity::Keypair;
@@ -52,12 +53,13 @@ impl Behaviour {
     }
 }
 
-/// A swarm that listens nowhere yet.
+/// A swarm that listens nowhere yet, on the private network of a key or on the public one.
 ///
 /// # Errors
 /// When the TLS or Noise keys cannot be derived from the identity, or the system's resolver is not to be had.
 pub async fn build(
     keypair: Keypair,
+    private: Option<SwarmKey>,
     admission: Admission,
     bitswap: bitswap::behaviour::Behaviour,
 ) -> Result<Swarm<Behaviour>, transport::TransportError> {
@@ -84,7 +86,10 @@ pub async fn build(
     };
     let swarm_config =
         |config: libp2p::swarm::Config| config.with_idle_connection_timeout(IDLE_TIMEOUT).with_smart_dial();
-    transport::public(keypair, behaviour, swarm_config).await
+    match private {
+        Some(key) => transport::private(keypair, key, behaviour, swarm_config),
+        None => transport::public(keypair, behaviour, swarm_config).await,
+    }
 }
 
 /// One scope of the DHT. Peers enter its table only through identify, with addresses of the scope; records enter its

@@ -7,6 +7,8 @@
 //! | [`routing`] | content found by its provider record, with no peer known but a DHT node |
 //! | [`names`] | IPNS names that Kubo published |
 //! | [`reverse`] | Kubo reading what only Causeway has |
+//! | [`private`] | a private network: blocks both ways, and nobody without its key |
+//! | [`websocket`] | blocks both ways over WebSocket |
 //! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and vanishing readers |
 //! | [`coalescing`] | a hundred readers, one fetch |
 //! | [`malice`] | peers that send wrong bytes, too many, garbage or nothing |
@@ -19,9 +21,11 @@ mod support;
 mod coalescing;
 mod malice;
 mod names;
+mod private;
 mod reverse;
 mod routing;
 mod soak;
 mod streaming;
 mod tiers;
+mod websocket;
 mod welcome;

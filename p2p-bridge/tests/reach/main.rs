@@ -1,0 +1,10 @@
+//! Whom a node reaches, and who reaches it: private networks, WebSocket, relays. Real sockets, all on loopback.
+//!
+//! | module | shows |
+//! |---|---|
+//! | [`private`] | holders of one swarm key talk with each other and with nobody else |
+//! | [`websocket`] | blocks over WebSocket, on public and on private networks |
+
+mod private;
+mod support;
+mod websocket;

@@ -82,10 +82,10 @@ pub struct P2p {
     pub upnp: bool,
     /// Connections with peers at a time. Beyond it, the least useful ones are closed; peerings are kept.
     pub connections_max: u64,
-    /// Connections with one IP address at a time. Loopback addresses and peerings do not count.
+    /// Connections that others open from one IP address at a time. Loopback addresses do not count.
     pub connections_per_ip_max: u64,
-    /// Connections with one network at a time: 24 bits of an IPv4 address, 48 bits of an IPv6 one. Loopback addresses and
-    /// peerings do not count.
+    /// Connections that others open from one network at a time: 24 bits of an IPv4 address, 48 bits of an IPv6 one. Loopback
+    /// addresses do not count.
     pub connections_per_subnet_max: u64,
     /// Peers that are dialled at a time. Further ones wait.
     pub pending_dials_max: u64,

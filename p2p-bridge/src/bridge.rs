@@ -6,13 +6,14 @@ use crate::bitswap::{behaviour, client};
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
-use crate::options::BridgeOptions;
+use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
 use crate::private_network::{KeyError, SwarmKey};
 use crate::redial::Redial;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
 use crate::task::{Command, Task};
+use crate::tls;
 use crate::wants::Wants;
 use content::names::Key;
 use content::{BlockKey, BlockSource, Cid};
@@ -34,8 +35,6 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 const COMMANDS_MAX: usize = 64;
 /// Searches for value records that run at once. Callers beyond it wait for their turn.
 const SEARCHES_MAX: usize = 256;
-/// How long a peer that misbehaved is not spoken to.
-const BAN: Duration = Duration::from_secs(600);
 /// How long a listener may take to report its address.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wildcard listener reports one address after another; after this long without a further one, that was all.
@@ -89,6 +88,7 @@ impl Bridge {
         local: Arc<dyn BlockSource>,
         registry: &mut Registry,
     ) -> Result<Self, StartError> {
+        tls::use_ring();
         let private = private_key(&options)?;
         let options = if private.is_some() { options.confined() } else { options };
         let keypair = identity::load_or_create(&options.data_dir)?;
@@ -107,9 +107,10 @@ impl Bridge {
             from_sessions,
             local,
             peerings.peers().collect(),
+            options.bitswap.serve_to.clone(),
         );
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
-        let admission = Admission::new(Limits::default(), BAN, trusted);
+        let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let mut swarm = swarm::build(keypair, private, admission, bitswap)
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
@@ -175,6 +176,12 @@ fn private_key(options: &BridgeOptions) -> Result<Option<SwarmKey>, StartError> 
     let key = SwarmKey::read(path).map_err(|error| StartError::Private { path: path.clone(), error })?;
     tracing::info!(fingerprint = %key.fingerprint(), "on a private network: only peers that hold its key are spoken to");
     Ok(Some(key))
+}
+
+fn limits(budget: &ConnectionBudget) -> Limits {
+    let size = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
+    let ConnectionBudget { connections_max, per_ip_max, per_subnet_max, pending_dials_max, .. } = budget;
+    Limits::of(size(*connections_max), size(*per_ip_max), size(*per_subnet_max), size(*pending_dials_max))
 }
 
 /// libp2p listens with SO_REUSEPORT, which would share a TCP port with another program of the same user in silence: half

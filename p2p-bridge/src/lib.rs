@@ -37,6 +37,7 @@ pub mod providing;
 pub mod redial;
 pub mod scope;
 pub mod session;
+pub mod tls;
 pub mod wants;
 
 mod bridge;

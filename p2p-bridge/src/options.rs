@@ -221,9 +221,9 @@ pub struct PrivateNetwork {
 pub struct ConnectionBudget {
     /// Connections at a time.
     pub connections_max: u32,
-    /// Connections with one IP address at a time; loopback addresses and peerings do not count.
+    /// Connections that others open from one IP address at a time; loopback addresses do not count.
     pub per_ip_max: u32,
-    /// Connections with one IPv4 /24 or IPv6 /48 at a time; loopback addresses and peerings do not count.
+    /// Connections that others open from one IPv4 /24 or IPv6 /48 at a time; loopback addresses do not count.
     pub per_subnet_max: u32,
     /// Dials at a time.
     pub pending_dials_max: u32,

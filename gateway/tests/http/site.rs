@@ -125,6 +125,7 @@ impl Site {
     }
 
     pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> reqwest::Response {
+        p2p_bridge::tls::use_ring();
         let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy().build();
         let method = reqwest::Method::from_bytes(method.as_bytes()).expect("a method");
         let mut request = client.expect("a client").request(method, self.url(path));

@@ -70,6 +70,7 @@ pub async fn try_get(url: &str) -> Result<Answer, reqwest::Error> {
 
 /// A client that follows no redirect, so that tests see what was answered.
 pub fn client() -> reqwest::Client {
+    p2p_bridge::tls::use_ring();
     reqwest::Client::builder()
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())

@@ -94,7 +94,7 @@ pub struct Reputation {
 }
 
 impl Reputation {
-    /// Nobody has done anything yet. Bans last for `ban`.
+    /// Nobody has done anything yet. Bans last for `ban`; nobody is banned if that is zero.
     pub fn new(ban: Duration) -> Self {
         Self { ban, records: HashMap::new(), banned: HashMap::new(), addresses: HashMap::new() }
     }
@@ -107,7 +107,7 @@ impl Reputation {
         self.make_room(now);
         let record = self.records.entry(peer).or_insert(Record { points: 0.0, at: now });
         *record = Record { points: record.points(now) + offence.points(), at: now };
-        if record.points < BANNED_AT {
+        if record.points < BANNED_AT || self.ban.is_zero() {
             return if record.points < THROTTLED_AT { Standing::Good } else { Standing::Throttled };
         }
         self.records.remove(&peer);

@@ -5,10 +5,11 @@
 
 use super::client::{self, Action, Client, Use};
 use super::handler::{Command, Event as HandlerEvent, Handler, Received};
-use super::message::Ask;
-use super::server::{Found, Lookup, Server};
+use super::message::{Ask, MAX_WANTS_PER_PEER, WantEntry};
+use super::server::{Answer, Found, Lookup, Server};
 use crate::admission::reputation::Offence;
 use crate::metrics::{Kind, Metrics};
+use crate::options::ServeTo;
 use crate::wants::{SessionId, Wants};
 use content::{BlockKey, BlockSource, Cid};
 use futures::future::BoxFuture;
@@ -75,6 +76,7 @@ pub struct Behaviour {
     lookups: FuturesUnordered<BoxFuture<'static, (Lookup, Found)>>,
     connections: HashMap<PeerId, Vec<ConnectionId>>,
     favoured: HashSet<PeerId>,
+    serve_to: ServeTo,
     events: VecDeque<ToSwarm<Event, Command>>,
     ticker: Interval,
 }
@@ -88,6 +90,7 @@ impl Behaviour {
         commands: mpsc::UnboundedReceiver<SessionCommand>,
         local: Arc<dyn BlockSource>,
         favoured: HashSet<PeerId>,
+        serve_to: ServeTo,
     ) -> Self {
         let mut ticker = tokio::time::interval(TICK);
         ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -101,6 +104,7 @@ impl Behaviour {
             lookups: FuturesUnordered::new(),
             connections: HashMap::new(),
             favoured,
+            serve_to,
             events: VecDeque::new(),
             ticker,
         }
@@ -169,8 +173,28 @@ impl Behaviour {
             self.client.received_presence(peer, &cid, has, now);
         }
         if !received.wants.is_empty() || received.full {
-            self.server.asked(peer, received.wants, received.full);
+            self.asked(peer, received.wants, received.full);
         }
+    }
+
+    /// A peer asks. Whoever is not served hears that nothing is here, as if it were so.
+    fn asked(&mut self, peer: PeerId, wants: Vec<WantEntry>, full: bool) {
+        if !self.serve_to.admits(&peer) {
+            let absent = wants.into_iter().filter(|want| want.ask != Ask::Cancel && want.send_dont_have);
+            let presences: Vec<_> = absent.take(MAX_WANTS_PER_PEER).map(|want| (want.cid, false)).collect();
+            if !presences.is_empty() {
+                self.notify(peer, Command::Answer(Answer { presences, ..Answer::default() }));
+            }
+            return;
+        }
+        if self.server.asked(peer, wants, full) > 0 {
+            self.offended(peer, Offence::Flood);
+        }
+    }
+
+    /// Whether a peer is served last.
+    pub fn throttle(&mut self, peer: PeerId, throttled: bool) {
+        self.server.throttle(peer, throttled);
     }
 
     fn start_lookups(&mut self) {

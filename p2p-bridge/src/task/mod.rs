@@ -33,7 +33,7 @@ use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm, identify, ping};
 use search::Search;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
@@ -73,6 +73,8 @@ pub struct Task {
     remotes: HashMap<ConnectionId, Multiaddr>,
     /// The connected peers, and since when.
     connected: HashMap<PeerId, Instant>,
+    /// The connected peers that are served last.
+    throttled: HashSet<PeerId>,
     round: u32,
 }
 
@@ -100,6 +102,7 @@ impl Task {
             announcing: HashMap::new(),
             remotes: HashMap::new(),
             connected: HashMap::new(),
+            throttled: HashSet::new(),
             round: 0,
         }
     }
@@ -195,9 +198,7 @@ impl Task {
         self.announce();
         self.tend_lookups();
         self.trim(now);
-        let admission = &mut self.swarm.behaviour_mut().admission;
-        admission.sweep(now);
-        self.metrics.banned.set(i64::try_from(admission.banned()).unwrap_or(i64::MAX));
+        self.forgive(now);
         for (scope, peers) in self.table_sizes() {
             self.metrics.set_table_size(scope, peers);
         }

@@ -44,12 +44,33 @@ impl Task {
         self.metrics.offence(offence);
         let now = Instant::now();
         let ip = self.address_of(&peer);
-        let admission = &mut self.swarm.behaviour_mut().admission;
-        if admission.offended(peer, ip, offence, now) == Standing::Banned {
-            tracing::info!(%peer, ?offence, "banned for a while");
-            // An error says that it has left already.
-            let _ = self.swarm.disconnect_peer_id(peer);
+        match self.swarm.behaviour_mut().admission.offended(peer, ip, offence, now) {
+            Standing::Good => {}
+            Standing::Throttled => {
+                self.throttled.insert(peer);
+                self.swarm.behaviour_mut().bitswap.throttle(peer, true);
+            }
+            Standing::Banned => {
+                tracing::info!(%peer, ?offence, "banned for a while");
+                // An error says that it has left already.
+                let _ = self.swarm.disconnect_peer_id(peer);
+            }
         }
+    }
+
+    /// Forgets offences that are long ago.
+    pub(super) fn forgive(&mut self, now: Instant) {
+        let behaviour = self.swarm.behaviour_mut();
+        behaviour.admission.sweep(now);
+        self.metrics.banned.set(i64::try_from(behaviour.admission.banned()).unwrap_or(i64::MAX));
+        self.throttled.retain(|peer| {
+            let still =
+                behaviour.admission.standing(peer, now) == Standing::Throttled && self.connected.contains_key(peer);
+            if !still {
+                behaviour.bitswap.throttle(*peer, false);
+            }
+            still
+        });
     }
 
     /// Where a connected peer comes from.

@@ -6,12 +6,15 @@ use crate::bitswap::{behaviour, client};
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
+use crate::nat::Behaviours;
+use crate::nat::metrics::NatMetrics;
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
 use crate::private_network::{KeyError, SwarmKey};
 use crate::redial::Redial;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
+use crate::task::nat::Nat;
 use crate::task::{Command, Task};
 use crate::tls;
 use crate::wants::Wants;
@@ -111,7 +114,7 @@ impl Bridge {
         );
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
-        let mut swarm = swarm::build(keypair, private, admission, bitswap)
+        let mut swarm = swarm::build(keypair, private, admission, bitswap, Behaviours::new(peer_id, &options))
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
         for address in &options.announce {
@@ -119,8 +122,9 @@ impl Bridge {
         }
         listen(&mut swarm, &options.listen).await?;
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
+        let nat = Nat::new(&options, NatMetrics::register(registry));
         let peerbook = Peerbook::load(&options.data_dir);
-        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook).run());
+        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook, nat).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, peer_id })
     }

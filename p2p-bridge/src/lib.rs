@@ -20,6 +20,7 @@
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
 //! | [`admission`] | who may be connected: budgets, bans, trimming |
 //! | [`options`] | what all of it is started with |
+//! | [`reachability`], [`nat`] | whether peers can reach us, and detours for when they cannot |
 //! | [`private_network`] | the key that keeps strangers out |
 //! | [`scope`] | public and local DHT, and the wall between them |
 //! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
@@ -30,10 +31,12 @@ pub mod identity;
 pub mod lookups;
 pub mod metrics;
 pub mod names;
+pub mod nat;
 pub mod options;
 pub mod peerbook;
 pub mod private_network;
 pub mod providing;
+pub mod reachability;
 pub mod redial;
 pub mod scope;
 pub mod session;

@@ -4,6 +4,9 @@
 
 use crate::admission::Admission;
 use crate::bitswap;
+use crate::nat::Behaviours;
+use crate::nat::guarded::Guarded;
+use crate::nat::port_mapping::PortMapping;
 use crate::private_network::SwarmKey;
 use crate::scope::{Scope, Scoped};
 use crate::transport;
@@ -11,7 +14,7 @@ use libp2p::identity::Keypair;
 use libp2p::kad::{self, store::MemoryStore, store::MemoryStoreConfig};
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::swarm::behaviour::toggle::Toggle;
-use libp2p::{PeerId, Swarm, autonat, dcutr, identify, mdns, ping, relay, upnp};
+use libp2p::{PeerId, Swarm, autonat, dcutr, identify, mdns, ping, relay};
 use std::time::Duration;
 
 /// How long a connection that nobody uses stays open.
@@ -33,13 +36,14 @@ pub struct Behaviour {
     pub bitswap: bitswap::behaviour::Behaviour,
     pub wan: Scoped,
     pub lan: Scoped,
-    identify: identify::Behaviour,
+    pub identify: identify::Behaviour,
     ping: ping::Behaviour,
     relay: relay::client::Behaviour,
-    dcutr: Toggle<dcutr::Behaviour>,
-    upnp: Toggle<upnp::tokio::Behaviour>,
-    autonat: Toggle<autonat::v2::client::Behaviour>,
-    autonat_v1: Toggle<autonat::v1::Behaviour>,
+    dcutr: Toggle<Guarded<dcutr::Behaviour>>,
+    upnp: Toggle<PortMapping>,
+    autonat: Toggle<Guarded<autonat::v2::client::Behaviour>>,
+    autonat_server: Toggle<Guarded<autonat::v2::server::Behaviour>>,
+    autonat_v1: Toggle<Guarded<autonat::v1::Behaviour>>,
     mdns: Toggle<mdns::tokio::Behaviour>,
 }
 
@@ -62,13 +66,16 @@ pub async fn build(
     private: Option<SwarmKey>,
     admission: Admission,
     bitswap: bitswap::behaviour::Behaviour,
+    nat: Behaviours,
 ) -> Result<Swarm<Behaviour>, transport::TransportError> {
     let behaviour = |keypair: &Keypair, relay: relay::client::Behaviour| {
         let peer = keypair.public().to_peer_id();
         let about = identify::Config::new("ipfs/0.1.0".to_owned(), keypair.public())
             .with_agent_version(concat!("causeway/", env!("CARGO_PKG_VERSION")).to_owned())
             // Its cache would offer any address that a peer claims to whoever dials, past the wall between the scopes.
-            .with_cache_size(0);
+            .with_cache_size(0)
+            // Circuits come and go while peers are connected.
+            .with_push_listen_addr_updates(true);
         Behaviour {
             admission,
             bitswap,
@@ -77,10 +84,11 @@ pub async fn build(
             identify: identify::Behaviour::new(about),
             ping: ping::Behaviour::default(),
             relay,
-            dcutr: Toggle::from(None),
-            upnp: Toggle::from(None),
-            autonat: Toggle::from(None),
-            autonat_v1: Toggle::from(None),
+            dcutr: nat.dcutr,
+            upnp: nat.upnp,
+            autonat: nat.autonat,
+            autonat_server: nat.autonat_server,
+            autonat_v1: nat.autonat_v1,
             mdns: Toggle::from(None),
         }
     };

@@ -10,10 +10,12 @@
 //! | [`values`] | value records |
 //! | [`dht`] | what the DHTs report, and records that others want stored |
 //! | [`announce`] | what we provide |
+//! | [`nat`] | whether peers reach us, relays, hole punching |
 //! | [`peers`] | connections, what peers say of themselves, the table of good peers |
 
 mod announce;
 mod dht;
+pub mod nat;
 mod peers;
 mod search;
 mod values;
@@ -32,6 +34,7 @@ use libp2p::kad::{QueryId, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm, identify, ping};
+use nat::Nat;
 use search::Search;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
@@ -75,6 +78,7 @@ pub struct Task {
     connected: HashMap<PeerId, Instant>,
     /// The connected peers that are served last.
     throttled: HashSet<PeerId>,
+    nat: Nat,
     round: u32,
 }
 
@@ -87,6 +91,7 @@ impl Task {
         peerings: Redial,
         bootstraps: Redial,
         peerbook: Peerbook,
+        nat: Nat,
     ) -> Self {
         Self {
             swarm,
@@ -103,12 +108,17 @@ impl Task {
             remotes: HashMap::new(),
             connected: HashMap::new(),
             throttled: HashSet::new(),
+            nat,
             round: 0,
         }
     }
 
     /// Runs until told to stop, or until every handle is gone.
     pub async fn run(mut self) {
+        // The swarm listens already, and said so to whoever started it.
+        let listeners: Vec<Multiaddr> = self.swarm.listeners().cloned().collect();
+        listeners.iter().for_each(|address| self.on_listening(address));
+        self.settle_reachability();
         self.remember_peers();
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -178,7 +188,16 @@ impl Task {
             {
                 self.swarm.close_connection(connection);
             }
-            SwarmEvent::NewListenAddr { address, .. } => self.on_listening(address),
+            SwarmEvent::NewListenAddr { address, .. } => self.on_listening(&address),
+            SwarmEvent::ExpiredListenAddr { address, .. } | SwarmEvent::ExternalAddrExpired { address } => {
+                self.nat_lost(&address);
+            }
+            SwarmEvent::ListenerClosed { listener_id, .. } => self.on_listener_closed(listener_id),
+            SwarmEvent::Behaviour(BehaviourEvent::Autonat(event)) => self.on_autonat(event),
+            SwarmEvent::Behaviour(BehaviourEvent::AutonatV1(event)) => self.on_autonat_v1(event),
+            SwarmEvent::Behaviour(BehaviourEvent::Upnp(event)) => self.on_upnp(event),
+            SwarmEvent::Behaviour(BehaviourEvent::Relay(event)) => self.on_relay(event),
+            SwarmEvent::Behaviour(BehaviourEvent::Dcutr(event)) => self.on_hole_punch(event),
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
             }
@@ -197,6 +216,7 @@ impl Task {
         }
         self.announce();
         self.tend_lookups();
+        self.tend_relays(now);
         self.trim(now);
         self.forgive(now);
         for (scope, peers) in self.table_sizes() {

@@ -3,11 +3,14 @@
 //! - It does not dial what [`Rules`] refuse. AutoNAT's server and hole punching would otherwise have us try any door in our
 //!   own network at the word of a stranger. A dial with a refused address among others is refused as a whole.
 //! - It hears of few candidates for our own address, and only of such as could be. Each peer can make up any number.
+//! - It hears of our confirmed addresses as candidates too. Hole punching names only candidates to the other side, and what
+//!   is confirmed is not reported as one any more, so that a node which everybody can reach would have nothing to name.
 //! - What it takes for an address of ours is not announced: [`crate::reachability`] decides.
 
 use super::Rules;
 use libp2p::core::Endpoint;
 use libp2p::core::transport::PortUse;
+use libp2p::swarm::behaviour::NewExternalAddrCandidate;
 use libp2p::swarm::{
     ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, THandler, THandlerInEvent, THandlerOutEvent, ToSwarm,
 };
@@ -102,6 +105,10 @@ impl<B: NetworkBehaviour> NetworkBehaviour for Guarded<B> {
     fn on_swarm_event(&mut self, event: FromSwarm) {
         match event {
             FromSwarm::NewExternalAddrCandidate(candidate) if !self.admit_candidate(candidate.addr) => return,
+            FromSwarm::ExternalAddrConfirmed(confirmed) if self.admit_candidate(confirmed.addr) => {
+                let candidate = NewExternalAddrCandidate { addr: confirmed.addr };
+                self.inner.on_swarm_event(FromSwarm::NewExternalAddrCandidate(candidate));
+            }
             // Refused by another behaviour before it was our turn.
             FromSwarm::DialFailure(failure) => _ = self.dials.remove(&failure.connection_id),
             _ => {}
@@ -130,7 +137,7 @@ impl<B: NetworkBehaviour> NetworkBehaviour for Guarded<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use libp2p::swarm::behaviour::NewExternalAddrCandidate;
+    use libp2p::swarm::behaviour::ExternalAddrConfirmed;
     use libp2p::swarm::dial_opts::DialOpts;
     use libp2p::swarm::dummy;
     use std::convert::Infallible;
@@ -226,5 +233,8 @@ mod tests {
         assert_eq!(guarded.inner.candidates, CANDIDATES_MAX);
         tell(&mut guarded, "/ip4/8.8.8.8/tcp/1");
         assert_eq!(guarded.inner.candidates, CANDIDATES_MAX + 1, "how often each is named counts");
+        let addr: Multiaddr = "/ip4/8.8.8.8/tcp/1".parse().expect("a multiaddr");
+        guarded.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &addr }));
+        assert_eq!(guarded.inner.candidates, CANDIDATES_MAX + 2, "what is confirmed is a candidate too");
     }
 }

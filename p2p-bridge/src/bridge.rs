@@ -3,6 +3,7 @@
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
 use crate::bitswap::{behaviour, client};
+use crate::discovery::memory::Memory;
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
@@ -15,7 +16,7 @@ use crate::redial::Redial;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
 use crate::task::nat::Nat;
-use crate::task::{Command, Task};
+use crate::task::{Command, Known, Task};
 use crate::tls;
 use crate::wants::Wants;
 use content::names::Key;
@@ -124,7 +125,9 @@ impl Bridge {
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let nat = Nat::new(&options, NatMetrics::register(registry));
         let peerbook = Peerbook::load(&options.data_dir);
-        tokio::spawn(Task::new(swarm, inbox, metrics, peerings, bootstraps, peerbook, nat).run());
+        let memory = Memory::load(&options.data_dir);
+        let known = Known { peerings, bootstraps, peerbook, memory };
+        tokio::spawn(Task::new(swarm, inbox, metrics, known, nat).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, peer_id })
     }

@@ -15,6 +15,7 @@
 //! | [`wants`] | where waiters and received blocks meet |
 //! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
+//! | [`discovery`] | providers: remembered, named, dialled, or absent |
 //! | [`lookups`] | searches for value records in the DHT |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
@@ -27,6 +28,7 @@
 
 pub mod admission;
 pub mod bitswap;
+pub mod discovery;
 pub mod identity;
 pub mod lookups;
 pub mod metrics;

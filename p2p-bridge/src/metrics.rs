@@ -9,6 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use std::fmt::Write as _;
+use std::time::Duration;
 
 /// What a received block was to us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,6 +74,10 @@ pub struct Metrics {
     pub discovery_seconds: Histogram,
     /// From asking a peer for a block to its arrival.
     pub transfer_seconds: Histogram,
+    /// How long queries of the DHT took.
+    pub walk_seconds: Histogram,
+    /// How many peers queries of the DHT asked.
+    pub walk_requests: Histogram,
     /// Second peers asked because the first was silent.
     pub hedges: Counter,
     /// Wants that failed.
@@ -104,6 +109,8 @@ impl Default for Metrics {
         Self {
             discovery_seconds: seconds(),
             transfer_seconds: seconds(),
+            walk_seconds: seconds(),
+            walk_requests: Histogram::new(exponential_buckets(1.0, 2.0, 10)),
             hedges: Counter::default(),
             stalls: Counter::default(),
             sent_bytes: Counter::default(),
@@ -139,6 +146,13 @@ impl Metrics {
             Unit::Seconds,
             m.transfer_seconds.clone(),
         );
+        add.register_with_unit(
+            "causeway_dht_walk",
+            "How long queries of the DHT took",
+            Unit::Seconds,
+            m.walk_seconds.clone(),
+        );
+        add.register("causeway_dht_walk_requests", "How many peers queries of the DHT asked", m.walk_requests.clone());
         add.register("causeway_bitswap_hedges", "Second peers asked because the first was silent", m.hedges.clone());
         add.register("causeway_bitswap_stalls", "Wanted blocks that did not arrive in time", m.stalls.clone());
         add.register("causeway_bitswap_sent_bytes", "Block bytes given to other peers", m.sent_bytes.clone());
@@ -186,6 +200,12 @@ impl Metrics {
     /// Counts a started DHT query.
     pub fn query_started(&self, dht: Scope) {
         self.queries.get_or_create(&DhtLabel { dht }).inc();
+    }
+
+    /// Notes how a DHT query went.
+    pub fn query_ended(&self, requests: u32, took: Option<Duration>) {
+        self.walk_requests.observe(f64::from(requests));
+        self.walk_seconds.observe(took.unwrap_or_default().as_secs_f64());
     }
 
     /// Counts providers that the DHT named.

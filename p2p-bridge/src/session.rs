@@ -4,26 +4,45 @@
 //! a page cost one search for providers. A session is only a name here: it costs nothing until a block is wanted.
 
 use crate::bitswap::behaviour::SessionCommand;
+use crate::discovery::absent::{Absent, Advice, Missing};
 use crate::wants::{SessionId, Wants};
 use content::{Block, BlockKey, BlockSource, Cid, SourceError, hashes};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// Blocks that may be waited for at once over all sessions. Callers beyond it wait for their turn.
 const WANTS_MAX: usize = 16_384;
+/// Blocks that nobody had a moment ago and that are searched again behind, at once.
+const LOOKING_AGAIN_MAX: usize = 64;
+/// Whoever asks for such a block waits this long for that search: somebody who is connected may have it by now.
+const SECOND_CHANCE: Duration = Duration::from_secs(1);
 
 /// What every session shares with the swarm task.
 pub(crate) struct Shared {
     pub wants: Arc<Wants>,
     pub commands: mpsc::UnboundedSender<SessionCommand>,
     permits: Arc<Semaphore>,
+    absent: Mutex<Absent>,
+    looking_again: Arc<Semaphore>,
 }
 
 impl Shared {
     pub fn new(wants: Arc<Wants>, commands: mpsc::UnboundedSender<SessionCommand>) -> Self {
-        Self { wants, commands, permits: Arc::new(Semaphore::new(WANTS_MAX)) }
+        Self {
+            wants,
+            commands,
+            permits: Arc::new(Semaphore::new(WANTS_MAX)),
+            absent: Mutex::default(),
+            looking_again: Arc::new(Semaphore::new(LOOKING_AGAIN_MAX)),
+        }
+    }
+
+    fn absent(&self) -> MutexGuard<'_, Absent> {
+        // No code that holds the lock can leave the table half changed.
+        self.absent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -64,6 +83,33 @@ async fn fetch(shared: Arc<Shared>, session: SessionId, cid: Cid) -> Result<Bloc
     let Some(key) = BlockKey::of(&cid) else {
         return Block::inline(&cid).ok_or(SourceError::NotFound { cid });
     };
+    let missing = (session, key);
+    let advice = shared.absent().advise(&missing, Instant::now());
+    match advice {
+        Advice::Fetch => ask(shared, missing, cid).await,
+        Advice::Fail(error) => Err(error),
+        Advice::FailAndLook(error) => look_again(shared, missing, cid).await.unwrap_or(Err(error)),
+    }
+}
+
+/// Searches behind for what nobody had a moment ago; the block if it comes soon.
+async fn look_again(shared: Arc<Shared>, missing: Missing, cid: Cid) -> Option<Result<Block, SourceError>> {
+    let Ok(place) = Arc::clone(&shared.looking_again).try_acquire_owned() else {
+        shared.absent().looked(missing, Err(&SourceError::Busy), Instant::now());
+        return None;
+    };
+    let looking = tokio::spawn(async move {
+        let found = ask(shared, missing, cid).await;
+        drop(place);
+        found
+    });
+    // Dropping the handle leaves the search running.
+    tokio::time::timeout(SECOND_CHANCE, looking).await.ok()?.ok()
+}
+
+/// Waits for a block from the network.
+async fn ask(shared: Arc<Shared>, missing: Missing, cid: Cid) -> Result<Block, SourceError> {
+    let (session, key) = missing;
     let permit = shared.permits.clone().acquire_owned().await.map_err(|_| SourceError::Closed)?;
     let (waiter, reply) = shared.wants.register(key, cid, session);
     let mut waiting = Waiting { shared, session, key, waiter, permit: Some(permit) };
@@ -71,6 +117,7 @@ async fn fetch(shared: Arc<Shared>, session: SessionId, cid: Cid) -> Result<Bloc
     let result = reply.await.unwrap_or(Err(SourceError::Closed));
     // Answered: there is nothing to withdraw.
     waiting.permit = None;
+    waiting.shared.absent().looked(missing, result.as_ref().map(|_| ()), Instant::now());
     result
 }
 

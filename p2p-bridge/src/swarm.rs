@@ -10,11 +10,13 @@ use crate::nat::port_mapping::PortMapping;
 use crate::private_network::SwarmKey;
 use crate::scope::{Scope, Scoped};
 use crate::transport;
+use libp2p::core::upgrade::Version;
 use libp2p::identity::Keypair;
 use libp2p::kad::{self, store::MemoryStore, store::MemoryStoreConfig};
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::swarm::behaviour::toggle::Toggle;
 use libp2p::{PeerId, Swarm, autonat, dcutr, identify, mdns, ping, relay};
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 /// How long a connection that nobody uses stays open.
@@ -26,6 +28,8 @@ const PROVIDED_KEYS_MAX: usize = 65_536;
 const PROVIDER_TTL: Duration = Duration::from_secs(48 * 3600);
 /// How often our own are published again.
 const REPROVIDE_EVERY: Duration = Duration::from_secs(22 * 3600);
+/// Peers that one DHT query asks at a time. Peers that are gone cost a time-out each, and many are: as many as Kubo asks.
+const PARALLELISM: NonZeroUsize = NonZeroUsize::new(10).expect("ten is not zero");
 /// How long one DHT query may take.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -92,8 +96,14 @@ pub async fn build(
             mdns: Toggle::from(None),
         }
     };
-    let swarm_config =
-        |config: libp2p::swarm::Config| config.with_idle_connection_timeout(IDLE_TIMEOUT).with_smart_dial();
+    let swarm_config = |config: libp2p::swarm::Config| {
+        config
+            .with_idle_connection_timeout(IDLE_TIMEOUT)
+            .with_smart_dial()
+            // Whoever proposes one protocol only sends its request along with the proposal: a round trip less for each
+            // stream of the DHT.
+            .with_substream_upgrade_protocol_override(Version::V1Lazy)
+    };
     match private {
         Some(key) => transport::private(keypair, key, behaviour, swarm_config),
         None => transport::public(keypair, behaviour, swarm_config).await,
@@ -111,6 +121,7 @@ fn dht(scope: Scope, peer: PeerId) -> Scoped {
         .set_caching(kad::Caching::Disabled)
         .set_provider_record_ttl(Some(PROVIDER_TTL))
         .set_provider_publication_interval(Some(REPROVIDE_EVERY))
+        .set_parallelism(PARALLELISM)
         .set_query_timeout(QUERY_TIMEOUT);
     let mut kademlia = kad::Behaviour::with_config(peer, MemoryStore::with_config(peer, store), config);
     if scope == Scope::Lan {

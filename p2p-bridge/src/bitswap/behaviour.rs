@@ -61,6 +61,8 @@ pub enum Event {
     Search(SessionId),
     /// Stop finding them.
     StopSearch(SessionId),
+    /// A peer proved to hold a root's DAG.
+    Joined(SessionId, PeerId),
     /// A peer did something wrong.
     Offence(PeerId, Offence),
 }
@@ -123,6 +125,16 @@ impl Behaviour {
     /// Whether a peer owes us anything, and when it last gave us something.
     pub fn usefulness(&self, peer: &PeerId) -> (bool, Option<Instant>) {
         self.client.usefulness(peer)
+    }
+
+    /// How many connected peers proved to hold a session's DAG.
+    pub fn members(&self, session: &SessionId) -> usize {
+        self.client.members(session)
+    }
+
+    /// A block that a session waits for, besides its root.
+    pub fn wanted_below(&self, session: &SessionId) -> Option<BlockKey> {
+        self.client.wanted_below(session)
     }
 
     /// The connections with a peer.
@@ -224,6 +236,9 @@ impl Behaviour {
             Action::Send { peer, entries } => self.notify(peer, Command::Ask(entries)),
             Action::Search(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::Search(session))),
             Action::StopSearch(session) => self.events.push_back(ToSwarm::GenerateEvent(Event::StopSearch(session))),
+            Action::Joined(session, peer) => {
+                self.events.push_back(ToSwarm::GenerateEvent(Event::Joined(session, peer)));
+            }
             Action::Fail(failure) => {
                 self.metrics.stalls.inc();
                 self.wants.fail(&failure.key, &failure.session, &failure.error);

@@ -86,6 +86,8 @@ pub enum Action {
     Search(SessionId),
     /// The search is no longer needed.
     StopSearch(SessionId),
+    /// A peer proved to hold a session's DAG.
+    Joined(SessionId, PeerId),
     /// Tell those who wait that a block will not come.
     Fail(Box<Failure>),
 }
@@ -310,6 +312,19 @@ impl Client {
     /// Whether a peer owes us anything, and when it last gave us something.
     pub fn usefulness(&self, peer: &PeerId) -> (bool, Option<Instant>) {
         self.peers.get(peer).map_or((false, None), |known| (!known.owed.is_empty(), known.useful))
+    }
+
+    /// How many connected peers proved to hold a session's DAG.
+    pub fn members(&self, session: &SessionId) -> usize {
+        self.sessions.get(session).map_or(0, |session| session.members.len())
+    }
+
+    /// A block that a session waits for, besides its root.
+    pub fn wanted_below(&self, session_id: &SessionId) -> Option<BlockKey> {
+        let session = self.sessions.get(session_id)?;
+        let wants = session.wants.iter().filter_map(|key| Some((key, self.wants.get(key)?)));
+        let below = wants.filter(|(_, want)| want.cid.hash() != session_id);
+        below.min_by_key(|(_, want)| want.since).map(|(key, _)| *key)
     }
 
     /// Somebody in a session waits for a block.
@@ -671,6 +686,7 @@ impl Client {
         let news = room && !session.members.contains(&peer) && self.peers.contains_key(&peer);
         if news {
             session.members.push(peer);
+            self.actions.push_back(Action::Joined(session_id, peer));
         }
         news
     }

@@ -80,6 +80,7 @@ impl Bench {
                 Action::Send { peer, entries } => self.asked.extend(entries.into_iter().map(|entry| (peer, entry))),
                 Action::Search(session) => self.searches.push(session),
                 Action::StopSearch(session) => self.stopped.push(session),
+                Action::Joined(..) => {}
                 Action::Fail(failure) => self.failures.push((failure.key, failure.error)),
             }
         }

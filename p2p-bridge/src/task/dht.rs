@@ -3,7 +3,7 @@
 use super::{ADDRESSES_MAX, Task};
 use crate::scope::Scope;
 use libp2p::kad::store::RecordStore;
-use libp2p::kad::{self, GetProvidersOk, GetRecordOk, ProviderRecord, QueryResult};
+use libp2p::kad::{self, GetClosestPeersError, GetProvidersOk, GetRecordOk, ProviderRecord, QueryResult};
 use std::time::Instant;
 
 impl Task {
@@ -21,10 +21,20 @@ impl Task {
                 {
                     self.on_announced(scope, &key, outcome.is_ok());
                 }
+                if step.last
+                    && let QueryResult::GetClosestPeers(outcome) = &result
+                {
+                    let peers = match outcome {
+                        Ok(found) => found.peers.clone(),
+                        Err(GetClosestPeersError::Timeout { peers, .. }) => peers.clone(),
+                    };
+                    self.on_peer_walk(scope, id, peers);
+                }
                 if let QueryResult::GetRecord(Ok(GetRecordOk::FoundRecord(found))) = result {
                     self.on_record(scope, id, found);
                 }
                 if step.last {
+                    self.metrics.query_ended(stats.num_requests(), stats.duration());
                     self.lookups.finished(scope, id, stats.num_successes() > 0);
                     self.lookups.settle(Instant::now(), self.bootstraps.is_lonely());
                     self.on_query_finished(scope, id);

@@ -21,6 +21,7 @@ mod search;
 mod values;
 
 use crate::bitswap::behaviour::Event as BitswapEvent;
+use crate::discovery::memory::Memory;
 use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
@@ -37,7 +38,7 @@ use libp2p::{Multiaddr, PeerId, Swarm, identify, ping};
 use nat::Nat;
 use search::Search;
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
@@ -60,6 +61,18 @@ pub enum Command {
     Shutdown(oneshot::Sender<()>),
 }
 
+/// Peers that are known from the start.
+pub struct Known {
+    /// Peers to stay connected to.
+    pub peerings: Redial,
+    /// Peers to join the network through.
+    pub bootstraps: Redial,
+    /// Peers that were good when the node ran last.
+    pub peerbook: Peerbook,
+    /// Who provided what.
+    pub memory: Memory,
+}
+
 /// The task's state.
 pub struct Task {
     swarm: Swarm<Behaviour>,
@@ -70,10 +83,15 @@ pub struct Task {
     peerbook: Peerbook,
     searches: HashMap<SessionId, Search>,
     queries: HashMap<(Scope, QueryId), SessionId>,
+    /// Walks to peers whose addresses nobody knows.
+    peer_walks: HashMap<(Scope, QueryId), PeerId>,
+    memory: Memory,
     lookups: Lookups,
     providing: HashMap<Scope, Providing>,
     announcing: HashMap<(Scope, QueryId), RecordKey>,
     remotes: HashMap<ConnectionId, Multiaddr>,
+    /// The addresses of connections that we opened.
+    dialled: HashMap<ConnectionId, Multiaddr>,
     /// The connected peers, and since when.
     connected: HashMap<PeerId, Instant>,
     /// The connected peers that are served last.
@@ -88,11 +106,10 @@ impl Task {
         swarm: Swarm<Behaviour>,
         commands: mpsc::Receiver<Command>,
         metrics: Metrics,
-        peerings: Redial,
-        bootstraps: Redial,
-        peerbook: Peerbook,
+        known: Known,
         nat: Nat,
     ) -> Self {
+        let Known { peerings, bootstraps, peerbook, memory } = known;
         Self {
             swarm,
             commands,
@@ -102,10 +119,13 @@ impl Task {
             peerbook,
             searches: HashMap::new(),
             queries: HashMap::new(),
+            peer_walks: HashMap::new(),
+            memory,
             lookups: Lookups::default(),
             providing: Scope::ALL.map(|scope| (scope, Providing::default())).into(),
             announcing: HashMap::new(),
             remotes: HashMap::new(),
+            dialled: HashMap::new(),
             connected: HashMap::new(),
             throttled: HashSet::new(),
             nat,
@@ -122,6 +142,8 @@ impl Task {
         self.remember_peers();
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut pace = tokio::time::interval(search::PACE);
+        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stopped = loop {
             tokio::select! {
                 event = self.swarm.select_next_some() => self.on_event(event),
@@ -131,9 +153,10 @@ impl Task {
                     None => break None,
                 },
                 _ = housekeeping.tick() => self.keep_house(),
+                _ = pace.tick(), if !self.searches.is_empty() => self.pace_all(Instant::now()),
             }
         };
-        self.save_peers().await;
+        self.save_all().await;
         if let Some(reply) = stopped {
             let _ = reply.send(());
         }
@@ -163,6 +186,9 @@ impl Task {
             SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::Search(session))) => self.start_search(session),
             SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::StopSearch(session))) => {
                 self.stop_search(session)
+            }
+            SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::Joined(session, peer))) => {
+                self.on_joined(session, peer);
             }
             SwarmEvent::Behaviour(BehaviourEvent::Bitswap(BitswapEvent::Offence(peer, offence))) => {
                 self.on_offence(peer, offence);
@@ -200,6 +226,9 @@ impl Task {
             SwarmEvent::Behaviour(BehaviourEvent::Dcutr(event)) => self.on_hole_punch(event),
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
+                if let Some(peer) = peer_id {
+                    self.on_dial_ended(&peer, false);
+                }
             }
             _ => {}
         }
@@ -217,16 +246,17 @@ impl Task {
         self.announce();
         self.tend_lookups();
         self.tend_relays(now);
+        self.tend_searches();
         self.trim(now);
         self.forgive(now);
         for (scope, peers) in self.table_sizes() {
             self.metrics.set_table_size(scope, peers);
         }
         self.round = (self.round + 1) % SAVE_EVERY;
-        if self.round == 0
-            && let Some((path, bytes)) = self.peerbook.take_changes(SystemTime::now())
-        {
-            tokio::task::spawn_blocking(move || peers::save(&path, &bytes));
+        if self.round == 0 {
+            for (path, bytes) in self.take_changes() {
+                tokio::task::spawn_blocking(move || peers::save(&path, &bytes));
+            }
         }
     }
 }

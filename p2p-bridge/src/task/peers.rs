@@ -11,7 +11,7 @@ use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId, identify};
 use std::collections::HashSet;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
 /// Remembered peers that the routing tables start with.
@@ -22,6 +22,10 @@ impl Task {
         self.metrics.connections.inc();
         self.nat_connected(peer, connection, endpoint);
         self.remotes.insert(connection, endpoint.get_remote_address().clone());
+        if let ConnectedPoint::Dialer { address, .. } = endpoint {
+            self.dialled.insert(connection, address.clone());
+            self.on_dial_ended(&peer, true);
+        }
         self.connected.entry(peer).or_insert_with(Instant::now);
         self.peerings.connected(&peer);
         self.bootstraps.connected(&peer);
@@ -32,6 +36,7 @@ impl Task {
         self.metrics.connections.dec();
         self.remotes.remove(&connection);
         self.nat_disconnected(&peer, connection, was_last);
+        self.dialled.remove(&connection);
         if was_last {
             let now = Instant::now();
             self.connected.remove(&peer);
@@ -157,16 +162,24 @@ impl Task {
         Scope::ALL.map(|scope| (scope, behaviour.dht(scope).kbuckets().map(|bucket| bucket.num_entries()).sum()))
     }
 
-    pub(super) async fn save_peers(&mut self) {
-        if let Some((path, bytes)) = self.peerbook.take_changes(SystemTime::now()) {
-            let _ = tokio::task::spawn_blocking(move || save(&path, &bytes)).await;
-        }
+    /// The files that are to be written.
+    pub(super) fn take_changes(&mut self) -> Vec<(PathBuf, Vec<u8>)> {
+        let now = SystemTime::now();
+        self.peerbook.take_changes(now).into_iter().chain(self.memory.take_changes(now)).collect()
+    }
+
+    /// Writes everything that outlives a restart.
+    pub(super) async fn save_all(&mut self) {
+        let changes = self.take_changes();
+        let write = move || changes.iter().for_each(|(path, bytes)| save(path, bytes));
+        // It can fail only if the process is being torn down.
+        let _ = tokio::task::spawn_blocking(write).await;
     }
 }
 
-/// Writes the table of good peers, away from the swarm task.
+/// Writes a file of what is remembered, away from the swarm task.
 pub(super) fn save(path: &Path, bytes: &[u8]) {
     if let Err(error) = peerbook::save(path, bytes) {
-        tracing::warn!(path = %path.display(), %error, "could not write the table of good peers");
+        tracing::warn!(path = %path.display(), %error, "could not be written");
     }
 }

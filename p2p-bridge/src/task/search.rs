@@ -1,28 +1,51 @@
 //! Searching for the providers of a session's root, and dialling them.
+//!
+//! Everything that may know a provider is asked at the same moment: the memory of earlier fetches and both DHTs. Whoever is
+//! named goes through [`Task::provider_named`] into the search's [`Plan`] of dials. A provider that nobody knows an address of is
+//! looked up in the DHT itself. When nobody has the root, a block below it is searched for once: parts of a DAG may be announced
+//! where the whole is not.
 
-use super::Task;
+use super::{ADDRESSES_MAX, Task};
+use crate::admission::ip_of;
+use crate::discovery::plan::{Plan, Provider};
 use crate::scope::Scope;
 use crate::wants::SessionId;
 use libp2p::kad::store::RecordStore;
-use libp2p::kad::{QueryId, RecordKey};
+use libp2p::kad::{PeerInfo, QueryId, RecordKey};
+use libp2p::swarm::DialError;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::{Multiaddr, PeerId};
 use std::collections::HashSet;
+use std::time::{Duration, Instant, SystemTime};
 
-/// Providers of one session that are dialled.
-const PROVIDERS_DIALLED_MAX: usize = 16;
+/// How often searches look whether it is time for another dial.
+pub(super) const PACE: Duration = Duration::from_millis(50);
+/// Walks to providers without an address that may be under way.
+const PEER_WALKS_MAX: usize = 32;
 
 /// A search for the providers of one root, over both scopes.
 #[derive(Default)]
 pub(super) struct Search {
     queries: Vec<(Scope, QueryId)>,
-    dialled: usize,
+    plan: Plan,
+    /// Whether anybody was named.
+    found: bool,
+    /// Whether a block below the root was searched for.
+    went_below: bool,
 }
 
 impl Task {
     pub(super) fn start_search(&mut self, session: SessionId) {
-        let key = RecordKey::new(&session.to_bytes());
         self.stop_search(session);
+        self.searches.insert(session, Search::default());
+        for provider in self.memory.providers(&session) {
+            self.provider_named(session, provider);
+        }
+        self.ask_dht(session, &RecordKey::new(&session.to_bytes()));
+        self.end_search_if_over(session);
+    }
+
+    fn ask_dht(&mut self, session: SessionId, key: &RecordKey) {
         for scope in Scope::ALL {
             let dht = self.swarm.behaviour_mut().dht(scope);
             if dht.kbuckets().all(|bucket| bucket.is_empty()) {
@@ -31,11 +54,9 @@ impl Task {
             let query = dht.get_providers(key.clone());
             self.metrics.query_started(scope);
             self.queries.insert((scope, query), session);
-            self.searches.entry(session).or_default().queries.push((scope, query));
-        }
-        if !self.searches.contains_key(&session) {
-            // Nobody to ask yet. The session asks again.
-            self.swarm.behaviour_mut().bitswap.search_finished(session);
+            if let Some(search) = self.searches.get_mut(&session) {
+                search.queries.push((scope, query));
+            }
         }
     }
 
@@ -49,7 +70,8 @@ impl Task {
         }
     }
 
-    /// Routing named providers. They are dialled at once: their addresses live in the running query.
+    /// The DHT named providers. Those addresses that are not handed out here live in the running query, which adds them to
+    /// a dial.
     pub(super) fn on_providers(
         &mut self,
         scope: Scope,
@@ -59,23 +81,43 @@ impl Task {
     ) {
         self.metrics.providers_found(scope, providers.len());
         for peer in providers {
-            if peer == *self.swarm.local_peer_id() {
-                continue;
-            }
-            self.swarm.behaviour_mut().bitswap.provider_found(session, peer);
-            let Some(search) = self.searches.get_mut(&session) else { return };
-            if search.dialled >= PROVIDERS_DIALLED_MAX || self.swarm.is_connected(&peer) {
-                continue;
-            }
-            search.dialled += 1;
             let stored = self.swarm.behaviour_mut().dht(scope).store_mut().providers(key);
-            let mut known: Vec<Multiaddr> = stored
-                .into_iter()
-                .filter(|record| record.provider == peer)
-                .flat_map(|record| record.addresses)
-                .collect();
-            known.extend(self.peerbook.addresses(&peer));
-            self.dial(peer, known);
+            let stored = stored.into_iter().filter(|record| record.provider == peer);
+            let addresses = stored.flat_map(|record| record.addresses).collect();
+            self.provider_named(session, Provider { peer, addresses });
+        }
+    }
+
+    /// Somebody named a provider of a session's root: the one way into its plan, whoever it was.
+    pub(super) fn provider_named(&mut self, session: SessionId, mut provider: Provider) {
+        if provider.peer == *self.swarm.local_peer_id() {
+            return;
+        }
+        let Some(search) = self.searches.get_mut(&session) else { return };
+        search.found = true;
+        self.swarm.behaviour_mut().bitswap.provider_found(session, provider.peer);
+        if self.swarm.is_connected(&provider.peer) {
+            return;
+        }
+        provider.addresses.extend(self.peerbook.addresses(&provider.peer));
+        search.plan.add(provider);
+        self.pace(session, Instant::now());
+    }
+
+    /// Dials whom it is time for, in every search.
+    pub(super) fn pace_all(&mut self, now: Instant) {
+        let waiting = self.searches.iter().filter(|(_, search)| search.plan.is_waiting());
+        let waiting: Vec<SessionId> = waiting.map(|(session, _)| *session).collect();
+        for session in waiting {
+            self.pace(session, now);
+        }
+    }
+
+    fn pace(&mut self, session: SessionId, now: Instant) {
+        let members = self.swarm.behaviour().bitswap.members(&session);
+        let next = |task: &mut Self| task.searches.get_mut(&session)?.plan.next(members, now);
+        while let Some(Provider { peer, addresses }) = next(self) {
+            self.dial(peer, addresses);
         }
     }
 
@@ -85,18 +127,109 @@ impl Task {
             .addresses(known)
             .extend_addresses_through_behaviour()
             .build();
-        if let Err(error) = self.swarm.dial(opts) {
-            tracing::debug!(%peer, %error, "not dialled");
+        match self.swarm.dial(opts) {
+            Ok(()) => {}
+            Err(DialError::NoAddresses) => self.look_for_peer(peer),
+            // It is connected, or being dialled, already.
+            Err(DialError::DialPeerConditionFalse(_)) => {}
+            Err(error) => {
+                tracing::debug!(%peer, %error, "not dialled");
+                self.on_dial_ended(&peer, false);
+            }
         }
+    }
+
+    /// Nobody said where a provider is: the peers around its id may know.
+    fn look_for_peer(&mut self, peer: PeerId) {
+        for scope in Scope::ALL {
+            let dht = self.swarm.behaviour_mut().dht(scope);
+            if self.peer_walks.len() >= PEER_WALKS_MAX || dht.kbuckets().all(|bucket| bucket.is_empty()) {
+                continue;
+            }
+            let query = dht.get_closest_peers(peer);
+            self.metrics.query_started(scope);
+            self.peer_walks.insert((scope, query), peer);
+        }
+        if !self.peer_walks.values().any(|other| *other == peer) {
+            self.on_dial_ended(&peer, false);
+        }
+    }
+
+    /// A walk to a provider ended.
+    pub(super) fn on_peer_walk(&mut self, scope: Scope, query: QueryId, peers: Vec<PeerInfo>) {
+        let Some(wanted) = self.peer_walks.remove(&(scope, query)) else { return };
+        let mut addresses: Vec<Multiaddr> = peers
+            .into_iter()
+            .filter(|info| info.peer_id == wanted)
+            .flat_map(|info| info.addrs)
+            .filter(|address| scope.admits(address))
+            .collect();
+        addresses.truncate(ADDRESSES_MAX);
+        let last = !self.peer_walks.values().any(|other| *other == wanted);
+        if !addresses.is_empty() {
+            self.dial(wanted, addresses);
+        } else if last && !self.swarm.is_connected(&wanted) {
+            self.on_dial_ended(&wanted, false);
+        }
+    }
+
+    /// A dial ended: those searches that waited for it may dial another.
+    pub(super) fn on_dial_ended(&mut self, peer: &PeerId, succeeded: bool) {
+        for (session, search) in &mut self.searches {
+            search.plan.ended(peer);
+            if !succeeded {
+                self.memory.failed(session, peer);
+            }
+        }
+        self.pace_all(Instant::now());
+    }
+
+    /// A peer proved to hold a DAG: the next search for it begins there.
+    pub(super) fn on_joined(&mut self, session: SessionId, peer: PeerId) {
+        let connections = self.swarm.behaviour().bitswap.connections(&peer).iter();
+        let dialled = connections.filter_map(|connection| self.dialled.get(connection).cloned());
+        let mut addresses: Vec<Multiaddr> = dialled.filter(|address| ip_of(address).is_some()).collect();
+        for address in self.peerbook.addresses(&peer) {
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        self.memory.proved(session, Provider { peer, addresses }, SystemTime::now());
     }
 
     pub(super) fn on_query_finished(&mut self, scope: Scope, query: QueryId) {
         let Some(session) = self.queries.remove(&(scope, query)) else { return };
         let Some(search) = self.searches.get_mut(&session) else { return };
         search.queries.retain(|running| *running != (scope, query));
-        if search.queries.is_empty() {
+        self.end_search_if_over(session);
+    }
+
+    /// Ends a search whose queries have ended, unless a block below the root is still to be searched for.
+    fn end_search_if_over(&mut self, session: SessionId) {
+        let Some(search) = self.searches.get_mut(&session) else { return };
+        if !search.queries.is_empty() {
+            return;
+        }
+        let below = self.swarm.behaviour().bitswap.wanted_below(&session);
+        if let Some(key) = below
+            && !search.found
+            && !std::mem::replace(&mut search.went_below, true)
+        {
+            self.ask_dht(session, &RecordKey::new(&key.to_bytes()));
+        }
+        let over = |search: &Search| search.queries.is_empty() && !search.plan.is_waiting();
+        if self.searches.get(&session).is_some_and(over) {
             self.searches.remove(&session);
+            // If there was nobody to ask, the session asks again.
             self.swarm.behaviour_mut().bitswap.search_finished(session);
+        }
+    }
+
+    /// Ends the searches whose last provider was dialled.
+    pub(super) fn tend_searches(&mut self) {
+        let sessions: Vec<SessionId> = self.searches.keys().copied().collect();
+        for session in sessions {
+            self.end_search_if_over(session);
         }
     }
 }

@@ -7,7 +7,6 @@ use crate::discovery::memory::Memory;
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
-use crate::nat::Behaviours;
 use crate::nat::metrics::NatMetrics;
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
@@ -115,7 +114,7 @@ impl Bridge {
         );
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
-        let mut swarm = swarm::build(keypair, private, admission, bitswap, Behaviours::new(peer_id, &options))
+        let mut swarm = swarm::build(keypair, private, admission, bitswap, &options)
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
         for address in &options.announce {

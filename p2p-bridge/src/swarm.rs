@@ -7,6 +7,7 @@ use crate::bitswap;
 use crate::nat::Behaviours;
 use crate::nat::guarded::Guarded;
 use crate::nat::port_mapping::PortMapping;
+use crate::options::BridgeOptions;
 use crate::private_network::SwarmKey;
 use crate::scope::{Scope, Scoped};
 use crate::transport;
@@ -70,10 +71,11 @@ pub async fn build(
     private: Option<SwarmKey>,
     admission: Admission,
     bitswap: bitswap::behaviour::Behaviour,
-    nat: Behaviours,
+    options: &BridgeOptions,
 ) -> Result<Swarm<Behaviour>, transport::TransportError> {
     let behaviour = |keypair: &Keypair, relay: relay::client::Behaviour| {
         let peer = keypair.public().to_peer_id();
+        let nat = Behaviours::new(peer, options);
         let about = identify::Config::new("ipfs/0.1.0".to_owned(), keypair.public())
             .with_agent_version(concat!("causeway/", env!("CARGO_PKG_VERSION")).to_owned())
             // Its cache would offer any address that a peer claims to whoever dials, past the wall between the scopes.

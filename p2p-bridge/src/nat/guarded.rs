@@ -1,7 +1,8 @@
 //! [`Guarded`]: a behaviour that acts on addresses which strangers name, kept on a short lead.
 //!
 //! - It does not dial what [`Rules`] refuse. AutoNAT's server and hole punching would otherwise have us try any door in our
-//!   own network at the word of a stranger. A dial with a refused address among others is refused as a whole.
+//!   own network at the word of a stranger. A dial with a refused address among others is refused as a whole. Nor does it
+//!   dial more than once a second for long.
 //! - It hears of few candidates for our own address, and only of such as could be. Each peer can make up any number.
 //! - It hears of our confirmed addresses as candidates too. Hole punching names only candidates to the other side, and what
 //!   is confirmed is not reported as one any more, so that a node which everybody can reach would have nothing to name.
@@ -17,14 +18,24 @@ use libp2p::swarm::{
 use libp2p::{Multiaddr, PeerId};
 use std::collections::HashSet;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
-/// Candidates for our own address that are passed on.
-const CANDIDATES_MAX: usize = 32;
+/// How long the candidates for our own address count that were passed on. The behaviours never forget any, so this bounds what
+/// they learn in a year; an address that changes is heard of all the same.
+const CANDIDATES_FOR: Duration = Duration::from_secs(6 * 3600);
+
+/// Dials that begin in a minute.
+const DIALS_PER_MINUTE: usize = 60;
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// Why a dial was refused.
-#[derive(Debug, thiserror::Error)]
-#[error("a stranger named an address that is not public")]
-struct NotPublic;
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum Refusal {
+    #[error("a stranger named an address that is not public")]
+    NotPublic,
+    #[error("strangers named too many addresses within a minute")]
+    TooMany,
+}
 
 /// A behaviour behind a guard. See the module's documentation.
 pub struct Guarded<B> {
@@ -32,28 +43,59 @@ pub struct Guarded<B> {
     rules: Rules,
     /// Dials of the behaviour that have not begun.
     dials: HashSet<ConnectionId>,
+    /// Those that began in the minute since then.
+    begun: usize,
+    begun_since: Instant,
     candidates: HashSet<Multiaddr>,
+    candidates_max: usize,
+    candidates_since: Instant,
 }
 
 impl<B> Guarded<B> {
-    /// Puts a behaviour under guard.
-    pub fn new(inner: B, rules: Rules) -> Self {
-        Self { inner, rules, dials: HashSet::new(), candidates: HashSet::new() }
+    /// Puts a behaviour under guard, which hears of `candidates_max` addresses in six hours.
+    pub fn new(inner: B, rules: Rules, candidates_max: usize) -> Self {
+        let now = Instant::now();
+        Self {
+            inner,
+            rules,
+            dials: HashSet::new(),
+            begun: 0,
+            begun_since: now,
+            candidates: HashSet::new(),
+            candidates_max,
+            candidates_since: now,
+        }
     }
 
     /// Whether the behaviour may hear of a candidate.
     fn admit_candidate(&mut self, address: &Multiaddr) -> bool {
+        if self.candidates_since.elapsed() > CANDIDATES_FOR {
+            self.candidates.clear();
+            self.candidates_since = Instant::now();
+        }
         if self.candidates.contains(address) {
             return true;
         }
-        let admitted = self.candidates.len() < CANDIDATES_MAX && self.rules.admit(address);
+        let admitted = self.candidates.len() < self.candidates_max && self.rules.admit(address);
         admitted && self.candidates.insert(address.clone())
     }
 
     /// Whether a dial may begin.
-    fn admit_dial(&mut self, id: ConnectionId, addresses: &[Multiaddr]) -> Result<(), NotPublic> {
-        let ours = self.dials.remove(&id);
-        if ours && !addresses.iter().all(|address| self.rules.admit(address)) { Err(NotPublic) } else { Ok(()) }
+    fn admit_dial(&mut self, id: ConnectionId, addresses: &[Multiaddr]) -> Result<(), Refusal> {
+        if !self.dials.remove(&id) {
+            return Ok(());
+        }
+        if !addresses.iter().all(|address| self.rules.admit(address)) {
+            return Err(Refusal::NotPublic);
+        }
+        if self.begun_since.elapsed() > MINUTE {
+            (self.begun, self.begun_since) = (0, Instant::now());
+        }
+        if self.begun >= DIALS_PER_MINUTE {
+            return Err(Refusal::TooMany);
+        }
+        self.begun += 1;
+        Ok(())
     }
 }
 
@@ -208,7 +250,7 @@ mod tests {
             let id = opts.connection_id();
             let own = Some("/ip4/8.8.8.8/tcp/1".parse().expect("a multiaddr"));
             let mut guarded =
-                Guarded::new(Eager { dial: Some(opts), own, ..Eager::default() }, Rules { private: false });
+                Guarded::new(Eager { dial: Some(opts), own, ..Eager::default() }, Rules { private: false }, 1);
             let polled = guarded.poll(&mut Context::from_waker(std::task::Waker::noop()));
             assert!(matches!(polled, Poll::Ready(ToSwarm::Dial { .. })), "what it takes for its own is swallowed");
             let mut begin = |id| guarded.handle_pending_outbound_connection(id, None, &addresses, Endpoint::Dialer);
@@ -219,8 +261,25 @@ mod tests {
     }
 
     #[test]
+    fn strangers_do_not_have_us_dial_all_the_time() {
+        let mut guarded = Guarded::new(Eager::default(), Rules { private: false }, 1);
+        let public = addresses(&["/ip4/8.8.8.8/tcp/4001"]);
+        for dial in 0..=DIALS_PER_MINUTE {
+            let id = ConnectionId::new_unchecked(dial);
+            guarded.dials.insert(id);
+            let expected = if dial < DIALS_PER_MINUTE { Ok(()) } else { Err(Refusal::TooMany) };
+            assert_eq!(guarded.admit_dial(id, &public), expected, "{dial}");
+        }
+        assert_eq!(
+            guarded.admit_dial(ConnectionId::new_unchecked(usize::MAX), &public),
+            Ok(()),
+            "somebody else's dial"
+        );
+    }
+
+    #[test]
     fn few_candidates_are_heard_and_none_that_is_private() {
-        let mut guarded = Guarded::new(Eager::default(), Rules { private: false });
+        let mut guarded = Guarded::new(Eager::default(), Rules { private: false }, 32);
         let tell = |guarded: &mut Guarded<Eager>, text: &str| {
             let addr: Multiaddr = text.parse().expect(text);
             guarded.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &addr }));
@@ -230,11 +289,11 @@ mod tests {
         for port in 1..1000 {
             tell(&mut guarded, &format!("/ip4/8.8.8.8/tcp/{port}"));
         }
-        assert_eq!(guarded.inner.candidates, CANDIDATES_MAX);
+        assert_eq!(guarded.inner.candidates, 32);
         tell(&mut guarded, "/ip4/8.8.8.8/tcp/1");
-        assert_eq!(guarded.inner.candidates, CANDIDATES_MAX + 1, "how often each is named counts");
+        assert_eq!(guarded.inner.candidates, 33, "how often each is named counts");
         let addr: Multiaddr = "/ip4/8.8.8.8/tcp/1".parse().expect("a multiaddr");
         guarded.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &addr }));
-        assert_eq!(guarded.inner.candidates, CANDIDATES_MAX + 2, "what is confirmed is a candidate too");
+        assert_eq!(guarded.inner.candidates, 34, "what is confirmed is a candidate too");
     }
 }

@@ -17,12 +17,13 @@ pub mod metrics;
 pub mod port_mapping;
 pub mod relays;
 
-use crate::options::BridgeOptions;
+use crate::options::{BridgeOptions, NatOptions};
 use crate::scope::Scope;
 use guarded::Guarded;
+use libp2p::autonat::{v1, v2};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::behaviour::toggle::Toggle;
-use libp2p::{Multiaddr, PeerId, autonat, dcutr};
+use libp2p::{Multiaddr, PeerId, dcutr};
 use port_mapping::PortMapping;
 use std::time::Duration;
 
@@ -32,14 +33,19 @@ const PROBE_EVERY: Duration = Duration::from_secs(30);
 const DIAL_BACKS_MAX: usize = 30;
 const DIAL_BACKS_PER_PEER_MAX: usize = 3;
 
+/// Candidates for our own address that each protocol is told of in a while.
+const CANDIDATES_MAX: usize = 32;
+/// The same for AutoNAT v1, whose servers try sixteen addresses, candidates first: some are left for our listeners.
+const CANDIDATES_V1_MAX: usize = 8;
+
 /// The behaviours that deal with address translation. Some are off.
 pub struct Behaviours {
     /// Asks peers to dial us back, and takes proof.
-    pub autonat: Toggle<Guarded<autonat::v2::client::Behaviour>>,
+    pub autonat: Toggle<Guarded<v2::client::Behaviour>>,
     /// Dials peers back that ask for it.
-    pub autonat_server: Toggle<Guarded<autonat::v2::server::Behaviour>>,
+    pub autonat_server: Toggle<Guarded<v2::server::Behaviour>>,
     /// Both, in the older protocol that everybody speaks.
-    pub autonat_v1: Toggle<Guarded<autonat::v1::Behaviour>>,
+    pub autonat_v1: Toggle<Guarded<v1::Behaviour>>,
     /// Replaces relayed connections.
     pub dcutr: Toggle<Guarded<dcutr::Behaviour>>,
     /// Has the router forward ports.
@@ -51,27 +57,27 @@ impl Behaviours {
     pub fn new(local: PeerId, options: &BridgeOptions) -> Self {
         let rules = Rules { private: options.dial_private };
         let public = options.private.key_file.is_none();
-        let on = |wanted: bool| wanted.then_some(());
+        let NatOptions { hole_punching, upnp, .. } = options.nat;
         Self {
-            autonat: on(public).map(|()| Guarded::new(autonat::v2::client::Behaviour::default(), rules)).into(),
-            autonat_server: on(public).map(|()| Guarded::new(autonat::v2::server::Behaviour::default(), rules)).into(),
-            autonat_v1: on(public).map(|()| Guarded::new(autonat_v1(local, rules), rules)).into(),
-            dcutr: on(options.nat.hole_punching).map(|()| Guarded::new(dcutr::Behaviour::new(local), rules)).into(),
-            upnp: on(options.nat.upnp).map(|()| PortMapping::default()).into(),
+            autonat: public.then(|| Guarded::new(v2::client::Behaviour::default(), rules, CANDIDATES_MAX)).into(),
+            autonat_server: public.then(|| Guarded::new(v2::server::Behaviour::default(), rules, 0)).into(),
+            autonat_v1: public.then(|| Guarded::new(autonat_v1(local, rules), rules, CANDIDATES_V1_MAX)).into(),
+            dcutr: hole_punching.then(|| Guarded::new(dcutr::Behaviour::new(local), rules, CANDIDATES_MAX)).into(),
+            upnp: upnp.then(PortMapping::default).into(),
         }
     }
 }
 
-fn autonat_v1(local: PeerId, rules: Rules) -> autonat::v1::Behaviour {
-    let config = autonat::v1::Config {
+fn autonat_v1(local: PeerId, rules: Rules) -> v1::Behaviour {
+    let config = v1::Config {
         retry_interval: PROBE_EVERY,
         throttle_clients_global_max: DIAL_BACKS_MAX,
         throttle_clients_peer_max: DIAL_BACKS_PER_PEER_MAX,
         throttle_clients_period: Duration::from_secs(60),
         only_global_ips: !rules.private,
-        ..autonat::v1::Config::default()
+        ..v1::Config::default()
     };
-    autonat::v1::Behaviour::new(local, config)
+    v1::Behaviour::new(local, config)
 }
 
 /// Which addresses strangers may name.

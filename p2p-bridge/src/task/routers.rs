@@ -10,8 +10,8 @@ use crate::routing_v1::{Found, PeerRecord, Question, Routers};
 use crate::scope::Scope;
 use crate::wants::SessionId;
 use content::{Cid, Multihash, codec};
-use libp2p::multiaddr::Protocol;
 use libp2p::Multiaddr;
+use libp2p::multiaddr::Protocol;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 

@@ -223,6 +223,8 @@ async fn every_retrieval_that_can_succeed_does_while_nodes_come_and_go() {
             let new = Node::start(entries, rng.chance(10), Some(Instant::now() + rng.session())).await;
             let old = std::mem::replace(&mut nodes[place], new);
             let address = old.address.clone();
+            // Nobody is told; the sockets are closed when this returns.
+            old.bridge.shutdown().await;
             drop(old);
             left += 1;
             if rng.chance(33) {

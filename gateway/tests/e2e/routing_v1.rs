@@ -30,6 +30,8 @@ async fn a_kubo_without_a_dht_finds_everything_through_us() {
     let light = Kubo::start_with(|settings| {
         settings["Routing"]["Type"] = json!("delegated");
         settings["Routing"]["DelegatedRouters"] = json!([router]);
+        // Without a DHT there is nobody to tell.
+        settings["Provide"] = json!({ "Enabled": false });
     })
     .await;
 

@@ -155,7 +155,7 @@ async fn when_time_is_up_what_was_found_is_the_answer() {
     let (answer, end) = site.exchange(&format!("GET {path} HTTP/1.0\r\nAccept: application/x-ndjson\r\n\r\n")).await;
     end.expect("an orderly end");
     let text = String::from_utf8_lossy(&answer).to_ascii_lowercase();
-    assert!(text.contains("\r\ncontent-length: ") && !text.contains("chunked"), "{text}");
+    assert!(text.contains("\r\ncontent-length: ") && !text.contains("\r\ntransfer-encoding"), "{text}");
     until(|| running.load(Ordering::SeqCst) == 0, "the end of every search").await;
 }
 

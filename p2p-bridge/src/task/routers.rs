@@ -119,12 +119,20 @@ impl Task {
         let speaks = |name: &str| record.protocols.iter().any(|protocol| protocol.eq_ignore_ascii_case(name));
         let (over_http, to_dial) = sort(&record.addresses, self.delegation.dial_private);
         if speaks(HTTP_GATEWAY) && !over_http.is_empty() {
-            self.swarm.behaviour_mut().bitswap.addresses_found(session, &over_http);
+            self.http_provider(session, over_http);
         }
         // One of whom no address may be dialled is of no use; one whose address nobody said can be looked for.
         let is_of_use = !to_dial.is_empty() || record.addresses.is_empty();
         if is_of_use && (record.protocols.is_empty() || speaks(BITSWAP)) {
             self.provider_named(session, Provider { peer: record.id, addresses: to_dial });
+        }
+    }
+
+    /// A trustless gateway that has the root, by the addresses that end in HTTP.
+    fn http_provider(&mut self, session: SessionId, mut addresses: Vec<Multiaddr>) {
+        self.offer_gateways(session, &mut addresses);
+        if let Some(search) = self.searches.get_mut(&session) {
+            search.found = true;
         }
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! 1. it is signed above every sequence number that is known here, written (`book.rs`) and told to the resolver;
 //! 2. a task of the name does what comes next (`entry.rs`): others are asked once whether they have a newer record, above
-//!    which ours is then signed again, and the record is put into every [`Target`]: the two DHTs, and whatever else there is;
+//!    which ours is then signed again, and the record is put into every [`Target`]: the two DHTs, and the routers if there are any;
 //! 3. every few hours it is signed again with a later end of life, and put again.
 //!
 //! A renewal has the sequence number and value of the record before, so that of two nodes with the same key the one that
@@ -31,10 +31,10 @@ use super::{Clock, DEPTH_MAX, Names, SYSTEM_CLOCK};
 use crate::bridge::Bridge;
 use crate::options::PublishOptions;
 use crate::scope::Scope;
+use content::Name;
 use content::ipns::Record;
 use content::names::Key;
 use content::path::{ContentPath, PathError, Root};
-use content::{Cid, Name};
 use entry::{Agenda, Circumstances, Step};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -131,9 +131,36 @@ impl Target for Dht {
     }
 }
 
-/// The DHTs of both scopes as targets.
-pub fn dhts(bridge: &Bridge) -> Vec<Arc<dyn Target>> {
-    Scope::ALL.map(|scope| Arc::new(Dht { bridge: bridge.clone(), scope }) as Arc<dyn Target>).into()
+/// The routers that are configured, all at once: what one of them takes it passes on to the same networks as the others.
+struct Routers {
+    bridge: Bridge,
+}
+
+impl Target for Routers {
+    fn name(&self) -> String {
+        "routers".to_owned()
+    }
+
+    fn put(&self, key: Key, record: Record) -> BoxFuture<'static, Result<usize, String>> {
+        let bridge = self.bridge.clone();
+        async move {
+            match bridge.publish_through_routers(&key, record.bytes().clone()).await {
+                0 => Err("no router took the record".to_owned()),
+                routers => Ok(routers),
+            }
+        }
+        .boxed()
+    }
+}
+
+/// Everything that records can be put into over a network: the DHTs of both scopes, and the routers if there are any.
+pub fn targets(bridge: &Bridge) -> Vec<Arc<dyn Target>> {
+    let dht = |scope| Arc::new(Dht { bridge: bridge.clone(), scope }) as Arc<dyn Target>;
+    let mut targets: Vec<_> = Scope::ALL.map(dht).into();
+    if bridge.has_routers() {
+        targets.push(Arc::new(Routers { bridge: bridge.clone() }));
+    }
+    targets
 }
 
 /// Publishes names, and keeps them published for as long as it is there.
@@ -358,10 +385,7 @@ pub fn remove_key(keys: &Keystore, book: &Book, info: &KeyInfo) -> Result<KeyInf
 
 /// A value that a record may have: a path to content, or a CID as short for one.
 fn value(path: &str, own: &Key) -> Result<String, PublishError> {
-    let value = match path.parse::<Cid>() {
-        Ok(_) => format!("/ipfs/{path}"),
-        Err(_) => path.to_owned(),
-    };
+    let value = if path.starts_with('/') { path.to_owned() } else { format!("/ipfs/{path}") };
     let wrong = |reason| PublishError::Path { value: path.chars().take(200).collect(), reason };
     match ContentPath::read(&value, DEPTH_MAX).map_err(wrong)?.root {
         Root::Name(Name::Key(key)) if key == *own => Err(PublishError::Loop),

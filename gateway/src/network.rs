@@ -192,6 +192,9 @@ fn named(loaded: &Loaded, error: &StartError) -> anyhow::Error {
         StartError::Listen { address, reason } => {
             loaded.error("p2p.listen", format!("{address} cannot be listened on: {reason}")).into()
         }
+        StartError::Private { path, error } => {
+            loaded.error("p2p.swarm_key", format!("{}: {error}", path.display())).into()
+        }
         StartError::Identity(_) => loaded.error("data_dir", error.to_string()).into(),
         StartError::Routers(_) => loaded.error("p2p.routers", error.to_string()).into(),
         StartError::Gateways(_) => loaded.error("p2p.gateways", error.to_string()).into(),

@@ -12,8 +12,10 @@ use crate::http_source::{self, HttpPeers};
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
+use crate::nat::metrics::NatMetrics;
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
+use crate::private_network::{KeyError, SwarmKey};
 use crate::providing::{self, KeySource};
 use crate::puts::{PutError, PutOutcome};
 use crate::redial::Redial;
@@ -22,6 +24,7 @@ use crate::scope::Scope;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
 use crate::task::announce::Announcing;
+use crate::task::nat::Nat;
 use crate::task::{Acquaintances, Command, Delegation, Task};
 use crate::tls;
 use crate::udp;
@@ -39,6 +42,7 @@ use libp2p::{Multiaddr, PeerId, Swarm};
 use prometheus_client::registry::Registry;
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -71,6 +75,14 @@ pub enum StartError {
     /// The routers cannot be asked.
     #[error(transparent)]
     Routers(#[from] RoutersError),
+    /// The key of the private network is not to be had.
+    #[error("cannot use the swarm key {path}: {error}", path = path.display())]
+    Private {
+        /// The file as configured.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: KeyError,
+    },
     /// The transports cannot be built.
     #[error("cannot build the network transports: {0}")]
     Transport(String),
@@ -103,6 +115,8 @@ impl Bridge {
         registry: &mut Registry,
     ) -> Result<Self, StartError> {
         tls::use_ring();
+        let private = private_key(&options)?;
+        let options = if private.is_some() { options.confined() } else { options };
         let keypair = identity::load_or_create(&options.data_dir)?;
         let peer_id = keypair.public().to_peer_id();
         let metrics = Metrics::register(registry);
@@ -126,7 +140,7 @@ impl Bridge {
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;
-        let mut swarm = swarm::build(keypair, admission, bitswap, dhts, &options)
+        let mut swarm = swarm::build(keypair, private, admission, bitswap, dhts, &options)
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
         for address in Announced::new(&options).named() {
@@ -140,7 +154,8 @@ impl Bridge {
         let memory = Memory::load(&options.data_dir);
         let acquaintances = Acquaintances { peerings, bootstraps, peerbook, memory };
         let announcing = Announcing::new(peer_id, &options, providing::metrics::Metrics::register(registry));
-        tokio::spawn(Task::new(swarm, inbox, metrics, acquaintances, delegation, announcing).run());
+        let nat = Nat::new(&options, NatMetrics::register(registry));
+        tokio::spawn(Task::new(swarm, inbox, metrics, acquaintances, delegation, announcing, nat).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         let finders = Arc::new(Semaphore::new(FINDERS_MAX));
         Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, finders, routers, peer_id })
@@ -260,6 +275,14 @@ async fn start_dhts(local: PeerId, options: &BridgeOptions, metrics: DhtMetrics)
     let options = options.clone();
     let start = move || Scope::ALL.map(|scope| Scoped::start(scope, local, &options, metrics.clone()));
     tokio::task::spawn_blocking(start).await.map_err(|error| StartError::Transport(error.to_string()))
+}
+
+/// The key of the private network, if the node is to be on one.
+fn private_key(options: &BridgeOptions) -> Result<Option<SwarmKey>, StartError> {
+    let Some(path) = &options.private.key_file else { return Ok(None) };
+    let key = SwarmKey::read(path).map_err(|error| StartError::Private { path: path.clone(), error })?;
+    tracing::info!(fingerprint = %key.fingerprint(), "on a private network: only peers that hold its key are spoken to");
+    Ok(Some(key))
 }
 
 fn limits(budget: &ConnectionBudget) -> Limits {

@@ -11,6 +11,8 @@
 //! | [`names`] | IPNS names that Kubo published |
 //! | [`publish`] | names that Causeway published, resolved by Kubo; keys that go from one to the other |
 //! | [`reverse`] | Kubo reading what only Causeway has |
+//! | [`private`] | a private network: blocks both ways, and nobody without its key |
+//! | [`websocket`] | blocks both ways over WebSocket |
 //! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and vanishing readers |
 //! | [`coalescing`] | a hundred readers, one fetch |
 //! | [`malice`] | peers that send wrong bytes, too many, garbage or nothing |
@@ -25,6 +27,7 @@ mod dht;
 mod gateways;
 mod malice;
 mod names;
+mod private;
 mod publish;
 mod reverse;
 mod routing;
@@ -32,4 +35,5 @@ mod routing_v1;
 mod soak;
 mod streaming;
 mod tiers;
+mod websocket;
 mod welcome;

@@ -13,12 +13,14 @@
 //! | [`values`] | value records |
 //! | [`dht`] | what the DHTs report, and records that others want stored |
 //! | [`announce`] | what we provide |
+//! | [`nat`] | whether peers reach us, relays, hole punching |
 //! | [`peers`] | connections, what peers say of themselves, the table of good peers |
 
 pub mod announce;
 mod dht;
 mod finding;
 mod gateways;
+pub mod nat;
 mod peers;
 mod routers;
 mod search;
@@ -43,6 +45,7 @@ use libp2p::kad::{QueryId, Record, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm, identify, mdns, ping};
+use nat::Nat;
 pub use routers::Delegation;
 use search::Search;
 use std::collections::{HashMap, HashSet};
@@ -117,6 +120,7 @@ pub struct Task {
     connected: HashMap<PeerId, Instant>,
     /// The connected peers that are served last.
     throttled: HashSet<PeerId>,
+    nat: Nat,
     round: u32,
 }
 
@@ -129,6 +133,7 @@ impl Task {
         acquaintances: Acquaintances,
         delegation: Delegation,
         announcing: Announcing,
+        nat: Nat,
     ) -> Self {
         let Acquaintances { peerings, bootstraps, peerbook, memory } = acquaintances;
         Self {
@@ -152,12 +157,17 @@ impl Task {
             dialled: HashMap::new(),
             connected: HashMap::new(),
             throttled: HashSet::new(),
+            nat,
             round: 0,
         }
     }
 
     /// Runs until told to stop, or until every handle is gone.
     pub async fn run(mut self) {
+        // The swarm listens already, and said so to whoever started it.
+        let listeners: Vec<Multiaddr> = self.swarm.listeners().cloned().collect();
+        listeners.iter().for_each(|address| self.on_listening(address));
+        self.settle_reachability();
         self.remember_peers();
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -244,7 +254,16 @@ impl Task {
             }
             SwarmEvent::Behaviour(BehaviourEvent::Mdns(mdns::Event::Discovered(found))) => self.on_neighbours(found),
             SwarmEvent::Dialing { peer_id: Some(peer), .. } => self.on_dialling(peer),
-            SwarmEvent::NewListenAddr { address, .. } => self.on_listening(address),
+            SwarmEvent::NewListenAddr { address, .. } => self.on_listening(&address),
+            SwarmEvent::ExpiredListenAddr { address, .. } | SwarmEvent::ExternalAddrExpired { address } => {
+                self.nat_lost(&address);
+            }
+            SwarmEvent::ListenerClosed { listener_id, .. } => self.on_listener_closed(listener_id),
+            SwarmEvent::Behaviour(BehaviourEvent::Autonat(event)) => self.on_autonat(event),
+            SwarmEvent::Behaviour(BehaviourEvent::AutonatV1(event)) => self.on_autonat_v1(event),
+            SwarmEvent::Behaviour(BehaviourEvent::Upnp(event)) => self.on_upnp(event),
+            SwarmEvent::Behaviour(BehaviourEvent::Relay(event)) => self.on_relay(event),
+            SwarmEvent::Behaviour(BehaviourEvent::Dcutr(event)) => self.on_hole_punch(event),
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
                 if let Some(peer) = peer_id {
@@ -267,6 +286,7 @@ impl Task {
         self.keep_records(SystemTime::now());
         self.tend_puts();
         self.tend_finders();
+        self.tend_relays(now);
         self.tend_searches();
         self.trim(now);
         self.forgive(now);

@@ -16,6 +16,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 const CONNECTIONS: usize = 1_000;
+/// Connections that are being made at once.
+const AT_ONCE: usize = 8;
 const MISSES: usize = 200;
 /// Of each file that misses, in bytes.
 const FILE: usize = 4 << 20;
@@ -52,6 +54,7 @@ pub async fn resident(options: &Options) -> Result<Row> {
     let stand = causeway.metric("causeway_p2p_connections").await?;
     ensure!(stand >= connections as f64, "only {stand} of {connections} connections stand");
     let connected = causeway.server.process.resident_peak()?;
+    eprintln!("  {stand} connections stand; {misses} misses");
     let mut readers = JoinSet::new();
     for n in 0..misses {
         let (url, file) = (format!("{}{root}/{n}", causeway.server.url), site.path().join(n.to_string()));
@@ -94,18 +97,26 @@ struct Behaviour {
 
 /// Peers that want nothing: every second one over QUIC. They leave when this is dropped.
 async fn crowd(causeway: &Causeway, count: usize) -> Result<JoinSet<()>> {
-    let mut crowd = JoinSet::new();
-    for n in 0..count {
+    let address = |n: usize| {
         let part = if n % 2 == 0 { "/tcp/" } else { "/udp/" };
         let address = causeway.listening.iter().find(|address| address.contains(part));
-        let address = address.with_context(|| format!("no {part} in {:?}", causeway.listening))?.parse()?;
-        // One after the other: what many peers do at once is another question.
-        let mut swarm = connected(address).await.with_context(|| format!("connection {n}"))?;
+        Ok::<Multiaddr, anyhow::Error>(address.with_context(|| format!("no {part}"))?.parse()?)
+    };
+    let addresses: Vec<Multiaddr> = (0..count).map(address).collect::<Result<_>>()?;
+    // A few at a time: what many peers do at once is another question.
+    let swarms = futures::stream::iter(addresses).map(connected).buffer_unordered(AT_ONCE);
+    let mut swarms = std::pin::pin!(swarms);
+    let mut crowd = JoinSet::new();
+    while let Some(swarm) = swarms.next().await {
+        let mut swarm = swarm.with_context(|| format!("with {} connections", crowd.len()))?;
         crowd.spawn(async move {
             loop {
                 swarm.select_next_some().await;
             }
         });
+        if crowd.len() % 100 == 0 {
+            eprintln!("  {} connections", crowd.len());
+        }
     }
     Ok(crowd)
 }

@@ -305,7 +305,7 @@ impl Client {
         let Some(known) = self.peers.get_mut(&peer) else { return Use::Duplicate };
         let question = self.wants.get(&key).and_then(|want| want.asked.iter().find(|question| question.peer == peer));
         if let Some(question) = question {
-            known.link.delivered(bytes, question.idle.then_some(question.at), now);
+            known.delivered(bytes, question.idle.then_some(question.at), now);
             self.metrics.transfer_seconds.observe(now.saturating_duration_since(question.at).as_secs_f64());
         }
         if !known.settle(&key, now) && !known.may_be_late(&key) {

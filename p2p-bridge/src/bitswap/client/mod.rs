@@ -98,6 +98,8 @@ pub enum Action {
     StopSearch(SessionId),
     /// A peer proved to hold a session's DAG.
     Joined(SessionId, PeerId),
+    /// A peer owed a block and sent nothing at all until the want failed.
+    Stalled(PeerId),
     /// Tell those who wait that a block will not come.
     Fail(Box<Failure>),
 }

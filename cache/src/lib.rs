@@ -26,7 +26,7 @@ pub mod pins;
 pub mod ram;
 pub mod tiers;
 
-pub use crate::disk::{Disk, DiskOptions, DiskStats, StoreError};
+pub use crate::disk::{Disk, DiskOptions, DiskStats, Held, StoreError};
 pub use crate::flight::Flights;
 pub use crate::import::{ImportError, ImportSummary, import_car};
 pub use crate::metrics::TierMetrics;

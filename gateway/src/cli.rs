@@ -131,8 +131,12 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Said unless the settings name the same module: it warns of every malformed request, which any stranger can send.
+const HUSHED: &str = "libp2p_autonat=error";
+
 fn filter(loaded: &Loaded) -> Result<EnvFilter, ConfigError> {
-    EnvFilter::try_new(&loaded.config.log.level).map_err(|error| loaded.error("log.level", error.to_string()))
+    let levels = format!("{HUSHED},{}", loaded.config.log.level);
+    EnvFilter::try_new(levels).map_err(|error| loaded.error("log.level", error.to_string()))
 }
 
 /// Log lines go to standard error, so that standard output can be read by scripts.

@@ -82,8 +82,8 @@ impl PublishedView {
         let status = match (targets.is_empty(), entry.puts.values().map(|put| put.peers).sum::<usize>()) {
             (true, 0) => "kept here; it is put into the network once a node is online".to_owned(),
             (false, 0) => "kept here; it is put into the network as soon as a peer takes it".to_owned(),
-            (_, 1) => "1 peer has it".to_owned(),
-            (_, peers) => format!("{peers} peers have it"),
+            (_, 1) => "1 peer or router has it".to_owned(),
+            (_, takers) => format!("{takers} peers or routers have it"),
         };
         Self {
             key: info.map(|info| info.name),
@@ -361,4 +361,110 @@ async fn publish(State(names): State<Names>, body: Bytes) -> Answer {
     let settled = names.publisher.settled(published, PATIENCE).await;
     let info = names.publisher.keys().find(&settled.key).map(|(info, _)| info);
     Ok(json(StatusCode::OK, &PublishedView::new(info, &settled, names.publisher.targets())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+    use http_body_util::BodyExt as _;
+    use p2p_bridge::names::NamesOptions;
+    use p2p_bridge::options::PublishOptions;
+    use prometheus_client::registry::Registry;
+    use serde_json::Value;
+    use tower::ServiceExt as _;
+
+    const VALUE: &str = "/ipfs/bafkqaddjnzzxazldoqwxizltoq";
+
+    fn api(dir: &std::path::Path, guarded: bool) -> Router {
+        let registry = &mut Registry::default();
+        let names = p2p_bridge::Names::new(NamesOptions { offline: true, ..NamesOptions::default() }, None, registry);
+        let keys = Arc::new(Keystore::open(dir, PATIENCE).expect("opens"));
+        let names = names.expect("good options");
+        let publisher = Publisher::start(PublishOptions::default(), dir, keys, names, Vec::new(), registry);
+        routes(Arc::new(publisher.expect("starts")), guarded)
+    }
+
+    async fn ask(api: &Router, request: Request<Body>) -> (u16, Value) {
+        let response = api.clone().oneshot(request).await.expect("answers");
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        (status, serde_json::from_slice(&body).unwrap_or_default())
+    }
+
+    fn request(method: &str, path: &str, body: &str) -> Request<Body> {
+        let request = Request::builder().method(method).uri(format!("/api/v1/names/{path}"));
+        request.body(Body::from(body.to_owned())).expect("a request")
+    }
+
+    #[tokio::test]
+    async fn every_request_and_what_it_answers() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let api = api(dir.path(), true);
+        let long = format!("{{\"name\": \"{}\"}}", "a".repeat(200));
+        // Method, path, body, status, and a word of the answer.
+        let table = [
+            ("GET", "keys", "", 200, "\"self\""),
+            ("POST", "keys", "{\"name\": \"site\"}", 201, "ed25519"),
+            ("POST", "keys", "{\"name\": \"site\"}", 409, "there is a key"),
+            ("POST", "keys", "{\"name\": \"other\", \"type\": \"secp256k1\"}", 201, "secp256k1"),
+            ("POST", "keys", "{\"name\": \"third\", \"type\": \"rsa\"}", 400, "only imported"),
+            ("POST", "keys", "{\"name\": \"third\", \"type\": \"dsa\"}", 400, "no kind of key"),
+            ("POST", "keys", "{\"name\": \"../third\"}", 400, "cannot name a key"),
+            ("POST", "keys", "{\"name\": \"self\"}", 400, "node's identity"),
+            ("POST", "keys", &long, 400, "cannot name a key"),
+            ("POST", "keys", "{\"nam\": \"third\"}", 400, "unknown field"),
+            ("POST", "keys", "nonsense", 400, "JSON"),
+            ("POST", "keys/import", "{\"name\": \"third\", \"key\": \"nonsense\"}", 400, "libp2p private key"),
+            ("POST", "keys/other/rename", "{\"to\": \"site\"}", 409, "there is a key"),
+            ("POST", "keys/other/rename", "{\"to\": \"page\"}", 200, "page"),
+            ("POST", "keys/other/export", "", 404, "no key"),
+            ("POST", "keys/..%2f..%2fidentity/export", "", 400, "cannot name a key"),
+            ("POST", "keys/page/export", "{\"format\": \"pem-pkcs8-cleartext\"}", 400, "only Ed25519 and RSA"),
+            ("POST", "keys/site/export", "{\"format\": \"pem-pkcs8-cleartext\"}", 200, "BEGIN PRIVATE KEY"),
+            ("POST", "keys/self/export", "", 400, "node's identity"),
+            ("POST", "publish", "{\"path\": \"nonsense\"}", 400, "cannot be published"),
+            ("POST", "publish", &format!("{{\"path\": \"{VALUE}\", \"key\": \"nobody\"}}"), 404, "no key"),
+            ("POST", "publish", &format!("{{\"path\": \"{VALUE}\", \"lifetime_seconds\": 1}}"), 400, "lives for"),
+            ("POST", "publish", &format!("{{\"path\": \"{VALUE}\", \"key\": \"site\"}}"), 200, "once a node is online"),
+            ("GET", "publish", "", 200, VALUE),
+            ("DELETE", "keys/self", "", 400, "node's identity"),
+            ("DELETE", "keys/site", "", 200, "ed25519"),
+            ("DELETE", "keys/site", "", 404, "no key"),
+            ("GET", "publish", "", 200, "[]"),
+        ];
+        for (method, path, body, status, word) in table {
+            let (got, answer) = ask(&api, request(method, path, body)).await;
+            let text = answer.to_string();
+            assert!(got == status && text.contains(word), "{method} {path} {body}: {got} {text}");
+            assert_eq!(answer.get("error").is_some(), status >= 400, "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_exported_can_be_imported_and_not_without_a_token() {
+        let (one, two) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+        let (from, to) = (api(one.path(), true), api(two.path(), false));
+        let (_, made) = ask(&from, request("POST", "keys", "{\"name\": \"site\"}")).await;
+        for format in ["libp2p-protobuf-cleartext", "pem-pkcs8-cleartext"] {
+            let (_, exported) =
+                ask(&from, request("POST", "keys/site/export", &format!("{{\"format\": \"{format}\"}}"))).await;
+            let (status, imported) = ask(&to, request("POST", "keys/import", &exported.to_string())).await;
+            assert_eq!((status, &imported), (201, &made), "{format}");
+            let (status, _) = ask(&to, request("POST", "keys/site/export", "")).await;
+            assert_eq!(status, 403, "this listener asks for no token");
+            ask(&to, request("DELETE", "keys/site", "")).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn web_pages_have_no_business_here() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let api = api(dir.path(), true);
+        let mut of_a_page = request("POST", "keys", "{\"name\": \"site\"}");
+        of_a_page.headers_mut().insert(ORIGIN, "http://localhost".parse().expect("a header"));
+        assert_eq!(ask(&api, of_a_page).await.0, 403);
+        let large = format!("{{\"name\": \"{}\"}}", "a".repeat(BODY_BYTES_MAX));
+        assert_eq!(ask(&api, request("POST", "keys", &large)).await.0, 413);
+    }
 }

@@ -6,7 +6,7 @@ use crate::routing_v1::metrics::RoutingMetrics;
 use crate::routing_v1::{self, Routing};
 use crate::source::{Gated, OpenSession, Sources};
 use anyhow::Context as _;
-use cache::Tiers;
+use cache::{Disk, Held, Tiers};
 use config::{AddressPattern, ConfigError, Loaded, Origin};
 use content::dnslink::StaticMap;
 use content::{BlockSource, Cid, MemoryBlocks, NameResolver};
@@ -19,8 +19,9 @@ use p2p_bridge::options::{
     BitswapOptions, ConnectionBudget, DhtMode, DhtOptions, HttpOptions, NatOptions, NoAnnounce, PrivateNetwork,
     ProvideOptions, ProvideStrategy, PublishOptions, ServeTo,
 };
-use p2p_bridge::{Bridge, BridgeOptions, StartError, identity};
+use p2p_bridge::{Bridge, BridgeOptions, KeySource, StartError, identity};
 use prometheus_client::registry::Registry;
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,7 +119,7 @@ impl Network {
     ) -> anyhow::Result<Arc<Publisher>> {
         let targets = match self {
             Self::Offline(_) => Vec::new(),
-            Self::Online(bridge) => publish::dhts(bridge),
+            Self::Online(bridge) => publish::targets(bridge),
         };
         let (options, dir) = (publish_options(loaded), state_dir(&loaded.config.data_dir));
         let started = Publisher::start(options, &dir, Arc::new(keys), Arc::clone(names), targets, registry);
@@ -141,11 +142,16 @@ impl Network {
         }
     }
 
-    /// Announces in the DHT what is pinned, as soon as there is anybody to hear it.
-    pub async fn provide(&self, roots: impl IntoIterator<Item = Cid>) {
-        let Self::Online(bridge) = self else { return };
-        for root in roots {
-            bridge.provide(&root).await;
+    /// Announces in the DHT what the store holds, as soon as there is anybody to hear it, and from then on in turns.
+    pub async fn provide(&self, disk: &Disk, what: config::Provide) {
+        let held = match what {
+            config::Provide::Roots => Held::Roots,
+            config::Provide::Pinned => Held::Pinned,
+            config::Provide::All => Held::All,
+            config::Provide::Nothing => return,
+        };
+        if let Self::Online(bridge) = self {
+            bridge.provide_from(Arc::new(Provided { disk: disk.clone(), held })).await;
         }
     }
 
@@ -154,6 +160,18 @@ impl Network {
         if let Self::Online(bridge) = self {
             bridge.shutdown().await;
         }
+    }
+}
+
+/// What is announced.
+struct Provided {
+    disk: Disk,
+    held: Held,
+}
+
+impl KeySource for Provided {
+    fn visit(&self, visit: &mut dyn FnMut(&[u8])) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(self.disk.visit_keys(self.held, visit)?)
     }
 }
 
@@ -173,6 +191,9 @@ fn named(loaded: &Loaded, error: &StartError) -> anyhow::Error {
     match error {
         StartError::Listen { address, reason } => {
             loaded.error("p2p.listen", format!("{address} cannot be listened on: {reason}")).into()
+        }
+        StartError::Private { path, error } => {
+            loaded.error("p2p.swarm_key", format!("{}: {error}", path.display())).into()
         }
         StartError::Identity(_) => loaded.error("data_dir", error.to_string()).into(),
         StartError::Routers(_) => loaded.error("p2p.routers", error.to_string()).into(),
@@ -406,7 +427,8 @@ mod tests {
         let quic = ("P2P_LISTEN", "/ip4/127.0.0.1/tcp/0,/ip4/127.0.0.1/udp/0/quic-v1");
         let key = ("P2P_SWARM_KEY", "some.key");
         let only = ("P2P_PRIVATE_ONLY", "true");
-        let table: [(&[(&str, &str)], bool, bool, &str); 9] = [
+        type Row<'a> = (&'a [(&'a str, &'a str)], bool, bool, &'a str);
+        let table: [Row<'_>; 9] = [
             (&[key], false, false, "p2p.bootstrap: /dnsaddr/bootstrap.libp2p.io/p2p/"),
             (&[none], true, true, ""),
             (&[], true, false, "p2p.bootstrap: "),

@@ -13,7 +13,7 @@ use crate::server::{ConnectionLimits, Drain, serve};
 use crate::welcome;
 use anyhow::Context as _;
 use axum::body::Body;
-use cache::{Disk, DiskOptions, PinState, Ram, TierMetrics, Tiers};
+use cache::{Disk, DiskOptions, Ram, TierMetrics, Tiers};
 use config::{Config, ConfigError, Loaded};
 use content::{Cid, DenyList, Policy};
 use libp2p::{Multiaddr, PeerId};
@@ -106,8 +106,7 @@ impl Node {
         let tiers = Tiers::new(Ram::new(cache.ram_bytes_max), disk.clone(), Arc::clone(&policy), tier_metrics);
         let network = Network::start(loaded, Arc::new(tiers.local()), &mut registry).await?;
         let welcome = welcome::ensure_pinned(&disk).await?;
-        let complete = disk.pins().await?.into_iter().filter(|pin| pin.state == PinState::Complete);
-        network.provide(complete.map(|pin| pin.root)).await;
+        network.provide(&disk, loaded.config.p2p.provide).await;
 
         let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let health = Arc::<Health>::default();

@@ -388,3 +388,86 @@ fn a_second_signal_ends_the_process_at_once() {
     serving.signal(Signal::SIGINT);
     assert_eq!(serving.wait().code(), Some(130));
 }
+
+/// What a command printed that went well.
+fn said(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+#[test]
+fn keys_and_names_are_managed_alike_with_and_without_a_running_node() {
+    let dir = TempDir::new().expect("a folder");
+    let data = path(&dir, "data");
+    let value = "/ipfs/bafkqaddjnzzxazldoqwxizltoq";
+    for (running, sequence) in [(false, 0), (true, 0)] {
+        let serving = running.then(|| Serving::start(Path::new(&data), &["--offline"]));
+        let at = |arguments: &[&str]| said(&[arguments, &["--data-dir", &data]].concat());
+        let refused = |arguments: &[&str], words: &str| {
+            let complaint = refusal(causeway(&[arguments, &["--data-dir", &data]].concat()), 1);
+            assert!(complaint.contains(words), "{complaint}");
+        };
+        let made = at(&["key", "create", "site"]);
+        assert!(made.starts_with("site  k51") && made.ends_with("  ed25519\n"), "{made}");
+        refused(&["key", "create", "site"], "there is a key \"site\" already");
+        refused(&["key", "create", "a/b"], "cannot name a key");
+        refused(&["key", "remove", "a/b"], "key");
+        refused(&["key", "remove", "self"], "node's identity");
+        let file = path(&dir, if running { "two.pem" } else { "one.pem" });
+        assert_eq!(at(&["key", "export", "site", "--format", "pem-pkcs8-cleartext", "-o", &file]), format!("{file}\n"));
+        refused(&["key", "export", "site", "-o", &file], "cannot be made");
+        assert!(std::fs::read_to_string(&file).expect("written").starts_with("-----BEGIN PRIVATE KEY-----\n"));
+        at(&["key", "remove", "site"]);
+        assert_eq!(at(&["key", "import", "site", &file]), made, "the same key");
+        assert!(at(&["key", "rename", "site", "page"]).starts_with("page  k51"));
+        let listed = at(&["key", "list"]);
+        assert!(listed.contains("page  k51") && listed.contains("self  k51"), "{listed}");
+
+        let published = at(&["name", "publish", "--key", "page", "--lifetime", "24h", value]);
+        let expected = format!("-> {value}\n  key page, sequence number {sequence}, valid until ");
+        assert!(published.starts_with("/ipns/k51") && published.contains(&expected), "{published}");
+        assert!(published.contains("kept here"), "{published}");
+        assert_eq!(at(&["name", "list"]), published);
+        refused(&["name", "publish", "nonsense"], "cannot be published");
+        refused(&["name", "publish", "--key", "nobody", value], "there is no key \"nobody\"");
+        if let Some(serving) = serving {
+            let name = published.split(' ').next().expect("a name");
+            assert!(serving.get(&format!("{name}?format=ipns-record")).starts_with("HTTP/1.1 200"), "known at once");
+            serving.terminate();
+        }
+        at(&["key", "remove", "page"]);
+        assert_eq!(at(&["name", "list"]), "");
+    }
+}
+
+#[test]
+fn a_node_that_asks_for_a_token_or_has_no_admin_listener_says_so() {
+    let dir = TempDir::new().expect("a folder");
+    let data = path(&dir, "data");
+    let table = [
+        (["--admin-token", "secret"], "CAUSEWAY_ADMIN_TOKEN"),
+        (["--admin-listen", "none"], "without an admin listener"),
+    ];
+    for (flags, words) in table {
+        let mut arguments = vec!["serve", "--offline", "--data-dir", &data, "--listen", "127.0.0.1:0"];
+        if flags[0] == "--admin-token" {
+            arguments.extend(["--admin-listen", "127.0.0.1:0"]);
+        }
+        arguments.extend(flags);
+        let mut child = causeway(&arguments).stdout(Stdio::piped()).spawn().expect("the binary runs");
+        let stdout = BufReader::new(child.stdout.take().expect("is piped"));
+        let ready = stdout.lines().map_while(Result::ok).any(|line| line.starts_with("  welcome "));
+        let complaint = refusal(causeway(&["key", "list", "--data-dir", &data]), 1);
+        let with_token = {
+            let mut command = causeway(&["key", "list", "--data-dir", &data]);
+            command.env("CAUSEWAY_ADMIN_TOKEN", "secret");
+            command.output().expect("the binary runs")
+        };
+        kill(Pid::from_raw(child.id() as i32), Signal::SIGKILL).expect("is running");
+        child.wait().expect("ends");
+        assert!(ready && complaint.contains(words), "{complaint}");
+        assert_eq!(with_token.status.success(), flags[0] == "--admin-token", "{}", text(&with_token.stderr));
+    }
+    assert!(said(&["key", "list", "--data-dir", &data]).contains("self"), "kill -9 leaves no lock");
+}

@@ -1,6 +1,7 @@
 //! A child process with a folder of its own, what it says, and the CPU time that it and its children use.
 
 use anyhow::{Context, Result, bail, ensure};
+use std::collections::HashSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -46,6 +47,11 @@ impl Process {
     pub fn resident_peak(&self) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         resident_peak(&status).with_context(|| format!("no VmHWM in {status}"))
+    }
+
+    /// Datagrams that came while its sockets' buffers were full.
+    pub fn datagrams_dropped(&self) -> u64 {
+        datagrams_dropped(self.child.id())
     }
 
     /// CPU time used so far, in user and kernel mode, by the process and its living children: nginx works in children.
@@ -99,6 +105,35 @@ impl Stat {
         // Linux counts in hundredths of a second whatever its own clock does: USER_HZ.
         Some(Self { id, parent: fields.get(1)?.parse().ok()?, cpu: Duration::from_millis(ticks * 10) })
     }
+}
+
+/// What the kernel threw away because the sockets of a process were full: the last column of /proc/net/udp, proc(5).
+pub fn datagrams_dropped(process: u32) -> u64 {
+    let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    let links = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let inodes: HashSet<String> = links.filter_map(|link| Some(inode(link.to_str()?)?.to_owned())).collect();
+    let tables = ["/proc/net/udp", "/proc/net/udp6"].map(|table| std::fs::read_to_string(table).unwrap_or_default());
+    tables.iter().flat_map(|table| table.lines()).filter_map(|line| dropped(line, &inodes)).sum()
+}
+
+fn inode(link: &str) -> Option<&str> {
+    link.strip_prefix("socket:[")?.strip_suffix(']')
+}
+
+fn dropped(line: &str, inodes: &HashSet<String>) -> Option<u64> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    inodes.contains(*fields.get(9)?).then(|| fields.last()?.parse().ok())?
+}
+
+#[test]
+fn drops_are_counted_for_a_process_s_own_sockets() {
+    let line =
+        " 6: 0100007F:A2 00000000:0000 07 00000000:00000000 00:00000000 00000000  0  0 4711 2 0000000000000000 42";
+    let inodes = |inode: &str| HashSet::from([inode.to_owned()]);
+    assert_eq!(dropped(line, &inodes("4711")), Some(42));
+    assert_eq!(dropped(line, &inodes("42")), None);
+    assert_eq!(inode("socket:[4711]"), Some("4711"));
+    assert_eq!(inode("/dev/null"), None);
 }
 
 fn resident_peak(status: &str) -> Option<u64> {

@@ -3,7 +3,7 @@
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
 use crate::announced::Announced;
-use crate::bitswap::{behaviour, client};
+use crate::bitswap::{behaviour, client, framing};
 use crate::dht::behaviour::Scoped;
 use crate::dht::metrics::DhtMetrics;
 use crate::discovery::memory::Memory;
@@ -12,14 +12,19 @@ use crate::http_source::{self, HttpPeers};
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
+use crate::nat::metrics::NatMetrics;
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
+use crate::private_network::{KeyError, SwarmKey};
+use crate::providing::{self, KeySource};
 use crate::puts::{PutError, PutOutcome};
 use crate::redial::Redial;
 use crate::routing_v1::{Routers, RoutersError};
 use crate::scope::Scope;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
+use crate::task::announce::Announcing;
+use crate::task::nat::Nat;
 use crate::task::{Acquaintances, Command, Delegation, Task};
 use crate::tls;
 use crate::udp;
@@ -37,6 +42,7 @@ use libp2p::{Multiaddr, PeerId, Swarm};
 use prometheus_client::registry::Registry;
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -69,6 +75,14 @@ pub enum StartError {
     /// The routers cannot be asked.
     #[error(transparent)]
     Routers(#[from] RoutersError),
+    /// The key of the private network is not to be had.
+    #[error("cannot use the swarm key {path}: {error}", path = path.display())]
+    Private {
+        /// The file as configured.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: KeyError,
+    },
     /// The transports cannot be built.
     #[error("cannot build the network transports: {0}")]
     Transport(String),
@@ -101,6 +115,8 @@ impl Bridge {
         registry: &mut Registry,
     ) -> Result<Self, StartError> {
         tls::use_ring();
+        let private = private_key(&options)?;
+        let options = if private.is_some() { options.confined() } else { options };
         let keypair = identity::load_or_create(&options.data_dir)?;
         let peer_id = keypair.public().to_peer_id();
         let metrics = Metrics::register(registry);
@@ -117,14 +133,14 @@ impl Bridge {
             wants.clone(),
             from_sessions,
             local,
-            peerings.peers().collect(),
-            options.bitswap.serve_to.clone(),
+            framing::Memory::new(options.budget.memory_bytes_max),
+            behaviour::Circle { favoured: peerings.peers().collect(), serve_to: options.bitswap.serve_to.clone() },
         );
         let bitswap = bitswap.with_http(gateways(&options, wants.clone(), registry)?);
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;
-        let mut swarm = swarm::build(keypair, admission, bitswap, dhts, &options)
+        let mut swarm = swarm::build(keypair, private, admission, bitswap, dhts, &options)
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
         for address in Announced::new(&options).named() {
@@ -137,7 +153,9 @@ impl Bridge {
         let peerbook = Peerbook::load(&options.data_dir);
         let memory = Memory::load(&options.data_dir);
         let acquaintances = Acquaintances { peerings, bootstraps, peerbook, memory };
-        tokio::spawn(Task::new(swarm, inbox, metrics, acquaintances, delegation).run());
+        let announcing = Announcing::new(peer_id, &options, providing::metrics::Metrics::register(registry));
+        let nat = Nat::new(&options, NatMetrics::register(registry));
+        tokio::spawn(Task::new(swarm, inbox, metrics, acquaintances, delegation, announcing, nat).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         let finders = Arc::new(Semaphore::new(FINDERS_MAX));
         Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, finders, routers, peer_id })
@@ -162,11 +180,24 @@ impl Bridge {
         addresses.await.unwrap_or_default()
     }
 
-    /// Announces in the DHT that we hold a DAG, as soon as there is anybody to hear it, and again before that expires.
-    pub async fn provide(&self, root: &Cid) {
-        let Some(key) = BlockKey::of(root) else { return };
+    /// Announces in the DHT that we hold a block, as soon as there is anybody to hear it. It is announced again only if
+    /// the source of [`Bridge::provide_from`] has it as well.
+    pub async fn provide(&self, cid: &Cid) {
+        let Some(key) = BlockKey::of(cid) else { return };
         // A stopped network announces nothing.
-        let _ = self.commands.send(Command::Provide(RecordKey::new(&key.to_bytes()))).await;
+        let _ = self.commands.send(Command::Provide(key.to_bytes())).await;
+    }
+
+    /// Announces a block no longer. Records that others hold expire by themselves, in two days at most.
+    pub async fn withdraw(&self, cid: &Cid) {
+        let Some(key) = BlockKey::of(cid) else { return };
+        let _ = self.commands.send(Command::Withdraw(key.to_bytes())).await;
+    }
+
+    /// Announces everything that a source knows, and again as often as the options say. What was announced before the last
+    /// stop is not until its turn comes.
+    pub async fn provide_from(&self, source: Arc<dyn KeySource>) {
+        let _ = self.commands.send(Command::ProvideFrom(source)).await;
     }
 
     /// Searches the DHT, and asks the routers, for the IPNS records of a key. While no peer is known, the search waits for the first; it goes on
@@ -220,6 +251,11 @@ impl Bridge {
         search
     }
 
+    /// Whether any router is configured.
+    pub fn has_routers(&self) -> bool {
+        !self.routers.is_empty()
+    }
+
     /// Gives every router an IPNS record to publish. Returns how many took it.
     pub async fn publish_through_routers(&self, key: &Key, record: Bytes) -> usize {
         self.routers.publish(*key, record).await
@@ -239,6 +275,14 @@ async fn start_dhts(local: PeerId, options: &BridgeOptions, metrics: DhtMetrics)
     let options = options.clone();
     let start = move || Scope::ALL.map(|scope| Scoped::start(scope, local, &options, metrics.clone()));
     tokio::task::spawn_blocking(start).await.map_err(|error| StartError::Transport(error.to_string()))
+}
+
+/// The key of the private network, if the node is to be on one.
+fn private_key(options: &BridgeOptions) -> Result<Option<SwarmKey>, StartError> {
+    let Some(path) = &options.private.key_file else { return Ok(None) };
+    let key = SwarmKey::read(path).map_err(|error| StartError::Private { path: path.clone(), error })?;
+    tracing::info!(fingerprint = %key.fingerprint(), "on a private network: only peers that hold its key are spoken to");
+    Ok(Some(key))
 }
 
 fn limits(budget: &ConnectionBudget) -> Limits {

@@ -26,10 +26,13 @@
 //! | [`options`] | what all of it is started with |
 //! | [`scope`], [`dht`] | public and local DHT, the wall between them, and what is kept for others |
 //! | [`announced`] | which of our addresses others are told |
+//! | [`reachability`], [`nat`] | whether peers can reach us, and detours for when they cannot |
+//! | [`private_network`] | the key that keeps strangers out |
 //! | [`durable`] | files that are whole or not there |
 //! | [`udp`] | room in the kernel for QUIC's bursts |
 //! | [`tls`] | what HTTP clients encrypt with |
-//! | [`redial`], [`peerbook`], [`providing`], [`identity`] | peerings, remembered peers, announcements, the key |
+//! | [`providing`] | announcing what we hold, in sweeps |
+//! | [`redial`], [`peerbook`], [`identity`] | peerings, remembered peers, the key |
 
 pub mod admission;
 pub mod announced;
@@ -43,10 +46,13 @@ pub mod identity;
 pub mod lookups;
 pub mod metrics;
 pub mod names;
+pub mod nat;
 pub mod options;
 pub mod peerbook;
+pub mod private_network;
 pub mod providing;
 pub mod puts;
+pub mod reachability;
 pub mod redial;
 pub mod routing_v1;
 pub mod scope;
@@ -63,4 +69,5 @@ mod transport;
 pub use bridge::{Bridge, StartError};
 pub use names::{Names, NamesError, NamesOptions};
 pub use options::BridgeOptions;
+pub use providing::KeySource;
 pub use session::Session;

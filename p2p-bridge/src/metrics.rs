@@ -47,8 +47,8 @@ impl EncodeLabelValue for Scope {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DhtLabel {
-    dht: Scope,
+pub(crate) struct DhtLabel {
+    pub(crate) dht: Scope,
 }
 
 impl EncodeLabelValue for Offence {

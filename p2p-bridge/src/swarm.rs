@@ -6,14 +6,19 @@ use crate::admission::Admission;
 use crate::announced::{Announced, Telling};
 use crate::bitswap;
 use crate::dht::behaviour::Scoped;
+use crate::nat::Behaviours;
+use crate::nat::guarded::Guarded;
+use crate::nat::port_mapping::PortMapping;
 use crate::options::BridgeOptions;
+use crate::private_network::SwarmKey;
+use crate::providing::announcer;
 use crate::scope::Scope;
 use crate::transport;
 use libp2p::core::upgrade::Version;
 use libp2p::identity::Keypair;
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::swarm::behaviour::toggle::Toggle;
-use libp2p::{Swarm, autonat, dcutr, identify, mdns, ping, relay, upnp};
+use libp2p::{Swarm, autonat, dcutr, identify, mdns, ping, relay};
 use std::time::Duration;
 
 /// How long a connection that nobody uses stays open.
@@ -26,13 +31,15 @@ pub struct Behaviour {
     pub bitswap: bitswap::behaviour::Behaviour,
     pub wan: Scoped,
     pub lan: Scoped,
-    identify: Telling<identify::Behaviour>,
+    pub announcer: announcer::Behaviour,
+    pub identify: Telling<identify::Behaviour>,
     ping: ping::Behaviour,
     relay: relay::client::Behaviour,
-    dcutr: Toggle<dcutr::Behaviour>,
-    upnp: Toggle<upnp::tokio::Behaviour>,
-    autonat: Toggle<autonat::v2::client::Behaviour>,
-    autonat_v1: Toggle<autonat::v1::Behaviour>,
+    dcutr: Toggle<Guarded<dcutr::Behaviour>>,
+    upnp: Toggle<PortMapping>,
+    autonat: Toggle<Guarded<autonat::v2::client::Behaviour>>,
+    autonat_server: Toggle<Guarded<autonat::v2::server::Behaviour>>,
+    autonat_v1: Toggle<Guarded<autonat::v1::Behaviour>>,
     mdns: Toggle<Telling<mdns::tokio::Behaviour>>,
 }
 
@@ -46,12 +53,13 @@ impl Behaviour {
     }
 }
 
-/// A swarm that listens nowhere yet.
+/// A swarm that listens nowhere yet, on the private network of a key or on the public one.
 ///
 /// # Errors
 /// When the TLS or Noise keys cannot be derived from the identity, or the system's resolver is not to be had.
 pub async fn build(
     keypair: Keypair,
+    private: Option<SwarmKey>,
     admission: Admission,
     bitswap: bitswap::behaviour::Behaviour,
     [wan, lan]: [Scoped; 2],
@@ -59,10 +67,13 @@ pub async fn build(
 ) -> Result<Swarm<Behaviour>, transport::TransportError> {
     let announced = Announced::new(options);
     let behaviour = |keypair: &Keypair, relay: relay::client::Behaviour| {
+        let nat = Behaviours::new(keypair.public().to_peer_id(), options);
         let about = identify::Config::new("ipfs/0.1.0".to_owned(), keypair.public())
             .with_agent_version(concat!("causeway/", env!("CARGO_PKG_VERSION")).to_owned())
             // Its cache would offer any address that a peer claims to whoever dials, past the wall between the scopes.
             .with_cache_size(0)
+            // Circuits come and go while peers are connected.
+            .with_push_listen_addr_updates(true)
             .with_hide_listen_addrs(!announced.tells_all());
         let mdns = options.mdns.then(|| neighbours(keypair)).flatten();
         Behaviour {
@@ -70,13 +81,15 @@ pub async fn build(
             bitswap,
             wan,
             lan,
+            announcer: announcer::Behaviour::default(),
             identify: Telling::new(identify::Behaviour::new(about), announced.clone(), !announced.tells_all()),
             ping: ping::Behaviour::default(),
             relay,
-            dcutr: Toggle::from(None),
-            upnp: Toggle::from(None),
-            autonat: Toggle::from(None),
-            autonat_v1: Toggle::from(None),
+            dcutr: nat.dcutr,
+            upnp: nat.upnp,
+            autonat: nat.autonat,
+            autonat_server: nat.autonat_server,
+            autonat_v1: nat.autonat_v1,
             mdns: Toggle::from(mdns.map(|mdns| Telling::new(mdns, announced.clone(), false))),
         }
     };
@@ -88,7 +101,10 @@ pub async fn build(
             // stream of the DHT.
             .with_substream_upgrade_protocol_override(Version::V1Lazy)
     };
-    transport::public(keypair, behaviour, swarm_config).await
+    match private {
+        Some(key) => transport::private(keypair, key, behaviour, swarm_config),
+        None => transport::public(keypair, behaviour, swarm_config).await,
+    }
 }
 
 /// Multicast DNS, if the system has it. A node that cannot find its neighbours is a node all the same.

@@ -2,10 +2,16 @@
 //!
 //! TCP with Noise or TLS and yamux, QUIC, and WebSocket over TCP; names are resolved as the system does it. Circuits through
 //! relays are a transport too.
+//!
+//! On a private network, each of these but QUIC is encrypted with the network's key before anything else is said on it.
 
+use crate::private_network::SwarmKey;
+use libp2p::core::transport::OrTransport;
+use libp2p::core::upgrade::Version;
 use libp2p::identity::Keypair;
+use libp2p::pnet::PnetConfig;
 use libp2p::swarm::NetworkBehaviour;
-use libp2p::{Swarm, SwarmBuilder, noise, relay, swarm, tcp, tls, yamux};
+use libp2p::{Swarm, SwarmBuilder, Transport as _, dns, noise, relay, swarm, tcp, tls, websocket, yamux};
 
 /// Streams that a peer may open on one connection.
 const STREAMS_PER_CONNECTION_MAX: u32 = 512;
@@ -22,7 +28,7 @@ pub async fn public<B: NetworkBehaviour>(
     behaviour: impl FnOnce(&Keypair, relay::client::Behaviour) -> B,
     config: impl FnOnce(swarm::Config) -> swarm::Config,
 ) -> Result<Swarm<B>, TransportError> {
-    let tcp = tcp::Config::default().nodelay(true);
+    let tcp = tcp_config();
     let swarm = SwarmBuilder::with_existing_identity(keypair)
         .with_tokio()
         .with_tcp(tcp, (noise::Config::new, tls::Config::new), yamux::Config::default)?
@@ -31,7 +37,7 @@ pub async fn public<B: NetworkBehaviour>(
             quic
         })
         .with_dns()
-        .map_err(|error| format!("cannot read the system's resolver configuration: {error}"))?
+        .map_err(resolver)?
         .with_websocket((noise::Config::new, tls::Config::new), yamux::Config::default)
         .await?
         .with_relay_client(noise::Config::new, yamux::Config::default)?
@@ -40,4 +46,40 @@ pub async fn public<B: NetworkBehaviour>(
         .with_swarm_config(config)
         .build();
     Ok(swarm)
+}
+
+/// A swarm over the transports of a private network: TCP, WebSocket and circuits. QUIC brings an encryption of its own, below
+/// which there is no room for the network's; addresses of it can be neither listened on nor dialled.
+///
+/// # Errors
+/// When the Noise keys cannot be derived from the identity, or the system's resolver is not to be had.
+pub fn private<B: NetworkBehaviour>(
+    keypair: Keypair,
+    key: SwarmKey,
+    behaviour: impl FnOnce(&Keypair, relay::client::Behaviour) -> B,
+    config: impl FnOnce(swarm::Config) -> swarm::Config,
+) -> Result<Swarm<B>, TransportError> {
+    let tcp = || dns::tokio::Transport::system(tcp::tokio::Transport::new(tcp_config())).map_err(resolver);
+    let (circuits, relay) = relay::client::new(keypair.public().to_peer_id());
+    let noise = noise::Config::new(&keypair)?;
+    // Circuits too: without it, a relay could connect members with strangers. Kubo does the same.
+    let sockets = OrTransport::new(circuits, OrTransport::new(websocket::Config::new(tcp()?), tcp()?));
+    let protected = sockets.and_then(move |socket, _| PnetConfig::new(key.reveal()).handshake(socket));
+    let authenticated = protected.upgrade(Version::V1Lazy).authenticate(noise).multiplex(yamux::Config::default());
+    let swarm = SwarmBuilder::with_existing_identity(keypair)
+        .with_tokio()
+        .with_other_transport(|_| authenticated)?
+        .with_behaviour(|keypair| behaviour(keypair, relay))
+        .map_err(|error| error.to_string())?
+        .with_swarm_config(config)
+        .build();
+    Ok(swarm)
+}
+
+fn tcp_config() -> tcp::Config {
+    tcp::Config::default().nodelay(true)
+}
+
+fn resolver(error: std::io::Error) -> TransportError {
+    format!("cannot read the system's resolver configuration: {error}").into()
 }

@@ -1,7 +1,7 @@
 use super::audit::audit;
 use super::{budget, cache, key, noisy, open, open_with, supply};
 use crate::disk::schema::ROW_OVERHEAD_BYTES;
-use crate::{Disk, PinError, PinState};
+use crate::{Disk, Held, PinError, PinState};
 use content::{Block, BlockSource};
 use futures::StreamExt as _;
 
@@ -49,6 +49,31 @@ async fn a_pin_is_complete_listed_kept_and_counted() {
     assert_eq!((pins.len(), pins[0].id, &pins[0].name, pins[0].state), (1, pin.id, &pin.name, PinState::Complete));
     assert!(pin.created.duration_since(pins[0].created).expect("not later").as_millis() <= 1);
     assert!(all_held(&disk, &dag).await);
+}
+
+#[tokio::test]
+async fn the_keys_of_roots_of_pins_and_of_everything_are_told_apart() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let disk = open(dir.path());
+    let (whole, part, cached) = (blocks(0..5), blocks(10..13), blocks(20..24));
+    disk.pin_recursive(*whole[0].cid(), None, supply(&whole)).await.expect("pins");
+    // A pin that lacks its root stays partial.
+    let lacking = *noisy(99, 5_000).cid();
+    disk.pin_recursive(lacking, None, supply(&part)).await.expect_err("has no root");
+    cache(&disk, &cached).await;
+    let table = [
+        (Held::Roots, whole[..1].to_vec()),
+        (Held::Pinned, [&whole[..], &part].concat()),
+        (Held::All, [&whole[..], &part, &cached].concat()),
+    ];
+    for (held, expected) in table {
+        let mut found = Vec::new();
+        disk.visit_keys(held, &mut |key| found.push(key.to_vec())).expect("reads");
+        let mut expected: Vec<Vec<u8>> = expected.iter().map(|block| key(block).to_bytes()).collect();
+        found.sort();
+        expected.sort();
+        assert_eq!(found, expected, "{held:?}");
+    }
 }
 
 #[tokio::test]

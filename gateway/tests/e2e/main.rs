@@ -7,9 +7,12 @@
 //! | [`routing`] | content found by its provider record, with no peer known but a DHT node |
 //! | [`routing_v1`] | delegated routing, either way round |
 //! | [`gateways`] | content over HTTP, from Causeway and from Kubo, and what comes of a gateway that lies |
+//! | [`dht`] | Causeway as the server of the DHT between Kubo nodes, and over its restarts |
 //! | [`names`] | IPNS names that Kubo published |
 //! | [`publish`] | names that Causeway published, resolved by Kubo; keys that go from one to the other |
 //! | [`reverse`] | Kubo reading what only Causeway has |
+//! | [`private`] | a private network: blocks both ways, and nobody without its key |
+//! | [`websocket`] | blocks both ways over WebSocket |
 //! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and vanishing readers |
 //! | [`coalescing`] | a hundred readers, one fetch |
 //! | [`malice`] | peers that send wrong bytes, too many, garbage or nothing |
@@ -20,9 +23,11 @@
 mod support;
 
 mod coalescing;
+mod dht;
 mod gateways;
 mod malice;
 mod names;
+mod private;
 mod publish;
 mod reverse;
 mod routing;
@@ -30,4 +35,5 @@ mod routing_v1;
 mod soak;
 mod streaming;
 mod tiers;
+mod websocket;
 mod welcome;

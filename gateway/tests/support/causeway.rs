@@ -15,6 +15,7 @@ const TOKEN: &str = "end-to-end";
 #[derive(Debug, Clone)]
 pub struct Launch {
     dir: PathBuf,
+    listen: Vec<String>,
     peering: Vec<String>,
     bootstrap: Vec<String>,
     settings: Vec<(&'static str, String)>,
@@ -26,11 +27,18 @@ impl Launch {
     pub fn new(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
+            listen: ["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"].map(str::to_owned).into(),
             peering: Vec::new(),
             bootstrap: Vec::new(),
             settings: Vec::new(),
             flags: Vec::new(),
         }
+    }
+
+    /// Listens for peers here instead of on TCP and QUIC.
+    pub fn listen(mut self, multiaddrs: &[&str]) -> Self {
+        self.listen = multiaddrs.iter().map(|&multiaddr| multiaddr.to_owned()).collect();
+        self
     }
 
     /// Stays connected to a peer.
@@ -75,7 +83,9 @@ impl Launch {
     pub async fn start(&self) -> Causeway {
         let mut command = self.command(&["serve"]);
         command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
-        command.args(["--p2p-listen", "/ip4/127.0.0.1/tcp/0", "--p2p-listen", "/ip4/127.0.0.1/udp/0/quic-v1"]);
+        for multiaddr in &self.listen {
+            command.args(["--p2p-listen", multiaddr]);
+        }
         command.args(&self.flags);
         for multiaddr in &self.peering {
             command.args(["--peering", multiaddr]);
@@ -110,6 +120,8 @@ impl Launch {
                 command.env_remove(variable);
             }
         }
+        // No router of whoever runs the tests is asked for anything.
+        command.env("CAUSEWAY_P2P_UPNP", "false");
         command.env("CAUSEWAY_ADMIN_TOKEN", TOKEN).envs(self.settings.iter().map(|(key, value)| (key, value)));
         command.args(subcommand).arg("--data-dir").arg(self.dir.join("data")).current_dir(&self.dir);
         command

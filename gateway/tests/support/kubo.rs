@@ -13,6 +13,20 @@ const VERSION: &str = "0.41.0";
 /// Generous: the machine may be compiling something else.
 const START: Duration = Duration::from_secs(60);
 
+/// How a node differs from those that [`Kubo::start`] starts.
+pub struct Setup<'a> {
+    /// Where it listens for peers.
+    pub listen: &'a [&'a str],
+    /// The content of its `swarm.key`; it refuses the public network then.
+    pub swarm_key: Option<&'a str>,
+}
+
+impl Default for Setup<'_> {
+    fn default() -> Self {
+        Self { listen: &["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"], swarm_key: None }
+    }
+}
+
 /// A running daemon. Dropping it stops it and deletes its repository.
 pub struct Kubo {
     process: Process,
@@ -24,20 +38,34 @@ pub struct Kubo {
 
 impl Kubo {
     /// A fresh node that knows nobody. It listens on TCP and QUIC.
+    pub async fn start() -> Self {
+        Self::start_as(&Setup::default()).await
+    }
+
+    /// A fresh node that knows nobody.
     ///
     /// Nodes are told of each other only after they run, by [`Kubo::connect`]: Kubo registers Bitswap late in its start, and
     /// is blind there to peers that it met before.
-    pub async fn start() -> Self {
-        Self::start_with(|_| ()).await
+    pub async fn start_as(setup: &Setup<'_>) -> Self {
+        Self::start_full(setup, |_| ()).await
     }
 
     /// [`Kubo::start`] with other settings.
     pub async fn start_with(set: impl FnOnce(&mut Value)) -> Self {
+        Self::start_full(&Setup::default(), set).await
+    }
+
+    async fn start_full(setup: &Setup<'_>, set: impl FnOnce(&mut Value)) -> Self {
         let ipfs = ipfs();
         let repository = TempDir::with_prefix("causeway-kubo-").expect("the temporary folder is writable");
         run(command(&ipfs, repository.path()).args(["init", "--profile=test"]));
-        configure(&repository.path().join("config"), set);
-        let mut process = Process::spawn("kubo", command(&ipfs, repository.path()).arg("daemon"), repository.path());
+        configure(&repository.path().join("config"), setup.listen, set);
+        let mut daemon = command(&ipfs, repository.path());
+        if let Some(key) = setup.swarm_key {
+            std::fs::write(repository.path().join("swarm.key"), key).expect("the repository is writable");
+            daemon.env("LIBP2P_FORCE_PNET", "1");
+        }
+        let mut process = Process::spawn("kubo", daemon.arg("daemon"), repository.path());
         process.says("Daemon is ready", START).await;
         let api = api_url(repository.path());
         let mut kubo = Self { process, ipfs, repository, api, multiaddrs: Vec::new() };
@@ -56,15 +84,14 @@ impl Kubo {
         self.multiaddr("/quic-v1/")
     }
 
+    /// Where it listens on WebSocket, with its peer id.
+    pub fn websocket(&self) -> &str {
+        self.multiaddr("/ws/")
+    }
+
     fn multiaddr(&self, transport: &str) -> &str {
         let found = self.multiaddrs.iter().find(|address| address.contains(transport));
         found.unwrap_or_else(|| panic!("no {transport} in {:?}", self.multiaddrs))
-    }
-
-    /// The base URL of its HTTP gateway.
-    pub fn gateway(&self) -> String {
-        let url = std::fs::read_to_string(self.repository.path().join("gateway"));
-        url.expect("a running daemon has a gateway").trim().to_owned()
     }
 
     /// Adds a file from a stream, without pinning or announcing it, and returns its CID. `flags` are those of `ipfs add`.
@@ -122,6 +149,12 @@ impl Kubo {
         self.call("swarm/connect", &[multiaddr]).await;
     }
 
+    /// [`Kubo::connect`] for those who do not know whether it may.
+    pub fn try_connect(&self, multiaddr: &str) -> Result<(), String> {
+        let output = self.command().args(["swarm", "connect", multiaddr]).output().expect("ipfs starts");
+        if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
+    }
+
     /// Whether it is connected to a peer.
     pub async fn is_connected_to(&self, peer_id: &str) -> bool {
         let peers = self.call("swarm/peers", &[]).await;
@@ -171,6 +204,16 @@ impl Kubo {
     /// Takes in a key, and returns its name.
     pub fn import_key(&self, name: &str, format: &str, file: &Path) -> String {
         run(self.command().args(["key", "import", "--allow-any-key-type", "--format", format, name]).arg(file))
+    }
+
+    /// [`Kubo::publish`] for those who do not know whether the DHT is ready.
+    pub fn try_publish(&self, path: &str) -> Result<String, String> {
+        try_run(self.command().args(["name", "publish", "-Q", "--resolve=false", path]))
+    }
+
+    /// [`Kubo::provide`] for those who do not know whether the DHT is ready.
+    pub fn try_provide(&self, cid: &str) -> Result<String, String> {
+        try_run(self.command().args(["routing", "provide", cid]))
     }
 
     /// Peers that the DHT names as providers of a CID.
@@ -267,6 +310,13 @@ fn command(ipfs: &Path, repository: &Path) -> Command {
     command
 }
 
+/// Runs to the end; returns what was printed, or what went wrong.
+fn try_run(command: &mut Command) -> Result<String, String> {
+    let output = command.output().expect("ipfs starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
 /// Runs to the end; returns what was printed.
 fn run(command: &mut Command) -> String {
     let output = command.output().expect("ipfs starts");
@@ -276,10 +326,10 @@ fn run(command: &mut Command) -> String {
 
 /// On top of the "test" profile: nobody outside this machine is ever asked for anything, and loopback addresses take part in
 /// the DHT as those of a server.
-fn configure(config: &Path, set: impl FnOnce(&mut Value)) {
+fn configure(config: &Path, listen: &[&str], set: impl FnOnce(&mut Value)) {
     let text = std::fs::read_to_string(config).expect("ipfs init wrote it");
     let mut settings: Value = serde_json::from_str(&text).expect("Kubo's configuration is JSON");
-    settings["Addresses"]["Swarm"] = json!(["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"]);
+    settings["Addresses"]["Swarm"] = json!(listen);
     settings["Bootstrap"] = json!([]);
     settings["AutoConf"] = json!({ "Enabled": false });
     settings["DNS"] = json!({ "Resolvers": {} });

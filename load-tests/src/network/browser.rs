@@ -17,10 +17,9 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/browser/page-time.mjs
 const ASSETS: [(&str, usize, usize); 3] = [("css", 4, 30_000), ("js", 6, 60_000), ("svg", 30, 20_000)];
 
 /// From the navigation to the end of the load event.
-pub async fn page(options: &Options) -> Result<Row> {
+pub async fn page(options: &Options, transport: Transport) -> Result<Row> {
     let modules =
         options.browser_modules.as_ref().context("--browser-modules is not given; see `make bench-network`")?;
-    let transport = Transport::Quic;
     let source = Far::<Kubo>::start(options, options.link()).await?;
     let clients = Clients::start(options, &source, transport).await?;
     let rounds = Rounds::measure(options.rounds(), &[Who::Http, Who::Kubo, Who::Causeway], async |who, round| {
@@ -41,7 +40,7 @@ pub async fn page(options: &Options) -> Result<Row> {
     let rounds = rounds.await?;
     let kubo = rounds.of(Who::Kubo);
     Ok(Row {
-        case: format!("a cold page with {} assets, whole, in Chromium, QUIC", assets()),
+        case: format!("a cold page with {} assets, whole, in Chromium, {}", assets(), transport.name()),
         unit: "s",
         measured: rounds.of(Who::Causeway),
         measured_unit: "s",

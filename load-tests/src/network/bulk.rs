@@ -4,6 +4,7 @@ use super::Options;
 use super::asker;
 use super::figures::{Goal, Rounds, Row, Who};
 use super::world::{self, Far};
+use crate::child::datagrams_dropped;
 use crate::fetch::get;
 use crate::relay::Link;
 use crate::sample;
@@ -23,8 +24,9 @@ pub async fn cold(options: &Options, transport: Transport) -> Result<Row> {
     let content = sample::bytes(options.size(LARGE), 1);
     let path = source.node.add(&content)?;
     let blocks = world::all_blocks(&source.node, &path).await?;
-    let mut overhead: f64 = 0.0;
+    let (mut overhead, mut dropped) = (0.0_f64, 0);
     let who = [Who::Http, Who::Ceiling, Who::Kubo, Who::Causeway];
+    let dropped_here = datagrams_dropped(std::process::id());
     let rounds = Rounds::measure(options.rounds(), &who, async |who, _| {
         let before = source.passed(who, transport);
         let seconds = match who {
@@ -32,7 +34,11 @@ pub async fn cold(options: &Options, transport: Transport) -> Result<Row> {
             Who::Http => whole(&source.url(), &path, &content).await?,
             client => {
                 let server = world::client(client, options, &[source.multiaddr(transport)]).await?;
-                whole(&server.url, &path, &content).await?
+                let seconds = whole(&server.url, &path, &content).await?;
+                if who == Who::Causeway {
+                    dropped += server.process.datagrams_dropped();
+                }
+                seconds
             }
         };
         let passed = source.check(who, transport, before, content.len())?;
@@ -55,6 +61,10 @@ pub async fn cold(options: &Options, transport: Transport) -> Result<Row> {
         notes: vec![
             format!("stretch {:.1}, Kubo's {:.1}", ours / http, rounds.of(Who::Kubo) / http),
             format!("bytes through the relay: {overhead:.3} × the file"),
+            format!(
+                "datagrams lost in full buffers: {dropped} at Causeway, {} at the relay",
+                datagrams_dropped(std::process::id()).saturating_sub(dropped_here)
+            ),
         ],
         series: rounds.0,
     })

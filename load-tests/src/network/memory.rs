@@ -36,7 +36,14 @@ pub async fn resident(options: &Options) -> Result<Row> {
     }
     let root = source.node.add_folder(site.path())?;
     let ram = RAM_TIER.to_string();
-    let settings = [("CAUSEWAY_CACHE_RAM_BYTES_MAX", ram.as_str()), ("CAUSEWAY_HTTP_CLIENT_MISSES_MAX", "1024")];
+    // Everybody comes from one address here, and stands for many.
+    let settings = [
+        ("CAUSEWAY_CACHE_RAM_BYTES_MAX", ram.as_str()),
+        ("CAUSEWAY_HTTP_CLIENT_MISSES_MAX", "1024"),
+        ("CAUSEWAY_P2P_CONNECTIONS_MAX", "2048"),
+        ("CAUSEWAY_P2P_CONNECTIONS_PER_IP_MAX", "2048"),
+        ("CAUSEWAY_P2P_CONNECTIONS_PER_SUBNET_MAX", "2048"),
+    ];
     let peers = [source.multiaddr(Transport::Tcp)];
     let setup = Setup { peers: &peers, flags: options.flags(), settings: &settings, ..Setup::default() };
     let causeway = Causeway::start(&options.causeway, setup).await?;

@@ -131,8 +131,10 @@ pub enum RowName {
     DhtFar,
     /// Publication of a provider record among them
     Publish,
-    /// A cold page with 40 assets in Chromium
-    Browser,
+    /// A cold page with 40 assets in Chromium, over TCP
+    BrowserTcp,
+    /// The same over QUIC
+    BrowserQuic,
     /// Resident memory with 1,000 connections and 200 streaming misses
     Memory,
 }
@@ -160,7 +162,8 @@ impl RowName {
             Self::DhtNear => routing::near(options).await,
             Self::DhtFar => routing::far(options).await,
             Self::Publish => routing::publish(options).await,
-            Self::Browser => browser::page(options).await,
+            Self::BrowserTcp => browser::page(options, Transport::Tcp).await,
+            Self::BrowserQuic => browser::page(options, Transport::Quic).await,
             Self::Memory => memory::resident(options).await,
         }
     }

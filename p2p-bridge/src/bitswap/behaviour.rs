@@ -4,9 +4,11 @@
 //! here hashes, encodes or reads a disk; look-ups in the local tiers are futures that others drive.
 
 use super::client::{self, Action, Client, Use};
+use super::framing::Memory;
 use super::handler::{Command, Event as HandlerEvent, Handler, Received};
 use super::message::{Ask, MAX_WANTS_PER_PEER, WantEntry};
 use super::server::{Answer, Found, Lookup, Server};
+use super::traffic::Traffic;
 use crate::admission::reputation::Offence;
 use crate::http_source::peers::{Event as HttpEvent, HttpPeers};
 use crate::metrics::{Kind, Metrics};
@@ -24,7 +26,7 @@ use libp2p::swarm::{
 };
 use libp2p::{Multiaddr, PeerId};
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -68,6 +70,15 @@ pub enum Event {
     Offence(PeerId, Offence),
 }
 
+/// Whom the operator set apart.
+#[derive(Debug, Default)]
+pub struct Circle {
+    /// Peers that are asked first.
+    pub favoured: HashSet<PeerId>,
+    /// Who is given blocks.
+    pub serve_to: ServeTo,
+}
+
 /// The network behaviour. See the module's documentation.
 pub struct Behaviour {
     client: Client,
@@ -78,8 +89,10 @@ pub struct Behaviour {
     local: Arc<dyn BlockSource>,
     lookups: FuturesUnordered<BoxFuture<'static, (Lookup, Found)>>,
     connections: HashMap<PeerId, Vec<ConnectionId>>,
-    favoured: HashSet<PeerId>,
-    serve_to: ServeTo,
+    /// Kept alive by the peers' connections.
+    traffic: HashMap<PeerId, Weak<Traffic>>,
+    memory: Memory,
+    circle: Circle,
     /// Gateways that are asked as peers are.
     http: HttpPeers,
     events: VecDeque<ToSwarm<Event, Command>>,
@@ -87,15 +100,16 @@ pub struct Behaviour {
 }
 
 impl Behaviour {
-    /// A behaviour that takes wants from `commands`, delivers to `wants` and answers others from `local`.
+    /// A behaviour that takes wants from `commands`, delivers to `wants` and answers others from `local`. Messages under
+    /// way towards us take no more than `memory`.
     pub fn new(
         config: client::Config,
         metrics: Metrics,
         wants: Arc<Wants>,
         commands: mpsc::UnboundedReceiver<SessionCommand>,
         local: Arc<dyn BlockSource>,
-        favoured: HashSet<PeerId>,
-        serve_to: ServeTo,
+        memory: Memory,
+        circle: Circle,
     ) -> Self {
         let mut ticker = tokio::time::interval(TICK);
         ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -108,8 +122,9 @@ impl Behaviour {
             local,
             lookups: FuturesUnordered::new(),
             connections: HashMap::new(),
-            favoured,
-            serve_to,
+            traffic: HashMap::new(),
+            memory,
+            circle,
             http: HttpPeers::none(Default::default()),
             events: VecDeque::new(),
             ticker,
@@ -182,6 +197,17 @@ impl Behaviour {
         }
     }
 
+    fn take_commands(&mut self, cx: &mut Context<'_>, now: Instant) {
+        for _ in 0..COMMANDS_PER_POLL {
+            match self.commands.poll_recv(cx) {
+                Poll::Ready(Some(command)) => self.command(command, now),
+                Poll::Ready(None) | Poll::Pending => return,
+            }
+        }
+        // There may be more, of which nobody would tell us.
+        cx.waker().wake_by_ref();
+    }
+
     fn received(&mut self, peer: PeerId, received: Received, now: Instant) {
         for (key, bytes) in received.blocks {
             let kind = match self.client.received_block(peer, key, bytes, now) {
@@ -209,7 +235,7 @@ impl Behaviour {
 
     /// A peer asks. Whoever is not served hears that nothing is here, as if it were so.
     fn asked(&mut self, peer: PeerId, wants: Vec<WantEntry>, full: bool) {
-        if !self.serve_to.admits(&peer) {
+        if !self.circle.serve_to.admits(&peer) {
             let absent = wants.into_iter().filter(|want| want.ask != Ask::Cancel && want.send_dont_have);
             let presences: Vec<_> = absent.take(MAX_WANTS_PER_PEER).map(|want| (want.cid, false)).collect();
             if !presences.is_empty() {
@@ -268,6 +294,26 @@ impl Behaviour {
         }
     }
 
+    fn handler(&mut self, peer: PeerId) -> Handler {
+        let shared = self.traffic.get(&peer).and_then(Weak::upgrade);
+        let traffic = shared.unwrap_or_else(|| {
+            let traffic = Arc::default();
+            self.traffic.insert(peer, Arc::downgrade(&traffic));
+            traffic
+        });
+        Handler::new(self.wants.clone(), self.memory.clone(), traffic)
+    }
+
+    /// Tells the client who is sending something that is not complete yet.
+    fn note_traffic(&mut self) {
+        self.traffic.retain(|_, traffic| traffic.strong_count() > 0);
+        for (peer, traffic) in &self.traffic {
+            if let Some(at) = traffic.upgrade().and_then(|traffic| traffic.received_at()) {
+                self.client.peer_progressed(*peer, at);
+            }
+        }
+    }
+
     /// Where a gateway is that a provider record named, if that is what goes by this name.
     pub fn gateway_address(&self, peer: &PeerId) -> Option<&Multiaddr> {
         self.http.address(peer)
@@ -285,12 +331,12 @@ impl Behaviour {
         let connections = self.connections.entry(peer).or_default();
         connections.push(connection);
         let first = connections.len() == 1;
-        if self.favoured.contains(&peer) {
+        if self.circle.favoured.contains(&peer) {
             let handler = NotifyHandler::One(connection);
             self.events.push_back(ToSwarm::NotifyHandler { peer_id: peer, handler, event: Command::Keep(true) });
         }
         if first {
-            self.client.peer_connected(peer, self.favoured.contains(&peer), Instant::now());
+            self.client.peer_connected(peer, self.circle.favoured.contains(&peer), Instant::now());
         }
     }
 
@@ -324,22 +370,22 @@ impl NetworkBehaviour for Behaviour {
     fn handle_established_inbound_connection(
         &mut self,
         _: ConnectionId,
-        _: PeerId,
+        peer: PeerId,
         _: &Multiaddr,
         _: &Multiaddr,
     ) -> Result<Handler, ConnectionDenied> {
-        Ok(Handler::new(self.wants.clone()))
+        Ok(self.handler(peer))
     }
 
     fn handle_established_outbound_connection(
         &mut self,
         _: ConnectionId,
-        _: PeerId,
+        peer: PeerId,
         _: &Multiaddr,
         _: Endpoint,
         _: PortUse,
     ) -> Result<Handler, ConnectionDenied> {
-        Ok(Handler::new(self.wants.clone()))
+        Ok(self.handler(peer))
     }
 
     fn on_swarm_event(&mut self, event: FromSwarm) {
@@ -365,6 +411,7 @@ impl NetworkBehaviour for Behaviour {
                 self.offended(peer, Offence::Protocol);
             }
             HandlerEvent::Unreachable => self.client.peer_failed(peer, now),
+            HandlerEvent::Lost => self.client.ask_again(peer),
             HandlerEvent::Answered { blocks, bytes } => {
                 self.metrics.sent_blocks.inc_by(blocks as u64);
                 self.metrics.sent_bytes.inc_by(bytes as u64);
@@ -379,12 +426,7 @@ impl NetworkBehaviour for Behaviour {
                 return Poll::Ready(event);
             }
             let now = Instant::now();
-            for _ in 0..COMMANDS_PER_POLL {
-                match self.commands.poll_recv(cx) {
-                    Poll::Ready(Some(command)) => self.command(command, now),
-                    Poll::Ready(None) | Poll::Pending => break,
-                }
-            }
+            self.take_commands(cx, now);
             self.start_lookups();
             while let Poll::Ready(Some((lookup, found))) = self.lookups.poll_next_unpin(cx) {
                 if let Some((peer, answer)) = self.server.looked_up(lookup, found) {
@@ -394,6 +436,7 @@ impl NetworkBehaviour for Behaviour {
             }
             while self.ticker.poll_tick(cx).is_ready() {
                 if !self.client.is_idle() {
+                    self.note_traffic();
                     self.client.tick(now);
                 }
                 self.http.tick(now);
@@ -410,3 +453,7 @@ impl NetworkBehaviour for Behaviour {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "behaviour_tests.rs"]
+mod tests;

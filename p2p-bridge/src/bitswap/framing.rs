@@ -1,8 +1,13 @@
-//! Length-prefixed frames on a Bitswap stream, read within a budget.
+//! Length-prefixed frames on a Bitswap stream, read within budgets.
 //!
-//! Goals: a peer pays for memory with bytes that it really sent. The declared length only bounds a frame; the buffer
-//! starts small and takes its full size once the peer has proved that it sends. Frames of a connection share a byte
-//! budget, and a frame that nobody can have asked for is read and thrown away without being kept.
+//! Goals: a peer pays for memory with bytes that it really sent, and keeps it only as long as it goes on sending. The
+//! declared length only bounds a frame; its buffer starts small and doubles as it fills. All frames of all connections
+//! share one budget ([`Memory`]), those of a connection a smaller one, and a frame that nobody can have asked for is read
+//! and thrown away without being kept.
+//!
+//! Fairness: each doubling has to fill in time, and sooner while less than a quarter of the budget is left ([`Patience`]),
+//! so slow senders keep little and not for long. Whoever finds nothing left waits in line for a while; then the frame is
+//! given up, and what it answered is asked again.
 
 use bytes::Bytes;
 use futures::{AsyncRead, AsyncReadExt};
@@ -13,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::message::MAX_MESSAGE_BYTES;
+use super::traffic::Traffic;
 
 /// What the buffer holds before the peer has sent anything, in bytes.
 const FIRST_ALLOCATION_BYTES: usize = 64 * 1024;
@@ -20,60 +26,133 @@ const FIRST_ALLOCATION_BYTES: usize = 64 * 1024;
 pub const UNSOLICITED_BYTES_MAX: usize = 512 * 1024;
 /// Bytes of frames that one connection may hold in memory at once.
 pub const CONNECTION_BUDGET_BYTES: usize = 2 * MAX_MESSAGE_BYTES;
+/// How long after our last question a peer may send large messages.
+const SOLICITED_FOR: Duration = Duration::from_secs(600);
+
+/// How long frames may take.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// For a buffer to fill before it is doubled.
+    step: Duration,
+    /// The same when memory is short.
+    step_under_pressure: Duration,
+    /// For memory to be had.
+    memory: Duration,
+}
+
+impl Default for Patience {
+    /// A frame of 256 KiB passes at 7 KB/s, one of 4 MiB at 105 KB/s.
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self { step: seconds(20), step_under_pressure: seconds(5), memory: seconds(5) }
+    }
+}
 
 /// What became of a frame.
 pub enum Frame {
-    /// A frame to decode; the permit returns its bytes to the connection's budget when dropped.
-    Whole(Bytes, OwnedSemaphorePermit),
+    /// A frame to decode; what it holds of the budgets returns when the permits are dropped.
+    Whole(Bytes, Permits),
     /// A large frame that nothing was asked for; it was skipped.
     Unsolicited,
     /// The peer closed the stream.
     End,
 }
 
-/// Reads the next frame. `solicited` says whether this peer owes us blocks.
-///
-/// # Errors
-/// `InvalidData` when the declared length is over the protocol's limit, `UnexpectedEof` when the stream ends inside a
-/// frame, `TimedOut` when a frame that began does not end within `patience`, and whatever the stream itself reports.
-pub async fn read_frame(
-    stream: &mut (impl AsyncRead + Unpin),
-    budget: &Arc<Semaphore>,
-    solicited: impl Fn() -> bool,
-    patience: Duration,
-) -> io::Result<Frame> {
-    // A stream may rest between frames for as long as it likes; a frame that began has to end.
-    let Some(length) = read_length(stream).await? else { return Ok(Frame::End) };
-    timeout(patience, read_body(stream, length, budget, solicited)).await.map_err(|_| io::ErrorKind::TimedOut)?
+/// A frame's share of its connection's budget and of everybody's.
+pub struct Permits {
+    _connection: OwnedSemaphorePermit,
+    _memory: OwnedSemaphorePermit,
 }
 
-async fn read_body(
-    stream: &mut (impl AsyncRead + Unpin),
-    length: usize,
-    budget: &Arc<Semaphore>,
-    solicited: impl Fn() -> bool,
-) -> io::Result<Frame> {
-    if length > MAX_MESSAGE_BYTES {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("a message of {length} bytes is over the limit"),
-        ));
+/// Bytes that the frames of all connections may take in memory. Cloning shares them.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    bytes: Arc<Semaphore>,
+    bytes_max: usize,
+    patience: Patience,
+}
+
+impl Memory {
+    /// A budget of that many bytes: at least one message, at most what a semaphore can count.
+    pub fn new(bytes: usize) -> Self {
+        let bytes_max = bytes.clamp(MAX_MESSAGE_BYTES, Semaphore::MAX_PERMITS);
+        Self { bytes: Arc::new(Semaphore::new(bytes_max)), bytes_max, patience: Patience::default() }
     }
-    if length > UNSOLICITED_BYTES_MAX && !solicited() {
-        skip(stream, length).await?;
-        return Ok(Frame::Unsolicited);
+
+    async fn take(&self, bytes: usize) -> io::Result<OwnedSemaphorePermit> {
+        let permits = u32::try_from(bytes).map_err(io::Error::other)?;
+        let taken = timeout(self.patience.memory, Arc::clone(&self.bytes).acquire_many_owned(permits)).await;
+        taken.map_err(|_| io::ErrorKind::OutOfMemory)?.map_err(io::Error::other)
     }
-    let permits = u32::try_from(length).map_err(io::Error::other)?;
-    let permit = budget.clone().acquire_many_owned(permits).await.map_err(io::Error::other)?;
-    let mut buffer = vec![0; length.min(FIRST_ALLOCATION_BYTES)];
-    stream.read_exact(&mut buffer).await?;
-    if length > buffer.len() {
-        let read = buffer.len();
-        buffer.reserve_exact(length - read);
-        buffer.resize(length, 0);
-        stream.read_exact(&mut buffer[read..]).await?;
+
+    fn step_timeout(&self) -> Duration {
+        let short = self.bytes.available_permits() < self.bytes_max / 4;
+        if short { self.patience.step_under_pressure } else { self.patience.step }
     }
-    Ok(Frame::Whole(buffer.into(), permit))
+}
+
+/// What the frames of one connection are read within.
+#[derive(Clone)]
+pub struct Budgets {
+    memory: Memory,
+    connection: Arc<Semaphore>,
+    traffic: Arc<Traffic>,
+}
+
+impl Budgets {
+    /// Those of a new connection with a peer.
+    pub fn new(memory: Memory, traffic: Arc<Traffic>) -> Self {
+        Self { memory, connection: Arc::new(Semaphore::new(CONNECTION_BUDGET_BYTES)), traffic }
+    }
+
+    /// Reads the next frame.
+    ///
+    /// # Errors
+    /// `InvalidData` when the declared length is over the protocol's limit, `UnexpectedEof` when the stream ends inside a
+    /// frame, `TimedOut` when it comes too slowly, `OutOfMemory` when the budget of all connections is used up for too
+    /// long, and whatever the stream itself reports.
+    pub async fn read_frame(&self, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame> {
+        // A stream may rest between frames for as long as it likes; a frame that began has to go on.
+        let Some(length) = read_length(stream).await? else { return Ok(Frame::End) };
+        if length > MAX_MESSAGE_BYTES {
+            let reason = format!("a message of {length} bytes is over the limit");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+        }
+        if length > UNSOLICITED_BYTES_MAX && !self.traffic.asked_within(SOLICITED_FOR) {
+            timeout(self.memory.patience.step, skip(stream, length)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+            return Ok(Frame::Unsolicited);
+        }
+        self.read_body(stream, length).await
+    }
+
+    async fn read_body(&self, stream: &mut (impl AsyncRead + Unpin), length: usize) -> io::Result<Frame> {
+        let permits = u32::try_from(length).map_err(io::Error::other)?;
+        let connection = Arc::clone(&self.connection).acquire_many_owned(permits).await.map_err(io::Error::other)?;
+        let mut buffer = Vec::new();
+        let mut memory = self.memory.take(0).await?;
+        while buffer.len() < length {
+            let read = buffer.len();
+            let room = length.min((read * 2).max(FIRST_ALLOCATION_BYTES));
+            memory.merge(self.memory.take(room - read).await?);
+            buffer.reserve_exact(room - read);
+            buffer.resize(room, 0);
+            let step = self.fill(stream, &mut buffer[read..]);
+            timeout(self.memory.step_timeout(), step).await.map_err(|_| io::ErrorKind::TimedOut)??;
+        }
+        Ok(Frame::Whole(buffer.into(), Permits { _connection: connection, _memory: memory }))
+    }
+
+    async fn fill(&self, stream: &mut (impl AsyncRead + Unpin), mut buffer: &mut [u8]) -> io::Result<()> {
+        while !buffer.is_empty() {
+            let read = stream.read(buffer).await?;
+            if read == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.traffic.note_bytes();
+            buffer = &mut buffer[read..];
+        }
+        Ok(())
+    }
 }
 
 /// An unsigned varint, or `None` at a clean end of the stream.
@@ -110,13 +189,30 @@ async fn skip(stream: &mut (impl AsyncRead + Unpin), length: usize) -> io::Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures::FutureExt;
     use futures::io::Cursor;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+    use std::time::Instant;
+
+    const MIB: usize = 1024 * 1024;
+    const MS: Duration = Duration::from_millis(1);
+
+    fn budgets(solicited: bool, memory: &Memory) -> Budgets {
+        let traffic = Arc::new(Traffic::default());
+        if solicited {
+            traffic.note_question();
+        }
+        Budgets::new(memory.clone(), traffic)
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime")
+    }
 
     fn read(bytes: Vec<u8>, solicited: bool) -> io::Result<Frame> {
-        let budget = Arc::new(Semaphore::new(CONNECTION_BUDGET_BYTES));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-        let patience = Duration::from_secs(60);
-        runtime.block_on(read_frame(&mut Cursor::new(bytes), &budget, || solicited, patience))
+        let budgets = budgets(solicited, &Memory::new(256 * MIB));
+        runtime().block_on(budgets.read_frame(&mut Cursor::new(bytes)))
     }
 
     fn framed(length: usize) -> Vec<u8> {
@@ -130,7 +226,7 @@ mod tests {
     fn frames_of_every_size_come_whole() {
         for length in [0, 1, 127, 128, FIRST_ALLOCATION_BYTES, FIRST_ALLOCATION_BYTES + 1, MAX_MESSAGE_BYTES] {
             match read(framed(length), true).expect("reads") {
-                Frame::Whole(bytes, _) => assert_eq!(bytes.len(), length),
+                Frame::Whole(bytes, _) => assert!(bytes.len() == length && bytes.iter().all(|byte| *byte == 7)),
                 _ => panic!("{length}"),
             }
         }
@@ -150,5 +246,64 @@ mod tests {
     fn a_large_frame_that_nobody_asked_for_is_not_kept() {
         assert!(matches!(read(framed(UNSOLICITED_BYTES_MAX + 1), false), Ok(Frame::Unsolicited)));
         assert!(matches!(read(framed(UNSOLICITED_BYTES_MAX), false), Ok(Frame::Whole(..))));
+    }
+
+    #[test]
+    fn memory_is_bought_with_bytes_and_comes_back() {
+        let memory = Memory::new(64 * MIB);
+        let budgets = budgets(true, &memory);
+        let frame = framed(MAX_MESSAGE_BYTES);
+        // What was sent of the frame, and what it may have taken.
+        for (sent, taken_max) in [(5, 64 << 10), (100 << 10, 128 << 10), (300 << 10, 512 << 10), (3 * MIB, 4 * MIB)] {
+            let mut stream = unfinished(&frame[..sent]);
+            runtime().block_on(async {
+                let mut reading = Box::pin(budgets.read_frame(&mut stream));
+                assert!((&mut reading).now_or_never().is_none());
+                let taken = memory.bytes_max - memory.bytes.available_permits();
+                assert!(taken > 0 && taken <= taken_max, "{taken} taken for {sent}");
+            });
+            assert_eq!(memory.bytes.available_permits(), memory.bytes_max);
+        }
+    }
+
+    #[test]
+    fn slow_senders_lose_their_memory_and_sooner_when_it_is_short() {
+        let frame = framed(MAX_MESSAGE_BYTES);
+        let patience = Patience { step: 400 * MS, step_under_pressure: 20 * MS, memory: 20 * MS };
+        for (others_bytes, expected) in [(0, 400 * MS..Duration::MAX), (7 * MIB, 20 * MS..400 * MS)] {
+            let memory = Memory { patience, ..Memory::new(8 * MIB) };
+            let budgets = budgets(true, &memory);
+            runtime().block_on(async {
+                let others = memory.take(others_bytes).await.expect("there is room");
+                let begun = Instant::now();
+                let result = budgets.read_frame(&mut unfinished(&frame[..1_000])).await;
+                assert_eq!(result.err().map(|error| error.kind()), Some(io::ErrorKind::TimedOut));
+                assert!(expected.contains(&begun.elapsed()), "{:?}, not {expected:?}", begun.elapsed());
+                drop(others);
+            });
+        }
+    }
+
+    #[test]
+    fn a_frame_for_which_there_is_no_memory_is_given_up_in_time() {
+        let patience = Patience { memory: 20 * MS, ..Patience::default() };
+        let memory = Memory { patience, ..Memory::new(8 * MIB) };
+        let budgets = budgets(true, &memory);
+        runtime().block_on(async {
+            let _others = memory.take(8 * MIB).await.expect("there is room");
+            let result = budgets.read_frame(&mut Cursor::new(framed(MIB))).await;
+            assert_eq!(result.err().map(|error| error.kind()), Some(io::ErrorKind::OutOfMemory));
+        });
+    }
+
+    /// What was sent of a frame whose rest does not come.
+    fn unfinished(bytes: &[u8]) -> impl AsyncRead + Unpin {
+        struct Never;
+        impl AsyncRead for Never {
+            fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut [u8]) -> Poll<io::Result<usize>> {
+                Poll::Pending
+            }
+        }
+        Cursor::new(bytes.to_vec()).chain(Never)
     }
 }

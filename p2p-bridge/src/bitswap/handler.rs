@@ -1,12 +1,17 @@
 //! One connection's Bitswap: reads messages on any number of streams, writes on two.
 //!
+//! The stream for questions is opened as soon as the peer says that it speaks Bitswap: negotiating one takes a round trip,
+//! which the first question of a visitor should not have to wait for.
+//!
 //! Goals: decoding, hashing and delivery of blocks happen here, in the connection's own task; Go peers may answer every
 //! message on a new stream; our questions never queue behind our answers, which have a stream of their own; memory per
 //! connection is bounded ([`super::framing`]).
 
-use super::framing::{CONNECTION_BUDGET_BYTES, Frame, read_frame};
-use super::message::{Ask, Message, RawBlock, Version, WantEntry, encode_answer, encode_wants, parse_prefix};
+use super::framing::{Budgets, Frame, Memory};
+use super::message::{Ask, Message, RawBlock, Version, WantEntry, encode_answer, encode_wants_from, parse_prefix};
+use super::outbox::Outbox;
 use super::server::Answer;
+use super::traffic::Traffic;
 use crate::wants::Wants;
 use bytes::Bytes;
 use content::{Block, BlockKey, Cid};
@@ -15,26 +20,28 @@ use futures::stream::{BoxStream, SelectAll};
 use futures::{AsyncWriteExt, FutureExt, StreamExt};
 use libp2p::StreamProtocol;
 use libp2p::core::upgrade::{InboundUpgrade, OutboundUpgrade, UpgradeInfo};
-use libp2p::swarm::handler::{ConnectionEvent, DialUpgradeError, FullyNegotiatedInbound, FullyNegotiatedOutbound};
+use libp2p::swarm::handler::{
+    ConnectionEvent, DialUpgradeError, FullyNegotiatedInbound, FullyNegotiatedOutbound, ProtocolsChange,
+};
 use libp2p::swarm::{ConnectionHandler, ConnectionHandlerEvent, Stream, StreamUpgradeError, SubstreamProtocol};
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
+use std::time::Duration;
 use tokio::time::timeout;
 
 /// Streams that a peer may have open towards us at once.
 const INBOUND_STREAMS_MAX: usize = 256;
-/// How long one message may take to be read or written.
+/// How long one message may take to be written.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long after our last question a peer may send large messages.
-const SOLICITED_FOR: Duration = Duration::from_secs(600);
-/// A connection is in use for this long after our last question on it.
+/// A connection is in use for this long after our last question to the peer.
 const KEPT_ALIVE_FOR: Duration = Duration::from_secs(60);
+/// The priority of the first question; it falls from question to question, and starts again before it is used up.
+const FIRST_PRIORITY: i32 = i32::MAX;
+/// Below this it starts again: far more than one message has questions.
+const LAST_PRIORITY: i32 = 1 << 20;
 
 /// What the behaviour tells a connection.
 #[derive(Debug)]
@@ -56,6 +63,8 @@ pub enum Event {
     Fault(String),
     /// The peer speaks no Bitswap, or its stream cannot be kept open.
     Unreachable,
+    /// A message could not be taken in for want of memory. What it answered has to be asked again.
+    Lost,
     /// An answer left, or was dropped.
     Answered {
         /// Blocks in it.
@@ -141,7 +150,13 @@ enum LaneState {
 /// An outgoing stream and what waits for it. It stays open: opening one costs a round trip.
 struct Outgoing {
     lane: Lane,
+    /// Answers; and questions as one, however many commands they came in.
     queue: VecDeque<Command>,
+    questions: Outbox,
+    /// That of the next question.
+    priority: i32,
+    /// Open a stream though there is nothing to send yet, so that the first question need not wait for it.
+    prepare: bool,
     /// What is being written, kept for a second try on a new stream.
     current: Option<Command>,
     tried_again: bool,
@@ -150,22 +165,55 @@ struct Outgoing {
 
 impl Outgoing {
     fn new(lane: Lane) -> Self {
-        Self { lane, queue: VecDeque::new(), current: None, tried_again: false, state: LaneState::Closed }
+        Self {
+            lane,
+            queue: VecDeque::new(),
+            questions: Outbox::default(),
+            priority: FIRST_PRIORITY,
+            prepare: false,
+            current: None,
+            tried_again: false,
+            state: LaneState::Closed,
+        }
     }
 
+    /// Bounded by the machines that fill it: wants per peer, answer bytes per peer.
     fn push(&mut self, command: Command) {
-        if let (Command::Ask(entries), Some(Command::Ask(queued))) = (&command, self.queue.back_mut()) {
-            queued.extend_from_slice(entries);
-            return;
+        match command {
+            Command::Ask(entries) => self.questions.extend(entries),
+            command => self.queue.push_back(command),
         }
-        // Bounded by the machines that fill it: wants per peer, answer bytes per peer.
-        self.queue.push_back(command);
+    }
+
+    fn next(&mut self) -> Option<Command> {
+        if !self.questions.is_empty() {
+            return Some(Command::Ask(self.questions.take()));
+        }
+        self.queue.pop_front()
+    }
+
+    fn is_busy(&self) -> bool {
+        self.current.is_some() || !self.queue.is_empty() || !self.questions.is_empty()
+    }
+
+    fn encode(&mut self, command: &Command, version: Version) -> Vec<Bytes> {
+        match command {
+            Command::Ask(entries) => {
+                let first = self.priority;
+                let next = first.saturating_sub(i32::try_from(entries.len()).unwrap_or(i32::MAX));
+                self.priority = if next < LAST_PRIORITY { FIRST_PRIORITY } else { next };
+                vec![encode_wants_from(first, entries, version)]
+            }
+            Command::Answer(answer) => encode_answer(&answer.blocks, &answer.presences, version),
+            Command::Keep(_) => Vec::new(),
+        }
     }
 
     /// Gives up on everything queued, reporting answers so that their bytes return to the peer's budget.
     fn abandon(&mut self, events: &mut VecDeque<Event>) {
         self.state = LaneState::Closed;
         self.tried_again = false;
+        self.questions.take();
         for command in self.current.take().into_iter().chain(self.queue.drain(..)) {
             if let Command::Answer(answer) = command {
                 events.push_back(Event::answered(&answer));
@@ -180,8 +228,9 @@ impl Outgoing {
     fn poll(&mut self, cx: &mut Context<'_>, events: &mut VecDeque<Event>) -> bool {
         loop {
             match std::mem::replace(&mut self.state, LaneState::Closed) {
-                LaneState::Closed if self.queue.is_empty() && self.current.is_none() => return false,
+                LaneState::Closed if !self.is_busy() && !self.prepare => return false,
                 LaneState::Closed => {
+                    self.prepare = false;
                     self.state = LaneState::Opening;
                     return true;
                 }
@@ -190,11 +239,11 @@ impl Outgoing {
                     return false;
                 }
                 LaneState::Open(stream, version) => {
-                    let Some(command) = self.current.take().or_else(|| self.queue.pop_front()) else {
+                    let Some(command) = self.current.take().or_else(|| self.next()) else {
                         self.state = LaneState::Open(stream, version);
                         return false;
                     };
-                    let parts = encode(&command, version);
+                    let parts = self.encode(&command, version);
                     self.current = Some(command);
                     self.state = LaneState::Writing(write(stream, version, parts).boxed());
                 }
@@ -222,22 +271,6 @@ impl Outgoing {
     }
 }
 
-fn encode(command: &Command, version: Version) -> Vec<Bytes> {
-    match command {
-        Command::Ask(entries) => vec![encode_wants(&last_words(entries), version)],
-        Command::Answer(answer) => encode_answer(&answer.blocks, &answer.presences, version),
-        Command::Keep(_) => Vec::new(),
-    }
-}
-
-/// The last entry about each CID. Go peers take a cancel and a want of one message for a cancel, whatever their order.
-fn last_words(entries: &[WantEntry]) -> Vec<WantEntry> {
-    let mut seen = HashSet::new();
-    let mut last: Vec<WantEntry> = entries.iter().rev().filter(|entry| seen.insert(entry.cid)).cloned().collect();
-    last.reverse();
-    last
-}
-
 async fn write(mut stream: Stream, version: Version, parts: Vec<Bytes>) -> io::Result<(Stream, Version)> {
     let all = async {
         for part in &parts {
@@ -253,79 +286,72 @@ async fn write(mut stream: Stream, version: Version, parts: Vec<Bytes>) -> io::R
 #[derive(Clone)]
 struct Reading {
     wants: Arc<Wants>,
-    budget: Arc<Semaphore>,
-    born: Instant,
-    /// Milliseconds after `born` of our last question, plus one; zero if there was none.
-    asked_ms: Arc<AtomicU64>,
+    budgets: Budgets,
+}
+
+/// Where a reading stream is.
+enum Reader {
+    Open(Stream),
+    /// Its last message was broken.
+    Broken(String),
+    Over,
 }
 
 impl Reading {
-    fn since_birth_ms(&self) -> u64 {
-        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-
-    fn note_question(&self) {
-        self.asked_ms.store(self.since_birth_ms() + 1, Ordering::Relaxed);
-    }
-
-    fn is_solicited(&self) -> bool {
-        self.asked_within(SOLICITED_FOR)
-    }
-
-    fn asked_within(&self, period: Duration) -> bool {
-        let asked = self.asked_ms.load(Ordering::Relaxed);
-        let allowed = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
-        asked != 0 && self.since_birth_ms().saturating_sub(asked) < allowed
-    }
-
     /// Every message of a stream until it ends. A broken message ends the stream.
     fn messages(self, stream: Stream) -> BoxStream<'static, Event> {
-        futures::stream::unfold(Some(stream), move |stream| {
+        futures::stream::unfold(Reader::Open(stream), move |reader| {
             let reading = self.clone();
             async move {
-                let mut stream = stream?;
-                match reading.next_message(&mut stream).await {
-                    Ok(Some(event)) => Some((event, Some(stream))),
-                    Ok(None) => None,
-                    Err(reason) => Some((Event::Fault(reason), None)),
+                match reader {
+                    Reader::Open(stream) => reading.next_message(stream).await,
+                    Reader::Broken(reason) => Some((Event::Fault(reason), Reader::Over)),
+                    Reader::Over => None,
                 }
             }
         })
         .boxed()
     }
 
-    /// `Ok(None)` when the stream ended without a fault of the peer's.
-    async fn next_message(&self, stream: &mut Stream) -> Result<Option<Event>, String> {
-        let frame = match read_frame(stream, &self.budget, || self.is_solicited(), MESSAGE_TIMEOUT).await {
-            Ok(frame) => frame,
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(error.to_string()),
-            // Streams end for many reasons that are nobody's fault.
-            Err(_) => return Ok(None),
-        };
-        match frame {
-            Frame::End => Ok(None),
-            Frame::Unsolicited => Err("a large message that nobody asked for".to_owned()),
-            Frame::Whole(bytes, permit) => {
-                let received = self.take_in(bytes)?;
-                drop(permit);
-                Ok(Some(Event::Received(received)))
+    async fn next_message(&self, mut stream: Stream) -> Option<(Event, Reader)> {
+        match self.budgets.read_frame(&mut stream).await {
+            Ok(Frame::Whole(bytes, permits)) => {
+                let (received, fault) = self.take_in(bytes);
+                drop(permits);
+                Some((Event::Received(received), fault.map_or(Reader::Open(stream), Reader::Broken)))
             }
+            Ok(Frame::Unsolicited) => {
+                Some((Event::Fault("a large message that nobody asked for".to_owned()), Reader::Over))
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                Some((Event::Fault(error.to_string()), Reader::Over))
+            }
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory => Some((Event::Lost, Reader::Over)),
+            // Streams end for many reasons that are nobody's fault.
+            Ok(Frame::End) | Err(_) => None,
         }
     }
 
-    /// Decodes a frame, hashes its blocks and hands them to their waiters.
-    fn take_in(&self, frame: Bytes) -> Result<Received, String> {
+    /// Decodes a frame, hashes its blocks and hands them to their waiters. If something in it is broken, what came before
+    /// that was received all the same, and those who keep books have to hear of it.
+    fn take_in(&self, frame: Bytes) -> (Received, Option<String>) {
         let frame_bytes = frame.len();
-        let message = Message::decode(frame).map_err(|error| error.to_string())?;
+        let message = match Message::decode(frame) {
+            Ok(message) => message,
+            Err(error) => return (Received::default(), Some(error.to_string())),
+        };
         let mut received =
             Received { wants: message.wants, full: message.full, presences: message.presences, blocks: Vec::new() };
         for raw in message.blocks {
-            let block = hash(raw, frame_bytes)?;
+            let block = match hash(raw, frame_bytes) {
+                Ok(block) => block,
+                Err(reason) => return (received, Some(reason)),
+            };
             let Some(key) = block.key() else { continue };
             self.wants.deliver(&block);
             received.blocks.push((key, block.data().len()));
         }
-        Ok(received)
+        (received, None)
     }
 }
 
@@ -340,6 +366,7 @@ fn hash(raw: RawBlock, frame_bytes: usize) -> Result<Block, String> {
 /// The connection handler. See the module's documentation.
 pub struct Handler {
     reading: Reading,
+    traffic: Arc<Traffic>,
     inbound: SelectAll<BoxStream<'static, Event>>,
     outgoing: [Outgoing; 2],
     events: VecDeque<Event>,
@@ -347,15 +374,11 @@ pub struct Handler {
 }
 
 impl Handler {
-    /// A handler whose received blocks go to `wants`.
-    pub fn new(wants: Arc<Wants>) -> Self {
+    /// A handler for a connection with the peer whose traffic this is. Received blocks go to `wants`.
+    pub fn new(wants: Arc<Wants>, memory: Memory, traffic: Arc<Traffic>) -> Self {
         Self {
-            reading: Reading {
-                wants,
-                budget: Arc::new(Semaphore::new(CONNECTION_BUDGET_BYTES)),
-                born: Instant::now(),
-                asked_ms: Arc::default(),
-            },
+            reading: Reading { wants, budgets: Budgets::new(memory, Arc::clone(&traffic)) },
+            traffic,
             inbound: SelectAll::new(),
             outgoing: [Outgoing::new(Lane::Ask), Outgoing::new(Lane::Answer)],
             events: VecDeque::new(),
@@ -385,15 +408,14 @@ impl ConnectionHandler for Handler {
 
     /// Streams stay open between messages, so they say nothing about use; these do.
     fn connection_keep_alive(&self) -> bool {
-        let busy = self.outgoing.iter().any(|lane| lane.current.is_some() || !lane.queue.is_empty());
-        self.kept || busy || self.reading.asked_within(KEPT_ALIVE_FOR)
+        self.kept || self.outgoing.iter().any(Outgoing::is_busy) || self.traffic.asked_within(KEPT_ALIVE_FOR)
     }
 
     fn on_behaviour_event(&mut self, command: Command) {
         match &command {
             Command::Ask(entries) => {
                 if entries.iter().any(|entry| entry.ask != Ask::Cancel) {
-                    self.reading.note_question();
+                    self.traffic.note_question();
                 }
                 self.lane(Lane::Ask).push(command);
             }
@@ -428,6 +450,10 @@ impl ConnectionHandler for Handler {
                     lane.state = LaneState::Closed;
                 }
                 self.events = events;
+            }
+            ConnectionEvent::RemoteProtocolsChange(ProtocolsChange::Added(mut protocols)) => {
+                let bitswap = Version::ALL.map(Version::protocol);
+                self.lane(Lane::Ask).prepare |= protocols.any(|protocol| bitswap.contains(protocol));
             }
             _ => {}
         }

@@ -208,17 +208,23 @@ fn decode_presence(mut presence: Bytes) -> Result<(Cid, bool), DecodeError> {
     Ok((cid(&block)?, has))
 }
 
-/// Encodes wantlist changes as one framed message (length prefix included).
+/// Encodes wantlist changes as one framed message (length prefix included), the first of which is the most urgent.
 ///
 /// Peers of versions before 1.2.0 know no want types, so "do you have it" becomes "send it": the only question that they
 /// can answer. Version 1.0.0 knows CIDv0 alone; an entry that has no such form is left out.
 pub fn encode_wants(entries: &[WantEntry], version: Version) -> Bytes {
+    encode_wants_from(i32::MAX, entries, version)
+}
+
+/// The same, where the first entry has the given priority, and each further one a lower one: a Go peer sends blocks of equal
+/// priority in no particular order, and those who read a file need its beginning first.
+pub fn encode_wants_from(first_priority: i32, entries: &[WantEntry], version: Version) -> Bytes {
     let mut list = BytesMut::with_capacity(entries.len() * 56);
-    for entry in entries {
+    for (priority, entry) in (1..=first_priority.max(1)).rev().chain(std::iter::repeat(1)).zip(entries) {
         let Some(cid) = wire_cid(&entry.cid, version) else { continue };
         let mut line = BytesMut::with_capacity(cid.len() + 16);
         encoding::bytes::encode(1, &cid, &mut line);
-        encoding::int32::encode(2, &1, &mut line);
+        encoding::int32::encode(2, &priority, &mut line);
         match entry.ask {
             Ask::Cancel => encoding::bool::encode(3, &true, &mut line),
             Ask::Have if version == Version::V1_2 => encoding::int32::encode(4, &1, &mut line),
@@ -382,6 +388,32 @@ mod tests {
     }
 
     #[test]
+    fn questions_have_falling_priorities() {
+        /// The priorities in a framed wantlist, read with nothing but the wire format.
+        fn priorities(framed: Bytes) -> Vec<u64> {
+            let mut body = unframe(framed);
+            encoding::decode_key(&mut body).expect("the wantlist");
+            let mut list = take(&mut body).expect("the wantlist");
+            let mut found = Vec::new();
+            while list.has_remaining() {
+                encoding::decode_key(&mut list).expect("an entry");
+                let mut entry = take(&mut list).expect("an entry");
+                encoding::decode_key(&mut entry).expect("its CID");
+                take(&mut entry).expect("its CID");
+                encoding::decode_key(&mut entry).expect("its priority");
+                found.push(encoding::decode_varint(&mut entry).expect("its priority"));
+            }
+            found
+        }
+        let entry = WantEntry { cid: *block(b"x").cid(), ask: Ask::Block, send_dont_have: true };
+        for (first, expected) in
+            [(i32::MAX, [2_147_483_647, 2_147_483_646, 2_147_483_645]), (2, [2, 1, 1]), (-7, [1; 3])]
+        {
+            assert_eq!(priorities(encode_wants_from(first, &[(); 3].map(|()| entry.clone()), Version::V1_2)), expected);
+        }
+    }
+
+    #[test]
     fn floods_and_nonsense_are_errors() {
         let mut body = BytesMut::new();
         for _ in 0..=MAX_REPEATED {
@@ -397,7 +429,54 @@ mod tests {
         assert!(Message::decode(Bytes::from_static(b"GET / HTTP/1.1\r\n")).is_err());
     }
 
+    fn entries() -> impl Strategy<Value = Vec<WantEntry>> {
+        let ask = prop_oneof![Just(Ask::Block), Just(Ask::Have), Just(Ask::Cancel)];
+        let entry = (any::<[u8; 4]>(), ask, any::<bool>());
+        let entry =
+            entry.prop_map(|(data, ask, send_dont_have)| WantEntry { cid: *block(&data).cid(), ask, send_dont_have });
+        proptest::collection::vec(entry, 0..40)
+    }
+
+    /// An answer with these blocks, and the presences of as many others.
+    fn answer(data: &[Vec<u8>]) -> (Vec<Block>, Vec<(Cid, bool)>, Bytes) {
+        let blocks: Vec<Block> = data.iter().map(|data| block(data)).collect();
+        let presences: Vec<_> =
+            data.iter().map(|data| (*block(&[data, &b"!"[..]].concat()).cid(), data.len() % 2 == 0)).collect();
+        let frame = unframe(encode_answer(&blocks, &presences, Version::V1_2).concat().into());
+        (blocks, presences, frame)
+    }
+
     proptest! {
+        #[test]
+        fn whatever_is_written_reads_back(entries in entries(), data in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..99), 0..20), first in any::<i32>()) {
+            let wants = Message::decode(unframe(encode_wants_from(first, &entries, Version::V1_2))).expect("decodes");
+            prop_assert_eq!(wants.wants, entries);
+            let (blocks, presences, frame) = answer(&data);
+            let message = Message::decode(frame).expect("decodes");
+            prop_assert_eq!(message.presences, presences);
+            prop_assert_eq!(message.blocks.len(), blocks.len());
+            for (raw, block) in message.blocks.into_iter().zip(blocks) {
+                let (codec, hash, digest_bytes) = parse_prefix(raw.prefix).expect("a prefix");
+                prop_assert_eq!(Block::of(codec, hash, digest_bytes, raw.data), Ok(block));
+            }
+        }
+
+        #[test]
+        fn cut_off_and_spoilt_messages_are_errors_or_messages_but_never_larger(data in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..99), 1..20), cut in any::<prop::sample::Index>(), spoilt in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4)) {
+            let (_, _, frame) = answer(&data);
+            let mut bytes = frame.to_vec();
+            for (at, to) in spoilt {
+                let at = at.index(bytes.len());
+                bytes[at] = to;
+            }
+            bytes.truncate(cut.index(bytes.len() + 1));
+            let sent = bytes.len();
+            if let Ok(message) = Message::decode(bytes.into()) {
+                let held: usize = message.blocks.iter().map(|raw| raw.prefix.len() + raw.data.len()).sum();
+                prop_assert!(held <= sent);
+            }
+        }
+
         #[test]
         fn no_bytes_make_the_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
             let _ = Message::decode(bytes.into());

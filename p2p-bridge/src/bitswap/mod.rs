@@ -5,7 +5,9 @@
 //! | [`message`] | the wire format, decoded within limits |
 //! | [`framing`] | length-prefixed frames, read within a byte budget |
 //! | [`client`] | whom to ask for what: a state machine without I/O |
+//! | [`outbox`] | changes to a wantlist, the last about each CID |
 //! | [`server`] | whom to answer next: a state machine without I/O |
+//! | [`traffic`] | what the connections with one peer share |
 //! | [`handler`] | one connection: streams, hashing, delivery |
 //! | [`behaviour`] | joins them to the swarm |
 
@@ -14,4 +16,6 @@ pub mod client;
 pub mod framing;
 pub mod handler;
 pub mod message;
+pub mod outbox;
 pub mod server;
+pub mod traffic;

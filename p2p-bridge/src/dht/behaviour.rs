@@ -343,7 +343,8 @@ fn config(scope: Scope, options: &BridgeOptions) -> kad::Config {
         .set_caching(kad::Caching::Disabled)
         .set_replication_interval(None)
         .set_publication_interval(None)
-        .set_provider_publication_interval(Some(options.provide.every))
+        // Ours are announced by `providing`, all of one neighbourhood at once.
+        .set_provider_publication_interval(None)
         .set_periodic_bootstrap_interval(on.then_some(REFRESH_EVERY))
         .set_parallelism(PARALLELISM)
         .set_query_timeout(QUERY_TIMEOUT);

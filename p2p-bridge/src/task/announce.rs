@@ -1,35 +1,264 @@
-//! Announcing what is provided ([`crate::providing`]).
+//! Announcing what is provided ([`crate::providing`]): the sweeps' decisions, carried out in both scopes.
 
-use super::Task;
+use super::{ADDRESSES_MAX, Task};
+use crate::announced::Announced;
+use crate::dht::behaviour::Scoped;
+use crate::options::{BridgeOptions, ProvideOptions, ProvideStrategy};
+use crate::providing::desk::Action;
+use crate::providing::handler::{Done, Outcome};
+use crate::providing::job::Table;
+use crate::providing::keys::{KeySource, WINDOW_KEYS_MAX, Window};
+use crate::providing::keyspace::{Position, REPLICATION};
+use crate::providing::message::Provider;
+use crate::providing::metrics::Metrics;
+use crate::providing::schedule::Schedule;
+use crate::providing::sweep::Sweep;
+use crate::providing::walk::Peer;
 use crate::scope::Scope;
-use libp2p::kad::RecordKey;
-use std::time::Instant;
+use libp2p::kad::store::RecordStore;
+use libp2p::kad::{KBucketKey, ProviderRecord, RecordKey};
+use libp2p::{Multiaddr, PeerId};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc;
 
-impl Task {
-    pub(super) fn announce(&mut self) {
-        let now = Instant::now();
-        for scope in Scope::ALL {
-            let Some(providing) = self.providing.get_mut(&scope) else { continue };
-            let external: Vec<_> = self.swarm.external_addresses().cloned().collect();
-            let dht = self.swarm.behaviour_mut().dht(scope);
-            let reachable = dht.trusts_listeners() || external.iter().any(|address| dht.admits(address));
-            let deaf = !reachable || dht.kbuckets().all(|bucket| bucket.is_empty());
-            while let Some(key) = providing.next(deaf, now) {
-                match dht.start_providing(key.clone()) {
-                    Ok(query) => _ = self.announcing.insert((scope, query), key),
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot announce any more content at the moment");
-                        providing.finished(&key, false, now);
-                    }
-                }
-            }
+/// Our own keys that are kept in the record store of one scope, for those who ask us as one of the closest peers. More of
+/// them only come up in a network of so few peers that any of them knows all keys.
+const OWN_KEYS_MAX: usize = 16_384;
+
+/// What is to be announced, and how far that is.
+pub struct Announcing {
+    sweeps: HashMap<Scope, Sweep>,
+    source: Option<Arc<dyn KeySource>>,
+    providers: HashMap<Scope, Arc<Provider>>,
+    loads: mpsc::UnboundedSender<(Scope, Window)>,
+    loaded: mpsc::UnboundedReceiver<(Scope, Window)>,
+    metrics: Metrics,
+    directory: PathBuf,
+    options: ProvideOptions,
+    announced: Announced,
+    ourselves: PeerId,
+    /// When it was last looked for what has expired, in hours.
+    hour: u64,
+}
+
+impl Announcing {
+    /// Announces single keys, until [`Announcing::announce_from`] says where all of them come from.
+    pub fn new(ourselves: PeerId, options: &BridgeOptions, metrics: Metrics) -> Self {
+        let sweep = || Sweep::new(ourselves, Schedule::new(0, unix_time()), false);
+        let (loads, loaded) = mpsc::unbounded_channel();
+        Self {
+            sweeps: Scope::ALL.map(|scope| (scope, sweep())).into(),
+            source: None,
+            providers: HashMap::new(),
+            loads,
+            loaded,
+            metrics,
+            directory: options.data_dir.clone(),
+            options: options.provide.clone(),
+            announced: Announced::new(options),
+            ourselves,
+            hour: 0,
         }
     }
 
-    pub(super) fn on_announced(&mut self, scope: Scope, key: &RecordKey, succeeded: bool) {
-        if let Some(providing) = self.providing.get_mut(&scope) {
-            providing.finished(key, succeeded, Instant::now());
+    /// Everything of a source is announced from now on, once in an interval.
+    pub fn announce_from(&mut self, source: Arc<dyn KeySource>) {
+        let (now, interval) = (unix_time(), self.options.every);
+        for scope in Scope::ALL {
+            let schedule = Schedule::load(&file(&self.directory, scope), interval.as_secs(), now);
+            self.sweeps.insert(scope, Sweep::new(self.ourselves, schedule, true));
+        }
+        self.source = Some(source);
+    }
+
+    /// Keys that were read, when they have been.
+    pub async fn next_loaded(&mut self) -> Option<(Scope, Window)> {
+        self.loaded.recv().await
+    }
+
+    fn load(&self, scope: Scope, first: u16) {
+        let (Some(source), loads) = (self.source.clone(), self.loads.clone()) else { return };
+        // One of a scope at a time. If the task has stopped, nobody needs it.
+        tokio::task::spawn_blocking(move || loads.send((scope, Window::load(&*source, first, WINDOW_KEYS_MAX))));
+    }
+
+    /// What is to be written for a restart.
+    pub fn take_changes(&mut self) -> Vec<(PathBuf, Vec<u8>)> {
+        if self.source.is_none() {
+            return Vec::new();
+        }
+        let directory = &self.directory;
+        let changes =
+            self.sweeps.iter_mut().map(|(scope, sweep)| Some((file(directory, *scope), sweep.take_changes()?)));
+        changes.flatten().collect()
+    }
+}
+
+fn file(directory: &Path, scope: Scope) -> PathBuf {
+    directory.join(match scope {
+        Scope::Wan => "provided-wan",
+        Scope::Lan => "provided-lan",
+    })
+}
+
+fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// A routing table, as sweeps see it.
+struct Neighbours<'a> {
+    dht: &'a mut Scoped,
+    ourselves: PeerId,
+}
+
+impl Table for Neighbours<'_> {
+    fn closest(&mut self, target: &[u8]) -> Vec<Peer> {
+        let key = KBucketKey::new(target.to_vec());
+        let closest = self.dht.get_closest_local_peers(&key).take(REPLICATION);
+        // The addresses are in the table, which adds them to every dial.
+        closest.map(|key| Peer { id: key.into_preimage(), addresses: Vec::new() }).collect()
+    }
+
+    fn estimate(&mut self) -> Option<f64> {
+        let key = KBucketKey::from(self.ourselves);
+        let farthest = self.dht.get_closest_local_peers(&key).nth(REPLICATION - 1)?.into_preimage();
+        let radius = Position::of_peer(&self.ourselves).distance(&Position::of_peer(&farthest));
+        Some(REPLICATION as f64 / radius.share().max(f64::MIN_POSITIVE))
+    }
+}
+
+impl Task {
+    /// Moves every sweep on.
+    pub(super) fn announce(&mut self) {
+        Scope::ALL.into_iter().for_each(|scope| self.announce_in(scope));
+    }
+
+    fn announce_in(&mut self, scope: Scope) {
+        let now = unix_time();
+        let Some(sweep) = self.announcing.sweeps.get_mut(&scope) else { return };
+        let ourselves = self.announcing.ourselves;
+        let dht = self.swarm.behaviour_mut().dht(scope);
+        let heard = dht.kbuckets().any(|bucket| !bucket.is_empty());
+        let open = heard && self.announcing.providers.contains_key(&scope);
+        sweep.advance(now, open, &mut Neighbours { dht, ourselves });
+        while let Some(action) = self.announcing.sweeps.get_mut(&scope).and_then(Sweep::poll_action) {
+            self.carry_out(scope, action);
+        }
+    }
+
+    fn carry_out(&mut self, scope: Scope, action: Action) {
+        match action {
+            Action::Load { first } => self.announcing.load(scope, first),
+            Action::Ask { id, peer, target } => self.swarm.behaviour_mut().announcer.ask(scope, id, peer, target),
+            Action::Announce { id, peer, batch } => {
+                let provider = self.announcing.providers.get(&scope).cloned().unwrap_or_default();
+                self.swarm.behaviour_mut().announcer.announce(scope, id, peer, batch, provider);
+            }
+            Action::Keep(key) => self.keep_own(scope, &key),
+        }
+    }
+
+    /// Whoever asks us about a key that we are among the closest to is told that we have it.
+    fn keep_own(&mut self, scope: Scope, key: &[u8]) {
+        let mut record = ProviderRecord::new(RecordKey::new(&key), self.announcing.ourselves, Vec::new());
+        record.expires = Some(Instant::now() + self.announcing.options.record_lifetime);
+        let store = self.swarm.behaviour_mut().dht(scope).store_mut();
+        if store.provided().size_hint().0 < OWN_KEYS_MAX {
+            // A full store knows enough.
+            let _ = store.add_provider(record);
+        }
+    }
+
+    /// What was not announced again is no longer held.
+    fn forget_expired_own(&mut self, scope: Scope) {
+        let (now, ourselves) = (Instant::now(), self.announcing.ourselves);
+        let store = self.swarm.behaviour_mut().dht(scope).store_mut();
+        let expired = store.provided().filter(|record| record.is_expired(now)).map(|record| record.key.clone());
+        let expired: Vec<RecordKey> = expired.collect();
+        expired.iter().for_each(|key| store.remove_provider(key, &ourselves));
+    }
+
+    pub(super) fn provide(&mut self, key: &[u8]) {
+        if self.announcing.options.strategy == ProvideStrategy::Nothing {
+            return;
+        }
+        let now = unix_time();
+        self.announcing.sweeps.values_mut().for_each(|sweep| sweep.provide(key, now));
+        self.announce();
+    }
+
+    pub(super) fn withdraw(&mut self, key: &[u8]) {
+        let ourselves = self.announcing.ourselves;
+        for (scope, sweep) in &mut self.announcing.sweeps {
+            sweep.withdraw(key);
+            self.swarm.behaviour_mut().dht(*scope).store_mut().remove_provider(&RecordKey::new(&key), &ourselves);
+        }
+    }
+
+    pub(super) fn on_announced(&mut self, done: Done) {
+        let (scope, id) = done.id;
+        let Some(sweep) = self.announcing.sweeps.get_mut(&scope) else { return };
+        match done.outcome {
+            Outcome::Answered(mut closer) => {
+                let dht = self.swarm.behaviour_mut().dht(scope);
+                for peer in &mut closer {
+                    peer.addresses.retain(|address| dht.admits(address));
+                    peer.addresses.truncate(ADDRESSES_MAX);
+                }
+                sweep.answered(id, Some(closer));
+            }
+            Outcome::Announced => sweep.announced(id, true),
+            // It was one or the other; the sweep knows which.
+            Outcome::Failed(_) => sweep.failed(id),
+        }
+        self.announce_in(scope);
+    }
+
+    pub(super) fn on_keys_read(&mut self, scope: Scope, window: Window) {
+        if let Some(sweep) = self.announcing.sweeps.get_mut(&scope) {
+            sweep.loaded(window, unix_time());
+        }
+        self.announce_in(scope);
+    }
+
+    /// What changes by itself: our addresses, the hour, and what the metrics say.
+    pub(super) fn tend_announcements(&mut self) {
+        let now = unix_time();
+        for scope in Scope::ALL {
+            let addresses = self.told_addresses(scope);
+            if addresses.is_empty() {
+                self.announcing.providers.remove(&scope);
+            } else {
+                let provider = Arc::new(Provider::new(&self.announcing.ourselves, &addresses));
+                self.announcing.providers.insert(scope, provider);
+            }
         }
         self.announce();
+        if std::mem::replace(&mut self.announcing.hour, now / 3600) != now / 3600 {
+            Scope::ALL.into_iter().for_each(|scope| self.forget_expired_own(scope));
+        }
+        for (scope, sweep) in &mut self.announcing.sweeps {
+            self.announcing.metrics.count(*scope, sweep.take_counts());
+            self.announcing.metrics.set(*scope, sweep.status(now));
+        }
+    }
+
+    /// Where peers of a scope reach us, as far as they are told. To the public one those addresses count that are known to be
+    /// reachable.
+    fn told_addresses(&mut self, scope: Scope) -> Vec<Multiaddr> {
+        let listeners: Vec<Multiaddr> = self.swarm.listeners().cloned().collect();
+        let external: Vec<Multiaddr> = self.swarm.external_addresses().cloned().collect();
+        let dht = self.swarm.behaviour_mut().dht(scope);
+        let listeners = listeners.into_iter().filter(|_| dht.trusts_listeners());
+        let mut all: Vec<Multiaddr> = Vec::new();
+        for address in external.into_iter().chain(listeners) {
+            if dht.admits(&address) && self.announcing.announced.tells(&address) && !all.contains(&address) {
+                all.push(address);
+            }
+        }
+        all
     }
 }

@@ -17,11 +17,6 @@ impl Task {
                 {
                     self.on_providers(scope, session, key, providers.clone());
                 }
-                if let QueryResult::StartProviding(outcome) = &result
-                    && let Some(key) = self.announcing.remove(&(scope, id))
-                {
-                    self.on_announced(scope, &key, outcome.is_ok());
-                }
                 if let QueryResult::PutRecord(outcome) = &result {
                     self.on_put(scope, id, outcome);
                 }

@@ -62,14 +62,16 @@ impl Task {
             (Sought::Closest(_), QueryResult::GetClosestPeers(result)) => {
                 for PeerInfo { peer_id, addrs } in closest(result) {
                     let mut addresses = self.known_addresses(scope, *peer_id, None);
-                    addresses.extend(addrs.iter().filter(|address| scope.admits(address)).cloned());
+                    let dht = self.swarm.behaviour_mut().dht(scope);
+                    addresses.extend(addrs.iter().filter(|address| dht.admits(address)).cloned());
                     self.tell(id, PeerRecord::new(*peer_id, tidy(addresses, peer_id)));
                 }
             }
             (Sought::Peer(peer), QueryResult::GetClosestPeers(result)) => {
                 let found = closest(result).iter().find(|info| info.peer_id == peer);
+                let dht = self.swarm.behaviour_mut().dht(scope);
                 let admitted = |info: &PeerInfo| {
-                    info.addrs.iter().filter(|address| scope.admits(address)).cloned().collect::<Vec<_>>()
+                    info.addrs.iter().filter(|address| dht.admits(address)).cloned().collect::<Vec<_>>()
                 };
                 let addresses = tidy(found.map(admitted).unwrap_or_default(), &peer);
                 if !addresses.is_empty() {
@@ -169,7 +171,8 @@ impl Task {
             known.extend(self.peerbook.addresses(&peer));
             known.extend(self.listening.get(&peer).into_iter().flatten().cloned());
         }
-        known.retain(|address| scope.admits(address));
+        let dht = self.swarm.behaviour_mut().dht(scope);
+        known.retain(|address| dht.admits(address));
         tidy(known, &peer)
     }
 

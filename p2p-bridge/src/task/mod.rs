@@ -13,12 +13,14 @@
 //! | [`values`] | value records |
 //! | [`dht`] | what the DHTs report, and records that others want stored |
 //! | [`announce`] | what we provide |
+//! | [`nat`] | whether peers reach us, relays, hole punching |
 //! | [`peers`] | connections, what peers say of themselves, the table of good peers |
 
-mod announce;
+pub mod announce;
 mod dht;
 mod finding;
 mod gateways;
+pub mod nat;
 mod peers;
 mod routers;
 mod search;
@@ -30,21 +32,24 @@ use crate::finders::{Finders, Sought};
 use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
-use crate::providing::Providing;
+use crate::providing::KeySource;
 use crate::puts::{self, Puts};
 use crate::redial::Redial;
 use crate::routing_v1::PeerRecord;
 use crate::scope::Scope;
 use crate::swarm::{Behaviour, BehaviourEvent};
 use crate::wants::SessionId;
+use announce::Announcing;
 use futures::StreamExt;
 use libp2p::kad::{QueryId, Record, RecordKey};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm, identify, mdns, ping};
+use nat::Nat;
 pub use routers::Delegation;
 use search::Search;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
@@ -59,7 +64,11 @@ const ADDRESSES_MAX: usize = 8;
 /// What the handle asks of the task.
 pub enum Command {
     /// Announce a key in both scopes.
-    Provide(RecordKey),
+    Provide(Vec<u8>),
+    /// Announce a key no longer.
+    Withdraw(Vec<u8>),
+    /// Announce everything of a source, once in an interval.
+    ProvideFrom(Arc<dyn KeySource>),
     /// Search for the value records of a key in both scopes.
     FindRecords(RecordKey, Sink),
     /// Put a value record into a scope, as soon as there is anybody to take it.
@@ -103,8 +112,7 @@ pub struct Task {
     finders: Finders,
     /// Where connected peers say that they listen, as far as they may be believed.
     listening: HashMap<PeerId, Vec<Multiaddr>>,
-    providing: HashMap<Scope, Providing>,
-    announcing: HashMap<(Scope, QueryId), RecordKey>,
+    announcing: Announcing,
     remotes: HashMap<ConnectionId, Multiaddr>,
     /// The addresses of connections that we opened.
     dialled: HashMap<ConnectionId, Multiaddr>,
@@ -112,6 +120,7 @@ pub struct Task {
     connected: HashMap<PeerId, Instant>,
     /// The connected peers that are served last.
     throttled: HashSet<PeerId>,
+    nat: Nat,
     round: u32,
 }
 
@@ -123,6 +132,8 @@ impl Task {
         metrics: Metrics,
         acquaintances: Acquaintances,
         delegation: Delegation,
+        announcing: Announcing,
+        nat: Nat,
     ) -> Self {
         let Acquaintances { peerings, bootstraps, peerbook, memory } = acquaintances;
         Self {
@@ -141,18 +152,22 @@ impl Task {
             delegation,
             finders: Finders::default(),
             listening: HashMap::new(),
-            providing: Scope::ALL.map(|scope| (scope, Providing::default())).into(),
-            announcing: HashMap::new(),
+            announcing,
             remotes: HashMap::new(),
             dialled: HashMap::new(),
             connected: HashMap::new(),
             throttled: HashSet::new(),
+            nat,
             round: 0,
         }
     }
 
     /// Runs until told to stop, or until every handle is gone.
     pub async fn run(mut self) {
+        // The swarm listens already, and said so to whoever started it.
+        let listeners: Vec<Multiaddr> = self.swarm.listeners().cloned().collect();
+        listeners.iter().for_each(|address| self.on_listening(address));
+        self.settle_reachability();
         self.remember_peers();
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -167,6 +182,7 @@ impl Task {
                     None => break None,
                 },
                 told = self.delegation.next() => self.on_told(told),
+                Some((scope, keys)) = self.announcing.next_loaded() => self.on_keys_read(scope, keys),
                 _ = housekeeping.tick() => self.keep_house(),
                 _ = pace.tick(), if !self.searches.is_empty() => self.pace_all(Instant::now()),
             }
@@ -180,10 +196,10 @@ impl Task {
 
     fn on_command(&mut self, command: Command) {
         match command {
-            Command::Provide(key) => {
-                for providing in self.providing.values_mut() {
-                    providing.add(key.clone());
-                }
+            Command::Provide(key) => self.provide(&key),
+            Command::Withdraw(key) => self.withdraw(&key),
+            Command::ProvideFrom(source) => {
+                self.announcing.announce_from(source);
                 self.announce();
             }
             Command::FindRecords(key, sink) => {
@@ -216,6 +232,7 @@ impl Task {
             }
             SwarmEvent::Behaviour(BehaviourEvent::Wan(event)) => self.on_dht_event(Scope::Wan, event),
             SwarmEvent::Behaviour(BehaviourEvent::Lan(event)) => self.on_dht_event(Scope::Lan, event),
+            SwarmEvent::Behaviour(BehaviourEvent::Announcer(done)) => self.on_announced(done),
             SwarmEvent::Behaviour(BehaviourEvent::Identify(identify::Event::Received {
                 connection_id,
                 peer_id,
@@ -237,7 +254,16 @@ impl Task {
             }
             SwarmEvent::Behaviour(BehaviourEvent::Mdns(mdns::Event::Discovered(found))) => self.on_neighbours(found),
             SwarmEvent::Dialing { peer_id: Some(peer), .. } => self.on_dialling(peer),
-            SwarmEvent::NewListenAddr { address, .. } => self.on_listening(address),
+            SwarmEvent::NewListenAddr { address, .. } => self.on_listening(&address),
+            SwarmEvent::ExpiredListenAddr { address, .. } | SwarmEvent::ExternalAddrExpired { address } => {
+                self.nat_lost(&address);
+            }
+            SwarmEvent::ListenerClosed { listener_id, .. } => self.on_listener_closed(listener_id),
+            SwarmEvent::Behaviour(BehaviourEvent::Autonat(event)) => self.on_autonat(event),
+            SwarmEvent::Behaviour(BehaviourEvent::AutonatV1(event)) => self.on_autonat_v1(event),
+            SwarmEvent::Behaviour(BehaviourEvent::Upnp(event)) => self.on_upnp(event),
+            SwarmEvent::Behaviour(BehaviourEvent::Relay(event)) => self.on_relay(event),
+            SwarmEvent::Behaviour(BehaviourEvent::Dcutr(event)) => self.on_hole_punch(event),
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
                 if let Some(peer) = peer_id {
@@ -255,11 +281,12 @@ impl Task {
         for (peer, known) in due {
             self.dial(peer, known);
         }
-        self.announce();
+        self.tend_announcements();
         self.tend_lookups();
         self.keep_records(SystemTime::now());
         self.tend_puts();
         self.tend_finders();
+        self.tend_relays(now);
         self.tend_searches();
         self.trim(now);
         self.forgive(now);

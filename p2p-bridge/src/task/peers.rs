@@ -5,9 +5,8 @@ use crate::admission::ip_of;
 use crate::admission::reputation::{Offence, Standing};
 use crate::admission::trim::{self, Candidate};
 use crate::peerbook;
-use crate::scope::{Scope, is_public};
+use crate::scope::Scope;
 use libp2p::core::ConnectedPoint;
-use libp2p::multiaddr::Protocol;
 use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId, identify};
 use std::collections::{HashMap, HashSet};
@@ -23,6 +22,7 @@ const NEIGHBOURS_DIALLED_MAX: usize = 16;
 impl Task {
     pub(super) fn on_connected(&mut self, peer: PeerId, connection: ConnectionId, endpoint: &ConnectedPoint) {
         self.metrics.connections.inc();
+        self.nat_connected(peer, connection, endpoint);
         self.remotes.insert(connection, endpoint.get_remote_address().clone());
         if let ConnectedPoint::Dialer { address, .. } = endpoint {
             self.dialled.insert(connection, address.clone());
@@ -37,6 +37,7 @@ impl Task {
     pub(super) fn on_disconnected(&mut self, peer: PeerId, connection: ConnectionId, was_last: bool) {
         self.metrics.connections.dec();
         self.remotes.remove(&connection);
+        self.nat_disconnected(&peer, connection, was_last);
         self.dialled.remove(&connection);
         if was_last {
             let now = Instant::now();
@@ -118,6 +119,7 @@ impl Task {
 
     /// A peer said which protocols it speaks and where it listens: the only way into a routing table.
     pub(super) fn on_identified(&mut self, connection: ConnectionId, peer: PeerId, info: identify::Info) {
+        self.meet_relay(connection, peer, &info);
         let remote = self.remotes.get(&connection).cloned();
         self.heard_of(peer, remote.as_ref(), &info.listen_addrs);
         for scope in Scope::ALL {
@@ -141,17 +143,9 @@ impl Task {
         }
     }
 
-    pub(super) fn on_listening(&mut self, address: Multiaddr) {
+    pub(super) fn on_listening(&mut self, address: &Multiaddr) {
         tracing::info!(%address, "listening for peers");
-        // An interface with a public address of its own needs nobody's confirmation.
-        let own = match address.iter().next() {
-            Some(Protocol::Ip4(ip)) => is_public(IpAddr::V4(ip)),
-            Some(Protocol::Ip6(ip)) => is_public(IpAddr::V6(ip)),
-            _ => false,
-        };
-        if own {
-            self.swarm.add_external_address(address);
-        }
+        self.nat_listens(address);
     }
 
     /// Fills the routing tables with the peers of the last run, so that the first query can be asked at once. They are
@@ -219,7 +213,8 @@ impl Task {
     pub(super) fn take_changes(&mut self) -> Vec<(PathBuf, Vec<u8>)> {
         let now = SystemTime::now();
         self.note_tables();
-        self.peerbook.take_changes(now).into_iter().chain(self.memory.take_changes(now)).collect()
+        let peers = self.peerbook.take_changes(now).into_iter().chain(self.memory.take_changes(now));
+        peers.chain(self.announcing.take_changes()).collect()
     }
 
     /// Writes everything that outlives a restart.

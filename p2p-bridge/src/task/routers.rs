@@ -5,13 +5,13 @@
 
 use super::Task;
 use crate::discovery::plan::Provider;
-use crate::http_source::address::is_http;
 use crate::routing_v1::types::{BITSWAP, HTTP_GATEWAY};
 use crate::routing_v1::{Found, PeerRecord, Question, Routers};
 use crate::scope::Scope;
 use crate::wants::SessionId;
 use content::{Cid, Multihash, codec};
 use libp2p::Multiaddr;
+use libp2p::multiaddr::Protocol;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -113,34 +113,43 @@ impl Task {
 
     /// A router named a provider.
     fn on_routed(&mut self, session: SessionId, record: PeerRecord) {
-        let Some(addresses) = usable(&record, self.delegation.dial_private) else { return };
-        self.provider_named(session, Provider { peer: record.id, addresses });
+        if record.id == *self.swarm.local_peer_id() {
+            return;
+        }
+        let speaks = |name: &str| record.protocols.iter().any(|protocol| protocol.eq_ignore_ascii_case(name));
+        let (over_http, to_dial) = sort(&record.addresses, self.delegation.dial_private);
+        if speaks(HTTP_GATEWAY) && !over_http.is_empty() {
+            self.http_provider(session, over_http);
+        }
+        // One of whom no address may be dialled is of no use; one whose address nobody said can be looked for.
+        let is_of_use = !to_dial.is_empty() || record.addresses.is_empty();
+        if is_of_use && (record.protocols.is_empty() || speaks(BITSWAP)) {
+            self.provider_named(session, Provider { peer: record.id, addresses: to_dial });
+        }
+    }
+
+    /// A trustless gateway that has the root, by the addresses that end in HTTP.
+    fn http_provider(&mut self, session: SessionId, mut addresses: Vec<Multiaddr>) {
+        self.offer_gateways(session, &mut addresses);
+        if let Some(search) = self.searches.get_mut(&session) {
+            search.found = true;
+        }
     }
 }
 
-/// The addresses of a provider that are of use, which may be none if nobody said where it is; `None` if the provider itself is of
-/// no use. Addresses of HTTP servers are for those who say that they are gateways.
-fn usable(record: &PeerRecord, dial_private: bool) -> Option<Vec<Multiaddr>> {
-    let speaks = |name: &str| {
-        record.protocols.is_empty() || record.protocols.iter().any(|protocol| protocol.eq_ignore_ascii_case(name))
-    };
-    let (as_gateway, as_peer) = (speaks(HTTP_GATEWAY), speaks(BITSWAP));
-    if record.addresses.is_empty() {
-        return as_peer.then(Vec::new);
-    }
-    let is_allowed = |address: &Multiaddr| Scope::Wan.admits(address) || dial_private && Scope::Lan.admits(address);
-    let is_spoken = |address: &Multiaddr| if is_http(address) { as_gateway } else { as_peer };
-    let addresses = record.addresses.iter().filter(|address| is_allowed(address) && is_spoken(address));
-    Some(addresses.cloned().collect::<Vec<_>>()).filter(|addresses| !addresses.is_empty())
+/// The addresses that may be dialled: those of HTTP servers, and those of libp2p peers.
+fn sort(addresses: &[Multiaddr], dial_private: bool) -> (Vec<Multiaddr>, Vec<Multiaddr>) {
+    let is_allowed = |address: &&Multiaddr| Scope::Wan.admits(address) || dial_private && Scope::Lan.admits(address);
+    let is_http = |address: &Multiaddr| address.iter().any(|part| matches!(part, Protocol::Http | Protocol::Https));
+    addresses.iter().filter(is_allowed).cloned().partition(is_http)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use libp2p::PeerId;
 
     #[test]
-    fn routers_cannot_send_us_into_our_own_network_nor_to_who_speaks_something_else() {
+    fn routers_cannot_send_us_into_our_own_network() {
         let texts = [
             "/ip4/8.8.8.8/tcp/4001",
             "/ip4/10.0.0.1/tcp/4001",
@@ -152,25 +161,10 @@ mod tests {
             "/memory/1",
         ];
         let addresses = texts.map(|text| text.parse::<Multiaddr>().expect("an address"));
-        let [bitswap, gateway, other] = [BITSWAP, "Transport-IPFS-Gateway-HTTP", "transport-x"];
-        // What a provider speaks, whether private addresses may be dialled, which addresses it has, and which are of use.
-        let table: [(&[&str], bool, &[usize], Option<&[usize]>); 10] = [
-            (&[], false, &[0, 1, 2, 3, 4, 5, 6, 7], Some(&[0, 3, 4, 6])),
-            (&[], true, &[0, 1, 2, 3, 4, 5, 6, 7], Some(&[0, 1, 2, 3, 4, 5, 6])),
-            (&[bitswap], false, &[0, 3, 4, 6], Some(&[0, 6])),
-            (&[gateway], false, &[0, 3, 4, 5, 6], Some(&[3, 4])),
-            (&[other, gateway, bitswap], false, &[0, 3], Some(&[0, 3])),
-            (&[other], false, &[0, 3], None),
-            (&[], false, &[1, 2, 5], None),
-            (&[], false, &[], Some(&[])),
-            (&[bitswap], false, &[], Some(&[])),
-            (&[gateway], false, &[], None),
-        ];
-        for (protocols, dial_private, has, expected) in table {
+        let table: [(bool, &[usize], &[usize]); 2] = [(false, &[3, 4], &[0, 6]), (true, &[3, 4, 5], &[0, 1, 2, 6])];
+        for (dial_private, http, dialled) in table {
             let pick = |places: &[usize]| places.iter().map(|place| addresses[*place].clone()).collect::<Vec<_>>();
-            let protocols = protocols.iter().map(|text| (*text).to_owned()).collect();
-            let record = PeerRecord { id: PeerId::random(), addresses: pick(has), protocols };
-            assert_eq!(usable(&record, dial_private), expected.map(pick), "{record:?}, {dial_private}");
+            assert_eq!(sort(&addresses, dial_private), (pick(http), pick(dialled)), "{dial_private}");
         }
     }
 }

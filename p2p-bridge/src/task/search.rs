@@ -32,7 +32,7 @@ pub(super) struct Search {
     pub(super) routers: Option<Errand>,
     plan: Plan,
     /// Whether anybody was named.
-    found: bool,
+    pub(super) found: bool,
     /// Whether a block below the root was searched for.
     went_below: bool,
 }

@@ -23,8 +23,8 @@ impl Task {
     }
 
     pub(super) fn on_record(&mut self, scope: Scope, query: QueryId, found: PeerRecord) {
-        // Ours come from nobody, and we keep none.
-        let Some(peer) = found.peer else { return };
+        // One from nobody is among those that we keep for others.
+        let peer = found.peer.unwrap_or(*self.swarm.local_peer_id());
         self.lookups.found(scope, query, Found { peer: Some(peer), bytes: found.record.value.into() });
         self.end_unheard_lookups();
     }

@@ -8,7 +8,7 @@
 //!
 //! 1. it is signed above every sequence number that is known here, written (`book.rs`) and told to the resolver;
 //! 2. a task of the name does what comes next (`entry.rs`): others are asked once whether they have a newer record, above
-//!    which ours is then signed again, and the record is put into every [`Target`]: the two DHTs, and whatever else there is;
+//!    which ours is then signed again, and the record is put into every [`Target`]: the two DHTs, and the routers if there are any;
 //! 3. every few hours it is signed again with a later end of life, and put again.
 //!
 //! A renewal has the sequence number and value of the record before, so that of two nodes with the same key the one that
@@ -19,22 +19,22 @@
 mod book;
 mod entry;
 mod metrics;
+mod target;
 #[cfg(test)]
 mod tests;
 
 pub use book::Book;
 pub use entry::{EntryError, Published, Put, Terms};
+pub use target::{Target, targets};
 
 use super::dht::Records;
 use super::keystore::{KeyError, KeyInfo, Keystore};
 use super::{Clock, DEPTH_MAX, Names, SYSTEM_CLOCK};
-use crate::bridge::Bridge;
 use crate::options::PublishOptions;
-use crate::scope::Scope;
+use content::Name;
 use content::ipns::Record;
 use content::names::Key;
 use content::path::{ContentPath, PathError, Root};
-use content::{Cid, Name};
 use entry::{Agenda, Circumstances, Step};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -100,40 +100,6 @@ pub enum PublishError {
     /// The node is stopping.
     #[error("the node is stopping")]
     Stopping,
-}
-
-/// Somewhere a record can be put: a DHT, or a router that passes it on. It waits while nobody is there to take it, and is
-/// dropped if another record is to be put.
-pub trait Target: Send + Sync {
-    /// What it is called, in metrics and files: short and always the same.
-    fn name(&self) -> String;
-
-    /// Puts a record. Returns how many took it, which is one at least, or why none did.
-    fn put(&self, key: Key, record: Record) -> BoxFuture<'static, Result<usize, String>>;
-}
-
-struct Dht {
-    bridge: Bridge,
-    scope: Scope,
-}
-
-impl Target for Dht {
-    fn name(&self) -> String {
-        match self.scope {
-            Scope::Wan => "wan".to_owned(),
-            Scope::Lan => "lan".to_owned(),
-        }
-    }
-
-    fn put(&self, key: Key, record: Record) -> BoxFuture<'static, Result<usize, String>> {
-        let (bridge, scope) = (self.bridge.clone(), self.scope);
-        async move { bridge.put_record(scope, &key, &record).await.map_err(|error| error.to_string()) }.boxed()
-    }
-}
-
-/// The DHTs of both scopes as targets.
-pub fn dhts(bridge: &Bridge) -> Vec<Arc<dyn Target>> {
-    Scope::ALL.map(|scope| Arc::new(Dht { bridge: bridge.clone(), scope }) as Arc<dyn Target>).into()
 }
 
 /// Publishes names, and keeps them published for as long as it is there.
@@ -358,10 +324,7 @@ pub fn remove_key(keys: &Keystore, book: &Book, info: &KeyInfo) -> Result<KeyInf
 
 /// A value that a record may have: a path to content, or a CID as short for one.
 fn value(path: &str, own: &Key) -> Result<String, PublishError> {
-    let value = match path.parse::<Cid>() {
-        Ok(_) => format!("/ipfs/{path}"),
-        Err(_) => path.to_owned(),
-    };
+    let value = if path.starts_with('/') { path.to_owned() } else { format!("/ipfs/{path}") };
     let wrong = |reason| PublishError::Path { value: path.chars().take(200).collect(), reason };
     match ContentPath::read(&value, DEPTH_MAX).map_err(wrong)?.root {
         Root::Name(Name::Key(key)) if key == *own => Err(PublishError::Loop),

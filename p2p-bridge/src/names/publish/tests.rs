@@ -224,6 +224,10 @@ async fn what_cannot_be_published_changes_nothing() {
     let long = to(&"a".repeat(20_000));
     assert!(matches!(publish(SELF, long, None).await, Err(PublishError::Entry(_))));
     assert!(node.publisher.list().is_empty());
+    let same = ["/ipns/example.org", "/ipfs/bafkqaddjnzzxazldoqwxizltoq", "/ipfs/bafkqaddjnzzxazldoqwxizltoq/a b"];
+    for path in same {
+        assert_eq!(publish(SELF, path.to_owned(), None).await.expect("a path").record.value(), path);
+    }
     let short = publish(SELF, "bafkqaddjnzzxazldoqwxizltoq".to_owned(), None).await.expect("a CID will do");
     assert_eq!(short.record.value(), "/ipfs/bafkqaddjnzzxazldoqwxizltoq");
     let settled = node.publisher.settled(short.clone(), Duration::from_secs(3600)).await;

@@ -1,9 +1,9 @@
-//! The client machine against tables and against a simulated network of honest, slow, silent and lying peers.
+//! The client machine against tables: one rule, one test.
 
 use super::*;
+use crate::bitswap::message::MAX_WANTS_PER_PEER;
 use bytes::Bytes;
 use content::{Block, codec, hashes};
-use proptest::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -223,22 +223,24 @@ fn cancelling_the_last_want_takes_the_questions_back_and_ends_the_search() {
 }
 
 #[test]
-fn wants_beyond_a_peers_limit_wait_and_then_go_out() {
+fn wants_beyond_a_peers_limit_wait_and_then_go_out_in_order() {
     let mut bench = Bench::new();
     let peer = bench.connect(true);
-    let total = u32::try_from(MAX_WANTS_PER_PEER + 10).expect("fits");
-    for n in 0..total {
+    bench.want(0);
+    // Tiny blocks: it is the number of wants that is limited, not their bytes.
+    for n in 0..100 {
+        bench.want(n);
+        bench.client.received_block(peer, key(n), 1, bench.now);
+    }
+    bench.drain();
+    let total = u32::try_from(MAX_WANTS_PER_PEER + 100).expect("fits");
+    for n in 100..100 + total {
         bench.client.want(bench.session(), cid(n), bench.now);
     }
     bench.drain();
-    // The session has no member yet, so its further wants ask the one favoured peer too, up to the limit.
-    assert_eq!(bench.client.peers[&peer].owed.len(), MAX_WANTS_PER_PEER);
-    for n in 0..total {
-        bench.block(peer, n);
-    }
-    bench.pass(Duration::from_millis(500));
-    for n in 0..total {
-        bench.block(peer, n);
+    assert_eq!(bench.client.peers[&peer].owed().count(), MAX_WANTS_PER_PEER);
+    for n in 100..100 + total {
+        assert_eq!(bench.block(peer, n), Use::Wanted, "{n} was asked for in time");
     }
     assert!(bench.client.wants.is_empty());
 }
@@ -256,86 +258,136 @@ fn sessions_are_bounded() {
     assert!(bench.client.sessions.len() <= 8);
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Nature {
-    Honest,
-    Slow,
-    Silent,
-    Empty,
-    Liar,
-}
-
-fn natures() -> impl Strategy<Value = Vec<(Nature, bool)>> {
-    let nature = prop_oneof![
-        Just(Nature::Honest),
-        Just(Nature::Slow),
-        Just(Nature::Silent),
-        Just(Nature::Empty),
-        Just(Nature::Liar)
-    ];
-    proptest::collection::vec((nature, any::<bool>()), 1..6)
-}
-
-/// Answers every question according to the peers' natures until nothing is left to answer or time is up.
-fn simulate(bench: &mut Bench, peers: &[(PeerId, Nature)], leaves_at: Option<usize>) {
-    let nature = |peer: &PeerId| peers.iter().find(|(id, _)| id == peer).map(|(_, nature)| *nature);
-    let mut gone = HashSet::new();
-    for round in 0..80 {
-        if leaves_at == Some(round) && peers.len() > 1 {
-            gone.insert(peers[0].0);
-            bench.client.peer_disconnected(peers[0].0, bench.now);
-            bench.drain();
-        }
-        let asked: Vec<_> = bench.asked.drain(..).collect();
-        let mut later = Vec::new();
-        for (peer, entry) in asked {
-            if gone.contains(&peer) {
-                continue;
-            }
-            match (nature(&peer).expect("known"), entry.ask) {
-                (_, Ask::Cancel) | (Nature::Silent, _) => {}
-                (Nature::Slow, _) if round % 8 != 7 => later.push((peer, entry)),
-                (Nature::Empty, _) => bench.client.received_presence(peer, &entry.cid, false, bench.now),
-                (_, Ask::Have) => bench.client.received_presence(peer, &entry.cid, true, bench.now),
-                (Nature::Liar, Ask::Block) => {
-                    let used = bench.client.received_block(peer, key(1_000), 10, bench.now);
-                    assert_ne!(used, Use::Wanted);
-                }
-                (Nature::Honest | Nature::Slow, Ask::Block) => {
-                    let key = BlockKey::of(&entry.cid).expect("key");
-                    bench.client.received_block(peer, key, 1_000, bench.now);
-                }
-            }
-        }
-        bench.asked.extend(later);
-        bench.drain();
-        bench.pass(100 * MS);
+#[test]
+fn what_a_peer_owes_is_bounded_in_bytes_and_the_rest_follows_as_blocks_come() {
+    let mut bench = Bench::new();
+    let peer = bench.connect(true);
+    bench.want(0);
+    bench.client.received_block(peer, key(0), 256 * 1024, bench.now);
+    for n in 1..200 {
+        bench.client.want(bench.session(), cid(n), bench.now);
     }
+    let owed = bench.client.peers[&peer].owed().count();
+    assert!((4..40).contains(&owed), "{owed}");
+    for n in 1..200 {
+        bench.client.received_block(peer, key(n), 256 * 1024, bench.now);
+    }
+    assert!(bench.client.wants.is_empty());
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+#[test]
+fn a_session_whose_members_all_deny_searches_again_at_once() {
+    let mut bench = Bench::new();
+    let peer = bench.connect(true);
+    bench.want(0);
+    bench.client.search_finished(bench.session(), bench.now);
+    bench.block(peer, 0);
+    bench.now += 2_000 * MS;
+    bench.want(1);
+    assert_eq!(bench.searches.len(), 1, "the member is asked first");
+    bench.presence(peer, 1, false);
+    assert_eq!(bench.searches.len(), 2);
+    // The search found nobody. Silence is no reason for another one, for a while.
+    bench.client.search_finished(bench.session(), bench.now);
+    bench.pass(1_000 * MS);
+    assert_eq!(bench.searches.len(), 2);
+}
 
-    /// Whatever the mixture of peers: what an honest peer holds arrives, everything else fails in time, nothing is left.
-    #[test]
-    fn every_want_ends(natures in natures(), wants in 1_u32..20, leaves_at in proptest::option::of(0_usize..10)) {
-        let mut bench = Bench::new();
-        bench.client.config.stall_timeout = Duration::from_secs(5);
-        let mut peers = Vec::new();
-        for (nature, favoured) in &natures {
-            peers.push((bench.connect(*favoured), *nature));
-        }
-        for n in 0..wants {
-            bench.client.want(bench.session(), cid(n), bench.now);
-        }
-        bench.drain();
-        simulate(&mut bench, &peers, leaves_at);
-        prop_assert!(bench.client.wants.is_empty(), "{} left", bench.client.wants.len());
-        prop_assert!(bench.client.peers.values().all(|peer| peer.owed.is_empty() && peer.probed.is_empty()));
-        let stays = |index: usize| leaves_at.is_none() || index > 0 || natures.len() == 1;
-        let helped = natures.iter().enumerate().any(|(index, (nature, _))| matches!(nature, Nature::Honest) && stays(index));
-        if helped {
-            prop_assert!(bench.failures.is_empty(), "{:?}", bench.failures);
-        }
+#[test]
+fn a_search_that_was_stopped_begins_anew_at_once() {
+    let mut bench = Bench::new();
+    bench.want(0);
+    bench.client.cancel(bench.session(), key(0), bench.now);
+    bench.pass(Duration::from_secs(3));
+    assert_eq!(bench.stopped, vec![bench.session()]);
+    bench.want(0);
+    assert_eq!(bench.searches.len(), 2);
+}
+
+#[test]
+fn a_member_of_an_earlier_visit_is_asked_at_once_and_again_when_it_comes_back() {
+    let mut bench = Bench::new();
+    let peer = bench.connect(false);
+    bench.want(0);
+    bench.presence(peer, 0, true);
+    assert_eq!(bench.block(peer, 0), Use::Wanted);
+    bench.pass(Duration::from_secs(30));
+    bench.asked.clear();
+    bench.want(1);
+    assert_eq!(bench.take_asked(2), vec![(peer, 1, Ask::Block)]);
+    bench.client.peer_disconnected(peer, bench.now);
+    bench.client.peer_connected(peer, false, bench.now);
+    bench.drain();
+    assert_eq!(bench.take_asked(2), vec![(peer, 1, Ask::Block)], "no longer a member, but remembered");
+}
+
+#[test]
+fn whoever_was_useful_lately_is_asked_for_the_block_of_another_session() {
+    let mut bench = Bench::new();
+    let (useful, stranger) = (bench.connect(false), bench.connect(false));
+    bench.want(0);
+    bench.presence(useful, 0, true);
+    bench.block(useful, 0);
+    bench.asked.clear();
+    bench.client.want(*cid(7).hash(), cid(7), bench.now);
+    bench.drain();
+    let mut asked = bench.take_asked(8);
+    asked.sort_by_key(|(peer, ..)| *peer != useful);
+    assert_eq!(asked, vec![(useful, 7, Ask::Block), (stranger, 7, Ask::Have)]);
+}
+
+#[test]
+fn a_denial_on_an_earlier_connection_counts_no_longer() {
+    let mut bench = Bench::new();
+    let peer = bench.connect(true);
+    bench.want(0);
+    bench.presence(peer, 0, false);
+    bench.client.peer_disconnected(peer, bench.now);
+    bench.asked.clear();
+    bench.client.peer_connected(peer, true, bench.now);
+    bench.drain();
+    assert_eq!(bench.take_asked(1), vec![(peer, 0, Ask::Block)]);
+}
+
+#[test]
+fn blocks_that_come_after_all_are_no_lies() {
+    let mut bench = Bench::new();
+    let peer = bench.connect(true);
+    // Cancelled, denied, and given up because the peer broke the protocol.
+    bench.want(0);
+    bench.client.cancel(bench.session(), key(0), bench.now);
+    assert_eq!(bench.block(peer, 0), Use::Duplicate);
+    bench.want(1);
+    bench.presence(peer, 1, false);
+    assert_eq!(bench.block(peer, 1), Use::Wanted);
+    bench.want(2);
+    bench.client.peer_failed(peer, bench.now);
+    assert_eq!(bench.block(peer, 2), Use::Wanted);
+    assert_eq!(bench.block(peer, 3), Use::Lie);
+}
+
+#[test]
+fn one_message_says_one_thing_about_each_block() {
+    let mut bench = Bench::new();
+    let peer = bench.connect(true);
+    bench.want(0);
+    bench.asked.clear();
+    bench.client.cancel(bench.session(), key(0), bench.now);
+    bench.client.want(bench.session(), cid(0), bench.now);
+    bench.drain();
+    assert_eq!(bench.take_asked(1), vec![(peer, 0, Ask::Block)]);
+}
+
+#[test]
+fn strangers_are_asked_about_few_wants_at_a_time() {
+    let mut bench = Bench::new();
+    for _ in 0..40 {
+        bench.connect(false);
     }
+    for n in 0..100 {
+        bench.want(n);
+    }
+    bench.pass(1_000 * MS);
+    let asked = bench.asked.len();
+    assert!(asked <= 4 * 16, "{asked} questions");
 }

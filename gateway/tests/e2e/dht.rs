@@ -1,0 +1,86 @@
+//! Causeway as the only server of the DHT that Kubo nodes know, and what remains of it when it starts again.
+
+use crate::support::causeway::{Causeway, Launch};
+use crate::support::eventually;
+use crate::support::kubo::Kubo;
+use crate::support::noise::Noise;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Kubo takes a peer into its routing table a moment after it is connected.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Content of its own: an identity CID.
+const CONTENT: &str = "/ipfs/bafkqaddjnzzxazldoqwxizltoq";
+
+/// A Kubo node that knows this server and nobody else.
+async fn kubo_at(causeway: &Causeway) -> Kubo {
+    let kubo = Kubo::start().await;
+    kubo.connect(causeway.tcp()).await;
+    kubo
+}
+
+/// Announces a CID until somebody takes the record: the routing table may be empty at first.
+async fn announce(kubo: &Kubo, cid: &str, causeway: &Causeway) {
+    eventually("the provider record arrives", PATIENCE, async || {
+        let _ = kubo.try_provide(cid);
+        let kept = causeway.metrics().await.sample("causeway_dht_records{dht=\"lan\",kind=\"provider\"}");
+        if kept > 0 { Ok(()) } else { Err("no record is kept") }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_kubo_entrusts_to_causeway_is_served_to_kubo_and_outlives_a_restart() {
+    let dir = TempDir::new().expect("the temporary folder is writable");
+    let launch = Launch::new(dir.path());
+    let causeway = launch.start().await;
+    let author = kubo_at(&causeway).await;
+    let cid = author.add(&Noise::bytes(77, 1_000)[..], &["--cid-version=1", "--raw-leaves"]);
+    announce(&author, &cid, &causeway).await;
+    let name = eventually("the IPNS record is taken", PATIENCE, async || author.try_publish(CONTENT)).await;
+    let provider = author.peer_id().to_owned();
+    eventually("the IPNS record is kept", PATIENCE, async || {
+        let kept = causeway.metrics().await.sample("causeway_dht_records{dht=\"lan\",kind=\"value\"}");
+        if kept > 0 { Ok(()) } else { Err("no record is kept") }
+    })
+    .await;
+    let metrics = causeway.metrics().await;
+    assert_eq!(metrics.sample("causeway_dht_server{dht=\"lan\"}"), 1);
+    author.stop().await;
+
+    // Nobody but Causeway has the records now; first as it runs, then as it starts again.
+    for launched in [Some(causeway), None] {
+        let causeway = match launched {
+            Some(causeway) => causeway,
+            None => launch.start().await,
+        };
+        let reader = kubo_at(&causeway).await;
+        eventually("Causeway names the provider", PATIENCE, async || {
+            let found = reader.find_providers(&cid).await;
+            if found.contains(&provider) { Ok(()) } else { Err(format!("providers: {found:?}")) }
+        })
+        .await;
+        let resolved = eventually("Causeway tells the record", PATIENCE, async || reader.try_resolve(&name)).await;
+        assert_eq!(resolved.trim_end_matches('/'), CONTENT);
+        reader.stop().await;
+        causeway.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_node_asks_the_dht_without_any_bootstrap() {
+    let dir = TempDir::new().expect("the temporary folder is writable");
+    let (third, provider) = (Kubo::start().await, Kubo::start().await);
+    provider.connect(third.tcp()).await;
+    let content = [78, 79].map(|seed| Noise::bytes(seed, 50_000));
+    let cids = content.each_ref().map(|bytes| provider.add(&bytes[..], &["--cid-version=1"]));
+    provider.provide(&cids.each_ref().map(String::as_str)).await;
+
+    let causeway = Launch::new(dir.path()).bootstrap(third.tcp()).start().await;
+    causeway.expect(&format!("/ipfs/{}", cids[0]), &content[0]).await;
+    causeway.stop().await;
+    let causeway = Launch::new(dir.path()).start().await;
+    causeway.expect(&format!("/ipfs/{}", cids[1]), &content[1]).await;
+    assert!(causeway.metrics().await.sample("causeway_dht_queries_total{dht=\"lan\"}") > 0, "the DHT was asked");
+    causeway.stop().await;
+}

@@ -1,0 +1,159 @@
+//! What happens because time passes: hedges, failures, searches, forgetting.
+
+use super::state::{Question, Search, Want};
+use super::{Action, Client, Failure};
+use crate::wants::SessionId;
+use content::{BlockKey, SourceError};
+use std::time::{Duration, Instant};
+
+/// Peers that may owe us the same block at once.
+const HEDGES_MAX: usize = 3;
+/// A want that its peers keep overtaking fails after this many stall timeouts, however busy they are.
+const OVERTAKEN_STALLS: u32 = 4;
+/// How long a session without wants keeps its search for providers going.
+const SEARCH_LINGER: Duration = Duration::from_secs(2);
+/// How long a search that found nothing rests at least, though something new turned up that nobody has.
+const SEARCH_REST: Duration = Duration::from_secs(1);
+/// What a late block may take beyond twice the time that it should, before it is asked of another.
+const LATENESS_MIN: Duration = Duration::from_millis(250);
+
+/// Why a block is asked of a second peer.
+enum Hedge {
+    /// Its debtors send nothing at all.
+    Silent,
+    /// They send, but not this.
+    Late,
+}
+
+impl Client {
+    /// Hedges, searches again, fails what stalled and forgets what nobody uses. Call it about every 100 ms.
+    pub fn tick(&mut self, now: Instant) {
+        let mut keys: Vec<(u64, BlockKey)> = self.wants.iter().map(|(key, want)| (want.order, *key)).collect();
+        keys.sort_unstable_by_key(|(order, _)| *order);
+        for (_, key) in keys {
+            if !self.fail_if_stalled(key, now) {
+                self.tend_want(key, now);
+            }
+        }
+        let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
+        for id in ids {
+            self.tend_session(id, now);
+        }
+    }
+
+    fn tend_want(&mut self, key: BlockKey, now: Instant) {
+        let Some(want) = self.wants.get(&key) else { return };
+        if !want.is_owed() {
+            return self.find_debtor(key, now);
+        }
+        let Some(hedge) = self.hedge(want, now) else { return };
+        if let Some(peer) = self.second_choice(want, matches!(hedge, Hedge::Silent), now) {
+            if matches!(hedge, Hedge::Late) {
+                if self.hedges_saved < 1.0 {
+                    return;
+                }
+                self.hedges_saved -= 1.0;
+            }
+            self.metrics.hedges.inc();
+            self.ask(peer, key, true, now);
+        } else if matches!(hedge, Hedge::Silent) && !want.probed_in_need {
+            if let Some(want) = self.wants.get_mut(&key) {
+                want.probed_in_need = true;
+            }
+            self.probe(key, now);
+        }
+    }
+
+    /// Whether one more peer should be asked for a block that is owed, and why.
+    fn hedge(&self, want: &Want, now: Instant) -> Option<Hedge> {
+        let silent = |question: &Question| self.peers.get(&question.peer).is_none_or(|known| known.is_silent(now));
+        let late = |question: &Question| {
+            let known = self.peers.get(&question.peer);
+            let expected = known.map_or(Duration::ZERO, |known| known.link.time_for(question.queued_bytes));
+            now.saturating_duration_since(question.at) > expected + expected.max(LATENESS_MIN)
+        };
+        if want.debtors().count() >= HEDGES_MAX {
+            return None;
+        }
+        if want.debtors().all(silent) {
+            return Some(Hedge::Silent);
+        }
+        want.debtors().all(|question| late(question) || silent(question)).then_some(Hedge::Late)
+    }
+
+    /// Fails a want that saw no progress for too long; `true` if it did.
+    fn fail_if_stalled(&mut self, key: BlockKey, now: Instant) -> bool {
+        let Some(want) = self.wants.get(&key) else { return true };
+        let progress = self.progress(want);
+        let stalled = now.saturating_duration_since(progress) >= self.config.stall_timeout;
+        let overtaken = now.saturating_duration_since(want.since) > self.config.stall_timeout * OVERTAKEN_STALLS;
+        if !stalled && !overtaken {
+            return false;
+        }
+        let Some(want) = self.wants.remove(&key) else { return true };
+        for session_id in &want.sessions {
+            let Some(session) = self.sessions.get_mut(session_id) else { continue };
+            session.ended(&key, want.order, now);
+            let error = if want.corrupt {
+                SourceError::Corrupt { cid: want.cid }
+            } else {
+                SourceError::Stalled { cid: want.cid, stall: session.stall(now.saturating_duration_since(want.since)) }
+            };
+            self.actions.push_back(Action::Fail(Box::new(Failure { key, session: *session_id, error })));
+        }
+        self.retract(key, &want, None, now);
+        true
+    }
+
+    /// When anything last happened that may lead to this block: its debtors sent something, or, if it waits for its turn,
+    /// the session got something.
+    fn progress(&self, want: &Want) -> Instant {
+        let debtors = want.debtors().filter_map(|question| self.peers.get(&question.peer)?.link.heard()).max();
+        let sessions = want.sessions.iter().filter_map(|id| self.sessions.get(id));
+        let in_line = |members: &[libp2p::PeerId]| members.iter().any(|member| !want.denied.contains(member));
+        let turn = sessions.filter(|session| in_line(&session.members)).map(|session| session.progress).max();
+        let progress = if want.is_owed() { debtors } else { turn };
+        progress.map_or(want.since, |progress| progress.max(want.since))
+    }
+
+    fn tend_session(&mut self, id: SessionId, now: Instant) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        if !session.wants.is_empty() {
+            return self.search_if_needed(id, now);
+        }
+        let unused = now.saturating_duration_since(session.used);
+        if session.search == Search::Running && unused > SEARCH_LINGER {
+            // It was not heard to its end: whoever comes next has to begin anew.
+            session.search = Search::Idle;
+            self.actions.push_back(Action::StopSearch(id));
+        }
+        if unused > self.config.linger {
+            self.forget_session(id);
+        }
+    }
+
+    /// Searches for providers of a session that waits for something which no member has, or which gets nothing.
+    pub(super) fn search_if_needed(&mut self, id: SessionId, now: Instant) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let stuck = now.saturating_duration_since(session.progress) > self.config.search_again / 2;
+        if session.wants.is_empty() || !(session.members.is_empty() || session.orphaned.is_some() || stuck) {
+            return;
+        }
+        let rested = match session.search {
+            Search::Idle => true,
+            Search::Running => false,
+            Search::Done(at) => {
+                // It found nobody for something that nobody had looked for then.
+                let news = session.orphaned.is_some_and(|orphaned| orphaned > at) || session.started > at;
+                let rest = if news { SEARCH_REST.min(self.config.search_again) } else { self.config.search_again };
+                now.saturating_duration_since(at) > rest
+            }
+        };
+        if rested {
+            session.search = Search::Running;
+            session.orphaned = None;
+            session.strangers.clear();
+            self.actions.push_back(Action::Search(id));
+        }
+    }
+}

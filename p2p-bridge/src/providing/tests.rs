@@ -1,0 +1,434 @@
+//! Sweeps over simulated networks: peers with real routing tables, without sockets.
+
+use super::desk::Action;
+use super::job::Table;
+use super::keys::{KeySource, WINDOW_KEYS_MAX, Window};
+use super::keyspace::{Position, Prefix, REPLICATION, SLOTS};
+use super::region::Region;
+use super::schedule::Schedule;
+use super::sweep::{Counts, Sweep};
+use super::walk::{Peer, Walk};
+use libp2p::PeerId;
+use proptest::prelude::*;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::error::Error;
+use std::sync::Arc;
+
+const INTERVAL: u64 = 22 * 3600;
+const NOW: u64 = 1_800_000_000;
+
+/// Random enough to scatter, and the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end.max(1) as u64) as usize
+    }
+
+    fn peer(&mut self) -> PeerId {
+        let mut bytes = vec![0x00, 0x20];
+        (0..4).for_each(|_| bytes.extend(self.next().to_be_bytes()));
+        PeerId::from_bytes(&bytes).expect("an identity multihash")
+    }
+}
+
+fn key(n: u64) -> Vec<u8> {
+    let mut key = vec![0x12, 0x20];
+    key.resize(34, 0);
+    key[10..18].copy_from_slice(&n.to_be_bytes());
+    key
+}
+
+struct Numbers(std::ops::Range<u64>);
+
+impl KeySource for Numbers {
+    fn visit(&self, visit: &mut dyn FnMut(&[u8])) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.0.clone().for_each(|n| visit(&key(n)));
+        Ok(())
+    }
+}
+
+/// A network of peers that all know their neighbours, and up to twenty peers of every farther part.
+struct World {
+    peers: Vec<(Position, PeerId)>,
+    tables: HashMap<PeerId, Vec<usize>>,
+    dead: HashSet<PeerId>,
+    /// Who refuses every record.
+    deaf: HashSet<PeerId>,
+    ourselves: PeerId,
+    asked: u64,
+    batches: u64,
+    /// How often each peer was given each key, if that is kept.
+    records: Option<HashMap<PeerId, HashMap<Vec<u8>, u32>>>,
+}
+
+impl World {
+    fn new(size: usize, seed: u64) -> Self {
+        let mut random = Random(seed | 1);
+        let ourselves = random.peer();
+        let mut peers: Vec<(Position, PeerId)> = (0..size)
+            .map(|_| {
+                let peer = random.peer();
+                (Position::of_peer(&peer), peer)
+            })
+            .collect();
+        peers.sort();
+        let mut world = Self {
+            peers,
+            tables: HashMap::new(),
+            dead: HashSet::new(),
+            deaf: HashSet::new(),
+            ourselves,
+            asked: 0,
+            batches: 0,
+            records: Some(HashMap::new()),
+        };
+        let all: Vec<PeerId> = world.peers.iter().map(|(_, peer)| *peer).chain([ourselves]).collect();
+        for peer in all {
+            let table = world.table_of(&peer, &mut random);
+            world.tables.insert(peer, table);
+        }
+        world
+    }
+
+    fn range(&self, prefix: &Prefix) -> std::ops::Range<usize> {
+        let start = self.peers.partition_point(|(at, _)| *at < prefix.first());
+        let length = self.peers[start..].iter().take_while(|(at, _)| prefix.contains(at)).count();
+        start..start + length
+    }
+
+    fn table_of(&self, peer: &PeerId, random: &mut Random) -> Vec<usize> {
+        let position = Position::of_peer(peer);
+        let mut table = Vec::new();
+        let mut prefix = Prefix::ALL;
+        loop {
+            let halves = prefix.halves();
+            let (near, far) =
+                if halves[0].contains(&position) { (halves[0], halves[1]) } else { (halves[1], halves[0]) };
+            let mut bucket: Vec<usize> = self.range(&far).collect();
+            while bucket.len() > REPLICATION {
+                bucket.swap_remove(random.below(bucket.len()));
+            }
+            table.extend(bucket);
+            if self.range(&near).len() <= 1 {
+                table.extend(self.range(&near));
+                table.retain(|index| self.peers[*index].1 != *peer);
+                return table;
+            }
+            prefix = near;
+        }
+    }
+
+    fn closest_known(&self, to: &PeerId, target: &[u8]) -> Vec<Peer> {
+        let position = Position::of(target);
+        let mut known: Vec<&(Position, PeerId)> = self.tables[to].iter().map(|index| &self.peers[*index]).collect();
+        known.sort_unstable_by_key(|(at, _)| at.distance(&position));
+        known.into_iter().take(REPLICATION).map(|(_, id)| Peer { id: *id, addresses: Vec::new() }).collect()
+    }
+
+    fn closest_alive(&self, position: &Position) -> HashSet<PeerId> {
+        let mut alive: Vec<&(Position, PeerId)> =
+            self.peers.iter().filter(|(_, peer)| !self.dead.contains(peer)).collect();
+        alive.sort_unstable_by_key(|(at, _)| at.distance(position));
+        alive.into_iter().take(REPLICATION).map(|(_, peer)| *peer).collect()
+    }
+
+    /// The share of the records that are where they belong, of those that should be.
+    fn placed(&self, keys: impl Iterator<Item = Vec<u8>>) -> f64 {
+        let records = self.records.as_ref().expect("kept");
+        let (mut right, mut wanted) = (0, 0);
+        for key in keys {
+            for peer in self.closest_alive(&Position::of(&key)) {
+                wanted += 1;
+                right += usize::from(records.get(&peer).is_some_and(|keys| keys.contains_key(&key)));
+            }
+        }
+        right as f64 / wanted.max(1) as f64
+    }
+
+    fn count_records(&self) -> u64 {
+        let records = self.records.as_ref().expect("kept").values().flat_map(HashMap::values);
+        records.map(|times| u64::from(*times)).sum()
+    }
+}
+
+impl Table for World {
+    fn closest(&mut self, target: &[u8]) -> Vec<Peer> {
+        self.closest_known(&self.ourselves, target)
+    }
+
+    fn estimate(&mut self) -> Option<f64> {
+        let own = Position::of_peer(&self.ourselves);
+        let farthest =
+            self.closest_known(&self.ourselves, &self.ourselves.to_bytes()).into_iter().nth(REPLICATION - 1)?;
+        Some(REPLICATION as f64 / own.distance(&Position::of_peer(&farthest.id)).share())
+    }
+}
+
+/// Runs a sweep until nothing is under way at this moment, or `rounds` round trips have passed. Returns the round trips.
+fn run(sweep: &mut Sweep, world: &mut World, source: &dyn KeySource, now: u64, rounds: usize) -> usize {
+    let mut under_way: VecDeque<Action> = VecDeque::new();
+    for round in 0..rounds {
+        sweep.advance(now, true, world);
+        under_way.extend(std::iter::from_fn(|| sweep.poll_action()));
+        if under_way.is_empty() {
+            return round;
+        }
+        for action in std::mem::take(&mut under_way) {
+            match action {
+                Action::Load { first } => sweep.loaded(Window::load(source, first, WINDOW_KEYS_MAX), now),
+                Action::Ask { id, peer, target } => {
+                    world.asked += 1;
+                    let answer = (!world.dead.contains(&peer.id)).then(|| world.closest_known(&peer.id, &target));
+                    sweep.answered(id, answer);
+                }
+                Action::Announce { id, peer, batch } => {
+                    world.batches += 1;
+                    let taken = !world.dead.contains(&peer.id) && !world.deaf.contains(&peer.id);
+                    if taken && let Some(records) = &mut world.records {
+                        let held = records.entry(peer.id).or_default();
+                        batch.iter().for_each(|key| *held.entry(key.to_vec()).or_default() += 1);
+                    }
+                    sweep.announced(id, taken);
+                }
+                Action::Keep(_) => {}
+            }
+        }
+    }
+    rounds
+}
+
+fn sweep_of(world: &World) -> Sweep {
+    Sweep::new(world.ourselves, Schedule::new(INTERVAL, NOW), true)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn a_region_gives_each_key_its_closest_peers(size in 1..120_usize, seed: u64, n: u64) {
+        let world = World::new(size, seed);
+        let peers = world.peers.iter().map(|(at, id)| (*at, Peer { id: *id, addresses: vec![] })).collect();
+        let region = Region { prefix: Prefix::ALL, peers: Arc::new(peers), estimate: 0.0, walks: 1 };
+        let (position, own) = (Position::of(&key(n)), Position::of_peer(&world.ourselves));
+        let (closest, ours) = region.closest(&position, &own);
+        let found: HashSet<PeerId> = closest.into_iter().map(|index| region.peers[index].1.id).collect();
+        prop_assert_eq!(found, world.closest_alive(&position));
+        let closer = world.peers.iter().filter(|(at, _)| at.distance(&position) < own.distance(&position)).count();
+        prop_assert_eq!(ours, closer < REPLICATION);
+    }
+
+    #[test]
+    fn a_walk_finds_the_closest_and_knows_what_it_covered(size in 1..300_usize, seed: u64, n: u64, all_live: bool) {
+        let mut world = World::new(size, seed);
+        if !all_live {
+            world.dead = world.peers.iter().step_by(5).map(|(_, peer)| *peer).collect();
+        }
+        let seeds = world.closest(&key(n));
+        let mut walk = Walk::new(key(n).into(), world.ourselves, seeds);
+        let mut questions = 0;
+        while !walk.is_over() {
+            let peer = walk.next_to_ask().expect("not over");
+            match world.dead.contains(&peer.id) {
+                true => walk.failed(&peer.id),
+                false => walk.answered(&peer.id, world.closest_known(&peer.id, &key(n))),
+            }
+            questions += 1;
+            prop_assert!(questions <= 256);
+        }
+        let found: HashSet<PeerId> = walk.answering().take(REPLICATION).map(|peer| peer.id).collect();
+        if all_live {
+            prop_assert_eq!(found, world.closest_alive(&walk.position()));
+        }
+        let answering: HashSet<PeerId> = walk.answering().map(|peer| peer.id).collect();
+        let covered = walk.covered();
+        let below = world.peers.iter().filter(|(at, peer)| covered.contains(at) && !world.dead.contains(peer));
+        prop_assert!(below.filter(|(_, peer)| !answering.contains(peer)).count() <= 1);
+    }
+}
+
+#[test]
+fn every_key_goes_to_its_closest_peers_and_walks_are_shared() {
+    for (size, keys) in [(3, 100), (19, 1_000), (24, 1_000), (150, 2_000), (600, 3_000)] {
+        let mut world = World::new(size, 7);
+        let mut sweep = sweep_of(&world);
+        run(&mut sweep, &mut world, &Numbers(0..keys), NOW, usize::MAX);
+        let Counts { keys: announced, walks, failures, .. } = sweep.take_counts();
+        let placed = world.placed((0..keys).map(key).step_by(7));
+        println!("{size} peers, {keys} keys: {walks} walks, {} questions, {} batches", world.asked, world.batches);
+        // A slot on the border of two regions may come up in both.
+        assert!((keys..=keys + keys / 20).contains(&announced) && failures == 0, "{announced} keys");
+        assert!(placed > 0.995, "{size} peers: {placed} of the records are where they belong");
+        assert!(walks as usize <= 1 + size / 5, "{size} peers took {walks} walks");
+        assert!(walks as usize >= size / 40);
+        let most = announced * size.min(REPLICATION) as u64;
+        assert!(world.count_records() <= most);
+        assert_eq!(
+            sweep.status(NOW + 1),
+            super::sweep::Status { keys, slots_done: usize::from(SLOTS), ..Default::default() }
+        );
+    }
+}
+
+#[test]
+fn what_was_announced_comes_again_once_in_an_interval_and_evenly() {
+    let mut world = World::new(200, 3);
+    let mut sweep = sweep_of(&world);
+    let source = Numbers(0..2_000);
+    run(&mut sweep, &mut world, &source, NOW, usize::MAX);
+    let first = sweep.take_counts().keys;
+    let (mut again, mut busiest) = (0, 0);
+    for step in 1..=220 {
+        run(&mut sweep, &mut world, &source, NOW + step * INTERVAL / 220, usize::MAX);
+        let counts = sweep.take_counts();
+        again += counts.keys;
+        busiest = busiest.max(counts.keys);
+        assert_eq!(sweep.status(NOW + step * INTERVAL / 220).lag, 0);
+    }
+    assert_eq!(first, 2_000);
+    assert!((1_900..=2_300).contains(&again), "{again} keys in one interval");
+    assert!(busiest <= 300, "{busiest} keys at once");
+}
+
+#[test]
+fn a_restart_goes_on() {
+    let mut world = World::new(400, 5);
+    let mut sweep = sweep_of(&world);
+    let source = Numbers(0..4_000);
+    run(&mut sweep, &mut world, &source, NOW, 25);
+    let before = world.count_records();
+    assert!(before > 0 && before < 4_000 * REPLICATION as u64, "in the middle: {before}");
+    let image = sweep.take_changes().expect("something was announced");
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("schedule");
+    std::fs::write(&path, image).expect("writes");
+    let mut resumed = Sweep::new(world.ourselves, Schedule::load(&path, INTERVAL, NOW + 60), true);
+    run(&mut resumed, &mut world, &source, NOW + 60, usize::MAX);
+    assert!(world.placed((0..4_000).map(key).step_by(9)) > 0.995);
+    let all = world.count_records();
+    assert!(all < 4_000 * REPLICATION as u64 * 3 / 2, "{all} records: what was under way, and no more, goes out twice");
+    assert_eq!(resumed.status(NOW + 61).slots_done, usize::from(SLOTS));
+}
+
+#[test]
+fn a_new_key_is_where_it_belongs_within_a_few_round_trips() {
+    for (size, known) in [(10, false), (20, false), (500, false), (1_500, true)] {
+        let mut world = World::new(size, 11);
+        let mut sweep = Sweep::new(world.ourselves, Schedule::new(INTERVAL, NOW), false);
+        if known {
+            // An earlier key tells the size of the network.
+            sweep.provide(&key(1), NOW);
+            run(&mut sweep, &mut world, &Numbers(0..0), NOW, usize::MAX);
+        }
+        sweep.provide(&key(2), NOW);
+        let mut rounds = 0;
+        while world.placed([key(2)].into_iter()) < 0.95 {
+            rounds += run(&mut sweep, &mut world, &Numbers(0..0), NOW, 1);
+            assert!(rounds < 20, "{size} peers");
+        }
+        println!("{size} peers: placed after {rounds} round trips, {} records", world.count_records());
+        assert!(rounds <= 5, "{size} peers: {rounds} round trips");
+        run(&mut sweep, &mut world, &Numbers(0..0), NOW, usize::MAX);
+        assert!(world.placed([key(2)].into_iter()) > 0.95);
+        assert!(world.count_records() <= 2 * 2 * REPLICATION as u64);
+    }
+}
+
+#[test]
+fn many_new_keys_share_walks_without_a_source() {
+    let mut world = World::new(200, 13);
+    let mut sweep = Sweep::new(world.ourselves, Schedule::new(INTERVAL, NOW), false);
+    (0..1_000).for_each(|n| sweep.provide(&key(n), NOW));
+    assert_eq!(sweep.status(NOW).waiting, 1_000);
+    run(&mut sweep, &mut world, &Numbers(0..0), NOW, usize::MAX);
+    let counts = sweep.take_counts();
+    assert_eq!((counts.keys, sweep.status(NOW).waiting), (1_000, 0));
+    assert!(counts.walks < 80, "{} walks", counts.walks);
+    assert!(world.placed((0..1_000).map(key).step_by(10)) > 0.995);
+}
+
+#[test]
+fn failures_are_tried_again_and_the_dead_are_passed_over() {
+    let mut world = World::new(300, 17);
+    let source = Numbers(0..1_000);
+    let mut sweep = sweep_of(&world);
+    world.deaf = world.peers.iter().map(|(_, peer)| *peer).collect();
+    run(&mut sweep, &mut world, &source, NOW, usize::MAX);
+    sweep.provide(&key(5_000), NOW);
+    run(&mut sweep, &mut world, &source, NOW + 1, usize::MAX);
+    assert_eq!(sweep.take_counts().keys, 0, "nobody takes anything");
+    let lag = sweep.status(NOW + 100).lag;
+    assert_eq!(lag, 100);
+    // A tenth of the peers stays deaf and a fifth dies.
+    world.deaf = world.peers.iter().step_by(10).map(|(_, peer)| *peer).collect();
+    world.dead = world.peers.iter().skip(1).step_by(5).map(|(_, peer)| *peer).collect();
+    for minute in 1..60 {
+        run(&mut sweep, &mut world, &source, NOW + minute * 60, usize::MAX);
+    }
+    assert!(sweep.take_counts().keys >= 1_001);
+    assert_eq!(sweep.status(NOW + 3_600).waiting, 0);
+    let placed = world.placed((0..1_000).map(key).step_by(7));
+    assert!((0.8..0.95).contains(&placed), "{placed}: all but what the deaf refuse");
+}
+
+#[test]
+fn what_is_withdrawn_is_not_announced() {
+    let mut world = World::new(100, 19);
+    let mut sweep = sweep_of(&world);
+    sweep.loaded(Window::load(&Numbers(0..100), 0, WINDOW_KEYS_MAX), NOW);
+    sweep.provide(&key(200), NOW);
+    (0..50).chain([200]).for_each(|n| sweep.withdraw(&key(n)));
+    run(&mut sweep, &mut world, &Numbers(0..100), NOW, usize::MAX);
+    assert_eq!(world.placed((0..50).chain([200]).map(key)), 0.0);
+    assert!(world.placed((50..100).map(key)) > 0.99);
+}
+
+#[test]
+fn nobody_is_told_while_nobody_hears() {
+    let mut world = World::new(0, 23);
+    let mut sweep = sweep_of(&world);
+    sweep.provide(&key(1), NOW);
+    sweep.advance(NOW, false, &mut world);
+    assert!(sweep.poll_action().is_none());
+    let mut world = World::new(5, 23);
+    run(&mut sweep, &mut world, &Numbers(0..3), NOW + 5, usize::MAX);
+    assert_eq!(world.placed((0..3).map(key)), 1.0);
+}
+
+/// Prints what a sweep costs: `cargo test --release -p causeway-p2p-bridge -- --ignored --nocapture a_million_keys`.
+#[test]
+#[ignore = "a measurement"]
+fn a_million_keys_in_a_network_of_ten_thousand_peers() {
+    for keys in [100_000, 1_000_000] {
+        let mut world = World::new(10_000, 29);
+        world.records = None;
+        let mut sweep = sweep_of(&world);
+        let before = memory_kib();
+        let begun = std::time::Instant::now();
+        let rounds = run(&mut sweep, &mut world, &Numbers(0..keys), NOW, usize::MAX);
+        let (elapsed, counts) = (begun.elapsed(), sweep.take_counts());
+        println!(
+            "{keys} keys: {} walks, {} questions, {} batches, {} records, {rounds} rounds of requests, {elapsed:?} of CPU, peak {} MiB more",
+            counts.walks,
+            world.asked,
+            world.batches,
+            counts.records,
+            (memory_kib() - before) / 1024,
+        );
+        assert_eq!(counts.keys, keys);
+    }
+}
+
+/// The most memory that this process had so far.
+fn memory_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse().unwrap_or_default()
+}

@@ -1,0 +1,248 @@
+//! Address translation: what peers find out about our reachability, and the detours that are taken for it ([`crate::nat`]).
+
+use super::Task;
+use crate::nat::metrics::NatMetrics;
+use crate::nat::relays::Relays;
+use crate::nat::{Rules, is_circuit};
+use crate::options::{BridgeOptions, DhtMode, NoAnnounce};
+use crate::reachability::{Reachability, Verdict};
+use crate::scope::Scope;
+use libp2p::core::ConnectedPoint;
+use libp2p::core::transport::ListenerId;
+use libp2p::swarm::ConnectionId;
+use libp2p::{Multiaddr, PeerId, autonat, dcutr, identify, kad, relay, upnp};
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
+
+/// The task's state about address translation.
+pub struct Nat {
+    reachability: Reachability,
+    relays: Relays,
+    metrics: NatMetrics,
+    rules: Rules,
+    /// What the operator announces replaces what peers find out.
+    announces: bool,
+    hidden: NoAnnounce,
+    /// The public DHT is served while peers can reach us.
+    serves_when_reachable: bool,
+    /// On a network of one's own, private listeners are where the others reach us, unless relays are named: then they are not.
+    trusts_listeners: bool,
+    verdict: Option<Verdict>,
+    /// The addresses that were told to the swarm as ours, because of what peers found out.
+    told: Vec<Multiaddr>,
+    mapped: HashSet<Multiaddr>,
+    relayed: HashMap<ConnectionId, PeerId>,
+    /// Relayed connections to close in the next round: there is a direct one.
+    replaced: HashSet<ConnectionId>,
+}
+
+impl Nat {
+    /// Nothing is known yet but the options.
+    pub fn new(options: &BridgeOptions, metrics: NatMetrics) -> Self {
+        let announces = !options.announce.is_empty();
+        Self {
+            reachability: Reachability::new(announces || !options.announce_also.is_empty()),
+            relays: Relays::new(options.nat.relay_client, &options.nat.relays),
+            metrics,
+            rules: Rules { private: options.dial_private },
+            announces,
+            hidden: options.no_announce.clone(),
+            serves_when_reachable: options.dht.mode == DhtMode::Auto,
+            trusts_listeners: options.dial_private && options.nat.relays.is_empty(),
+            verdict: None,
+            told: Vec::new(),
+            mapped: HashSet::new(),
+            relayed: HashMap::new(),
+            replaced: HashSet::new(),
+        }
+    }
+
+    fn is_own(&self, address: &Multiaddr) -> bool {
+        !is_circuit(address) && (Scope::Wan.admits(address) || self.trusts_listeners && self.rules.admit(address))
+    }
+}
+
+impl Task {
+    /// We listen on an address: an interface with a public one of its own needs nobody's confirmation.
+    pub(super) fn nat_listens(&mut self, address: &Multiaddr) {
+        if self.nat.is_own(address) {
+            self.nat.reachability.listens(address.clone());
+            self.settle_reachability();
+        }
+    }
+
+    /// An address is not ours any more: an interface went down, or a router stopped forwarding.
+    pub(super) fn nat_lost(&mut self, address: &Multiaddr) {
+        self.nat.reachability.lost(address);
+        self.settle_reachability();
+    }
+
+    pub(super) fn on_autonat(&mut self, event: autonat::v2::client::Event) {
+        // That one address cannot be reached says little: candidates are guesses.
+        if event.result.is_ok() {
+            tracing::debug!(address = %event.tested_addr, server = %event.server, "a peer proved that it reaches us");
+            self.nat.reachability.proved(event.tested_addr);
+            self.settle_reachability();
+        }
+    }
+
+    pub(super) fn on_autonat_v1(&mut self, event: autonat::v1::Event) {
+        use autonat::v1::{Event, OutboundProbeError, OutboundProbeEvent, ResponseError};
+        let Event::OutboundProbe(probe) = event else { return };
+        match probe {
+            OutboundProbeEvent::Response { peer, address, .. } if self.nat.rules.admit(&address) => {
+                self.nat.reachability.dialled_back(peer, without_peer(address));
+            }
+            OutboundProbeEvent::Error {
+                peer: Some(peer),
+                error: OutboundProbeError::Response(ResponseError::DialError),
+                ..
+            } => self.nat.reachability.not_dialled_back(peer),
+            _ => return,
+        }
+        self.settle_reachability();
+    }
+
+    pub(super) fn on_upnp(&mut self, event: upnp::Event) {
+        match event {
+            upnp::Event::NewExternalAddr { external_addr, .. } => {
+                tracing::info!(address = %external_addr, "the router forwards a port");
+                self.nat.mapped.insert(external_addr);
+            }
+            upnp::Event::ExpiredExternalAddr { external_addr, .. } => _ = self.nat.mapped.remove(&external_addr),
+            upnp::Event::GatewayNotFound | upnp::Event::NonRoutableGateway => {
+                tracing::debug!(?event, "no router forwards ports");
+            }
+        }
+        self.nat.metrics.mapped_ports.set(len(self.nat.mapped.len()));
+    }
+
+    pub(super) fn on_relay(&mut self, event: relay::client::Event) {
+        if let relay::client::Event::ReservationReqAccepted { relay_peer_id, renewal, limit } = event {
+            if !renewal {
+                tracing::info!(relay = %relay_peer_id, ?limit, "peers can reach us through a relay");
+            }
+            self.nat.relays.accepted(&relay_peer_id);
+            self.nat.metrics.reservations.set(len(self.nat.relays.reservations()));
+        }
+    }
+
+    pub(super) fn on_hole_punch(&mut self, event: dcutr::Event) {
+        match &event.result {
+            Ok(_) => tracing::debug!(peer = %event.remote_peer_id, "a direct connection replaces a relayed one"),
+            Err(error) => tracing::debug!(peer = %event.remote_peer_id, %error, "no direct connection"),
+        }
+        self.nat.metrics.hole_punch(event.result.is_ok());
+    }
+
+    pub(super) fn nat_connected(&mut self, peer: PeerId, connection: ConnectionId, endpoint: &ConnectedPoint) {
+        if endpoint.is_relayed() {
+            self.nat.relayed.insert(connection, peer);
+            self.nat.metrics.relayed.set(len(self.nat.relayed.len()));
+        }
+    }
+
+    pub(super) fn nat_disconnected(&mut self, peer: &PeerId, connection: ConnectionId, was_last: bool) {
+        if self.nat.relayed.remove(&connection).is_some() {
+            self.nat.replaced.remove(&connection);
+            self.nat.metrics.relayed.set(len(self.nat.relayed.len()));
+        }
+        if was_last {
+            self.nat.relays.left(peer);
+        }
+    }
+
+    /// A peer may be a relay: one that says where it listens, and is connected without a relay itself.
+    pub(super) fn meet_relay(&mut self, connection: ConnectionId, peer: PeerId, info: &identify::Info) {
+        if self.nat.relayed.contains_key(&connection) || !info.protocols.contains(&relay::HOP_PROTOCOL_NAME) {
+            return;
+        }
+        if let Some(address) = info.listen_addrs.iter().find(|address| self.nat.rules.admit(address)) {
+            self.nat.relays.met(peer, address.clone());
+        }
+    }
+
+    pub(super) fn on_listener_closed(&mut self, listener: ListenerId) {
+        self.nat.relays.closed(listener, Instant::now());
+        self.nat.metrics.reservations.set(len(self.nat.relays.reservations()));
+    }
+
+    /// Asks relays for reservations, gives them back, and closes relayed connections that a direct one replaces.
+    pub(super) fn tend_relays(&mut self, now: Instant) {
+        let verdict = self.nat.reachability.verdict();
+        for (relay, address) in self.nat.relays.due(verdict, now) {
+            match self.swarm.listen_on(address) {
+                Ok(listener) => self.nat.relays.asked(relay, listener),
+                Err(error) => {
+                    tracing::debug!(%relay, %error, "cannot listen through a relay");
+                    self.nat.relays.refused(relay, now);
+                }
+            }
+        }
+        for relay in self.nat.relays.surplus(verdict) {
+            tracing::debug!(%relay, "peers reach us without this relay");
+            // An error says that it has left already.
+            let _ = self.swarm.disconnect_peer_id(relay);
+        }
+        self.close_replaced();
+    }
+
+    /// Relayed connections are limited in bytes and time, and are in the way: Bitswap uses a peer's first connection. They
+    /// get a round's grace, in which the other side finishes its part of the change.
+    fn close_replaced(&mut self) {
+        let bitswap = &self.swarm.behaviour().bitswap;
+        let relayed = &self.nat.relayed;
+        let direct = |peer: &PeerId| bitswap.connections(peer).iter().any(|id| !relayed.contains_key(id));
+        let now: HashSet<ConnectionId> =
+            relayed.iter().filter(|(_, peer)| direct(peer)).map(|(connection, _)| *connection).collect();
+        for connection in now.intersection(&self.nat.replaced) {
+            self.swarm.close_connection(*connection);
+        }
+        self.nat.replaced = now;
+    }
+
+    /// Follows the verdict: which addresses are ours, and whether the public DHT is served.
+    pub(super) fn settle_reachability(&mut self) {
+        let nat = &mut self.nat;
+        let verdict = nat.reachability.verdict();
+        let mut ours = if nat.announces { Vec::new() } else { nat.reachability.addresses() };
+        ours.retain(|address| !nat.hidden.hides(address));
+        let before = std::mem::replace(&mut nat.told, ours.clone());
+        for address in before.iter().filter(|address| !ours.contains(address)) {
+            self.swarm.remove_external_address(address);
+        }
+        for address in ours.iter().filter(|address| !before.contains(address)) {
+            self.swarm.add_external_address(address.clone());
+        }
+        if before != ours {
+            let everybody: Vec<PeerId> = self.swarm.connected_peers().copied().collect();
+            self.swarm.behaviour_mut().identify.push(everybody);
+        }
+        if self.nat.verdict.replace(verdict) == Some(verdict) {
+            return;
+        }
+        self.nat.metrics.set_verdict(verdict);
+        match verdict {
+            Verdict::Unknown => tracing::debug!("not known yet whether peers can open connections to this node"),
+            Verdict::Reachable => tracing::info!("peers can open connections to this node"),
+            Verdict::Unreachable => tracing::info!("peers cannot open connections to this node"),
+        }
+        if self.nat.serves_when_reachable {
+            let mode = if verdict == Verdict::Reachable { kad::Mode::Server } else { kad::Mode::Client };
+            self.swarm.behaviour_mut().dht(Scope::Wan).set_mode(Some(mode));
+        }
+    }
+}
+
+/// Peers name an address with our id at its end, or without.
+fn without_peer(mut address: Multiaddr) -> Multiaddr {
+    if crate::redial::peer_of(&address).is_some() {
+        address.pop();
+    }
+    address
+}
+
+/// A count as gauges take it.
+fn len(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

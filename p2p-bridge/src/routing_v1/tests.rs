@@ -92,7 +92,6 @@ fn limits(request: Duration) -> Limits {
         bytes_max: 100_000,
         line_bytes_max: 2000,
         records_max: 50,
-        ..Limits::default()
     }
 }
 

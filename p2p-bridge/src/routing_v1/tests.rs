@@ -86,13 +86,7 @@ fn cid() -> Cid {
 
 /// Limits for a router that is waited for so long.
 fn limits(request: Duration) -> Limits {
-    Limits {
-        request,
-        connect: PATIENCE,
-        bytes_max: 100_000,
-        line_bytes_max: 2000,
-        records_max: 50,
-    }
+    Limits { request, connect: PATIENCE, bytes_max: 100_000, line_bytes_max: 2000, records_max: 50 }
 }
 
 /// Routers, and what is counted of them.

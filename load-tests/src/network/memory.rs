@@ -98,7 +98,7 @@ struct Behaviour {
 /// Peers that want nothing: every second one over QUIC. They leave when this is dropped.
 async fn crowd(causeway: &Causeway, count: usize) -> Result<JoinSet<()>> {
     let address = |n: usize| {
-        let part = if n % 2 == 0 { "/tcp/" } else { "/udp/" };
+        let part = if n.is_multiple_of(2) { "/tcp/" } else { "/udp/" };
         let address = causeway.listening.iter().find(|address| address.contains(part));
         Ok::<Multiaddr, anyhow::Error>(address.with_context(|| format!("no {part}"))?.parse()?)
     };

@@ -151,7 +151,7 @@ impl Default for Http {
             path_depth_max: 256,
             url_bytes_max: 8192,
             head_bytes_max: 32 * 1024,
-            read_ahead_bytes_max: 4 * MIB,
+            read_ahead_bytes_max: 16 * MIB,
             http10_buffer_bytes_max: 16 * MIB,
             routing_v1: false,
         }

@@ -427,7 +427,8 @@ mod tests {
         let quic = ("P2P_LISTEN", "/ip4/127.0.0.1/tcp/0,/ip4/127.0.0.1/udp/0/quic-v1");
         let key = ("P2P_SWARM_KEY", "some.key");
         let only = ("P2P_PRIVATE_ONLY", "true");
-        let table: [(&[(&str, &str)], bool, bool, &str); 9] = [
+        type Row<'a> = (&'a [(&'a str, &'a str)], bool, bool, &'a str);
+        let table: [Row<'_>; 9] = [
             (&[key], false, false, "p2p.bootstrap: /dnsaddr/bootstrap.libp2p.io/p2p/"),
             (&[none], true, true, ""),
             (&[], true, false, "p2p.bootstrap: "),

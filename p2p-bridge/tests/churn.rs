@@ -27,6 +27,10 @@ use tempfile::TempDir;
 const HOUR: Duration = Duration::from_millis(7_500);
 /// How long nodes come and go while others read.
 const RUN: Duration = Duration::from_secs(15);
+/// Retrievals that there have to be meanwhile, however slow the machine is.
+const RETRIEVALS_MIN: usize = 100;
+/// Retrievals under way at once.
+const READERS: usize = 16;
 const DAGS: usize = 40;
 const LEAVES: usize = 4;
 /// One retrieval, and everything that it has to get past.
@@ -214,11 +218,10 @@ async fn every_retrieval_that_can_succeed_does_while_nodes_come_and_go() {
     let mut times = Vec::new();
     let run = Instant::now();
     let mut asked = vec![HashSet::new(); DAGS];
-    while run.elapsed() < RUN {
-        for place in stable..count {
-            if nodes[place].leaves_at.is_none_or(|at| Instant::now() < at) {
-                continue;
-            }
+    while run.elapsed() < RUN || times.len() < RETRIEVALS_MIN {
+        assert!(run.elapsed() < 6 * RUN, "hardly anything was read: {}", times.len());
+        let leaving = (stable..count).find(|place| nodes[*place].leaves_at.is_some_and(|at| at <= Instant::now()));
+        if let Some(place) = leaving {
             let entries = vec![nodes[rng.below(stable)].address.clone(), nodes[rng.below(stable)].address.clone()];
             let new = Node::start(entries, rng.chance(10), Some(Instant::now() + rng.session())).await;
             let old = std::mem::replace(&mut nodes[place], new);
@@ -235,13 +238,14 @@ async fn every_retrieval_that_can_succeed_does_while_nodes_come_and_go() {
                 asked[n].remove(&place);
             }
         }
-        let n = rng.below(DAGS);
-        // Somebody who stays until it has ended, and has not read it before.
-        let reader = rng.below(count);
-        let stays = nodes[reader].leaves_at.is_none_or(|at| at > Instant::now() + PATIENCE);
-        if stays && !dags[n].holders.contains(&reader) && asked[n].insert(reader) {
-            let reading = read(nodes[reader].bridge.clone(), dags[n].blocks.clone());
-            reads.push(tokio::spawn(async move { (n, reader, reading.await) }));
+        for _ in 0..4 {
+            let (n, reader) = (rng.below(DAGS), rng.below(count));
+            // Somebody who stays until it has ended, and has not read it before.
+            let stays = nodes[reader].leaves_at.is_none_or(|at| at > Instant::now() + PATIENCE);
+            if reads.len() < READERS && stays && !dags[n].holders.contains(&reader) && asked[n].insert(reader) {
+                let reading = read(nodes[reader].bridge.clone(), dags[n].blocks.clone());
+                reads.push(tokio::spawn(async move { (n, reader, reading.await) }));
+            }
         }
         tokio::select! {
             Some(done) = reads.next(), if !reads.is_empty() => times.push(done.expect("no panic")),
@@ -270,5 +274,5 @@ async fn every_retrieval_that_can_succeed_does_while_nodes_come_and_go() {
         requests / walks.max(1.0),
     );
     assert!(failed.is_empty(), "{failed:?}");
-    assert!(left > 5 && times.len() > 50, "{left} nodes left, {} retrievals", times.len());
+    assert!(left > 5, "{left} nodes left");
 }

@@ -14,6 +14,7 @@ use crate::source::RootSource;
 use bytes::Bytes;
 use content::unixfs::file::{FileReader, ReadLimits};
 use content::{Block, codec};
+use futures::future::try_join;
 use futures::stream::{self, StreamExt as _};
 use http::HeaderValue;
 use std::hash::{BuildHasher as _, RandomState};
@@ -45,17 +46,19 @@ pub async fn file(
     let decision = Decision::of(ask, &entity.etag, entity.modified, entity.size);
     check_length(&decision, entity.size, response_bytes_max)?;
     let sniffs = decision.has_body() && entity.content_type.is_none();
-    let first = decision.has_body().then(|| first_range(&decision, entity.size)).filter(|_| !ask.head_only || sniffs);
-    let mut content = match first.clone() {
-        Some(range) if !ask.head_only => file.open(range).await?,
-        _ => Content::Empty,
+    let wanted = (decision.has_body() && !ask.head_only).then(|| first_range(&decision, entity.size));
+    let shown = wanted.as_ref().is_some_and(|range| shows_beginning(range, entity.size));
+    let opening = async {
+        match wanted {
+            Some(range) => file.open(range).await,
+            None => Ok(Content::Empty),
+        }
     };
+    // Over the network, one after the other would take twice as long.
+    let sniffing = async { if sniffs && !shown { file.sniff(entity.size).await.map(Some) } else { Ok(None) } };
+    let (mut content, sniffed) = try_join(opening, sniffing).await?;
     if sniffs {
-        let range = first.unwrap_or(0..0);
-        let sniffed = match begins(&content, &range, entity.size) {
-            Some(first) => content_type::by_content(first),
-            None => file.sniff(entity.size).await?,
-        };
+        let sniffed = sniffed.unwrap_or_else(|| content_type::by_content(first_of(&content)));
         Arc::make_mut(&mut entity).content_type = Some(sniffed);
         learnt(&entity);
     }
@@ -177,10 +180,9 @@ fn several(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content
     Content::Stream { stream: parts.flatten().chain(end).boxed(), remaining: Some(remaining) }
 }
 
-/// The first bytes of a file, if they are among those that are sent.
-fn begins<'a>(content: &'a Content, range: &Range<u64>, size: u64) -> Option<&'a [u8]> {
-    let enough = range.start == 0 && range.end >= size.min(content_type::SNIFF_BYTES);
-    (enough && (!matches!(content, Content::Empty) || size == 0)).then(|| first_of(content))
+/// Whether what is sent first shows what a file looks like.
+fn shows_beginning(range: &Range<u64>, size: u64) -> bool {
+    range.start == 0 && range.end >= size.min(content_type::SNIFF_BYTES)
 }
 
 fn first_of(content: &Content) -> &[u8] {

@@ -35,7 +35,7 @@ pub enum Offence {
     Protocol,
     /// It asked for more than anybody may.
     Flood,
-    /// It promised, or owed, a block and did not send it.
+    /// It owed a block and sent nothing until whoever waited gave up.
     Stall,
 }
 
@@ -49,7 +49,7 @@ impl Offence {
             Self::Lie => 35.0,
             Self::Protocol => 25.0,
             Self::Flood => 10.0,
-            Self::Stall => 8.0,
+            Self::Stall => 30.0,
         }
     }
 }
@@ -188,14 +188,15 @@ mod tests {
     fn habits_are_banned_and_mistakes_forgotten() {
         let start = Instant::now();
         // What is done, how long apart, and what the peer is after each time.
-        let table: [(Offence, u64, &[Standing]); 4] = [
+        let table: [(Offence, u64, &[Standing]); 5] = [
             (Offence::Lie, 0, &[Standing::Good, Standing::Throttled, Standing::Banned]),
             (
                 Offence::Protocol,
                 1,
                 &[Standing::Good, Standing::Throttled, Standing::Throttled, Standing::Throttled, Standing::Banned],
             ),
-            (Offence::Stall, 60, &[Standing::Good; 12]),
+            (Offence::Stall, 60, &[Standing::Good, Standing::Throttled, Standing::Throttled, Standing::Throttled]),
+            (Offence::Stall, 300, &[Standing::Good; 12]),
             (Offence::Flood, 120, &[Standing::Good; 12]),
         ];
         for (offence, seconds, expected) in table {

@@ -287,6 +287,7 @@ impl Behaviour {
             Action::Joined(session, peer) => {
                 self.events.push_back(ToSwarm::GenerateEvent(Event::Joined(session, peer)));
             }
+            Action::Stalled(peer) => self.offended(peer, Offence::Stall),
             Action::Fail(failure) => {
                 self.metrics.stalls.inc();
                 self.wants.fail(&failure.key, &failure.session, &failure.error);

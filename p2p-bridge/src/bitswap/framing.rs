@@ -22,6 +22,8 @@ use super::traffic::Traffic;
 
 /// What the buffer holds before the peer has sent anything, in bytes.
 const FIRST_ALLOCATION_BYTES: usize = 64 * 1024;
+/// Frames below this say nothing about blocks that are on their way: a peer that owes us some may go on asking for others.
+const PROGRESS_BYTES_MIN: usize = 16 * 1024;
 /// Frames from a peer that we asked nothing of are kept up to this size: a full wantlist and room to spare.
 pub const UNSOLICITED_BYTES_MAX: usize = 512 * 1024;
 /// Bytes of frames that one connection may hold in memory at once.
@@ -136,19 +138,26 @@ impl Budgets {
             memory.merge(self.memory.take(room - read).await?);
             buffer.reserve_exact(room - read);
             buffer.resize(room, 0);
-            let step = self.fill(stream, &mut buffer[read..]);
+            let step = self.fill(stream, &mut buffer[read..], length >= PROGRESS_BYTES_MIN);
             timeout(self.memory.step_timeout(), step).await.map_err(|_| io::ErrorKind::TimedOut)??;
         }
         Ok(Frame::Whole(buffer.into(), Permits { _connection: connection, _memory: memory }))
     }
 
-    async fn fill(&self, stream: &mut (impl AsyncRead + Unpin), mut buffer: &mut [u8]) -> io::Result<()> {
+    async fn fill(
+        &self,
+        stream: &mut (impl AsyncRead + Unpin),
+        mut buffer: &mut [u8],
+        is_progress: bool,
+    ) -> io::Result<()> {
         while !buffer.is_empty() {
             let read = stream.read(buffer).await?;
             if read == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            self.traffic.note_bytes();
+            if is_progress {
+                self.traffic.note_bytes();
+            }
             buffer = &mut buffer[read..];
         }
         Ok(())

@@ -80,7 +80,7 @@ impl Command {
 /// What became of a command.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The peer named these.
+    /// The peer named these, with addresses of any scope.
     Answered(Vec<Peer>),
     /// The peer has read all of a batch.
     Announced,
@@ -156,8 +156,8 @@ impl Handler {
 
 async fn carry_out(command: Command, mut stream: Stream, was_kept: bool) -> Ended {
     match &command {
-        Command::Ask { target, id: (scope, _) } => {
-            let result = ask(&mut stream, target, *scope).await;
+        Command::Ask { target, .. } => {
+            let result = ask(&mut stream, target).await;
             let stream = result.is_ok().then_some(stream);
             Ended { command, result, stream, was_kept }
         }
@@ -168,12 +168,12 @@ async fn carry_out(command: Command, mut stream: Stream, was_kept: bool) -> Ende
     }
 }
 
-async fn ask(stream: &mut Stream, target: &[u8], scope: Scope) -> io::Result<Outcome> {
+async fn ask(stream: &mut Stream, target: &[u8]) -> io::Result<Outcome> {
     let exchange = async {
         stream.write_all(&message::find_node(target)).await?;
         stream.flush().await?;
         let answer = message::read(stream).await?;
-        message::closer_peers(answer, scope).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+        message::closer_peers(answer).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     };
     let peers = timeout(ANSWER_TIMEOUT, exchange).await.map_err(|_| io::ErrorKind::TimedOut)??;
     Ok(Outcome::Answered(peers))

@@ -5,7 +5,6 @@
 //! peers and addresses are read than an honest peer sends.
 
 use super::walk::Peer;
-use crate::scope::Scope;
 use bytes::{Buf, BufMut, Bytes};
 use futures::{AsyncRead, AsyncReadExt};
 use libp2p::multiaddr::Protocol;
@@ -17,8 +16,10 @@ use std::io;
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 /// Peers taken from one answer: as many as belong there, and the target itself.
 const PEERS_MAX: usize = 24;
-/// Addresses taken of one peer.
-pub const ADDRESSES_MAX: usize = 8;
+/// Addresses taken of one peer, before it is known which of them belong here.
+const TAKEN_MAX: usize = 16;
+/// Addresses that one peer is told of us.
+const TOLD_MAX: usize = 8;
 
 const ADD_PROVIDER: u64 = 2;
 const FIND_NODE: u64 = 4;
@@ -70,7 +71,7 @@ impl Provider {
     pub fn new(peer: &PeerId, addresses: &[Multiaddr]) -> Self {
         let mut about = Vec::new();
         bytes(PEER_ID, &peer.to_bytes(), &mut about);
-        addresses.iter().take(ADDRESSES_MAX).for_each(|address| bytes(PEER_ADDRESS, address.as_ref(), &mut about));
+        addresses.iter().take(TOLD_MAX).for_each(|address| bytes(PEER_ADDRESS, address.as_ref(), &mut about));
         number(PEER_CONNECTION, CONNECTED, &mut about);
         let mut field = Vec::new();
         bytes(PROVIDER_PEERS, &about, &mut field);
@@ -83,18 +84,19 @@ impl Provider {
     }
 }
 
-/// The peers that an answer to FIND_NODE names, with their addresses of a scope. Peers that cannot be read are left out.
+/// The peers that an answer to FIND_NODE names, with whatever addresses it gives them. Peers that cannot be read are left
+/// out.
 ///
 /// # Errors
 /// When the bytes are no protobuf message.
-pub fn closer_peers(mut message: Bytes, scope: Scope) -> Result<Vec<Peer>, prost::DecodeError> {
+pub fn closer_peers(mut message: Bytes) -> Result<Vec<Peer>, prost::DecodeError> {
     let mut peers = Vec::new();
     while message.has_remaining() {
         match encoding::decode_key(&mut message)? {
             (CLOSER_PEERS, WireType::LengthDelimited) => {
                 let field = take(&mut message)?;
                 if peers.len() < PEERS_MAX {
-                    peers.extend(peer(field, scope)?);
+                    peers.extend(peer(field)?);
                 }
             }
             (field, wire) => encoding::skip_field(wire, field, &mut message, DecodeContext::default())?,
@@ -103,15 +105,14 @@ pub fn closer_peers(mut message: Bytes, scope: Scope) -> Result<Vec<Peer>, prost
     Ok(peers)
 }
 
-fn peer(mut about: Bytes, scope: Scope) -> Result<Option<Peer>, prost::DecodeError> {
+fn peer(mut about: Bytes) -> Result<Option<Peer>, prost::DecodeError> {
     let (mut id, mut addresses) = (None, Vec::new());
     while about.has_remaining() {
         match encoding::decode_key(&mut about)? {
             (PEER_ID, WireType::LengthDelimited) => id = PeerId::from_bytes(&take(&mut about)?).ok(),
             (PEER_ADDRESS, WireType::LengthDelimited) => {
                 let address = Multiaddr::try_from(take(&mut about)?.to_vec());
-                addresses
-                    .extend(address.ok().filter(|address| scope.admits(address) && addresses.len() < ADDRESSES_MAX));
+                addresses.extend(address.ok().filter(|_| addresses.len() < TAKEN_MAX));
             }
             (field, wire) => encoding::skip_field(wire, field, &mut about, DecodeContext::default())?,
         }
@@ -175,24 +176,22 @@ mod tests {
     }
 
     #[test]
-    fn answers_name_peers_with_the_addresses_of_the_scope() {
+    fn answers_name_peers_with_their_own_addresses() {
         let (peer, other) = (PeerId::random(), PeerId::random());
         let foreign = format!("/ip4/9.9.9.9/tcp/1/p2p/{other}");
-        let addresses = ["/ip4/8.8.8.8/tcp/1", "/ip4/10.0.0.1/tcp/2", &foreign, "/ip4/1.1.1.1/udp/1/quic-v1"];
-        let message = Bytes::from(answer(&[(peer, &addresses), (other, &[])]));
-        let found = closer_peers(message.clone(), Scope::Wan).expect("reads");
+        let addresses = ["/ip4/8.8.8.8/tcp/1", &foreign, "/ip4/1.1.1.1/udp/1/quic-v1"];
+        let found = closer_peers(answer(&[(peer, &addresses), (other, &[])]).into()).expect("reads");
         let texts: Vec<String> = found[0].addresses.iter().map(Multiaddr::to_string).collect();
         assert_eq!(texts, ["/ip4/8.8.8.8/tcp/1", "/ip4/1.1.1.1/udp/1/quic-v1"]);
         assert_eq!((found[0].id, &found[1]), (peer, &Peer { id: other, addresses: vec![] }));
-        assert_eq!(closer_peers(message, Scope::Lan).expect("reads")[0].addresses.len(), 1);
     }
 
     #[test]
     fn floods_are_cut() {
         let addresses = vec!["/ip4/8.8.8.8/tcp/1"; 100];
         let peers: Vec<_> = (0..100).map(|_| (PeerId::random(), &addresses[..])).collect();
-        let found = closer_peers(answer(&peers).into(), Scope::Wan).expect("reads");
-        assert_eq!((found.len(), found[0].addresses.len()), (PEERS_MAX, ADDRESSES_MAX));
+        let found = closer_peers(answer(&peers).into()).expect("reads");
+        assert_eq!((found.len(), found[0].addresses.len()), (PEERS_MAX, TAKEN_MAX));
     }
 
     #[test]
@@ -218,7 +217,7 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_a_peer_sends_is_survived(bytes: Vec<u8>) {
-            _ = closer_peers(bytes.clone().into(), Scope::Lan);
+            _ = closer_peers(bytes.clone().into());
             let mut stream = futures::io::Cursor::new(bytes);
             if let Ok(message) = futures::executor::block_on(read(&mut stream)) {
                 prop_assert!(message.len() <= MESSAGE_BYTES_MAX);

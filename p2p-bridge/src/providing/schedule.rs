@@ -13,6 +13,8 @@ use std::{fs, io};
 
 /// What a file begins with: the name of the format and its version.
 const MAGIC: &[u8; 8] = b"cwprov01";
+/// Stands in a file for a part that was not announced.
+const UNANNOUNCED: u64 = 0;
 /// Parts that are announced with their neighbours are so by at most this share of the interval too early.
 const EARLY_MAX: f64 = 0.125;
 
@@ -50,7 +52,10 @@ impl Schedule {
             let kept = u64::from_be_bytes(time.try_into().map_err(|_| damaged())?);
             // A shorter interval counts at once. What was due while we were down is due now: the records that it stands
             // for may be gone, but nobody was behind with anything.
-            *due = kept.clamp(now.saturating_sub(new.interval), now + new.interval);
+            *due = match kept {
+                UNANNOUNCED => now,
+                kept => kept.clamp(now.saturating_sub(new.interval), now + new.interval),
+            };
         }
         Ok(new)
     }
@@ -59,7 +64,7 @@ impl Schedule {
     pub fn encode(&self, unannounced: impl IntoIterator<Item = u16>) -> Vec<u8> {
         let mut due = self.due.clone();
         for slot in unannounced {
-            due[usize::from(slot % SLOTS)] = 0;
+            due[usize::from(slot % SLOTS)] = UNANNOUNCED;
         }
         let mut bytes = MAGIC.to_vec();
         due.iter().for_each(|time| bytes.extend_from_slice(&time.to_be_bytes()));

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 /// How long a router rests after its first failure.
-const FIRST_REST: Duration = Duration::from_secs(2);
+pub(super) const FIRST_REST: Duration = Duration::from_secs(2);
 /// The longest that a router rests, whatever it says itself.
 const LONGEST_REST: Duration = Duration::from_secs(300);
 

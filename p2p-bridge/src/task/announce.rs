@@ -1,6 +1,6 @@
 //! Announcing what is provided ([`crate::providing`]): the sweeps' decisions, carried out in both scopes.
 
-use super::Task;
+use super::{ADDRESSES_MAX, Task};
 use crate::announced::Announced;
 use crate::dht::behaviour::Scoped;
 use crate::options::{BridgeOptions, ProvideOptions, ProvideStrategy};
@@ -40,6 +40,8 @@ pub struct Announcing {
     options: ProvideOptions,
     announced: Announced,
     ourselves: PeerId,
+    /// When it was last looked for what has expired, in hours.
+    hour: u64,
 }
 
 impl Announcing {
@@ -58,6 +60,7 @@ impl Announcing {
             options: options.provide.clone(),
             announced: Announced::new(options),
             ourselves,
+            hour: 0,
         }
     }
 
@@ -169,6 +172,15 @@ impl Task {
         }
     }
 
+    /// What was not announced again is no longer held.
+    fn forget_expired_own(&mut self, scope: Scope) {
+        let (now, ourselves) = (Instant::now(), self.announcing.ourselves);
+        let store = self.swarm.behaviour_mut().dht(scope).store_mut();
+        let expired = store.provided().filter(|record| record.is_expired(now)).map(|record| record.key.clone());
+        let expired: Vec<RecordKey> = expired.collect();
+        expired.iter().for_each(|key| store.remove_provider(key, &ourselves));
+    }
+
     pub(super) fn provide(&mut self, key: &[u8]) {
         if self.announcing.options.strategy == ProvideStrategy::Nothing {
             return;
@@ -190,7 +202,14 @@ impl Task {
         let (scope, id) = done.id;
         let Some(sweep) = self.announcing.sweeps.get_mut(&scope) else { return };
         match done.outcome {
-            Outcome::Answered(closer) => sweep.answered(id, Some(closer)),
+            Outcome::Answered(mut closer) => {
+                let dht = self.swarm.behaviour_mut().dht(scope);
+                for peer in &mut closer {
+                    peer.addresses.retain(|address| dht.admits(address));
+                    peer.addresses.truncate(ADDRESSES_MAX);
+                }
+                sweep.answered(id, Some(closer));
+            }
             Outcome::Announced => sweep.announced(id, true),
             // It was one or the other; the sweep knows which.
             Outcome::Failed(_) => sweep.failed(id),
@@ -218,6 +237,9 @@ impl Task {
             }
         }
         self.announce();
+        if std::mem::replace(&mut self.announcing.hour, now / 3600) != now / 3600 {
+            Scope::ALL.into_iter().for_each(|scope| self.forget_expired_own(scope));
+        }
         for (scope, sweep) in &mut self.announcing.sweeps {
             self.announcing.metrics.count(*scope, sweep.take_counts());
             self.announcing.metrics.set(*scope, sweep.status(now));

@@ -41,7 +41,7 @@ impl Nat {
     pub fn new(options: &BridgeOptions, metrics: NatMetrics) -> Self {
         let announces = !options.announce.is_empty();
         Self {
-            reachability: Reachability::new(announces),
+            reachability: Reachability::new(announces || !options.announce_also.is_empty()),
             relays: Relays::new(options.nat.relay_client, &options.nat.relays),
             metrics,
             rules: Rules { private: options.dial_private },

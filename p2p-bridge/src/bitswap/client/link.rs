@@ -2,8 +2,8 @@
 //! takes, and when silence is suspicious. Arithmetic only; the clock is handed in.
 //!
 //! The *response* is the shortest time from a question that found the peer idle to its answer. The *rate* is the best of
-//! the last few rounds, in bytes a second; a round is at least one response long, begins with an arrival and is not
-//! counted if we let the peer run dry in it. The *window* is what the peer may owe: twice the bytes that fit the link,
+//! the last few rounds, in bytes a second; a round is at least one response long, begins with an arrival and counts only if
+//! the peer had enough to do at its end, or if it is a new best: forty small files say nothing about a link. The *window* is what the peer may owe: twice the bytes that fit the link,
 //! and a margin. While the window is what limits the rate, twice what fits is more than the window, so that it doubles
 //! with every round; once the link is full, it stays. The margin is what a Kubo hands to its network at a time (1 MiB), so
 //! that there is always something in its queue.
@@ -19,6 +19,8 @@ const WINDOW_BYTES_MAX: usize = 32 * MIB;
 const MARGIN_BYTES: f64 = MIB as f64;
 /// The shortest round, so that a burst is not taken for a rate.
 const ROUND_MIN: Duration = Duration::from_millis(50);
+/// A peer that owes less than this part of its window may be idle part of the time.
+const BUSY_PART: usize = 4;
 /// Rounds of which the best counts.
 const ROUNDS: usize = 8;
 /// The rate assumed of a peer that was never measured, in bytes a second: enough to be tried early.
@@ -56,13 +58,12 @@ impl Link {
         self.round = None;
     }
 
-    /// It owes us nothing any more. What was measured while we let it run dry counts only if it is a new best.
+    /// It owes us nothing any more.
     pub fn end(&mut self, now: Instant) {
         if let Some(round) = self.round.take()
             && let Some(rate) = round.rate(now, self.round_min())
-            && rate > self.best()
         {
-            self.keep(rate);
+            self.keep(rate, false);
         }
     }
 
@@ -76,9 +77,10 @@ impl Link {
         });
     }
 
-    /// A block of that many bytes came.
-    pub fn delivered(&mut self, bytes: usize, asked_at: Option<Instant>, now: Instant) {
+    /// A block of that many bytes came, while the peer owed that many in all.
+    pub fn delivered(&mut self, bytes: usize, owed_bytes: usize, asked_at: Option<Instant>, now: Instant) {
         let before = self.heard;
+        let busy = owed_bytes >= self.window_bytes() / BUSY_PART;
         self.answered(asked_at, now);
         let Some(round) = &mut self.round else {
             // What it sent until now it had time for before we looked.
@@ -91,7 +93,7 @@ impl Link {
             self.gap = Some(self.gap.map_or(gap, |old| (old * 7 + gap) / 8));
         }
         if let Some(rate) = self.round.as_ref().and_then(|round| round.rate(now, self.round_min())) {
-            self.keep(rate);
+            self.keep(rate, busy);
             self.round = Some(Round { began: now, bytes: 0 });
         }
     }
@@ -105,7 +107,12 @@ impl Link {
         self.response.unwrap_or(UNKNOWN_RESPONSE).max(ROUND_MIN)
     }
 
-    fn keep(&mut self, rate: f64) {
+    /// What a peer manages that had little to do says only that it can do as much.
+    fn keep(&mut self, rate: f64, busy: bool) {
+        let news = self.best() > 0.0 && rate > self.best();
+        if !busy && !news {
+            return;
+        }
         self.rounds.rotate_left(1);
         self.rounds[ROUNDS - 1] = rate;
     }
@@ -180,7 +187,7 @@ mod tests {
             }
             let (asked_at, arrives) = under_way.pop_front().expect("the window holds a block");
             now = now.max(arrives);
-            link.delivered(BLOCK, asked_at, now);
+            link.delivered(BLOCK, (under_way.len() + 1) * BLOCK, asked_at, now);
         }
     }
 
@@ -211,9 +218,21 @@ mod tests {
         assert_eq!(link.patience(), 250 * MS);
         // One block in two seconds is slow, not silent.
         for n in 1..20 {
-            link.delivered(BLOCK, None, start + n * 2_000 * MS);
+            link.delivered(BLOCK, BLOCK, None, start + n * 2_000 * MS);
         }
         assert_eq!(link.patience(), Duration::from_secs(5));
+    }
+
+    #[test]
+    fn small_blocks_say_nothing_about_a_link() {
+        let mut link = Link::default();
+        let (mut now, before) = (Instant::now(), link.window_bytes());
+        link.begin(now);
+        for n in 0..200 {
+            now += 20 * MS;
+            link.delivered(500, 4_000, (n == 0).then_some(now - 50 * MS), now);
+        }
+        assert_eq!(link.window_bytes(), before);
     }
 
     #[test]
@@ -224,7 +243,7 @@ mod tests {
         let mut now = Instant::now();
         for _ in 0..100 {
             link.begin(now);
-            link.delivered(BLOCK, Some(now), now + 60 * MS);
+            link.delivered(BLOCK, BLOCK, Some(now), now + 60 * MS);
             now += 60 * MS;
             link.end(now);
         }

@@ -98,6 +98,8 @@ pub enum Action {
     StopSearch(SessionId),
     /// A peer proved to hold a session's DAG.
     Joined(SessionId, PeerId),
+    /// A peer owed a block and sent nothing at all until the want failed.
+    Stalled(PeerId),
     /// Tell those who wait that a block will not come.
     Fail(Box<Failure>),
 }
@@ -305,7 +307,7 @@ impl Client {
         let Some(known) = self.peers.get_mut(&peer) else { return Use::Duplicate };
         let question = self.wants.get(&key).and_then(|want| want.asked.iter().find(|question| question.peer == peer));
         if let Some(question) = question {
-            known.link.delivered(bytes, question.idle.then_some(question.at), now);
+            known.delivered(bytes, question.idle.then_some(question.at), now);
             self.metrics.transfer_seconds.observe(now.saturating_duration_since(question.at).as_secs_f64());
         }
         if !known.settle(&key, now) && !known.may_be_late(&key) {

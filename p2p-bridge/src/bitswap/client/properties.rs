@@ -155,6 +155,7 @@ impl World {
                 }
                 Action::Search(id) => assert!(self.searching.insert(id), "one search at a time"),
                 Action::StopSearch(id) => assert!(self.searching.remove(&id), "what runs is stopped"),
+                Action::Stalled(peer) => assert!(self.client.peers.contains_key(&peer)),
                 Action::Joined(id, peer) => assert!(self.client.sessions[&id].members.contains(&peer)),
                 Action::Fail(failure) => {
                     assert!(self.waiting.remove(&(failure.session, failure.key)), "somebody waits for what fails");

@@ -126,7 +126,7 @@ impl Network {
                     self.after(self.servers[index].nature.one_way, Event::Asked(index, asked));
                 }
                 Action::Search(_) => self.outcome.searches += 1,
-                Action::StopSearch(_) | Action::Joined(..) => {}
+                Action::StopSearch(_) | Action::Joined(..) | Action::Stalled(_) => {}
                 Action::Fail(_) => self.outcome.failures += 1,
             }
         }

@@ -87,6 +87,11 @@ impl Peer {
         (self.owed_bytes, idle)
     }
 
+    /// A block that it owed came. The question is yet to be settled.
+    pub fn delivered(&mut self, bytes: usize, asked_at: Option<Instant>, now: Instant) {
+        self.link.delivered(bytes, self.owed_bytes, asked_at, now);
+    }
+
     /// A question is answered or taken back; whether it was open.
     pub fn settle(&mut self, key: &BlockKey, now: Instant) -> bool {
         let owed = self.owed.remove(key);

@@ -22,6 +22,7 @@ struct Bench {
     asked: Vec<(PeerId, WantEntry)>,
     searches: Vec<SessionId>,
     stopped: Vec<SessionId>,
+    stalled: Vec<PeerId>,
     failures: Vec<(BlockKey, SourceError)>,
 }
 
@@ -34,6 +35,7 @@ impl Bench {
             asked: Vec::new(),
             searches: Vec::new(),
             stopped: Vec::new(),
+            stalled: Vec::new(),
             failures: Vec::new(),
         }
     }
@@ -81,6 +83,7 @@ impl Bench {
                 Action::Search(session) => self.searches.push(session),
                 Action::StopSearch(session) => self.stopped.push(session),
                 Action::Joined(..) => {}
+                Action::Stalled(peer) => self.stalled.push(peer),
                 Action::Fail(failure) => self.failures.push((failure.key, failure.error)),
             }
         }
@@ -176,12 +179,22 @@ fn what_never_comes_fails_in_time_and_says_how_far_the_search_got() {
     bench.client.provider_found(bench.session(), PeerId::random(), bench.now);
     bench.presence(peer, 0, false);
     bench.pass(Duration::from_millis(2_100));
+    assert_eq!(bench.stalled, [], "it answered");
     let [(failed, SourceError::Stalled { stall, .. })] = &bench.failures[..] else { panic!("{:?}", bench.failures) };
     assert_eq!(*failed, key(0));
     assert_eq!((stall.providers_found, stall.peers_asked, stall.peers_answered), (1, 1, 1));
     bench.pass(Duration::from_secs(120));
     assert!(bench.client.is_idle(), "nothing is remembered for ever");
     assert!(bench.client.wants.is_empty());
+}
+
+#[test]
+fn who_owed_and_said_nothing_until_it_was_given_up_is_told_of_once() {
+    let mut bench = Bench::new();
+    let silent = bench.connect(true);
+    (0..3).for_each(|n| bench.want(n));
+    bench.pass(Duration::from_millis(2_100));
+    assert_eq!((bench.failures.len(), &bench.stalled[..]), (3, &[silent][..]));
 }
 
 #[test]

@@ -4,6 +4,8 @@ use super::state::{Question, Search, Want};
 use super::{Action, Client, Failure};
 use crate::wants::SessionId;
 use content::{BlockKey, SourceError};
+use libp2p::PeerId;
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 /// Peers that may owe us the same block at once.
@@ -30,15 +32,27 @@ impl Client {
     pub fn tick(&mut self, now: Instant) {
         let mut keys: Vec<(u64, BlockKey)> = self.wants.iter().map(|(key, want)| (want.order, *key)).collect();
         keys.sort_unstable_by_key(|(order, _)| *order);
+        let mut stalled = HashSet::new();
         for (_, key) in keys {
-            if !self.fail_if_stalled(key, now) {
+            let owing: Vec<PeerId> = self.silent_debtors(&key, now).collect();
+            if self.fail_if_stalled(key, now) {
+                stalled.extend(owing);
+            } else {
                 self.tend_want(key, now);
             }
         }
+        // Once for each peer, however much it owed.
+        self.actions.extend(stalled.into_iter().map(Action::Stalled));
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
         for id in ids {
             self.tend_session(id, now);
         }
+    }
+
+    fn silent_debtors(&self, key: &BlockKey, now: Instant) -> impl Iterator<Item = PeerId> {
+        let debtors = self.wants.get(key).into_iter().flat_map(Want::debtors);
+        let silent = move |peer: &PeerId| self.peers.get(peer).is_some_and(|known| known.is_silent(now));
+        debtors.map(|question| question.peer).filter(silent)
     }
 
     fn tend_want(&mut self, key: BlockKey, now: Instant) {
@@ -110,7 +124,7 @@ impl Client {
     fn progress(&self, want: &Want) -> Instant {
         let debtors = want.debtors().filter_map(|question| self.peers.get(&question.peer)?.link.heard()).max();
         let sessions = want.sessions.iter().filter_map(|id| self.sessions.get(id));
-        let in_line = |members: &[libp2p::PeerId]| members.iter().any(|member| !want.denied.contains(member));
+        let in_line = |members: &[PeerId]| members.iter().any(|member| !want.denied.contains(member));
         let turn = sessions.filter(|session| in_line(&session.members)).map(|session| session.progress).max();
         let progress = if want.is_owed() { debtors } else { turn };
         progress.map_or(want.since, |progress| progress.max(want.since))

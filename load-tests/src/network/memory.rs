@@ -21,11 +21,12 @@ const AT_ONCE: usize = 8;
 const MISSES: usize = 200;
 /// Of each file that misses, in bytes.
 const FILE: usize = 4 << 20;
-/// How fast each reader reads, in bytes per second: slower than the source, so that what is read ahead is held.
-const READER_RATE: f64 = 256.0 * 1024.0;
+/// How fast each reader reads, in bytes per second: all of them together more slowly than the source sends, so that what is
+/// read ahead is held.
+const READER_RATE: f64 = 64.0 * 1024.0;
 /// What the RAM tier may hold, which does not count.
 const RAM_TIER: u64 = 16 << 20;
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 const MIB: f64 = 1024.0 * 1024.0;
 
 /// The peak while every connection stands and every miss streams.
@@ -130,7 +131,7 @@ async fn connected(address: Multiaddr) -> Result<Swarm<Behaviour>> {
             identify: identify::Behaviour::new(identify::Config::new("ipfs/0.1.0".to_owned(), key.public())),
             ping: ping::Behaviour::default(),
         })?
-        .with_swarm_config(|config| config.with_idle_connection_timeout(PATIENCE * 4))
+        .with_swarm_config(|config| config.with_idle_connection_timeout(PATIENCE * 2))
         .build();
     swarm.dial(address)?;
     let established = async {

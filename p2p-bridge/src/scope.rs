@@ -71,9 +71,11 @@ fn is_public_v4(ip: Ipv4Addr) -> bool {
 }
 
 fn is_public_v6(ip: Ipv6Addr) -> bool {
-    // Only 2000::/3 is global unicast; 2001:db8::/32 in it is documentation.
+    // Only 2000::/3 is global unicast; in it, 2001:db8::/32 is documentation, and 2001::/32 (Teredo) and 2002::/16 (6to4) lead
+    // to IPv4 addresses, which may be anybody's.
     let [first, second, ..] = ip.segments();
-    first & 0xe000 == 0x2000 && !(first == 0x2001 && second == 0x0db8)
+    let tunnel = first == 0x2002 || (first == 0x2001 && second == 0);
+    first & 0xe000 == 0x2000 && !tunnel && !(first == 0x2001 && second == 0x0db8)
 }
 
 /// Which addresses belong to which scope on this node.
@@ -135,6 +137,8 @@ mod tests {
             "fe80::1",
             "fc00::1",
             "2001:db8::1",
+            "2001:0:a00:1::1",
+            "2002:a00:1::1",
             "ff02::1",
             "::ffff:10.0.0.1",
         ];

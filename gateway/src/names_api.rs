@@ -197,7 +197,8 @@ struct Names {
 pub fn routes<S: Clone + Send + Sync + 'static>(publisher: Arc<Publisher>, guarded: bool) -> Router<S> {
     Router::new()
         .route("/api/v1/names/keys", get(list_keys).post(create_key))
-        .route("/api/v1/names/keys/import", post(import_key))
+        // A key may be called "import".
+        .route("/api/v1/names/keys/import", post(import_key).delete(remove_key_import))
         .route("/api/v1/names/keys/{name}", delete(remove_key))
         .route("/api/v1/names/keys/{name}/export", post(export_key))
         .route("/api/v1/names/keys/{name}/rename", post(rename_key))
@@ -346,6 +347,10 @@ async fn remove_key(State(names): State<Names>, Path(name): Path<String>) -> Ans
     Ok(json(StatusCode::OK, &KeyView::from(removed)))
 }
 
+async fn remove_key_import(names: State<Names>) -> Answer {
+    remove_key(names, Path("import".to_owned())).await
+}
+
 async fn list_published(State(names): State<Names>) -> Answer {
     let targets = names.publisher.targets();
     let view = |(info, entry): (Option<KeyInfo>, Published)| PublishedView::new(info, &entry, targets);
@@ -428,6 +433,8 @@ mod tests {
             ("POST", "publish", &format!("{{\"path\": \"{VALUE}\", \"lifetime_seconds\": 1}}"), 400, "lives for"),
             ("POST", "publish", &format!("{{\"path\": \"{VALUE}\", \"key\": \"site\"}}"), 200, "once a node is online"),
             ("GET", "publish", "", 200, VALUE),
+            ("POST", "keys", "{\"name\": \"import\"}", 201, "import"),
+            ("DELETE", "keys/import", "", 200, "import"),
             ("DELETE", "keys/self", "", 400, "node's identity"),
             ("DELETE", "keys/site", "", 200, "ed25519"),
             ("DELETE", "keys/site", "", 404, "no key"),

@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// A connection that was worth making lasts this long.
+const LASTING: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 struct Target {
     addresses: Vec<Multiaddr>,
-    connected: bool,
+    connected: Option<Instant>,
     next: Instant,
     wait: Duration,
 }
@@ -41,7 +43,7 @@ impl Redial {
             let Some(peer) = peer_of(address) else { continue };
             let target = targets.entry(peer).or_insert_with(|| Target {
                 addresses: Vec::new(),
-                connected: false,
+                connected: None,
                 next: now,
                 wait: FIRST_WAIT,
             });
@@ -57,21 +59,23 @@ impl Redial {
 
     /// Whether there are targets, and none of them is connected.
     pub fn is_lonely(&self) -> bool {
-        !self.targets.is_empty() && self.targets.values().all(|target| !target.connected)
+        !self.targets.is_empty() && self.targets.values().all(|target| target.connected.is_none())
     }
 
     /// A peer is connected.
-    pub fn connected(&mut self, peer: &PeerId) {
+    pub fn connected(&mut self, peer: &PeerId, now: Instant) {
         if let Some(target) = self.targets.get_mut(peer) {
-            target.connected = true;
-            target.wait = FIRST_WAIT;
+            target.connected.get_or_insert(now);
         }
     }
 
-    /// The last connection to a peer is gone. It is dialled again at once, then with growing waits.
+    /// The last connection to a peer is gone. If it had lasted, the peer is dialled again at once and the waits start over; one
+    /// that accepts and hangs up is waited for as one that does not answer.
     pub fn disconnected(&mut self, peer: &PeerId, now: Instant) {
-        if let Some(target) = self.targets.get_mut(peer) {
-            target.connected = false;
+        let Some(target) = self.targets.get_mut(peer) else { return };
+        let Some(since) = target.connected.take() else { return };
+        if now.saturating_duration_since(since) >= LASTING {
+            target.wait = FIRST_WAIT;
             target.next = now;
         }
     }
@@ -89,7 +93,7 @@ impl Redial {
     ) -> Vec<(PeerId, Vec<Multiaddr>)> {
         let mut due = Vec::new();
         for (peer, target) in &mut self.targets {
-            if !target.connected && target.next <= now && wanted(&target.addresses) {
+            if target.connected.is_none() && target.next <= now && wanted(&target.addresses) {
                 due.push((*peer, target.addresses.clone()));
                 target.next = now + target.wait;
                 target.wait = (target.wait * 2).min(LONGEST_WAIT);
@@ -118,12 +122,23 @@ mod tests {
         }
         assert!((5..=12).contains(&dials), "{dials}");
         assert!(redial.is_lonely() && !Redial::default().is_lonely());
-        redial.connected(&peer);
+        redial.connected(&peer, start + Duration::from_secs(300));
         assert!(!redial.is_lonely());
         assert!(redial.due(start + Duration::from_secs(1_000)).is_empty());
         let left = start + Duration::from_secs(2_000);
         redial.disconnected(&peer, left);
         assert_eq!(redial.due(left).len(), 1);
         assert_eq!(redial.due(left + FIRST_WAIT).len(), 1, "the waits start over");
+        // One that hangs up at once is not dialled any sooner than one that does not answer.
+        let mut dials = 0;
+        for second in 0..300 {
+            let now = left + Duration::from_secs(10 + second);
+            for (peer, _) in redial.due(now) {
+                dials += 1;
+                redial.connected(&peer, now);
+                redial.disconnected(&peer, now);
+            }
+        }
+        assert!((4..=12).contains(&dials), "{dials}");
     }
 }

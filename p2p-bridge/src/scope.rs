@@ -45,6 +45,12 @@ impl Scope {
     }
 }
 
+/// Whether an address says where it leads. A name may lead anywhere, our own network included, once it is resolved: so names
+/// are dialled if the operator gave them, and not on a stranger's word.
+pub fn is_literal(address: &Multiaddr) -> bool {
+    matches!(address.iter().next(), Some(Protocol::Ip4(_) | Protocol::Ip6(_) | Protocol::Memory(_)))
+}
+
 /// Whether an IP address is reachable from the public internet (IANA special-purpose address registries).
 pub fn is_public(ip: IpAddr) -> bool {
     match ip {
@@ -71,11 +77,12 @@ fn is_public_v4(ip: Ipv4Addr) -> bool {
 }
 
 fn is_public_v6(ip: Ipv6Addr) -> bool {
-    // Only 2000::/3 is global unicast; in it, 2001:db8::/32 is documentation, and 2001::/32 (Teredo) and 2002::/16 (6to4) lead
-    // to IPv4 addresses, which may be anybody's.
+    // Only 2000::/3 is global unicast; in it, 2001::/23 is for protocols, of which Teredo (2001::/32) leads to IPv4 addresses
+    // as 6to4 (2002::/16) does, and those may be anybody's; 2001:db8::/32 and 3fff::/20 are documentation.
     let [first, second, ..] = ip.segments();
-    let tunnel = first == 0x2002 || (first == 0x2001 && second == 0);
-    first & 0xe000 == 0x2000 && !tunnel && !(first == 0x2001 && second == 0x0db8)
+    let assignments = first == 0x2001 && second < 0x0200;
+    let documentation = (first == 0x2001 && second == 0x0db8) || (first == 0x3fff && second < 0x1000);
+    first & 0xe000 == 0x2000 && first != 0x2002 && !assignments && !documentation
 }
 
 /// Which addresses belong to which scope on this node.
@@ -139,6 +146,7 @@ mod tests {
             "2001:db8::1",
             "2001:0:a00:1::1",
             "2002:a00:1::1",
+            "3fff:fff::1",
             "ff02::1",
             "::ffff:10.0.0.1",
         ];

@@ -1,5 +1,6 @@
 //! Heads and bodies of the routing API.
 
+use super::Audience;
 use crate::answer::record::etag;
 use crate::body::Content;
 use crate::conditional::{http_date, none_match};
@@ -31,8 +32,13 @@ fn cache_control(fresh: Duration, stale: Duration) -> HeaderValue {
     header(&format!("public, max-age={fresh}, stale-while-revalidate={stale}, stale-if-error={stale}"))
 }
 
-fn of_records(any: bool) -> HeaderValue {
-    cache_control(if any { WITH_RECORDS } else { WITHOUT }, STALE)
+/// What was told to our own network may hold private addresses, and is for whoever asked alone.
+fn of_records(any: bool, audience: Audience) -> HeaderValue {
+    let fresh = if any { WITH_RECORDS } else { WITHOUT };
+    match audience {
+        Audience::Outside => cache_control(fresh, STALE),
+        Audience::Inside => header(&format!("private, max-age={}", fresh.as_secs())),
+    }
 }
 
 /// A head without a body.
@@ -56,18 +62,18 @@ fn with_bytes(mut draft: Draft, bytes: impl Into<Bytes>) -> Draft {
 }
 
 /// All records in one object.
-pub fn list(name: &str, records: &[PeerRecord]) -> Draft {
-    with_bytes(head(JSON, of_records(!records.is_empty())), types::to_json_list(name, records))
+pub fn list(name: &str, records: &[PeerRecord], audience: Audience) -> Draft {
+    with_bytes(head(JSON, of_records(!records.is_empty(), audience)), types::to_json_list(name, records))
 }
 
 /// Records, one a line, as they come, and whether there are any. The head waits for the first one, for how long the answer is
 /// fresh depends on it.
-pub async fn lines(mut records: BoxStream<'static, PeerRecord>) -> (Draft, bool) {
+pub async fn lines(mut records: BoxStream<'static, PeerRecord>, audience: Audience) -> (Draft, bool) {
     let first = records.next().await;
     let any = first.is_some();
     let line = |record: PeerRecord| Ok(Bytes::from(record.to_json() + "\n"));
     let stream = stream::iter(first).chain(records).map(line).boxed();
-    let draft = head(NDJSON, of_records(any));
+    let draft = head(NDJSON, of_records(any, audience));
     if !any {
         return (with_bytes(draft, Bytes::new()), false);
     }
@@ -95,5 +101,5 @@ pub fn record(key: &Key, record: &Record, asked: &HeaderMap) -> Draft {
 
 /// That there is no record is said in words (IPIP-513).
 pub fn no_record(reason: &str) -> Draft {
-    with_bytes(head("text/plain; charset=utf-8", of_records(false)), format!("{reason}\n"))
+    with_bytes(head("text/plain; charset=utf-8", of_records(false, Audience::Outside)), format!("{reason}\n"))
 }

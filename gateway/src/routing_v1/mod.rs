@@ -139,10 +139,10 @@ impl Routing {
         });
         let found = found.take_until(tokio::time::sleep(self.limits.time));
         match format {
-            Format::Lines => Ok(answer::lines(found.take(self.limits.lines_max).boxed()).await),
+            Format::Lines => Ok(answer::lines(found.take(self.limits.lines_max).boxed(), audience).await),
             Format::List => {
                 let records: Vec<PeerRecord> = found.take(self.limits.list_max).collect().await;
-                Ok((answer::list(list, &records), !records.is_empty()))
+                Ok((answer::list(list, &records, audience), !records.is_empty()))
             }
         }
     }

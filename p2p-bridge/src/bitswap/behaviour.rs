@@ -6,8 +6,8 @@
 use super::client::{self, Action, Client, Use};
 use super::framing::Memory;
 use super::handler::{Command, Event as HandlerEvent, Handler, Received};
-use super::message::{Ask, MAX_WANTS_PER_PEER, WantEntry};
-use super::server::{Answer, Found, Lookup, Server};
+use super::message::{Ask, WantEntry};
+use super::server::{Found, Lookup, Server};
 use super::traffic::Traffic;
 use crate::admission::reputation::Offence;
 use crate::http_source::peers::{Event as HttpEvent, HttpPeers};
@@ -236,10 +236,8 @@ impl Behaviour {
     /// A peer asks. Whoever is not served hears that nothing is here, as if it were so.
     fn asked(&mut self, peer: PeerId, wants: Vec<WantEntry>, full: bool) {
         if !self.circle.serve_to.admits(&peer) {
-            let absent = wants.into_iter().filter(|want| want.ask != Ask::Cancel && want.send_dont_have);
-            let presences: Vec<_> = absent.take(MAX_WANTS_PER_PEER).map(|want| (want.cid, false)).collect();
-            if !presences.is_empty() {
-                self.notify(peer, Command::Answer(Answer { presences, ..Answer::default() }));
+            if let Some(answer) = self.server.refused(peer, wants) {
+                self.notify(peer, Command::Answer(answer));
             }
             return;
         }
@@ -307,7 +305,6 @@ impl Behaviour {
 
     /// Tells the client who is sending something that is not complete yet.
     fn note_traffic(&mut self) {
-        self.traffic.retain(|_, traffic| traffic.strong_count() > 0);
         for (peer, traffic) in &self.traffic {
             if let Some(at) = traffic.upgrade().and_then(|traffic| traffic.received_at()) {
                 self.client.peer_progressed(*peer, at);
@@ -413,11 +410,12 @@ impl NetworkBehaviour for Behaviour {
             }
             HandlerEvent::Unreachable => self.client.peer_failed(peer, now),
             HandlerEvent::Lost => self.client.ask_again(peer),
-            HandlerEvent::Answered { blocks, bytes } => {
+            HandlerEvent::Answered { blocks, bytes, cost } => {
                 self.metrics.sent_blocks.inc_by(blocks as u64);
                 self.metrics.sent_bytes.inc_by(bytes as u64);
-                self.server.sent(peer, bytes);
+                self.server.sent(peer, cost);
             }
+            HandlerEvent::Dropped { cost } => self.server.dropped(peer, cost),
         }
     }
 
@@ -436,6 +434,7 @@ impl NetworkBehaviour for Behaviour {
                 self.start_lookups();
             }
             while self.ticker.poll_tick(cx).is_ready() {
+                self.traffic.retain(|_, traffic| traffic.strong_count() > 0);
                 if !self.client.is_idle() {
                     self.note_traffic();
                     self.client.tick(now);

@@ -21,7 +21,7 @@ use super::message::MAX_MESSAGE_BYTES;
 use super::traffic::Traffic;
 
 /// What the buffer holds before the peer has sent anything, in bytes.
-const FIRST_ALLOCATION_BYTES: usize = 64 * 1024;
+const FIRST_ALLOCATION_BYTES: usize = 4 * 1024;
 /// Frames below this say nothing about blocks that are on their way: a peer that owes us some may go on asking for others.
 const PROGRESS_BYTES_MIN: usize = 16 * 1024;
 /// Frames from a peer that we asked nothing of are kept up to this size: a full wantlist and room to spare.

@@ -65,18 +65,25 @@ pub enum Event {
     Unreachable,
     /// A message could not be taken in for want of memory. What it answered has to be asked again.
     Lost,
-    /// An answer left, or was dropped.
+    /// An answer left.
     Answered {
         /// Blocks in it.
         blocks: usize,
         /// Their bytes.
         bytes: usize,
+        /// What it took in memory.
+        cost: usize,
+    },
+    /// An answer was given up: the peer does not read, or cannot be written to.
+    Dropped {
+        /// What it took in memory.
+        cost: usize,
     },
 }
 
 impl Event {
     fn answered(answer: &Answer) -> Self {
-        Self::Answered { blocks: answer.blocks.len(), bytes: answer.bytes() }
+        Self::Answered { blocks: answer.blocks.len(), bytes: answer.bytes(), cost: answer.cost() }
     }
 }
 
@@ -216,7 +223,7 @@ impl Outgoing {
         self.questions.take();
         for command in self.current.take().into_iter().chain(self.queue.drain(..)) {
             if let Command::Answer(answer) = command {
-                events.push_back(Event::answered(&answer));
+                events.push_back(Event::Dropped { cost: answer.cost() });
             }
         }
         if self.lane == Lane::Ask {

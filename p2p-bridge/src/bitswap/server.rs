@@ -29,6 +29,10 @@ pub const IN_FLIGHT_TOTAL_MAX: usize = 128 * 1024 * 1024;
 pub const QUANTUM: usize = 256 * 1024;
 /// What a look-up costs besides the bytes that it finds.
 const LOOKUP_COST: usize = 1024;
+/// What a look-up for a block counts for while it is under way: a block of the usual size.
+const EXPECTED_BYTES: usize = 256 * 1024;
+/// What a block counts for besides its bytes, and a presence in all: CIDs and what holds them.
+const ENTRY_COST: usize = 256;
 /// Look-ups under way over all peers.
 const LOOKUPS_MAX: usize = 32;
 /// Look-ups under way for one peer.
@@ -73,12 +77,17 @@ impl Answer {
         self.blocks.iter().map(|block| block.data().len()).sum()
     }
 
+    /// What it takes in memory until it has left, in bytes.
+    pub fn cost(&self) -> usize {
+        self.bytes() + (self.blocks.len() + self.presences.len()) * ENTRY_COST
+    }
+
     fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.presences.is_empty()
     }
 
     fn is_full(&self) -> bool {
-        self.bytes() >= ANSWER_BYTES || self.presences.len() >= ANSWER_PRESENCES
+        self.cost() >= ANSWER_BYTES || self.presences.len() >= ANSWER_PRESENCES
     }
 }
 
@@ -166,7 +175,7 @@ impl Ledger {
         let lookups_max = if self.throttled { 1 } else { LOOKUPS_PER_PEER };
         !self.queue.is_empty()
             && self.lookups < lookups_max
-            && self.in_flight_bytes + self.answer.bytes() < self.allowance
+            && self.in_flight_bytes + self.answer.cost() + self.lookups * EXPECTED_BYTES < self.allowance
     }
 
     /// An allowance that was earned is worth remembering as long as the peer stays.
@@ -233,7 +242,9 @@ impl Server {
                 continue;
             }
             let Some(want) = ledger.queue.pop() else { continue };
-            ledger.debt = ledger.debt.saturating_sub(QUANTUM);
+            // Whoever is alone runs up debts with nobody; a later peer is owed no more than a turn for them.
+            let debt = if self.turns.is_empty() { ledger.debt.min(QUANTUM) } else { ledger.debt };
+            ledger.debt = debt.saturating_sub(QUANTUM);
             ledger.lookups += 1;
             self.lookups += 1;
             self.settle(peer);
@@ -263,21 +274,47 @@ impl Server {
         let ready = !ledger.answer.is_empty() && (ledger.answer.is_full() || last);
         let answer = ready.then(|| std::mem::take(&mut ledger.answer));
         if let Some(answer) = &answer {
-            ledger.in_flight_bytes += answer.bytes();
-            self.in_flight_bytes += answer.bytes();
+            ledger.in_flight_bytes += answer.cost();
+            self.in_flight_bytes += answer.cost();
         }
         self.settle(peer);
         answer.map(|answer| (peer, answer))
     }
 
-    /// Bytes of blocks were handed to the network, or could not be.
-    pub fn sent(&mut self, peer: PeerId, bytes: usize) {
+    /// An answer of that [cost](Answer::cost) was handed to the network.
+    pub fn sent(&mut self, peer: PeerId, cost: usize) {
         if let Some(ledger) = self.ledgers.get_mut(&peer) {
-            let bytes = bytes.min(ledger.in_flight_bytes);
-            self.in_flight_bytes -= bytes;
-            ledger.took_in(bytes);
+            let cost = cost.min(ledger.in_flight_bytes);
+            self.in_flight_bytes -= cost;
+            ledger.took_in(cost);
         }
         self.settle(peer);
+    }
+
+    /// An answer of that cost was given up, because the peer does not read. It has to prove itself anew.
+    pub fn dropped(&mut self, peer: PeerId, cost: usize) {
+        if let Some(ledger) = self.ledgers.get_mut(&peer) {
+            let cost = cost.min(ledger.in_flight_bytes);
+            self.in_flight_bytes -= cost;
+            ledger.in_flight_bytes -= cost;
+            ledger.allowance = ALLOWANCE_MIN;
+            ledger.taken_in = 0;
+            ledger.queue = Queue::default();
+        }
+        self.settle(peer);
+    }
+
+    /// A peer that is given nothing asks. It hears that nothing is here, as if it were so, within the same bounds as others.
+    pub fn refused(&mut self, peer: PeerId, wants: Vec<WantEntry>) -> Option<Answer> {
+        let ledger = self.ledgers.entry(peer).or_default();
+        let absent = wants.into_iter().filter(|want| want.ask != Ask::Cancel && want.send_dont_have);
+        let room = ALLOWANCE_MIN.saturating_sub(ledger.in_flight_bytes) / ENTRY_COST;
+        let presences: Vec<_> = absent.take(room.min(MAX_WANTS_PER_PEER)).map(|want| (want.cid, false)).collect();
+        let answer = Answer { presences, ..Answer::default() };
+        ledger.in_flight_bytes += answer.cost();
+        self.in_flight_bytes += answer.cost();
+        self.settle(peer);
+        (!answer.is_empty()).then_some(answer)
     }
 
     /// The connection that answers were written to is gone; what was under way on it will never be reported as sent.

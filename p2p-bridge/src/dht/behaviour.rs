@@ -15,10 +15,11 @@ use super::values::ValueError;
 use super::{Moment, Network, kept, moment};
 use crate::announced::Announced;
 use crate::options::{BridgeOptions, DhtMode};
-use crate::scope::{Borders, Scope};
+use crate::scope::{Borders, Scope, is_literal};
 use libp2p::core::Endpoint;
 use libp2p::core::transport::PortUse;
 use libp2p::kad::{self, store::RecordStore};
+use libp2p::multiaddr::Protocol;
 use libp2p::swarm::behaviour::{
     ConnectionClosed, ConnectionEstablished, ExternalAddrConfirmed, ExternalAddrExpired, FromSwarm,
 };
@@ -37,6 +38,8 @@ use std::path::PathBuf;
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
+/// Addresses of one peer that a dial tries.
+const DIALLED_ADDRESSES_MAX: usize = 16;
 /// Failures in a row to reach a peer after which it leaves the routing table.
 const FAILURES_MAX: u8 = 3;
 /// Peers whose failures are counted: more than a routing table has.
@@ -250,8 +253,35 @@ impl Scoped {
         role: Endpoint,
     ) -> Result<Vec<Multiaddr>, ConnectionDenied> {
         let mut known = self.inner.handle_pending_outbound_connection(connection, peer, addresses, role)?;
-        known.retain(|address| self.admits(address));
+        known.retain(|address| self.may_dial(address));
+        known.truncate(DIALLED_ADDRESSES_MAX);
         Ok(known)
+    }
+
+    /// Whether an address that a stranger named may be dialled.
+    pub fn may_dial(&self, address: &Multiaddr) -> bool {
+        self.admits(address) && (self.borders.dial_private || is_literal(address))
+    }
+
+    /// Replaces what the routing table knows of a peer's addresses by what the peer says itself, so that no peer can make the
+    /// table grow by saying something else every time. A peer that says nothing useful stays as it is.
+    pub fn note_server(&mut self, peer: &PeerId, addresses: &[Multiaddr]) {
+        for address in addresses {
+            self.inner.add_address(peer, address.clone());
+        }
+        if addresses.is_empty() {
+            return;
+        }
+        let mut stale = Vec::new();
+        if let Some(bucket) = self.inner.kbucket(*peer) {
+            let entry = bucket.iter().find(|entry| entry.node.key.preimage() == peer);
+            let known = entry.iter().flat_map(|entry| entry.node.value.iter());
+            let said = |address: &&Multiaddr| addresses.iter().any(|other| is_same(other, address));
+            stale.extend(known.filter(|address| !said(address)).cloned());
+        }
+        for address in stale {
+            self.inner.remove_address(peer, &address);
+        }
     }
 
     /// Where the routing table and the running queries know a peer to be. The behaviour tells that only to whoever is about
@@ -330,6 +360,12 @@ impl Scoped {
             None => self.inner.poll(cx),
         }
     }
+}
+
+/// Whether two addresses lead to the same place, with or without the peer's id at the end.
+fn is_same(a: &Multiaddr, b: &Multiaddr) -> bool {
+    let place = |part: &Protocol<'_>| !matches!(part, Protocol::P2p(_));
+    a.iter().filter(place).eq(b.iter().filter(place))
 }
 
 /// How libp2p's Kademlia is set up. Peers enter its table only through identify, with addresses of the scope; records enter

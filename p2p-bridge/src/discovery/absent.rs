@@ -74,8 +74,11 @@ impl Absent {
                 self.failures.insert(missing, Failure { error: error.clone(), at: now, looking: false });
             }
             Err(_) => {
-                if let Some(failure) = self.failures.get_mut(&missing) {
-                    failure.looking = false;
+                let Some(failure) = self.failures.get_mut(&missing) else { return };
+                failure.looking = false;
+                // Its place in the order may be gone, and nothing else would remove it.
+                if now.saturating_duration_since(failure.at) >= REMEMBERED {
+                    self.failures.remove(&missing);
                 }
             }
             Ok(()) => _ = self.failures.remove(&missing),

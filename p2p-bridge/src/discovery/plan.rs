@@ -87,9 +87,18 @@ impl Plan {
         self.under_way.remove(peer);
     }
 
-    /// Whether somebody waits to be dialled.
+    /// Whether somebody waits to be dialled, and will be.
     pub fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() && self.dialled.len() < DIALLED_MAX
+    }
+
+    /// A dial could not begin, for a reason that is not the provider's: its turn comes again.
+    pub fn postpone(&mut self, provider: Provider) {
+        let Provider { peer, addresses } = provider;
+        self.under_way.remove(&peer);
+        self.dialled.remove(&peer);
+        self.waiting.push_front(peer);
+        self.addresses.insert(peer, addresses);
     }
 }
 
@@ -133,6 +142,7 @@ mod tests {
             total += dials(&mut plan, 0, clock).len();
         }
         assert_eq!(total, DIALLED_MAX, "nobody can have us dial everybody");
+        assert!(!plan.is_waiting(), "who will never be dialled is not waited for");
     }
 
     #[test]
@@ -148,6 +158,13 @@ mod tests {
         assert_eq!(plan.next(0, now), Some(Provider { peer, addresses }));
         plan.add(Provider { peer, addresses: Vec::new() });
         assert!(!plan.is_waiting() && plan.next(0, now).is_none());
+        let turned_away = provider();
+        plan.add(turned_away.clone());
+        plan.add(provider());
+        assert_eq!(plan.next(0, now).as_ref(), Some(&turned_away));
+        plan.postpone(turned_away.clone());
+        assert_eq!(plan.next(0, now), Some(turned_away), "first in line again");
+        assert!(plan.next(0, now).is_some());
         for _ in 0..2 * WAITING_MAX {
             plan.add(provider());
         }

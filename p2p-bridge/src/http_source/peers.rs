@@ -184,7 +184,13 @@ impl HttpPeers {
             known.used = now;
             return true;
         }
-        if self.breakers.get(&base.origin()).allows(1, now) == 0 || !self.make_room() {
+        // A stranger's record must not be able to get the operator's own gateway shut out.
+        let origin = base.origin();
+        let is_ours = |source: &Source| source.trust == Trust::Configured && *source.origin == *origin;
+        if self.sources.values().any(is_ours) {
+            return false;
+        }
+        if self.breakers.get(&origin).allows(1, now) == 0 || !self.make_room() {
             return false;
         }
         self.add(Source::new(base, Trust::Stranger, Some(address.clone()), now));
@@ -231,7 +237,9 @@ impl HttpPeers {
             self.events.push_back(Event::Disconnected(peer));
         }
         if source.trust == Trust::Stranger {
+            let origin = Arc::clone(&source.origin);
             self.sources.remove(&peer);
+            self.forget_idle(&origin);
         }
     }
 

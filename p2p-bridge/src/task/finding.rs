@@ -110,7 +110,7 @@ impl Task {
         }
     }
 
-    /// Tells whoever searches for a peer where it is, if that is known.
+    /// Tells whoever searches for a peer where it is, as far as that is known; whether it is sure.
     fn tell_if_known(&mut self, peer: PeerId) -> bool {
         let mut addresses = Vec::new();
         if peer == *self.swarm.local_peer_id() {
@@ -123,11 +123,15 @@ impl Task {
         if addresses.is_empty() {
             return false;
         }
+        // What was remembered may be long ago: whoever is connected, or is ourselves, says where it is now.
+        let is_sure = peer == *self.swarm.local_peer_id() || self.listening.contains_key(&peer);
         for id in self.finders.seeking(&peer) {
             self.tell(id, PeerRecord::new(peer, tidy(addresses.clone(), &peer)));
-            self.end_finder(id);
+            if is_sure {
+                self.end_finder(id);
+            }
         }
-        true
+        is_sure
     }
 
     /// The providers that others, or we, told our own store of.

@@ -106,6 +106,8 @@ pub struct Task {
     /// Walks to peers whose addresses nobody knows.
     peer_walks: HashMap<(Scope, QueryId), PeerId>,
     memory: Memory,
+    /// Dials that ended since the searches were last told, and whether they succeeded.
+    ended_dials: Vec<(PeerId, bool)>,
     lookups: Lookups,
     puts: Puts,
     delegation: Delegation,
@@ -147,6 +149,7 @@ impl Task {
             queries: HashMap::new(),
             peer_walks: HashMap::new(),
             memory,
+            ended_dials: Vec::new(),
             lookups: Lookups::default(),
             puts: Puts::default(),
             delegation,
@@ -186,6 +189,7 @@ impl Task {
                 _ = housekeeping.tick() => self.keep_house(),
                 _ = pace.tick(), if !self.searches.is_empty() => self.pace_all(Instant::now()),
             }
+            self.settle_dials();
         };
         self.save_all().await;
         self.save_records().await;
@@ -266,9 +270,7 @@ impl Task {
             SwarmEvent::Behaviour(BehaviourEvent::Dcutr(event)) => self.on_hole_punch(event),
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
-                if let Some(peer) = peer_id {
-                    self.on_dial_ended(&peer, false);
-                }
+                self.ended_dials.extend(peer_id.map(|peer| (peer, false)));
             }
             _ => {}
         }

@@ -26,11 +26,16 @@ impl Task {
         self.remotes.insert(connection, endpoint.get_remote_address().clone());
         if let ConnectedPoint::Dialer { address, .. } = endpoint {
             self.dialled.insert(connection, address.clone());
-            self.on_dial_ended(&peer, true);
+        }
+        // Whoever came by itself need not be dialled any more either.
+        self.ended_dials.push((peer, true));
+        if self.throttled.contains(&peer) {
+            self.swarm.behaviour_mut().bitswap.throttle(peer, true);
         }
         self.connected.entry(peer).or_insert_with(Instant::now);
-        self.peerings.connected(&peer);
-        self.bootstraps.connected(&peer);
+        let now = Instant::now();
+        self.peerings.connected(&peer, now);
+        self.bootstraps.connected(&peer, now);
         self.trim(Instant::now());
     }
 
@@ -134,9 +139,7 @@ impl Task {
             }
             let good: Vec<Multiaddr> =
                 info.listen_addrs.iter().filter(|address| dht.admits(address)).take(ADDRESSES_MAX).cloned().collect();
-            for address in &good {
-                dht.add_address(&peer, address.clone());
-            }
+            dht.note_server(&peer, &good);
             self.peerbook.saw(peer, good, |address| dht.admits(address), SystemTime::now());
             self.look_up(scope);
             self.put(scope);

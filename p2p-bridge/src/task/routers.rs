@@ -25,7 +25,7 @@ const TOLD_WAITING_MAX: usize = 64;
 pub struct Delegation {
     routers: Routers,
     /// Whether private addresses are dialled that they name.
-    dial_private: bool,
+    pub(super) dial_private: bool,
     teller: mpsc::Sender<Told>,
     told: mpsc::Receiver<Told>,
     errands: u64,

@@ -2,19 +2,20 @@
 //!
 //! Everything that may know a provider is asked at the same moment: the memory of earlier fetches, both DHTs and the
 //! routers. Whoever is named goes through [`Task::provider_named`] into the search's [`Plan`] of dials. A provider that nobody knows an address of is
-//! looked up in the DHT itself. When nobody has the root, a block below it is searched for once: parts of a DAG may be announced
+//! looked up in the DHT itself. When nobody proved to have the root, a block below it is searched for once: parts of a DAG may be announced
 //! where the whole is not.
 
 use super::routers::Errand;
 use super::{ADDRESSES_MAX, Task};
+use crate::admission::budget::Refusal;
 use crate::admission::ip_of;
 use crate::discovery::plan::{Plan, Provider};
-use crate::scope::Scope;
+use crate::scope::{Scope, is_literal};
 use crate::wants::SessionId;
 use libp2p::kad::store::RecordStore;
 use libp2p::kad::{PeerInfo, QueryId, RecordKey};
-use libp2p::swarm::DialError;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
+use libp2p::swarm::{ConnectionDenied, DialError};
 use libp2p::{Multiaddr, PeerId};
 use std::collections::HashSet;
 use std::time::{Duration, Instant, SystemTime};
@@ -23,6 +24,19 @@ use std::time::{Duration, Instant, SystemTime};
 pub(super) const PACE: Duration = Duration::from_millis(50);
 /// Walks to providers without an address that may be under way.
 const PEER_WALKS_MAX: usize = 32;
+
+/// What became of a wish to dial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dial {
+    /// It is under way, or its end is told by [`Task::settle_dials`].
+    Begun,
+    /// Too many dials are under way.
+    NoRoom,
+}
+
+fn is_for_want_of_room(cause: &ConnectionDenied) -> bool {
+    cause.downcast_ref::<Refusal>() == Some(&Refusal::PendingOutgoing)
+}
 
 /// A search for the providers of one root, over both scopes.
 #[derive(Default)]
@@ -109,6 +123,7 @@ impl Task {
             return;
         }
         provider.addresses.extend(self.peerbook.addresses(&provider.peer));
+        provider.addresses.retain(|address| self.delegation.dial_private || is_literal(address));
         search.plan.add(provider);
         self.pace(session, Instant::now());
     }
@@ -126,11 +141,17 @@ impl Task {
         let members = self.swarm.behaviour().bitswap.members(&session);
         let next = |task: &mut Self| task.searches.get_mut(&session)?.plan.next(members, now);
         while let Some(Provider { peer, addresses }) = next(self) {
-            self.dial(peer, addresses);
+            if self.dial(peer, addresses.clone()) == Dial::NoRoom {
+                if let Some(search) = self.searches.get_mut(&session) {
+                    search.plan.postpone(Provider { peer, addresses });
+                }
+                return;
+            }
         }
     }
 
-    pub(super) fn dial(&mut self, peer: PeerId, known: Vec<Multiaddr>) {
+    /// Dials a peer. What comes of it is heard later, so that no failure can lead to another dial from within this one.
+    pub(super) fn dial(&mut self, peer: PeerId, known: Vec<Multiaddr>) -> Dial {
         let opts = DialOpts::peer_id(peer)
             .condition(PeerCondition::DisconnectedAndNotDialing)
             .addresses(known)
@@ -139,13 +160,18 @@ impl Task {
         match self.swarm.dial(opts) {
             Ok(()) => {}
             Err(DialError::NoAddresses) => self.look_for_peer(peer),
-            // It is connected, or being dialled, already.
+            // It is connected, which ends its dial, or is being dialled already.
+            Err(DialError::DialPeerConditionFalse(_)) if self.swarm.is_connected(&peer) => {
+                self.ended_dials.push((peer, true));
+            }
             Err(DialError::DialPeerConditionFalse(_)) => {}
+            Err(DialError::Denied { ref cause }) if is_for_want_of_room(cause) => return Dial::NoRoom,
             Err(error) => {
                 tracing::debug!(%peer, %error, "not dialled");
-                self.on_dial_ended(&peer, false);
+                self.ended_dials.push((peer, false));
             }
         }
+        Dial::Begun
     }
 
     /// Nobody said where a provider is: the peers around its id may know.
@@ -160,7 +186,7 @@ impl Task {
             self.peer_walks.insert((scope, query), peer);
         }
         if !self.peer_walks.values().any(|other| *other == peer) {
-            self.on_dial_ended(&peer, false);
+            self.ended_dials.push((peer, false));
         }
     }
 
@@ -172,23 +198,28 @@ impl Task {
             .into_iter()
             .filter(|info| info.peer_id == wanted)
             .flat_map(|info| info.addrs)
-            .filter(|address| dht.admits(address))
+            .filter(|address| dht.may_dial(address))
             .collect();
         addresses.truncate(ADDRESSES_MAX);
         let last = !self.peer_walks.values().any(|other| *other == wanted);
         if !addresses.is_empty() {
             self.dial(wanted, addresses);
         } else if last && !self.swarm.is_connected(&wanted) {
-            self.on_dial_ended(&wanted, false);
+            self.ended_dials.push((wanted, false));
         }
     }
 
-    /// A dial ended: those searches that waited for it may dial another.
-    pub(super) fn on_dial_ended(&mut self, peer: &PeerId, succeeded: bool) {
-        for (session, search) in &mut self.searches {
-            search.plan.ended(peer);
-            if !succeeded {
-                self.memory.failed(session, peer);
+    /// Tells the searches of the dials that ended: they may dial others. Called between events, and never from within a dial.
+    pub(super) fn settle_dials(&mut self) {
+        if self.ended_dials.is_empty() {
+            return;
+        }
+        for (peer, succeeded) in std::mem::take(&mut self.ended_dials) {
+            for (session, search) in &mut self.searches {
+                search.plan.ended(&peer);
+                if !succeeded && !self.swarm.is_connected(&peer) {
+                    self.memory.failed(session, &peer);
+                }
             }
         }
         self.pace_all(Instant::now());
@@ -223,9 +254,10 @@ impl Task {
         if !search.queries.is_empty() || search.routers.is_some() {
             return;
         }
-        let below = self.swarm.behaviour().bitswap.wanted_below(&session);
+        let bitswap = &self.swarm.behaviour().bitswap;
+        let (below, proved) = (bitswap.wanted_below(&session), bitswap.members(&session) > 0);
         if let Some(key) = below
-            && !search.found
+            && !proved
             && !std::mem::replace(&mut search.went_below, true)
         {
             let routers = self.ask_routers(session, *key.multihash());

@@ -266,6 +266,7 @@ impl Client {
             }
         }
         self.deny_all(gone.settle_all(), peer, now);
+        gone.sessions.into_iter().for_each(|id| self.search_if_needed(id, now));
     }
 
     /// A connection to a peer was replaced by another: whatever was asked is asked again.
@@ -378,12 +379,15 @@ impl Client {
         let Some(known) = self.peers.get_mut(&peer) else { return };
         let keys = known.settle_all();
         known.link.end(now);
-        for id in known.sessions.drain() {
-            if let Some(session) = self.sessions.get_mut(&id) {
+        let sessions: Vec<SessionId> = known.sessions.drain().collect();
+        for id in &sessions {
+            if let Some(session) = self.sessions.get_mut(id) {
                 session.members.retain(|member| *member != peer);
             }
         }
         self.deny_all(keys, peer, now);
+        // What waited for its turn with this peer was owed by nobody.
+        sessions.into_iter().for_each(|id| self.search_if_needed(id, now));
     }
 }
 

@@ -180,7 +180,7 @@ impl Client {
         // is enough if others do.
         let count = if session.members.is_empty() { PROBED_WANTS_MAX } else { 1 };
         let unasked = session.unasked.values();
-        let others = session.wants.iter().filter(|key| self.wants.get(key).is_some_and(Want::is_owed));
+        let others = session.wants.keys().filter(|key| self.wants.get(key).is_some_and(Want::is_owed));
         let keys: Vec<BlockKey> = unasked
             .chain(others)
             .filter(|key| {
@@ -262,21 +262,37 @@ impl Client {
         Use::Lie
     }
 
-    /// A peer proved to hold a session's DAG. What it is to be asked for is left to [`Client::fill`].
-    pub(super) fn joined(&mut self, session_id: SessionId, peer: PeerId, now: Instant) {
-        let (Some(session), Some(known)) = (self.sessions.get_mut(&session_id), self.peers.get_mut(&peer)) else {
+    /// A peer proved to hold a session's DAG: it gave a block of it, or said that it has one. When there are too many, who
+    /// only says so makes room for who gives: many hold a DAG's root and nothing else. What the peer is to be asked for is
+    /// left to [`Client::fill`].
+    pub(super) fn joined(&mut self, session_id: SessionId, peer: PeerId, gave: bool, now: Instant) {
+        if !self.peers.contains_key(&peer) {
             return;
-        };
+        }
+        let Some(session) = self.sessions.get_mut(&session_id) else { return };
         session.answered.insert(peer);
         if !session.discovered {
             session.discovered = true;
             let took = now.saturating_duration_since(session.started);
             self.metrics.discovery_seconds.observe(took.as_secs_f64());
         }
-        if session.members.len() < MEMBERS_MAX && !session.members.contains(&peer) {
+        if !session.members.contains(&peer) {
+            if session.members.len() >= MEMBERS_MAX {
+                let idle = session.members.iter().find(|member| !session.givers.contains(member)).copied();
+                let Some(idle) = idle.filter(|_| gave) else { return };
+                session.left(&idle);
+                if let Some(idle) = self.peers.get_mut(&idle) {
+                    idle.sessions.remove(&session_id);
+                }
+            }
             session.members.push(peer);
-            known.sessions.insert(session_id);
+            if let Some(known) = self.peers.get_mut(&peer) {
+                known.sessions.insert(session_id);
+            }
             self.actions.push_back(Action::Joined(session_id, peer));
+        }
+        if gave {
+            session.givers.insert(peer);
         }
     }
 

@@ -184,7 +184,7 @@ impl Client {
     /// A block that a session waits for, besides its root.
     pub fn wanted_below(&self, session_id: &SessionId) -> Option<BlockKey> {
         let session = self.sessions.get(session_id)?;
-        let wants = session.wants.iter().filter_map(|key| Some((key, self.wants.get(key)?)));
+        let wants = session.wants.keys().filter_map(|key| Some((key, self.wants.get(key)?)));
         let below = wants.filter(|(_, want)| want.cid.hash() != session_id);
         below.min_by_key(|(_, want)| want.order).map(|(key, _)| *key)
     }
@@ -205,7 +205,7 @@ impl Client {
                 session.started = now;
             }
         }
-        session.wants.insert(key);
+        session.wants.entry(key).or_insert(now);
         if !want.sessions.contains(&session_id) {
             want.sessions.push(session_id);
         }
@@ -258,7 +258,7 @@ impl Client {
         let Some(mut gone) = self.peers.remove(&peer) else { return };
         for id in &gone.sessions {
             if let Some(session) = self.sessions.get_mut(id) {
-                session.members.retain(|member| *member != peer);
+                session.left(&peer);
                 // When it comes back, it is asked first.
                 if session.named.len() < NAMED_MAX {
                     session.named.insert(peer);
@@ -267,6 +267,15 @@ impl Client {
         }
         self.deny_all(gone.settle_all(), peer, now);
         gone.sessions.into_iter().for_each(|id| self.search_if_needed(id, now));
+    }
+
+    /// An answer of a peer could not be taken in, nobody knows to what.
+    pub fn answer_lost(&mut self, peer: PeerId, now: Instant) {
+        let Some(known) = self.peers.get_mut(&peer) else { return };
+        known.answer_lost();
+        if known.is_to_be_asked_again(now) {
+            self.ask_again(peer);
+        }
     }
 
     /// A connection to a peer was replaced by another: whatever was asked is asked again.
@@ -305,7 +314,10 @@ impl Client {
 
     /// A peer sent a block with this key, already hashed and delivered.
     pub fn received_block(&mut self, peer: PeerId, key: BlockKey, bytes: usize, now: Instant) -> Use {
-        let Some(known) = self.peers.get_mut(&peer) else { return Use::Duplicate };
+        let Some(known) = self.peers.get_mut(&peer) else {
+            // It left meanwhile. Its block was delivered all the same.
+            return if self.fulfilled(key, bytes, None, now) { Use::Wanted } else { Use::Duplicate };
+        };
         let question = self.wants.get(&key).and_then(|want| want.asked.iter().find(|question| question.peer == peer));
         if let Some(question) = question {
             known.delivered(bytes, question.idle.then_some(question.at), now);
@@ -316,22 +328,30 @@ impl Client {
         }
         // It may send the block again: after a question for presence that it answered with a small block at once, say.
         known.given_up(key);
-        let Some(want) = self.wants.remove(&key) else {
-            self.fill(peer, now);
-            return Use::Duplicate;
-        };
-        known.useful = Some(now);
-        self.hedges_saved = (self.hedges_saved + 1.0 / BLOCKS_PER_HEDGE).min(HEDGES_SAVED_MAX);
+        let wanted = self.wants.contains_key(&key);
+        if wanted {
+            known.useful = Some(now);
+            self.hedges_saved = (self.hedges_saved + 1.0 / BLOCKS_PER_HEDGE).min(HEDGES_SAVED_MAX);
+            self.fulfilled(key, bytes, Some(peer), now);
+        }
+        self.fill(peer, now);
+        if wanted { Use::Wanted } else { Use::Duplicate }
+    }
+
+    /// A block was delivered to everyone who waited for it, if anyone did.
+    fn fulfilled(&mut self, key: BlockKey, bytes: usize, sender: Option<PeerId>, now: Instant) -> bool {
+        let Some(want) = self.wants.remove(&key) else { return false };
         for id in &want.sessions {
             if let Some(session) = self.sessions.get_mut(id) {
                 session.ended(&key, want.order, now);
                 session.received(bytes, now);
             }
-            self.joined(*id, peer, now);
+            if let Some(sender) = sender {
+                self.joined(*id, sender, true, now);
+            }
         }
-        self.retract(key, &want, Some(peer), now);
-        self.fill(peer, now);
-        Use::Wanted
+        self.retract(key, &want, sender, now);
+        true
     }
 
     /// A peer said HAVE (`true`) or DONT_HAVE.
@@ -361,7 +381,7 @@ impl Client {
             want.has.push(peer);
         }
         for id in sessions {
-            self.joined(id, peer, now);
+            self.joined(id, peer, false, now);
         }
         self.find_debtor(key, now);
         self.fill(peer, now);
@@ -382,7 +402,7 @@ impl Client {
         let sessions: Vec<SessionId> = known.sessions.drain().collect();
         for id in &sessions {
             if let Some(session) = self.sessions.get_mut(id) {
-                session.members.retain(|member| *member != peer);
+                session.left(&peer);
             }
         }
         self.deny_all(keys, peer, now);

@@ -156,7 +156,7 @@ impl World {
                 Action::Search(id) => assert!(self.searching.insert(id), "one search at a time"),
                 Action::StopSearch(id) => assert!(self.searching.remove(&id), "what runs is stopped"),
                 Action::Stalled(peer) => assert!(self.client.peers.contains_key(&peer)),
-                Action::Joined(id, peer) => assert!(self.client.sessions[&id].members.contains(&peer)),
+                Action::Joined(id, peer) => assert!(self.client.sessions[&id].answered.contains(&peer)),
                 Action::Fail(failure) => {
                     assert!(self.waiting.remove(&(failure.session, failure.key)), "somebody waits for what fails");
                 }
@@ -168,13 +168,13 @@ impl World {
     fn check(&self) {
         let client = &self.client;
         let wanted: HashSet<(SessionId, BlockKey)> =
-            client.sessions.iter().flat_map(|(id, session)| session.wants.iter().map(|key| (*id, *key))).collect();
+            client.sessions.iter().flat_map(|(id, session)| session.wants.keys().map(|key| (*id, *key))).collect();
         assert_eq!(wanted, self.waiting, "those who wait are known");
         for (key, want) in &client.wants {
             assert!(!want.sessions.is_empty());
             for id in &want.sessions {
                 let session = &client.sessions[id];
-                assert!(session.wants.contains(key));
+                assert!(session.wants.contains_key(key));
                 assert_eq!(session.unasked.contains_key(&want.order), !want.is_owed(), "owed by somebody, or in line");
             }
             for question in &want.asked {
@@ -192,8 +192,9 @@ impl World {
         }
         for (id, session) in &client.sessions {
             assert!(session.members.iter().all(|peer| client.peers[peer].sessions.contains(id)));
-            assert!(session.unasked.values().all(|key| session.wants.contains(key)));
-            assert!(session.probed.is_subset(&session.wants));
+            assert!(session.givers.iter().all(|peer| session.members.contains(peer)));
+            assert!(session.unasked.values().all(|key| session.wants.contains_key(key)));
+            assert!(session.probed.iter().all(|key| session.wants.contains_key(key)));
             assert_eq!(session.search == Search::Running, self.searching.contains(id));
             let helpless = session.members.is_empty() && !session.wants.is_empty();
             assert!(!helpless || session.search != Search::Idle, "whoever has nobody searches");

@@ -19,13 +19,15 @@ struct Nature {
     rate: f64,
     stalls_at: Option<Duration>,
     lies: bool,
-    /// It has those blocks whose number is a multiple of this.
+    /// It has every so many blocks.
     every: u32,
+    /// It holds the first block whatever else it holds.
+    has_root: bool,
     named: bool,
 }
 
 fn honest(round_trip: u32, rate: f64) -> Nature {
-    Nature { one_way: MS * round_trip / 2, rate, stalls_at: None, lies: false, every: 1, named: true }
+    Nature { one_way: MS * round_trip / 2, rate, stalls_at: None, lies: false, every: 1, has_root: false, named: true }
 }
 
 struct Server {
@@ -151,7 +153,7 @@ impl Network {
             return;
         }
         for (n, ask) in asked {
-            let has = n % every == 0;
+            let has = (n + 1) % every == 0 || self.servers[index].nature.has_root && n == 0;
             match ask {
                 Ask::Cancel => self.servers[index].queue.retain(|queued| *queued != n),
                 Ask::Block if has => self.servers[index].queue.push_back(n),
@@ -295,7 +297,7 @@ fn a_peer_that_stalls_is_replaced_well_under_a_second() {
 #[test]
 fn liars_and_those_who_have_only_a_part_do_no_harm() {
     let liar = Nature { lies: true, ..honest(10, 20.0 * MB) };
-    let part = |every| Nature { every, ..honest(30, 10.0 * MB) };
+    let part = |every| Nature { every, has_root: true, ..honest(30, 10.0 * MB) };
     let outcome = Network::new(&[liar, part(2), part(3), honest(80, 5.0 * MB)], 300).read(64);
     assert_eq!((outcome.failures, outcome.shares[0]), (0, 0), "{outcome:?}");
     assert!(outcome.shares[1..].iter().all(|share| *share > 0), "{outcome:?}");
@@ -310,6 +312,17 @@ fn strangers_are_left_alone_while_a_member_delivers() {
     let outcome = Network::new(&natures, 60).read(16);
     assert!(outcome.questions_for_presence <= 16, "{outcome:?}");
     assert_eq!((outcome.duplicates, outcome.searches), (0, 1), "{outcome:?}");
+}
+
+#[test]
+fn many_who_hold_only_the_root_keep_nobody_out() {
+    let stranger = Nature { named: false, every: 1_000_000, has_root: true, ..honest(20, MB) };
+    let mut natures = vec![stranger; 100];
+    natures[99] = honest(50, MB);
+    let outcome = Network::new(&natures, 60).read(16);
+    assert!(outcome.shares[99] >= 59, "{outcome:?}");
+    assert!(outcome.took.as_secs_f64() < 1.1 * seconds(60, MB) + 0.2, "{outcome:?}");
+    assert!(outcome.questions_for_presence < 100, "{outcome:?}");
 }
 
 #[test]

@@ -28,6 +28,9 @@ pub(super) struct Peer {
     owed_bytes: usize,
     /// Questions about presence without an answer.
     probed: HashSet<BlockKey>,
+    /// Whether an answer of it was lost since it was last asked everything again, and when that was.
+    answer_lost: bool,
+    asked_again: Option<Instant>,
     late: HashSet<BlockKey>,
     late_order: VecDeque<BlockKey>,
 }
@@ -42,6 +45,8 @@ impl Peer {
             owed: HashMap::new(),
             owed_bytes: 0,
             probed: HashSet::new(),
+            answer_lost: false,
+            asked_again: None,
             late: HashSet::new(),
             late_order: VecDeque::new(),
         }
@@ -112,6 +117,23 @@ impl Peer {
     /// Every open question: the block, or whether it is there.
     pub fn open(&self) -> impl Iterator<Item = (&BlockKey, bool)> {
         self.owed.keys().map(|key| (key, true)).chain(self.probed.iter().map(|key| (key, false)))
+    }
+
+    /// An answer of it was lost.
+    pub fn answer_lost(&mut self) {
+        self.answer_lost = true;
+    }
+
+    /// Whether an answer was lost and everything open has to be asked again now. Whatever it does to our answers, it is
+    /// not asked more often than we would wait for one.
+    pub fn is_to_be_asked_again(&mut self, now: Instant) -> bool {
+        let recently = |at: Instant| now.saturating_duration_since(at) < self.link.patience();
+        if !self.answer_lost || self.asked_again.is_some_and(recently) {
+            return false;
+        }
+        self.answer_lost = false;
+        self.asked_again = Some(now);
+        true
     }
 
     /// The blocks that it owes us.
@@ -226,11 +248,14 @@ pub(super) enum Search {
 pub(super) struct Session {
     /// Peers that proved to hold it.
     pub members: Vec<PeerId>,
+    /// Those of them that sent a block of it.
+    pub givers: HashSet<PeerId>,
     /// Providers that routing named, and members of former connections.
     pub named: HashSet<PeerId>,
     /// Those of them that routing named.
     pub providers: HashSet<PeerId>,
-    pub wants: HashSet<BlockKey>,
+    /// What somebody waits for, and since when.
+    pub wants: HashMap<BlockKey, Instant>,
     /// Wants that nobody owes us, in order.
     pub unasked: BTreeMap<u64, BlockKey>,
     /// Wants that strangers were asked about.
@@ -253,9 +278,10 @@ impl Session {
     pub fn new(now: Instant) -> Self {
         Self {
             members: Vec::new(),
+            givers: HashSet::new(),
             named: HashSet::new(),
             providers: HashSet::new(),
-            wants: HashSet::new(),
+            wants: HashMap::new(),
             unasked: BTreeMap::new(),
             probed: HashSet::new(),
             strangers: HashSet::new(),
@@ -274,6 +300,12 @@ impl Session {
     /// What its next block is expected to have, in bytes.
     pub fn block_bytes(&self) -> usize {
         self.block_bytes
+    }
+
+    /// A peer is no member any more.
+    pub fn left(&mut self, peer: &PeerId) {
+        self.members.retain(|member| member != peer);
+        self.givers.remove(peer);
     }
 
     /// A want of this session ended.

@@ -404,3 +404,66 @@ fn strangers_are_asked_about_few_wants_at_a_time() {
     let asked = bench.asked.len();
     assert!(asked <= 4 * 16, "{asked} questions");
 }
+
+#[test]
+fn a_block_that_came_just_before_its_sender_left_ends_the_want() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.connect(true), bench.connect(false));
+    bench.want(0);
+    bench.client.peer_disconnected(a, bench.now);
+    bench.drain();
+    bench.asked.clear();
+    assert_eq!(bench.block(a, 0), Use::Wanted);
+    assert_eq!(bench.take_asked(1), vec![(b, 0, Ask::Cancel)], "nobody else has to send it");
+    assert!(bench.client.wants.is_empty());
+    assert_eq!(bench.block(a, 0), Use::Duplicate);
+}
+
+#[test]
+fn a_session_that_joins_a_want_late_has_time_of_its_own() {
+    let mut bench = Bench::new();
+    let late = *cid(7).hash();
+    bench.want(0);
+    bench.pass(1_500 * MS);
+    bench.client.want(late, cid(0), bench.now);
+    bench.pass(700 * MS);
+    assert_eq!(bench.failures.len(), 1, "the first has waited for 2.2 s");
+    assert_eq!(bench.client.wants[&key(0)].sessions, vec![late]);
+    bench.pass(1_500 * MS);
+    assert_eq!(bench.failures.len(), 2);
+    assert!(bench.client.wants.is_empty());
+}
+
+#[test]
+fn whoever_comes_while_something_is_waited_for_in_vain_is_asked_whether_it_has_it() {
+    let mut bench = Bench::new();
+    bench.want(0);
+    let stranger = bench.connect(false);
+    bench.pass(100 * MS);
+    assert_eq!(bench.take_asked(1), vec![(stranger, 0, Ask::Have)]);
+    bench.presence(stranger, 0, true);
+    assert_eq!(bench.take_asked(1), vec![(stranger, 0, Ask::Block)]);
+    bench.block(stranger, 0);
+    bench.want(1);
+    bench.asked.clear();
+    bench.connect(false);
+    bench.pass(100 * MS);
+    assert_eq!(bench.asked, vec![], "there is a member to ask");
+}
+
+#[test]
+fn lost_answers_are_asked_for_again_but_not_more_often_than_one_waits_for_an_answer() {
+    let mut bench = Bench::new();
+    let peer = bench.connect(true);
+    bench.want(0);
+    bench.asked.clear();
+    for _ in 0..10 {
+        bench.client.answer_lost(peer, bench.now);
+        bench.drain();
+    }
+    assert_eq!(bench.take_asked(1), vec![(peer, 0, Ask::Block)]);
+    bench.asked.clear();
+    bench.pass(600 * MS);
+    let again = bench.take_asked(1).into_iter().filter(|(to, ..)| *to == peer).count();
+    assert_eq!(again, 1, "the other nine together");
+}

@@ -1,11 +1,11 @@
 //! What happens because time passes: hedges, failures, searches, forgetting.
 
-use super::state::{Question, Search, Want};
+use super::state::{Peer, Question, Search, Session, Want};
 use super::{Action, Client, Failure};
 use crate::wants::SessionId;
 use content::{BlockKey, SourceError};
 use libp2p::PeerId;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 /// Peers that may owe us the same block at once.
@@ -46,6 +46,10 @@ impl Client {
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
         for id in ids {
             self.tend_session(id, now);
+        }
+        let again = self.peers.iter_mut().filter_map(|(peer, known)| known.is_to_be_asked_again(now).then_some(*peer));
+        for peer in again.collect::<Vec<_>>() {
+            self.ask_again(peer);
         }
     }
 
@@ -95,35 +99,44 @@ impl Client {
         want.debtors().all(|question| late(question) || silent(question)).then_some(Hedge::Late)
     }
 
-    /// Fails a want that saw no progress for too long; `true` if it did.
+    /// Fails a want for the sessions that saw no progress for too long; `true` if nobody is left who waits for it.
     fn fail_if_stalled(&mut self, key: BlockKey, now: Instant) -> bool {
-        let Some(want) = self.wants.get(&key) else { return true };
-        let progress = self.progress(want);
-        let stalled = now.saturating_duration_since(progress) >= self.config.stall_timeout;
-        let overtaken = now.saturating_duration_since(want.since) > self.config.stall_timeout * OVERTAKEN_STALLS;
-        if !stalled && !overtaken {
-            return false;
-        }
-        let Some(want) = self.wants.remove(&key) else { return true };
-        for session_id in &want.sessions {
-            let Some(session) = self.sessions.get_mut(session_id) else { continue };
+        let Some(want) = self.wants.get_mut(&key) else { return true };
+        let progress = Self::progress(want, &self.peers, &self.sessions);
+        let timeout = self.config.stall_timeout;
+        let waited = |id: &SessionId| {
+            let since = self.sessions.get(id).and_then(|session| session.wants.get(&key));
+            now.saturating_duration_since(since.copied().unwrap_or(want.since))
+        };
+        let stalled = now.saturating_duration_since(progress) >= timeout;
+        let fails = |id: &SessionId| waited(id) > timeout * OVERTAKEN_STALLS || (stalled && waited(id) >= timeout);
+        let failed: Vec<(SessionId, Duration)> =
+            want.sessions.iter().filter(|id| fails(id)).map(|id| (*id, waited(id))).collect();
+        want.sessions.retain(|id| !failed.iter().any(|(failed, _)| failed == id));
+        for (session_id, waited) in failed {
+            let Some(session) = self.sessions.get_mut(&session_id) else { continue };
             session.ended(&key, want.order, now);
             let error = if want.corrupt {
                 SourceError::Corrupt { cid: want.cid }
             } else {
-                SourceError::Stalled { cid: want.cid, stall: session.stall(now.saturating_duration_since(want.since)) }
+                SourceError::Stalled { cid: want.cid, stall: session.stall(waited) }
             };
-            self.actions.push_back(Action::Fail(Box::new(Failure { key, session: *session_id, error })));
+            self.actions.push_back(Action::Fail(Box::new(Failure { key, session: session_id, error })));
         }
-        self.retract(key, &want, None, now);
+        if !want.sessions.is_empty() {
+            return false;
+        }
+        if let Some(want) = self.wants.remove(&key) {
+            self.retract(key, &want, None, now);
+        }
         true
     }
 
     /// When anything last happened that may lead to this block: its debtors sent something, or, if it waits for its turn,
     /// the session got something.
-    fn progress(&self, want: &Want) -> Instant {
-        let debtors = want.debtors().filter_map(|question| self.peers.get(&question.peer)?.link.heard()).max();
-        let sessions = want.sessions.iter().filter_map(|id| self.sessions.get(id));
+    fn progress(want: &Want, peers: &HashMap<PeerId, Peer>, sessions: &HashMap<SessionId, Session>) -> Instant {
+        let debtors = want.debtors().filter_map(|question| peers.get(&question.peer)?.link.heard()).max();
+        let sessions = want.sessions.iter().filter_map(|id| sessions.get(id));
         let in_line = |members: &[PeerId]| members.iter().any(|member| !want.denied.contains(member));
         let turn = sessions.filter(|session| in_line(&session.members)).map(|session| session.progress).max();
         let progress = if want.is_owed() { debtors } else { turn };

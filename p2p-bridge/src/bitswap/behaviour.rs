@@ -409,7 +409,8 @@ impl NetworkBehaviour for Behaviour {
                 self.offended(peer, Offence::Protocol);
             }
             HandlerEvent::Unreachable => self.client.peer_failed(peer, now),
-            HandlerEvent::Lost => self.client.ask_again(peer),
+            HandlerEvent::Lost => self.client.answer_lost(peer, now),
+            HandlerEvent::Declined => self.client.ask_again(peer),
             HandlerEvent::Answered { blocks, bytes, cost } => {
                 self.metrics.sent_blocks.inc_by(blocks as u64);
                 self.metrics.sent_bytes.inc_by(bytes as u64);

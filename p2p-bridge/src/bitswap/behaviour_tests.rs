@@ -118,3 +118,170 @@ async fn many_commands_are_taken_in_turns_and_none_is_forgotten() {
         assert!(wakes.0.load(Ordering::Relaxed) >= turn, "somebody comes back for the rest");
     }
 }
+
+/// Peers that do not speak the version which is proposed to them first.
+mod old_peers {
+    use super::*;
+    use crate::bitswap::message::{Message, Version};
+    use futures::future::{Either, select};
+    use futures::{AsyncReadExt, StreamExt};
+    use libp2p::core::transport::{MemoryTransport, Transport};
+    use libp2p::core::upgrade::{self, InboundUpgrade, OutboundUpgrade, UpgradeInfo};
+    use libp2p::identity::Keypair;
+    use libp2p::swarm::{Config, OneShotHandler, Stream, Swarm, SwarmEvent, dummy};
+    use libp2p::{StreamProtocol, noise, yamux};
+    use std::time::Duration;
+
+    fn swarm<B: NetworkBehaviour>(behaviour: B) -> Swarm<B> {
+        let key = Keypair::generate_ed25519();
+        let transport = MemoryTransport::default()
+            .upgrade(upgrade::Version::V1Lazy)
+            .authenticate(noise::Config::new(&key).expect("a key"))
+            .multiplex(yamux::Config::default())
+            .boxed();
+        let config = Config::with_tokio_executor()
+            .with_substream_upgrade_protocol_override(upgrade::Version::V1Lazy)
+            .with_idle_connection_timeout(Duration::from_secs(60));
+        Swarm::new(transport, behaviour, key.public().to_peer_id(), config)
+    }
+
+    /// Reads one message, of this version only.
+    #[derive(Debug, Clone)]
+    struct Reads(Version);
+
+    impl UpgradeInfo for Reads {
+        type Info = StreamProtocol;
+        type InfoIter = std::iter::Once<StreamProtocol>;
+
+        fn protocol_info(&self) -> Self::InfoIter {
+            std::iter::once(self.0.protocol())
+        }
+    }
+
+    impl InboundUpgrade<Stream> for Reads {
+        type Output = Message;
+        type Error = std::io::Error;
+        type Future = BoxFuture<'static, std::io::Result<Message>>;
+
+        fn upgrade_inbound(self, mut stream: Stream, _: StreamProtocol) -> Self::Future {
+            Box::pin(async move {
+                let mut length = [0];
+                stream.read_exact(&mut length).await?;
+                let mut frame = vec![0; usize::from(length[0])];
+                stream.read_exact(&mut frame).await?;
+                Message::decode(frame.into()).map_err(std::io::Error::other)
+            })
+        }
+    }
+
+    /// Never used, but a handler has to have one.
+    impl OutboundUpgrade<Stream> for Reads {
+        type Output = Message;
+        type Error = std::io::Error;
+        type Future = BoxFuture<'static, std::io::Result<Message>>;
+
+        fn upgrade_outbound(self, stream: Stream, info: StreamProtocol) -> Self::Future {
+            self.upgrade_inbound(stream, info)
+        }
+    }
+
+    /// A peer that speaks one old version and keeps what it is asked.
+    struct OldPeer {
+        version: Version,
+        asked: Vec<Message>,
+    }
+
+    impl NetworkBehaviour for OldPeer {
+        type ConnectionHandler = OneShotHandler<Reads, Reads, Message>;
+        type ToSwarm = Vec<WantEntry>;
+
+        fn handle_established_inbound_connection(
+            &mut self,
+            _: ConnectionId,
+            _: PeerId,
+            _: &Multiaddr,
+            _: &Multiaddr,
+        ) -> Result<Self::ConnectionHandler, ConnectionDenied> {
+            Ok(OneShotHandler::new(libp2p::swarm::SubstreamProtocol::new(Reads(self.version), ()), Default::default()))
+        }
+
+        fn handle_established_outbound_connection(
+            &mut self,
+            _: ConnectionId,
+            _: PeerId,
+            _: &Multiaddr,
+            _: Endpoint,
+            _: PortUse,
+        ) -> Result<Self::ConnectionHandler, ConnectionDenied> {
+            unreachable!("it dials nobody")
+        }
+
+        fn on_swarm_event(&mut self, _: FromSwarm) {}
+
+        fn on_connection_handler_event(
+            &mut self,
+            _: PeerId,
+            _: ConnectionId,
+            event: Result<Message, libp2p::swarm::StreamUpgradeError<std::io::Error>>,
+        ) {
+            self.asked.extend(event);
+        }
+
+        fn poll(&mut self, _: &mut Context<'_>) -> Poll<ToSwarm<Self::ToSwarm, THandlerInEvent<Self>>> {
+            self.asked.pop().map_or(Poll::Pending, |message| Poll::Ready(ToSwarm::GenerateEvent(message.wants)))
+        }
+    }
+
+    /// Lets a swarm of ours ask `peer` for a block until `is_over`.
+    async fn ask<B: NetworkBehaviour>(
+        mut peer: Swarm<B>,
+        block: &Block,
+        mut is_over: impl FnMut(Option<B::ToSwarm>, &Behaviour, &PeerId) -> bool,
+    ) {
+        peer.listen_on("/memory/0".parse().expect("an address")).expect("listens");
+        let SwarmEvent::NewListenAddr { address, .. } = peer.select_next_some().await else { panic!("no address") };
+        let bench = Bench::new();
+        let _waiting = bench.wants.register(block.key().expect("a key"), *block.cid(), *block.cid().hash());
+        bench.want(block);
+        let peer_id = *peer.local_peer_id();
+        let mut ours = swarm(bench.behaviour);
+        ours.behaviour_mut().circle.favoured.insert(peer_id);
+        ours.dial(address).expect("dials");
+        let run = async {
+            loop {
+                let either = tokio::time::timeout(Duration::from_millis(20), select(peer.next(), ours.next())).await;
+                let heard = match either {
+                    Ok(Either::Left((Some(SwarmEvent::Behaviour(event)), _))) => Some(event),
+                    _ => None,
+                };
+                if is_over(heard, ours.behaviour(), &peer_id) {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), run).await.expect("over in time");
+    }
+
+    #[tokio::test]
+    async fn who_speaks_only_an_old_version_is_asked_in_it() {
+        for version in [Version::V1_1, Version::V1_0] {
+            // Only a CID of version 0 can be asked for in the oldest.
+            let block = Block::of(codec::DAG_PB, hashes::SHA2_256, 32, Bytes::from_static(b"\n\0")).expect("a block");
+            ask(swarm(OldPeer { version, asked: Vec::new() }), &block, |wants, _, _| {
+                wants.is_some_and(|wants| wants.iter().any(|want| want.cid.hash() == block.cid().hash()))
+            })
+            .await;
+        }
+    }
+
+    #[tokio::test]
+    async fn who_speaks_no_bitswap_owes_nothing() {
+        let mut was_asked = false;
+        ask(swarm(dummy::Behaviour), &block(1), |_, behaviour, peer| {
+            let (owes, _) = behaviour.usefulness(peer);
+            was_asked |= owes;
+            was_asked && !owes
+        })
+        .await;
+    }
+}

@@ -1,7 +1,9 @@
 //! One connection's Bitswap: reads messages on any number of streams, writes on two.
 //!
-//! The stream for questions is opened as soon as the peer says that it speaks Bitswap: negotiating one takes a round trip,
-//! which the first question of a visitor should not have to wait for.
+//! A stream of ours is opened with a single version, the newest that the peer may be expected to speak, so that the first
+//! message travels with the proposal instead of a round trip later (multistream-select's lazy form). Whoever declines is
+//! proposed every version, and asked again. The stream for questions is opened as soon as the peer says that it speaks
+//! Bitswap.
 //!
 //! Goals: decoding, hashing and delivery of blocks happen here, in the connection's own task; Go peers may answer every
 //! message on a new stream; our questions never queue behind our answers, which have a stream of their own; memory per
@@ -17,7 +19,7 @@ use bytes::Bytes;
 use content::{Block, BlockKey, Cid};
 use futures::future::{BoxFuture, Ready, ready};
 use futures::stream::{BoxStream, SelectAll};
-use futures::{AsyncWriteExt, FutureExt, StreamExt};
+use futures::{AsyncRead, AsyncWriteExt, FutureExt, StreamExt};
 use libp2p::StreamProtocol;
 use libp2p::core::upgrade::{InboundUpgrade, OutboundUpgrade, UpgradeInfo};
 use libp2p::swarm::handler::{
@@ -27,6 +29,7 @@ use libp2p::swarm::{ConnectionHandler, ConnectionHandlerEvent, Stream, StreamUpg
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -36,6 +39,8 @@ use tokio::time::timeout;
 const INBOUND_STREAMS_MAX: usize = 256;
 /// How long one message may take to be written.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Streams that a peer may decline or reset before it is taken for one that speaks no Bitswap.
+const DECLINED_MAX: u32 = 2;
 /// A connection is in use for this long after our last question to the peer.
 const KEPT_ALIVE_FOR: Duration = Duration::from_secs(60);
 /// The priority of the first question; it falls from question to question, and starts again before it is used up.
@@ -65,6 +70,8 @@ pub enum Event {
     Unreachable,
     /// A message could not be taken in for want of memory. What it answered has to be asked again.
     Lost,
+    /// The peer declined the stream that our questions were written on, and is being proposed another.
+    Declined,
     /// An answer left.
     Answered {
         /// Blocks in it.
@@ -100,16 +107,25 @@ pub struct Received {
     pub presences: Vec<(Cid, bool)>,
 }
 
-/// Negotiates any version of Bitswap, newest first.
-#[derive(Debug, Clone, Copy)]
-pub struct Negotiate;
+/// Which versions of Bitswap are negotiated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Negotiate {
+    /// Any, newest first.
+    Any,
+    /// This one, without waiting for the peer's consent.
+    Only(Version),
+}
 
 impl UpgradeInfo for Negotiate {
     type Info = StreamProtocol;
-    type InfoIter = std::array::IntoIter<StreamProtocol, 3>;
+    type InfoIter = std::vec::IntoIter<StreamProtocol>;
 
     fn protocol_info(&self) -> Self::InfoIter {
-        Version::ALL.map(Version::protocol).into_iter()
+        let versions = match self {
+            Self::Any => Version::ALL.to_vec(),
+            Self::Only(version) => vec![*version],
+        };
+        versions.into_iter().map(Version::protocol).collect::<Vec<_>>().into_iter()
     }
 }
 
@@ -154,9 +170,15 @@ enum LaneState {
     Writing(BoxFuture<'static, io::Result<(Stream, Version)>>),
 }
 
-/// An outgoing stream and what waits for it. It stays open: opening one costs a round trip.
+/// An outgoing stream and what waits for it. It stays open.
 struct Outgoing {
     lane: Lane,
+    /// What the next stream is opened with.
+    proposal: Negotiate,
+    /// Whether the peer may still decline what the open stream was opened with.
+    in_doubt: bool,
+    /// Streams that it declined.
+    declined: u32,
     /// Answers; and questions as one, however many commands they came in.
     queue: VecDeque<Command>,
     questions: Outbox,
@@ -174,6 +196,9 @@ impl Outgoing {
     fn new(lane: Lane) -> Self {
         Self {
             lane,
+            proposal: Negotiate::Only(Version::V1_2),
+            in_doubt: false,
+            declined: 0,
             queue: VecDeque::new(),
             questions: Outbox::default(),
             priority: FIRST_PRIORITY,
@@ -231,6 +256,49 @@ impl Outgoing {
         }
     }
 
+    /// The peer is known to speak this version. Whoever declined a proposal is believed that instead.
+    fn spoken(&mut self, version: Version) {
+        if let Negotiate::Only(proposed) = &mut self.proposal {
+            *proposed = version;
+        }
+    }
+
+    fn opened(&mut self, stream: Stream, version: Version) {
+        self.in_doubt = true;
+        self.state = LaneState::Open(stream, version);
+    }
+
+    /// Whether the peer declined the version that a stream was opened with. Peers write nothing else on these streams.
+    fn is_declined(&mut self, stream: &mut Stream, cx: &mut Context<'_>) -> bool {
+        if !self.in_doubt {
+            return false;
+        }
+        match Pin::new(stream).poll_read(cx, &mut [0; 1]) {
+            Poll::Pending => false,
+            Poll::Ready(Ok(_)) => {
+                self.in_doubt = false;
+                false
+            }
+            // A peer that declines may reset the stream before its refusal is read, so every error counts as one.
+            Poll::Ready(Err(_)) => true,
+        }
+    }
+
+    /// What was written on a stream that the peer declined did not arrive: once more, with every version to choose from.
+    /// The last of them is not waited for either, so a peer that speaks none is told by its declining everything.
+    fn declined(&mut self, events: &mut VecDeque<Event>) {
+        self.in_doubt = false;
+        self.declined += 1;
+        if self.declined > DECLINED_MAX {
+            return self.abandon(events);
+        }
+        self.proposal = Negotiate::Any;
+        self.prepare = true;
+        if self.lane == Lane::Ask {
+            events.push_back(Event::Declined);
+        }
+    }
+
     /// Moves as far as possible without waiting. `true` asks for a stream to be opened.
     fn poll(&mut self, cx: &mut Context<'_>, events: &mut VecDeque<Event>) -> bool {
         loop {
@@ -245,7 +313,11 @@ impl Outgoing {
                     self.state = LaneState::Opening;
                     return false;
                 }
-                LaneState::Open(stream, version) => {
+                LaneState::Open(mut stream, version) => {
+                    if self.is_declined(&mut stream, cx) {
+                        self.declined(events);
+                        continue;
+                    }
                     let Some(command) = self.current.take().or_else(|| self.next()) else {
                         self.state = LaneState::Open(stream, version);
                         return false;
@@ -410,7 +482,7 @@ impl ConnectionHandler for Handler {
     type OutboundOpenInfo = Lane;
 
     fn listen_protocol(&self) -> SubstreamProtocol<Negotiate> {
-        SubstreamProtocol::new(Negotiate, ())
+        SubstreamProtocol::new(Negotiate::Any, ())
     }
 
     /// Streams stay open between messages, so they say nothing about use; these do.
@@ -433,8 +505,11 @@ impl ConnectionHandler for Handler {
 
     fn on_connection_event(&mut self, event: ConnectionEvent<'_, Negotiate, Negotiate, (), Lane>) {
         match event {
-            ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound { protocol: (mut stream, _), .. }) => {
+            ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound {
+                protocol: (mut stream, version), ..
+            }) => {
                 stream.ignore_for_keep_alive();
+                self.lane(Lane::Answer).spoken(version);
                 // Beyond the limit the stream is dropped, which resets it.
                 if self.inbound.len() < INBOUND_STREAMS_MAX {
                     self.inbound.push(self.reading.clone().messages(stream));
@@ -445,7 +520,7 @@ impl ConnectionHandler for Handler {
                 info,
             }) => {
                 stream.ignore_for_keep_alive();
-                self.lane(info).state = LaneState::Open(stream, version);
+                self.lane(info).opened(stream, version);
             }
             ConnectionEvent::DialUpgradeError(DialUpgradeError { info, error }) => {
                 let mut events = std::mem::take(&mut self.events);
@@ -458,9 +533,13 @@ impl ConnectionHandler for Handler {
                 }
                 self.events = events;
             }
-            ConnectionEvent::RemoteProtocolsChange(ProtocolsChange::Added(mut protocols)) => {
-                let bitswap = Version::ALL.map(Version::protocol);
-                self.lane(Lane::Ask).prepare |= protocols.any(|protocol| bitswap.contains(protocol));
+            ConnectionEvent::RemoteProtocolsChange(ProtocolsChange::Added(protocols)) => {
+                let version = |protocol: &StreamProtocol| Version::ALL.into_iter().find(|v| v.protocol() == *protocol);
+                if let Some(newest) = protocols.filter_map(version).min() {
+                    let lane = self.lane(Lane::Ask);
+                    lane.spoken(newest);
+                    lane.prepare = true;
+                }
             }
             _ => {}
         }
@@ -473,7 +552,7 @@ impl ConnectionHandler for Handler {
             }
             for outgoing in &mut self.outgoing {
                 if outgoing.poll(cx, &mut self.events) {
-                    let protocol = SubstreamProtocol::new(Negotiate, outgoing.lane);
+                    let protocol = SubstreamProtocol::new(outgoing.proposal, outgoing.lane);
                     return Poll::Ready(ConnectionHandlerEvent::OutboundSubstreamRequest { protocol });
                 }
             }

@@ -109,16 +109,15 @@ pub async fn four(options: &Options) -> Result<Row> {
     for _ in 0..4 {
         sources.push(Far::<Causeway>::start(options, link, &dir.path().join("content.car")).await?);
     }
-    let transport = Transport::Tcp;
-    let addresses: Vec<String> = sources.iter().map(|source| source.multiaddr(transport)).collect();
-    let passed = |who| sources.iter().map(|source| source.passed(who, transport).down).sum::<u64>();
+    let addresses: Vec<String> = sources.iter().map(|source| source.multiaddr(Transport::Tcp)).collect();
+    let passed = || sources.iter().map(Far::passed_down).sum::<u64>();
     let mut overhead: f64 = 0.0;
     let rounds = Rounds::measure(options.rounds(), &[Who::OneSource, Who::Causeway], async |who, _| {
         let peers = if who == Who::OneSource { &addresses[..1] } else { &addresses };
-        let before = passed(who);
+        let before = passed();
         let client = world::client(who, options, peers).await?;
         let seconds = whole(&client.url, &path, &content).await?;
-        let ratio = (passed(who) - before) as f64 / content.len() as f64;
+        let ratio = (passed() - before) as f64 / content.len() as f64;
         ensure!(ratio >= 1.0, "{ratio:.2} × the file came through the relays");
         if who == Who::Causeway {
             overhead = overhead.max(ratio);

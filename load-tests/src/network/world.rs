@@ -86,6 +86,11 @@ impl<Node> Far<Node> {
         if who == Who::Http { self.relays.http.passed() } else { self.relays.of(transport).passed() }
     }
 
+    /// Bytes that came from it over either transport: a peer that is found twice may be reached by both.
+    pub fn passed_down(&self) -> u64 {
+        [Transport::Tcp, Transport::Quic].map(|transport| self.relays.of(transport).passed().down).iter().sum()
+    }
+
     /// Fails unless the relay carried what was transferred.
     pub fn check(&self, who: Who, transport: Transport, before: Passed, bytes: usize) -> Result<Passed> {
         let passed = self.passed(who, transport).since(before);

@@ -19,14 +19,14 @@
 //! a configured one may fetch, for that is what it was configured for.
 
 use super::address::Base;
-use super::breaker::retry_after;
 use super::dialling::{Clients, Trust, innermost};
+use crate::retry_after::retry_after;
 use crate::wants::Wants;
 use content::{Block, BlockError, BlockKey, Cid, MAX_BLOCK_BYTES};
-use reqwest::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use reqwest::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Version};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -230,8 +230,7 @@ fn judge_head(response: &Response) -> Option<Outcome> {
         | StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS
         | StatusCode::GATEWAY_TIMEOUT => Some(Outcome::Lacks),
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            let value = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
-            Some(Outcome::Busy(value.and_then(retry_after)))
+            Some(Outcome::Busy(retry_after(response.headers(), SystemTime::now())))
         }
         _ if status.is_server_error() => Some(Outcome::Failed(format!("status {status}"))),
         _ => Some(Outcome::Useless(format!("status {status}"))),

@@ -242,7 +242,10 @@ async fn one_failure_in_between_is_made_up_for() {
 #[tokio::test]
 async fn a_busy_gateway_gets_the_rest_that_it_asks_for() {
     let held = block("held");
-    for (head, rest) in [("429 Too Many\r\nRetry-After: 30", 30), ("503 Later\r\nRetry-After: 5", 5), ("429 No", 1)] {
+    let on_a_date = "503 Later\r\nDate: Wed, 21 Oct 2015 07:28:00 GMT\r\nRetry-After: Wed, 21 Oct 2015 07:28:09 GMT";
+    let table =
+        [("429 Too Many\r\nRetry-After: 30", 30), ("503 Later\r\nRetry-After: 5", 5), (on_a_date, 9), ("429 No", 1)];
+    for (head, rest) in table {
         let server = TestServer::start(Manner::Says(head.to_owned()), std::slice::from_ref(&held)).await;
         let (mut world, peer) = World::with(&server).await;
         world.ask(peer, &held, Ask::Block);

@@ -30,7 +30,7 @@
 //! | [`private_network`] | the key that keeps strangers out |
 //! | [`durable`] | files that are whole or not there |
 //! | [`udp`] | room in the kernel for QUIC's bursts |
-//! | [`tls`] | what HTTP clients encrypt with |
+//! | [`tls`], [`retry_after`] | what HTTP clients encrypt with, and how long servers ask to be spared |
 //! | [`providing`] | announcing what we hold, in sweeps |
 //! | [`redial`], [`peerbook`], [`identity`] | peerings, remembered peers, the key |
 
@@ -54,6 +54,7 @@ pub mod providing;
 pub mod puts;
 pub mod reachability;
 pub mod redial;
+pub mod retry_after;
 pub mod routing_v1;
 pub mod scope;
 pub mod session;

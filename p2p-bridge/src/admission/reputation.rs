@@ -35,7 +35,8 @@ pub enum Offence {
     Protocol,
     /// It asked for more than anybody may.
     Flood,
-    /// It owed a block and sent nothing until whoever waited gave up.
+    /// It owed a block and sent nothing until whoever waited gave up, stopped in the middle of a message, or did not take in
+    /// the answers that it had asked for.
     Stall,
 }
 

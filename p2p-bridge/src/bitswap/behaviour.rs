@@ -34,6 +34,8 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 /// How often stalls are looked for while anything is wanted.
 const TICK: Duration = Duration::from_millis(100);
+/// Stalls within this time are one: when a link fails, every stream of it stops.
+const STALLS_APART: Duration = Duration::from_secs(10);
 /// Commands taken from sessions before the swarm gets its turn again.
 const COMMANDS_PER_POLL: usize = 1_024;
 
@@ -411,6 +413,13 @@ impl NetworkBehaviour for Behaviour {
             HandlerEvent::Unreachable => self.client.peer_failed(peer, now),
             HandlerEvent::Lost => self.client.answer_lost(peer, now),
             HandlerEvent::Declined => self.client.ask_again(peer),
+            HandlerEvent::Stalled => {
+                let traffic = self.traffic.get(&peer).and_then(Weak::upgrade);
+                if traffic.is_none_or(|traffic| traffic.note_stall(STALLS_APART)) {
+                    tracing::debug!(%peer, "stopped in the middle of a message");
+                    self.offended(peer, Offence::Stall);
+                }
+            }
             HandlerEvent::Answered { blocks, bytes, cost } => {
                 self.metrics.sent_blocks.inc_by(blocks as u64);
                 self.metrics.sent_bytes.inc_by(bytes as u64);

@@ -119,6 +119,28 @@ async fn many_commands_are_taken_in_turns_and_none_is_forgotten() {
     }
 }
 
+#[tokio::test]
+async fn streams_that_stall_together_are_one_offence_of_their_peer() {
+    let mut bench = Bench::new();
+    let here = Multiaddr::empty();
+    let connection = ConnectionId::new_unchecked(1);
+    let peers = [PeerId::random(), PeerId::random()];
+    let _handlers = peers.map(|peer| {
+        bench.behaviour.handle_established_inbound_connection(connection, peer, &here, &here).expect("is let in")
+    });
+    for peer in [peers[0], peers[1], peers[0], peers[1], peers[0]] {
+        bench.behaviour.on_connection_handler_event(peer, connection, HandlerEvent::Stalled);
+    }
+    let mut cx = Context::from_waker(futures::task::noop_waker_ref());
+    let mut offenders = Vec::new();
+    while let Poll::Ready(event) = bench.behaviour.poll(&mut cx) {
+        if let ToSwarm::GenerateEvent(Event::Offence(peer, Offence::Stall)) = event {
+            offenders.push(peer);
+        }
+    }
+    assert_eq!(offenders, peers);
+}
+
 /// Peers that do not speak the version which is proposed to them first.
 mod old_peers {
     use super::*;

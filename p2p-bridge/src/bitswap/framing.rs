@@ -6,8 +6,9 @@
 //! and thrown away without being kept.
 //!
 //! Fairness: each doubling has to fill in time, and sooner while less than a quarter of the budget is left ([`Patience`]),
-//! so slow senders keep little and not for long. Whoever finds nothing left waits in line for a while; then the frame is
-//! given up, and what it answered is asked again.
+//! so slow senders keep little and not for long. To be slow is no offence; to have stopped when time is up is one
+//! ([`Frame::Stalled`]). Whoever finds nothing left waits in line for a while; then the frame is given up, and what it
+//! answered is asked again.
 
 use bytes::Bytes;
 use futures::{AsyncRead, AsyncReadExt};
@@ -15,7 +16,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::message::MAX_MESSAGE_BYTES;
 use super::traffic::Traffic;
@@ -38,6 +39,8 @@ struct Patience {
     step: Duration,
     /// The same when memory is short.
     step_under_pressure: Duration,
+    /// Who sent nothing for so long when time was up has stopped; whoever sent something is slow.
+    quiet: Duration,
     /// For memory to be had.
     memory: Duration,
 }
@@ -46,7 +49,7 @@ impl Default for Patience {
     /// A frame of 256 KiB passes at 7 KB/s, one of 4 MiB at 105 KB/s.
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { step: seconds(20), step_under_pressure: seconds(5), memory: seconds(5) }
+        Self { step: seconds(20), step_under_pressure: seconds(5), quiet: seconds(4), memory: seconds(5) }
     }
 }
 
@@ -54,8 +57,10 @@ impl Default for Patience {
 pub enum Frame {
     /// A frame to decode; what it holds of the budgets returns when the permits are dropped.
     Whole(Bytes, Permits),
-    /// A large frame that nothing was asked for; it was skipped.
+    /// A large frame that nothing was asked for; it was skipped, or did not even come in time.
     Unsolicited,
+    /// The peer stopped in the middle of it.
+    Stalled,
     /// The peer closed the stream.
     End,
 }
@@ -79,6 +84,14 @@ impl Memory {
     pub fn new(bytes: usize) -> Self {
         let bytes_max = bytes.clamp(MAX_MESSAGE_BYTES, Semaphore::MAX_PERMITS);
         Self { bytes: Arc::new(Semaphore::new(bytes_max)), bytes_max, patience: Patience::default() }
+    }
+
+    /// A budget whose patience is soon at an end, for tests.
+    #[cfg(test)]
+    pub(super) fn impatient(bytes: usize) -> Self {
+        let [step, quiet] = [20, 10].map(Duration::from_millis);
+        let patience = Patience { step, step_under_pressure: step, quiet, memory: step };
+        Self { patience, ..Self::new(bytes) }
     }
 
     async fn take(&self, bytes: usize) -> io::Result<OwnedSemaphorePermit> {
@@ -113,16 +126,24 @@ impl Budgets {
     /// `InvalidData` when the declared length is over the protocol's limit, `UnexpectedEof` when the stream ends inside a
     /// frame, `TimedOut` when it comes too slowly, `OutOfMemory` when the budget of all connections is used up for too
     /// long, and whatever the stream itself reports.
+    ///
+    /// A frame takes a bounded time, which begins with its first byte; what waits for memory is not counted.
     pub async fn read_frame(&self, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame> {
         // A stream may rest between frames for as long as it likes; a frame that began has to go on.
-        let Some(length) = read_length(stream).await? else { return Ok(Frame::End) };
+        let mut first = [0];
+        if stream.read(&mut first).await? == 0 {
+            return Ok(Frame::End);
+        }
+        let length = timeout(self.memory.patience.step, read_length(first, stream)).await;
+        let Ok(length) = length else { return Ok(Frame::Stalled) };
+        let length = length?;
         if length > MAX_MESSAGE_BYTES {
             let reason = format!("a message of {length} bytes is over the limit");
             return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         }
         if length > UNSOLICITED_BYTES_MAX && !self.traffic.asked_within(SOLICITED_FOR) {
-            timeout(self.memory.patience.step, skip(stream, length)).await.map_err(|_| io::ErrorKind::TimedOut)??;
-            return Ok(Frame::Unsolicited);
+            let skipped = timeout(self.memory.patience.step, skip(stream, length)).await;
+            return skipped.unwrap_or(Ok(())).map(|()| Frame::Unsolicited);
         }
         self.read_body(stream, length).await
     }
@@ -138,8 +159,13 @@ impl Budgets {
             memory.merge(self.memory.take(room - read).await?);
             buffer.reserve_exact(room - read);
             buffer.resize(room, 0);
-            let step = self.fill(stream, &mut buffer[read..], length >= PROGRESS_BYTES_MIN);
-            timeout(self.memory.step_timeout(), step).await.map_err(|_| io::ErrorKind::TimedOut)??;
+            let mut heard = Instant::now();
+            let step = self.fill(stream, &mut buffer[read..], length >= PROGRESS_BYTES_MIN, &mut heard);
+            match timeout(self.memory.step_timeout(), step).await {
+                Ok(filled) => filled?,
+                Err(_) if heard.elapsed() >= self.memory.patience.quiet => return Ok(Frame::Stalled),
+                Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+            }
         }
         Ok(Frame::Whole(buffer.into(), Permits { _connection: connection, _memory: memory }))
     }
@@ -149,12 +175,14 @@ impl Budgets {
         stream: &mut (impl AsyncRead + Unpin),
         mut buffer: &mut [u8],
         is_progress: bool,
+        heard: &mut Instant,
     ) -> io::Result<()> {
         while !buffer.is_empty() {
             let read = stream.read(buffer).await?;
             if read == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
+            *heard = Instant::now();
             if is_progress {
                 self.traffic.note_bytes();
             }
@@ -164,21 +192,20 @@ impl Budgets {
     }
 }
 
-/// An unsigned varint, or `None` at a clean end of the stream.
-async fn read_length(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<usize>> {
+/// An unsigned varint that begins with that byte.
+async fn read_length(mut byte: [u8; 1], stream: &mut (impl AsyncRead + Unpin)) -> io::Result<usize> {
     let mut value: u64 = 0;
     for shift in (0..64).step_by(7) {
-        let mut byte = [0];
-        if stream.read(&mut byte).await? == 0 {
-            return if shift == 0 { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+        if shift > 0 && stream.read(&mut byte).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
         value |= u64::from(byte[0] & 0x7f) << shift;
         if byte[0] & 0x80 == 0 {
-            return Ok(Some(usize::try_from(value).unwrap_or(usize::MAX)));
+            return Ok(usize::try_from(value).unwrap_or(usize::MAX));
         }
         // Already more than any accepted length: read no further digits of it.
         if value > MAX_MESSAGE_BYTES as u64 {
-            return Ok(Some(usize::MAX));
+            return Ok(usize::MAX);
         }
     }
     Err(io::Error::new(io::ErrorKind::InvalidData, "a length prefix without end"))
@@ -198,11 +225,10 @@ async fn skip(stream: &mut (impl AsyncRead + Unpin), length: usize) -> io::Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures::FutureExt;
     use futures::io::Cursor;
+    use futures::{FutureExt, StreamExt, TryStreamExt};
     use std::pin::Pin;
     use std::task::{Context, Poll};
-    use std::time::Instant;
 
     const MIB: usize = 1024 * 1024;
     const MS: Duration = Duration::from_millis(1);
@@ -278,7 +304,7 @@ mod tests {
     #[test]
     fn slow_senders_lose_their_memory_and_sooner_when_it_is_short() {
         let frame = framed(MAX_MESSAGE_BYTES);
-        let patience = Patience { step: 400 * MS, step_under_pressure: 20 * MS, memory: 20 * MS };
+        let patience = Patience { step: 400 * MS, step_under_pressure: 20 * MS, quiet: 10 * MS, memory: 20 * MS };
         for (others_bytes, expected) in [(0, 400 * MS..Duration::MAX), (7 * MIB, 20 * MS..400 * MS)] {
             let memory = Memory { patience, ..Memory::new(8 * MIB) };
             let budgets = budgets(true, &memory);
@@ -286,7 +312,7 @@ mod tests {
                 let others = memory.take(others_bytes).await.expect("there is room");
                 let begun = Instant::now();
                 let result = budgets.read_frame(&mut unfinished(&frame[..1_000])).await;
-                assert_eq!(result.err().map(|error| error.kind()), Some(io::ErrorKind::TimedOut));
+                assert!(matches!(result, Ok(Frame::Stalled)));
                 assert!(expected.contains(&begun.elapsed()), "{:?}, not {expected:?}", begun.elapsed());
                 drop(others);
             });
@@ -303,6 +329,30 @@ mod tests {
             let result = budgets.read_frame(&mut Cursor::new(framed(MIB))).await;
             assert_eq!(result.err().map(|error| error.kind()), Some(io::ErrorKind::OutOfMemory));
         });
+    }
+
+    #[test]
+    fn who_stops_inside_a_frame_is_told_from_who_is_slow() {
+        let memory = Memory::impatient(64 * MIB);
+        let large = framed(UNSOLICITED_BYTES_MAX + 1);
+        // In the length, at once after it, in the first buffer and in a later one.
+        let (long, begun) = (framed(MIB), [1, 3, 1_000, 100_000]);
+        for sent in begun {
+            let result = runtime().block_on(budgets(true, &memory).read_frame(&mut unfinished(&long[..sent])));
+            assert!(matches!(result, Ok(Frame::Stalled)), "{sent}");
+            assert_eq!(memory.bytes.available_permits(), memory.bytes_max, "{sent}: memory comes back");
+        }
+        let result = runtime().block_on(budgets(false, &memory).read_frame(&mut unfinished(&large[..1_000])));
+        assert!(matches!(result, Ok(Frame::Unsolicited)), "what nobody asked for is so however much of it comes");
+        // A byte at a time: never quiet and never done.
+        let memory = Memory { patience: Patience { step: 400 * MS, quiet: 200 * MS, ..memory.patience }, ..memory };
+        let bytes = futures::stream::unfold((), |()| async {
+            tokio::time::sleep(5 * MS).await;
+            Some((Ok::<_, io::Error>([7]), ()))
+        });
+        let mut slow = Cursor::new(long[..3].to_vec()).chain(bytes.boxed().into_async_read());
+        let result = runtime().block_on(budgets(true, &memory).read_frame(&mut slow));
+        assert_eq!(result.err().map(|error| error.kind()), Some(io::ErrorKind::TimedOut));
     }
 
     /// What was sent of a frame whose rest does not come.

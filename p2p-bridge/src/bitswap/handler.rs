@@ -7,7 +7,8 @@
 //!
 //! Goals: decoding, hashing and delivery of blocks happen here, in the connection's own task; Go peers may answer every
 //! message on a new stream; our questions never queue behind our answers, which have a stream of their own; memory per
-//! connection is bounded ([`super::framing`]).
+//! connection is bounded ([`super::framing`]); whoever stops in the middle of a message, reading or writing, is waited for
+//! for a bounded time and reported.
 
 use super::framing::{Budgets, Frame, Memory};
 use super::message::{Ask, Message, RawBlock, Version, WantEntry, encode_answer, encode_wants_from, parse_prefix};
@@ -15,11 +16,11 @@ use super::outbox::Outbox;
 use super::server::Answer;
 use super::traffic::Traffic;
 use crate::wants::Wants;
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use content::{Block, BlockKey, Cid};
 use futures::future::{BoxFuture, Ready, ready};
 use futures::stream::{BoxStream, SelectAll};
-use futures::{AsyncRead, AsyncWriteExt, FutureExt, StreamExt};
+use futures::{AsyncRead, AsyncWrite, AsyncWriteExt, FutureExt, StreamExt, TryFutureExt};
 use libp2p::StreamProtocol;
 use libp2p::core::upgrade::{InboundUpgrade, OutboundUpgrade, UpgradeInfo};
 use libp2p::swarm::handler::{
@@ -37,8 +38,6 @@ use tokio::time::timeout;
 
 /// Streams that a peer may have open towards us at once.
 const INBOUND_STREAMS_MAX: usize = 256;
-/// How long one message may take to be written.
-const MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Streams that a peer may decline or reset before it is taken for one that speaks no Bitswap.
 const DECLINED_MAX: u32 = 2;
 /// A connection is in use for this long after our last question to the peer.
@@ -47,6 +46,21 @@ const KEPT_ALIVE_FOR: Duration = Duration::from_secs(60);
 const FIRST_PRIORITY: i32 = i32::MAX;
 /// Below this it starts again: far more than one message has questions.
 const LAST_PRIORITY: i32 = 1 << 20;
+
+/// How long writing may take.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// For one message.
+    message: Duration,
+    /// Without the peer taking in anything of it.
+    stall: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { message: Duration::from_secs(60), stall: Duration::from_secs(20) }
+    }
+}
 
 /// What the behaviour tells a connection.
 #[derive(Debug)]
@@ -72,6 +86,8 @@ pub enum Event {
     Lost,
     /// The peer declined the stream that our questions were written on, and is being proposed another.
     Declined,
+    /// The peer stopped in the middle of a message, or does not take in what it asked for.
+    Stalled,
     /// An answer left.
     Answered {
         /// Blocks in it.
@@ -167,7 +183,16 @@ enum LaneState {
     Closed,
     Opening,
     Open(Stream, Version),
-    Writing(BoxFuture<'static, io::Result<(Stream, Version)>>),
+    Writing(BoxFuture<'static, Result<(Stream, Version), Unwritten>>),
+}
+
+/// Why a message was not written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unwritten {
+    /// The stream broke.
+    Broken,
+    /// The peer does not read, or too slowly.
+    Late,
 }
 
 /// An outgoing stream and what waits for it. It stays open.
@@ -241,8 +266,12 @@ impl Outgoing {
         }
     }
 
-    /// Gives up on everything queued, reporting answers so that their bytes return to the peer's budget.
-    fn abandon(&mut self, events: &mut VecDeque<Event>) {
+    /// Gives up on everything queued, reporting answers so that their bytes return to the peer's budget. Whoever let answers
+    /// wait that it had asked for is reported for that.
+    fn abandon(&mut self, why: Unwritten, events: &mut VecDeque<Event>) {
+        if self.lane == Lane::Answer && why == Unwritten::Late {
+            events.push_back(Event::Stalled);
+        }
         self.state = LaneState::Closed;
         self.tried_again = false;
         self.questions.take();
@@ -290,7 +319,7 @@ impl Outgoing {
         self.in_doubt = false;
         self.declined += 1;
         if self.declined > DECLINED_MAX {
-            return self.abandon(events);
+            return self.abandon(Unwritten::Broken, events);
         }
         self.proposal = Negotiate::Any;
         self.prepare = true;
@@ -324,7 +353,8 @@ impl Outgoing {
                     };
                     let parts = self.encode(&command, version);
                     self.current = Some(command);
-                    self.state = LaneState::Writing(write(stream, version, parts).boxed());
+                    let written = write(stream, parts, Patience::default());
+                    self.state = LaneState::Writing(written.map_ok(move |stream| (stream, version)).boxed());
                 }
                 LaneState::Writing(mut writing) => match writing.poll_unpin(cx) {
                     Poll::Pending => {
@@ -339,9 +369,9 @@ impl Outgoing {
                         self.state = LaneState::Open(stream, version);
                     }
                     // The peer may have closed an idle stream: once more on a new one.
-                    Poll::Ready(Err(_)) if !self.tried_again => self.tried_again = true,
-                    Poll::Ready(Err(_)) => {
-                        self.abandon(events);
+                    Poll::Ready(Err(Unwritten::Broken)) if !self.tried_again => self.tried_again = true,
+                    Poll::Ready(Err(why)) => {
+                        self.abandon(why, events);
                         return false;
                     }
                 },
@@ -350,15 +380,26 @@ impl Outgoing {
     }
 }
 
-async fn write(mut stream: Stream, version: Version, parts: Vec<Bytes>) -> io::Result<(Stream, Version)> {
+/// Writes a message; the stream, if it can take another.
+async fn write<S: AsyncWrite + Unpin>(mut stream: S, parts: Vec<Bytes>, patience: Patience) -> Result<S, Unwritten> {
     let all = async {
-        for part in &parts {
-            stream.write_all(part).await?;
+        for mut part in parts {
+            while !part.is_empty() {
+                let taken = in_time(patience.stall, stream.write(&part)).await?;
+                if taken == 0 {
+                    return Err(Unwritten::Broken);
+                }
+                part.advance(taken);
+            }
         }
-        stream.flush().await
+        in_time(patience.stall, stream.flush()).await
     };
-    timeout(MESSAGE_TIMEOUT, all).await.map_err(|_| io::ErrorKind::TimedOut)??;
-    Ok((stream, version))
+    timeout(patience.message, all).await.map_err(|_| Unwritten::Late)??;
+    Ok(stream)
+}
+
+async fn in_time<T>(time: Duration, step: impl Future<Output = io::Result<T>>) -> Result<T, Unwritten> {
+    timeout(time, step).await.map_err(|_| Unwritten::Late)?.map_err(|_| Unwritten::Broken)
 }
 
 /// What every reading stream of a connection shares.
@@ -369,8 +410,8 @@ struct Reading {
 }
 
 /// Where a reading stream is.
-enum Reader {
-    Open(Stream),
+enum Reader<S> {
+    Open(S),
     /// Its last message was broken.
     Broken(String),
     Over,
@@ -378,7 +419,7 @@ enum Reader {
 
 impl Reading {
     /// Every message of a stream until it ends. A broken message ends the stream.
-    fn messages(self, stream: Stream) -> BoxStream<'static, Event> {
+    fn messages<S: AsyncRead + Unpin + Send + 'static>(self, stream: S) -> BoxStream<'static, Event> {
         futures::stream::unfold(Reader::Open(stream), move |reader| {
             let reading = self.clone();
             async move {
@@ -392,7 +433,7 @@ impl Reading {
         .boxed()
     }
 
-    async fn next_message(&self, mut stream: Stream) -> Option<(Event, Reader)> {
+    async fn next_message<S: AsyncRead + Unpin>(&self, mut stream: S) -> Option<(Event, Reader<S>)> {
         match self.budgets.read_frame(&mut stream).await {
             Ok(Frame::Whole(bytes, permits)) => {
                 let (received, fault) = self.take_in(bytes);
@@ -402,6 +443,7 @@ impl Reading {
             Ok(Frame::Unsolicited) => {
                 Some((Event::Fault("a large message that nobody asked for".to_owned()), Reader::Over))
             }
+            Ok(Frame::Stalled) => Some((Event::Stalled, Reader::Over)),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 Some((Event::Fault(error.to_string()), Reader::Over))
             }
@@ -526,7 +568,8 @@ impl ConnectionHandler for Handler {
                 let mut events = std::mem::take(&mut self.events);
                 let lane = self.lane(info);
                 if matches!(error, StreamUpgradeError::NegotiationFailed) || lane.tried_again {
-                    lane.abandon(&mut events);
+                    let is_late = matches!(error, StreamUpgradeError::Timeout);
+                    lane.abandon(if is_late { Unwritten::Late } else { Unwritten::Broken }, &mut events);
                 } else {
                     lane.tried_again = true;
                     lane.state = LaneState::Closed;
@@ -566,3 +609,7 @@ impl ConnectionHandler for Handler {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "handler_tests.rs"]
+mod tests;

@@ -14,11 +14,13 @@ pub struct Traffic {
     /// Milliseconds after `born`, plus one; zero for never.
     asked_ms: AtomicU64,
     received_ms: AtomicU64,
+    stalled_ms: AtomicU64,
 }
 
 impl Default for Traffic {
     fn default() -> Self {
-        Self { born: Instant::now(), asked_ms: AtomicU64::new(0), received_ms: AtomicU64::new(0) }
+        let [asked_ms, received_ms, stalled_ms] = [0; 3].map(AtomicU64::new);
+        Self { born: Instant::now(), asked_ms, received_ms, stalled_ms }
     }
 }
 
@@ -35,6 +37,15 @@ impl Traffic {
     /// Bytes of a message came.
     pub fn note_bytes(&self) {
         self.received_ms.store(self.now_ms() + 1, Ordering::Relaxed);
+    }
+
+    /// The peer stopped reading or writing in the middle of a message. Whether it had not done so for that long: all streams
+    /// stop together when a link does.
+    pub fn note_stall(&self, period: Duration) -> bool {
+        let now = self.now_ms() + 1;
+        let within = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
+        let is_news = |last: u64| last == 0 || now.saturating_sub(last) >= within;
+        self.stalled_ms.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| is_news(last).then_some(now)).is_ok()
     }
 
     /// Whether we asked it for something not longer ago than that.
@@ -63,5 +74,14 @@ mod tests {
         traffic.note_bytes();
         assert!(traffic.asked_within(Duration::from_secs(60)) && !traffic.asked_within(Duration::ZERO));
         assert!(traffic.received_at().is_some_and(|at| at <= Instant::now()));
+    }
+
+    #[test]
+    fn stalls_in_a_row_count_once() {
+        let traffic = Traffic::default();
+        let period = Duration::from_secs(60);
+        assert!(traffic.note_stall(period) && !traffic.note_stall(period) && !traffic.note_stall(period));
+        assert!(traffic.note_stall(Duration::ZERO), "it was long ago");
+        assert!(!traffic.note_stall(period), "and counts from then on");
     }
 }

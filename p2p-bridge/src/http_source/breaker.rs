@@ -100,11 +100,6 @@ impl Breaker {
     }
 }
 
-/// Reads a `Retry-After` header (RFC 9110, section 10.2.3) in seconds. A date is not read: it needs both clocks to agree.
-pub fn retry_after(value: &str) -> Option<Duration> {
-    value.trim().parse::<u32>().ok().map(|seconds| Duration::from_secs(seconds.into()))
-}
-
 /// The breakers of many origins, at most so many: untroubled ones are forgotten first, then those whose rest ends first.
 #[derive(Debug)]
 pub struct Breakers {
@@ -223,15 +218,6 @@ mod tests {
         assert_eq!(strange.allows(MAX, start), 0);
         assert!((0..1_000).all(|_| !configured.missed(false, start)));
         assert_eq!(configured.allows(MAX, start), MAX);
-    }
-
-    #[test]
-    fn retry_after_is_read_in_seconds() {
-        let table =
-            [("120", Some(120)), (" 7 ", Some(7)), ("-1", None), ("Wed, 21 Oct 2015 07:28:00 GMT", None), ("", None)];
-        for (text, seconds) in table {
-            assert_eq!(retry_after(text), seconds.map(Duration::from_secs), "{text:?}");
-        }
     }
 
     #[test]

@@ -19,30 +19,42 @@
 //! a configured one may fetch, for that is what it was configured for.
 
 use super::address::Base;
-use super::breaker::retry_after;
 use super::dialling::{Clients, Trust, innermost};
+use crate::retry_after::retry_after;
 use crate::wants::Wants;
 use content::{Block, BlockError, BlockKey, Cid, MAX_BLOCK_BYTES};
-use reqwest::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use reqwest::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Version};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use std::time::{Duration, SystemTime};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 /// The content type of a block.
 const RAW: &str = "application/vnd.ipld.raw";
-/// How long a configured gateway may take until it answers. It may have to find the content first.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The same for a stranger's, which was said to have it.
-const PATIENCE_WITH_STRANGERS: Duration = Duration::from_secs(10);
-/// How long a block may take to arrive, once it was answered.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long nothing may arrive meanwhile.
-const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of blocks that are being received, over all gateways of one trust: strangers cannot use up what the configured
 /// ones need.
 const BODIES_BYTES_MAX: usize = 32 * 1024 * 1024;
+
+/// How long a gateway may take. What we make it wait for is not counted.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// Until a configured one answers. It may have to find the content first.
+    configured: Duration,
+    /// The same for a stranger's, which was said to have it.
+    stranger: Duration,
+    /// Until a block has arrived, once it was answered and there is room for it.
+    body: Duration,
+    /// How long nothing may arrive meanwhile.
+    stall: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self { configured: seconds(30), stranger: seconds(10), body: seconds(30), stall: seconds(5) }
+    }
+}
 
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,21 +109,22 @@ pub struct Asker {
     wants: Arc<Wants>,
     configured_bodies: Semaphore,
     strange_bodies: Semaphore,
+    patience: Patience,
 }
 
 impl Asker {
     /// Blocks go to `wants`.
     pub fn new(clients: Clients, wants: Arc<Wants>) -> Self {
         let [configured_bodies, strange_bodies] = [BODIES_BYTES_MAX; 2].map(Semaphore::new);
-        Self { clients, wants, configured_bodies, strange_bodies }
+        Self { clients, wants, configured_bodies, strange_bodies, patience: Patience::default() }
     }
 
     /// Asks one question. Dropping the future ends the request.
     pub async fn ask(&self, base: &Base, trust: Trust, cid: &Cid, question: Question) -> Answer {
         let request = self.request(base, trust, cid, question);
         let (patience, bodies) = match trust {
-            Trust::Configured => (PATIENCE, &self.configured_bodies),
-            Trust::Stranger => (PATIENCE_WITH_STRANGERS, &self.strange_bodies),
+            Trust::Configured => (self.patience.configured, &self.configured_bodies),
+            Trust::Stranger => (self.patience.stranger, &self.strange_bodies),
         };
         match timeout(patience, request.send()).await {
             Err(_) => Answer { outcome: Outcome::Failed("no answer in time".to_owned()), multiplexed: false },
@@ -142,14 +155,18 @@ impl Asker {
         if question == Question::Presence {
             return Outcome::Has;
         }
-        match timeout(BODY_TIMEOUT, read_body(response, bodies)).await {
+        let announced = response.content_length().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
+        let room = announced.unwrap_or(MAX_BLOCK_BYTES);
+        if room > MAX_BLOCK_BYTES {
+            return too_long();
+        }
+        // Waiting for memory of ours is no fault of the gateway's: its time begins when there is room. Whoever has the room
+        // has it for a bounded time. The semaphore is never closed, and a block is a small part of it.
+        let _room = bodies.acquire_many(u32::try_from(room).unwrap_or(u32::MAX)).await.ok();
+        match timeout(self.patience.body, read_body(response, announced, self.patience.stall)).await {
             Err(_) => Outcome::Failed("the block took too long".to_owned()),
             Ok(Err(outcome)) => outcome,
-            Ok(Ok((body, permit))) => {
-                let outcome = self.take_in(cid, body);
-                drop(permit);
-                outcome
-            }
+            Ok(Ok(body)) => self.take_in(cid, body),
         }
     }
 
@@ -177,26 +194,21 @@ impl Asker {
     }
 }
 
-/// Reads a body that is no longer than a block may be, within the budget of all bodies.
-async fn read_body(
-    mut response: Response,
-    bodies: &Semaphore,
-) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), Outcome> {
-    let too_long = || Outcome::Useless(format!("more than {MAX_BLOCK_BYTES} bytes"));
-    let announced = response.content_length().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
-    let room = announced.unwrap_or(MAX_BLOCK_BYTES);
-    if room > MAX_BLOCK_BYTES {
-        return Err(too_long());
-    }
-    // The semaphore is never closed, and a block is a small part of it.
-    let permit = bodies.acquire_many(u32::try_from(room).unwrap_or(u32::MAX)).await.ok();
+fn too_long() -> Outcome {
+    Outcome::Useless(format!("more than {MAX_BLOCK_BYTES} bytes"))
+}
+
+/// Reads a body that has as many bytes as was announced, or no more than a block may have.
+async fn read_body(mut response: Response, announced: Option<usize>, stall: Duration) -> Result<Vec<u8>, Outcome> {
     let mut body = Vec::with_capacity(announced.unwrap_or_default());
     loop {
-        match timeout(STALL_TIMEOUT, response.chunk()).await {
+        match timeout(stall, response.chunk()).await {
             Err(_) => return Err(Outcome::Failed("the block stopped arriving".to_owned())),
             Ok(Err(error)) => return Err(Outcome::Failed(innermost(&error))),
-            Ok(Ok(None)) => return Ok((body, permit)),
-            Ok(Ok(Some(chunk))) if body.len() + chunk.len() > room => return Err(too_long()),
+            Ok(Ok(None)) => return Ok(body),
+            Ok(Ok(Some(chunk))) if body.len() + chunk.len() > announced.unwrap_or(MAX_BLOCK_BYTES) => {
+                return Err(too_long());
+            }
             Ok(Ok(Some(chunk))) => body.extend_from_slice(&chunk),
         }
     }
@@ -218,10 +230,40 @@ fn judge_head(response: &Response) -> Option<Outcome> {
         | StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS
         | StatusCode::GATEWAY_TIMEOUT => Some(Outcome::Lacks),
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            let value = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
-            Some(Outcome::Busy(value.and_then(retry_after)))
+            Some(Outcome::Busy(retry_after(response.headers(), SystemTime::now())))
         }
         _ if status.is_server_error() => Some(Outcome::Failed(format!("status {status}"))),
         _ => Some(Outcome::Useless(format!("status {status}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http_source::test_server::{Manner, TestServer, block};
+
+    #[tokio::test]
+    async fn waiting_for_our_own_memory_is_no_fault_of_the_gateways() {
+        let held = block(vec![7; 100_000]);
+        let server = TestServer::start(Manner::Honest, std::slice::from_ref(&held)).await;
+        let mut asker = Asker::new(Clients::new(false).expect("clients"), Arc::default());
+        asker.patience.body = Duration::from_millis(400);
+        asker.patience.stall = Duration::from_millis(400);
+        let base = Base::from_url(&server.url()).expect("a URL");
+        let all_but_one = u32::try_from(BODIES_BYTES_MAX - 1).expect("few");
+        let others = asker.configured_bodies.acquire_many(all_but_one).await.expect("is open");
+        let others_take_their_time = async {
+            // Whoever stands in line has taken what there was.
+            while asker.configured_bodies.available_permits() > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            tokio::time::sleep(2 * asker.patience.body).await;
+            drop(others);
+        };
+        let asking = asker.ask(&base, Trust::Configured, held.cid(), Question::Block);
+        let (answer, ()) = futures::join!(asking, others_take_their_time);
+        let expected = Outcome::Block { key: held.key().expect("a key"), bytes: 100_000 };
+        assert_eq!(answer.outcome, expected);
+        assert_eq!(asker.configured_bodies.available_permits(), BODIES_BYTES_MAX, "and all of it comes back");
     }
 }

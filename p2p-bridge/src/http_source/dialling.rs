@@ -91,6 +91,14 @@ impl Clients {
         Ok(Self { configured, strangers })
     }
 
+    /// Clients that reach everywhere, of a system that believes this certificate too.
+    #[cfg(test)]
+    pub(super) fn believing(root: reqwest::Certificate) -> Self {
+        tls::use_ring();
+        let client = builder(true).tls_certs_merge([root]).build().expect("a client");
+        Self { configured: client.clone(), strangers: client }
+    }
+
     /// The client for a gateway that somebody named.
     pub fn of(&self, trust: Trust) -> &Client {
         match trust {

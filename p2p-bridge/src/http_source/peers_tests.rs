@@ -1,7 +1,7 @@
 //! Gateways of every kind over real sockets on loopback.
 
 use super::*;
-use crate::http_source::source::ORIGIN_CONNECTIONS_MAX;
+use crate::http_source::source::{ORIGIN_CONNECTIONS_MAX, ORIGIN_STREAMS_MAX};
 use crate::http_source::test_server::{Manner, TestServer, block};
 use crate::wants::SessionId;
 use content::{Block, SourceError};
@@ -242,7 +242,10 @@ async fn one_failure_in_between_is_made_up_for() {
 #[tokio::test]
 async fn a_busy_gateway_gets_the_rest_that_it_asks_for() {
     let held = block("held");
-    for (head, rest) in [("429 Too Many\r\nRetry-After: 30", 30), ("503 Later\r\nRetry-After: 5", 5), ("429 No", 1)] {
+    let on_a_date = "503 Later\r\nDate: Wed, 21 Oct 2015 07:28:00 GMT\r\nRetry-After: Wed, 21 Oct 2015 07:28:09 GMT";
+    let table =
+        [("429 Too Many\r\nRetry-After: 30", 30), ("503 Later\r\nRetry-After: 5", 5), (on_a_date, 9), ("429 No", 1)];
+    for (head, rest) in table {
         let server = TestServer::start(Manner::Says(head.to_owned()), std::slice::from_ref(&held)).await;
         let (mut world, peer) = World::with(&server).await;
         world.ask(peer, &held, Ask::Block);
@@ -339,4 +342,58 @@ async fn without_permission_nothing_is_used() {
     let bad = Options { gateways: vec!["example.org".to_owned()], ..Options::default() };
     let refused = HttpPeers::new(&bad, Arc::default(), Metrics::default(), Instant::now()).err().expect("refused");
     assert!(refused.to_string().starts_with("example.org: it is not the base URL"), "{refused}");
+}
+
+/// A world with one configured gateway over TLS, for which this certificate vouches if there is any.
+async fn world_with_tls(server: &TestServer, root: Option<&reqwest::Certificate>) -> (World, PeerId) {
+    let (mut world, peer) = World::with(server).await;
+    if let Some(root) = root {
+        let clients = Clients::believing(root.clone());
+        world.peers.asker = Some(Arc::new(Asker::new(clients, world.wants.clone())));
+    }
+    (world, peer)
+}
+
+#[tokio::test]
+async fn gateways_are_asked_over_tls_in_either_version_of_http() {
+    let blocks: Vec<Block> = (0..100).map(|seed| sized(seed, 50_000)).collect();
+    for (version, requests_max) in [("h2", ORIGIN_STREAMS_MAX), ("http/1.1", ORIGIN_CONNECTIONS_MAX)] {
+        let (server, root) = TestServer::start_tls("localhost", version, &blocks).await;
+        let (mut world, peer) = world_with_tls(&server, Some(&root)).await;
+        world.ask(peer, &sized(200, 10), Ask::Block);
+        assert_eq!(world.answer().await.presences, vec![(*sized(200, 10).cid(), false)], "{version}");
+        for block in &blocks {
+            world.ask(peer, block, Ask::Block);
+        }
+        assert_eq!(world.peers.requests.len(), requests_max, "{version}");
+        for _ in &blocks {
+            assert_eq!(world.answer().await.blocks.len(), 1, "{version}");
+        }
+        assert_eq!(world.peers.metrics.endings(Ending::Block), 100, "{version}");
+        assert_eq!(server.asked().len(), 101, "{version}: each once");
+        assert!(version != "h2" || server.connections() == 1, "requests share a connection");
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_that_cannot_prove_its_name_is_asked_nothing() {
+    let held = block("held");
+    let blocks = std::slice::from_ref(&held);
+    let (_, others_root) = TestServer::start_tls("localhost", "h2", &[]).await;
+    // Whom the certificate names, and who vouches for it: nobody, somebody else, the right one.
+    let table = [("localhost", "nobody"), ("localhost", "somebody else"), ("gateway.example", "the right one")];
+    for (name, voucher) in table {
+        let (server, root) = TestServer::start_tls(name, "h2", blocks).await;
+        let root = match voucher {
+            "nobody" => None,
+            "somebody else" => Some(&others_root),
+            _ => Some(&root),
+        };
+        let (mut world, peer) = world_with_tls(&server, root).await;
+        world.ask(peer, &held, Ask::Block);
+        assert!(matches!(world.next().await, Event::Disconnected(gone) if gone == peer), "{name}, {voucher}");
+        assert_eq!(world.peers.metrics.endings(Ending::Failed), u64::from(FAILURES_MAX), "{name}, {voucher}");
+        assert_eq!(world.peers.metrics.breakers_open.get(), 1, "{name}, {voucher}");
+        assert!(server.connections() > 0 && server.asked().is_empty(), "{name}, {voucher}");
+    }
 }

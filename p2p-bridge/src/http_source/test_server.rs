@@ -1,13 +1,20 @@
 //! A gateway for tests that does as it is told: HTTP/1.1 over loopback, written by hand, because no honest server sends
-//! half a body.
+//! half a body. Over TLS it may speak HTTP/2, and is honest.
 
+use crate::tls;
 use content::{Block, Cid, codec, hashes};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+use reqwest::Certificate;
+use rustls::ServerConfig;
+use rustls::pki_types::PrivatePkcs8KeyDer;
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
 
 /// How it answers a question for a block that it holds.
 #[derive(Debug, Clone)]
@@ -43,12 +50,14 @@ struct State {
     blocks: Mutex<HashMap<Cid, Block>>,
     manner: Mutex<Manner>,
     asked: Mutex<Vec<Asked>>,
+    connections: AtomicUsize,
 }
 
 /// The server. It ends with the test's runtime.
 #[derive(Debug, Clone)]
 pub struct TestServer {
     address: SocketAddr,
+    over_tls: bool,
     state: Arc<State>,
 }
 
@@ -64,21 +73,63 @@ pub fn block(data: impl Into<bytes::Bytes>) -> Block {
 impl TestServer {
     /// Holds these blocks.
     pub async fn start(manner: Manner, blocks: &[Block]) -> Self {
+        Self::listen(manner, blocks, None).await
+    }
+
+    /// Holds these blocks, and gives them over TLS in one version of HTTP (`h2` or `http/1.1`). Its certificate says that it
+    /// is `name`; the other one, which vouches for that, is known to nobody.
+    pub async fn start_tls(name: &str, version: &str, blocks: &[Block]) -> (Self, Certificate) {
+        tls::use_ring();
+        let [issuer_key, key] = [(); 2].map(|()| KeyPair::generate().expect("a key"));
+        let mut issuer = CertificateParams::default();
+        issuer.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = issuer.self_signed(&issuer_key).expect("a root");
+        let named = CertificateParams::new([name.to_owned()]).expect("a name");
+        let certificate = named.signed_by(&key, &issuer, &issuer_key).expect("a certificate");
+        let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+        let mut config = ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.der().clone()], key.into())
+            .expect("a key for the certificate");
+        config.alpn_protocols = vec![version.as_bytes().to_vec()];
+        let server = Self::listen(Manner::Honest, blocks, Some(TlsAcceptor::from(Arc::new(config)))).await;
+        (server, Certificate::from_der(issuer.der()).expect("a certificate"))
+    }
+
+    async fn listen(manner: Manner, blocks: &[Block], tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let blocks = blocks.iter().map(|block| (*block.cid(), block.clone())).collect();
-        let state = State { blocks: Mutex::new(blocks), manner: Mutex::new(manner), asked: Mutex::default() };
-        let server = Self { address: listener.local_addr().expect("bound"), state: Arc::new(state) };
-        let state = server.state.clone();
+        let state = Arc::new(State {
+            blocks: Mutex::new(blocks),
+            manner: Mutex::new(manner),
+            asked: Mutex::default(),
+            connections: AtomicUsize::default(),
+        });
+        let address = listener.local_addr().expect("bound");
+        let server = Self { address, over_tls: tls.is_some(), state: state.clone() };
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(serve(stream, state.clone()));
+                state.connections.fetch_add(1, Ordering::Relaxed);
+                match &tls {
+                    Some(tls) => _ = tokio::spawn(serve_tls(tls.clone(), stream, state.clone())),
+                    None => _ = tokio::spawn(serve(stream, state.clone())),
+                }
             }
         });
         server
     }
 
+    /// Its address; with a name where there is a certificate to check.
     pub fn url(&self) -> String {
+        if self.over_tls {
+            return format!("https://localhost:{}", self.address.port());
+        }
         format!("http://{}", self.address)
+    }
+
+    /// Connections so far.
+    pub fn connections(&self) -> usize {
+        self.state.connections.load(Ordering::Relaxed)
     }
 
     pub fn multiaddr(&self) -> libp2p::Multiaddr {
@@ -94,7 +145,39 @@ impl TestServer {
     }
 }
 
-async fn serve(stream: TcpStream, state: Arc<State>) {
+async fn serve_tls(tls: TlsAcceptor, stream: TcpStream, state: Arc<State>) {
+    // Whoever does not believe the certificate goes away.
+    let Ok(stream) = tls.accept(stream).await else { return };
+    if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+        serve_http2(stream, state).await;
+    } else {
+        serve(stream, state).await;
+    }
+}
+
+async fn serve_http2(stream: impl AsyncRead + AsyncWrite + Unpin, state: Arc<State>) {
+    let Ok(mut connection) = h2::server::handshake(stream).await else { return };
+    while let Some(Ok((request, mut respond))) = connection.accept().await {
+        let asked = Asked {
+            method: request.method().to_string(),
+            path: request.uri().path_and_query().expect("a path").to_string(),
+            headers: format!("{:?}", request.headers()),
+        };
+        let cid = request.uri().path().rsplit('/').next().and_then(|name| name.parse::<Cid>().ok());
+        lock(&state.asked).push(asked);
+        let held = cid.and_then(|cid| lock(&state.blocks).get(&cid).cloned());
+        let status = if held.is_some() { 200 } else { 404 };
+        let head = http::Response::builder().status(status).header("content-type", "application/vnd.ipld.raw");
+        let head = head.body(()).expect("a head");
+        let data = held.map(|block| block.data().clone()).unwrap_or_default();
+        // Whoever asked may be gone.
+        if let Ok(mut body) = respond.send_response(head, false) {
+            let _ = body.send_data(data, true);
+        }
+    }
+}
+
+async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, state: Arc<State>) {
     let mut stream = BufReader::new(stream);
     while let Some(asked) = read_head(&mut stream).await {
         lock(&state.asked).push(asked.clone());
@@ -104,7 +187,7 @@ async fn serve(stream: TcpStream, state: Arc<State>) {
     }
 }
 
-async fn read_head(stream: &mut BufReader<TcpStream>) -> Option<Asked> {
+async fn read_head(stream: &mut (impl AsyncBufRead + Unpin)) -> Option<Asked> {
     let mut first = String::new();
     stream.read_line(&mut first).await.ok().filter(|bytes| *bytes > 0)?;
     let mut headers = String::new();
@@ -121,7 +204,7 @@ async fn read_head(stream: &mut BufReader<TcpStream>) -> Option<Asked> {
 }
 
 /// `None` when the connection is to end.
-async fn answer(stream: &mut BufReader<TcpStream>, state: &State, asked: &Asked) -> Option<()> {
+async fn answer(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), state: &State, asked: &Asked) -> Option<()> {
     let cid = asked.path.split('?').next()?.rsplit('/').next()?.parse::<Cid>().ok()?;
     let held = lock(&state.blocks).get(&cid).cloned();
     let manner = lock(&state.manner).clone();
@@ -164,13 +247,13 @@ async fn answer(stream: &mut BufReader<TcpStream>, state: &State, asked: &Asked)
     }
 }
 
-async fn send(stream: &mut BufReader<TcpStream>, head: &[u8], body: &[u8]) -> Option<()> {
+async fn send(stream: &mut (impl AsyncWrite + Unpin), head: &[u8], body: &[u8]) -> Option<()> {
     stream.write_all(head).await.ok()?;
     stream.write_all(body).await.ok()?;
     stream.flush().await.ok()
 }
 
-async fn wait_for_the_end(stream: &mut BufReader<TcpStream>) -> Option<()> {
+async fn wait_for_the_end(stream: &mut (impl AsyncRead + Unpin)) -> Option<()> {
     let _ = tokio::time::timeout(Duration::from_secs(120), stream.read_u8()).await;
     None
 }

@@ -8,16 +8,17 @@
 use super::filters::Filters;
 use super::ndjson::{self, Lines};
 use super::types::{self, FormatError, PeerRecord};
+use crate::retry_after::retry_after;
 use crate::tls;
 use bytes::{Bytes, BytesMut};
 use content::Cid;
 use content::ipns::RECORD_BYTES_MAX;
 use content::names::Key;
 use libp2p::PeerId;
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use reqwest::{Response, StatusCode, Url};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
@@ -328,8 +329,7 @@ fn check_status(response: &Response) -> Result<(), RouterError> {
     match status {
         _ if status.is_success() => Ok(()),
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            let said = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
-            Err(RouterError::Busy { retry_after: said.map(Duration::from_secs) })
+            Err(RouterError::Busy { retry_after: retry_after(response.headers(), SystemTime::now()) })
         }
         _ if status.is_server_error() => {
             Err(RouterError::Unreachable { reason: format!("it answered with the status {}", status.as_u16()) })

@@ -5,7 +5,7 @@
 
 use super::Task;
 use crate::discovery::plan::Provider;
-use crate::routing_v1::types::{BITSWAP, HTTP_GATEWAY};
+use crate::routing_v1::types::BITSWAP;
 use crate::routing_v1::{Found, PeerRecord, Question, Routers};
 use crate::scope::Scope;
 use crate::wants::SessionId;
@@ -116,15 +116,12 @@ impl Task {
         if record.id == *self.swarm.local_peer_id() {
             return;
         }
-        let speaks = |name: &str| record.protocols.iter().any(|protocol| protocol.eq_ignore_ascii_case(name));
-        let (over_http, to_dial) = sort(&record.addresses, self.delegation.dial_private);
-        if speaks(HTTP_GATEWAY) && !over_http.is_empty() {
+        let (over_http, as_peer) = ways_to(&record, self.delegation.dial_private);
+        if !over_http.is_empty() {
             self.http_provider(session, over_http);
         }
-        // One of whom no address may be dialled is of no use; one whose address nobody said can be looked for.
-        let is_of_use = !to_dial.is_empty() || record.addresses.is_empty();
-        if is_of_use && (record.protocols.is_empty() || speaks(BITSWAP)) {
-            self.provider_named(session, Provider { peer: record.id, addresses: to_dial });
+        if let Some(addresses) = as_peer {
+            self.provider_named(session, Provider { peer: record.id, addresses });
         }
     }
 
@@ -135,6 +132,19 @@ impl Task {
             search.found = true;
         }
     }
+}
+
+/// Where a provider can be asked over HTTP, and where as a peer, if it is one.
+///
+/// An address of HTTP says by itself how it is asked. `Protocols` is what somebody knew to be spoken; it may be missing, or name
+/// Bitswap alone (<https://specs.ipfs.tech/routing/http-routing-v1/#peer-schema>).
+fn ways_to(record: &PeerRecord, dial_private: bool) -> (Vec<Multiaddr>, Option<Vec<Multiaddr>>) {
+    let (over_http, to_dial) = sort(&record.addresses, dial_private);
+    // One of whom no address may be dialled is of no use; one whose address nobody said can be looked for.
+    let is_of_use = !to_dial.is_empty() || record.addresses.is_empty();
+    let mut protocols = record.protocols.iter();
+    let is_peer = protocols.len() == 0 || protocols.any(|protocol| protocol.eq_ignore_ascii_case(BITSWAP));
+    (over_http, (is_of_use && is_peer).then_some(to_dial))
 }
 
 /// The addresses that may be dialled: those of HTTP servers, and those of libp2p peers.
@@ -165,6 +175,36 @@ mod tests {
         for (dial_private, http, dialled) in table {
             let pick = |places: &[usize]| places.iter().map(|place| addresses[*place].clone()).collect::<Vec<_>>();
             assert_eq!(sort(&addresses, dial_private), (pick(http), pick(dialled)), "{dial_private}");
+        }
+    }
+
+    #[test]
+    fn addresses_say_who_is_asked_over_http_whatever_the_protocols() {
+        const HTTPS: &str = "/dns4/a.example/tcp/443/https";
+        const TLS_HTTP: &str = "/dns4/a.example/tcp/443/tls/http";
+        const PEER: &str = "/ip4/8.8.8.8/tcp/4001";
+        const PRIVATE: &str = "/ip4/10.0.0.1/tcp/80/http";
+        const GATEWAY: &str = "transport-ipfs-gateway-http";
+        // Addresses, protocols, those asked over HTTP, and those dialled, if it is a peer at all.
+        type Row<'a> = (&'a [&'a str], &'a [&'a str], &'a [&'a str], Option<&'a [&'a str]>);
+        let table: [Row; 9] = [
+            (&[HTTPS, TLS_HTTP], &[], &[HTTPS, TLS_HTTP], None),
+            (&[TLS_HTTP], &[BITSWAP], &[TLS_HTTP], None),
+            (&[TLS_HTTP], &[GATEWAY], &[TLS_HTTP], None),
+            (&[TLS_HTTP, PEER], &[], &[TLS_HTTP], Some(&[PEER])),
+            (&[TLS_HTTP, PEER], &["Transport-Bitswap"], &[TLS_HTTP], Some(&[PEER])),
+            (&[TLS_HTTP, PEER], &[GATEWAY], &[TLS_HTTP], None),
+            (&[PRIVATE], &[], &[], None),
+            (&[], &[], &[], Some(&[])),
+            (&[], &[GATEWAY], &[], None),
+        ];
+        let parse =
+            |texts: &[&str]| -> Vec<Multiaddr> { texts.iter().map(|text| text.parse().expect("an address")).collect() };
+        for (addresses, protocols, over_http, as_peer) in table {
+            let mut record = PeerRecord::new(libp2p::PeerId::random(), parse(addresses));
+            record.protocols = protocols.iter().map(|protocol| (*protocol).to_owned()).collect();
+            let expected = (parse(over_http), as_peer.map(parse));
+            assert_eq!(ways_to(&record, false), expected, "{addresses:?} {protocols:?}");
         }
     }
 }

@@ -467,3 +467,17 @@ fn lost_answers_are_asked_for_again_but_not_more_often_than_one_waits_for_an_ans
     let again = bench.take_asked(1).into_iter().filter(|(to, ..)| *to == peer).count();
     assert_eq!(again, 1, "the other nine together");
 }
+
+#[test]
+fn a_favoured_peer_that_proved_nothing_is_not_waited_for_when_another_has_the_block() {
+    let mut bench = Bench::new();
+    let favoured = bench.connect(true);
+    let other = bench.connect(false);
+    bench.want(0);
+    assert!(bench.take_asked(1).contains(&(favoured, 0, Ask::Block)));
+    bench.now += 20 * MS;
+    bench.presence(other, 0, true);
+    assert_eq!(bench.asked, vec![], "it is not late yet");
+    bench.pass(200 * MS);
+    assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Block)]);
+}

@@ -85,10 +85,13 @@ impl Client {
     /// Whether one more peer should be asked for a block that is owed, and why.
     fn hedge(&self, want: &Want, now: Instant) -> Option<Hedge> {
         let silent = |question: &Question| self.peers.get(&question.peer).is_none_or(|known| known.is_silent(now));
+        // While nobody who owes it proved anything, and somebody else says that he has it, nobody is waited for.
+        let unproven = !want.has.is_empty() && !want.debtors().any(|question| self.is_member(want, &question.peer));
         let late = |question: &Question| {
             let known = self.peers.get(&question.peer);
             let expected = known.map_or(Duration::ZERO, |known| known.link.time_for(question.queued_bytes));
-            now.saturating_duration_since(question.at) > expected + expected.max(LATENESS_MIN)
+            let grace = if unproven { Duration::ZERO } else { expected.max(LATENESS_MIN) };
+            now.saturating_duration_since(question.at) > expected + grace
         };
         if want.debtors().count() >= HEDGES_MAX {
             return None;
@@ -97,6 +100,11 @@ impl Client {
             return Some(Hedge::Silent);
         }
         want.debtors().all(|question| late(question) || silent(question)).then_some(Hedge::Late)
+    }
+
+    fn is_member(&self, want: &Want, peer: &PeerId) -> bool {
+        let mut sessions = want.sessions.iter().filter_map(|id| self.sessions.get(id));
+        sessions.any(|session| session.members.contains(peer))
     }
 
     /// Fails a want for the sessions that saw no progress for too long; `true` if nobody is left who waits for it.

@@ -1,10 +1,11 @@
 //! Address translation: what peers find out about our reachability, and the detours that are taken for it ([`crate::nat`]).
 
 use super::Task;
+use crate::announced::Announced;
 use crate::nat::metrics::NatMetrics;
 use crate::nat::relays::Relays;
 use crate::nat::{Rules, is_circuit};
-use crate::options::{BridgeOptions, DhtMode, NoAnnounce};
+use crate::options::{BridgeOptions, DhtMode};
 use crate::reachability::{Reachability, Verdict};
 use crate::scope::Scope;
 use libp2p::core::ConnectedPoint;
@@ -20,9 +21,7 @@ pub struct Nat {
     relays: Relays,
     metrics: NatMetrics,
     rules: Rules,
-    /// What the operator announces replaces what peers find out.
-    announces: bool,
-    hidden: NoAnnounce,
+    announced: Announced,
     /// The public DHT is served while peers can reach us.
     serves_when_reachable: bool,
     /// On a network of one's own, private listeners are where the others reach us, unless relays are named: then they are not.
@@ -39,14 +38,14 @@ pub struct Nat {
 impl Nat {
     /// Nothing is known yet but the options.
     pub fn new(options: &BridgeOptions, metrics: NatMetrics) -> Self {
-        let announces = !options.announce.is_empty();
+        let announced = Announced::new(options);
+        let announces = announced.named().next().is_some();
         Self {
-            reachability: Reachability::new(announces || !options.announce_also.is_empty()),
+            reachability: Reachability::new(announces),
             relays: Relays::new(options.nat.relay_client, &options.nat.relays),
             metrics,
             rules: Rules { private: options.dial_private },
-            announces,
-            hidden: options.no_announce.clone(),
+            announced,
             serves_when_reachable: options.dht.mode == DhtMode::Auto,
             trusts_listeners: options.dial_private && options.nat.relays.is_empty(),
             verdict: None,
@@ -205,8 +204,8 @@ impl Task {
     pub(super) fn settle_reachability(&mut self) {
         let nat = &mut self.nat;
         let verdict = nat.reachability.verdict();
-        let mut ours = if nat.announces { Vec::new() } else { nat.reachability.addresses() };
-        ours.retain(|address| !nat.hidden.hides(address));
+        let mut ours = nat.reachability.addresses();
+        ours.retain(|address| nat.announced.depends_on_peers(address));
         let before = std::mem::replace(&mut nat.told, ours.clone());
         for address in before.iter().filter(|address| !ours.contains(address)) {
             self.swarm.remove_external_address(address);

@@ -288,6 +288,7 @@ impl Task {
         self.keep_records(SystemTime::now());
         self.tend_puts();
         self.tend_finders();
+        self.tend_reachability(now);
         self.tend_relays(now);
         self.tend_searches();
         self.trim(now);

@@ -206,10 +206,7 @@ impl Task {
                 self.announcing.announce_from(source);
                 self.announce();
             }
-            Command::FindRecords(key, sink) => {
-                self.lookups.add(key, sink, Instant::now());
-                Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
-            }
+            Command::FindRecords(key, sink) => self.find_records(key, sink),
             Command::PutRecord(scope, record, reply) => {
                 self.puts.add(scope, record, reply);
                 self.put(scope);

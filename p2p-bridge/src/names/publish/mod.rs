@@ -30,6 +30,7 @@ pub use target::{Target, targets};
 use super::dht::Records;
 use super::keystore::{KeyError, KeyInfo, Keystore};
 use super::{Clock, DEPTH_MAX, Names, SYSTEM_CLOCK};
+use crate::lookups::Holder;
 use crate::options::PublishOptions;
 use content::Name;
 use content::ipns::Record;
@@ -428,7 +429,10 @@ impl Inner {
         let searching = async {
             let mut search = records.find(entry.key).await;
             while let Some(found) = search.next().await {
-                asked = search.peers_asked().max(1);
+                // Routers are no peers of the DHT, but somebody; we are nobody who could know more.
+                if found.holder != Holder::Ourselves {
+                    asked = 1;
+                }
                 // One that is past its end of life counts as well: its sequence number is known.
                 if let Ok(record) = Record::verify(&entry.key, found.bytes)
                     && newest.as_ref().is_none_or(|newest| record.newer_than(newest))

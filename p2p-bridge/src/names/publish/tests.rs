@@ -188,6 +188,25 @@ async fn a_newer_record_of_others_is_outbid_once() {
 }
 
 #[tokio::test]
+async fn what_is_kept_here_is_no_comparison_with_others() {
+    let (dir, wan, dht) = (dir(), Crowd::new("wan"), Arc::new(Dht::default()));
+    let node = Node::start(&dir, Some(&dht), &[&wan]).await;
+    let own = node.publisher.keys().get(SELF).expect("self").1;
+    let draft = Draft { value: to("kept"), sequence: 0, end_of_life: SystemTime::now() + MINUTE, ttl: MINUTE };
+    dht.keeps(Record::sign(&own, &draft).expect("signs").bytes().clone());
+    node.publish("mine").await;
+    until("it is put", || !node.entry().puts.is_empty()).await;
+    assert!(!node.entry().compared, "nobody else was asked");
+    dht.has_for(
+        node.entry().key,
+        [Record::sign(&own, &Draft { sequence: 7, ..draft }).expect("signs").bytes().clone()],
+    );
+    advance(MINUTE);
+    node.wake();
+    until("it is outbid", || node.entry().record.sequence() == 8 && node.entry().compared).await;
+}
+
+#[tokio::test]
 async fn what_nobody_takes_is_tried_again() {
     let (dir, wan) = (dir(), Crowd::new("wan"));
     wan.refuses.store(true, Ordering::Relaxed);

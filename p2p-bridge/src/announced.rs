@@ -34,8 +34,17 @@ impl Announced {
     /// Whether peers may be told of an address: one that is listened on, that was confirmed, or that the operator named.
     /// What is hidden is hidden, whoever named it.
     pub fn tells(&self, address: &Multiaddr) -> bool {
-        let named = self.instead.contains(address) || self.also.contains(address);
-        !self.hidden.hides(address) && (named || self.instead.is_empty())
+        !self.hidden.hides(address) && (self.names(address) || self.instead.is_empty())
+    }
+
+    /// Whether an address is told for no other reason than that peers confirmed it, and so no longer when they do not. What
+    /// the operator named is told whatever peers find out.
+    pub fn depends_on_peers(&self, address: &Multiaddr) -> bool {
+        self.tells(address) && !self.names(address)
+    }
+
+    fn names(&self, address: &Multiaddr) -> bool {
+        self.instead.contains(address) || self.also.contains(address)
     }
 
     /// The addresses that the operator named, less those that are hidden.
@@ -191,6 +200,10 @@ mod tests {
             let announced = Announced::new(&options);
             assert_eq!([HOME, SEEN, NAME].map(|text| announced.tells(&address(text))), told, "{options:?}");
             assert!(announced.named().all(|address| announced.tells(address)));
+            // What the operator named stays, whatever becomes of the proofs for it.
+            let dependent = [HOME, SEEN, NAME].map(|text| announced.depends_on_peers(&address(text)));
+            let named = [HOME, SEEN, NAME].map(|text| instead.contains(&text) || also.contains(&text));
+            assert_eq!(dependent, std::array::from_fn(|i| told[i] && !named[i]), "{options:?}");
             assert_eq!(announced.tells_all(), told == [true; 3]);
         }
     }

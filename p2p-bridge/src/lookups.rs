@@ -23,11 +23,22 @@ const FOUND_WAITING_MAX: usize = 32;
 /// How long a search that has found nothing lets peers outside have to be connected.
 const HOPE: Duration = Duration::from_secs(3);
 
-/// A record that a peer had: nobody has checked it yet.
+/// Who had a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder {
+    /// This node, among those that it keeps for the DHT.
+    Ourselves,
+    /// A peer of the DHT.
+    Peer(PeerId),
+    /// A router.
+    Router,
+}
+
+/// A record that somebody had: nobody has checked it yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Who had it; nobody of the DHT if a router did.
-    pub peer: Option<PeerId>,
+    /// Who had it.
+    pub holder: Holder,
     /// The record.
     pub bytes: Bytes,
 }
@@ -73,15 +84,16 @@ impl Sink {
     pub(crate) fn feeder(&self) -> mpsc::Sender<Found> {
         self.sender.clone()
     }
+
+    /// Hands over a record.
+    pub(crate) fn put(&self, found: Found) {
+        // Full means that whoever searches has enough to do.
+        let _ = self.sender.try_send(found);
+    }
 }
 
 #[cfg(test)]
 impl Sink {
-    /// Hands over a record.
-    pub(crate) fn put(&self, found: Found) {
-        let _ = self.sender.try_send(found);
-    }
-
     /// Whether whoever searched no longer does.
     pub(crate) fn is_closed(&self) -> bool {
         self.sender.is_closed()
@@ -154,8 +166,7 @@ impl Lookups {
     pub fn found(&mut self, scope: Scope, query: QueryId, found: Found) {
         if let Some(lookup) = self.queries.get(&(scope, query)).and_then(|id| self.lookups.get_mut(id)) {
             lookup.found = true;
-            // Full means that whoever searches has enough to do.
-            let _ = lookup.sink.sender.try_send(found);
+            lookup.sink.put(found);
         }
     }
 
@@ -217,7 +228,7 @@ mod tests {
     }
 
     fn found() -> Found {
-        Found { peer: Some(PeerId::random()), bytes: Bytes::from_static(b"record") }
+        Found { holder: Holder::Peer(PeerId::random()), bytes: Bytes::from_static(b"record") }
     }
 
     #[tokio::test]

@@ -180,6 +180,9 @@ impl BridgeOptions {
     /// - `auto` makes a server of the DHT: there are no strangers to find out for whether we can be reached.
     /// - Provider records do not send us to HTTP gateways. Configured routers and gateways are asked.
     /// - No router is asked to forward ports, and no relay is used but configured ones.
+    /// - Multicast DNS stays as it was set, which is off unless it was asked for. It tells our neighbours that there is a node, and
+    ///   where it listens, but not which network it is of; in exchange, members who share a house find each other without any
+    ///   bootstrap host. A neighbour who lacks the key gets no further than the handshake.
     #[must_use]
     pub fn confined(mut self) -> Self {
         self.dial_private = true;
@@ -296,6 +299,10 @@ mod tests {
         let confined = options.clone().confined();
         assert!(confined.dial_private && !confined.http.from_records);
         assert!(!confined.nat.upnp && !confined.nat.relay_client && confined.nat.hole_punching);
+        for mdns in [false, true] {
+            let options = BridgeOptions { mdns, ..options.clone() };
+            assert_eq!(options.confined().mdns, mdns, "as the operator asked");
+        }
         options.nat.relays = vec![relay.parse().expect("a multiaddr")];
         assert!(options.clone().confined().nat.relay_client, "configured relays are used");
         let table = [

@@ -6,9 +6,9 @@ use crate::admission::Admission;
 use crate::announced::{Announced, Telling};
 use crate::bitswap;
 use crate::dht::behaviour::Scoped;
-use crate::nat::Behaviours;
 use crate::nat::guarded::Guarded;
 use crate::nat::port_mapping::PortMapping;
+use crate::nat::{self, Behaviours};
 use crate::options::BridgeOptions;
 use crate::private_network::SwarmKey;
 use crate::providing::announcer;
@@ -49,6 +49,13 @@ impl Behaviour {
         match scope {
             Scope::Wan => &mut self.wan,
             Scope::Lan => &mut self.lan,
+        }
+    }
+
+    /// Has the candidates for our own address tested once more, if any are.
+    pub fn test_addresses_again(&mut self) {
+        if let Some(autonat) = self.autonat.as_mut() {
+            autonat.begin_again(nat::autonat());
         }
     }
 }

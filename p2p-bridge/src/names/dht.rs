@@ -62,7 +62,7 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
             }
             Err(reason) => {
                 bad += 1;
-                tracing::debug!(%key, peer = ?found.peer, reason, "refused a record");
+                tracing::debug!(%key, holder = ?found.holder, reason, "refused a record");
                 refusal = Some(reason);
             }
         }

@@ -192,7 +192,11 @@ impl Names {
     /// A record is published here: from now on it answers, unless there is a newer one.
     fn own(&self, key: Key, record: Record) {
         let name = Name::Key(key);
-        self.inner.own.write().unwrap_or_else(PoisonError::into_inner).insert(key, record.clone());
+        let mut own = self.inner.own.write().unwrap_or_else(PoisonError::into_inner);
+        if own.get(&key).is_none_or(|known| record.newer_than(known)) {
+            own.insert(key, record.clone());
+        }
+        drop(own);
         if record.is_valid_at((self.inner.clock.wall)()) {
             self.inner.improve(&name, record);
         }

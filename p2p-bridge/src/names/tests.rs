@@ -2,7 +2,7 @@
 //! real DNS server on loopback.
 
 use super::*;
-use crate::lookups::{Found, Search, Sink};
+use crate::lookups::{Found, Holder, Search, Sink};
 use bytes::Bytes;
 use cid::multibase::{self, Base};
 use content::ipns::Draft;
@@ -83,6 +83,8 @@ fn signed_until(n: u8, sequence: u64, value: &str, end_of_life: SystemTime) -> B
 #[derive(Default)]
 pub(super) struct Dht {
     records: std::sync::Mutex<HashMap<Key, Vec<Bytes>>>,
+    /// What the node keeps itself, of whatever key.
+    kept: std::sync::Mutex<Vec<Bytes>>,
     open: bool,
     sinks: std::sync::Mutex<Vec<Sink>>,
     searches: AtomicUsize,
@@ -101,10 +103,14 @@ impl Dht {
         self.records.lock().expect("no panics").insert(key, records.into_iter().collect());
     }
 
+    pub fn keeps(&self, bytes: Bytes) {
+        self.kept.lock().expect("no panics").push(bytes);
+    }
+
     /// A record turns up in every open search.
     fn finds(&self, bytes: Bytes) {
         for sink in self.sinks.lock().expect("no panics").iter() {
-            sink.put(Found { peer: Some(PeerId::random()), bytes: bytes.clone() });
+            sink.put(Found { holder: Holder::Peer(PeerId::random()), bytes: bytes.clone() });
         }
     }
 
@@ -125,8 +131,11 @@ impl Dht {
 impl Records for Dht {
     fn find(&self, key: Key) -> BoxFuture<'static, Search> {
         let (search, sink) = Search::new(None);
+        for bytes in self.kept.lock().expect("no panics").iter() {
+            sink.put(Found { holder: Holder::Ourselves, bytes: bytes.clone() });
+        }
         for bytes in self.records.lock().expect("no panics").get(&key).into_iter().flatten() {
-            sink.put(Found { peer: Some(PeerId::random()), bytes: bytes.clone() });
+            sink.put(Found { holder: Holder::Peer(PeerId::random()), bytes: bytes.clone() });
         }
         if self.open {
             self.sinks.lock().expect("no panics").push(sink);

@@ -9,14 +9,14 @@
 //! - What it takes for an address of ours is not announced: [`crate::reachability`] decides.
 
 use super::Rules;
-use libp2p::core::Endpoint;
 use libp2p::core::transport::PortUse;
-use libp2p::swarm::behaviour::NewExternalAddrCandidate;
+use libp2p::core::{ConnectedPoint, Endpoint};
+use libp2p::swarm::behaviour::{ConnectionEstablished, NewExternalAddrCandidate};
 use libp2p::swarm::{
     ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, THandler, THandlerInEvent, THandlerOutEvent, ToSwarm,
 };
 use libp2p::{Multiaddr, PeerId};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,9 @@ pub struct Guarded<B> {
     candidates: HashSet<Multiaddr>,
     candidates_max: usize,
     candidates_since: Instant,
+    /// Those that are ours by now. Nobody reports them as candidates any more, so they must not be forgotten with the others.
+    confirmed: HashSet<Multiaddr>,
+    connections: HashMap<ConnectionId, (PeerId, ConnectedPoint)>,
 }
 
 impl<B> Guarded<B> {
@@ -64,14 +67,20 @@ impl<B> Guarded<B> {
             candidates: HashSet::new(),
             candidates_max,
             candidates_since: now,
+            confirmed: HashSet::new(),
+            connections: HashMap::new(),
         }
+    }
+
+    fn forget_candidates(&mut self) {
+        self.candidates.retain(|candidate| self.confirmed.contains(candidate));
+        self.candidates_since = Instant::now();
     }
 
     /// Whether the behaviour may hear of a candidate.
     fn admit_candidate(&mut self, address: &Multiaddr) -> bool {
         if self.candidates_since.elapsed() > CANDIDATES_FOR {
-            self.candidates.clear();
-            self.candidates_since = Instant::now();
+            self.forget_candidates();
         }
         if self.candidates.contains(address) {
             return true;
@@ -96,6 +105,30 @@ impl<B> Guarded<B> {
         }
         self.begun += 1;
         Ok(())
+    }
+}
+
+impl<B: NetworkBehaviour> Guarded<B> {
+    /// Puts another behaviour in the place of the one under guard, and tells it what connections and candidates there are. For
+    /// the client of AutoNAT, which never tests an address twice, whatever becomes of it. What the one before has begun ends
+    /// unheard, and what it knew of peers is forgotten: connections from then on show who can be asked.
+    pub fn begin_again(&mut self, inner: B) {
+        self.inner = inner;
+        let mut established: HashMap<PeerId, usize> = HashMap::new();
+        for (connection_id, (peer_id, endpoint)) in &self.connections {
+            let others = established.entry(*peer_id).or_default();
+            self.inner.on_swarm_event(FromSwarm::ConnectionEstablished(ConnectionEstablished {
+                peer_id: *peer_id,
+                connection_id: *connection_id,
+                endpoint,
+                failed_addresses: &[],
+                other_established: *others,
+            }));
+            *others += 1;
+        }
+        for addr in &self.candidates {
+            self.inner.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr }));
+        }
     }
 }
 
@@ -145,12 +178,18 @@ impl<B: NetworkBehaviour> NetworkBehaviour for Guarded<B> {
     }
 
     fn on_swarm_event(&mut self, event: FromSwarm) {
-        match event {
+        match &event {
+            FromSwarm::ConnectionEstablished(ConnectionEstablished { peer_id, connection_id, endpoint, .. }) => {
+                self.connections.insert(*connection_id, (*peer_id, ConnectedPoint::clone(endpoint)));
+            }
+            FromSwarm::ConnectionClosed(closed) => _ = self.connections.remove(&closed.connection_id),
             FromSwarm::NewExternalAddrCandidate(candidate) if !self.admit_candidate(candidate.addr) => return,
             FromSwarm::ExternalAddrConfirmed(confirmed) if self.admit_candidate(confirmed.addr) => {
+                self.confirmed.insert(confirmed.addr.clone());
                 let candidate = NewExternalAddrCandidate { addr: confirmed.addr };
                 self.inner.on_swarm_event(FromSwarm::NewExternalAddrCandidate(candidate));
             }
+            FromSwarm::ExternalAddrExpired(expired) => _ = self.confirmed.remove(expired.addr),
             // Refused by another behaviour before it was our turn.
             FromSwarm::DialFailure(failure) => _ = self.dials.remove(&failure.connection_id),
             _ => {}
@@ -179,7 +218,8 @@ impl<B: NetworkBehaviour> NetworkBehaviour for Guarded<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use libp2p::swarm::behaviour::ExternalAddrConfirmed;
+    use libp2p::swarm::ConnectionClosed;
+    use libp2p::swarm::behaviour::{ExternalAddrConfirmed, ExternalAddrExpired};
     use libp2p::swarm::dial_opts::DialOpts;
     use libp2p::swarm::dummy;
     use std::convert::Infallible;
@@ -190,6 +230,7 @@ mod tests {
         dial: Option<DialOpts>,
         own: Option<Multiaddr>,
         candidates: usize,
+        connections: HashMap<PeerId, Vec<usize>>,
     }
 
     impl NetworkBehaviour for Eager {
@@ -218,7 +259,13 @@ mod tests {
         }
 
         fn on_swarm_event(&mut self, event: FromSwarm) {
-            self.candidates += usize::from(matches!(event, FromSwarm::NewExternalAddrCandidate(_)));
+            match event {
+                FromSwarm::NewExternalAddrCandidate(_) => self.candidates += 1,
+                FromSwarm::ConnectionEstablished(ConnectionEstablished { peer_id, other_established, .. }) => {
+                    self.connections.entry(peer_id).or_default().push(other_established);
+                }
+                _ => {}
+            }
         }
 
         fn on_connection_handler_event(&mut self, _: PeerId, _: ConnectionId, event: Infallible) {
@@ -295,5 +342,47 @@ mod tests {
         let addr: Multiaddr = "/ip4/8.8.8.8/tcp/1".parse().expect("a multiaddr");
         guarded.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &addr }));
         assert_eq!(guarded.inner.candidates, 34, "what is confirmed is a candidate too");
+    }
+
+    #[test]
+    fn who_begins_again_knows_what_there_is() {
+        let mut guarded = Guarded::new(Eager::default(), Rules { private: false }, 2);
+        let (stays, twice, leaves) = (PeerId::random(), PeerId::random(), PeerId::random());
+        let endpoint = ConnectedPoint::Dialer {
+            address: "/ip4/8.8.8.8/tcp/4001".parse().expect("a multiaddr"),
+            role_override: Endpoint::Dialer,
+            port_use: PortUse::Reuse,
+        };
+        for (number, peer_id) in [stays, twice, twice, leaves].into_iter().enumerate() {
+            guarded.on_swarm_event(FromSwarm::ConnectionEstablished(ConnectionEstablished {
+                peer_id,
+                connection_id: ConnectionId::new_unchecked(number),
+                endpoint: &endpoint,
+                failed_addresses: &[],
+                other_established: usize::from(number == 2),
+            }));
+        }
+        guarded.on_swarm_event(FromSwarm::ConnectionClosed(ConnectionClosed {
+            peer_id: leaves,
+            connection_id: ConnectionId::new_unchecked(3),
+            endpoint: &endpoint,
+            cause: None,
+            remaining_established: 0,
+        }));
+        for addr in addresses(&["/ip4/8.8.8.8/tcp/1", "/ip4/8.8.8.8/tcp/2", "/ip4/8.8.8.8/tcp/3"]) {
+            guarded.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &addr }));
+        }
+        guarded.begin_again(Eager::default());
+        assert_eq!(guarded.inner.candidates, 2);
+        assert_eq!(guarded.inner.connections, HashMap::from([(stays, vec![0]), (twice, vec![0, 1])]));
+
+        // Hours later there is room for other candidates; what was confirmed is still to be tested.
+        let [ours, other] = ["/ip4/8.8.8.8/tcp/1", "/ip4/8.8.8.8/tcp/4"].map(|text| addresses(&[text]).remove(0));
+        guarded.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &ours }));
+        guarded.forget_candidates();
+        guarded.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &other }));
+        assert_eq!(guarded.candidates, HashSet::from([ours.clone(), other]));
+        guarded.on_swarm_event(FromSwarm::ExternalAddrExpired(ExternalAddrExpired { addr: &ours }));
+        assert!(guarded.confirmed.is_empty());
     }
 }

@@ -59,13 +59,18 @@ impl Behaviours {
         let public = options.private.key_file.is_none();
         let NatOptions { hole_punching, upnp, .. } = options.nat;
         Self {
-            autonat: public.then(|| Guarded::new(v2::client::Behaviour::default(), rules, CANDIDATES_MAX)).into(),
+            autonat: public.then(|| Guarded::new(autonat(), rules, CANDIDATES_MAX)).into(),
             autonat_server: public.then(|| Guarded::new(v2::server::Behaviour::default(), rules, 0)).into(),
             autonat_v1: public.then(|| Guarded::new(autonat_v1(local, rules), rules, CANDIDATES_V1_MAX)).into(),
             dcutr: hole_punching.then(|| Guarded::new(dcutr::Behaviour::new(local), rules, CANDIDATES_MAX)).into(),
             upnp: upnp.then(PortMapping::default).into(),
         }
     }
+}
+
+/// Who asks peers for proof.
+pub fn autonat() -> v2::client::Behaviour {
+    v2::client::Behaviour::default()
 }
 
 fn autonat_v1(local: PeerId, rules: Rules) -> v1::Behaviour {

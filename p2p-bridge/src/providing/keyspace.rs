@@ -16,8 +16,15 @@ pub const SLOT_BITS: u8 = 12;
 /// Parts of the key space that are announced in turn.
 pub const SLOTS: u16 = 1 << SLOT_BITS;
 
-/// Tries until a key below a prefix is given up. Prefixes are seldom longer than 16 bits, which takes 65,536 on average.
-const TRIES_MAX: u32 = 1 << 22;
+/// The longest prefix that is told from its neighbours. How long prefixes get is up to what peers say: whoever names twenty that
+/// are close together makes a network look as dense as it likes, and every further bit doubles the hashes that a key below
+/// takes ([`Prefix::key_below`]), on the task that everything else waits for. Sixteen take some ten milliseconds, and a
+/// network has a million peers before they are too few for it.
+pub const PREFIX_BITS_MAX: u8 = 16;
+
+/// Tries until a key below a prefix is given up. The longest take 65,536 on average, and this is not enough for one of them
+/// in ten million.
+const TRIES_MAX: u32 = 1 << (PREFIX_BITS_MAX + 4);
 
 /// A place in the key space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,6 +113,12 @@ impl Prefix {
         Self { first, bits }
     }
 
+    /// The widest prefix around a position that is within a radius, or the longest that is told from its neighbours if the
+    /// radius is less than that.
+    pub fn within(position: &Position, radius: &Distance) -> Self {
+        Self::of(position, radius.shared_bits().saturating_add(1).min(PREFIX_BITS_MAX))
+    }
+
     /// The prefix that stands for one part of the schedule.
     pub fn of_slot(slot: u16) -> Self {
         let mut first = Position([0; 32]);
@@ -164,9 +177,12 @@ impl Prefix {
         self.halves().into_iter().find_map(|half| half.first_uncovered(covered))
     }
 
-    /// A key below this prefix that peers can be asked about. It has the form of a SHA2-256 multihash, as some peers look at
-    /// what they are asked for.
+    /// A key below this prefix that peers can be asked about, unless it is longer than [`PREFIX_BITS_MAX`]. It has the form of a
+    /// SHA2-256 multihash, as some peers look at what they are asked for.
     pub fn key_below(&self) -> Option<Vec<u8>> {
+        if self.bits > PREFIX_BITS_MAX {
+            return None;
+        }
         let mut key = vec![0; 34];
         key[..2].copy_from_slice(&[0x12, 0x20]);
         (0..TRIES_MAX).find_map(|number| {
@@ -217,6 +233,16 @@ mod tests {
         }
 
         #[test]
+        fn a_prefix_is_within_its_radius_and_never_too_long(at: [u8; 32], other: [u8; 32], shared in 0..=32_usize) {
+            let position = Position(at);
+            let near = Position(std::array::from_fn(|i| if i < shared { at[i] } else { other[i] }));
+            let radius = position.distance(&near);
+            let prefix = Prefix::within(&position, &radius);
+            prop_assert!(prefix.bits() <= PREFIX_BITS_MAX && prefix.contains(&position));
+            prop_assert!(prefix.bits() == PREFIX_BITS_MAX || !prefix.contains(&near));
+        }
+
+        #[test]
         fn what_is_uncovered_is_found_until_all_is_covered(targets: Vec<([u8; 32], u8)>) {
             let mut covered: Vec<Prefix> = targets.iter().map(|(t, bits)| Prefix::of(&Position(*t), bits % 12)).collect();
             let mut steps = 0;
@@ -230,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_found_below_any_short_prefix() {
+    fn a_key_is_found_below_any_short_prefix_and_not_searched_for_below_a_long_one() {
         for slot in [0, 1, 0x7ff, SLOTS - 1] {
             let prefix = Prefix::of_slot(slot);
             let key = prefix.key_below().expect("there is one");
@@ -238,5 +264,12 @@ mod tests {
             assert_eq!(prefix.slots(), slot..=slot);
         }
         assert_eq!(Prefix::ALL.slots(), 0..=SLOTS - 1);
+        let position = Position::of(b"somewhere");
+        let longest = Prefix::of(&position, PREFIX_BITS_MAX);
+        assert!(longest.contains(&Position::of(&longest.key_below().expect("there is one"))));
+        // Nobody could wait for the end of a search below the others.
+        for bits in PREFIX_BITS_MAX + 1..=u8::MAX {
+            assert_eq!(Prefix::of(&position, bits).key_below(), None, "{bits}");
+        }
     }
 }

@@ -91,7 +91,7 @@ impl Exploration {
         }
         loop {
             let gap = self.prefix.first_uncovered(&self.covered).filter(|_| self.walks < WALKS_MAX);
-            // A prefix so long that no key is found below it has no peer either.
+            // Hardly ever is there none: then what lies below is too little to matter.
             if let Some(target) = gap.and_then(|gap| gap.key_below()) {
                 return Progress::Next(target.into());
             }

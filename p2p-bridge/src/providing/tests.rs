@@ -254,6 +254,41 @@ proptest! {
     }
 }
 
+/// Walks through a world in which somebody names `invented` to everybody who asks.
+fn walk_among_liars(world: &mut World, target: &[u8], invented: &[PeerId]) -> Walk {
+    let seeds = world.closest(target);
+    let mut walk = Walk::new(target.into(), world.ourselves, seeds);
+    while !walk.is_over() {
+        let peer = walk.next_to_ask().expect("not over");
+        let liar = world.peers.iter().position(|(_, known)| *known == peer.id).is_some_and(|index| index % 2 == 0);
+        let named = invented.iter().filter(|_| liar).map(|id| Peer { id: *id, addresses: Vec::new() });
+        match invented.contains(&peer.id) {
+            true => walk.failed(&peer.id),
+            false => walk.answered(&peer.id, world.closest_known(&peer.id, target).into_iter().chain(named)),
+        }
+    }
+    walk
+}
+
+#[test]
+fn invented_peers_do_not_make_a_network_look_dense() {
+    for seed in 1..20 {
+        let (mut world, mut random) = (World::new(100, seed), Random(seed << 32));
+        let position = Position::of(&key(seed));
+        let mut invented: Vec<PeerId> = (0..4_000).map(|_| random.peer()).collect();
+        invented.sort_by_key(|peer| Position::of_peer(peer).distance(&position));
+        invented.truncate(60);
+        let honest = walk_among_liars(&mut world, &key(seed), &[]);
+        let lied_to = walk_among_liars(&mut world, &key(seed), &invented);
+        let found = |walk: &Walk| walk.answering().take(REPLICATION).map(|peer| peer.id).collect::<Vec<_>>();
+        assert_eq!(found(&lied_to), found(&honest));
+        let bits = [&honest, &lied_to].map(|walk| walk.covered().bits());
+        assert!(bits[1] <= bits[0] + 2, "{bits:?}");
+        let estimates = [&honest, &lied_to].map(Walk::estimate);
+        assert!((0.3..3.0).contains(&(estimates[1] / estimates[0])), "{estimates:?}");
+    }
+}
+
 #[test]
 fn every_key_goes_to_its_closest_peers_and_walks_are_shared() {
     for (size, keys) in [(3, 100), (19, 1_000), (24, 1_000), (150, 2_000), (600, 3_000)] {

@@ -6,7 +6,7 @@
 //! It differs from the one in `libp2p-kad` in that what it knows can be read while it goes on, which the first announcement
 //! of a key needs, and in that its concurrency is that of somebody who waits.
 
-use super::keyspace::{Distance, Position, Prefix, REPLICATION};
+use super::keyspace::{Distance, PREFIX_BITS_MAX, Position, Prefix, REPLICATION};
 use libp2p::{Multiaddr, PeerId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +17,10 @@ const CONCURRENCY: usize = 12;
 const PEERS_MAX: usize = 256;
 /// Questions of one walk. Invented peers end there.
 const QUESTIONS_MAX: usize = 256;
+
+/// Peers that did not answer and count towards how far a walk has seen. Of those that routing tables name, about a quarter are
+/// gone, and around one target it may be more.
+const DEAD_MAX: usize = REPLICATION / 2;
 
 /// A peer that can be asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,11 +169,11 @@ impl Walk {
         failed.map(|candidate| &candidate.peer.id)
     }
 
-    /// What a walk that is over has covered: every peer below this prefix is among those that answered.
+    /// What a walk that is over has covered: every peer below this prefix is among those that answered. It is never longer than
+    /// what can be walked to, however close together peers say that they are.
     pub fn covered(&self) -> Prefix {
         match self.radius() {
-            // The widest prefix within that radius.
-            Some(radius) => Prefix::of(&self.position, radius.shared_bits().saturating_add(1)),
+            Some(radius) => Prefix::within(&self.position, &radius),
             None => Prefix::ALL,
         }
     }
@@ -181,14 +185,20 @@ impl Walk {
             within.filter(|(_, candidate)| candidate.state == State::Answered).count() as f64
         };
         match self.radius() {
-            Some(radius) => answered(&radius) / radius.share().max(f64::MIN_POSITIVE),
+            Some(radius) => answered(&radius) / radius.share().max(2_f64.powi(-i32::from(PREFIX_BITS_MAX))),
             None => self.answering().count() as f64,
         }
     }
 
-    /// How far the last of the closest is that were heard of, dead or alive: an answer has room for so many, and what lies
-    /// beyond may have been left out of all of them.
+    /// How far the last of the closest is: an answer has room for so many, and what lies beyond may have been left out of all
+    /// of them. The dead take that room too, so a usual share of them counts. Further ones do not: anybody can name any number
+    /// of peers that are not there, as close to the target as he likes, and would have us walk for ever in what he made up.
     fn radius(&self) -> Option<Distance> {
-        self.candidates.keys().nth(REPLICATION - 1).copied()
+        let mut dead = 0;
+        let mut counted = self.candidates.iter().filter(|(_, candidate)| {
+            dead += usize::from(candidate.state != State::Answered);
+            candidate.state == State::Answered || dead <= DEAD_MAX
+        });
+        counted.nth(REPLICATION - 1).map(|(distance, _)| *distance)
     }
 }

@@ -29,7 +29,7 @@ pub use client::{NotARouter, Question, RouterError};
 pub use filters::Filters;
 pub use types::PeerRecord;
 
-use crate::lookups;
+use crate::lookups::{self, Holder};
 use bytes::Bytes;
 use client::{Limits, Router};
 use content::names::Key;
@@ -131,7 +131,7 @@ impl Routers {
                 let answer = asking.through(|router| async move { router.record(&key).await }, count).await;
                 if let Ok(Some(bytes)) = answer {
                     // Full means that whoever searches has enough to do.
-                    let _ = search.try_send(lookups::Found { peer: None, bytes });
+                    let _ = search.try_send(lookups::Found { holder: Holder::Router, bytes });
                 }
             });
         }

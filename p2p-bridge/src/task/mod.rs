@@ -206,10 +206,7 @@ impl Task {
                 self.announcing.announce_from(source);
                 self.announce();
             }
-            Command::FindRecords(key, sink) => {
-                self.lookups.add(key, sink, Instant::now());
-                Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
-            }
+            Command::FindRecords(key, sink) => self.find_records(key, sink),
             Command::PutRecord(scope, record, reply) => {
                 self.puts.add(scope, record, reply);
                 self.put(scope);
@@ -288,6 +285,7 @@ impl Task {
         self.keep_records(SystemTime::now());
         self.tend_puts();
         self.tend_finders();
+        self.tend_reachability(now);
         self.tend_relays(now);
         self.tend_searches();
         self.trim(now);

@@ -1,18 +1,26 @@
 //! Address translation: what peers find out about our reachability, and the detours that are taken for it ([`crate::nat`]).
 
 use super::Task;
+use crate::admission::ip_of;
+use crate::announced::Announced;
+use crate::dht::Network;
 use crate::nat::metrics::NatMetrics;
 use crate::nat::relays::Relays;
 use crate::nat::{Rules, is_circuit};
-use crate::options::{BridgeOptions, DhtMode, NoAnnounce};
-use crate::reachability::{Reachability, Verdict};
+use crate::options::{BridgeOptions, DhtMode};
+use crate::reachability::{Reachability, Verdict, Witness};
 use crate::scope::Scope;
 use libp2p::core::ConnectedPoint;
 use libp2p::core::transport::ListenerId;
 use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId, autonat, dcutr, identify, kad, relay, upnp};
 use std::collections::{HashMap, HashSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Addresses are tested again after so long, which doubles each time: soon after the start there is one witness of each, and
+/// another is wanted. [`crate::reachability::LIFETIME`] is several times the longest.
+const TEST_AGAIN_MIN: Duration = Duration::from_secs(60);
+const TEST_AGAIN_MAX: Duration = Duration::from_secs(3600);
 
 /// The task's state about address translation.
 pub struct Nat {
@@ -20,13 +28,13 @@ pub struct Nat {
     relays: Relays,
     metrics: NatMetrics,
     rules: Rules,
-    /// What the operator announces replaces what peers find out.
-    announces: bool,
-    hidden: NoAnnounce,
+    announced: Announced,
     /// The public DHT is served while peers can reach us.
     serves_when_reachable: bool,
     /// On a network of one's own, private listeners are where the others reach us, unless relays are named: then they are not.
     trusts_listeners: bool,
+    /// When addresses are tested again, and how long after that they are the next time.
+    next_test: (Instant, Duration),
     verdict: Option<Verdict>,
     /// The addresses that were told to the swarm as ours, because of what peers found out.
     told: Vec<Multiaddr>,
@@ -39,16 +47,17 @@ pub struct Nat {
 impl Nat {
     /// Nothing is known yet but the options.
     pub fn new(options: &BridgeOptions, metrics: NatMetrics) -> Self {
-        let announces = !options.announce.is_empty();
+        let announced = Announced::new(options);
+        let announces = announced.named().next().is_some();
         Self {
-            reachability: Reachability::new(announces || !options.announce_also.is_empty()),
+            reachability: Reachability::new(announces),
             relays: Relays::new(options.nat.relay_client, &options.nat.relays),
             metrics,
             rules: Rules { private: options.dial_private },
-            announces,
-            hidden: options.no_announce.clone(),
+            announced,
             serves_when_reachable: options.dht.mode == DhtMode::Auto,
             trusts_listeners: options.dial_private && options.nat.relays.is_empty(),
+            next_test: (Instant::now() + TEST_AGAIN_MIN, 2 * TEST_AGAIN_MIN),
             verdict: None,
             told: Vec::new(),
             mapped: HashSet::new(),
@@ -77,11 +86,34 @@ impl Task {
         self.settle_reachability();
     }
 
+    /// What a peer's word on our addresses is worth.
+    fn witness(&self, peer: &PeerId) -> Witness {
+        let behaviour = self.swarm.behaviour();
+        if self.nat.rules.private || behaviour.admission.is_trusted(peer) {
+            return Witness::Trusted;
+        }
+        let remotes = behaviour.bitswap.connections(peer).iter().filter_map(|connection| self.remotes.get(connection));
+        // Whoever has left, or speaks through a relay, shares one network with all who do.
+        Witness::Stranger(remotes.filter(|remote| ip_of(remote).is_some()).map(Network::of).next().unwrap_or_default())
+    }
+
+    /// Forgets what was said long ago, and has it said anew in time.
+    pub(super) fn tend_reachability(&mut self, now: Instant) {
+        self.nat.reachability.expire(now);
+        self.settle_reachability();
+        let (due, wait) = self.nat.next_test;
+        if now >= due {
+            self.nat.next_test = (now + wait, (2 * wait).min(TEST_AGAIN_MAX));
+            self.swarm.behaviour_mut().test_addresses_again();
+        }
+    }
+
     pub(super) fn on_autonat(&mut self, event: autonat::v2::client::Event) {
         // That one address cannot be reached says little: candidates are guesses.
         if event.result.is_ok() {
             tracing::debug!(address = %event.tested_addr, server = %event.server, "a peer proved that it reaches us");
-            self.nat.reachability.proved(event.tested_addr);
+            let witness = self.witness(&event.server);
+            self.nat.reachability.proved(event.tested_addr, witness, Instant::now());
             self.settle_reachability();
         }
     }
@@ -91,13 +123,17 @@ impl Task {
         let Event::OutboundProbe(probe) = event else { return };
         match probe {
             OutboundProbeEvent::Response { peer, address, .. } if self.nat.rules.admit(&address) => {
-                self.nat.reachability.dialled_back(peer, without_peer(address));
+                let witness = self.witness(&peer);
+                self.nat.reachability.dialled_back(peer, witness, without_peer(address), Instant::now());
             }
             OutboundProbeEvent::Error {
                 peer: Some(peer),
                 error: OutboundProbeError::Response(ResponseError::DialError),
                 ..
-            } => self.nat.reachability.not_dialled_back(peer),
+            } => {
+                let witness = self.witness(&peer);
+                self.nat.reachability.not_dialled_back(peer, witness, Instant::now());
+            }
             _ => return,
         }
         self.settle_reachability();
@@ -205,8 +241,8 @@ impl Task {
     pub(super) fn settle_reachability(&mut self) {
         let nat = &mut self.nat;
         let verdict = nat.reachability.verdict();
-        let mut ours = if nat.announces { Vec::new() } else { nat.reachability.addresses() };
-        ours.retain(|address| !nat.hidden.hides(address));
+        let mut ours = nat.reachability.addresses();
+        ours.retain(|address| nat.announced.depends_on_peers(address));
         let before = std::mem::replace(&mut nat.told, ours.clone());
         for address in before.iter().filter(|address| !ours.contains(address)) {
             self.swarm.remove_external_address(address);

@@ -1,13 +1,26 @@
 //! Searching for value records ([`crate::lookups`]), and putting them ([`crate::puts`]).
 
 use super::Task;
-use crate::lookups::Found;
+use crate::lookups::{Found, Holder, Sink};
 use crate::puts::PutError;
 use crate::scope::Scope;
-use libp2p::kad::{PeerRecord, PutRecordResult, QueryId, Quorum};
+use libp2p::kad::store::RecordStore;
+use libp2p::kad::{PeerRecord, PutRecordResult, QueryId, Quorum, RecordKey};
 use std::time::Instant;
 
 impl Task {
+    /// Starts a search. What is kept here answers it at once, also while nobody is there to ask; whether others have something
+    /// better is asked all the same.
+    pub(super) fn find_records(&mut self, key: RecordKey, sink: Sink) {
+        for scope in Scope::ALL {
+            if let Some(record) = self.swarm.behaviour_mut().dht(scope).store_mut().get(&key) {
+                sink.put(Found { holder: Holder::Ourselves, bytes: record.into_owned().value.into() });
+            }
+        }
+        self.lookups.add(key, sink, Instant::now());
+        Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
+    }
+
     /// Starts the queries of the searches that have not asked in this scope, if there is anybody to ask.
     pub(super) fn look_up(&mut self, scope: Scope) {
         let due = self.lookups.due(scope);
@@ -23,9 +36,9 @@ impl Task {
     }
 
     pub(super) fn on_record(&mut self, scope: Scope, query: QueryId, found: PeerRecord) {
-        // One from nobody is among those that we keep for others.
-        let peer = found.peer.unwrap_or(*self.swarm.local_peer_id());
-        self.lookups.found(scope, query, Found { peer: Some(peer), bytes: found.record.value.into() });
+        // One from nobody is among those that we keep, which the search was told of when it began.
+        let Some(peer) = found.peer else { return };
+        self.lookups.found(scope, query, Found { holder: Holder::Peer(peer), bytes: found.record.value.into() });
         self.end_unheard_lookups();
     }
 
@@ -80,5 +93,49 @@ impl Task {
             }
         }
         Scope::ALL.into_iter().for_each(|scope| self.put(scope));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dht::store::{Limits, Store};
+    use crate::dht::{Network, kept, moment};
+    use crate::{Bridge, BridgeOptions};
+    use content::ipns::{Draft, Record};
+    use content::names::Key;
+    use libp2p::identity::Keypair;
+    use std::sync::Arc;
+    use std::time::{Duration, SystemTime};
+    use tokio::time::timeout;
+
+    #[tokio::test]
+    async fn what_is_kept_here_is_found_while_nobody_is_there() {
+        let pair = Keypair::generate_ed25519();
+        let (key, now) = (Key::from(pair.public().to_peer_id()), SystemTime::now());
+        let draft = Draft {
+            value: "/ipfs/bafkqaddjnzzxazldoqwxizltoq".to_owned(),
+            sequence: 1,
+            end_of_life: now + Duration::from_secs(3600),
+            ttl: Duration::from_secs(60),
+        };
+        let record = Record::sign(&pair, &draft).expect("signs");
+        for scope in Scope::ALL {
+            let directory = tempfile::tempdir().expect("directory");
+            let mut store = Store::new(pair.public().to_peer_id(), Limits::default(), moment(now));
+            let value = record.bytes().to_vec();
+            store.keep_value(&RecordKey::from(key.routing_key()), value, Network::default()).expect("a good record");
+            kept::save(&kept::path(directory.path(), scope), kept::encode(&store));
+            let mut options = BridgeOptions::new(directory.path());
+            options.nat.upnp = false;
+            let mut registry = prometheus_client::registry::Registry::default();
+            let started = Bridge::start(options, Arc::new(content::MemoryBlocks::default()), &mut registry).await;
+            let bridge = started.expect("starts");
+            let mut search = bridge.find_records(&key).await;
+            let found = timeout(Duration::from_secs(30), search.next()).await.expect("at once");
+            let expected = Found { holder: Holder::Ourselves, bytes: record.bytes().clone() };
+            assert_eq!((found, search.peers_asked()), (Some(expected), 0), "{scope:?}");
+            bridge.shutdown().await;
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Bridge;
+use crate::lookups::Holder;
 use content::MemoryBlocks;
 use content::ipns::{Draft, Record};
 use futures::StreamExt;
@@ -242,7 +243,7 @@ async fn a_restarted_node_answers_its_first_query_without_a_bootstrap() {
             let bridge = start(settings.clone()).await;
             let mut search = bridge.find_records(&name).await;
             let found = tokio::time::timeout(PATIENCE, search.next()).await.expect("it does not wait for ever");
-            assert_eq!(found.and_then(|found| found.peer), Some(server.peer_id()), "{scope:?}");
+            assert_eq!(found.map(|found| found.holder), Some(Holder::Peer(server.peer_id())), "{scope:?}");
             bridge.shutdown().await;
         }
         server.shutdown().await;

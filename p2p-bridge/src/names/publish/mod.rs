@@ -30,6 +30,7 @@ pub use target::{Target, targets};
 use super::dht::Records;
 use super::keystore::{KeyError, KeyInfo, Keystore};
 use super::{Clock, DEPTH_MAX, Names, SYSTEM_CLOCK};
+use crate::lookups::Holder;
 use crate::options::PublishOptions;
 use content::Name;
 use content::ipns::Record;
@@ -119,6 +120,9 @@ struct Inner {
     clock: Clock,
     comparisons: Semaphore,
     tended: Mutex<HashMap<Key, Tended>>,
+    /// Held by whoever signs with a key or removes one, until the book, the resolver and the tasks agree: nothing is published
+    /// with a key that was removed in the meantime, and what the resolver was told last is what was signed last.
+    changing: Mutex<()>,
     /// Counts what becomes of puts, for those who wait for them.
     rounds: watch::Sender<u64>,
     metrics: Metrics,
@@ -171,6 +175,7 @@ impl Publisher {
             clock,
             comparisons: Semaphore::new(COMPARISONS_MAX),
             tended: Mutex::default(),
+            changing: Mutex::default(),
             rounds: watch::Sender::default(),
             metrics: Metrics::register(registry),
         });
@@ -202,6 +207,7 @@ impl Publisher {
         let (options, wall) = (&inner.options, (inner.clock.wall)());
         let terms = Terms { lifetime: lifetime.unwrap_or(options.lifetime), ttl: ttl.unwrap_or(options.ttl) };
         blocking(move || {
+            let _changing = inner.changing();
             let (info, keypair) = inner.keys.get(&key_name)?;
             let known = inner.names.known(&info.key).map(|record| record.sequence());
             let entry = sign(&inner.book, &keypair, &path, terms, known, wall)?;
@@ -261,6 +267,7 @@ impl Publisher {
     pub async fn remove_key(&self, name: &str) -> Result<KeyInfo, PublishError> {
         let (inner, name) = (Arc::clone(&self.inner), name.to_owned());
         blocking(move || {
+            let _changing = inner.changing();
             let (info, _) = inner.keys.get(&name)?;
             let info = remove_key(&inner.keys, &inner.book, &info)?;
             if let Some(tended) = inner.tended().remove(&info.key) {
@@ -347,6 +354,10 @@ impl Inner {
         self.tended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Wakes the task of a name, or starts it.
     fn tend(self: &Arc<Self>, key: Key) {
         let mut tended = self.tended();
@@ -382,19 +393,20 @@ impl Inner {
         change: impl FnOnce(&Published, &Keypair) -> Result<Published, EntryError> + Send + 'static,
     ) -> Result<(), PublishError> {
         let (inner, seen) = (Arc::clone(self), seen.clone());
-        let changed = blocking(move || {
+        blocking(move || {
+            let _changing = inner.changing();
             let keypair = inner.keys.find(&seen.key).ok_or_else(|| KeyError::Missing(seen.key.to_string()))?.1;
             let changed = inner.book.change(&seen.key, |entry| match entry {
                 Some(entry) if entry.record == seen.record => Ok(Some(change(entry, &keypair)?)),
                 _ => Ok(None),
             });
+            if let Some(entry) = changed? {
+                inner.names.own(entry.key, entry.record);
+            }
             inner.count();
-            changed
-        });
-        if let Some(entry) = changed.await? {
-            self.names.own(entry.key, entry.record);
-        }
-        Ok(())
+            Ok(())
+        })
+        .await
     }
 
     /// Signs a record again for longer. Returns whether that went well.
@@ -417,7 +429,10 @@ impl Inner {
         let searching = async {
             let mut search = records.find(entry.key).await;
             while let Some(found) = search.next().await {
-                asked = search.peers_asked().max(1);
+                // Routers are no peers of the DHT, but somebody; we are nobody who could know more.
+                if found.holder != Holder::Ourselves {
+                    asked = 1;
+                }
                 // One that is past its end of life counts as well: its sequence number is known.
                 if let Ok(record) = Record::verify(&entry.key, found.bytes)
                     && newest.as_ref().is_none_or(|newest| record.newer_than(newest))

@@ -188,6 +188,25 @@ async fn a_newer_record_of_others_is_outbid_once() {
 }
 
 #[tokio::test]
+async fn what_is_kept_here_is_no_comparison_with_others() {
+    let (dir, wan, dht) = (dir(), Crowd::new("wan"), Arc::new(Dht::default()));
+    let node = Node::start(&dir, Some(&dht), &[&wan]).await;
+    let own = node.publisher.keys().get(SELF).expect("self").1;
+    let draft = Draft { value: to("kept"), sequence: 0, end_of_life: SystemTime::now() + MINUTE, ttl: MINUTE };
+    dht.keeps(Record::sign(&own, &draft).expect("signs").bytes().clone());
+    node.publish("mine").await;
+    until("it is put", || !node.entry().puts.is_empty()).await;
+    assert!(!node.entry().compared, "nobody else was asked");
+    dht.has_for(
+        node.entry().key,
+        [Record::sign(&own, &Draft { sequence: 7, ..draft }).expect("signs").bytes().clone()],
+    );
+    advance(MINUTE);
+    node.wake();
+    until("it is outbid", || node.entry().record.sequence() == 8 && node.entry().compared).await;
+}
+
+#[tokio::test]
 async fn what_nobody_takes_is_tried_again() {
     let (dir, wan) = (dir(), Crowd::new("wan"));
     wan.refuses.store(true, Ordering::Relaxed);
@@ -251,4 +270,36 @@ async fn a_key_goes_with_what_is_published_and_a_new_name_keeps_it() {
     node.names.inner.cache.clear();
     let unknown = node.names.resolve(&Name::Key(info.key)).await;
     assert!(matches!(unknown, Err(NameError::Offline { .. })), "{unknown:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_published_with_a_key_that_is_removed_meanwhile() {
+    let dir = dir();
+    let node = Node::start(&dir, None, &[]).await;
+    let keys = node.publisher.keys();
+    for round in 0..50 {
+        let info = keys.create("site", super::super::key_format::KeyKind::Ed25519).expect("makes");
+        if round % 2 == 0 {
+            node.publisher.publish("site", &to("a"), None, None).await.expect("publishes");
+        }
+        let value = to("b");
+        let publish = node.publisher.publish("site", &value, None, None);
+        let (published, removed) = futures::join!(publish, node.publisher.remove_key("site"));
+        removed.expect("removes");
+        let missing = matches!(published, Err(PublishError::Key(KeyError::Missing(_))));
+        assert!(published.is_ok() || missing, "{published:?}");
+        assert!(node.publisher.list().is_empty(), "round {round}");
+        assert!(node.names.inner.own_record(&Name::Key(info.key)).is_none(), "round {round}");
+        assert!(!node.publisher.inner.tended().contains_key(&info.key), "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_signed_before_does_not_displace_what_was_signed_last() {
+    let dir = dir();
+    let node = Node::start(&dir, None, &[]).await;
+    let (first, second) = (node.publish("a").await, node.publish("b").await);
+    node.names.inner.cache.clear();
+    node.names.own(first.key, first.record);
+    assert_eq!(node.names.known(&second.key), Some(second.record));
 }

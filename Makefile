@@ -35,7 +35,7 @@ test-long: export PROPTEST_CASES ?= 20000
 test-long: export CAUSEWAY_CRASH_ROUNDS ?= 200
 test-long: export CAUSEWAY_SOAK_SECONDS ?= 1200
 test-long: FUZZ_SECONDS ?= 600
-test-long: lint kubo ## The same with many more crash rounds and random inputs, a soak, and fuzzing; takes some two hours
+test-long: lint kubo ## The same with many more crash rounds and random inputs, a soak, and fuzzing; takes two to three hours
 	cargo test $(PROFILE) $(FILTER) -- --include-ignored
 	$(MAKE) test-browser
 	scripts/fuzz $(FUZZ_SECONDS)

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| causeway_fuzz::dag_json(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| causeway_fuzz::content::dag_json(data));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| causeway_fuzz::dnslink(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| causeway_fuzz::content::dnslink(data));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| causeway_fuzz::unixfs(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| causeway_fuzz::content::unixfs(data));

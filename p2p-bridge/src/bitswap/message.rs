@@ -20,7 +20,7 @@ pub const MAX_WANTS_PER_PEER: usize = 1_024;
 /// The longest binary CID accepted in a message, in bytes (the Go implementation's limit).
 const MAX_CID_BYTES: usize = 168;
 /// Entries of any one repeated field in a message. Four full wantlists; more is a flood.
-const MAX_REPEATED: usize = 4 * MAX_WANTS_PER_PEER;
+pub const MAX_REPEATED: usize = 4 * MAX_WANTS_PER_PEER;
 
 /// Protocol versions, newest first: the order in which they are offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

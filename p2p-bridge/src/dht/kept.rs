@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 /// What a file begins with; the digit is the version.
-const MAGIC: &[u8; 8] = b"cwdht 1\n";
+pub const MAGIC: &[u8; 8] = b"cwdht 1\n";
 const DIGEST_BYTES: usize = 32;
 /// The largest file that is read: more than any store of ours writes.
 const FILE_BYTES_MAX: u64 = 256 << 20;

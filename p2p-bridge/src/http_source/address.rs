@@ -102,7 +102,9 @@ impl Base {
         if url.host_str().is_none_or(str::is_empty) {
             return Err(AddressError::Malformed("it has no host"));
         }
-        url.path_segments_mut().map_err(|()| AddressError::Malformed("it has no place for a path"))?.pop_if_empty();
+        while url.path().len() > 1 && url.path().ends_with('/') {
+            url.path_segments_mut().map_err(|()| AddressError::Malformed("it has no place for a path"))?.pop_if_empty();
+        }
         if url.as_str().len() > URL_BYTES_MAX {
             return Err(AddressError::Malformed("it is too long"));
         }
@@ -238,6 +240,7 @@ mod tests {
             ("/ip4/1.2.3.4/tcp/443/tls/sni/example.org/http", "https://example.org/"),
             ("/dns/example.org/https/http-path/a%2Fb", "https://example.org/a/b"),
             ("/dns/example.org/https/http-path/%2Fa%2F", "https://example.org/a"),
+            ("/dns/example.org/https/http-path/a%2F%09%2F%09", "https://example.org/a"),
             ("/dns/example.org/https/http-path/..%2F..%2Fa%3Fb=c%23d", "https://example.org/a%3Fb=c%23d"),
             ("/dns/example.org/https/p2p/12D3KooWCRscMgHgEo3ojm8ovzheydpvTEqsDtq7Vby38cMHrYjt", "https://example.org/"),
         ];
@@ -283,6 +286,7 @@ mod tests {
             ("https://example.org", "https://example.org/"),
             ("https://example.org/", "https://example.org/"),
             (" http://127.0.0.1:8080/deep/path/ ", "http://127.0.0.1:8080/deep/path"),
+            ("https://example.org/path//", "https://example.org/path"),
             ("HTTPS://Example.org:443", "https://example.org/"),
         ];
         for (text, url) in good {

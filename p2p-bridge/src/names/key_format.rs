@@ -182,13 +182,15 @@ impl Secret {
         }
     }
 
-    /// The key as one that signs.
+    /// The key as one that signs, which is tried: whether the numbers of an RSA key belong together shows only then.
     ///
     /// # Errors
     /// [`FormatError::Unusable`].
     pub fn keypair(&self) -> Result<Keypair, FormatError> {
         let unusable = |reason: String| FormatError::Unusable { kind: self.kind, reason };
-        Keypair::from_protobuf_encoding(&self.message()).map_err(|error| unusable(error.to_string()))
+        let keypair = Keypair::from_protobuf_encoding(&self.message()).map_err(|error| unusable(error.to_string()))?;
+        keypair.sign(&[]).map_err(|_| unusable("it does not sign".to_owned()))?;
+        Ok(keypair)
     }
 
     /// What it signs with.
@@ -404,6 +406,16 @@ mod tests {
         let secret = Secret::read(KeyFormat::Pem, write_pem(&rsa()).as_bytes()).expect("a key");
         assert_eq!(read_pem(&secret.write(KeyFormat::Pem).expect("writes")), Some(rsa()));
         assert_eq!(Secret::generate(KeyKind::Rsa), Err(FormatError::CannotMake(KeyKind::Rsa)));
+    }
+
+    #[test]
+    fn a_damaged_key_is_not_usable() {
+        let mut damaged = rsa();
+        // A digit of the first factor's exponent, which nothing but a signature depends on.
+        damaged[859] ^= 1;
+        let secret = Secret::read(KeyFormat::Pem, write_pem(&damaged).as_bytes()).expect("reads");
+        let error = secret.keypair().map(|keypair| keypair.public());
+        assert!(matches!(error, Err(FormatError::Unusable { kind: KeyKind::Rsa, .. })), "{error:?}");
     }
 
     #[test]

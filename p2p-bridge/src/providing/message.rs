@@ -15,9 +15,9 @@ use std::io;
 /// The largest message that is read, in bytes. A Go peer with many addresses in its table goes over the usual 16 KiB.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 /// Peers taken from one answer: as many as belong there, and the target itself.
-const PEERS_MAX: usize = 24;
+pub const PEERS_MAX: usize = 24;
 /// Addresses taken of one peer, before it is known which of them belong here.
-const TAKEN_MAX: usize = 16;
+pub const TAKEN_MAX: usize = 16;
 /// Addresses that one peer is told of us.
 const TOLD_MAX: usize = 8;
 

@@ -20,7 +20,7 @@ pub const PROTOCOLS_MAX: usize = 16;
 /// The longest name of a protocol that is kept, in bytes.
 const PROTOCOL_BYTES_MAX: usize = 128;
 /// The longest address that is kept, in bytes of text.
-const ADDRESS_BYTES_MAX: usize = 1024;
+pub const ADDRESS_BYTES_MAX: usize = 1024;
 
 /// The one schema that is read and written.
 const SCHEMA: &str = "peer";
@@ -79,7 +79,7 @@ fn texts<'a>(record: &'a Value, field: &str, bytes_max: usize) -> impl Iterator<
 
 /// An address without the peer id at its end, which the record has already; `None` if it is another peer's.
 fn without_peer(mut address: Multiaddr, id: &PeerId) -> Option<Multiaddr> {
-    if let Some(Protocol::P2p(peer)) = address.iter().last() {
+    while let Some(Protocol::P2p(peer)) = address.iter().last() {
         if peer != *id {
             return None;
         }
@@ -242,7 +242,7 @@ mod tests {
             (whole(",\"Protocols\":[\"transport-bitswap\",{},\"\"]"), Some(record(&[], &["transport-bitswap", ""]))),
             (whole(",\"Addrs\":\"none\",\"Protocols\":{}"), Some(record(&[], &[]))),
             (
-                whole(&format!(",\"Addrs\":[\"/ip4/1.2.3.4/tcp/1/p2p/{PEER}\",\"/p2p/{PEER}\"]")),
+                whole(&format!(",\"Addrs\":[\"/ip4/1.2.3.4/tcp/1/p2p/{PEER}\",\"/p2p/{PEER}/p2p/{PEER}\"]")),
                 Some(record(&["/ip4/1.2.3.4/tcp/1"], &[])),
             ),
             (

@@ -1,0 +1,684 @@
+//! What is fuzzed of `p2p-bridge`: messages, records and addresses from the network, and the keys that operators import.
+
+use bytes::Bytes;
+use content::ipns::{Draft, Record};
+use content::names::Key;
+use content::{Block, Cid};
+use futures::AsyncRead;
+use futures::executor::block_on;
+use libp2p::identity::{Keypair, PublicKey};
+use libp2p::kad::RecordKey;
+use libp2p::kad::store::RecordStore as _;
+use libp2p::multiaddr::Protocol;
+use libp2p::{Multiaddr, PeerId};
+use p2p_bridge::bitswap::framing::{Budgets, Frame, Memory, UNSOLICITED_BYTES_MAX};
+use p2p_bridge::bitswap::message::{
+    Ask, DecodeError, MAX_REPEATED, Message, RawBlock, Version, encode_answer, encode_wants, parse_prefix,
+};
+use p2p_bridge::bitswap::traffic::Traffic;
+use p2p_bridge::dht::providers::{ADDRESS_BYTES_MAX, ADDRESSES_MAX, Added, PER_KEY_MAX};
+use p2p_bridge::dht::store::{KEY_BYTES_MAX, Limits, Refusal, Store};
+use p2p_bridge::dht::values::LIFETIME;
+use p2p_bridge::dht::{Moment, Network, digest, kept};
+use p2p_bridge::http_source::address::{AddressError, Base, is_http};
+use p2p_bridge::names::key_format::{KeyFormat, Secret};
+use p2p_bridge::private_network::{KeyError, SwarmKey};
+use p2p_bridge::providing::message as announcing;
+use p2p_bridge::providing::walk::{Peer, Walk};
+use p2p_bridge::routing_v1::ndjson::{self, Lines};
+use p2p_bridge::routing_v1::types::{self, FormatError, PEERS, PROVIDERS};
+use p2p_bridge::routing_v1::{Filters, PeerRecord};
+use p2p_bridge::scope::{Borders, Scope, is_literal, is_public};
+use prost::encoding;
+use std::borrow::Cow;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::{Arc, LazyLock};
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// A fuzzer's function.
+pub type Function = fn(&[u8]);
+
+/// Every function, by the name of its fuzzer and corpus.
+pub const TARGETS: [(&str, Function); 7] = [
+    ("bitswap_message", bitswap_message),
+    ("bitswap_frame", bitswap_frame),
+    ("kad_message", kad_message),
+    ("kad_records", kad_records),
+    ("routing_v1", routing_v1),
+    ("addresses", addresses),
+    ("key_format", key_format),
+];
+
+/// A Bitswap message. What it holds is part of what was sent, and survives being written in each version.
+pub fn bitswap_message(data: &[u8]) {
+    let bytes = Bytes::copy_from_slice(data);
+    let decoded = Message::decode(bytes.clone());
+    let at = cut(data);
+    if let (Ok(first), Ok(second)) = (Message::decode(bytes.slice(..at)), Message::decode(bytes.slice(at..))) {
+        check_joined(first, second, &decoded);
+    }
+    let Ok(message) = decoded else { return };
+    let lists = [message.wants.len(), message.blocks.len(), message.presences.len()];
+    assert!(lists.iter().all(|entries| *entries <= MAX_REPEATED));
+    let held: usize = message.blocks.iter().map(|raw| raw.prefix.len() + raw.data.len()).sum();
+    assert!(held + 2 * lists.iter().sum::<usize>() <= data.len());
+    // Hashing thousands of blocks four times would be most of the work.
+    let blocks: Vec<Block> = message.blocks.iter().take(100).filter_map(hashed).collect();
+    for version in Version::ALL {
+        check_wants(&message, version);
+        check_answer(&blocks, &message.presences, version);
+    }
+}
+
+/// Two messages, one behind the other, are one with the entries of both.
+fn check_joined(first: Message, second: Message, joined: &Result<Message, DecodeError>) {
+    let wants = [first.wants, second.wants].concat();
+    let blocks = [first.blocks, second.blocks].concat();
+    let presences = [first.presences, second.presences].concat();
+    match joined {
+        Ok(joined) => {
+            assert_eq!((&joined.wants, &joined.blocks, &joined.presences), (&wants, &blocks, &presences));
+            assert!(joined.full == second.full || joined.full == first.full);
+        }
+        Err(error) => {
+            assert_eq!(*error, DecodeError::TooMany);
+            assert!([wants.len(), blocks.len(), presences.len()].iter().any(|entries| *entries > MAX_REPEATED));
+        }
+    }
+}
+
+/// A block as the connection's task makes it of what came, if it does.
+fn hashed(raw: &RawBlock) -> Option<Block> {
+    let (codec, hash, digest_bytes) = parse_prefix(raw.prefix.clone()).ok()?;
+    Block::of(codec, hash, digest_bytes, raw.data.clone()).ok()
+}
+
+/// Old versions have no words for some of it, but what they say is the same.
+fn check_wants(message: &Message, version: Version) {
+    let written = read_framed(encode_wants(&message.wants, version));
+    let mut expected = message.wants.clone();
+    if version != Version::V1_2 {
+        for entry in &mut expected {
+            entry.send_dont_have = false;
+            entry.ask = if entry.ask == Ask::Have { Ask::Block } else { entry.ask };
+        }
+    }
+    if version == Version::V1_0 {
+        expected.retain_mut(|entry| {
+            let old = Cid::new_v0(*entry.cid.hash());
+            old.map(|cid| entry.cid = cid).is_ok()
+        });
+    }
+    assert_eq!(written, Message { wants: expected, ..Message::default() }, "{version:?}");
+}
+
+fn check_answer(blocks: &[Block], presences: &[(Cid, bool)], version: Version) {
+    let written = read_framed(encode_answer(blocks, presences, version).concat().into());
+    assert_eq!(written.presences, if version == Version::V1_2 { presences } else { &[] });
+    assert_eq!(written.blocks.len(), blocks.len());
+    for (raw, block) in written.blocks.iter().zip(blocks) {
+        assert_eq!(raw.data, block.data());
+        assert!(version == Version::V1_0 || hashed(raw).as_ref() == Some(block), "{block:?}");
+    }
+}
+
+/// The message in a frame.
+fn read_framed(mut frame: Bytes) -> Message {
+    let length = encoding::decode_varint(&mut frame).expect("a length");
+    assert_eq!(length, frame.len() as u64);
+    Message::decode(frame).expect("what was written is read")
+}
+
+/// A stream of Bitswap frames. The first byte says whether we asked the peer for something, and for how many times 8 KiB the
+/// stream goes on behind the input, so that large frames can be whole; the second one in which pieces the input arrives.
+/// The frames do not depend on it.
+pub fn bitswap_frame(data: &[u8]) {
+    let [first, pieces, sent @ ..] = data else { return };
+    // Four of the bytes that follow are a length beyond all limits, which ends the stream.
+    let sent = [sent, &vec![0xff; usize::from(first >> 1) * 8 * 1024]].concat();
+    let asked = first & 1 == 1;
+    let frames = read_frames(&mut Stream::whole(&sent), asked);
+    assert_eq!(read_frames(&mut Stream::in_pieces(&sent, data.len() - 2, *pieces), asked), frames, "in pieces");
+    let mut whole = Vec::new();
+    let mut again = Vec::new();
+    for frame in frames {
+        if let Read::Whole(bytes) = &frame {
+            assert!(asked || bytes.len() <= UNSOLICITED_BYTES_MAX);
+            encoding::encode_varint(bytes.len() as u64, &mut again);
+            again.extend_from_slice(bytes);
+            whole.push(frame);
+        }
+    }
+    assert!(again.len() <= sent.len());
+    whole.push(Read::End);
+    assert!(read_frames(&mut Stream::whole(&again), asked) == whole, "what is written is read");
+}
+
+/// What was read of a stream of frames.
+#[derive(Debug, PartialEq, Eq)]
+enum Read {
+    Whole(Bytes),
+    Unsolicited,
+    End,
+    Failed(io::ErrorKind),
+}
+
+fn read_frames(stream: &mut Stream<'_>, asked: bool) -> Vec<Read> {
+    let traffic = Arc::new(Traffic::default());
+    if asked {
+        traffic.note_question();
+    }
+    let budgets = Budgets::new(Memory::new(0), traffic);
+    let mut frames = Vec::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    runtime.block_on(async {
+        loop {
+            // Each frame pays for its own memory.
+            stream.given = 0;
+            let read = match budgets.read_frame(stream).await {
+                Ok(Frame::Whole(bytes, _)) => Read::Whole(bytes),
+                Ok(Frame::Unsolicited) => Read::Unsolicited,
+                Ok(Frame::End) => Read::End,
+                Err(error) => Read::Failed(error.kind()),
+            };
+            let is_last = matches!(read, Read::End | Read::Failed(_));
+            frames.push(read);
+            if is_last {
+                return frames;
+            }
+        }
+    })
+}
+
+/// A peer's bytes. Whoever reads them may only offer room for more than [`Stream::FREE_BYTES`] after so many have come.
+struct Stream<'a> {
+    rest: &'a [u8],
+    given: usize,
+    /// How many bytes come in pieces, and how large these are.
+    in_pieces: usize,
+    piece: usize,
+    /// Whether each piece has to be waited for, and whether it was.
+    slow: bool,
+    waited: bool,
+}
+
+impl<'a> Stream<'a> {
+    const FREE_BYTES: usize = 16 * 1024;
+
+    /// Bytes that are all there.
+    fn whole(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes, given: 0, in_pieces: 0, piece: 0, slow: false, waited: false }
+    }
+
+    /// Bytes of which the first ones come in small pieces.
+    fn in_pieces(bytes: &'a [u8], in_pieces: usize, kind: u8) -> Self {
+        let piece = 1 + usize::from(kind >> 1);
+        Self { in_pieces, piece, slow: kind & 1 == 1, ..Self::whole(bytes) }
+    }
+}
+
+impl AsyncRead for Stream<'_> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        assert!(buffer.len() <= self.given.max(Self::FREE_BYTES), "memory is bought with bytes");
+        if self.slow && !self.waited {
+            self.waited = true;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.waited = false;
+        let at_once = if self.in_pieces > 0 { self.piece } else { usize::MAX };
+        let length = buffer.len().min(self.rest.len()).min(at_once);
+        let (now, later) = self.rest.split_at(length);
+        buffer[..length].copy_from_slice(now);
+        self.rest = later;
+        self.given += length;
+        self.in_pieces = self.in_pieces.saturating_sub(length);
+        Poll::Ready(Ok(length))
+    }
+}
+
+/// An answer to FIND_NODE, alone and as it comes from a stream. The peers in it are bounded and survive being written, and
+/// whoever believes them comes to an end.
+pub fn kad_message(data: &[u8]) {
+    let kind = data.last().copied().unwrap_or_default();
+    let read = |mut stream: Stream<'_>| block_on(announcing::read(&mut stream)).map_err(|error| error.kind());
+    let message = read(Stream::whole(data));
+    assert_eq!(read(Stream::in_pieces(data, data.len(), kind)), message, "in pieces");
+    if let Ok(message) = message {
+        assert!(message.len() <= announcing::MESSAGE_BYTES_MAX && message.len() < data.len());
+        check_closer_peers(message);
+    }
+    check_closer_peers(Bytes::copy_from_slice(data));
+}
+
+fn check_closer_peers(message: Bytes) {
+    let Ok(peers) = announcing::closer_peers(message) else { return };
+    assert!(peers.len() <= announcing::PEERS_MAX);
+    let mut answer = Vec::new();
+    for peer in &peers {
+        assert!(peer.addresses.len() <= announcing::TAKEN_MAX);
+        let mut about = Vec::new();
+        encoding::bytes::encode(1, &peer.id.to_bytes(), &mut about);
+        for address in &peer.addresses {
+            assert!(!matches!(address.iter().last(), Some(Protocol::P2p(other)) if other != peer.id), "{address}");
+            encoding::bytes::encode(2, &address.to_vec(), &mut about);
+        }
+        encoding::bytes::encode(8, &about, &mut answer);
+    }
+    assert_eq!(announcing::closer_peers(answer.into()).as_ref(), Ok(&peers));
+    let mut walk = Walk::new(Arc::from(&b"target"[..]), stranger(0), peers.iter().cloned());
+    while let Some(Peer { id, .. }) = walk.next_to_ask() {
+        walk.answered(&id, peers.iter().cloned());
+    }
+    assert!(walk.is_over() && walk.heard() <= peers.len());
+}
+
+/// A peer without a key that anybody knows.
+fn stranger(number: u8) -> PeerId {
+    let bytes = [&[0x12, 0x20][..], &[number; 32]].concat();
+    PeerId::from_bytes(&bytes).expect("a SHA-256")
+}
+
+/// What a server of the DHT is given to keep: steps of which each is a record, a restart or a while. A first byte of 0xff
+/// makes the rest a file that was kept.
+pub fn kad_records(data: &[u8]) {
+    if let Some(body) = data.strip_prefix(&[0xff]) {
+        let file = [kept::MAGIC, body, &digest(&[kept::MAGIC, body].concat())].concat();
+        let mut server = Server::new();
+        let read = kept::decode(&file, &mut server.store);
+        assert!(read.is_err() || server.store.provider_records() + server.store.value_records() <= data.len());
+        return server.ends();
+    }
+    let mut script = Script(data);
+    let mut server = Server::new();
+    while !script.0.is_empty() && server.steps < STEPS_MAX {
+        server.step(&mut script);
+    }
+    server.ends();
+}
+
+/// Steps of one script. Signatures are what takes time.
+const STEPS_MAX: usize = 64;
+/// When scripts begin.
+const BEGINNING: Moment = 1_800_000_000;
+/// Little enough to be used up.
+const LIMITS: Limits = Limits { provider_bytes: 8 * 1024, value_bytes: 2 * 1024, own_keys: 0, provider_ttl: 48 * 3600 };
+
+/// Bytes that say what happens.
+struct Script<'a>(&'a [u8]);
+
+impl<'a> Script<'a> {
+    fn byte(&mut self) -> u8 {
+        self.0.split_off_first().copied().unwrap_or_default()
+    }
+
+    fn bytes(&mut self) -> &'a [u8] {
+        let length = usize::from(self.byte()).min(self.0.len());
+        self.0.split_off(..length).unwrap_or_default()
+    }
+
+    /// One of four keys that everybody knows.
+    fn keypair(&mut self) -> &'static Keypair {
+        &KEYPAIRS[usize::from(self.byte() % 4)]
+    }
+
+    /// The key of a name or of a public key that can be signed for, or any.
+    fn key(&mut self) -> RecordKey {
+        let peer = |script: &mut Self| script.keypair().public().to_peer_id();
+        RecordKey::from(match self.byte() % 3 {
+            0 => Key::from(peer(self)).routing_key(),
+            1 => [PUBLIC_KEY, &peer(self).to_bytes()[..]].concat(),
+            _ => self.bytes().to_vec(),
+        })
+    }
+
+    fn network(&mut self) -> Network {
+        Network(u64::from(self.byte() % 4))
+    }
+
+    /// A record of a name, signed. Its owner may have let it end.
+    fn signed(&mut self) -> Vec<u8> {
+        let keypair = self.keypair();
+        let [sequence, hours, ttl] = [self.byte(), self.byte(), self.byte()].map(u64::from);
+        let value = format!("/ipfs/{}", String::from_utf8_lossy(self.bytes()));
+        let end_of_life = at(BEGINNING) + Duration::from_secs(hours * 3600);
+        let draft = Draft { value, sequence, end_of_life, ttl: Duration::from_secs(ttl) };
+        Record::sign(keypair, &draft).map(|record| record.bytes().to_vec()).unwrap_or_default()
+    }
+
+    /// Any addresses that are some, and some that always are.
+    fn addresses(&mut self) -> Vec<Multiaddr> {
+        let count = self.byte() % 20;
+        let address = |_| match self.byte() {
+            0 => Multiaddr::try_from(self.bytes().to_vec()).ok(),
+            number => Some(Multiaddr::empty().with(Protocol::Ip4([8, 8, 8, number].into())).with(Protocol::Tcp(4001))),
+        };
+        (0..count).filter_map(address).collect()
+    }
+}
+
+static KEYPAIRS: LazyLock<[Keypair; 4]> = LazyLock::new(|| {
+    [0, 1, 2, 3].map(|number| Keypair::ed25519_from_bytes([number; 32]).expect("any 32 bytes will do"))
+});
+
+/// What keys of public keys begin with.
+const PUBLIC_KEY: &[u8] = b"/pk/";
+
+fn at(moment: Moment) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(moment.into())
+}
+
+/// A store, and every key that it heard of.
+struct Server {
+    store: Store,
+    keys: Vec<RecordKey>,
+    steps: usize,
+}
+
+impl Server {
+    fn new() -> Self {
+        Self { store: Store::new(stranger(0), LIMITS, BEGINNING), keys: Vec::new(), steps: 0 }
+    }
+
+    fn step(&mut self, script: &mut Script<'_>) {
+        self.steps += 1;
+        match script.byte() % 6 {
+            0 => self.announce(script),
+            1 => {
+                let (key, value) = (script.key(), script.bytes().to_vec());
+                self.put(key, value, script.network());
+            }
+            2 => {
+                let (key, value) = (script.key(), script.signed());
+                self.put(key, value, script.network());
+            }
+            3 => {
+                let (key, value) = (script.key(), script.keypair().public().encode_protobuf());
+                self.put(key, value, script.network());
+            }
+            4 => self.wait(script.byte()),
+            _ => self.restart(),
+        }
+        self.check_bounds();
+    }
+
+    /// A peer says that it has a key.
+    fn announce(&mut self, script: &mut Script<'_>) {
+        let (key, number, network, addresses) = (script.key(), script.byte(), script.network(), script.addresses());
+        let peer = stranger(number.max(1));
+        let known = self.store.providers(&key).iter().any(|record| record.provider == peer);
+        match self.store.keep_provider(&key, peer, network, addresses.clone()) {
+            Ok(added) => assert_eq!(added == Added::Renewed, known),
+            Err(Refusal::NoAddress) => assert!(addresses.iter().all(|address| address.len() > ADDRESS_BYTES_MAX)),
+            Err(Refusal::KeyLength(bytes)) => assert!(!(1..=KEY_BYTES_MAX).contains(&bytes)),
+            Err(error) => panic!("{error}"),
+        }
+        let records = self.store.providers(&key);
+        assert!(records.len() <= PER_KEY_MAX);
+        for (place, record) in records.iter().enumerate() {
+            let bytes: usize = record.addresses.iter().map(Multiaddr::len).sum();
+            assert!((1..=ADDRESSES_MAX).contains(&record.addresses.len()) && bytes <= ADDRESS_BYTES_MAX);
+            assert!(records[..place].iter().all(|other| other.provider != record.provider), "a peer counts once");
+        }
+        self.note(key);
+    }
+
+    /// A peer wants a value kept. What is kept holds, and only gives way to what is better.
+    fn put(&mut self, key: RecordKey, value: Vec<u8>, network: Network) {
+        let before = self.value(&key);
+        let put = self.store.keep_value(&key, value.clone(), network);
+        let after = self.value(&key);
+        match put {
+            Ok(()) => {
+                // What takes most room gives way, and that may be this one.
+                assert!(after.is_none() || after.as_ref() == Some(&value));
+                let new = after.and_then(|after| self.check_value(&key, after));
+                if let Some((known, new)) = before.and_then(|before| self.check_value(&key, before)).zip(new) {
+                    assert!(!known.newer_than(&new));
+                }
+            }
+            Err(error) => {
+                assert_eq!(before, after, "{error}");
+                assert_ne!(before, Some(value), "what is kept is kept: {error}");
+            }
+        }
+        self.note(key);
+    }
+
+    fn note(&mut self, key: RecordKey) {
+        if !self.keys.contains(&key) {
+            self.keys.push(key);
+        }
+    }
+
+    /// What is answered about a key.
+    fn value(&self, key: &RecordKey) -> Option<Vec<u8>> {
+        self.store.get(key).map(|record| record.into_owned().value)
+    }
+
+    /// Whoever asks for a value is given one that holds.
+    fn check_value(&self, key: &RecordKey, value: Vec<u8>) -> Option<Record> {
+        if let Some(public) = key.as_ref().strip_prefix(PUBLIC_KEY) {
+            let decoded = PublicKey::try_decode_protobuf(&value).expect("a public key");
+            assert_eq!(decoded.to_peer_id().to_bytes(), public);
+            return None;
+        }
+        let name = key.as_ref().strip_prefix(b"/ipns/").expect("of a name or a public key");
+        let name = Key::from(PeerId::from_bytes(name).expect("a name"));
+        let record = Record::verify(&name, value.into()).expect("a record that holds");
+        assert!(record.is_valid_at(at(self.store.now())));
+        Some(record)
+    }
+
+    /// Time passes. What ends meanwhile is no longer answered.
+    fn wait(&mut self, minutes: u8) {
+        self.store.tick(self.store.now() + Moment::from(minutes) * 60);
+        for key in &self.keys {
+            self.value(key).and_then(|value| self.check_value(key, value));
+        }
+    }
+
+    /// What is written is read, less what has ended.
+    fn restart(&mut self) {
+        let mut file = kept::encode(&self.store);
+        file.extend(digest(&file));
+        let mut read = Store::new(stranger(0), LIMITS, self.store.now());
+        let records = self.store.provider_records() + self.store.value_records();
+        assert_eq!(kept::decode(&file, &mut read), Ok(records));
+        assert!(read.bytes() <= self.store.bytes());
+        for key in &self.keys {
+            let providers = |store: &Store| {
+                let records = store.providers(key).into_iter();
+                records.map(|record| (record.provider, record.addresses)).collect::<Vec<_>>()
+            };
+            assert_eq!(providers(&read), providers(&self.store));
+            assert_eq!(read.get(key).map(Cow::into_owned), self.store.get(key).map(Cow::into_owned));
+        }
+        self.store = read;
+    }
+
+    fn check_bounds(&self) {
+        assert!(self.store.bytes() <= LIMITS.provider_bytes + LIMITS.value_bytes, "{}", self.store.bytes());
+    }
+
+    /// In the end all is forgotten, and takes no room.
+    fn ends(mut self) {
+        self.check_bounds();
+        let end = self.store.now() + LIFETIME.max(LIMITS.provider_ttl);
+        // Not everything is swept every time.
+        (0..60).for_each(|_| self.store.tick(end));
+        let store = &self.store;
+        assert_eq!((store.provider_records(), store.value_records(), store.bytes()), (0, 0, 0));
+    }
+}
+
+/// A line of filters and the answer of a router: as lines, whatever pieces they come in, as a list, and written again.
+pub fn routing_v1(data: &[u8]) {
+    let Some(at) = data.iter().position(|byte| *byte == b'\n') else { return };
+    let (filters, answer) = (str::from_utf8(&data[..at]).ok(), &data[at + 1..]);
+    let filters = check_filters(filters);
+    let (records, end) = read_lines([answer]);
+    let pieces = answer.chunks(1 + usize::from(data[0]));
+    let (in_pieces, end_in_pieces) = read_lines(pieces);
+    if answer.len() <= LINES.bytes_max {
+        assert_eq!((&in_pieces, &end_in_pieces), (&records, &end), "in pieces");
+    } else {
+        assert!(end.is_err() && end_in_pieces.is_err() && records.starts_with(&in_pieces));
+    }
+    records.iter().for_each(|record| check_record(record, &filters));
+    if end.is_ok() {
+        let lines = answer.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).filter(|line| !line.is_empty());
+        let list = [&b"{\"Peers\":["[..], &lines.collect::<Vec<_>>().join(&b','), b"]}"].concat();
+        match types::from_json_list(&list, usize::MAX) {
+            Ok(listed) => assert_eq!(listed, records, "a list of the lines"),
+            // In a list everything is two levels deeper.
+            Err(error) => assert!(error.to_string().contains("recursion limit"), "{error}"),
+        }
+    }
+    if let Ok(listed) = types::from_json_list(answer, LISTED_MAX) {
+        assert!(listed.len() <= LISTED_MAX);
+        listed.iter().for_each(|record| check_record(record, &filters));
+    }
+}
+
+/// Little enough to be used up.
+const LINES: ndjson::Limits = ndjson::Limits { line_bytes_max: 1024, bytes_max: 3 * 1024 };
+const LISTED_MAX: usize = 8;
+
+fn read_lines<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<PeerRecord>, Result<(), FormatError>) {
+    let (mut lines, mut records) = (Lines::new(LINES), Vec::new());
+    for piece in pieces {
+        if let Err(error) = lines.push(piece, |record| records.push(record)) {
+            return (records, Err(error));
+        }
+    }
+    let end = lines.finish(|record| records.push(record));
+    (records, end)
+}
+
+/// Two lists of filters with a `&` between them. As a query they mean the same, and are nothing else in a URL.
+fn check_filters(text: Option<&str>) -> Filters {
+    let (addrs, protocols) = text.unwrap_or_default().split_once('&').unzip();
+    let filters = Filters::read(addrs, protocols);
+    let query = filters.to_query();
+    assert!(query.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._!,=&".contains(&byte)), "{query}");
+    let value = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+    assert_eq!(Filters::read(value("filter-addrs"), value("filter-protocols")), filters, "{query}");
+    filters
+}
+
+fn check_record(record: &PeerRecord, filters: &Filters) {
+    assert!(record.addresses.len() <= types::ADDRESSES_MAX && record.protocols.len() <= types::PROTOCOLS_MAX);
+    let is_bare = |address: &Multiaddr| !matches!(address.iter().last(), None | Some(Protocol::P2p(_)));
+    assert!(record.addresses.iter().all(is_bare), "{record:?}");
+    // What an address is written as may be longer than what it was read from.
+    if record.addresses.iter().all(|address| address.to_string().len() <= types::ADDRESS_BYTES_MAX) {
+        let lists = [PEERS, PROVIDERS].map(|name| types::to_json_list(name, std::slice::from_ref(record)));
+        let again = lists.map(|list| types::from_json_list(list.as_bytes(), 2));
+        assert!(again.iter().all(|again| again.as_deref() == Ok(std::slice::from_ref(record))), "{again:?}");
+        assert!(!record.to_json().contains('\n'));
+    }
+    if let Some(left) = filters.apply(record.clone()) {
+        assert!(left.id == record.id && left.protocols == record.protocols);
+        assert!(left.addresses.iter().all(|address| record.addresses.contains(address)));
+        assert_eq!(filters.apply(left.clone()), Some(left), "once is enough");
+    }
+}
+
+/// An address: as the bytes of a multiaddr, as the text of one, and as a URL.
+pub fn addresses(data: &[u8]) {
+    if let Ok(address) = Multiaddr::try_from(data.to_vec()) {
+        check_address(&address);
+    }
+    let Ok(text) = str::from_utf8(data) else { return };
+    if let Ok(address) = text.parse::<Multiaddr>() {
+        check_address(&address);
+        assert_eq!(address.to_string().parse().ok(), Some(address), "what is written is read");
+    }
+    if let Ok(base) = Base::from_url(text) {
+        check_base(&base);
+    }
+}
+
+fn check_address(address: &Multiaddr) {
+    let [wan, lan] = Scope::ALL.map(|scope| scope.admits(address));
+    assert!(!(wan && lan), "an address is in one scope at most");
+    let first = address.iter().next().and_then(|first| match first {
+        Protocol::Ip4(ip) => Some(IpAddr::from(ip)),
+        Protocol::Ip6(ip) => Some(IpAddr::from(ip)),
+        _ => None,
+    });
+    if let Some(ip) = first {
+        assert!(is_literal(address) && (wan, lan) == (is_public(ip), !is_public(ip)));
+    }
+    for scope in Scope::ALL {
+        let [strict, lenient] = [false, true].map(|dial_private| Borders { dial_private });
+        assert!(!strict.admits(scope, address) || lenient.admits(scope, address));
+        assert!(!strict.speaks_over(scope, address) || strict.admits(scope, address));
+    }
+    assert_ne!(Network::of(address), Network::OURS, "nobody's address makes him the node itself");
+    let base = Base::from_multiaddr(address);
+    assert_eq!(is_http(address), base != Err(AddressError::NotHttp));
+    let Ok(base) = base else { return };
+    check_base(&base);
+    let names_another_host = address.iter().any(|part| matches!(part, Protocol::Sni(_)));
+    if first.is_some_and(|ip| !is_public(ip)) && !names_another_host {
+        assert!(base.check_as_strangers().is_err(), "{address}");
+    }
+}
+
+/// A gateway's URL has one spelling, and blocks are asked of the same host. Strangers name public ones alone.
+fn check_base(base: &Base) {
+    assert_eq!(Base::from_url(&base.to_string()).as_ref(), Ok(base));
+    let cid: Cid = "bafkqaddjnzzxazldoqwxizltoq".parse().expect("a CID");
+    let url = base.block_url(&cid);
+    assert_eq!(url.origin().ascii_serialization(), base.origin());
+    assert!(matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none());
+    assert!(url.path().ends_with(&format!("/ipfs/{cid}")) && url.query() == Some("format=raw"), "{url}");
+    if base.check_as_strangers().is_ok() {
+        let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        assert!(host.parse().is_ok_and(is_public) || host.parse::<IpAddr>().is_err(), "{url}");
+        assert!(matches!(url.port_or_known_default(), Some(80 | 443 | 1024..)), "{url}");
+    }
+}
+
+/// A private key in each format, and the key of a private network.
+pub fn key_format(data: &[u8]) {
+    for format in [KeyFormat::Protobuf, KeyFormat::Pem] {
+        if let Ok(secret) = Secret::read(format, data) {
+            check_secret(&secret);
+        }
+    }
+    if let Ok(key) = SwarmKey::parse(data) {
+        let fingerprint = key.fingerprint();
+        assert!(fingerprint.len() == 32 && fingerprint.bytes().all(|byte| byte.is_ascii_hexdigit()), "{fingerprint}");
+        // Of an encoding in text, the end of the last line is no part.
+        let is_text = data.split(|byte| *byte == b'\n').nth(1).is_some_and(|line| !line.starts_with(b"/bin/"));
+        match SwarmKey::parse(&[data, b"\r\n"].concat()) {
+            Ok(again) => assert_eq!(again, key),
+            Err(error) => assert!(!is_text || matches!(error, KeyError::TooLong), "{error}"),
+        }
+    }
+}
+
+/// Whatever can be used survives being written in each format that there is for it.
+fn check_secret(secret: &Secret) {
+    let message = secret.write(KeyFormat::Protobuf).expect("every key has a message");
+    let again = Secret::read(KeyFormat::Protobuf, &message);
+    assert_eq!(again.as_ref(), Ok(secret));
+    let Ok(keypair) = secret.keypair() else { return };
+    let signature = keypair.sign(b"message").expect("a key that can be used signs");
+    assert!(keypair.public().verify(b"message", &signature));
+    if let Ok(pem) = secret.write(KeyFormat::Pem) {
+        assert_eq!(KeyFormat::guess(&pem), KeyFormat::Pem);
+        assert_eq!(Secret::read(KeyFormat::Pem, &pem).as_ref(), Ok(secret));
+    }
+}
+
+/// Where the bytes are cut in two.
+fn cut(data: &[u8]) -> usize {
+    usize::from(data.last().copied().unwrap_or_default()).min(data.len())
+}

@@ -1,0 +1,11 @@
+//! Every input that fuzzing ever found worth keeping, run again: what was wrong once stays right, without a fuzzer.
+
+#[path = "../../fuzz/src/corpus.rs"]
+mod corpus;
+#[path = "../../fuzz/src/network.rs"]
+mod fuzz;
+
+#[test]
+fn every_input_of_the_corpus_passes() {
+    corpus::run(&fuzz::TARGETS);
+}

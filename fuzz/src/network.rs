@@ -182,6 +182,7 @@ fn read_frames(stream: &mut Stream<'_>, asked: bool) -> Vec<Read> {
                 Ok(Frame::Whole(bytes, _)) => Read::Whole(bytes),
                 Ok(Frame::Unsolicited) => Read::Unsolicited,
                 Ok(Frame::End) => Read::End,
+                Ok(Frame::Stalled) => Read::Failed(io::ErrorKind::TimedOut),
                 Err(error) => Read::Failed(error.kind()),
             };
             let is_last = matches!(read, Read::End | Read::Failed(_));

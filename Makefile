@@ -24,9 +24,11 @@ build: ## Build the binary
 	@scripts/install-missing build
 	cargo build $(PROFILE) --bins
 
+# "cargo test" leaves the binary where "cargo build" does. Another build would compile much of it once more, because the tests'
+# own dependencies ask for more features of what they share with it.
 test: lint kubo ## Check style, then run every test, those against a real Kubo and in a browser included
 	cargo test $(PROFILE) $(FILTER)
-	$(MAKE) test-browser
+	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 
 test-browser: build ## Run the tests in a browser and with a client that verifies
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
@@ -37,7 +39,7 @@ test-long: export CAUSEWAY_SOAK_SECONDS ?= 1200
 test-long: FUZZ_SECONDS ?= 600
 test-long: lint kubo ## The same with many more crash rounds and random inputs, a soak, and fuzzing; takes two to three hours
 	cargo test $(PROFILE) $(FILTER) -- --include-ignored
-	$(MAKE) test-browser
+	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/fuzz $(FUZZ_SECONDS)
 
 lint: ## Check formatting, and let clippy warn of nothing

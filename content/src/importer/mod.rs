@@ -29,6 +29,8 @@ pub mod layout;
 pub mod leaf;
 mod pb;
 pub mod profile;
+#[cfg(test)]
+mod tests;
 pub mod tree;
 
 pub use self::chunker::{Chunk, Chunker, Chunking};

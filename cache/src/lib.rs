@@ -10,6 +10,7 @@
 //! |---|---|
 //! | [`ram`] | [`Ram`]: the hot set, weighed in bytes |
 //! | [`disk`] | [`Disk`]: RocksDB, one writer thread, eviction by age, schema |
+//! | [`stored`] | how a block lies on disk, compressed where that pays, and goes from there to a browser |
 //! | [`pins`] | recursive pins on the disk |
 //! | [`import`] | CAR files into the store, pinned |
 //! | [`flight`] | one fetch for one block, however many wait |
@@ -24,6 +25,7 @@ pub mod import;
 pub mod metrics;
 pub mod pins;
 pub mod ram;
+pub mod stored;
 pub mod tiers;
 
 pub use crate::disk::{Disk, DiskOptions, DiskStats, Held, StoreError};

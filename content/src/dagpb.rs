@@ -6,7 +6,7 @@
 //! Accepted is what Kubo accepts: links before data (the canonical order) or data before links; names that are not
 //! UTF-8. Fields that the format does not have, repeated fields, and links that are scattered around the data are errors.
 //!
-//! Non-goal: encoding.
+//! Non-goal: encoding, which [`crate::importer`] does for UnixFS.
 
 use crate::cid::Cid;
 use bytes::{Buf, Bytes};

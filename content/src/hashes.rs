@@ -69,6 +69,42 @@ fn longest_digest(code: u64) -> Option<usize> {
     })
 }
 
+/// The function that a name of the multicodec table (<https://github.com/multiformats/multicodec/blob/master/table.csv>)
+/// stands for, as in `ipfs add --hash`: its code, and the length of its digest in bytes. `None` for functions that are
+/// not accepted, and for identity, which hashes nothing.
+pub fn named(name: &str) -> Option<(u64, usize)> {
+    let code = match name {
+        "sha1" => SHA1,
+        "sha2-256" => SHA2_256,
+        "sha2-512" => SHA2_512,
+        "dbl-sha2-256" => DBL_SHA2_256,
+        "sha3-224" => SHA3_224,
+        "sha3-256" => SHA3_256,
+        "sha3-384" => SHA3_384,
+        "sha3-512" => SHA3_512,
+        "keccak-224" => KECCAK_224,
+        "keccak-256" => KECCAK_256,
+        "keccak-384" => KECCAK_384,
+        "keccak-512" => KECCAK_512,
+        // These two give as many bytes as are asked for. By default that is:
+        "shake-256" => return Some((SHAKE_256, 64)),
+        "blake3" => return Some((BLAKE3, 32)),
+        _ => blake2_named(name)?,
+    };
+    longest_digest(code).filter(|bytes| *bytes >= MIN_DIGEST_BYTES).map(|bytes| (code, bytes))
+}
+
+/// The code of `blake2b-256` and its like, whose names end with the bits of their digest.
+fn blake2_named(name: &str) -> Option<u64> {
+    let (family, bits) = name.rsplit_once('-')?;
+    let bytes = bits.parse::<u64>().ok().filter(|bits| bits % 8 == 0)?.checked_div(8)?;
+    match (family, bytes) {
+        ("blake2b", 1..=64) => Some(BLAKE2B_8 + bytes - 1),
+        ("blake2s", 1..=32) => Some(BLAKE2S_8 + bytes - 1),
+        _ => None,
+    }
+}
+
 /// Checks that a multihash uses an accepted function and a safe digest length, without looking at any data.
 ///
 /// # Errors
@@ -161,6 +197,27 @@ mod tests {
             let hash = digest(code, bytes, data).expect("accepted");
             assert_eq!(hex(hash.digest()), expected, "0x{code:x}");
             assert_eq!(check_accepted(&hash), Ok(()));
+        }
+    }
+
+    #[test]
+    fn functions_are_found_by_name() {
+        let table = [
+            ("sha2-256", Some((SHA2_256, 32))),
+            ("sha2-512", Some((SHA2_512, 64))),
+            ("blake3", Some((BLAKE3, 32))),
+            ("shake-256", Some((SHAKE_256, 64))),
+            ("blake2b-256", Some((BLAKE2B_8 + 31, 32))),
+            ("blake2s-160", Some((BLAKE2S_8 + 19, 20))),
+            ("blake2b-64", None),
+            ("blake2b-257", None),
+            ("blake2s-512", None),
+            ("blake2b-", None),
+            ("identity", None),
+            ("md5", None),
+        ];
+        for (name, expected) in table {
+            assert_eq!(named(name), expected, "{name}");
         }
     }
 

@@ -14,6 +14,7 @@
 //! | [`source`] | [`BlockSource`]: the one seam to memory, disk and network |
 //! | [`dagpb`] | MerkleDAG protobuf nodes, decoded in place |
 //! | [`unixfs`] | files, directories and symlinks, and readers for them |
+//! | [`importer`] | UnixFS out of bytes and names: the blocks that `ipfs add` makes |
 //! | [`ipld`] | documents of every codec as values, and conversions between them |
 //! | [`names`] | [`Name`]: a key or a domain, and [`NameResolver`]: what it stands for |
 //! | [`ipns`] | the records that the owners of keys publish |
@@ -38,6 +39,7 @@ pub mod dagpb;
 pub mod dnslink;
 mod fingerprints;
 pub mod hashes;
+pub mod importer;
 pub mod ipld;
 pub mod ipns;
 pub mod names;

@@ -17,7 +17,7 @@ use futures::stream::{self, BoxStream, FuturesOrdered, StreamExt as _};
 use std::sync::Arc;
 
 /// How many bits of hash a HAMT has: deeper shards cannot be told apart by name.
-const HASH_BITS: u32 = u64::BITS;
+pub(crate) const HASH_BITS: u32 = u64::BITS;
 
 /// How many shards a listing fetches ahead, over all levels.
 const SHARDS_AHEAD: usize = 8;
@@ -131,12 +131,15 @@ struct NameHash {
     left: u32,
 }
 
+/// MurmurHash3-x64-64 of a name: the first half of the 128-bit variant, read as big-endian.
+pub(crate) fn name_hash(mut name: &[u8]) -> u64 {
+    // Reading from memory does not fail.
+    murmur3::murmur3_x64_128(&mut name, 0).unwrap_or_default() as u64
+}
+
 impl NameHash {
-    /// MurmurHash3-x64-64: the first half of the 128-bit variant, read as big-endian.
-    fn of(mut name: &[u8]) -> Self {
-        // Reading from memory does not fail.
-        let hash = murmur3::murmur3_x64_128(&mut name, 0).unwrap_or_default();
-        Self { bits: hash as u64, left: HASH_BITS }
+    fn of(name: &[u8]) -> Self {
+        Self { bits: name_hash(name), left: HASH_BITS }
     }
 
     /// The next `count` bits (at most 10), or `None` when there are not as many left.

@@ -8,7 +8,8 @@
 //! | [`mod@file`] | streaming the bytes of a file, or a range of them |
 //! | [`mod@dir`] | finding a name in a directory, and listing it |
 //!
-//! Non-goals: writing; modes, which the gateway does not show; the `Metadata` type, which nothing writes.
+//! Non-goals: writing, which [`crate::importer`] does; modes, which the gateway does not show; the `Metadata` type, which
+//! nothing writes.
 
 pub mod dir;
 pub mod file;
@@ -174,11 +175,11 @@ impl FileNode {
 
 impl ShardNode {
     /// The largest fanout that is accepted, which is Kubo's limit.
-    const FANOUT_MAX: u64 = 1_024;
+    pub(crate) const FANOUT_MAX: u64 = 1_024;
     /// The smallest: bitfields are whole bytes.
-    const FANOUT_MIN: u64 = 8;
+    pub(crate) const FANOUT_MIN: u64 = 8;
     /// Multihash code of MurmurHash3-x64-64, the only hash function of HAMT directories.
-    const MURMUR3_X64_64: u64 = 0x22;
+    pub(crate) const MURMUR3_X64_64: u64 = 0x22;
 
     fn new(node: PbNode, data: Data) -> Result<Self, Reason> {
         if data.hash_type != Some(Self::MURMUR3_X64_64) {
@@ -250,7 +251,7 @@ enum Reason {
 
 /// The UnixFS message inside a dag-pb node (<https://specs.ipfs.tech/unixfs/#data-field>).
 #[derive(Debug, Default)]
-struct Data {
+pub(crate) struct Data {
     data_type: Option<u64>,
     data: Bytes,
     file_size: Option<u64>,
@@ -261,11 +262,11 @@ struct Data {
 }
 
 impl Data {
-    const RAW: u64 = 0;
-    const DIRECTORY: u64 = 1;
-    const FILE: u64 = 2;
-    const SYMLINK: u64 = 4;
-    const HAMT_SHARD: u64 = 5;
+    pub(crate) const RAW: u64 = 0;
+    pub(crate) const DIRECTORY: u64 = 1;
+    pub(crate) const FILE: u64 = 2;
+    pub(crate) const SYMLINK: u64 = 4;
+    pub(crate) const HAMT_SHARD: u64 = 5;
 
     /// Decodes the message. `links` bounds how many block sizes are accepted, and so the memory that they take. Fields
     /// that are not used here (mode) and fields of the future are skipped.

@@ -1,0 +1,204 @@
+//! What has to be known of the zstd format (<https://www.rfc-editor.org/rfc/rfc8878>) beside what the library does:
+//! which frames may be sent to a browser, and frames of raw blocks, which take no compressing.
+//!
+//! Goals: windows of 8 MiB at most, the limit of a `zstd` content coding (<https://www.rfc-editor.org/rfc/rfc9659>);
+//! the size of the content in every header, so that a decoder knows what it needs; nothing copied.
+//!
+//! Frames have no checksum. The bytes were hashed when they became a block, and the connection has checks of its own.
+//! For a raw frame it would also mean to read all of the bytes before the client does, which is most of the work that
+//! is saved.
+
+use super::ValueError;
+use bytes::{BufMut as _, Bytes, BytesMut};
+use content::MAX_BLOCK_BYTES;
+use zstd::zstd_safe::find_frame_compressed_size;
+
+const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// The most that one zstd block holds, in bytes.
+const BLOCK_BYTES_MAX: usize = 128 * 1024;
+const BLOCK_HEAD_BYTES: usize = 3;
+/// What a decoder has to have as a window at most, in bytes.
+const WINDOW_BYTES_MAX: u64 = 8 * 1024 * 1024;
+
+/// Bit of the frame header descriptor: there is no window but the content itself.
+const SINGLE_SEGMENT: u8 = 1 << 5;
+/// Bits that name a dictionary, and one that the format does not use yet.
+const REFUSED: u8 = 0b1011;
+/// Window descriptor of 128 KiB: two to the power of 10 + 7.
+const WINDOW_OF_ONE_BLOCK: u8 = 7 << 3;
+
+/// The size of the content of a frame, in bytes, if `bytes` are one whole frame that may be sent as it is; never more
+/// than a block's. The lengths of its zstd blocks are followed, nothing is unpacked.
+pub(super) fn content_bytes(bytes: &[u8]) -> Result<usize, ValueError> {
+    let content = head(bytes).ok_or(ValueError::Frame)?;
+    if find_frame_compressed_size(bytes) != Ok(bytes.len()) {
+        return Err(ValueError::Frame);
+    }
+    usize::try_from(content).ok().filter(|bytes| *bytes <= MAX_BLOCK_BYTES).ok_or(ValueError::TooLarge)
+}
+
+/// What the header says of the content's size. `None` if it does not say, or needs a window that is too large.
+fn head(frame: &[u8]) -> Option<u64> {
+    let (descriptor, rest) = frame.strip_prefix(&MAGIC)?.split_first()?;
+    if descriptor & REFUSED != 0 {
+        return None;
+    }
+    let single = descriptor & SINGLE_SEGMENT != 0;
+    let (window, rest) = if single { (None, rest) } else { rest.split_first().map(|(at, rest)| (Some(*at), rest))? };
+    let content = match descriptor >> 6 {
+        0 if single => u64::from(*rest.first()?),
+        0 => return None,
+        1 => u64::from(u16::from_le_bytes(*rest.first_chunk()?)) + 256,
+        2 => u64::from(u32::from_le_bytes(*rest.first_chunk()?)),
+        _ => u64::from_le_bytes(*rest.first_chunk()?),
+    };
+    (window.map_or(content, window_bytes) <= WINDOW_BYTES_MAX).then_some(content)
+}
+
+fn window_bytes(descriptor: u8) -> u64 {
+    let base = 1_u64 << (10 + (descriptor >> 3));
+    base + base / 8 * u64::from(descriptor & 7)
+}
+
+/// The length of [`raw`] of so many bytes.
+pub fn raw_bytes(content_bytes: u64) -> u64 {
+    let blocks = content_bytes.div_ceil(BLOCK_BYTES_MAX as u64).max(1);
+    raw_head_bytes(content_bytes) as u64 + blocks * BLOCK_HEAD_BYTES as u64 + content_bytes
+}
+
+/// Bytes as a frame of raw blocks, in order: headers of a few bytes, and between them the bytes themselves, which are
+/// shared.
+///
+/// A frame of several blocks has a window of one, for nothing in it refers back: a decoder needs no more memory than
+/// that.
+pub fn raw(content: &Bytes) -> Vec<Bytes> {
+    let blocks = content.len().div_ceil(BLOCK_BYTES_MAX).max(1);
+    // All headers are in one allocation and cut from it.
+    let mut heads = BytesMut::with_capacity(raw_head_bytes(content.len() as u64) + blocks * BLOCK_HEAD_BYTES);
+    put_raw_head(&mut heads, content.len() as u64);
+    let mut parts = Vec::with_capacity(2 * blocks);
+    for index in 0..blocks {
+        let start = index * BLOCK_BYTES_MAX;
+        let end = content.len().min(start + BLOCK_BYTES_MAX);
+        put_raw_block_head(&mut heads, end - start, index + 1 == blocks);
+        parts.push(heads.split().freeze());
+        if start < end {
+            parts.push(content.slice(start..end));
+        }
+    }
+    parts
+}
+
+/// How wide the field with the size of the content is: its code, its bytes.
+fn size_field(content_bytes: u64) -> (u8, usize) {
+    match content_bytes {
+        0..256 => (0, 1),
+        256..65_792 => (1, 2),
+        65_792..0x1_0000_0000 => (2, 4),
+        _ => (3, 8),
+    }
+}
+
+fn is_single_segment(content_bytes: u64) -> bool {
+    content_bytes <= BLOCK_BYTES_MAX as u64
+}
+
+fn raw_head_bytes(content_bytes: u64) -> usize {
+    let window = usize::from(!is_single_segment(content_bytes));
+    MAGIC.len() + 1 + window + size_field(content_bytes).1
+}
+
+fn put_raw_head(out: &mut BytesMut, content_bytes: u64) {
+    let (code, _) = size_field(content_bytes);
+    out.put_slice(&MAGIC);
+    if is_single_segment(content_bytes) {
+        out.put_u8(code << 6 | SINGLE_SEGMENT);
+    } else {
+        out.put_u8(code << 6);
+        out.put_u8(WINDOW_OF_ONE_BLOCK);
+    }
+    match code {
+        0 => out.put_uint_le(content_bytes, 1),
+        1 => out.put_uint_le(content_bytes - 256, 2),
+        2 => out.put_uint_le(content_bytes, 4),
+        _ => out.put_u64_le(content_bytes),
+    }
+}
+
+/// One bit for the last block, two for its type, of which raw is 0, and 21 for its size.
+fn put_raw_block_head(out: &mut BytesMut, block_bytes: usize, last: bool) {
+    out.put_uint_le((block_bytes as u64) << 3 | u64::from(last), BLOCK_HEAD_BYTES);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{joined, unpacked};
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_raw_frame_has_the_header_that_its_length_asks_for() {
+        let table: [(usize, &[u8]); 6] = [
+            (0, &[0x28, 0xb5, 0x2f, 0xfd, 0x20, 0, 0x01, 0, 0]),
+            (1, &[0x28, 0xb5, 0x2f, 0xfd, 0x20, 1, 0x09, 0, 0, 7]),
+            (255, &[0x28, 0xb5, 0x2f, 0xfd, 0x20, 255, 0xf9, 0x07, 0, 7]),
+            (256, &[0x28, 0xb5, 0x2f, 0xfd, 0x60, 0, 0, 0x01, 0x08, 0, 7]),
+            (BLOCK_BYTES_MAX, &[0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0, 0, 2, 0, 0x01, 0, 0x10, 7]),
+            (BLOCK_BYTES_MAX + 1, &[0x28, 0xb5, 0x2f, 0xfd, 0x80, 0x38, 1, 0, 2, 0, 0, 0, 0x10, 7]),
+        ];
+        for (length, head) in table {
+            let frame = joined(&raw(&Bytes::from(vec![7; length])));
+            assert!(frame.starts_with(head), "{length}: {:02x?}", &frame[..frame.len().min(20)]);
+        }
+    }
+
+    #[test]
+    fn raw_frames_around_every_bound_decode_and_have_the_length_that_was_told() {
+        let bounds = [0, 1, 255, 256, 65_791, 65_792, BLOCK_BYTES_MAX, 2 * BLOCK_BYTES_MAX];
+        for length in bounds.into_iter().flat_map(|bound| bound.saturating_sub(1)..=bound + 1) {
+            let content = Bytes::from(vec![7; length]);
+            let parts = raw(&content);
+            let frame = joined(&parts);
+            assert_eq!(frame.len() as u64, raw_bytes(length as u64));
+            assert_eq!(content_bytes(&frame), Ok(length));
+            assert_eq!(unpacked(&frame), content);
+            let inside = |part: &&Bytes| content.as_ptr_range().contains(&part.as_ptr());
+            assert_eq!(parts.iter().filter(inside).map(Bytes::len).sum::<usize>(), length, "copied");
+        }
+    }
+
+    #[test]
+    fn frames_that_must_not_be_sent_are_refused() {
+        let frame = |descriptor: u8, rest: &[u8]| [&MAGIC[..], &[descriptor], rest, &[1, 0, 0]].concat();
+        let table: [(&str, Vec<u8>, Result<usize, ValueError>); 11] = [
+            ("single segment", frame(0x20, &[0]), Ok(0)),
+            ("a window of 8 MiB", frame(0x80, &[13 << 3, 0, 0, 0, 0]), Ok(0)),
+            ("a larger window", frame(0x80, &[13 << 3 | 1, 0, 0, 0, 0]), Err(ValueError::Frame)),
+            ("a content of more than 8 MiB as its own window", frame(0xa0, &[1, 0, 128, 0]), Err(ValueError::Frame)),
+            ("a content of 2^64 - 1", frame(0xc0, &[&[0x38][..], &[255; 8]].concat()), Err(ValueError::TooLarge)),
+            ("no content size", frame(0x00, &[0]), Err(ValueError::Frame)),
+            ("a dictionary", frame(0x21, &[5, 0]), Err(ValueError::Frame)),
+            ("the reserved bit", frame(0x28, &[0]), Err(ValueError::Frame)),
+            ("something after it", frame(0x20, &[0, 1, 0, 0]), Err(ValueError::Frame)),
+            ("two frames", frame(0x20, &[0]).repeat(2), Err(ValueError::Frame)),
+            ("a skippable frame", vec![0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0], Err(ValueError::Frame)),
+        ];
+        for (name, bytes, expected) in table {
+            assert_eq!(content_bytes(&bytes), expected, "{name}");
+            let cut = bytes.len() - 1;
+            assert_eq!(content_bytes(&bytes[..cut]), Err(ValueError::Frame), "{name}, cut");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn headers_are_read_as_the_library_reads_them(
+            descriptor in any::<u8>(), rest in proptest::collection::vec(any::<u8>(), 0..24)
+        ) {
+            let frame = [&MAGIC[..], &[descriptor], &rest].concat();
+            if let Some(content) = head(&frame) {
+                prop_assert_eq!(zstd::zstd_safe::get_frame_content_size(&frame).ok().flatten(), Some(content));
+            }
+        }
+    }
+}

@@ -83,7 +83,7 @@ const EXIT_FORCED: i32 = 130;
 
 /// Runs a command line and says with which code the process is to exit. Errors are one line on standard error.
 pub fn run(cli: Cli) -> i32 {
-    match dispatch(cli.command) {
+    match check_processor().and_then(|()| dispatch(cli.command)) {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -91,6 +91,17 @@ pub fn run(cli: Cli) -> i32 {
             if usage { EXIT_USAGE } else { EXIT_FAILURE }
         }
     }
+}
+
+/// RocksDB is compiled for instructions that x86-64 processors have had since 2010. One that lacks them would end the process
+/// without a word.
+fn check_processor() -> anyhow::Result<()> {
+    #[cfg(target_arch = "x86_64")]
+    anyhow::ensure!(
+        is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq"),
+        "this processor lacks SSE 4.2 or PCLMULQDQ, which Causeway was compiled for; compile it without CXXFLAGS in .cargo/config.toml"
+    );
+    Ok(())
 }
 
 fn dispatch(command: Command) -> anyhow::Result<()> {

@@ -115,6 +115,7 @@ impl Bridge {
         registry: &mut Registry,
     ) -> Result<Self, StartError> {
         tls::use_ring();
+        tokio::task::spawn_blocking(tls::gather_entropy);
         let private = private_key(&options)?;
         let options = if private.is_some() { options.confined() } else { options };
         let keypair = identity::load_or_create(&options.data_dir)?;

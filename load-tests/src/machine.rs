@@ -1,6 +1,6 @@
 //! What the figures were measured on, with what, and how to measure them again.
 
-use crate::{Options, network, servers, wrk};
+use crate::{Options, network, servers, trace, wrk};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::process::Command;
@@ -28,6 +28,18 @@ pub fn describe_network(options: &network::Options) -> Result<Value> {
     about["delay_ms"] = json!(options.delay_ms);
     about["causeway"] = json!(said(&options.causeway.to_string_lossy(), &["--version"]));
     about["kubo"] = json!(said(&options.kubo.to_string_lossy(), &["--version"]));
+    Ok(about)
+}
+
+/// The same for the replay of a trace.
+pub fn describe_trace(options: &trace::Options) -> Result<Value> {
+    let mut about = hardware()?;
+    about["command"] = json!(if options.quick { "make bench-trace ARGS=--quick" } else { "make bench-trace" });
+    about["quick"] = json!(options.quick);
+    about["causeway"] = json!(match &options.url {
+        Some(url) => format!("what ran at {url}"),
+        None => said(&options.causeway.to_string_lossy(), &["--version"]),
+    });
     Ok(about)
 }
 

@@ -12,6 +12,7 @@
 //! | [`network`] | misses over a long link: the table of the network tier |
 //! | [`servers`] | Causeway, Kubo and nginx as child processes with folders of their own |
 //! | [`child`] | a child process, what it says and the CPU time it and its children use |
+//! | [`trace`] | a public gateway's day, replayed: the paper's table of tiers beside ours |
 //! | [`relay`] | a stretch of network between two programs: delay, rate, and a count of bytes |
 //! | [`wrk`] | one run of `wrk` |
 //! | [`fetch`], [`sample`], [`median`] | one timed GET, content that is made up, the middle of some figures |
@@ -28,6 +29,7 @@ mod relay;
 mod report;
 mod sample;
 mod servers;
+mod trace;
 mod wrk;
 
 use clap::Parser;
@@ -44,6 +46,8 @@ enum Command {
     Compare(Options),
     /// Measure misses over a long link, beside Kubo, plain HTTP and what the source can do
     Network(network::Options),
+    /// Replay a trace that is shaped like a public gateway's day, and show which tiers answer
+    Trace(Box<trace::Options>),
     /// Put a stretch of network between two programs, until Ctrl-C
     Relay(RelayOptions),
 }
@@ -119,6 +123,7 @@ async fn main() -> anyhow::Result<()> {
     match Command::parse() {
         Command::Compare(options) => compare(&options).await,
         Command::Network(options) => network(&options).await,
+        Command::Trace(options) => trace(&options).await,
         Command::Relay(options) => relay(&options).await,
     }
 }
@@ -138,6 +143,21 @@ async fn network(options: &network::Options) -> anyhow::Result<()> {
     println!("Written to {} and .json beside it.", written.display());
     let failed = outcomes.iter().filter(|(_, outcome)| outcome.is_err()).count();
     anyhow::ensure!(failed == 0, "{failed} rows could not be measured");
+    Ok(())
+}
+
+async fn trace(options: &trace::Options) -> anyhow::Result<()> {
+    if let Some(dir) = &options.write {
+        trace::write(options, dir)?;
+        println!("Written to {}: pinned.car is for the gateway, others.car for a node that it reaches.", dir.display());
+        return Ok(());
+    }
+    let outcome = trace::run(options).await?;
+    let written = trace::table::write(options, &machine::describe_trace(options)?, &outcome)?;
+    println!("{}", std::fs::read_to_string(&written)?);
+    println!("Written to {} and .json beside it.", written.display());
+    let unanswered = outcome.replayed.unanswered();
+    anyhow::ensure!(unanswered == 0, "{unanswered} requests were not answered as they should be");
     Ok(())
 }
 

@@ -1,19 +1,52 @@
 //! Content that is made up.
 
-/// Bytes that do not repeat, others for every seed: SplitMix64, <https://doi.org/10.1145/2660193.2660195>.
-pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed;
-    let words = std::iter::repeat_with(|| {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut word = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+/// Words that look random and are the same for a seed every time: SplitMix64, <https://doi.org/10.1145/2660193.2660195>.
+#[derive(Debug, Clone)]
+pub struct SplitMix(u64);
+
+impl SplitMix {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next word.
+    pub fn word(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut word = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (word ^ (word >> 31)).to_le_bytes()
-    });
-    words.take(len.div_ceil(8)).flatten().take(len).collect()
+        word ^ (word >> 31)
+    }
+
+    /// The next number of at least 0 and below 1: as many bits of a word as a double holds exactly.
+    pub fn unit(&mut self) -> f64 {
+        (self.word() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+/// Bytes that do not repeat, others for every seed.
+pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    let mut random = SplitMix::new(seed);
+    let mut bytes = Vec::with_capacity(len.next_multiple_of(8));
+    while bytes.len() < len {
+        bytes.extend_from_slice(&random.word().to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
 }
 
 #[test]
 fn seeds_and_lengths_are_obeyed() {
     assert_eq!(bytes(13, 7), bytes(16, 7)[..13]);
     assert_ne!(bytes(16, 7), bytes(16, 8));
+    assert!(bytes(0, 7).is_empty());
+}
+
+#[test]
+fn units_fill_their_range_evenly() {
+    let mut random = SplitMix::new(7);
+    let mut tenths = [0_u32; 10];
+    for _ in 0..100_000 {
+        tenths[(random.unit() * 10.0) as usize] += 1;
+    }
+    assert!(tenths.iter().all(|count| (9_500..10_500).contains(count)), "{tenths:?}");
 }

@@ -1,0 +1,161 @@
+//! What a replay comes to: each tier's share and latencies, how well the generator kept its own times, and what a simulated
+//! cache would have done.
+
+use super::replay::{Outcome, Record};
+use super::simulate::{Counts, Share};
+use super::tier::Tier;
+use std::time::Duration;
+
+/// A request that was sent later than this after its time was late.
+const LATE: Duration = Duration::from_millis(10);
+
+/// One tier's answers. Latencies count from when requests were due.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Answers {
+    pub count: usize,
+    pub share: Share,
+    pub first_byte: Latency,
+    pub last_byte: Latency,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Latency {
+    pub median: Duration,
+    pub p99: Duration,
+}
+
+/// A replay, or what is left of it without what was sent to warm the caches.
+#[derive(Debug, Clone)]
+pub struct Replayed {
+    /// In [`Tier::ALL`]'s order. Shares are of those answers whose tier is known.
+    pub tiers: [Answers; 3],
+    /// Complete answers, of whatever tier.
+    pub all: Answers,
+    /// Complete answers that did not say where they came from.
+    pub untold: usize,
+    /// Requests that were due.
+    pub due: usize,
+    /// Requests and bytes a second: as they were due, and as they were answered until the last of them.
+    pub due_per_second: f64,
+    pub answered_per_second: f64,
+    pub bytes_per_second: f64,
+    /// Sent more than 10 ms after their time, because all connections were busy or the generator was.
+    pub late: usize,
+    pub latest: Duration,
+    pub statuses: usize,
+    pub wrong: usize,
+    pub failed: usize,
+    pub unsent: usize,
+}
+
+impl Replayed {
+    /// Sums up records, in the order of their requests.
+    pub fn of(records: &[Record]) -> Self {
+        let from = records.first().map_or(Duration::ZERO, |record| record.due);
+        let complete: Vec<&Record> = records.iter().filter(|record| record.outcome == Outcome::Complete).collect();
+        let mut counts = Counts::default();
+        complete.iter().for_each(|record| record.tier.into_iter().for_each(|tier| counts.add(tier, record.bytes)));
+        let shares = counts.shares();
+        let of_tier = |tier: Tier| {
+            let some: Vec<&Record> = complete.iter().copied().filter(|record| record.tier == Some(tier)).collect();
+            answers(&some, shares[tier as usize])
+        };
+        let count = |of: &dyn Fn(Outcome) -> bool| records.iter().filter(|record| of(record.outcome)).count();
+        let lateness = |record: &Record| record.sent.saturating_sub(record.due);
+        let span = |until: Option<Duration>| until.unwrap_or(from).saturating_sub(from).as_secs_f64().max(1e-3);
+        let (last_due, last_byte) =
+            (records.last().map(|record| record.due), complete.iter().map(|r| r.last_byte).max());
+        let bytes: u64 = complete.iter().map(|record| record.bytes).sum();
+        Self {
+            tiers: Tier::ALL.map(of_tier),
+            all: answers(&complete, Share { requests: 1.0, bytes: 1.0 }),
+            untold: complete.iter().filter(|record| record.tier.is_none()).count(),
+            due: records.len(),
+            due_per_second: records.len() as f64 / span(last_due),
+            answered_per_second: complete.len() as f64 / span(last_byte),
+            bytes_per_second: bytes as f64 / span(last_byte),
+            late: records.iter().filter(|record| lateness(record) > LATE).count(),
+            latest: records.iter().map(lateness).max().unwrap_or_default(),
+            statuses: count(&|outcome| matches!(outcome, Outcome::Status(_))),
+            wrong: count(&|outcome| outcome == Outcome::Wrong),
+            failed: count(&|outcome| outcome == Outcome::Failed),
+            unsent: count(&|outcome| outcome == Outcome::Unsent),
+        }
+    }
+
+    /// Requests that were not answered as they should be.
+    pub fn unanswered(&self) -> usize {
+        self.statuses + self.wrong + self.failed + self.unsent
+    }
+}
+
+fn answers(records: &[&Record], share: Share) -> Answers {
+    let latency = |of: fn(&Record) -> Duration| {
+        let mut all: Vec<Duration> = records.iter().map(|record| of(record).saturating_sub(record.due)).collect();
+        all.sort_unstable();
+        Latency { median: percentile(&all, 50), p99: percentile(&all, 99) }
+    };
+    let (first_byte, last_byte) = (latency(|record| record.first_byte), latency(|record| record.last_byte));
+    Answers { count: records.len(), share, first_byte, last_byte }
+}
+
+/// The least figure that so many percent are not above: the nearest rank. Zero of none.
+fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(shot: usize, tier: Option<Tier>, outcome: Outcome) -> Record {
+        let due = Duration::from_secs(shot as u64);
+        let after = |millis| due + Duration::from_millis(millis);
+        let (sent, first_byte, last_byte) = (after(shot as u64 * 5), after(20), after(30));
+        Record { shot, due, sent, first_byte, last_byte, bytes: 100, outcome, tier }
+    }
+
+    #[test]
+    fn percentiles_are_nearest_ranks() {
+        let all: Vec<Duration> = (1..=200).map(Duration::from_millis).collect();
+        assert_eq!(percentile(&all, 50), Duration::from_millis(100));
+        assert_eq!(percentile(&all, 99), Duration::from_millis(198));
+        assert_eq!(percentile(&all[..1], 99), Duration::from_millis(1));
+        assert_eq!(percentile(&[], 50), Duration::ZERO);
+    }
+
+    #[test]
+    fn only_complete_answers_have_tiers_and_latencies() {
+        use Outcome::{Complete, Failed, Status, Unsent, Wrong};
+        let (ram, disk) = (Some(Tier::Ram), Some(Tier::Disk));
+        let records = [
+            record(0, Some(Tier::Network), Complete),
+            record(1, ram, Complete),
+            record(2, ram, Complete),
+            record(3, disk, Complete),
+            record(4, None, Complete),
+            record(5, disk, Status(504)),
+            record(6, ram, Wrong),
+            record(7, None, Failed),
+            record(8, None, Unsent),
+        ];
+        let replayed = Replayed::of(&records[1..]);
+        assert_eq!(replayed.tiers.map(|tier| tier.count), [2, 1, 0]);
+        assert_eq!((replayed.all.count, replayed.untold, replayed.due), (4, 1, 8));
+        assert!((replayed.tiers[0].share.requests - 2.0 / 3.0).abs() < 1e-9);
+        assert_eq!(replayed.tiers[1].last_byte.p99, Duration::from_millis(30));
+        assert_eq!(replayed.tiers[1].first_byte.median, Duration::from_millis(20));
+        let Replayed { statuses, wrong, failed, unsent, late, latest, .. } = replayed;
+        assert_eq!((statuses, wrong, failed, unsent), (1, 1, 1, 1));
+        assert_eq!(replayed.unanswered(), 4);
+        assert_eq!((late, latest), (6, Duration::from_millis(40)), "5 ms for each second; 10 ms are not late");
+        assert!((replayed.due_per_second - 8.0 / 7.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn nothing_comes_to_nothing() {
+        let replayed = Replayed::of(&[]);
+        assert_eq!((replayed.due, replayed.all.count, replayed.all.last_byte), (0, 0, Latency::default()));
+    }
+}

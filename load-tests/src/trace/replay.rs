@@ -1,0 +1,366 @@
+//! The replay of a trace over HTTP, in an open loop: requests are sent when they are due, whatever the server does.
+//!
+//! Goals: no coordinated omission (a stall delays those who come during it, and is seen: latency counts from the time that
+//! a request was due); a bound on connections, on time and on what is remembered; an end by itself, however the server
+//! behaves. A due request that finds all connections busy waits for one, and its latency grows meanwhile; how late requests
+//! were sent is recorded, so that a generator that is too slow is told from a server that is.
+//!
+//! How: one task counts the requests that are due, as permits of a semaphore; a worker for each connection takes a permit and
+//! then the next request of the list. There is no queue beside the list itself.
+//!
+//! Non-goals: HTTP/2; pipelining; ranges and other forms of content.
+
+use super::client::Client;
+use super::tier::Tier;
+use crate::relay::timer::Timer;
+use crate::sample;
+use anyhow::{Context as _, Result};
+use http_body_util::BodyExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// The bytes of one answer in this many are compared with what they should be, after its time has been taken.
+const CHECK_EVERY: usize = 64;
+/// Longer ones are not compared, but counted.
+const CHECKED_BYTES_MAX: u64 = 16 << 20;
+
+/// What is to be asked for.
+#[derive(Debug)]
+pub struct Script {
+    /// Host and port of the server.
+    pub authority: String,
+    pub targets: Vec<Target>,
+    /// By time.
+    pub shots: Vec<Shot>,
+    /// Connections at a time.
+    pub connections: usize,
+    /// How long an answer is waited for, and how long after the last request was due anything is still sent.
+    pub patience: Duration,
+}
+
+/// A file on the server.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub path: String,
+    pub bytes: u64,
+    /// Of its bytes: [`sample::bytes`].
+    pub seed: u64,
+}
+
+/// A request to be sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Shot {
+    /// Since the replay began.
+    pub due: Duration,
+    /// Index of the target.
+    pub target: u32,
+}
+
+/// What came of a request. Times are since the replay began; those of a request without an answer are when it was given up.
+#[derive(Debug, Clone, Copy)]
+pub struct Record {
+    /// Index of the shot.
+    pub shot: usize,
+    pub due: Duration,
+    pub sent: Duration,
+    pub first_byte: Duration,
+    pub last_byte: Duration,
+    /// Of the body, as far as it came.
+    pub bytes: u64,
+    pub outcome: Outcome,
+    pub tier: Option<Tier>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// 200, and as many bytes as there should be; for some of them, the right ones.
+    Complete,
+    /// Another status.
+    Status(u16),
+    /// 200, and other bytes.
+    Wrong,
+    /// No answer, or not to its end, or not in time.
+    Failed,
+    /// Not sent: the server was so slow that the time for the whole replay was over.
+    Unsent,
+}
+
+/// Replays a script. Returns a record for each shot, in order.
+pub async fn replay(script: Script) -> Result<Vec<Record>> {
+    let connections = script.connections.max(1);
+    let replay = Arc::new(Replay { script, clock: Instant::now(), due: Semaphore::new(0), next: AtomicUsize::new(0) });
+    let mut workers = JoinSet::new();
+    for _ in 0..connections {
+        workers.spawn(Arc::clone(&replay).work());
+    }
+    replay.pace(connections).await?;
+    let mut records = Vec::with_capacity(replay.script.shots.len());
+    while let Some(worked) = workers.join_next().await {
+        records.extend(worked.context("a connection's task failed")?);
+    }
+    records.extend(replay.unsent(records.len()));
+    records.sort_unstable_by_key(|record| record.shot);
+    Ok(records)
+}
+
+struct Replay {
+    script: Script,
+    clock: Instant,
+    /// A permit for each request that is due and not taken.
+    due: Semaphore,
+    /// The first request that was not taken.
+    next: AtomicUsize,
+}
+
+impl Replay {
+    /// Lets requests go when they are due, and lets the workers end.
+    async fn pace(&self, connections: usize) -> Result<()> {
+        let timer = Timer::new()?;
+        let shots = &self.script.shots;
+        let mut released = 0;
+        while let Some(shot) = shots.get(released) {
+            timer.until(self.clock + shot.due).await?;
+            let now = self.clock.elapsed();
+            let due = shots[released..].partition_point(|shot| shot.due <= now);
+            self.due.add_permits(due);
+            released += due;
+        }
+        // One for each worker to find that there is no more.
+        self.due.add_permits(connections);
+        Ok(())
+    }
+
+    /// One connection's work. Ends when nothing is left to be sent, or it is too late for the rest.
+    async fn work(self: Arc<Self>) -> Vec<Record> {
+        let mut client = Client::new(self.script.authority.clone());
+        let mut records = Vec::new();
+        while let Some(shot) = self.take().await {
+            records.push(self.ask(&mut client, shot).await);
+        }
+        records
+    }
+
+    /// Waits for the next request to be due.
+    async fn take(&self) -> Option<usize> {
+        self.due.acquire().await.ok()?.forget();
+        let last = self.script.shots.last()?.due;
+        if self.clock.elapsed() > last + self.script.patience {
+            return None;
+        }
+        let shot = self.next.fetch_add(1, Ordering::Relaxed);
+        (shot < self.script.shots.len()).then_some(shot)
+    }
+
+    async fn ask(&self, client: &mut Client, shot: usize) -> Record {
+        let Shot { due, target } = self.script.shots[shot];
+        let target = &self.script.targets[target as usize];
+        let sent = self.clock.elapsed();
+        let mut record = Record {
+            shot,
+            due,
+            sent,
+            first_byte: sent,
+            last_byte: sent,
+            bytes: 0,
+            outcome: Outcome::Failed,
+            tier: None,
+        };
+        let exchange = self.exchange(client, target, &mut record);
+        let ended = timeout(self.script.patience, exchange).await;
+        if record.outcome != Outcome::Complete {
+            client.close();
+        }
+        if !matches!(ended, Ok(Ok(()))) {
+            record.last_byte = self.clock.elapsed();
+        }
+        record
+    }
+
+    /// Asks, reads, and fills the record in as it goes.
+    async fn exchange(&self, client: &mut Client, target: &Target, record: &mut Record) -> Result<()> {
+        let mut response = client.get(&target.path).await?;
+        let status = response.status().as_u16();
+        record.tier = Tier::from_headers(response.headers());
+        let checked = record.shot.is_multiple_of(CHECK_EVERY) && target.bytes <= CHECKED_BYTES_MAX;
+        let mut body = Vec::new();
+        // An answer that is longer than it should be is not read to an end that may never come.
+        while record.bytes <= target.bytes
+            && let Some(frame) = response.frame().await
+        {
+            let Ok(data) = frame?.into_data() else { continue };
+            if record.bytes == 0 {
+                record.first_byte = self.clock.elapsed();
+            }
+            record.bytes += data.len() as u64;
+            if checked && record.bytes <= target.bytes {
+                body.extend_from_slice(&data);
+            }
+        }
+        record.last_byte = self.clock.elapsed();
+        let length = usize::try_from(target.bytes)?;
+        record.outcome = match status {
+            200 if record.bytes != target.bytes => Outcome::Wrong,
+            200 if checked && body != sample::bytes(length, target.seed) => Outcome::Wrong,
+            200 => Outcome::Complete,
+            status => Outcome::Status(status),
+        };
+        Ok(())
+    }
+
+    /// Records of what was not sent: the last of the list.
+    fn unsent(&self, sent: usize) -> impl Iterator<Item = Record> {
+        let end = self.clock.elapsed();
+        let record = move |(shot, Shot { due, .. }): (usize, &Shot)| Record {
+            shot,
+            due: *due,
+            sent: end,
+            first_byte: end,
+            last_byte: end,
+            bytes: 0,
+            outcome: Outcome::Unsent,
+            tier: None,
+        };
+        self.script.shots.iter().enumerate().skip(sent).map(record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use http_body_util::Full;
+    use hyper::service::service_fn;
+    use hyper::{Request, Response, body::Incoming, server::conn::http1};
+    use hyper_util::rt::TokioIo;
+    use std::convert::Infallible;
+    use std::net::Ipv4Addr;
+    use tokio::net::TcpListener;
+
+    const PATIENCE: Duration = Duration::from_millis(600);
+
+    /// Answers by the path: `/LENGTH/SEED/…` are good bytes, and what follows says what is wrong with the answer.
+    async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+        let path = request.uri().path().to_owned();
+        let mut parts = path.split('/').skip(1);
+        let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok()).expect("a number");
+        let mut body = sample::bytes(number() as usize, number());
+        let mut status = 200;
+        match parts.next() {
+            Some("stall") => tokio::time::sleep(Duration::from_millis(300)).await,
+            Some("never") => std::future::pending().await,
+            Some("status") => status = 504,
+            Some("short") => drop(body.pop()),
+            Some("wrong") => body[0] ^= 1,
+            _ => {}
+        }
+        let mut response = Response::new(Full::from(body));
+        *response.status_mut() = hyper::StatusCode::from_u16(status).expect("a status");
+        response.headers_mut().append("server-timing", "tier;desc=\"disk\"".parse().expect("a value"));
+        Ok(response)
+    }
+
+    /// A server whose connections are closed after some answers.
+    async fn server(answers: usize) -> String {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
+        let authority = listener.local_addr().expect("it is bound").to_string();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let left = AtomicUsize::new(answers);
+                tokio::spawn(async move {
+                    let answer = |request| {
+                        let last = left.fetch_sub(1, Ordering::Relaxed) == 1;
+                        async move {
+                            let mut response = answer(request).await?;
+                            if last {
+                                response.headers_mut().insert("connection", "close".parse().expect("a value"));
+                            }
+                            Ok::<_, Infallible>(response)
+                        }
+                    };
+                    http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer)).await
+                });
+            }
+        });
+        authority
+    }
+
+    fn script(authority: String, connections: usize, shots: &[(u64, &str)]) -> Script {
+        let target = |(_, trouble): &(u64, &str)| Target { path: format!("/1000/7/{trouble}"), bytes: 1000, seed: 7 };
+        let shot =
+            |(index, (due, _)): (usize, &(u64, &str))| Shot { due: Duration::from_millis(*due), target: index as u32 };
+        Script {
+            authority,
+            targets: shots.iter().map(target).collect(),
+            shots: shots.iter().enumerate().map(shot).collect(),
+            connections,
+            patience: PATIENCE,
+        }
+    }
+
+    #[tokio::test]
+    async fn requests_are_sent_when_they_are_due_whatever_becomes_of_others() {
+        let shots = [(0, "stall"), (20, ""), (40, ""), (100, "")];
+        let records = replay(script(server(100).await, 4, &shots)).await.expect("it ends");
+        for (record, (due, trouble)) in records.iter().zip(shots) {
+            assert_eq!((record.outcome, record.bytes), (Outcome::Complete, 1000), "{record:?}");
+            assert_eq!(record.tier, Some(Tier::Disk));
+            assert_eq!(record.due, Duration::from_millis(due));
+            assert!(record.sent >= record.due && record.sent < record.due + Duration::from_millis(150), "{record:?}");
+            assert!(record.sent <= record.first_byte && record.first_byte <= record.last_byte, "{record:?}");
+            let latency = record.last_byte - record.due;
+            assert_eq!(latency >= Duration::from_millis(300), trouble == "stall", "{record:?}");
+        }
+    }
+
+    /// The whole point: who was due during a stall has waited for it, although it was sent later.
+    #[tokio::test]
+    async fn a_stall_counts_for_those_who_came_during_it() {
+        let shots = [(0, "stall"), (100, ""), (200, "")];
+        let records = replay(script(server(100).await, 1, &shots)).await.expect("it ends");
+        for (record, least) in records.iter().zip([300, 190, 90]) {
+            assert_eq!(record.outcome, Outcome::Complete);
+            let (latency, service) = (record.last_byte - record.due, record.last_byte - record.sent);
+            assert!(latency >= Duration::from_millis(least), "{record:?}");
+            assert!(record.shot == 0 || service < latency, "{record:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_with_an_answer_is_recorded() {
+        let shots = [(0, "wrong"), (1, "short"), (2, "status"), (3, "never"), (4, "")];
+        let records = replay(script(server(100).await, 2, &shots)).await.expect("it ends");
+        let outcomes: Vec<Outcome> = records.iter().map(|record| record.outcome).collect();
+        use Outcome::{Complete, Failed, Status, Wrong};
+        assert_eq!(outcomes, [Wrong, Wrong, Status(504), Failed, Complete]);
+        assert!(records[3].last_byte - records[3].sent >= PATIENCE);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_the_server_closes_is_opened_again() {
+        let shots = [(0, ""); 20];
+        let records = replay(script(server(3).await, 2, &shots)).await.expect("it ends");
+        assert!(records.iter().all(|record| record.outcome == Outcome::Complete), "{records:?}");
+    }
+
+    #[tokio::test]
+    async fn it_ends_with_a_server_that_never_answers_and_with_none_at_all() {
+        let shots = [(0, "never"); 10];
+        let begun = Instant::now();
+        let records = replay(script(server(100).await, 2, &shots)).await.expect("it ends");
+        let count = |outcome| records.iter().filter(|record| record.outcome == outcome).count();
+        assert_eq!((records.len(), count(Outcome::Failed) + count(Outcome::Unsent)), (10, 10));
+        assert!(count(Outcome::Unsent) >= 6, "{records:?}");
+        assert!(begun.elapsed() < PATIENCE * 4);
+
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
+        let nobody = listener.local_addr().expect("it is bound").to_string();
+        drop(listener);
+        let records = replay(script(nobody, 2, &shots)).await.expect("it ends");
+        assert!(records.iter().all(|record| record.outcome == Outcome::Failed), "{records:?}");
+        assert!(replay(script(String::new(), 2, &[])).await.expect("it ends").is_empty());
+    }
+}

@@ -98,7 +98,8 @@ pub fn run(cli: Cli) -> i32 {
 fn check_processor() -> anyhow::Result<()> {
     #[cfg(target_arch = "x86_64")]
     anyhow::ensure!(
-        is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq"),
+        !option_env!("CXXFLAGS_x86_64_unknown_linux_gnu").is_some_and(|flags| flags.contains("-msse4.2"))
+            || is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq"),
         "this processor lacks SSE 4.2 or PCLMULQDQ, which Causeway was compiled for; compile it without CXXFLAGS in .cargo/config.toml"
     );
     Ok(())

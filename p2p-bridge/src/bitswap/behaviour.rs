@@ -416,9 +416,10 @@ impl NetworkBehaviour for Behaviour {
             HandlerEvent::Stalled => {
                 let traffic = self.traffic.get(&peer).and_then(Weak::upgrade);
                 if traffic.is_none_or(|traffic| traffic.note_stall(STALLS_APART)) {
-                    tracing::debug!(%peer, "stopped in the middle of a message");
+                    tracing::debug!(%peer, "stopped in the middle of a message, or does not read");
                     self.offended(peer, Offence::Stall);
                 }
+                self.client.answer_lost(peer, now);
             }
             HandlerEvent::Answered { blocks, bytes, cost } => {
                 self.metrics.sent_blocks.inc_by(blocks as u64);

@@ -33,13 +33,15 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
 /// Streams that a peer may have open towards us at once.
 const INBOUND_STREAMS_MAX: usize = 256;
 /// Streams that a peer may decline or reset before it is taken for one that speaks no Bitswap.
 const DECLINED_MAX: u32 = 2;
+/// How long a peer may take to decline a stream.
+const DOUBT: Duration = Duration::from_secs(10);
 /// A connection is in use for this long after our last question to the peer.
 const KEPT_ALIVE_FOR: Duration = Duration::from_secs(60);
 /// The priority of the first question; it falls from question to question, and starts again before it is used up.
@@ -191,8 +193,10 @@ enum LaneState {
 enum Unwritten {
     /// The stream broke.
     Broken,
-    /// The peer does not read, or too slowly.
+    /// The peer does not read.
     Late,
+    /// The peer reads, but too slowly.
+    Slow,
 }
 
 /// An outgoing stream and what waits for it. It stays open.
@@ -200,8 +204,8 @@ struct Outgoing {
     lane: Lane,
     /// What the next stream is opened with.
     proposal: Negotiate,
-    /// Whether the peer may still decline what the open stream was opened with.
-    in_doubt: bool,
+    /// When the open stream was opened, as long as the peer may still decline what it was opened with.
+    opened: Option<Instant>,
     /// Streams that it declined.
     declined: u32,
     /// Answers; and questions as one, however many commands they came in.
@@ -221,8 +225,10 @@ impl Outgoing {
     fn new(lane: Lane) -> Self {
         Self {
             lane,
-            proposal: Negotiate::Only(Version::V1_2),
-            in_doubt: false,
+            // Questions can be asked again. An answer that was written for nothing is lost, so its version is waited for unless
+            // it is known.
+            proposal: if lane == Lane::Ask { Negotiate::Only(Version::V1_2) } else { Negotiate::Any },
+            opened: None,
             declined: 0,
             queue: VecDeque::new(),
             questions: Outbox::default(),
@@ -287,36 +293,50 @@ impl Outgoing {
 
     /// The peer is known to speak this version. Whoever declined a proposal is believed that instead.
     fn spoken(&mut self, version: Version) {
-        if let Negotiate::Only(proposed) = &mut self.proposal {
-            *proposed = version;
+        if self.declined == 0 {
+            self.proposal = Negotiate::Only(version);
         }
     }
 
     fn opened(&mut self, stream: Stream, version: Version) {
-        self.in_doubt = true;
+        self.opened = Some(Instant::now());
         self.state = LaneState::Open(stream, version);
+    }
+
+    /// Whether the peer may still decline the open stream. One that does is heard of within a round trip; what goes wrong
+    /// with a stream that has stood for long says nothing about its version.
+    fn in_doubt(&mut self) -> bool {
+        if self.opened.is_some_and(|opened| opened.elapsed() > DOUBT) {
+            self.opened = None;
+            self.declined = 0;
+        }
+        self.opened.is_some()
     }
 
     /// Whether the peer declined the version that a stream was opened with. Peers write nothing else on these streams.
     fn is_declined(&mut self, stream: &mut Stream, cx: &mut Context<'_>) -> bool {
-        if !self.in_doubt {
+        if self.opened.is_none() {
             return false;
         }
         match Pin::new(stream).poll_read(cx, &mut [0; 1]) {
             Poll::Pending => false,
             Poll::Ready(Ok(_)) => {
-                self.in_doubt = false;
+                self.opened = None;
                 false
             }
             // A peer that declines may reset the stream before its refusal is read, so every error counts as one.
-            Poll::Ready(Err(_)) => true,
+            Poll::Ready(Err(_)) => {
+                let declined = self.in_doubt();
+                self.opened = None;
+                declined
+            }
         }
     }
 
-    /// What was written on a stream that the peer declined did not arrive: once more, with every version to choose from.
-    /// The last of them is not waited for either, so a peer that speaks none is told by its declining everything.
+    /// Questions that were written on a stream which the peer declined did not arrive: once more, with every version to choose
+    /// from. The last of them is not waited for either, so a peer that speaks none is told by its declining everything.
     fn declined(&mut self, events: &mut VecDeque<Event>) {
-        self.in_doubt = false;
+        self.opened = None;
         self.declined += 1;
         if self.declined > DECLINED_MAX {
             return self.abandon(Unwritten::Broken, events);
@@ -368,6 +388,7 @@ impl Outgoing {
                         }
                         self.state = LaneState::Open(stream, version);
                     }
+                    Poll::Ready(Err(Unwritten::Broken)) if self.in_doubt() => self.declined(events),
                     // The peer may have closed an idle stream: once more on a new one.
                     Poll::Ready(Err(Unwritten::Broken)) if !self.tried_again => self.tried_again = true,
                     Poll::Ready(Err(why)) => {
@@ -394,7 +415,7 @@ async fn write<S: AsyncWrite + Unpin>(mut stream: S, parts: Vec<Bytes>, patience
         }
         in_time(patience.stall, stream.flush()).await
     };
-    timeout(patience.message, all).await.map_err(|_| Unwritten::Late)??;
+    timeout(patience.message, all).await.map_err(|_| Unwritten::Slow)??;
     Ok(stream)
 }
 
@@ -447,7 +468,9 @@ impl Reading {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 Some((Event::Fault(error.to_string()), Reader::Over))
             }
-            Err(error) if error.kind() == io::ErrorKind::OutOfMemory => Some((Event::Lost, Reader::Over)),
+            Err(error) if matches!(error.kind(), io::ErrorKind::OutOfMemory | io::ErrorKind::TimedOut) => {
+                Some((Event::Lost, Reader::Over))
+            }
             // Streams end for many reasons that are nobody's fault.
             Ok(Frame::End) | Err(_) => None,
         }
@@ -579,9 +602,8 @@ impl ConnectionHandler for Handler {
             ConnectionEvent::RemoteProtocolsChange(ProtocolsChange::Added(protocols)) => {
                 let version = |protocol: &StreamProtocol| Version::ALL.into_iter().find(|v| v.protocol() == *protocol);
                 if let Some(newest) = protocols.filter_map(version).min() {
-                    let lane = self.lane(Lane::Ask);
-                    lane.spoken(newest);
-                    lane.prepare = true;
+                    self.outgoing.iter_mut().for_each(|lane| lane.spoken(newest));
+                    self.lane(Lane::Ask).prepare = true;
                 }
             }
             _ => {}

@@ -65,7 +65,7 @@ async fn a_message_is_written_to_whoever_reads_it_in_time() {
     assert!(begun.elapsed() < patience.message, "not waited for as long as a message may take");
     let trickles = Sink::new(10_000, 1, Duration::from_millis(5));
     let patience = Patience { stall: Duration::from_secs(20), ..PATIENCE };
-    assert_eq!(written(trickles, patience).await.err(), Some(Unwritten::Late));
+    assert_eq!(written(trickles, patience).await.err(), Some(Unwritten::Slow));
     let breaks = Cursor::new(vec![0; 100].into_boxed_slice());
     assert_eq!(write(breaks, parts, PATIENCE).await.err(), Some(Unwritten::Broken));
 }

@@ -86,10 +86,12 @@ impl Task {
         self.settle_reachability();
     }
 
-    /// What a peer's word on our addresses is worth.
-    fn witness(&self, peer: &PeerId) -> Witness {
+    /// What a peer's word is worth, on an address of ours or on its having found none.
+    fn witness(&self, peer: &PeerId, address: Option<&Multiaddr>) -> Witness {
         let behaviour = self.swarm.behaviour();
-        if self.nat.rules.private || behaviour.admission.is_trusted(peer) {
+        // Private addresses may be dialled on public nodes too, behind a balancer, say: there, strangers stay strangers.
+        let own_network = self.nat.rules.private && address.is_some_and(|address| Scope::Lan.admits(address));
+        if own_network || behaviour.admission.is_trusted(peer) {
             return Witness::Trusted;
         }
         let remotes = behaviour.bitswap.connections(peer).iter().filter_map(|connection| self.remotes.get(connection));
@@ -112,7 +114,7 @@ impl Task {
         // That one address cannot be reached says little: candidates are guesses.
         if event.result.is_ok() {
             tracing::debug!(address = %event.tested_addr, server = %event.server, "a peer proved that it reaches us");
-            let witness = self.witness(&event.server);
+            let witness = self.witness(&event.server, Some(&event.tested_addr));
             self.nat.reachability.proved(event.tested_addr, witness, Instant::now());
             self.settle_reachability();
         }
@@ -123,7 +125,7 @@ impl Task {
         let Event::OutboundProbe(probe) = event else { return };
         match probe {
             OutboundProbeEvent::Response { peer, address, .. } if self.nat.rules.admit(&address) => {
-                let witness = self.witness(&peer);
+                let witness = self.witness(&peer, Some(&address));
                 self.nat.reachability.dialled_back(peer, witness, without_peer(address), Instant::now());
             }
             OutboundProbeEvent::Error {
@@ -131,7 +133,7 @@ impl Task {
                 error: OutboundProbeError::Response(ResponseError::DialError),
                 ..
             } => {
-                let witness = self.witness(&peer);
+                let witness = self.witness(&peer, None);
                 self.nat.reachability.not_dialled_back(peer, witness, Instant::now());
             }
             _ => return,
@@ -244,13 +246,11 @@ impl Task {
         let mut ours = nat.reachability.addresses();
         ours.retain(|address| nat.announced.depends_on_peers(address));
         let before = std::mem::replace(&mut nat.told, ours.clone());
-        for address in before.iter().filter(|address| !ours.contains(address)) {
-            self.swarm.remove_external_address(address);
-        }
-        for address in ours.iter().filter(|address| !before.contains(address)) {
-            self.swarm.add_external_address(address.clone());
-        }
-        if before != ours {
+        let lost: Vec<&Multiaddr> = before.iter().filter(|address| !ours.contains(address)).collect();
+        let gained: Vec<&Multiaddr> = ours.iter().filter(|address| !before.contains(address)).collect();
+        lost.iter().for_each(|address| self.swarm.remove_external_address(address));
+        gained.iter().for_each(|address| self.swarm.add_external_address(Multiaddr::clone(address)));
+        if !lost.is_empty() || !gained.is_empty() {
             let everybody: Vec<PeerId> = self.swarm.connected_peers().copied().collect();
             self.swarm.behaviour_mut().identify.push(everybody);
         }

@@ -23,9 +23,8 @@
 //!    again and strangers are asked.
 //! 5. A member that owes something and is *silent* (nothing for two responses and four times its usual gap between
 //!    blocks; 250 ms to 5 s) gets nothing new, and all that it owes is asked of others too. A block that merely takes more
-//!    than twice as long as it should is asked of a second member only within a budget of one in [`BLOCKS_PER_HEDGE`]. The
-//!    first block of a session, if it is owed by a peer that proved nothing while another says HAVE, is late as soon as it
-//!    takes longer than it should.
+//!    than twice as long as it should is asked of a second member only within a budget of one in [`BLOCKS_PER_HEDGE`]. One
+//!    that is owed by a peer that proved nothing, while another says HAVE, is late as soon as it takes longer than it should.
 //! 6. A want fails when nothing came for [`Config::stall_timeout`]: as corrupt if a peer sent other bytes instead.
 //!
 //! | module | concern |

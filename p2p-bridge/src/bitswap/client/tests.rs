@@ -481,3 +481,17 @@ fn a_favoured_peer_that_proved_nothing_is_not_waited_for_when_another_has_the_bl
     bench.pass(200 * MS);
     assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Block)]);
 }
+
+#[test]
+fn a_lost_answer_is_asked_for_again_for_a_session_that_waits_on() {
+    let mut bench = Bench::new();
+    let (peer, late) = (bench.connect(true), *cid(7).hash());
+    bench.want(0);
+    bench.pass(1_500 * MS);
+    bench.client.want(late, cid(0), bench.now);
+    bench.drain();
+    bench.asked.clear();
+    bench.pass(700 * MS);
+    assert_eq!(bench.failures.len(), 1);
+    assert!(bench.take_asked(1).contains(&(peer, 0, Ask::Block)), "its answer may have been lost");
+}

@@ -132,6 +132,12 @@ impl Client {
             self.actions.push_back(Action::Fail(Box::new(Failure { key, session: session_id, error })));
         }
         if !want.sessions.is_empty() {
+            // Whoever owes it and is silent may have answered in vain: for those who wait on, it is asked once more.
+            if stalled {
+                for question in want.debtors() {
+                    self.peers.get_mut(&question.peer).into_iter().for_each(Peer::answer_lost);
+                }
+            }
             return false;
         }
         if let Some(want) = self.wants.remove(&key) {

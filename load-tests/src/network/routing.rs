@@ -56,6 +56,7 @@ pub async fn far(options: &Options) -> Result<Row> {
     let neighbourhood = Neighbourhood::start(NODES, options.link()).await?;
     let source = Far::<Kubo>::start_with(options, options.link(), no_server).await?;
     source.node.connect(&neighbourhood.addresses[0]).await?;
+    settle(&source.node, 1).await?;
     let rounds = find(options, &source, &neighbourhood.addresses, 90).await?;
     let kubo = rounds.of(Who::Kubo);
     Ok(Row {
@@ -107,9 +108,7 @@ async fn joined(who: Who, options: &Options, dht: &[String]) -> Result<Server> {
         Who::Kubo => {
             let kubo = Kubo::start(&options.kubo).await?;
             kubo.connect(first).await?;
-            while known_to(&kubo).await? < enough && begun.elapsed() < SETTLE {
-                tick().await;
-            }
+            settle(&kubo, enough).await?;
             Ok(kubo.server)
         }
         Who::Causeway => {
@@ -123,6 +122,15 @@ async fn joined(who: Who, options: &Options, dht: &[String]) -> Result<Server> {
         }
         _ => bail!("{who} takes no part"),
     }
+}
+
+/// Gives a Kubo time to learn of that many peers.
+async fn settle(kubo: &Kubo, enough: usize) -> Result<()> {
+    let begun = Instant::now();
+    while known_to(kubo).await? < enough && begun.elapsed() < SETTLE {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
 }
 
 /// Peers in the routing table of a Kubo.
@@ -183,10 +191,7 @@ async fn published_by_kubo(
 ) -> Result<(f64, f64)> {
     let kubo = Kubo::start(&options.kubo).await?;
     kubo.connect(&neighbourhood.addresses[0]).await?;
-    let settled = Instant::now();
-    while known_to(&kubo).await? < NODES * 3 / 4 && settled.elapsed() < SETTLE {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    settle(&kubo, NODES * 3 / 4).await?;
     let path = kubo.add(content)?;
     let begun = Instant::now();
     // Kubo answers when it has told everybody; what counts is when they know.

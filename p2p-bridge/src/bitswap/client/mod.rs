@@ -245,7 +245,7 @@ impl Client {
         let waiting: Vec<SessionId> = self
             .sessions
             .iter()
-            .filter(|(_, session)| session.named.contains(&peer) || (favoured && session.members.is_empty()))
+            .filter(|(_, session)| favoured || session.named.contains(&peer))
             .map(|(id, _)| *id)
             .collect();
         for id in waiting {

@@ -495,3 +495,17 @@ fn a_lost_answer_is_asked_for_again_for_a_session_that_waits_on() {
     assert_eq!(bench.failures.len(), 1);
     assert!(bench.take_asked(1).contains(&(peer, 0, Ask::Block)), "its answer may have been lost");
 }
+
+#[test]
+fn a_favoured_peer_that_comes_late_gets_its_share() {
+    let mut bench = Bench::new();
+    let first = bench.connect(true);
+    bench.want(0);
+    bench.client.received_block(first, key(0), 256 * 1024, bench.now);
+    (1..100).for_each(|n| bench.want(n));
+    let second = bench.connect(true);
+    let asked = std::mem::take(&mut bench.asked).into_iter().find(|(peer, _)| *peer == second).expect("asked").1;
+    bench.client.received_presence(second, &asked.cid, true, bench.now);
+    bench.drain();
+    assert!(bench.client.peers[&second].owed().count() > 1);
+}

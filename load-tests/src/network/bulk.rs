@@ -8,7 +8,7 @@ use crate::child::datagrams_dropped;
 use crate::fetch::get;
 use crate::relay::Link;
 use crate::sample;
-use crate::servers::{Causeway, Kubo, Transport};
+use crate::servers::{Causeway, Kubo, Setup, Transport};
 use anyhow::{Result, bail, ensure};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -115,7 +115,10 @@ pub async fn four(options: &Options) -> Result<Row> {
     let rounds = Rounds::measure(options.rounds(), &[Who::OneSource, Who::Causeway], async |who, _| {
         let peers = if who == Who::OneSource { &addresses[..1] } else { &addresses };
         let before = passed();
-        let client = world::client(who, options, peers).await?;
+        // Without a DHT, in which they would hear of the other sources.
+        let flags = [options.flags(), vec!["--dht", "off"]].concat();
+        let setup = Setup { peers, flags, ..Setup::default() };
+        let client = Causeway::start(&options.causeway, setup).await?.server;
         let seconds = whole(&client.url, &path, &content).await?;
         let ratio = (passed() - before) as f64 / content.len() as f64;
         ensure!(ratio >= 1.0, "{ratio:.2} × the file came through the relays");

@@ -146,11 +146,11 @@ pub async fn client(who: Who, options: &Options, peers: &[String]) -> Result<Ser
             }
             Ok(kubo.server)
         }
-        Who::Causeway | Who::OneSource => {
+        Who::Causeway => {
             let setup = Setup { peers, flags: options.flags(), ..Setup::default() };
             Ok(Causeway::start(&options.causeway, setup).await?.server)
         }
-        Who::Http | Who::Ceiling => bail!("{who} is no client"),
+        Who::Http | Who::Ceiling | Who::OneSource => bail!("{who} is no client"),
     }
 }
 

@@ -180,9 +180,15 @@ impl Client {
         // is enough if others do.
         let count = if session.members.is_empty() { PROBED_WANTS_MAX } else { 1 };
         let unasked = session.unasked.values();
-        let others = session.wants.keys().filter(|key| self.wants.get(key).is_some_and(Want::is_owed));
+        // The newest of those that are owed: an old one comes before the answer, and says nothing.
+        let owed = session
+            .wants
+            .keys()
+            .filter_map(|key| Some((self.wants.get(key).filter(|want| want.is_owed())?.order, key)));
+        let mut others: Vec<(u64, &BlockKey)> = owed.collect();
+        others.sort_unstable_by_key(|(order, _)| Reverse(*order));
         let keys: Vec<BlockKey> = unasked
-            .chain(others)
+            .chain(others.into_iter().map(|(_, key)| key))
             .filter(|key| {
                 let want = self.wants.get(key);
                 want.is_some_and(|want| !want.is_asked(&peer) && !want.denied.contains(&peer))

@@ -509,3 +509,16 @@ fn a_favoured_peer_that_comes_late_gets_its_share() {
     bench.drain();
     assert!(bench.client.peers[&second].owed().count() > 1);
 }
+
+#[test]
+fn a_peer_that_comes_while_everything_is_owed_is_asked_about_what_comes_last() {
+    let mut bench = Bench::new();
+    let first = bench.connect(true);
+    bench.want(0);
+    bench.client.received_block(first, key(0), 1_000, bench.now);
+    (1..5).for_each(|n| bench.want(n));
+    assert_eq!(bench.client.peers[&first].owed().count(), 4);
+    bench.asked.clear();
+    let second = bench.connect(true);
+    assert_eq!(bench.take_asked(5), vec![(second, 4, Ask::Have)]);
+}

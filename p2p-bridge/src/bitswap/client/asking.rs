@@ -331,6 +331,11 @@ impl Client {
     pub(super) fn retract(&mut self, key: BlockKey, want: &Want, answered_by: Option<PeerId>, now: Instant) {
         let others: Vec<PeerId> =
             want.asked.iter().map(|question| question.peer).filter(|peer| Some(*peer) != answered_by).collect();
+        for question in want.asked.iter().filter(|question| !question.block) {
+            if let Some(known) = self.peers.get_mut(&question.peer) {
+                known.leave_unheard(key, &want.sessions);
+            }
+        }
         for peer in &others {
             let Some(known) = self.peers.get_mut(peer) else { continue };
             known.settle(&key, now);

@@ -361,6 +361,11 @@ impl Client {
         let Some(known) = self.peers.get_mut(&peer) else { return };
         let Some(want) = self.wants.get_mut(&key) else {
             known.settle(&key, now);
+            let sessions = known.heard_of(&key);
+            if has {
+                sessions.into_iter().for_each(|id| self.joined(id, peer, false, now));
+                self.fill(peer, now);
+            }
             return;
         };
         let Some(question) = want.asked.iter().find(|question| question.peer == peer) else { return };

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Wants given up, and blocks received, that are remembered per peer, so that a late block is told from a lie.
 const LATE_MAX: usize = 2 * MAX_WANTS_PER_PEER;
+/// Questions about presence that were taken back and are remembered.
+const UNHEARD_MAX: usize = 64;
 /// What a block is expected to have before any of its session came, in bytes: what files are commonly cut into.
 const BLOCK_BYTES_EXPECTED: usize = 256 * 1024;
 
@@ -28,6 +30,8 @@ pub(super) struct Peer {
     owed_bytes: usize,
     /// Questions about presence without an answer.
     probed: HashSet<BlockKey>,
+    /// Questions about presence that were taken back while the answer may have been on its way, and who asked.
+    unheard: HashMap<BlockKey, Vec<SessionId>>,
     /// Whether an answer of it was lost since it was last asked everything again, and when that was.
     answer_lost: bool,
     asked_again: Option<Instant>,
@@ -45,6 +49,7 @@ impl Peer {
             owed: HashMap::new(),
             owed_bytes: 0,
             probed: HashSet::new(),
+            unheard: HashMap::new(),
             answer_lost: false,
             asked_again: None,
             late: HashSet::new(),
@@ -117,6 +122,20 @@ impl Peer {
     /// Every open question: the block, or whether it is there.
     pub fn open(&self) -> impl Iterator<Item = (&BlockKey, bool)> {
         self.owed.keys().map(|key| (key, true)).chain(self.probed.iter().map(|key| (key, false)))
+    }
+
+    /// A question about presence is taken back, because somebody else sent the block. The answer says all the same whether
+    /// this peer holds a session's DAG.
+    pub fn leave_unheard(&mut self, key: BlockKey, sessions: &[SessionId]) {
+        if self.unheard.len() >= UNHEARD_MAX {
+            self.unheard.clear();
+        }
+        self.unheard.insert(key, sessions.to_vec());
+    }
+
+    /// The answer to such a question came: whom it concerns.
+    pub fn heard_of(&mut self, key: &BlockKey) -> Vec<SessionId> {
+        self.unheard.remove(key).unwrap_or_default()
     }
 
     /// An answer of it was lost.

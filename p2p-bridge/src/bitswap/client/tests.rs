@@ -522,3 +522,20 @@ fn a_peer_that_comes_while_everything_is_owed_is_asked_about_what_comes_last() {
     let second = bench.connect(true);
     assert_eq!(bench.take_asked(5), vec![(second, 4, Ask::Have)]);
 }
+
+#[test]
+fn an_answer_about_presence_counts_though_the_block_came_before_it() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.connect(true), bench.connect(true));
+    bench.want(0);
+    let first = bench.take_asked(1).into_iter().find(|(_, _, ask)| *ask == Ask::Block).expect("asked").0;
+    let second = if first == a { b } else { a };
+    bench.client.received_block(first, key(0), 256 * 1024, bench.now);
+    bench.drain();
+    (1..100).for_each(|n| bench.want(n));
+    assert_eq!(bench.client.peers[&second].owed().count(), 0);
+    bench.presence(second, 0, true);
+    assert!(bench.client.peers[&second].owed().count() > 1, "it gets its share");
+    // The same answer again, or one to a question that nobody asked, proves nothing.
+    assert!(bench.client.peers.get_mut(&second).expect("known").heard_of(&key(0)).is_empty());
+}

@@ -27,6 +27,7 @@ mod median;
 mod network;
 mod relay;
 mod report;
+mod results;
 mod sample;
 mod servers;
 mod trace;

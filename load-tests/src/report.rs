@@ -1,6 +1,7 @@
-//! Figures to files: Markdown for people, JSON for comparisons over time.
+//! The comparison's figures as [`results`].
 
 use crate::compare::{Cold, Figures, Hot};
+use crate::results;
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -9,22 +10,13 @@ use std::time::Duration;
 
 /// Writes both files and returns the path of the Markdown one.
 pub fn write(dir: &Path, machine: &Value, figures: &Figures) -> Result<PathBuf> {
-    std::fs::create_dir_all(dir)?;
-    let name = format!("{}-compare", machine["date"].as_str().unwrap_or("undated"));
-    let markdown_file = dir.join(format!("{name}.md"));
-    std::fs::write(&markdown_file, markdown(machine, figures)?)?;
-    let text = serde_json::to_string_pretty(&as_json(machine, figures))?;
-    std::fs::write(dir.join(format!("{name}.json")), text + "\n")?;
-    Ok(markdown_file)
+    results::write(dir, machine, "compare", &markdown(machine, figures)?, &as_json(machine, figures))
 }
 
 fn markdown(machine: &Value, figures: &Figures) -> Result<String> {
     let mut out = String::new();
-    let say = |key: &str| machine[key].as_str().map_or_else(|| machine[key].to_string(), str::to_owned);
-    writeln!(out, "# Causeway, Kubo and nginx on one machine, {}\n", say("date"))?;
-    if machine["quick"] == true {
-        writeln!(out, "A quick run, which shows that everything works. Its figures mean nothing.\n")?;
-    }
+    let say = |key| results::say(machine, key);
+    results::heading(&mut out, machine, "Causeway, Kubo and nginx on one machine")?;
     writeln!(
         out,
         "Measured by `{}` at commit {}: {} cores of {}, {} GiB, {}. Load generator and servers shared the machine,",

@@ -1,8 +1,9 @@
-//! The table to files: Markdown for people, JSON for comparisons over time.
+//! The table as [`results`].
 
 use super::figures::{Row, Series, Who};
 use super::{Options, Outcome};
 use crate::median::median;
+use crate::results;
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -13,22 +14,13 @@ const COLUMNS: [Who; 5] = [Who::Http, Who::Ceiling, Who::Kubo, Who::OneSource, W
 
 /// Writes both files and returns the path of the Markdown one.
 pub fn write(options: &Options, machine: &Value, outcomes: &[Outcome]) -> Result<PathBuf> {
-    std::fs::create_dir_all(&options.out)?;
-    let name = format!("{}-network", machine["date"].as_str().unwrap_or("undated"));
-    let file = options.out.join(format!("{name}.md"));
-    std::fs::write(&file, markdown(machine, outcomes)?)?;
-    let text = serde_json::to_string_pretty(&as_json(machine, outcomes))?;
-    std::fs::write(options.out.join(format!("{name}.json")), text + "\n")?;
-    Ok(file)
+    results::write(&options.out, machine, "network", &markdown(machine, outcomes)?, &as_json(machine, outcomes))
 }
 
 fn markdown(machine: &Value, outcomes: &[Outcome]) -> Result<String> {
     let mut out = String::new();
-    let say = |key: &str| machine[key].as_str().map_or_else(|| machine[key].to_string(), str::to_owned);
-    writeln!(out, "# Misses over a long link, {}\n", say("date"))?;
-    if machine["quick"] == true {
-        writeln!(out, "A quick run, which shows that everything works. Its figures mean nothing.\n")?;
-    }
+    let say = |key| results::say(machine, key);
+    results::heading(&mut out, machine, "Misses over a long link")?;
     writeln!(
         out,
         "Measured by `{}` at commit {}: {} cores of {}, {} GiB, {}. {}; {}.\nA relay adds {} ms each way; everything shares \

@@ -1,10 +1,11 @@
-//! The paper's Table 5 beside ours, to files: Markdown for people, JSON for comparisons over time.
+//! The paper's Table 5 beside ours, as [`results`].
 
 use super::figures::{Answers, Replayed};
 use super::shape::{Popularity, Sizes};
 use super::simulate::{Policy, Share, Store};
 use super::tier::Tier;
 use super::{Options, Outcome, Simulated, paper};
+use crate::results;
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -16,22 +17,14 @@ const HITS_BAR: f64 = 0.98;
 
 /// Writes both files and returns the path of the Markdown one.
 pub fn write(options: &Options, machine: &Value, outcome: &Outcome) -> Result<PathBuf> {
-    std::fs::create_dir_all(&options.out)?;
-    let name = format!("{}-trace", machine["date"].as_str().unwrap_or("undated"));
-    let file = options.out.join(format!("{name}.md"));
-    std::fs::write(&file, markdown(options, machine, outcome)?)?;
-    let text = serde_json::to_string_pretty(&as_json(options, machine, outcome))?;
-    std::fs::write(options.out.join(format!("{name}.json")), text + "\n")?;
-    Ok(file)
+    let (markdown, json) = (markdown(options, machine, outcome)?, as_json(options, machine, outcome));
+    results::write(&options.out, machine, "trace", &markdown, &json)
 }
 
 fn markdown(options: &Options, machine: &Value, outcome: &Outcome) -> Result<String> {
     let mut out = String::new();
-    let say = |key: &str| machine[key].as_str().map_or_else(|| machine[key].to_string(), str::to_owned);
-    writeln!(out, "# A day at a public gateway, replayed, {}\n", say("date"))?;
-    if machine["quick"] == true {
-        writeln!(out, "A quick run, which shows that everything works. Its figures mean nothing.\n")?;
-    }
+    let say = |key| results::say(machine, key);
+    results::heading(&mut out, machine, "A day at a public gateway, replayed")?;
     writeln!(
         out,
         "Measured by `{}` at commit {}: {} cores of {}, {} GiB, {}. {}. Load generator, gateway and the\nnode that has what \

@@ -139,11 +139,11 @@ impl UpgradeInfo for Negotiate {
     type InfoIter = std::vec::IntoIter<StreamProtocol>;
 
     fn protocol_info(&self) -> Self::InfoIter {
-        let versions = match self {
-            Self::Any => Version::ALL.to_vec(),
-            Self::Only(version) => vec![*version],
+        let protocols = match self {
+            Self::Any => Version::ALL.map(Version::protocol).to_vec(),
+            Self::Only(version) => vec![version.protocol()],
         };
-        versions.into_iter().map(Version::protocol).collect::<Vec<_>>().into_iter()
+        protocols.into_iter()
     }
 }
 

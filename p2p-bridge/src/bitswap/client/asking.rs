@@ -329,23 +329,18 @@ impl Client {
 
     /// Takes back every open question about a want that ended, except of the peer that answered it.
     pub(super) fn retract(&mut self, key: BlockKey, want: &Want, answered_by: Option<PeerId>, now: Instant) {
-        let others: Vec<PeerId> =
-            want.asked.iter().map(|question| question.peer).filter(|peer| Some(*peer) != answered_by).collect();
-        for question in want.asked.iter().filter(|question| !question.block) {
-            if let Some(known) = self.peers.get_mut(&question.peer) {
-                known.leave_unheard(key, &want.sessions);
-            }
-        }
-        for peer in &others {
+        let others = || want.asked.iter().filter(|question| Some(question.peer) != answered_by);
+        for Question { peer, block, .. } in others() {
             let Some(known) = self.peers.get_mut(peer) else { continue };
             known.settle(&key, now);
             known.given_up(key);
+            if !block {
+                known.leave_unheard(key, &want.sessions);
+            }
             let cancel = WantEntry { cid: want.cid, ask: Ask::Cancel, send_dont_have: false };
             self.outbox.entry(*peer).or_default().push(cancel);
         }
-        for peer in others {
-            self.fill(peer, now);
-        }
+        others().for_each(|question| self.fill(question.peer, now));
     }
 
     /// Forgets the longest unused session when there is no room for another.

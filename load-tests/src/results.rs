@@ -1,0 +1,30 @@
+//! What was measured, to files: Markdown for people, JSON for comparisons over time. What every kind of results has in common.
+
+use anyhow::Result;
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// Writes both files into `dir`, named by the machine's date and the kind, and returns the path of the Markdown one.
+pub fn write(dir: &Path, machine: &Value, kind: &str, markdown: &str, json: &Value) -> Result<PathBuf> {
+    std::fs::create_dir_all(dir)?;
+    let name = format!("{}-{kind}", machine["date"].as_str().unwrap_or("undated"));
+    let file = dir.join(format!("{name}.md"));
+    std::fs::write(&file, markdown)?;
+    std::fs::write(dir.join(format!("{name}.json")), serde_json::to_string_pretty(json)? + "\n")?;
+    Ok(file)
+}
+
+/// The title, and a warning if the run was a quick one.
+pub fn heading(out: &mut String, machine: &Value, title: &str) -> Result<()> {
+    writeln!(out, "# {title}, {}\n", say(machine, "date"))?;
+    if machine["quick"] == true {
+        writeln!(out, "A quick run, which shows that everything works. Its figures mean nothing.\n")?;
+    }
+    Ok(())
+}
+
+/// One of the machine's facts as text.
+pub fn say(machine: &Value, key: &str) -> String {
+    machine[key].as_str().map_or_else(|| machine[key].to_string(), str::to_owned)
+}

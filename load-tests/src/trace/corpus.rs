@@ -1,9 +1,8 @@
 //! The objects of a trace as content: bytes from seeds, blocks, archives.
 //!
 //! Goals: the same CIDs for the same trace, so that a running service can have been given the content before; one object in
-//! memory at a time. Objects are UnixFS files with raw leaves of 256 KiB (<https://specs.ipfs.tech/unixfs/>): up to one leaf
-//! the leaf alone, above that one node over all leaves. An archive has one root, so that it is one pin: a directory of
-//! directories of all its files.
+//! memory at a time. Objects are the UnixFS files that `ipfs add --cid-version=1` makes ([`content::importer`]). An archive
+//! has one root, so that it is one pin: a directory of directories of all its files.
 //!
 //! Non-goals: random access; sizes above [`super::shape::OBJECT_BYTES_MAX`].
 
@@ -12,31 +11,25 @@ use crate::sample;
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use content::hashes::SHA2_256;
+use content::importer::{Attributes, BlockSink, Directory, Importer, Part, Profile, SinkError};
 use content::{Block, Cid, car, codec};
 use std::fs::File;
 use std::io::{BufWriter, Seek as _, Write as _};
 use std::path::Path;
 
-/// Bytes of a leaf: what `ipfs add` cuts files into.
-const LEAF_BYTES: usize = 256 << 10;
-
 /// Files in a directory; and directories in the root, for a corpus of a million files in blocks of less than 100 KiB.
 const ENTRIES_MAX: usize = 1_000;
 
-/// UnixFS types.
-const DIRECTORY: u64 = 1;
-const FILE: u64 = 2;
+/// Nothing but the content is kept of files and directories.
+const PLAIN: Attributes = Attributes { mode: None, modified: None };
 
-/// A link of a node: what it leads to, and the bytes of everything below.
-struct Link {
-    cid: Cid,
-    name: String,
-    total_bytes: u64,
+fn importer() -> Result<Importer> {
+    Ok(Importer::new(Profile::UNIXFS_V0_2015.with_cid_v1())?)
 }
 
 /// The CID of an object.
 pub fn cid(object: &Object) -> Result<Cid> {
-    Ok(file(object, String::new(), &mut |_| Ok(()))?.cid)
+    Ok(file(&importer()?, object, &mut |_| Ok(()))?.cid)
 }
 
 /// Writes an archive of some objects with one root. Returns each object's CID, in order.
@@ -44,14 +37,14 @@ pub fn archive<'a>(path: &Path, objects: impl Iterator<Item = &'a Object>) -> Re
     let file = File::create(path).with_context(|| path.display().to_string())?;
     let mut out = BufWriter::new(file);
     // The root is known last. Every CID here has the same length, and so has every header.
-    let placeholder = raw(Bytes::new())?;
+    let placeholder = Block::of(codec::RAW, SHA2_256, 32, Bytes::new())?;
     out.write_all(&car::header(&[*placeholder.cid()]))?;
-    let mut put = |block: &Block| {
-        let (head, data) = car::section(block);
+    let mut put = |block: Block| -> Result<(), SinkError> {
+        let (head, data) = car::section(&block);
         out.write_all(&head)?;
         Ok(out.write_all(&data)?)
     };
-    let mut folders = Folders::default();
+    let mut folders = Folders::new(importer()?);
     let mut cids = Vec::new();
     for object in objects {
         cids.push(folders.add(object, &mut put)?);
@@ -64,110 +57,54 @@ pub fn archive<'a>(path: &Path, objects: impl Iterator<Item = &'a Object>) -> Re
 }
 
 /// Two levels of directories, of which one folder is being filled.
-#[derive(Default)]
 struct Folders {
-    files: Vec<Link>,
-    full: Vec<Link>,
+    importer: Importer,
+    root: Directory,
+    full: usize,
+    folder: Directory,
+    files: usize,
 }
 
 impl Folders {
-    fn add(&mut self, object: &Object, put: &mut impl FnMut(&Block) -> Result<()>) -> Result<Cid> {
-        let link = file(object, name(self.files.len()), put)?;
-        let cid = link.cid;
-        self.files.push(link);
-        if self.files.len() == ENTRIES_MAX {
-            self.close(put)?;
-        }
-        Ok(cid)
+    fn new(importer: Importer) -> Self {
+        let [root, folder] = [(); 2].map(|()| importer.directory(PLAIN));
+        Self { importer, root, full: 0, folder, files: 0 }
     }
 
-    fn close(&mut self, put: &mut impl FnMut(&Block) -> Result<()>) -> Result<()> {
-        let files = std::mem::take(&mut self.files);
-        self.full.push(node(name(self.full.len()), &unixfs(DIRECTORY, &[]), &files, put)?);
+    fn add(&mut self, object: &Object, sink: &mut dyn BlockSink) -> Result<Cid> {
+        let part = file(&self.importer, object, sink)?;
+        self.folder.add(name(self.files).as_bytes(), &part)?;
+        self.files += 1;
+        if self.files == ENTRIES_MAX {
+            self.close(sink)?;
+        }
+        Ok(part.cid)
+    }
+
+    fn close(&mut self, sink: &mut dyn BlockSink) -> Result<()> {
+        let folder = std::mem::replace(&mut self.folder, self.importer.directory(PLAIN));
+        self.root.add(name(self.full).as_bytes(), &folder.finish(sink)?)?;
+        (self.full, self.files) = (self.full + 1, 0);
         Ok(())
     }
 
-    fn finish(mut self, put: &mut impl FnMut(&Block) -> Result<()>) -> Result<Cid> {
-        if !self.files.is_empty() {
-            self.close(put)?;
+    fn finish(mut self, sink: &mut dyn BlockSink) -> Result<Cid> {
+        if self.files > 0 {
+            self.close(sink)?;
         }
-        Ok(node(String::new(), &unixfs(DIRECTORY, &[]), &self.full, put)?.cid)
+        Ok(self.root.finish(sink)?.cid)
     }
 }
 
-/// Entries are sorted by name, so that names have one length.
+/// Of one length, so that the order of names is that of numbers.
 fn name(index: usize) -> String {
     format!("{index:06}")
 }
 
-fn file(object: &Object, name: String, put: &mut impl FnMut(&Block) -> Result<()>) -> Result<Link> {
-    let content = Bytes::from(sample::bytes(usize::try_from(object.bytes)?, object.seed));
-    if content.len() <= LEAF_BYTES {
-        let leaf = raw(content)?;
-        put(&leaf)?;
-        return Ok(Link { cid: *leaf.cid(), name, total_bytes: object.bytes });
-    }
-    let mut leaves = Vec::new();
-    for start in (0..content.len()).step_by(LEAF_BYTES) {
-        let leaf = raw(content.slice(start..content.len().min(start + LEAF_BYTES)))?;
-        put(&leaf)?;
-        leaves.push(Link { cid: *leaf.cid(), name: String::new(), total_bytes: leaf.data().len() as u64 });
-    }
-    let sizes: Vec<u64> = leaves.iter().map(|leaf| leaf.total_bytes).collect();
-    node(name, &unixfs(FILE, &sizes), &leaves, put)
-}
-
-fn raw(data: Bytes) -> Result<Block> {
-    Ok(Block::of(codec::RAW, SHA2_256, 32, data)?)
-}
-
-/// A MerkleDAG node (<https://ipld.io/specs/codecs/dag-pb/spec/>): its links, then its data.
-fn node(name: String, data: &[u8], links: &[Link], put: &mut impl FnMut(&Block) -> Result<()>) -> Result<Link> {
-    let mut out = Vec::new();
-    for link in links {
-        let mut encoded = Vec::new();
-        put_bytes(&mut encoded, 1, &link.cid.to_bytes());
-        put_bytes(&mut encoded, 2, link.name.as_bytes());
-        put_number(&mut encoded, 3, link.total_bytes);
-        put_bytes(&mut out, 2, &encoded);
-    }
-    put_bytes(&mut out, 1, data);
-    let block = Block::of(codec::DAG_PB, SHA2_256, 32, out.into())?;
-    put(&block)?;
-    let below: u64 = links.iter().map(|link| link.total_bytes).sum();
-    Ok(Link { cid: *block.cid(), name, total_bytes: below + block.data().len() as u64 })
-}
-
-/// A node's UnixFS message. Directories have no sizes.
-fn unixfs(kind: u64, sizes: &[u64]) -> Vec<u8> {
-    let mut out = Vec::new();
-    put_number(&mut out, 1, kind);
-    if kind == FILE {
-        put_number(&mut out, 3, sizes.iter().sum());
-    }
-    sizes.iter().for_each(|size| put_number(&mut out, 4, *size));
-    out
-}
-
-/// A protobuf field of wire type 0.
-fn put_number(out: &mut Vec<u8>, field: u64, number: u64) {
-    put_varint(out, field << 3);
-    put_varint(out, number);
-}
-
-/// A protobuf field of wire type 2.
-fn put_bytes(out: &mut Vec<u8>, field: u64, bytes: &[u8]) {
-    put_varint(out, field << 3 | 2);
-    put_varint(out, bytes.len() as u64);
-    out.extend_from_slice(bytes);
-}
-
-fn put_varint(out: &mut Vec<u8>, mut number: u64) {
-    while number > 0x7f {
-        out.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    out.push(number as u8);
+fn file(importer: &Importer, object: &Object, sink: &mut dyn BlockSink) -> Result<Part> {
+    let mut file = importer.file(PLAIN);
+    file.write(&sample::bytes(usize::try_from(object.bytes)?, object.seed), sink)?;
+    Ok(file.finish(sink)?)
 }
 
 #[cfg(test)]
@@ -179,7 +116,8 @@ mod tests {
     use futures::TryStreamExt as _;
     use std::sync::Arc;
 
-    const LEAF: u64 = LEAF_BYTES as u64;
+    /// Bytes of a leaf.
+    const LEAF: u64 = 256 << 10;
 
     async fn read(path: &Path) -> (Cid, Arc<MemoryBlocks>) {
         let file = tokio::fs::File::open(path).await.expect("the archive is there");

@@ -315,7 +315,7 @@ impl Outgoing {
 
     /// Whether the peer declined the version that a stream was opened with. Peers write nothing else on these streams.
     fn is_declined(&mut self, stream: &mut Stream, cx: &mut Context<'_>) -> bool {
-        if self.opened.is_none() {
+        if !self.in_doubt() {
             return false;
         }
         match Pin::new(stream).poll_read(cx, &mut [0; 1]) {
@@ -325,11 +325,7 @@ impl Outgoing {
                 false
             }
             // A peer that declines may reset the stream before its refusal is read, so every error counts as one.
-            Poll::Ready(Err(_)) => {
-                let declined = self.in_doubt();
-                self.opened = None;
-                declined
-            }
+            Poll::Ready(Err(_)) => true,
         }
     }
 

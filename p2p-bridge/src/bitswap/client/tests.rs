@@ -494,6 +494,8 @@ fn a_lost_answer_is_asked_for_again_for_a_session_that_waits_on() {
     bench.pass(700 * MS);
     assert_eq!(bench.failures.len(), 1);
     assert!(bench.take_asked(1).contains(&(peer, 0, Ask::Block)), "its answer may have been lost");
+    bench.pass(1_000 * MS);
+    assert_eq!(bench.take_asked(1), vec![], "once is enough");
 }
 
 #[test]

@@ -120,6 +120,7 @@ impl Client {
         let fails = |id: &SessionId| waited(id) > timeout * OVERTAKEN_STALLS || (stalled && waited(id) >= timeout);
         let failed: Vec<(SessionId, Duration)> =
             want.sessions.iter().filter(|id| fails(id)).map(|id| (*id, waited(id))).collect();
+        let some_failed = !failed.is_empty();
         want.sessions.retain(|id| !failed.iter().any(|(failed, _)| failed == id));
         for (session_id, waited) in failed {
             let Some(session) = self.sessions.get_mut(&session_id) else { continue };
@@ -133,7 +134,7 @@ impl Client {
         }
         if !want.sessions.is_empty() {
             // Whoever owes it and is silent may have answered in vain: for those who wait on, it is asked once more.
-            if stalled {
+            if some_failed && stalled {
                 for question in want.debtors() {
                     self.peers.get_mut(&question.peer).into_iter().for_each(Peer::answer_lost);
                 }

@@ -1,7 +1,7 @@
 //! CAR files into the store, pinned.
 //!
 //! Goals: an archive larger than memory and larger than the cache's budget imports; one that is incomplete is refused by
-//! naming what is missing; blocks that nothing pins are left to the cache.
+//! naming what is missing; blocks that nothing pins are not kept.
 //!
 //! How: blocks go to the disk as they are read, protected by a scaffold, since an archive may be in any order and its
 //! first blocks must still be there when its last has come. Then each root is walked from the disk and pinned, and the
@@ -64,7 +64,7 @@ pub enum ImportError {
 /// Reads a CARv1, keeps its blocks and pins every root that it names, under `name` if there is one.
 ///
 /// # Errors
-/// [`ImportError`]. Blocks that were read stay as cached blocks where no pin has them.
+/// [`ImportError`]. Blocks that were read are let go where no pin has them.
 pub async fn import_car(
     disk: &Disk,
     reader: impl AsyncRead + Unpin,

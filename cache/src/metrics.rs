@@ -144,9 +144,9 @@ impl Collector for AtScrape {
         out.gauge("causeway_ram_bytes", "Bytes in memory, with the overhead of each entry", ram.bytes())?;
         out.gauge("causeway_ram_entries", "Blocks in memory", ram.entries())?;
         let stats = disk.now();
-        let cached = "Bytes on disk that are kept as a cache, compressed and with the overhead of each entry";
+        let cached = "Bytes on disk of blocks that may be evicted, with the overhead of each in the index";
         out.gauge("causeway_disk_cached_bytes", cached, stats.cached_bytes)?;
-        let pinned = "Bytes on disk that are pinned, compressed and with the overhead of each entry";
+        let pinned = "Bytes on disk of pinned blocks, with the overhead of each in the index";
         out.gauge("causeway_disk_pinned_bytes", pinned, stats.pinned_bytes)?;
         out.gauge("causeway_disk_blocks", "Blocks on disk", stats.blocks)?;
         out.counter("causeway_disk_evicted_blocks", "Blocks removed to stay within the budget", stats.evicted_blocks)?;
@@ -155,7 +155,9 @@ impl Collector for AtScrape {
         out.counter("causeway_disk_dropped_writes", dropped, stats.dropped_writes)?;
         out.counter("causeway_disk_write_errors", "Write batches that the disk refused", stats.write_errors)?;
         let corrupt = "Blocks found damaged on disk, forgotten and to be fetched again";
-        out.counter("causeway_disk_corrupt_blocks", corrupt, stats.corrupt_blocks)
+        out.counter("causeway_disk_corrupt_blocks", corrupt, stats.corrupt_blocks)?;
+        let degraded = "1 while the disk refuses writes and nothing is stored, else 0";
+        out.gauge("causeway_disk_degraded", degraded, u64::from(stats.degraded))
     }
 }
 

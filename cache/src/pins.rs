@@ -104,7 +104,7 @@ impl Disk {
     }
 
     /// Removes a pin and says whether there was one. That is on the disk when this returns; the blocks that no other pin
-    /// has become the newest of the cache soon after, and may be evicted.
+    /// has are deleted soon after, but for those that readers have in memory, which become the newest of the cache.
     ///
     /// # Errors
     /// What the disk said.
@@ -116,11 +116,9 @@ impl Disk {
     /// Queues a block as a member. Whether it is written, the attempt tells.
     pub(crate) async fn put_member(&self, block: &Block, attempt: &Arc<Attempt>) -> Result<(), PinError> {
         attempt.check()?;
-        let Some(key) = block.key() else { return Ok(()) };
-        let data = block.data().clone();
-        let room = self.queue().room(data.len()).await?;
-        let attempt = Arc::clone(attempt);
-        Ok(self.queue().send(Command::Member { key, data, attempt, room })?)
+        let room = self.queue().room(block.data().len()).await?;
+        let (block, attempt) = (block.clone(), Arc::clone(attempt));
+        Ok(self.queue().send(Command::Member { block, attempt, room })?)
     }
 }
 

@@ -55,6 +55,8 @@ impl Tiers {
     /// Puts the tiers together.
     pub fn new(ram: Ram, disk: Disk, policy: Arc<dyn Policy>, metrics: TierMetrics) -> Self {
         metrics.attach(&ram, &disk);
+        let hot = ram.clone();
+        disk.favour(move |key| hot.holds(key));
         let flights = Flights::default();
         let disk_is_stuck = AtomicBool::new(false);
         Self { inner: Arc::new(Inner { ram, disk, policy, metrics, flights, disk_is_stuck }) }

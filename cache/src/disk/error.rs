@@ -33,6 +33,17 @@ pub enum StoreError {
     /// The operating system refused to read or write.
     #[error("the store cannot read or write ({0}): check the disk's free space, permissions and health")]
     Io(Arc<str>),
+    /// The file system is as full as it may become.
+    #[error(
+        "the disk has {} MiB left, and {} MiB are to stay free (cache.disk_free_bytes_min): make room on it",
+        free >> 20, needed >> 20
+    )]
+    Full {
+        /// What is left, in bytes.
+        free: u64,
+        /// What is to stay free, in bytes.
+        needed: u64,
+    },
     /// What was read is not what was written.
     #[error(
         "the store is damaged ({0}): check the disk's health; to start afresh, move the store's directory away, import \

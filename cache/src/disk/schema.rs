@@ -2,142 +2,216 @@
 //!
 //! | family | key | value |
 //! |---|---|---|
-//! | `meta` | a name | schema version; [`Totals`]; `release/` + pin id for members that are to be let go |
-//! | `blocks` | multihash | tag byte and data ([`super::value`]) |
-//! | `index` | multihash | [`IndexRecord`]: answers `has` and sizes without touching a value |
-//! | `fifo` | sequence | multihash of a block that is not pinned, oldest first |
+//! | `meta` | a name | schema version; [`Counters`]; `release/` + pin id for members that are to be let go |
+//! | `index` | multihash | [`IndexRecord`]: where the value is; answers `has` and sizes without touching it |
+//! | `places` | [`Place`] | multihash of the block whose value is there, in the order of the disk |
+//! | `segments` | segment | [`SegmentRecord`] |
 //! | `pins` | root CID | [`PinRecord`] |
 //! | `pins_by_block` | multihash, pin id | nothing |
 //! | `blocks_by_pin` | pin id, multihash | nothing |
 //!
 //! Numbers are big-endian, so that keys sort by them. A binary multihash tells its own length: none is a prefix of
 //! another, and whatever follows one in a key can be told apart.
+//!
+//! Schema 1 had the values in a family `blocks` and the order of those that are not pinned in `fifo`; [`super::migrate`]
+//! moves them.
 
 use crate::pins::{PinState, PinSummary};
+use crate::stored::Shape;
 use content::Cid;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The layout that this release reads and writes. A change that an older release would misread adds one.
-pub(crate) const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 2;
 
 pub(crate) const META: &str = "meta";
-pub(crate) const BLOCKS: &str = "blocks";
 pub(crate) const INDEX: &str = "index";
-pub(crate) const FIFO: &str = "fifo";
+pub(crate) const PLACES: &str = "places";
+pub(crate) const SEGMENTS: &str = "segments";
 pub(crate) const PINS: &str = "pins";
 pub(crate) const PINS_BY_BLOCK: &str = "pins_by_block";
 pub(crate) const BLOCKS_BY_PIN: &str = "blocks_by_pin";
 
-/// Every family that this release knows. RocksDB insists on "default", which stays empty.
-pub(crate) const FAMILIES: [&str; 8] = ["default", META, BLOCKS, INDEX, FIFO, PINS, PINS_BY_BLOCK, BLOCKS_BY_PIN];
+/// Every family of this schema. RocksDB insists on "default", which stays empty.
+pub(crate) const FAMILIES: [&str; 8] = ["default", META, INDEX, PLACES, SEGMENTS, PINS, PINS_BY_BLOCK, BLOCKS_BY_PIN];
 
 pub(crate) const KEY_SCHEMA: &[u8] = b"schema";
-pub(crate) const KEY_TOTALS: &[u8] = b"totals";
+pub(crate) const KEY_COUNTERS: &[u8] = b"counters";
 const RELEASE: &[u8] = b"release/";
 
-/// What a block costs on disk beside its value, in bytes: its key in `blocks`, `index` and `fifo`, their records and
-/// RocksDB's own framing and filters. Counted so that a cache full of tiny blocks stays within its budget too.
+/// What a block costs on disk beside its record in a segment, in bytes: its rows in `index` and `places`, and RocksDB's own
+/// framing and filters. Counted so that a cache full of tiny blocks stays within its budget too.
 pub(crate) const ROW_OVERHEAD_BYTES: u64 = 160;
 
 /// Names one pin for as long as the store lives; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct PinId(pub(crate) u64);
 
-/// What the presence index says about a block.
+/// What a segment holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Values that may be evicted.
+    Cached,
+    /// Values that a pin protects.
+    Pinned,
+}
+
+/// Where a value's record begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The segment. Numbers grow with age and are never used twice.
+    pub(crate) segment: u32,
+    /// In bytes from the beginning of its file.
+    pub(crate) offset: u32,
+}
+
+impl Place {
+    /// Key in `places`.
+    pub(crate) fn to_key(self) -> [u8; 8] {
+        (u64::from(self.segment) << 32 | u64::from(self.offset)).to_be_bytes()
+    }
+
+    /// Reads back what [`Place::to_key`] wrote.
+    pub(crate) fn from_key(key: &[u8]) -> Option<Self> {
+        let mut rest = key;
+        let (segment, offset) = (take_u32(&mut rest)?, take_u32(&mut rest)?);
+        rest.is_empty().then_some(Self { segment, offset })
+    }
+}
+
+/// What the index says about a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IndexRecord {
-    /// Bytes of the block.
-    pub(crate) size: u32,
-    /// Bytes of the value it is stored as.
-    pub(crate) stored: u32,
-    /// Its place in `fifo`; 0 when it is pinned and has none.
-    pub(crate) seq: u64,
+    /// The form and the lengths of its value.
+    pub(crate) shape: Shape,
+    /// What the segment of its value holds.
+    pub(crate) kind: Kind,
+    /// Where its value is.
+    pub(crate) place: Place,
 }
 
 impl IndexRecord {
     pub(crate) fn pinned(self) -> bool {
-        self.seq == 0
+        self.kind == Kind::Pinned
     }
 
-    /// What the block counts for in the totals.
+    pub(crate) fn to_bytes(self) -> [u8; INDEX_BYTES] {
+        let (form, [first, second, third, fourth]) = match self.shape {
+            Shape::Raw { block_bytes } => (0, [block_bytes, 0, 0, 0]),
+            Shape::Frame { block_bytes, frame_bytes } => (1, [block_bytes, frame_bytes, 0, 0]),
+            Shape::Envelope { prefix_bytes, payload_bytes, suffix_bytes, frame_bytes } => {
+                (2, [payload_bytes, frame_bytes, prefix_bytes, suffix_bytes])
+            }
+        };
+        let number = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX).to_be_bytes();
+        let byte = |bytes: usize| u8::try_from(bytes).unwrap_or(u8::MAX);
+        let mut out = [0; INDEX_BYTES];
+        out[..4].copy_from_slice(&[u8::from(self.pinned()), form, byte(third), byte(fourth)]);
+        out[4..8].copy_from_slice(&number(first));
+        out[8..12].copy_from_slice(&number(second));
+        out[12..].copy_from_slice(&self.place.to_key());
+        out
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; INDEX_BYTES] = bytes.try_into().ok()?;
+        let [pinned @ 0..=1, form, third, fourth, rest @ ..] = bytes else { return None };
+        let mut rest = rest.as_slice();
+        let first = usize::try_from(take_u32(&mut rest)?).ok()?;
+        let second = usize::try_from(take_u32(&mut rest)?).ok()?;
+        let shape = match form {
+            0 => Shape::Raw { block_bytes: first },
+            1 => Shape::Frame { block_bytes: first, frame_bytes: second },
+            2 => Shape::Envelope {
+                prefix_bytes: usize::from(*third),
+                payload_bytes: first,
+                suffix_bytes: usize::from(*fourth),
+                frame_bytes: second,
+            },
+            _ => return None,
+        };
+        let kind = if *pinned == 1 { Kind::Pinned } else { Kind::Cached };
+        Some(Self { shape, kind, place: Place::from_key(rest)? })
+    }
+}
+
+/// The length of an [`IndexRecord`]; schema 1 had one of 16.
+pub(crate) const INDEX_BYTES: usize = 20;
+
+/// What is in a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SegmentRecord {
+    /// What it holds.
+    pub(crate) kind: Kind,
+    /// Bytes in its file: the next record goes there.
+    pub(crate) written: u32,
+    /// Bytes of the records that the index names.
+    pub(crate) live: u32,
+    /// How many those are.
+    pub(crate) blocks: u32,
+}
+
+impl SegmentRecord {
+    pub(crate) fn new(kind: Kind) -> Self {
+        Self { kind, written: 0, live: 0, blocks: 0 }
+    }
+
+    /// What it takes on the disk.
     pub(crate) fn cost(self) -> u64 {
-        u64::from(self.stored) + ROW_OVERHEAD_BYTES
+        u64::from(self.written) + u64::from(self.blocks) * ROW_OVERHEAD_BYTES
     }
 
-    pub(crate) fn to_bytes(self) -> [u8; 16] {
-        let mut out = [0; 16];
-        out[..4].copy_from_slice(&self.size.to_be_bytes());
-        out[4..8].copy_from_slice(&self.stored.to_be_bytes());
-        out[8..].copy_from_slice(&self.seq.to_be_bytes());
+    pub(crate) fn to_bytes(self) -> [u8; 13] {
+        let mut out = [0; 13];
+        out[0] = u8::from(self.kind == Kind::Pinned);
+        out[1..5].copy_from_slice(&self.written.to_be_bytes());
+        out[5..9].copy_from_slice(&self.live.to_be_bytes());
+        out[9..].copy_from_slice(&self.blocks.to_be_bytes());
+        out
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (pinned @ 0..=1, rest) = bytes.split_first()? else { return None };
+        let mut rest = rest;
+        let (written, live, blocks) = (take_u32(&mut rest)?, take_u32(&mut rest)?, take_u32(&mut rest)?);
+        let kind = if *pinned == 1 { Kind::Pinned } else { Kind::Cached };
+        rest.is_empty().then_some(Self { kind, written, live, blocks })
+    }
+}
+
+/// The numbers that come next, written in the same batch as what took them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counters {
+    /// The next segment.
+    pub(crate) segment: u32,
+    /// The id of the next pin.
+    pub(crate) pin: u64,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self { segment: 1, pin: 1 }
+    }
+}
+
+impl Counters {
+    pub(crate) fn take_pin(&mut self) -> PinId {
+        let pin = PinId(self.pin);
+        self.pin += 1;
+        pin
+    }
+
+    pub(crate) fn to_bytes(self) -> [u8; 12] {
+        let mut out = [0; 12];
+        out[..4].copy_from_slice(&self.segment.to_be_bytes());
+        out[4..].copy_from_slice(&self.pin.to_be_bytes());
         out
     }
 
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;
-        let (size, stored, seq) = (take_u32(&mut rest)?, take_u32(&mut rest)?, take_u64(&mut rest)?);
-        rest.is_empty().then_some(Self { size, stored, seq })
-    }
-}
-
-/// Sums and counters, rewritten in the same batch as the rows that they describe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Totals {
-    /// Cost of the blocks that may be evicted.
-    pub(crate) cached_bytes: u64,
-    /// Cost of the blocks that are pinned.
-    pub(crate) pinned_bytes: u64,
-    /// Blocks of both kinds.
-    pub(crate) blocks: u64,
-    /// The next place in `fifo`; starts at 1, as 0 means "pinned".
-    pub(crate) next_seq: u64,
-    /// No `fifo` row lies before this one: look-ups start here, past the tombstones of what was evicted.
-    pub(crate) head: u64,
-    /// The id of the next pin.
-    pub(crate) next_pin: u64,
-}
-
-impl Default for Totals {
-    fn default() -> Self {
-        Self { cached_bytes: 0, pinned_bytes: 0, blocks: 0, next_seq: 1, head: 1, next_pin: 1 }
-    }
-}
-
-impl Totals {
-    pub(crate) fn take_seq(&mut self) -> u64 {
-        let seq = self.next_seq;
-        self.next_seq += 1;
-        seq
-    }
-
-    /// Sums never go below zero: a difference left behind by a disk that failed must not stop the store.
-    pub(crate) fn add(&mut self, record: IndexRecord) {
-        let sum = if record.pinned() { &mut self.pinned_bytes } else { &mut self.cached_bytes };
-        *sum = sum.saturating_add(record.cost());
-        self.blocks = self.blocks.saturating_add(1);
-    }
-
-    pub(crate) fn remove(&mut self, record: IndexRecord) {
-        let sum = if record.pinned() { &mut self.pinned_bytes } else { &mut self.cached_bytes };
-        *sum = sum.saturating_sub(record.cost());
-        self.blocks = self.blocks.saturating_sub(1);
-    }
-
-    pub(crate) fn to_bytes(self) -> Vec<u8> {
-        let Self { cached_bytes, pinned_bytes, blocks, next_seq, head, next_pin } = self;
-        [cached_bytes, pinned_bytes, blocks, next_seq, head, next_pin].iter().flat_map(|n| n.to_be_bytes()).collect()
-    }
-
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let mut rest = bytes;
-        let totals = Self {
-            cached_bytes: take_u64(&mut rest)?,
-            pinned_bytes: take_u64(&mut rest)?,
-            blocks: take_u64(&mut rest)?,
-            next_seq: take_u64(&mut rest)?,
-            head: take_u64(&mut rest)?,
-            next_pin: take_u64(&mut rest)?,
-        };
-        rest.is_empty().then_some(totals)
+        let (segment, pin) = (take_u32(&mut rest)?, take_u64(&mut rest)?);
+        rest.is_empty().then_some(Self { segment, pin })
     }
 }
 
@@ -236,23 +310,43 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn shape() -> impl Strategy<Value = Shape> {
+        let bytes = 0..4_usize << 20;
+        (0..3, bytes.clone(), bytes, 0..256_usize, 0..256_usize).prop_map(|(form, first, second, prefix, suffix)| {
+            match form {
+                0 => Shape::Raw { block_bytes: first },
+                1 => Shape::Frame { block_bytes: first, frame_bytes: second },
+                _ => Shape::Envelope {
+                    prefix_bytes: prefix,
+                    payload_bytes: first,
+                    suffix_bytes: suffix,
+                    frame_bytes: second,
+                },
+            }
+        })
+    }
+
     proptest! {
         #[test]
         fn records_come_back_as_they_were_written(
-            numbers in proptest::array::uniform6(any::<u64>()), size: u32, stored: u32, name: Option<String>,
-            complete: bool, created_ms in 0..u64::from(u32::MAX) * 1_000
+            shape in shape(), place in (any::<u32>(), any::<u32>()), numbers: [u32; 4], large: [u64; 3],
+            pinned: bool, name: Option<String>, created_ms in 0..u64::from(u32::MAX) * 1_000
         ) {
-            let [cached_bytes, pinned_bytes, blocks, next_seq, head, next_pin] = numbers;
-            let totals = Totals { cached_bytes, pinned_bytes, blocks, next_seq, head, next_pin };
-            prop_assert_eq!(Totals::from_bytes(&totals.to_bytes()), Some(totals));
-            let index = IndexRecord { size, stored, seq: next_seq };
+            let kind = if pinned { Kind::Pinned } else { Kind::Cached };
+            let (place, [written, live, blocks, segment]) = (Place { segment: place.0, offset: place.1 }, numbers);
+            prop_assert_eq!(Place::from_key(&place.to_key()), Some(place));
+            let index = IndexRecord { shape, kind, place };
             prop_assert_eq!(IndexRecord::from_bytes(&index.to_bytes()), Some(index));
+            let record = SegmentRecord { kind, written, live, blocks };
+            prop_assert_eq!(SegmentRecord::from_bytes(&record.to_bytes()), Some(record));
+            let counters = Counters { segment, pin: large[0] };
+            prop_assert_eq!(Counters::from_bytes(&counters.to_bytes()), Some(counters));
             let pin = PinRecord {
-                id: PinId(next_pin),
+                id: PinId(large[0]),
                 created: UNIX_EPOCH + Duration::from_millis(created_ms),
-                state: if complete { PinState::Complete } else { PinState::Partial },
-                blocks,
-                bytes: cached_bytes,
+                state: if pinned { PinState::Complete } else { PinState::Partial },
+                blocks: large[1],
+                bytes: large[2],
                 name,
             };
             prop_assert_eq!(PinRecord::from_bytes(&pin.to_bytes()), Some(pin.clone()));
@@ -261,7 +355,8 @@ mod tests {
 
         #[test]
         fn damaged_records_are_no_records(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            _ = (Totals::from_bytes(&bytes), IndexRecord::from_bytes(&bytes), PinRecord::from_bytes(&bytes));
+            _ = (Counters::from_bytes(&bytes), IndexRecord::from_bytes(&bytes), PinRecord::from_bytes(&bytes));
+            _ = (SegmentRecord::from_bytes(&bytes), Place::from_key(&bytes));
         }
     }
 }

@@ -1,13 +1,16 @@
-//! [`Store`]: RocksDB with our column families, its options, and reads of single records.
+//! [`Store`]: RocksDB with our column families, the segment files beside it, and reads of single records.
 //!
 //! Everything here blocks. Reads may come from any thread; writes come from the writer thread alone.
 
 use super::error::StoreError;
+use super::files::Files;
 use super::schema::{
-    BLOCKS, BLOCKS_BY_PIN, FAMILIES, FIFO, INDEX, IndexRecord, KEY_SCHEMA, KEY_TOTALS, META, PINS, PINS_BY_BLOCK,
-    PinRecord, SCHEMA, Totals, take_u32,
+    BLOCKS_BY_PIN, Counters, FAMILIES, INDEX, IndexRecord, KEY_COUNTERS, KEY_SCHEMA, META, PINS, PINS_BY_BLOCK,
+    PinRecord, SCHEMA, SEGMENTS, SegmentRecord, take_u32,
 };
-use super::{DiskOptions, value};
+use super::touched::Touched;
+use super::{DiskOptions, migrate, record};
+use crate::stored::{self, Stored};
 use bytes::Bytes;
 use rocksdb::{
     BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType, DBPinnableSlice,
@@ -23,14 +26,11 @@ const MIB: usize = 1024 * 1024;
 /// Held for as long as the store is open. RocksDB has a lock of its own, but only says so in prose.
 const LOCK_FILE: &str = "causeway.lock";
 
-/// Values from this size on are kept in blob files, so that compaction moves keys and not blocks.
-const BLOB_BYTES_MIN: u64 = 4 * 1024;
+/// Where the segment files are.
+const SEGMENTS_DIR: &str = "segments";
 
 /// The log is cut at this size: a quiet family must not keep all of it alive.
 const WAL_BYTES_MAX: u64 = 256 * 1024 * 1024;
-
-/// Files of keys that are written before they are merged.
-const L0_FILES: i32 = 16;
 
 const BLOOM_BITS_PER_KEY: f64 = 10.0;
 
@@ -40,6 +40,8 @@ pub(crate) type Row = (Box<[u8]>, Box<[u8]>);
 pub(crate) struct Store {
     // Dropped in this order: the lock outlives the database.
     db: DB,
+    pub(crate) files: Files,
+    pub(crate) touched: Touched,
     _lock: File,
     /// Makes writes fail, as a full disk would.
     #[cfg(test)]
@@ -50,10 +52,13 @@ impl Store {
     pub(crate) fn open(dir: &Path, options: &DiskOptions) -> Result<Self, StoreError> {
         std::fs::create_dir_all(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
         let lock = lock(dir)?;
-        refuse_unknown_families(dir)?;
-        let db = DB::open_cf_descriptors(&db_options(options), dir, families(options))?;
+        let legacy = refuse_unknown_families(dir)?;
+        let db = DB::open_cf_descriptors(&db_options(options), dir, families(options, &legacy))?;
+        let open_max = u64::try_from(options.open_files_max).unwrap_or(u64::MAX) / 2;
         let store = Self {
             db,
+            files: Files::open(dir.join(SEGMENTS_DIR), open_max)?,
+            touched: Touched::default(),
             _lock: lock,
             #[cfg(test)]
             broken: AtomicBool::new(false),
@@ -62,11 +67,29 @@ impl Store {
         Ok(store)
     }
 
+    /// A store of an earlier schema keeps its number until [`super::migrate`] is done with it.
     fn check_schema(&self, dir: &Path) -> Result<(), StoreError> {
         match self.db.get_cf(self.family(META)?, KEY_SCHEMA)? {
-            None => Ok(self.db.put_cf(self.family(META)?, KEY_SCHEMA, SCHEMA.to_be_bytes())?),
+            None => self.write_schema(),
             Some(found) => known_schema(dir, &found),
         }
+    }
+
+    pub(crate) fn write_schema(&self) -> Result<(), StoreError> {
+        Ok(self.db.put_cf(self.family(META)?, KEY_SCHEMA, SCHEMA.to_be_bytes())?)
+    }
+
+    /// Whether there is anything of an earlier schema.
+    pub(crate) fn is_legacy(&self) -> bool {
+        migrate::FAMILIES.iter().any(|name| self.db.cf_handle(name).is_some())
+    }
+
+    /// Takes away what only earlier schemas have.
+    pub(crate) fn drop_legacy(&mut self) -> Result<(), StoreError> {
+        for name in migrate::FAMILIES.iter().filter(|name| self.db.cf_handle(name).is_some()).collect::<Vec<_>>() {
+            self.db.drop_cf(name)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn family(&self, name: &str) -> Result<&ColumnFamily, StoreError> {
@@ -80,8 +103,37 @@ impl Store {
 
     /// The bytes of a block. [`StoreError::Corrupt`] means that this value cannot be read and never will.
     pub(crate) fn block(&self, block: &[u8]) -> Result<Option<Bytes>, StoreError> {
-        let Some(stored) = self.pinned(BLOCKS, block)? else { return Ok(None) };
-        value::decode(&stored).map(Some).map_err(StoreError::corrupt)
+        let Some((record, value)) = self.find(block)? else { return Ok(None) };
+        let data = Stored::read(value).and_then(|stored| stored.block()).map_err(|error| match error {
+            stored::ValueError::Memory => StoreError::io(error),
+            error => StoreError::corrupt(error),
+        })?;
+        self.touched.touch(record.place.segment, record.place.offset);
+        Ok(Some(data))
+    }
+
+    /// A block's record and value. A value that moves or goes while it is looked for is looked for again.
+    fn find(&self, block: &[u8]) -> Result<Option<(IndexRecord, Bytes)>, StoreError> {
+        let mut sought = self.index(block)?;
+        while let Some(record) = sought {
+            let read = self.value(block, record);
+            if read.is_ok() {
+                return read.map(|value| Some((record, value)));
+            }
+            let now = self.index(block)?;
+            if now == sought {
+                return read.map(|value| Some((record, value)));
+            }
+            sought = now;
+        }
+        Ok(None)
+    }
+
+    /// The value that an index record names.
+    pub(crate) fn value(&self, block: &[u8], record: IndexRecord) -> Result<Bytes, StoreError> {
+        let len = record::record_bytes(block, record.shape.value_bytes());
+        let found = self.files.read(record.place.segment, record.place.offset, len)?;
+        record::value(found, block).ok_or_else(|| StoreError::corrupt("a value is not what was written"))
     }
 
     pub(crate) fn index(&self, block: &[u8]) -> Result<Option<IndexRecord>, StoreError> {
@@ -92,15 +144,25 @@ impl Store {
         self.record(PINS, root, PinRecord::from_bytes)
     }
 
-    pub(crate) fn totals(&self) -> Result<Totals, StoreError> {
-        Ok(self.record(META, KEY_TOTALS, Totals::from_bytes)?.unwrap_or_default())
+    pub(crate) fn counters(&self) -> Result<Counters, StoreError> {
+        Ok(self.record(META, KEY_COUNTERS, Counters::from_bytes)?.unwrap_or_default())
+    }
+
+    pub(crate) fn segments(&self) -> Result<Vec<(u32, SegmentRecord)>, StoreError> {
+        let rows = self.rows_from(SEGMENTS, &[])?.map(|row| {
+            let (key, record) = row?;
+            let segment = <[u8; 4]>::try_from(&*key).ok().map(u32::from_be_bytes);
+            let segment = segment.zip(SegmentRecord::from_bytes(&record));
+            segment.ok_or_else(|| StoreError::corrupt("a segment's record is malformed"))
+        });
+        rows.collect()
     }
 
     pub(crate) fn holds(&self, family: &str, key: &[u8]) -> Result<bool, StoreError> {
         Ok(self.pinned(family, key)?.is_some())
     }
 
-    fn pinned(&self, family: &str, key: &[u8]) -> Result<Option<DBPinnableSlice<'_>>, StoreError> {
+    pub(crate) fn pinned(&self, family: &str, key: &[u8]) -> Result<Option<DBPinnableSlice<'_>>, StoreError> {
         Ok(self.db.get_pinned_cf(self.family(family)?, key)?)
     }
 
@@ -147,14 +209,8 @@ impl Store {
     }
 
     /// Forces the log to the disk.
-    pub(crate) fn sync(&self) -> Result<(), StoreError> {
+    pub(crate) fn sync_log(&self) -> Result<(), StoreError> {
         Ok(self.db.flush_wal(true)?)
-    }
-
-    /// Moves everything from memory into files.
-    #[cfg(test)]
-    pub(crate) fn flush_memory(&self) -> Result<(), StoreError> {
-        FAMILIES.iter().try_for_each(|name| Ok(self.db.flush_cf(self.family(name)?)?))
     }
 }
 
@@ -169,15 +225,16 @@ fn lock(dir: &Path) -> Result<File, StoreError> {
     }
 }
 
-/// A newer schema may have families that RocksDB would not open without being told how. So that the refusal can name the
-/// schema, it is read from the families that are known, without writing.
-fn refuse_unknown_families(dir: &Path) -> Result<(), StoreError> {
+/// The families of earlier schemas that are here. A newer schema may have families that RocksDB would not open without
+/// being told how. So that the refusal can name the schema, it is read from the families that are known, without writing.
+fn refuse_unknown_families(dir: &Path) -> Result<Vec<String>, StoreError> {
     if !dir.join("CURRENT").exists() {
-        return Ok(());
+        return Ok(Vec::new());
     }
-    let found = DB::list_cf(&Options::default(), dir)?;
-    if found.iter().all(|name| FAMILIES.contains(&name.as_str())) {
-        return Ok(());
+    let mut found = DB::list_cf(&Options::default(), dir)?;
+    found.retain(|name| !FAMILIES.contains(&name.as_str()));
+    if found.iter().all(|name| migrate::FAMILIES.contains(&name.as_str())) {
+        return Ok(found);
     }
     let db = DB::open_cf_for_read_only(&Options::default(), dir, ["default", META], false)?;
     let schema = db.cf_handle(META).and_then(|meta| db.get_cf(meta, KEY_SCHEMA).transpose()).transpose()?;
@@ -210,7 +267,7 @@ fn db_options(options: &DiskOptions) -> Options {
     db
 }
 
-fn families(options: &DiskOptions) -> Vec<ColumnFamilyDescriptor> {
+fn families(options: &DiskOptions, legacy: &[String]) -> Vec<ColumnFamilyDescriptor> {
     let cache = Cache::new_lru_cache(options.block_cache_bytes);
     let family = |name: &str| {
         let mut table = BlockBasedOptions::default();
@@ -223,39 +280,14 @@ fn families(options: &DiskOptions) -> Vec<ColumnFamilyDescriptor> {
         table.set_format_version(5);
         let mut cf = Options::default();
         cf.set_block_based_table_factory(&table);
-        // Keys are digests and values compressed already: nothing is left to gain.
+        // Keys are digests: nothing is left to gain.
         cf.set_compression_type(DBCompressionType::None);
         cf.set_write_buffer_size(8 * MIB);
-        if name == BLOCKS {
-            keep_values_apart(&mut cf);
-        }
         if name == BLOCKS_BY_PIN || name == PINS_BY_BLOCK {
             // Each pin id is repeated for all of its blocks.
             cf.set_compression_type(DBCompressionType::Lz4);
         }
         ColumnFamilyDescriptor::new(name, cf)
     };
-    FAMILIES.into_iter().map(family).collect()
-}
-
-/// BlobDB. Eviction is by age and blob files are written by age, so most files of a full cache die whole and are deleted
-/// without being rewritten; the collector rewrites the oldest quarter where pinned blocks keep a file alive.
-fn keep_values_apart(cf: &mut Options) {
-    cf.set_enable_blob_files(true);
-    cf.set_min_blob_size(BLOB_BYTES_MIN);
-    cf.set_blob_file_size(256 * MIB as u64);
-    cf.set_blob_compression_type(DBCompressionType::None);
-    cf.set_enable_blob_gc(true);
-    cf.set_blob_gc_age_cutoff(0.25);
-    cf.set_blob_gc_force_threshold(0.5);
-    // Every compaction moves what lives in the oldest quarter, whether or not anything around it died. The files that it is
-    // there to merge hold a few dozen keys each, so it may wait for many of them; with four, a tenth of the time of a cold fetch went there.
-    cf.set_level_zero_file_num_compaction_trigger(L0_FILES);
-    cf.set_level_zero_slowdown_writes_trigger(3 * L0_FILES);
-    cf.set_level_zero_stop_writes_trigger(4 * L0_FILES);
-}
-
-/// The sequence that a `fifo` key stands for.
-pub(crate) fn fifo_seq(key: &[u8]) -> Result<u64, StoreError> {
-    key.try_into().map(u64::from_be_bytes).map_err(|_| StoreError::corrupt(format!("a key in {FIFO} is malformed")))
+    FAMILIES.into_iter().chain(legacy.iter().map(String::as_str)).map(family).collect()
 }

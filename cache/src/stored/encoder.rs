@@ -26,7 +26,8 @@
 //! saved up to 6 %, 3 from 6 to 12 %, and 185 more: the bar, one part in 16, is where it matters least.
 
 use super::estimate::{Estimate, context};
-use super::{Layout, RAW_HEAD_BYTES, Shape, Stored, TAG_ENVELOPE, TAG_FRAME, ValueError, at_end};
+use super::{Layout, RAW_HEAD_BYTES, Shape, Stored, TAG_ENVELOPE, TAG_FRAME, ValueError, at_end, raw_head};
+use bytes::Bytes;
 use content::unixfs::Node;
 use content::{Block, Cid};
 use std::io;
@@ -83,6 +84,17 @@ impl Encoder {
     /// body made of it takes more bytes ([`super::body`]).
     pub fn encode(&mut self, block: &Block) -> Stored {
         self.shrunk(block.data(), payload(block)).unwrap_or_else(|| Stored::raw(block.data()))
+    }
+
+    /// The same in two pieces, which together are the value: what is stored raw is not copied.
+    pub fn encode_in_pieces(&mut self, block: &Block) -> (Shape, [Bytes; 2]) {
+        match self.shrunk(block.data(), payload(block)) {
+            Some(stored) => (stored.shape(), [Bytes::new(), stored.value().clone()]),
+            None => {
+                let head = Bytes::copy_from_slice(&raw_head(block.data().len()));
+                (Shape::Raw { block_bytes: block.data().len() }, [head, block.data().clone()])
+            }
+        }
     }
 
     /// A smaller value for a block that is stored, for an encoder of a higher level; `None` if it does not pay to write

@@ -24,7 +24,7 @@
 //! frame is of the file's bytes alone, and the block is prefix, payload, suffix. It is the payload that
 //! [`content::unixfs::Node`] finds, so a reader and a stored value never differ about what the file's bytes are.
 //!
-//! Nothing here has a checksum. Whoever keeps values protects them (RocksDB does), and whoever doubts a block hashes
+//! Nothing here has a checksum. Whoever keeps values protects them ([`crate::disk`] does), and whoever doubts a block hashes
 //! it. What is promised of a damaged value is no panic, no more memory than a block takes, and, but for tag 0, no
 //! length that differs from the block's, unless it is the tag itself that was hit.
 //!
@@ -54,6 +54,8 @@ const TAG_ENVELOPE: u8 = 3;
 
 /// Tag and length before a block that is stored raw.
 const RAW_HEAD_BYTES: usize = 5;
+/// The tag before a frame.
+const FRAME_HEAD_BYTES: usize = 1;
 /// Tag and two lengths before an envelope.
 const ENVELOPE_HEAD_BYTES: usize = 3;
 
@@ -119,6 +121,17 @@ impl Shape {
             }
         }
     }
+
+    /// The length of the value, as encoders write it.
+    pub fn value_bytes(self) -> usize {
+        match self {
+            Self::Raw { block_bytes } => RAW_HEAD_BYTES + block_bytes,
+            Self::Frame { frame_bytes, .. } => FRAME_HEAD_BYTES + frame_bytes,
+            Self::Envelope { prefix_bytes, suffix_bytes, frame_bytes, .. } => {
+                ENVELOPE_HEAD_BYTES + prefix_bytes + suffix_bytes + frame_bytes
+            }
+        }
+    }
 }
 
 /// A value whose form has been checked: the lengths are right and its frame is whole. Cloning shares the bytes.
@@ -141,17 +154,23 @@ impl Stored {
     /// The block as it is.
     fn raw(block: &[u8]) -> Self {
         let block_bytes = block.len();
-        let mut value = Vec::with_capacity(RAW_HEAD_BYTES + block_bytes);
-        value.push(TAG_RAW);
-        // No block is anywhere near 4 GiB. One that was would be refused when it is read, as is any over the limit.
-        value.extend_from_slice(&u32::try_from(block_bytes).unwrap_or(u32::MAX).to_be_bytes());
-        value.extend_from_slice(block);
-        Self { value: value.into(), layout: Layout { shape: Shape::Raw { block_bytes }, body_start: RAW_HEAD_BYTES } }
+        let value = [&raw_head(block_bytes), block].concat().into();
+        Self { value, layout: Layout { shape: Shape::Raw { block_bytes }, body_start: RAW_HEAD_BYTES } }
     }
 
     /// The bytes to be kept.
     pub fn value(&self) -> &Bytes {
         &self.value
+    }
+
+    /// The value in pieces as [`Encoder::encode_in_pieces`] gives them. One that an earlier release stored takes on the
+    /// form that is written now.
+    pub(crate) fn into_pieces(self) -> (Shape, [Bytes; 2]) {
+        let shape = self.shape();
+        match shape {
+            Shape::Raw { block_bytes } => (shape, [Bytes::copy_from_slice(&raw_head(block_bytes)), self.body()]),
+            Shape::Frame { .. } | Shape::Envelope { .. } => (shape, [Bytes::new(), self.value]),
+        }
     }
 
     /// The lengths of the parts.
@@ -185,6 +204,13 @@ impl Stored {
     }
 }
 
+/// What comes before a block that is stored as it is. No block is anywhere near 4 GiB: one that was would be refused when
+/// it is read, as is any over the limit.
+fn raw_head(block_bytes: usize) -> [u8; RAW_HEAD_BYTES] {
+    let [a, b, c, d] = u32::try_from(block_bytes).unwrap_or(u32::MAX).to_be_bytes();
+    [TAG_RAW, a, b, c, d]
+}
+
 /// The block of a value that an [`Encoder`] made, for a caller who only borrows the value. The same as [`Stored::read`]
 /// and [`Stored::block`], but for a copy.
 ///
@@ -216,7 +242,7 @@ impl Layout {
             TAG_RAW_UNSIZED => Self { shape: Shape::Raw { block_bytes: rest.len() }, body_start: 1 },
             TAG_FRAME => {
                 let shape = Shape::Frame { block_bytes: frame::content_bytes(rest)?, frame_bytes: rest.len() };
-                Self { shape, body_start: 1 }
+                Self { shape, body_start: FRAME_HEAD_BYTES }
             }
             TAG_RAW => Self::raw(rest)?,
             TAG_ENVELOPE => Self::envelope(rest)?,

@@ -346,6 +346,9 @@ proptest! {
         let stored = encode(&block);
         assert_is(&stored, &block);
         prop_assert!(stored.value().len() <= block.data().len() + RAW_HEAD_BYTES);
+        prop_assert_eq!(stored.shape().value_bytes(), stored.value().len());
+        let (shape, pieces) = encoder().encode_in_pieces(&block);
+        prop_assert_eq!((shape, &pieces.concat()[..]), (stored.shape(), &stored.value()[..]));
     }
 
     #[test]

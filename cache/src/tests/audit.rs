@@ -2,8 +2,8 @@
 
 use crate::Disk;
 use crate::disk::schema::{
-    BLOCKS, BLOCKS_BY_PIN, FIFO, INDEX, IndexRecord, META, PINS, PINS_BY_BLOCK, PinId, PinRecord, Totals, pin_of_block,
-    released_pin,
+    BLOCKS_BY_PIN, INDEX, IndexRecord, Kind, META, PINS, PINS_BY_BLOCK, PLACES, PinId, PinRecord, Place,
+    ROW_OVERHEAD_BYTES, SegmentRecord, pin_of_block, released_pin,
 };
 use crate::disk::store::{Row, Store};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,20 +17,11 @@ fn rows(store: &Store, family: &str) -> Vec<Row> {
 /// Panics with the first disagreement. Nothing may be queued.
 pub(super) fn audit(disk: &Disk) {
     let store = disk.store();
-    let blocks: BTreeSet<Bytes> = rows(store, BLOCKS).into_iter().map(|(key, _)| key).collect();
     let index: BTreeMap<Bytes, IndexRecord> = rows(store, INDEX)
         .into_iter()
         .map(|(key, value)| (key, IndexRecord::from_bytes(&value).expect("an index record")))
         .collect();
-    assert_eq!(blocks, index.keys().cloned().collect(), "every block is indexed, and nothing else is");
-
-    let fifo: BTreeMap<u64, Bytes> = rows(store, FIFO)
-        .into_iter()
-        .map(|(seq, block)| (u64::from_be_bytes(seq.as_ref().try_into().expect("a sequence")), block))
-        .collect();
-    let unpinned = index.iter().filter(|(_, record)| !record.pinned());
-    let expected: BTreeMap<u64, Bytes> = unpinned.map(|(key, record)| (record.seq, key.clone())).collect();
-    assert_eq!(fifo, expected, "the fifo holds exactly what is not pinned");
+    audit_segments(disk, &index);
 
     let by_block: BTreeSet<Bytes> = rows(store, PINS_BY_BLOCK).into_iter().map(|(key, _)| key).collect();
     let mut members: BTreeMap<u64, u64> = BTreeMap::new();
@@ -58,14 +49,44 @@ pub(super) fn audit(disk: &Disk) {
     for pin in members.keys() {
         assert!(pins.contains_key(pin) || released.contains(pin), "members belong to a pin");
     }
+}
 
-    let totals = store.totals().expect("reads");
-    let mut expected = Totals { cached_bytes: 0, pinned_bytes: 0, blocks: 0, ..totals };
-    index.values().for_each(|record| expected.add(*record));
-    assert_eq!(totals, expected, "the sums are right");
-    let (first, last) = (fifo.keys().next(), fifo.keys().next_back());
-    assert!(first.is_none_or(|seq| *seq >= totals.head), "no row lies before the head");
-    assert!(last.is_none_or(|seq| *seq < totals.next_seq), "no sequence is used before its turn");
+/// Whether every block that the index names is where it says, whole, and the segments' records count just those.
+fn audit_segments(disk: &Disk, index: &BTreeMap<Bytes, IndexRecord>) {
+    let store = disk.store();
+    let places: BTreeMap<[u8; 8], Bytes> = rows(store, PLACES)
+        .into_iter()
+        .map(|(place, block)| (Place::from_key(&place).expect("a place").to_key(), block))
+        .collect();
+    let named: BTreeMap<[u8; 8], Bytes> =
+        index.iter().map(|(block, record)| (record.place.to_key(), block.clone())).collect();
+    assert_eq!(places, named, "the rows of places mirror the index");
+
+    let segments: BTreeMap<u32, SegmentRecord> = store.segments().expect("reads").into_iter().collect();
+    let mut counted: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
+    for (block, record) in index {
+        let value = store.value(block, *record).expect("a value is where the index says");
+        assert_eq!(value.len(), record.shape.value_bytes());
+        let bytes = u32::try_from(10 + block.len() + value.len()).expect("small");
+        let segment = segments.get(&record.place.segment).expect("its segment has a record");
+        assert_eq!(segment.kind, record.kind);
+        assert!(record.place.offset + bytes <= segment.written, "nothing lies beyond the end");
+        let (live, blocks) = counted.entry(record.place.segment).or_default();
+        (*live, *blocks) = (*live + bytes, *blocks + 1);
+    }
+    for (number, segment) in &segments {
+        let counted = counted.get(number).copied().unwrap_or_default();
+        assert_eq!((segment.live, segment.blocks), counted, "a segment counts what is in it");
+    }
+    let mut files = store.files.list().expect("lists");
+    files.sort_unstable();
+    assert_eq!(files, segments.keys().copied().collect::<Vec<_>>(), "every file is a segment and every segment a file");
+
+    let cost =
+        |kind: Kind| segments.values().filter(|segment| segment.kind == kind).map(|segment| segment.cost()).sum();
     let stats = disk.stats();
-    assert_eq!((stats.cached_bytes, stats.pinned_bytes), (totals.cached_bytes, totals.pinned_bytes));
+    assert_eq!((stats.cached_bytes, stats.pinned_bytes), (cost(Kind::Cached), cost(Kind::Pinned)));
+    assert_eq!(stats.blocks, index.len() as u64);
+    let written: u64 = segments.values().map(|segment| u64::from(segment.written)).sum();
+    assert_eq!(stats.cached_bytes + stats.pinned_bytes, written + stats.blocks * ROW_OVERHEAD_BYTES);
 }

@@ -120,7 +120,7 @@ async fn a_newer_schema_is_refused_with_and_without_unknown_families() {
 #[tokio::test]
 async fn eviction_takes_the_oldest_and_keeps_to_the_budget() {
     let dir = tempfile::tempdir().expect("a directory");
-    let cost = 10_001 + ROW_OVERHEAD_BYTES;
+    let cost = 10 + 34 + 5 + 10_000 + ROW_OVERHEAD_BYTES;
     let options = budget(10 * cost);
     let disk = open_with(dir.path(), options.clone()).expect("opens");
     let blocks: Vec<_> = (0..100).map(|seed| noisy(seed, 10_000)).collect();
@@ -221,37 +221,33 @@ fn damage(dir: &Path, suffix: &str, data: &[u8]) -> bool {
     false
 }
 
-/// Pins the first block and caches the others; then opens the store again, so that all is in files, and damages them.
-async fn damaged(dir: &Path, suffix: &str, blocks: &[Block]) -> Disk {
+/// Pins the first block and caches the others; then opens the store again, and damages the first two.
+async fn damaged(dir: &Path, blocks: &[Block]) -> Disk {
     let disk = open(dir);
     disk.pin_recursive(*blocks[0].cid(), None, supply(&blocks[..1])).await.expect("pins");
     cache(&disk, blocks).await;
-    disk.store().flush_memory().expect("flushes");
     disk.close().await.expect("closes");
     drop(disk);
     for block in &blocks[..2] {
-        assert!(damage(dir, suffix, block.data()), "the block is in a {suffix} file");
+        assert!(damage(&dir.join("segments"), ".segment", block.data()), "the block is in a segment");
     }
     open(dir)
 }
 
 #[tokio::test]
 async fn damaged_values_are_never_served_and_can_be_fetched_again() {
-    // Large values lie in blob files, small ones among the keys.
-    for (suffix, len, intact) in [(".blob", 100_000, 1), (".sst", 3_000, 0)] {
+    for len in [100_000, 3_000] {
         let dir = tempfile::tempdir().expect("a directory");
         let blocks: Vec<_> = (0..3).map(|seed| noisy(seed, len)).collect();
-        let disk = damaged(dir.path(), suffix, &blocks).await;
+        let disk = damaged(dir.path(), &blocks).await;
         for block in &blocks[..2] {
-            assert!(!held(&disk, block).await, "{suffix}");
-            assert!(!held(&disk, block).await, "{suffix}");
+            assert!(!held(&disk, block).await);
+            assert!(!held(&disk, block).await);
         }
-        // Neighbours in one damaged table block may be lost with it; they are never served wrong either.
-        let lost = 2 + u64::from(!held(&disk, &blocks[2]).await);
-        assert!(lost == 2 || intact == 0);
+        assert!(held(&disk, &blocks[2]).await);
         disk.flush().await.expect("flushes");
-        assert_eq!(disk.stats().corrupt_blocks, lost, "each is counted once");
-        assert_eq!(disk.stats().blocks, 3 - lost);
+        assert_eq!(disk.stats().corrupt_blocks, 2, "each is counted once");
+        assert_eq!(disk.stats().blocks, 1);
         assert_eq!(disk.has(blocks[1].cid()).await, Ok(false));
         cache(&disk, &blocks).await;
         for block in &blocks {
@@ -259,12 +255,90 @@ async fn damaged_values_are_never_served_and_can_be_fetched_again() {
         }
         assert!(disk.is_pinned(&key(&blocks[0])).await.expect("reads"), "it comes back as the member that it was");
         assert!(!disk.is_pinned(&key(&blocks[1])).await.expect("reads"));
-        if suffix == ".blob" {
-            // Values that were replaced are not read again, while a damaged table block stands in the way of its
-            // neighbours' old versions until compaction.
-            audit(&disk);
-        }
+        audit(&disk);
     }
+}
+
+/// The bytes of the store's segment files.
+fn segment_bytes(dir: &Path) -> u64 {
+    files(&dir.join("segments"), ".segment").iter().map(|path| path.metadata().expect("is there").len()).sum()
+}
+
+#[tokio::test]
+async fn what_is_read_again_and_what_readers_have_in_memory_is_kept_longest() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let disk = open_with(dir.path(), budget(1_000_000)).expect("opens");
+    let (read, favoured) = (noisy(1, 10_000), noisy(2, 10_000));
+    let favourite = key(&favoured);
+    disk.favour(move |key| *key == favourite);
+    cache(&disk, &[read.clone(), favoured.clone(), noisy(3, 10_000)]).await;
+    for seed in 100..500 {
+        assert!(held(&disk, &read).await, "{seed}");
+        cache(&disk, &[noisy(seed, 10_000)]).await;
+    }
+    assert!(held(&disk, &favoured).await);
+    assert!(!held(&disk, &noisy(3, 10_000)).await);
+    audit(&disk);
+}
+
+#[tokio::test]
+async fn a_cache_of_which_everything_is_wanted_still_keeps_to_its_budget() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let disk = open_with(dir.path(), budget(300_000)).expect("opens");
+    disk.favour(|_| true);
+    for seed in 0..200 {
+        cache(&disk, &[noisy(seed, 10_000)]).await;
+        assert!(disk.stats().cached_bytes <= 300_000);
+        assert!(segment_bytes(dir.path()) <= 300_000);
+    }
+    audit(&disk);
+}
+
+#[tokio::test]
+async fn the_space_of_what_is_unpinned_comes_back() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let options = DiskOptions { segment_bytes_max: 1_000_000, ..DiskOptions::default() };
+    let disk = open_with(dir.path(), options).expect("opens");
+    let dags: Vec<Vec<Block>> =
+        (0..10).map(|dag| (0..10).map(|seed| noisy(dag * 100 + seed, 100_000)).collect()).collect();
+    // Interleaved, so that every segment has some of each.
+    let pin = |dag: usize| disk.pin_recursive(*dags[dag][0].cid(), None, supply(&dags[dag]));
+    futures::future::join_all((0..10).map(pin)).await.into_iter().for_each(|pin| assert!(pin.is_ok()));
+    for dag in &dags[1..] {
+        assert!(disk.remove_pin(dag[0].cid()).await.expect("removes"));
+    }
+    disk.flush().await.expect("flushes");
+    assert!(segment_bytes(dir.path()) <= 2_100_000, "{}", segment_bytes(dir.path()));
+    for block in &dags[0] {
+        assert!(held(&disk, block).await);
+    }
+    audit(&disk);
+}
+
+#[tokio::test]
+async fn a_full_file_system_shrinks_the_cache_and_then_stores_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let blocks: Vec<_> = (0..20).map(|seed| noisy(seed, 10_000)).collect();
+    let disk = open(dir.path());
+    cache(&disk, &blocks[..10]).await;
+    disk.pin_recursive(*blocks[10].cid(), None, supply(&blocks[10..11])).await.expect("pins");
+    drop(disk);
+    let disk = open_with(dir.path(), DiskOptions { free_bytes_min: u64::MAX / 2, ..DiskOptions::default() });
+    let disk = disk.expect("a full disk opens");
+    disk.put_cached(blocks[11].clone()).await;
+    let pinned = disk.pin_recursive(*blocks[12].cid(), None, supply(&blocks[12..13])).await;
+    assert!(matches!(pinned, Err(PinError::Store(StoreError::Full { .. }))), "{pinned:?}");
+    disk.flush().await.expect("flushes");
+    assert!(disk.stats().degraded);
+    assert_eq!((disk.stats().blocks, disk.stats().cached_bytes), (1, 0), "only the pin is left");
+    assert!(held(&disk, &blocks[10]).await);
+    audit(&disk);
+    drop(disk);
+    let disk = open(dir.path());
+    cache(&disk, &blocks).await;
+    assert_eq!(disk.stats().blocks, 20);
+    assert!(!disk.stats().degraded);
+    audit(&disk);
 }
 
 #[derive(Debug, Clone)]

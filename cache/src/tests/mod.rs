@@ -5,6 +5,7 @@ mod crash;
 mod disk;
 mod flight;
 mod import;
+mod migrate;
 mod pins;
 mod ram;
 mod sources;

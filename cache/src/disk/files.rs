@@ -1,0 +1,120 @@
+//! [`Files`]: the segment files, to which values are appended and which are deleted as a whole.
+//!
+//! Goals: a value is copied once on its way to the disk; space comes back at once; what was synced is on the disk.
+//!
+//! Non-goals: knowing what is where, which the index does. A file that no segment record names is left over from a write
+//! that was cut off, and is deleted when the store is opened.
+//!
+//! Everything here blocks. Reads may come from any thread; writes come from the writer thread alone.
+
+use super::error::StoreError;
+use bytes::Bytes;
+use moka::sync::Cache;
+use rustix::fs::statvfs;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const SUFFIX: &str = "segment";
+
+/// The segment files of a store.
+#[derive(Debug)]
+pub(crate) struct Files {
+    dir: PathBuf,
+    open: Cache<u32, Arc<File>>,
+}
+
+impl Files {
+    /// Files in `dir`, which is created if need be. At most `open_max` are kept open.
+    pub(crate) fn open(dir: PathBuf, open_max: u64) -> Result<Self, StoreError> {
+        fs::create_dir_all(&dir).map_err(|error| failed(&dir, &error))?;
+        Ok(Self { dir, open: Cache::new(open_max) })
+    }
+
+    /// Writes at a place in a segment, which is created if it is new.
+    pub(crate) fn write(&self, segment: u32, offset: u32, bytes: &[u8]) -> Result<(), StoreError> {
+        let write = |file: Arc<File>| file.write_all_at(bytes, u64::from(offset));
+        self.file(segment, true).and_then(write).map_err(|error| failed(&self.path(segment), &error))
+    }
+
+    /// Reads from a place in a segment. What the file does not hold is not there: the answer may be shorter.
+    pub(crate) fn read(&self, segment: u32, offset: u32, len: usize) -> Result<Bytes, StoreError> {
+        match self.file(segment, false).and_then(|file| read_at(&file, u64::from(offset), len)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Bytes::new()),
+            read => read.map_err(|error| failed(&self.path(segment), &error)),
+        }
+    }
+
+    /// Forces what was written to a segment to the disk.
+    pub(crate) fn sync(&self, segment: u32) -> Result<(), StoreError> {
+        let synced = self.file(segment, false).and_then(|file| file.sync_data());
+        synced.map_err(|error| failed(&self.path(segment), &error))
+    }
+
+    /// Forces to the disk which files there are.
+    pub(crate) fn sync_names(&self) -> Result<(), StoreError> {
+        File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(|error| failed(&self.dir, &error))
+    }
+
+    /// Deletes a segment. One that is not there is no error. A read that has begun goes on.
+    pub(crate) fn delete(&self, segment: u32) -> Result<(), StoreError> {
+        self.open.invalidate(&segment);
+        match fs::remove_file(self.path(segment)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&self.path(segment), &error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The segments that there are files of, in no order.
+    pub(crate) fn list(&self) -> Result<Vec<u32>, StoreError> {
+        let names = fs::read_dir(&self.dir).map_err(|error| failed(&self.dir, &error))?;
+        let names = names.map(|entry| Ok(entry.map_err(|error| failed(&self.dir, &error))?.path()));
+        names.filter_map(|path| path.map(|path| segment(&path)).transpose()).collect()
+    }
+
+    /// What the file system has left for us, in bytes.
+    pub(crate) fn free_bytes(&self) -> Result<u64, StoreError> {
+        let stat = statvfs(&self.dir).map_err(|error| failed(&self.dir, &error.into()))?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    fn file(&self, segment: u32, create: bool) -> io::Result<Arc<File>> {
+        if let Some(file) = self.open.get(&segment) {
+            return Ok(file);
+        }
+        let options = || File::options().read(true).write(true).create(create).truncate(false).open(self.path(segment));
+        let file = Arc::new(options()?);
+        self.open.insert(segment, Arc::clone(&file));
+        Ok(file)
+    }
+
+    fn path(&self, segment: u32) -> PathBuf {
+        self.dir.join(format!("{segment:08x}.{SUFFIX}"))
+    }
+}
+
+/// Reads until there are so many bytes or the file ends.
+fn read_at(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
+    let (mut buffer, mut read) = (vec![0; len], 0);
+    while read < len {
+        match file.read_at(&mut buffer[read..], offset + read as u64) {
+            Ok(0) => break,
+            Ok(count) => read += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    buffer.truncate(read);
+    Ok(buffer.into())
+}
+
+fn segment(path: &Path) -> Option<u32> {
+    let name = path.file_stem()?.to_str()?;
+    (path.extension()? == SUFFIX).then(|| u32::from_str_radix(name, 16).ok()).flatten()
+}
+
+fn failed(path: &Path, error: &io::Error) -> StoreError {
+    StoreError::io(format!("{}: {error}", path.display()))
+}

@@ -1,0 +1,91 @@
+//! From schema 1 to 2: values leave RocksDB's blob files for segments.
+//!
+//! Each value is moved with its index record, which has another length since, so that a migration which is cut off goes on
+//! where it was. The schema's number is written when all has been moved; until then an older release still finds its own
+//! number, and what it has not moved yet.
+
+use super::schema::{INDEX, INDEX_BYTES, Kind, META, take_u64};
+use super::store::Store;
+use super::writer::Writer;
+use super::{DiskOptions, StoreError};
+use crate::stored::Stored;
+use bytes::Bytes;
+use content::BlockKey;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+use tracing::{info, warn};
+
+/// The families that only schema 1 has.
+pub(crate) const FAMILIES: [&str; 2] = [BLOCKS, FIFO];
+const BLOCKS: &str = "blocks";
+const FIFO: &str = "fifo";
+const KEY_TOTALS: &[u8] = b"totals";
+
+/// Blocks between two lines of progress.
+const PROGRESS_BLOCKS: u64 = 100_000;
+
+/// Moves everything, and hands the store back.
+pub(crate) fn run(store: Store, options: &DiskOptions) -> Result<Store, StoreError> {
+    info!("the store was written by an earlier release: moving its blocks; nothing is lost if this is interrupted");
+    let store = Arc::new(store);
+    let blocks = Writer::new(Arc::clone(&store), Arc::default(), options, Arc::new(Semaphore::new(0)))?.migrate()?;
+    let mut store = Arc::into_inner(store).ok_or(StoreError::Closed)?;
+    store.write_schema()?;
+    store.drop_legacy()?;
+    info!(blocks, "the store's blocks were moved");
+    Ok(store)
+}
+
+impl Writer {
+    fn migrate(mut self) -> Result<u64, StoreError> {
+        let store = Arc::clone(&self.store);
+        if let Some(totals) = store.pinned(META, KEY_TOTALS)? {
+            self.counters.pin = self.counters.pin.max(next_pin(&totals).unwrap_or_default());
+        }
+        let (mut group, mut blocks) = (self.begin(), 0);
+        for row in store.rows_from(INDEX, &[])? {
+            let (block, record) = row?;
+            if record.len() == INDEX_BYTES {
+                continue;
+            }
+            let key = BlockKey::from_bytes(&block).ok_or_else(|| StoreError::corrupt("a key is malformed"))?;
+            group.index.insert(key, None);
+            match store.pinned(BLOCKS, &block)?.and_then(|value| Stored::read(Bytes::copy_from_slice(&value)).ok()) {
+                Some(stored) => {
+                    let (shape, value) = stored.into_pieces();
+                    self.stage_value(&mut group, key, kind(&record), shape, value)?;
+                    group.batch.delete_cf(store.family(BLOCKS)?, &block);
+                }
+                None => {
+                    warn!(?key, "a block is damaged on disk: forgotten, to be fetched again");
+                    group.batch.delete_cf(store.family(INDEX)?, &block);
+                }
+            }
+            blocks += 1;
+            if blocks % PROGRESS_BLOCKS == 0 {
+                info!(blocks, "moving the store's blocks");
+            }
+            if group.full() {
+                self.write(&mut group)?;
+                group = self.begin();
+            }
+        }
+        group.batch.delete_cf(store.family(META)?, KEY_TOTALS);
+        self.write(&mut group)?;
+        self.sync()?;
+        Ok(blocks)
+    }
+}
+
+/// Of a record of schema 1: the sizes of the block and of its value, then its place in the order of eviction, 0 if pinned.
+fn kind(record: &[u8]) -> Kind {
+    match record.get(8..).and_then(|mut rest| take_u64(&mut rest)) {
+        Some(0) => Kind::Pinned,
+        _ => Kind::Cached,
+    }
+}
+
+/// The last of six numbers.
+fn next_pin(totals: &[u8]) -> Option<u64> {
+    take_u64(&mut totals.get(40..)?)
+}

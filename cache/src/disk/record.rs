@@ -1,0 +1,96 @@
+//! How one block lies in a segment file: a head that names it, then its value ([`crate::stored`]).
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 1 | the format, [`FORMAT`] |
+//! | 1 | length of the key |
+//! | 4 | length of the value, big-endian |
+//! | 4 | CRC-32 of all of the above, the key and the value, big-endian |
+//! | … | the key: the block's binary multihash |
+//! | … | the value |
+//!
+//! Goals: a record that is read through a stale or damaged index, or whose bytes rotted, is told from the one that was
+//! asked for; a segment can be read without an index.
+
+use bytes::Bytes;
+
+const FORMAT: u8 = 1;
+
+/// A head without its key.
+const HEAD_BYTES: usize = 10;
+
+/// The whole length of a record, in bytes.
+pub(crate) fn record_bytes(key: &[u8], value_bytes: usize) -> usize {
+    HEAD_BYTES + key.len() + value_bytes
+}
+
+/// The head of a record, with its key; the value, in pieces, follows. `None` for what no record can be: a key of 256
+/// bytes or a value of 4 GiB.
+pub(crate) fn head(key: &[u8], value: &[Bytes]) -> Option<Vec<u8>> {
+    let value_bytes = u32::try_from(value.iter().map(Bytes::len).sum::<usize>()).ok()?;
+    let mut head = Vec::with_capacity(HEAD_BYTES + key.len());
+    head.extend_from_slice(&[FORMAT, u8::try_from(key.len()).ok()?]);
+    head.extend_from_slice(&value_bytes.to_be_bytes());
+    let checksum = checksum(&head, key, value.iter().map(|piece| &**piece));
+    head.extend_from_slice(&checksum.to_be_bytes());
+    head.extend_from_slice(key);
+    Some(head)
+}
+
+/// The value of a record, if the record is whole and of this key.
+pub(crate) fn value(record: Bytes, key: &[u8]) -> Option<Bytes> {
+    let (head, rest) = record.split_first_chunk::<HEAD_BYTES>()?;
+    let (lengths, sum) = head.split_at(6);
+    let found = rest.strip_prefix(key)?;
+    let whole = lengths[0] == FORMAT
+        && usize::from(lengths[1]) == key.len()
+        && lengths[2..] == u32::try_from(found.len()).ok()?.to_be_bytes()
+        && sum == checksum(lengths, key, [found].into_iter()).to_be_bytes();
+    whole.then(|| record.slice(HEAD_BYTES + key.len()..))
+}
+
+fn checksum<'a>(lengths: &[u8], key: &[u8], value: impl Iterator<Item = &'a [u8]>) -> u32 {
+    let mut sum = crc32fast::Hasher::new();
+    sum.update(lengths);
+    sum.update(key);
+    value.for_each(|piece| sum.update(piece));
+    sum.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn record(key: &[u8], value: &[Bytes]) -> Vec<u8> {
+        [head(key, value).expect("lengths are small"), value.concat()].concat()
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_gives_back_its_value_and_no_other(
+            key in proptest::collection::vec(any::<u8>(), 0..140), other in proptest::collection::vec(any::<u8>(), 0..140),
+            value in proptest::collection::vec(any::<u8>(), 0..2_000), cut in any::<prop::sample::Index>(),
+            flip in any::<prop::sample::Index>(), bit in 0..8_u32
+        ) {
+            let mut pieces = [Bytes::from(value.clone()), Bytes::new()];
+            pieces[1] = pieces[0].split_off(cut.index(value.len() + 1));
+            let mut bytes = record(&key, &pieces);
+            prop_assert_eq!(bytes.len(), record_bytes(&key, value.len()));
+            prop_assert_eq!(super::value(bytes.clone().into(), &key), Some(Bytes::from(value)));
+            if other != key {
+                prop_assert_eq!(super::value(bytes.clone().into(), &other), None);
+            }
+            prop_assert_eq!(super::value(Bytes::from(bytes[..bytes.len() - 1].to_vec()), &key), None);
+            let at = flip.index(bytes.len());
+            bytes[at] ^= 1 << bit;
+            prop_assert_eq!(super::value(bytes.into(), &key), None, "one bit is wrong");
+        }
+    }
+
+    #[test]
+    fn what_no_record_can_be_has_no_head() {
+        assert!(head(&[0; 255], &[]).is_some());
+        assert!(head(&[0; 256], &[]).is_none());
+    }
+}

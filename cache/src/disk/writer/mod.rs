@@ -1,0 +1,373 @@
+//! The one thread that changes the store.
+//!
+//! Commands are taken as they came, grouped, and each group is written as one: its values are appended to segment files,
+//! then one batch makes them known, with the records of the segments. A group is in the store as a whole or not at all.
+//! Between groups the thread evicts what is over budget, lets go of the members of removed pins and moves together what
+//! is left of sparse segments, a chunk at a time, so that nothing holds up what is waiting for long.
+//!
+//! A write that fails takes its group with it: cached blocks are dropped and counted, pins get the error. Segment and
+//! pin numbers that it used are not used again, in case that part of it is found in the log after a crash.
+//!
+//! What power loss may leave: a cached value that the index knows and the disk never got. It is told by its checksum,
+//! and forgotten when it is read. Pins are acknowledged when their values, then the batch that names them, have been synced.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`queue`] | what can be asked for, and the bounded way to here |
+//! | [`group`] | values and rows of one batch, staged and written |
+//! | [`pinning`] | pins, their members and scaffolds |
+//! | [`reclaim`] | eviction, sparse segments, damaged blocks |
+
+mod group;
+mod pinning;
+mod queue;
+mod reclaim;
+
+pub(crate) use self::queue::{Attempt, Command, Queue};
+
+use self::group::{Group, Tails};
+use self::queue::Reply;
+use super::schema::{Counters, Kind, META, PinId, SegmentRecord, released_pin};
+use super::store::Store;
+use super::{DiskOptions, Stats, StoreError};
+use crate::stored::Encoder;
+use content::{Block, BlockKey};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use tokio::sync::Semaphore;
+use tracing::{error, info};
+
+/// The most rows that one batch of eviction, release or collection changes.
+const CHUNK_ROWS: usize = 1024;
+
+/// Whether the thread goes on.
+#[derive(PartialEq, Eq)]
+enum Next {
+    Continue,
+    Stop,
+}
+
+pub(crate) struct Writer {
+    pub(super) store: Arc<Store>,
+    stats: Arc<Stats>,
+    encoder: Encoder,
+    options: DiskOptions,
+    pub(super) counters: Counters,
+    /// Every segment, oldest first.
+    segments: BTreeMap<u32, SegmentRecord>,
+    /// The segments that values are appended to.
+    tails: Tails,
+    sums: Sums,
+    /// Segments that were written to since they were last synced.
+    unsynced: BTreeMap<u32, Kind>,
+    /// Whether files were created since that was last synced.
+    names_unsynced: bool,
+    /// Pinned segments of which little is left.
+    sparse: BTreeSet<u32>,
+    /// The segment that is being evicted, and the bytes of it that were given a second chance.
+    rescued: (u32, u64),
+    /// Pins whose members are still to be let go.
+    releasing: VecDeque<PinId>,
+    /// Whoever waits for that to end.
+    flushes: Vec<Reply<Result<(), StoreError>>>,
+    /// The disk refuses writes: said once, not for every batch.
+    failing: bool,
+    room: Arc<Semaphore>,
+}
+
+/// What segments cost, by what they hold.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    cached_bytes: u64,
+    pinned_bytes: u64,
+    blocks: u64,
+}
+
+impl Sums {
+    fn add(&mut self, record: SegmentRecord) {
+        *self.of(record.kind) += record.cost();
+        self.blocks += u64::from(record.blocks);
+    }
+
+    fn remove(&mut self, record: SegmentRecord) {
+        *self.of(record.kind) -= record.cost();
+        self.blocks -= u64::from(record.blocks);
+    }
+
+    fn of(&mut self, kind: Kind) -> &mut u64 {
+        match kind {
+            Kind::Cached => &mut self.cached_bytes,
+            Kind::Pinned => &mut self.pinned_bytes,
+        }
+    }
+}
+
+impl Drop for Writer {
+    /// However the thread ends, nobody must wait for room that will never come.
+    fn drop(&mut self) {
+        self.room.close();
+    }
+}
+
+impl Writer {
+    pub(super) fn new(
+        store: Arc<Store>,
+        stats: Arc<Stats>,
+        options: &DiskOptions,
+        room: Arc<Semaphore>,
+    ) -> Result<Self, StoreError> {
+        let mut writer = Self {
+            encoder: Encoder::new(options.zstd).map_err(StoreError::io)?,
+            counters: store.counters()?,
+            segments: store.segments()?.into_iter().collect(),
+            releasing: leftovers(&store)?,
+            store,
+            stats,
+            options: options.clone(),
+            tails: Tails::default(),
+            sums: Sums::default(),
+            unsynced: BTreeMap::new(),
+            names_unsynced: false,
+            sparse: BTreeSet::new(),
+            rescued: (0, 0),
+            flushes: Vec::new(),
+            failing: false,
+            room,
+        };
+        writer.take_stock()?;
+        writer.publish();
+        Ok(writer)
+    }
+
+    /// Sums up the segments, goes on with the youngest of each kind, and deletes files that a write which was cut off left.
+    fn take_stock(&mut self) -> Result<(), StoreError> {
+        for (segment, record) in &self.segments {
+            self.sums.add(*record);
+            self.tails.set(record.kind, Some(*segment));
+            if record.kind == Kind::Cached {
+                self.store.touched.watch(*segment, record.written.max(self.segment_bytes_max(record.kind)));
+            }
+        }
+        self.sparse = self.segments.keys().copied().filter(|segment| self.is_sparse(*segment)).collect();
+        for segment in self.store.files.list()? {
+            if !self.segments.contains_key(&segment) {
+                self.store.files.delete(segment)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn run(mut self, commands: &Receiver<Command>) {
+        self.evict();
+        while let Some(first) = self.next(commands) {
+            let next = match first {
+                Some(first) => self.group(first, commands),
+                None => self.tidy(),
+            };
+            if next == Next::Stop {
+                return;
+            }
+            self.evict();
+            self.answer_flushes();
+        }
+        if let Err(error) = self.sync() {
+            error!(%error, "the disk refused to sync when the store was closed");
+        }
+    }
+
+    /// The next command; `Some(None)` when there is only background work; `None` when all handles are gone.
+    fn next(&self, commands: &Receiver<Command>) -> Option<Option<Command>> {
+        if self.is_tidy() {
+            return commands.recv().ok().map(Some);
+        }
+        match commands.try_recv() {
+            Ok(command) => Some(Some(command)),
+            Err(TryRecvError::Empty) => Some(None),
+            // What is left to do is done when the store is opened again.
+            Err(TryRecvError::Disconnected) => None,
+        }
+    }
+
+    fn is_tidy(&self) -> bool {
+        self.releasing.is_empty() && self.sparse.is_empty()
+    }
+
+    /// A chunk of background work.
+    fn tidy(&mut self) -> Next {
+        if self.releasing.is_empty() {
+            self.collect_chunk();
+        } else {
+            self.release_chunk();
+        }
+        Next::Continue
+    }
+
+    /// Takes commands until the group is full or nobody waits, and writes it.
+    fn group(&mut self, first: Command, commands: &Receiver<Command>) -> Next {
+        let mut group = self.begin();
+        let mut command = Some(first);
+        while let Some(current) = command {
+            match current {
+                Command::Flush { reply } => {
+                    self.commit(group);
+                    self.flushes.push(reply);
+                    return Next::Continue;
+                }
+                Command::Close { reply } => {
+                    self.commit(group);
+                    return self.close(reply);
+                }
+                Command::Forget { key, room } => {
+                    // Read and judged again with nothing pending: the block may have been replaced meanwhile.
+                    self.commit(group);
+                    self.forget(&key);
+                    drop(room);
+                    return Next::Continue;
+                }
+                Command::Remove { root, reply } => {
+                    self.commit(group);
+                    self.remove(root, reply);
+                    return Next::Continue;
+                }
+                Command::Release { pin } => {
+                    self.commit(group);
+                    self.releasing.push_back(pin);
+                    return Next::Continue;
+                }
+                other => self.stage(&mut group, other),
+            }
+            command = if group.full() { None } else { commands.try_recv().ok() };
+        }
+        self.commit(group);
+        Next::Continue
+    }
+
+    /// Adds a command to the group. One that cannot be added fails by itself and leaves the group as it was: rows are
+    /// looked up before any is staged.
+    fn stage(&mut self, group: &mut Group, command: Command) {
+        match command {
+            Command::Cache { block, room } => {
+                group.rooms.push(room);
+                match self.stage_cached(group, &block) {
+                    Ok(()) => group.cached += 1,
+                    Err(error) => self.drop_cached(1, &error),
+                }
+            }
+            Command::Member { block, attempt, room } => {
+                group.rooms.push(room);
+                if let Err(failure) = self.stage_member(group, &block, &attempt) {
+                    attempt.fail(failure);
+                }
+                if group.attempts.last().is_none_or(|last| !Arc::ptr_eq(last, &attempt)) {
+                    group.attempts.push(attempt);
+                }
+            }
+            Command::Begin { root, name, reply } => {
+                let pin = self.stage_begin(group, root, name);
+                group.notify(pin, reply);
+            }
+            Command::Scaffold { reply } => {
+                let pin = self.stage_scaffold(group);
+                group.notify(pin, reply);
+            }
+            Command::Finish { attempt, reply } => self.stage_finish(group, attempt, reply),
+            // Handled by `group`.
+            Command::Forget { .. }
+            | Command::Remove { .. }
+            | Command::Release { .. }
+            | Command::Flush { .. }
+            | Command::Close { .. } => {}
+        }
+    }
+
+    fn stage_cached(&mut self, group: &mut Group, block: &Block) -> Result<(), StoreError> {
+        let Some(key) = block.key() else { return Ok(()) };
+        if self.index(group, &key)?.is_some() {
+            return Ok(());
+        }
+        // A member of a pin that was found damaged and forgotten comes back as a member.
+        let kind = if self.has_pin(&key, None)? { Kind::Pinned } else { Kind::Cached };
+        self.stage_block(group, key, block, kind)
+    }
+
+    fn stage_block(&mut self, group: &mut Group, key: BlockKey, block: &Block, kind: Kind) -> Result<(), StoreError> {
+        let (shape, value) = self.encoder.encode_in_pieces(block);
+        self.stage_value(group, key, kind, shape, value)
+    }
+
+    /// Says when the disk begins to refuse writes and when it stops.
+    fn note(&mut self, written: &Result<(), StoreError>) {
+        match written {
+            Ok(()) if self.failing => info!("the disk takes writes again"),
+            Ok(()) => {}
+            Err(error) => {
+                self.stats.write_errors.inc();
+                if !self.failing {
+                    error!(%error, "the disk refuses writes: nothing is cached on it and pins fail until it recovers");
+                }
+            }
+        }
+        self.failing = written.is_err();
+    }
+
+    fn drop_cached(&self, blocks: u64, error: &StoreError) {
+        if blocks > 0 {
+            self.stats.dropped_writes.inc_by(blocks);
+            tracing::debug!(blocks, %error, "blocks were not cached");
+        }
+    }
+
+    fn publish(&self) {
+        self.stats.cached_bytes.store(self.sums.cached_bytes, Ordering::Relaxed);
+        self.stats.pinned_bytes.store(self.sums.pinned_bytes, Ordering::Relaxed);
+        self.stats.blocks.store(self.sums.blocks, Ordering::Relaxed);
+        self.stats.degraded.store(self.failing, Ordering::Relaxed);
+    }
+
+    /// Forces everything to the disk.
+    pub(super) fn sync(&mut self) -> Result<(), StoreError> {
+        self.sync_values(&[Kind::Pinned, Kind::Cached])?;
+        self.store.sync_log()
+    }
+
+    /// Forces values to the disk, and the names of their files.
+    fn sync_values(&mut self, kinds: &[Kind]) -> Result<(), StoreError> {
+        for (segment, _) in self.unsynced.iter().filter(|(_, kind)| kinds.contains(kind)) {
+            self.store.files.sync(*segment)?;
+        }
+        if std::mem::take(&mut self.names_unsynced) {
+            self.store.files.sync_names()?;
+        }
+        self.unsynced.retain(|_, kind| !kinds.contains(kind));
+        Ok(())
+    }
+
+    fn answer_flushes(&mut self) {
+        if !self.is_tidy() || self.flushes.is_empty() {
+            return;
+        }
+        let synced = self.sync();
+        for reply in self.flushes.drain(..) {
+            _ = reply.send(synced.clone());
+        }
+    }
+
+    fn close(&mut self, reply: Reply<Result<(), StoreError>>) -> Next {
+        // From here on callers are refused instead of waiting for room.
+        self.room.close();
+        let synced = self.sync();
+        for flush in self.flushes.drain(..) {
+            _ = flush.send(synced.clone());
+        }
+        _ = reply.send(synced);
+        Next::Stop
+    }
+}
+
+/// Pins that were being released, and scaffolds that stood, when the store was last closed or its process killed.
+fn leftovers(store: &Store) -> Result<VecDeque<PinId>, StoreError> {
+    let rows = store.keys_with_prefix(META, b"release/")?;
+    rows.filter_map(|row| row.map(|key| released_pin(&key)).transpose()).collect()
+}

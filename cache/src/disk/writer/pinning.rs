@@ -1,0 +1,171 @@
+//! Pins, their members and scaffolds. A scaffold is a pin without a root or a record: it stands in `meta` as one whose
+//! members are to be let go, so that a process that is killed leaves nothing behind.
+
+use super::super::StoreError;
+use super::super::schema::{
+    BLOCKS_BY_PIN, Kind, META, PINS, PINS_BY_BLOCK, PinId, PinRecord, block_of_pin, member, pin_of_block, release_key,
+};
+use super::group::Group;
+use super::queue::{Attempt, Failure, Reply};
+use super::{CHUNK_ROWS, Writer};
+use crate::pins::{PinError, PinState, PinSummary};
+use content::{Block, BlockKey, Cid};
+use std::sync::Arc;
+use tracing::warn;
+
+impl Writer {
+    pub(super) fn stage_begin(&self, group: &mut Group, root: Cid, name: Option<String>) -> Result<PinId, StoreError> {
+        let record = match self.pin(group, root)? {
+            Some(record) if name.is_none() => return Ok(record.id),
+            Some(record) => PinRecord { name, ..record },
+            None => PinRecord::new(group.counters.take_pin(), name),
+        };
+        let pin = record.id;
+        self.stage_pin(group, root, record)?;
+        Ok(pin)
+    }
+
+    pub(super) fn stage_scaffold(&self, group: &mut Group) -> Result<PinId, StoreError> {
+        let meta = self.store.family(META)?;
+        let pin = group.counters.take_pin();
+        group.batch.put_cf(meta, release_key(pin), []);
+        Ok(pin)
+    }
+
+    pub(super) fn stage_member(&mut self, group: &mut Group, block: &Block, attempt: &Attempt) -> Result<(), Failure> {
+        let Some(key) = block.key() else { return Ok(()) };
+        let mut record = self.record_of(group, attempt)?;
+        let bytes = key.to_bytes();
+        let rows = (pin_of_block(&bytes, attempt.pin), block_of_pin(attempt.pin, &bytes));
+        let is_member = group.members.contains(&(key, attempt.pin)) || self.store.holds(PINS_BY_BLOCK, &rows.0)?;
+        if self.index(group, &key)?.is_none_or(|held| !held.pinned()) {
+            self.stage_block(group, key, block, Kind::Pinned)?;
+        }
+        if is_member {
+            return Ok(());
+        }
+        group.batch.put_cf(self.store.family(PINS_BY_BLOCK)?, rows.0, []);
+        group.batch.put_cf(self.store.family(BLOCKS_BY_PIN)?, rows.1, []);
+        group.members.insert((key, attempt.pin));
+        if let (Some(root), Some(record)) = (attempt.root, record.as_mut()) {
+            record.blocks += 1;
+            record.bytes += block.data().len() as u64;
+            self.stage_pin(group, root, record.clone())?;
+        }
+        Ok(())
+    }
+
+    /// The record of an attempt's pin; `None` for a scaffold, which has none.
+    fn record_of(&self, group: &Group, attempt: &Attempt) -> Result<Option<PinRecord>, Failure> {
+        let Some(root) = attempt.root else { return Ok(None) };
+        match self.pin(group, root)? {
+            Some(record) if record.id == attempt.pin => Ok(Some(record)),
+            _ => Err(Failure::Removed),
+        }
+    }
+
+    pub(super) fn stage_finish(
+        &self,
+        group: &mut Group,
+        attempt: Arc<Attempt>,
+        reply: Reply<Result<PinSummary, PinError>>,
+    ) {
+        let summary = match self.finished(group, &attempt) {
+            Ok(summary) => summary,
+            Err(error) => {
+                _ = reply.send(Err(error));
+                return;
+            }
+        };
+        group.sync = true;
+        let notice = move |written: Result<(), StoreError>| {
+            // Members of the same group failed or were written with it; earlier groups have told the attempt.
+            _ = reply.send(written.map_err(PinError::Store).and_then(|()| attempt.check()).map(|()| summary));
+        };
+        group.notices.push(Box::new(notice));
+    }
+
+    fn finished(&self, group: &mut Group, attempt: &Attempt) -> Result<PinSummary, PinError> {
+        attempt.check()?;
+        let Some(root) = attempt.root else { return Err(PinError::Store(StoreError::Closed)) };
+        let record = self.pin(group, root)?.filter(|record| record.id == attempt.pin);
+        let record = record.ok_or(PinError::Removed { root })?;
+        if let Some(key) = BlockKey::of(&root)
+            && !group.members.contains(&(key, attempt.pin))
+            && !self.store.holds(PINS_BY_BLOCK, &pin_of_block(&key.to_bytes(), attempt.pin))?
+        {
+            return Err(PinError::RootMissing { root });
+        }
+        let record = PinRecord { state: PinState::Complete, ..record };
+        let summary = record.summary(root);
+        self.stage_pin(group, root, record)?;
+        Ok(summary)
+    }
+
+    /// The pin is gone when this is answered; its members follow a chunk at a time.
+    pub(super) fn remove(&mut self, root: Cid, reply: Reply<Result<bool, StoreError>>) {
+        let removed = self.remove_record(root);
+        if let Ok(Some(pin)) = removed {
+            self.releasing.push_back(pin);
+        }
+        _ = reply.send(removed.map(|pin| pin.is_some()));
+    }
+
+    fn remove_record(&mut self, root: Cid) -> Result<Option<PinId>, StoreError> {
+        let Some(record) = self.store.pin(&root.to_bytes())? else { return Ok(None) };
+        let mut group = self.begin();
+        group.batch.delete_cf(self.store.family(PINS)?, root.to_bytes());
+        group.batch.put_cf(self.store.family(META)?, release_key(record.id), []);
+        group.sync = true;
+        self.write(&mut group)?;
+        Ok(Some(record.id))
+    }
+
+    /// Lets go of some members of the pin that is first in line.
+    pub(super) fn release_chunk(&mut self) {
+        let Some(pin) = self.releasing.front().copied() else { return };
+        match self.release_members(pin) {
+            Ok(0) => _ = self.releasing.pop_front(),
+            Ok(_) => {}
+            Err(error) => {
+                // Its mark stays in `meta`, so it is taken up again when the store is opened.
+                warn!(pin = pin.0, %error, "the members of a removed pin could not be let go");
+                self.releasing.pop_front();
+            }
+        }
+    }
+
+    fn release_members(&mut self, pin: PinId) -> Result<usize, StoreError> {
+        let mut group = self.begin();
+        let prefix = pin.0.to_be_bytes();
+        let mut members = 0;
+        for row in self.store.keys_with_prefix(BLOCKS_BY_PIN, &prefix)?.take(CHUNK_ROWS) {
+            self.stage_release(&mut group, pin, &row?)?;
+            members += 1;
+            if group.full() {
+                break;
+            }
+        }
+        if members == 0 {
+            group.batch.delete_cf(self.store.family(META)?, release_key(pin));
+        }
+        self.write(&mut group)?;
+        Ok(members)
+    }
+
+    /// A block that no other pin has is gone, but for one that readers have in memory: that one is kept as cached.
+    fn stage_release(&self, group: &mut Group, pin: PinId, row: &[u8]) -> Result<(), StoreError> {
+        let block = member(row, pin).unwrap_or_default();
+        let key = BlockKey::from_bytes(block).ok_or_else(|| StoreError::corrupt("a pin's member is malformed"))?;
+        let held = self.index(group, &key)?.filter(|held| held.pinned());
+        group.batch.delete_cf(self.store.family(PINS_BY_BLOCK)?, pin_of_block(block, pin));
+        group.batch.delete_cf(self.store.family(BLOCKS_BY_PIN)?, row);
+        match held {
+            Some(held) if !self.has_pin(&key, Some(pin))? && self.store.touched.is_favoured(&key) => {
+                self.stage_move(group, key, held, Kind::Cached)
+            }
+            Some(held) if !self.has_pin(&key, Some(pin))? => self.stage_removal(group, &key, held),
+            _ => Ok(()),
+        }
+    }
+}

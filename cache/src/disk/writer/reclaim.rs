@@ -1,0 +1,200 @@
+//! Space that comes back: eviction of whole segments, oldest first, with a second chance for what was read again;
+//! pinned segments of which little is left, whose rest is moved together; and blocks found damaged.
+
+use super::super::StoreError;
+use super::super::schema::{IndexRecord, Kind, PLACES, Place};
+use super::group::Group;
+use super::{CHUNK_ROWS, Writer};
+use bytes::Bytes;
+use content::BlockKey;
+use tracing::{error, warn};
+
+/// A segment that is still being filled is not worth collecting below this size, unless nothing in it is needed.
+const SPARSE_TAIL_BYTES_MIN: u32 = 1024 * 1024;
+
+/// What became of a block whose segment is evicted.
+enum Fate {
+    Evicted,
+    Rescued,
+    /// A row that names nothing: left over from a batch that failed.
+    Stale,
+}
+
+impl Writer {
+    /// Removes the oldest cached segments until the rest is within the budget and leaves the disk the space that it should.
+    pub(super) fn evict(&mut self) {
+        while self.sums.cached_bytes > self.options.cache_bytes_max || self.is_short_of_space() {
+            match self.evict_chunk() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    // Tried again after the next group.
+                    warn!(%error, "blocks could not be evicted");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Evicts some of the oldest segment, and says whether there was one.
+    fn evict_chunk(&mut self) -> Result<bool, StoreError> {
+        let Some(segment) = self.oldest_cached() else { return Ok(false) };
+        if self.tails.contain(segment) {
+            self.tails.set(Kind::Cached, None);
+        }
+        if self.rescued.0 != segment {
+            self.rescued = (segment, 0);
+        }
+        let before = self.sums.cached_bytes;
+        let (mut group, mut evicted) = (self.begin(), 0);
+        let rows = self.rows(segment, CHUNK_ROWS)?;
+        // Nothing can be written anew where there is no space.
+        let rescue = !self.is_short_of_space();
+        for (place, block) in &rows {
+            evicted += u64::from(matches!(self.stage_eviction(&mut group, *place, block, rescue)?, Fate::Evicted));
+            if group.full() {
+                break;
+            }
+        }
+        if rows.is_empty() {
+            self.stage_empty(&mut group, segment);
+        }
+        self.write(&mut group)?;
+        self.stats.evicted_blocks.inc_by(evicted);
+        self.stats.evicted_bytes.inc_by(before.saturating_sub(self.sums.cached_bytes));
+        Ok(true)
+    }
+
+    fn oldest_cached(&self) -> Option<u32> {
+        self.segments.iter().find(|(_, record)| record.kind == Kind::Cached).map(|(segment, _)| *segment)
+    }
+
+    /// The blocks whose values are in a segment, in their order on the disk.
+    fn rows(&self, segment: u32, rows_max: usize) -> Result<Vec<(Place, Bytes)>, StoreError> {
+        let prefix = segment.to_be_bytes();
+        let rows = self.store.rows_from(PLACES, &prefix)?.take(rows_max).map(|row| {
+            let (place, block) = row?;
+            let place = Place::from_key(&place).ok_or_else(|| StoreError::corrupt("a place is malformed"))?;
+            Ok((place, Bytes::from(block)))
+        });
+        rows.take_while(|row| !matches!(row, Ok((place, _)) if place.segment != segment)).collect()
+    }
+
+    fn stage_eviction(
+        &mut self,
+        group: &mut Group,
+        place: Place,
+        block: &[u8],
+        rescue: bool,
+    ) -> Result<Fate, StoreError> {
+        let Some((key, held)) = self.named(group, place, block)? else { return Ok(Fate::Stale) };
+        let bytes = held.shape.value_bytes() as u64;
+        let wanted = rescue && self.is_wanted(&key, place);
+        // At most half of a segment, so that eviction gets on whatever is wanted.
+        let half = self.segments.get(&place.segment).map_or(0, |record| u64::from(record.written) / 2);
+        if wanted && self.rescued.1 + bytes <= half {
+            self.rescued.1 += bytes;
+            self.stage_move(group, key, held, Kind::Cached)?;
+            return Ok(Fate::Rescued);
+        }
+        self.stage_removal(group, &key, held)?;
+        Ok(Fate::Evicted)
+    }
+
+    fn is_wanted(&self, key: &BlockKey, place: Place) -> bool {
+        self.store.touched.is_touched(place.segment, place.offset) || self.store.touched.is_favoured(key)
+    }
+
+    /// The block of a row in `places`, if the index agrees. A row that it does not know is taken away.
+    fn named(
+        &self,
+        group: &mut Group,
+        place: Place,
+        block: &[u8],
+    ) -> Result<Option<(BlockKey, IndexRecord)>, StoreError> {
+        let key = BlockKey::from_bytes(block);
+        let held = key.map(|key| self.index(group, &key)).transpose()?.flatten().filter(|held| held.place == place);
+        if held.is_none() {
+            group.batch.delete_cf(self.store.family(PLACES)?, place.to_key());
+        }
+        Ok(key.zip(held))
+    }
+
+    /// Stages that a value is written anew. One that turns out damaged is forgotten.
+    pub(super) fn stage_move(
+        &self,
+        group: &mut Group,
+        key: BlockKey,
+        held: IndexRecord,
+        kind: Kind,
+    ) -> Result<(), StoreError> {
+        match self.store.value(&key.to_bytes(), held) {
+            Ok(value) => self.stage_value(group, key, kind, held.shape, [value, Bytes::new()]),
+            Err(StoreError::Corrupt(reason)) => {
+                self.report_damage(&key, held, &reason);
+                self.stage_removal(group, &key, held)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether less than half of a pinned segment is still named.
+    pub(super) fn is_sparse(&self, segment: u32) -> bool {
+        self.segments.get(&segment).is_some_and(|record| {
+            let filling = self.tails.contain(segment) && record.blocks > 0 && record.written < SPARSE_TAIL_BYTES_MIN;
+            record.kind == Kind::Pinned && !filling && record.live < record.written.div_ceil(2)
+        })
+    }
+
+    /// Moves some of what is left in a sparse segment to the end; the last of it takes the segment away.
+    pub(super) fn collect_chunk(&mut self) {
+        let Some(segment) = self.sparse.first().copied() else { return };
+        if let Err(error) = self.collect(segment) {
+            // Taken up again when something else in it goes, or when the store is opened.
+            warn!(%error, "a sparse segment could not be collected");
+            self.sparse.remove(&segment);
+        }
+    }
+
+    fn collect(&mut self, segment: u32) -> Result<(), StoreError> {
+        if self.tails.contain(segment) {
+            self.tails.set(Kind::Pinned, None);
+        }
+        let mut group = self.begin();
+        let rows = self.rows(segment, CHUNK_ROWS)?;
+        for (place, block) in &rows {
+            if let Some((key, held)) = self.named(&mut group, *place, block)? {
+                self.stage_move(&mut group, key, held, Kind::Pinned)?;
+            }
+            if group.full() {
+                break;
+            }
+        }
+        if rows.is_empty() {
+            self.stage_empty(&mut group, segment);
+        }
+        self.write(&mut group)
+    }
+
+    /// Forgets a block if its value still cannot be read.
+    pub(super) fn forget(&mut self, key: &BlockKey) {
+        let Err(StoreError::Corrupt(reason)) = self.store.block(&key.to_bytes()) else { return };
+        if let Err(error) = self.forget_block(key, &reason) {
+            error!(?key, %reason, %error, "a block is damaged on disk and cannot be forgotten");
+        }
+    }
+
+    fn forget_block(&mut self, key: &BlockKey, reason: &str) -> Result<(), StoreError> {
+        let mut group = self.begin();
+        let Some(held) = self.index(&group, key)? else { return Ok(()) };
+        self.stage_removal(&mut group, key, held)?;
+        self.write(&mut group)?;
+        self.report_damage(key, held, reason);
+        Ok(())
+    }
+
+    fn report_damage(&self, key: &BlockKey, held: IndexRecord, reason: &str) {
+        self.stats.corrupt_blocks.inc();
+        error!(?key, pinned = held.pinned(), %reason, "a block is damaged on disk: forgotten, to be fetched again");
+    }
+}

@@ -115,7 +115,7 @@ impl Task {
         if event.result.is_ok() {
             tracing::debug!(address = %event.tested_addr, server = %event.server, "a peer proved that it reaches us");
             let witness = self.witness(&event.server, Some(&event.tested_addr));
-            self.nat.reachability.proved(event.tested_addr, witness, Instant::now());
+            self.nat.reachability.proved(event.server, witness, event.tested_addr, Instant::now());
             self.settle_reachability();
         }
     }

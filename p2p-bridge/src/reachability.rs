@@ -162,6 +162,7 @@ impl Reachability {
     pub fn lost(&mut self, address: &Multiaddr) {
         self.own.retain(|known| known != address);
         self.proofs.retain(|proof| proof.address != *address);
+        self.votes.retain(|vote| vote.reached.as_ref() != Some(address));
     }
 
     /// Forgets what was said too long ago.
@@ -368,6 +369,14 @@ mod tests {
         state.expire(over);
         assert_eq!(state.addresses(), [address(3)], "it was proved again");
         state.expire(half + LIFETIME);
+        assert_eq!((state.verdict(), state.addresses()), (Unknown, vec![]));
+    }
+
+    #[test]
+    fn votes_for_an_address_that_is_lost_are_forgotten() {
+        let mut state = Reachability::default();
+        assert_eq!((after(&mut state, "++++"), state.addresses()), (Reachable, vec![address(4001)]));
+        state.lost(&address(4001));
         assert_eq!((state.verdict(), state.addresses()), (Unknown, vec![]));
     }
 

@@ -13,13 +13,14 @@
 //! | none of these | unknown |
 //!
 //! That a number came back proves that some address of ours was dialled. Which one it was is the peer's word alone, and in the
-//! older protocol everything is. So an address is ours only when *witnesses* from two networks name it, or one whom the
-//! operator trusts: otherwise one stranger could have us tell the world that we are at somebody else's address. What a witness said
+//! older protocol everything is. So an address is ours only when two *witnesses* name it, two peers from two networks, or one
+//! whom the operator trusts: otherwise one stranger could have us tell the world that we are at somebody else's address. Peer ids
+//! cost nothing, and a host with an IPv4 and an IPv6 address is on two networks: neither is enough alone. What a witness said
 //! counts for [`LIFETIME`].
 
 use crate::dht::Network;
 use libp2p::{Multiaddr, PeerId};
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// "More than three peers".
@@ -28,20 +29,25 @@ const AGREE: usize = 4;
 const VOTES_MAX: usize = 2 * AGREE - 1;
 /// Addresses of each kind that are remembered.
 const ADDRESSES_MAX: usize = 32;
-/// Networks from which one address must be named before it is told to others.
+/// Witnesses that must name an address before it is told to others.
 const WITNESSES: usize = 2;
 
 /// How long a witness is believed. Providers give homes a new address about once a day and routers forget mappings sooner, so
 /// that an older word says little; and six tests, one an hour, go by before a proof that holds is given up.
 pub const LIFETIME: Duration = Duration::from_secs(6 * 3600);
 
-/// Who vouches for an address of ours.
+/// What the word of a peer is worth that vouches for an address of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Witness {
     /// A peer that the operator named, or any on a network of one's own.
     Trusted,
-    /// Any other, by the network that it speaks from: peer ids cost nothing.
+    /// Any other, by the network that it speaks from.
     Stranger(Network),
+}
+
+/// Whether what two strangers say is what two witnesses say.
+fn are_two((one, from): (PeerId, Witness), (other, elsewhere): (PeerId, Witness)) -> bool {
+    one != other && from != elsewhere
 }
 
 #[derive(Debug)]
@@ -55,8 +61,9 @@ struct Vote {
 
 #[derive(Debug)]
 struct Proof {
-    address: Multiaddr,
+    prover: PeerId,
     witness: Witness,
+    address: Multiaddr,
     at: Instant,
 }
 
@@ -98,7 +105,7 @@ impl Reachability {
     pub fn dialled_back(&mut self, voter: PeerId, witness: Witness, address: Multiaddr, now: Instant) {
         if witness == Witness::Trusted {
             // Its word is as good as a number.
-            self.proved(address.clone(), witness, now);
+            self.proved(voter, witness, address.clone(), now);
         }
         self.vote(Vote { voter, witness, reached: Some(address), at: now });
     }
@@ -117,13 +124,14 @@ impl Reachability {
     }
 
     /// A peer reached us, and proved it, at what it says was this address.
-    pub fn proved(&mut self, address: Multiaddr, witness: Witness, now: Instant) {
-        self.proofs.retain(|proof| proof.address != address || proof.witness != witness);
+    pub fn proved(&mut self, prover: PeerId, witness: Witness, address: Multiaddr, now: Instant) {
+        let is_another = |proof: &Proof| are_two((proof.prover, proof.witness), (prover, witness));
+        self.proofs.retain(|proof| proof.address != address || is_another(proof));
         let mut of_address = self.proofs.iter().enumerate().filter(|(_, proof)| proof.address == address);
         if let (Some((oldest, _)), true) = (of_address.next(), of_address.count() + 1 == WITNESSES) {
             self.proofs.remove(oldest);
         }
-        self.proofs.push(Proof { address, witness, at: now });
+        self.proofs.push(Proof { prover, witness, address, at: now });
         self.bound();
     }
 
@@ -154,6 +162,7 @@ impl Reachability {
     pub fn lost(&mut self, address: &Multiaddr) {
         self.own.retain(|known| known != address);
         self.proofs.retain(|proof| proof.address != *address);
+        self.votes.retain(|vote| vote.reached.as_ref() != Some(address));
     }
 
     /// Forgets what was said too long ago.
@@ -205,10 +214,13 @@ impl Reachability {
 
     /// Whether enough witnesses name an address, in either protocol.
     fn is_confirmed(&self, address: &Multiaddr) -> bool {
-        let proofs = self.proofs.iter().filter(|proof| proof.address == *address).map(|proof| proof.witness);
-        let votes = self.votes.iter().filter(|vote| vote.reached.as_ref() == Some(address)).map(|vote| vote.witness);
-        let witnesses: HashSet<Witness> = proofs.chain(votes).collect();
-        witnesses.contains(&Witness::Trusted) || witnesses.len() >= WITNESSES
+        let proofs = self.proofs.iter().filter(|proof| proof.address == *address);
+        let votes = self.votes.iter().filter(|vote| vote.reached.as_ref() == Some(address));
+        let said: Vec<(PeerId, Witness)> = proofs
+            .map(|proof| (proof.prover, proof.witness))
+            .chain(votes.map(|vote| (vote.voter, vote.witness)))
+            .collect();
+        said.iter().any(|one| one.1 == Witness::Trusted || said.iter().any(|other| are_two(*one, *other)))
     }
 }
 
@@ -272,7 +284,7 @@ mod tests {
 
     #[test]
     fn what_is_known_without_votes_holds_until_they_decide() {
-        let proved = |state: &mut Reachability| state.proved(address(1), Trusted, Instant::now());
+        let proved = |state: &mut Reachability| state.proved(PeerId::random(), Trusted, address(1), Instant::now());
         let told = |state: &mut Reachability| state.dialled_back(PeerId::random(), Trusted, address(1), Instant::now());
         let listens = |state: &mut Reachability| state.listens(address(1));
         let ways = [("proved", &proved as &dyn Fn(&mut _)), ("told by a friend", &told), ("listens", &listens)];
@@ -305,10 +317,28 @@ mod tests {
         ];
         for (proofs, votes, told) in table {
             let (mut state, now) = (Reachability::default(), Instant::now());
-            proofs.iter().for_each(|witness| state.proved(address(1), *witness, now));
+            proofs.iter().for_each(|witness| state.proved(PeerId::random(), *witness, address(1), now));
             votes.iter().for_each(|witness| state.dialled_back(PeerId::random(), *witness, address(1), now));
             assert_eq!(state.addresses().contains(&address(1)), told, "{proofs:?} {votes:?}");
             assert_eq!(state.verdict(), if told { Reachable } else { Unknown }, "{proofs:?} {votes:?}");
+        }
+    }
+
+    /// A host with an IPv4 and an IPv6 address is on two networks, and in either protocol one peer.
+    #[test]
+    fn a_peer_is_one_witness_on_however_many_networks() {
+        type Says = fn(&mut Reachability, PeerId, Witness, Multiaddr, Instant);
+        let protocols: [(&str, Says); 2] = [("v2", Reachability::proved), ("v1", Reachability::dialled_back)];
+        for (first, says) in protocols {
+            for (second, says_again) in protocols {
+                let (mut state, now) = (Reachability::default(), Instant::now());
+                let [dual_stack, other] = [(); 2].map(|()| PeerId::random());
+                says(&mut state, dual_stack, stranger(4), address(1), now);
+                says_again(&mut state, dual_stack, stranger(6), address(1), now);
+                assert!(!state.is_confirmed(&address(1)), "{first}, {second}: one peer alone");
+                says_again(&mut state, other, stranger(7), address(1), now);
+                assert!(state.is_confirmed(&address(1)), "{first}, {second}: and another");
+            }
         }
     }
 
@@ -330,8 +360,8 @@ mod tests {
         }
         for (port, again) in [(2, begun), (3, half)] {
             for network in [1, 2] {
-                state.proved(address(port), stranger(network), begun);
-                state.proved(address(port), stranger(network), again);
+                state.proved(PeerId::random(), stranger(network), address(port), begun);
+                state.proved(PeerId::random(), stranger(network), address(port), again);
             }
         }
         state.expire(over - Duration::from_secs(1));
@@ -339,6 +369,14 @@ mod tests {
         state.expire(over);
         assert_eq!(state.addresses(), [address(3)], "it was proved again");
         state.expire(half + LIFETIME);
+        assert_eq!((state.verdict(), state.addresses()), (Unknown, vec![]));
+    }
+
+    #[test]
+    fn votes_for_an_address_that_is_lost_are_forgotten() {
+        let mut state = Reachability::default();
+        assert_eq!((after(&mut state, "++++"), state.addresses()), (Reachable, vec![address(4001)]));
+        state.lost(&address(4001));
         assert_eq!((state.verdict(), state.addresses()), (Unknown, vec![]));
     }
 
@@ -363,7 +401,7 @@ mod tests {
         ) {
             let (mut state, now) = (Reachability::default(), Instant::now());
             let mut prove = |port, network| {
-                state.proved(address(port), stranger(network), now);
+                state.proved(PeerId::random(), stranger(network), address(port), now);
                 state.proofs.len() <= (WITNESSES + 1) * ADDRESSES_MAX
             };
             for (port, network) in before {

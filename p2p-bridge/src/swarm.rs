@@ -18,7 +18,7 @@ use libp2p::core::upgrade::Version;
 use libp2p::identity::Keypair;
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::swarm::behaviour::toggle::Toggle;
-use libp2p::{Swarm, autonat, dcutr, identify, mdns, ping, relay};
+use libp2p::{Multiaddr, Swarm, autonat, dcutr, identify, mdns, ping, relay};
 use std::time::Duration;
 
 /// How long a connection that nobody uses stays open.
@@ -55,8 +55,21 @@ impl Behaviour {
     /// Has the candidates for our own address tested once more, if any are.
     pub fn test_addresses_again(&mut self) {
         if let Some(autonat) = self.autonat.as_mut() {
-            autonat.begin_again(nat::autonat());
+            let mapped = self.upnp.as_ref().into_iter().flat_map(PortMapping::mapped);
+            autonat.begin_again(nat::autonat(), mapped);
         }
+    }
+
+    /// Has an address that is not ours any more tested no further.
+    pub fn forget_address(&mut self, address: &Multiaddr) {
+        if let Some(autonat) = self.autonat.as_mut() {
+            autonat.forget(address);
+        }
+    }
+
+    /// Addresses at which the router forwards to us.
+    pub fn mapped_addresses(&self) -> usize {
+        self.upnp.as_ref().map_or(0, |upnp| upnp.mapped().len())
     }
 }
 

@@ -33,7 +33,8 @@ use tokio::time::timeout;
 /// The content type of a block.
 const RAW: &str = "application/vnd.ipld.raw";
 /// Bytes of blocks that are being received, over all gateways of one trust: strangers cannot use up what the configured
-/// ones need.
+/// ones need. One that does not say how long a block is has room for the longest, so that slow strangers keep each other
+/// waiting, each for [`Patience::body`] at most.
 const BODIES_BYTES_MAX: usize = 32 * 1024 * 1024;
 
 /// How long a gateway may take. What we make it wait for is not counted.
@@ -265,5 +266,18 @@ mod tests {
         let expected = Outcome::Block { key: held.key().expect("a key"), bytes: 100_000 };
         assert_eq!(answer.outcome, expected);
         assert_eq!(asker.configured_bodies.available_permits(), BODIES_BYTES_MAX, "and all of it comes back");
+    }
+
+    #[tokio::test]
+    async fn memory_that_strangers_hold_is_none_that_configured_gateways_need() {
+        let held = block(vec![7; 100_000]);
+        let server = TestServer::start(Manner::Honest, std::slice::from_ref(&held)).await;
+        let asker = Asker::new(Clients::new(false).expect("clients"), Arc::default());
+        let base = Base::from_url(&server.url()).expect("a URL");
+        let all = u32::try_from(BODIES_BYTES_MAX).expect("few");
+        let _held_by_strangers = asker.strange_bodies.acquire_many(all).await.expect("is open");
+        let asking = asker.ask(&base, Trust::Configured, held.cid(), Question::Block);
+        let answer = timeout(Duration::from_secs(20), asking).await.expect("does not wait for strangers");
+        assert_eq!(answer.outcome, Outcome::Block { key: held.key().expect("a key"), bytes: 100_000 });
     }
 }

@@ -9,6 +9,9 @@
 //!
 //! A request that fails is repeated at the end of the queue, up to as often as it takes to open the breaker: so a lone
 //! gateway with a hiccup is either tried again or disconnects, and comes back, but never stays without an answer.
+//!
+//! Strangers' gateways and configured ones have a [`Lane`] each, and memory for bodies of their own ([`super::client`]): however
+//! slow strangers are, what the operator configured is asked at once, and its blocks find room.
 
 use super::address::{AddressError, Base};
 use super::breaker::{Breakers, FAILURES_MAX, Fault};
@@ -27,7 +30,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::task::{Id, JoinSet};
 
-/// Requests that run at once, over all gateways.
+/// Requests that run at once, over all gateways of one trust.
 const REQUESTS_MAX: usize = 128;
 /// Gateways that strangers named and that are in use.
 const STRANGERS_MAX: usize = 64;
@@ -84,8 +87,17 @@ pub enum Event {
 /// A request that runs.
 struct Running {
     peer: PeerId,
+    trust: Trust,
     key: BlockKey,
     origin: Arc<str>,
+}
+
+/// The requests of all gateways of one trust.
+#[derive(Default)]
+struct Lane {
+    running: usize,
+    /// Sources that may have something to start, in turns.
+    ready: VecDeque<PeerId>,
 }
 
 /// Every gateway. See the module's documentation.
@@ -98,8 +110,8 @@ pub struct HttpPeers {
     sources: HashMap<PeerId, Source>,
     loads: HashMap<Arc<str>, Load>,
     breakers: Breakers,
-    /// Sources that may have something to start, in turns.
-    ready: VecDeque<PeerId>,
+    configured: Lane,
+    strange: Lane,
     requests: JoinSet<Answer>,
     running: HashMap<Id, Running>,
     events: VecDeque<Event>,
@@ -135,7 +147,8 @@ impl HttpPeers {
             sources: HashMap::new(),
             loads: HashMap::new(),
             breakers: Breakers::new(ORIGINS_MAX),
-            ready: VecDeque::new(),
+            configured: Lane::default(),
+            strange: Lane::default(),
             requests: JoinSet::new(),
             running: HashMap::new(),
             events: VecDeque::new(),
@@ -297,20 +310,33 @@ impl HttpPeers {
 
     // --- requests -----------------------------------------------------------------------------------------------------
 
+    fn lane(&mut self, trust: Trust) -> &mut Lane {
+        match trust {
+            Trust::Configured => &mut self.configured,
+            Trust::Stranger => &mut self.strange,
+        }
+    }
+
     /// Gives a source its turn, if it has something to start.
     fn list(&mut self, peer: PeerId) {
         if let Some(source) = self.sources.get_mut(&peer)
             && !source.queue.is_empty()
             && !std::mem::replace(&mut source.listed, true)
         {
-            self.ready.push_back(peer);
+            let trust = source.trust;
+            self.lane(trust).ready.push_back(peer);
         }
     }
 
     /// Starts what may be started, one request of each source in turn.
     fn start_requests(&mut self, now: Instant) {
-        while self.requests.len() < REQUESTS_MAX {
-            let Some(peer) = self.ready.pop_front() else { return };
+        self.start_requests_of(Trust::Configured, now);
+        self.start_requests_of(Trust::Stranger, now);
+    }
+
+    fn start_requests_of(&mut self, trust: Trust, now: Instant) {
+        while self.lane(trust).running < REQUESTS_MAX {
+            let Some(peer) = self.lane(trust).ready.pop_front() else { return };
             if let Some(source) = self.sources.get_mut(&peer) {
                 source.listed = false;
             }
@@ -334,14 +360,16 @@ impl HttpPeers {
         let (asker, base, trust) = (asker.clone(), source.base.clone(), source.trust);
         let (cid, question) = (want.cid, want.question);
         let request = self.requests.spawn(async move { asker.ask(&base, trust, &cid, question).await });
-        self.running.insert(request.id(), Running { peer, key, origin: source.origin.clone() });
+        self.running.insert(request.id(), Running { peer, trust, key, origin: source.origin.clone() });
         want.request = Some(request);
+        self.lane(trust).running += 1;
         true
     }
 
     /// A request ended, with an answer or because it was given up.
     fn ended(&mut self, id: Id, answer: Option<Answer>, now: Instant) {
-        let Some(Running { peer, key, origin }) = self.running.remove(&id) else { return };
+        let Some(Running { peer, trust, key, origin }) = self.running.remove(&id) else { return };
+        self.lane(trust).running -= 1;
         if let Some(load) = self.loads.get_mut(&origin) {
             load.running = load.running.saturating_sub(1);
             if let Some(answer) = &answer {

@@ -1,7 +1,7 @@
 //! Gateways of every kind over real sockets on loopback.
 
 use super::*;
-use crate::http_source::source::{ORIGIN_CONNECTIONS_MAX, ORIGIN_STREAMS_MAX};
+use crate::http_source::source::{ORIGIN_CONNECTIONS_MAX, ORIGIN_STREAMS_MAX, UNPROVEN_MAX};
 use crate::http_source::test_server::{Manner, TestServer, block};
 use crate::wants::SessionId;
 use content::{Block, SourceError};
@@ -113,6 +113,24 @@ async fn many_blocks_are_asked_for_at_once_but_not_too_many() {
         assert!(world.peers.requests.len() <= ORIGIN_CONNECTIONS_MAX);
     }
     world.is_quiet().await;
+}
+
+#[tokio::test]
+async fn slow_gateways_of_strangers_keep_no_configured_one_waiting() {
+    let held = block("held");
+    let server = TestServer::start(Manner::Honest, std::slice::from_ref(&held)).await;
+    let mut world = World::new(&[&server], true);
+    let configured = *world.peers.sources.keys().next().expect("it is configured");
+    let blocks: Vec<Block> = (0..UNPROVEN_MAX).map(|number| block(number.to_string())).collect();
+    for _ in 0..=REQUESTS_MAX / UNPROVEN_MAX {
+        let slow = TestServer::start(Manner::Silent, &blocks).await;
+        let stranger = world.peers.found(&[slow.multiaddr()], Instant::now())[0];
+        blocks.iter().for_each(|block| world.ask(stranger, block, Ask::Block));
+    }
+    assert_eq!(world.peers.requests.len(), REQUESTS_MAX, "strangers have all that they may");
+    world.ask(configured, &held, Ask::Block);
+    assert_eq!(world.peers.requests.len(), REQUESTS_MAX + 1, "it is asked at once");
+    assert_eq!(world.answer().await.blocks, vec![(held.key().expect("key"), held.data().len())]);
 }
 
 #[tokio::test]

@@ -72,6 +72,12 @@ impl<B> Guarded<B> {
         }
     }
 
+    /// An address is not ours any more, and not tested again until somebody names it.
+    pub fn forget(&mut self, address: &Multiaddr) {
+        self.candidates.remove(address);
+        self.confirmed.remove(address);
+    }
+
     fn forget_candidates(&mut self) {
         self.candidates.retain(|candidate| self.confirmed.contains(candidate));
         self.candidates_since = Instant::now();
@@ -112,7 +118,10 @@ impl<B: NetworkBehaviour> Guarded<B> {
     /// Puts another behaviour in the place of the one under guard, and tells it what connections and candidates there are. For
     /// the client of AutoNAT, which never tests an address twice, whatever becomes of it. What the one before has begun ends
     /// unheard, and what it knew of peers is forgotten: connections from then on show who can be asked.
-    pub fn begin_again(&mut self, inner: B) {
+    ///
+    /// The addresses that the router forwards (`mapped`) are candidates each time. It names them once, and strangers may have
+    /// taken up the room for candidates since.
+    pub fn begin_again<'a>(&'a mut self, inner: B, mapped: impl Iterator<Item = &'a Multiaddr>) {
         self.inner = inner;
         let mut established: HashMap<PeerId, usize> = HashMap::new();
         for (connection_id, (peer_id, endpoint)) in &self.connections {
@@ -126,7 +135,8 @@ impl<B: NetworkBehaviour> Guarded<B> {
             }));
             *others += 1;
         }
-        for addr in &self.candidates {
+        let mapped = mapped.filter(|address| self.rules.admit(address) && !self.candidates.contains(*address));
+        for addr in self.candidates.iter().chain(mapped) {
             self.inner.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr }));
         }
     }
@@ -372,7 +382,7 @@ mod tests {
         for addr in addresses(&["/ip4/8.8.8.8/tcp/1", "/ip4/8.8.8.8/tcp/2", "/ip4/8.8.8.8/tcp/3"]) {
             guarded.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &addr }));
         }
-        guarded.begin_again(Eager::default());
+        guarded.begin_again(Eager::default(), std::iter::empty());
         assert_eq!(guarded.inner.candidates, 2);
         assert_eq!(guarded.inner.connections, HashMap::from([(stays, vec![0]), (twice, vec![0, 1])]));
 
@@ -384,5 +394,27 @@ mod tests {
         assert_eq!(guarded.candidates, HashSet::from([ours.clone(), other]));
         guarded.on_swarm_event(FromSwarm::ExternalAddrExpired(ExternalAddrExpired { addr: &ours }));
         assert!(guarded.confirmed.is_empty());
+    }
+
+    #[test]
+    fn what_the_router_forwards_is_tested_again_whatever_became_of_the_candidates() {
+        let mut guarded = Guarded::new(Eager::default(), Rules { private: false }, 1);
+        let [mapped, other, private] = ["/ip4/8.8.8.8/tcp/1", "/ip4/8.8.8.8/tcp/2", "/ip4/10.0.0.1/tcp/1"]
+            .map(|text| addresses(&[text]).remove(0));
+        let tested_again = |guarded: &mut Guarded<Eager>, mapped: &[&Multiaddr]| {
+            guarded.begin_again(Eager::default(), mapped.iter().copied());
+            guarded.inner.candidates
+        };
+        guarded.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &mapped }));
+        assert_eq!(tested_again(&mut guarded, &[&mapped]), 1, "once");
+        // It was ours, until nobody proved it any more, and its place went to what a stranger named.
+        guarded.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &mapped }));
+        guarded.on_swarm_event(FromSwarm::ExternalAddrExpired(ExternalAddrExpired { addr: &mapped }));
+        guarded.forget_candidates();
+        guarded.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &other }));
+        assert_eq!(tested_again(&mut guarded, &[&mapped, &private]), 2);
+        guarded.forget(&other);
+        assert_eq!(tested_again(&mut guarded, &[&mapped]), 1);
+        assert_eq!(tested_again(&mut guarded, &[]), 0, "the router forwards it no more");
     }
 }

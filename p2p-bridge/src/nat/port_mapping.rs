@@ -2,8 +2,10 @@
 //!
 //! libp2p's behaviour searches the router as soon as it exists, by multicast. This one waits for a listener on an address
 //! that a home or office router could forward to: a private IPv4 address. Nodes that listen on loopback or on a public
-//! address alone never send a packet. The address that the router names is a candidate until a peer has dialled it: there may
-//! be a second router behind the first.
+//! address alone never send a packet. The address that the router names is a candidate for as long as it is mapped, and no more
+//! than that until peers have dialled it: there may be a second router behind the first.
+//!
+//! libp2p's behaviour gives up the mapping of a listener that closes without a word. This one says so.
 
 use libp2p::core::Endpoint;
 use libp2p::core::transport::PortUse;
@@ -13,12 +15,52 @@ use libp2p::swarm::{
     dummy,
 };
 use libp2p::{Multiaddr, PeerId, upnp};
+use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
 use std::task::{Context, Poll};
 
 /// See the module's documentation.
 #[derive(Default)]
 pub struct PortMapping {
     inner: Option<upnp::tokio::Behaviour>,
+    /// Listeners and the addresses at which the router forwards to them.
+    mapped: HashMap<Multiaddr, Multiaddr>,
+    /// What is to be said about mappings that ended with their listeners.
+    events: VecDeque<ToSwarm<upnp::Event, Infallible>>,
+}
+
+impl PortMapping {
+    /// The addresses at which the router forwards to us.
+    pub fn mapped(&self) -> impl ExactSizeIterator<Item = &Multiaddr> {
+        self.mapped.values()
+    }
+
+    /// Keeps the books of what the router does.
+    fn note(&mut self, event: &upnp::Event) {
+        match event {
+            upnp::Event::NewExternalAddr { local_addr, external_addr } => {
+                self.mapped.insert(local_addr.clone(), external_addr.clone());
+            }
+            upnp::Event::ExpiredExternalAddr { local_addr, .. } => {
+                self.mapped.retain(|local, _| port(local) != port(local_addr));
+            }
+            upnp::Event::GatewayNotFound | upnp::Event::NonRoutableGateway => {}
+        }
+    }
+
+    /// Ends the mapping of a listener's port.
+    fn listener_closed(&mut self, listener: &Multiaddr) {
+        for (local_addr, external_addr) in self.mapped.extract_if(|local, _| port(local) == port(listener)) {
+            self.events.push_back(ToSwarm::ExternalAddrExpired(external_addr.clone()));
+            let expired = upnp::Event::ExpiredExternalAddr { local_addr, external_addr };
+            self.events.push_back(ToSwarm::GenerateEvent(expired));
+        }
+    }
+}
+
+/// What libp2p's behaviour tells mappings apart by: the transport and its port, whatever the interface.
+fn port(address: &Multiaddr) -> Option<Protocol<'_>> {
+    address.iter().nth(1)
 }
 
 /// Whether a router could forward to an address.
@@ -59,6 +101,7 @@ impl NetworkBehaviour for PortMapping {
                 self.inner.get_or_insert_with(upnp::tokio::Behaviour::default).on_swarm_event(event);
             }
             FromSwarm::ExpiredListenAddr(listen) if is_mappable(listen.addr) => {
+                self.listener_closed(listen.addr);
                 if let Some(inner) = &mut self.inner {
                     inner.on_swarm_event(event);
                 }
@@ -72,10 +115,17 @@ impl NetworkBehaviour for PortMapping {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ToSwarm<upnp::Event, THandlerInEvent<Self>>> {
+        if let Some(event) = self.events.pop_front() {
+            return Poll::Ready(event);
+        }
         let Some(inner) = &mut self.inner else { return Poll::Pending };
         match inner.poll(cx) {
             Poll::Ready(ToSwarm::ExternalAddrConfirmed(address)) => {
                 Poll::Ready(ToSwarm::NewExternalAddrCandidate(address))
+            }
+            Poll::Ready(ToSwarm::GenerateEvent(event)) => {
+                self.note(&event);
+                Poll::Ready(ToSwarm::GenerateEvent(event))
             }
             other => other,
         }
@@ -110,5 +160,64 @@ mod tests {
         let event = libp2p::swarm::behaviour::NewListenAddr { listener_id, addr: &addr };
         mapping.on_swarm_event(FromSwarm::NewListenAddr(event));
         assert!(mapping.inner.is_none());
+    }
+
+    fn address(text: &str) -> Multiaddr {
+        text.parse().expect(text)
+    }
+
+    fn next(mapping: &mut PortMapping) -> Option<ToSwarm<upnp::Event, Infallible>> {
+        match mapping.poll(&mut Context::from_waker(std::task::Waker::noop())) {
+            Poll::Ready(event) => Some(event),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn a_mapping_ends_when_the_router_says_so() {
+        let mut mapping = PortMapping::default();
+        let [local_addr, external_addr] = ["/ip4/192.168.1.2/tcp/4001", "/ip4/8.8.8.8/tcp/4001"].map(address);
+        mapping.note(&upnp::Event::NewExternalAddr {
+            local_addr: local_addr.clone(),
+            external_addr: external_addr.clone(),
+        });
+        assert!(mapping.mapped().eq([&external_addr]));
+        mapping.note(&upnp::Event::ExpiredExternalAddr { local_addr, external_addr });
+        assert_eq!(mapping.mapped().len(), 0);
+    }
+
+    #[test]
+    fn a_mapping_ends_with_its_listener_and_is_said_to() {
+        // Listeners that go, and whether the mapping of 192.168.1.2/udp/4001 goes with them.
+        let table = [
+            ("/ip4/192.168.1.2/udp/4001/quic-v1", true),
+            ("/ip4/172.17.0.1/udp/4001/quic-v1", true),
+            ("/ip4/192.168.1.2/udp/4002/quic-v1", false),
+            ("/ip4/192.168.1.2/tcp/4001", false),
+            ("/ip4/127.0.0.1/udp/4001/quic-v1", false),
+        ];
+        for (listener, ends) in table {
+            let mut mapping = PortMapping::default();
+            let external = address("/ip4/8.8.8.8/udp/4001/quic-v1");
+            mapping.note(&upnp::Event::NewExternalAddr {
+                local_addr: address("/ip4/192.168.1.2/udp/4001/quic-v1"),
+                external_addr: external.clone(),
+            });
+            let (addr, listener_id) = (address(listener), libp2p::core::transport::ListenerId::next());
+            let gone = libp2p::swarm::behaviour::ExpiredListenAddr { listener_id, addr: &addr };
+            mapping.on_swarm_event(FromSwarm::ExpiredListenAddr(gone));
+            assert_eq!(mapping.mapped().len(), usize::from(!ends), "{listener}");
+            if ends {
+                let lost = next(&mut mapping);
+                assert!(matches!(lost, Some(ToSwarm::ExternalAddrExpired(lost)) if lost == external), "{listener}");
+                let Some(ToSwarm::GenerateEvent(upnp::Event::ExpiredExternalAddr { external_addr, .. })) =
+                    next(&mut mapping)
+                else {
+                    panic!("{listener}: nobody is told");
+                };
+                assert_eq!(external_addr, external, "{listener}");
+            }
+            assert!(next(&mut mapping).is_none(), "{listener}");
+        }
     }
 }

@@ -38,7 +38,6 @@ pub struct Nat {
     verdict: Option<Verdict>,
     /// The addresses that were told to the swarm as ours, because of what peers found out.
     told: Vec<Multiaddr>,
-    mapped: HashSet<Multiaddr>,
     relayed: HashMap<ConnectionId, PeerId>,
     /// Relayed connections to close in the next round: there is a direct one.
     replaced: HashSet<ConnectionId>,
@@ -60,7 +59,6 @@ impl Nat {
             next_test: (Instant::now() + TEST_AGAIN_MIN, 2 * TEST_AGAIN_MIN),
             verdict: None,
             told: Vec::new(),
-            mapped: HashSet::new(),
             relayed: HashMap::new(),
             replaced: HashSet::new(),
         }
@@ -83,6 +81,7 @@ impl Task {
     /// An address is not ours any more: an interface went down, or a router stopped forwarding.
     pub(super) fn nat_lost(&mut self, address: &Multiaddr) {
         self.nat.reachability.lost(address);
+        self.swarm.behaviour_mut().forget_address(address);
         self.settle_reachability();
     }
 
@@ -115,7 +114,7 @@ impl Task {
         if event.result.is_ok() {
             tracing::debug!(address = %event.tested_addr, server = %event.server, "a peer proved that it reaches us");
             let witness = self.witness(&event.server, Some(&event.tested_addr));
-            self.nat.reachability.proved(event.tested_addr, witness, Instant::now());
+            self.nat.reachability.proved(event.server, witness, event.tested_addr, Instant::now());
             self.settle_reachability();
         }
     }
@@ -145,14 +144,15 @@ impl Task {
         match event {
             upnp::Event::NewExternalAddr { external_addr, .. } => {
                 tracing::info!(address = %external_addr, "the router forwards a port");
-                self.nat.mapped.insert(external_addr);
             }
-            upnp::Event::ExpiredExternalAddr { external_addr, .. } => _ = self.nat.mapped.remove(&external_addr),
+            upnp::Event::ExpiredExternalAddr { external_addr, .. } => {
+                tracing::debug!(address = %external_addr, "the router forwards a port no more");
+            }
             upnp::Event::GatewayNotFound | upnp::Event::NonRoutableGateway => {
                 tracing::debug!(?event, "no router forwards ports");
             }
         }
-        self.nat.metrics.mapped_ports.set(len(self.nat.mapped.len()));
+        self.nat.metrics.mapped_ports.set(len(self.swarm.behaviour().mapped_addresses()));
     }
 
     pub(super) fn on_relay(&mut self, event: relay::client::Event) {

@@ -11,8 +11,8 @@
 //! The window is counted in bytes: what has been fetched and not read, what is expected of the fetches in flight, and the
 //! inner nodes whose children are not all asked for. It starts a little above 1 MiB, so that a file of that size takes one
 //! round trip below its root, and doubles, up to [`ReadLimits`], each time the reader has to wait. A slow reader waits only
-//! until the buffers behind it are full, and the window never exceeds its start by more than half of what was read: such a
-//! reader costs little memory, and a fast one has a window of 8 MiB after five round trips. The head is fetched whatever
+//! until the buffers behind it are full, and the window never exceeds its start by more than what was read: such a
+//! reader costs little memory, and a fast one has a window of 8 MiB after three round trips. The head is fetched whatever
 //! the window says, and while every block is at hand ([`BlockSource::peek`]) nothing is read ahead at all.
 //!
 //! Inner nodes are asked for from three windows away: the leaves below one have to be asked for one window ahead, and the
@@ -475,7 +475,7 @@ impl FileReader {
     /// The reader waits at `offset`: look further ahead from now on, once for each such wait.
     fn stalled(&mut self, offset: u64) {
         if self.read_bytes > 0 && self.stalled_at != Some(offset) {
-            let earned = usize::try_from(self.read_bytes / 2).unwrap_or(usize::MAX);
+            let earned = usize::try_from(self.read_bytes).unwrap_or(usize::MAX);
             let bytes_max = WINDOW_BYTES_START.saturating_add(earned);
             self.window.grow_to(self.window.bytes.saturating_mul(2).min(bytes_max));
         }

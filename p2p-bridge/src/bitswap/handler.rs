@@ -1,9 +1,12 @@
-//! One connection's Bitswap: reads messages on any number of streams, writes on two.
+//! One connection's Bitswap: reads messages on any number of streams, writes questions on one and answers on a few.
 //!
 //! A stream of ours is opened with a single version, the newest that the peer may be expected to speak, so that the first
 //! message travels with the proposal instead of a round trip later (multistream-select's lazy form). Whoever declines is
 //! proposed every version, and asked again. The stream for questions is opened as soon as the peer says that it speaks
 //! Bitswap.
+//!
+//! A multiplexer lets 256 KiB of a new stream be under way and doubles that every round trip at best. So answers go out on one
+//! stream until it is stuck while more are waiting, and then on a second beside it, and so on ([`Widening`]).
 //!
 //! Goals: decoding, hashing and delivery of blocks happen here, in the connection's own task; Go peers may answer every
 //! message on a new stream; our questions never queue behind our answers, which have a stream of their own; memory per
@@ -32,14 +35,19 @@ use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tokio::time::timeout;
+use tokio::time::{Sleep, sleep, timeout};
 
 /// Streams that a peer may have open towards us at once.
 const INBOUND_STREAMS_MAX: usize = 256;
 /// Streams that a peer may decline or reset before it is taken for one that speaks no Bitswap.
 const DECLINED_MAX: u32 = 2;
+/// Streams that answers are written on at once.
+const ANSWER_STREAMS_MAX: usize = 8;
+/// When none of them takes anything for this long and answers wait, there is one more.
+const STUCK_FOR: Duration = Duration::from_millis(10);
 /// How long a peer may take to decline a stream.
 const DOUBT: Duration = Duration::from_secs(10);
 /// A connection is in use for this long after our last question to the peer.
@@ -172,13 +180,13 @@ impl OutboundUpgrade<Stream> for Negotiate {
     }
 }
 
-/// Which of the two outgoing streams is meant.
+/// Which of the outgoing streams is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     /// Our questions.
     Ask,
-    /// Our answers.
-    Answer,
+    /// Our answers, by the number of the stream.
+    Answer(usize),
 }
 
 enum LaneState {
@@ -208,8 +216,7 @@ struct Outgoing {
     opened: Option<Instant>,
     /// Streams that it declined.
     declined: u32,
-    /// Answers; and questions as one, however many commands they came in.
-    queue: VecDeque<Command>,
+    /// As one, however many commands they came in.
     questions: Outbox,
     /// That of the next question.
     priority: i32,
@@ -218,11 +225,13 @@ struct Outgoing {
     /// What is being written, kept for a second try on a new stream.
     current: Option<Command>,
     tried_again: bool,
+    /// Counts what all streams of the connection have taken, in bytes.
+    taken: Arc<AtomicU64>,
     state: LaneState,
 }
 
 impl Outgoing {
-    fn new(lane: Lane) -> Self {
+    fn new(lane: Lane, taken: &Arc<AtomicU64>) -> Self {
         Self {
             lane,
             // Questions can be asked again. An answer that was written for nothing is lost, so its version is waited for unless
@@ -230,33 +239,30 @@ impl Outgoing {
             proposal: if lane == Lane::Ask { Negotiate::Only(Version::V1_2) } else { Negotiate::Any },
             opened: None,
             declined: 0,
-            queue: VecDeque::new(),
             questions: Outbox::default(),
             priority: FIRST_PRIORITY,
             prepare: false,
             current: None,
             tried_again: false,
+            taken: Arc::clone(taken),
             state: LaneState::Closed,
         }
     }
 
-    /// Bounded by the machines that fill it: wants per peer, answer bytes per peer.
-    fn push(&mut self, command: Command) {
-        match command {
-            Command::Ask(entries) => self.questions.extend(entries),
-            command => self.queue.push_back(command),
+    /// What is to be written next: our questions, or an answer that waits for any stream.
+    fn next(&mut self, answers: &mut Answers) -> Option<Command> {
+        match self.lane {
+            Lane::Ask if self.questions.is_empty() => None,
+            Lane::Ask => Some(Command::Ask(self.questions.take())),
+            Lane::Answer(_) => answers.pop_front().map(Command::Answer),
         }
     }
 
-    fn next(&mut self) -> Option<Command> {
-        if !self.questions.is_empty() {
-            return Some(Command::Ask(self.questions.take()));
+    fn has_next(&self, answers: &Answers) -> bool {
+        match self.lane {
+            Lane::Ask => !self.questions.is_empty(),
+            Lane::Answer(_) => !answers.is_empty(),
         }
-        self.queue.pop_front()
-    }
-
-    fn is_busy(&self) -> bool {
-        self.current.is_some() || !self.queue.is_empty() || !self.questions.is_empty()
     }
 
     fn encode(&mut self, command: &Command, version: Version) -> Vec<Bytes> {
@@ -272,23 +278,24 @@ impl Outgoing {
         }
     }
 
-    /// Gives up on everything queued, reporting answers so that their bytes return to the peer's budget. Whoever let answers
-    /// wait that it had asked for is reported for that.
-    fn abandon(&mut self, why: Unwritten, events: &mut VecDeque<Event>) {
-        if self.lane == Lane::Answer && why == Unwritten::Late {
-            events.push_back(Event::Stalled);
-        }
+    /// Gives up on everything that waits, reporting answers so that their bytes return to the peer's budget. Whoever let
+    /// answers wait that it had asked for is reported for that.
+    fn abandon(&mut self, why: Unwritten, answers: &mut Answers, events: &mut VecDeque<Event>) {
         self.state = LaneState::Closed;
         self.tried_again = false;
-        self.questions.take();
-        for command in self.current.take().into_iter().chain(self.queue.drain(..)) {
-            if let Command::Answer(answer) = command {
-                events.push_back(Event::Dropped { cost: answer.cost() });
-            }
-        }
+        let current = self.current.take();
         if self.lane == Lane::Ask {
+            self.questions.take();
             events.push_back(Event::Unreachable);
+            return;
         }
+        if why == Unwritten::Late {
+            events.push_back(Event::Stalled);
+        }
+        let current =
+            current.and_then(|command| if let Command::Answer(answer) = command { Some(answer) } else { None });
+        let dropped = current.into_iter().chain(answers.drain(..));
+        events.extend(dropped.map(|answer| Event::Dropped { cost: answer.cost() }));
     }
 
     /// The peer is known to speak this version. Whoever declined a proposal is believed that instead.
@@ -331,11 +338,11 @@ impl Outgoing {
 
     /// Questions that were written on a stream which the peer declined did not arrive: once more, with every version to choose
     /// from. The last of them is not waited for either, so a peer that speaks none is told by its declining everything.
-    fn declined(&mut self, events: &mut VecDeque<Event>) {
+    fn declined(&mut self, answers: &mut Answers, events: &mut VecDeque<Event>) {
         self.opened = None;
         self.declined += 1;
         if self.declined > DECLINED_MAX {
-            return self.abandon(Unwritten::Broken, events);
+            return self.abandon(Unwritten::Broken, answers, events);
         }
         self.proposal = Negotiate::Any;
         self.prepare = true;
@@ -345,10 +352,12 @@ impl Outgoing {
     }
 
     /// Moves as far as possible without waiting. `true` asks for a stream to be opened.
-    fn poll(&mut self, cx: &mut Context<'_>, events: &mut VecDeque<Event>) -> bool {
+    fn poll(&mut self, cx: &mut Context<'_>, answers: &mut Answers, events: &mut VecDeque<Event>) -> bool {
         loop {
             match std::mem::replace(&mut self.state, LaneState::Closed) {
-                LaneState::Closed if !self.is_busy() && !self.prepare => return false,
+                LaneState::Closed if self.current.is_none() && !self.has_next(answers) && !self.prepare => {
+                    return false;
+                }
                 LaneState::Closed => {
                     self.prepare = false;
                     self.state = LaneState::Opening;
@@ -360,16 +369,16 @@ impl Outgoing {
                 }
                 LaneState::Open(mut stream, version) => {
                     if self.is_declined(&mut stream, cx) {
-                        self.declined(events);
+                        self.declined(answers, events);
                         continue;
                     }
-                    let Some(command) = self.current.take().or_else(|| self.next()) else {
+                    let Some(command) = self.current.take().or_else(|| self.next(answers)) else {
                         self.state = LaneState::Open(stream, version);
                         return false;
                     };
                     let parts = self.encode(&command, version);
                     self.current = Some(command);
-                    let written = write(stream, parts, Patience::default());
+                    let written = write(stream, parts, Patience::default(), Arc::clone(&self.taken));
                     self.state = LaneState::Writing(written.map_ok(move |stream| (stream, version)).boxed());
                 }
                 LaneState::Writing(mut writing) => match writing.poll_unpin(cx) {
@@ -384,11 +393,11 @@ impl Outgoing {
                         }
                         self.state = LaneState::Open(stream, version);
                     }
-                    Poll::Ready(Err(Unwritten::Broken)) if self.in_doubt() => self.declined(events),
+                    Poll::Ready(Err(Unwritten::Broken)) if self.in_doubt() => self.declined(answers, events),
                     // The peer may have closed an idle stream: once more on a new one.
                     Poll::Ready(Err(Unwritten::Broken)) if !self.tried_again => self.tried_again = true,
                     Poll::Ready(Err(why)) => {
-                        self.abandon(why, events);
+                        self.abandon(why, answers, events);
                         return false;
                     }
                 },
@@ -397,8 +406,40 @@ impl Outgoing {
     }
 }
 
+/// Answers that wait for a stream. Bounded by the machine that fills it: answer bytes per peer.
+type Answers = VecDeque<Answer>;
+
+/// When there is to be another stream for answers: when those that there are have taken nothing for [`STUCK_FOR`]. One that is
+/// merely slow takes something now and then.
+struct Widening {
+    /// What they had taken when that was last looked at, and the time until it is again.
+    since: Option<(u64, Pin<Box<Sleep>>)>,
+}
+
+impl Widening {
+    /// Whether it is time. To be asked while answers wait and every stream has something to write.
+    fn poll(&mut self, taken: u64, cx: &mut Context<'_>) -> bool {
+        loop {
+            let (then, sleep) = self.since.get_or_insert_with(|| (taken, Box::pin(sleep(STUCK_FOR))));
+            if sleep.poll_unpin(cx).is_pending() {
+                return false;
+            }
+            let stuck = *then == taken;
+            self.since = None;
+            if stuck {
+                return true;
+            }
+        }
+    }
+}
+
 /// Writes a message; the stream, if it can take another.
-async fn write<S: AsyncWrite + Unpin>(mut stream: S, parts: Vec<Bytes>, patience: Patience) -> Result<S, Unwritten> {
+async fn write<S: AsyncWrite + Unpin>(
+    mut stream: S,
+    parts: Vec<Bytes>,
+    patience: Patience,
+    progress: Arc<AtomicU64>,
+) -> Result<S, Unwritten> {
     let all = async {
         for mut part in parts {
             while !part.is_empty() {
@@ -406,6 +447,7 @@ async fn write<S: AsyncWrite + Unpin>(mut stream: S, parts: Vec<Bytes>, patience
                 if taken == 0 {
                     return Err(Unwritten::Broken);
                 }
+                progress.fetch_add(taken as u64, Ordering::Relaxed);
                 part.advance(taken);
             }
         }
@@ -508,7 +550,13 @@ pub struct Handler {
     reading: Reading,
     traffic: Arc<Traffic>,
     inbound: SelectAll<BoxStream<'static, Event>>,
-    outgoing: [Outgoing; 2],
+    asking: Outgoing,
+    /// At least one.
+    answering: Vec<Outgoing>,
+    answers: Answers,
+    widening: Widening,
+    /// What the outgoing streams have taken, in bytes.
+    taken: Arc<AtomicU64>,
     events: VecDeque<Event>,
     kept: bool,
 }
@@ -516,11 +564,16 @@ pub struct Handler {
 impl Handler {
     /// A handler for a connection with the peer whose traffic this is. Received blocks go to `wants`.
     pub fn new(wants: Arc<Wants>, memory: Memory, traffic: Arc<Traffic>) -> Self {
+        let taken = Arc::default();
         Self {
             reading: Reading { wants, budgets: Budgets::new(memory, Arc::clone(&traffic)) },
             traffic,
             inbound: SelectAll::new(),
-            outgoing: [Outgoing::new(Lane::Ask), Outgoing::new(Lane::Answer)],
+            asking: Outgoing::new(Lane::Ask, &taken),
+            answering: vec![Outgoing::new(Lane::Answer(0), &taken)],
+            answers: Answers::new(),
+            widening: Widening { since: None },
+            taken,
             events: VecDeque::new(),
             kept: false,
         }
@@ -528,9 +581,34 @@ impl Handler {
 
     fn lane(&mut self, lane: Lane) -> &mut Outgoing {
         match lane {
-            Lane::Ask => &mut self.outgoing[0],
-            Lane::Answer => &mut self.outgoing[1],
+            Lane::Ask => &mut self.asking,
+            Lane::Answer(number) => &mut self.answering[number],
         }
+    }
+
+    fn lanes(&mut self) -> impl Iterator<Item = &mut Outgoing> {
+        std::iter::once(&mut self.asking).chain(&mut self.answering)
+    }
+
+    fn is_writing(&self) -> bool {
+        let questions = self.asking.current.is_some() || !self.asking.questions.is_empty();
+        questions || !self.answers.is_empty() || self.answering.iter().any(|lane| lane.current.is_some())
+    }
+
+    /// One more stream for answers, if those that there are have been stuck for a while; whether there is one.
+    fn widen(&mut self, cx: &mut Context<'_>) -> bool {
+        let all_busy = self.answering.iter().all(|lane| matches!(lane.state, LaneState::Writing(_)));
+        if self.answers.is_empty() || !all_busy || self.answering.len() >= ANSWER_STREAMS_MAX {
+            self.widening.since = None;
+            return false;
+        }
+        if !self.widening.poll(self.taken.load(Ordering::Relaxed), cx) {
+            return false;
+        }
+        let mut lane = Outgoing::new(Lane::Answer(self.answering.len()), &self.taken);
+        lane.proposal = self.answering[0].proposal;
+        self.answering.push(lane);
+        true
     }
 }
 
@@ -548,19 +626,19 @@ impl ConnectionHandler for Handler {
 
     /// Streams stay open between messages, so they say nothing about use; these do.
     fn connection_keep_alive(&self) -> bool {
-        self.kept || self.outgoing.iter().any(Outgoing::is_busy) || self.traffic.asked_within(KEPT_ALIVE_FOR)
+        self.kept || self.is_writing() || self.traffic.asked_within(KEPT_ALIVE_FOR)
     }
 
     fn on_behaviour_event(&mut self, command: Command) {
-        match &command {
+        match command {
             Command::Ask(entries) => {
                 if entries.iter().any(|entry| entry.ask != Ask::Cancel) {
                     self.traffic.note_question();
                 }
-                self.lane(Lane::Ask).push(command);
+                self.asking.questions.extend(entries);
             }
-            Command::Answer(_) => self.lane(Lane::Answer).push(command),
-            Command::Keep(kept) => self.kept = *kept,
+            Command::Answer(answer) => self.answers.push_back(answer),
+            Command::Keep(kept) => self.kept = kept,
         }
     }
 
@@ -570,7 +648,7 @@ impl ConnectionHandler for Handler {
                 protocol: (mut stream, version), ..
             }) => {
                 stream.ignore_for_keep_alive();
-                self.lane(Lane::Answer).spoken(version);
+                self.answering.iter_mut().for_each(|lane| lane.spoken(version));
                 // Beyond the limit the stream is dropped, which resets it.
                 if self.inbound.len() < INBOUND_STREAMS_MAX {
                     self.inbound.push(self.reading.clone().messages(stream));
@@ -584,22 +662,24 @@ impl ConnectionHandler for Handler {
                 self.lane(info).opened(stream, version);
             }
             ConnectionEvent::DialUpgradeError(DialUpgradeError { info, error }) => {
-                let mut events = std::mem::take(&mut self.events);
-                let lane = self.lane(info);
+                let lane = match info {
+                    Lane::Ask => &mut self.asking,
+                    Lane::Answer(number) => &mut self.answering[number],
+                };
                 if matches!(error, StreamUpgradeError::NegotiationFailed) || lane.tried_again {
                     let is_late = matches!(error, StreamUpgradeError::Timeout);
-                    lane.abandon(if is_late { Unwritten::Late } else { Unwritten::Broken }, &mut events);
+                    let why = if is_late { Unwritten::Late } else { Unwritten::Broken };
+                    lane.abandon(why, &mut self.answers, &mut self.events);
                 } else {
                     lane.tried_again = true;
                     lane.state = LaneState::Closed;
                 }
-                self.events = events;
             }
             ConnectionEvent::RemoteProtocolsChange(ProtocolsChange::Added(protocols)) => {
                 let version = |protocol: &StreamProtocol| Version::ALL.into_iter().find(|v| v.protocol() == *protocol);
                 if let Some(newest) = protocols.filter_map(version).min() {
-                    self.outgoing.iter_mut().for_each(|lane| lane.spoken(newest));
-                    self.lane(Lane::Ask).prepare = true;
+                    self.lanes().for_each(|lane| lane.spoken(newest));
+                    self.asking.prepare = true;
                 }
             }
             _ => {}
@@ -611,13 +691,13 @@ impl ConnectionHandler for Handler {
             if let Some(event) = self.events.pop_front() {
                 return Poll::Ready(ConnectionHandlerEvent::NotifyBehaviour(event));
             }
-            for outgoing in &mut self.outgoing {
-                if outgoing.poll(cx, &mut self.events) {
+            for outgoing in std::iter::once(&mut self.asking).chain(&mut self.answering) {
+                if outgoing.poll(cx, &mut self.answers, &mut self.events) {
                     let protocol = SubstreamProtocol::new(outgoing.proposal, outgoing.lane);
                     return Poll::Ready(ConnectionHandlerEvent::OutboundSubstreamRequest { protocol });
                 }
             }
-            if !self.events.is_empty() {
+            if !self.events.is_empty() || self.widen(cx) {
                 continue;
             }
             match self.inbound.poll_next_unpin(cx) {

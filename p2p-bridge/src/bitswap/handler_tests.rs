@@ -53,7 +53,7 @@ impl AsyncWrite for Sink {
 #[tokio::test]
 async fn a_message_is_written_to_whoever_reads_it_in_time() {
     let parts = vec![Bytes::from(vec![1; 5_000]), Bytes::new(), Bytes::from(vec![2; 5_000])];
-    let written = |sink: Sink, patience: Patience| write(sink, parts.clone(), patience);
+    let written = |sink: Sink, patience: Patience| write(sink, parts.clone(), patience, Arc::default());
     // Ten times a pause is longer than one may be, and shorter than the message may take.
     let in_parts = Sink::new(10_000, 1_000, Duration::from_millis(20));
     let lenient = Patience { message: Duration::from_secs(20), stall: Duration::from_millis(150) };
@@ -67,18 +67,18 @@ async fn a_message_is_written_to_whoever_reads_it_in_time() {
     let patience = Patience { stall: Duration::from_secs(20), ..PATIENCE };
     assert_eq!(written(trickles, patience).await.err(), Some(Unwritten::Slow));
     let breaks = Cursor::new(vec![0; 100].into_boxed_slice());
-    assert_eq!(write(breaks, parts, PATIENCE).await.err(), Some(Unwritten::Broken));
+    assert_eq!(write(breaks, parts, PATIENCE, Arc::default()).await.err(), Some(Unwritten::Broken));
 }
 
-/// What comes of a lane with two messages when the first is not written, and whether it asks for another stream.
+/// What comes of a lane's message that is not written and of one that waits, and whether it asks for another stream.
 fn unwritten(lane: Lane, why: Unwritten, tried_again: bool) -> (Vec<Event>, bool) {
-    let mut outgoing = Outgoing::new(lane);
-    outgoing.push(Command::Answer(answer(2)));
+    let mut outgoing = Outgoing::new(lane, &Arc::default());
+    let mut answers = Answers::from([answer(2)]);
     outgoing.current = Some(Command::Answer(answer(1)));
     outgoing.tried_again = tried_again;
     outgoing.state = LaneState::Writing(futures::future::ready(Err(why)).boxed());
     let mut events = VecDeque::new();
-    let opens = outgoing.poll(&mut Context::from_waker(futures::task::noop_waker_ref()), &mut events);
+    let opens = outgoing.poll(&mut Context::from_waker(futures::task::noop_waker_ref()), &mut answers, &mut events);
     (events.into(), opens)
 }
 
@@ -87,17 +87,33 @@ fn who_does_not_read_answers_is_reported_and_who_hangs_up_is_not() {
     let cost = answer(1).cost();
     let is_dropped = |event: &Event| matches!(event, Event::Dropped { cost: dropped } if *dropped == cost);
     for tried_again in [false, true] {
-        let (events, opens) = unwritten(Lane::Answer, Unwritten::Late, tried_again);
+        let (events, opens) = unwritten(Lane::Answer(0), Unwritten::Late, tried_again);
         assert!(!opens, "it would not read the second time either");
         assert!(matches!(&events[..], [Event::Stalled, one, two] if is_dropped(one) && is_dropped(two)), "{events:?}");
     }
-    let (events, opens) = unwritten(Lane::Answer, Unwritten::Broken, false);
+    let (events, opens) = unwritten(Lane::Answer(0), Unwritten::Broken, false);
     assert!(opens && events.is_empty(), "{events:?}");
-    let (events, opens) = unwritten(Lane::Answer, Unwritten::Broken, true);
+    let (events, opens) = unwritten(Lane::Answer(0), Unwritten::Broken, true);
     assert!(!opens && events.len() == 2 && events.iter().all(is_dropped), "{events:?}");
     let (events, _) = unwritten(Lane::Ask, Unwritten::Late, false);
     assert!(matches!(events.last(), Some(Event::Unreachable)), "{events:?}");
     assert!(!events.iter().any(|event| matches!(event, Event::Stalled)), "nobody has to take in questions");
+}
+
+#[tokio::test]
+async fn there_is_another_stream_only_when_nothing_moves() {
+    let mut widening = Widening { since: None };
+    let begun = Instant::now();
+    assert!(futures::future::poll_fn(|cx| if widening.poll(7, cx) { Poll::Ready(true) } else { Poll::Pending }).await);
+    assert!(begun.elapsed() >= STUCK_FOR);
+    // Something is taken each time it is looked at.
+    let mut taken = 0;
+    let moving = futures::future::poll_fn(|cx| {
+        taken += 1;
+        if widening.poll(taken, cx) { Poll::Ready(()) } else { Poll::Pending }
+    });
+    assert!(timeout(10 * STUCK_FOR, moving).await.is_err());
+    assert!(taken > 2, "it was looked at: {taken}");
 }
 
 #[tokio::test]

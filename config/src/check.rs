@@ -21,6 +21,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     }
     nothing_is_too_little(loaded)?;
     nothing_is_too_much(loaded)?;
+    zstd_knows_its_level(loaded)?;
     records_outlive_their_renewal(loaded)?;
     admin_is_not_exposed(loaded)
 }
@@ -58,6 +59,7 @@ fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
         ("names.publish_ttl_seconds", names.publish_ttl_seconds, 1),
         ("cache.ram_bytes_max", cache.ram_bytes_max, 1 << 20),
         ("cache.disk_bytes_max", cache.disk_bytes_max, 1 << 20),
+        ("cache.zstd_level", u64::from(cache.zstd_level), 1),
     ];
     for (key, value, least) in at_least {
         if value < least {
@@ -86,6 +88,13 @@ fn nothing_is_too_much(loaded: &Loaded) -> Result<(), ConfigError> {
         }
     }
     Ok(())
+}
+
+fn zstd_knows_its_level(loaded: &Loaded) -> Result<(), ConfigError> {
+    match loaded.config.cache.zstd_level {
+        0..=22 => Ok(()),
+        level => Err(loaded.error("cache.zstd_level", format!("{level} is too much: zstd's highest level is 22"))),
+    }
 }
 
 /// What is published has to be published again before it expires.

@@ -253,13 +253,23 @@ pub struct Cache {
     pub ram_bytes_max: u64,
     /// Bytes of blocks cached on disk. Pinned blocks do not count and are never evicted.
     pub disk_bytes_max: u64,
+    /// Bytes that are left free on the disk. Where there is less, the cache shrinks; when it is gone, nothing is stored.
+    pub disk_free_bytes_min: u64,
+    /// How hard blocks are compressed on disk, from 1 (fast) to 22 (small). Those that would not shrink are not.
+    pub zstd_level: u8,
     /// Bytes of resolved paths held in memory, so that a path that was asked for before is not walked again.
     pub paths_bytes_max: u64,
 }
 
 impl Default for Cache {
     fn default() -> Self {
-        Self { ram_bytes_max: 512 * MIB, disk_bytes_max: 10 * GIB, paths_bytes_max: 64 * MIB }
+        Self {
+            ram_bytes_max: 512 * MIB,
+            disk_bytes_max: 10 * GIB,
+            disk_free_bytes_min: GIB,
+            zstd_level: 3,
+            paths_bytes_max: 64 * MIB,
+        }
     }
 }
 

@@ -218,7 +218,7 @@ fn import(loaded: &Loaded, file: PathBuf) -> anyhow::Result<()> {
     runtime()?.block_on(async {
         let name = file.display().to_string();
         let reader = tokio::fs::File::open(&file).await.with_context(|| format!("{name} cannot be read"))?;
-        let disk = open_disk(data_dir, cache.disk_bytes_max).await?;
+        let disk = open_disk(data_dir, cache).await?;
         let summary = cache::import_car(&disk, reader, None).await.with_context(|| format!("{name} was not imported"));
         disk.close().await?;
         let summary = summary?;

@@ -96,7 +96,7 @@ impl Node {
         let Config { data_dir, http, cache, .. } = &loaded.config;
         let public = bind(loaded, "http.listen", &http.listen).await?;
         let operator = bind(loaded, "admin.listen", &loaded.config.admin.listen).await?;
-        let disk = open_disk(data_dir, cache.disk_bytes_max).await.map_err(|error| named(loaded, &error))?;
+        let disk = open_disk(data_dir, cache).await.map_err(|error| named(loaded, &error))?;
 
         let keys = network::open_keys(loaded).await?;
 
@@ -211,9 +211,14 @@ fn local_addresses(listeners: &[TcpListener]) -> io::Result<Vec<SocketAddr>> {
 ///
 /// # Errors
 /// When the folder cannot be made or the store does not open.
-pub async fn open_disk(data_dir: &Path, cache_bytes_max: u64) -> anyhow::Result<Disk> {
+pub async fn open_disk(data_dir: &Path, cache: &config::Cache) -> anyhow::Result<Disk> {
     let dir = data_dir.join("store");
-    let options = DiskOptions { cache_bytes_max, ..DiskOptions::default() };
+    let options = DiskOptions {
+        cache_bytes_max: cache.disk_bytes_max,
+        free_bytes_min: cache.disk_free_bytes_min,
+        zstd: cache::stored::Options { level: i32::from(cache.zstd_level) },
+        ..DiskOptions::default()
+    };
     let opening = tokio::task::spawn_blocking(move || {
         std::fs::create_dir_all(&dir).with_context(|| format!("{} cannot be created", dir.display()))?;
         Ok(Disk::open(&dir, options)?)

@@ -45,9 +45,9 @@ const INBOUND_STREAMS_MAX: usize = 256;
 /// Streams that a peer may decline or reset before it is taken for one that speaks no Bitswap.
 const DECLINED_MAX: u32 = 2;
 /// Streams that answers are written on at once.
-const ANSWER_STREAMS_MAX: usize = 8;
+const ANSWER_STREAMS_MAX: usize = 16;
 /// When none of them takes anything for this long and answers wait, there is one more.
-const STUCK_FOR: Duration = Duration::from_millis(10);
+const STUCK_FOR: Duration = Duration::from_millis(5);
 /// How long a peer may take to decline a stream.
 const DOUBT: Duration = Duration::from_secs(10);
 /// A connection is in use for this long after our last question to the peer.

@@ -37,8 +37,9 @@ const ENTRY_COST: usize = 256;
 const LOOKUPS_MAX: usize = 32;
 /// Look-ups under way for one peer.
 const LOOKUPS_PER_PEER: usize = 8;
-/// An answer leaves when it has this many bytes of blocks, or when nothing more is being looked up for the peer.
-const ANSWER_BYTES: usize = 512 * 1024;
+/// An answer leaves when it has this many bytes of blocks, or when nothing more is being looked up for the peer. One leaf of
+/// the usual size is more than a new stream lets be under way; two would keep the first waiting for yet another round trip.
+const ANSWER_BYTES: usize = 256 * 1024;
 /// An answer leaves when it has this many presences.
 const ANSWER_PRESENCES: usize = 512;
 

@@ -15,19 +15,23 @@
 //! | [`trace`] | a public gateway's day, replayed: the paper's table of tiers beside ours |
 //! | [`relay`] | a stretch of network between two programs: delay, rate, and a count of bytes |
 //! | [`wrk`] | one run of `wrk` |
-//! | [`fetch`], [`sample`], [`median`] | one timed GET, content that is made up, the middle of some figures |
+//! | [`fetch`], [`sample`], [`archive`] | one timed GET; content that is made up, and the same as blocks |
+//! | [`rounds`], [`median`], [`goals`] | whose turn it is, the middle of some figures, what they are judged by |
 //! | [`machine`] | what the figures were measured on |
 //! | [`report`] | figures to Markdown and JSON |
 
+mod archive;
 mod child;
 mod compare;
 mod fetch;
+mod goals;
 mod machine;
 mod median;
 mod network;
 mod relay;
 mod report;
 mod results;
+mod rounds;
 mod sample;
 mod servers;
 mod trace;

@@ -33,7 +33,8 @@ pub async fn zstd(options: &Options) -> Result<Vec<Case>> {
     client.get(&causeway, &path, &zstd).await?;
     let ours = client.get(&causeway, &path, &zstd).await?;
     let coding = coding(&ours).to_owned();
-    ensure!(decoded(&coding, &ours)? == text, "Causeway: wrong bytes as {coding}");
+    ensure!(ours.status == 200, "Causeway: {}", ours.status);
+    ensure!(decoded(&coding, &ours.body)? == text, "Causeway: wrong bytes as {coding}");
     let theirs = client.get(&nginx, "/files/text.txt", &gzip).await?;
     ensure!(self::coding(&theirs) == "gzip", "nginx: {} in the place of gzip", self::coding(&theirs));
     ensure!(theirs.body == std::fs::read(file.with_added_extension("gz"))?, "nginx: wrong bytes");
@@ -74,13 +75,22 @@ fn coding(answer: &Answer) -> &str {
     answer.header("content-encoding").unwrap_or("identity")
 }
 
-/// What an answer stands for.
-fn decoded(coding: &str, answer: &Answer) -> Result<Vec<u8>> {
-    ensure!(answer.status == 200, "status {}", answer.status);
+/// What a body stands for.
+fn decoded(coding: &str, body: &[u8]) -> Result<Vec<u8>> {
     match coding {
-        "identity" => Ok(answer.body.to_vec()),
+        "identity" => Ok(body.to_vec()),
         // As many frames as there are.
-        "zstd" => Ok(zstd::decode_all(answer.body.as_ref())?),
+        "zstd" => Ok(zstd::decode_all(body)?),
         other => bail!("{other} was not asked for"),
     }
+}
+
+#[test]
+fn bodies_are_decoded_by_what_was_answered() {
+    let frame = |text: &[u8]| zstd::encode_all(text, 3).expect("memory does not fail");
+    let frames = [frame(b"one "), frame(b"two")].concat();
+    assert_eq!(decoded("zstd", &frames).ok().as_deref(), Some(&b"one two"[..]));
+    assert_eq!(decoded("identity", b"one").ok().as_deref(), Some(&b"one"[..]));
+    assert!(decoded("zstd", &frames[..frames.len() - 1]).is_err(), "cut off");
+    assert!(decoded("gzip", b"one").is_err());
 }

@@ -12,7 +12,7 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which are no settings of a node: it would refuse to start with them.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build test test-browser test-long lint docs bench bench-network bench-trace kubo deny
+.PHONY: help run build test test-browser test-long lint docs bench bench-tiers bench-network bench-trace kubo deny
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -51,10 +51,16 @@ docs: ## Build the crates' documentation
 	@scripts/install-missing build
 	RUSTDOCFLAGS="-D warnings" cargo doc $(PROFILE) --no-deps
 
-bench: ## Compare with Kubo and nginx on this machine; results go to load-tests/results
+bench: ## Compare cold fetches with Kubo's on this machine; results go to load-tests/results
 	@scripts/install-missing bench
 	cargo build $(PROFILE) --bins
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" compare \
+	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" $(ARGS)
+
+bench-tiers: ## Measure what is held, in memory and on disk, beside nginx and Kubo; results go to load-tests/results
+	@scripts/install-missing bench
+	cargo build $(PROFILE) --bins
+	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" tiers \
 	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" $(ARGS)
 
 bench-network: ## Measure misses over a long link, beside Kubo and plain HTTP; results go to load-tests/results

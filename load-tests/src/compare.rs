@@ -1,35 +1,18 @@
-//! The comparison: hot files under load from every server, and a cold file through a fresh node.
+//! The comparison of what is cold: a file through a fresh node that has to fetch it. What is held already, hot or on disk, is
+//! compared by [`crate::tiers`].
 
 use crate::Options;
 use crate::fetch::{Times, get};
-use crate::median::{median, median_duration};
+use crate::median::median_duration;
 use crate::sample;
 use crate::servers::{self, Kubo, Server, Transport};
-use crate::wrk;
 use anyhow::{Result, ensure};
 use std::time::Duration;
 
-/// A small object, and the median object that public gateways serve (in bytes).
-const HOT: [(&str, usize); 2] = [("4 KiB", 4096), ("664 KB", 664_000)];
-
 /// Everything that was measured.
 pub struct Figures {
-    pub hot: Vec<Hot>,
     pub cold: Vec<Cold>,
     pub cold_bytes: usize,
-}
-
-/// One server under load with one file. Every field is the median of the rounds.
-#[derive(Debug, Clone)]
-pub struct Hot {
-    pub file: &'static str,
-    pub server: &'static str,
-    pub requests_per_second: f64,
-    /// Requests a second of each round, in order.
-    pub rounds: Vec<f64>,
-    pub cpu_microseconds_per_request: f64,
-    pub p50: Duration,
-    pub p99: Duration,
 }
 
 /// One way to get a file that is not at hand. Every duration is the median of the rounds.
@@ -48,55 +31,8 @@ pub struct Cold {
 /// Measures everything.
 pub async fn run(options: &Options) -> Result<Figures> {
     let source = Kubo::start(&options.kubo).await?;
-    let hot = hot(options, &source).await?;
     let cold = cold(options, &source).await?;
-    Ok(Figures { hot, cold, cold_bytes: options.cold_bytes() })
-}
-
-async fn hot(options: &Options, source: &Kubo) -> Result<Vec<Hot>> {
-    let causeway = servers::causeway(&options.causeway, source.multiaddr(Transport::Tcp)?).await?;
-    let nginx = servers::nginx(&source.server.url).await?;
-    let servers = [&causeway, &nginx, &source.server];
-    let mut figures = Vec::new();
-    for (file, len) in HOT {
-        let content = sample::bytes(len, len as u64);
-        let path = source.add(&content)?;
-        for server in servers {
-            // Twice: the first answer fills caches, the second shows that what they hold is right.
-            for _ in 0..2 {
-                let (_, body) = get(&format!("{}{path}", server.url)).await?;
-                ensure!(body == content, "{}: wrong bytes of {path}", server.name);
-            }
-        }
-        figures.extend(rotated_rounds(options, file, &path, &servers)?);
-    }
-    Ok(figures)
-}
-
-/// Every server once a round; each round begins with another one.
-fn rotated_rounds(options: &Options, file: &'static str, path: &str, servers: &[&Server]) -> Result<Vec<Hot>> {
-    let mut runs: Vec<Vec<(wrk::Run, f64)>> = vec![Vec::new(); servers.len()];
-    for round in 0..options.rounds() {
-        for turn in 0..servers.len() {
-            let index = (round + turn) % servers.len();
-            let server = servers[index];
-            let cpu = server.process.cpu();
-            let run = wrk::run(&format!("{}{path}", server.url), options.duration())?;
-            let microseconds = (server.process.cpu() - cpu).as_secs_f64() * 1e6 / run.requests.max(1) as f64;
-            eprintln!("{file}, round {}: {} {:.0}/s", round + 1, server.name, run.requests_per_second);
-            runs[index].push((run, microseconds));
-        }
-    }
-    let hot = |(server, runs): (&&Server, Vec<(wrk::Run, f64)>)| Hot {
-        file,
-        server: server.name,
-        requests_per_second: median(runs.iter().map(|(run, _)| run.requests_per_second)),
-        rounds: runs.iter().map(|(run, _)| run.requests_per_second).collect(),
-        cpu_microseconds_per_request: median(runs.iter().map(|(_, microseconds)| *microseconds)),
-        p50: median_duration(runs.iter().map(|(run, _)| run.p50)),
-        p99: median_duration(runs.iter().map(|(run, _)| run.p99)),
-    };
-    Ok(servers.iter().zip(runs).map(hot).collect())
+    Ok(Figures { cold, cold_bytes: options.cold_bytes() })
 }
 
 async fn cold(options: &Options, source: &Kubo) -> Result<Vec<Cold>> {

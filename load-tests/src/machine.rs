@@ -1,6 +1,6 @@
 //! What the figures were measured on, with what, and how to measure them again.
 
-use crate::{Options, network, servers, trace, wrk};
+use crate::{Options, network, servers, tiers, trace, wrk};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::process::Command;
@@ -9,10 +9,23 @@ use std::process::Command;
 pub fn describe(options: &Options) -> Result<Value> {
     let mut about = hardware()?;
     about["command"] = json!(if options.quick { "make bench ARGS=--quick" } else { "make bench" });
+    about["rounds"] = json!(options.rounds());
+    about["quick"] = json!(options.quick);
+    about["causeway"] = json!(said(&options.causeway.to_string_lossy(), &["--version"]));
+    about["kubo"] = json!(said(&options.kubo.to_string_lossy(), &["--version"]));
+    Ok(about)
+}
+
+/// The same for the local tiers' table.
+pub fn describe_tiers(options: &tiers::Options) -> Result<Value> {
+    let mut about = hardware()?;
+    about["command"] = json!(if options.quick { "make bench-tiers ARGS=--quick" } else { "make bench-tiers" });
     let duration = options.duration().as_secs();
     about["load_generator"] = json!(format!("{} {} -d{duration}s", said("wrk", &["-v"]), wrk::ARGUMENTS.join(" ")));
     about["rounds"] = json!(options.rounds());
     about["quick"] = json!(options.quick);
+    about["seed"] = json!(options.seed);
+    about["folders"] = json!(said("stat", &["-f", "-c", "%T", &std::env::temp_dir().to_string_lossy()]));
     about["causeway"] = json!(said(&options.causeway.to_string_lossy(), &["--version"]));
     about["kubo"] = json!(said(&options.kubo.to_string_lossy(), &["--version"]));
     about["nginx"] = json!(said(servers::nginx_binary(), &["-v"]));

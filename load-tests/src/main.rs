@@ -8,30 +8,39 @@
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`compare`] | the comparison itself: hot files by `wrk`, a cold file by one GET |
+//! | [`tiers`] | what is held: the table of the local tiers, beside nginx and Kubo |
+//! | [`compare`] | a cold file on one machine, by one GET |
 //! | [`network`] | misses over a long link: the table of the network tier |
 //! | [`servers`] | Causeway, Kubo and nginx as child processes with folders of their own |
 //! | [`child`] | a child process, what it says and the CPU time it and its children use |
 //! | [`trace`] | a public gateway's day, replayed: the paper's table of tiers beside ours |
 //! | [`relay`] | a stretch of network between two programs: delay, rate, and a count of bytes |
-//! | [`wrk`] | one run of `wrk` |
-//! | [`fetch`], [`sample`], [`median`] | one timed GET, content that is made up, the middle of some figures |
+//! | [`wrk`], [`timed`] | one run of `wrk`; of any command |
+//! | [`fetch`], [`sample`], [`archive`] | one timed GET; content that is made up, and the same as blocks |
+//! | [`rounds`], [`median`], [`zipf`] | whose turn it is, the middle of some figures, popularity |
+//! | [`goals`] | what figures are judged by |
 //! | [`machine`] | what the figures were measured on |
-//! | [`report`] | figures to Markdown and JSON |
+//! | [`report`], [`results`] | figures to Markdown and JSON: of the comparison; what all kinds share |
 
+mod archive;
 mod child;
 mod compare;
 mod fetch;
+mod goals;
 mod machine;
 mod median;
 mod network;
 mod relay;
 mod report;
 mod results;
+mod rounds;
 mod sample;
 mod servers;
+mod tiers;
+mod timed;
 mod trace;
 mod wrk;
+mod zipf;
 
 use clap::Parser;
 use relay::{Link, Protocol, Relay};
@@ -43,7 +52,9 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Workloads and comparisons.
 #[derive(Parser)]
 enum Command {
-    /// Compare Causeway with Kubo and nginx proxy_cache
+    /// Measure what is held here, from memory to disk, beside nginx and Kubo
+    Tiers(tiers::Options),
+    /// Compare Causeway with Kubo fetching a cold file
     Compare(Options),
     /// Measure misses over a long link, beside Kubo, plain HTTP and what the source can do
     Network(network::Options),
@@ -80,7 +91,7 @@ impl RelayOptions {
     }
 }
 
-/// What to compare, and for how long.
+/// What to compare.
 #[derive(clap::Args, Debug, Clone)]
 struct Options {
     /// The causeway binary
@@ -92,13 +103,10 @@ struct Options {
     /// Folder for the results
     #[arg(long, value_name = "DIR", default_value = "load-tests/results")]
     out: PathBuf,
-    /// Seconds of each run of wrk
-    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
-    seconds: u64,
     /// Rounds, of which the median counts
     #[arg(long, value_name = "COUNT", default_value_t = 3)]
     rounds: usize,
-    /// One round of one second and a small cold file: shows that everything works, measures nothing
+    /// One round with a small file: shows that everything works, measures nothing
     #[arg(long)]
     quick: bool,
 }
@@ -106,10 +114,6 @@ struct Options {
 impl Options {
     fn rounds(&self) -> usize {
         if self.quick { 1 } else { self.rounds.max(1) }
-    }
-
-    fn duration(&self) -> Duration {
-        Duration::from_secs(if self.quick { 1 } else { self.seconds.max(1) })
     }
 
     fn cold_bytes(&self) -> usize {
@@ -122,11 +126,22 @@ async fn main() -> anyhow::Result<()> {
     // Everything here is plain HTTP, but a client is not made without a provider of cryptography. Only a second call fails.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match Command::parse() {
+        Command::Tiers(options) => tiers(&options).await,
         Command::Compare(options) => compare(&options).await,
         Command::Network(options) => network(&options).await,
         Command::Trace(options) => trace(&options).await,
         Command::Relay(options) => relay(&options).await,
     }
+}
+
+async fn tiers(options: &tiers::Options) -> anyhow::Result<()> {
+    let outcomes = tiers::run(options).await?;
+    let written = tiers::table::write(options, &machine::describe_tiers(options)?, &outcomes)?;
+    println!("{}", std::fs::read_to_string(&written)?);
+    println!("Written to {} and .json beside it.", written.display());
+    let failed = outcomes.iter().filter(|(_, outcome)| outcome.is_err()).count();
+    anyhow::ensure!(failed == 0, "{failed} rows could not be measured");
+    Ok(())
 }
 
 async fn compare(options: &Options) -> anyhow::Result<()> {

@@ -1,6 +1,6 @@
 //! The comparison's figures as [`results`].
 
-use crate::compare::{Cold, Figures, Hot};
+use crate::compare::{Cold, Figures};
 use crate::results;
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -16,10 +16,10 @@ pub fn write(dir: &Path, machine: &Value, figures: &Figures) -> Result<PathBuf> 
 fn markdown(machine: &Value, figures: &Figures) -> Result<String> {
     let mut out = String::new();
     let say = |key| results::say(machine, key);
-    results::heading(&mut out, machine, "Causeway, Kubo and nginx on one machine")?;
+    results::heading(&mut out, machine, "A cold file through Causeway and Kubo on one machine")?;
     writeln!(
         out,
-        "Measured by `{}` at commit {}: {} cores of {}, {} GiB, {}. Load generator and servers shared the machine,",
+        "Measured by `{}` at commit {}: {} cores of {}, {} GiB, {}. Client and servers shared the machine,",
         say("command"),
         say("commit"),
         say("cores"),
@@ -29,40 +29,18 @@ fn markdown(machine: &Value, figures: &Figures) -> Result<String> {
     )?;
     writeln!(
         out,
-        "all on loopback, so that ratios hold better than figures. {}; {}; {}; {}.\nMedians of {} rounds in rotated order.\n",
+        "all on loopback, so that ratios hold better than figures. {}; {}.\nMedians of {} rounds in rotated order.\n",
         say("causeway"),
         say("kubo"),
-        say("nginx"),
-        say("load_generator"),
         say("rounds")
     )?;
-    hot_table(&mut out, &figures.hot)?;
     cold_table(&mut out, figures)?;
     Ok(out)
 }
 
-fn hot_table(out: &mut String, hot: &[Hot]) -> Result<()> {
-    writeln!(out, "## Hot: the server holds the file\n")?;
-    writeln!(out, "nginx caches Kubo's answers (`proxy_cache`). CPU is the server's own, user and kernel.\n")?;
-    writeln!(out, "| file | server | requests/s | CPU µs/request | p50 | p99 | Causeway is | rounds, requests/s |")?;
-    writeln!(out, "|---|---|--:|--:|--:|--:|--:|---|")?;
-    for row in hot {
-        let Hot { file, server, requests_per_second, rounds, cpu_microseconds_per_request, p50, p99 } = row;
-        let rounds: Vec<String> = rounds.iter().map(|rate| format!("{rate:.0}")).collect();
-        let ratio = hot_ratio(hot, row).map_or_else(String::new, times);
-        let (p50, p99) = (millis(*p50), millis(*p99));
-        let rounds = rounds.join(", ");
-        writeln!(
-            out,
-            "| {file} | {server} | {requests_per_second:.0} | {cpu_microseconds_per_request:.1} | {p50} | {p99} | {ratio} | {rounds} |"
-        )?;
-    }
-    Ok(())
-}
-
 fn cold_table(out: &mut String, figures: &Figures) -> Result<()> {
     let mib = figures.cold_bytes >> 20;
-    writeln!(out, "\n## Cold: {mib} MiB that only another Kubo node holds\n")?;
+    writeln!(out, "## Cold: {mib} MiB that only another Kubo node holds\n")?;
     writeln!(
         out,
         "A fresh node, connected to that one, is asked for the whole file over HTTP. CPU is that of the fresh node.\n"
@@ -84,12 +62,6 @@ fn cold_table(out: &mut String, figures: &Figures) -> Result<()> {
     Ok(())
 }
 
-/// How many times as many requests Causeway answers with the same file.
-fn hot_ratio(all: &[Hot], row: &Hot) -> Option<f64> {
-    let ours = all.iter().find(|hot| hot.server == "Causeway" && hot.file == row.file)?;
-    (row.server != "Causeway").then(|| ours.requests_per_second / row.requests_per_second)
-}
-
 /// How many times as fast Causeway is over the same transport.
 fn cold_ratio(all: &[Cold], row: &Cold) -> Option<f64> {
     let ours = all.iter().find(|cold| cold.server == "Causeway" && cold.transport == row.transport)?;
@@ -105,18 +77,6 @@ fn millis(duration: Duration) -> String {
 }
 
 fn as_json(machine: &Value, figures: &Figures) -> Value {
-    let hot = |row: &Hot| {
-        json!({
-            "file": row.file,
-            "server": row.server,
-            "requests_per_second": row.requests_per_second,
-            "rounds_requests_per_second": row.rounds,
-            "cpu_microseconds_per_request": row.cpu_microseconds_per_request,
-            "p50_seconds": row.p50.as_secs_f64(),
-            "p99_seconds": row.p99.as_secs_f64(),
-            "causeway_times_as_fast": hot_ratio(&figures.hot, row),
-        })
-    };
     let cold = |row: &Cold| {
         json!({
             "server": row.server,
@@ -131,7 +91,6 @@ fn as_json(machine: &Value, figures: &Figures) -> Value {
     };
     json!({
         "machine": machine,
-        "hot": figures.hot.iter().map(hot).collect::<Vec<_>>(),
         "cold": figures.cold.iter().map(cold).collect::<Vec<_>>(),
     })
 }
@@ -142,18 +101,22 @@ mod tests {
 
     #[test]
     fn ratios_compare_like_with_like() {
-        let hot = |server, file, requests_per_second| Hot {
-            file,
+        let cold = |server, transport, seconds| Cold {
             server,
-            requests_per_second,
-            rounds: vec![requests_per_second],
-            cpu_microseconds_per_request: 1.0,
-            p50: Duration::from_millis(1),
-            p99: Duration::from_millis(2),
+            transport,
+            first_byte: Duration::from_millis(1),
+            complete: Duration::from_secs(seconds),
+            rounds: vec![Duration::from_secs(seconds)],
+            cpu: Duration::from_secs(1),
         };
-        let all =
-            [hot("Causeway", "a", 10.0), hot("nginx", "a", 5.0), hot("Causeway", "b", 3.0), hot("nginx", "b", 6.0)];
-        let ratios: Vec<_> = all.iter().map(|row| hot_ratio(&all, row)).collect();
-        assert_eq!(ratios, [None, Some(2.0), None, Some(0.5)]);
+        let all = [
+            cold("Causeway", "TCP", 2),
+            cold("Kubo", "TCP", 6),
+            cold("Causeway", "QUIC", 4),
+            cold("Kubo", "QUIC", 2),
+            cold("Kubo", "HTTP", 1),
+        ];
+        let ratios: Vec<_> = all.iter().map(|row| cold_ratio(&all, row)).collect();
+        assert_eq!(ratios, [None, Some(3.0), None, Some(0.5), None]);
     }
 }

@@ -28,3 +28,13 @@ pub fn heading(out: &mut String, machine: &Value, title: &str) -> Result<()> {
 pub fn say(machine: &Value, key: &str) -> String {
     machine[key].as_str().map_or_else(|| machine[key].to_string(), str::to_owned)
 }
+
+/// Three significant digits, more or less.
+pub fn number(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}

@@ -1,5 +1,7 @@
 //! Content that is made up.
 
+use crate::zipf::Zipf;
+
 /// Words that look random and are the same for a seed every time: SplitMix64, <https://doi.org/10.1145/2660193.2660195>.
 #[derive(Debug, Clone)]
 pub struct SplitMix(u64);
@@ -21,6 +23,25 @@ impl SplitMix {
     pub fn unit(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1_u64 << 53) as f64
     }
+}
+
+/// Words of a made-up language.
+const WORDS: usize = 4096;
+
+/// Text that compresses as prose does: words of a made-up language, by Zipf's law, in lines of some ten words.
+pub fn text(len: usize, seed: u64) -> Vec<u8> {
+    let mut random = SplitMix::new(seed);
+    let letter = |random: &mut SplitMix| b"etaoinshrdlucmfw"[(random.word() % 16) as usize];
+    let word = |random: &mut SplitMix| -> Vec<u8> { (0..2 + random.word() % 8).map(|_| letter(random)).collect() };
+    let words: Vec<Vec<u8>> = (0..WORDS).map(|_| word(&mut random)).collect();
+    let zipf = Zipf::new(WORDS);
+    let mut text = Vec::with_capacity(len + 16);
+    while text.len() < len {
+        text.extend_from_slice(&words[zipf.draw(&mut random)]);
+        text.push(if random.word().is_multiple_of(10) { b'\n' } else { b' ' });
+    }
+    text.truncate(len);
+    text
 }
 
 /// Bytes that do not repeat, others for every seed.
@@ -49,4 +70,15 @@ fn units_fill_their_range_evenly() {
         tenths[(random.unit() * 10.0) as usize] += 1;
     }
     assert!(tenths.iter().all(|count| (9_500..10_500).contains(count)), "{tenths:?}");
+}
+
+#[test]
+fn text_is_made_of_words_and_compresses_as_such() {
+    let content = text(100_000, 7);
+    assert_eq!(content.len(), 100_000);
+    assert_eq!(content[..50_000], text(50_000, 7));
+    assert_ne!(content, text(100_000, 8));
+    assert!(content.iter().all(|byte| byte.is_ascii_lowercase() || b" \n".contains(byte)));
+    let packed = zstd::encode_all(content.as_slice(), 3).expect("memory does not fail").len();
+    assert!((20_000..50_000).contains(&packed), "{packed}");
 }

@@ -45,6 +45,12 @@ pub struct Kubo {
     multiaddrs: Vec<String>,
 }
 
+/// A Kubo's folder that no node runs on.
+pub struct KuboRepo {
+    ipfs: PathBuf,
+    dir: TempDir,
+}
+
 /// A Causeway node.
 pub struct Causeway {
     pub server: Server,
@@ -56,6 +62,27 @@ pub struct Causeway {
     pub ready: Instant,
 }
 
+impl KuboRepo {
+    /// A fresh folder for a node that knows nobody and contacts nobody, with changes to its configuration.
+    pub fn init(ipfs: &Path, change: impl FnOnce(&mut Value)) -> Result<Self> {
+        let repo = Self { ipfs: ipfs.to_owned(), dir: folder("kubo")? };
+        let init = repo.command().args(["init", "--profile=test"]).stdout(Stdio::null()).status();
+        ensure!(init.with_context(|| format!("{}; run `make kubo`", ipfs.display()))?.success(), "ipfs init failed");
+        isolate(&repo.dir.path().join("config"), change)?;
+        Ok(repo)
+    }
+
+    /// `ipfs` on this folder.
+    pub fn command(&self) -> Command {
+        ipfs(&self.ipfs, self.dir.path())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
 impl Kubo {
     /// A fresh node that knows nobody and contacts nobody.
     pub async fn start(ipfs: &Path) -> Result<Self> {
@@ -64,29 +91,26 @@ impl Kubo {
 
     /// The same with changes to its configuration.
     pub async fn start_with(ipfs: &Path, change: impl FnOnce(&mut Value)) -> Result<Self> {
-        let dir = folder("kubo")?;
-        let command = || {
-            let mut command = Command::new(ipfs);
-            command.env("IPFS_PATH", dir.path()).env("IPFS_TELEMETRY", "off");
-            command
-        };
-        let init = command().args(["init", "--profile=test"]).stdout(Stdio::null()).status();
-        ensure!(init.with_context(|| format!("{}; run `make kubo`", ipfs.display()))?.success(), "ipfs init failed");
-        isolate(&dir.path().join("config"), change)?;
-        let mut process = Process::spawn("kubo", command().arg("daemon"), dir.path())?;
+        let repo = KuboRepo::init(ipfs, change)?;
+        let mut process = Process::spawn("kubo", repo.command().arg("daemon"), repo.path())?;
         let said = process.says("Daemon is ready").await?;
         let (api, url) = (listening(&said, "RPC API server")?, listening(&said, "Gateway server")?);
         let id: Value = serde_json::from_str(&post(&format!("{api}/api/v0/id")).await?)?;
         let addresses = id["Addresses"].as_array().context("ipfs id names no addresses")?;
         let multiaddrs = addresses.iter().filter_map(|address| address.as_str().map(str::to_owned)).collect();
+        let KuboRepo { ipfs, dir } = repo;
         let server = Server { name: "Kubo", url, process, dir };
-        Ok(Self { server, ipfs: ipfs.to_owned(), api, multiaddrs })
+        Ok(Self { server, ipfs, api, multiaddrs })
+    }
+
+    /// `ipfs` as a client of this node.
+    fn command(&self) -> Command {
+        ipfs(&self.ipfs, self.server.dir.path())
     }
 
     /// Adds a file with raw leaves and returns its path on a gateway.
     pub fn add(&self, content: &[u8]) -> Result<String> {
-        let mut add = Command::new(&self.ipfs);
-        add.env("IPFS_PATH", self.server.dir.path()).env("IPFS_TELEMETRY", "off");
+        let mut add = self.command();
         add.args(["add", "-Q", "--cid-version=1", "--raw-leaves", "--fast-provide-root=false"]);
         let mut child = add.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         child.stdin.take().context("ipfs add has no input")?.write_all(content)?;
@@ -104,12 +128,18 @@ impl Kubo {
 
     /// Adds a folder with raw leaves and returns its path on a gateway.
     pub fn add_folder(&self, folder: &Path) -> Result<String> {
-        let mut add = Command::new(&self.ipfs);
-        add.env("IPFS_PATH", self.server.dir.path()).env("IPFS_TELEMETRY", "off");
+        let mut add = self.command();
         add.args(["add", "-r", "-Q", "--cid-version=1", "--raw-leaves", "--fast-provide-root=false"]).arg(folder);
         let output = add.output()?;
         ensure!(output.status.success(), "ipfs add: {}", String::from_utf8_lossy(&output.stderr));
         Ok(format!("/ipfs/{}", String::from_utf8(output.stdout)?.trim()))
+    }
+
+    /// Takes in the blocks of a CAR file and pins its root.
+    pub fn import(&self, archive: &Path) -> Result<()> {
+        let import = self.command().args(["dag", "import", "--fast-provide-root=false"]).arg(archive).output()?;
+        ensure!(import.status.success(), "ipfs dag import: {}", String::from_utf8_lossy(&import.stderr));
+        Ok(())
     }
 
     /// Connects to another node, and returns when it is.
@@ -170,7 +200,7 @@ impl Causeway {
         let dir = folder("causeway")?;
         let data = dir.path().join("data");
         if let Some(archive) = setup.archive {
-            let import = without_settings(binary).arg("import").arg("--data-dir").arg(&data).arg(archive).output()?;
+            let import = causeway_import(binary, &data, archive).output()?;
             ensure!(import.status.success(), "causeway import: {}", String::from_utf8_lossy(&import.stderr));
         }
         let mut command = without_settings(binary);
@@ -215,8 +245,15 @@ impl Causeway {
     }
 }
 
-/// Whoever measures may have settings of a node of their own.
-fn without_settings(binary: &Path) -> Command {
+/// `causeway import` of a CAR file into a node's folder.
+pub fn causeway_import(binary: &Path, data: &Path, archive: &Path) -> Command {
+    let mut command = without_settings(binary);
+    command.arg("import").arg("--data-dir").arg(data).arg(archive);
+    command
+}
+
+/// The binary without settings: whoever measures may have some for a node of their own.
+pub fn without_settings(binary: &Path) -> Command {
     let mut command = Command::new(binary);
     for (variable, _) in std::env::vars_os() {
         if variable.to_string_lossy().starts_with("CAUSEWAY_") {
@@ -226,11 +263,19 @@ fn without_settings(binary: &Path) -> Command {
     command
 }
 
-/// nginx with `proxy_cache` in front of another server, set up to do as well as it can.
-pub async fn nginx(upstream: &str) -> Result<Server> {
+fn ipfs(binary: &Path, repo: &Path) -> Command {
+    let mut command = Command::new(binary);
+    command.env("IPFS_PATH", repo).env("IPFS_TELEMETRY", "off");
+    command
+}
+
+/// nginx with `proxy_cache` in front of another server, set up to do as well as it can. Under `/files/` it serves a folder, by
+/// `sendfile`, and what was compressed before (`NAME.gz`) to those who take it.
+pub async fn nginx(upstream: &str, files: &Path) -> Result<Server> {
     let dir = folder("nginx")?;
     let port = free_port()?;
-    let configuration = nginx_configuration(upstream.trim_start_matches("http://"), port, &user()?, dir.path());
+    let upstream = upstream.trim_start_matches("http://");
+    let configuration = nginx_configuration(upstream, files, port, &user()?, dir.path());
     let file = dir.path().join("nginx.conf");
     std::fs::write(&file, configuration)?;
     let mut command = Command::new(nginx_binary());
@@ -251,8 +296,8 @@ pub fn nginx_binary() -> &'static str {
     if Path::new("/usr/sbin/nginx").exists() { "/usr/sbin/nginx" } else { "nginx" }
 }
 
-fn nginx_configuration(upstream: &str, port: u16, user: &str, dir: &Path) -> String {
-    let dir = dir.display();
+fn nginx_configuration(upstream: &str, files: &Path, port: u16, user: &str, dir: &Path) -> String {
+    let (dir, files) = (dir.display(), files.display());
     format!(
         "daemon off;
 user {user};
@@ -264,7 +309,7 @@ http {{
     sendfile on;
     tcp_nopush on;
     keepalive_requests 1000000000;
-    open_file_cache max=1000 inactive=1h;
+    open_file_cache max=2000 inactive=1h;
     client_body_temp_path {dir}/body;
     proxy_temp_path {dir}/proxy;
     fastcgi_temp_path {dir}/fastcgi;
@@ -275,6 +320,10 @@ http {{
     server {{
         listen 127.0.0.1:{port} backlog=4096;
         location = /up {{ return 204; }}
+        location /files/ {{
+            alias {files}/;
+            gzip_static on;
+        }}
         location / {{
             proxy_pass http://gateway;
             proxy_http_version 1.1;
@@ -317,7 +366,8 @@ async fn post(url: &str) -> Result<String> {
     Ok(text)
 }
 
-fn folder(name: &str) -> Result<TempDir> {
+/// A folder for one part of a measurement.
+pub fn folder(name: &str) -> Result<TempDir> {
     Ok(TempDir::with_prefix(format!("causeway-bench-{name}-"))?)
 }
 

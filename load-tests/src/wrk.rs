@@ -1,29 +1,88 @@
 //! One run of `wrk`, the load generator.
 
 use anyhow::{Context, Result, ensure};
+use std::fmt::Write as _;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
+use tempfile::TempDir;
 
-/// What `make bench` uses: one thread, because the servers need the other cores.
-pub const ARGUMENTS: [&str; 3] = ["-t1", "-c32", "--latency"];
+/// In every run: one thread, because the servers need the other cores; an answer may take longer than the two seconds that
+/// `wrk` waits by itself.
+pub const ARGUMENTS: [&str; 4] = ["-t1", "--latency", "--timeout", "10s"];
+
+/// What is asked, by how many, for how long.
+#[derive(Debug, Clone)]
+pub struct Load<'a> {
+    /// Without a path, and without a slash at the end.
+    pub url: &'a str,
+    pub asked: Asked<'a>,
+    /// "Name: value".
+    pub headers: &'a [String],
+    pub connections: usize,
+    /// In whole seconds.
+    pub duration: Duration,
+}
+
+/// Which paths.
+#[derive(Debug, Clone, Copy)]
+pub enum Asked<'a> {
+    One(&'a str),
+    Drawn(&'a Drawn),
+}
+
+/// A list of paths that is gone through in order, again and again.
+#[derive(Debug)]
+pub struct Drawn(TempDir);
+
+impl Drawn {
+    pub fn new<'a>(paths: impl Iterator<Item = &'a str>) -> Result<Self> {
+        let dir = TempDir::with_prefix("causeway-bench-drawn-")?;
+        let mut list = String::new();
+        for path in paths {
+            writeln!(list, "{path}")?;
+        }
+        ensure!(!list.is_empty(), "nothing is asked for");
+        std::fs::write(dir.path().join("paths"), list)?;
+        std::fs::write(dir.path().join("drawn.lua"), include_str!("../wrk/drawn.lua"))?;
+        Ok(Self(dir))
+    }
+
+    fn dir(&self) -> &Path {
+        self.0.path()
+    }
+}
 
 /// What one run found.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Run {
     pub requests: u64,
     pub requests_per_second: f64,
+    /// Heads and bodies, those of unfinished answers included; three digits of it are known.
+    pub bytes_read: f64,
     pub p50: Duration,
     pub p99: Duration,
 }
 
-/// Loads a URL. Answers other than 2xx and broken connections are an error.
-pub fn run(url: &str, duration: Duration) -> Result<Run> {
-    let seconds = format!("-d{}s", duration.as_secs());
-    let output = Command::new("wrk").args(ARGUMENTS).args([&seconds, url]).output();
-    let output = output.context("wrk does not start; `make bench` installs it")?;
-    let text = String::from_utf8_lossy(&output.stdout);
+/// Loads a server. Answers of 400 and above, and broken connections, are an error.
+pub fn run(load: &Load<'_>) -> Result<Run> {
+    let output = command(load).output().context("wrk does not start; `scripts/install-missing bench` installs it")?;
+    let (text, url) = (String::from_utf8_lossy(&output.stdout), load.url);
     ensure!(output.status.success(), "wrk {url}: {text}{}", String::from_utf8_lossy(&output.stderr));
     parse(&text).with_context(|| format!("wrk {url}:\n{text}"))
+}
+
+fn command(load: &Load<'_>) -> Command {
+    let mut command = Command::new("wrk");
+    command.args(ARGUMENTS).arg(format!("-c{}", load.connections)).arg(format!("-d{}s", load.duration.as_secs()));
+    command.args(load.headers.iter().flat_map(|header| ["-H", header.as_str()]));
+    match load.asked {
+        Asked::One(path) => command.arg(format!("{}{path}", load.url)),
+        Asked::Drawn(drawn) => {
+            command.arg("-s").arg(drawn.dir().join("drawn.lua")).arg(load.url).arg("--").arg(drawn.dir().join("paths"))
+        }
+    };
+    command
 }
 
 fn parse(text: &str) -> Result<Run> {
@@ -34,8 +93,10 @@ fn parse(text: &str) -> Result<Run> {
         found.map(str::trim).with_context(|| format!("no {key:?}"))
     };
     let requests = text.lines().find(|line| line.contains(" requests in ")).context("no number of requests")?;
+    let read = requests.rsplit(", ").next().and_then(|read| read.strip_suffix(" read"));
     Ok(Run {
         requests: requests.split_whitespace().next().unwrap_or_default().parse()?,
+        bytes_read: bytes(read.context("no number of bytes")?)?,
         requests_per_second: after("Requests/sec:")?.parse()?,
         p50: duration(after("50%")?)?,
         p99: duration(after("99%")?)?,
@@ -56,6 +117,15 @@ fn duration(text: &str) -> Result<Duration> {
     Ok(Duration::from_secs_f64(number.parse::<f64>()? * seconds))
 }
 
+/// "2.11GB", "312.00B".
+fn bytes(text: &str) -> Result<f64> {
+    let end = text.find(|c: char| c.is_ascii_alphabetic()).context("a number of bytes without a unit")?;
+    let (number, unit) = text.split_at(end);
+    let power = ["B", "KB", "MB", "GB", "TB"].iter().position(|known| *known == unit);
+    let power = power.with_context(|| format!("{text:?} has an unknown unit"))?;
+    Ok(number.parse::<f64>()? * 1024_f64.powi(i32::try_from(power)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,6 +141,36 @@ mod tests {
         let run = parse(OUTPUT).expect("this is what wrk prints");
         assert_eq!((run.requests, run.requests_per_second), (515_329, 103_061.33));
         assert_eq!((run.p50, run.p99), (Duration::from_micros(288), Duration::from_micros(1250)));
+        assert_eq!(run.bytes_read, 2.11 * 1024.0 * 1024.0 * 1024.0);
+    }
+
+    #[test]
+    fn bytes_have_units_of_1024() {
+        for (text, expected) in [("312.00B", Some(312.0)), ("1.50KB", Some(1536.0)), ("7.00XB", None), ("7", None)] {
+            assert_eq!(bytes(text).ok(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_list_is_asked_for_by_the_script() {
+        let drawn = Drawn::new(["/a", "/b", "/a"].into_iter()).expect("the temporary folder is writable");
+        let list = std::fs::read_to_string(drawn.dir().join("paths")).expect("it was written");
+        assert_eq!(list, "/a\n/b\n/a\n");
+        let headers = ["Accept-Encoding: zstd".to_owned()];
+        let load = Load {
+            url: "http://[::1]:80",
+            asked: Asked::Drawn(&drawn),
+            headers: &headers,
+            connections: 7,
+            duration: Duration::from_secs(3),
+        };
+        let command = command(&load);
+        let arguments: Vec<&str> = command.get_args().filter_map(|argument| argument.to_str()).collect();
+        let script = drawn.dir().join("drawn.lua").display().to_string();
+        let paths = drawn.dir().join("paths").display().to_string();
+        let expected = ["-c7", "-d3s", "-H", "Accept-Encoding: zstd", "-s", &script, "http://[::1]:80", "--", &paths];
+        assert_eq!(arguments[ARGUMENTS.len()..], expected);
+        assert!(Drawn::new(std::iter::empty()).is_err());
     }
 
     #[test]

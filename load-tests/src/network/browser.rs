@@ -1,9 +1,10 @@
 //! A page with 40 assets, whole, in Chromium.
 
 use super::Options;
-use super::figures::{Goal, Rounds, Row, Who};
+use super::figures::{Rounds, Row, Who};
 use super::latency::Clients;
 use super::world::Far;
+use crate::goals::Goal;
 use crate::sample;
 use crate::servers::{Kubo, Transport};
 use anyhow::{Context, Result, ensure};

@@ -2,10 +2,11 @@
 
 use super::Options;
 use super::asker;
-use super::figures::{Goal, Rounds, Row, Who};
+use super::figures::{Rounds, Row, Who};
 use super::world::{self, Far};
 use crate::child::datagrams_dropped;
 use crate::fetch::get;
+use crate::goals::Goal;
 use crate::relay::Link;
 use crate::sample;
 use crate::servers::{Causeway, Kubo, Setup, Transport};

@@ -1,6 +1,8 @@
 //! What a row of the table is made of, whichever row it is.
 
+use crate::goals::Goal;
 use crate::median::median;
+use crate::rounds::rotated;
 use anyhow::Result;
 use std::fmt;
 
@@ -38,19 +40,6 @@ pub struct Series {
     pub rounds: Vec<f64>,
 }
 
-/// What is to be reached, in words and as a number of the row's unit.
-#[derive(Debug, Clone)]
-pub struct Goal {
-    pub text: String,
-    pub limit: f64,
-}
-
-impl Goal {
-    pub fn new(text: impl Into<String>, limit: f64) -> Self {
-        Self { text: text.into(), limit }
-    }
-}
-
 /// A row that was measured.
 #[derive(Debug, Clone)]
 pub struct Row {
@@ -85,13 +74,11 @@ impl Rounds {
         mut once: impl AsyncFnMut(Who, usize) -> Result<f64>,
     ) -> Result<Self> {
         let mut all: Vec<Series> = who.iter().map(|who| Series { who: *who, rounds: Vec::new() }).collect();
-        for round in 0..count {
-            for turn in 0..who.len() {
-                let series = &mut all[(round + turn) % who.len()];
-                let figure = once(series.who, round).await?;
-                eprintln!("  round {}: {} {figure:.3}", round + 1, series.who);
-                series.rounds.push(figure);
-            }
+        for (round, index) in rotated(count, who.len()) {
+            let series = &mut all[index];
+            let figure = once(series.who, round).await?;
+            eprintln!("  round {}: {} {figure:.3}", round + 1, series.who);
+            series.rounds.push(figure);
         }
         Ok(Self(all))
     }

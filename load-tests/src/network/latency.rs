@@ -1,9 +1,10 @@
 //! First bytes, in round trips: a page in a sub-directory, a range deep in a file; and a small file on a used connection.
 
 use super::Options;
-use super::figures::{Goal, Rounds, Row, Who};
+use super::figures::{Rounds, Row, Who};
 use super::world::{self, Far};
 use crate::fetch::{get, get_range};
+use crate::goals::Goal;
 use crate::sample;
 use crate::servers::{Kubo, Server, Transport};
 use anyhow::{Context, Result, bail, ensure};

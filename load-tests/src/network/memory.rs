@@ -1,8 +1,9 @@
 //! Resident memory of a Causeway with many connections while many misses stream through it.
 
 use super::Options;
-use super::figures::{Goal, Row, Series, Who};
+use super::figures::{Row, Series, Who};
 use super::world::Far;
+use crate::goals::Goal;
 use crate::relay::Link;
 use crate::sample;
 use crate::servers::{Causeway, Kubo, Setup, Transport};

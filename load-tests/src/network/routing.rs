@@ -1,10 +1,11 @@
 //! Providers that only the DHT knows: finding them, and being found.
 
 use super::Options;
-use super::figures::{Goal, Rounds, Row, Who};
+use super::figures::{Rounds, Row, Who};
 use super::neighbourhood::{Kept, Neighbourhood};
 use super::world::{self, Far};
 use crate::fetch::get;
+use crate::goals::Goal;
 use crate::relay::Link;
 use crate::sample;
 use crate::servers::{Causeway, Kubo, Server, Setup, Transport};

@@ -2,8 +2,9 @@
 
 use super::figures::{Row, Series, Who};
 use super::{Options, Outcome};
+use crate::goals::Goal;
 use crate::median::median;
-use crate::results;
+use crate::results::{self, number};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -61,8 +62,7 @@ fn line(out: &mut String, row: &Row) -> Result<()> {
         series.map_or_else(String::new, |series| number(median(series.rounds.iter().copied())))
     };
     let medians = COLUMNS.each_ref().map(median_of).join(" | ");
-    let goal =
-        |goal: &super::figures::Goal| format!("{}: {}", goal.text, if row.meets(goal) { "met" } else { "**missed**" });
+    let goal = |goal: &Goal| goal.verdict(row.meets(goal));
     let (bar, aim) = (goal(&row.bar), goal(&row.aim));
     let (measured, unit) = (number(row.measured), row.measured_unit);
     Ok(writeln!(out, "| {} | {} | {medians} | {measured} {unit} | {bar} | {aim} |", row.case, row.unit)?)
@@ -79,16 +79,6 @@ fn remarks(out: &mut String, name: &str, row: &Row) -> Result<()> {
         writeln!(out, "  - {note}")?;
     }
     Ok(())
-}
-
-/// Three significant digits, more or less.
-fn number(value: f64) -> String {
-    match value.abs() {
-        size if size >= 100.0 => format!("{value:.0}"),
-        size if size >= 10.0 => format!("{value:.1}"),
-        size if size >= 1.0 => format!("{value:.2}"),
-        _ => format!("{value:.3}"),
-    }
 }
 
 fn as_json(machine: &Value, outcomes: &[Outcome]) -> Value {
@@ -119,7 +109,6 @@ fn as_json(machine: &Value, outcomes: &[Outcome]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::super::RowName;
-    use super::super::figures::Goal;
     use super::*;
 
     #[test]

@@ -7,25 +7,15 @@
 //! Non-goals: random access; sizes above [`super::shape::OBJECT_BYTES_MAX`].
 
 use super::workload::Object;
+use crate::archive::{self, PLAIN, importer};
 use crate::sample;
-use anyhow::{Context as _, Result};
-use bytes::Bytes;
-use content::hashes::SHA2_256;
-use content::importer::{Attributes, BlockSink, Directory, Importer, Part, Profile, SinkError};
-use content::{Block, Cid, car, codec};
-use std::fs::File;
-use std::io::{BufWriter, Seek as _, Write as _};
+use anyhow::Result;
+use content::Cid;
+use content::importer::{BlockSink, Directory, Importer, Part};
 use std::path::Path;
 
 /// Files in a directory; and directories in the root, for a corpus of a million files in blocks of less than 100 KiB.
 const ENTRIES_MAX: usize = 1_000;
-
-/// Nothing but the content is kept of files and directories.
-const PLAIN: Attributes = Attributes { mode: None, modified: None };
-
-fn importer() -> Result<Importer> {
-    Ok(Importer::new(Profile::UNIXFS_V0_2015.with_cid_v1())?)
-}
 
 /// The CID of an object.
 pub fn cid(object: &Object) -> Result<Cid> {
@@ -34,26 +24,14 @@ pub fn cid(object: &Object) -> Result<Cid> {
 
 /// Writes an archive of some objects with one root. Returns each object's CID, in order.
 pub fn archive<'a>(path: &Path, objects: impl Iterator<Item = &'a Object>) -> Result<Vec<Cid>> {
-    let file = File::create(path).with_context(|| path.display().to_string())?;
-    let mut out = BufWriter::new(file);
-    // The root is known last. Every CID here has the same length, and so has every header.
-    let placeholder = Block::of(codec::RAW, SHA2_256, 32, Bytes::new())?;
-    out.write_all(&car::header(&[*placeholder.cid()]))?;
-    let mut put = |block: Block| -> Result<(), SinkError> {
-        let (head, data) = car::section(&block);
-        out.write_all(&head)?;
-        Ok(out.write_all(&data)?)
-    };
-    let mut folders = Folders::new(importer()?);
-    let mut cids = Vec::new();
-    for object in objects {
-        cids.push(folders.add(object, &mut put)?);
-    }
-    let root = folders.finish(&mut put)?;
-    out.rewind()?;
-    out.write_all(&car::header(&[root]))?;
-    out.flush()?;
-    Ok(cids)
+    archive::write(path, |sink| {
+        let mut folders = Folders::new(importer()?);
+        let mut cids = Vec::new();
+        for object in objects {
+            cids.push(folders.add(object, sink)?);
+        }
+        Ok((folders.finish(sink)?, cids))
+    })
 }
 
 /// Two levels of directories, of which one folder is being filled.
@@ -102,14 +80,14 @@ fn name(index: usize) -> String {
 }
 
 fn file(importer: &Importer, object: &Object, sink: &mut dyn BlockSink) -> Result<Part> {
-    let mut file = importer.file(PLAIN);
-    file.write(&sample::bytes(usize::try_from(object.bytes)?, object.seed), sink)?;
-    Ok(file.finish(sink)?)
+    archive::file(importer, &sample::bytes(usize::try_from(object.bytes)?, object.seed), sink)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
+    use content::Block;
     use content::car::CarReader;
     use content::unixfs::file::{FileReader, ReadLimits};
     use content::{BlockSource as _, MemoryBlocks, walk};

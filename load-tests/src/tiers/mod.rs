@@ -1,0 +1,224 @@
+//! The local tiers' table: how fast what is held here is served and stored, beside nginx and Kubo.
+//!
+//! Goals: one command for all rows, in one run on one machine; rivals take turns in rotated order and medians count; every server
+//! answers the same bytes, which is checked before, and by their number under load; the server's CPU time beside each figure,
+//! since the generator takes a core. A row that fails does not keep the others from being measured, and one that this Causeway
+//! cannot take part in says so.
+//!
+//! Non-goals: misses ([`crate::network`], [`crate::compare`]); hit shares ([`crate::trace`]); absolute figures: everything
+//! shares one machine.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`figures`] | turns, series, cases, what is judged |
+//! | [`world`] | content, and the servers that have it |
+//! | [`under_load`] | servers that take turns under the load of `wrk` |
+//! | [`hot`] | what is in memory: small and large files, pages, 304 |
+//! | [`disk`] | what is on disk only |
+//! | [`text`] | text, compressed |
+//! | [`store`] | writing: archives and files |
+//! | [`steady`] | the load of a public gateway in an open loop |
+//! | [`table`] | cases to Markdown and JSON |
+
+pub mod disk;
+pub mod figures;
+pub mod hot;
+pub mod steady;
+pub mod store;
+pub mod table;
+pub mod text;
+pub mod under_load;
+pub mod world;
+
+use anyhow::{Context, Result, ensure};
+use figures::Case;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Longer than any row takes that will ever end.
+const ROW_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// What to measure.
+#[derive(clap::Args, Debug, Clone)]
+pub struct Options {
+    /// The causeway binary
+    #[arg(long, value_name = "FILE", default_value = "target/release/causeway")]
+    pub causeway: PathBuf,
+    /// More flags for every "causeway serve" (repeatable; use --causeway-flag=--flag)
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
+    pub causeway_flag: Vec<String>,
+    /// The ipfs binary of Kubo ("make kubo" prints where it is)
+    #[arg(long, value_name = "FILE")]
+    pub kubo: PathBuf,
+    /// Folder for the results
+    #[arg(long, value_name = "DIR", default_value = "load-tests/results")]
+    pub out: PathBuf,
+    /// Only these rows, separated by commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub rows: Vec<RowName>,
+    /// Rounds, of which the median counts
+    #[arg(long, value_name = "COUNT", default_value_t = 3)]
+    pub rounds: usize,
+    /// Seconds of each run of wrk
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    pub seconds: u64,
+    /// Of the content and of the order in which it is asked for
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 31))]
+    pub seed: u64,
+    /// Files of 664 KB that are read from disk
+    #[arg(long, value_name = "COUNT", default_value_t = 1000)]
+    pub disk_files: usize,
+    /// Bytes of new blocks to import; the goal is about 10000000000
+    #[arg(long, value_name = "BYTES", default_value_t = 2_000_000_000)]
+    pub write_bytes: u64,
+    /// Bytes of the file to add
+    #[arg(long, value_name = "BYTES", default_value_t = 1_000_000_000)]
+    pub add_bytes: u64,
+    /// Requests a second of the open loop
+    #[arg(long, value_name = "COUNT", default_value_t = 7100.0)]
+    pub load_rate: f64,
+    /// Seconds of the open loop
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub load_seconds: u64,
+    /// Connections of the open loop
+    #[arg(long, value_name = "COUNT", default_value_t = 512)]
+    pub load_connections: usize,
+    /// One round of one second and little content: shows that everything works, measures nothing
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl Options {
+    pub fn rounds(&self) -> usize {
+        if self.quick { 1 } else { self.rounds.max(1) }
+    }
+
+    /// Of each run of wrk.
+    pub fn duration(&self) -> Duration {
+        Duration::from_secs(if self.quick { 1 } else { self.seconds.max(1) })
+    }
+
+    pub fn disk_files(&self) -> usize {
+        self.disk_files.div_ceil(if self.quick { 10 } else { 1 }).max(1)
+    }
+
+    /// Of each size, for the open loop.
+    pub fn load_files(&self) -> usize {
+        if self.quick { 5 } else { 100 }
+    }
+
+    pub fn write_bytes(&self) -> u64 {
+        self.size(self.write_bytes)
+    }
+
+    pub fn add_bytes(&self) -> u64 {
+        self.size(self.add_bytes)
+    }
+
+    fn size(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(if self.quick { 100 } else { 1 }).max(1)
+    }
+
+    /// Requests a second.
+    pub fn load_rate(&self) -> f64 {
+        if self.quick { self.load_rate / 20.0 } else { self.load_rate }
+    }
+
+    pub fn load_duration(&self) -> Duration {
+        Duration::from_secs(if self.quick { 1 } else { self.load_seconds.max(1) })
+    }
+
+    /// More flags for `causeway serve`.
+    pub fn flags(&self) -> Vec<&str> {
+        self.causeway_flag.iter().map(String::as_str).collect()
+    }
+}
+
+/// The rows of the table, in its order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum RowName {
+    /// Hot 4 KiB, 1,000 URLs by Zipf, 32 and 512 connections
+    #[value(name = "hot-4k")]
+    Hot4k,
+    /// Hot 664 KB
+    #[value(name = "hot-664k")]
+    Hot664k,
+    /// Hot 1 MiB
+    #[value(name = "hot-1m")]
+    Hot1m,
+    /// A hot page in a directory of 500 entries, by path and by subdomain
+    #[value(name = "page-in-500")]
+    PageIn500,
+    /// 304 for what has not changed
+    #[value(name = "revalidate-304")]
+    Revalidate304,
+    /// 664 KB from disk, RAM tier off
+    #[value(name = "disk-664k")]
+    Disk664k,
+    /// Hot text over zstd, against nginx with gzip_static
+    ZstdText,
+    /// New 256 KiB blocks from a CAR file
+    Write,
+    /// A large file, the same again, and a partly known one
+    Add,
+    /// 7,100 requests/s at 73 KB mean, open loop
+    Load,
+}
+
+impl RowName {
+    /// Its name on the command line.
+    pub fn name(self) -> String {
+        clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    async fn measure(self, options: &Options) -> Result<Measured> {
+        let cases = match self {
+            Self::Hot4k => hot::small(options).await?,
+            Self::Hot664k => hot::large(options, "664 KB", 664_000).await?,
+            Self::Hot1m => hot::large(options, "1 MiB", 1 << 20).await?,
+            Self::PageIn500 => hot::page(options).await?,
+            Self::Revalidate304 => hot::revalidation(options).await?,
+            Self::Disk664k => disk::median(options).await?,
+            Self::ZstdText => text::zstd(options).await?,
+            Self::Write => store::write(options)?,
+            Self::Add => return store::add(options),
+            Self::Load => steady::load(options).await?,
+        };
+        Ok(Measured::Cases(cases))
+    }
+}
+
+/// What a row comes to.
+#[derive(Debug, Clone)]
+pub enum Measured {
+    Cases(Vec<Case>),
+    /// The Causeway that is measured cannot do it, and why.
+    Unavailable(String),
+}
+
+/// A row's name and what came of it.
+pub type Outcome = (RowName, Result<Measured>);
+
+/// Measures the rows that were asked for, one after the other.
+pub async fn run(options: &Options) -> Result<Vec<Outcome>> {
+    for binary in [&options.causeway, &options.kubo] {
+        ensure!(binary.exists(), "{} is missing; run `make build kubo`", binary.display());
+    }
+    ensure!(options.load_rate.is_finite() && options.load_rate >= 1.0, "{} requests a second", options.load_rate);
+    let all = <RowName as clap::ValueEnum>::value_variants();
+    let rows = if options.rows.is_empty() { all } else { &options.rows };
+    let mut outcomes = Vec::new();
+    for row in rows {
+        eprintln!("{}", row.name());
+        let measured = timeout(ROW_TIMEOUT, row.measure(options)).await;
+        let outcome = measured.with_context(|| format!("not done within {ROW_TIMEOUT:?}")).flatten();
+        match &outcome {
+            Ok(Measured::Cases(_)) => {}
+            Ok(Measured::Unavailable(why)) => eprintln!("  not available: {why}"),
+            Err(error) => eprintln!("  failed: {error:#}"),
+        }
+        outcomes.push((*row, outcome));
+    }
+    Ok(outcomes)
+}

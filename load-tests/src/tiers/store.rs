@@ -1,0 +1,342 @@
+//! Writing: archives of new blocks, and files that are new, known or known in part. Every turn has a folder of its own, and
+//! begins when nothing of the turn before waits to be written.
+
+use super::figures::{Case, Measure, Series, Turn, Who};
+use super::{Measured, Options};
+use crate::archive::{self, PLAIN, importer};
+use crate::median::median;
+use crate::rounds::rotated;
+use crate::sample;
+use crate::servers::{self, KuboRepo, causeway_import, without_settings};
+use crate::timed::{self, Ran};
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use content::hashes::SHA2_256;
+use content::importer::BlockSink;
+use content::{Block, Cid, codec};
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+use tempfile::TempDir;
+
+/// What files are cut into.
+const BLOCK_BYTES: u64 = 256 << 10;
+/// What content is made in.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// New blocks from a CAR file.
+pub fn write(options: &Options) -> Result<Vec<Case>> {
+    let bytes = options.write_bytes();
+    let dir = servers::folder("write")?;
+    let archive = dir.path().join("new.car");
+    archive::write(&archive, |sink| Ok((import(pieces(options.seed, bytes), sink)?, ())))?;
+    let mut series = [Who::Causeway, Who::Kubo, Who::Copy].map(Series::new);
+    let mut stored = Vec::new();
+    for (round, index) in rotated(options.rounds(), series.len()) {
+        let series = &mut series[index];
+        let ran = if series.who == Who::Copy {
+            settled(&mut copy(&archive, &dir.path().join("copy")))?
+        } else {
+            let store = Store::fresh(options, series.who)?;
+            let ran = settled(&mut store.import(&archive))?;
+            let share = disk_bytes(store.path())? as f64 / bytes as f64;
+            ensure!(share > 0.9, "{}: only {share:.2} × the bytes are on disk", series.who);
+            if series.who == Who::Causeway {
+                stored.push(share);
+            }
+            ran
+        };
+        push(series, round, turn(&ran, bytes));
+    }
+    let name = format!("writing {} MB of new 256 KiB blocks from a CAR file", bytes / 1_000_000);
+    let mut case = Case::new(name, "MB/s", series.to_vec());
+    case.measures = vec![
+        case.against(Who::Kubo).bar("3 × Kubo's dag import", 3.0),
+        case.against(Who::Copy).aim("the disk's limit", 1.0),
+    ];
+    case.notes.push(format!("Causeway's folder has {:.3} × the bytes on disk", median(stored.into_iter())));
+    Ok(vec![case])
+}
+
+/// What is added, one after the other, to a store that was empty.
+#[derive(Debug, Clone)]
+struct Step {
+    case: String,
+    file: PathBuf,
+    root: Cid,
+    file_bytes: u64,
+    /// Bytes that the store has not had before.
+    new_bytes: u64,
+}
+
+/// A large file, the same again, and one of which half is known.
+pub fn add(options: &Options) -> Result<Measured> {
+    let help = without_settings(&options.causeway).args(["add", "--help"]).output()?;
+    if !help.status.success() {
+        return Ok(Measured::Unavailable("this causeway has no command \"add\"".to_owned()));
+    }
+    // As Kubo is asked for: raw leaves and CIDv1, unless there is no choice.
+    let chooses = String::from_utf8_lossy(&help.stdout).contains("--cid-version");
+    let dir = servers::folder("add")?;
+    let steps = steps(options, dir.path())?;
+    let mut series = steps.clone().map(|_| [Who::Causeway, Who::Kubo].map(Series::new).to_vec());
+    let mut hashing = Series::new(Who::Hashing);
+    let mut growth = [const { Vec::new() }; 3];
+    for (round, index) in rotated(options.rounds(), 3) {
+        let Some(who) = series[0].get(index).map(|series| series.who) else {
+            push(&mut hashing, round, hash(&steps[0])?);
+            continue;
+        };
+        let store = Store::fresh(options, who)?;
+        for (step, (series, growth)) in steps.iter().zip(series.iter_mut().zip(&mut growth)) {
+            let before = disk_bytes(store.path())?;
+            let ran = settled(&mut store.add(&step.file, chooses))?;
+            ensure!(ran.stdout.contains(&step.root.to_string()), "{who}: not {}, but {}", step.root, ran.stdout);
+            push(&mut series[index], round, turn(&ran, step.file_bytes));
+            if who == Who::Causeway {
+                growth.push(disk_bytes(store.path())?.saturating_sub(before) as f64);
+            }
+        }
+    }
+    series[0].push(hashing);
+    let cases = steps.into_iter().zip(series).zip(growth);
+    let cases = cases.map(|((step, series), growth)| judged(&step, series, median(growth.into_iter())));
+    Ok(Measured::Cases(cases.collect()))
+}
+
+fn judged(step: &Step, series: Vec<Series>, growth: f64) -> Case {
+    let mut case = Case::new(step.case.clone(), "MB/s", series);
+    case.measures.push(case.against(Who::Kubo).bar("2 × Kubo", 2.0));
+    let of_file = growth / step.file_bytes as f64;
+    match step.new_bytes {
+        new if new == step.file_bytes => {
+            case.measures.push(case.against(Who::Hashing).aim("the hash limit", 1.0));
+            case.notes.push(format!("Causeway's folder grew by {of_file:.3} × the file"));
+        }
+        0 => case.measures.push(Measure::below(of_file, "× the file stored").bar("nothing new", 0.02)),
+        new => {
+            let of_new = growth / new as f64;
+            case.measures.push(Measure::below(of_new, "× the new blocks stored").bar("only the new blocks", 1.1));
+        }
+    }
+    case
+}
+
+fn steps(options: &Options, dir: &Path) -> Result<[Step; 3]> {
+    // Cut in the middle, both halves have whole blocks.
+    let half = options.add_bytes().div_ceil(2).next_multiple_of(BLOCK_BYTES.max(PIECE_BYTES as u64));
+    let bytes = half * 2;
+    let (first, shared) = (dir.join("first"), dir.join("shared"));
+    let (known, new) = (options.seed, options.seed + 1);
+    let root = import(written(&first, pieces(known, bytes))?, &mut discard)?;
+    let shared_root = import(written(&shared, pieces(known, half).chain(pieces(new, half)))?, &mut discard)?;
+    let megabytes = bytes / 1_000_000;
+    let step = |what: &str, file: &Path, root, new_bytes| Step {
+        case: format!("add of {megabytes} MB, {what}"),
+        file: file.to_owned(),
+        root,
+        file_bytes: bytes,
+        new_bytes,
+    };
+    Ok([
+        step("new", &first, root, bytes),
+        step("the same again", &first, root, 0),
+        step("half of it known", &shared, shared_root, half),
+    ])
+}
+
+/// Bytes that do not repeat, others for every seed; an end may be cut off.
+fn pieces(seed: u64, bytes: u64) -> impl Iterator<Item = Result<Vec<u8>>> {
+    let starts = (0..bytes).step_by(PIECE_BYTES);
+    starts.zip(seed << 32..).map(move |(start, seed)| {
+        let left = usize::try_from(bytes - start)?;
+        Ok(sample::bytes(left.min(PIECE_BYTES), seed))
+    })
+}
+
+/// The same pieces, each of them written to a file when it is asked for.
+fn written(
+    path: &Path,
+    pieces: impl Iterator<Item = Result<Vec<u8>>>,
+) -> Result<impl Iterator<Item = Result<Vec<u8>>>> {
+    let mut out = File::create(path).with_context(|| path.display().to_string())?;
+    Ok(pieces.map(move |piece| {
+        let piece = piece?;
+        out.write_all(&piece)?;
+        Ok(piece)
+    }))
+}
+
+/// A file's root.
+fn import(pieces: impl Iterator<Item = Result<Vec<u8>>>, sink: &mut dyn BlockSink) -> Result<Cid> {
+    let mut file = importer()?.file(PLAIN);
+    for piece in pieces {
+        file.write(&piece?, sink)?;
+    }
+    Ok(file.finish(sink)?.cid)
+}
+
+fn discard(_: Block) -> Result<(), content::importer::SinkError> {
+    Ok(())
+}
+
+/// A store that is empty at first.
+enum Store<'a> {
+    Causeway { binary: &'a Path, data: TempDir },
+    Kubo(KuboRepo),
+}
+
+impl<'a> Store<'a> {
+    fn fresh(options: &'a Options, who: Who) -> Result<Self> {
+        Ok(match who {
+            Who::Causeway => Self::Causeway { binary: &options.causeway, data: servers::folder("store")? },
+            Who::Kubo => Self::Kubo(KuboRepo::init(&options.kubo, |_| {})?),
+            other => bail!("{other} stores nothing"),
+        })
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Causeway { data, .. } => data.path(),
+            Self::Kubo(repo) => repo.path(),
+        }
+    }
+
+    fn import(&self, archive: &Path) -> Command {
+        match self {
+            Self::Causeway { binary, data } => causeway_import(binary, data.path(), archive),
+            Self::Kubo(repo) => {
+                let mut import = repo.command();
+                import.args(["dag", "import", "--fast-provide-root=false"]).arg(archive);
+                import
+            }
+        }
+    }
+
+    /// Raw leaves and CIDv1, if there is a choice.
+    fn add(&self, file: &Path, chooses: bool) -> Command {
+        match self {
+            Self::Causeway { binary, data } => {
+                let mut add = without_settings(binary);
+                add.arg("add").arg(file).arg("--data-dir").arg(data.path());
+                add.args(chooses.then_some("--cid-version=1"));
+                add
+            }
+            Self::Kubo(repo) => {
+                let mut add = repo.command();
+                add.args(["add", "-Q", "--cid-version=1", "--fast-provide-root=false"]).arg(file);
+                add
+            }
+        }
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Command {
+    let mut copy = Command::new("dd");
+    copy.arg(format!("if={}", from.display())).arg(format!("of={}", to.display())).args(["bs=1M", "conv=fsync"]);
+    copy
+}
+
+/// Runs a command when the disk has nothing else to do.
+fn settled(command: &mut Command) -> Result<Ran> {
+    ensure!(Command::new("sync").status()?.success(), "sync failed");
+    timed::run(command)
+}
+
+fn turn(ran: &Ran, bytes: u64) -> Turn {
+    Turn {
+        rate: bytes as f64 / 1e6 / ran.wall.as_secs_f64(),
+        cpu_microseconds: ran.cpu.as_secs_f64() * 1e6 / bytes.div_ceil(BLOCK_BYTES) as f64,
+        latency: None,
+    }
+}
+
+/// Reads a file and hashes its blocks on every core.
+fn hash(step: &Step) -> Result<Turn> {
+    let (file, blocks) = (File::open(&step.file)?, step.file_bytes.div_ceil(BLOCK_BYTES));
+    let threads = std::thread::available_parallelism()?.get();
+    let hash = |first: usize| {
+        for block in (first as u64..blocks).step_by(threads) {
+            let start = block * BLOCK_BYTES;
+            let mut data = vec![0; usize::try_from(BLOCK_BYTES.min(step.file_bytes - start))?];
+            file.read_exact_at(&mut data, start)?;
+            Block::of(codec::RAW, SHA2_256, 32, Bytes::from(data))?;
+        }
+        Ok::<_, anyhow::Error>(())
+    };
+    let (cpu, begun) = (timed::own_cpu()?, Instant::now());
+    std::thread::scope(|scope| {
+        let hash = &hash;
+        let workers: Vec<_> = (0..threads).map(|first| scope.spawn(move || hash(first))).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| anyhow::anyhow!("a thread failed"))?)
+    })?;
+    let ran = Ran { wall: begun.elapsed(), cpu: timed::own_cpu()?.saturating_sub(cpu), stdout: String::new() };
+    Ok(turn(&ran, step.file_bytes))
+}
+
+fn push(series: &mut Series, round: usize, turn: Turn) {
+    eprintln!("  round {}: {} {:.0} MB/s, {:.0} µs a block", round + 1, series.who, turn.rate, turn.cpu_microseconds);
+    series.turns.push(turn);
+}
+
+/// What a folder takes on disk.
+fn disk_bytes(dir: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let about = entry.metadata()?;
+        bytes += if about.is_dir() { disk_bytes(&entry.path())? } else { about.blocks() * 512 };
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_as_long_as_asked_for_and_do_not_repeat() {
+        let all: Vec<Vec<u8>> =
+            pieces(7, 2 * PIECE_BYTES as u64 + 5).map(|piece| piece.expect("it is short")).collect();
+        let lengths: Vec<usize> = all.iter().map(Vec::len).collect();
+        assert_eq!(lengths, [PIECE_BYTES, PIECE_BYTES, 5]);
+        assert_ne!(all[0], all[1]);
+        assert_eq!(pieces(7, 0).count(), 0);
+    }
+
+    #[test]
+    fn a_written_file_has_the_root_that_is_expected() {
+        let dir = TempDir::new().expect("the temporary folder is writable");
+        let path = dir.path().join("file");
+        let (known, new) = (pieces(1, PIECE_BYTES as u64), pieces(2, 5));
+        let root =
+            import(written(&path, known.chain(new)).expect("it is writable"), &mut discard).expect("it is small");
+        let content = std::fs::read(&path).expect("it was written");
+        assert_eq!(content.len(), PIECE_BYTES + 5);
+        let expected = archive::file(&importer().expect("a profile"), &content, &mut discard).expect("it is small");
+        assert_eq!(root, expected.cid);
+        assert!(disk_bytes(dir.path()).is_ok_and(|bytes| bytes >= content.len() as u64));
+    }
+
+    #[test]
+    fn only_new_blocks_may_cost() {
+        let step = |new_bytes| Step {
+            case: "a case".to_owned(),
+            file: PathBuf::new(),
+            root: *Block::of(codec::RAW, SHA2_256, 32, Bytes::new()).expect("it is short").cid(),
+            file_bytes: 100,
+            new_bytes,
+        };
+        let met = |new_bytes, growth| {
+            let case = judged(&step(new_bytes), Vec::new(), growth);
+            let measure = &case.measures[1];
+            measure.bar.as_ref().map(|bar| measure.meets(bar))
+        };
+        assert_eq!([met(50, 54.0), met(50, 56.0)], [Some(true), Some(false)]);
+        assert_eq!([met(0, 1.0), met(0, 3.0)], [Some(true), Some(false)]);
+        assert_eq!(met(100, 200.0), None, "new blocks are judged by their rate");
+    }
+}

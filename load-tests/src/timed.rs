@@ -1,0 +1,74 @@
+//! A command that is run to its end: how long it takes, and the CPU time that it uses.
+
+use anyhow::{Context, Result, bail};
+use nix::sys::resource::{Usage, UsageWho, getrusage};
+use nix::sys::time::TimeValLike as _;
+use std::fs::File;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer than anything takes that will ever end.
+const PATIENCE: Duration = Duration::from_secs(1800);
+/// How often is looked whether it has ended; what is measured takes seconds.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// A command that ended well.
+#[derive(Debug, Clone)]
+pub struct Ran {
+    pub wall: Duration,
+    /// In user and kernel mode, with all of its children.
+    pub cpu: Duration,
+    pub stdout: String,
+}
+
+/// Runs a command. Anything but success is an error with what it said. No other child of this process may end meanwhile, for
+/// the kernel counts the CPU time of all of them together.
+pub fn run(command: &mut Command) -> Result<Ran> {
+    let dir = tempfile::TempDir::with_prefix("causeway-bench-command-")?;
+    let [out, err] = ["out", "err"].map(|name| dir.path().join(name));
+    command.stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?);
+    let (cpu, begun) = (cpu(UsageWho::RUSAGE_CHILDREN)?, Instant::now());
+    let mut child = command.spawn().with_context(|| format!("starting {command:?}"))?;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if begun.elapsed() > PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            bail!("{command:?} does not end");
+        }
+        std::thread::sleep(LOOK_EVERY);
+    };
+    let ran = Ran {
+        wall: begun.elapsed(),
+        cpu: self::cpu(UsageWho::RUSAGE_CHILDREN)?.saturating_sub(cpu),
+        stdout: std::fs::read_to_string(&out)?,
+    };
+    if !status.success() {
+        bail!("{command:?}: {status}: {}{}", ran.stdout, std::fs::read_to_string(&err)?);
+    }
+    Ok(ran)
+}
+
+/// CPU time that this process has used so far, without its children.
+pub fn own_cpu() -> Result<Duration> {
+    cpu(UsageWho::RUSAGE_SELF)
+}
+
+fn cpu(who: UsageWho) -> Result<Duration> {
+    let usage: Usage = getrusage(who)?;
+    let microseconds = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
+    Ok(Duration::from_micros(u64::try_from(microseconds)?))
+}
+
+#[test]
+fn what_a_command_says_and_uses_is_told() {
+    let mut busy = Command::new("sh");
+    let ran = run(busy.args(["-c", "i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done; echo $i"])).expect("it ends");
+    assert_eq!(ran.stdout, "100000\n");
+    assert!(ran.cpu > Duration::ZERO && ran.wall > Duration::ZERO, "{ran:?}");
+    let failed = run(Command::new("sh").args(["-c", "echo no way >&2; exit 3"])).expect_err("it fails");
+    assert!(failed.to_string().contains("no way"), "{failed}");
+    assert!(run(&mut Command::new("/nowhere/at/all")).is_err());
+}

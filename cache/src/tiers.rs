@@ -14,6 +14,7 @@ use crate::disk::Disk;
 use crate::flight::{Flights, Outcome};
 use crate::metrics::TierMetrics;
 use crate::ram::Ram;
+use crate::stored::{Shape, Stored};
 use bytes::Bytes;
 use content::{Block, BlockError, BlockKey, BlockSource, Cid, Policy, SourceError, Verdict, hashes};
 use futures::future::{BoxFuture, FutureExt as _, ready};
@@ -75,6 +76,38 @@ impl Tiers {
     /// their own upstream then.
     pub fn through(&self, upstream: Arc<dyn BlockSource>) -> Through {
         Through { inner: Arc::clone(&self.inner), upstream }
+    }
+
+    /// The forms that blocks have on the disk, without reading them: in the order of the CIDs, `None` for what is not there.
+    ///
+    /// # Errors
+    /// [`SourceError::Refused`] if the policy refuses any of them, or what the disk said.
+    pub async fn shapes(&self, cids: &[Cid]) -> Result<Vec<Option<Shape>>, SourceError> {
+        let mut keys = Vec::with_capacity(cids.len());
+        for cid in cids {
+            match self.inner.admit(cid)? {
+                Admitted::Stored(key) => keys.push(key),
+                Admitted::Inline(_) => return Ok(vec![None; cids.len()]),
+            }
+        }
+        Ok(self.inner.disk.shapes(keys).await?)
+    }
+
+    /// A block as it is on the disk, if it is there.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn stored(&self, cid: &Cid) -> Result<Option<Stored>, SourceError> {
+        let Admitted::Stored(key) = self.inner.admit(cid)? else { return Ok(None) };
+        let (tier, start) = (&self.inner.metrics.disk, Instant::now());
+        let found = self.inner.disk.stored(&key).await;
+        tier.observe_since(start);
+        match &found {
+            Ok(Some(stored)) => tier.hit(stored.value().len()),
+            Ok(None) => _ = tier.misses.inc(),
+            Err(_) => _ = tier.errors.inc(),
+        }
+        Ok(found?)
     }
 
     /// The disk below.

@@ -114,6 +114,8 @@ pub struct Http {
     pub url_bytes_max: u64,
     /// Bytes that a request's head may have.
     pub head_bytes_max: u64,
+    /// Send files that are stored compressed as they are stored, to clients who accept zstd.
+    pub zstd: bool,
     /// Bytes of a file that are fetched ahead of the client who reads it, for each response.
     pub read_ahead_bytes_max: u64,
     /// Bytes of a generated page that are held back to learn its length for an HTTP/1.0 client, who could not tell a
@@ -151,6 +153,7 @@ impl Default for Http {
             path_depth_max: 256,
             url_bytes_max: 8192,
             head_bytes_max: 32 * 1024,
+            zstd: true,
             read_ahead_bytes_max: 16 * MIB,
             http10_buffer_bytes_max: 16 * MIB,
             routing_v1: false,
@@ -257,6 +260,8 @@ pub struct Cache {
     pub disk_free_bytes_min: u64,
     /// How hard blocks are compressed on disk, from 1 (fast) to 22 (small). Those that would not shrink are not.
     pub zstd_level: u8,
+    /// Bytes of small files held in memory as they are sent to clients who accept zstd.
+    pub encoded_bytes_max: u64,
     /// Bytes of resolved paths held in memory, so that a path that was asked for before is not walked again.
     pub paths_bytes_max: u64,
 }
@@ -268,6 +273,7 @@ impl Default for Cache {
             disk_bytes_max: 10 * GIB,
             disk_free_bytes_min: GIB,
             zstd_level: 3,
+            encoded_bytes_max: 64 * MIB,
             paths_bytes_max: 64 * MIB,
         }
     }

@@ -20,6 +20,7 @@
 //! | [`plan`] | status and headers |
 //! | [`answer`] | one module for each representation that content has |
 //! | [`content_type`] | what a file is |
+//! | [`encoded`] | files as zstd, made of what their blocks are stored as |
 //! | [`routing_v1`] | the API by which light clients find providers and peers |
 //! | [`respond`], [`body`] | what every response carries, and its bytes |
 //! | [`errors`], [`landing`] | every problem's status and words; the page at `/` |
@@ -37,6 +38,7 @@ pub mod cli;
 pub mod client;
 pub mod conditional;
 pub mod content_type;
+pub mod encoded;
 pub mod errors;
 pub mod health;
 pub mod hosts;

@@ -5,7 +5,7 @@
 //! 9110, section 12.5.1), at equal weights an exact one before a wildcard, and else the first. Media types that stand for
 //! no format here mean the file or page itself.
 
-use http::header::{ACCEPT, HeaderMap};
+use http::header::{ACCEPT, ACCEPT_ENCODING, HeaderMap};
 
 /// What a response's body is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -94,6 +94,18 @@ pub fn wanted(query: Option<&str>, headers: &HeaderMap) -> Result<Wanted, NotSup
             None => Err(NotSupported { asked: name.chars().take(80).collect() }),
         },
     }
+}
+
+/// Whether `Accept-Encoding` names zstd (RFC 9110, section 12.5.3). A wildcard does not count: whoever knows zstd says so.
+pub fn accepts_zstd(headers: &HeaderMap) -> bool {
+    let lists = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    lists.flat_map(|list| list.split(',')).any(|coding| {
+        let mut parts = coding.split(';').map(str::trim);
+        let named = parts.next().is_some_and(|name| name.eq_ignore_ascii_case("zstd"));
+        let weight =
+            parts.find_map(|part| part.split_once('=').filter(|(name, _)| name.trim().eq_ignore_ascii_case("q")));
+        named && weight.is_none_or(|(_, weight)| weight.trim().parse::<f32>().is_ok_and(|weight| weight > 0.0))
+    })
 }
 
 /// One media range of `Accept`.

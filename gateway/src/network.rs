@@ -1,5 +1,6 @@
 //! The one place that knows the peer-to-peer network: started, or left out in offline mode.
 
+use crate::encoded::Encoded;
 use crate::lanes::Lanes;
 use crate::routing_v1::finder::Neighbourhood;
 use crate::routing_v1::metrics::RoutingMetrics;
@@ -49,7 +50,7 @@ impl Network {
     }
 
     /// Where requests take blocks from: the tiers, and behind them the network.
-    pub fn sources(&self, tiers: &Tiers, lanes: Lanes) -> Sources {
+    pub fn sources(&self, tiers: &Tiers, lanes: Lanes, encoded: Option<Encoded>) -> Sources {
         type Upstream = dyn Fn(&Cid) -> Arc<dyn BlockSource> + Send + Sync;
         let upstream: Box<Upstream> = match self {
             Self::Offline(_) => {
@@ -64,7 +65,7 @@ impl Network {
         let (local, tiers) = (Arc::new(tiers.local()), tiers.clone());
         let open_session: Box<OpenSession> =
             Box::new(move |root, gate| Arc::new(tiers.through(Arc::new(Gated::new(upstream(root), gate)))));
-        Sources { local, open_session, lanes: Arc::new(lanes) }
+        Sources { local, open_session, lanes: Arc::new(lanes), encoded }
     }
 
     /// The routing API, if it is to be answered and there is a network to search.

@@ -4,6 +4,7 @@
 //! a peer hears of the node. Readiness comes last. The end goes the other way.
 
 use crate::admin::{self, Admin};
+use crate::encoded::Encoded;
 use crate::health::{Health, Stage};
 use crate::lanes::Lanes;
 use crate::metrics::HttpMetrics;
@@ -112,11 +113,12 @@ impl Node {
         let health = Arc::<Health>::default();
         let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let lanes = Lanes::new(size(http.misses_max), size(http.client_misses_max));
+        let encoded = http.zstd.then(|| Encoded::new(tiers.clone(), cache.encoded_bytes_max));
         let names = network.names(loaded, &mut registry)?;
         let publisher = network.publisher(loaded, keys, &names, &mut registry).await?;
         let routing = network.routing(loaded, &tiers, Arc::clone(&names) as _, &mut registry);
         let wiring = Wiring {
-            sources: network.sources(&tiers, lanes),
+            sources: network.sources(&tiers, lanes, encoded),
             routing,
             names: Arc::clone(&names) as _,
             policy,

@@ -113,7 +113,7 @@ impl About<'_> {
     }
 
     fn trail(&self, headers: &mut HeaderMap) {
-        headers.insert(VARY, HeaderValue::from_static("Accept"));
+        headers.insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));
         headers.insert(X_IPFS_PATH, header(&self.ask.path));
         headers.insert(X_IPFS_ROOTS, self.roots.clone());
         headers.insert(SERVER_TIMING, timing(self.tier));

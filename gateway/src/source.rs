@@ -4,6 +4,7 @@
 //! A session with the network costs something to set up, and a request that is answered from memory needs none. So
 //! [`RootSource`] opens its root's session at the first block that is not at hand.
 
+use crate::encoded::Encoded;
 use crate::lanes::{Lanes, Pass};
 use content::{Block, BlockSource, Cid, SourceError};
 use futures::FutureExt as _;
@@ -24,6 +25,8 @@ pub struct Sources {
     pub open_session: Box<OpenSession>,
     /// The places on the way to the network.
     pub lanes: Arc<Lanes>,
+    /// Files as their blocks are stored, for clients who accept that.
+    pub encoded: Option<Encoded>,
 }
 
 /// How far the search for a request's blocks had to go.
@@ -82,6 +85,11 @@ impl RootSource {
     /// How far the search had to go until now.
     pub fn tier(&self) -> Tier {
         self.farthest.get()
+    }
+
+    /// Files as their blocks are stored, if they are sent so.
+    pub fn encoded(&self) -> Option<&Encoded> {
+        self.sources.encoded.as_ref()
     }
 
     fn session(&self) -> &Arc<dyn BlockSource> {

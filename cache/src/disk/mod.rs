@@ -55,7 +55,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::Semaphore;
 
 use crate::pins::{PinState, PinSummary};
-use crate::stored;
+use crate::stored::{self, Shape, Stored};
 
 /// How a store is to be run. Every field has a default that suits a small server.
 #[derive(Debug, Clone)]
@@ -293,13 +293,35 @@ impl Disk {
         Arc::clone(&self.inner.stats)
     }
 
+    /// The forms that blocks are stored in, in the order of their keys; `None` for one that is not here. No value is read.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub async fn shapes(&self, keys: Vec<BlockKey>) -> Result<Vec<Option<Shape>>, StoreError> {
+        let shape = |store: &Store, key: &BlockKey| Ok(store.index(&key.to_bytes())?.map(|record| record.shape));
+        self.read(move |store| keys.iter().map(|key| shape(store, key)).collect()).await
+    }
+
     /// The bytes of a block. A block that turns out damaged is not here, and is on its way to be forgotten.
     pub(crate) async fn find(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+        self.look_up(key, Store::block).await
+    }
+
+    /// A block as it is stored.
+    pub(crate) async fn stored(&self, key: &BlockKey) -> Result<Option<Stored>, StoreError> {
+        self.look_up(key, Store::stored).await
+    }
+
+    async fn look_up<T: Send + 'static>(
+        &self,
+        key: &BlockKey,
+        look: fn(&Store, &[u8]) -> Result<Option<T>, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
         let block = key.to_bytes();
         if !self.inner.store.may_hold(&block) {
             return Ok(None);
         }
-        match self.read(move |store| store.block(&block)).await {
+        match self.read(move |store| look(store, &block)).await {
             Err(StoreError::Corrupt(_)) => {
                 // If the queue is full, the next read of this block reports it.
                 if let Some(room) = self.inner.queue.try_room(0) {

@@ -103,13 +103,15 @@ impl Store {
 
     /// The bytes of a block. [`StoreError::Corrupt`] means that this value cannot be read and never will.
     pub(crate) fn block(&self, block: &[u8]) -> Result<Option<Bytes>, StoreError> {
+        self.stored(block)?.map(|stored| stored.block().map_err(unreadable)).transpose()
+    }
+
+    /// A block as it is stored, with the same errors but for those of a frame, which is not unpacked.
+    pub(crate) fn stored(&self, block: &[u8]) -> Result<Option<Stored>, StoreError> {
         let Some((record, value)) = self.find(block)? else { return Ok(None) };
-        let data = Stored::read(value).and_then(|stored| stored.block()).map_err(|error| match error {
-            stored::ValueError::Memory => StoreError::io(error),
-            error => StoreError::corrupt(error),
-        })?;
+        let stored = Stored::read(value).map_err(unreadable)?;
         self.touched.touch(record.place.segment, record.place.offset);
-        Ok(Some(data))
+        Ok(Some(stored))
     }
 
     /// A block's record and value. A value that moves or goes while it is looked for is looked for again.
@@ -211,6 +213,13 @@ impl Store {
     /// Forces the log to the disk.
     pub(crate) fn sync_log(&self) -> Result<(), StoreError> {
         Ok(self.db.flush_wal(true)?)
+    }
+}
+
+fn unreadable(error: stored::ValueError) -> StoreError {
+    match error {
+        stored::ValueError::Memory => StoreError::io(error),
+        error => StoreError::corrupt(error),
     }
 }
 

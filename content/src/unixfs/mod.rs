@@ -161,6 +161,14 @@ impl FileNode {
         self.children.as_ref().map_or(0, |children| children.sizes.len())
     }
 
+    /// The children in their order: their CIDs, and their sizes in bytes as the node says.
+    pub fn children(&self) -> impl Iterator<Item = Result<(Cid, u64), PbError>> + '_ {
+        (0..self.child_count()).filter_map(|index| {
+            let (cid, size) = (self.child_cid(index)?, self.child_size(index)?);
+            Some(cid.map(|cid| (cid, size)))
+        })
+    }
+
     /// The size of a child as the node says, in bytes; `None` beyond the last.
     pub(crate) fn child_size(&self, index: usize) -> Option<u64> {
         self.children.as_ref().and_then(|children| children.sizes.get(index)).copied()

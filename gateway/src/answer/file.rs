@@ -2,21 +2,24 @@
 
 use super::Context;
 use crate::body::Content;
+use crate::conditional::none_match;
 use crate::content_type;
 use crate::errors::Problem;
-use crate::negotiate::Format;
+use crate::negotiate::{self, Format};
 use crate::plan::{self, About, Decision, Representation};
 use crate::range::Multipart;
 use crate::request::Ask;
-use crate::resolve::{self, Entity, etag_of};
+use crate::resolve::{self, Entity, etag_of, header};
 use crate::respond::Draft;
 use crate::source::RootSource;
 use bytes::Bytes;
+use content::budget::Share;
 use content::unixfs::file::{FileReader, ReadLimits};
 use content::{Block, codec};
 use futures::future::try_join;
 use futures::stream::{self, StreamExt as _};
 use http::HeaderValue;
+use http::header::{ACCEPT_RANGES, CONTENT_ENCODING, RANGE};
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
@@ -43,6 +46,9 @@ pub async fn file(
     learnt: impl FnOnce(&Arc<Entity>),
 ) -> Result<Draft, Problem> {
     let ask = about.ask;
+    if let Some(draft) = encoded(about, &entity, &file, response_bytes_max).await {
+        return Ok(draft);
+    }
     let decision = Decision::of(ask, &entity.etag, entity.modified, entity.size);
     check_length(&decision, entity.size, response_bytes_max)?;
     let sniffs = decision.has_body() && entity.content_type.is_none();
@@ -71,11 +77,47 @@ pub async fn file(
     Ok(plan::sized(about, &it, &decision).map(|()| content))
 }
 
-/// The head of a file, when no byte of it is needed for that, and its bytes are not too many to be sent.
+/// A whole file as zstd, if the client accepts that and it is stored so. It is a representation of its own, with an entity tag
+/// of its own and no ranges: those are of the bytes as they are.
+async fn encoded(about: &About<'_>, entity: &Entity, file: &OpenFile<'_>, response_bytes_max: u64) -> Option<Draft> {
+    let ask = about.ask;
+    let encoded = file.source.encoded().filter(|_| is_native(ask) && negotiate::accepts_zstd(ask.headers))?;
+    // Whoever has it as it is need not fetch it anew.
+    if none_match(ask.headers, entity.etag.as_bytes(), true) {
+        return None;
+    }
+    // What it is may only show in its first bytes, which are looked at when it is sent as it is.
+    let content_type = plan::file_type(ask, entity).filter(|_| !ask.headers.contains_key(RANGE))?;
+    let share = Share::of(file.limits.shared.clone());
+    let (size, content) = encoded.file(&entity.cid, entity.size, entity.generation, share).await?;
+    if size > response_bytes_max {
+        return None;
+    }
+    let etag = encoded_etag(&entity.etag);
+    let decision = Decision::of(ask, &etag, entity.modified, size);
+    let it = Representation { etag: &etag, size, content_type: Some(content_type), ..of_file(ask, entity) };
+    let mut head = plan::sized(about, &it, &decision);
+    if !decision.has_body() {
+        return Some(head.map(|()| Content::Empty));
+    }
+    head.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("zstd"));
+    head.headers_mut().insert(ACCEPT_RANGES, HeaderValue::from_static("none"));
+    Some(head.map(|()| content))
+}
+
+/// The entity tag of a file as zstd.
+fn encoded_etag(etag: &HeaderValue) -> HeaderValue {
+    let tag = String::from_utf8_lossy(etag.as_bytes());
+    header(&format!("{}.zstd\"", tag.trim_end_matches('"')))
+}
+
+/// The head of a file, when no byte of it is needed for that (as it is to tell whether it is sent encoded), and its bytes are not too many to be sent.
 pub fn head_only(about: &About<'_>, entity: &Entity, response_bytes_max: u64) -> Option<Draft> {
     let decision = Decision::of(about.ask, &entity.etag, entity.modified, entity.size);
     check_length(&decision, entity.size, response_bytes_max).ok()?;
-    if decision.has_body() && (!about.ask.head_only || entity.content_type.is_none()) {
+    let needs_block =
+        !about.ask.head_only || entity.content_type.is_none() || negotiate::accepts_zstd(about.ask.headers);
+    if decision.has_body() && needs_block {
         return None;
     }
     Some(plan::sized(about, &of_file(about.ask, entity), &decision).map(|()| Content::Empty))

@@ -56,7 +56,7 @@ async fn a_file_has_every_header_that_caches_and_browsers_need() {
             ("x-ipfs-path", path.clone()),
             ("x-ipfs-roots", format!("{},{},{}", tree.root, tree.sub.cid(), tree.text.cid())),
             ("x-content-type-options", "nosniff".to_owned()),
-            ("vary", "Accept".to_owned()),
+            ("vary", "Accept, Accept-Encoding".to_owned()),
             ("access-control-allow-origin", "*".to_owned()),
         ];
         for (name, value) in expected {

@@ -4,6 +4,7 @@
 mod answers;
 mod connections;
 mod dag;
+mod encoded;
 mod failures;
 mod hosts;
 mod limits;

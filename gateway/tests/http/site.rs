@@ -8,6 +8,7 @@ use content::{
 };
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use gateway::encoded::Encoded;
 use gateway::health::{Health, Stage};
 use gateway::lanes::Lanes;
 use gateway::metrics::HttpMetrics;
@@ -98,10 +99,11 @@ impl Setup {
 
 fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config::Http) -> Sources {
     let upstream = upstream.unwrap_or_else(|| Arc::new(MemoryBlocks::new()));
-    let (local, tiers) = (Arc::new(tiers.local()), tiers.clone());
-    let open = move |_: &Cid, gate| Arc::new(tiers.through(Arc::new(Gated::new(Arc::clone(&upstream), gate)))) as _;
+    let (local, through) = (Arc::new(tiers.local()), tiers.clone());
+    let open = move |_: &Cid, gate| Arc::new(through.through(Arc::new(Gated::new(Arc::clone(&upstream), gate)))) as _;
     let lanes = Arc::new(Lanes::new(http.misses_max as usize, http.client_misses_max as usize));
-    Sources { local, open_session: Box::new(open), lanes }
+    let encoded = http.zstd.then(|| Encoded::new(tiers.clone(), 16 << 20));
+    Sources { local, open_session: Box::new(open), lanes, encoded }
 }
 
 /// Knows no name.

@@ -1,0 +1,150 @@
+//! Files as `Content-Encoding: zstd`.
+
+use crate::dag::{directory, doubled_file, file, noise, raw};
+use crate::site::{Setup, Site, header};
+use content::{Block, Cid, DenyList};
+use std::sync::Arc;
+
+const ZSTD: (&str, &str) = ("accept-encoding", "gzip, deflate, br, zstd");
+
+fn text(leaf: usize) -> Vec<u8> {
+    (0..4_000).flat_map(|line| format!("line {line} of leaf {leaf} is a line\n").into_bytes()).collect()
+}
+
+/// Bytes of which more than a third compress.
+fn mixed(leaf: u8) -> Vec<u8> {
+    [noise(leaf, 150_000), vec![b' '; 100_000]].concat()
+}
+
+/// A directory of files, their blocks, and their bytes by name.
+struct Tree {
+    root: Cid,
+    blocks: Vec<Block>,
+    files: Vec<(&'static str, Block, Vec<u8>)>,
+}
+
+fn tree() -> Tree {
+    let leaves = |of: Vec<Vec<u8>>| of.into_iter().map(raw).collect::<Vec<_>>();
+    let texts = leaves((0..5).map(text).collect());
+    let large = leaves((0..20).map(mixed).collect());
+    let images = leaves((0..4).map(|seed| noise(seed, 100_000)).collect());
+    let nested = doubled_file(&texts[0], 3);
+    let mut files = Vec::new();
+    for (name, root, leaves) in [
+        ("image.png", file(&images), &images[..]),
+        ("large.txt", file(&large), &large[..]),
+        ("nested.txt", nested[3].clone(), &vec![texts[0].clone(); 8][..]),
+        ("one.txt", texts[0].clone(), &texts[..1]),
+        ("text.txt", file(&texts), &texts[..]),
+    ] {
+        files.push((name, root, leaves.iter().flat_map(|leaf| leaf.data().to_vec()).collect::<Vec<u8>>()));
+    }
+    let entries: Vec<_> = files.iter().map(|(name, root, _)| (*name, root)).collect();
+    let root = directory(&entries);
+    let mut blocks = vec![root.clone()];
+    blocks.extend(files.iter().map(|(_, root, _)| root.clone()));
+    blocks.extend([texts, large, images, nested].concat());
+    Tree { root: *root.cid(), blocks, files }
+}
+
+async fn site(tree: &Tree) -> Site {
+    Setup::new(&tree.blocks.iter().collect::<Vec<_>>()).start().await
+}
+
+#[tokio::test]
+async fn what_is_stored_compressed_is_sent_so_to_whoever_accepts_it() {
+    let tree = tree();
+    let site = site(&tree).await;
+    for (name, root, bytes) in &tree.files {
+        let path = format!("/ipfs/{}/{name}", tree.root);
+        // The first request finds out; later ones are remembered.
+        for _ in 0..3 {
+            let response = site.send("GET", &path, &[ZSTD]).await;
+            assert_eq!(response.status(), 200);
+            assert_eq!(header(&response, "vary"), "Accept, Accept-Encoding");
+            let (encoding, etag) = (header(&response, "content-encoding"), header(&response, "etag").to_owned());
+            let length: usize = header(&response, "content-length").parse().expect("a length");
+            if *name == "image.png" {
+                assert_eq!((encoding, etag), ("", format!("\"{}\"", root.cid())));
+                assert_eq!(&response.bytes().await.expect("a body")[..], bytes);
+                continue;
+            }
+            assert_eq!((encoding, etag), ("zstd", format!("\"{}.zstd\"", root.cid())), "{name}");
+            assert_eq!(header(&response, "accept-ranges"), "none");
+            assert!(header(&response, "content-type").starts_with("text/plain"));
+            let body = response.bytes().await.expect("a body");
+            assert_eq!(body.len(), length);
+            assert!(body.len() < bytes.len() * 7 / 10, "{name}: {} of {}", body.len(), bytes.len());
+            assert_eq!(&zstd::decode_all(&body[..]).expect("decodes"), bytes, "{name}");
+        }
+        let plain = site.get(&path).await;
+        assert_eq!((header(&plain, "content-encoding"), header(&plain, "accept-ranges")), ("", "bytes"));
+        assert_eq!(&plain.bytes().await.expect("a body")[..], bytes);
+    }
+}
+
+#[tokio::test]
+async fn a_head_is_that_of_the_whole_a_range_is_of_the_bytes_as_they_are_and_each_has_its_own_entity_tag() {
+    let tree = tree();
+    let site = site(&tree).await;
+    let (name, root, bytes) = &tree.files[4];
+    let path = format!("/ipfs/{}/{name}", tree.root);
+    let (plain, encoded) = (format!("\"{}\"", root.cid()), format!("\"{}.zstd\"", root.cid()));
+    let whole = site.send("GET", &path, &[ZSTD]).await;
+    let head = site.send("HEAD", &path, &[ZSTD]).await;
+    for name in ["content-length", "content-encoding", "content-type", "etag", "vary", "accept-ranges"] {
+        assert_eq!(header(&head, name), header(&whole, name), "{name}");
+    }
+    let part = site.send("GET", &path, &[ZSTD, ("range", "bytes=100000-100009")]).await;
+    assert_eq!((part.status().as_u16(), header(&part, "content-encoding")), (206, ""));
+    assert_eq!(header(&part, "etag"), plain);
+    assert_eq!(&part.bytes().await.expect("a body")[..], &bytes[100_000..100_010]);
+    // A part of what was sent encoded cannot be gone on with: the whole comes.
+    let resumed = site.send("GET", &path, &[ZSTD, ("range", "bytes=5-"), ("if-range", &encoded)]).await;
+    assert_eq!((resumed.status().as_u16(), header(&resumed, "etag")), (200, &*plain));
+
+    let table = [
+        (&encoded, Some(ZSTD), 304, &encoded),
+        (&plain, None, 304, &plain),
+        (&encoded, None, 200, &plain),
+        (&plain, Some(ZSTD), 304, &plain),
+        (&plain, Some(("accept-encoding", "zstd;q=0, gzip")), 304, &plain),
+        (&plain, Some(("accept-encoding", "*")), 304, &plain),
+    ];
+    for (tag, accepts, status, found) in table {
+        let mut headers = vec![("if-none-match", tag.as_str())];
+        headers.extend(accepts);
+        let response = site.send("GET", &path, &headers).await;
+        assert_eq!((response.status().as_u16(), header(&response, "etag")), (status, found.as_str()), "{headers:?}");
+        assert_eq!(header(&response, "vary"), "Accept, Accept-Encoding");
+    }
+}
+
+#[tokio::test]
+async fn trustless_forms_are_never_encoded_and_it_can_be_turned_off() {
+    let tree = tree();
+    let enabled = site(&tree).await;
+    for format in ["raw", "car"] {
+        let response = enabled.send("GET", &format!("/ipfs/{}?format={format}", tree.files[4].1.cid()), &[ZSTD]).await;
+        assert_eq!((response.status().as_u16(), header(&response, "content-encoding")), (200, ""), "{format}");
+    }
+    let blocks: Vec<_> = tree.blocks.iter().collect();
+    let http = config::Http { zstd: false, ..config::Http::default() };
+    let disabled = Setup { http, ..Setup::new(&blocks) }.start().await;
+    let response = disabled.send("GET", &format!("/ipfs/{}/text.txt", tree.root), &[ZSTD]).await;
+    assert_eq!(header(&response, "content-encoding"), "");
+}
+
+#[tokio::test]
+async fn a_leaf_that_is_refused_is_not_sent_encoded_either() {
+    let tree = tree();
+    let denied = *tree.blocks.iter().find(|block| block.data()[..] == text(1)[..]).expect("is there").cid();
+    let policy = Arc::new(DenyList::new([denied]));
+    let blocks: Vec<_> = tree.blocks.iter().collect();
+    let site = Setup { policy, ..Setup::new(&blocks) }.start().await;
+    for _ in 0..2 {
+        let response = site.send("GET", &format!("/ipfs/{}/text.txt", tree.root), &[ZSTD]).await;
+        assert_eq!(header(&response, "content-encoding"), "");
+        assert!(response.bytes().await.is_err(), "it breaks off at that leaf");
+    }
+}

@@ -3,22 +3,15 @@
 //! Goals: an archive larger than memory and larger than the cache's budget imports; one that is incomplete is refused by
 //! naming what is missing; blocks that nothing pins are not kept.
 //!
-//! How: blocks go to the disk as they are read, protected by a scaffold, since an archive may be in any order and its
-//! first blocks must still be there when its last has come. Then each root is walked from the disk and pinned, and the
-//! scaffold is let go. One that a killed process leaves standing is let go when the store is next opened.
+//! How: an archive may be in any order, so its blocks are taken in as [`crate::add`] does it.
 
-use crate::disk::writer::{Attempt, Command};
+use crate::add::{AddError, Addition};
 use crate::disk::{Disk, StoreError};
 use crate::pins::{PinError, PinSummary};
 use content::car::{CarError, CarReader};
-use content::dag::{self, DagError};
+use content::dag::DagError;
 use content::{Cid, SourceError};
-use std::collections::HashSet;
-use std::sync::Arc;
 use tokio::io::AsyncRead;
-
-/// Blocks that a walk reads from the disk at the same time.
-const WALK_CONCURRENCY: usize = 8;
 
 /// What an import did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,31 +67,28 @@ pub async fn import_car(
     if car.roots().is_empty() {
         return Err(ImportError::NoRoots);
     }
-    let scaffold = Scaffold::raise(disk).await?;
+    let addition = Addition::begin(disk).await?;
     let (mut blocks, mut bytes) = (0, 0);
     while let Some(block) = car.next_block().await {
         let block = block?;
         blocks += 1;
         bytes += block.data().len() as u64;
-        scaffold.put(&block).await?;
+        addition.put(&block).await?;
     }
-    // A walk reads what has been written, not what is queued.
-    disk.flush().await?;
-    scaffold.check()?;
-    let mut seen = HashSet::new();
-    let mut pins = Vec::new();
-    for root in car.roots().iter().filter(|root| seen.insert(**root)) {
-        pins.push(pin(disk, *root, name.clone()).await?);
-    }
+    let pins = addition.pin(car.roots(), name.as_deref()).await?;
     Ok(ImportSummary { pins, blocks, bytes })
 }
 
-async fn pin(disk: &Disk, root: Cid, name: Option<String>) -> Result<PinSummary, ImportError> {
-    let blocks = dag::walk_all(Arc::new(disk.clone()), root, WALK_CONCURRENCY);
-    disk.pin_recursive(root, name, blocks).await.map_err(|error| match missing(&error) {
-        Some(missing) => ImportError::Incomplete { root, missing },
-        None => ImportError::Pin { root, error },
-    })
+impl From<AddError> for ImportError {
+    fn from(error: AddError) -> Self {
+        match error {
+            AddError::Store(error) => Self::Store(error),
+            AddError::Pin { root, error } => match missing(&error) {
+                Some(missing) => Self::Incomplete { root, missing },
+                None => Self::Pin { root, error: *error },
+            },
+        }
+    }
 }
 
 fn missing(error: &PinError) -> Option<Cid> {
@@ -106,41 +96,5 @@ fn missing(error: &PinError) -> Option<Cid> {
     match error.downcast_ref::<DagError>()? {
         DagError::Source(SourceError::NotFound { cid }) => Some(*cid),
         _ => None,
-    }
-}
-
-/// Protects blocks until it is dropped.
-struct Scaffold<'a> {
-    disk: &'a Disk,
-    attempt: Arc<Attempt>,
-}
-
-impl<'a> Scaffold<'a> {
-    async fn raise(disk: &'a Disk) -> Result<Self, StoreError> {
-        let pin = disk.queue().ask(|reply| Command::Scaffold { reply }).await??;
-        Ok(Self { disk, attempt: Attempt::new(pin, None) })
-    }
-
-    async fn put(&self, block: &content::Block) -> Result<(), ImportError> {
-        self.disk.put_member(block, &self.attempt).await.map_err(store_failure)
-    }
-
-    fn check(&self) -> Result<(), ImportError> {
-        self.attempt.check().map_err(store_failure)
-    }
-}
-
-impl Drop for Scaffold<'_> {
-    fn drop(&mut self) {
-        // If the store is closed already, the scaffold goes when it is opened again.
-        _ = self.disk.queue().send(Command::Release { pin: self.attempt.pin });
-    }
-}
-
-/// A scaffold has no root, so only the disk can fail it.
-fn store_failure(error: PinError) -> ImportError {
-    match error {
-        PinError::Store(error) => ImportError::Store(error),
-        other => ImportError::Store(StoreError::io(other)),
     }
 }

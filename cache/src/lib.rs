@@ -12,6 +12,7 @@
 //! | [`disk`] | [`Disk`]: RocksDB, one writer thread, eviction by age, schema |
 //! | [`stored`] | how a block lies on disk, compressed where that pays, and goes from there to a browser |
 //! | [`pins`] | recursive pins on the disk |
+//! | [`add`] | blocks whose roots are known last, into the store and pinned |
 //! | [`import`] | CAR files into the store, pinned |
 //! | [`flight`] | one fetch for one block, however many wait |
 //! | [`tiers`] | [`Tiers`]: policy, RAM, disk and an upstream put together |
@@ -19,6 +20,7 @@
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 
+pub mod add;
 pub mod disk;
 pub mod flight;
 pub mod import;
@@ -28,6 +30,7 @@ pub mod ram;
 pub mod stored;
 pub mod tiers;
 
+pub use crate::add::{AddError, Addition};
 pub use crate::disk::{Disk, DiskOptions, DiskStats, Held, StoreError};
 pub use crate::flight::Flights;
 pub use crate::import::{ImportError, ImportSummary, import_car};

@@ -3,6 +3,7 @@
 use crate::names_cli::{self, KeyCommand, NameCommand};
 use crate::network;
 use crate::node::{Node, open_disk};
+use crate::store_cli::{add, get, ls};
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use config::{Config, ConfigError, Flags, Loaded, LogFormat};
@@ -39,6 +40,12 @@ enum Command {
     /// Publish IPNS names
     #[command(subcommand)]
     Name(NameCommand),
+    /// Take in files and folders and pin them, while the gateway is not running
+    Add(add::AddArgs),
+    /// Write a file, a folder or an archive of what is in the store, while the gateway is not running
+    Get(get::GetArgs),
+    /// List a folder that is in the store, while the gateway is not running
+    Ls(ls::LsArgs),
     /// Take in the blocks of a CAR file and pin its roots, while the gateway is not running
     Import {
         /// A CARv1 file
@@ -126,6 +133,9 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
             let loaded = load(&command.flags())?;
             print(&runtime()?.block_on(names_cli::names(&loaded, command))?)
         }
+        Command::Add(args) => add::run(&load(&args.flags())?, &runtime()?, &args),
+        Command::Get(args) => get::run(&load(&args.flags())?, &runtime()?, &args),
+        Command::Ls(args) => ls::run(&load(&args.flags())?, &runtime()?, &args),
         Command::Import { file, place } => import(&load(&Flags::from(&place))?, file),
     }
 }

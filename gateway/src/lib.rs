@@ -27,7 +27,7 @@
 //! | [`html`] | what all pages have in common |
 //!
 //! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`];
-//! [`names_api`] and [`names_cli`] manage keys and publish names.
+//! [`names_api`] and [`names_cli`] manage keys and publish names; [`store_cli`] takes files into the store and out of it.
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 
@@ -62,4 +62,5 @@ pub mod route;
 pub mod routing_v1;
 pub mod server;
 pub mod source;
+pub mod store_cli;
 pub mod welcome;

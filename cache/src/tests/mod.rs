@@ -1,5 +1,6 @@
 //! Tests of the crate's parts against real files and a real runtime, and what they share.
 
+mod add;
 mod audit;
 mod crash;
 mod disk;

@@ -8,6 +8,7 @@
 //! | [`routing_v1`] | delegated routing, either way round |
 //! | [`gateways`] | content over HTTP, from Causeway and from Kubo, and what comes of a gateway that lies |
 //! | [`dht`] | Causeway as the server of the DHT between Kubo nodes, and over its restarts |
+//! | [`store`] | files and folders added, listed and read on the command line, beside Kubo's commands |
 //! | [`names`] | IPNS names that Kubo published |
 //! | [`publish`] | names that Causeway published, resolved by Kubo; keys that go from one to the other |
 //! | [`reverse`] | Kubo reading what only Causeway has |
@@ -33,6 +34,7 @@ mod reverse;
 mod routing;
 mod routing_v1;
 mod soak;
+mod store;
 mod streaming;
 mod tiers;
 mod websocket;

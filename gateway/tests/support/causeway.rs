@@ -79,6 +79,15 @@ impl Launch {
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 
+    /// [`Launch::run`] in a folder, with something on standard input; what was printed, byte by byte.
+    pub fn pipe(&self, folder: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, String> {
+        let (output, _) = super::output_of(self.command(arguments).current_dir(folder), input);
+        if output.status.success() {
+            return Ok(output.stdout);
+        }
+        Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
+    }
+
     /// `causeway serve`, until it says where it listens.
     pub async fn start(&self) -> Causeway {
         let mut command = self.command(&["serve"]);

@@ -295,7 +295,7 @@ pub struct Sent {
 }
 
 /// Where `make kubo` puts the binary: the same rule as in `scripts/kubo`.
-fn ipfs() -> PathBuf {
+pub(super) fn ipfs() -> PathBuf {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
     let tools = variable("CAUSEWAY_TOOLS").or_else(|| Some(cache()?.join("causeway")));
@@ -304,7 +304,7 @@ fn ipfs() -> PathBuf {
     ipfs
 }
 
-fn command(ipfs: &Path, repository: &Path) -> Command {
+pub(super) fn command(ipfs: &Path, repository: &Path) -> Command {
     let mut command = Command::new(ipfs);
     command.env("IPFS_PATH", repository).env("IPFS_TELEMETRY", "off").env("DO_NOT_TRACK", "1");
     command
@@ -318,7 +318,7 @@ fn try_run(command: &mut Command) -> Result<String, String> {
 }
 
 /// Runs to the end; returns what was printed.
-fn run(command: &mut Command) -> String {
+pub(super) fn run(command: &mut Command) -> String {
     let output = command.output().expect("ipfs starts");
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
@@ -326,7 +326,7 @@ fn run(command: &mut Command) -> String {
 
 /// On top of the "test" profile: nobody outside this machine is ever asked for anything, and loopback addresses take part in
 /// the DHT as those of a server.
-fn configure(config: &Path, listen: &[&str], set: impl FnOnce(&mut Value)) {
+pub(super) fn configure(config: &Path, listen: &[&str], set: impl FnOnce(&mut Value)) {
     let text = std::fs::read_to_string(config).expect("ipfs init wrote it");
     let mut settings: Value = serde_json::from_str(&text).expect("Kubo's configuration is JSON");
     settings["Addresses"]["Swarm"] = json!(listen);

@@ -9,6 +9,7 @@
 pub mod causeway;
 pub mod corpus;
 pub mod hostile;
+pub mod ipfs;
 pub mod kubo;
 pub mod metrics;
 pub mod noise;
@@ -16,6 +17,8 @@ pub mod process;
 pub mod wire;
 
 use std::fmt::Display;
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// How often a condition is looked at.
@@ -77,6 +80,20 @@ pub fn client() -> reqwest::Client {
         .timeout(Duration::from_secs(120))
         .build()
         .expect("a client without TLS needs nothing that could be missing")
+}
+
+/// Runs a command to its end, with something on standard input: its output, and what it printed, without blanks around it.
+pub fn output_of(command: &mut Command, input: &[u8]) -> (Output, String) {
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+    let mut stdin = child.stdin.take().expect("it was asked for");
+    std::thread::scope(|scope| {
+        // One that does not read to the end says why by itself.
+        scope.spawn(move || _ = stdin.write_all(input));
+        let output = child.wait_with_output().expect("ends");
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        (output, text)
+    })
 }
 
 /// Panics with the place of the first difference: whole files are too long to print.

@@ -37,7 +37,7 @@ fn with_store<T>(
     work: impl FnOnce(&Disk) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let Config { data_dir, cache, .. } = &loaded.config;
-    let disk = runtime.block_on(open_disk(data_dir, cache.disk_bytes_max))?;
+    let disk = runtime.block_on(open_disk(data_dir, cache))?;
     let done = work(&disk);
     let closed = runtime.block_on(disk.close());
     let done = done?;

@@ -13,7 +13,7 @@ use moka::sync::Cache;
 use rustix::fs::statvfs;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,17 +24,47 @@ const SUFFIX: &str = "segment";
 pub(crate) struct Files {
     dir: PathBuf,
     open: Cache<u32, Arc<File>>,
+    /// What power loss would take.
+    #[cfg(test)]
+    pub(crate) volatile: std::sync::Mutex<Volatile>,
+}
+
+/// What has been written and not synced, for tests that lose it. Whoever holds the lock holds up everything that writes.
+#[cfg(test)]
+#[derive(Debug, Default)]
+pub(crate) struct Volatile {
+    /// Places in segments and their lengths.
+    pub(crate) values: Vec<(u32, u32, usize)>,
+    /// Segments whose files were made.
+    pub(crate) names: Vec<u32>,
+    /// How long RocksDB's log was when it was last synced, by the name of its file.
+    pub(crate) logs: std::collections::HashMap<std::ffi::OsString, u64>,
 }
 
 impl Files {
     /// Files in `dir`, which is created if need be. At most `open_max` are kept open.
     pub(crate) fn open(dir: PathBuf, open_max: u64) -> Result<Self, StoreError> {
-        fs::create_dir_all(&dir).map_err(|error| failed(&dir, &error))?;
-        Ok(Self { dir, open: Cache::new(open_max) })
+        let sync_parent = || dir.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all());
+        fs::create_dir_all(&dir).and_then(|()| sync_parent()).map_err(|error| failed(&dir, &error))?;
+        let open = Cache::new(open_max);
+        Ok(Self {
+            dir,
+            open,
+            #[cfg(test)]
+            volatile: std::sync::Mutex::default(),
+        })
     }
 
     /// Writes at a place in a segment, which is created if it is new.
     pub(crate) fn write(&self, segment: u32, offset: u32, bytes: &[u8]) -> Result<(), StoreError> {
+        #[cfg(test)]
+        let mut volatile = self.volatile.lock().expect("no test panics here");
+        #[cfg(test)]
+        if !self.path(segment).exists() {
+            volatile.names.push(segment);
+        }
+        #[cfg(test)]
+        volatile.values.push((segment, offset, bytes.len()));
         let write = |file: Arc<File>| file.write_all_at(bytes, u64::from(offset));
         self.file(segment, true).and_then(write).map_err(|error| failed(&self.path(segment), &error))
     }
@@ -49,19 +79,28 @@ impl Files {
 
     /// Forces what was written to a segment to the disk.
     pub(crate) fn sync(&self, segment: u32) -> Result<(), StoreError> {
+        #[cfg(test)]
+        self.volatile.lock().expect("no test panics here").values.retain(|(of, ..)| *of != segment);
         let synced = self.file(segment, false).and_then(|file| file.sync_data());
         synced.map_err(|error| failed(&self.path(segment), &error))
     }
 
     /// Forces to the disk which files there are.
     pub(crate) fn sync_names(&self) -> Result<(), StoreError> {
+        #[cfg(test)]
+        self.volatile.lock().expect("no test panics here").names.clear();
         File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(|error| failed(&self.dir, &error))
     }
 
     /// Deletes a segment. One that is not there is no error. A read that has begun goes on.
     pub(crate) fn delete(&self, segment: u32) -> Result<(), StoreError> {
+        #[cfg(test)]
+        let mut volatile = self.volatile.lock().expect("no test panics here");
+        #[cfg(test)]
+        volatile.values.retain(|(of, ..)| *of != segment);
+        let removed = fs::remove_file(self.path(segment));
         self.open.invalidate(&segment);
-        match fs::remove_file(self.path(segment)) {
+        match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&self.path(segment), &error)),
             _ => Ok(()),
         }
@@ -87,6 +126,10 @@ impl Files {
         let options = || File::options().read(true).write(true).create(create).truncate(false).open(self.path(segment));
         let file = Arc::new(options()?);
         self.open.insert(segment, Arc::clone(&file));
+        if file.metadata()?.nlink() == 0 {
+            // It was deleted meanwhile. An open file would keep its space.
+            self.open.invalidate(&segment);
+        }
         Ok(file)
     }
 

@@ -42,7 +42,12 @@ impl Writer {
         if let Some(totals) = store.pinned(META, KEY_TOTALS)? {
             self.counters.pin = self.counters.pin.max(next_pin(&totals).unwrap_or_default());
         }
-        let (mut group, mut blocks) = (self.begin(), 0);
+        let begin = |writer: &Self| {
+            let mut group = writer.begin();
+            group.values_first = true;
+            group
+        };
+        let (mut group, mut blocks) = (begin(&self), 0);
         for row in store.rows_from(INDEX, &[])? {
             let (block, record) = row?;
             if record.len() == INDEX_BYTES {
@@ -67,7 +72,7 @@ impl Writer {
             }
             if group.full() {
                 self.write(&mut group)?;
-                group = self.begin();
+                group = begin(&self);
             }
         }
         group.batch.delete_cf(store.family(META)?, KEY_TOTALS);

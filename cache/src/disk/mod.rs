@@ -32,7 +32,7 @@
 //! Non-goals: exact recency, which would write on every read.
 
 mod error;
-mod files;
+pub(crate) mod files;
 mod migrate;
 mod record;
 pub(crate) mod schema;

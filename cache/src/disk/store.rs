@@ -205,14 +205,33 @@ impl Store {
         if self.broken.load(Ordering::Relaxed) {
             return Err(StoreError::io("made to fail"));
         }
+        #[cfg(test)]
+        let volatile = self.files.volatile.lock().expect("no test panics here");
         let mut options = WriteOptions::default();
         options.set_sync(sync);
-        Ok(self.db.write_opt(batch, &options)?)
+        self.db.write_opt(batch, &options)?;
+        #[cfg(test)]
+        if sync {
+            self.note_synced_logs(volatile);
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn note_synced_logs(&self, mut volatile: std::sync::MutexGuard<'_, super::files::Volatile>) {
+        for entry in std::fs::read_dir(self.db.path()).expect("reads").flatten() {
+            if entry.path().extension().is_some_and(|extension| extension == "log") {
+                volatile.logs.insert(entry.file_name(), entry.metadata().expect("is there").len());
+            }
+        }
     }
 
     /// Forces the log to the disk.
     pub(crate) fn sync_log(&self) -> Result<(), StoreError> {
-        Ok(self.db.flush_wal(true)?)
+        self.db.flush_wal(true)?;
+        #[cfg(test)]
+        self.note_synced_logs(self.files.volatile.lock().expect("no test panics here"));
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@ mod flight;
 mod import;
 mod migrate;
 mod pins;
+mod power;
 mod ram;
 mod sources;
 mod tiers;

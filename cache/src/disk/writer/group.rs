@@ -67,7 +67,10 @@ pub(crate) struct Group {
     pub(super) members: HashSet<(BlockKey, PinId)>,
     pub(super) pins: HashMap<Cid, Option<PinRecord>>,
     pub(super) counters: Counters,
+    /// On the disk when it is written, with all before it.
     pub(super) sync: bool,
+    /// Its values are on the disk before its rows may be: what the rows replace is all that was kept of pinned blocks.
+    pub(crate) values_first: bool,
     pub(super) cached: u64,
     pub(super) attempts: Vec<Arc<Attempt>>,
     pub(super) notices: Vec<Notice>,
@@ -106,6 +109,7 @@ impl Writer {
             pins: HashMap::new(),
             counters: self.counters,
             sync: false,
+            values_first: false,
             cached: 0,
             attempts: Vec::new(),
             notices: Vec::new(),
@@ -267,12 +271,12 @@ impl Writer {
 
     fn write_parts(&mut self, group: &mut Group) -> Result<(), StoreError> {
         self.append(group)?;
-        // Whatever moved out of a pinned segment must be on the disk before that is deleted.
+        // The rows that take the last of a pinned segment away are on the disk before its file is deleted.
         let deletes_pinned = |(segment, record): (&u32, &SegmentRecord)| {
             record.kind == Kind::Pinned && record.blocks == 0 && !group.tails.contain(*segment)
         };
         let sync = group.sync || group.segments.iter().any(deletes_pinned);
-        if sync {
+        if sync || group.values_first {
             self.sync_values(&[Kind::Pinned])?;
         }
         let (segments, meta) = (self.store.family(SEGMENTS)?, self.store.family(META)?);

@@ -64,6 +64,9 @@ pub(crate) struct Writer {
     unsynced: BTreeMap<u32, Kind>,
     /// Whether files were created since that was last synced.
     names_unsynced: bool,
+    /// What the disk said when it refused to sync values. What it had not written then may be lost although a later sync
+    /// succeeds, so nothing is acknowledged until the store is opened again.
+    unsyncable: Option<StoreError>,
     /// Pinned segments of which little is left.
     sparse: BTreeSet<u32>,
     /// The segment that is being evicted, and the bytes of it that were given a second chance.
@@ -130,6 +133,7 @@ impl Writer {
             sums: Sums::default(),
             unsynced: BTreeMap::new(),
             names_unsynced: false,
+            unsyncable: None,
             sparse: BTreeSet::new(),
             rescued: (0, 0),
             flushes: Vec::new(),
@@ -334,12 +338,19 @@ impl Writer {
 
     /// Forces values to the disk, and the names of their files.
     fn sync_values(&mut self, kinds: &[Kind]) -> Result<(), StoreError> {
-        for (segment, _) in self.unsynced.iter().filter(|(_, kind)| kinds.contains(kind)) {
-            self.store.files.sync(*segment)?;
+        if let Some(error) = &self.unsyncable {
+            return Err(error.clone());
         }
-        if std::mem::take(&mut self.names_unsynced) {
-            self.store.files.sync_names()?;
+        let files = &self.store.files;
+        let unsynced = self.unsynced.iter().filter(|(_, kind)| kinds.contains(kind));
+        let values = unsynced.map(|(segment, _)| files.sync(*segment)).collect::<Result<(), _>>();
+        let synced = values.and_then(|()| if self.names_unsynced { files.sync_names() } else { Ok(()) });
+        if let Err(error) = synced {
+            error!(%error, "the disk refused to keep what it had taken: no pin is made until the store is opened again");
+            self.unsyncable = Some(error.clone());
+            return Err(error);
         }
+        self.names_unsynced = false;
         self.unsynced.retain(|_, kind| !kinds.contains(kind));
         Ok(())
     }

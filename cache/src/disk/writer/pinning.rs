@@ -161,11 +161,10 @@ impl Writer {
         group.batch.delete_cf(self.store.family(PINS_BY_BLOCK)?, pin_of_block(block, pin));
         group.batch.delete_cf(self.store.family(BLOCKS_BY_PIN)?, row);
         match held {
-            Some(held) if !self.has_pin(&key, Some(pin))? && self.store.touched.is_favoured(&key) => {
-                self.stage_move(group, key, held, Kind::Cached)
-            }
-            Some(held) if !self.has_pin(&key, Some(pin))? => self.stage_removal(group, &key, held),
-            _ => Ok(()),
+            Some(_) if self.has_pin(&key, Some(pin))? => Ok(()),
+            Some(held) if self.store.touched.is_favoured(&key) => self.stage_move(group, key, held, Kind::Cached),
+            Some(held) => self.stage_removal(group, &key, held),
+            None => Ok(()),
         }
     }
 }

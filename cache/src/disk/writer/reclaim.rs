@@ -161,6 +161,7 @@ impl Writer {
             self.tails.set(Kind::Pinned, None);
         }
         let mut group = self.begin();
+        group.values_first = true;
         let rows = self.rows(segment, CHUNK_ROWS)?;
         for (place, block) in &rows {
             if let Some((key, held)) = self.named(&mut group, *place, block)? {

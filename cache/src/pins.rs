@@ -122,7 +122,11 @@ impl Disk {
     }
 }
 
-fn check_name(name: Option<&str>) -> Result<(), PinError> {
+/// Whether a pin may be called this.
+///
+/// # Errors
+/// [`PinError::NameTooLong`].
+pub fn check_name(name: Option<&str>) -> Result<(), PinError> {
     let chars = name.map_or(0, |name| name.chars().count());
     if chars > NAME_CHARS_MAX { Err(PinError::NameTooLong { chars }) } else { Ok(()) }
 }

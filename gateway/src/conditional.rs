@@ -26,6 +26,7 @@ pub fn unmodified_since(headers: &HeaderMap, modified: Option<SystemTime>) -> bo
 
 /// Whether `If-None-Match` names the entity tag, by weak comparison. `*` counts only if `exists` is known.
 pub fn none_match(headers: &HeaderMap, etag: &[u8], exists: bool) -> bool {
+    let etag = etag.strip_prefix(b"W/").unwrap_or(etag);
     headers.get_all(IF_NONE_MATCH).iter().any(|value| {
         let value = value.as_bytes();
         value == etag || (value.trim_ascii() == b"*" && exists) || tags(value).any(|tag| tag == etag)

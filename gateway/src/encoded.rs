@@ -8,7 +8,9 @@
 //! is sent as it is, as are ranges, which are of the bytes as they are. A file that is still being fetched, or is in
 //! memory only, is sent as it is too: nothing is compressed while a client waits.
 //!
-//! What is remembered holds as long as the policy does, which was asked about every block of it.
+//! What is remembered holds as long as the policy does, which was asked about every block of it. The leaves of a longer file may
+//! have left the disk since, or come back in another form: their lengths are added up anew each time. What is not all on the
+//! disk, or cannot be read, is looked at again after a while.
 
 use bytes::Bytes;
 use cache::Tiers;
@@ -16,17 +18,27 @@ use cache::stored::{Shape, body};
 use content::budget::Share;
 use content::unixfs::Node;
 use content::{BlockSource as _, Cid, SourceError};
+use futures::future::ready;
 use futures::stream::{self, StreamExt as _};
 use moka::sync::Cache;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
 
 use crate::body::Content;
 use crate::errors::Problem;
 
-/// Files with more leaves are sent as they are.
-const LEAVES_MAX: usize = 4096;
-/// Files with more inner nodes too. Those of so many leaves have two dozen.
-const INNER_MAX: usize = 256;
+/// Files with more leaves are sent as they are: 256 MiB, if they are of the usual size.
+const LEAVES_MAX: usize = 1024;
+/// Files of which more inner nodes have to be read than this are too, in bytes.
+const INNER_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Files that are looked at for the first time at once. Further ones are sent as they are meanwhile.
+const LOOKS_MAX: usize = 4;
+/// How long a file that could not be judged is not looked at again, and for how many that is remembered.
+const NOT_YET: Duration = Duration::from_secs(10);
+const NOT_YET_MAX: u64 = 10_000;
+/// Leaves whose lengths are looked up at once, so that others can read in between.
+const SHAPES_AT_ONCE: usize = 256;
 /// Bodies up to this size are remembered whole, in bytes.
 const BODY_BYTES_MAX: u64 = 1024 * 1024;
 /// A body has to be smaller than the file by one part in this many.
@@ -53,12 +65,26 @@ struct Leaves {
     leaves: Vec<(Cid, u64)>,
     /// The length of the body that they make.
     bytes: u64,
+    /// The longest part of it.
+    longest: u64,
+}
+
+/// What was found of a file.
+enum Found {
+    /// These leaves.
+    Leaves(Leaves),
+    /// It is better sent as it is.
+    Unfit,
+    /// Some of it is not on the disk.
+    Missing,
 }
 
 /// Which files are sent encoded, and how.
 pub struct Encoded {
     tiers: Tiers,
     known: Cache<(Cid, u64), Known>,
+    not_yet: Cache<(Cid, u64), ()>,
+    looks: Semaphore,
     body_bytes_max: u64,
 }
 
@@ -67,7 +93,9 @@ impl Encoded {
     pub fn new(tiers: Tiers, memory_bytes_max: u64) -> Self {
         let weight = |_: &(Cid, u64), known: &Known| u32::try_from(known.memory_bytes()).unwrap_or(u32::MAX);
         let known = Cache::builder().name("encoded").max_capacity(memory_bytes_max).weigher(weight).build();
-        Self { tiers, known, body_bytes_max: BODY_BYTES_MAX.min(memory_bytes_max / 16) }
+        let not_yet = Cache::builder().max_capacity(NOT_YET_MAX).time_to_live(NOT_YET).build();
+        let (looks, body_bytes_max) = (Semaphore::new(LOOKS_MAX), BODY_BYTES_MAX.min(memory_bytes_max / 16));
+        Self { tiers, known, not_yet, looks, body_bytes_max }
     }
 
     /// The encoded bytes of a file, and their number, if it is sent so. `generation` is the policy's; `share` is what the
@@ -76,66 +104,101 @@ impl Encoded {
         let key = (*cid, generation);
         let known = match self.known.get(&key) {
             Some(known) => known,
-            None => {
-                // An error will show where the file is sent as it is.
-                let known = self.look(cid, size).await.ok()?;
-                self.known.insert(key, known.clone());
-                known
-            }
+            None => self.look_once(key, size).await?,
         };
         match known {
             Known::Plain => None,
             Known::Body(body) => Some((body.len() as u64, Content::Bytes(body))),
-            Known::Leaves(leaves) => Some((leaves.bytes, self.read(leaves, share)?)),
+            Known::Leaves(leaves) => {
+                let content = self.read(&leaves, share).await;
+                if content.is_none() {
+                    self.known.invalidate(&key);
+                }
+                Some((leaves.bytes, content?))
+            }
         }
     }
 
-    async fn look(&self, cid: &Cid, size: u64) -> Result<Known, SourceError> {
-        let Some(leaves) = self.leaves(cid, size).await? else { return Ok(Known::Plain) };
-        if leaves.bytes > size - size / SAVING_MIN {
-            return Ok(Known::Plain);
+    async fn look_once(&self, key: (Cid, u64), size: u64) -> Option<Known> {
+        if self.not_yet.contains_key(&key) {
+            return None;
         }
+        let _place = self.looks.try_acquire().ok()?;
+        match self.look(&key.0, size).await {
+            Ok(Some(known)) => {
+                self.known.insert(key, known.clone());
+                Some(known)
+            }
+            // An error will show where the file is sent as it is.
+            Ok(None) | Err(_) => {
+                self.not_yet.insert(key, ());
+                None
+            }
+        }
+    }
+
+    /// How a file is sent; `None` as long as not all of it is on the disk.
+    async fn look(&self, cid: &Cid, size: u64) -> Result<Option<Known>, SourceError> {
+        let leaves = match self.leaves(cid, size).await? {
+            Found::Leaves(leaves) if leaves.bytes <= size - size / SAVING_MIN => leaves,
+            Found::Leaves(_) | Found::Unfit => return Ok(Some(Known::Plain)),
+            Found::Missing => return Ok(None),
+        };
         if leaves.bytes > self.body_bytes_max {
-            return Ok(Known::Leaves(Arc::new(leaves)));
+            return Ok(Some(Known::Leaves(Arc::new(leaves))));
         }
         let mut body = Vec::with_capacity(usize::try_from(leaves.bytes).unwrap_or_default());
         for (cid, bytes) in &leaves.leaves {
             match parts(&self.tiers, cid, *bytes).await {
                 Ok(parts) => parts.iter().for_each(|part| body.extend_from_slice(part)),
-                Err(_) => return Ok(Known::Plain),
+                Err(_) => return Ok(None),
             }
         }
-        Ok(if body.len() as u64 == leaves.bytes { Known::Body(body.into()) } else { Known::Plain })
+        Ok((body.len() as u64 == leaves.bytes).then(|| Known::Body(body.into())))
     }
 
-    /// The leaves of a file; `None` if it is not to be sent encoded.
-    async fn leaves(&self, cid: &Cid, size: u64) -> Result<Option<Leaves>, SourceError> {
-        let (mut leaves, mut bytes, mut inner) = (Vec::new(), 0, 0);
+    async fn leaves(&self, cid: &Cid, size: u64) -> Result<Found, SourceError> {
+        let mut found = Leaves { leaves: Vec::new(), bytes: 0, longest: 0 };
+        let mut inner_bytes = 0;
         // What is still to be looked at, the first of it last.
         let mut ahead = vec![(*cid, size, self.tiers.shapes(&[*cid]).await?.pop().flatten())];
         while let Some((cid, size, shape)) = ahead.pop() {
-            let Some(shape) = shape else { return Ok(None) };
-            let children = if may_be_inner(&cid, shape) { self.children(&cid, size).await? } else { Some(Vec::new()) };
-            let Some(children) = children else { return Ok(None) };
-            if children.is_empty() {
-                let Some(encoded) = body::encoded_bytes(shape, cid.codec(), size) else { return Ok(None) };
-                let compressed = !matches!(shape, Shape::Raw { .. });
-                if leaves.len() == LEAVES_MAX || leaves.is_empty() && !compressed {
-                    return Ok(None);
+            let Some(shape) = shape else { return Ok(Found::Missing) };
+            let mut children = Vec::new();
+            if may_be_inner(&cid, shape) {
+                inner_bytes += shape.block_bytes();
+                match self.children(&cid, size).await? {
+                    Some(found) if inner_bytes <= INNER_BYTES_MAX => children = found,
+                    _ => return Ok(Found::Unfit),
                 }
-                leaves.push((cid, size));
-                bytes += encoded;
+            }
+            if children.is_empty() {
+                let Some(encoded) = body::encoded_bytes(shape, cid.codec(), size) else { return Ok(Found::Unfit) };
+                let compressed = !matches!(shape, Shape::Raw { .. });
+                if found.leaves.len() == LEAVES_MAX || found.leaves.is_empty() && !compressed {
+                    return Ok(Found::Unfit);
+                }
+                found.leaves.push((cid, size));
+                found.bytes += encoded;
+                found.longest = found.longest.max(encoded);
                 continue;
             }
-            inner += 1;
-            if inner > INNER_MAX || ahead.len() + children.len() > LEAVES_MAX {
-                return Ok(None);
+            if ahead.len() + children.len() > LEAVES_MAX {
+                return Ok(Found::Unfit);
             }
-            let cids: Vec<Cid> = children.iter().map(|(cid, _)| *cid).collect();
-            let shapes = self.tiers.shapes(&cids).await?;
+            let shapes = self.shapes(&children).await?;
             ahead.extend(children.into_iter().zip(shapes).rev().map(|((cid, size), shape)| (cid, size, shape)));
         }
-        Ok(Some(Leaves { leaves, bytes }))
+        Ok(Found::Leaves(found))
+    }
+
+    async fn shapes(&self, blocks: &[(Cid, u64)]) -> Result<Vec<Option<Shape>>, SourceError> {
+        let mut shapes = Vec::with_capacity(blocks.len());
+        for blocks in blocks.chunks(SHAPES_AT_ONCE) {
+            let cids: Vec<Cid> = blocks.iter().map(|(cid, _)| *cid).collect();
+            shapes.extend(self.tiers.shapes(&cids).await?);
+        }
+        Ok(shapes)
     }
 
     /// The children of a node that is to be so long, none for a leaf; `None` for what is not sent encoded. Lengths that
@@ -143,7 +206,7 @@ impl Encoded {
     async fn children(&self, cid: &Cid, size: u64) -> Result<Option<Vec<(Cid, u64)>>, SourceError> {
         let block = self.tiers.local().get(cid).await?;
         match Node::decode(&block) {
-            Ok(Node::File(file)) if file.size() != size => Ok(None),
+            Ok(Node::File(file)) if file.size() != size || file.child_count() > LEAVES_MAX => Ok(None),
             Ok(Node::File(file)) if file.child_count() == 0 => Ok(Some(Vec::new())),
             // Nodes with children hardly ever have bytes of their own.
             Ok(Node::File(file)) if file.data().is_empty() => Ok(file.children().collect::<Result<_, _>>().ok()),
@@ -151,17 +214,24 @@ impl Encoded {
         }
     }
 
-    /// The body of a file that is not remembered whole; `None` if there is no memory to read it ahead.
-    fn read(&self, leaves: Arc<Leaves>, mut share: Share) -> Option<Content> {
-        if !share.grow(LEAVES_AHEAD * content::MAX_BLOCK_BYTES / 8) {
+    /// The body of a file that is not remembered whole; `None` if it is not as it was, or there is no memory to read it ahead.
+    /// Waits for the first of it.
+    async fn read(&self, leaves: &Arc<Leaves>, mut share: Share) -> Option<Content> {
+        let shapes = self.shapes(&leaves.leaves).await.ok()?;
+        let lengths = leaves.leaves.iter().zip(shapes);
+        let lengths = lengths.map(|((cid, bytes), shape)| body::encoded_bytes(shape?, cid.codec(), *bytes));
+        let ahead_bytes = usize::try_from(leaves.longest).ok()?.checked_mul(LEAVES_AHEAD)?;
+        if lengths.sum::<Option<u64>>() != Some(leaves.bytes) || !share.grow(ahead_bytes) {
             return None;
         }
-        let (tiers, remaining) = (self.tiers.clone(), leaves.bytes);
+        let (tiers, remaining, leaves) = (self.tiers.clone(), leaves.bytes, Arc::clone(leaves));
         let parts = stream::iter(0..leaves.leaves.len()).map(move |index| {
             let (tiers, (cid, bytes)) = (tiers.clone(), leaves.leaves[index]);
             async move { parts(&tiers, &cid, bytes).await }
         });
-        let parts = parts.buffered(LEAVES_AHEAD).flat_map(move |parts| {
+        let mut parts = parts.buffered(LEAVES_AHEAD);
+        let first = parts.next().await?.ok()?;
+        let parts = stream::once(ready(Ok(first))).chain(parts).flat_map(move |parts| {
             let _held = &share;
             let (parts, problem) = match parts {
                 Ok(parts) => (parts, None),

@@ -113,7 +113,8 @@ impl About<'_> {
     }
 
     fn trail(&self, headers: &mut HeaderMap) {
-        headers.insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));
+        let encoded = self.ask.wanted.format == Format::Native;
+        headers.insert(VARY, HeaderValue::from_static(if encoded { "Accept, Accept-Encoding" } else { "Accept" }));
         headers.insert(X_IPFS_PATH, header(&self.ask.path));
         headers.insert(X_IPFS_ROOTS, self.roots.clone());
         headers.insert(SERVER_TIMING, timing(self.tier));

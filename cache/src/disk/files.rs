@@ -100,6 +100,8 @@ impl Files {
         volatile.values.retain(|(of, ..)| *of != segment);
         let removed = fs::remove_file(self.path(segment));
         self.open.invalidate(&segment);
+        // It keeps what it lets go of until it is told to tidy up, and an open file keeps its space.
+        self.open.run_pending_tasks();
         match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&self.path(segment), &error)),
             _ => Ok(()),

@@ -1,8 +1,9 @@
 //! From schema 1 to 2: values leave RocksDB's blob files for segments.
 //!
 //! Each value is moved with its index record, which has another length since, so that a migration which is cut off goes on
-//! where it was. The schema's number is written when all has been moved; until then an older release still finds its own
-//! number, and what it has not moved yet.
+//! where it was; the schema's number is written when all has been moved. RocksDB gives back the space of what has moved only then,
+//! so that there has to be room for the pinned blocks once more; cached ones are forgotten where there is not. An older
+//! release does not open the store any more once this has begun.
 
 use super::schema::{INDEX, INDEX_BYTES, Kind, META, take_u64};
 use super::store::Store;
@@ -44,7 +45,7 @@ impl Writer {
         }
         let begin = |writer: &Self| {
             let mut group = writer.begin();
-            group.values_first = true;
+            group.moves_pinned = true;
             group
         };
         let (mut group, mut blocks) = (begin(&self), 0);
@@ -55,15 +56,24 @@ impl Writer {
             }
             let key = BlockKey::from_bytes(&block).ok_or_else(|| StoreError::corrupt("a key is malformed"))?;
             group.index.insert(key, None);
-            match store.pinned(BLOCKS, &block)?.and_then(|value| Stored::read(Bytes::copy_from_slice(&value)).ok()) {
+            let kind = kind(&record);
+            let keeps = kind == Kind::Pinned || self.shortage_bytes() == 0;
+            match store
+                .pinned(BLOCKS, &block)?
+                .filter(|_| keeps)
+                .and_then(|value| Stored::read(Bytes::copy_from_slice(&value)).ok())
+            {
                 Some(stored) => {
                     let (shape, value) = stored.into_pieces();
-                    self.stage_value(&mut group, key, kind(&record), shape, value)?;
+                    self.stage_value(&mut group, key, kind, shape, value)?;
                     group.batch.delete_cf(store.family(BLOCKS)?, &block);
                 }
                 None => {
-                    warn!(?key, "a block is damaged on disk: forgotten, to be fetched again");
+                    if keeps {
+                        warn!(?key, "a block is damaged on disk: forgotten, to be fetched again");
+                    }
                     group.batch.delete_cf(store.family(INDEX)?, &block);
+                    group.batch.delete_cf(store.family(BLOCKS)?, &block);
                 }
             }
             blocks += 1;

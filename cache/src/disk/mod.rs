@@ -61,7 +61,7 @@ use crate::stored::{self, Shape, Stored};
 #[derive(Debug, Clone)]
 pub struct DiskOptions {
     /// The most that blocks which are not pinned may take on the disk, in bytes: their segment files, and 160 bytes for
-    /// each block in the index. A write group of up to 2 MiB may lie above it for a moment.
+    /// each block in the index. What is written while a segment is being evicted may lie above it for a moment.
     pub cache_bytes_max: u64,
     /// What is left free on the file system, in bytes. Where there is less, the cache shrinks; when it is gone, nothing
     /// is stored and pins fail.
@@ -76,7 +76,8 @@ pub struct DiskOptions {
     pub reads_max: usize,
     /// Memory for RocksDB's indexes, filters and rows, in bytes.
     pub block_cache_bytes: usize,
-    /// The most files that are kept open; -1 for no limit. Below the limit that most systems give a process (1,024).
+    /// The most files that are kept open, RocksDB's and segments, half of each. Below the limit that most systems give a
+    /// process (1,024).
     pub open_files_max: i32,
 }
 
@@ -257,8 +258,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Returns when everything that was asked for before has been written and synced, and the members of removed pins
-    /// have been let go.
+    /// Returns when everything that was asked for before has been written and synced, the members of removed pins have been
+    /// let go, and their space has been given back.
     ///
     /// # Errors
     /// [`StoreError::Closed`], or what the disk said to the sync.

@@ -285,7 +285,7 @@ fn db_options(options: &DiskOptions) -> Options {
     // A process that is killed leaves a log whose end may be torn: keep everything before that.
     db.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
     db.set_max_total_wal_size(WAL_BYTES_MAX);
-    db.set_max_open_files(options.open_files_max);
+    db.set_max_open_files((options.open_files_max / 2).max(16));
     db.set_max_background_jobs(2);
     // Written pages go out steadily instead of in one burst that stalls a synced pin.
     db.set_bytes_per_sync(MIB as u64);

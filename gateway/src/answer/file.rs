@@ -105,10 +105,10 @@ async fn encoded(about: &About<'_>, entity: &Entity, file: &OpenFile<'_>, respon
     Some(head.map(|()| content))
 }
 
-/// The entity tag of a file as zstd.
+/// The entity tag of a file as zstd: a weak one, for its bytes depend on how and when its blocks were stored.
 fn encoded_etag(etag: &HeaderValue) -> HeaderValue {
     let tag = String::from_utf8_lossy(etag.as_bytes());
-    header(&format!("{}.zstd\"", tag.trim_end_matches('"')))
+    header(&format!("W/{}.zstd\"", tag.trim_end_matches('"')))
 }
 
 /// The head of a file, when no byte of it is needed for that (as it is to tell whether it is sent encoded), and its bytes are not too many to be sent.

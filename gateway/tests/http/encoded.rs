@@ -69,7 +69,7 @@ async fn what_is_stored_compressed_is_sent_so_to_whoever_accepts_it() {
                 assert_eq!(&response.bytes().await.expect("a body")[..], bytes);
                 continue;
             }
-            assert_eq!((encoding, etag), ("zstd", format!("\"{}.zstd\"", root.cid())), "{name}");
+            assert_eq!((encoding, etag), ("zstd", format!("W/\"{}.zstd\"", root.cid())), "{name}");
             assert_eq!(header(&response, "accept-ranges"), "none");
             assert!(header(&response, "content-type").starts_with("text/plain"));
             let body = response.bytes().await.expect("a body");
@@ -89,7 +89,7 @@ async fn a_head_is_that_of_the_whole_a_range_is_of_the_bytes_as_they_are_and_eac
     let site = site(&tree).await;
     let (name, root, bytes) = &tree.files[4];
     let path = format!("/ipfs/{}/{name}", tree.root);
-    let (plain, encoded) = (format!("\"{}\"", root.cid()), format!("\"{}.zstd\"", root.cid()));
+    let (plain, encoded) = (format!("\"{}\"", root.cid()), format!("W/\"{}.zstd\"", root.cid()));
     let whole = site.send("GET", &path, &[ZSTD]).await;
     let head = site.send("HEAD", &path, &[ZSTD]).await;
     for name in ["content-length", "content-encoding", "content-type", "etag", "vary", "accept-ranges"] {

@@ -6,7 +6,9 @@
 //! Bitswap.
 //!
 //! A multiplexer lets 256 KiB of a new stream be under way and doubles that every round trip at best. So answers go out on one
-//! stream until it is stuck while more are waiting, and then on a second beside it, and so on ([`Widening`]).
+//! stream until it is stuck while more are waiting, and then on a second beside it, and so on ([`Widening`]); one more for each
+//! large message that the peer took in quickly, and back to one for each that took long, so that a slow peer has no more
+//! under way than one stream lets be.
 //!
 //! Goals: decoding, hashing and delivery of blocks happen here, in the connection's own task; Go peers may answer every
 //! message on a new stream; our questions never queue behind our answers, which have a stream of their own; memory per
@@ -35,7 +37,7 @@ use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::time::{Sleep, sleep, timeout};
@@ -48,6 +50,12 @@ const DECLINED_MAX: u32 = 2;
 const ANSWER_STREAMS_MAX: usize = 16;
 /// When none of them takes anything for this long and answers wait, there is one more.
 const STUCK_FOR: Duration = Duration::from_millis(5);
+/// Messages from this size on show how fast the peer takes in what is sent.
+const TELLING_BYTES: usize = 128 * 1024;
+/// One that it took in within this time earns another stream.
+const QUICK: Duration = Duration::from_millis(500);
+/// One that took it longer takes all but the first away.
+const SLUGGISH: Duration = Duration::from_secs(2);
 /// How long a peer may take to decline a stream.
 const DOUBT: Duration = Duration::from_secs(10);
 /// A connection is in use for this long after our last question to the peer.
@@ -224,14 +232,45 @@ struct Outgoing {
     prepare: bool,
     /// What is being written, kept for a second try on a new stream.
     current: Option<Command>,
+    /// When that was begun.
+    began: Instant,
     tried_again: bool,
-    /// Counts what all streams of the connection have taken, in bytes.
-    taken: Arc<AtomicU64>,
+    /// It failed while others work: nothing is written on it any more.
+    retired: bool,
+    /// How all streams of the connection get on.
+    pace: Arc<Pace>,
     state: LaneState,
 }
 
+/// How the streams of a connection get on.
+#[derive(Debug)]
+struct Pace {
+    /// What they have taken, in bytes.
+    taken: AtomicU64,
+    /// How many of them answers may be on.
+    earned: AtomicUsize,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { taken: AtomicU64::new(0), earned: AtomicUsize::new(1) }
+    }
+}
+
+impl Pace {
+    /// A message of answers left, after so long.
+    fn left(&self, bytes: usize, took: Duration) {
+        let earned = self.earned.load(Ordering::Relaxed);
+        if took > SLUGGISH {
+            self.earned.store(1, Ordering::Relaxed);
+        } else if bytes >= TELLING_BYTES && took < QUICK {
+            self.earned.store((earned + 1).min(ANSWER_STREAMS_MAX), Ordering::Relaxed);
+        }
+    }
+}
+
 impl Outgoing {
-    fn new(lane: Lane, taken: &Arc<AtomicU64>) -> Self {
+    fn new(lane: Lane, pace: &Arc<Pace>) -> Self {
         Self {
             lane,
             // Questions can be asked again. An answer that was written for nothing is lost, so its version is waited for unless
@@ -243,8 +282,10 @@ impl Outgoing {
             priority: FIRST_PRIORITY,
             prepare: false,
             current: None,
+            began: Instant::now(),
             tried_again: false,
-            taken: Arc::clone(taken),
+            retired: false,
+            pace: Arc::clone(pace),
             state: LaneState::Closed,
         }
     }
@@ -254,14 +295,23 @@ impl Outgoing {
         match self.lane {
             Lane::Ask if self.questions.is_empty() => None,
             Lane::Ask => Some(Command::Ask(self.questions.take())),
+            Lane::Answer(_) if !self.is_earned() => None,
             Lane::Answer(_) => answers.pop_front().map(Command::Answer),
+        }
+    }
+
+    /// Whether something may be begun on it.
+    fn is_earned(&self) -> bool {
+        match self.lane {
+            Lane::Ask => true,
+            Lane::Answer(number) => !self.retired && number < self.pace.earned.load(Ordering::Relaxed),
         }
     }
 
     fn has_next(&self, answers: &Answers) -> bool {
         match self.lane {
             Lane::Ask => !self.questions.is_empty(),
-            Lane::Answer(_) => !answers.is_empty(),
+            Lane::Answer(_) => self.is_earned() && !answers.is_empty(),
         }
     }
 
@@ -289,11 +339,17 @@ impl Outgoing {
             events.push_back(Event::Unreachable);
             return;
         }
+        let current =
+            current.and_then(|command| if let Command::Answer(answer) = command { Some(answer) } else { None });
+        if matches!(self.lane, Lane::Answer(1..)) && (why == Unwritten::Broken || current.is_none()) {
+            // The peer may take fewer streams. The others go on with what was to be written here.
+            self.retired = true;
+            current.into_iter().for_each(|answer| answers.push_front(answer));
+            return;
+        }
         if why == Unwritten::Late {
             events.push_back(Event::Stalled);
         }
-        let current =
-            current.and_then(|command| if let Command::Answer(answer) = command { Some(answer) } else { None });
         let dropped = current.into_iter().chain(answers.drain(..));
         events.extend(dropped.map(|answer| Event::Dropped { cost: answer.cost() }));
     }
@@ -377,8 +433,8 @@ impl Outgoing {
                         return false;
                     };
                     let parts = self.encode(&command, version);
-                    self.current = Some(command);
-                    let written = write(stream, parts, Patience::default(), Arc::clone(&self.taken));
+                    (self.current, self.began) = (Some(command), Instant::now());
+                    let written = write(stream, parts, Patience::default(), Arc::clone(&self.pace));
                     self.state = LaneState::Writing(written.map_ok(move |stream| (stream, version)).boxed());
                 }
                 LaneState::Writing(mut writing) => match writing.poll_unpin(cx) {
@@ -389,6 +445,7 @@ impl Outgoing {
                     Poll::Ready(Ok((stream, version))) => {
                         self.tried_again = false;
                         if let Some(Command::Answer(answer)) = self.current.take() {
+                            self.pace.left(answer.bytes(), self.began.elapsed());
                             events.push_back(Event::answered(&answer));
                         }
                         self.state = LaneState::Open(stream, version);
@@ -438,7 +495,7 @@ async fn write<S: AsyncWrite + Unpin>(
     mut stream: S,
     parts: Vec<Bytes>,
     patience: Patience,
-    progress: Arc<AtomicU64>,
+    pace: Arc<Pace>,
 ) -> Result<S, Unwritten> {
     let all = async {
         for mut part in parts {
@@ -447,7 +504,7 @@ async fn write<S: AsyncWrite + Unpin>(
                 if taken == 0 {
                     return Err(Unwritten::Broken);
                 }
-                progress.fetch_add(taken as u64, Ordering::Relaxed);
+                pace.taken.fetch_add(taken as u64, Ordering::Relaxed);
                 part.advance(taken);
             }
         }
@@ -555,8 +612,7 @@ pub struct Handler {
     answering: Vec<Outgoing>,
     answers: Answers,
     widening: Widening,
-    /// What the outgoing streams have taken, in bytes.
-    taken: Arc<AtomicU64>,
+    pace: Arc<Pace>,
     events: VecDeque<Event>,
     kept: bool,
 }
@@ -564,16 +620,16 @@ pub struct Handler {
 impl Handler {
     /// A handler for a connection with the peer whose traffic this is. Received blocks go to `wants`.
     pub fn new(wants: Arc<Wants>, memory: Memory, traffic: Arc<Traffic>) -> Self {
-        let taken = Arc::default();
+        let pace = Arc::default();
         Self {
             reading: Reading { wants, budgets: Budgets::new(memory, Arc::clone(&traffic)) },
             traffic,
             inbound: SelectAll::new(),
-            asking: Outgoing::new(Lane::Ask, &taken),
-            answering: vec![Outgoing::new(Lane::Answer(0), &taken)],
+            asking: Outgoing::new(Lane::Ask, &pace),
+            answering: vec![Outgoing::new(Lane::Answer(0), &pace)],
             answers: Answers::new(),
             widening: Widening { since: None },
-            taken,
+            pace,
             events: VecDeque::new(),
             kept: false,
         }
@@ -597,15 +653,18 @@ impl Handler {
 
     /// One more stream for answers, if those that there are have been stuck for a while; whether there is one.
     fn widen(&mut self, cx: &mut Context<'_>) -> bool {
-        let all_busy = self.answering.iter().all(|lane| matches!(lane.state, LaneState::Writing(_)));
-        if self.answers.is_empty() || !all_busy || self.answering.len() >= ANSWER_STREAMS_MAX {
+        let all_busy = self.answering.iter().all(|lane| lane.retired || matches!(lane.state, LaneState::Writing(_)));
+        // A peer that refused one is offered no more.
+        let earned = self.answering.len() < self.pace.earned.load(Ordering::Relaxed)
+            && !self.answering.iter().any(|lane| lane.retired);
+        if self.answers.is_empty() || !all_busy || !earned {
             self.widening.since = None;
             return false;
         }
-        if !self.widening.poll(self.taken.load(Ordering::Relaxed), cx) {
+        if !self.widening.poll(self.pace.taken.load(Ordering::Relaxed), cx) {
             return false;
         }
-        let mut lane = Outgoing::new(Lane::Answer(self.answering.len()), &self.taken);
+        let mut lane = Outgoing::new(Lane::Answer(self.answering.len()), &self.pace);
         lane.proposal = self.answering[0].proposal;
         self.answering.push(lane);
         true

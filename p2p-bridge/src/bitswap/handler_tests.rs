@@ -100,6 +100,41 @@ fn who_does_not_read_answers_is_reported_and_who_hangs_up_is_not() {
     assert!(!events.iter().any(|event| matches!(event, Event::Stalled)), "nobody has to take in questions");
 }
 
+#[test]
+fn a_stream_that_is_refused_beside_others_leaves_its_answer_to_them() {
+    let pace = Arc::new(Pace { earned: AtomicUsize::new(4), ..Pace::default() });
+    let mut lane = Outgoing::new(Lane::Answer(3), &pace);
+    let mut answers = Answers::from([answer(2)]);
+    lane.current = Some(Command::Answer(answer(1)));
+    lane.tried_again = true;
+    lane.state = LaneState::Writing(ready(Err(Unwritten::Broken)).boxed());
+    let mut events = VecDeque::new();
+    let mut cx = Context::from_waker(futures::task::noop_waker_ref());
+    assert!(!lane.poll(&mut cx, &mut answers, &mut events) && events.is_empty(), "{events:?}");
+    assert_eq!(answers, [answer(1), answer(2)]);
+    assert!(!lane.poll(&mut cx, &mut answers, &mut events) && answers.len() == 2, "it takes no other");
+}
+
+#[test]
+fn streams_are_earned_by_large_messages_that_leave_quickly() {
+    let pace = Pace::default();
+    let earned = |pace: &Pace| pace.earned.load(Ordering::Relaxed);
+    let ms = Duration::from_millis;
+    for (bytes, took, expected) in [
+        (256 * 1024, ms(50), 2),
+        (1_000, ms(1), 2),
+        (256 * 1024, ms(499), 3),
+        (256 * 1024, ms(1_500), 3),
+        (1_000, ms(2_500), 1),
+        (256 * 1024, ms(10), 2),
+    ] {
+        pace.left(bytes, took);
+        assert_eq!(earned(&pace), expected, "{bytes} bytes in {took:?}");
+    }
+    (0..100).for_each(|_| pace.left(256 * 1024, ms(1)));
+    assert_eq!(earned(&pace), ANSWER_STREAMS_MAX);
+}
+
 #[tokio::test]
 async fn there_is_another_stream_only_when_nothing_moves() {
     let mut widening = Widening { since: None };

@@ -9,7 +9,7 @@
 //!
 //! *Allowance.* What may be under way to a peer starts at [`ALLOWANCE_MIN`] and doubles each time the peer has taken in as much
 //! as it is, up to [`ALLOWANCE_MAX`]: whoever reads fast over a long link soon has a whole bandwidth-delay product under way (16 MiB
-//! are 2.5 Gbit/s at 50 ms, while the Go implementation stops at 1 MiB), and whoever does not read has cost us a megabyte.
+//! are 2.5 Gbit/s at 50 ms, while the Go implementation stops at 1 MiB), and whoever does not read has cost us half a megabyte.
 //!
 //! *Turns.* A deficit round robin (Shreedhar and Varghese, 1995) that charges afterwards, since the size of a block is known only
 //! when it was read: who is in debt by more than a [`QUANTUM`] sits out as many turns as that is, unless nobody else waits.
@@ -20,7 +20,7 @@ use libp2p::PeerId;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Bytes of answers that may be on their way to a peer that has not shown yet that it reads.
-pub const ALLOWANCE_MIN: usize = 1024 * 1024;
+pub const ALLOWANCE_MIN: usize = 512 * 1024;
 /// Bytes of answers that may be on their way to one peer at most.
 pub const ALLOWANCE_MAX: usize = 16 * 1024 * 1024;
 /// Bytes of answers that may be on their way to all peers.

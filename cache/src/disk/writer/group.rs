@@ -69,8 +69,9 @@ pub(crate) struct Group {
     pub(super) counters: Counters,
     /// On the disk when it is written, with all before it.
     pub(super) sync: bool,
-    /// Its values are on the disk before its rows may be: what the rows replace is all that was kept of pinned blocks.
-    pub(crate) values_first: bool,
+    /// It moves pinned values: they are on the disk before its rows may be, since what those replace is all that is kept of
+    /// them; and it may use the space that is to stay free, since it gives back more.
+    pub(crate) moves_pinned: bool,
     pub(super) cached: u64,
     pub(super) attempts: Vec<Arc<Attempt>>,
     pub(super) notices: Vec<Notice>,
@@ -80,6 +81,8 @@ pub(crate) struct Group {
     tails: Tails,
     appends: Vec<Append>,
     appended_bytes: usize,
+    /// RocksDB has been asked to write it, so it may have, whatever it says.
+    handed_over: bool,
 }
 
 impl Group {
@@ -109,7 +112,7 @@ impl Writer {
             pins: HashMap::new(),
             counters: self.counters,
             sync: false,
-            values_first: false,
+            moves_pinned: false,
             cached: 0,
             attempts: Vec::new(),
             notices: Vec::new(),
@@ -118,6 +121,7 @@ impl Writer {
             tails: self.tails,
             appends: Vec::new(),
             appended_bytes: 0,
+            handed_over: false,
         }
     }
 
@@ -276,7 +280,7 @@ impl Writer {
             record.kind == Kind::Pinned && record.blocks == 0 && !group.tails.contain(*segment)
         };
         let sync = group.sync || group.segments.iter().any(deletes_pinned);
-        if sync || group.values_first {
+        if sync || group.moves_pinned {
             self.sync_values(&[Kind::Pinned])?;
         }
         let (segments, meta) = (self.store.family(SEGMENTS)?, self.store.family(META)?);
@@ -289,6 +293,7 @@ impl Writer {
             }
         }
         batch.put_cf(meta, KEY_COUNTERS, group.counters.to_bytes());
+        group.handed_over = true;
         self.store.write(batch, sync)
     }
 
@@ -297,7 +302,9 @@ impl Writer {
         if group.appends.is_empty() {
             return Ok(());
         }
-        self.check_free_space(group.appended_bytes)?;
+        if !group.moves_pinned {
+            self.check_free_space(group.appended_bytes)?;
+        }
         self.names_unsynced |= group.segments.keys().any(|segment| !self.segments.contains_key(segment));
         let mut gathered = Gathered { files: &self.store.files, place: group.appends[0].place, bytes: Vec::new() };
         for Append { place, head, value } in &group.appends {
@@ -318,9 +325,14 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether the file system has less left than is to be left free, with what a group may take.
-    pub(super) fn is_short_of_space(&self) -> bool {
-        self.check_free_space(GROUP_BYTES_MAX + content::MAX_BLOCK_BYTES).is_err()
+    /// How much less the file system has left than is to be left free, with what a group may take, in bytes.
+    pub(crate) fn shortage_bytes(&self) -> u64 {
+        match self.check_free_space(GROUP_BYTES_MAX + content::MAX_BLOCK_BYTES) {
+            Err(StoreError::Full { free, needed }) => {
+                needed.saturating_add((GROUP_BYTES_MAX + content::MAX_BLOCK_BYTES) as u64) - free
+            }
+            _ => 0,
+        }
     }
 
     /// The group is in the store.
@@ -359,6 +371,7 @@ impl Writer {
             match self.segments.get(&segment) {
                 // Something may lie beyond its end.
                 Some(record) => self.tails.set(record.kind, None),
+                None if group.handed_over => {}
                 None => {
                     self.unsynced.remove(&segment);
                     _ = self.store.files.delete(segment);

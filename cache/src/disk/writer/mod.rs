@@ -5,8 +5,9 @@
 //! Between groups the thread evicts what is over budget, lets go of the members of removed pins and moves together what
 //! is left of sparse segments, a chunk at a time, so that nothing holds up what is waiting for long.
 //!
-//! A write that fails takes its group with it: cached blocks are dropped and counted, pins get the error. Segment and
-//! pin numbers that it used are not used again, in case that part of it is found in the log after a crash.
+//! A write that fails takes its group with it: cached blocks are dropped and counted, pins get the error. Part of it may be
+//! found in the log after a crash: segment and pin numbers that it used are not used again by this process, and
+//! files that it wrote stay until the store is next opened.
 //!
 //! What power loss may leave: a cached value that the index knows and the disk never got. It is told by its checksum,
 //! and forgotten when it is read. Pins are acknowledged when their values, then the batch that names them, have been synced.
@@ -69,8 +70,10 @@ pub(crate) struct Writer {
     unsyncable: Option<StoreError>,
     /// Pinned segments of which little is left.
     sparse: BTreeSet<u32>,
-    /// The segment that is being evicted, and the bytes of it that were given a second chance.
+    /// The segment that is being evicted, and what was given a second chance of what it costs.
     rescued: (u32, u64),
+    /// Whether eviction is worth a try: not after it failed or found nothing, until something else was written.
+    evicts: bool,
     /// Pins whose members are still to be let go.
     releasing: VecDeque<PinId>,
     /// Whoever waits for that to end.
@@ -136,6 +139,7 @@ impl Writer {
             unsyncable: None,
             sparse: BTreeSet::new(),
             rescued: (0, 0),
+            evicts: true,
             flushes: Vec::new(),
             failing: false,
             room,
@@ -150,15 +154,24 @@ impl Writer {
         for (segment, record) in &self.segments {
             self.sums.add(*record);
             self.tails.set(record.kind, Some(*segment));
-            if record.kind == Kind::Cached {
-                self.store.touched.watch(*segment, record.written.max(self.segment_bytes_max(record.kind)));
+            match record.kind {
+                Kind::Cached => {
+                    let bytes = record.written.max(self.segment_bytes_max(record.kind));
+                    self.store.touched.watch(*segment, bytes);
+                }
+                // Whoever wrote it may have been killed before it was synced.
+                Kind::Pinned => _ = self.unsynced.insert(*segment, Kind::Pinned),
             }
         }
+        self.names_unsynced = !self.unsynced.is_empty();
         self.sparse = self.segments.keys().copied().filter(|segment| self.is_sparse(*segment)).collect();
-        for segment in self.store.files.list()? {
-            if !self.segments.contains_key(&segment) {
-                self.store.files.delete(segment)?;
-            }
+        let files = self.store.files.list()?;
+        // After power loss a file may be missing that nothing acknowledged needs. All of them are never missing by that.
+        if files.is_empty() && self.segments.len() > 1 {
+            return Err(StoreError::io("the folder of segments is empty: is what it is on not mounted?"));
+        }
+        for segment in files.into_iter().filter(|segment| !self.segments.contains_key(segment)) {
+            self.store.files.delete(segment)?;
         }
         Ok(())
     }
@@ -166,12 +179,14 @@ impl Writer {
     fn run(mut self, commands: &Receiver<Command>) {
         self.evict();
         while let Some(first) = self.next(commands) {
-            let next = match first {
-                Some(first) => self.group(first, commands),
+            match first {
+                Some(first) => {
+                    if self.group(first, commands) == Next::Stop {
+                        return;
+                    }
+                    self.evicts = true;
+                }
                 None => self.tidy(),
-            };
-            if next == Next::Stop {
-                return;
             }
             self.evict();
             self.answer_flushes();
@@ -195,17 +210,16 @@ impl Writer {
     }
 
     fn is_tidy(&self) -> bool {
-        self.releasing.is_empty() && self.sparse.is_empty()
+        self.releasing.is_empty() && self.sparse.is_empty() && !self.has_to_evict()
     }
 
-    /// A chunk of background work.
-    fn tidy(&mut self) -> Next {
-        if self.releasing.is_empty() {
-            self.collect_chunk();
-        } else {
+    /// A chunk of background work. Eviction follows whatever is done.
+    fn tidy(&mut self) {
+        if !self.releasing.is_empty() {
             self.release_chunk();
+        } else if !self.sparse.is_empty() {
+            self.collect_chunk();
         }
-        Next::Continue
     }
 
     /// Takes commands until the group is full or nobody waits, and writes it.
@@ -342,8 +356,8 @@ impl Writer {
             return Err(error.clone());
         }
         let files = &self.store.files;
-        let unsynced = self.unsynced.iter().filter(|(_, kind)| kinds.contains(kind));
-        let values = unsynced.map(|(segment, _)| files.sync(*segment)).collect::<Result<(), _>>();
+        let mut unsynced = self.unsynced.iter().filter(|(_, kind)| kinds.contains(kind));
+        let values = unsynced.try_for_each(|(segment, _)| files.sync(*segment));
         let synced = values.and_then(|()| if self.names_unsynced { files.sync_names() } else { Ok(()) });
         if let Err(error) = synced {
             error!(%error, "the disk refused to keep what it had taken: no pin is made until the store is opened again");

@@ -139,8 +139,10 @@ impl Writer {
         let mut group = self.begin();
         let prefix = pin.0.to_be_bytes();
         let mut members = 0;
+        // Nothing can be written anew where there is no space.
+        let rescue = self.shortage_bytes() == 0;
         for row in self.store.keys_with_prefix(BLOCKS_BY_PIN, &prefix)?.take(CHUNK_ROWS) {
-            self.stage_release(&mut group, pin, &row?)?;
+            self.stage_release(&mut group, pin, &row?, rescue)?;
             members += 1;
             if group.full() {
                 break;
@@ -154,7 +156,7 @@ impl Writer {
     }
 
     /// A block that no other pin has is gone, but for one that readers have in memory: that one is kept as cached.
-    fn stage_release(&self, group: &mut Group, pin: PinId, row: &[u8]) -> Result<(), StoreError> {
+    fn stage_release(&self, group: &mut Group, pin: PinId, row: &[u8], rescue: bool) -> Result<(), StoreError> {
         let block = member(row, pin).unwrap_or_default();
         let key = BlockKey::from_bytes(block).ok_or_else(|| StoreError::corrupt("a pin's member is malformed"))?;
         let held = self.index(group, &key)?.filter(|held| held.pinned());
@@ -162,7 +164,9 @@ impl Writer {
         group.batch.delete_cf(self.store.family(BLOCKS_BY_PIN)?, row);
         match held {
             Some(_) if self.has_pin(&key, Some(pin))? => Ok(()),
-            Some(held) if self.store.touched.is_favoured(&key) => self.stage_move(group, key, held, Kind::Cached),
+            Some(held) if rescue && self.store.touched.is_favoured(&key) => {
+                self.stage_move(group, key, held, Kind::Cached)
+            }
             Some(held) => self.stage_removal(group, &key, held),
             None => Ok(()),
         }

@@ -2,7 +2,8 @@
 //! pinned segments of which little is left, whose rest is moved together; and blocks found damaged.
 
 use super::super::StoreError;
-use super::super::schema::{IndexRecord, Kind, PLACES, Place};
+use super::super::record::record_bytes;
+use super::super::schema::{IndexRecord, Kind, PLACES, Place, ROW_OVERHEAD_BYTES};
 use super::group::Group;
 use super::{CHUNK_ROWS, Writer};
 use bytes::Bytes;
@@ -11,6 +12,9 @@ use tracing::{error, warn};
 
 /// A segment that is still being filled is not worth collecting below this size, unless nothing in it is needed.
 const SPARSE_TAIL_BYTES_MIN: u32 = 1024 * 1024;
+
+/// Chunks of eviction between two groups: a segment of blocks of the usual size is one.
+const CHUNKS_AT_ONCE: usize = 8;
 
 /// What became of a block whose segment is evicted.
 enum Fate {
@@ -21,19 +25,39 @@ enum Fate {
 }
 
 impl Writer {
-    /// Removes the oldest cached segments until the rest is within the budget and leaves the disk the space that it should.
+    /// Removes the oldest cached segments until the rest is within the budget and leaves the disk the space that it should;
+    /// or some of them, for what waits to be written must not wait for millions of tiny blocks.
     pub(super) fn evict(&mut self) {
-        while self.sums.cached_bytes > self.options.cache_bytes_max || self.is_short_of_space() {
+        if !self.has_to_evict() {
+            return;
+        }
+        // Looked up once: file systems give space back late.
+        let target = self.cached_bytes_target();
+        for _ in 0..CHUNKS_AT_ONCE {
+            if self.sums.cached_bytes <= target {
+                return;
+            }
             match self.evict_chunk() {
                 Ok(true) => {}
-                Ok(false) => return,
+                Ok(false) => {
+                    self.evicts = false;
+                    return;
+                }
                 Err(error) => {
-                    // Tried again after the next group.
                     warn!(%error, "blocks could not be evicted");
+                    self.evicts = false;
                     return;
                 }
             }
         }
+    }
+
+    pub(super) fn has_to_evict(&self) -> bool {
+        self.evicts && self.sums.cached_bytes > self.cached_bytes_target()
+    }
+
+    fn cached_bytes_target(&self) -> u64 {
+        self.options.cache_bytes_max.min(self.sums.cached_bytes.saturating_sub(self.shortage_bytes()))
     }
 
     /// Evicts some of the oldest segment, and says whether there was one.
@@ -49,7 +73,7 @@ impl Writer {
         let (mut group, mut evicted) = (self.begin(), 0);
         let rows = self.rows(segment, CHUNK_ROWS)?;
         // Nothing can be written anew where there is no space.
-        let rescue = !self.is_short_of_space();
+        let rescue = self.shortage_bytes() == 0;
         for (place, block) in &rows {
             evicted += u64::from(matches!(self.stage_eviction(&mut group, *place, block, rescue)?, Fate::Evicted));
             if group.full() {
@@ -88,13 +112,13 @@ impl Writer {
         rescue: bool,
     ) -> Result<Fate, StoreError> {
         let Some((key, held)) = self.named(group, place, block)? else { return Ok(Fate::Stale) };
-        let bytes = held.shape.value_bytes() as u64;
+        let bytes = record_bytes(block, held.shape.value_bytes()) as u64 + ROW_OVERHEAD_BYTES;
         let wanted = rescue && self.is_wanted(&key, place);
         // At most half of a segment, so that eviction gets on whatever is wanted.
         let half = self.segments.get(&place.segment).map_or(0, |record| u64::from(record.written) / 2);
-        if wanted && self.rescued.1 + bytes <= half {
+        // One that cannot be read is no reason to keep the whole segment.
+        if wanted && self.rescued.1 + bytes <= half && self.stage_move(group, key, held, Kind::Cached).is_ok() {
             self.rescued.1 += bytes;
-            self.stage_move(group, key, held, Kind::Cached)?;
             return Ok(Fate::Rescued);
         }
         self.stage_removal(group, &key, held)?;
@@ -161,7 +185,7 @@ impl Writer {
             self.tails.set(Kind::Pinned, None);
         }
         let mut group = self.begin();
-        group.values_first = true;
+        group.moves_pinned = true;
         let rows = self.rows(segment, CHUNK_ROWS)?;
         for (place, block) in &rows {
             if let Some((key, held)) = self.named(&mut group, *place, block)? {

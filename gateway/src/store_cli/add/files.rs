@@ -5,11 +5,13 @@
 
 use super::pipeline::Pipeline;
 use anyhow::{Context as _, bail};
+use rustix::fs::OFlags;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, FileType};
 use std::io;
 use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// What an argument stands for.
@@ -108,13 +110,20 @@ impl Kind {
     }
 }
 
+/// Opens what was a file when it was looked at. What somebody has put in its place since is neither followed nor waited for.
+fn open_file(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a file any more")) }
+}
+
 /// Calls itself for what is in a folder, so as often as folders are inside each other; the system's limit to the length of
 /// a path ends that.
 fn add(path: &Path, name: OsString, hidden: bool, pipeline: &mut Pipeline<'_>) -> anyhow::Result<()> {
     let name = name.into_vec();
     match Kind::of(path)? {
         Kind::File => {
-            let file = File::open(path).with_context(|| unreadable(path))?;
+            let file = open_file(path).with_context(|| unreadable(path))?;
             pipeline.file(Some(name), file).with_context(|| format!("{} cannot be added", path.display()))
         }
         Kind::Symlink => {

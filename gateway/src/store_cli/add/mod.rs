@@ -132,8 +132,9 @@ fn choose(
 /// Adds what the arguments name, and prints what became of it.
 ///
 /// # Errors
-/// One that names the file that cannot be read, or says what is wrong with the store. Nothing is pinned then.
+/// One that names the file that cannot be read, or says what is wrong with the store. Roots that were pinned before stay.
 pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result<()> {
+    cache::pins::check_name(args.name.as_deref())?;
     let inputs = files::inputs(&args.paths)?;
     if args.wrap_with_directory {
         files::check_names(&inputs)?;

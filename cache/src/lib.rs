@@ -28,7 +28,9 @@ pub mod ram;
 pub mod stored;
 pub mod tiers;
 
-pub use crate::disk::{Disk, DiskOptions, DiskStats, Held, StoreError};
+pub use crate::disk::{
+    Disk, DiskOptions, DiskStats, Fault, Finding, Held, LackingPin, ScrubProgress, ScrubReport, StoreError,
+};
 pub use crate::flight::Flights;
 pub use crate::import::{ImportError, ImportSummary, import_car};
 pub use crate::metrics::TierMetrics;

@@ -53,6 +53,8 @@ impl Writer {
             match store.pinned(BLOCKS, &block)?.and_then(|value| Stored::read(Bytes::copy_from_slice(&value)).ok()) {
                 Some(stored) => {
                     let (shape, value) = stored.into_pieces();
+                    // What is pinned leaves its former place only when it is safe in the new one.
+                    group.sync |= kind(&record) == Kind::Pinned;
                     self.stage_value(&mut group, key, kind(&record), shape, value)?;
                     group.batch.delete_cf(store.family(BLOCKS)?, &block);
                 }

@@ -27,6 +27,7 @@
 //! | `store` | RocksDB and reads; `files`: the segment files |
 //! | `writer` | the thread that changes all of it |
 //! | `touched` | what was read since it was written |
+//! | [`scrub`] | every value checked, in the background |
 //! | `migrate` | stores of earlier releases |
 //!
 //! Non-goals: exact recency, which would write on every read.
@@ -34,13 +35,15 @@
 mod error;
 mod files;
 mod migrate;
-mod record;
+pub(crate) mod record;
 pub(crate) mod schema;
+pub(crate) mod scrub;
 pub(crate) mod store;
 mod touched;
 pub(crate) mod writer;
 
 pub use self::error::StoreError;
+pub use self::scrub::{Fault, Finding, LackingPin, ScrubProgress, ScrubReport};
 
 use self::schema::{INDEX, IndexRecord, PINS, PinRecord};
 use self::store::Store;
@@ -125,6 +128,14 @@ pub struct DiskStats {
     pub write_errors: u64,
     /// Blocks found damaged and forgotten.
     pub corrupt_blocks: u64,
+    /// Blocks that a scrub checked since the store was opened.
+    pub scrubbed_blocks: u64,
+    /// Their bytes on the disk.
+    pub scrubbed_bytes: u64,
+    /// Scrubs that reached the end since then.
+    pub scrub_passes: u64,
+    /// Pins that the last of these found to lack blocks.
+    pub lacking_pins: u64,
     /// The disk refused what was last written: it serves, and stores nothing until it recovers.
     pub degraded: bool,
 }
@@ -140,6 +151,10 @@ pub(crate) struct Stats {
     pub(crate) dropped_writes: Counter,
     pub(crate) write_errors: Counter,
     pub(crate) corrupt_blocks: Counter,
+    pub(crate) scrubbed_blocks: Counter,
+    pub(crate) scrubbed_bytes: Counter,
+    pub(crate) scrub_passes: Counter,
+    pub(crate) lacking_pins: AtomicU64,
     pub(crate) degraded: AtomicBool,
 }
 
@@ -154,6 +169,10 @@ impl Stats {
             dropped_writes: self.dropped_writes.get(),
             write_errors: self.write_errors.get(),
             corrupt_blocks: self.corrupt_blocks.get(),
+            scrubbed_blocks: self.scrubbed_blocks.get(),
+            scrubbed_bytes: self.scrubbed_bytes.get(),
+            scrub_passes: self.scrub_passes.get(),
+            lacking_pins: self.lacking_pins.load(Ordering::Relaxed),
             degraded: self.degraded.load(Ordering::Relaxed),
         }
     }
@@ -309,6 +328,16 @@ impl Disk {
             }
             found => found,
         }
+    }
+
+    fn count_scrubbed(&self, step: &scrub::Step) {
+        self.inner.stats.scrubbed_blocks.inc_by(step.blocks);
+        self.inner.stats.scrubbed_bytes.inc_by(step.bytes);
+    }
+
+    fn count_pass(&self, lacking_pins: usize) {
+        self.inner.stats.scrub_passes.inc();
+        self.inner.stats.lacking_pins.store(lacking_pins as u64, Ordering::Relaxed);
     }
 
     /// Counts a block that was to be cached and was not.

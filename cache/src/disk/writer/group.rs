@@ -67,7 +67,7 @@ pub(crate) struct Group {
     pub(super) members: HashSet<(BlockKey, PinId)>,
     pub(super) pins: HashMap<Cid, Option<PinRecord>>,
     pub(super) counters: Counters,
-    pub(super) sync: bool,
+    pub(crate) sync: bool,
     pub(super) cached: u64,
     pub(super) attempts: Vec<Arc<Attempt>>,
     pub(super) notices: Vec<Notice>,
@@ -166,6 +166,9 @@ impl Writer {
         let bytes = record_bytes(&block, shape).ok_or_else(too_large)?;
         let place = self.place(group, kind, bytes)?;
         if let Some(held) = held {
+            // The log may reach the disk by itself, and must not name a new place before the value is there: the former
+            // one would be lost with a power cut.
+            group.sync |= held.pinned() && kind == Kind::Pinned;
             self.stage_dead(group, &block, held)?;
         }
         let record = IndexRecord { shape, kind, place };

@@ -29,7 +29,8 @@ pub mod stored;
 pub mod tiers;
 
 pub use crate::disk::{
-    Disk, DiskOptions, DiskStats, Fault, Finding, Held, LackingPin, ScrubProgress, ScrubReport, StoreError,
+    CheckReport, Disagreements, Disk, DiskOptions, DiskStats, Fault, Figures, Finding, Held, LackingPin, Offline,
+    Recompressed, ScrubProgress, ScrubReport, StoreError,
 };
 pub use crate::flight::Flights;
 pub use crate::import::{ImportError, ImportSummary, import_car};

@@ -12,10 +12,11 @@
 //! one); what lies in the page cache and not on the disk yet, which the next pass sees.
 
 use super::record;
-use super::schema::{BLOCKS_BY_PIN, INDEX, KEY_SCRUB, PINS, PLACES, Place, ScrubRecord, take_u64};
+use super::schema::{BLOCKS_BY_PIN, INDEX, KEY_SCRUB, PLACES, Place, ScrubRecord, take_u64};
 use super::store::Store;
 use super::writer::Command;
-use super::{Disk, StoreError, summary};
+use super::{Disk, StoreError};
+use crate::pins::PinSummary;
 use crate::stored::Stored;
 use content::{BlockKey, Cid, codec};
 use std::collections::BTreeMap;
@@ -95,9 +96,31 @@ impl Disk {
     pub async fn scrub(
         &self,
         bytes_per_second: Option<u64>,
+        on_progress: impl FnMut(&ScrubProgress, &[Finding]),
+    ) -> Result<ScrubReport, StoreError> {
+        let record = self.read(Store::scrub_record).await?;
+        self.scrub_from(record, bytes_per_second, on_progress).await
+    }
+
+    /// The same from the beginning, as fast as it goes.
+    ///
+    /// # Errors
+    /// As [`Disk::scrub`].
+    pub async fn scrub_all(
+        &self,
+        on_progress: impl FnMut(&ScrubProgress, &[Finding]),
+    ) -> Result<ScrubReport, StoreError> {
+        let record = self.read(Store::scrub_record).await?;
+        self.scrub_from(ScrubRecord { at: Place::default(), ..record }, None, on_progress).await
+    }
+
+    async fn scrub_from(
+        &self,
+        record: ScrubRecord,
+        bytes_per_second: Option<u64>,
         mut on_progress: impl FnMut(&ScrubProgress, &[Finding]),
     ) -> Result<ScrubReport, StoreError> {
-        let (record, counters) = self.read(|store| Ok((store.scrub_record()?, store.counters()?))).await?;
+        let counters = self.read(Store::counters).await?;
         let mut progress = ScrubProgress::default();
         let (mut next, mut unnoted_bytes) = (Some(record.at), 0);
         while let Some(from) = next {
@@ -256,14 +279,11 @@ pub(super) fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec
     if missing.is_empty() {
         return Ok(Vec::new());
     }
-    let mut pins = Vec::new();
-    for row in store.rows_from(PINS, &[])? {
-        let pin = summary(&row?)?;
-        if let Some(missing) = missing.get(&pin.id) {
-            pins.push(LackingPin { root: pin.root, name: pin.name, missing: *missing, blocks: pin.blocks });
-        }
-    }
-    Ok(pins)
+    let lacks = |pin: PinSummary| {
+        let missing = *missing.get(&pin.id)?;
+        Some(LackingPin { root: pin.root, name: pin.name, missing, blocks: pin.blocks })
+    };
+    Ok(store.pins()?.into_iter().filter_map(lacks).collect())
 }
 
 /// A block's name where its codec is not known.

@@ -9,7 +9,8 @@ use super::schema::{
     PINS_BY_BLOCK, PinRecord, SCHEMA, SEGMENTS, ScrubRecord, SegmentRecord, TriedRecord, take_u32,
 };
 use super::touched::Touched;
-use super::{DiskOptions, migrate, record};
+use super::{DiskOptions, migrate, record, summary};
+use crate::pins::PinSummary;
 use crate::stored::{Stored, ValueError};
 use bytes::Bytes;
 use content::block::BlockError;
@@ -67,6 +68,11 @@ impl Store {
         };
         store.check_schema(dir)?;
         Ok(store)
+    }
+
+    /// Whether there is a store in a directory.
+    pub(crate) fn is_in(dir: &Path) -> bool {
+        dir.join("CURRENT").exists()
     }
 
     /// A store of an earlier schema keeps its number until [`super::migrate`] is done with it.
@@ -157,6 +163,11 @@ impl Store {
 
     pub(crate) fn pin(&self, root: &[u8]) -> Result<Option<PinRecord>, StoreError> {
         self.record(PINS, root, PinRecord::from_bytes)
+    }
+
+    /// Every pin, by root.
+    pub(crate) fn pins(&self) -> Result<Vec<PinSummary>, StoreError> {
+        self.rows_from(PINS, &[])?.map(|row| summary(&row?)).collect()
     }
 
     /// How far the scrub has come. Advice that cannot be read is no advice.
@@ -268,7 +279,7 @@ fn lock(dir: &Path) -> Result<File, StoreError> {
 /// The families of earlier schemas that are here. A newer schema may have families that RocksDB would not open without
 /// being told how. So that the refusal can name the schema, it is read from the families that are known, without writing.
 fn refuse_unknown_families(dir: &Path) -> Result<Vec<String>, StoreError> {
-    if !dir.join("CURRENT").exists() {
+    if !Store::is_in(dir) {
         return Ok(Vec::new());
     }
     let mut found = DB::list_cf(&Options::default(), dir)?;

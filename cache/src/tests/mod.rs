@@ -6,6 +6,7 @@ mod disk;
 mod flight;
 mod import;
 mod migrate;
+mod offline;
 mod pins;
 mod ram;
 mod scrub;

@@ -26,7 +26,8 @@
 //! | [`html`] | what all pages have in common |
 //!
 //! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`];
-//! [`names_api`] and [`names_cli`] manage keys and publish names.
+//! [`names_api`] and [`names_cli`] manage keys and publish names. [`upkeep`] keeps the store in order while the gateway runs,
+//! [`store_admin`] while it does not.
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 
@@ -60,4 +61,6 @@ pub mod route;
 pub mod routing_v1;
 pub mod server;
 pub mod source;
+pub mod store_admin;
+pub mod upkeep;
 pub mod welcome;

@@ -31,7 +31,10 @@ pub mod stored;
 pub mod tiers;
 
 pub use crate::add::{AddError, Addition};
-pub use crate::disk::{Disk, DiskOptions, DiskStats, Held, StoreError};
+pub use crate::disk::{
+    CheckReport, Disagreements, Disk, DiskOptions, DiskStats, Fault, Figures, Finding, Held, LackingPin, Offline,
+    Recompressed, ScrubProgress, ScrubReport, StoreError,
+};
 pub use crate::flight::Flights;
 pub use crate::import::{ImportError, ImportSummary, import_car};
 pub use crate::metrics::TierMetrics;

@@ -156,6 +156,15 @@ impl Collector for AtScrape {
         out.counter("causeway_disk_write_errors", "Write batches that the disk refused", stats.write_errors)?;
         let corrupt = "Blocks found damaged on disk, forgotten and to be fetched again";
         out.counter("causeway_disk_corrupt_blocks", corrupt, stats.corrupt_blocks)?;
+        let scrubbed = "Blocks that a scrub checked";
+        out.counter("causeway_disk_scrubbed_blocks", scrubbed, stats.scrubbed_blocks)?;
+        let scrubbed = "Bytes on disk that a scrub checked";
+        out.counter("causeway_disk_scrubbed_bytes", scrubbed, stats.scrubbed_bytes)?;
+        out.counter("causeway_disk_scrub_passes", "Scrubs that reached the end", stats.scrub_passes)?;
+        let saved = "Bytes on disk that compressing pinned blocks anew saved";
+        out.counter("causeway_disk_recompressed_saved_bytes", saved, stats.recompressed_saved_bytes)?;
+        let lacking = "Pins of which the last scrub missed blocks; they come back when they are asked for";
+        out.gauge("causeway_disk_lacking_pins", lacking, stats.lacking_pins)?;
         let degraded = "1 while the disk refuses writes and nothing is stored, else 0";
         out.gauge("causeway_disk_degraded", degraded, u64::from(stats.degraded))
     }

@@ -21,7 +21,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     }
     nothing_is_too_little(loaded)?;
     nothing_is_too_much(loaded)?;
-    zstd_knows_its_level(loaded)?;
+    zstd_knows_its_levels(loaded)?;
     records_outlive_their_renewal(loaded)?;
     admin_is_not_exposed(loaded)
 }
@@ -60,6 +60,7 @@ fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
         ("cache.ram_bytes_max", cache.ram_bytes_max, 1 << 20),
         ("cache.disk_bytes_max", cache.disk_bytes_max, 1 << 20),
         ("cache.zstd_level", u64::from(cache.zstd_level), 1),
+        ("cache.scrub_hours", cache.scrub_hours, 1),
     ];
     for (key, value, least) in at_least {
         if value < least {
@@ -70,7 +71,7 @@ fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
 }
 
 fn nothing_is_too_much(loaded: &Loaded) -> Result<(), ConfigError> {
-    let Config { http, p2p, names, .. } = &loaded.config;
+    let Config { http, p2p, names, cache, .. } = &loaded.config;
     let at_most = [
         ("http.stall_timeout_seconds", http.stall_timeout_seconds, SECONDS_MAX),
         ("http.header_timeout_seconds", http.header_timeout_seconds, SECONDS_MAX),
@@ -81,6 +82,7 @@ fn nothing_is_too_much(loaded: &Loaded) -> Result<(), ConfigError> {
         ("p2p.provider_record_hours", p2p.provider_record_hours, HOURS_MAX),
         ("names.timeout_seconds", names.timeout_seconds, SECONDS_MAX),
         ("names.publish_lifetime_hours", names.publish_lifetime_hours, HOURS_MAX),
+        ("cache.scrub_hours", cache.scrub_hours, HOURS_MAX),
     ];
     for (key, value, most) in at_most {
         if value > most {
@@ -90,10 +92,12 @@ fn nothing_is_too_much(loaded: &Loaded) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn zstd_knows_its_level(loaded: &Loaded) -> Result<(), ConfigError> {
-    match loaded.config.cache.zstd_level {
-        0..=22 => Ok(()),
-        level => Err(loaded.error("cache.zstd_level", format!("{level} is too much: zstd's highest level is 22"))),
+fn zstd_knows_its_levels(loaded: &Loaded) -> Result<(), ConfigError> {
+    let cache = &loaded.config.cache;
+    let levels = [("cache.zstd_level", cache.zstd_level), ("cache.zstd_pinned_level", cache.zstd_pinned_level)];
+    match levels.into_iter().find(|(_, level)| *level > 22) {
+        None => Ok(()),
+        Some((key, level)) => Err(loaded.error(key, format!("{level} is too much: zstd's highest level is 22"))),
     }
 }
 

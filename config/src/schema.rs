@@ -262,6 +262,15 @@ pub struct Cache {
     pub zstd_level: u8,
     /// Bytes of small files held in memory as they are sent to clients who accept zstd.
     pub encoded_bytes_max: u64,
+    /// How hard what is pinned is compressed later, in the background and by at most a quarter of a processor core: when
+    /// the gateway starts, and every scrub_hours. 0 leaves it as it is.
+    pub zstd_pinned_level: u8,
+    /// Bytes a second that are read from disk in the background to check what lies there, so that damage is found before
+    /// somebody asks for it. What is damaged is forgotten, and fetched again when it is wanted. 0 checks nothing,
+    /// and compresses nothing anew.
+    pub scrub_bytes_per_second: u64,
+    /// How long after the end of one such pass over everything the next one begins.
+    pub scrub_hours: u64,
     /// Bytes of resolved paths held in memory, so that a path that was asked for before is not walked again.
     pub paths_bytes_max: u64,
 }
@@ -274,6 +283,9 @@ impl Default for Cache {
             disk_free_bytes_min: GIB,
             zstd_level: 3,
             encoded_bytes_max: 64 * MIB,
+            zstd_pinned_level: 0,
+            scrub_bytes_per_second: 4 * MIB,
+            scrub_hours: 168,
             paths_bytes_max: 64 * MIB,
         }
     }

@@ -2,11 +2,12 @@
 
 use crate::names_cli::{self, KeyCommand, NameCommand};
 use crate::network;
-use crate::node::{Node, open_disk};
+use crate::node::Node;
+use crate::store_admin::{self, StoreCommand};
 use crate::store_cli::{add, get, ls};
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
-use config::{Config, ConfigError, Flags, Loaded, LogFormat};
+use config::{ConfigError, Flags, Loaded, LogFormat};
 use std::io::Write as _;
 use std::path::PathBuf;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -46,9 +47,12 @@ enum Command {
     Get(get::GetArgs),
     /// List a folder that is in the store, while the gateway is not running
     Ls(ls::LsArgs),
-    /// Take in the blocks of a CAR file and pin its roots, while the gateway is not running
+    /// Look at the store, check it, mend it, and move CAR files in and out, while the gateway is not running
+    #[command(subcommand)]
+    Store(StoreCommand),
+    /// Take in the blocks of a CAR file and pin its roots, while the gateway is not running; the same as "store import"
     Import {
-        /// A CARv1 file
+        /// A CARv1 file; "-" for standard input
         #[arg(value_name = "FILE.car")]
         file: PathBuf,
         #[command(flatten)]
@@ -136,7 +140,8 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Add(args) => add::run(&load(&args.flags())?, &runtime()?, &args),
         Command::Get(args) => get::run(&load(&args.flags())?, &runtime()?, &args),
         Command::Ls(args) => ls::run(&load(&args.flags())?, &runtime()?, &args),
-        Command::Import { file, place } => import(&load(&Flags::from(&place))?, file),
+        Command::Store(command) => store_admin::run(&load(&command.flags())?, &runtime()?, command),
+        Command::Import { file, place } => store_admin::import(&load(&Flags::from(&place))?, &runtime()?, &file),
     }
 }
 
@@ -145,7 +150,7 @@ fn load(flags: &Flags) -> Result<Loaded, ConfigError> {
 }
 
 /// Writes to standard output; a reader who has left is no error.
-fn print(text: &str) -> anyhow::Result<()> {
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -221,20 +226,4 @@ impl Signals {
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot be started")
-}
-
-fn import(loaded: &Loaded, file: PathBuf) -> anyhow::Result<()> {
-    let Config { data_dir, cache, .. } = &loaded.config;
-    runtime()?.block_on(async {
-        let name = file.display().to_string();
-        let reader = tokio::fs::File::open(&file).await.with_context(|| format!("{name} cannot be read"))?;
-        let disk = open_disk(data_dir, cache).await?;
-        let summary = cache::import_car(&disk, reader, None).await.with_context(|| format!("{name} was not imported"));
-        disk.close().await?;
-        let summary = summary?;
-        for pin in &summary.pins {
-            print(&format!("pinned {}\n", pin.root))?;
-        }
-        print(&format!("imported {} blocks, {} bytes\n", summary.blocks, summary.bytes))
-    })
 }

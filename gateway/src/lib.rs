@@ -27,7 +27,8 @@
 //! | [`html`] | what all pages have in common |
 //!
 //! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`];
-//! [`names_api`] and [`names_cli`] manage keys and publish names; [`store_cli`] takes files into the store and out of it.
+//! [`names_api`] and [`names_cli`] manage keys and publish names; [`store_cli`] takes files into the store and out of it. [`upkeep`]
+//! keeps the store in order while the gateway runs, [`store_admin`] while it does not.
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 
@@ -62,5 +63,7 @@ pub mod route;
 pub mod routing_v1;
 pub mod server;
 pub mod source;
+pub mod store_admin;
 pub mod store_cli;
+pub mod upkeep;
 pub mod welcome;

@@ -11,6 +11,7 @@ use crate::metrics::HttpMetrics;
 use crate::network::{self, Network};
 use crate::pipeline::{Gateway, Limits, Wiring};
 use crate::server::{ConnectionLimits, Drain, serve};
+use crate::upkeep::Upkeep;
 use crate::welcome;
 use anyhow::Context as _;
 use axum::body::Body;
@@ -24,7 +25,7 @@ use prometheus_client::registry::Registry;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -34,6 +35,7 @@ use tower::ServiceExt as _;
 pub struct Node {
     health: Arc<Health>,
     disk: Disk,
+    upkeep: Upkeep,
     network: Network,
     names: Arc<Names>,
     publisher: Arc<Publisher>,
@@ -146,6 +148,7 @@ impl Node {
             admin: serve_admin(operator, &limits, &metrics, admin),
             drain_timeout: Duration::from_secs(http.drain_timeout_seconds),
             health,
+            upkeep: Upkeep::start(&disk, cache),
             disk,
             network,
             names,
@@ -175,6 +178,7 @@ impl Node {
         if !self.public.finish(self.drain_timeout).await {
             tracing::warn!(connections = self.public.open(), "connections were still open after the drain timeout");
         }
+        self.upkeep.stop();
         self.publisher.stop();
         self.network.shutdown().await;
         self.names.save().await;
@@ -214,18 +218,27 @@ fn local_addresses(listeners: &[TcpListener]) -> io::Result<Vec<SocketAddr>> {
 /// # Errors
 /// When the folder cannot be made or the store does not open.
 pub async fn open_disk(data_dir: &Path, cache: &config::Cache) -> anyhow::Result<Disk> {
-    let dir = data_dir.join("store");
-    let options = DiskOptions {
-        cache_bytes_max: cache.disk_bytes_max,
-        free_bytes_min: cache.disk_free_bytes_min,
-        zstd: cache::stored::Options { level: i32::from(cache.zstd_level) },
-        ..DiskOptions::default()
-    };
+    let (dir, options) = (store_dir(data_dir), disk_options(cache));
     let opening = tokio::task::spawn_blocking(move || {
         std::fs::create_dir_all(&dir).with_context(|| format!("{} cannot be created", dir.display()))?;
         Ok(Disk::open(&dir, options)?)
     });
     opening.await.context("opening the store failed")?
+}
+
+/// Where a node's store is.
+pub fn store_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join("store")
+}
+
+/// How the settings want the store to be run.
+pub fn disk_options(cache: &config::Cache) -> DiskOptions {
+    DiskOptions {
+        cache_bytes_max: cache.disk_bytes_max,
+        free_bytes_min: cache.disk_free_bytes_min,
+        zstd: cache::stored::Options { level: i32::from(cache.zstd_level) },
+        ..DiskOptions::default()
+    }
 }
 
 /// An error of the store, as one about the setting that says where it is.

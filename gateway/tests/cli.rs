@@ -157,7 +157,7 @@ fn large() -> (content::Block, Vec<content::Block>) {
 #[test]
 fn help_names_every_command_and_flag() {
     let help = text(&run(&["--help"]).stdout);
-    for command in ["serve", "config", "id", "key", "name", "add", "get", "ls", "import"] {
+    for command in ["serve", "config", "id", "key", "name", "add", "get", "ls", "store", "import"] {
         assert!(help.contains(command), "{help}");
     }
     let help = text(&run(&["serve", "--help"]).stdout);

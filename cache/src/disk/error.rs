@@ -16,6 +16,12 @@ pub enum StoreError {
         /// The store's directory.
         dir: PathBuf,
     },
+    /// There is none to be looked at.
+    #[error("there is no store in {}", dir.display())]
+    Missing {
+        /// The store's directory.
+        dir: PathBuf,
+    },
     /// A later release wrote the store.
     #[error(
         "the store in {} was written by a newer release (schema {found}; this release knows {known}): \

@@ -27,20 +27,31 @@
 //! | `store` | RocksDB and reads; `files`: the segment files |
 //! | `writer` | the thread that changes all of it |
 //! | `touched` | what was read since it was written |
+//! | [`scrub`] | every value checked, in the background |
+//! | `recompress` | pinned values made smaller, in the background |
+//! | [`offline`], `mend` | looking at a store that no gateway runs on, and mending its index |
 //! | `migrate` | stores of earlier releases |
 //!
 //! Non-goals: exact recency, which would write on every read.
 
 mod error;
 pub(crate) mod files;
+mod mend;
 mod migrate;
-mod record;
+pub mod offline;
+mod recompress;
+pub(crate) mod record;
 pub(crate) mod schema;
+pub(crate) mod scrub;
 pub(crate) mod store;
 mod touched;
 pub(crate) mod writer;
 
 pub use self::error::StoreError;
+pub use self::mend::Disagreements;
+pub use self::offline::{CheckReport, Figures, Offline};
+pub use self::recompress::Recompressed;
+pub use self::scrub::{Fault, Finding, LackingPin, ScrubProgress, ScrubReport};
 
 use self::schema::{INDEX, IndexRecord, PINS, PinRecord};
 use self::store::Store;
@@ -126,6 +137,16 @@ pub struct DiskStats {
     pub write_errors: u64,
     /// Blocks found damaged and forgotten.
     pub corrupt_blocks: u64,
+    /// Blocks that a scrub checked since the store was opened.
+    pub scrubbed_blocks: u64,
+    /// Their bytes on the disk.
+    pub scrubbed_bytes: u64,
+    /// Scrubs that reached the end since then.
+    pub scrub_passes: u64,
+    /// Pins that the last of these found to lack blocks.
+    pub lacking_pins: u64,
+    /// Bytes on the disk that recompressing pinned blocks saved since then.
+    pub recompressed_saved_bytes: u64,
     /// The disk refused what was last written: it serves, and stores nothing until it recovers.
     pub degraded: bool,
 }
@@ -141,6 +162,11 @@ pub(crate) struct Stats {
     pub(crate) dropped_writes: Counter,
     pub(crate) write_errors: Counter,
     pub(crate) corrupt_blocks: Counter,
+    pub(crate) scrubbed_blocks: Counter,
+    pub(crate) scrubbed_bytes: Counter,
+    pub(crate) scrub_passes: Counter,
+    pub(crate) lacking_pins: AtomicU64,
+    pub(crate) recompressed_saved_bytes: Counter,
     pub(crate) degraded: AtomicBool,
 }
 
@@ -155,6 +181,11 @@ impl Stats {
             dropped_writes: self.dropped_writes.get(),
             write_errors: self.write_errors.get(),
             corrupt_blocks: self.corrupt_blocks.get(),
+            scrubbed_blocks: self.scrubbed_blocks.get(),
+            scrubbed_bytes: self.scrubbed_bytes.get(),
+            scrub_passes: self.scrub_passes.get(),
+            recompressed_saved_bytes: self.recompressed_saved_bytes.get(),
+            lacking_pins: self.lacking_pins.load(Ordering::Relaxed),
             degraded: self.degraded.load(Ordering::Relaxed),
         }
     }
@@ -182,11 +213,7 @@ impl Disk {
     /// # Errors
     /// [`StoreError::InUse`], [`StoreError::NewerSchema`], or what the file system said.
     pub fn open(dir: &Path, options: DiskOptions) -> Result<Self, StoreError> {
-        let mut store = Store::open(dir, &options)?;
-        if store.is_legacy() {
-            store = migrate::run(store, &options)?;
-        }
-        let store = Arc::new(store);
+        let store = Arc::new(open_store(dir, &options)?);
         let stats = Arc::<Stats>::default();
         let queue = Queue::start(Arc::clone(&store), Arc::clone(&stats), &options)?;
         let reads = Arc::new(Semaphore::new(options.reads_max.max(1)));
@@ -231,7 +258,7 @@ impl Disk {
     /// # Errors
     /// What the disk said.
     pub async fn pins(&self) -> Result<Vec<PinSummary>, StoreError> {
-        self.read(|store| store.rows_from(PINS, &[])?.map(|row| summary(&row?)).collect()).await
+        self.read(Store::pins).await
     }
 
     /// Shows the binary multihash of each block of a kind, without reading the block. Blocks the thread, for about a second
@@ -265,6 +292,17 @@ impl Disk {
     /// [`StoreError::Closed`], or what the disk said to the sync.
     pub async fn flush(&self) -> Result<(), StoreError> {
         self.inner.queue.ask(|reply| Command::Flush { reply }).await?
+    }
+
+    /// Gives back what space there is to be had: moves together what is left of pinned segments of which more than a
+    /// sixteenth is not needed any more, and rewrites the index without what was deleted from it. Segments of cached
+    /// blocks are left alone, for they go as a whole. Takes a while, during which the store works.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`], or what the disk said.
+    pub async fn compact(&self) -> Result<(), StoreError> {
+        self.inner.queue.ask(|reply| Command::Compact { reply }).await??;
+        self.read(Store::compact_index).await
     }
 
     /// Writes what is queued, syncs and stops the writer. Reads go on; later writes are refused.
@@ -334,6 +372,20 @@ impl Disk {
         }
     }
 
+    fn count_scrubbed(&self, step: &scrub::Step) {
+        self.inner.stats.scrubbed_blocks.inc_by(step.blocks);
+        self.inner.stats.scrubbed_bytes.inc_by(step.bytes);
+    }
+
+    fn count_recompressed(&self, saved_bytes: u64) {
+        self.inner.stats.recompressed_saved_bytes.inc_by(saved_bytes);
+    }
+
+    fn count_pass(&self, lacking_pins: usize) {
+        self.inner.stats.scrub_passes.inc();
+        self.inner.stats.lacking_pins.store(lacking_pins as u64, Ordering::Relaxed);
+    }
+
     /// Counts a block that was to be cached and was not.
     pub(crate) fn count_dropped_write(&self) {
         self.inner.stats.dropped_writes.inc();
@@ -361,6 +413,12 @@ impl Disk {
         };
         tokio::task::spawn_blocking(work).await.map_err(|_| StoreError::Closed)?
     }
+}
+
+/// Opens a store and brings it up to date.
+fn open_store(dir: &Path, options: &DiskOptions) -> Result<Store, StoreError> {
+    let store = Store::open(dir, options)?;
+    if store.is_legacy() { migrate::run(store, options) } else { Ok(store) }
 }
 
 fn summary((root, record): &store::Row) -> Result<PinSummary, StoreError> {

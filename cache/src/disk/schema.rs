@@ -2,7 +2,7 @@
 //!
 //! | family | key | value |
 //! |---|---|---|
-//! | `meta` | a name | schema version; [`Counters`]; `release/` + pin id for members that are to be let go |
+//! | `meta` | a name | schema version; [`Counters`]; [`ScrubRecord`]; [`TriedRecord`]; `release/` + pin id for members that are to be let go |
 //! | `index` | multihash | [`IndexRecord`]: where the value is; answers `has` and sizes without touching it |
 //! | `places` | [`Place`] | multihash of the block whose value is there, in the order of the disk |
 //! | `segments` | segment | [`SegmentRecord`] |
@@ -37,6 +37,8 @@ pub(crate) const FAMILIES: [&str; 8] = ["default", META, INDEX, PLACES, SEGMENTS
 
 pub(crate) const KEY_SCHEMA: &[u8] = b"schema";
 pub(crate) const KEY_COUNTERS: &[u8] = b"counters";
+pub(crate) const KEY_SCRUB: &[u8] = b"scrub";
+pub(crate) const KEY_TRIED: &[u8] = b"recompressed";
 const RELEASE: &[u8] = b"release/";
 
 /// What a block costs on disk beside its record in a segment, in bytes: its rows in `index` and `places`, and RocksDB's own
@@ -56,8 +58,8 @@ pub(crate) enum Kind {
     Pinned,
 }
 
-/// Where a value's record begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where a value's record begins. Sorts in the order of the disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     /// The segment. Numbers grow with age and are never used twice.
     pub(crate) segment: u32,
@@ -215,6 +217,51 @@ impl Counters {
     }
 }
 
+/// How far the scrub has come, so that it goes on there after a restart. Advice: earlier releases do without.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ScrubRecord {
+    /// When a pass last reached the end, in milliseconds since 1970; 0 if none has.
+    pub(crate) ended_ms: u64,
+    /// Where the next step begins: the first place of all if no pass is under way.
+    pub(crate) at: Place,
+}
+
+impl ScrubRecord {
+    pub(crate) fn to_bytes(self) -> [u8; 16] {
+        let mut out = [0; 16];
+        out[..8].copy_from_slice(&self.ended_ms.to_be_bytes());
+        out[8..].copy_from_slice(&self.at.to_key());
+        out
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut rest = bytes;
+        Some(Self { ended_ms: take_u64(&mut rest)?, at: Place::from_key(rest)? })
+    }
+}
+
+/// Which pinned values need not be tried at a higher level again. Advice, as [`ScrubRecord`] is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct TriedRecord {
+    /// The level.
+    pub(crate) level: u8,
+    /// Those before this place were tried.
+    pub(crate) before: Place,
+}
+
+impl TriedRecord {
+    pub(crate) fn to_bytes(self) -> [u8; 9] {
+        let mut out = [self.level; 9];
+        out[1..].copy_from_slice(&self.before.to_key());
+        out
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (level, before) = bytes.split_first()?;
+        Some(Self { level: *level, before: Place::from_key(before)? })
+    }
+}
+
 /// One recursive pin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PinRecord {
@@ -339,6 +386,10 @@ mod tests {
             prop_assert_eq!(IndexRecord::from_bytes(&index.to_bytes()), Some(index));
             let record = SegmentRecord { kind, written, live, blocks };
             prop_assert_eq!(SegmentRecord::from_bytes(&record.to_bytes()), Some(record));
+            let scrub = ScrubRecord { ended_ms: large[1], at: place };
+            prop_assert_eq!(ScrubRecord::from_bytes(&scrub.to_bytes()), Some(scrub));
+            let tried = TriedRecord { level: 19, before: place };
+            prop_assert_eq!(TriedRecord::from_bytes(&tried.to_bytes()), Some(tried));
             let counters = Counters { segment, pin: large[0] };
             prop_assert_eq!(Counters::from_bytes(&counters.to_bytes()), Some(counters));
             let pin = PinRecord {
@@ -356,7 +407,8 @@ mod tests {
         #[test]
         fn damaged_records_are_no_records(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             _ = (Counters::from_bytes(&bytes), IndexRecord::from_bytes(&bytes), PinRecord::from_bytes(&bytes));
-            _ = (SegmentRecord::from_bytes(&bytes), Place::from_key(&bytes));
+            _ = (SegmentRecord::from_bytes(&bytes), Place::from_key(&bytes), ScrubRecord::from_bytes(&bytes));
+            _ = TriedRecord::from_bytes(&bytes);
         }
     }
 }

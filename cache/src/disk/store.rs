@@ -5,13 +5,16 @@
 use super::error::StoreError;
 use super::files::Files;
 use super::schema::{
-    BLOCKS_BY_PIN, Counters, FAMILIES, INDEX, IndexRecord, KEY_COUNTERS, KEY_SCHEMA, META, PINS, PINS_BY_BLOCK,
-    PinRecord, SCHEMA, SEGMENTS, SegmentRecord, take_u32,
+    BLOCKS_BY_PIN, Counters, FAMILIES, INDEX, IndexRecord, KEY_COUNTERS, KEY_SCHEMA, KEY_SCRUB, KEY_TRIED, META, PINS,
+    PINS_BY_BLOCK, PinRecord, SCHEMA, SEGMENTS, ScrubRecord, SegmentRecord, TriedRecord, take_u32,
 };
 use super::touched::Touched;
-use super::{DiskOptions, migrate, record};
-use crate::stored::{self, Stored};
+use super::{DiskOptions, migrate, record, summary};
+use crate::pins::PinSummary;
+use crate::stored::{Stored, ValueError};
 use bytes::Bytes;
+use content::block::BlockError;
+use content::{Block, BlockKey, Cid, codec};
 use rocksdb::{
     BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType, DBPinnableSlice,
     DBRecoveryMode, Direction, IteratorMode, Options, ReadOptions, WriteBatch, WriteOptions,
@@ -65,6 +68,11 @@ impl Store {
         };
         store.check_schema(dir)?;
         Ok(store)
+    }
+
+    /// Whether there is a store in a directory.
+    pub(crate) fn is_in(dir: &Path) -> bool {
+        dir.join("CURRENT").exists()
     }
 
     /// A store of an earlier schema keeps its number until [`super::migrate`] is done with it.
@@ -138,12 +146,43 @@ impl Store {
         record::value(found, block).ok_or_else(|| StoreError::corrupt("a value is not what was written"))
     }
 
+    /// The value that an index record names, checked in every way: its checksum, its form, and the hash of its block. A
+    /// checksum tells what the disk did to a value; only the hash tells what was done to it before. This counts as no
+    /// reading: what is checked is not wanted more for it.
+    pub(crate) fn verified(&self, key: &BlockKey, record: IndexRecord) -> Result<Stored, StoreError> {
+        let stored = Stored::read(self.value(&key.to_bytes(), record)?).map_err(unreadable)?;
+        if stored.shape() != record.shape {
+            return Err(StoreError::corrupt("a value has another form than the index says"));
+        }
+        let cid = Cid::new_v1(codec::RAW, *key.multihash());
+        match Block::verify(cid, stored.block().map_err(unreadable)?) {
+            // What a later release hashed with a function that this one does not know is not damaged.
+            Ok(_) | Err(BlockError::Hash(_)) => Ok(stored),
+            Err(error) => Err(StoreError::corrupt(error)),
+        }
+    }
+
     pub(crate) fn index(&self, block: &[u8]) -> Result<Option<IndexRecord>, StoreError> {
         self.record(INDEX, block, IndexRecord::from_bytes)
     }
 
     pub(crate) fn pin(&self, root: &[u8]) -> Result<Option<PinRecord>, StoreError> {
         self.record(PINS, root, PinRecord::from_bytes)
+    }
+
+    /// Every pin, by root.
+    pub(crate) fn pins(&self) -> Result<Vec<PinSummary>, StoreError> {
+        self.rows_from(PINS, &[])?.map(|row| summary(&row?)).collect()
+    }
+
+    /// How far the scrub has come. Advice that cannot be read is no advice.
+    pub(crate) fn scrub_record(&self) -> Result<ScrubRecord, StoreError> {
+        Ok(self.pinned(META, KEY_SCRUB)?.and_then(|bytes| ScrubRecord::from_bytes(&bytes)).unwrap_or_default())
+    }
+
+    /// Which pinned values were recompressed. Advice too.
+    pub(crate) fn tried_record(&self) -> Result<TriedRecord, StoreError> {
+        Ok(self.pinned(META, KEY_TRIED)?.and_then(|bytes| TriedRecord::from_bytes(&bytes)).unwrap_or_default())
     }
 
     pub(crate) fn counters(&self) -> Result<Counters, StoreError> {
@@ -226,6 +265,14 @@ impl Store {
         }
     }
 
+    /// Rewrites every family of the index without what was deleted from it.
+    pub(crate) fn compact_index(&self) -> Result<(), StoreError> {
+        for name in FAMILIES {
+            self.db.compact_range_cf(self.family(name)?, None::<&[u8]>, None::<&[u8]>);
+        }
+        Ok(())
+    }
+
     /// Forces the log to the disk.
     pub(crate) fn sync_log(&self) -> Result<(), StoreError> {
         self.db.flush_wal(true)?;
@@ -235,9 +282,9 @@ impl Store {
     }
 }
 
-fn unreadable(error: stored::ValueError) -> StoreError {
+fn unreadable(error: ValueError) -> StoreError {
     match error {
-        stored::ValueError::Memory => StoreError::io(error),
+        ValueError::Memory => StoreError::io(error),
         error => StoreError::corrupt(error),
     }
 }
@@ -256,7 +303,7 @@ fn lock(dir: &Path) -> Result<File, StoreError> {
 /// The families of earlier schemas that are here. A newer schema may have families that RocksDB would not open without
 /// being told how. So that the refusal can name the schema, it is read from the families that are known, without writing.
 fn refuse_unknown_families(dir: &Path) -> Result<Vec<String>, StoreError> {
-    if !dir.join("CURRENT").exists() {
+    if !Store::is_in(dir) {
         return Ok(Vec::new());
     }
     let mut found = DB::list_cf(&Options::default(), dir)?;

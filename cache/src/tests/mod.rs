@@ -7,12 +7,16 @@ mod disk;
 mod flight;
 mod import;
 mod migrate;
+mod offline;
 mod pins;
 mod power;
 mod ram;
+mod scrub;
 mod sources;
 mod tiers;
 
+use crate::disk::record;
+use crate::disk::schema::Place;
 use crate::{Disk, DiskOptions, StoreError};
 use bytes::Bytes;
 use content::{Block, BlockKey, Cid, codec, hashes};
@@ -91,6 +95,35 @@ async fn cache(disk: &Disk, blocks: &[Block]) {
         disk.put_cached(block.clone()).await;
     }
     disk.flush().await.expect("flushes");
+}
+
+/// Where a block's value is.
+fn place_of(disk: &Disk, block: &Block) -> Place {
+    disk.store().index(&key(block).to_bytes()).expect("reads").expect("it is held").place
+}
+
+/// Writes over what lies `at` bytes behind a place in a segment file.
+fn overwrite(disk: &Disk, place: Place, at: usize, bytes: &[u8]) {
+    let at = u32::try_from(at).expect("small");
+    disk.store().files.write(place.segment, place.offset + at, bytes).expect("writes");
+}
+
+/// Flips a bit in the middle of a block's record.
+fn flip(disk: &Disk, block: &Block) {
+    let record = disk.store().index(&key(block).to_bytes()).expect("reads").expect("it is held");
+    let (place, at) = (record.place, 10 + 34 + record.shape.value_bytes() / 2);
+    let byte = disk.store().files.read(place.segment, place.offset + u32::try_from(at).expect("small"), 1);
+    overwrite(disk, place, at, &[byte.expect("reads")[0] ^ 1]);
+}
+
+/// Puts a record in the place of a block's that has the right checksum and other bytes: only the hash tells.
+fn forge(disk: &Disk, block: &Block) {
+    let mut data = block.data().to_vec();
+    data[0] ^= 1;
+    let len = u32::try_from(data.len()).expect("small").to_be_bytes();
+    let value = [Bytes::from([&[2_u8], &len[..]].concat()), Bytes::from(data)];
+    let head = record::head(&key(block).to_bytes(), &value).expect("a record");
+    overwrite(disk, place_of(disk, block), 0, &[head, value.concat()].concat());
 }
 
 /// A stream of blocks that does not fail.

@@ -17,6 +17,7 @@
 //! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and vanishing readers |
 //! | [`coalescing`] | a hundred readers, one fetch |
 //! | [`malice`] | peers that send wrong bytes, too many, garbage or nothing |
+//! | [`store_admin`] | the store checked, mended, and archives in and out of it |
 //! | [`soak`] | much traffic for long, in `make test-long` only |
 
 #[path = "../support/mod.rs"]
@@ -35,6 +36,7 @@ mod routing;
 mod routing_v1;
 mod soak;
 mod store;
+mod store_admin;
 mod streaming;
 mod tiers;
 mod websocket;

@@ -3,8 +3,9 @@
 use super::metrics::Metrics;
 use super::process::Process;
 use super::{Answer, client, get};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 const START: Duration = Duration::from_secs(60);
@@ -86,6 +87,15 @@ impl Launch {
             return Ok(output.stdout);
         }
         Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
+    }
+
+    /// Any other command, to its end, with something on standard input; all that came of it.
+    pub fn output(&self, arguments: &[&str], input: &[u8]) -> Output {
+        let mut command = self.command(arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("causeway starts");
+        child.stdin.take().expect("is piped").write_all(input).expect("it reads its input");
+        child.wait_with_output().expect("causeway ends")
     }
 
     /// `causeway serve`, until it says where it listens.

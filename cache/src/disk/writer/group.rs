@@ -68,7 +68,7 @@ pub(crate) struct Group {
     pub(super) pins: HashMap<Cid, Option<PinRecord>>,
     pub(super) counters: Counters,
     /// On the disk when it is written, with all before it.
-    pub(super) sync: bool,
+    pub(crate) sync: bool,
     /// It moves pinned values: they are on the disk before its rows may be, since what those replace is all that is kept of
     /// them; and it may use the space that is to stay free, since it gives back more.
     pub(crate) moves_pinned: bool,
@@ -174,6 +174,9 @@ impl Writer {
         let bytes = record_bytes(&block, shape).ok_or_else(too_large)?;
         let place = self.place(group, kind, bytes)?;
         if let Some(held) = held {
+            // The log may reach the disk by itself, and must not name a new place before the value is there: the former
+            // one would be lost with a power cut.
+            group.sync |= held.pinned() && kind == Kind::Pinned;
             self.stage_dead(group, &block, held)?;
         }
         let record = IndexRecord { shape, kind, place };

@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use tokio::sync::Semaphore;
-use tracing::{error, info};
+use tracing::{debug, error, info, warn};
 
 /// The most rows that one batch of eviction, release or collection changes.
 const CHUNK_ROWS: usize = 1024;
@@ -151,27 +151,35 @@ impl Writer {
 
     /// Sums up the segments, goes on with the youngest of each kind, and deletes files that a write which was cut off left.
     fn take_stock(&mut self) -> Result<(), StoreError> {
+        let files: BTreeSet<u32> = self.store.files.list()?.into_iter().collect();
         for (segment, record) in &self.segments {
             self.sums.add(*record);
-            self.tails.set(record.kind, Some(*segment));
+            // One whose file is lost is not gone on with: it goes with the last block that is missed.
+            if files.contains(segment) {
+                self.tails.set(record.kind, Some(*segment));
+            }
             match record.kind {
                 Kind::Cached => {
                     let bytes = record.written.max(self.segment_bytes_max(record.kind));
                     self.store.touched.watch(*segment, bytes);
                 }
                 // Whoever wrote it may have been killed before it was synced.
-                Kind::Pinned => _ = self.unsynced.insert(*segment, Kind::Pinned),
+                Kind::Pinned if files.contains(segment) => _ = self.unsynced.insert(*segment, Kind::Pinned),
+                Kind::Pinned => {}
             }
         }
         self.names_unsynced = !self.unsynced.is_empty();
         self.sparse = self.segments.keys().copied().filter(|segment| self.is_sparse(*segment)).collect();
-        let files = self.store.files.list()?;
         // After power loss a file may be missing that nothing acknowledged needs. All of them are never missing by that.
         if files.is_empty() && self.segments.len() > 1 {
             return Err(StoreError::io("the folder of segments is empty: is what it is on not mounted?"));
         }
         for segment in files.into_iter().filter(|segment| !self.segments.contains_key(segment)) {
-            self.store.files.delete(segment)?;
+            if self.rows(segment, 1)?.is_empty() {
+                self.store.files.delete(segment)?;
+            } else {
+                warn!(segment, "a segment with blocks in it has no record: causeway store repair makes a new one");
+            }
         }
         Ok(())
     }
@@ -233,6 +241,12 @@ impl Writer {
                     self.flushes.push(reply);
                     return Next::Continue;
                 }
+                Command::Compact { reply } => {
+                    self.commit(group);
+                    self.sparse.extend(self.worth_compacting());
+                    self.flushes.push(reply);
+                    return Next::Continue;
+                }
                 Command::Close { reply } => {
                     self.commit(group);
                     return self.close(reply);
@@ -282,6 +296,17 @@ impl Writer {
                     group.attempts.push(attempt);
                 }
             }
+            Command::Replace { key, place, value, room } => {
+                group.rooms.push(room);
+                if let Err(error) = self.stage_replacement(group, key, place, value) {
+                    debug!(?key, %error, "a block was not recompressed");
+                }
+            }
+            Command::Remember { key, record } => {
+                if let Ok(meta) = self.store.family(META) {
+                    group.batch.put_cf(meta, key, record);
+                }
+            }
             Command::Begin { root, name, reply } => {
                 let pin = self.stage_begin(group, root, name);
                 group.notify(pin, reply);
@@ -296,6 +321,7 @@ impl Writer {
             | Command::Remove { .. }
             | Command::Release { .. }
             | Command::Flush { .. }
+            | Command::Compact { .. }
             | Command::Close { .. } => {}
         }
     }
@@ -333,7 +359,7 @@ impl Writer {
     fn drop_cached(&self, blocks: u64, error: &StoreError) {
         if blocks > 0 {
             self.stats.dropped_writes.inc_by(blocks);
-            tracing::debug!(blocks, %error, "blocks were not cached");
+            debug!(blocks, %error, "blocks were not cached");
         }
     }
 

@@ -1,10 +1,11 @@
 //! The way to the writer: what it can be asked for, and a queue that is bounded in bytes.
 
-use super::super::schema::PinId;
+use super::super::schema::{PinId, Place};
 use super::super::store::Store;
 use super::super::{DiskOptions, Stats, StoreError};
 use super::Writer;
 use crate::pins::{PinError, PinSummary};
+use crate::stored::Stored;
 use content::{Block, BlockKey, Cid};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
@@ -24,6 +25,12 @@ pub(crate) enum Command {
     Cache { block: Block, room: Room },
     /// Forget a block whose value could not be read.
     Forget { key: BlockKey, room: Room },
+    /// Put another value in the place of a pinned one, if that is still there.
+    Replace { key: BlockKey, place: Place, value: Stored, room: Room },
+    /// Write a row of `meta`, with no hurry.
+    Remember { key: &'static [u8], record: Vec<u8> },
+    /// Collect every pinned segment that is worth it, and answer as to `Flush`.
+    Compact { reply: Reply<Result<(), StoreError>> },
     /// Begin a pin, or go on with the one that this root has.
     Begin { root: Cid, name: Option<String>, reply: Reply<Result<PinId, StoreError>> },
     /// Begin a scaffold: a pin without a root or record that protects blocks until it is released or the store reopened.

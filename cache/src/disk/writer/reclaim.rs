@@ -3,9 +3,10 @@
 
 use super::super::StoreError;
 use super::super::record::record_bytes;
-use super::super::schema::{IndexRecord, Kind, PLACES, Place, ROW_OVERHEAD_BYTES};
+use super::super::schema::{IndexRecord, Kind, PLACES, Place, ROW_OVERHEAD_BYTES, SegmentRecord};
 use super::group::Group;
 use super::{CHUNK_ROWS, Writer};
+use crate::stored::Stored;
 use bytes::Bytes;
 use content::BlockKey;
 use tracing::{error, warn};
@@ -15,6 +16,9 @@ const SPARSE_TAIL_BYTES_MIN: u32 = 1024 * 1024;
 
 /// Chunks of eviction between two groups: a segment of blocks of the usual size is one.
 const CHUNKS_AT_ONCE: usize = 8;
+
+/// What an operator who wants the space back leaves of a pinned segment that is not needed: less than one part in this many.
+const DEAD_SHARE_MAX: u32 = 16;
 
 /// What became of a block whose segment is evicted.
 enum Fate {
@@ -94,7 +98,7 @@ impl Writer {
     }
 
     /// The blocks whose values are in a segment, in their order on the disk.
-    fn rows(&self, segment: u32, rows_max: usize) -> Result<Vec<(Place, Bytes)>, StoreError> {
+    pub(super) fn rows(&self, segment: u32, rows_max: usize) -> Result<Vec<(Place, Bytes)>, StoreError> {
         let prefix = segment.to_be_bytes();
         let rows = self.store.rows_from(PLACES, &prefix)?.take(rows_max).map(|row| {
             let (place, block) = row?;
@@ -170,6 +174,14 @@ impl Writer {
         })
     }
 
+    /// The pinned segments of which more than one part in [`DEAD_SHARE_MAX`] is not named any more.
+    pub(super) fn worth_compacting(&self) -> Vec<u32> {
+        let dead = |record: &SegmentRecord| record.written.saturating_sub(record.live);
+        let worth = |record: &SegmentRecord| dead(record) > record.written / DEAD_SHARE_MAX;
+        let pinned = self.segments.iter().filter(|(_, record)| record.kind == Kind::Pinned);
+        pinned.filter(|(_, record)| worth(record)).map(|(segment, _)| *segment).collect()
+    }
+
     /// Moves some of what is left in a sparse segment to the end; the last of it takes the segment away.
     pub(super) fn collect_chunk(&mut self) {
         let Some(segment) = self.sparse.first().copied() else { return };
@@ -201,20 +213,33 @@ impl Writer {
         self.write(&mut group)
     }
 
-    /// Forgets a block if its value still cannot be read.
+    /// Stages a value for a block that still has its former one where it was.
+    pub(super) fn stage_replacement(
+        &self,
+        group: &mut Group,
+        key: BlockKey,
+        place: Place,
+        value: Stored,
+    ) -> Result<(), StoreError> {
+        let Some(held) = self.index(group, &key)?.filter(|held| held.place == place) else { return Ok(()) };
+        let (shape, value) = value.into_pieces();
+        self.stage_value(group, key, held.kind, shape, value)
+    }
+
+    /// Forgets a block if its value still is not what was written, or not what its hash says.
     pub(super) fn forget(&mut self, key: &BlockKey) {
-        let Err(StoreError::Corrupt(reason)) = self.store.block(&key.to_bytes()) else { return };
-        if let Err(error) = self.forget_block(key, &reason) {
-            error!(?key, %reason, %error, "a block is damaged on disk and cannot be forgotten");
+        if let Err(error) = self.forget_damaged(key) {
+            error!(?key, %error, "a block is damaged on disk and cannot be forgotten");
         }
     }
 
-    fn forget_block(&mut self, key: &BlockKey, reason: &str) -> Result<(), StoreError> {
+    fn forget_damaged(&mut self, key: &BlockKey) -> Result<(), StoreError> {
+        let Some(held) = self.store.index(&key.to_bytes())? else { return Ok(()) };
+        let Err(StoreError::Corrupt(reason)) = self.store.verified(key, held) else { return Ok(()) };
         let mut group = self.begin();
-        let Some(held) = self.index(&group, key)? else { return Ok(()) };
         self.stage_removal(&mut group, key, held)?;
         self.write(&mut group)?;
-        self.report_damage(key, held, reason);
+        self.report_damage(key, held, &reason);
         Ok(())
     }
 

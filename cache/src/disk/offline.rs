@@ -1,0 +1,196 @@
+//! [`Offline`]: a store that no gateway runs on, opened without its writer, to look at it and to mend its index.
+//!
+//! Goals: looking changes nothing, evicts nothing and forgets nothing; what it says of sizes comes from the index alone.
+//!
+//! Everything here blocks the thread.
+
+use super::mend::{self, Disagreements};
+use super::schema::{INDEX, IndexRecord, Kind, PINS_BY_BLOCK, Place, take_u64};
+use super::scrub::{self, Finding, LackingPin, ScrubProgress};
+use super::store::Store;
+use super::{DiskOptions, StoreError, open_store};
+use crate::pins::PinState;
+use crate::stored::Shape;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// An open store without a writer. Nobody else can open it meanwhile.
+#[derive(Debug)]
+pub struct Offline {
+    store: Store,
+}
+
+/// Blocks of one sort.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// How many.
+    pub blocks: u64,
+    /// Their bytes, as blocks.
+    pub block_bytes: u64,
+    /// Their bytes, as they are stored.
+    pub stored_bytes: u64,
+}
+
+/// The segment files of one kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SegmentsAmount {
+    /// How many.
+    pub segments: u64,
+    /// Bytes in them.
+    pub bytes: u64,
+    /// Those of them that nothing needs any more.
+    pub dead_bytes: u64,
+}
+
+/// What a store holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Blocks that may be evicted.
+    pub cached: Amount,
+    /// Blocks that a pin protects.
+    pub pinned: Amount,
+    /// Blocks that are stored as they are.
+    pub raw: Amount,
+    /// Blocks that are stored as one zstd frame.
+    pub framed: Amount,
+    /// Leaves of which the file's bytes are a zstd frame.
+    pub enveloped: Amount,
+    /// The segments of cached blocks.
+    pub cached_segments: SegmentsAmount,
+    /// The segments of pinned blocks.
+    pub pinned_segments: SegmentsAmount,
+    /// Pins that are complete.
+    pub pins: u64,
+    /// Pins that are not.
+    pub partial_pins: u64,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CheckReport {
+    /// The values.
+    pub progress: ScrubProgress,
+    /// The index.
+    pub index: Disagreements,
+    /// Pins that lack blocks, damaged ones included.
+    pub lacking: Vec<LackingPin>,
+}
+
+impl CheckReport {
+    /// Whether nothing is wrong with the store.
+    pub fn is_clean(&self) -> bool {
+        self.progress.is_clean() && self.index.total() == 0 && self.lacking.is_empty()
+    }
+}
+
+impl Offline {
+    /// Opens the store in `dir`. One that an earlier release wrote is brought up to date first.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`], [`StoreError::InUse`], [`StoreError::NewerSchema`], or what the file system said.
+    pub fn open(dir: &Path, options: &DiskOptions) -> Result<Self, StoreError> {
+        if !Store::is_in(dir) {
+            return Err(StoreError::Missing { dir: dir.to_owned() });
+        }
+        Ok(Self { store: open_store(dir, options)? })
+    }
+
+    /// What the store holds.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub fn figures(&self) -> Result<Figures, StoreError> {
+        let mut figures = Figures::default();
+        for row in self.store.rows_from(INDEX, &[])? {
+            // Malformed records are for a check to tell of.
+            if let Some(record) = IndexRecord::from_bytes(&row?.1) {
+                figures.add(record);
+            }
+        }
+        for (_, record) in self.store.segments()? {
+            let segments = match record.kind {
+                Kind::Cached => &mut figures.cached_segments,
+                Kind::Pinned => &mut figures.pinned_segments,
+            };
+            segments.segments += 1;
+            segments.bytes += u64::from(record.written);
+            segments.dead_bytes += u64::from(record.written.saturating_sub(record.live));
+        }
+        for pin in self.store.pins()? {
+            match pin.state {
+                PinState::Complete => figures.pins += 1,
+                PinState::Partial => figures.partial_pins += 1,
+            }
+        }
+        Ok(figures)
+    }
+
+    /// Reads every value and checks it, and the index against itself. After each step the progress is shown, with what the
+    /// step found.
+    ///
+    /// # Errors
+    /// What the disk said of the index; damaged values are no errors.
+    pub fn check(&self, mut on_progress: impl FnMut(&ScrubProgress, &[Finding])) -> Result<CheckReport, StoreError> {
+        let index = mend::survey(&self.store, false)?;
+        let (mut progress, mut damaged) = (ScrubProgress::default(), BTreeMap::new());
+        let mut next = Some(Place::default());
+        while let Some(from) = next {
+            let step = scrub::step(&self.store, from, u32::MAX)?;
+            progress.add(&step);
+            on_progress(&progress, &step.findings);
+            step.findings.iter().try_for_each(|finding| self.count_pins(finding, &mut damaged))?;
+            next = step.next;
+        }
+        Ok(CheckReport { progress, index, lacking: scrub::lacking(&self.store, &damaged)? })
+    }
+
+    /// Counts a block for each pin that has it.
+    fn count_pins(&self, finding: &Finding, by_pin: &mut BTreeMap<u64, u64>) -> Result<(), StoreError> {
+        let block = finding.cid.hash().to_bytes();
+        for row in self.store.keys_with_prefix(PINS_BY_BLOCK, &block)? {
+            if let Some(pin) = take_u64(&mut &row?[block.len()..]) {
+                *by_pin.entry(pin).or_default() += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the index agree with itself and with the files, and says where it did not. Values are for
+    /// [`super::Disk::scrub`] to judge, after this.
+    ///
+    /// # Errors
+    /// What the disk said. What was mended before stays so.
+    pub fn mend(&self) -> Result<Disagreements, StoreError> {
+        mend::survey(&self.store, true)
+    }
+}
+
+impl Figures {
+    fn add(&mut self, record: IndexRecord) {
+        let of_kind = if record.pinned() { &mut self.pinned } else { &mut self.cached };
+        of_kind.add(record.shape);
+        match record.shape {
+            Shape::Raw { .. } => self.raw.add(record.shape),
+            Shape::Frame { .. } => self.framed.add(record.shape),
+            Shape::Envelope { .. } => self.enveloped.add(record.shape),
+        }
+    }
+
+    /// Blocks of every sort.
+    pub fn all(&self) -> Amount {
+        let Self { cached, pinned, .. } = self;
+        Amount {
+            blocks: cached.blocks + pinned.blocks,
+            block_bytes: cached.block_bytes + pinned.block_bytes,
+            stored_bytes: cached.stored_bytes + pinned.stored_bytes,
+        }
+    }
+}
+
+impl Amount {
+    fn add(&mut self, shape: Shape) {
+        self.blocks += 1;
+        self.block_bytes += shape.block_bytes() as u64;
+        self.stored_bytes += shape.value_bytes() as u64;
+    }
+}

@@ -1,0 +1,321 @@
+//! The scrub: every value is read and checked, in the order in which values lie on the disk, before somebody asks for it.
+//!
+//! Goals: damage is found while the content can still be had from elsewhere; a pass costs readers nothing that they
+//! notice: it goes in steps of half a megabyte, each of which is one read among many, at a rate, and works for at most a
+//! quarter of the time; a pass goes on where it stood when the process ended; memory does not grow with the store.
+//!
+//! A value is checked by its checksum, its form and the hash of its block ([`Store::verified`]). One that fails is forgotten
+//! through the writer, which reads it again first: what moves while it is looked at is not damaged. What the system cannot
+//! read at all is counted and left where it is, since it may be the wire and not the disk.
+//!
+//! Non-goals: fetching anew what was forgotten, which happens when somebody asks for it (a member of a pin comes back as
+//! one); what lies in the page cache and not on the disk yet, which the next pass sees.
+
+use super::record;
+use super::schema::{BLOCKS_BY_PIN, INDEX, KEY_SCRUB, PLACES, Place, ScrubRecord, take_u64};
+use super::store::Store;
+use super::writer::Command;
+use super::{Disk, StoreError};
+use crate::pins::PinSummary;
+use crate::stored::Stored;
+use content::{BlockKey, Cid, codec};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A step ends when it has read this much,
+const STEP_BYTES: u64 = 512 * 1024;
+/// or has looked at this many rows.
+const STEP_ROWS: u32 = 256;
+
+/// How much is checked between two notes of how far the pass has come, in bytes.
+const REMEMBER_BYTES: u64 = 8 * 1024 * 1024;
+
+/// Of the time that work with a rate takes, it rests at least this many times as long: a quarter of a core at most.
+const REST: u32 = 3;
+
+/// How far a pass has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ScrubProgress {
+    /// Blocks that were checked.
+    pub blocks: u64,
+    /// Their bytes on the disk.
+    pub bytes: u64,
+    /// Blocks whose value is not what was written, or not what their hash says.
+    pub damaged: u64,
+    /// Blocks that the system refused to read.
+    pub unreadable: u64,
+}
+
+/// What is wrong with a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Its value is not what was written, or not what its hash says.
+    Damaged,
+    /// The system refused to read it.
+    Unreadable,
+}
+
+/// A block that did not pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finding {
+    /// Its name: a CIDv1 of the raw codec, since the store does not know which codec it is asked for by.
+    pub cid: Cid,
+    /// What is wrong with it.
+    pub fault: Fault,
+}
+
+/// A pin of which blocks are missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LackingPin {
+    /// The root of the DAG.
+    pub root: Cid,
+    /// What the operator calls it.
+    pub name: Option<String>,
+    /// How many of its blocks are not here, or are damaged.
+    pub missing: u64,
+    /// How many it has.
+    pub blocks: u64,
+}
+
+/// What a pass came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ScrubReport {
+    /// What was checked.
+    pub progress: ScrubProgress,
+    /// Pins that lack blocks, by root. Those that were forgotten in earlier passes count as well.
+    pub lacking: Vec<LackingPin>,
+}
+
+impl Disk {
+    /// Checks every value that is here now, at `bytes_per_second` or as fast as it goes, and forgets what is damaged. Goes on
+    /// where a pass was left that did not reach the end. After each step the progress of this call is shown, with what
+    /// the step found. Dropping the future interrupts the pass.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`], or what the disk said of the index; damaged values are no errors.
+    pub async fn scrub(
+        &self,
+        bytes_per_second: Option<u64>,
+        on_progress: impl FnMut(&ScrubProgress, &[Finding]),
+    ) -> Result<ScrubReport, StoreError> {
+        let record = self.read(Store::scrub_record).await?;
+        self.scrub_from(record, bytes_per_second, on_progress).await
+    }
+
+    /// The same from the beginning, as fast as it goes.
+    ///
+    /// # Errors
+    /// As [`Disk::scrub`].
+    pub async fn scrub_all(
+        &self,
+        on_progress: impl FnMut(&ScrubProgress, &[Finding]),
+    ) -> Result<ScrubReport, StoreError> {
+        let record = self.read(Store::scrub_record).await?;
+        self.scrub_from(ScrubRecord { at: Place::default(), ..record }, None, on_progress).await
+    }
+
+    async fn scrub_from(
+        &self,
+        record: ScrubRecord,
+        bytes_per_second: Option<u64>,
+        mut on_progress: impl FnMut(&ScrubProgress, &[Finding]),
+    ) -> Result<ScrubReport, StoreError> {
+        let counters = self.read(Store::counters).await?;
+        let mut progress = ScrubProgress::default();
+        let (mut next, mut unnoted_bytes) = (Some(record.at), 0);
+        while let Some(from) = next {
+            let begun = Instant::now();
+            // What is written from now on is not waited for: a pass has an end.
+            let step = self.read(move |store| step(store, from, counters.segment)).await?;
+            self.forget_damaged(&step.findings).await?;
+            self.count_scrubbed(&step);
+            progress.add(&step);
+            on_progress(&progress, &step.findings);
+            next = step.next;
+            unnoted_bytes += step.bytes;
+            if let Some(at) = next.filter(|_| unnoted_bytes >= REMEMBER_BYTES) {
+                self.remember_scrub(ScrubRecord { at, ..record })?;
+                unnoted_bytes = 0;
+            }
+            tokio::time::sleep(rest(step.bytes, begun.elapsed(), bytes_per_second)).await;
+        }
+        self.remember_scrub(ScrubRecord { ended_ms: now_ms(), at: Place::default() })?;
+        self.flush().await?;
+        let lacking = self.read(|store| lacking(store, &BTreeMap::new())).await?;
+        self.count_pass(lacking.len());
+        Ok(ScrubReport { progress, lacking })
+    }
+
+    /// When a pass last reached the end, if one has.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub async fn scrubbed_at(&self) -> Result<Option<SystemTime>, StoreError> {
+        let ended_ms = self.read(Store::scrub_record).await?.ended_ms;
+        Ok(UNIX_EPOCH.checked_add(Duration::from_millis(ended_ms)).filter(|_| ended_ms > 0))
+    }
+
+    async fn forget_damaged(&self, findings: &[Finding]) -> Result<(), StoreError> {
+        for key in findings.iter().filter(|finding| finding.fault == Fault::Damaged).filter_map(Finding::key) {
+            let room = self.queue().room(0).await?;
+            self.queue().send(Command::Forget { key, room })?;
+        }
+        Ok(())
+    }
+
+    fn remember_scrub(&self, record: ScrubRecord) -> Result<(), StoreError> {
+        self.queue().send(Command::Remember { key: KEY_SCRUB, record: record.to_bytes().to_vec() })
+    }
+}
+
+impl Finding {
+    fn new(key: &BlockKey, fault: Fault) -> Self {
+        Self { cid: raw_cid(key), fault }
+    }
+
+    pub(super) fn key(&self) -> Option<BlockKey> {
+        BlockKey::of(&self.cid)
+    }
+}
+
+impl ScrubProgress {
+    pub(super) fn add(&mut self, step: &Step) {
+        let count = |fault| step.findings.iter().filter(|finding| finding.fault == fault).count() as u64;
+        self.blocks += step.blocks;
+        self.bytes += step.bytes;
+        self.damaged += count(Fault::Damaged);
+        self.unreadable += count(Fault::Unreadable);
+    }
+
+    /// Whether everything that was checked is as it should be.
+    pub fn is_clean(&self) -> bool {
+        self.damaged == 0 && self.unreadable == 0
+    }
+}
+
+/// What a step did.
+#[derive(Debug, Default)]
+pub(super) struct Step {
+    /// Where the next one begins; `None` at the end.
+    pub(super) next: Option<Place>,
+    pub(super) blocks: u64,
+    pub(super) bytes: u64,
+    pub(super) findings: Vec<Finding>,
+    rows: u32,
+}
+
+/// Checks some values from a place on, in segments before `segments_end`.
+pub(super) fn step(store: &Store, from: Place, segments_end: u32) -> Result<Step, StoreError> {
+    let mut step = Step::default();
+    for row in store.rows_from(PLACES, &from.to_key())? {
+        let (place, block) = row?;
+        // Rows that are malformed or that the index disagrees with are for the repair of the index.
+        let (Some(place), Some(key)) = (Place::from_key(&place), BlockKey::from_bytes(&block)) else { continue };
+        if place.segment >= segments_end {
+            break;
+        }
+        if step.bytes >= STEP_BYTES || step.rows >= STEP_ROWS {
+            step.next = Some(place);
+            break;
+        }
+        step.rows += 1;
+        if let Looked::Found { bytes, value } = look(store, &key, place)? {
+            step.blocks += 1;
+            step.bytes += bytes;
+            step.findings.extend(value.err().map(|fault| Finding::new(&key, fault)));
+        }
+    }
+    Ok(step)
+}
+
+/// What is at a place.
+pub(super) enum Looked {
+    /// Nothing that the index names: it moved or went.
+    Gone,
+    /// A block's value.
+    Found {
+        /// What it takes in its segment.
+        bytes: u64,
+        value: Result<Stored, Fault>,
+    },
+}
+
+/// Reads and checks the value of a block that is said to be at a place.
+pub(super) fn look(store: &Store, key: &BlockKey, place: Place) -> Result<Looked, StoreError> {
+    let block = key.to_bytes();
+    let held = match store.index(&block) {
+        Ok(Some(held)) if held.place == place => held,
+        Err(StoreError::Corrupt(_)) => return Ok(Looked::Found { bytes: 0, value: Err(Fault::Damaged) }),
+        other => return other.map(|_| Looked::Gone),
+    };
+    let bytes = record::record_bytes(&block, held.shape.value_bytes()) as u64;
+    let found = |value| Ok(Looked::Found { bytes, value });
+    match store.verified(key, held) {
+        Ok(stored) => found(Ok(stored)),
+        Err(_) if store.index(&block)? != Some(held) => Ok(Looked::Gone),
+        Err(StoreError::Corrupt(_)) => found(Err(Fault::Damaged)),
+        Err(_) => found(Err(Fault::Unreadable)),
+    }
+}
+
+/// How long to wait after a step that took `worked`. Without a rate there is no waiting.
+pub(super) fn rest(bytes: u64, worked: Duration, bytes_per_second: Option<u64>) -> Duration {
+    let Some(rate) = bytes_per_second else { return Duration::ZERO };
+    let due = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+    due.saturating_sub(worked).max(worked * REST)
+}
+
+/// The pins of which members are not in the index, or are among `damaged`, which counts such by pin.
+pub(super) fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec<LackingPin>, StoreError> {
+    let mut missing = damaged.clone();
+    for row in store.rows_from(BLOCKS_BY_PIN, &[])? {
+        let (row, _) = row?;
+        let mut block = &*row;
+        let pin = take_u64(&mut block).ok_or_else(|| StoreError::corrupt("a pin's member is malformed"))?;
+        if !store.holds(INDEX, block)? {
+            *missing.entry(pin).or_default() += 1;
+        }
+    }
+    if missing.is_empty() {
+        return Ok(Vec::new());
+    }
+    let lacks = |pin: PinSummary| {
+        let missing = *missing.get(&pin.id)?;
+        Some(LackingPin { root: pin.root, name: pin.name, missing, blocks: pin.blocks })
+    };
+    Ok(store.pins()?.into_iter().filter_map(lacks).collect())
+}
+
+/// A block's name where its codec is not known.
+pub(crate) fn raw_cid(key: &BlockKey) -> Cid {
+    Cid::new_v1(codec::RAW, *key.multihash())
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_kept_and_most_of_the_time_is_rest() {
+        let ms = Duration::from_millis;
+        let table = [
+            (1 << 20, 0, None, 0),
+            (1 << 20, 500, None, 0),
+            (1 << 20, 0, Some(1 << 20), 1_000),
+            (1 << 20, 100, Some(1 << 20), 900),
+            // Slow work, such as compressing: the rate is not reached.
+            (1 << 20, 400, Some(1 << 20), 1_200),
+            (1 << 20, 3_000, Some(1 << 20), 9_000),
+            (0, 0, Some(1), 0),
+            (2, 0, Some(0), 2_000),
+        ];
+        for (bytes, worked, rate, expected) in table {
+            assert_eq!(rest(bytes, ms(worked), rate), ms(expected), "{bytes} bytes in {worked} ms at {rate:?}");
+        }
+    }
+}

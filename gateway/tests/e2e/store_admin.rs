@@ -1,0 +1,176 @@
+//! `causeway store`: archives that go in and out as Kubo writes them; damage that is found, named, mended and made good.
+
+use crate::support::causeway::Launch;
+use crate::support::corpus::{self, Item};
+use crate::support::eventually;
+use crate::support::kubo::Kubo;
+use content::hashes::{self, SHA2_256};
+use content::{Cid, codec};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const BYTES: usize = 3_000_000;
+const LEAF_BYTES: usize = 256 << 10;
+
+/// Kubo with a file of raw leaves, and a node's folder.
+struct World {
+    dir: TempDir,
+    kubo: Kubo,
+    item: Item,
+}
+
+impl World {
+    async fn new() -> Self {
+        let kubo = Kubo::start().await;
+        let [_, item] = corpus::files(&kubo, BYTES);
+        Self { dir: TempDir::new().expect("the temporary folder is writable"), kubo, item }
+    }
+
+    fn launch(&self) -> Launch {
+        Launch::new(self.dir.path())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The file as Kubo exports it.
+    fn archive(&self) -> PathBuf {
+        let car = self.path("kubo.car");
+        self.kubo.export(&self.item.root, &car);
+        car
+    }
+
+    /// Flips a bit of a leaf on the disk, and says which leaf that is.
+    fn damage(&self, leaf: usize) -> String {
+        let data = &self.item.body[leaf * LEAF_BYTES..(leaf + 1) * LEAF_BYTES];
+        let folder = fs::read_dir(self.path("data/store/segments")).expect("there is a store");
+        let flipped = folder.filter_map(|file| flip(&file.expect("reads").path(), data)).count();
+        assert_eq!(flipped, 1, "it is there once");
+        let hash = hashes::digest(SHA2_256, 32, data).expect("hashes");
+        Cid::new_v1(codec::RAW, hash).to_string()
+    }
+}
+
+fn flip(path: &Path, data: &[u8]) -> Option<()> {
+    let mut bytes = fs::read(path).expect("reads");
+    let at = bytes.windows(64).position(|window| window == &data[..64])?;
+    bytes[at + data.len() / 2] ^= 1;
+    fs::write(path, bytes).expect("writes");
+    Some(())
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn archives_go_in_and_out_as_kubo_writes_them() {
+    let world = World::new().await;
+    let (car, root) = (world.archive(), world.item.root.as_str());
+    let archive = fs::read(&car).expect("reads");
+
+    let launch = world.launch();
+    let complaint = launch.run(&["store", "export", root, "-"]).expect_err("there is no store");
+    assert!(complaint.contains("there is no store in"), "{complaint}");
+    let said = launch.run(&["store", "import", car.to_str().expect("text")]).expect("imports");
+    assert!(said.starts_with(&format!("pinned {root}\nimported 13 blocks, ")), "{said}");
+    assert_eq!(launch.output(&["store", "export", root, "-"], &[]).stdout, archive);
+    let out = world.path("out.car");
+    let export = ["store", "export", root, out.to_str().expect("text")];
+    assert_eq!(launch.run(&export).expect("exports"), "exported 13 blocks");
+    assert_eq!(fs::read(&out).expect("reads"), archive);
+    let complaint = launch.run(&export).expect_err("it exists");
+    assert!(complaint.contains("out.car cannot be made"), "{complaint}");
+    assert_eq!(fs::read(&out).expect("reads"), archive);
+
+    let other = TempDir::new().expect("the temporary folder is writable");
+    let piped = Launch::new(other.path()).output(&["store", "import", "-"], &archive);
+    assert_eq!(text(&piped.stdout).trim(), said);
+    world.kubo.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_is_found_named_mended_and_made_good() {
+    let world = World::new().await;
+    let launch = world.launch();
+    launch.import(&world.archive());
+    let stats = json(&launch.output(&["store", "stats", "--json"], &[]));
+    assert_eq!((&stats["pinned"]["blocks"], &stats["pins"]), (&Value::from(13), &Value::from(1)), "{stats}");
+    assert!(launch.run(&["store", "stats"]).expect("reads").contains("13"));
+    let said = launch.run(&["store", "check"]).expect("nothing is wrong");
+    assert!(said.starts_with("checked 13 blocks, "), "{said}");
+
+    let damaged = world.damage(3);
+    let lacks = format!("pin {} lacks 1 of 13 blocks\n", world.item.root);
+    let output = launch.output(&["store", "check"], &[]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.starts_with(&format!("damaged {damaged}\n{lacks}checked 13 blocks, ")), "{said}");
+    assert_eq!(text(&output.stderr).lines().count(), 1, "{}", text(&output.stderr));
+    let output = launch.output(&["store", "check", "--json"], &[]);
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!((&report["clean"], &report["damaged"]), (&Value::from(false), &Value::from(vec![damaged.clone()])));
+    assert_eq!(report["pins_lacking_blocks"][0]["missing"], 1);
+
+    fs::write(world.path("data/store/segments/000000ff.segment"), "nobody's").expect("writes");
+    let said = launch.run(&["store", "repair"]).expect("repairs");
+    assert!(said.starts_with(&format!("damaged {damaged}\n{lacks}")), "{said}");
+    assert!(said.contains("and 1 files disagree"), "{said}");
+    let out = world.path("out.car");
+    let complaint = launch.run(&["store", "export", &world.item.root, out.to_str().expect("text")]);
+    assert!(complaint.expect_err("a block is missing").contains(&format!("{damaged} is not in the store")));
+    assert!(!out.exists(), "what could not be finished is removed");
+
+    let peering = world.kubo.tcp().to_owned();
+    let node = launch.clone().peering(&peering).start().await;
+    for command in [&["stats"][..], &["check"], &["repair"], &["compact"], &["export", &world.item.root, "-"]] {
+        let complaint = launch.run(&[&["store"], command].concat()).expect_err("it is in use");
+        assert!(complaint.contains("in use by another process"), "{command:?}: {complaint}");
+        assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    }
+    crate::tiers::expect(&node, &world.item).await;
+    node.stop().await;
+    let said = launch.run(&["store", "check"]).expect("what was missing has come back");
+    assert!(!said.contains("lacks"), "{said}");
+    launch.run(&["store", "compact"]).expect("compacts");
+    let stats = json(&launch.output(&["store", "stats", "--json"], &[]));
+    assert_eq!(stats["pinned_segments"]["dead_bytes"], 0, "{stats}");
+    launch.run(&["store", "check"]).expect("nothing is wrong");
+    world.kubo.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_runs_finds_damage_by_itself() {
+    let world = World::new().await;
+    let launch = world.launch().set("CAUSEWAY_CACHE_SCRUB_BYTES_PER_SECOND", 1 << 30);
+    launch.import(&world.archive());
+    world.damage(5);
+    world.damage(7);
+    let node = launch.start().await;
+    let metrics = eventually("the pass ends", Duration::from_secs(60), async || {
+        let metrics = node.metrics().await;
+        if metrics.sample("causeway_disk_scrub_passes_total") == 1 { Ok(metrics) } else { Err("not yet") }
+    });
+    let metrics = metrics.await;
+    assert_eq!(metrics.sample("causeway_disk_corrupt_blocks_total"), 2);
+    assert_eq!(metrics.sample("causeway_disk_lacking_pins"), 1);
+    assert!(metrics.sample("causeway_disk_scrubbed_bytes_total") > BYTES as u64);
+    node.assert_healthy().await;
+    node.stop().await;
+    // It is a week until the next.
+    let node = launch.start().await;
+    assert_eq!(node.get("/").await.status, 200);
+    assert_eq!(node.metrics().await.sample("causeway_disk_scrubbed_blocks_total"), 0);
+    node.stop().await;
+    world.kubo.stop().await;
+}

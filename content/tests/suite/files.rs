@@ -191,7 +191,7 @@ fn the_window_is_earned_by_reading() {
     drain(reader, &source, |reader| {
         read_bytes = size - reader.remaining();
         window_bytes = reader.window_bytes();
-        assert!(window_bytes <= WINDOW_BYTES_START + read_bytes as usize / 2, "{window_bytes} after {read_bytes}");
+        assert!(window_bytes <= WINDOW_BYTES_START + read_bytes as usize, "{window_bytes} after {read_bytes}");
     });
     assert!(window_bytes > 16 * MIB, "{window_bytes}: a fast reader earns a large one");
 }

@@ -45,7 +45,7 @@ impl Writer {
         }
         let begin = |writer: &Self| {
             let mut group = writer.begin();
-            group.moves_pinned = true;
+            (group.values_first, group.into_reserve) = (true, true);
             group
         };
         let (mut group, mut blocks) = (begin(&self), 0);

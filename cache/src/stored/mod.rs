@@ -178,8 +178,8 @@ impl Stored {
         self.layout.shape
     }
 
-    /// The block. What is stored raw is shared, what is compressed is unpacked, with this thread's context (see
-    /// [`decode`]).
+    /// The block. What is stored raw is shared, what is compressed is unpacked. Each thread that unpacks keeps a zstd
+    /// context of 93 KiB for as long as it lives, instead of one for each value.
     ///
     /// # Errors
     /// [`ValueError`] when the frame does not unpack to what it says.
@@ -209,21 +209,6 @@ impl Stored {
 fn raw_head(block_bytes: usize) -> [u8; RAW_HEAD_BYTES] {
     let [a, b, c, d] = u32::try_from(block_bytes).unwrap_or(u32::MAX).to_be_bytes();
     [TAG_RAW, a, b, c, d]
-}
-
-/// The block of a value that an [`Encoder`] made, for a caller who only borrows the value. The same as [`Stored::read`]
-/// and [`Stored::block`], but for a copy.
-///
-/// Each thread that unpacks keeps a zstd context of 93 KiB for as long as it lives, instead of one for each value.
-///
-/// # Errors
-/// [`ValueError`] when the value is not one that was stored.
-pub fn decode(value: &[u8]) -> Result<Bytes, ValueError> {
-    let layout = Layout::of(value)?;
-    match layout.shape {
-        Shape::Raw { .. } => Ok(Bytes::copy_from_slice(&value[layout.body_start..])),
-        Shape::Frame { .. } | Shape::Envelope { .. } => layout.unpack(value),
-    }
 }
 
 /// Where the parts of a value are. Made only by [`Layout::of`] and by encoders, so that the ranges are inside of the

@@ -48,6 +48,10 @@ fn encoder() -> Encoder {
     Encoder::new(Options::default()).expect("zstd")
 }
 
+fn decode(value: &[u8]) -> Result<Bytes, ValueError> {
+    Stored::read(Bytes::copy_from_slice(value))?.block()
+}
+
 fn encode(block: &Block) -> Stored {
     encoder().encode(block)
 }

@@ -69,9 +69,10 @@ pub(crate) struct Group {
     pub(super) counters: Counters,
     /// On the disk when it is written, with all before it.
     pub(crate) sync: bool,
-    /// It moves pinned values: they are on the disk before its rows may be, since what those replace is all that is kept of
-    /// them; and it may use the space that is to stay free, since it gives back more.
-    pub(crate) moves_pinned: bool,
+    /// Its values are on the disk before its rows may be: what those replace is all that is kept of pinned blocks.
+    pub(crate) values_first: bool,
+    /// It may use the space that is to stay free.
+    pub(crate) into_reserve: bool,
     pub(super) cached: u64,
     pub(super) attempts: Vec<Arc<Attempt>>,
     pub(super) notices: Vec<Notice>,
@@ -112,7 +113,8 @@ impl Writer {
             pins: HashMap::new(),
             counters: self.counters,
             sync: false,
-            moves_pinned: false,
+            values_first: false,
+            into_reserve: false,
             cached: 0,
             attempts: Vec::new(),
             notices: Vec::new(),
@@ -176,7 +178,7 @@ impl Writer {
         if let Some(held) = held {
             // The log may reach the disk by itself, and must not name a new place before the value is there: the former
             // one would be lost with a power cut.
-            group.sync |= held.pinned() && kind == Kind::Pinned;
+            group.values_first |= held.pinned() && kind == Kind::Pinned;
             self.stage_dead(group, &block, held)?;
         }
         let record = IndexRecord { shape, kind, place };
@@ -283,7 +285,7 @@ impl Writer {
             record.kind == Kind::Pinned && record.blocks == 0 && !group.tails.contain(*segment)
         };
         let sync = group.sync || group.segments.iter().any(deletes_pinned);
-        if sync || group.moves_pinned {
+        if sync || group.values_first {
             self.sync_values(&[Kind::Pinned])?;
         }
         let (segments, meta) = (self.store.family(SEGMENTS)?, self.store.family(META)?);
@@ -305,7 +307,7 @@ impl Writer {
         if group.appends.is_empty() {
             return Ok(());
         }
-        if !group.moves_pinned {
+        if !group.into_reserve {
             self.check_free_space(group.appended_bytes)?;
         }
         self.names_unsynced |= group.segments.keys().any(|segment| !self.segments.contains_key(segment));

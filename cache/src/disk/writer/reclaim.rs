@@ -20,19 +20,11 @@ const CHUNKS_AT_ONCE: usize = 8;
 /// What an operator who wants the space back leaves of a pinned segment that is not needed: less than one part in this many.
 const DEAD_SHARE_MAX: u32 = 16;
 
-/// What became of a block whose segment is evicted.
-enum Fate {
-    Evicted,
-    Rescued,
-    /// A row that names nothing: left over from a batch that failed.
-    Stale,
-}
-
 impl Writer {
     /// Removes the oldest cached segments until the rest is within the budget and leaves the disk the space that it should;
     /// or some of them, for what waits to be written must not wait for millions of tiny blocks.
     pub(super) fn evict(&mut self) {
-        if !self.has_to_evict() {
+        if !self.evicts {
             return;
         }
         // Looked up once: file systems give space back late.
@@ -79,7 +71,7 @@ impl Writer {
         // Nothing can be written anew where there is no space.
         let rescue = self.shortage_bytes() == 0;
         for (place, block) in &rows {
-            evicted += u64::from(matches!(self.stage_eviction(&mut group, *place, block, rescue)?, Fate::Evicted));
+            evicted += u64::from(self.stage_eviction(&mut group, *place, block, rescue)?);
             if group.full() {
                 break;
             }
@@ -108,14 +100,15 @@ impl Writer {
         rows.take_while(|row| !matches!(row, Ok((place, _)) if place.segment != segment)).collect()
     }
 
+    /// Whether the block goes: it may be kept, or the row may name nothing, left over from a batch that failed.
     fn stage_eviction(
         &mut self,
         group: &mut Group,
         place: Place,
         block: &[u8],
         rescue: bool,
-    ) -> Result<Fate, StoreError> {
-        let Some((key, held)) = self.named(group, place, block)? else { return Ok(Fate::Stale) };
+    ) -> Result<bool, StoreError> {
+        let Some((key, held)) = self.named(group, place, block)? else { return Ok(false) };
         let bytes = record_bytes(block, held.shape.value_bytes()) as u64 + ROW_OVERHEAD_BYTES;
         let wanted = rescue && self.is_wanted(&key, place);
         // At most half of a segment, so that eviction gets on whatever is wanted.
@@ -123,10 +116,10 @@ impl Writer {
         // One that cannot be read is no reason to keep the whole segment.
         if wanted && self.rescued.1 + bytes <= half && self.stage_move(group, key, held, Kind::Cached).is_ok() {
             self.rescued.1 += bytes;
-            return Ok(Fate::Rescued);
+            return Ok(false);
         }
         self.stage_removal(group, &key, held)?;
-        Ok(Fate::Evicted)
+        Ok(true)
     }
 
     fn is_wanted(&self, key: &BlockKey, place: Place) -> bool {
@@ -197,7 +190,8 @@ impl Writer {
             self.tails.set(Kind::Pinned, None);
         }
         let mut group = self.begin();
-        group.moves_pinned = true;
+        // It gives back more than it takes.
+        group.into_reserve = true;
         let rows = self.rows(segment, CHUNK_ROWS)?;
         for (place, block) in &rows {
             if let Some((key, held)) = self.named(&mut group, *place, block)? {

@@ -6,7 +6,7 @@
 //! Non-goal: order. Blocks come as they arrive.
 
 use crate::block::Block;
-use crate::cid::{Cid, codec};
+use crate::cid::{BlockKey, Cid, codec};
 use crate::dagpb::PbNode;
 use crate::ipld::{self, IpldError};
 use crate::source::{BlockSource, SourceError, at_hand};
@@ -39,7 +39,7 @@ pub enum DagError {
 pub fn links(block: &Block) -> Result<Vec<Cid>, NodeError> {
     let cid = block.cid();
     match cid.codec() {
-        codec::RAW | codec::CBOR | codec::JSON => Ok(Vec::new()),
+        leaf if is_leaf(leaf) => Ok(Vec::new()),
         codec::DAG_PB => links_pb(block).map_err(|reason| NodeError::malformed(cid, reason)),
         codec::DAG_CBOR => ipld::links_cbor(block).map_err(|error| unreadable(cid, error)),
         codec::DAG_JSON => ipld::links_json(block).map_err(|error| unreadable(cid, error)),
@@ -58,6 +58,20 @@ fn links_pb(block: &Block) -> Result<Vec<Cid>, crate::dagpb::PbError> {
     PbNode::decode(block.data().clone())?.links().map(|link| link?.cid()).collect()
 }
 
+/// Whether blocks of a codec have no links, whatever their bytes are.
+fn is_leaf(codec: u64) -> bool {
+    matches!(codec, codec::RAW | codec::CBOR | codec::JSON)
+}
+
+/// A block that a walk came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Visited {
+    /// One that was read.
+    Block(Block),
+    /// One that has no links, by its codec, and was not read. Whether it is there is not known.
+    Leaf(Cid),
+}
+
 /// Every block of the DAG below `root`, the root included, each once, as they arrive; up to `concurrency` are fetched at
 /// a time. Inline blocks are not emitted, since there is nothing to keep, but their links are followed. Bytes that are
 /// linked under two codecs are two blocks here, because their links differ.
@@ -72,9 +86,36 @@ pub fn walk_all(
     root: Cid,
     concurrency: usize,
 ) -> BoxStream<'static, Result<Block, DagError>> {
+    let blocks = walk(source, root, concurrency, true);
+    let block = |visited| match visited {
+        Visited::Block(block) => Some(block),
+        Visited::Leaf(_) => None,
+    };
+    blocks.filter_map(move |visited| ready(visited.map(block).transpose())).boxed()
+}
+
+/// The same walk for who holds the blocks and only needs their names: those that have no links are not read.
+///
+/// # Errors
+/// In the stream: [`DagError`].
+pub fn walk_links(
+    source: Arc<dyn BlockSource>,
+    root: Cid,
+    concurrency: usize,
+) -> BoxStream<'static, Result<Visited, DagError>> {
+    walk(source, root, concurrency, false)
+}
+
+fn walk(
+    source: Arc<dyn BlockSource>,
+    root: Cid,
+    concurrency: usize,
+    reads_leaves: bool,
+) -> BoxStream<'static, Result<Visited, DagError>> {
     let mut walk = Walk {
         source,
         concurrency: concurrency.max(1),
+        reads_leaves,
         seen: HashSet::new(),
         waiting: Vec::new(),
         fetches: FuturesUnordered::new(),
@@ -87,6 +128,7 @@ pub fn walk_all(
 struct Walk {
     source: Arc<dyn BlockSource>,
     concurrency: usize,
+    reads_leaves: bool,
     /// Every CID that is or was on the way, as CIDv1: the version makes no difference to what a block is.
     seen: HashSet<Cid>,
     /// The last found goes first: depth before breadth keeps this short.
@@ -95,11 +137,14 @@ struct Walk {
 }
 
 impl Walk {
-    async fn next(&mut self) -> Result<Option<Block>, DagError> {
+    async fn next(&mut self) -> Result<Option<Visited>, DagError> {
         loop {
             while self.fetches.len() < self.concurrency
                 && let Some(cid) = self.waiting.pop()
             {
+                if !self.reads_leaves && is_leaf(cid.codec()) && BlockKey::of(&cid).is_some() {
+                    return Ok(Some(Visited::Leaf(cid)));
+                }
                 self.fetches.push(match at_hand(&*self.source, &cid) {
                     Some(block) => ready(Ok(block)).boxed(),
                     None => self.source.get(&cid),
@@ -110,7 +155,7 @@ impl Walk {
                 self.see(link);
             }
             if block.key().is_some() {
-                return Ok(Some(block));
+                return Ok(Some(Visited::Block(block)));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Paths, links and walks over whole DAGs.
 
 use crate::support::*;
-use content::dag::{DagError, links, walk_all};
+use content::dag::{DagError, Visited, links, walk_all, walk_links};
 use content::unixfs::NodeError;
 use content::walk::{Resolved, WalkError, resolve};
 use content::{Block, BlockSource, Cid, MemoryBlocks, SourceError, codec};
@@ -147,6 +147,34 @@ fn a_whole_dag_is_walked_once_with_bounded_concurrency() {
         assert_eq!(walked.len(), blocks.len() + 1, "once, but for the one that is linked as raw too");
         assert_eq!(Counts::get(&source.counts.gets), walked.len());
         assert!(Counts::get(&source.counts.in_flight_max) <= concurrency.max(1));
+    }
+}
+
+/// The same blocks by their names, and of the leaves nothing but those: they need not even be there.
+#[test]
+fn a_walk_by_links_reads_no_leaf_and_names_all() {
+    let blocks = Arc::new(MemoryBlocks::new());
+    let file = balanced(&blocks, &content(1, 5_000), 100, 5, LeafKind::RawCodec);
+    let pb = leaf(&blocks, LeafKind::PbFile, b"has no links, but may");
+    let entries = [("f", &file), ("again", &file), ("pb", &pb), ("in", &inline(codec::RAW, b"nothing to keep"))];
+    let root = directory(&blocks, &entries);
+    let cids = |visited: &[Visited]| -> BTreeSet<Cid> {
+        let cid = |visited: &Visited| match visited {
+            Visited::Block(block) => *block.cid(),
+            Visited::Leaf(cid) => *cid,
+        };
+        visited.iter().map(cid).collect()
+    };
+    let all = walk_dag(blocks.clone(), *root.cid(), 4).expect("all there");
+    let raw: Vec<&Block> = all.iter().filter(|block| block.cid().codec() == codec::RAW).collect();
+    assert!(raw.len() > 40);
+    raw.iter().for_each(|block| assert!(blocks.remove(block.cid())));
+    for concurrency in [1, 5] {
+        let walk = walk_links(blocks.clone(), *root.cid(), concurrency).collect::<Vec<_>>();
+        let visited = block_on(walk).into_iter().collect::<Result<Vec<_>, _>>().expect("no leaf is read");
+        assert_eq!(visited.len(), all.len());
+        assert_eq!(cids(&visited), all.iter().map(|block| *block.cid()).collect());
+        assert_eq!(visited.iter().filter(|visited| matches!(visited, Visited::Leaf(_))).count(), raw.len());
     }
 }
 

@@ -12,7 +12,7 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which are no settings of a node: it would refuse to start with them.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build test test-browser test-long lint docs bench bench-tiers bench-network bench-trace kubo deny
+.PHONY: help run build test test-browser test-long lint docs bench bench-tiers bench-network bench-trace bench-policies kubo deny
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -73,6 +73,9 @@ bench-network: ## Measure misses over a long link, beside Kubo and plain HTTP; r
 
 bench-trace: build ## Replay a trace shaped like a public gateway's day; results go to load-tests/results
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" trace --causeway "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
+
+bench-policies: build ## Show what the memory tier would answer of that day by each policy; results go to load-tests/results
+	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" policies $(ARGS)
 
 kubo: ## Build Kubo, the real peer of tests and benchmarks, unless it is there
 	@scripts/kubo

@@ -39,7 +39,7 @@ pub use crate::flight::Flights;
 pub use crate::import::{ImportError, ImportSummary, import_car};
 pub use crate::metrics::TierMetrics;
 pub use crate::pins::{PinError, PinState, PinSummary};
-pub use crate::ram::Ram;
+pub use crate::ram::{Ram, RamPolicy};
 pub use crate::tiers::{Local, Through, Tiers};
 
 #[cfg(test)]

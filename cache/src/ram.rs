@@ -2,8 +2,10 @@
 //!
 //! Goals: a hit without waiting, I/O or allocation; a budget in bytes that holds at every moment, not on average.
 //!
-//! Non-goals: knowing what a block means. Eviction is least recently used; a policy that resists scans may follow when
-//! it is measured against real traffic.
+//! Who may stay is a policy ([`RamPolicy`]), and both there are were measured on the same traces (`causeway-load-tests
+//! policies`).
+//!
+//! Non-goals: knowing what a block means.
 
 use bytes::Bytes;
 use content::{Block, BlockKey, BlockSource, Cid, SourceError};
@@ -28,7 +30,27 @@ pub const COPY_BELOW_BYTES: usize = 64 * 1024;
 /// asked for after this many bytes.
 const TIDY_AFTER_BYTES: u64 = 8 * 1024 * 1024;
 
-/// Blocks in memory, least recently used evicted first. Clones share the memory.
+/// Which blocks stay in memory when not all can.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RamPolicy {
+    /// What was used last stays (as in the paper's gateway). What is read once pushes out what is read often.
+    Lru,
+    /// A block comes in only if it was asked for more often of late than those that would have to go for it together
+    /// (TinyLFU, Einziger et al. 2017), which are the least recently used. What is read once stays outside.
+    #[default]
+    TinyLfu,
+}
+
+impl From<RamPolicy> for EvictionPolicy {
+    fn from(policy: RamPolicy) -> Self {
+        match policy {
+            RamPolicy::Lru => Self::lru(),
+            RamPolicy::TinyLfu => Self::tiny_lfu(),
+        }
+    }
+}
+
+/// Blocks in memory. Clones share the memory.
 #[derive(Clone)]
 pub struct Ram {
     cache: Cache<BlockKey, Bytes>,
@@ -43,14 +65,19 @@ impl std::fmt::Debug for Ram {
 }
 
 impl Ram {
+    /// An empty cache of the default policy: see [`Ram::with_policy`].
+    pub fn new(budget_bytes: u64) -> Self {
+        Self::with_policy(budget_bytes, RamPolicy::default())
+    }
+
     /// An empty cache that holds at most `budget_bytes`, counting data and [`ENTRY_OVERHEAD_BYTES`] for each block, and
     /// for moments up to 8 MiB (or 1/16 of the budget, if that is less) more. A budget of 0 turns the tier off.
-    pub fn new(budget_bytes: u64) -> Self {
+    pub fn with_policy(budget_bytes: u64, policy: RamPolicy) -> Self {
         let cache = Cache::builder()
             .name("blocks")
             .max_capacity(budget_bytes)
             .weigher(|_: &BlockKey, data: &Bytes| weight(data))
-            .eviction_policy(EvictionPolicy::lru())
+            .eviction_policy(policy.into())
             .build();
         Self { cache, budget_bytes, untidy_bytes: Arc::default() }
     }
@@ -58,6 +85,11 @@ impl Ram {
     /// The bytes of a block, which count as used now.
     pub fn find(&self, key: &BlockKey) -> Option<Bytes> {
         self.cache.get(key)
+    }
+
+    /// The same for who has looked before and found nothing: only what came meanwhile counts as used.
+    pub(crate) fn find_again(&self, key: &BlockKey) -> Option<Bytes> {
+        if self.holds(key) { self.find(key) } else { None }
     }
 
     /// Whether the block is here. Does not count as use.

@@ -254,6 +254,9 @@ impl Default for Names {
 pub struct Cache {
     /// Bytes of blocks held in memory.
     pub ram_bytes_max: u64,
+    /// Which blocks stay in memory when not all can: "tinylfu", those that are asked for most of late, so that a long file
+    /// that is read once pushes nothing out; or "lru", those that were asked for last.
+    pub ram_policy: RamPolicy,
     /// Bytes of blocks cached on disk. Pinned blocks do not count and are never evicted.
     pub disk_bytes_max: u64,
     /// Bytes that are left free on the disk. Where there is less, the cache shrinks; when it is gone, nothing is stored.
@@ -279,6 +282,7 @@ impl Default for Cache {
     fn default() -> Self {
         Self {
             ram_bytes_max: 512 * MIB,
+            ram_policy: RamPolicy::TinyLfu,
             disk_bytes_max: 10 * GIB,
             disk_free_bytes_min: GIB,
             zstd_level: 3,
@@ -289,6 +293,17 @@ impl Default for Cache {
             paths_bytes_max: 64 * MIB,
         }
     }
+}
+
+/// Which blocks stay in memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RamPolicy {
+    /// Those that are asked for most of late.
+    #[default]
+    TinyLfu,
+    /// Those that were asked for last.
+    Lru,
 }
 
 /// What is not served.

@@ -15,7 +15,7 @@ use crate::upkeep::Upkeep;
 use crate::welcome;
 use anyhow::Context as _;
 use axum::body::Body;
-use cache::{Disk, DiskOptions, Ram, TierMetrics, Tiers};
+use cache::{Disk, DiskOptions, Ram, RamPolicy, TierMetrics, Tiers};
 use config::{Config, ConfigError, Loaded};
 use content::{Cid, DenyList, Policy};
 use libp2p::{Multiaddr, PeerId};
@@ -106,7 +106,8 @@ impl Node {
         let mut registry = Registry::default();
         let policy: Arc<dyn Policy> = Arc::new(DenyList::new(loaded.config.policy.deny.iter().copied()));
         let tier_metrics = TierMetrics::register(&mut registry);
-        let tiers = Tiers::new(Ram::new(cache.ram_bytes_max), disk.clone(), Arc::clone(&policy), tier_metrics);
+        let ram = Ram::with_policy(cache.ram_bytes_max, ram_policy(cache.ram_policy));
+        let tiers = Tiers::new(ram, disk.clone(), Arc::clone(&policy), tier_metrics);
         let network = Network::start(loaded, Arc::new(tiers.local()), &mut registry).await?;
         let welcome = welcome::ensure_pinned(&disk).await?;
         network.provide(&disk, loaded.config.p2p.provide).await;
@@ -238,6 +239,13 @@ pub fn disk_options(cache: &config::Cache) -> DiskOptions {
         free_bytes_min: cache.disk_free_bytes_min,
         zstd: cache::stored::Options { level: i32::from(cache.zstd_level) },
         ..DiskOptions::default()
+    }
+}
+
+fn ram_policy(policy: config::RamPolicy) -> RamPolicy {
+    match policy {
+        config::RamPolicy::TinyLfu => RamPolicy::TinyLfu,
+        config::RamPolicy::Lru => RamPolicy::Lru,
     }
 }
 

@@ -56,6 +56,14 @@ pub fn describe_trace(options: &trace::Options) -> Result<Value> {
     Ok(about)
 }
 
+/// The same for the memory tier's policies.
+pub fn describe_policies(quick: bool) -> Result<Value> {
+    let mut about = hardware()?;
+    about["command"] = json!(if quick { "make bench-policies ARGS=--quick" } else { "make bench-policies" });
+    about["quick"] = json!(quick);
+    Ok(about)
+}
+
 fn hardware() -> Result<Value> {
     let cpus = std::fs::read_to_string("/proc/cpuinfo")?;
     let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));

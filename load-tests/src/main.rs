@@ -4,7 +4,7 @@
 //! order, with the server's CPU time beside each; results are files that can be compared over time.
 //!
 //! Non-goals: absolute figures. Load generator and servers share the machine, so that ratios hold better than numbers. What
-//! is compared is spoken to over HTTP; nothing is known of Causeway's inside.
+//! is compared is spoken to over HTTP; only [`policies`] knows of Causeway's inside.
 //!
 //! | module | concern |
 //! |---|---|
@@ -14,6 +14,7 @@
 //! | [`servers`] | Causeway, Kubo and nginx as child processes with folders of their own |
 //! | [`child`] | a child process, what it says and the CPU time it and its children use |
 //! | [`trace`] | a public gateway's day, replayed: the paper's table of tiers beside ours |
+//! | [`policies`] | what the memory tier keeps, by policy, on the same day |
 //! | [`relay`] | a stretch of network between two programs: delay, rate, and a count of bytes |
 //! | [`wrk`], [`timed`] | one run of `wrk`; of any command |
 //! | [`fetch`], [`sample`], [`archive`] | one timed GET; content that is made up, and the same as blocks |
@@ -30,6 +31,7 @@ mod goals;
 mod machine;
 mod median;
 mod network;
+mod policies;
 mod relay;
 mod report;
 mod results;
@@ -60,6 +62,8 @@ enum Command {
     Network(network::Options),
     /// Replay a trace that is shaped like a public gateway's day, and show which tiers answer
     Trace(Box<trace::Options>),
+    /// Show which share of a public gateway's day the memory tier would answer by each policy, with and without a scan
+    Policies(policies::Options),
     /// Put a stretch of network between two programs, until Ctrl-C
     Relay(RelayOptions),
 }
@@ -130,6 +134,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Compare(options) => compare(&options).await,
         Command::Network(options) => network(&options).await,
         Command::Trace(options) => trace(&options).await,
+        Command::Policies(options) => policies(&options),
         Command::Relay(options) => relay(&options).await,
     }
 }
@@ -174,6 +179,13 @@ async fn trace(options: &trace::Options) -> anyhow::Result<()> {
     println!("Written to {} and .json beside it.", written.display());
     let unanswered = outcome.replayed.unanswered();
     anyhow::ensure!(unanswered == 0, "{unanswered} requests were not answered as they should be");
+    Ok(())
+}
+
+fn policies(options: &policies::Options) -> anyhow::Result<()> {
+    let written = policies::run(options)?;
+    println!("{}", std::fs::read_to_string(&written)?);
+    println!("Written to {} and .json beside it.", written.display());
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 use super::{key, noise, noisy, raw};
-use crate::ram::{COPY_BELOW_BYTES, ENTRY_OVERHEAD_BYTES, Ram};
+use crate::ram::{COPY_BELOW_BYTES, ENTRY_OVERHEAD_BYTES, Ram, RamPolicy};
 use content::BlockKey;
 
 const OVERHEAD: u64 = ENTRY_OVERHEAD_BYTES as u64;
@@ -24,9 +24,35 @@ fn the_budget_holds_at_every_moment_under_churn() {
 }
 
 #[test]
+fn a_scan_leaves_what_is_read_often_where_it_is() {
+    let hits = |policy| {
+        let ram = Ram::with_policy(1_000 * (100 + OVERHEAD), policy);
+        let data = noise(1, 100);
+        let read = |number: u64| {
+            let key = key(&raw(number.to_le_bytes().to_vec()));
+            let hit = ram.find(&key).is_some();
+            if !hit {
+                ram.insert(key, &data);
+            }
+            ram.tidy();
+            hit
+        };
+        (0..4_000).for_each(|number| _ = read(number % 800));
+        // As fast as what is read often, and ten times the budget.
+        let read_both = |number: &u64| {
+            read(1_000_000 + number);
+            read(number % 800)
+        };
+        (0..10_000).filter(read_both).count()
+    };
+    let (lru, tiny_lfu) = (hits(RamPolicy::Lru), hits(RamPolicy::TinyLfu));
+    assert!(lru < 1_000 && tiny_lfu > 9_000, "of 10,000: {lru}, {tiny_lfu}");
+}
+
+#[test]
 fn what_was_used_least_recently_goes_first() {
     let blocks: Vec<_> = (0..4).map(|seed| noisy(seed, 1_000)).collect();
-    let ram = Ram::new(3 * (1_000 + OVERHEAD));
+    let ram = Ram::with_policy(3 * (1_000 + OVERHEAD), RamPolicy::Lru);
     for block in &blocks[..3] {
         ram.insert(key(block), block.data());
         ram.tidy();

@@ -39,8 +39,13 @@ pub async fn median(options: &Options) -> Result<Vec<Case>> {
         }
     }
     let drawn = shuffled(options.seed, content.files.iter().map(|file| file.path.as_str()).collect())?;
-    let participant =
-        |who, server| Participant { who, server, asked: Asked::Drawn(&drawn), headers: Vec::new(), body_bytes: BYTES };
+    let participant = |who, server| Participant {
+        who,
+        server,
+        asked: Asked::Drawn(&drawn),
+        headers: Vec::new(),
+        body_bytes: Some(BYTES),
+    };
     let participants = [participant(Who::Causeway, &causeway.server), participant(Who::Kubo, &kubo.server)];
     let before = bytes_given(&causeway.admin).await?;
     let series = rounds(options, CONNECTIONS, &participants)?;

@@ -154,5 +154,5 @@ pub async fn revalidation(options: &Options) -> Result<Vec<Case>> {
 }
 
 fn participant<'a>(who: Who, server: &'a Server, asked: Asked<'a>, body_bytes: u64) -> Participant<'a> {
-    Participant { who, server, asked, headers: Vec::new(), body_bytes }
+    Participant { who, server, asked, headers: Vec::new(), body_bytes: Some(body_bytes) }
 }

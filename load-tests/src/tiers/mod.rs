@@ -15,6 +15,7 @@
 //! | [`under_load`] | servers that take turns under the load of `wrk` |
 //! | [`hot`] | what is in memory: small and large files, pages, 304 |
 //! | [`disk`] | what is on disk only |
+//! | [`memory`] | whether the memory tier holds its budget |
 //! | [`text`] | text, compressed |
 //! | [`store`] | writing: archives and files |
 //! | [`steady`] | the load of a public gateway in an open loop |
@@ -23,6 +24,7 @@
 pub mod disk;
 pub mod figures;
 pub mod hot;
+pub mod memory;
 pub mod steady;
 pub mod store;
 pub mod table;
@@ -103,6 +105,11 @@ impl Options {
         self.disk_files.div_ceil(if self.quick { 10 } else { 1 }).max(1)
     }
 
+    /// Of several sizes, for the memory tier's budget.
+    pub fn memory_files(&self) -> usize {
+        if self.quick { 60 } else { 1800 }
+    }
+
     /// Of each size, for the open loop.
     pub fn load_files(&self) -> usize {
         if self.quick { 5 } else { 100 }
@@ -156,6 +163,8 @@ pub enum RowName {
     /// 664 KB from disk, RAM tier off
     #[value(name = "disk-664k")]
     Disk664k,
+    /// The memory tier's budget under load
+    Memory,
     /// Hot text over zstd, against nginx with gzip_static
     ZstdText,
     /// New 256 KiB blocks from a CAR file
@@ -180,6 +189,7 @@ impl RowName {
             Self::PageIn500 => hot::page(options).await?,
             Self::Revalidate304 => hot::revalidation(options).await?,
             Self::Disk664k => disk::median(options).await?,
+            Self::Memory => memory::budget(options).await?,
             Self::ZstdText => text::zstd(options).await?,
             Self::Write => store::write(options)?,
             Self::Add => return store::add(options),

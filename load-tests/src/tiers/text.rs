@@ -46,14 +46,14 @@ pub async fn zstd(options: &Options) -> Result<Vec<Case>> {
             server: &causeway,
             asked: Asked::One(&path),
             headers: zstd,
-            body_bytes: our_bytes as u64,
+            body_bytes: Some(our_bytes as u64),
         },
         Participant {
             who: Who::NginxStatic,
             server: &nginx,
             asked: Asked::One("/files/text.txt"),
             headers: gzip,
-            body_bytes: their_bytes as u64,
+            body_bytes: Some(their_bytes as u64),
         },
     ];
     let series = rounds(options, CONNECTIONS, &participants)?;

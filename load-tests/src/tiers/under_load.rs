@@ -19,8 +19,8 @@ pub struct Participant<'a> {
     pub asked: Asked<'a>,
     /// "Name: value".
     pub headers: Vec<String>,
-    /// Bytes of the body of each answer.
-    pub body_bytes: u64,
+    /// Bytes of the body of each answer, if they all have as many.
+    pub body_bytes: Option<u64>,
 }
 
 /// Every participant once a round, in rotated order.
@@ -41,7 +41,9 @@ fn turn(options: &Options, connections: usize, participant: &Participant<'_>) ->
     let cpu = server.process.cpu();
     let run = wrk::run(&load).with_context(|| who.to_string())?;
     let cpu = server.process.cpu().saturating_sub(cpu);
-    check(&run, *body_bytes, connections).with_context(|| who.to_string())?;
+    if let Some(bytes) = body_bytes {
+        check(&run, *bytes, connections).with_context(|| who.to_string())?;
+    }
     let cpu_microseconds = cpu.as_secs_f64() * 1e6 / run.requests.max(1) as f64;
     Ok(Turn { rate: run.requests_per_second, cpu_microseconds, latency: Some([run.p50, run.p99]) })
 }

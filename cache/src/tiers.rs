@@ -1,7 +1,7 @@
 //! [`Tiers`]: RAM, disk and an upstream as one source.
 //!
 //! The way of a request, top to bottom: the policy is asked; an identity CID is its own answer; a hash that nobody should
-//! trust is refused; RAM answers without waiting; then one flight for all who want the block asks the disk and the
+//! trust is refused; RAM answers without waiting, and so does the disk for what the system has in its memory; then one flight for all who want the block asks the disk and the
 //! upstream, and leaves what it found in the faster tiers.
 //!
 //! Goals: what the policy refuses leaves by no way out; a hit in RAM takes no lock, future or allocation; one fetch for
@@ -66,7 +66,12 @@ impl Tiers {
     /// What is held here, and nothing else: for the Bitswap server and for `Cache-Control: only-if-cached`. A block that is
     /// in RAM is answered from there and counts as used; one that is not stays out.
     pub fn local(&self) -> Local {
-        Local { inner: Arc::clone(&self.inner) }
+        Local { inner: Arc::clone(&self.inner), fills_ram: false }
+    }
+
+    /// The same for readers of our own: what they read goes to RAM.
+    pub fn held(&self) -> Local {
+        Local { inner: Arc::clone(&self.inner), fills_ram: true }
     }
 
     /// What is held here or can be had from `upstream`.
@@ -165,6 +170,24 @@ impl Inner {
         Some(Block::from_checked(*cid, data))
     }
 
+    /// The answer from the disk that takes no waiting.
+    fn read_now(&self, cid: &Cid, fills_ram: bool) -> Option<Block> {
+        let Admitted::Stored(key) = self.admit(cid).ok()? else { return None };
+        let start = Instant::now();
+        let block = self.disk.read_now(cid)?;
+        self.metrics.disk.hit(block.data().len());
+        self.metrics.disk.observe_since(start);
+        if fills_ram {
+            self.ram.insert(key, block.data());
+        }
+        Some(block)
+    }
+
+    /// Counts a miss in RAM for what was found below it. One who found nothing asks again, and is counted then.
+    fn missed(&self, below: Option<Block>) -> Option<Block> {
+        below.inspect(|_| _ = self.metrics.ram.misses.inc())
+    }
+
     async fn find_on_disk(&self, key: &BlockKey) -> Result<Option<Bytes>, SourceError> {
         let (tier, start) = (&self.metrics.disk, Instant::now());
         let found = self.disk.find(key).await;
@@ -199,7 +222,7 @@ impl Inner {
     /// The work of a flight.
     async fn fly(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
         // An earlier flight may have landed between this caller's look at RAM and the start of this one.
-        if let Some(data) = self.ram.find(&key) {
+        if let Some(data) = self.ram.find_again(&key) {
             return Ok(Block::from_checked(cid, data));
         }
         match self.find_on_disk(&key).await {
@@ -257,9 +280,16 @@ impl Inner {
         block.under(&cid).ok_or(SourceError::Corrupt { cid })
     }
 
-    async fn get_local(self: Arc<Self>, cid: Cid, key: BlockKey) -> Outcome {
+    async fn get_local(self: Arc<Self>, cid: Cid, key: BlockKey, fills_ram: bool) -> Outcome {
+        // A peer does not peek before it asks.
+        if let Some(block) = self.read_now(&cid, fills_ram) {
+            return Ok(block);
+        }
         let data = self.find_on_disk(&key).await?.ok_or(SourceError::NotFound { cid })?;
         self.check_policy(&cid)?;
+        if fills_ram {
+            self.ram.insert(key, &data);
+        }
         Ok(Block::from_checked(cid, data))
     }
 
@@ -283,7 +313,10 @@ impl Inner {
             Ok(Admitted::Inline(block)) => return ready(Ok(block)).boxed(),
             Ok(Admitted::Stored(key)) => key,
         };
-        if let Some(block) = self.peek_ram(cid, &key) {
+        // Who peeked before is not counted twice.
+        if self.ram.holds(&key)
+            && let Some(block) = self.peek_ram(cid, &key)
+        {
             return ready(Ok(block)).boxed();
         }
         self.metrics.ram.misses.inc();
@@ -303,10 +336,11 @@ fn rename(error: SourceError, cid: &Cid) -> SourceError {
     }
 }
 
-/// The tiers without an upstream: see [`Tiers::local`].
+/// The tiers without an upstream: see [`Tiers::local`] and [`Tiers::held`].
 #[derive(Clone)]
 pub struct Local {
     inner: Arc<Inner>,
+    fills_ram: bool,
 }
 
 impl BlockSource for Local {
@@ -314,9 +348,13 @@ impl BlockSource for Local {
         self.inner.peek(cid)
     }
 
+    fn read_now(&self, cid: &Cid) -> Option<Block> {
+        self.inner.missed(self.inner.read_now(cid, self.fills_ram))
+    }
+
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        let wanted = *cid;
-        self.inner.get(cid, move |inner, key| inner.get_local(wanted, key).boxed())
+        let (wanted, fills_ram) = (*cid, self.fills_ram);
+        self.inner.get(cid, move |inner, key| inner.get_local(wanted, key, fills_ram).boxed())
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
@@ -334,6 +372,10 @@ pub struct Through {
 impl BlockSource for Through {
     fn peek(&self, cid: &Cid) -> Option<Block> {
         self.inner.peek(cid)
+    }
+
+    fn read_now(&self, cid: &Cid) -> Option<Block> {
+        self.inner.missed(self.inner.read_now(cid, true))
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {

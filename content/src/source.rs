@@ -23,6 +23,13 @@ pub trait BlockSource: Send + Sync {
         None
     }
 
+    /// The block, if a slower tier has it where it is read without waiting, at the price of reading it: a disk whose data the
+    /// operating system holds in memory. Asked after [`BlockSource::peek`]; the default has no such tier.
+    fn read_now(&self, cid: &Cid) -> Option<Block> {
+        let _ = cid;
+        None
+    }
+
     /// Finds a block. Dropping the future withdraws the caller's interest; work that nobody waits for is cancelled.
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>>;
 
@@ -33,6 +40,10 @@ pub trait BlockSource: Send + Sync {
 impl<S: BlockSource + ?Sized> BlockSource for Arc<S> {
     fn peek(&self, cid: &Cid) -> Option<Block> {
         (**self).peek(cid)
+    }
+
+    fn read_now(&self, cid: &Cid) -> Option<Block> {
+        (**self).read_now(cid)
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {

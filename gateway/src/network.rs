@@ -62,7 +62,7 @@ impl Network {
                 Box::new(move |root| bridge.session(root))
             }
         };
-        let (local, tiers) = (Arc::new(tiers.local()), tiers.clone());
+        let (local, tiers) = (Arc::new(tiers.held()), tiers.clone());
         let open_session: Box<OpenSession> =
             Box::new(move |root, gate| Arc::new(tiers.through(Arc::new(Gated::new(upstream(root), gate)))));
         Sources { local, open_session, lanes: Arc::new(lanes), encoded }

@@ -115,8 +115,13 @@ impl RootSource {
 }
 
 impl BlockSource for RootSource {
+    /// What the disk can give at once is at hand as well: a reader takes it when it gets there, and holds nothing ahead.
     fn peek(&self, cid: &Cid) -> Option<Block> {
-        self.sources.local.peek(cid)
+        self.sources.local.peek(cid).or_else(|| {
+            let block = self.sources.local.read_now(cid)?;
+            self.farthest.reach(Tier::Disk);
+            Some(block)
+        })
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {

@@ -10,9 +10,12 @@
 use super::error::StoreError;
 use bytes::Bytes;
 use moka::sync::Cache;
-use rustix::fs::statvfs;
+use rustix::buffer::spare_capacity;
+use rustix::fs::{Advice, fadvise, statvfs};
+use rustix::io::{Errno, ReadWriteFlags, pread, preadv, preadv2};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::num::NonZero;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -75,6 +78,56 @@ impl Files {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Bytes::new()),
             read => read.map_err(|error| failed(&self.path(segment), &error)),
         }
+    }
+
+    /// Reads several stretches that lie one behind the other, each into a buffer of its own. What the file does not hold is
+    /// not there.
+    pub(crate) fn read_many(&self, segment: u32, offset: u32, lengths: &[usize]) -> Result<Vec<Bytes>, StoreError> {
+        if let [length] = lengths {
+            return Ok(vec![self.read(segment, offset, *length)?]);
+        }
+        let mut buffers: Vec<Vec<u8>> = lengths.iter().map(|length| vec![0; *length]).collect();
+        let mut slices: Vec<IoSliceMut<'_>> = buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
+        let (mut rest, mut at) = (&mut *slices, u64::from(offset));
+        let file = self.file(segment, false);
+        let read = file.and_then(|file| {
+            while !rest.is_empty() {
+                match preadv(&file, rest, at) {
+                    Ok(0) => break,
+                    Ok(count) => {
+                        at += count as u64;
+                        IoSliceMut::advance_slices(&mut rest, count);
+                    }
+                    Err(Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Ok(at - u64::from(offset))
+        });
+        let mut read = read.map_err(|error| failed(&self.path(segment), &error))?;
+        for buffer in &mut buffers {
+            let of_this = usize::try_from(read).unwrap_or(usize::MAX).min(buffer.len());
+            buffer.truncate(of_this);
+            read -= of_this as u64;
+        }
+        Ok(buffers.into_iter().map(Bytes::from).collect())
+    }
+
+    /// Reads from a place in a segment, if all of it is in the system's memory.
+    pub(crate) fn read_now(&self, segment: u32, offset: u32, len: usize) -> Option<Bytes> {
+        let file = self.open.get(&segment)?;
+        let mut buffer = vec![0; len];
+        let read = preadv2(&file, &mut [IoSliceMut::new(&mut buffer)], u64::from(offset), ReadWriteFlags::NOWAIT);
+        (read == Ok(len)).then(|| buffer.into())
+    }
+
+    /// Has the system begin to write a stretch of a segment to the disk, and does not wait: so that who syncs it later finds
+    /// little left to do. Advice, so that nobody needs to hear that it was not taken.
+    pub(crate) fn begin_to_write(&self, segment: u32, offset: u32, len: u32) {
+        // Of what is not written yet, Linux begins to write when it hears that it will not be needed soon.
+        _ = self
+            .file(segment, false)
+            .map(|file| fadvise(&file, offset.into(), NonZero::new(len.into()), Advice::DontNeed));
     }
 
     /// Forces what was written to a segment to the disk.
@@ -142,16 +195,17 @@ impl Files {
 
 /// Reads until there are so many bytes or the file ends.
 fn read_at(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
-    let (mut buffer, mut read) = (vec![0; len], 0);
-    while read < len {
-        match file.read_at(&mut buffer[read..], offset + read as u64) {
+    let mut buffer = Vec::with_capacity(len);
+    while buffer.len() < len {
+        let at = offset + buffer.len() as u64;
+        match pread(file, spare_capacity(&mut buffer), at) {
             Ok(0) => break,
-            Ok(count) => read += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
-    buffer.truncate(read);
+    // The capacity may be larger than what was asked for.
+    buffer.truncate(len);
     Ok(buffer.into())
 }
 

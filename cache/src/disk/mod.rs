@@ -10,10 +10,10 @@
 //! their own, which are collected when less than half of one is still needed.
 //!
 //! One thread owns every change (`writer`), so that eviction, pinning and forgetting never race; it takes commands from a
-//! queue that is bounded in bytes, groups them, and writes each group as one batch. Reads go to tokio's blocking threads, at
-//! most [`DiskOptions::reads_max`] at a time. tokio parks and reuses those threads as well as a pool of our own would, and
-//! the hand-over (some 10 µs) is small beside a disk; a miss, the common case of a cold fetch, is mostly told from bloom
-//! filters in memory without one.
+//! queue that is bounded in bytes, groups them, and writes each group as one batch. What the system has in its memory is read
+//! where it is asked for, without a thread in between ([`BlockSource::read_now`]). Other reads go to tokio's blocking threads, several
+//! blocks at a time (`reads`), by at most [`DiskOptions::reads_max`] threads. tokio parks and reuses those threads as well as a
+//! pool of our own would; a miss, the common case of a cold fetch, is mostly told from bloom filters in memory without one.
 //!
 //! Measured before, and why it is so: with the values in RocksDB (BlobDB), half of a fetching client's processor time went
 //! to the log, blob files and their collection, each of which copies and sums every block.
@@ -25,6 +25,7 @@
 //! |---|---|
 //! | `schema`, `record` | rows of the index; how a value lies in a segment |
 //! | `store` | RocksDB and reads; `files`: the segment files |
+//! | `reads` | look-ups that wait for the disk, several at a time |
 //! | `writer` | the thread that changes all of it |
 //! | `touched` | what was read since it was written |
 //! | [`scrub`] | every value checked, in the background |
@@ -39,6 +40,7 @@ pub(crate) mod files;
 mod mend;
 mod migrate;
 pub mod offline;
+mod reads;
 mod recompress;
 pub(crate) mod record;
 pub(crate) mod schema;
@@ -53,6 +55,7 @@ pub use self::offline::{CheckReport, Figures, Offline};
 pub use self::recompress::Recompressed;
 pub use self::scrub::{Fault, Finding, LackingPin, ScrubProgress, ScrubReport};
 
+use self::reads::Reads;
 use self::schema::{INDEX, IndexRecord, PINS, PinRecord};
 use self::store::Store;
 use self::writer::{Command, Queue};
@@ -201,6 +204,7 @@ pub struct Disk {
 struct Inner {
     // Dropped in this order: the writer ends before the store is let go.
     queue: Queue,
+    look_ups: Arc<Reads>,
     reads: Arc<Semaphore>,
     stats: Arc<Stats>,
     store: Arc<Store>,
@@ -217,7 +221,8 @@ impl Disk {
         let stats = Arc::<Stats>::default();
         let queue = Queue::start(Arc::clone(&store), Arc::clone(&stats), &options)?;
         let reads = Arc::new(Semaphore::new(options.reads_max.max(1)));
-        Ok(Self { inner: Arc::new(Inner { queue, reads, stats, store }) })
+        let look_ups = Reads::new(Arc::clone(&store), options.reads_max);
+        Ok(Self { inner: Arc::new(Inner { queue, look_ups, reads, stats, store }) })
     }
 
     /// Keeps a block for as long as the budget allows. Returns when the block has room in the queue, before it is
@@ -343,33 +348,34 @@ impl Disk {
 
     /// The bytes of a block. A block that turns out damaged is not here, and is on its way to be forgotten.
     pub(crate) async fn find(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
-        self.look_up(key, Store::block).await
-    }
-
-    /// A block as it is stored.
-    pub(crate) async fn stored(&self, key: &BlockKey) -> Result<Option<Stored>, StoreError> {
-        self.look_up(key, Store::stored).await
-    }
-
-    async fn look_up<T: Send + 'static>(
-        &self,
-        key: &BlockKey,
-        look: fn(&Store, &[u8]) -> Result<Option<T>, StoreError>,
-    ) -> Result<Option<T>, StoreError> {
         let block = key.to_bytes();
         if !self.inner.store.may_hold(&block) {
             return Ok(None);
         }
-        match self.read(move |store| look(store, &block)).await {
-            Err(StoreError::Corrupt(_)) => {
-                // If the queue is full, the next read of this block reports it.
-                if let Some(room) = self.inner.queue.try_room(0) {
-                    _ = self.inner.queue.send(Command::Forget { key: *key, room });
-                }
-                Ok(None)
-            }
-            found => found,
+        self.unless_damaged(key, self.inner.look_ups.block(block).await)
+    }
+
+    /// A block as it is stored.
+    pub(crate) async fn stored(&self, key: &BlockKey) -> Result<Option<Stored>, StoreError> {
+        let block = key.to_bytes();
+        if let Some(stored) = self.inner.store.stored_now(&block) {
+            return Ok(Some(stored));
         }
+        if !self.inner.store.may_hold(&block) {
+            return Ok(None);
+        }
+        self.unless_damaged(key, self.inner.look_ups.stored(block).await)
+    }
+
+    fn unless_damaged<T>(&self, key: &BlockKey, found: Result<Option<T>, StoreError>) -> Result<Option<T>, StoreError> {
+        if !matches!(found, Err(StoreError::Corrupt(_))) {
+            return found;
+        }
+        // If the queue is full, the next read of this block reports it.
+        if let Some(room) = self.inner.queue.try_room(0) {
+            _ = self.inner.queue.send(Command::Forget { key: *key, room });
+        }
+        Ok(None)
     }
 
     fn count_scrubbed(&self, step: &scrub::Step) {
@@ -428,6 +434,13 @@ fn summary((root, record): &store::Row) -> Result<PinSummary, StoreError> {
 }
 
 impl BlockSource for Disk {
+    /// What is in memory: its place in RocksDB's, its value in the system's.
+    fn read_now(&self, cid: &Cid) -> Option<Block> {
+        let Some(key) = BlockKey::of(cid) else { return Block::inline(cid) };
+        let data = self.inner.store.stored_now(&key.to_bytes())?.block().ok()?;
+        Some(Block::from_checked(*cid, data))
+    }
+
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         let Some(key) = BlockKey::of(cid) else { return inline(cid) };
         let (disk, cid) = (self.clone(), *cid);

@@ -6,7 +6,7 @@ use super::error::StoreError;
 use super::files::Files;
 use super::schema::{
     BLOCKS_BY_PIN, Counters, FAMILIES, INDEX, IndexRecord, KEY_COUNTERS, KEY_SCHEMA, KEY_SCRUB, KEY_TRIED, META, PINS,
-    PINS_BY_BLOCK, PinRecord, SCHEMA, SEGMENTS, ScrubRecord, SegmentRecord, TriedRecord, take_u32,
+    PINS_BY_BLOCK, PinRecord, Place, SCHEMA, SEGMENTS, ScrubRecord, SegmentRecord, TriedRecord, take_u32,
 };
 use super::touched::Touched;
 use super::{DiskOptions, migrate, record, summary};
@@ -17,7 +17,7 @@ use content::block::BlockError;
 use content::{Block, BlockKey, Cid, codec};
 use rocksdb::{
     BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType, DBPinnableSlice,
-    DBRecoveryMode, Direction, IteratorMode, Options, ReadOptions, WriteBatch, WriteOptions,
+    DBRecoveryMode, Direction, IteratorMode, Options, ReadOptions, ReadTier, WriteBatch, WriteOptions,
 };
 use std::fs::{File, TryLockError};
 use std::path::Path;
@@ -109,17 +109,26 @@ impl Store {
         self.family(INDEX).map_or(true, |index| self.db.key_may_exist_cf(index, block))
     }
 
-    /// The bytes of a block. [`StoreError::Corrupt`] means that this value cannot be read and never will.
-    pub(crate) fn block(&self, block: &[u8]) -> Result<Option<Bytes>, StoreError> {
-        self.stored(block)?.map(|stored| stored.block().map_err(unreadable)).transpose()
-    }
-
-    /// A block as it is stored, with the same errors but for those of a frame, which is not unpacked.
+    /// A block as it is stored. [`StoreError::Corrupt`] means that this value cannot be read and never will.
     pub(crate) fn stored(&self, block: &[u8]) -> Result<Option<Stored>, StoreError> {
         let Some((record, value)) = self.find(block)? else { return Ok(None) };
         let stored = Stored::read(value).map_err(unreadable)?;
         self.touched.touch(record.place.segment, record.place.offset);
         Ok(Some(stored))
+    }
+
+    /// A block as it is stored, if neither the index nor the value has to be waited for. `None` says nothing.
+    pub(crate) fn stored_now(&self, block: &[u8]) -> Option<Stored> {
+        let record = self.index_now(block)?;
+        let len = record::record_bytes(block, record.shape.value_bytes());
+        self.taken(record.place, self.files.read_now(record.place.segment, record.place.offset, len)?, block)
+    }
+
+    /// The value in what was read from the place of a block, if it is that. It counts as used.
+    pub(crate) fn taken(&self, place: Place, found: Bytes, block: &[u8]) -> Option<Stored> {
+        let stored = Stored::read(record::value(found, block)?).ok()?;
+        self.touched.touch(place.segment, place.offset);
+        Some(stored)
     }
 
     /// A block's record and value. A value that moves or goes while it is looked for is looked for again.
@@ -166,6 +175,28 @@ impl Store {
         self.record(INDEX, block, IndexRecord::from_bytes)
     }
 
+    /// The same without waiting: `None` as well where memory does not tell.
+    fn index_now(&self, block: &[u8]) -> Option<IndexRecord> {
+        let bytes = self.db.get_pinned_cf_opt(self.family(INDEX).ok()?, block, &from_memory()).ok()??;
+        IndexRecord::from_bytes(&bytes)
+    }
+
+    /// The records of several blocks, which are in order, in the same order.
+    pub(crate) fn indexes<'a>(
+        &self,
+        blocks: impl Iterator<Item = &'a [u8]> + Clone,
+    ) -> Vec<Result<Option<IndexRecord>, StoreError>> {
+        let index = match self.family(INDEX) {
+            Ok(index) => index,
+            Err(_) => return blocks.map(|block| self.index(block)).collect(),
+        };
+        let found = self.db.batched_multi_get_cf(index, blocks, true);
+        found
+            .into_iter()
+            .map(|row| row?.map(|bytes| read_record(INDEX, &bytes, IndexRecord::from_bytes)).transpose())
+            .collect()
+    }
+
     pub(crate) fn pin(&self, root: &[u8]) -> Result<Option<PinRecord>, StoreError> {
         self.record(PINS, root, PinRecord::from_bytes)
     }
@@ -208,9 +239,7 @@ impl Store {
     }
 
     fn record<T>(&self, family: &str, key: &[u8], read: impl Fn(&[u8]) -> Option<T>) -> Result<Option<T>, StoreError> {
-        let Some(bytes) = self.pinned(family, key)? else { return Ok(None) };
-        let record = read(&bytes).ok_or_else(|| StoreError::corrupt(format!("a record in {family} is malformed")))?;
-        Ok(Some(record))
+        self.pinned(family, key)?.map(|bytes| read_record(family, &bytes, read)).transpose()
     }
 
     /// The rows of a family from `from` on. Does not fill the block cache: it serves bulk work.
@@ -282,11 +311,22 @@ impl Store {
     }
 }
 
-fn unreadable(error: ValueError) -> StoreError {
+fn read_record<T>(family: &str, bytes: &[u8], read: impl Fn(&[u8]) -> Option<T>) -> Result<T, StoreError> {
+    read(bytes).ok_or_else(|| StoreError::corrupt(format!("a record in {family} is malformed")))
+}
+
+pub(crate) fn unreadable(error: ValueError) -> StoreError {
     match error {
         ValueError::Memory => StoreError::io(error),
         error => StoreError::corrupt(error),
     }
+}
+
+/// For reads that must not wait.
+fn from_memory() -> ReadOptions {
+    let mut options = ReadOptions::default();
+    options.set_read_tier(ReadTier::BlockCache);
+    options
 }
 
 fn lock(dir: &Path) -> Result<File, StoreError> {

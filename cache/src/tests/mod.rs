@@ -11,6 +11,7 @@ mod offline;
 mod pins;
 mod power;
 mod ram;
+mod reads;
 mod scrub;
 mod sources;
 mod tiers;

@@ -24,6 +24,9 @@ const GROUP_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// Pieces from this size on are written from where they are; smaller ones are gathered first.
 const GATHER_BELOW_BYTES: usize = 32 * 1024;
 
+/// So much of a pinned segment is given to the disk at a time before anybody syncs it.
+const FLOW_BYTES: u32 = 4 * 1024 * 1024;
+
 /// What a caller hears when its group is written or is not.
 type Notice = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 
@@ -319,7 +322,26 @@ impl Writer {
             let kind = group.segments.get(&place.segment).map_or(Kind::Cached, |segment| segment.kind);
             self.unsynced.insert(place.segment, kind);
         }
-        gathered.write()
+        gathered.write()?;
+        self.let_flow(group);
+        Ok(())
+    }
+
+    /// What will be synced is on its way to the disk while more of it comes, instead of all at the end.
+    fn let_flow(&mut self, group: &Group) {
+        for (segment, record) in group.segments.iter().filter(|(_, record)| record.kind == Kind::Pinned) {
+            let before = self.segments.get(segment).map_or(0, |before| before.written);
+            if record.written == before {
+                continue;
+            }
+            let begun = self.flowing.filter(|(flowing, _)| flowing == segment).map_or(before, |(_, begun)| begun);
+            let waiting = record.written.saturating_sub(begun);
+            let flows = waiting >= FLOW_BYTES;
+            if flows {
+                self.store.files.begin_to_write(*segment, begun, waiting);
+            }
+            self.flowing = Some((*segment, if flows { record.written } else { begun }));
+        }
     }
 
     fn check_free_space(&self, bytes: usize) -> Result<(), StoreError> {

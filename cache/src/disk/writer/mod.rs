@@ -63,6 +63,8 @@ pub(crate) struct Writer {
     sums: Sums,
     /// Segments that were written to since they were last synced.
     unsynced: BTreeMap<u32, Kind>,
+    /// A pinned segment, and how much of it the disk has been asked to write.
+    flowing: Option<(u32, u32)>,
     /// Whether files were created since that was last synced.
     names_unsynced: bool,
     /// What the disk said when it refused to sync values. What it had not written then may be lost although a later sync
@@ -135,6 +137,7 @@ impl Writer {
             tails: Tails::default(),
             sums: Sums::default(),
             unsynced: BTreeMap::new(),
+            flowing: None,
             names_unsynced: false,
             unsyncable: None,
             sparse: BTreeSet::new(),

@@ -74,8 +74,8 @@ impl Addition {
         let mut seen = HashSet::new();
         let mut pins = Vec::new();
         for root in roots.iter().filter(|root| seen.insert(**root)) {
-            let blocks = dag::walk_all(Arc::new(self.disk.clone()), *root, WALK_CONCURRENCY);
-            let pin = self.disk.pin_recursive(*root, name.map(str::to_owned), blocks).await;
+            let visited = dag::walk_links(Arc::new(self.disk.clone()), *root, WALK_CONCURRENCY);
+            let pin = self.disk.pin_visited(*root, name.map(str::to_owned), visited).await;
             pins.push(pin.map_err(|error| AddError::Pin { root: *root, error: Box::new(error) })?);
         }
         Ok(pins)

@@ -8,7 +8,8 @@
 
 use crate::disk::writer::{Attempt, Command};
 use crate::disk::{Disk, StoreError};
-use content::{Block, Cid};
+use content::dag::{DagError, Visited};
+use content::{Block, Cid, SourceError};
 use futures::stream::{Stream, StreamExt as _};
 use std::pin::pin;
 use std::sync::Arc;
@@ -75,6 +76,13 @@ pub enum PinError {
     },
 }
 
+impl PinError {
+    /// Part of the DAG is not here.
+    pub(crate) fn missing(cid: Cid) -> Self {
+        Self::Blocks(Box::new(DagError::Source(SourceError::NotFound { cid })))
+    }
+}
+
 impl Disk {
     /// Pins a DAG: writes its blocks as members of the pin and, when they have all been written, marks it complete. The
     /// pin is on the disk when this returns. Blocks that are here already are not written again.
@@ -93,12 +101,31 @@ impl Disk {
     where
         E: std::error::Error + Send + Sync + 'static,
     {
+        self.pin_visited(root, name, blocks.map(|block| block.map(Visited::Block))).await
+    }
+
+    /// The same for a DAG whose blocks are here: leaves that were not read are members as they are.
+    ///
+    /// # Errors
+    /// The same; among them that a leaf is not here.
+    pub(crate) async fn pin_visited<E>(
+        &self,
+        root: Cid,
+        name: Option<String>,
+        visited: impl Stream<Item = Result<Visited, E>> + Send,
+    ) -> Result<PinSummary, PinError>
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
         check_name(name.as_deref())?;
         let pin = self.queue().ask(|reply| Command::Begin { root, name, reply }).await??;
         let attempt = Attempt::new(pin, Some(root));
-        let mut blocks = pin!(blocks);
-        while let Some(block) = blocks.next().await {
-            self.put_member(&block.map_err(|error| PinError::Blocks(Box::new(error)))?, &attempt).await?;
+        let mut visited = pin!(visited);
+        while let Some(visited) = visited.next().await {
+            match visited.map_err(|error| PinError::Blocks(Box::new(error)))? {
+                Visited::Block(block) => self.put_member(&block, &attempt).await?,
+                Visited::Leaf(cid) => self.put_held(cid, &attempt).await?,
+            }
         }
         self.queue().ask(|reply| Command::Finish { attempt, reply }).await?
     }
@@ -111,6 +138,13 @@ impl Disk {
     pub async fn remove_pin(&self, root: &Cid) -> Result<bool, StoreError> {
         let root = *root;
         self.queue().ask(|reply| Command::Remove { root, reply }).await?
+    }
+
+    /// Queues a block that is here as a member.
+    async fn put_held(&self, cid: Cid, attempt: &Arc<Attempt>) -> Result<(), PinError> {
+        attempt.check()?;
+        let room = self.queue().room(0).await?;
+        Ok(self.queue().send(Command::Held { cid, attempt: Arc::clone(attempt), room })?)
     }
 
     /// Queues a block as a member. Whether it is written, the attempt tells.

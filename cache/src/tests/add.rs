@@ -1,5 +1,5 @@
 use super::audit::audit;
-use super::{block_of, budget, key, noisy, open_with};
+use super::{block_of, budget, cache, flip, key, noisy, open_with};
 use crate::{AddError, Addition, PinError, PinState};
 use content::importer::{Attributes, Chunking, Importer, Part, Profile};
 use content::{Block, BlockSource, codec};
@@ -64,4 +64,41 @@ async fn what_was_given_up_is_not_protected() {
     assert!(named == root && matches!(*error, PinError::Blocks(_)), "{error}");
     disk.flush().await.expect("flushes");
     audit(&disk);
+}
+
+/// A leaf that is not among what was taken in, but in the cache, is pinned from there without being read twice; one that turns
+/// out damaged on the way is missing.
+#[tokio::test]
+async fn leaves_that_were_cached_before_become_members() {
+    for damaged in [false, true] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let disk = open_with(dir.path(), budget(1 << 20)).expect("opens");
+        let (part, blocks) = file(3, 20_000);
+        let (root, leaves) = blocks.split_last().expect("a root");
+        cache(&disk, &leaves[..3]).await;
+        if damaged {
+            flip(&disk, &leaves[1]);
+        }
+        let addition = Addition::begin(&disk).await.expect("begins");
+        for block in leaves[3..].iter().chain([root]) {
+            addition.put(block).await.expect("takes it");
+        }
+        let pins = addition.pin(&[part.cid], None).await;
+        disk.flush().await.expect("flushes");
+        match pins {
+            Ok(pins) => {
+                assert!(!damaged);
+                assert_eq!((pins[0].blocks, pins[0].state), (blocks.len() as u64, PinState::Complete));
+                for block in &blocks {
+                    assert!(disk.is_pinned(&key(block)).await.expect("reads"));
+                    assert_eq!(disk.get(block.cid()).await.as_ref(), Ok(block));
+                }
+            }
+            Err(error) => {
+                assert!(damaged, "{error}");
+                assert!(error.to_string().contains(&leaves[1].cid().to_string()), "{error}");
+            }
+        }
+        audit(&disk);
+    }
 }

@@ -9,5 +9,5 @@
 mod reader;
 mod writer;
 
-pub use self::reader::{CarError, CarReader};
+pub use self::reader::{CarError, CarReader, Section};
 pub use self::writer::{header, section};

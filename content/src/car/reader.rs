@@ -12,8 +12,8 @@ use unsigned_varint::decode::{self, Error as VarintError};
 const HEADER_BYTES_MAX: usize = 1024 * 1024;
 /// The largest CID: version, codec, hash function and digest length of up to ten bytes each, and the digest.
 const CID_BYTES_MAX: usize = 4 * 10 + MAX_DIGEST_BYTES;
-/// How much is read at a time, in bytes.
-const CHUNK_BYTES: usize = 64 * 1024;
+/// How much is read at a time, in bytes: not little, for each read of a file may be a visit to another thread.
+const CHUNK_BYTES: usize = 128 * 1024;
 
 /// Why an archive cannot be read, or cannot be read on.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +56,28 @@ struct Header {
     roots: Option<Vec<Cid>>,
 }
 
+/// What an archive says is a block. Whether it is, only its hash tells.
+#[derive(Debug, Clone)]
+pub struct Section {
+    cid: Cid,
+    bytes: Bytes,
+}
+
+impl Section {
+    /// How many bytes it would have as a block.
+    pub fn block_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The block.
+    ///
+    /// # Errors
+    /// When the bytes are not what the CID names.
+    pub fn verify(self) -> Result<Block, BlockError> {
+        Block::verify(self.cid, self.bytes)
+    }
+}
+
 /// An archive that is being read. After an error, or the end, it gives nothing more.
 #[derive(Debug)]
 pub struct CarReader<R> {
@@ -86,12 +108,20 @@ impl<R: AsyncRead + Unpin> CarReader<R> {
 
     /// The next block, verified; `None` at the end of the archive. Its bytes are its own: it holds on to no buffer.
     pub async fn next_block(&mut self) -> Option<Result<Block, CarError>> {
+        let section = self.next_section().await?;
+        let block = section.and_then(|section| Ok(section.verify()?));
+        self.done |= block.is_err();
+        Some(block)
+    }
+
+    /// The next block unverified, for who verifies several at a time.
+    pub async fn next_section(&mut self) -> Option<Result<Section, CarError>> {
         if self.done {
             return None;
         }
-        let block = self.read_section().await.transpose();
-        self.done = !matches!(block, Some(Ok(_)));
-        block
+        let section = self.read_section().await.transpose();
+        self.done = !matches!(section, Some(Ok(_)));
+        section
     }
 
     /// The rest of the blocks as a stream.
@@ -99,16 +129,21 @@ impl<R: AsyncRead + Unpin> CarReader<R> {
         stream::unfold(self, |mut car| async move { car.next_block().await.map(|block| (block, car)) })
     }
 
-    async fn read_section(&mut self) -> Result<Option<Block>, CarError> {
+    /// The rest of the sections as a stream.
+    pub fn into_sections(self) -> impl Stream<Item = Result<Section, CarError>> {
+        stream::unfold(self, |mut car| async move { car.next_section().await.map(|section| (section, car)) })
+    }
+
+    async fn read_section(&mut self) -> Result<Option<Section>, CarError> {
         let Some(length) = self.read_length("a section", CID_BYTES_MAX + MAX_BLOCK_BYTES).await? else {
             return Ok(None);
         };
         self.fill(length, "a section").await?;
         let mut section = &self.buffer[..length];
         let cid = Cid::read_bytes(&mut section).map_err(|error| CarError::Cid(error.to_string()))?;
-        let block = Block::verify(cid, Bytes::copy_from_slice(section))?;
+        let section = Section { cid, bytes: Bytes::copy_from_slice(section) };
         self.buffer.advance(length);
-        Ok(Some(block))
+        Ok(Some(section))
     }
 
     /// Reads a length, which must not be zero; `None` when the archive ends before it.

@@ -94,6 +94,17 @@ impl Group {
         self.appended_bytes >= GROUP_BYTES_MAX || self.rooms.len() >= CHUNK_ROWS
     }
 
+    /// Takes note of a member that was staged for a pin, or could not be.
+    pub(super) fn attempted(&mut self, attempt: Arc<Attempt>, staged: Result<(), Failure>, room: Room) {
+        self.rooms.push(room);
+        if let Err(failure) = staged {
+            attempt.fail(failure);
+        }
+        if self.attempts.last().is_none_or(|last| !Arc::ptr_eq(last, &attempt)) {
+            self.attempts.push(attempt);
+        }
+    }
+
     /// Answers with what was staged when it is written, or at once with what kept it from being staged.
     pub(super) fn notify<T: Send + 'static>(
         &mut self,

@@ -291,13 +291,12 @@ impl Writer {
                 }
             }
             Command::Member { block, attempt, room } => {
-                group.rooms.push(room);
-                if let Err(failure) = self.stage_member(group, &block, &attempt) {
-                    attempt.fail(failure);
-                }
-                if group.attempts.last().is_none_or(|last| !Arc::ptr_eq(last, &attempt)) {
-                    group.attempts.push(attempt);
-                }
+                let staged = self.stage_member(group, &block, &attempt);
+                group.attempted(attempt, staged, room);
+            }
+            Command::Held { cid, attempt, room } => {
+                let staged = self.stage_held(group, &cid, &attempt);
+                group.attempted(attempt, staged, room);
             }
             Command::Replace { key, place, value, room } => {
                 group.rooms.push(room);

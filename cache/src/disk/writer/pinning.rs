@@ -34,23 +34,47 @@ impl Writer {
 
     pub(super) fn stage_member(&mut self, group: &mut Group, block: &Block, attempt: &Attempt) -> Result<(), Failure> {
         let Some(key) = block.key() else { return Ok(()) };
-        let mut record = self.record_of(group, attempt)?;
-        let bytes = key.to_bytes();
-        let rows = (pin_of_block(&bytes, attempt.pin), block_of_pin(attempt.pin, &bytes));
-        let is_member = group.members.contains(&(key, attempt.pin)) || self.store.holds(PINS_BY_BLOCK, &rows.0)?;
+        let record = self.record_of(group, attempt)?;
         if self.index(group, &key)?.is_none_or(|held| !held.pinned()) {
             self.stage_block(group, key, block, Kind::Pinned)?;
         }
-        if is_member {
+        Ok(self.stage_membership(group, key, block.data().len(), attempt, record)?)
+    }
+
+    /// A block that is here already, as what and wherever it is. Its bytes are not looked at.
+    pub(super) fn stage_held(&mut self, group: &mut Group, cid: &Cid, attempt: &Attempt) -> Result<(), Failure> {
+        let Some(key) = BlockKey::of(cid) else { return Ok(()) };
+        let record = self.record_of(group, attempt)?;
+        let held = self.index(group, &key)?.ok_or(Failure::Missing(*cid))?;
+        if !held.pinned() {
+            self.stage_move(group, key, held, Kind::Pinned)?;
+            // It may have turned out damaged.
+            self.index(group, &key)?.ok_or(Failure::Missing(*cid))?;
+        }
+        Ok(self.stage_membership(group, key, held.shape.block_bytes(), attempt, record)?)
+    }
+
+    /// The rows that make a block a member, unless it is one.
+    fn stage_membership(
+        &self,
+        group: &mut Group,
+        key: BlockKey,
+        block_bytes: usize,
+        attempt: &Attempt,
+        record: Option<PinRecord>,
+    ) -> Result<(), StoreError> {
+        let bytes = key.to_bytes();
+        let rows = (pin_of_block(&bytes, attempt.pin), block_of_pin(attempt.pin, &bytes));
+        if group.members.contains(&(key, attempt.pin)) || self.store.holds(PINS_BY_BLOCK, &rows.0)? {
             return Ok(());
         }
         group.batch.put_cf(self.store.family(PINS_BY_BLOCK)?, rows.0, []);
         group.batch.put_cf(self.store.family(BLOCKS_BY_PIN)?, rows.1, []);
         group.members.insert((key, attempt.pin));
-        if let (Some(root), Some(record)) = (attempt.root, record.as_mut()) {
+        if let (Some(root), Some(mut record)) = (attempt.root, record) {
             record.blocks += 1;
-            record.bytes += block.data().len() as u64;
-            self.stage_pin(group, root, record.clone())?;
+            record.bytes += block_bytes as u64;
+            self.stage_pin(group, root, record)?;
         }
         Ok(())
     }

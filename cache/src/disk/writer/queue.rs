@@ -37,6 +37,8 @@ pub(crate) enum Command {
     Scaffold { reply: Reply<Result<PinId, StoreError>> },
     /// Keep a block as a member of a pin.
     Member { block: Block, attempt: Arc<Attempt>, room: Room },
+    /// The same for a block without links that is here and was not read for it.
+    Held { cid: Cid, attempt: Arc<Attempt>, room: Room },
     /// Mark a pin complete, if all of its members were written.
     Finish { attempt: Arc<Attempt>, reply: Reply<Result<PinSummary, PinError>> },
     /// Take a pin away; its members are let go later.
@@ -62,6 +64,7 @@ pub(crate) struct Attempt {
 pub(super) enum Failure {
     Store(StoreError),
     Removed,
+    Missing(Cid),
 }
 
 impl From<StoreError> for Failure {
@@ -84,6 +87,7 @@ impl Attempt {
         match (self.failure.get(), self.root) {
             (None, _) => Ok(()),
             (Some(Failure::Store(error)), _) => Err(PinError::Store(error.clone())),
+            (Some(Failure::Missing(cid)), _) => Err(PinError::missing(*cid)),
             (Some(Failure::Removed), Some(root)) => Err(PinError::Removed { root }),
             (Some(Failure::Removed), None) => Err(PinError::Store(StoreError::Closed)),
         }

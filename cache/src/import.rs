@@ -6,8 +6,9 @@
 //! How: an archive may be in any order, so its blocks are taken in as [`crate::add`] does it.
 
 use crate::add::{AddError, Addition};
-use crate::disk::{Disk, StoreError};
+use crate::disk::StoreError;
 use crate::pins::{PinError, PinSummary};
+use crate::store::BlockStore;
 use content::car::{CarError, CarReader};
 use content::dag::DagError;
 use content::{Cid, SourceError};
@@ -59,7 +60,7 @@ pub enum ImportError {
 /// # Errors
 /// [`ImportError`]. Blocks that were read are let go where no pin has them.
 pub async fn import_car(
-    disk: &Disk,
+    store: &dyn BlockStore,
     reader: impl AsyncRead + Unpin,
     name: Option<String>,
 ) -> Result<ImportSummary, ImportError> {
@@ -67,7 +68,7 @@ pub async fn import_car(
     if car.roots().is_empty() {
         return Err(ImportError::NoRoots);
     }
-    let addition = Addition::begin(disk).await?;
+    let addition = Addition::begin(store).await?;
     let (mut blocks, mut bytes) = (0, 0);
     while let Some(block) = car.next_block().await {
         let block = block?;

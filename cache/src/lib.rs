@@ -9,6 +9,7 @@
 //! | module | concern |
 //! |---|---|
 //! | [`ram`] | [`Ram`]: the hot set, weighed in bytes |
+//! | [`store`] | [`BlockStore`]: what the store below owes everybody above |
 //! | [`disk`] | [`Disk`]: RocksDB, one writer thread, eviction by age, schema |
 //! | [`stored`] | how a block lies on disk, compressed where that pays, and goes from there to a browser |
 //! | [`pins`] | recursive pins on the disk |
@@ -26,20 +27,23 @@ pub mod flight;
 pub mod import;
 pub mod metrics;
 pub mod pins;
+mod queue;
 pub mod ram;
+pub mod store;
 pub mod stored;
 pub mod tiers;
 
 pub use crate::add::{AddError, Addition};
 pub use crate::disk::{
-    CheckReport, Disagreements, Disk, DiskOptions, DiskStats, Fault, Figures, Finding, Held, LackingPin, Offline,
-    Recompressed, ScrubProgress, ScrubReport, StoreError,
+    CheckReport, Disagreements, Disk, DiskOptions, Fault, Figures, Finding, LackingPin, Offline, Recompressed,
+    ScrubProgress, ScrubReport, StoreError,
 };
 pub use crate::flight::Flights;
 pub use crate::import::{ImportError, ImportSummary, import_car};
 pub use crate::metrics::TierMetrics;
 pub use crate::pins::{PinError, PinState, PinSummary};
 pub use crate::ram::Ram;
+pub use crate::store::{BlockStore, Held, ScrubPass, StoreStats};
 pub use crate::tiers::{Local, Through, Tiers};
 
 #[cfg(test)]

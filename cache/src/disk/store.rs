@@ -154,12 +154,8 @@ impl Store {
         if stored.shape() != record.shape {
             return Err(StoreError::corrupt("a value has another form than the index says"));
         }
-        let cid = Cid::new_v1(codec::RAW, *key.multihash());
-        match Block::verify(cid, stored.block().map_err(unreadable)?) {
-            // What a later release hashed with a function that this one does not know is not damaged.
-            Ok(_) | Err(BlockError::Hash(_)) => Ok(stored),
-            Err(error) => Err(StoreError::corrupt(error)),
-        }
+        check_hash(key, &stored)?;
+        Ok(stored)
     }
 
     pub(crate) fn index(&self, block: &[u8]) -> Result<Option<IndexRecord>, StoreError> {
@@ -282,7 +278,18 @@ impl Store {
     }
 }
 
-fn unreadable(error: ValueError) -> StoreError {
+/// Checks that a value is of the block that a key names.
+pub(crate) fn check_hash(key: &BlockKey, stored: &Stored) -> Result<(), StoreError> {
+    let cid = Cid::new_v1(codec::RAW, *key.multihash());
+    match Block::verify(cid, stored.block().map_err(unreadable)?) {
+        // What a later release hashed with a function that this one does not know is not damaged.
+        Ok(_) | Err(BlockError::Hash(_)) => Ok(()),
+        Err(error) => Err(StoreError::corrupt(error)),
+    }
+}
+
+/// What it means that a value cannot be unpacked.
+pub(crate) fn unreadable(error: ValueError) -> StoreError {
     match error {
         ValueError::Memory => StoreError::io(error),
         error => StoreError::corrupt(error),

@@ -17,7 +17,7 @@ mod tiers;
 
 use crate::disk::record;
 use crate::disk::schema::Place;
-use crate::{Disk, DiskOptions, StoreError};
+use crate::{BlockStore, Disk, DiskOptions, PinError, PinSummary, StoreError};
 use bytes::Bytes;
 use content::{Block, BlockKey, Cid, codec, hashes};
 use futures::StreamExt as _;
@@ -124,6 +124,22 @@ fn forge(disk: &Disk, block: &Block) {
     let value = [Bytes::from([&[2_u8], &len[..]].concat()), Bytes::from(data)];
     let head = record::head(&key(block).to_bytes(), &value).expect("a record");
     overwrite(disk, place_of(disk, block), 0, &[head, value.concat()].concat());
+}
+
+impl Disk {
+    /// As a store does it, for tests that know what it is made of.
+    async fn pin_recursive<E: std::error::Error + Send + Sync + 'static>(
+        &self,
+        root: Cid,
+        name: Option<String>,
+        blocks: impl futures::Stream<Item = Result<Block, E>> + Send,
+    ) -> Result<PinSummary, PinError> {
+        (self as &dyn BlockStore).pin_recursive(root, name, blocks).await
+    }
+
+    async fn remove_pin(&self, root: &Cid) -> Result<bool, StoreError> {
+        BlockStore::remove_pin(self, root).await
+    }
 }
 
 /// A stream of blocks that does not fail.

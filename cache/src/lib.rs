@@ -11,6 +11,9 @@
 //! | [`ram`] | [`Ram`]: the hot set, weighed in bytes |
 //! | [`store`] | [`BlockStore`]: what the store below owes everybody above |
 //! | [`disk`] | [`Disk`]: RocksDB, one writer thread, eviction by age, schema |
+//! | [`flat`] | a store of one file for each block |
+//! | [`memory`] | a store in memory |
+//! | `ledger`, `ledger_store` | a store's index in memory, and a store over it |
 //! | [`stored`] | how a block lies on disk, compressed where that pays, and goes from there to a browser |
 //! | [`pins`] | recursive pins on the disk |
 //! | [`add`] | blocks whose roots are known last, into the store and pinned |
@@ -23,8 +26,12 @@
 
 pub mod add;
 pub mod disk;
+pub mod flat;
 pub mod flight;
 pub mod import;
+mod ledger;
+mod ledger_store;
+pub mod memory;
 pub mod metrics;
 pub mod pins;
 mod queue;

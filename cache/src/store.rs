@@ -1,11 +1,13 @@
 //! [`BlockStore`]: the seam between what uses the local store and what it is made of.
 //!
 //! Goals: object-safe, so that a setting chooses the store and nobody above knows which it is; exactly what the tiers, pins,
-//! importers and the upkeep need; whatever one store promises, all do, whichever it is.
+//! importers and the upkeep need; whatever one store promises, all do, which `tests/suite` shows of each.
 //!
 //! | store | values | index | for |
 //! |---|---|---|---|
 //! | [`crate::Disk`] | segment files | RocksDB | a disk of this machine: any number of blocks |
+//! | [`crate::flat`] | a file each | a ledger in memory, made from the files | a network file system; looking at it with other tools |
+//! | [`crate::memory`] | a map | a ledger in memory | what may be gone with the process |
 //!
 //! Non-goals: tools of one store, such as [`crate::Offline`], which mends RocksDB's index.
 

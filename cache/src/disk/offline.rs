@@ -195,6 +195,18 @@ impl Figures {
         }
     }
 
+    pub(crate) fn count_pin(&mut self, state: PinState) {
+        match state {
+            PinState::Complete => self.pins += 1,
+            PinState::Partial => self.partial_pins += 1,
+        }
+    }
+
+    /// Whether the store keeps values in segments, and has any.
+    pub fn has_segments(&self) -> bool {
+        self.cached_segments.segments + self.pinned_segments.segments > 0
+    }
+
     /// Blocks of every sort.
     pub fn all(&self) -> Amount {
         let Self { cached, pinned, .. } = self;

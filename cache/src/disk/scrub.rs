@@ -188,6 +188,15 @@ impl ScrubProgress {
         self.unreadable += count(Fault::Unreadable);
     }
 
+    /// Adds what came after.
+    pub(crate) fn add_up(&mut self, more: &Self) {
+        let Self { blocks, bytes, damaged, unreadable } = more;
+        self.blocks += blocks;
+        self.bytes += bytes;
+        self.damaged += damaged;
+        self.unreadable += unreadable;
+    }
+
     /// Whether everything that was checked is as it should be.
     pub fn is_clean(&self) -> bool {
         self.damaged == 0 && self.unreadable == 0

@@ -4,26 +4,26 @@
 //! written again; what is pinned is on the disk, and of what was not pinned nothing stays protected.
 //!
 //! How: blocks are protected by a scaffold as they come, since the first must still be there when the last has come. Then
-//! each root is walked from the disk and pinned, and the scaffold is let go. One that a killed process leaves standing is
+//! each root is walked from the store and pinned, and the scaffold is let go. One that a killed process leaves standing is
 //! let go when the store is next opened.
 //!
 //! Non-goal: making blocks. They come out of an archive ([`crate::import`]) or out of files ([`content::importer`]).
 
-use crate::disk::writer::{Attempt, Command};
-use crate::disk::{Disk, StoreError};
-use crate::pins::{PinError, PinSummary};
+use crate::disk::StoreError;
+use crate::pins::{Attempt, PinError, PinSummary};
+use crate::store::BlockStore;
 use content::{Block, Cid, dag};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Blocks that a walk reads from the disk at the same time.
+/// Blocks that a walk reads from the store at the same time.
 const WALK_CONCURRENCY: usize = 8;
 
 /// Blocks that are being taken in. They are protected until this is dropped; after that those stay that a pin has, and the
 /// rest is left to the cache.
 #[derive(Debug)]
 pub struct Addition {
-    disk: Disk,
+    store: Arc<dyn BlockStore>,
     scaffold: Arc<Attempt>,
 }
 
@@ -48,9 +48,8 @@ impl Addition {
     ///
     /// # Errors
     /// What the disk said.
-    pub async fn begin(disk: &Disk) -> Result<Self, StoreError> {
-        let pin = disk.queue().ask(|reply| Command::Scaffold { reply }).await??;
-        Ok(Self { disk: disk.clone(), scaffold: Attempt::new(pin, None) })
+    pub async fn begin(store: &dyn BlockStore) -> Result<Self, StoreError> {
+        Ok(Self { store: store.handle(), scaffold: store.begin_scaffold().await? })
     }
 
     /// Takes a block in, in any order and as often as it occurs; waits while the disk is behind. A block that is written
@@ -59,7 +58,7 @@ impl Addition {
     /// # Errors
     /// What the disk said, to this block or to one before it.
     pub async fn put(&self, block: &Block) -> Result<(), StoreError> {
-        self.disk.put_member(block, &self.scaffold).await.map_err(store_failure)
+        self.store.put_member(block, &self.scaffold).await.map_err(store_failure)
     }
 
     /// Ends: pins each root, once, in the order given, all under `name` if there is one. The pins are on the disk when this
@@ -69,13 +68,13 @@ impl Addition {
     /// [`AddError`]: among them that a block below a root is not here.
     pub async fn pin(self, roots: &[Cid], name: Option<&str>) -> Result<Vec<PinSummary>, AddError> {
         // A walk reads what has been written, not what is queued.
-        self.disk.flush().await?;
+        self.store.flush().await?;
         self.scaffold.check().map_err(store_failure)?;
         let mut seen = HashSet::new();
         let mut pins = Vec::new();
         for root in roots.iter().filter(|root| seen.insert(**root)) {
-            let visited = dag::walk_links(Arc::new(self.disk.clone()), *root, WALK_CONCURRENCY);
-            let pin = self.disk.pin_visited(*root, name.map(str::to_owned), visited).await;
+            let visited = dag::walk_links(Arc::clone(&self.store) as _, *root, WALK_CONCURRENCY);
+            let pin = self.store.pin_visited(*root, name.map(str::to_owned), visited).await;
             pins.push(pin.map_err(|error| AddError::Pin { root: *root, error: Box::new(error) })?);
         }
         Ok(pins)
@@ -84,8 +83,7 @@ impl Addition {
 
 impl Drop for Addition {
     fn drop(&mut self) {
-        // If the store is closed already, the scaffold goes when it is opened again.
-        _ = self.disk.queue().send(Command::Release { pin: self.scaffold.pin });
+        self.store.release(&self.scaffold);
     }
 }
 

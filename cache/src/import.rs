@@ -6,8 +6,9 @@
 //! How: an archive may be in any order, so its blocks are taken in as [`crate::add`] does it.
 
 use crate::add::{AddError, Addition};
-use crate::disk::{Disk, StoreError};
+use crate::disk::StoreError;
 use crate::pins::{PinError, PinSummary};
+use crate::store::BlockStore;
 use content::car::{CarError, CarReader, Section};
 use content::dag::DagError;
 use content::{Block, Cid, SourceError};
@@ -66,7 +67,7 @@ pub enum ImportError {
 /// # Errors
 /// [`ImportError`]. Blocks that were read are let go where no pin has them.
 pub async fn import_car(
-    disk: &Disk,
+    store: &dyn BlockStore,
     reader: impl AsyncRead + Unpin,
     name: Option<String>,
 ) -> Result<ImportSummary, ImportError> {
@@ -75,7 +76,7 @@ pub async fn import_car(
     if roots.is_empty() {
         return Err(ImportError::NoRoots);
     }
-    let addition = Addition::begin(disk).await?;
+    let addition = Addition::begin(store).await?;
     let (mut count, mut bytes) = (0, 0);
     // In the archive's order, which is that in which they will be read, as often as not.
     let blocks = car.into_sections().map(|section| async { verify(section?).await }).buffered(verified_at_once());

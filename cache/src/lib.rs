@@ -9,7 +9,11 @@
 //! | module | concern |
 //! |---|---|
 //! | [`ram`] | [`Ram`]: the hot set, weighed in bytes |
+//! | [`store`] | [`BlockStore`]: what the store below owes everybody above |
 //! | [`disk`] | [`Disk`]: RocksDB, one writer thread, eviction by age, schema |
+//! | [`flat`] | a store of one file for each block |
+//! | [`memory`] | a store in memory |
+//! | `ledger`, `ledger_store` | a store's index in memory, and a store over it |
 //! | [`stored`] | how a block lies on disk, compressed where that pays, and goes from there to a browser |
 //! | [`pins`] | recursive pins on the disk |
 //! | [`add`] | blocks whose roots are known last, into the store and pinned |
@@ -22,24 +26,31 @@
 
 pub mod add;
 pub mod disk;
+pub mod flat;
 pub mod flight;
 pub mod import;
+mod ledger;
+mod ledger_store;
+pub mod memory;
 pub mod metrics;
 pub mod pins;
+mod queue;
 pub mod ram;
+pub mod store;
 pub mod stored;
 pub mod tiers;
 
 pub use crate::add::{AddError, Addition};
 pub use crate::disk::{
-    CheckReport, Disagreements, Disk, DiskOptions, DiskStats, Fault, Figures, Finding, Held, LackingPin, Offline,
-    Recompressed, ScrubProgress, ScrubReport, StoreError,
+    CheckReport, Disagreements, Disk, DiskOptions, Fault, Figures, Finding, LackingPin, Offline, Recompressed,
+    ScrubProgress, ScrubReport, StoreError,
 };
 pub use crate::flight::Flights;
 pub use crate::import::{ImportError, ImportSummary, import_car};
 pub use crate::metrics::TierMetrics;
 pub use crate::pins::{PinError, PinState, PinSummary};
 pub use crate::ram::{Ram, RamPolicy};
+pub use crate::store::{BlockStore, Held, ScrubPass, StoreStats};
 pub use crate::tiers::{Local, Through, Tiers};
 
 #[cfg(test)]

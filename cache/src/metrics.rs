@@ -5,8 +5,8 @@
 //!
 //! A Prometheus histogram is a mutex, so the latency of RAM is observed for about one hit in 64.
 
-use crate::disk::{Disk, Stats};
 use crate::ram::Ram;
+use crate::store::{BlockStore, Stats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
@@ -120,7 +120,7 @@ impl TierMetrics {
     }
 
     /// Names the tiers whose sizes are read at each scrape. The first call counts.
-    pub(crate) fn attach(&self, ram: &Ram, disk: &Disk) {
+    pub(crate) fn attach(&self, ram: &Ram, disk: &dyn BlockStore) {
         _ = self.stores.set(Stores { ram: ram.clone(), disk: disk.live_stats() });
     }
 }

@@ -1,4 +1,4 @@
-//! Recursive pins: DAGs whose every block stays on the disk until the pin is removed.
+//! Recursive pins: DAGs whose every block stays in the store until the pin is removed.
 //!
 //! Goals: an acknowledged pin survives `kill -9` and power loss; a pin that was interrupted keeps what it has and can be
 //! taken up again; memory does not grow with the DAG.
@@ -6,14 +6,14 @@
 //! Non-goals: walking. The caller supplies the blocks, from a walk over any source ([`content::dag::walk_all`]), and
 //! answers for their being the whole DAG.
 
-use crate::disk::writer::{Attempt, Command};
-use crate::disk::{Disk, StoreError};
+use crate::disk::StoreError;
+use crate::store::BlockStore;
 use content::dag::{DagError, Visited};
 use content::{Block, Cid, SourceError};
 use futures::stream::{Stream, StreamExt as _};
 use std::pin::pin;
-use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The longest name of a pin, in characters
 /// (<https://ipfs.github.io/pinning-services-api-spec/>, schema "Pin").
@@ -79,11 +79,16 @@ pub enum PinError {
 impl PinError {
     /// Part of the DAG is not here.
     pub(crate) fn missing(cid: Cid) -> Self {
-        Self::Blocks(Box::new(DagError::Source(SourceError::NotFound { cid })))
+        Self::unread(SourceError::NotFound { cid })
+    }
+
+    /// Part of the DAG could not be read.
+    pub(crate) fn unread(error: SourceError) -> Self {
+        Self::Blocks(Box::new(DagError::Source(error)))
     }
 }
 
-impl Disk {
+impl dyn BlockStore {
     /// Pins a DAG: writes its blocks as members of the pin and, when they have all been written, marks it complete. The
     /// pin is on the disk when this returns. Blocks that are here already are not written again.
     ///
@@ -118,41 +123,15 @@ impl Disk {
         E: std::error::Error + Send + Sync + 'static,
     {
         check_name(name.as_deref())?;
-        let pin = self.queue().ask(|reply| Command::Begin { root, name, reply }).await??;
-        let attempt = Attempt::new(pin, Some(root));
+        let attempt = self.begin_pin(root, name).await?;
         let mut visited = pin!(visited);
         while let Some(visited) = visited.next().await {
             match visited.map_err(|error| PinError::Blocks(Box::new(error)))? {
                 Visited::Block(block) => self.put_member(&block, &attempt).await?,
-                Visited::Leaf(cid) => self.put_held(cid, &attempt).await?,
+                Visited::Leaf(cid) => self.put_held_member(cid, &attempt).await?,
             }
         }
-        self.queue().ask(|reply| Command::Finish { attempt, reply }).await?
-    }
-
-    /// Removes a pin and says whether there was one. That is on the disk when this returns; the blocks that no other pin
-    /// has are deleted soon after, but for those that readers have in memory, which become the newest of the cache.
-    ///
-    /// # Errors
-    /// What the disk said.
-    pub async fn remove_pin(&self, root: &Cid) -> Result<bool, StoreError> {
-        let root = *root;
-        self.queue().ask(|reply| Command::Remove { root, reply }).await?
-    }
-
-    /// Queues a block that is here as a member.
-    async fn put_held(&self, cid: Cid, attempt: &Arc<Attempt>) -> Result<(), PinError> {
-        attempt.check()?;
-        let room = self.queue().room(0).await?;
-        Ok(self.queue().send(Command::Held { cid, attempt: Arc::clone(attempt), room })?)
-    }
-
-    /// Queues a block as a member. Whether it is written, the attempt tells.
-    pub(crate) async fn put_member(&self, block: &Block, attempt: &Arc<Attempt>) -> Result<(), PinError> {
-        attempt.check()?;
-        let room = self.queue().room(block.data().len()).await?;
-        let (block, attempt) = (block.clone(), Arc::clone(attempt));
-        Ok(self.queue().send(Command::Member { block, attempt, room })?)
+        self.finish_pin(attempt).await
     }
 }
 
@@ -163,4 +142,111 @@ impl Disk {
 pub fn check_name(name: Option<&str>) -> Result<(), PinError> {
     let chars = name.map_or(0, |name| name.chars().count());
     if chars > NAME_CHARS_MAX { Err(PinError::NameTooLong { chars }) } else { Ok(()) }
+}
+
+/// One effort to pin something: its members go to the writer without waiting for each, so the first failure is kept here.
+#[derive(Debug)]
+pub struct Attempt {
+    pub(crate) pin: PinId,
+    /// `None` for a scaffold.
+    pub(crate) root: Option<Cid>,
+    failure: OnceLock<Failure>,
+}
+
+/// Why a member was not written.
+#[derive(Debug, Clone)]
+pub(crate) enum Failure {
+    Store(StoreError),
+    Removed,
+    Missing(Cid),
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl Attempt {
+    pub(crate) fn new(pin: PinId, root: Option<Cid>) -> Arc<Self> {
+        Arc::new(Self { pin, root, failure: OnceLock::new() })
+    }
+
+    pub(crate) fn fail(&self, failure: Failure) {
+        _ = self.failure.set(failure);
+    }
+
+    /// The first thing that went wrong, if anything did.
+    pub(crate) fn check(&self) -> Result<(), PinError> {
+        match (self.failure.get(), self.root) {
+            (None, _) => Ok(()),
+            (Some(Failure::Store(error)), _) => Err(PinError::Store(error.clone())),
+            (Some(Failure::Missing(cid)), _) => Err(PinError::missing(*cid)),
+            (Some(Failure::Removed), Some(root)) => Err(PinError::Removed { root }),
+            (Some(Failure::Removed), None) => Err(PinError::Store(StoreError::Closed)),
+        }
+    }
+}
+
+/// Names one pin for as long as the store lives; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct PinId(pub(crate) u64);
+
+/// One recursive pin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PinRecord {
+    pub(crate) id: PinId,
+    pub(crate) created: SystemTime,
+    pub(crate) state: PinState,
+    pub(crate) blocks: u64,
+    pub(crate) bytes: u64,
+    pub(crate) name: Option<String>,
+}
+
+impl PinRecord {
+    pub(crate) fn new(id: PinId, name: Option<String>) -> Self {
+        Self { id, created: SystemTime::now(), state: PinState::Partial, blocks: 0, bytes: 0, name }
+    }
+
+    pub(crate) fn summary(&self, root: Cid) -> PinSummary {
+        let Self { id, created, state, blocks, bytes, name } = self.clone();
+        PinSummary { root, id: id.0, name, created, state, blocks, bytes }
+    }
+
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let created_ms = self.created.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        let mut out = Vec::with_capacity(64);
+        for number in [self.id.0, u64::try_from(created_ms).unwrap_or(u64::MAX), self.blocks, self.bytes] {
+            out.extend_from_slice(&number.to_be_bytes());
+        }
+        out.push(u8::from(self.state == PinState::Complete));
+        out.push(u8::from(self.name.is_some()));
+        out.extend_from_slice(self.name.as_deref().unwrap_or_default().as_bytes());
+        out
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut rest = bytes;
+        let (id, created_ms) = (take(&mut rest)?, take(&mut rest)?);
+        let (blocks, bytes) = (take(&mut rest)?, take(&mut rest)?);
+        let (complete, named, name) = match rest {
+            [complete @ 0..=1, named @ 0..=1, name @ ..] => (*complete == 1, *named == 1, name),
+            _ => return None,
+        };
+        let name = std::str::from_utf8(name).ok()?.to_owned();
+        Some(Self {
+            id: PinId(id),
+            created: UNIX_EPOCH.checked_add(Duration::from_millis(created_ms))?,
+            state: if complete { PinState::Complete } else { PinState::Partial },
+            blocks,
+            bytes,
+            name: named.then_some(name),
+        })
+    }
+}
+
+fn take(rest: &mut &[u8]) -> Option<u64> {
+    let (head, tail) = rest.split_first_chunk()?;
+    *rest = tail;
+    Some(u64::from_be_bytes(*head))
 }

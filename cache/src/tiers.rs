@@ -10,10 +10,10 @@
 //! [`Tiers::local`] asks nobody else. It neither joins nor begins a flight, so that serving a stranger can never start a
 //! fetch or wait for one, and it brings nothing into RAM, so that strangers cannot flush what our own readers use.
 
-use crate::disk::Disk;
 use crate::flight::{Flights, Outcome};
 use crate::metrics::TierMetrics;
 use crate::ram::Ram;
+use crate::store::BlockStore;
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
 use content::{Block, BlockError, BlockKey, BlockSource, Cid, Policy, SourceError, Verdict, hashes};
@@ -37,7 +37,7 @@ pub struct Tiers {
 
 struct Inner {
     ram: Ram,
-    disk: Disk,
+    disk: Arc<dyn BlockStore>,
     policy: Arc<dyn Policy>,
     metrics: TierMetrics,
     flights: Flights,
@@ -53,11 +53,11 @@ impl std::fmt::Debug for Tiers {
 }
 
 impl Tiers {
-    /// Puts the tiers together.
-    pub fn new(ram: Ram, disk: Disk, policy: Arc<dyn Policy>, metrics: TierMetrics) -> Self {
-        metrics.attach(&ram, &disk);
+    /// Puts the tiers together. The store is the disk tier, whatever it is made of.
+    pub fn new(ram: Ram, disk: Arc<dyn BlockStore>, policy: Arc<dyn Policy>, metrics: TierMetrics) -> Self {
+        metrics.attach(&ram, &*disk);
         let hot = ram.clone();
-        disk.favour(move |key| hot.holds(key));
+        disk.favour(Box::new(move |key| hot.holds(key)));
         let flights = Flights::default();
         let disk_is_stuck = AtomicBool::new(false);
         Self { inner: Arc::new(Inner { ram, disk, policy, metrics, flights, disk_is_stuck }) }
@@ -115,8 +115,8 @@ impl Tiers {
         Ok(found?)
     }
 
-    /// The disk below.
-    pub fn disk(&self) -> &Disk {
+    /// The store below.
+    pub fn disk(&self) -> &Arc<dyn BlockStore> {
         &self.inner.disk
     }
 

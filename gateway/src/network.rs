@@ -7,7 +7,7 @@ use crate::routing_v1::metrics::RoutingMetrics;
 use crate::routing_v1::{self, Routing};
 use crate::source::{Gated, OpenSession, Sources};
 use anyhow::Context as _;
-use cache::{Disk, Held, Tiers};
+use cache::{BlockStore, Held, Tiers};
 use config::{AddressPattern, ConfigError, Loaded, Origin};
 use content::dnslink::StaticMap;
 use content::{BlockSource, Cid, MemoryBlocks, NameResolver};
@@ -144,7 +144,7 @@ impl Network {
     }
 
     /// Announces in the DHT what the store holds, as soon as there is anybody to hear it, and from then on in turns.
-    pub async fn provide(&self, disk: &Disk, what: config::Provide) {
+    pub async fn provide(&self, store: &dyn BlockStore, what: config::Provide) {
         let held = match what {
             config::Provide::Roots => Held::Roots,
             config::Provide::Pinned => Held::Pinned,
@@ -152,7 +152,7 @@ impl Network {
             config::Provide::Nothing => return,
         };
         if let Self::Online(bridge) = self {
-            bridge.provide_from(Arc::new(Provided { disk: disk.clone(), held })).await;
+            bridge.provide_from(Arc::new(Provided { store: store.handle(), held })).await;
         }
     }
 
@@ -166,13 +166,13 @@ impl Network {
 
 /// What is announced.
 struct Provided {
-    disk: Disk,
+    store: Arc<dyn BlockStore>,
     held: Held,
 }
 
 impl KeySource for Provided {
     fn visit(&self, visit: &mut dyn FnMut(&[u8])) -> Result<(), Box<dyn Error + Send + Sync>> {
-        Ok(self.disk.visit_keys(self.held, visit)?)
+        Ok(self.store.visit_keys(self.held, visit)?)
     }
 }
 

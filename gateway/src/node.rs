@@ -15,7 +15,7 @@ use crate::upkeep::Upkeep;
 use crate::welcome;
 use anyhow::Context as _;
 use axum::body::Body;
-use cache::{Disk, DiskOptions, Ram, RamPolicy, TierMetrics, Tiers};
+use cache::{BlockStore, Disk, DiskOptions, Ram, RamPolicy, TierMetrics, Tiers};
 use config::{Config, ConfigError, Loaded};
 use content::{Cid, DenyList, Policy};
 use libp2p::{Multiaddr, PeerId};
@@ -34,7 +34,7 @@ use tower::ServiceExt as _;
 /// A node that serves.
 pub struct Node {
     health: Arc<Health>,
-    disk: Disk,
+    disk: Arc<dyn BlockStore>,
     upkeep: Upkeep,
     network: Network,
     names: Arc<Names>,
@@ -99,7 +99,7 @@ impl Node {
         let Config { data_dir, http, cache, .. } = &loaded.config;
         let public = bind(loaded, "http.listen", &http.listen).await?;
         let operator = bind(loaded, "admin.listen", &loaded.config.admin.listen).await?;
-        let disk = open_disk(data_dir, cache).await.map_err(|error| named(loaded, &error))?;
+        let disk = open_store(data_dir, cache).await.map_err(|error| named(loaded, &error))?;
 
         let keys = network::open_keys(loaded).await?;
 
@@ -107,10 +107,10 @@ impl Node {
         let policy: Arc<dyn Policy> = Arc::new(DenyList::new(loaded.config.policy.deny.iter().copied()));
         let tier_metrics = TierMetrics::register(&mut registry);
         let ram = Ram::with_policy(cache.ram_bytes_max, ram_policy(cache.ram_policy));
-        let tiers = Tiers::new(ram, disk.clone(), Arc::clone(&policy), tier_metrics);
+        let tiers = Tiers::new(ram, Arc::clone(&disk), Arc::clone(&policy), tier_metrics);
         let network = Network::start(loaded, Arc::new(tiers.local()), &mut registry).await?;
-        let welcome = welcome::ensure_pinned(&disk).await?;
-        network.provide(&disk, loaded.config.p2p.provide).await;
+        let welcome = welcome::ensure_pinned(&*disk).await?;
+        network.provide(&*disk, loaded.config.p2p.provide).await;
 
         let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let health = Arc::<Health>::default();
@@ -149,7 +149,7 @@ impl Node {
             admin: serve_admin(operator, &limits, &metrics, admin),
             drain_timeout: Duration::from_secs(http.drain_timeout_seconds),
             health,
-            upkeep: Upkeep::start(&disk, cache),
+            upkeep: Upkeep::start(&*disk, cache),
             disk,
             network,
             names,
@@ -218,11 +218,11 @@ fn local_addresses(listeners: &[TcpListener]) -> io::Result<Vec<SocketAddr>> {
 ///
 /// # Errors
 /// When the folder cannot be made or the store does not open.
-pub async fn open_disk(data_dir: &Path, cache: &config::Cache) -> anyhow::Result<Disk> {
+pub async fn open_store(data_dir: &Path, cache: &config::Cache) -> anyhow::Result<Arc<dyn BlockStore>> {
     let (dir, options) = (store_dir(data_dir), disk_options(cache));
     let opening = tokio::task::spawn_blocking(move || {
         std::fs::create_dir_all(&dir).with_context(|| format!("{} cannot be created", dir.display()))?;
-        Ok(Disk::open(&dir, options)?)
+        Ok(Arc::new(Disk::open(&dir, options)?) as _)
     });
     opening.await.context("opening the store failed")?
 }

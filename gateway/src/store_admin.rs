@@ -6,21 +6,20 @@
 //! Non-goals: a store in use, which its gateway has to itself and checks in the background ([`crate::upkeep`]).
 
 use crate::cli::{Place, print};
-use crate::node::{disk_options, open_disk, store_dir};
+use crate::node::{disk_options, open_store, store_dir};
 use anyhow::{Context as _, ensure};
 use cache::disk::offline::{Amount, SegmentsAmount};
-use cache::{CheckReport, Disk, Fault, Figures, Finding, LackingPin, Offline, ScrubProgress};
+use cache::{BlockStore, CheckReport, Fault, Figures, Finding, LackingPin, Offline, ScrubPass, ScrubProgress};
 use clap::Subcommand;
 use config::{Config, Flags, Loaded};
 use content::scope::{self, ScopeError, ScopeLimits, ScopeOptions};
-use content::{BlockSource as _, Cid, SourceError, car};
+use content::{Cid, SourceError, car};
 use futures::TryStreamExt as _;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncWriteExt as _, BufWriter};
 use tokio::runtime::Runtime;
@@ -136,7 +135,7 @@ pub fn import(loaded: &Loaded, runtime: &Runtime, file: &Path) -> anyhow::Result
     let name = if is_standard(file) { "standard input".to_owned() } else { file.display().to_string() };
     let opened = if is_standard(file) { shared(std::io::stdin().as_fd()) } else { std::fs::File::open(file) };
     let reader = tokio::fs::File::from_std(opened.with_context(|| format!("{name} cannot be read"))?);
-    let importing = async |disk: &Disk| Ok(cache::import_car(disk, reader, None).await);
+    let importing = async |store: &dyn BlockStore| Ok(cache::import_car(store, reader, None).await);
     let summary = with_disk(loaded, runtime, importing)?.with_context(|| format!("{name} was not imported"))?;
     for pin in &summary.pins {
         print(&format!("pinned {}\n", pin.root))?;
@@ -177,13 +176,13 @@ fn repair(loaded: &Loaded, runtime: &Runtime) -> anyhow::Result<()> {
     let index = offline(loaded)?.mend()?;
     with_disk(loaded, runtime, async |disk| {
         let (mut shown, mut printed) = (Shown::default(), Ok(()));
-        let report = disk.scrub_all(|progress, findings| {
+        let mut show = |progress: &ScrubProgress, findings: &[Finding]| {
             shown.show(progress);
             if printed.is_ok() {
                 printed = print(&findings_text(findings));
             }
-        });
-        let report = report.await?;
+        };
+        let report = disk.scrub(ScrubPass::All, None, &mut show).await?;
         drop(shown);
         printed?;
         let unreadable = report.progress.unreadable;
@@ -193,16 +192,16 @@ fn repair(loaded: &Loaded, runtime: &Runtime) -> anyhow::Result<()> {
     })
 }
 
-async fn compact(disk: &Disk) -> anyhow::Result<()> {
-    let total = |disk: &Disk| disk.stats().cached_bytes + disk.stats().pinned_bytes;
-    let before = total(disk);
+async fn compact(disk: &dyn BlockStore) -> anyhow::Result<()> {
+    let total = || disk.stats().cached_bytes + disk.stats().pinned_bytes;
+    let before = total();
     disk.compact().await?;
-    let after = total(disk);
+    let after = total();
     print(&format!("{} before, {} now\n", size(before), size(after)))
 }
 
 /// Writes a DAG depth first and without repeats, as Kubo does. A file that could not be finished is removed.
-async fn export(disk: &Disk, root: Cid, file: &Path) -> anyhow::Result<()> {
+async fn export(disk: &dyn BlockStore, root: Cid, file: &Path) -> anyhow::Result<()> {
     if is_standard(file) {
         let out = tokio::fs::File::from_std(shared(std::io::stdout().as_fd())?);
         let written = write_car(disk, root, out).await;
@@ -228,10 +227,10 @@ async fn export(disk: &Disk, root: Cid, file: &Path) -> anyhow::Result<()> {
     }
 }
 
-async fn write_car(disk: &Disk, root: Cid, out: tokio::fs::File) -> anyhow::Result<u64> {
+async fn write_car(disk: &dyn BlockStore, root: Cid, out: tokio::fs::File) -> anyhow::Result<u64> {
     let first = disk.get(&root).await.map_err(ScopeError::from).map_err(|error| incomplete(root, &error))?;
     let limits = ScopeLimits { depth_max: usize::MAX, seen_max: usize::MAX, ..ScopeLimits::default() };
-    let blocks = scope::blocks(Arc::new(disk.clone()), Vec::new(), first, ScopeOptions::default(), limits);
+    let blocks = scope::blocks(disk.handle(), Vec::new(), first, ScopeOptions::default(), limits);
     let mut blocks = blocks.map_err(|error| incomplete(root, &error));
     let mut out = BufWriter::with_capacity(WRITE_BYTES, out);
     out.write_all(&car::header(&[root])).await?;
@@ -282,12 +281,12 @@ fn existing(loaded: &Loaded) -> anyhow::Result<()> {
 fn with_disk<T>(
     loaded: &Loaded,
     runtime: &Runtime,
-    work: impl AsyncFnOnce(&Disk) -> anyhow::Result<T>,
+    work: impl AsyncFnOnce(&dyn BlockStore) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let Config { data_dir, cache, .. } = &loaded.config;
     runtime.block_on(async {
-        let disk = open_disk(data_dir, cache).await?;
-        let done = work(&disk).await;
+        let disk = open_store(data_dir, cache).await?;
+        let done = work(&*disk).await;
         let closed = disk.close().await;
         let done = done?;
         closed?;

@@ -3,10 +3,11 @@
 //! Goals: damage is found while the content can still be had from elsewhere; pinned content takes less room over time; a
 //! restart neither puts a pass off nor brings it forward.
 //!
-//! Non-goals: how it is done without getting in the way, which [`cache::Disk::scrub`] sees to; what is over budget, which the
+//! Non-goals: how it is done without getting in the way, which [`BlockStore::scrub`] sees to; what is over budget, which the
 //! store sees to as it writes.
 
-use cache::{Disk, ScrubReport, StoreError};
+use cache::{BlockStore, ScrubPass, ScrubReport, StoreError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -32,13 +33,14 @@ struct Pace {
 
 impl Upkeep {
     /// Begins, if the settings want it.
-    pub fn start(disk: &Disk, cache: &config::Cache) -> Self {
+    pub fn start(store: &dyn BlockStore, cache: &config::Cache) -> Self {
         let pace = Pace {
             every: Duration::from_secs(cache.scrub_hours.saturating_mul(3600)),
             bytes_per_second: cache.scrub_bytes_per_second,
             pinned_level: cache.zstd_pinned_level,
         };
-        let task = (pace.bytes_per_second > 0).then(|| AbortOnDropHandle::new(tokio::spawn(keep(disk.clone(), pace))));
+        let task =
+            (pace.bytes_per_second > 0).then(|| AbortOnDropHandle::new(tokio::spawn(keep(store.handle(), pace))));
         Self { task }
     }
 
@@ -50,9 +52,9 @@ impl Upkeep {
     }
 }
 
-async fn keep(disk: Disk, pace: Pace) {
+async fn keep(store: Arc<dyn BlockStore>, pace: Pace) {
     loop {
-        match round(&disk, pace).await {
+        match round(&*store, pace).await {
             Ok(()) => {}
             Err(StoreError::Closed) => return,
             Err(error) => {
@@ -64,15 +66,15 @@ async fn keep(disk: Disk, pace: Pace) {
 }
 
 /// Makes smaller what was pinned meanwhile, waits until a pass is due, and makes it.
-async fn round(disk: &Disk, pace: Pace) -> Result<(), StoreError> {
-    let rate = Some(pace.bytes_per_second);
+async fn round(store: &dyn BlockStore, pace: Pace) -> Result<(), StoreError> {
+    let bytes_per_second = Some(pace.bytes_per_second);
     if pace.pinned_level > 0 {
-        let done = disk.recompress_pinned(pace.pinned_level, rate).await?;
+        let done = store.recompress_pinned(pace.pinned_level, bytes_per_second).await?;
         tracing::info!(done.blocks, done.smaller, done.saved_bytes, "pinned blocks were compressed anew");
     }
-    let ended = disk.scrubbed_at().await?;
+    let ended = store.scrubbed_at().await?;
     tokio::time::sleep(due_in(ended, SystemTime::now(), pace.every)).await;
-    report(&disk.scrub(rate, |_, _| ()).await?);
+    report(&store.scrub(ScrubPass::GoOn, bytes_per_second, &mut |_, _| ()).await?);
     Ok(())
 }
 

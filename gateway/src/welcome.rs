@@ -1,7 +1,7 @@
 //! The site that a fresh gateway has to show: a CAR in the binary, made by `assets/make-welcome.sh`.
 
 use anyhow::Context as _;
-use cache::{Disk, PinState};
+use cache::{BlockStore, PinState};
 use content::Cid;
 use content::car::CarReader;
 
@@ -13,11 +13,11 @@ const PIN_NAME: &str = "welcome";
 ///
 /// # Errors
 /// When the archive in the binary is damaged or the store does not take it.
-pub async fn ensure_pinned(disk: &Disk) -> anyhow::Result<Cid> {
+pub async fn ensure_pinned(store: &dyn BlockStore) -> anyhow::Result<Cid> {
     let root = root().await?;
-    let pins = disk.pins().await?;
+    let pins = store.pins().await?;
     if !pins.iter().any(|pin| pin.root == root && pin.state == PinState::Complete) {
-        cache::import_car(disk, CAR, Some(PIN_NAME.to_owned()))
+        cache::import_car(store, CAR, Some(PIN_NAME.to_owned()))
             .await
             .context("the welcome site could not be pinned")?;
     }

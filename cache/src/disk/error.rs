@@ -16,6 +16,20 @@ pub enum StoreError {
         /// The store's directory.
         dir: PathBuf,
     },
+    /// A process on another machine may work on the same directory.
+    #[error(
+        "the store in {} is in use by {owner}, or was when that ended: if nothing there uses it any more, delete {} and start \
+         again",
+        dir.display(), file.display()
+    )]
+    InUseElsewhere {
+        /// The store's directory.
+        dir: PathBuf,
+        /// Who it is.
+        owner: String,
+        /// Where that is noted.
+        file: PathBuf,
+    },
     /// There is none to be looked at.
     #[error("there is no store in {}", dir.display())]
     Missing {
@@ -49,6 +63,16 @@ pub enum StoreError {
         free: u64,
         /// What is to stay free, in bytes.
         needed: u64,
+    },
+    /// A store in memory has no room for more pins.
+    #[error(
+        "pinned blocks take all of the {} MiB that the store in memory has (cache.memory_bytes_max): give it more, or choose \
+         a store on a disk",
+        bytes_max >> 20
+    )]
+    MemoryFull {
+        /// What the store may take, in bytes.
+        bytes_max: u64,
     },
     /// What was read is not what was written.
     #[error(

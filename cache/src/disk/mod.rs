@@ -32,9 +32,11 @@
 //! | `recompress` | pinned values made smaller, in the background |
 //! | [`offline`], `mend` | looking at a store that no gateway runs on, and mending its index |
 //! | `migrate` | stores of earlier releases |
+//! | `block_store` | all of it as a [`crate::BlockStore`] |
 //!
 //! Non-goals: exact recency, which would write on every read.
 
+mod block_store;
 mod error;
 pub(crate) mod files;
 mod mend;
@@ -62,13 +64,13 @@ use self::writer::{Command, Queue};
 use bytes::Bytes;
 use content::{Block, BlockKey, BlockSource, Cid, SourceError};
 use futures::future::{BoxFuture, FutureExt as _, ready};
-use prometheus_client::metrics::counter::Counter;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use tokio::sync::Semaphore;
 
 use crate::pins::{PinState, PinSummary};
+use crate::store::{Held, Stats, StoreStats};
 use crate::stored::{self, Shape, Stored};
 
 /// How a store is to be run. Every field has a default that suits a small server.
@@ -110,90 +112,6 @@ impl Default for DiskOptions {
     }
 }
 
-/// Some of what a store holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Held {
-    /// The roots of the pins that are complete.
-    Roots,
-    /// Every block that a pin protects, complete or not.
-    Pinned,
-    /// Every block.
-    All,
-}
-
-/// A moment's figures of a store.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DiskStats {
-    /// What blocks that may be evicted take on the disk, in bytes.
-    pub cached_bytes: u64,
-    /// What pinned blocks take on the disk, in bytes, with what is still to be collected.
-    pub pinned_bytes: u64,
-    /// Blocks of both kinds.
-    pub blocks: u64,
-    /// Blocks evicted since the store was opened.
-    pub evicted_blocks: u64,
-    /// Bytes evicted since the store was opened.
-    pub evicted_bytes: u64,
-    /// Blocks that were to be cached and were not.
-    pub dropped_writes: u64,
-    /// Batches that the disk refused.
-    pub write_errors: u64,
-    /// Blocks found damaged and forgotten.
-    pub corrupt_blocks: u64,
-    /// Blocks that a scrub checked since the store was opened.
-    pub scrubbed_blocks: u64,
-    /// Their bytes on the disk.
-    pub scrubbed_bytes: u64,
-    /// Scrubs that reached the end since then.
-    pub scrub_passes: u64,
-    /// Pins that the last of these found to lack blocks.
-    pub lacking_pins: u64,
-    /// Bytes on the disk that recompressing pinned blocks saved since then.
-    pub recompressed_saved_bytes: u64,
-    /// The disk refused what was last written: it serves, and stores nothing until it recovers.
-    pub degraded: bool,
-}
-
-/// Where the writer leaves its figures.
-#[derive(Debug, Default)]
-pub(crate) struct Stats {
-    pub(crate) cached_bytes: AtomicU64,
-    pub(crate) pinned_bytes: AtomicU64,
-    pub(crate) blocks: AtomicU64,
-    pub(crate) evicted_blocks: Counter,
-    pub(crate) evicted_bytes: Counter,
-    pub(crate) dropped_writes: Counter,
-    pub(crate) write_errors: Counter,
-    pub(crate) corrupt_blocks: Counter,
-    pub(crate) scrubbed_blocks: Counter,
-    pub(crate) scrubbed_bytes: Counter,
-    pub(crate) scrub_passes: Counter,
-    pub(crate) lacking_pins: AtomicU64,
-    pub(crate) recompressed_saved_bytes: Counter,
-    pub(crate) degraded: AtomicBool,
-}
-
-impl Stats {
-    pub(crate) fn now(&self) -> DiskStats {
-        DiskStats {
-            cached_bytes: self.cached_bytes.load(Ordering::Relaxed),
-            pinned_bytes: self.pinned_bytes.load(Ordering::Relaxed),
-            blocks: self.blocks.load(Ordering::Relaxed),
-            evicted_blocks: self.evicted_blocks.get(),
-            evicted_bytes: self.evicted_bytes.get(),
-            dropped_writes: self.dropped_writes.get(),
-            write_errors: self.write_errors.get(),
-            corrupt_blocks: self.corrupt_blocks.get(),
-            scrubbed_blocks: self.scrubbed_blocks.get(),
-            scrubbed_bytes: self.scrubbed_bytes.get(),
-            scrub_passes: self.scrub_passes.get(),
-            recompressed_saved_bytes: self.recompressed_saved_bytes.get(),
-            lacking_pins: self.lacking_pins.load(Ordering::Relaxed),
-            degraded: self.degraded.load(Ordering::Relaxed),
-        }
-    }
-}
-
 /// An open store. Clones are handles to the same one; it closes when the last is gone.
 #[derive(Debug, Clone)]
 pub struct Disk {
@@ -219,10 +137,15 @@ impl Disk {
     pub fn open(dir: &Path, options: DiskOptions) -> Result<Self, StoreError> {
         let store = Arc::new(open_store(dir, &options)?);
         let stats = Arc::<Stats>::default();
-        let queue = Queue::start(Arc::clone(&store), Arc::clone(&stats), &options)?;
+        let queue = writer::start(Arc::clone(&store), Arc::clone(&stats), &options)?;
         let reads = Arc::new(Semaphore::new(options.reads_max.max(1)));
         let look_ups = Reads::new(Arc::clone(&store), options.reads_max);
         Ok(Self { inner: Arc::new(Inner { queue, look_ups, reads, stats, store }) })
+    }
+
+    /// Whether there is a store in a directory.
+    pub fn is_in(dir: &Path) -> bool {
+        Store::is_in(dir)
     }
 
     /// Keeps a block for as long as the budget allows. Returns when the block has room in the queue, before it is
@@ -328,7 +251,7 @@ impl Disk {
     }
 
     /// This moment's figures.
-    pub fn stats(&self) -> DiskStats {
+    pub fn stats(&self) -> StoreStats {
         self.inner.stats.now()
     }
 

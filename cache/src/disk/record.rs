@@ -49,6 +49,15 @@ pub(crate) fn value(record: Bytes, key: &[u8]) -> Option<Bytes> {
     whole.then(|| record.slice(HEAD_BYTES + key.len()..))
 }
 
+/// The beginning of a value and how long all of it is, by the beginning of a record of this key. Nothing was checked.
+pub(crate) fn unchecked_value<'a>(record: &'a [u8], key: &[u8]) -> Option<(&'a [u8], usize)> {
+    let (head, rest) = record.split_first_chunk::<HEAD_BYTES>()?;
+    let value = rest.strip_prefix(key)?;
+    let bytes = u32::from_be_bytes(*head[2..].first_chunk()?);
+    let ours = head[0] == FORMAT && usize::from(head[1]) == key.len();
+    ours.then_some((value, usize::try_from(bytes).ok()?))
+}
+
 fn checksum<'a>(lengths: &[u8], key: &[u8], value: impl Iterator<Item = &'a [u8]>) -> u32 {
     let mut sum = crc32fast::Hasher::new();
     sum.update(lengths);
@@ -77,7 +86,8 @@ mod tests {
             pieces[1] = pieces[0].split_off(cut.index(value.len() + 1));
             let mut bytes = record(&key, &pieces);
             prop_assert_eq!(bytes.len(), record_bytes(&key, value.len()));
-            prop_assert_eq!(super::value(bytes.clone().into(), &key), Some(Bytes::from(value)));
+            prop_assert_eq!(super::value(bytes.clone().into(), &key), Some(Bytes::from(value.clone())));
+            prop_assert_eq!(unchecked_value(&bytes, &key), Some((&*value, value.len())));
             if other != key {
                 prop_assert_eq!(super::value(bytes.clone().into(), &other), None);
             }

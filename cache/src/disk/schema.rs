@@ -16,10 +16,9 @@
 //! Schema 1 had the values in a family `blocks` and the order of those that are not pinned in `fifo`; [`super::migrate`]
 //! moves them.
 
-use crate::pins::{PinState, PinSummary};
+pub(crate) use crate::pins::{PinId, PinRecord};
+
 use crate::stored::Shape;
-use content::Cid;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The layout that this release reads and writes. A change that an older release would misread adds one.
 pub(crate) const SCHEMA: u32 = 2;
@@ -44,10 +43,6 @@ const RELEASE: &[u8] = b"release/";
 /// What a block costs on disk beside its record in a segment, in bytes: its rows in `index` and `places`, and RocksDB's own
 /// framing and filters. Counted so that a cache full of tiny blocks stays within its budget too.
 pub(crate) const ROW_OVERHEAD_BYTES: u64 = 160;
-
-/// Names one pin for as long as the store lives; never used twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct PinId(pub(crate) u64);
 
 /// What a segment holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -262,59 +257,6 @@ impl TriedRecord {
     }
 }
 
-/// One recursive pin.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PinRecord {
-    pub(crate) id: PinId,
-    pub(crate) created: SystemTime,
-    pub(crate) state: PinState,
-    pub(crate) blocks: u64,
-    pub(crate) bytes: u64,
-    pub(crate) name: Option<String>,
-}
-
-impl PinRecord {
-    pub(crate) fn new(id: PinId, name: Option<String>) -> Self {
-        Self { id, created: SystemTime::now(), state: PinState::Partial, blocks: 0, bytes: 0, name }
-    }
-
-    pub(crate) fn summary(&self, root: Cid) -> PinSummary {
-        let Self { id, created, state, blocks, bytes, name } = self.clone();
-        PinSummary { root, id: id.0, name, created, state, blocks, bytes }
-    }
-
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let created_ms = self.created.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        let mut out = Vec::with_capacity(64);
-        for number in [self.id.0, u64::try_from(created_ms).unwrap_or(u64::MAX), self.blocks, self.bytes] {
-            out.extend_from_slice(&number.to_be_bytes());
-        }
-        out.push(u8::from(self.state == PinState::Complete));
-        out.push(u8::from(self.name.is_some()));
-        out.extend_from_slice(self.name.as_deref().unwrap_or_default().as_bytes());
-        out
-    }
-
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let mut rest = bytes;
-        let (id, created_ms) = (take_u64(&mut rest)?, take_u64(&mut rest)?);
-        let (blocks, bytes) = (take_u64(&mut rest)?, take_u64(&mut rest)?);
-        let (complete, named, name) = match rest {
-            [complete @ 0..=1, named @ 0..=1, name @ ..] => (*complete == 1, *named == 1, name),
-            _ => return None,
-        };
-        let name = std::str::from_utf8(name).ok()?.to_owned();
-        Some(Self {
-            id: PinId(id),
-            created: UNIX_EPOCH.checked_add(Duration::from_millis(created_ms))?,
-            state: if complete { PinState::Complete } else { PinState::Partial },
-            blocks,
-            bytes,
-            name: named.then_some(name),
-        })
-    }
-}
-
 /// Key in `pins_by_block`.
 pub(crate) fn pin_of_block(block: &[u8], pin: PinId) -> Vec<u8> {
     [block, &pin.0.to_be_bytes()].concat()
@@ -355,7 +297,9 @@ pub(crate) fn take_u32(rest: &mut &[u8]) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pins::PinState;
     use proptest::prelude::*;
+    use std::time::{Duration, UNIX_EPOCH};
 
     fn shape() -> impl Strategy<Value = Shape> {
         let bytes = 0..4_usize << 20;

@@ -96,29 +96,30 @@ impl Disk {
     pub async fn scrub(
         &self,
         bytes_per_second: Option<u64>,
-        on_progress: impl FnMut(&ScrubProgress, &[Finding]),
+        on_progress: impl FnMut(&ScrubProgress, &[Finding]) + Send,
     ) -> Result<ScrubReport, StoreError> {
         let record = self.read(Store::scrub_record).await?;
         self.scrub_from(record, bytes_per_second, on_progress).await
     }
 
-    /// The same from the beginning, as fast as it goes.
+    /// The same from the beginning.
     ///
     /// # Errors
     /// As [`Disk::scrub`].
     pub async fn scrub_all(
         &self,
-        on_progress: impl FnMut(&ScrubProgress, &[Finding]),
+        bytes_per_second: Option<u64>,
+        on_progress: impl FnMut(&ScrubProgress, &[Finding]) + Send,
     ) -> Result<ScrubReport, StoreError> {
         let record = self.read(Store::scrub_record).await?;
-        self.scrub_from(ScrubRecord { at: Place::default(), ..record }, None, on_progress).await
+        self.scrub_from(ScrubRecord { at: Place::default(), ..record }, bytes_per_second, on_progress).await
     }
 
     async fn scrub_from(
         &self,
         record: ScrubRecord,
         bytes_per_second: Option<u64>,
-        mut on_progress: impl FnMut(&ScrubProgress, &[Finding]),
+        mut on_progress: impl FnMut(&ScrubProgress, &[Finding]) + Send,
     ) -> Result<ScrubReport, StoreError> {
         let counters = self.read(Store::counters).await?;
         let mut progress = ScrubProgress::default();
@@ -169,11 +170,11 @@ impl Disk {
 }
 
 impl Finding {
-    fn new(key: &BlockKey, fault: Fault) -> Self {
+    pub(crate) fn new(key: &BlockKey, fault: Fault) -> Self {
         Self { cid: raw_cid(key), fault }
     }
 
-    pub(super) fn key(&self) -> Option<BlockKey> {
+    pub(crate) fn key(&self) -> Option<BlockKey> {
         BlockKey::of(&self.cid)
     }
 }
@@ -185,6 +186,15 @@ impl ScrubProgress {
         self.bytes += step.bytes;
         self.damaged += count(Fault::Damaged);
         self.unreadable += count(Fault::Unreadable);
+    }
+
+    /// Adds what came after.
+    pub(crate) fn add_up(&mut self, more: &Self) {
+        let Self { blocks, bytes, damaged, unreadable } = more;
+        self.blocks += blocks;
+        self.bytes += bytes;
+        self.damaged += damaged;
+        self.unreadable += unreadable;
     }
 
     /// Whether everything that was checked is as it should be.
@@ -259,7 +269,7 @@ pub(super) fn look(store: &Store, key: &BlockKey, place: Place) -> Result<Looked
 }
 
 /// How long to wait after a step that took `worked`. Without a rate there is no waiting.
-pub(super) fn rest(bytes: u64, worked: Duration, bytes_per_second: Option<u64>) -> Duration {
+pub(crate) fn rest(bytes: u64, worked: Duration, bytes_per_second: Option<u64>) -> Duration {
     let Some(rate) = bytes_per_second else { return Duration::ZERO };
     let due = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
     due.saturating_sub(worked).max(worked * REST)
@@ -291,7 +301,7 @@ pub(crate) fn raw_cid(key: &BlockKey) -> Cid {
     Cid::new_v1(codec::RAW, *key.multihash())
 }
 
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -163,12 +163,8 @@ impl Store {
         if stored.shape() != record.shape {
             return Err(StoreError::corrupt("a value has another form than the index says"));
         }
-        let cid = Cid::new_v1(codec::RAW, *key.multihash());
-        match Block::verify(cid, stored.block().map_err(unreadable)?) {
-            // What a later release hashed with a function that this one does not know is not damaged.
-            Ok(_) | Err(BlockError::Hash(_)) => Ok(stored),
-            Err(error) => Err(StoreError::corrupt(error)),
-        }
+        check_hash(key, &stored)?;
+        Ok(stored)
     }
 
     pub(crate) fn index(&self, block: &[u8]) -> Result<Option<IndexRecord>, StoreError> {
@@ -315,6 +311,17 @@ fn read_record<T>(family: &str, bytes: &[u8], read: impl Fn(&[u8]) -> Option<T>)
     read(bytes).ok_or_else(|| StoreError::corrupt(format!("a record in {family} is malformed")))
 }
 
+/// Checks that a value is of the block that a key names.
+pub(crate) fn check_hash(key: &BlockKey, stored: &Stored) -> Result<(), StoreError> {
+    let cid = Cid::new_v1(codec::RAW, *key.multihash());
+    match Block::verify(cid, stored.block().map_err(unreadable)?) {
+        // What a later release hashed with a function that this one does not know is not damaged.
+        Ok(_) | Err(BlockError::Hash(_)) => Ok(()),
+        Err(error) => Err(StoreError::corrupt(error)),
+    }
+}
+
+/// What it means that a value cannot be unpacked.
 pub(crate) fn unreadable(error: ValueError) -> StoreError {
     match error {
         ValueError::Memory => StoreError::io(error),

@@ -37,6 +37,11 @@ pub(super) fn content_bytes(bytes: &[u8]) -> Result<usize, ValueError> {
     usize::try_from(content).ok().filter(|bytes| *bytes <= MAX_BLOCK_BYTES).ok_or(ValueError::TooLarge)
 }
 
+/// The size that a frame says its content has, in bytes, by the beginning of the frame.
+pub(super) fn announced_bytes(beginning: &[u8]) -> Option<usize> {
+    usize::try_from(head(beginning)?).ok()
+}
+
 /// What the header says of the content's size. `None` if it does not say, or needs a window that is too large.
 fn head(frame: &[u8]) -> Option<u64> {
     let (descriptor, rest) = frame.strip_prefix(&MAGIC)?.split_first()?;

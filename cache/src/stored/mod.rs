@@ -59,6 +59,10 @@ const FRAME_HEAD_BYTES: usize = 1;
 /// Tag and two lengths before an envelope.
 const ENVELOPE_HEAD_BYTES: usize = 3;
 
+/// As much of a value as tells its form, in bytes: the longest envelope, and the longest head of a frame (RFC 8878,
+/// section 3.1.1).
+pub(crate) const SHAPE_HEAD_BYTES: usize = ENVELOPE_HEAD_BYTES + 2 * 255 + 18;
+
 /// Why a stored value cannot be read back. But for [`ValueError::Memory`] the block has to be fetched again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
@@ -112,6 +116,33 @@ pub enum Shape {
 }
 
 impl Shape {
+    /// The form of a value by its first [`SHAPE_HEAD_BYTES`] and its length, if it is one that was stored. Nothing is checked
+    /// that only all of it tells.
+    pub(crate) fn from_head(head: &[u8], value_bytes: usize) -> Option<Self> {
+        let (tag, rest) = head.split_first()?;
+        let shape = match *tag {
+            TAG_RAW_UNSIZED => Self::Raw { block_bytes: value_bytes.checked_sub(1)? },
+            TAG_FRAME => Self::Frame {
+                block_bytes: frame::announced_bytes(rest)?,
+                frame_bytes: value_bytes.checked_sub(FRAME_HEAD_BYTES)?,
+            },
+            TAG_RAW => Self::Raw { block_bytes: usize::try_from(u32::from_be_bytes(*rest.first_chunk()?)).ok()? },
+            TAG_ENVELOPE => {
+                let ([prefix, suffix], rest) = rest.split_first_chunk()?;
+                let (prefix_bytes, suffix_bytes) = (usize::from(*prefix), usize::from(*suffix));
+                let around = prefix_bytes + suffix_bytes;
+                Self::Envelope {
+                    prefix_bytes,
+                    payload_bytes: frame::announced_bytes(rest.get(around..)?)?,
+                    suffix_bytes,
+                    frame_bytes: value_bytes.checked_sub(ENVELOPE_HEAD_BYTES + around)?,
+                }
+            }
+            _ => return None,
+        };
+        (shape.block_bytes() <= MAX_BLOCK_BYTES).then_some(shape)
+    }
+
     /// The length of the block.
     pub fn block_bytes(self) -> usize {
         match self {

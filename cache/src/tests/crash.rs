@@ -4,16 +4,17 @@
 //! it after a seeded number of lines, while it goes on working; and looks at what is left. The same directory is used for
 //! every round, so recovery is recovered from as well.
 
-use super::audit::audit;
-use super::{Random, budget, noisy, open_with, supply};
-use crate::{Disk, PinState};
-use content::{Block, BlockSource};
+use super::suite::{Home, Kind, Opened, Setup, open};
+use super::{Random, noisy, supply};
+use crate::PinState;
+use content::Block;
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 const DIR: &str = "CAUSEWAY_CRASH_DIR";
+const FLAT: &str = "CAUSEWAY_CRASH_FLAT";
 const SEED: &str = "CAUSEWAY_CRASH_SEED";
 const ROUNDS: &str = "CAUSEWAY_CRASH_ROUNDS";
 const CACHE_BYTES: u64 = 500_000;
@@ -27,22 +28,26 @@ fn dag(number: u64) -> Vec<Block> {
     own.chain(shared).collect()
 }
 
+fn setup() -> Setup {
+    Setup { cache_bytes_max: CACHE_BYTES, ..Setup::default() }
+}
+
 /// The child: works until it is killed.
-async fn work(dir: &Path, seed: u64) {
-    let disk = open_with(dir, budget(CACHE_BYTES)).expect("opens");
+async fn work(kind: Kind, dir: &Path, seed: u64) {
+    let store = open(kind, dir, setup()).expect("opens");
     let mut random = Random(seed);
     for number in seed.. {
         for _ in 0..random.below(10) {
-            disk.put_cached(noisy(random.next(), 10_000)).await;
+            store.put_cached(noisy(random.next(), 10_000)).await;
         }
         let blocks = dag(number);
-        let pin = disk.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
+        let pin = store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
         assert_eq!(pin.state, PinState::Complete);
         say("pinned", number);
         if random.below(5) == 0 {
             let victim = seed + random.below(number - seed + 1);
             say("unpinning", victim);
-            disk.remove_pin(dag(victim)[0].cid()).await.expect("removes");
+            store.remove_pin(dag(victim)[0].cid()).await.expect("removes");
             say("unpinned", victim);
         }
     }
@@ -57,13 +62,15 @@ fn say(what: &str, number: u64) {
 #[tokio::test]
 async fn child_of_the_crash_test() {
     let (Ok(dir), Ok(seed)) = (std::env::var(DIR), std::env::var(SEED)) else { return };
-    work(Path::new(&dir), seed.parse().expect("a number")).await;
+    let kind = if std::env::var_os(FLAT).is_some() { Kind::Flat } else { Kind::Rocksdb };
+    work(kind, Path::new(&dir), seed.parse().expect("a number")).await;
 }
 
-fn spawn(dir: &Path, seed: u64) -> Child {
+fn spawn(home: &Home, seed: u64) -> Child {
     Command::new(std::env::current_exe().expect("this binary"))
         .args(["--exact", "tests::crash::child_of_the_crash_test", "--nocapture"])
-        .env(DIR, dir)
+        .envs((home.kind == Kind::Flat).then_some((FLAT, "1")))
+        .env(DIR, home.dir.path())
         .env(SEED, seed.to_string())
         .stdout(Stdio::piped())
         .spawn()
@@ -97,8 +104,8 @@ fn note(owed: &mut HashMap<u64, Owed>, line: &str) -> bool {
 }
 
 /// Runs a child and kills it after some of its lines, reading to the end of what it managed to say.
-fn crash(dir: &Path, seed: u64, lines: u64, owed: &mut HashMap<u64, Owed>) {
-    let mut child = spawn(dir, seed);
+fn crash(home: &Home, seed: u64, lines: u64, owed: &mut HashMap<u64, Owed>) {
+    let mut child = spawn(home, seed);
     let mut heard = 0;
     for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
         heard += u64::from(note(owed, &line.expect("reads")));
@@ -110,8 +117,8 @@ fn crash(dir: &Path, seed: u64, lines: u64, owed: &mut HashMap<u64, Owed>) {
     assert!(!status.success() && heard >= lines, "it was killed, and not before: {status}, {heard} of {lines}");
 }
 
-async fn check(disk: &Disk, owed: &HashMap<u64, Owed>) {
-    let pins: HashMap<_, _> = disk.pins().await.expect("lists").into_iter().map(|pin| (pin.root, pin.state)).collect();
+async fn check(store: &Opened, owed: &HashMap<u64, Owed>) {
+    let pins: HashMap<_, _> = store.pins().await.expect("lists").into_iter().map(|pin| (pin.root, pin.state)).collect();
     for (number, owed) in owed {
         let blocks = dag(*number);
         match (owed, pins.get(blocks[0].cid())) {
@@ -120,24 +127,33 @@ async fn check(disk: &Disk, owed: &HashMap<u64, Owed>) {
             (owed, found) => panic!("{number} is owed as {owed:?} and found as {found:?}"),
         }
         for block in blocks {
-            assert_eq!(disk.get(block.cid()).await.as_ref(), Ok(&block), "a block of {number}");
+            assert_eq!(store.get(block.cid()).await.as_ref(), Ok(&block), "a block of {number}");
         }
+    }
+}
+
+async fn run(kind: Kind) {
+    let rounds = std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5);
+    let home = Home::new(kind);
+    let mut owed = HashMap::new();
+    for round in 0..rounds {
+        let mut random = Random(round);
+        crash(&home, 1 + round * 1_000_000, 1 + random.below(120), &mut owed);
+        let store = home.open(setup()).await;
+        store.settle().await;
+        check(&store, &owed).await;
+        store.settle().await;
+        assert_eq!(store.stats().corrupt_blocks, 0);
+        assert!(store.stats().cached_bytes <= CACHE_BYTES);
     }
 }
 
 #[tokio::test]
 async fn acknowledged_pins_survive_kill_9() {
-    let rounds = std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5);
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut owed = HashMap::new();
-    for round in 0..rounds {
-        let mut random = Random(round);
-        crash(dir.path(), 1 + round * 1_000_000, 1 + random.below(120), &mut owed);
-        let disk = open_with(dir.path(), budget(CACHE_BYTES)).expect("opens");
-        disk.flush().await.expect("flushes");
-        check(&disk, &owed).await;
-        audit(&disk);
-        assert_eq!(disk.stats().corrupt_blocks, 0);
-        assert!(disk.stats().cached_bytes <= CACHE_BYTES);
-    }
+    run(Kind::Rocksdb).await;
+}
+
+#[tokio::test]
+async fn acknowledged_pins_in_files_survive_kill_9() {
+    run(Kind::Flat).await;
 }

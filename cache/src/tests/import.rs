@@ -1,8 +1,7 @@
 use super::audit::audit;
 use super::{block_of, budget, key, noisy, open, open_with};
-use crate::PinState;
-use crate::disk::writer::Command;
 use crate::import::{ImportError, import_car};
+use crate::{BlockStore as _, PinState};
 use content::car::CarError;
 use content::{Block, BlockSource, Cid, codec};
 
@@ -151,8 +150,7 @@ async fn archives_that_are_cut_short_damaged_or_rootless_are_refused() {
 async fn a_scaffold_left_by_a_crash_is_taken_down_when_the_store_is_opened() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open(dir.path());
-    let pin = disk.queue().ask(|reply| Command::Scaffold { reply }).await.expect("asks").expect("raised");
-    let attempt = crate::disk::writer::Attempt::new(pin, None);
+    let attempt = disk.begin_scaffold().await.expect("raised");
     disk.put_member(&noisy(1, 1_000), &attempt).await.expect("puts");
     disk.flush().await.expect("flushes");
     assert!(disk.is_pinned(&key(&noisy(1, 1_000))).await.expect("reads"));

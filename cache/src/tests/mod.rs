@@ -4,21 +4,24 @@ mod add;
 mod audit;
 mod crash;
 mod disk;
+mod flat;
 mod flight;
 mod import;
+mod ledger;
+mod memory;
 mod migrate;
 mod offline;
-mod pins;
 mod power;
 mod ram;
 mod reads;
 mod scrub;
 mod sources;
+mod suite;
 mod tiers;
 
 use crate::disk::record;
 use crate::disk::schema::Place;
-use crate::{Disk, DiskOptions, StoreError};
+use crate::{BlockStore, Disk, DiskOptions, PinError, PinSummary, StoreError};
 use bytes::Bytes;
 use content::{Block, BlockKey, Cid, codec, hashes};
 use futures::StreamExt as _;
@@ -125,6 +128,22 @@ fn forge(disk: &Disk, block: &Block) {
     let value = [Bytes::from([&[2_u8], &len[..]].concat()), Bytes::from(data)];
     let head = record::head(&key(block).to_bytes(), &value).expect("a record");
     overwrite(disk, place_of(disk, block), 0, &[head, value.concat()].concat());
+}
+
+impl Disk {
+    /// As a store does it, for tests that know what it is made of.
+    async fn pin_recursive<E: std::error::Error + Send + Sync + 'static>(
+        &self,
+        root: Cid,
+        name: Option<String>,
+        blocks: impl futures::Stream<Item = Result<Block, E>> + Send,
+    ) -> Result<PinSummary, PinError> {
+        (self as &dyn BlockStore).pin_recursive(root, name, blocks).await
+    }
+
+    async fn remove_pin(&self, root: &Cid) -> Result<bool, StoreError> {
+        BlockStore::remove_pin(self, root).await
+    }
 }
 
 /// A stream of blocks that does not fail.

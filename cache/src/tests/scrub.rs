@@ -106,7 +106,7 @@ async fn a_pass_that_was_interrupted_goes_on_and_the_next_begins_anew() {
     let rest = scrub(&disk).await.0.blocks;
     assert!(rest < 24 && first + rest >= 24, "{first} blocks, then {rest}");
     assert_eq!(scrub(&disk).await.0.blocks, 24);
-    assert_eq!(disk.scrub_all(|_, _| ()).await.expect("scrubs").progress.blocks, 24);
+    assert_eq!(disk.scrub_all(None, |_, _| ()).await.expect("scrubs").progress.blocks, 24);
     drop(disk);
     let ended = open(dir.path()).scrubbed_at().await.expect("reads").expect("a pass reached the end");
     assert!(SystemTime::now().duration_since(ended).expect("in the past").as_secs() < 60);

@@ -1,14 +1,14 @@
 //! One suite of what a `BlockSource` owes its callers, run against every source of this crate.
 
 use super::{cache, key, noisy, open};
-use crate::{Disk, Ram, TierMetrics, Tiers};
+use crate::{BlockStore as _, Disk, Ram, TierMetrics, Tiers};
 use content::{AllowAll, Block, BlockSource, Cid, MemoryBlocks, SourceError, codec};
 use futures::future::join_all;
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 
 pub(super) fn tiers(ram: Ram, disk: &Disk) -> Tiers {
-    Tiers::new(ram, disk.clone(), Arc::new(AllowAll), TierMetrics::register(&mut Registry::default()))
+    Tiers::new(ram, disk.handle(), Arc::new(AllowAll), TierMetrics::register(&mut Registry::default()))
 }
 
 async fn check(name: &str, source: &dyn BlockSource, held: &Block, absent: &Cid) {

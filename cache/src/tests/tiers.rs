@@ -1,6 +1,6 @@
 use super::sources::tiers;
 use super::{block_of, cache, key, noisy, open, until};
-use crate::{Disk, Ram, TierMetrics, Tiers};
+use crate::{BlockStore as _, Disk, Ram, TierMetrics, Tiers};
 use content::{
     AllowAll, Block, BlockSource, Cid, DenyList, MemoryBlocks, Multihash, Policy, SourceError, Stall, Verdict, codec,
 };
@@ -75,7 +75,7 @@ fn setup(policy: Arc<dyn Policy>) -> Setup {
     let mut registry = Registry::default();
     let metrics = TierMetrics::register(&mut registry);
     let (ram, disk) = (Ram::new(1 << 24), open(dir.path()));
-    let tiers = Tiers::new(ram.clone(), disk.clone(), policy, metrics.clone());
+    let tiers = Tiers::new(ram.clone(), disk.handle(), policy, metrics.clone());
     Setup { _dir: dir, registry, metrics, ram, disk, tiers }
 }
 

@@ -9,7 +9,7 @@ use super::{Named, still_read, tree, with_store};
 use crate::cli::Place;
 use anyhow::{Context as _, bail, ensure};
 use bytes::Bytes;
-use cache::Disk;
+use cache::BlockStore;
 use clap::Args;
 use config::{Flags, Loaded};
 use content::scope::{self, ScopeLimits, ScopeOptions};
@@ -96,8 +96,8 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &GetArgs) -> anyhow::Result
     if target == Target::Stdout && form != Form::Plain {
         ensure!(!io::stdout().is_terminal(), "an archive is not for a terminal: give it a file with -o, or a pipe");
     }
-    with_store(loaded, runtime, |disk| {
-        let written = runtime.block_on(get(disk, &named, form, &target));
+    with_store(loaded, runtime, |store| {
+        let written = runtime.block_on(get(store, &named, form, &target));
         written.with_context(|| format!("{} was not written", named.said))
     })
 }
@@ -124,9 +124,9 @@ impl Target {
     }
 }
 
-async fn get(disk: &Disk, named: &Named, form: Form, target: &Target) -> anyhow::Result<()> {
-    let block = named.find(disk).await?;
-    let source: Arc<dyn BlockSource> = Arc::new(disk.clone());
+async fn get(store: &dyn BlockStore, named: &Named, form: Form, target: &Target) -> anyhow::Result<()> {
+    let block = named.find(store).await?;
+    let source: Arc<dyn BlockSource> = store.handle();
     let node = match form {
         Form::Plain => Node::decode(&block)?,
         Form::Car => return write(car_of(source, block), target).await,

@@ -10,7 +10,7 @@
 use super::{Named, print_line, printable, with_store};
 use crate::cli::Place;
 use anyhow::Context as _;
-use cache::Disk;
+use cache::BlockStore;
 use clap::Args;
 use config::{Flags, Loaded};
 use content::unixfs::dir::{self, Entry};
@@ -60,9 +60,9 @@ impl LsArgs {
 pub fn run(loaded: &Loaded, runtime: &Runtime, args: &LsArgs) -> anyhow::Result<()> {
     let named = Named::parse(&args.path)?;
     let line = if args.json { json_line } else { line };
-    with_store(loaded, runtime, |disk| {
+    with_store(loaded, runtime, |store| {
         let mut out = BufWriter::new(io::stdout().lock());
-        let listed = runtime.block_on(list(disk, &named, |row| print_line(&mut out, line(row))));
+        let listed = runtime.block_on(list(store, &named, |row| print_line(&mut out, line(row))));
         listed.with_context(|| format!("{} cannot be listed", named.said))?;
         super::still_read(out.flush())?;
         Ok(())
@@ -89,9 +89,13 @@ enum What {
 }
 
 /// Hands rows over for as long as they are taken.
-async fn list(disk: &Disk, named: &Named, mut take: impl FnMut(&Row) -> io::Result<bool>) -> anyhow::Result<()> {
-    let block = named.find(disk).await?;
-    let source: Arc<dyn BlockSource> = Arc::new(disk.clone());
+async fn list(
+    store: &dyn BlockStore,
+    named: &Named,
+    mut take: impl FnMut(&Row) -> io::Result<bool>,
+) -> anyhow::Result<()> {
+    let block = named.find(store).await?;
+    let source: Arc<dyn BlockSource> = store.handle();
     if !matches!(Node::decode(&block)?, Node::Directory(_) | Node::HamtShard(_)) {
         take(&Row { cid: *block.cid(), name: named.name(), what: what(&block)? })?;
         return Ok(());

@@ -17,8 +17,8 @@ pub mod get;
 pub mod ls;
 pub mod tree;
 
-use crate::node::open_disk;
-use cache::Disk;
+use crate::node::open_store;
+use cache::BlockStore;
 use config::{Config, Loaded};
 use content::path::Root;
 use content::{Block, ContentPath, walk};
@@ -34,12 +34,12 @@ const PATH_DEPTH_MAX: usize = 1024;
 fn with_store<T>(
     loaded: &Loaded,
     runtime: &Runtime,
-    work: impl FnOnce(&Disk) -> anyhow::Result<T>,
+    work: impl FnOnce(&dyn BlockStore) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let Config { data_dir, cache, .. } = &loaded.config;
-    let disk = runtime.block_on(open_disk(data_dir, cache))?;
-    let done = work(&disk);
-    let closed = runtime.block_on(disk.close());
+    let store = runtime.block_on(open_store(data_dir, cache))?;
+    let done = work(&*store);
+    let closed = runtime.block_on(store.close());
     let done = done?;
     closed?;
     Ok(done)
@@ -74,8 +74,8 @@ impl Named {
     }
 
     /// The block that the path leads to.
-    async fn find(&self, disk: &Disk) -> anyhow::Result<Block> {
-        let found = walk::resolve(disk, self.root, &self.path.segments).await?;
+    async fn find(&self, store: &dyn BlockStore) -> anyhow::Result<Block> {
+        let found = walk::resolve(store, self.root, &self.path.segments).await?;
         anyhow::ensure!(found.remainder.is_empty(), "it is a value inside the document {}", found.block.cid());
         Ok(found.block)
     }

@@ -1,6 +1,6 @@
 //! A gateway that listens on a free port, and clients of it.
 
-use cache::{Disk, DiskOptions, Ram, TierMetrics, Tiers};
+use cache::{BlockStore as _, Disk, DiskOptions, Ram, TierMetrics, Tiers};
 use content::ipns::Record;
 use content::names::Key;
 use content::{
@@ -62,7 +62,7 @@ impl Setup {
         let disk = Disk::open(&dir.path().join("store"), DiskOptions::default()).expect("the store opens");
         let mut registry = Registry::default();
         let tier_metrics = TierMetrics::register(&mut registry);
-        let tiers = Tiers::new(Ram::new(64 << 20), disk.clone(), Arc::clone(&self.policy), tier_metrics);
+        let tiers = Tiers::new(Ram::new(64 << 20), disk.handle(), Arc::clone(&self.policy), tier_metrics);
         for block in self.blocks {
             disk.put_cached(block).await;
         }

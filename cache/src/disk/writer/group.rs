@@ -8,8 +8,9 @@ use super::super::schema::{
     Counters, INDEX, IndexRecord, KEY_COUNTERS, Kind, META, PINS, PINS_BY_BLOCK, PLACES, PinId, PinRecord, Place,
     SEGMENTS, SegmentRecord, pin_of_block,
 };
-use super::queue::{Attempt, Failure, Reply, Room};
 use super::{CHUNK_ROWS, Writer};
+use crate::pins::{Attempt, Failure};
+use crate::queue::{Reply, Room};
 use crate::stored::Shape;
 use bytes::Bytes;
 use content::{BlockKey, Cid};

@@ -24,13 +24,14 @@ mod pinning;
 mod queue;
 mod reclaim;
 
-pub(crate) use self::queue::{Attempt, Command, Queue};
+pub(crate) use self::queue::{Command, Queue, start};
 
 use self::group::{Group, Tails};
-use self::queue::Reply;
 use super::schema::{Counters, Kind, META, PinId, SegmentRecord, released_pin};
 use super::store::Store;
-use super::{DiskOptions, Stats, StoreError};
+use super::{DiskOptions, StoreError};
+use crate::queue::Reply;
+use crate::store::Stats;
 use crate::stored::Encoder;
 use content::{Block, BlockKey};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -187,7 +188,7 @@ impl Writer {
         Ok(())
     }
 
-    fn run(mut self, commands: &Receiver<Command>) {
+    pub(super) fn run(mut self, commands: &Receiver<Command>) {
         self.evict();
         while let Some(first) = self.next(commands) {
             match first {

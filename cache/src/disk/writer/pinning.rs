@@ -6,9 +6,9 @@ use super::super::schema::{
     BLOCKS_BY_PIN, Kind, META, PINS, PINS_BY_BLOCK, PinId, PinRecord, block_of_pin, member, pin_of_block, release_key,
 };
 use super::group::Group;
-use super::queue::{Attempt, Failure, Reply};
 use super::{CHUNK_ROWS, Writer};
-use crate::pins::{PinError, PinState, PinSummary};
+use crate::pins::{Attempt, Failure, PinError, PinState, PinSummary};
+use crate::queue::Reply;
 use content::{Block, BlockKey, Cid};
 use std::sync::Arc;
 use tracing::warn;

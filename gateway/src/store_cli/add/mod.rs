@@ -146,8 +146,8 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result
         work.import(runtime, &mut |_| Ok(()), &mut report)?;
         return report.end();
     }
-    with_store(loaded, runtime, |disk| {
-        let addition = runtime.block_on(Addition::begin(disk))?;
+    with_store(loaded, runtime, |store| {
+        let addition = runtime.block_on(Addition::begin(store))?;
         let mut sink = |block: Block| -> Result<(), SinkError> { Ok(runtime.block_on(addition.put(&block))?) };
         let roots = work.import(runtime, &mut sink, &mut report)?;
         report.pinning();

@@ -1,0 +1,141 @@
+//! [`Disk`] as a [`BlockStore`]: everything is told where it is done, and boxed here.
+
+use super::writer::Command;
+use super::{Disk, Figures, Recompressed, ScrubReport, StoreError};
+use crate::pins::{Attempt, PinError, PinSummary};
+use crate::store::{BlockStore, Held, IsFavoured, OnProgress, ScrubPass, Stats};
+use crate::stored::{Shape, Stored};
+use bytes::Bytes;
+use content::{Block, BlockKey, Cid};
+use futures::future::{BoxFuture, FutureExt as _};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+impl BlockStore for Disk {
+    fn handle(&self) -> Arc<dyn BlockStore> {
+        Arc::new(self.clone())
+    }
+
+    fn find<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Bytes>, StoreError>> {
+        self.find(key).boxed()
+    }
+
+    fn stored<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Stored>, StoreError>> {
+        self.stored(key).boxed()
+    }
+
+    fn shapes(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Vec<Option<Shape>>, StoreError>> {
+        self.shapes(keys).boxed()
+    }
+
+    fn is_pinned<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<bool, StoreError>> {
+        self.is_pinned(key).boxed()
+    }
+
+    fn pins(&self) -> BoxFuture<'_, Result<Vec<PinSummary>, StoreError>> {
+        self.pins().boxed()
+    }
+
+    fn visit_keys(&self, held: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
+        self.visit_keys(held, visit)
+    }
+
+    fn put_cached(&self, block: Block) -> BoxFuture<'_, ()> {
+        self.put_cached(block).boxed()
+    }
+
+    fn count_dropped_write(&self) {
+        self.count_dropped_write();
+    }
+
+    fn begin_pin(&self, root: Cid, name: Option<String>) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
+        let begun = self.queue().ask(move |reply| Command::Begin { root, name, reply });
+        async move { Ok(Attempt::new(begun.await??, Some(root))) }.boxed()
+    }
+
+    fn begin_scaffold(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
+        let begun = self.queue().ask(|reply| Command::Scaffold { reply });
+        async move { Ok(Attempt::new(begun.await??, None)) }.boxed()
+    }
+
+    fn put_member<'a>(&'a self, block: &'a Block, attempt: &'a Arc<Attempt>) -> BoxFuture<'a, Result<(), PinError>> {
+        async move {
+            attempt.check()?;
+            let room = self.queue().room(block.data().len()).await?;
+            let (block, attempt) = (block.clone(), Arc::clone(attempt));
+            Ok(self.queue().send(Command::Member { block, attempt, room })?)
+        }
+        .boxed()
+    }
+
+    fn put_held_member<'a>(&'a self, cid: Cid, attempt: &'a Arc<Attempt>) -> BoxFuture<'a, Result<(), PinError>> {
+        async move {
+            attempt.check()?;
+            let room = self.queue().room(0).await?;
+            Ok(self.queue().send(Command::Held { cid, attempt: Arc::clone(attempt), room })?)
+        }
+        .boxed()
+    }
+
+    fn finish_pin(&self, attempt: Arc<Attempt>) -> BoxFuture<'_, Result<PinSummary, PinError>> {
+        let finished = self.queue().ask(|reply| Command::Finish { attempt, reply });
+        async move { finished.await? }.boxed()
+    }
+
+    fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>> {
+        let removed = self.queue().ask(|reply| Command::Remove { root: *root, reply });
+        async move { removed.await? }.boxed()
+    }
+
+    fn release(&self, scaffold: &Attempt) {
+        _ = self.queue().send(Command::Release { pin: scaffold.pin });
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.flush().boxed()
+    }
+
+    fn compact(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.compact().boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.close().boxed()
+    }
+
+    fn favour(&self, is_favoured: IsFavoured) {
+        self.favour(is_favoured);
+    }
+
+    fn figures(&self) -> BoxFuture<'_, Result<Figures, StoreError>> {
+        self.figures().boxed()
+    }
+
+    fn live_stats(&self) -> Arc<Stats> {
+        self.live_stats()
+    }
+
+    fn scrub<'a>(
+        &'a self,
+        pass: ScrubPass,
+        bytes_per_second: Option<u64>,
+        on_progress: OnProgress<'a>,
+    ) -> BoxFuture<'a, Result<ScrubReport, StoreError>> {
+        match pass {
+            ScrubPass::GoOn => self.scrub(bytes_per_second, on_progress).boxed(),
+            ScrubPass::All => self.scrub_all(bytes_per_second, on_progress).boxed(),
+        }
+    }
+
+    fn scrubbed_at(&self) -> BoxFuture<'_, Result<Option<SystemTime>, StoreError>> {
+        self.scrubbed_at().boxed()
+    }
+
+    fn recompress_pinned(
+        &self,
+        level: u8,
+        bytes_per_second: Option<u64>,
+    ) -> BoxFuture<'_, Result<Recompressed, StoreError>> {
+        self.recompress_pinned(level, bytes_per_second).boxed()
+    }
+}

@@ -1,0 +1,294 @@
+//! [`Files`]: one file for each block, in the format of a record of a segment ([`crate::disk::record`]).
+//!
+//! Goals: a file that has its name is whole, but for a cached one after power loss, which its checksum tells; a value that is to
+//! be durable is on the disk before it has its name, and its name is when the store is synced.
+//!
+//! A file is written under another name in its own folder and renamed, which replaces a former one in one step on every file
+//! system. Values that come together are written by several threads: over a network each waits for several answers.
+
+use super::names;
+use super::{failed, sync_folder, temporary};
+use crate::disk::{StoreError, record};
+use crate::ledger::Key;
+use crate::ledger_store::backing::NewValue;
+use crate::stored::{SHAPE_HEAD_BYTES, Shape, Stored};
+use bytes::Bytes;
+use content::MAX_BLOCK_BYTES;
+use rustix::io::Errno;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::SystemTime;
+use tracing::warn;
+
+/// Threads that write or list at the same time.
+const THREADS: usize = 8;
+
+/// Fewer values than this that need not be synced are not worth a thread more.
+const VALUES_PER_THREAD: usize = 4;
+
+/// Smaller values are gathered, so that they are written in one call.
+const GATHER_BELOW_BYTES: usize = 64 * 1024;
+
+/// What most file systems give a file at least, and in steps of which it grows.
+const ALLOCATED_BYTES: u64 = 4096;
+
+/// What a file takes beside its content: its inode and its name.
+const FILE_BYTES: u64 = 512;
+
+/// How often a file is opened anew that was replaced on the server meanwhile (`ESTALE`).
+const STALE_TRIES: usize = 3;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Files {
+    dir: PathBuf,
+    /// Folders with names that are not on the disk for certain.
+    unsynced: Mutex<BTreeSet<PathBuf>>,
+}
+
+/// A file that was found.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) key: Key,
+    /// What it takes.
+    pub(super) bytes: u64,
+    pub(super) modified: SystemTime,
+}
+
+impl Files {
+    /// Files below `dir`, which is there.
+    pub(super) fn new(dir: PathBuf) -> Self {
+        Self { dir, unsynced: Mutex::default() }
+    }
+
+    /// What a value takes.
+    pub(super) fn cost(key: &[u8], value_bytes: usize) -> u64 {
+        cost_of_file(record::record_bytes(key, value_bytes) as u64)
+    }
+
+    pub(super) fn write(&self, values: &[NewValue]) -> Vec<Result<(), StoreError>> {
+        let durable = values.iter().any(|value| value.durable);
+        let threads = if durable { values.len() } else { values.len().div_ceil(VALUES_PER_THREAD) };
+        in_threads(threads, values, |value| self.write_one(value))
+    }
+
+    fn write_one(&self, value: &NewValue) -> Result<(), StoreError> {
+        let (folder, name) = names::place(&value.key);
+        let folder = self.dir.join(folder);
+        let head = record::head(&value.key, &value.pieces);
+        let head = head.ok_or_else(|| StoreError::io("a block is too large for a record"))?;
+        let unfinished = temporary(&folder);
+        let written = self.create(&folder, &unfinished).and_then(|file| {
+            put(file, &head, &value.pieces, value.durable)?;
+            fs::rename(&unfinished, folder.join(name))
+        });
+        if let Err(error) = written {
+            _ = fs::remove_file(&unfinished);
+            return Err(failed(&unfinished, &error));
+        }
+        if value.durable {
+            self.note_unsynced(folder);
+        }
+        Ok(())
+    }
+
+    fn create(&self, folder: &Path, path: &Path) -> io::Result<File> {
+        match File::create_new(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                match fs::create_dir(folder) {
+                    Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+                    _ => self.note_unsynced(self.dir.clone()),
+                }
+                File::create_new(path)
+            }
+            created => created,
+        }
+    }
+
+    fn note_unsynced(&self, folder: PathBuf) {
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(folder);
+    }
+
+    /// Forces to the disk which durable values there are.
+    pub(super) fn sync(&self) -> Result<(), StoreError> {
+        let unsynced = std::mem::take(&mut *self.unsynced.lock().unwrap_or_else(PoisonError::into_inner));
+        let folders: Vec<_> = unsynced.into_iter().collect();
+        in_threads(folders.len(), &folders, |folder| sync_folder(folder)).into_iter().collect()
+    }
+
+    /// The value of a block, if there is a file of it.
+    pub(super) fn read(&self, key: &[u8]) -> Result<Option<Stored>, StoreError> {
+        let len_max = record::record_bytes(key, MAX_BLOCK_BYTES + SHAPE_HEAD_BYTES);
+        let Some(file) = self.read_up_to(key, len_max)? else { return Ok(None) };
+        let value = record::value(file, key).ok_or_else(|| StoreError::corrupt("a value is not what was written"))?;
+        Ok(Some(Stored::read(value).map_err(StoreError::corrupt)?))
+    }
+
+    /// The form of a block's value, by what the file begins with.
+    pub(super) fn shape(&self, key: &[u8]) -> Result<Option<Shape>, StoreError> {
+        let head_bytes = record::record_bytes(key, 0);
+        let Some(file) = self.read_up_to(key, head_bytes + SHAPE_HEAD_BYTES)? else { return Ok(None) };
+        let value = record::unchecked_value(&file, key);
+        let shape = value.and_then(|(head, value_bytes)| Shape::from_head(head, value_bytes));
+        shape.map(Some).ok_or_else(|| StoreError::corrupt("a value is not what was written"))
+    }
+
+    /// The beginning of a block's file. What is not there, or not any more, is not held.
+    fn read_up_to(&self, key: &[u8], len_max: usize) -> Result<Option<Bytes>, StoreError> {
+        let path = names::path(&self.dir, key);
+        for _ in 0..STALE_TRIES {
+            match read_up_to(&path, len_max) {
+                Err(error) if error.raw_os_error() == Some(Errno::STALE.raw_os_error()) => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+                read => return read.map(Some).map_err(|error| failed(&path, &error)),
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) fn delete(&self, key: &[u8]) -> Result<(), StoreError> {
+        let path = names::path(&self.dir, key);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(&path, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Every file of a block, in no order. With `tidy`, what a process left unfinished is deleted.
+    pub(super) fn list(&self, tidy: bool) -> Result<Vec<Found>, StoreError> {
+        let folders = entries(&self.dir)?;
+        let listed = in_threads(folders.len().div_ceil(64), &folders, |folder| list_folder(folder, tidy));
+        listed.into_iter().try_fold(Vec::new(), |mut found, folder| {
+            found.append(&mut folder?);
+            Ok(found)
+        })
+    }
+}
+
+/// What a file of this length takes on the disk.
+fn cost_of_file(len: u64) -> u64 {
+    len.next_multiple_of(ALLOCATED_BYTES) + FILE_BYTES
+}
+
+/// Writes a record, and to the disk if it is to be durable.
+fn put(mut file: File, head: &[u8], pieces: &[Bytes], durable: bool) -> io::Result<()> {
+    let bytes: usize = pieces.iter().map(Bytes::len).sum();
+    if bytes < GATHER_BELOW_BYTES {
+        file.write_all(&[head, &pieces.concat()].concat())?;
+    } else {
+        file.write_all(head)?;
+        pieces.iter().try_for_each(|piece| file.write_all(piece))?;
+    }
+    if durable { file.sync_data() } else { Ok(()) }
+}
+
+fn read_up_to(path: &Path, len_max: usize) -> io::Result<Bytes> {
+    let mut file = File::open(path)?;
+    let len = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX).min(len_max);
+    // One more than there should be, so that the end is found by the same read.
+    let mut bytes = Vec::with_capacity(len + 1);
+    (&mut file).take(len_max as u64).read_to_end(&mut bytes)?;
+    Ok(bytes.into())
+}
+
+fn list_folder(folder: &Path, tidy: bool) -> Result<Vec<Found>, StoreError> {
+    let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let mut found = Vec::new();
+    for path in entries(folder)? {
+        let Some(file) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        if file.starts_with(names::UNFINISHED) {
+            if tidy {
+                discard(&path);
+            }
+            continue;
+        }
+        let Some(key) = names::key(name, file) else { continue };
+        let meta = match fs::metadata(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            meta => meta.map_err(|error| failed(&path, &error))?,
+        };
+        if meta.len() <= record::record_bytes(&key, 0) as u64 {
+            // Power was lost before any of it was on the disk.
+            if tidy {
+                discard(&path);
+            }
+            continue;
+        }
+        let modified = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        found.push(Found { key, bytes: cost_of_file(meta.len()), modified });
+    }
+    Ok(found)
+}
+
+fn discard(path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        warn!(path = %path.display(), %error, "what was left unfinished could not be deleted");
+    }
+}
+
+/// What is in a folder; nothing if it is a file.
+pub(super) fn entries(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
+    let listed = match fs::read_dir(dir) {
+        Err(error) if error.kind() == ErrorKind::NotADirectory => return Ok(Vec::new()),
+        listed => listed.map_err(|error| failed(dir, &error))?,
+    };
+    listed.map(|entry| Ok(entry.map_err(|error| failed(dir, &error))?.path())).collect()
+}
+
+/// Does something with each item, in so many threads if that is sensible; the results are in the order of the items.
+fn in_threads<T: Sync, R: Send>(threads: usize, items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let threads = threads.min(THREADS).min(items.len());
+    if threads <= 1 {
+        return items.iter().map(work).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let some = || {
+        let mut done = Vec::new();
+        while let Some((at, item)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, items.get(at)?)))
+        {
+            done.push((at, work(item)));
+        }
+        done
+    };
+    let mut done = thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(some)).collect();
+        let mut done = some();
+        for other in others {
+            // A panic of ours goes on here.
+            done.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        done
+    });
+    done.sort_unstable_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_come_in_the_order_of_the_items() {
+        let items: Vec<usize> = (0..1_000).collect();
+        for threads in [0, 1, 2, 8, 100] {
+            assert_eq!(
+                in_threads(threads, &items, |item| item * 2),
+                items.iter().map(|item| item * 2).collect::<Vec<_>>()
+            );
+        }
+        assert_eq!(in_threads(8, &[] as &[usize], |item| *item), []);
+    }
+
+    #[test]
+    fn a_file_takes_whole_pages_and_an_inode() {
+        for (len, bytes) in [(1, 4096), (4096, 4096), (4097, 8192), (262_188, 266_240)] {
+            assert_eq!(cost_of_file(len), bytes + FILE_BYTES);
+        }
+    }
+}

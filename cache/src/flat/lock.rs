@@ -1,0 +1,214 @@
+//! Who a folder belongs to.
+//!
+//! Goals: two gateways never work on one folder at a time, also over a network file system; one that was killed leaves nothing
+//! in the way of its successor on the same machine.
+//!
+//! A folder is locked in two ways. `flock` goes with its process, and tells whatever runs on this machine; over a network it
+//! may be refused or tell this machine alone, and nothing depends on it there. The owner's note is made by creating a file
+//! that must not exist, which every file system does for one of two who try. A note of this machine is believed as long as its
+//! process lives. One of another machine is believed whatever is true of its process, for that cannot be seen from here: it is
+//! deleted when the store is closed, and by the operator if it never was. On a file system of this machine, `flock` alone
+//! counts, so that a container that comes back under another name is not kept out.
+
+use crate::disk::StoreError;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+
+const LOCK_FILE: &str = "causeway.lock";
+const OWNER_FILE: &str = "owner";
+
+/// The file systems that lie on a disk or in the memory of this machine (statfs(2)); all others may be shared.
+const LOCAL_FILE_SYSTEMS: [u32; 10] = [
+    0xef53,      // ext2 to ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // btrfs
+    0xf2f5_2010, // F2FS
+    0x2fc1_2fc1, // ZFS
+    0xca45_1a4e, // bcachefs
+    0x0102_1994, // tmpfs
+    0x8584_58f6, // ramfs
+    0x794c_7630, // overlayfs
+    0x4d44,      // FAT
+];
+
+/// Held for as long as the store is open.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _file: File,
+    /// The note, if there is one.
+    owner: Option<PathBuf>,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.owner.iter().for_each(|owner| _ = fs::remove_file(owner));
+    }
+}
+
+impl Lock {
+    /// Locks a folder.
+    ///
+    /// # Errors
+    /// [`StoreError::InUse`], [`StoreError::InUseElsewhere`], or what the file system said.
+    pub(super) fn take(dir: &Path) -> Result<Self, StoreError> {
+        let path = dir.join(LOCK_FILE);
+        let failed = |error: io::Error| StoreError::io(format!("{}: {error}", path.display()));
+        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+        let told = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => true,
+            Err(Errno::WOULDBLOCK) => return Err(StoreError::InUse { dir: dir.to_owned() }),
+            Err(Errno::NOLCK | Errno::NOTSUP | Errno::NOSYS | Errno::INVAL) => false,
+            Err(error) => return Err(failed(error.into())),
+        };
+        let owner = if told && is_local(&file) { None } else { Some(note(dir)?) };
+        Ok(Self { _file: file, owner })
+    }
+}
+
+fn is_local(file: &File) -> bool {
+    let kind = rustix::fs::fstatfs(file).ok().and_then(|stat| u32::try_from(stat.f_type).ok());
+    kind.is_some_and(|kind| LOCAL_FILE_SYSTEMS.contains(&kind))
+}
+
+/// Leaves the owner's note.
+fn note(dir: &Path) -> Result<PathBuf, StoreError> {
+    let (path, me) = (dir.join(OWNER_FILE), Owner::me());
+    let failed = |error: io::Error| StoreError::io(format!("{}: {error}", path.display()));
+    // Another may take a stale note away at the same moment; then it is its note that is found.
+    for _ in 0..3 {
+        match File::options().write(true).create_new(true).open(&path) {
+            Ok(mut file) => {
+                file.write_all(me.to_string().as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
+                return Ok(path);
+            }
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(error)),
+            Err(_) => {}
+        }
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            text => text.map_err(failed)?,
+        };
+        match Owner::parse(&text) {
+            Some(owner) if owner.is_gone(&me) => fs::remove_file(&path).map_err(failed)?,
+            Some(owner) if owner.machine == me.machine => return Err(StoreError::InUse { dir: dir.to_owned() }),
+            owner => {
+                let owner = owner.map_or_else(|| "somebody".to_owned(), |owner| owner.words());
+                return Err(StoreError::InUseElsewhere { dir: dir.to_owned(), owner, file: path });
+            }
+        }
+    }
+    Err(StoreError::InUse { dir: dir.to_owned() })
+}
+
+/// A process of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Owner {
+    machine: String,
+    /// Names the time since the machine was started.
+    boot: String,
+    process: u32,
+    /// When the process was started, in the kernel's ticks: numbers of processes are used again.
+    started: u64,
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} {} {} {}", self.machine, self.boot, self.process, self.started)
+    }
+}
+
+impl Owner {
+    fn me() -> Self {
+        let read = |path: &str| fs::read_to_string(path).map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned());
+        let process = std::process::id();
+        Self {
+            machine: read("/proc/sys/kernel/hostname"),
+            boot: read("/proc/sys/kernel/random/boot_id"),
+            process,
+            started: started(process).unwrap_or_default(),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let [machine, boot, process, started] = text.split_whitespace().collect::<Vec<_>>().try_into().ok()?;
+        let (process, started) = (process.parse().ok()?, started.parse().ok()?);
+        Some(Self { machine: machine.to_owned(), boot: boot.to_owned(), process, started })
+    }
+
+    /// Whether it is known that this process has ended.
+    fn is_gone(&self, me: &Self) -> bool {
+        self.machine == me.machine && (self.boot != me.boot || started(self.process) != Some(self.started))
+    }
+
+    fn words(&self) -> String {
+        format!("process {} on {}", self.process, self.machine)
+    }
+}
+
+/// When a process was started (proc_pid_stat(5), field 22), if there is such a one.
+fn started(process: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name, in parentheses, may hold anything.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_gone_when_it_is_certain_that_it_is() {
+        let me = Owner::me();
+        assert_eq!(Owner::parse(&me.to_string()), Some(me.clone()));
+        let table = [
+            (me.clone(), false),
+            (Owner { started: me.started + 1, ..me.clone() }, true),
+            (Owner { process: u32::MAX, ..me.clone() }, true),
+            (Owner { boot: "another".to_owned(), ..me.clone() }, true),
+            (Owner { machine: "another".to_owned(), process: u32::MAX, ..me.clone() }, false),
+        ];
+        for (owner, gone) in table {
+            assert_eq!(owner.is_gone(&me), gone, "{owner:?}");
+        }
+        for text in ["", "a b c", "a b c d", "a b 1 2 3"] {
+            assert_eq!(Owner::parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn notes_of_the_living_and_of_other_machines_are_respected() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (path, me) = (dir.path().join(OWNER_FILE), Owner::me());
+        assert_eq!(note(dir.path()).expect("is free"), path);
+        assert!(matches!(note(dir.path()), Err(StoreError::InUse { .. })), "this process lives");
+        for (owner, free) in [
+            (Owner { process: u32::MAX, ..me.clone() }.to_string(), true),
+            (Owner { boot: "earlier".to_owned(), ..me.clone() }.to_string(), true),
+            (Owner { machine: "other".to_owned(), process: 7, ..me.clone() }.to_string(), false),
+            (String::new(), false),
+        ] {
+            fs::write(&path, &owner).expect("writes");
+            match note(dir.path()) {
+                Ok(_) => assert!(free, "{owner:?}"),
+                Err(error) => {
+                    assert!(!free && matches!(error, StoreError::InUseElsewhere { .. }), "{owner:?}: {error}");
+                    assert!(error.to_string().contains(&*path.to_string_lossy()), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_folder_has_one_owner_at_a_time() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let lock = Lock::take(dir.path()).expect("is free");
+        assert!(matches!(Lock::take(dir.path()), Err(StoreError::InUse { .. })));
+        drop(lock);
+        assert!(!dir.path().join(OWNER_FILE).exists());
+        drop(Lock::take(dir.path()).expect("is free again"));
+    }
+}

@@ -1,0 +1,314 @@
+//! The flat store: one file for each block, in folders by name, and pins as files beside them.
+//!
+//! ```text
+//! schema                 the layout's number
+//! causeway.lock, owner   who has the store
+//! scrub                  how far the scrub has come
+//! blocks/2i/afkrei…2ia   a block
+//! pins/ID.pin, .members  a pin
+//! ```
+//!
+//! Goals: a folder that may lie on a network file system; nothing but creating, renaming, deleting and syncing files, no maps
+//! of memory, no locks of ranges and no hard links; what it holds is told from the files alone, so that a file that is
+//! copied in or deleted is all that there is to it. An acknowledged pin survives `kill -9` and power loss.
+//!
+//! What it costs: memory for each block ([`crate::ledger`]), a look at every file's name and length when it is opened, a file of
+//! whole pages, and a sync for each block of a pin. A server with a disk of its own has less of all of these with
+//! [`crate::Disk`].
+//!
+//! | | cached | pinned |
+//! |---|---|---|
+//! | written | renamed into place, never synced | synced, then renamed; the folder and the pin's list of members before it is acknowledged |
+//! | power loss | a file may be empty, which is deleted when the store is opened, or of other bytes, which its checksum tells | nothing that was acknowledged is lost |
+//! | leaves | the oldest first, but for what was read since or is in memory | when its last pin is removed |
+//!
+//! A file that vanishes, or that the server does not know any more (`ESTALE`), is not held, and its block is fetched again. A
+//! member of a pin that was not complete when the store was opened is written again when the pin is gone on with, for
+//! what lies under its name may be older than the pin.
+//!
+//! Two gateways cannot have one folder at the same time (`lock`): each would evict what the other has pinned. Reading the
+//! files while a gateway runs is all right, and so is copying them.
+//!
+//! | module | concern |
+//! |---|---|
+//! | `names` | what files are called |
+//! | `files` | blocks as files |
+//! | `pins` | pins as files |
+//! | `lock` | who a folder belongs to |
+//! | [`offline`] | looking at a store that no gateway runs on |
+//!
+//! Non-goals: order by age beyond a restart other than by when files were written; compressing anew.
+
+mod files;
+mod lock;
+mod names;
+pub mod offline;
+mod pins;
+
+use self::files::{Files, Found};
+use self::lock::Lock;
+use self::pins::{FoundPin, PinFiles};
+use crate::disk::StoreError;
+use crate::ledger::{Held, Key, Ledger};
+use crate::ledger_store::backing::{Backing, NewValue, ScrubNote};
+use crate::ledger_store::{LedgerStore, Limits};
+use crate::pins::{PinId, PinRecord, PinState};
+use crate::store::BlockStore;
+use crate::stored::{self, Shape, Stored};
+use content::Cid;
+use rustix::fs::statvfs;
+use rustix::io::Errno;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tracing::debug;
+
+/// The layout that this release reads and writes. A change that an older release would misread adds one.
+const SCHEMA: u32 = 1;
+
+const SCHEMA_FILE: &str = "schema";
+const BLOCKS_DIR: &str = "blocks";
+const PINS_DIR: &str = "pins";
+const SCRUB_FILE: &str = "scrub";
+
+/// How a store is to be run. Every field has a default that suits a small server.
+#[derive(Debug, Clone)]
+pub struct FlatOptions {
+    /// The most that blocks which are not pinned may take on the disk, in bytes: files in pages of 4 KiB, and 512 bytes for
+    /// each. What was just written may lie above it for a moment.
+    pub cache_bytes_max: u64,
+    /// What is left free on the file system, in bytes. Where there is less, the cache shrinks; when it is gone, nothing
+    /// is stored and pins fail.
+    pub free_bytes_min: u64,
+    /// How blocks are compressed.
+    pub zstd: stored::Options,
+    /// The most that may wait to be written, in bytes.
+    pub queue_bytes_max: usize,
+    /// Reads that run at the same time.
+    pub reads_max: usize,
+}
+
+impl Default for FlatOptions {
+    fn default() -> Self {
+        Self {
+            cache_bytes_max: 20 * 1024 * 1024 * 1024,
+            free_bytes_min: 1024 * 1024 * 1024,
+            zstd: stored::Options::default(),
+            queue_bytes_max: 16 * 1024 * 1024,
+            reads_max: 32,
+        }
+    }
+}
+
+/// Opens the store in `dir`, creating it if need be. Blocks the thread, while the name and the length of every file are read.
+///
+/// # Errors
+/// [`StoreError::InUse`], [`StoreError::InUseElsewhere`], [`StoreError::NewerSchema`], [`StoreError::Corrupt`] if what is known
+/// of a pin cannot be read, or what the file system said.
+pub fn open(dir: &Path, options: &FlatOptions) -> Result<Arc<dyn BlockStore>, StoreError> {
+    let limits = Limits {
+        cache_bytes_max: options.cache_bytes_max,
+        bytes_max: u64::MAX,
+        free_bytes_min: options.free_bytes_min,
+        zstd: options.zstd,
+        queue_bytes_max: options.queue_bytes_max,
+        reads_max: options.reads_max,
+    };
+    fs::create_dir_all(dir).map_err(|error| failed(dir, &error))?;
+    let folder = Folder::open(dir, options.free_bytes_min)?;
+    for part in [BLOCKS_DIR, PINS_DIR] {
+        let part = dir.join(part);
+        fs::create_dir_all(&part).map_err(|error| failed(&part, &error))?;
+    }
+    if !is_in(dir) {
+        replace(&dir.join(SCHEMA_FILE), format!("{SCHEMA}\n").as_bytes())?;
+    }
+    let ledger = folder.load(true)?;
+    Ok(Arc::new(LedgerStore::start(folder, ledger, &limits)?))
+}
+
+/// Whether there is a store in a folder.
+pub fn is_in(dir: &Path) -> bool {
+    dir.join(SCHEMA_FILE).exists()
+}
+
+/// The files of a store.
+#[derive(Debug)]
+struct Folder {
+    dir: PathBuf,
+    files: Files,
+    pins: PinFiles,
+    /// What is left free, for an error to tell.
+    free_bytes_min: u64,
+    _lock: Lock,
+}
+
+impl Folder {
+    /// Takes a folder that is there, and looks at its schema.
+    fn open(dir: &Path, free_bytes_min: u64) -> Result<Self, StoreError> {
+        let lock = Lock::take(dir)?;
+        check_schema(dir)?;
+        let (files, pins) = (Files::new(dir.join(BLOCKS_DIR)), PinFiles::new(dir.join(PINS_DIR)));
+        Ok(Self { dir: dir.to_owned(), files, pins, free_bytes_min, _lock: lock })
+    }
+
+    /// What the files say. With `tidy`, what was left unfinished is taken away.
+    fn load(&self, tidy: bool) -> Result<Ledger, StoreError> {
+        let mut found = self.files.list(tidy)?;
+        found.sort_unstable_by_key(|found| found.modified);
+        let mut ledger = Ledger::default();
+        for Found { key, bytes, .. } in found {
+            ledger.put(&key, Held { bytes, shape: None, durable: false });
+        }
+        for FoundPin { root, record, members } in self.pins.load(tidy)? {
+            let (pin, acknowledged) = (record.id, acknowledged(&record));
+            ledger.set_pin(Some(root), record);
+            for (at, (key, block_bytes)) in members.iter().enumerate() {
+                ledger.add_member(pin, key, *block_bytes);
+                if (at as u64) < acknowledged {
+                    ledger.mark_durable(key);
+                }
+            }
+        }
+        Ok(ledger)
+    }
+
+    /// An error of a write; a full disk is told from others.
+    fn refused(&self, error: StoreError) -> StoreError {
+        match (&error, self.free_bytes()) {
+            (StoreError::Full { .. }, Ok(free)) => StoreError::Full { free, needed: self.free_bytes_min },
+            _ => error,
+        }
+    }
+}
+
+/// How many of a pin's members are on the disk for certain.
+fn acknowledged(record: &PinRecord) -> u64 {
+    if record.state == PinState::Complete { record.blocks } else { 0 }
+}
+
+impl Backing for Folder {
+    const READS_BLOCK: bool = true;
+
+    fn cost(&self, key: &[u8], value_bytes: usize) -> u64 {
+        Files::cost(key, value_bytes)
+    }
+
+    fn free_bytes(&self) -> Result<u64, StoreError> {
+        let stat = statvfs(&self.dir).map_err(|error| failed(&self.dir, &error.into()))?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    fn write(&self, values: &[NewValue]) -> Vec<Result<(), StoreError>> {
+        self.files.write(values).into_iter().map(|written| written.map_err(|error| self.refused(error))).collect()
+    }
+
+    fn read(&self, key: &[u8]) -> Result<Option<Stored>, StoreError> {
+        self.files.read(key)
+    }
+
+    fn shape(&self, key: &[u8]) -> Result<Option<Shape>, StoreError> {
+        self.files.shape(key)
+    }
+
+    fn delete(&self, key: &[u8]) -> Result<(), StoreError> {
+        self.files.delete(key)
+    }
+
+    fn take_pin(&self) -> Result<PinId, StoreError> {
+        self.pins.take().map_err(|error| self.refused(error))
+    }
+
+    fn write_pin(&self, root: &Cid, record: &PinRecord) -> Result<(), StoreError> {
+        self.pins.write(root, record).map_err(|error| self.refused(error))
+    }
+
+    fn add_members(&self, pin: PinId, members: &[(Key, u64)]) -> Result<(), StoreError> {
+        self.pins.add(pin, members).map_err(|error| self.refused(error))
+    }
+
+    fn remove_pin(&self, pin: PinId) -> Result<(), StoreError> {
+        self.pins.remove(pin)
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        self.files.sync()?;
+        self.pins.sync()
+    }
+
+    fn scrub_note(&self) -> ScrubNote {
+        let text = fs::read_to_string(self.dir.join(SCRUB_FILE)).unwrap_or_default();
+        parse_note(&text).unwrap_or_default()
+    }
+
+    fn note_scrub(&self, note: &ScrubNote) {
+        let (path, unfinished) = (self.dir.join(SCRUB_FILE), temporary(&self.dir));
+        let text = format!("{} {}\n", note.ended_ms, names::place(&note.at).1);
+        if let Err(error) = fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, path)) {
+            _ = fs::remove_file(&unfinished);
+            debug!(%error, "how far the scrub has come could not be noted");
+        }
+    }
+}
+
+fn parse_note(text: &str) -> Option<ScrubNote> {
+    let (ended_ms, at) = text.trim_end_matches('\n').split_once(' ')?;
+    Some(ScrubNote { ended_ms: ended_ms.parse().ok()?, at: names::bytes(at)? })
+}
+
+fn check_schema(dir: &Path) -> Result<(), StoreError> {
+    let path = dir.join(SCHEMA_FILE);
+    let text = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        text => text.map_err(|error| failed(&path, &error))?,
+    };
+    let malformed = |_| StoreError::corrupt(format!("{} names no schema", path.display()));
+    let found: u32 = text.trim().parse().map_err(malformed)?;
+    if found > SCHEMA {
+        return Err(StoreError::NewerSchema { dir: dir.to_owned(), found, known: SCHEMA });
+    }
+    Ok(())
+}
+
+/// A name in a folder that nothing has, for a file that is not finished. Processes that end leave none with theirs: each tidies
+/// up after those before.
+fn temporary(folder: &Path) -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    folder.join(format!("{}{}-{count}", names::UNFINISHED, std::process::id()))
+}
+
+/// Puts a file in the place of a former one, as a whole and durably.
+fn replace(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let folder = path.parent().unwrap_or(path);
+    let unfinished = temporary(folder);
+    let write = || {
+        let mut file = File::create_new(&unfinished)?;
+        file.write_all(bytes)?;
+        file.sync_data()?;
+        fs::rename(&unfinished, path)
+    };
+    write().map_err(|error| {
+        _ = fs::remove_file(&unfinished);
+        failed(path, &error)
+    })?;
+    sync_folder(folder)
+}
+
+/// Forces the names in a folder to the disk. File systems that have no such thing refuse it, and have them there at once.
+fn sync_folder(folder: &Path) -> Result<(), StoreError> {
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
+        synced => synced.map_err(|error| failed(folder, &error)),
+    }
+}
+
+/// What the file system said of a path. That it is full is told apart, though not by how much.
+fn failed(path: &Path, error: &io::Error) -> StoreError {
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => StoreError::Full { free: 0, needed: 0 },
+        _ => StoreError::io(format!("{}: {error}", path.display())),
+    }
+}

@@ -1,0 +1,314 @@
+//! [`PinFiles`]: what is known of pins, and which blocks they have.
+//!
+//! | file | content |
+//! |---|---|
+//! | `ID.pin` | format (1 byte), length of the root (2 bytes), root CID, [`PinRecord`], CRC-32 of all that (4 bytes) |
+//! | `ID.members` | for each member: length of its multihash (1 byte), multihash, bytes of the block (4 bytes), CRC-32 of all that |
+//! | `next` | the first pin id that nobody took, or may have taken: 8 bytes |
+//!
+//! Numbers are big-endian. `ID.pin` is replaced as a whole, and taken away to remove the pin; members are appended. A tail that
+//! was cut off is told by its checksum, and what was acknowledged lies before it.
+
+use super::files::entries;
+use super::{failed, names, replace, sync_folder};
+use crate::disk::StoreError;
+use crate::ledger::Key;
+use crate::pins::{PinId, PinRecord, PinState};
+use content::{BlockKey, Cid};
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tracing::error;
+
+const FORMAT: u8 = 1;
+const HEADER: &str = "pin";
+const MEMBERS: &str = "members";
+const NEXT: &str = "next";
+
+/// Pin ids that are set aside at a time, so that most pins need no write for theirs.
+const IDS_AT_ONCE: u64 = 1024;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct PinFiles {
+    dir: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    /// The first id that is not set aside.
+    reserved: u64,
+    /// How much of each list of members is good, in bytes.
+    lengths: HashMap<PinId, u64>,
+    /// Lists that were written to since they were synced.
+    unsynced: HashSet<PinId>,
+}
+
+/// A pin as it was found.
+#[derive(Debug)]
+pub(super) struct FoundPin {
+    pub(super) root: Cid,
+    pub(super) record: PinRecord,
+    /// Members and their bytes as blocks, in the order in which they came.
+    pub(super) members: Vec<(Key, u64)>,
+}
+
+impl PinFiles {
+    /// Pins in `dir`, which is there.
+    pub(super) fn new(dir: PathBuf) -> Self {
+        Self { dir, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn path(&self, pin: PinId, what: &str) -> PathBuf {
+        self.dir.join(format!("{:016x}.{what}", pin.0))
+    }
+
+    pub(super) fn take(&self) -> Result<PinId, StoreError> {
+        let mut state = self.state();
+        if state.next >= state.reserved {
+            let reserved = state.next + IDS_AT_ONCE;
+            replace(&self.dir.join(NEXT), &reserved.to_be_bytes())?;
+            state.reserved = reserved;
+        }
+        state.next += 1;
+        Ok(PinId(state.next - 1))
+    }
+
+    pub(super) fn write(&self, root: &Cid, record: &PinRecord) -> Result<(), StoreError> {
+        replace(&self.path(record.id, HEADER), &header(root, record))
+    }
+
+    pub(super) fn add(&self, pin: PinId, members: &[(Key, u64)]) -> Result<(), StoreError> {
+        let (path, mut state) = (self.path(pin, MEMBERS), self.state());
+        let length = state.lengths.get(&pin).copied().unwrap_or_default();
+        let mut bytes = Vec::new();
+        for (key, block_bytes) in members {
+            put_member(&mut bytes, key, *block_bytes);
+        }
+        let written = append(&path, length, &bytes);
+        written.map_err(|error| failed(&path, &error))?;
+        state.lengths.insert(pin, length + bytes.len() as u64);
+        state.unsynced.insert(pin);
+        Ok(())
+    }
+
+    /// The pin is gone when its header is.
+    pub(super) fn remove(&self, pin: PinId) -> Result<(), StoreError> {
+        let path = self.path(pin, HEADER);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(&path, &error)),
+            _ => {}
+        }
+        sync_folder(&self.dir)?;
+        let mut state = self.state();
+        state.lengths.remove(&pin);
+        state.unsynced.remove(&pin);
+        // What is left of it is deleted when the store is next opened.
+        _ = fs::remove_file(self.path(pin, MEMBERS));
+        Ok(())
+    }
+
+    /// Forces every list of members to the disk.
+    pub(super) fn sync(&self) -> Result<(), StoreError> {
+        let unsynced = std::mem::take(&mut self.state().unsynced);
+        for pin in &unsynced {
+            let path = self.path(*pin, MEMBERS);
+            File::options()
+                .write(true)
+                .open(&path)
+                .and_then(|file| file.sync_data())
+                .map_err(|error| failed(&path, &error))?;
+        }
+        if unsynced.is_empty() { Ok(()) } else { sync_folder(&self.dir) }
+    }
+
+    /// Every pin. With `tidy`, what was left unfinished is taken away, and ids go on from here.
+    pub(super) fn load(&self, tidy: bool) -> Result<Vec<FoundPin>, StoreError> {
+        let (mut pins, mut lists, mut next) = (Vec::new(), Vec::new(), 1);
+        for path in entries(&self.dir)? {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if name == NEXT {
+                next = next.max(read_next(&path)?);
+            } else if name.starts_with(names::UNFINISHED) {
+                lists.push(path);
+            } else if let Some(pin) = pin_of(name, HEADER) {
+                next = next.max(pin.0 + 1);
+                pins.push(self.read(pin, tidy)?);
+            } else if pin_of(name, MEMBERS).is_some_and(|pin| !self.path(pin, HEADER).exists()) {
+                lists.push(path);
+            }
+        }
+        if tidy {
+            lists.iter().for_each(|path| _ = fs::remove_file(path));
+            let mut state = self.state();
+            (state.next, state.reserved) = (next, next);
+        }
+        Ok(pins)
+    }
+
+    fn read(&self, pin: PinId, tidy: bool) -> Result<FoundPin, StoreError> {
+        let path = self.path(pin, HEADER);
+        let bytes = fs::read(&path).map_err(|error| failed(&path, &error))?;
+        let damaged = || {
+            let path = path.display();
+            StoreError::corrupt(format!("{path} is no pin; to open the store without it, move that file away"))
+        };
+        let (root, mut record) = parse_header(&bytes).filter(|(_, record)| record.id == pin).ok_or_else(damaged)?;
+        let list = self.path(pin, MEMBERS);
+        let bytes = match fs::read(&list) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            bytes => bytes.map_err(|error| failed(&list, &error))?,
+        };
+        let (members, good) = parse_members(&bytes);
+        if record.state == PinState::Complete && (members.len() as u64) < record.blocks {
+            error!(%root, path = %list.display(), "members of a pin were lost: pin it again to make it complete");
+            record.state = PinState::Partial;
+        }
+        if tidy {
+            self.state().lengths.insert(pin, good as u64);
+        }
+        Ok(FoundPin { root, record, members })
+    }
+}
+
+/// Writes behind what is good; what came after that, if anything, was never known to be there.
+fn append(path: &Path, length: u64, bytes: &[u8]) -> io::Result<()> {
+    let file = File::options().create(true).truncate(false).write(true).open(path)?;
+    file.set_len(length)?;
+    file.write_all_at(bytes, length)
+}
+
+fn pin_of(name: &str, what: &str) -> Option<PinId> {
+    let id = name.strip_suffix(what)?.strip_suffix('.').filter(|id| id.len() == 16)?;
+    u64::from_str_radix(id, 16).ok().map(PinId)
+}
+
+fn read_next(path: &Path) -> Result<u64, StoreError> {
+    let bytes = fs::read(path).map_err(|error| failed(path, &error))?;
+    let next = bytes.try_into().ok().map(u64::from_be_bytes);
+    next.ok_or_else(|| StoreError::corrupt(format!("{} is damaged", path.display())))
+}
+
+fn header(root: &Cid, record: &PinRecord) -> Vec<u8> {
+    let root = root.to_bytes();
+    let mut bytes = vec![FORMAT];
+    bytes.extend(u16::try_from(root.len()).unwrap_or(u16::MAX).to_be_bytes());
+    bytes.extend(root);
+    bytes.extend(record.to_bytes());
+    let sum = crc32fast::hash(&bytes);
+    bytes.extend(sum.to_be_bytes());
+    bytes
+}
+
+fn parse_header(bytes: &[u8]) -> Option<(Cid, PinRecord)> {
+    let (bytes, sum) = bytes.split_last_chunk()?;
+    if crc32fast::hash(bytes) != u32::from_be_bytes(*sum) {
+        return None;
+    }
+    let ([FORMAT, high, low], rest) = bytes.split_first_chunk()? else { return None };
+    let (root, record) = rest.split_at_checked(usize::from(u16::from_be_bytes([*high, *low])))?;
+    Some((Cid::try_from(root).ok()?, PinRecord::from_bytes(record)?))
+}
+
+fn put_member(bytes: &mut Vec<u8>, key: &[u8], block_bytes: u64) {
+    let begin = bytes.len();
+    bytes.push(u8::try_from(key.len()).unwrap_or(u8::MAX));
+    bytes.extend_from_slice(key);
+    bytes.extend(u32::try_from(block_bytes).unwrap_or(u32::MAX).to_be_bytes());
+    let sum = crc32fast::hash(&bytes[begin..]);
+    bytes.extend(sum.to_be_bytes());
+}
+
+/// The members of a list up to the first that is not whole, and how many bytes those take.
+fn parse_members(bytes: &[u8]) -> (Vec<(Key, u64)>, usize) {
+    let (mut members, mut rest) = (Vec::new(), bytes);
+    while let Some((member, more)) = parse_member(rest) {
+        members.push(member);
+        rest = more;
+    }
+    (members, bytes.len() - rest.len())
+}
+
+fn parse_member(bytes: &[u8]) -> Option<((Key, u64), &[u8])> {
+    let length = usize::from(*bytes.first()?);
+    let (summed, rest) = bytes.split_at_checked(1 + length + 4)?;
+    let (sum, rest) = rest.split_first_chunk()?;
+    if crc32fast::hash(summed) != u32::from_be_bytes(*sum) {
+        return None;
+    }
+    let (key, block_bytes) = summed[1..].split_last_chunk()?;
+    BlockKey::from_bytes(key)?;
+    Some(((Key::from(key), u64::from(u32::from_be_bytes(*block_bytes))), rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use content::{codec, hashes};
+    use proptest::prelude::*;
+
+    fn cid(seed: u64) -> Cid {
+        let hash = hashes::digest(hashes::SHA2_256, 32, &seed.to_be_bytes()).expect("sha2-256 is accepted");
+        Cid::new_v1(codec::RAW, hash)
+    }
+
+    proptest! {
+        #[test]
+        fn a_header_comes_back_unless_a_bit_of_it_is_wrong(
+            seed: u64, name: Option<String>, id: u64, flip in any::<prop::sample::Index>(), bit in 0..8_u32
+        ) {
+            let mut record = PinRecord::new(PinId(id), name);
+            record = PinRecord::from_bytes(&record.to_bytes()).expect("to the millisecond");
+            (record.blocks, record.state) = (seed, PinState::Complete);
+            let mut bytes = header(&cid(seed), &record);
+            prop_assert_eq!(parse_header(&bytes), Some((cid(seed), record)));
+            let at = flip.index(bytes.len());
+            prop_assert_eq!(parse_header(&bytes[..at]), None);
+            bytes[at] ^= 1 << bit;
+            prop_assert_eq!(parse_header(&bytes), None);
+        }
+
+        #[test]
+        fn members_come_back_up_to_the_first_that_is_not_whole(
+            seeds in proptest::collection::vec(any::<u64>(), 0..20), cut in any::<prop::sample::Index>(), noise in any::<[u8; 9]>()
+        ) {
+            let members: Vec<_> = seeds.iter().map(|seed| (Key::from(cid(*seed).hash().to_bytes()), seed % 99)).collect();
+            let mut bytes = Vec::new();
+            members.iter().for_each(|(key, block_bytes)| put_member(&mut bytes, key, *block_bytes));
+            prop_assert_eq!(parse_members(&bytes), (members.clone(), bytes.len()));
+            let each = bytes.len() / members.len().max(1);
+            let at = cut.index(bytes.len() + 1);
+            let whole = at.checked_div(each).unwrap_or_default();
+            prop_assert_eq!(parse_members(&bytes[..at]), (members[..whole].to_vec(), whole * each));
+            // A tail of which the disk has zeros, or what was there before.
+            for tail in [[0; 9], noise] {
+                let torn = [&bytes[..whole * each], &tail[..]].concat();
+                prop_assert_eq!(parse_members(&torn).1, whole * each);
+            }
+        }
+    }
+
+    #[test]
+    fn ids_are_not_given_twice() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut last = 0;
+        for _ in 0..3 {
+            let pins = PinFiles::new(dir.path().to_owned());
+            pins.load(true).expect("loads");
+            for _ in 0..IDS_AT_ONCE + 5 {
+                let PinId(id) = pins.take().expect("takes");
+                assert!(id > last, "{id}");
+                last = id;
+            }
+        }
+    }
+}

@@ -1,0 +1,558 @@
+//! The one thread that changes the store.
+//!
+//! Writes are taken as they came, and those that wait are written together; the ledger knows of a value when it is there, and
+//! lets go of one before it is deleted. Between commands the thread evicts what is over budget and lets go of the members of
+//! removed pins, a chunk at a time, so that nothing holds up what is waiting for long.
+//!
+//! A cached value that cannot be written is dropped and counted; the attempt whose member it is gets the error.
+
+use super::backing::{Backing, NewValue};
+use super::{Limits, Shared, scrub};
+use crate::disk::StoreError;
+use crate::ledger::{Held, Key};
+use crate::pins::{Attempt, Failure, PinError, PinId, PinRecord, PinState, PinSummary};
+use crate::queue::{COMMAND_BYTES, Reply, Room};
+use crate::stored::Encoder;
+use content::{Block, BlockKey, Cid};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use tokio::sync::Semaphore;
+use tracing::{debug, error, info, warn};
+
+/// What is written together at most, in bytes,
+const BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// and in writes.
+const BATCH_WRITES_MAX: usize = 256;
+
+/// The most blocks that one chunk of eviction or release looks at.
+const CHUNK_BLOCKS: usize = 1024;
+
+pub(super) enum Command {
+    Write(Write),
+    /// Forget a block whose value could not be read.
+    Forget {
+        key: BlockKey,
+        room: Room,
+    },
+    /// Begin a pin, or go on with the one that this root has.
+    Begin {
+        root: Cid,
+        name: Option<String>,
+        reply: Reply<Result<PinId, StoreError>>,
+    },
+    /// Begin a scaffold. It stands in the ledger alone, so that nothing is left of it when the process ends.
+    Scaffold {
+        reply: Reply<Result<PinId, StoreError>>,
+    },
+    /// Mark a pin complete, if all of its members were written.
+    Finish {
+        attempt: Arc<Attempt>,
+        reply: Reply<Result<PinSummary, PinError>>,
+    },
+    /// Take a pin away; its members are let go later.
+    Remove {
+        root: Cid,
+        reply: Reply<Result<bool, StoreError>>,
+    },
+    /// Let go of a scaffold.
+    Release {
+        pin: PinId,
+    },
+    /// Answer when everything before is done.
+    Flush {
+        reply: Reply<Result<(), StoreError>>,
+    },
+    /// Sync, and stop.
+    Close {
+        reply: Reply<Result<(), StoreError>>,
+    },
+}
+
+/// Keep a block: as a member of a pin if there is an attempt, else while there is room.
+pub(super) struct Write {
+    pub(super) block: Block,
+    pub(super) attempt: Option<Arc<Attempt>>,
+    pub(super) room: Room,
+}
+
+/// Whether the thread goes on.
+#[derive(PartialEq, Eq)]
+enum Next {
+    Continue,
+    Stop,
+}
+
+pub(super) struct Writer<B: Backing> {
+    shared: Arc<Shared<B>>,
+    limits: Limits,
+    encoder: Encoder,
+    /// Taken from the queue, but not to be written with what came before.
+    waiting: VecDeque<Command>,
+    /// What cached blocks are to take at most, in bytes.
+    target_bytes: u64,
+    /// Whoever waits for everything to be done.
+    flushes: Vec<Reply<Result<(), StoreError>>>,
+    /// Writes are refused: said once, not for every batch.
+    failing: bool,
+    /// What was said to a sync that was refused. What had not been written then may be lost although a later sync succeeds,
+    /// so nothing is acknowledged until the store is opened again.
+    unsyncable: Option<StoreError>,
+    room: Arc<Semaphore>,
+}
+
+/// Writes that are dealt with together.
+#[derive(Default)]
+struct Batch {
+    values: Vec<NewValue>,
+    /// Which of these is whose.
+    by_key: HashMap<Key, usize>,
+    writes: Vec<Staged>,
+    bytes: usize,
+    /// By how much what is pinned grows.
+    pinned_bytes: u64,
+}
+
+/// A write that waits for its value.
+struct Staged {
+    key: Key,
+    /// The value, unless it is there already.
+    value: Option<usize>,
+    block_bytes: u64,
+    attempt: Option<Arc<Attempt>>,
+    _room: Room,
+}
+
+impl<B: Backing> Drop for Writer<B> {
+    /// However the thread ends, nobody must wait for room that will never come.
+    fn drop(&mut self) {
+        self.room.close();
+    }
+}
+
+impl<B: Backing> Writer<B> {
+    pub(super) fn new(shared: Arc<Shared<B>>, limits: Limits, room: Arc<Semaphore>) -> Result<Self, StoreError> {
+        let encoder = Encoder::new(limits.zstd).map_err(StoreError::io)?;
+        let target_bytes = limits.cache_bytes_max;
+        let writer = Self {
+            shared,
+            limits,
+            encoder,
+            waiting: VecDeque::new(),
+            target_bytes,
+            flushes: Vec::new(),
+            failing: false,
+            unsyncable: None,
+            room,
+        };
+        writer.publish();
+        Ok(writer)
+    }
+
+    pub(super) fn run(mut self, commands: &Receiver<Command>) {
+        self.aim();
+        while let Some(next) = self.next(commands) {
+            match next {
+                Some(command) => {
+                    if self.handle(command, commands) == Next::Stop {
+                        return;
+                    }
+                    self.aim();
+                    self.evict_chunk();
+                }
+                None => self.tidy(),
+            }
+            self.publish();
+            self.answer_flushes();
+        }
+        if let Err(error) = self.sync() {
+            error!(%error, "the disk refused to sync when the store was closed");
+        }
+    }
+
+    /// The next command; `Some(None)` when there is only background work; `None` when all handles are gone.
+    fn next(&mut self, commands: &Receiver<Command>) -> Option<Option<Command>> {
+        if let Some(waiting) = self.waiting.pop_front() {
+            return Some(Some(waiting));
+        }
+        if self.is_tidy() {
+            return commands.recv().ok().map(Some);
+        }
+        match commands.try_recv() {
+            Ok(command) => Some(Some(command)),
+            Err(TryRecvError::Empty) => Some(None),
+            // What is left to do is done when the store is opened again.
+            Err(TryRecvError::Disconnected) => None,
+        }
+    }
+
+    fn is_tidy(&self) -> bool {
+        let ledger = self.shared.ledger();
+        !ledger.is_leaving() && ledger.cached_bytes() <= self.target_bytes
+    }
+
+    /// A chunk of background work.
+    fn tidy(&mut self) {
+        let leaving = self.shared.ledger().is_leaving();
+        if leaving { self.release_chunk() } else { self.evict_chunk() }
+    }
+
+    fn handle(&mut self, command: Command, commands: &Receiver<Command>) -> Next {
+        match command {
+            Command::Write(first) => self.write(first, commands),
+            Command::Forget { key, room } => {
+                self.forget(&key);
+                drop(room);
+            }
+            Command::Begin { root, name, reply } => _ = reply.send(self.begin(root, name)),
+            Command::Scaffold { reply } => _ = reply.send(self.scaffold()),
+            Command::Finish { attempt, reply } => _ = reply.send(self.finish(&attempt)),
+            Command::Remove { root, reply } => _ = reply.send(self.remove(&root)),
+            Command::Release { pin } => self.shared.ledger_mut().remove_pin(pin),
+            Command::Flush { reply } => self.flushes.push(reply),
+            Command::Close { reply } => return self.close(reply),
+        }
+        Next::Continue
+    }
+
+    /// Takes writes until the batch is full or something else comes, and deals with them.
+    fn write(&mut self, first: Write, commands: &Receiver<Command>) {
+        let (mut batch, mut next) = (Batch::default(), Some(first));
+        while let Some(write) = next.take() {
+            self.stage(&mut batch, write);
+            if batch.bytes >= BATCH_BYTES_MAX || batch.writes.len() >= BATCH_WRITES_MAX {
+                break;
+            }
+            match commands.try_recv() {
+                Ok(Command::Write(write)) => next = Some(write),
+                Ok(other) => self.waiting.push_back(other),
+                Err(_) => {}
+            }
+        }
+        self.commit(batch);
+    }
+
+    fn stage(&mut self, batch: &mut Batch, Write { block, attempt, room }: Write) {
+        let Some(key) = block.key() else { return };
+        let key = Key::from(key.to_bytes());
+        let ledger = self.shared.ledger();
+        if let Some(attempt) = attempt.as_ref().filter(|attempt| !ledger.has(attempt.pin)) {
+            attempt.fail(Failure::Removed);
+            return;
+        }
+        let (held, has_pin) = (ledger.held(&key), ledger.has_pin(&key));
+        drop(ledger);
+        // A member of a pin that was found damaged and forgotten comes back as a member.
+        let durable = attempt.is_some() || has_pin;
+        let staged = batch.by_key.get(&key).copied();
+        let needed = staged.is_none() && held.is_none_or(|held| durable && !held.durable);
+        let grows = durable && !has_pin && staged.is_none_or(|value| !batch.values[value].durable);
+        let value = if needed { Some(self.encode(batch, &key, &block)) } else { staged };
+        if grows {
+            let bytes = match (value, held) {
+                (None, Some(held)) => held.bytes,
+                (value, _) => value.map_or(0, |value| self.cost(&batch.values[value])),
+            };
+            batch.pinned_bytes += bytes;
+            if let Err(error) = self.check_room_for_pins(batch) {
+                batch.pinned_bytes -= bytes;
+                if needed {
+                    batch.take_back(&key);
+                }
+                attempt.into_iter().for_each(|attempt| attempt.fail(Failure::Store(error.clone())));
+                return;
+            }
+        }
+        value.into_iter().for_each(|value| batch.values[value].durable |= durable);
+        batch.bytes += COMMAND_BYTES;
+        let block_bytes = block.data().len() as u64;
+        batch.writes.push(Staged { key, value, block_bytes, attempt, _room: room });
+    }
+
+    /// Adds a block's value to the batch.
+    fn encode(&mut self, batch: &mut Batch, key: &Key, block: &Block) -> usize {
+        let (shape, pieces) = self.encoder.encode_in_pieces(block);
+        batch.bytes += shape.value_bytes();
+        batch.values.push(NewValue { key: Arc::clone(key), shape, pieces, durable: false });
+        batch.by_key.insert(Arc::clone(key), batch.values.len() - 1);
+        batch.values.len() - 1
+    }
+
+    fn cost(&self, value: &NewValue) -> u64 {
+        self.shared.backing.cost(&value.key, value.shape.value_bytes())
+    }
+
+    fn check_room_for_pins(&self, batch: &Batch) -> Result<(), StoreError> {
+        let pinned_bytes = self.shared.ledger().pinned_bytes().saturating_add(batch.pinned_bytes);
+        if pinned_bytes > self.limits.bytes_max {
+            return Err(StoreError::MemoryFull { bytes_max: self.limits.bytes_max });
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, batch: Batch) {
+        let written = self.write_values(&batch);
+        let mut ledger = self.shared.ledger_mut();
+        for (value, _) in batch.values.iter().zip(&written).filter(|(_, written)| written.is_ok()) {
+            let held = Held { bytes: self.cost(value), shape: Some(value.shape), durable: value.durable };
+            ledger.put(&value.key, held);
+        }
+        drop(ledger);
+        let mut members: BTreeMap<PinId, Vec<&Staged>> = BTreeMap::new();
+        for write in &batch.writes {
+            let failed = write.value.and_then(|value| written[value].as_ref().err());
+            match (&write.attempt, failed) {
+                (None, None) => {}
+                (None, Some(error)) => {
+                    self.shared.stats.dropped_writes.inc();
+                    debug!(%error, "a block was not cached");
+                }
+                (Some(attempt), Some(error)) => attempt.fail(Failure::Store(error.clone())),
+                (Some(attempt), None) => members.entry(attempt.pin).or_default().push(write),
+            }
+        }
+        for (pin, writes) in members {
+            self.add_members(pin, &writes);
+        }
+    }
+
+    fn write_values(&mut self, batch: &Batch) -> Vec<Result<(), StoreError>> {
+        if batch.values.is_empty() {
+            return Vec::new();
+        }
+        let written = match self.check_free_space(batch.bytes) {
+            Ok(()) => self.shared.backing.write(&batch.values),
+            Err(error) => batch.values.iter().map(|_| Err(error.clone())).collect(),
+        };
+        match written.iter().find_map(|written| written.as_ref().err()) {
+            Some(error) => self.note_refusal(error),
+            None => self.note_recovery(),
+        }
+        written
+    }
+
+    /// Gives blocks that are there to a pin or scaffold.
+    fn add_members(&mut self, pin: PinId, writes: &[&Staged]) {
+        let ledger = self.shared.ledger();
+        let (mut seen, mut members) = (HashSet::new(), Vec::new());
+        for write in writes {
+            if seen.insert(&write.key) && !ledger.is_member(pin, &write.key) {
+                members.push((Arc::clone(&write.key), write.block_bytes));
+            }
+        }
+        drop(ledger);
+        // A scaffold is not written.
+        let has_root = writes.iter().any(|write| write.attempt.as_ref().is_some_and(|attempt| attempt.root.is_some()));
+        if has_root && !members.is_empty() {
+            if let Err(error) = self.shared.backing.add_members(pin, &members) {
+                self.note_refusal(&error);
+                let attempts = writes.iter().filter_map(|write| write.attempt.as_ref());
+                attempts.for_each(|attempt| attempt.fail(Failure::Store(error.clone())));
+                return;
+            }
+        }
+        let mut ledger = self.shared.ledger_mut();
+        for (key, block_bytes) in &members {
+            ledger.add_member(pin, key, *block_bytes);
+        }
+    }
+
+    fn begin(&mut self, root: Cid, name: Option<String>) -> Result<PinId, StoreError> {
+        let former = {
+            let ledger = self.shared.ledger();
+            ledger.pin_of(&root).and_then(|pin| ledger.record(pin).cloned())
+        };
+        let record = match former {
+            Some(record) if name.is_none() || record.name == name => return Ok(record.id),
+            Some(record) => PinRecord { name, ..record },
+            None => PinRecord::new(self.shared.backing.take_pin()?, name),
+        };
+        self.shared.backing.write_pin(&root, &record).inspect_err(|error| self.note_refusal(error))?;
+        let pin = record.id;
+        self.shared.ledger_mut().set_pin(Some(root), record);
+        Ok(pin)
+    }
+
+    fn scaffold(&mut self) -> Result<PinId, StoreError> {
+        let pin = self.shared.backing.take_pin()?;
+        self.shared.ledger_mut().set_pin(None, PinRecord::new(pin, None));
+        Ok(pin)
+    }
+
+    fn finish(&mut self, attempt: &Attempt) -> Result<PinSummary, PinError> {
+        attempt.check()?;
+        let Some(root) = attempt.root else { return Err(PinError::Store(StoreError::Closed)) };
+        let (former, current) = {
+            let ledger = self.shared.ledger();
+            let removed = || PinError::Removed { root };
+            let former = ledger.record(attempt.pin).cloned().ok_or_else(removed)?;
+            if BlockKey::of(&root).is_some_and(|key| !ledger.is_member(attempt.pin, &key.to_bytes())) {
+                return Err(PinError::RootMissing { root });
+            }
+            (former, ledger.current(attempt.pin).ok_or_else(removed)?)
+        };
+        let record = PinRecord { state: PinState::Complete, ..current };
+        self.sync()?;
+        if record != former {
+            self.shared.backing.write_pin(&root, &record).inspect_err(|error| self.note_refusal(error))?;
+        }
+        let summary = record.summary(root);
+        self.shared.ledger_mut().set_pin(Some(root), record);
+        Ok(summary)
+    }
+
+    /// The pin is gone when this returns; its members follow a chunk at a time.
+    fn remove(&mut self, root: &Cid) -> Result<bool, StoreError> {
+        let Some(pin) = self.shared.ledger().pin_of(root) else { return Ok(false) };
+        self.shared.backing.remove_pin(pin)?;
+        self.shared.ledger_mut().remove_pin(pin);
+        Ok(true)
+    }
+
+    fn release_chunk(&mut self) {
+        let shared = &self.shared;
+        // Nothing is kept that was not asked for where there is no space.
+        let rescue = self.shortage_bytes() == 0;
+        let gone = shared.ledger_mut().let_go(CHUNK_BLOCKS, |key| rescue && shared.is_favoured(key));
+        gone.iter().for_each(|key| self.delete(key));
+    }
+
+    fn evict_chunk(&mut self) {
+        let shared = &self.shared;
+        if shared.ledger().cached_bytes() <= self.target_bytes {
+            return;
+        }
+        let gone = shared.ledger_mut().evict(self.target_bytes, CHUNK_BLOCKS, |key| shared.is_favoured(key));
+        for (key, bytes) in &gone {
+            self.delete(key);
+            shared.stats.evicted_blocks.inc();
+            shared.stats.evicted_bytes.inc_by(*bytes);
+        }
+    }
+
+    /// Deletes a value that the ledger has let go of. What is left behind is found when the store is next opened.
+    fn delete(&self, key: &[u8]) {
+        if let Err(error) = self.shared.backing.delete(key) {
+            warn!(%error, "a block could not be deleted; it counts again when the store is next opened");
+        }
+    }
+
+    /// Decides what cached blocks may take. Looked up once after each change, since file systems give space back late.
+    fn aim(&mut self) {
+        let ledger = self.shared.ledger();
+        let beside_pins = self.limits.bytes_max.saturating_sub(ledger.pinned_bytes());
+        let cached_bytes = ledger.cached_bytes();
+        drop(ledger);
+        let shrunk = cached_bytes.saturating_sub(self.shortage_bytes());
+        self.target_bytes = self.limits.cache_bytes_max.min(beside_pins);
+        if shrunk < cached_bytes {
+            self.target_bytes = self.target_bytes.min(shrunk);
+        }
+    }
+
+    fn check_free_space(&self, bytes: usize) -> Result<(), StoreError> {
+        let (free, needed) = (self.shared.backing.free_bytes()?, self.limits.free_bytes_min);
+        if free < needed.saturating_add(bytes as u64) {
+            return Err(StoreError::Full { free, needed });
+        }
+        Ok(())
+    }
+
+    /// How much less is left to others than they are to be left, with what a batch may take, in bytes.
+    fn shortage_bytes(&self) -> u64 {
+        match self.check_free_space(BATCH_BYTES_MAX + content::MAX_BLOCK_BYTES) {
+            Err(StoreError::Full { free, needed }) => {
+                needed.saturating_add((BATCH_BYTES_MAX + content::MAX_BLOCK_BYTES) as u64) - free
+            }
+            _ => 0,
+        }
+    }
+
+    /// Forgets a block if its value is gone, or still is not what was written or not what its hash says.
+    fn forget(&mut self, key: &BlockKey) {
+        let bytes = key.to_bytes();
+        if self.shared.ledger().held(&bytes).is_none() {
+            return;
+        }
+        let reason = match scrub::verified(&self.shared.backing, key) {
+            Ok(Some(_)) => return,
+            Ok(None) => "it is gone".into(),
+            Err(StoreError::Corrupt(reason)) => reason,
+            Err(error) => {
+                debug!(?key, %error, "a block cannot be read");
+                return;
+            }
+        };
+        let pinned = self.shared.ledger().has_pin(&bytes);
+        self.shared.ledger_mut().lose(&bytes);
+        self.delete(&bytes);
+        self.shared.stats.corrupt_blocks.inc();
+        error!(?key, pinned, %reason, "a block is damaged on disk: forgotten, to be fetched again");
+    }
+
+    fn sync(&mut self) -> Result<(), StoreError> {
+        if let Some(error) = &self.unsyncable {
+            return Err(error.clone());
+        }
+        let synced = self.shared.backing.sync();
+        if let Err(error) = &synced {
+            error!(%error, "the disk refused to keep what it had taken: no pin is made until the store is opened again");
+            self.unsyncable = Some(error.clone());
+        }
+        synced
+    }
+
+    fn answer_flushes(&mut self) {
+        if self.flushes.is_empty() || !self.is_tidy() {
+            return;
+        }
+        let synced = self.sync();
+        for reply in self.flushes.drain(..) {
+            _ = reply.send(synced.clone());
+        }
+    }
+
+    fn close(&mut self, reply: Reply<Result<(), StoreError>>) -> Next {
+        // From here on callers are refused instead of waiting for room.
+        self.room.close();
+        let synced = self.sync();
+        for flush in self.flushes.drain(..) {
+            _ = flush.send(synced.clone());
+        }
+        self.publish();
+        _ = reply.send(synced);
+        Next::Stop
+    }
+
+    /// Says when writes begin to be refused.
+    fn note_refusal(&mut self, error: &StoreError) {
+        self.shared.stats.write_errors.inc();
+        if !std::mem::replace(&mut self.failing, true) {
+            error!(%error, "the disk refuses writes: nothing is cached on it and pins fail until it recovers");
+        }
+    }
+
+    /// Says when that ends, which the next value that is written shows.
+    fn note_recovery(&mut self) {
+        if std::mem::replace(&mut self.failing, false) {
+            info!("the disk takes writes again");
+        }
+    }
+
+    fn publish(&self) {
+        let (stats, ledger) = (&self.shared.stats, self.shared.ledger());
+        stats.cached_bytes.store(ledger.cached_bytes(), Ordering::Relaxed);
+        stats.pinned_bytes.store(ledger.pinned_bytes(), Ordering::Relaxed);
+        stats.blocks.store(ledger.count(), Ordering::Relaxed);
+        stats.degraded.store(self.failing, Ordering::Relaxed);
+    }
+}
+
+impl Batch {
+    /// Takes back the value that was added last.
+    fn take_back(&mut self, key: &Key) {
+        self.by_key.remove(key);
+        self.values.pop();
+    }
+}

@@ -1,0 +1,154 @@
+//! The store in memory: for tests, for benchmarks, and for gateways that are to leave nothing behind.
+//!
+//! Goals: everything that a store promises but for outliving the process; a bound in bytes on all of it, pins included: cached
+//! blocks make room for pinned ones, and a pin that finds none fails and says so. Values are kept as zstd frames where that
+//! pays, as on a disk, so that a gateway sends the same bytes over it.
+//!
+//! Non-goals: speed beyond that of [`crate::Ram`], which lies above it and keeps blocks as they are; several processes.
+
+use crate::disk::StoreError;
+use crate::ledger::{Key, Ledger};
+use crate::ledger_store::backing::{Backing, NewValue, ScrubNote};
+use crate::ledger_store::{LedgerStore, Limits};
+use crate::pins::{PinId, PinRecord};
+use crate::store::BlockStore;
+use crate::stored::{self, Shape, Stored};
+use bytes::Bytes;
+use content::Cid;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// What a block costs beside its value, in bytes: its places in the map and in the ledger, the two copies of its key, and the
+/// headers of their allocations.
+const OVERHEAD_BYTES: u64 = 512;
+
+/// How a store is to be run.
+#[derive(Debug, Clone)]
+pub struct MemoryOptions {
+    /// The most that all blocks may take, in bytes: their values, and 512 bytes for each. For a moment it is up to 6 MiB more.
+    pub bytes_max: u64,
+    /// The most of these that blocks which are not pinned may take.
+    pub cache_bytes_max: u64,
+    /// How blocks are compressed.
+    pub zstd: stored::Options,
+    /// The most that may wait to be taken in, in bytes.
+    pub queue_bytes_max: usize,
+}
+
+impl Default for MemoryOptions {
+    fn default() -> Self {
+        Self {
+            bytes_max: 512 * 1024 * 1024,
+            cache_bytes_max: 512 * 1024 * 1024,
+            zstd: stored::Options::default(),
+            queue_bytes_max: 16 * 1024 * 1024,
+        }
+    }
+}
+
+/// Opens an empty store.
+///
+/// # Errors
+/// When there is no memory or thread for its writer.
+pub fn open(options: &MemoryOptions) -> Result<Arc<dyn BlockStore>, StoreError> {
+    let limits = Limits {
+        cache_bytes_max: options.cache_bytes_max.min(options.bytes_max),
+        bytes_max: options.bytes_max,
+        free_bytes_min: 0,
+        zstd: options.zstd,
+        queue_bytes_max: options.queue_bytes_max,
+        // What looks at many blocks: scrubs and figures.
+        reads_max: 2,
+    };
+    Ok(Arc::new(LedgerStore::start(Map::default(), Ledger::default(), &limits)?))
+}
+
+/// Values by key. Pins are in the ledger, and nowhere else.
+#[derive(Debug, Default)]
+struct Map {
+    values: RwLock<HashMap<Key, Stored>>,
+    pins: AtomicU64,
+    scrub: Mutex<ScrubNote>,
+}
+
+impl Map {
+    /// A map stays whole even if a thread panicked while it held the lock.
+    fn values(&self) -> RwLockReadGuard<'_, HashMap<Key, Stored>> {
+        self.values.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn values_mut(&self) -> RwLockWriteGuard<'_, HashMap<Key, Stored>> {
+        self.values.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A value in one piece that keeps nothing else alive: a block may be a slice of a larger message.
+fn own(value: &NewValue) -> Result<Stored, StoreError> {
+    Stored::read(Bytes::from(value.pieces.concat())).map_err(StoreError::corrupt)
+}
+
+impl Backing for Map {
+    /// Unpacking a block takes a millisecond at most.
+    const READS_BLOCK: bool = false;
+
+    fn cost(&self, _: &[u8], value_bytes: usize) -> u64 {
+        value_bytes as u64 + OVERHEAD_BYTES
+    }
+
+    /// The bound of the store is what counts.
+    fn free_bytes(&self) -> Result<u64, StoreError> {
+        Ok(u64::MAX)
+    }
+
+    fn write(&self, values: &[NewValue]) -> Vec<Result<(), StoreError>> {
+        let owned: Vec<_> = values.iter().map(own).collect();
+        let mut held = self.values_mut();
+        let insert = |(value, owned): (&NewValue, Result<Stored, StoreError>)| {
+            held.insert(Arc::clone(&value.key), owned?);
+            Ok(())
+        };
+        values.iter().zip(owned).map(insert).collect()
+    }
+
+    fn read(&self, key: &[u8]) -> Result<Option<Stored>, StoreError> {
+        Ok(self.values().get(key).cloned())
+    }
+
+    fn shape(&self, key: &[u8]) -> Result<Option<Shape>, StoreError> {
+        Ok(self.values().get(key).map(Stored::shape))
+    }
+
+    fn delete(&self, key: &[u8]) -> Result<(), StoreError> {
+        self.values_mut().remove(key);
+        Ok(())
+    }
+
+    fn take_pin(&self) -> Result<PinId, StoreError> {
+        Ok(PinId(self.pins.fetch_add(1, Ordering::Relaxed) + 1))
+    }
+
+    fn write_pin(&self, _: &Cid, _: &PinRecord) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn add_members(&self, _: PinId, _: &[(Key, u64)]) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn remove_pin(&self, _: PinId) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn scrub_note(&self) -> ScrubNote {
+        self.scrub.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note_scrub(&self, note: &ScrubNote) {
+        *self.scrub.lock().unwrap_or_else(PoisonError::into_inner) = note.clone();
+    }
+}

@@ -1,0 +1,292 @@
+//! [`BlockStore`]: the seam between what uses the local store and what it is made of.
+//!
+//! Goals: object-safe, so that a setting chooses the store and nobody above knows which it is; exactly what the tiers, pins,
+//! importers and the upkeep need; whatever one store promises, all do, which `tests/suite` shows of each.
+//!
+//! | store | values | index | for |
+//! |---|---|---|---|
+//! | [`crate::Disk`] | segment files | RocksDB | a disk of this machine: any number of blocks |
+//! | [`crate::flat`] | a file each | a ledger in memory, made from the files | a network file system; looking at it with other tools |
+//! | [`crate::memory`] | a map | a ledger in memory | what may be gone with the process |
+//!
+//! Non-goals: tools of one store, such as [`crate::Offline`], which mends RocksDB's index.
+
+use crate::disk::{Figures, Finding, Recompressed, ScrubProgress, ScrubReport, StoreError};
+use crate::pins::{Attempt, PinError, PinSummary};
+use crate::stored::{Shape, Stored};
+use bytes::Bytes;
+use content::{Block, BlockKey, BlockSource, Cid};
+use futures::future::{BoxFuture, FutureExt as _, ready};
+use prometheus_client::metrics::counter::Counter;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::SystemTime;
+
+/// What is asked of every block that is to be evicted: whether somebody has it at hand for readers.
+pub type IsFavoured = Box<dyn Fn(&BlockKey) -> bool + Send + Sync>;
+
+/// Who watches a scrub: shown the progress after each step, with what the step found.
+pub type OnProgress<'a> = &'a mut (dyn FnMut(&ScrubProgress, &[Finding]) + Send);
+
+/// Which pass a scrub makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScrubPass {
+    /// Goes on where a pass was left that did not reach the end.
+    GoOn,
+    /// Begins at the beginning.
+    All,
+}
+
+/// Where blocks are kept between requests: cached ones within a budget, pinned ones until they are unpinned.
+///
+/// A block that turns out damaged when it is read is not there, and is forgotten so that it is fetched again; a member of a
+/// pin comes back as one. Dropping the last handle writes what is queued and closes the store.
+pub trait BlockStore: BlockSource + fmt::Debug {
+    /// Another handle to the same store.
+    fn handle(&self) -> Arc<dyn BlockStore>;
+
+    /// The bytes of a block.
+    ///
+    /// # Errors
+    /// What the disk said.
+    fn find<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Bytes>, StoreError>>;
+
+    /// A block as it is stored.
+    ///
+    /// # Errors
+    /// What the disk said.
+    fn stored<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Stored>, StoreError>>;
+
+    /// The forms that blocks are stored in, in the order of their keys; `None` for one that is not here. No value is read.
+    ///
+    /// # Errors
+    /// What the disk said.
+    fn shapes(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Vec<Option<Shape>>, StoreError>>;
+
+    /// Whether a block is protected by a pin, complete or not.
+    ///
+    /// # Errors
+    /// What the disk said.
+    fn is_pinned<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<bool, StoreError>>;
+
+    /// Every pin, complete or partial.
+    ///
+    /// # Errors
+    /// What the disk said.
+    fn pins(&self) -> BoxFuture<'_, Result<Vec<PinSummary>, StoreError>>;
+
+    /// Shows the binary multihash of each block of a kind, without reading the block. Blocks the thread; holds nothing up.
+    ///
+    /// # Errors
+    /// What the disk said; whatever was shown before is here.
+    fn visit_keys(&self, held: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError>;
+
+    /// Keeps a block for as long as the budget allows. Done when the block has room in the queue, before it is written; until
+    /// then it need not be found here. A write that fails is counted and logged, and the block is gone.
+    fn put_cached(&self, block: Block) -> BoxFuture<'_, ()>;
+
+    /// Counts a block that was to be cached and was not.
+    fn count_dropped_write(&self);
+
+    /// Begins a pin, or goes on with the one that the root has; a `name` replaces the one that it has.
+    ///
+    /// # Errors
+    /// What the disk said.
+    fn begin_pin(&self, root: Cid, name: Option<String>) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>>;
+
+    /// Begins a scaffold: a pin without a root, which protects blocks until it is released or the store is opened again.
+    ///
+    /// # Errors
+    /// What the disk said.
+    fn begin_scaffold(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>>;
+
+    /// Queues a block as a member. Whether it was written, the attempt tells: here before the next member, and when the pin
+    /// is finished.
+    ///
+    /// # Errors
+    /// What became of members before this one, or [`StoreError::Closed`].
+    fn put_member<'a>(&'a self, block: &'a Block, attempt: &'a Arc<Attempt>) -> BoxFuture<'a, Result<(), PinError>>;
+
+    /// Queues a block that is here, and that nobody needs to read, as a member. A store that has to read it does.
+    ///
+    /// # Errors
+    /// The same; here or later, that the block is not here.
+    fn put_held_member<'a>(&'a self, cid: Cid, attempt: &'a Arc<Attempt>) -> BoxFuture<'a, Result<(), PinError>> {
+        let read = self.get(&cid);
+        async move {
+            let block = read.await.map_err(PinError::unread)?;
+            self.put_member(&block, attempt).await
+        }
+        .boxed()
+    }
+
+    /// Marks a pin complete, if all of its members were written. It is on the disk when this is done.
+    ///
+    /// # Errors
+    /// [`PinError`]; blocks written before stay protected, as a partial pin.
+    fn finish_pin(&self, attempt: Arc<Attempt>) -> BoxFuture<'_, Result<PinSummary, PinError>>;
+
+    /// Removes a pin and says whether there was one. That is on the disk when this is done; the blocks that no other pin
+    /// has are deleted soon after, but for those that readers have in memory, which become the newest of the cache.
+    ///
+    /// # Errors
+    /// What the disk said.
+    fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>>;
+
+    /// Lets go of a scaffold, soon. If the store is closed already, that happens when it is opened again.
+    fn release(&self, scaffold: &Attempt);
+
+    /// Done when everything that was asked for before has been written, what is pinned has been synced, the members of
+    /// removed pins have been let go, and their space has been given back.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`], or what the disk said to the sync.
+    fn flush(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Gives back what space there is to be had. May take a while, during which the store works.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`], or what the disk said.
+    fn compact(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Writes what is queued, syncs and ends writing. Reads go on; later writes are refused.
+    ///
+    /// # Errors
+    /// What the disk said to the sync. Closing twice is no error.
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Asks this of every block that is to be evicted, and keeps those for which it is true within reason: blocks that
+    /// readers have in memory are not read from here, and would go first. Only the first who wants to be asked is.
+    fn favour(&self, is_favoured: IsFavoured);
+
+    /// What the store holds, by kind and form.
+    ///
+    /// # Errors
+    /// What the disk said.
+    fn figures(&self) -> BoxFuture<'_, Result<Figures, StoreError>>;
+
+    /// The figures of its work, for a reader that must not keep the store open.
+    fn live_stats(&self) -> Arc<Stats>;
+
+    /// This moment's figures.
+    fn stats(&self) -> StoreStats {
+        self.live_stats().now()
+    }
+
+    /// Checks every value that is here now, at so many bytes a second or as fast as it goes, and forgets what is damaged. Dropping the future interrupts the pass.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`], or what the disk said of the index; damaged values are no errors.
+    fn scrub<'a>(
+        &'a self,
+        pass: ScrubPass,
+        bytes_per_second: Option<u64>,
+        on_progress: OnProgress<'a>,
+    ) -> BoxFuture<'a, Result<ScrubReport, StoreError>>;
+
+    /// When a pass last reached the end, if one has.
+    ///
+    /// # Errors
+    /// What the disk said.
+    fn scrubbed_at(&self) -> BoxFuture<'_, Result<Option<SystemTime>, StoreError>>;
+
+    /// Tries a level of zstd on every pinned value that was not tried at it before, at so many bytes a second or as fast as it
+    /// goes, and replaces those that become smaller by enough. A store that leaves values as they are has nothing to do.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`], or what the disk said of the index.
+    fn recompress_pinned(
+        &self,
+        level: u8,
+        bytes_per_second: Option<u64>,
+    ) -> BoxFuture<'_, Result<Recompressed, StoreError>> {
+        let _ = (level, bytes_per_second);
+        ready(Ok(Recompressed::default())).boxed()
+    }
+}
+
+/// Some of what a store holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// The roots of the pins that are complete.
+    Roots,
+    /// Every block that a pin protects, complete or not.
+    Pinned,
+    /// Every block.
+    All,
+}
+
+/// A moment's figures of a store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreStats {
+    /// What blocks that may be evicted take, in bytes.
+    pub cached_bytes: u64,
+    /// What pinned blocks take, in bytes, with what is still to be collected.
+    pub pinned_bytes: u64,
+    /// Blocks of both kinds.
+    pub blocks: u64,
+    /// Blocks evicted since the store was opened.
+    pub evicted_blocks: u64,
+    /// Bytes evicted since the store was opened.
+    pub evicted_bytes: u64,
+    /// Blocks that were to be cached and were not.
+    pub dropped_writes: u64,
+    /// Writes that the disk refused.
+    pub write_errors: u64,
+    /// Blocks found damaged and forgotten.
+    pub corrupt_blocks: u64,
+    /// Blocks that a scrub checked since the store was opened.
+    pub scrubbed_blocks: u64,
+    /// Their bytes on the disk.
+    pub scrubbed_bytes: u64,
+    /// Scrubs that reached the end since then.
+    pub scrub_passes: u64,
+    /// Pins that the last of these found to lack blocks.
+    pub lacking_pins: u64,
+    /// Bytes on the disk that recompressing pinned blocks saved since then.
+    pub recompressed_saved_bytes: u64,
+    /// The disk refused what was last written: it serves, and stores nothing until it recovers.
+    pub degraded: bool,
+}
+
+/// Where a store leaves its figures while it works.
+#[derive(Debug, Default)]
+pub struct Stats {
+    pub(crate) cached_bytes: AtomicU64,
+    pub(crate) pinned_bytes: AtomicU64,
+    pub(crate) blocks: AtomicU64,
+    pub(crate) evicted_blocks: Counter,
+    pub(crate) evicted_bytes: Counter,
+    pub(crate) dropped_writes: Counter,
+    pub(crate) write_errors: Counter,
+    pub(crate) corrupt_blocks: Counter,
+    pub(crate) scrubbed_blocks: Counter,
+    pub(crate) scrubbed_bytes: Counter,
+    pub(crate) scrub_passes: Counter,
+    pub(crate) lacking_pins: AtomicU64,
+    pub(crate) recompressed_saved_bytes: Counter,
+    pub(crate) degraded: AtomicBool,
+}
+
+impl Stats {
+    /// This moment's figures.
+    pub fn now(&self) -> StoreStats {
+        StoreStats {
+            cached_bytes: self.cached_bytes.load(Ordering::Relaxed),
+            pinned_bytes: self.pinned_bytes.load(Ordering::Relaxed),
+            blocks: self.blocks.load(Ordering::Relaxed),
+            evicted_blocks: self.evicted_blocks.get(),
+            evicted_bytes: self.evicted_bytes.get(),
+            dropped_writes: self.dropped_writes.get(),
+            write_errors: self.write_errors.get(),
+            corrupt_blocks: self.corrupt_blocks.get(),
+            scrubbed_blocks: self.scrubbed_blocks.get(),
+            scrubbed_bytes: self.scrubbed_bytes.get(),
+            scrub_passes: self.scrub_passes.get(),
+            recompressed_saved_bytes: self.recompressed_saved_bytes.get(),
+            lacking_pins: self.lacking_pins.load(Ordering::Relaxed),
+            degraded: self.degraded.load(Ordering::Relaxed),
+        }
+    }
+}

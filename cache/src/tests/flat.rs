@@ -1,0 +1,242 @@
+//! What only a store of files has to show; the rest is in [`super::suite`].
+
+use super::suite::{Home, Kind, Setup};
+use super::{key, noisy, supply};
+use crate::flat::offline::Offline;
+use crate::{Fault, PinError, PinState, StoreError};
+use content::Block;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn blocks(seeds: std::ops::Range<u64>) -> Vec<Block> {
+    seeds.map(|seed| noisy(seed, 5_000)).collect()
+}
+
+fn home() -> Home {
+    Home::new(Kind::Flat)
+}
+
+/// The file of a block.
+fn file(home: &Home, block: &Block) -> PathBuf {
+    let name = cid::multibase::Base::Base32Lower.encode(key(block).to_bytes());
+    home.dir.path().join("blocks").join(&name[name.len() - 3..name.len() - 1]).join(name)
+}
+
+/// Every file below a folder but locks, with its length.
+fn files(dir: &Path) -> Vec<(PathBuf, u64)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).expect("lists") {
+        let path = entry.expect("lists").path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            let bytes = path.metadata().expect("is there").len();
+            found.push((path, bytes));
+        }
+    }
+    found.sort();
+    found
+}
+
+#[tokio::test]
+async fn a_block_is_a_file_where_its_name_says() {
+    let home = home();
+    let store = home.open(Setup::default()).await;
+    let blocks = blocks(0..10);
+    store.cache(&blocks).await;
+    for block in &blocks {
+        let bytes = fs::read(file(&home, block)).expect("is there");
+        assert_eq!(bytes.len(), 10 + 34 + 5 + 5_000);
+        assert!(bytes.ends_with(block.data()));
+    }
+    let found = files(&home.dir.path().join("blocks"));
+    assert_eq!(found.len(), 10, "{found:?}");
+}
+
+#[tokio::test]
+async fn a_newer_schema_is_refused_and_nothing_is_changed() {
+    let home = home();
+    home.open(Setup::default()).await.shut().await;
+    let schema = home.dir.path().join("schema");
+    let written = fs::read_to_string(&schema).expect("reads");
+    fs::write(&schema, "2\n").expect("writes");
+    fs::create_dir_all(home.dir.path().join("blocks/aa")).expect("creates");
+    fs::write(home.dir.path().join("blocks/aa/.new-1-1"), "of a later release").expect("writes");
+    let before = files(home.dir.path());
+    let error = home.try_open(Setup::default()).map(drop).expect_err("newer");
+    assert!(matches!(error, StoreError::NewerSchema { found: 2, known: 1, .. }), "{error}");
+    assert_eq!(files(home.dir.path()), before);
+    fs::write(&schema, "none").expect("writes");
+    assert!(matches!(home.try_open(Setup::default()).map(drop), Err(StoreError::Corrupt(_))));
+    fs::write(&schema, written).expect("writes");
+    drop(home.open(Setup::default()).await);
+}
+
+#[tokio::test]
+async fn files_that_vanish_are_not_held_and_come_back() {
+    let home = home();
+    let store = home.open(Setup::default()).await;
+    let blocks = blocks(0..10);
+    store.pin_recursive(*blocks[0].cid(), None, supply(&blocks[..5])).await.expect("pins");
+    store.cache(&blocks).await;
+    for block in [&blocks[1], &blocks[7]] {
+        fs::remove_file(file(&home, block)).expect("deletes");
+        assert!(!store.holds(block).await);
+    }
+    store.flush().await.expect("flushes");
+    assert_eq!(store.stats().blocks, 8);
+    assert_eq!(store.has(blocks[1].cid()).await, Ok(false));
+    store.cache(&blocks).await;
+    assert!(store.holds_all(&blocks).await);
+    assert!(store.is_pinned(&key(&blocks[1])).await.expect("reads"));
+    // All of it at once, as when what it is on is not there any more.
+    fs::rename(home.dir.path().join("blocks"), home.dir.path().join("away")).expect("renames");
+    assert!(!store.holds(&blocks[2]).await);
+    fs::rename(home.dir.path().join("away"), home.dir.path().join("blocks")).expect("renames");
+    assert!(store.holds(&blocks[3]).await);
+}
+
+#[tokio::test]
+async fn what_was_left_unfinished_is_taken_away_and_foreign_files_are_left_alone() {
+    let home = home();
+    let store = home.open(Setup::default()).await;
+    let blocks = blocks(0..3);
+    store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
+    store.shut().await;
+    let dir = home.dir.path();
+    let folder = file(&home, &blocks[0]).parent().expect("a folder").to_owned();
+    let leftovers = [folder.join(".new-7-1"), dir.join("pins/.new-7-2"), dir.join("pins/00000000000000ff.members")];
+    let foreign = [folder.join("README"), dir.join("blocks/notes.txt"), dir.join("pins/x.pin"), folder.join("mfrgg")];
+    for path in leftovers.iter().chain(&foreign) {
+        fs::write(path, "something").expect("writes");
+    }
+    // Power was lost before any of it was on the disk.
+    let empty = file(&home, &noisy(99, 5_000));
+    fs::create_dir_all(empty.parent().expect("a folder")).expect("creates");
+    fs::write(&empty, "").expect("writes");
+    // To look at it changes nothing.
+    let before = files(dir);
+    let looked = Offline::open(dir).expect("opens");
+    assert_eq!(looked.figures().expect("reads").all().blocks, 3);
+    assert!(looked.check(|_, _| ()).is_clean());
+    drop(looked);
+    assert_eq!(files(dir), before);
+    let store = home.open(Setup::default()).await;
+    assert_eq!(store.stats().blocks, 3);
+    assert!(leftovers.iter().chain([&empty]).all(|path| !path.exists()));
+    assert!(foreign.iter().all(|path| path.exists()));
+}
+
+#[tokio::test]
+async fn a_list_of_members_that_was_cut_off_is_good_up_to_there() {
+    let home = home();
+    let store = home.open(Setup::default()).await;
+    let blocks = blocks(0..10);
+    let failing = futures::StreamExt::chain(
+        supply(&blocks[..6]),
+        futures::stream::iter([Err(std::io::Error::other("the peer left"))]),
+    );
+    store.pin_recursive(*blocks[0].cid(), None, failing).await.expect_err("fails");
+    store.shut().await;
+    let list = home.dir.path().join("pins/0000000000000001.members");
+    let bytes = fs::read(&list).expect("reads");
+    fs::write(&list, [&bytes[..4 * bytes.len() / 6 + 9], &[0; 100]].concat()).expect("writes");
+    let store = home.open(Setup::default()).await;
+    assert_eq!(store.pins().await.expect("lists")[0].blocks, 4);
+    assert!(!store.is_pinned(&key(&blocks[4])).await.expect("reads") && store.holds(&blocks[4]).await);
+    let pin = store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
+    assert_eq!((pin.state, pin.blocks), (PinState::Complete, 10));
+    store.shut().await;
+    // One that was acknowledged: what is missing cannot be named, so the pin is not complete any more.
+    let bytes = fs::read(&list).expect("reads");
+    fs::write(&list, &bytes[..bytes.len() / 2]).expect("writes");
+    let store = home.open(Setup::default()).await;
+    assert_eq!(store.pins().await.expect("lists")[0].state, PinState::Partial);
+    assert_eq!(store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins").blocks, 10);
+}
+
+#[tokio::test]
+async fn a_damaged_pin_is_no_reason_to_let_go_of_its_blocks() {
+    let home = home();
+    let store = home.open(Setup::default()).await;
+    let blocks = blocks(0..3);
+    store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
+    store.shut().await;
+    let header = home.dir.path().join("pins/0000000000000001.pin");
+    let mut bytes = fs::read(&header).expect("reads");
+    bytes[20] ^= 1;
+    fs::write(&header, bytes).expect("writes");
+    let error = home.try_open(Setup::default()).map(drop).expect_err("damaged");
+    assert!(matches!(error, StoreError::Corrupt(_)) && error.to_string().contains("0000000000000001.pin"), "{error}");
+    fs::remove_file(header).expect("moves it away");
+    let store = home.open(Setup::default()).await;
+    assert_eq!((store.stats().blocks, store.stats().pinned_bytes), (3, 0));
+}
+
+#[tokio::test]
+async fn what_may_be_older_than_its_pin_is_written_again() {
+    let home = home();
+    let store = home.open(Setup::default()).await;
+    let blocks = blocks(0..4);
+    // The first is cached before it is pinned; the second is in a pin that was never acknowledged.
+    store.cache(&blocks[..1]).await;
+    store.pin_recursive(*blocks[3].cid(), None, supply(&blocks[1..2])).await.expect_err("has no root");
+    store.shut().await;
+    blocks[..2].iter().for_each(|block| home.damage(block));
+    let store = home.open(Setup::default()).await;
+    store.pin_recursive(*blocks[0].cid(), None, supply(&blocks[..2])).await.expect("pins");
+    assert!(store.holds_all(&blocks[..2]).await);
+    assert_eq!(store.stats().corrupt_blocks, 0);
+}
+
+#[tokio::test]
+async fn a_disk_that_refuses_writes_still_reads_and_recovers() {
+    let home = home();
+    let store = home.open(Setup::default()).await;
+    let blocks = blocks(0..4);
+    store.cache(&blocks[..1]).await;
+    // Nothing can be made in the folders of the others.
+    let away: Vec<_> =
+        blocks[1..3].iter().map(|block| file(&home, block).parent().expect("a folder").to_owned()).collect();
+    for folder in &away {
+        assert!(!folder.exists(), "no two of these blocks share a folder");
+        fs::write(folder, "in the way").expect("writes");
+    }
+    store.put_cached(blocks[1].clone()).await;
+    let pinned = store.pin_recursive(*blocks[2].cid(), None, supply(&blocks[2..3])).await;
+    assert!(matches!(pinned, Err(PinError::Store(StoreError::Io(_)))), "{pinned:?}");
+    let stats = store.stats();
+    assert!(stats.dropped_writes == 1 && stats.write_errors >= 1 && stats.degraded, "{stats:?}");
+    assert!(store.holds(&blocks[0]).await && !store.holds(&blocks[1]).await);
+    for folder in &away {
+        fs::remove_file(folder).expect("deletes");
+    }
+    store.cache(&blocks).await;
+    assert!(store.holds_all(&blocks).await && !store.stats().degraded);
+    store.pin_recursive(*blocks[2].cid(), None, supply(&blocks[2..3])).await.expect("pins");
+}
+
+#[tokio::test]
+async fn a_look_at_a_store_tells_what_is_wrong_with_it() {
+    let home = home();
+    assert!(matches!(Offline::open(home.dir.path()), Err(StoreError::Missing { .. })));
+    let store = home.open(Setup::default()).await;
+    let blocks = blocks(0..10);
+    store.pin_recursive(*blocks[0].cid(), Some("mine".to_owned()), supply(&blocks[..5])).await.expect("pins");
+    store.cache(&blocks).await;
+    assert!(matches!(Offline::open(home.dir.path()), Err(StoreError::InUse { .. })));
+    store.shut().await;
+    home.damage(&blocks[2]);
+    home.damage(&blocks[8]);
+    fs::remove_file(file(&home, &blocks[3])).expect("deletes");
+    let looked = Offline::open(home.dir.path()).expect("opens");
+    let figures = looked.figures().expect("reads");
+    assert_eq!((figures.pinned.blocks, figures.cached.blocks, figures.pins), (4, 5, 1));
+    let mut found = Vec::new();
+    let report = looked.check(|_, findings| found.extend_from_slice(findings));
+    assert_eq!((report.progress.blocks, report.progress.damaged, found.len()), (9, 2, 2));
+    assert!(found.iter().all(|finding| finding.fault == Fault::Damaged));
+    assert_eq!((report.lacking.len(), report.lacking[0].missing, report.lacking[0].blocks), (1, 2, 5));
+    assert_eq!(report.lacking[0].name.as_deref(), Some("mine"));
+    assert!(!report.is_clean());
+}

@@ -1,0 +1,191 @@
+use crate::ledger::{Held, Key, Ledger};
+use crate::pins::{PinId, PinRecord};
+use crate::stored::Shape;
+use content::Cid;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+fn name(n: u8) -> Key {
+    Key::from(vec![n])
+}
+
+fn held(bytes: u64) -> Held {
+    Held { bytes, shape: None, durable: false }
+}
+
+fn root(n: u8) -> Cid {
+    *super::raw(vec![n]).cid()
+}
+
+fn keys(ledger: &Ledger) -> BTreeSet<u8> {
+    ledger.keys().map(|(key, ..)| key[0]).collect()
+}
+
+fn nobody(_: &[u8]) -> bool {
+    false
+}
+
+#[test]
+fn the_oldest_goes_first_and_what_is_wanted_becomes_the_newest() {
+    let mut ledger = Ledger::default();
+    (1..=6).for_each(|n| ledger.put(&name(n), held(10)));
+    assert!(ledger.touch(&[1]) && !ledger.touch(&[9]));
+    let gone = ledger.evict(40, 100, |key| key == [2]);
+    assert_eq!(gone, [(name(3), 10), (name(4), 10)]);
+    assert_eq!((ledger.cached_bytes(), ledger.count()), (40, 4));
+    // The chance was the second and not a third.
+    assert_eq!(ledger.evict(20, 100, nobody), [(name(5), 10), (name(6), 10)]);
+    assert_eq!(ledger.evict(0, 100, nobody), [(name(1), 10), (name(2), 10)]);
+    assert_eq!(ledger.evict(0, 100, nobody), []);
+}
+
+#[test]
+fn eviction_gets_on_whatever_is_wanted_and_looks_at_so_many() {
+    let mut ledger = Ledger::default();
+    (0..100).for_each(|n| ledger.put(&name(n), held(10)));
+    assert_eq!(ledger.evict(500, 10, |_| true), [], "all that it looked at were spared");
+    let mut gone = 0;
+    for _ in 0..20 {
+        gone += ledger.evict(500, 10, |_| true).len();
+    }
+    assert_eq!((gone, ledger.cached_bytes()), (50, 500));
+    // From now on as much is spared as goes.
+    ledger.put(&name(200), held(10));
+    assert_eq!(ledger.evict(500, 10, |_| true).len(), 1);
+}
+
+#[test]
+fn what_a_pin_has_is_counted_for_each_and_stays() {
+    let mut ledger = Ledger::default();
+    let (first, second, scaffold) = (PinId(1), PinId(2), PinId(3));
+    ledger.set_pin(Some(root(1)), PinRecord::new(first, Some("one".to_owned())));
+    ledger.set_pin(Some(root(2)), PinRecord::new(second, None));
+    ledger.set_pin(None, PinRecord::new(scaffold, None));
+    (1..=4).for_each(|n| ledger.put(&name(n), held(10)));
+    assert!(ledger.add_member(first, &name(1), 7) && !ledger.add_member(first, &name(1), 7));
+    assert!(ledger.add_member(second, &name(1), 7) && ledger.add_member(second, &name(2), 7));
+    assert!(ledger.add_member(scaffold, &name(3), 7) && !ledger.add_member(PinId(9), &name(4), 7));
+    assert_eq!((ledger.cached_bytes(), ledger.pinned_bytes()), (10, 30));
+    assert_eq!(ledger.evict(0, 100, nobody), [(name(4), 10)]);
+    let counts = |ledger: &Ledger| -> Vec<_> {
+        ledger
+            .summaries()
+            .into_iter()
+            .map(|pin| (pin.id, pin.blocks, pin.bytes))
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect()
+    };
+    assert_eq!(counts(&ledger), [(1, 1, 7), (2, 2, 14)], "a scaffold is not listed");
+    ledger.remove_pin(second);
+    ledger.remove_pin(scaffold);
+    assert_eq!((ledger.pin_of(&root(2)), ledger.pin_of(&root(1))), (None, Some(first)));
+    let mut gone: Vec<_> =
+        std::iter::from_fn(|| ledger.is_leaving().then(|| ledger.let_go(1, nobody))).flatten().collect();
+    gone.sort();
+    assert_eq!(gone, [name(2), name(3)]);
+    assert_eq!((keys(&ledger), ledger.pinned_bytes(), ledger.count()), (BTreeSet::from([1]), 10, 1));
+    ledger.remove_pin(first);
+    assert_eq!(ledger.let_go(100, |_| true), [] as [Key; 0], "it is wanted");
+    assert_eq!((ledger.cached_bytes(), ledger.pinned_bytes(), ledger.is_leaving()), (10, 0, false));
+}
+
+#[test]
+fn a_member_that_is_lost_is_lacked_and_comes_back_as_one() {
+    let mut ledger = Ledger::default();
+    ledger.set_pin(Some(root(1)), PinRecord::new(PinId(1), None));
+    ledger.put(&name(1), Held { durable: true, ..held(10) });
+    ledger.add_member(PinId(1), &name(1), 7);
+    ledger.add_member(PinId(1), &name(2), 7);
+    assert_eq!(ledger.lacking(&HashSet::new())[0].missing, 1);
+    assert_eq!(ledger.lacking(&HashSet::from([name(1)]))[0].missing, 2);
+    assert!(ledger.lose(&[1]) && !ledger.lose(&[1]));
+    assert!(ledger.has_pin(&[1]) && ledger.held(&[1]).is_none() && !ledger.touch(&[1]));
+    [1, 2].iter().for_each(|n| ledger.put(&name(*n), held(20)));
+    let shape = Shape::Raw { block_bytes: 7 };
+    ledger.learn(&[1], shape);
+    ledger.mark_durable(&[1]);
+    assert_eq!(ledger.held(&[1]), Some(Held { bytes: 20, shape: Some(shape), durable: true }));
+    assert_eq!((ledger.lacking(&HashSet::new()), ledger.pinned_bytes()), (Vec::new(), 40));
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Put(u8, u64),
+    Lose(u8),
+    Touch(u8),
+    Evict(u64),
+    Pin(u64),
+    Add(u64, u8),
+    Remove(u64),
+    LetGo(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..20_u8, 1..50_u64).prop_map(|(n, bytes)| Step::Put(n, bytes)),
+        1 => (0..20_u8).prop_map(Step::Lose),
+        2 => (0..20_u8).prop_map(Step::Touch),
+        2 => (0..300_u64).prop_map(Step::Evict),
+        1 => (0..5_u64).prop_map(Step::Pin),
+        4 => (0..5_u64, 0..20_u8).prop_map(|(pin, n)| Step::Add(pin, n)),
+        1 => (0..5_u64).prop_map(Step::Remove),
+        2 => (0..9_usize).prop_map(Step::LetGo),
+    ]
+}
+
+proptest! {
+    /// The model has who is held, and which pin has whom.
+    #[test]
+    fn sums_and_protection_are_right_after_anything(steps in proptest::collection::vec(step(), 0..80)) {
+        let (mut ledger, mut blocks) = (Ledger::default(), BTreeMap::<u8, u64>::new());
+        let mut pins: BTreeMap<u64, BTreeSet<u8>> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Put(n, bytes) => {
+                    ledger.put(&name(n), held(bytes));
+                    blocks.insert(n, bytes);
+                }
+                Step::Lose(n) => prop_assert_eq!(ledger.lose(&[n]), blocks.remove(&n).is_some()),
+                Step::Touch(n) => prop_assert_eq!(ledger.touch(&[n]), blocks.contains_key(&n)),
+                Step::Evict(target) => {
+                    for (key, bytes) in ledger.evict(target, 1_000, nobody) {
+                        prop_assert!(!pins.values().any(|members| members.contains(&key[0])), "it is pinned");
+                        prop_assert_eq!(blocks.remove(&key[0]), Some(bytes));
+                    }
+                    prop_assert!(ledger.cached_bytes() <= target);
+                }
+                Step::Pin(pin) => {
+                    ledger.set_pin(None, PinRecord::new(PinId(pin), None));
+                    pins.entry(pin).or_default();
+                }
+                Step::Add(pin, n) => {
+                    let news = pins.get_mut(&pin).is_some_and(|members| members.insert(n));
+                    prop_assert_eq!(ledger.add_member(PinId(pin), &name(n), 1), news);
+                }
+                Step::Remove(pin) => {
+                    ledger.remove_pin(PinId(pin));
+                    pins.remove(&pin);
+                }
+                Step::LetGo(members_max) => {
+                    for key in ledger.let_go(members_max, nobody) {
+                        blocks.remove(&key[0]);
+                    }
+                }
+            }
+            prop_assert_eq!(keys(&ledger), blocks.keys().copied().collect::<BTreeSet<_>>());
+            prop_assert_eq!(ledger.count(), blocks.len() as u64);
+            prop_assert_eq!(ledger.cached_bytes() + ledger.pinned_bytes(), blocks.values().sum::<u64>());
+            for n in pins.values().flatten() {
+                prop_assert!(ledger.has_pin(&[*n]));
+            }
+        }
+        while ledger.is_leaving() {
+            ledger.let_go(7, nobody);
+        }
+        let pinned: BTreeSet<u8> = pins.values().flatten().copied().collect();
+        let kept: u64 = blocks.iter().filter(|(n, _)| pinned.contains(n)).map(|(_, bytes)| bytes).sum();
+        prop_assert_eq!(ledger.pinned_bytes(), kept);
+        prop_assert!((0..20).all(|n| ledger.has_pin(&[n]) == pinned.contains(&n)));
+    }
+}

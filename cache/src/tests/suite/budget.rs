@@ -1,0 +1,94 @@
+use super::super::{key, noisy, supply};
+use super::{Home, Setup, on_every_store};
+use crate::{PinError, StoreError};
+
+on_every_store!(
+    eviction_takes_the_oldest_and_keeps_to_the_budget,
+    what_is_read_again_and_what_readers_have_in_memory_is_kept_longest,
+    a_cache_of_which_everything_is_wanted_still_keeps_to_its_budget,
+    a_full_file_system_shrinks_the_cache_and_then_stores_nothing,
+);
+
+async fn eviction_takes_the_oldest_and_keeps_to_the_budget(home: Home) {
+    let cost = home.cost(10_000);
+    let store = home.open_for(10 * cost).await;
+    let blocks: Vec<_> = (0..100).map(|seed| noisy(seed, 10_000)).collect();
+    for block in &blocks {
+        store.cache(std::slice::from_ref(block)).await;
+        assert!(store.stats().cached_bytes <= 10 * cost);
+    }
+    store.settle().await;
+    let stats = store.stats();
+    assert_eq!(stats.blocks + stats.evicted_blocks, 100);
+    assert_eq!(stats.cached_bytes + stats.evicted_bytes, 100 * cost);
+    assert!(stats.blocks >= 8, "no more goes than has to: {stats:?}");
+    for (i, block) in blocks.iter().enumerate() {
+        assert_eq!(store.has(block.cid()).await, Ok(i as u64 >= stats.evicted_blocks), "{i}");
+    }
+    store.shut().await;
+    if home.lasts() {
+        // A smaller budget takes effect when the store is opened.
+        let store = home.open_for(2 * cost).await;
+        store.settle().await;
+        assert!((1..=2).contains(&store.stats().blocks));
+        // Age outlives the process as far as the file system's clock tells.
+        assert!(!store.holds(&blocks[50]).await);
+    }
+}
+
+async fn what_is_read_again_and_what_readers_have_in_memory_is_kept_longest(home: Home) {
+    let store = home.open_for(100 * home.cost(10_000)).await;
+    let (read, favoured) = (noisy(1, 10_000), noisy(2, 10_000));
+    let favourite = key(&favoured);
+    store.favour(Box::new(move |key| *key == favourite));
+    store.cache(&[read.clone(), favoured.clone(), noisy(3, 10_000)]).await;
+    for seed in 100..500 {
+        assert!(store.holds(&read).await, "{seed}");
+        store.cache(&[noisy(seed, 10_000)]).await;
+    }
+    assert!(store.holds(&favoured).await);
+    assert!(!store.holds(&noisy(3, 10_000)).await);
+    store.settle().await;
+}
+
+async fn a_cache_of_which_everything_is_wanted_still_keeps_to_its_budget(home: Home) {
+    let budget = 30 * home.cost(10_000);
+    let store = home.open_for(budget).await;
+    store.favour(Box::new(|_| true));
+    for seed in 0..200 {
+        store.cache(&[noisy(seed, 10_000)]).await;
+        assert!(store.stats().cached_bytes <= budget);
+    }
+    // Of tiny blocks what is around them costs more than the values.
+    let tiny: Vec<_> = (1_000..3_000).map(|seed| noisy(seed, 20)).collect();
+    store.cache(&tiny).await;
+    assert!(store.stats().cached_bytes <= budget);
+    store.settle().await;
+}
+
+async fn a_full_file_system_shrinks_the_cache_and_then_stores_nothing(home: Home) {
+    if !home.lasts() {
+        return;
+    }
+    let blocks: Vec<_> = (0..20).map(|seed| noisy(seed, 10_000)).collect();
+    let store = home.open(Setup::default()).await;
+    store.cache(&blocks[..10]).await;
+    store.pin_recursive(*blocks[10].cid(), None, supply(&blocks[10..11])).await.expect("pins");
+    store.shut().await;
+    let store = home.open(Setup { free_bytes_min: u64::MAX / 2, ..Setup::default() }).await;
+    store.put_cached(blocks[11].clone()).await;
+    let pinned = store.pin_recursive(*blocks[12].cid(), None, supply(&blocks[12..13])).await;
+    assert!(matches!(pinned, Err(PinError::Store(StoreError::Full { .. }))), "{pinned:?}");
+    store.flush().await.expect("flushes");
+    assert!(store.stats().degraded);
+    assert_eq!((store.stats().blocks, store.stats().cached_bytes), (1, 0), "only the pin is left");
+    assert!(store.stats().dropped_writes > 0 && store.stats().write_errors > 0);
+    assert!(store.holds(&blocks[10]).await, "it serves");
+    store.settle().await;
+    store.shut().await;
+    let store = home.open(Setup::default()).await;
+    store.cache(&blocks).await;
+    assert_eq!(store.stats().blocks, 20);
+    assert!(!store.stats().degraded);
+    store.settle().await;
+}

@@ -1,0 +1,227 @@
+//! What a [`BlockStore`] owes everybody above it, shown of every store there is.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`blocks`] | what is put is found; what is damaged is not; opening and closing |
+//! | [`budget`] | what goes first, and how much stays |
+//! | [`pins`] | what stays |
+//! | [`upkeep`] | the scrub |
+//! | [`histories`] | anything in any order, against a model |
+//!
+//! What only one store has to show is told beside it: [`super::disk`], [`super::flat`], [`super::memory`].
+
+mod blocks;
+mod budget;
+mod histories;
+mod pins;
+mod upkeep;
+
+use super::audit::audit;
+use crate::disk::schema::ROW_OVERHEAD_BYTES;
+use crate::flat::{self, FlatOptions};
+use crate::memory::{self, MemoryOptions};
+use crate::{BlockStore, Disk, DiskOptions, StoreError};
+use content::{Block, SourceError};
+use std::fs;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Runs tests, which are given a [`Home`], on every store.
+macro_rules! on_every_store {
+    ($($test:ident),* $(,)?) => {
+        mod rocksdb {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn $test() {
+                super::$test($crate::tests::suite::Home::new($crate::tests::suite::Kind::Rocksdb)).await;
+            })*
+        }
+
+        mod flat {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn $test() {
+                super::$test($crate::tests::suite::Home::new($crate::tests::suite::Kind::Flat)).await;
+            })*
+        }
+
+        mod memory {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn $test() {
+                super::$test($crate::tests::suite::Home::new($crate::tests::suite::Kind::Memory)).await;
+            })*
+        }
+    };
+}
+use on_every_store;
+
+/// The stores there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Rocksdb,
+    Flat,
+    Memory,
+}
+
+/// How a store is to be run.
+#[derive(Debug, Clone)]
+pub(super) struct Setup {
+    pub(super) cache_bytes_max: u64,
+    pub(super) free_bytes_min: u64,
+    pub(super) queue_bytes_max: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { cache_bytes_max: 1 << 30, free_bytes_min: 1 << 20, queue_bytes_max: 16 << 20 }
+    }
+}
+
+/// Where a store lies, and of which kind it is.
+pub(super) struct Home {
+    pub(super) kind: Kind,
+    pub(super) dir: TempDir,
+}
+
+/// A store of any kind.
+pub(super) struct Opened {
+    pub(super) store: Arc<dyn BlockStore>,
+    disk: Option<Disk>,
+}
+
+impl Deref for Opened {
+    type Target = dyn BlockStore;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.store
+    }
+}
+
+impl Home {
+    pub(super) fn new(kind: Kind) -> Self {
+        Self { kind, dir: tempfile::tempdir().expect("a directory") }
+    }
+
+    /// Opens the store with room for so many bytes of cached blocks.
+    pub(super) async fn open_for(&self, cache_bytes_max: u64) -> Opened {
+        self.open(Setup { cache_bytes_max, ..Setup::default() }).await
+    }
+
+    /// Opens the store as soon as its former handle is gone everywhere: a read that nobody waits for any more may hold it for
+    /// a moment longer than the test does.
+    pub(super) async fn open(&self, setup: Setup) -> Opened {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            match self.try_open(setup.clone()) {
+                Err(StoreError::InUse { .. }) if Instant::now() < deadline => tokio::task::yield_now().await,
+                opened => return opened.expect("opens"),
+            }
+        }
+    }
+
+    pub(super) fn try_open(&self, setup: Setup) -> Result<Opened, StoreError> {
+        open(self.kind, self.dir.path(), setup)
+    }
+
+    /// Whether the store outlives its process.
+    pub(super) fn lasts(&self) -> bool {
+        self.kind != Kind::Memory
+    }
+
+    /// What a block takes that does not compress.
+    pub(super) fn cost(&self, block_bytes: u64) -> u64 {
+        let record = 10 + 34 + 5 + block_bytes;
+        match self.kind {
+            Kind::Rocksdb => record + ROW_OVERHEAD_BYTES,
+            Kind::Flat => record.next_multiple_of(4096) + 512,
+            Kind::Memory => 5 + block_bytes + 512,
+        }
+    }
+
+    /// Flips one bit of where a block lies that does not compress.
+    pub(super) fn damage(&self, block: &Block) {
+        let sample = &block.data()[..block.data().len().min(64)];
+        let mut files = Vec::new();
+        collect(self.dir.path(), &mut files);
+        for path in files {
+            let mut bytes = fs::read(&path).expect("reads");
+            if let Some(at) = bytes.windows(sample.len()).position(|window| window == sample) {
+                bytes[at + block.data().len() / 2] ^= 1;
+                fs::write(&path, bytes).expect("writes");
+                return;
+            }
+        }
+        panic!("the block is in no file");
+    }
+}
+
+/// Opens a store.
+pub(super) fn open(kind: Kind, dir: &Path, setup: Setup) -> Result<Opened, StoreError> {
+    let Setup { cache_bytes_max, free_bytes_min, queue_bytes_max } = setup;
+    let (store, disk): (Arc<dyn BlockStore>, _) = match kind {
+        Kind::Rocksdb => {
+            let options = DiskOptions { cache_bytes_max, free_bytes_min, queue_bytes_max, ..DiskOptions::default() };
+            let disk = Disk::open(dir, options)?;
+            (disk.handle(), Some(disk))
+        }
+        Kind::Flat => {
+            let options = FlatOptions { cache_bytes_max, free_bytes_min, queue_bytes_max, ..FlatOptions::default() };
+            (flat::open(dir, &options)?, None)
+        }
+        Kind::Memory => {
+            let options = MemoryOptions { cache_bytes_max, queue_bytes_max, ..MemoryOptions::default() };
+            (memory::open(&options)?, None)
+        }
+    };
+    Ok(Opened { store, disk })
+}
+
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).expect("lists") {
+        let path = entry.expect("lists").path();
+        if path.is_dir() { collect(&path, files) } else { files.push(path) }
+    }
+}
+
+impl Opened {
+    /// Waits until everything is done, and looks at what only insiders see.
+    pub(super) async fn settle(&self) {
+        self.flush().await.expect("flushes");
+        self.disk.iter().for_each(audit);
+    }
+
+    /// Caches blocks and waits until they are written.
+    pub(super) async fn cache(&self, blocks: &[Block]) {
+        for block in blocks {
+            self.put_cached(block.clone()).await;
+        }
+        self.flush().await.expect("flushes");
+    }
+
+    /// Whether a block is held, and if so, as it was.
+    pub(super) async fn holds(&self, block: &Block) -> bool {
+        match self.get(block.cid()).await {
+            Ok(got) => {
+                assert_eq!(got.data(), block.data());
+                true
+            }
+            Err(SourceError::NotFound { .. }) => false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    pub(super) async fn holds_all(&self, blocks: &[Block]) -> bool {
+        for block in blocks {
+            if !self.holds(block).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Closes the store and lets go of it.
+    pub(super) async fn shut(self) {
+        self.close().await.expect("closes");
+    }
+}

@@ -1,0 +1,307 @@
+use super::super::{key, noisy, supply};
+use super::{Home, Kind, Opened, on_every_store};
+use crate::{Addition, BlockStore, Held, PinError, PinState, import_car};
+use content::{Block, BlockSource, Cid};
+use futures::StreamExt as _;
+use std::sync::Arc;
+
+on_every_store!(
+    a_pin_is_complete_listed_kept_and_counted,
+    the_keys_of_roots_of_pins_and_of_everything_are_told_apart,
+    an_interrupted_pin_stays_partial_and_is_gone_on_with,
+    a_partial_pin_outlives_the_process_and_is_gone_on_with,
+    a_removed_pin_frees_what_no_other_pin_has,
+    a_removal_that_is_cut_off_is_finished_when_the_store_is_opened,
+    what_readers_have_in_memory_is_cached_when_it_is_unpinned,
+    a_pin_needs_its_root_and_a_name_of_reasonable_length,
+    a_pin_that_is_removed_while_it_is_made_fails,
+    pins_made_at_the_same_time_share_blocks_and_never_lose_one,
+    a_scaffold_protects_until_it_is_released_or_the_store_is_opened_again,
+    what_is_added_is_pinned_and_what_was_given_up_is_not,
+    an_archive_is_imported_and_exported_blocks_are_its_own,
+);
+
+fn blocks(seeds: std::ops::Range<u64>) -> Vec<Block> {
+    seeds.map(|seed| noisy(seed, 5_000)).collect()
+}
+
+/// A store with room for ten of our blocks.
+async fn small(home: &Home) -> Opened {
+    home.open_for(10 * home.cost(5_000)).await
+}
+
+/// Fills the cache over its budget, so that whatever may be evicted is.
+async fn flood(store: &Opened) {
+    store.cache(&blocks(1_000..1_100)).await;
+}
+
+async fn a_pin_is_complete_listed_kept_and_counted(home: Home) {
+    let store = small(&home).await;
+    let dag = blocks(0..20);
+    // Some of it is cached already, and one block comes twice.
+    store.cache(&dag[..5]).await;
+    let mut stream = dag.clone();
+    stream.push(dag[3].clone());
+    let root = *dag[0].cid();
+    let pin = store.pin_recursive(root, Some("a site".to_owned()), supply(&stream)).await.expect("pins");
+    assert_eq!((pin.root, pin.blocks, pin.bytes, pin.state), (root, 20, 100_000, PinState::Complete));
+    assert_eq!(pin.name.as_deref(), Some("a site"));
+    flood(&store).await;
+    assert!(store.holds_all(&dag).await);
+    assert!(store.stats().evicted_blocks > 80);
+    assert_eq!(store.stats().pinned_bytes, 20 * home.cost(5_000));
+    assert!(store.is_pinned(&key(&dag[7])).await.expect("reads"));
+    assert!(!store.is_pinned(&key(&noisy(1_099, 5_000))).await.expect("reads"));
+    store.settle().await;
+    store.shut().await;
+    if !home.lasts() {
+        return;
+    }
+    let store = small(&home).await;
+    let pins = store.pins().await.expect("lists");
+    assert_eq!((pins.len(), pins[0].id, &pins[0].name, pins[0].state), (1, pin.id, &pin.name, PinState::Complete));
+    assert_eq!((pins[0].blocks, pins[0].bytes), (20, 100_000));
+    assert!(pin.created.duration_since(pins[0].created).expect("not later").as_millis() <= 1);
+    flood(&store).await;
+    assert!(store.holds_all(&dag).await);
+    let other = store.pin_recursive(*dag[9].cid(), None, supply(&dag[9..10])).await.expect("pins");
+    assert!(other.id > pin.id, "ids are not used again");
+}
+
+async fn the_keys_of_roots_of_pins_and_of_everything_are_told_apart(home: Home) {
+    let store = home.open_for(1 << 20).await;
+    let (whole, part, cached) = (blocks(0..5), blocks(10..13), blocks(20..24));
+    store.pin_recursive(*whole[0].cid(), None, supply(&whole)).await.expect("pins");
+    // A pin that lacks its root stays partial.
+    let lacking = *noisy(99, 5_000).cid();
+    store.pin_recursive(lacking, None, supply(&part)).await.expect_err("has no root");
+    store.cache(&cached).await;
+    let table = [
+        (Held::Roots, whole[..1].to_vec()),
+        (Held::Pinned, [&whole[..], &part].concat()),
+        (Held::All, [&whole[..], &part, &cached].concat()),
+    ];
+    for (held, expected) in table {
+        let mut found = Vec::new();
+        store.visit_keys(held, &mut |key| found.push(key.to_vec())).expect("reads");
+        let mut expected: Vec<Vec<u8>> = expected.iter().map(|block| key(block).to_bytes()).collect();
+        found.sort();
+        expected.sort();
+        assert_eq!(found, expected, "{held:?}");
+    }
+    let figures = store.figures().await.expect("reads");
+    assert_eq!((figures.pins, figures.partial_pins), (1, 1));
+    assert_eq!((figures.pinned.blocks, figures.cached.blocks), (8, 4));
+}
+
+async fn an_interrupted_pin_stays_partial_and_is_gone_on_with(home: Home) {
+    let store = small(&home).await;
+    let dag = blocks(0..10);
+    let root = *dag[0].cid();
+    let failing = supply(&dag[..6]).chain(futures::stream::iter([Err(std::io::Error::other("the peer left"))]));
+    let error = store.pin_recursive(root, Some("first".to_owned()), failing).await.expect_err("fails");
+    assert!(matches!(&error, PinError::Blocks(_)) && error.to_string().contains("the peer left"), "{error}");
+    flood(&store).await;
+    let partial = store.pins().await.expect("lists").remove(0);
+    assert_eq!((partial.state, partial.blocks), (PinState::Partial, 6));
+    assert!(store.holds_all(&dag[..6]).await, "what it has is protected");
+
+    let whole = store.pin_recursive(root, None, supply(&dag)).await.expect("pins");
+    assert_eq!((whole.id, whole.blocks, whole.name.as_deref()), (partial.id, 10, Some("first")));
+    let again = store.pin_recursive(root, Some("second".to_owned()), supply(&dag)).await.expect("pins");
+    assert_eq!((again.id, again.blocks, again.name.as_deref()), (partial.id, 10, Some("second")));
+    let failing = supply(&dag[..2]).chain(futures::stream::iter([Err(std::io::Error::other("again"))]));
+    assert!(store.pin_recursive(root, None, failing).await.is_err());
+    assert_eq!(store.pins().await.expect("lists"), [again], "a complete pin stays complete");
+    store.settle().await;
+}
+
+async fn a_partial_pin_outlives_the_process_and_is_gone_on_with(home: Home) {
+    if !home.lasts() {
+        return;
+    }
+    let store = small(&home).await;
+    let dag = blocks(0..10);
+    let root = *dag[0].cid();
+    let failing = supply(&dag[..6]).chain(futures::stream::iter([Err(std::io::Error::other("the peer left"))]));
+    store.pin_recursive(root, Some("mine".to_owned()), failing).await.expect_err("fails");
+    store.shut().await;
+    let store = small(&home).await;
+    flood(&store).await;
+    let partial = store.pins().await.expect("lists").remove(0);
+    assert_eq!((partial.state, partial.blocks, partial.name.as_deref()), (PinState::Partial, 6, Some("mine")));
+    assert!(store.holds_all(&dag[..6]).await, "what it has is protected");
+    let whole = store.pin_recursive(root, None, supply(&dag)).await.expect("pins");
+    assert_eq!((whole.id, whole.blocks, whole.bytes), (partial.id, 10, 50_000));
+    store.settle().await;
+    store.shut().await;
+    let store = small(&home).await;
+    flood(&store).await;
+    assert_eq!(store.pins().await.expect("lists")[0].state, PinState::Complete);
+    assert!(store.holds_all(&dag).await);
+}
+
+async fn a_removed_pin_frees_what_no_other_pin_has(home: Home) {
+    let store = small(&home).await;
+    let dag = blocks(0..1_500);
+    let (first, second) = (&dag[..1_250], &dag[1_200..]);
+    store.pin_recursive(*first[0].cid(), None, supply(first)).await.expect("pins");
+    store.pin_recursive(*second[0].cid(), None, supply(second)).await.expect("pins");
+    assert_eq!(store.stats().pinned_bytes, 1_500 * home.cost(5_000), "what both have is there once");
+    assert!(store.remove_pin(first[0].cid()).await.expect("removes"));
+    assert!(!store.remove_pin(first[0].cid()).await.expect("removes"), "it is gone at once");
+    store.settle().await;
+    assert!(store.holds_all(second).await);
+    assert_eq!(store.stats().pinned_bytes, 300 * home.cost(5_000));
+    assert!(store.stats().cached_bytes <= 10 * home.cost(5_000));
+    assert_eq!(store.pins().await.expect("lists").len(), 1);
+}
+
+async fn a_removal_that_is_cut_off_is_finished_when_the_store_is_opened(home: Home) {
+    let store = small(&home).await;
+    let dag = blocks(0..1_500);
+    store.pin_recursive(*dag[0].cid(), None, supply(&dag)).await.expect("pins");
+    assert!(store.remove_pin(dag[0].cid()).await.expect("removes"));
+    drop(store);
+    let store = small(&home).await;
+    store.settle().await;
+    assert_eq!((store.stats().pinned_bytes, store.pins().await.expect("lists").len()), (0, 0));
+    assert!(store.stats().cached_bytes <= 10 * home.cost(5_000));
+    if home.kind == Kind::Rocksdb {
+        assert_eq!(store.stats().blocks, 0);
+    }
+}
+
+async fn what_readers_have_in_memory_is_cached_when_it_is_unpinned(home: Home) {
+    let store = small(&home).await;
+    let dag = blocks(0..5);
+    let favourite = key(&dag[2]);
+    store.favour(Box::new(move |key| *key == favourite));
+    store.pin_recursive(*dag[0].cid(), None, supply(&dag)).await.expect("pins");
+    assert!(store.remove_pin(dag[0].cid()).await.expect("removes"));
+    store.settle().await;
+    assert!(store.holds(&dag[2]).await);
+    assert_eq!((store.stats().blocks, store.stats().pinned_bytes), (1, 0));
+}
+
+async fn a_pin_needs_its_root_and_a_name_of_reasonable_length(home: Home) {
+    let store = home.open_for(1 << 20).await;
+    let dag = blocks(0..3);
+    let root = *dag[0].cid();
+    let pinned = store.pin_recursive(root, None, supply(&dag[1..])).await;
+    assert!(matches!(pinned, Err(PinError::RootMissing { root: missing }) if missing == root));
+    let pinned = store.pin_recursive(root, Some("n".repeat(256)), supply(&dag)).await;
+    assert!(matches!(pinned, Err(PinError::NameTooLong { chars: 256 })));
+    store.settle().await;
+}
+
+async fn a_pin_that_is_removed_while_it_is_made_fails(home: Home) {
+    let store = home.open_for(1 << 20).await;
+    let dag = blocks(0..3);
+    let root = *dag[0].cid();
+    let remover = store.handle();
+    let stream = futures::stream::iter(dag.clone()).enumerate().then(move |(i, block)| {
+        let store = Arc::clone(&remover);
+        async move {
+            if i == 2 {
+                assert!(store.remove_pin(&root).await.expect("removes"));
+            }
+            Ok::<_, std::io::Error>(block)
+        }
+    });
+    let pinned = store.pin_recursive(root, None, stream).await;
+    assert!(matches!(pinned, Err(PinError::Removed { .. })), "{pinned:?}");
+    store.settle().await;
+    assert_eq!(store.stats().pinned_bytes, 0);
+}
+
+async fn pins_made_at_the_same_time_share_blocks_and_never_lose_one(home: Home) {
+    let store = small(&home).await;
+    let dag = Arc::new(blocks(0..60));
+    let pin = |first: usize| {
+        let (store, dag) = (store.handle(), Arc::clone(&dag));
+        tokio::spawn(async move { store.pin_recursive(*dag[first].cid(), None, supply(&dag[first..])).await })
+    };
+    let tasks: Vec<_> = (0..30).flat_map(|first| [pin(first), pin(first)]).collect();
+    for task in tasks {
+        assert_eq!(task.await.expect("no panic").expect("pins").state, PinState::Complete);
+    }
+    for first in (0..30).step_by(2) {
+        assert!(store.remove_pin(dag[first].cid()).await.expect("removes"));
+    }
+    flood(&store).await;
+    assert!(store.holds_all(&dag[1..]).await);
+    store.settle().await;
+}
+
+async fn a_scaffold_protects_until_it_is_released_or_the_store_is_opened_again(home: Home) {
+    let store = small(&home).await;
+    let (first, second) = (blocks(0..4), blocks(10..14));
+    let scaffold = store.begin_scaffold().await.expect("begins");
+    for block in &first {
+        store.put_member(block, &scaffold).await.expect("puts");
+    }
+    flood(&store).await;
+    assert!(store.holds_all(&first).await && store.is_pinned(&key(&first[0])).await.expect("reads"));
+    assert_eq!(store.pins().await.expect("lists"), [], "a scaffold is no pin");
+    store.release(&scaffold);
+    flood(&store).await;
+    assert!(!store.is_pinned(&key(&first[0])).await.expect("reads") && !store.holds(&first[0]).await);
+    let scaffold = store.begin_scaffold().await.expect("begins");
+    for block in &second {
+        store.put_member(block, &scaffold).await.expect("puts");
+    }
+    store.settle().await;
+    assert_eq!(store.stats().pinned_bytes, 4 * home.cost(5_000));
+    drop(store);
+    let store = small(&home).await;
+    store.settle().await;
+    assert_eq!(store.stats().pinned_bytes, 0);
+    assert!(!store.is_pinned(&key(&second[0])).await.expect("reads"));
+}
+
+async fn what_is_added_is_pinned_and_what_was_given_up_is_not(home: Home) {
+    let store = small(&home).await;
+    let (roots, stray) = (blocks(0..30), noisy(99, 5_000));
+    let addition = Addition::begin(&*store).await.expect("begins");
+    for block in roots.iter().chain([&stray]) {
+        addition.put(block).await.expect("takes it");
+    }
+    let cids: Vec<Cid> = roots.iter().map(|block| *block.cid()).collect();
+    let pins = addition.pin(&cids, Some("many")).await.expect("pins");
+    assert!(pins.len() == 30 && pins.iter().all(|pin| pin.state == PinState::Complete && pin.blocks == 1));
+    store.settle().await;
+    assert!(!store.is_pinned(&key(&stray)).await.expect("reads"));
+    let before = store.stats();
+    let addition = Addition::begin(&*store).await.expect("begins");
+    for block in &roots {
+        addition.put(block).await.expect("takes it");
+    }
+    addition.pin(&cids, None).await.expect("pins");
+    store.settle().await;
+    assert_eq!(store.stats(), before, "what is here is not written again");
+    let addition = Addition::begin(&*store).await.expect("begins");
+    addition.put(&noisy(100, 5_000)).await.expect("takes it");
+    drop(addition);
+    store.settle().await;
+    assert!(!store.is_pinned(&key(&noisy(100, 5_000))).await.expect("reads"));
+}
+
+async fn an_archive_is_imported_and_exported_blocks_are_its_own(home: Home) {
+    let store = small(&home).await;
+    let blocks = blocks(0..20);
+    let roots: Vec<Cid> = blocks[..2].iter().map(|block| *block.cid()).collect();
+    let mut car = content::car::header(&roots).to_vec();
+    for block in &blocks {
+        let (head, data) = content::car::section(block);
+        car.extend_from_slice(&head);
+        car.extend_from_slice(&data);
+    }
+    let summary = import_car(&*store, &car[..], Some("an archive".to_owned())).await.expect("imports");
+    assert_eq!((summary.blocks, summary.pins.len()), (20, 2));
+    store.settle().await;
+    let source: Arc<dyn BlockStore> = store.handle();
+    for block in &blocks[..2] {
+        assert_eq!(BlockSource::get(&source, block.cid()).await.as_ref(), Ok(block));
+    }
+}

@@ -59,6 +59,7 @@ fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
         ("names.publish_ttl_seconds", names.publish_ttl_seconds, 1),
         ("cache.ram_bytes_max", cache.ram_bytes_max, 1 << 20),
         ("cache.disk_bytes_max", cache.disk_bytes_max, 1 << 20),
+        ("cache.memory_bytes_max", cache.memory_bytes_max, 16 << 20),
         ("cache.zstd_level", u64::from(cache.zstd_level), 1),
         ("cache.scrub_hours", cache.scrub_hours, 1),
     ];

@@ -257,16 +257,25 @@ pub struct Cache {
     /// Which blocks stay in memory when not all can: "tinylfu", those that are asked for most of late, so that a long file
     /// that is read once pushes nothing out; or "lru", those that were asked for last.
     pub ram_policy: RamPolicy,
+    /// What holds blocks beyond ram_bytes_max. "rocksdb": a few large files and an index, for a disk of this machine. "flat": a
+    /// file for each block, which may lie on a network file system, at the price of speed, and of memory for each block.
+    /// "memory": nothing outlives the process. Each has a place of its own in data_dir (store, flat): another choice begins
+    /// empty, and what was stored by this one lies there until it is chosen again. What is pinned is carried over by "causeway
+    /// store export" and "import".
+    pub store: StoreKind,
     /// Bytes of blocks cached on disk. Pinned blocks do not count and are never evicted.
     pub disk_bytes_max: u64,
     /// Bytes that are left free on the disk. Where there is less, the cache shrinks; when it is gone, nothing is stored.
     pub disk_free_bytes_min: u64,
+    /// Bytes that store = "memory" takes at most: cached blocks, at most disk_bytes_max of them, make room for pinned ones, and
+    /// a pin that finds none fails.
+    pub memory_bytes_max: u64,
     /// How hard blocks are compressed on disk, from 1 (fast) to 22 (small). Those that would not shrink are not.
     pub zstd_level: u8,
     /// Bytes of small files held in memory as they are sent to clients who accept zstd.
     pub encoded_bytes_max: u64,
     /// How hard what is pinned is compressed later, in the background and by at most a quarter of a processor core: when
-    /// the gateway starts, and every scrub_hours. 0 leaves it as it is.
+    /// the gateway starts, and every scrub_hours. 0 leaves it as it is, and so does any store but "rocksdb".
     pub zstd_pinned_level: u8,
     /// Bytes a second that are read from disk in the background to check what lies there, so that damage is found before
     /// somebody asks for it. What is damaged is forgotten, and fetched again when it is wanted. 0 checks nothing,
@@ -283,8 +292,10 @@ impl Default for Cache {
         Self {
             ram_bytes_max: 512 * MIB,
             ram_policy: RamPolicy::TinyLfu,
+            store: StoreKind::Rocksdb,
             disk_bytes_max: 10 * GIB,
             disk_free_bytes_min: GIB,
+            memory_bytes_max: 512 * MIB,
             zstd_level: 3,
             encoded_bytes_max: 64 * MIB,
             zstd_pinned_level: 0,
@@ -304,6 +315,19 @@ pub enum RamPolicy {
     TinyLfu,
     /// Those that were asked for last.
     Lru,
+}
+
+/// What holds the blocks that are kept.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreKind {
+    /// Segment files and RocksDB.
+    #[default]
+    Rocksdb,
+    /// A file for each block.
+    Flat,
+    /// Memory.
+    Memory,
 }
 
 /// What is not served.

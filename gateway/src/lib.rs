@@ -28,7 +28,7 @@
 //!
 //! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`];
 //! [`names_api`] and [`names_cli`] manage keys and publish names; [`store_cli`] takes files into the store and out of it. [`upkeep`]
-//! keeps the store in order while the gateway runs, [`store_admin`] while it does not.
+//! keeps the store in order while the gateway runs, [`store_admin`] while it does not; [`stores`] says which store that is.
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 
@@ -65,5 +65,6 @@ pub mod server;
 pub mod source;
 pub mod store_admin;
 pub mod store_cli;
+pub mod stores;
 pub mod upkeep;
 pub mod welcome;

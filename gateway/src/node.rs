@@ -11,11 +11,12 @@ use crate::metrics::HttpMetrics;
 use crate::network::{self, Network};
 use crate::pipeline::{Gateway, Limits, Wiring};
 use crate::server::{ConnectionLimits, Drain, serve};
+use crate::stores;
 use crate::upkeep::Upkeep;
 use crate::welcome;
 use anyhow::Context as _;
 use axum::body::Body;
-use cache::{BlockStore, Disk, DiskOptions, Ram, RamPolicy, TierMetrics, Tiers};
+use cache::{BlockStore, Ram, RamPolicy, TierMetrics, Tiers};
 use config::{Config, ConfigError, Loaded};
 use content::{Cid, DenyList, Policy};
 use libp2p::{Multiaddr, PeerId};
@@ -25,7 +26,6 @@ use prometheus_client::registry::Registry;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -99,7 +99,8 @@ impl Node {
         let Config { data_dir, http, cache, .. } = &loaded.config;
         let public = bind(loaded, "http.listen", &http.listen).await?;
         let operator = bind(loaded, "admin.listen", &loaded.config.admin.listen).await?;
-        let disk = open_store(data_dir, cache).await.map_err(|error| named(loaded, &error))?;
+        let disk = stores::open(data_dir, cache).await.map_err(|error| named(loaded, &error))?;
+        stores::note_unused(data_dir, cache);
 
         let keys = network::open_keys(loaded).await?;
 
@@ -212,34 +213,6 @@ fn why_not_bound(address: &SocketAddr, error: &io::Error) -> String {
 
 fn local_addresses(listeners: &[TcpListener]) -> io::Result<Vec<SocketAddr>> {
     listeners.iter().map(TcpListener::local_addr).collect()
-}
-
-/// Opens the store of a data folder, which is created if need be.
-///
-/// # Errors
-/// When the folder cannot be made or the store does not open.
-pub async fn open_store(data_dir: &Path, cache: &config::Cache) -> anyhow::Result<Arc<dyn BlockStore>> {
-    let (dir, options) = (store_dir(data_dir), disk_options(cache));
-    let opening = tokio::task::spawn_blocking(move || {
-        std::fs::create_dir_all(&dir).with_context(|| format!("{} cannot be created", dir.display()))?;
-        Ok(Arc::new(Disk::open(&dir, options)?) as _)
-    });
-    opening.await.context("opening the store failed")?
-}
-
-/// Where a node's store is.
-pub fn store_dir(data_dir: &Path) -> PathBuf {
-    data_dir.join("store")
-}
-
-/// How the settings want the store to be run.
-pub fn disk_options(cache: &config::Cache) -> DiskOptions {
-    DiskOptions {
-        cache_bytes_max: cache.disk_bytes_max,
-        free_bytes_min: cache.disk_free_bytes_min,
-        zstd: cache::stored::Options { level: i32::from(cache.zstd_level) },
-        ..DiskOptions::default()
-    }
 }
 
 fn ram_policy(policy: config::RamPolicy) -> RamPolicy {

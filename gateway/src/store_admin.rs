@@ -6,12 +6,12 @@
 //! Non-goals: a store in use, which its gateway has to itself and checks in the background ([`crate::upkeep`]).
 
 use crate::cli::{Place, print};
-use crate::node::{disk_options, open_store, store_dir};
+use crate::stores::{self, Looked};
 use anyhow::{Context as _, ensure};
 use cache::disk::offline::{Amount, SegmentsAmount};
-use cache::{BlockStore, CheckReport, Fault, Figures, Finding, LackingPin, Offline, ScrubPass, ScrubProgress};
+use cache::{BlockStore, CheckReport, Fault, Figures, Finding, LackingPin, ScrubPass, ScrubProgress};
 use clap::Subcommand;
-use config::{Config, Flags, Loaded};
+use config::{Flags, Loaded};
 use content::scope::{self, ScopeError, ScopeLimits, ScopeOptions};
 use content::{Cid, SourceError, car};
 use futures::TryStreamExt as _;
@@ -144,12 +144,12 @@ pub fn import(loaded: &Loaded, runtime: &Runtime, file: &Path) -> anyhow::Result
 }
 
 fn stats(loaded: &Loaded, json: bool) -> anyhow::Result<()> {
-    let figures = offline(loaded)?.figures()?;
+    let figures = Looked::open(loaded)?.figures()?;
     if json { print(&format!("{:#}\n", figures_json(&figures))) } else { print(&figures_text(&figures)) }
 }
 
 fn check(loaded: &Loaded, json: bool) -> anyhow::Result<()> {
-    let store = offline(loaded)?;
+    let store = Looked::open(loaded)?;
     let (mut shown, mut found) = (Shown::default(), Vec::new());
     let mut printed = Ok(());
     let report = store.check(|progress, findings| {
@@ -173,7 +173,7 @@ fn check(loaded: &Loaded, json: bool) -> anyhow::Result<()> {
 
 fn repair(loaded: &Loaded, runtime: &Runtime) -> anyhow::Result<()> {
     // The index first, and without the writer, which believes it.
-    let index = offline(loaded)?.mend()?;
+    let index = Looked::open(loaded)?.mend()?;
     with_disk(loaded, runtime, async |disk| {
         let (mut shown, mut printed) = (Shown::default(), Ok(()));
         let mut show = |progress: &ScrubProgress, findings: &[Finding]| {
@@ -266,15 +266,9 @@ fn is_standard(file: &Path) -> bool {
     file.as_os_str() == STANDARD
 }
 
-/// The store, without its writer.
-fn offline(loaded: &Loaded) -> anyhow::Result<Offline> {
-    let Config { data_dir, cache, .. } = &loaded.config;
-    Ok(Offline::open(&store_dir(data_dir), &disk_options(cache))?)
-}
-
 /// Refuses a data folder without a store, where opening would make one.
 fn existing(loaded: &Loaded) -> anyhow::Result<()> {
-    offline(loaded).map(drop)
+    Looked::open(loaded).map(drop)
 }
 
 /// Does something with the store, and closes it.
@@ -283,9 +277,8 @@ fn with_disk<T>(
     runtime: &Runtime,
     work: impl AsyncFnOnce(&dyn BlockStore) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let Config { data_dir, cache, .. } = &loaded.config;
     runtime.block_on(async {
-        let disk = open_store(data_dir, cache).await?;
+        let disk = stores::open_alone(loaded).await?;
         let done = work(&*disk).await;
         let closed = disk.close().await;
         let done = done?;
@@ -389,7 +382,9 @@ fn figures_text(figures: &Figures) -> String {
     _ = writeln!(out, "zstd saves {} ({percent:.1} %)", size(saved));
     for (what, amount) in [("pinned", figures.pinned_segments), ("cached", figures.cached_segments)] {
         let SegmentsAmount { segments, bytes, dead_bytes } = amount;
-        _ = writeln!(out, "{segments} segments of {what} blocks, {}, {} of it dead", size(bytes), size(dead_bytes));
+        if figures.has_segments() {
+            _ = writeln!(out, "{segments} segments of {what} blocks, {}, {} of it dead", size(bytes), size(dead_bytes));
+        }
     }
     _ = writeln!(out, "{} pins, and {} that are not complete", figures.pins, figures.partial_pins);
     out

@@ -14,7 +14,7 @@ use crate::pins::{Attempt, Failure, PinError, PinId, PinRecord, PinState, PinSum
 use crate::queue::{COMMAND_BYTES, Reply, Room};
 use crate::stored::Encoder;
 use content::{Block, BlockKey, Cid};
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -26,8 +26,9 @@ const BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// and in writes.
 const BATCH_WRITES_MAX: usize = 256;
 
-/// The most blocks that one chunk of eviction or release looks at.
-const CHUNK_BLOCKS: usize = 1024;
+/// The most blocks that one chunk of eviction or release looks at: twice what a batch brings, since as much may be spared as
+/// goes.
+const CHUNK_BLOCKS: usize = 2 * BATCH_WRITES_MAX;
 
 pub(super) enum Command {
     Write(Write),
@@ -89,7 +90,7 @@ pub(super) struct Writer<B: Backing> {
     limits: Limits,
     encoder: Encoder,
     /// Taken from the queue, but not to be written with what came before.
-    waiting: VecDeque<Command>,
+    waiting: Option<Command>,
     /// What cached blocks are to take at most, in bytes.
     target_bytes: u64,
     /// Whoever waits for everything to be done.
@@ -139,7 +140,7 @@ impl<B: Backing> Writer<B> {
             shared,
             limits,
             encoder,
-            waiting: VecDeque::new(),
+            waiting: None,
             target_bytes,
             flushes: Vec::new(),
             failing: false,
@@ -173,7 +174,7 @@ impl<B: Backing> Writer<B> {
 
     /// The next command; `Some(None)` when there is only background work; `None` when all handles are gone.
     fn next(&mut self, commands: &Receiver<Command>) -> Option<Option<Command>> {
-        if let Some(waiting) = self.waiting.pop_front() {
+        if let Some(waiting) = self.waiting.take() {
             return Some(Some(waiting));
         }
         if self.is_tidy() {
@@ -226,7 +227,7 @@ impl<B: Backing> Writer<B> {
             }
             match commands.try_recv() {
                 Ok(Command::Write(write)) => next = Some(write),
-                Ok(other) => self.waiting.push_back(other),
+                Ok(other) => self.waiting = Some(other),
                 Err(_) => {}
             }
         }
@@ -260,7 +261,10 @@ impl<B: Backing> Writer<B> {
                 if needed {
                     batch.take_back(&key);
                 }
-                attempt.into_iter().for_each(|attempt| attempt.fail(Failure::Store(error.clone())));
+                match attempt {
+                    Some(attempt) => attempt.fail(Failure::Store(error)),
+                    None => _ = self.shared.stats.dropped_writes.inc(),
+                }
                 return;
             }
         }
@@ -344,13 +348,14 @@ impl<B: Backing> Writer<B> {
         drop(ledger);
         // A scaffold is not written.
         let has_root = writes.iter().any(|write| write.attempt.as_ref().is_some_and(|attempt| attempt.root.is_some()));
-        if has_root && !members.is_empty() {
-            if let Err(error) = self.shared.backing.add_members(pin, &members) {
-                self.note_refusal(&error);
-                let attempts = writes.iter().filter_map(|write| write.attempt.as_ref());
-                attempts.for_each(|attempt| attempt.fail(Failure::Store(error.clone())));
-                return;
-            }
+        if has_root
+            && !members.is_empty()
+            && let Err(error) = self.shared.backing.add_members(pin, &members)
+        {
+            self.note_refusal(&error);
+            let attempts = writes.iter().filter_map(|write| write.attempt.as_ref());
+            attempts.for_each(|attempt| attempt.fail(Failure::Store(error.clone())));
+            return;
         }
         let mut ledger = self.shared.ledger_mut();
         for (key, block_bytes) in &members {

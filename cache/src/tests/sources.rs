@@ -1,5 +1,6 @@
 //! One suite of what a `BlockSource` owes its callers, run against every source of this crate.
 
+use super::suite::{Home, Kind, Setup};
 use super::{cache, key, noisy, open};
 use crate::{BlockStore as _, Disk, Ram, TierMetrics, Tiers};
 use content::{AllowAll, Block, BlockSource, Cid, MemoryBlocks, SourceError, codec};
@@ -51,6 +52,12 @@ async fn every_source_keeps_the_contract() {
         let disk = open(&dir.path().join(len.to_string()));
         cache(&disk, std::slice::from_ref(&held)).await;
         check("disk", &disk, &held, &absent).await;
+        for kind in [Kind::Flat, Kind::Memory] {
+            let home = Home::new(kind);
+            let store = home.open(Setup::default()).await;
+            store.cache(std::slice::from_ref(&held)).await;
+            check(&format!("{kind:?}"), &*store, &held, &absent).await;
+        }
 
         check("local, in RAM", &tiers(ram.clone(), &disk).local(), &held, &absent).await;
         check("local, on disk", &tiers(Ram::new(0), &disk).local(), &held, &absent).await;

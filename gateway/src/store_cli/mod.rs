@@ -17,9 +17,9 @@ pub mod get;
 pub mod ls;
 pub mod tree;
 
-use crate::node::open_store;
+use crate::stores;
 use cache::BlockStore;
-use config::{Config, Loaded};
+use config::Loaded;
 use content::path::Root;
 use content::{Block, ContentPath, walk};
 use std::borrow::Cow;
@@ -36,8 +36,7 @@ fn with_store<T>(
     runtime: &Runtime,
     work: impl FnOnce(&dyn BlockStore) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let Config { data_dir, cache, .. } = &loaded.config;
-    let store = runtime.block_on(open_store(data_dir, cache))?;
+    let store = runtime.block_on(stores::open_alone(loaded))?;
     let done = work(&*store);
     let closed = runtime.block_on(store.close());
     let done = done?;

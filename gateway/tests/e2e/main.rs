@@ -18,6 +18,7 @@
 //! | [`coalescing`] | a hundred readers, one fetch |
 //! | [`malice`] | peers that send wrong bytes, too many, garbage or nothing |
 //! | [`store_admin`] | the store checked, mended, and archives in and out of it |
+//! | [`stores`] | a store of files and one in memory |
 //! | [`soak`] | much traffic for long, in `make test-long` only |
 
 #[path = "../support/mod.rs"]
@@ -37,6 +38,7 @@ mod routing_v1;
 mod soak;
 mod store;
 mod store_admin;
+mod stores;
 mod streaming;
 mod tiers;
 mod websocket;

@@ -1,0 +1,187 @@
+//! Which store the settings want, where it is, and how it is opened.
+//!
+//! Goals: each kind has a place of its own below the data folder, so that what one wrote is never taken for another's; what
+//! lies there of another kind is left alone, and the log says so.
+//!
+//! Non-goals: moving content from one kind to another, which CAR files do.
+
+use anyhow::{Context as _, ensure};
+use cache::flat::{self, FlatOptions};
+use cache::memory::{self, MemoryOptions};
+use cache::{BlockStore, CheckReport, Disk, DiskOptions, Figures, Finding, Offline, ScrubProgress};
+use config::{Cache, Config, Loaded, StoreKind};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Opens the store of a data folder, which is created if need be.
+///
+/// # Errors
+/// When the folder cannot be made or the store does not open.
+pub async fn open(data_dir: &Path, settings: &Cache) -> anyhow::Result<Arc<dyn BlockStore>> {
+    let (data_dir, settings) = (data_dir.to_owned(), settings.clone());
+    let opening = tokio::task::spawn_blocking(move || open_now(&data_dir, &settings));
+    opening.await.context("opening the store failed")?
+}
+
+fn open_now(data_dir: &Path, settings: &Cache) -> anyhow::Result<Arc<dyn BlockStore>> {
+    fs::create_dir_all(data_dir).with_context(|| format!("{} cannot be created", data_dir.display()))?;
+    let dir = dir(data_dir, settings.store);
+    Ok(match settings.store {
+        StoreKind::Rocksdb => Arc::new(Disk::open(&dir, disk_options(settings))?),
+        StoreKind::Flat => flat::open(&dir, &flat_options(settings))?,
+        StoreKind::Memory => memory::open(&memory_options(settings))?,
+    })
+}
+
+/// The same for a command, which has nothing to do with a store that begins and ends with its process.
+///
+/// # Errors
+/// As [`open`], and when the store is one in memory.
+pub async fn open_alone(loaded: &Loaded) -> anyhow::Result<Arc<dyn BlockStore>> {
+    let Config { data_dir, cache, .. } = &loaded.config;
+    refuse_memory(cache)?;
+    open(data_dir, cache).await
+}
+
+fn refuse_memory(settings: &Cache) -> anyhow::Result<()> {
+    ensure!(
+        settings.store != StoreKind::Memory,
+        "cache.store is \"memory\": what is stored is in the running gateway and nowhere else"
+    );
+    Ok(())
+}
+
+/// Says what lies in a data folder and is not used.
+pub fn note_unused(data_dir: &Path, settings: &Cache) {
+    for kind in unused(data_dir, settings.store) {
+        let path = dir(data_dir, kind);
+        tracing::info!(path = %path.display(), "a store of another kind lies here and is not used: see cache.store");
+    }
+}
+
+/// The kinds other than `used` of which there is a store.
+fn unused(data_dir: &Path, used: StoreKind) -> Vec<StoreKind> {
+    let there = |kind: &StoreKind| match kind {
+        StoreKind::Rocksdb => Disk::is_in(&dir(data_dir, *kind)),
+        StoreKind::Flat => flat::is_in(&dir(data_dir, *kind)),
+        StoreKind::Memory => false,
+    };
+    [StoreKind::Rocksdb, StoreKind::Flat].into_iter().filter(|kind| *kind != used).filter(there).collect()
+}
+
+/// Where a store of a kind is. One in memory is nowhere.
+fn dir(data_dir: &Path, kind: StoreKind) -> PathBuf {
+    match kind {
+        StoreKind::Rocksdb => data_dir.join("store"),
+        StoreKind::Flat => data_dir.join("flat"),
+        StoreKind::Memory => PathBuf::new(),
+    }
+}
+
+fn disk_options(settings: &Cache) -> DiskOptions {
+    DiskOptions {
+        cache_bytes_max: settings.disk_bytes_max,
+        free_bytes_min: settings.disk_free_bytes_min,
+        zstd: zstd(settings),
+        ..DiskOptions::default()
+    }
+}
+
+fn flat_options(settings: &Cache) -> FlatOptions {
+    FlatOptions {
+        cache_bytes_max: settings.disk_bytes_max,
+        free_bytes_min: settings.disk_free_bytes_min,
+        zstd: zstd(settings),
+        ..FlatOptions::default()
+    }
+}
+
+fn memory_options(settings: &Cache) -> MemoryOptions {
+    MemoryOptions {
+        bytes_max: settings.memory_bytes_max,
+        cache_bytes_max: settings.disk_bytes_max,
+        zstd: zstd(settings),
+        ..MemoryOptions::default()
+    }
+}
+
+fn zstd(settings: &Cache) -> cache::stored::Options {
+    cache::stored::Options { level: i32::from(settings.zstd_level) }
+}
+
+/// A store that no gateway runs on, to look at. Nothing of it is changed.
+pub enum Looked {
+    /// With an index, which can be mended.
+    Rocksdb(Offline),
+    /// Of files.
+    Flat(Box<flat::offline::Offline>),
+}
+
+impl Looked {
+    /// Opens the store that the settings want, if there is one.
+    ///
+    /// # Errors
+    /// When there is none, or it is in use or does not open.
+    pub fn open(loaded: &Loaded) -> anyhow::Result<Self> {
+        let Config { data_dir, cache: settings, .. } = &loaded.config;
+        refuse_memory(settings)?;
+        let dir = dir(data_dir, settings.store);
+        Ok(match settings.store {
+            StoreKind::Flat => Self::Flat(Box::new(flat::offline::Offline::open(&dir)?)),
+            StoreKind::Rocksdb | StoreKind::Memory => Self::Rocksdb(Offline::open(&dir, &disk_options(settings))?),
+        })
+    }
+
+    /// What the store holds.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub fn figures(&self) -> anyhow::Result<Figures> {
+        Ok(match self {
+            Self::Rocksdb(store) => store.figures()?,
+            Self::Flat(store) => store.figures()?,
+        })
+    }
+
+    /// Reads every value and checks it, and whatever else there is to check. After each step the progress is shown, with what
+    /// the step found.
+    ///
+    /// # Errors
+    /// What the disk said of the index; damaged values are no errors.
+    pub fn check(&self, on_progress: impl FnMut(&ScrubProgress, &[Finding])) -> anyhow::Result<CheckReport> {
+        Ok(match self {
+            Self::Rocksdb(store) => store.check(on_progress)?,
+            Self::Flat(store) => store.check(on_progress),
+        })
+    }
+
+    /// Makes the index agree with itself and with the files, and says where it did not. A store without an index agrees.
+    ///
+    /// # Errors
+    /// What the disk said. What was mended before stays so.
+    pub fn mend(&self) -> anyhow::Result<cache::Disagreements> {
+        Ok(match self {
+            Self::Rocksdb(store) => store.mend()?,
+            Self::Flat(_) => cache::Disagreements::default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn each_kind_has_a_place_of_its_own_and_sees_those_of_others() {
+        let data = tempfile::tempdir().expect("a directory");
+        let settings = |store| Cache { store, disk_free_bytes_min: 0, ..Cache::default() };
+        let kinds = [StoreKind::Memory, StoreKind::Flat, StoreKind::Rocksdb];
+        let unused_after = [vec![], vec![], vec![StoreKind::Flat]];
+        for (kind, expected) in kinds.into_iter().zip(unused_after) {
+            assert_eq!(unused(data.path(), kind), expected, "{kind:?}");
+            open(data.path(), &settings(kind)).await.expect("opens").close().await.expect("closes");
+        }
+        assert_eq!(unused(data.path(), StoreKind::Memory), [StoreKind::Rocksdb, StoreKind::Flat]);
+    }
+}

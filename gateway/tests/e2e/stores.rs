@@ -1,0 +1,147 @@
+//! Stores other than the default: a file for each block, and memory. Causeway alone, on both sides.
+
+use crate::support::causeway::{Causeway, Launch};
+use crate::support::metrics::Metrics;
+use crate::support::noise::Noise;
+use crate::support::{assert_same_bytes, client};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const STORE: &str = "CAUSEWAY_CACHE_STORE";
+/// So little that a file of noise is not read from memory.
+const RAM: (&str, u64) = ("CAUSEWAY_CACHE_RAM_BYTES_MAX", 1 << 20);
+
+fn folder() -> TempDir {
+    TempDir::new().expect("the temporary folder is writable")
+}
+
+/// A file that does not compress, and one that does.
+fn fill(dir: &Path) -> (Vec<u8>, Vec<u8>) {
+    let (noise, text) = (Noise::bytes(7, 3_000_000), b"a line of many\n".repeat(100_000));
+    fs::create_dir(dir.join("site")).expect("the folder is ours");
+    fs::write(dir.join("site/noise"), &noise).expect("the folder is ours");
+    fs::write(dir.join("site/text.txt"), &text).expect("the folder is ours");
+    (noise, text)
+}
+
+fn run(launch: &Launch, dir: &Path, arguments: &[&str]) -> String {
+    let done = launch.pipe(dir, arguments, b"");
+    let done = done.unwrap_or_else(|complaint| panic!("causeway {arguments:?}: {complaint}"));
+    String::from_utf8(done).expect("text").trim().to_owned()
+}
+
+async fn during(node: &Causeway, path: &str, expected: &[u8]) -> Metrics {
+    let before = node.metrics().await;
+    node.expect(path, expected).await;
+    node.metrics().await.since(&before)
+}
+
+/// Fetches a file as its blocks are stored.
+async fn expect_encoded(node: &Causeway, path: &str, expected: &[u8]) {
+    let request = client().get(node.url(path)).header("accept-encoding", "zstd");
+    let response = request.send().await.expect("is answered");
+    assert_eq!(response.headers().get("content-encoding").map(|value| value.as_bytes()), Some(&b"zstd"[..]));
+    let body = response.bytes().await.expect("a whole body");
+    assert!(body.len() < expected.len() / 2);
+    let dir = folder();
+    fs::write(dir.path().join("body.zst"), &body).expect("writes");
+    let decoded = std::process::Command::new("zstd").args(["-dc", "body.zst"]).current_dir(dir.path()).output();
+    assert_same_bytes(path, &decoded.expect("zstd is installed").stdout, expected);
+}
+
+fn block_files(data: &Path) -> Vec<PathBuf> {
+    let folders = fs::read_dir(data.join("flat/blocks")).expect("there is a store");
+    let files = folders.flat_map(|folder| fs::read_dir(folder.expect("lists").path()).expect("lists"));
+    files.map(|file| file.expect("lists").path()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_serves_from_files_and_keeps_them() {
+    let home = folder();
+    let dir = home.path();
+    let (noise, text) = fill(dir);
+    let launch = Launch::new(dir).set(STORE, "flat").set(RAM.0, RAM.1).set("CAUSEWAY_CACHE_DISK_BYTES_MAX", 1 << 20);
+    let site = run(&launch, dir, &["add", "-Q", "--cid-version=1", "--name", "mine", "site"]);
+    assert!(run(&launch, dir, &["ls", &site]).contains("3000000 noise"));
+    run(&launch, dir, &["get", &format!("{site}/noise"), "-o", "back"]);
+    assert_same_bytes("get", &fs::read(dir.join("back")).expect("reads"), &noise);
+    assert!(dir.join("data/flat/schema").exists() && !dir.join("data/store").exists());
+
+    let node = launch.start().await;
+    for _ in 0..2 {
+        let done = during(&node, &format!("/ipfs/{site}/noise"), &noise).await;
+        assert!(done.hits("disk") >= 8 && done.hits("network") == 0, "{:?}", done.tiers());
+    }
+    expect_encoded(&node, &format!("/ipfs/{site}/text.txt"), &text).await;
+    let complaint = launch.run(&["ls", &site]).expect_err("it is in use");
+    assert!(complaint.contains("in use by another process") && complaint.lines().count() == 1, "{complaint}");
+    // As a power cut would end it.
+    drop(node);
+
+    let stats: Value = serde_json::from_str(&run(&launch, dir, &["store", "stats", "--json"])).expect("JSON");
+    assert_eq!((&stats["pins"], &stats["partial_pins"]), (&Value::from(2), &Value::from(0)), "{stats}");
+    assert!(!run(&launch, dir, &["store", "stats"]).contains("segments"));
+    assert!(run(&launch, dir, &["store", "check"]).contains("0 damaged"));
+    run(&launch, dir, &["store", "compact"]);
+    run(&launch, dir, &["store", "export", &site, "site.car"]);
+
+    // Damage is named, forgotten, and made good by importing again.
+    let leaf = &noise[..64];
+    let hit = block_files(&dir.join("data")).into_iter().find(|path| {
+        let mut bytes = fs::read(path).expect("reads");
+        let Some(at) = bytes.windows(64).position(|window| window == leaf) else { return false };
+        bytes[at + 1_000] ^= 1;
+        fs::write(path, bytes).is_ok()
+    });
+    assert!(hit.is_some(), "a leaf is in a file of its own");
+    let output = launch.output(&["store", "check"], &[]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.code() == Some(1) && said.starts_with("damaged "), "{said}");
+    assert!(said.contains("(\"mine\") lacks 1 of "), "{said}");
+    assert!(run(&launch, dir, &["store", "repair"]).contains("damaged blocks were forgotten"));
+    run(&launch, dir, &["store", "import", "site.car"]);
+    assert!(run(&launch, dir, &["store", "check"]).contains("0 damaged"));
+    let node = launch.start().await;
+    node.expect(&format!("/ipfs/{site}/noise"), &noise).await;
+    node.stop().await;
+
+    // Another kind begins empty, and says what lies beside it.
+    let other = Launch::new(dir);
+    let node = other.start().await;
+    assert!(node.process.stderr().contains("a store of another kind lies here"), "{}", node.process.stderr());
+    node.stop().await;
+    assert!(other.run(&["ls", &site]).expect_err("another store").contains("is not held here"));
+    assert!(run(&launch, dir, &["ls", &site]).contains("noise"), "it is there when it is chosen again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_serves_from_memory_and_leaves_nothing_behind() {
+    let (source, home) = (folder(), folder());
+    let (noise, text) = fill(source.path());
+    let origin = Launch::new(source.path());
+    let site = run(&origin, source.path(), &["add", "-Q", "--cid-version=1", "site"]);
+    let origin = origin.start().await;
+
+    let launch = Launch::new(home.path()).set(STORE, "memory").set(RAM.0, RAM.1).peering(origin.tcp());
+    let node = launch.start().await;
+    let cold = during(&node, &format!("/ipfs/{site}/noise"), &noise).await;
+    assert!(cold.hits("network") >= 8, "{:?}", cold.tiers());
+    node.expect(&format!("/ipfs/{site}/text.txt"), &text).await;
+    let warm = during(&node, &format!("/ipfs/{site}/noise"), &noise).await;
+    assert!(warm.hits("disk") >= 4 && warm.hits("network") == 0, "the store had it: {:?}", warm.tiers());
+    expect_encoded(&node, &format!("/ipfs/{site}/text.txt"), &text).await;
+    node.assert_healthy().await;
+    node.stop().await;
+    assert!(!home.path().join("data/store").exists() && !home.path().join("data/flat").exists());
+    for arguments in [&["ls", &site][..], &["store", "stats"], &["add", "site"], &["store", "repair"]] {
+        let complaint = launch.pipe(source.path(), arguments, b"").expect_err("there is nothing to work on");
+        assert!(complaint.contains("in the running gateway and nowhere else"), "{arguments:?}: {complaint}");
+    }
+    let node = launch.start().await;
+    let again = during(&node, &format!("/ipfs/{site}/noise"), &noise).await;
+    assert!(again.hits("network") >= 8, "it began anew: {:?}", again.tiers());
+    node.stop().await;
+    origin.stop().await;
+}

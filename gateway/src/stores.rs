@@ -113,7 +113,7 @@ fn zstd(settings: &Cache) -> cache::stored::Options {
 /// A store that no gateway runs on, to look at. Nothing of it is changed.
 pub enum Looked {
     /// With an index, which can be mended.
-    Rocksdb(Offline),
+    Rocksdb(Box<Offline>),
     /// Of files.
     Flat(Box<flat::offline::Offline>),
 }
@@ -129,7 +129,9 @@ impl Looked {
         let dir = dir(data_dir, settings.store);
         Ok(match settings.store {
             StoreKind::Flat => Self::Flat(Box::new(flat::offline::Offline::open(&dir)?)),
-            StoreKind::Rocksdb | StoreKind::Memory => Self::Rocksdb(Offline::open(&dir, &disk_options(settings))?),
+            StoreKind::Rocksdb | StoreKind::Memory => {
+                Self::Rocksdb(Box::new(Offline::open(&dir, &disk_options(settings))?))
+            }
         })
     }
 

@@ -74,13 +74,8 @@ pub fn all(options: &Options) -> Result<(Vec<Corpus>, Vec<String>)> {
         Corpus::new("CSV", "made up: readings of sensors", "csv", pieces(&csv, 4 << 20)),
         Corpus::new("JSON", "made up: answers of an API", "json", made_up::json(bytes, 2 << 20, seed)),
         Corpus::new("HTML", "made up: pages of one site", "html", made_up::html(bytes, 90 << 10, seed)),
-        Corpus::new(
-            "PNG drawings",
-            "made up, really encoded: areas of one colour",
-            "png",
-            image::drawings(bytes, seed)?,
-        ),
-        Corpus::new("PNG photos", "made up, really encoded: gradients and noise", "png", image::photos(bytes, seed)?),
+        Corpus::new("PNG, drawn", "made up, really encoded: areas of one colour", "png", image::drawings(bytes, seed)?),
+        Corpus::new("PNG, photo", "made up, really encoded: gradients and noise", "png", image::photos(bytes, seed)?),
         Corpus::new(
             "JPEG-like",
             "noise behind true JPEG headers, as entropy-coded data looks",

@@ -125,7 +125,8 @@ impl Participant {
 /// What a command says in the end is what went wrong.
 fn last_line(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
-    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().trim().trim_end_matches('.').to_owned()
+    let line = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+    line.rsplit("error: ").next().unwrap_or_default().trim().trim_end_matches('.').to_owned()
 }
 
 impl Datastore {
@@ -253,6 +254,13 @@ impl Node {
             Self::Kubo(kubo) => &kubo.server,
         }
     }
+}
+
+#[test]
+fn of_an_error_the_last_words_count() {
+    let error = anyhow::anyhow!("\"causeway\" \"add\": exit status: 2: error: there is no such setting.\n\n");
+    assert_eq!(last_line(&error), "there is no such setting");
+    assert_eq!(last_line(&anyhow::anyhow!("one\ntwo")), "two");
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub fn svg(plot: &Plot) -> Result<String> {
         head.draw(canvas, plot)?;
         let (_, body) = canvas.split_vertically(head.height);
         for (area, panel) in body.split_evenly((plot.panels.len(), 1)).iter().zip(&plot.panels) {
-            draw_panel(canvas, area, panel)?;
+            draw_panel(canvas, area, panel, &up(plot, panel))?;
         }
         Ok(())
     })
@@ -125,16 +125,22 @@ pub fn heading(canvas: &Area<'_>, title: &str, subtitle: &str) -> Result<()> {
     write(canvas, subtitle, (MARGIN, MARGIN + TITLE_PIXELS + 18), HPos::Left)
 }
 
-fn draw_panel(canvas: &Area<'_>, area: &Area<'_>, panel: &Panel) -> Result<()> {
+/// The y axis of a panel. Panels that measure the same have the same one, so that heights can be compared.
+fn up(plot: &Plot, panel: &Panel) -> Ruler {
+    let alike = plot.panels.iter().filter(|other| other.y == panel.y);
+    Ruler::over(&panel.y.scale, alike.flat_map(|other| other.marks.points()).map(|(_, y)| y))
+}
+
+fn draw_panel(canvas: &Area<'_>, area: &Area<'_>, panel: &Panel, up: &Ruler) -> Result<()> {
     let Panel { heading, x, y, marks } = panel;
-    let points = marks.points();
-    let across = Ruler::over(&x.scale, points.iter().map(|(x, _)| *x));
-    let up = Ruler::over(&y.scale, points.iter().map(|(_, y)| *y));
-    let mut chart = ChartBuilder::on(area);
-    chart.margin(MARGIN).margin_top(MARGIN / 2).margin_right(2 * MARGIN).x_label_area_size(76).y_label_area_size(104);
+    let across = Ruler::over(&x.scale, marks.points().into_iter().map(|(x, _)| x));
+    let heading_height = if heading.is_empty() { 0 } else { TEXT_PIXELS + MARGIN };
+    let (top, area) = area.split_vertically(heading_height);
     if !heading.is_empty() {
-        chart.caption(heading, font(TEXT_PIXELS + 2).color(&INK));
+        write(&top, heading, (MARGIN, heading_height / 2), HPos::Left)?;
     }
+    let mut chart = ChartBuilder::on(&area);
+    chart.margin(MARGIN).margin_top(MARGIN / 2).margin_right(2 * MARGIN).x_label_area_size(76).y_label_area_size(104);
     let mut chart = chart.build_cartesian_2d(across.clone(), up.clone())?;
     let mut mesh = chart.configure_mesh();
     if !matches!(x.scale, Scale::Log) {
@@ -273,6 +279,14 @@ mod tests {
     #[test]
     fn the_same_figures_make_the_same_file() {
         assert_eq!(svg(&plot()).expect("it can be drawn"), svg(&plot()).expect("it can be drawn"));
+    }
+
+    #[test]
+    fn what_measures_the_same_has_the_same_axis() {
+        let mut plot = plot();
+        assert_ne!(up(&plot, &plot.panels[0]).range, up(&plot, &plot.panels[1]).range);
+        plot.panels[1].y = plot.panels[0].y.clone();
+        assert_eq!(up(&plot, &plot.panels[0]).range, up(&plot, &plot.panels[1]).range);
     }
 
     #[test]

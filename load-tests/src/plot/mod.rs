@@ -40,7 +40,7 @@ pub struct Panel {
 }
 
 /// What is measured along an axis.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Axis {
     /// With the unit.
     pub label: String,

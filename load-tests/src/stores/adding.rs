@@ -8,6 +8,7 @@ use crate::folder::disk_bytes;
 use crate::rounds::rotated;
 use crate::servers;
 use anyhow::{Context, Result, ensure};
+use tempfile::TempDir;
 
 /// Sizes of files and how many there are of each: thousands of small ones, and some tens of mebibytes of larger ones.
 const SIZES: [(usize, usize); 7] =
@@ -146,8 +147,7 @@ fn diversities(options: &Options, maker: &mut Maker<'_>) -> Result<Vec<Asked>> {
 /// A process that has next to nothing to do: it adds a file of a few bytes that is there already.
 pub fn starts(options: &Options, participants: &[Participant]) -> Result<Vec<Vec<Cost>>> {
     eprintln!("start");
-    let dir = servers::folder("start")?;
-    std::fs::write(dir.path().join("file"), "next to nothing")?;
+    let dir = next_to_nothing()?;
     let mut all = vec![Vec::new(); participants.len()];
     for (_, index) in rotated(options.rounds() + 2, participants.len()) {
         if !participants[index].adds {
@@ -162,9 +162,23 @@ pub fn starts(options: &Options, participants: &[Participant]) -> Result<Vec<Vec
     Ok(all)
 }
 
+/// A folder with a file of a few bytes.
+fn next_to_nothing() -> Result<TempDir> {
+    let dir = servers::folder("start")?;
+    std::fs::write(dir.path().join("file"), "next to nothing")?;
+    Ok(dir)
+}
+
 fn costs(options: &Options, participants: &[Participant], sets: &[Set], empty: Empty) -> Result<Vec<Vec<Vec<Cost>>>> {
     let mut all = vec![vec![Vec::new(); sets.len()]; participants.len()];
     let mut roots = vec![None; sets.len()];
+    // What a store makes when it is first opened is no cost of what is added to it, and Kubo's `init` makes some of it.
+    let first = next_to_nothing()?;
+    let opened = |participant: Participant| {
+        let store = participant.fresh(options)?;
+        store.add(first.path())?;
+        Ok::<_, anyhow::Error>(store)
+    };
     for (round, index) in rotated(options.rounds(), participants.len()) {
         let participant = participants[index];
         if !participant.adds {
@@ -174,7 +188,7 @@ fn costs(options: &Options, participants: &[Participant], sets: &[Set], empty: E
         for ((set, root), costs) in sets.iter().zip(&mut roots).zip(&mut all[index]) {
             let store = match kept.take() {
                 Some(store) if empty == Empty::First => store,
-                _ => participant.fresh(options)?,
+                _ => opened(participant)?,
             };
             let (cost, found) = add(&store, set).with_context(|| participant.name)?;
             let root: &String = root.get_or_insert_with(|| found.clone());

@@ -12,10 +12,11 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which are no settings of a node: it would refuse to start with them.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build test test-browser test-long lint docs bench bench-tiers bench-network bench-trace bench-policies kubo deny
+.PHONY: help run build test test-browser test-long lint docs bench bench-tiers bench-stores bench-compression \
+    bench-network bench-trace bench-policies kubo deny
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-13s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 run: build ## Build and start a gateway, which prints the address of its welcome page
 	@exec env $(NOT_SETTINGS) "$(CARGO_TARGET_DIR)/release/causeway" serve $(ARGS)
@@ -62,6 +63,13 @@ bench-tiers: ## Measure what is held, in memory and on disk, beside nginx and Ku
 	cargo build $(PROFILE) --bins
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" tiers \
 	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" $(ARGS)
+
+bench-stores: build kubo ## Measure datastores, Causeway's beside Kubo's; results go to load-tests/results
+	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" stores \
+	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" $(ARGS)
+
+bench-compression: build ## Measure what compression saves, on disk and on the way; results go to load-tests/results
+	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" compression --causeway "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
 
 bench-network: ## Measure misses over a long link, beside Kubo and plain HTTP; results go to load-tests/results
 	@scripts/install-missing bench

@@ -1,6 +1,6 @@
 //! What the figures were measured on, with what, and how to measure them again.
 
-use crate::{Options, network, servers, tiers, trace, wrk};
+use crate::{Options, compression, network, servers, stores, tiers, trace, wrk};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::process::Command;
@@ -25,7 +25,7 @@ pub fn describe_tiers(options: &tiers::Options) -> Result<Value> {
     about["rounds"] = json!(options.rounds());
     about["quick"] = json!(options.quick);
     about["seed"] = json!(options.seed);
-    about["folders"] = json!(said("stat", &["-f", "-c", "%T", &std::env::temp_dir().to_string_lossy()]));
+    about["folders"] = json!(folders());
     about["causeway"] = json!(said(&options.causeway.to_string_lossy(), &["--version"]));
     about["kubo"] = json!(said(&options.kubo.to_string_lossy(), &["--version"]));
     about["nginx"] = json!(said(servers::nginx_binary(), &["-v"]));
@@ -62,6 +62,36 @@ pub fn describe_policies(quick: bool) -> Result<Value> {
     about["command"] = json!(if quick { "make bench-policies ARGS=--quick" } else { "make bench-policies" });
     about["quick"] = json!(quick);
     Ok(about)
+}
+
+/// The same for the datastores.
+pub fn describe_stores(options: &stores::Options) -> Result<Value> {
+    let mut about = hardware()?;
+    about["command"] = json!(if options.quick { "make bench-stores ARGS=--quick" } else { "make bench-stores" });
+    about["rounds"] = json!(options.rounds());
+    about["quick"] = json!(options.quick);
+    about["seed"] = json!(options.seed);
+    about["folders"] = json!(folders());
+    about["causeway"] = json!(said(&options.causeway.to_string_lossy(), &["--version"]));
+    about["kubo"] = json!(said(&options.kubo.to_string_lossy(), &["--version"]));
+    Ok(about)
+}
+
+/// The same for compression.
+pub fn describe_compression(options: &compression::Options) -> Result<Value> {
+    let mut about = hardware()?;
+    about["command"] =
+        json!(if options.quick { "make bench-compression ARGS=--quick" } else { "make bench-compression" });
+    about["rounds"] = json!(options.rounds(compression::LEVELS[0]));
+    about["quick"] = json!(options.quick);
+    about["seed"] = json!(options.seed);
+    about["causeway"] = json!(said(&options.causeway.to_string_lossy(), &["--version"]));
+    Ok(about)
+}
+
+/// The file system that folders lie on.
+fn folders() -> String {
+    said("stat", &["-f", "-c", "%T", &std::env::temp_dir().to_string_lossy()])
 }
 
 fn hardware() -> Result<Value> {

@@ -9,6 +9,8 @@
 //! | module | concern |
 //! |---|---|
 //! | [`tiers`] | what is held: the table of the local tiers, beside nginx and Kubo |
+//! | [`stores`] | what datastores take to be added to and read, beside Kubo's |
+//! | [`compression`] | what is saved on disk and on the way, beside whole files |
 //! | [`compare`] | a cold file on one machine, by one GET |
 //! | [`network`] | misses over a long link: the table of the network tier |
 //! | [`servers`] | Causeway, Kubo and nginx as child processes with folders of their own |
@@ -16,21 +18,25 @@
 //! | [`trace`] | a public gateway's day, replayed: the paper's table of tiers beside ours |
 //! | [`policies`] | what the memory tier keeps, by policy, on the same day |
 //! | [`relay`] | a stretch of network between two programs: delay, rate, and a count of bytes |
-//! | [`wrk`], [`timed`] | one run of `wrk`; of any command |
+//! | [`wrk`], [`timed`], [`folder`] | one run of `wrk`; of any command; what a folder takes on disk |
 //! | [`fetch`], [`sample`], [`archive`] | one timed GET; content that is made up, and the same as blocks |
 //! | [`rounds`], [`median`], [`zipf`] | whose turn it is, the middle of some figures, popularity |
 //! | [`goals`] | what figures are judged by |
 //! | [`machine`] | what the figures were measured on |
 //! | [`report`], [`results`] | figures to Markdown and JSON: of the comparison; what all kinds share |
+//! | [`plot`] | figures to pictures |
 
 mod archive;
 mod child;
 mod compare;
+mod compression;
 mod fetch;
+mod folder;
 mod goals;
 mod machine;
 mod median;
 mod network;
+mod plot;
 mod policies;
 mod relay;
 mod report;
@@ -38,6 +44,7 @@ mod results;
 mod rounds;
 mod sample;
 mod servers;
+mod stores;
 mod tiers;
 mod timed;
 mod trace;
@@ -56,6 +63,10 @@ use tokio::signal::unix::{SignalKind, signal};
 enum Command {
     /// Measure what is held here, from memory to disk, beside nginx and Kubo
     Tiers(tiers::Options),
+    /// Measure datastores, Causeway's and those of Kubo
+    Stores(stores::Options),
+    /// Measure what compression saves, by blocks and by whole files
+    Compression(compression::Options),
     /// Compare Causeway with Kubo fetching a cold file
     Compare(Options),
     /// Measure misses over a long link, beside Kubo, plain HTTP and what the source can do
@@ -131,6 +142,8 @@ async fn main() -> anyhow::Result<()> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     match Command::parse() {
         Command::Tiers(options) => tiers(&options).await,
+        Command::Stores(options) => stores(&options).await,
+        Command::Compression(options) => compression(&options).await,
         Command::Compare(options) => compare(&options).await,
         Command::Network(options) => network(&options).await,
         Command::Trace(options) => trace(&options).await,
@@ -146,6 +159,22 @@ async fn tiers(options: &tiers::Options) -> anyhow::Result<()> {
     println!("Written to {} and .json beside it.", written.display());
     let failed = outcomes.iter().filter(|(_, outcome)| outcome.is_err()).count();
     anyhow::ensure!(failed == 0, "{failed} rows could not be measured");
+    Ok(())
+}
+
+async fn stores(options: &stores::Options) -> anyhow::Result<()> {
+    let figures = stores::run(options).await?;
+    let written = stores::table::write(options, &machine::describe_stores(options)?, &figures)?;
+    println!("{}", std::fs::read_to_string(&written)?);
+    println!("Written to {}, .json and pictures beside it.", written.display());
+    Ok(())
+}
+
+async fn compression(options: &compression::Options) -> anyhow::Result<()> {
+    let figures = compression::run(options).await?;
+    let written = compression::table::write(options, &machine::describe_compression(options)?, &figures)?;
+    println!("{}", std::fs::read_to_string(&written)?);
+    println!("Written to {}, .json and pictures beside it.", written.display());
     Ok(())
 }
 

@@ -8,11 +8,42 @@ use std::path::{Path, PathBuf};
 /// Writes both files into `dir`, named by the machine's date and the kind, and returns the path of the Markdown one.
 pub fn write(dir: &Path, machine: &Value, kind: &str, markdown: &str, json: &Value) -> Result<PathBuf> {
     std::fs::create_dir_all(dir)?;
-    let name = format!("{}-{kind}", machine["date"].as_str().unwrap_or("undated"));
+    let name = name(machine, kind);
     let file = dir.join(format!("{name}.md"));
     std::fs::write(&file, markdown)?;
     std::fs::write(dir.join(format!("{name}.json")), serde_json::to_string_pretty(json)? + "\n")?;
     Ok(file)
+}
+
+/// A picture that belongs to a table.
+pub struct Picture {
+    /// Of the file, after what the table's is called.
+    pub name: &'static str,
+    /// What it shows, for those who do not see it.
+    pub shows: String,
+    pub svg: String,
+}
+
+/// Writes pictures into `dir`, beside the table that they belong to.
+pub fn write_pictures(dir: &Path, machine: &Value, kind: &str, pictures: &[Picture]) -> Result<()> {
+    std::fs::create_dir_all(dir)?;
+    for picture in pictures {
+        std::fs::write(dir.join(picture_name(machine, kind, picture)), &picture.svg)?;
+    }
+    Ok(())
+}
+
+/// Shows a picture in the table that it lies beside.
+pub fn show_picture(out: &mut String, machine: &Value, kind: &str, picture: &Picture) -> Result<()> {
+    Ok(writeln!(out, "![{}]({})\n", picture.shows, picture_name(machine, kind, picture))?)
+}
+
+fn picture_name(machine: &Value, kind: &str, picture: &Picture) -> String {
+    format!("{}-{}.svg", name(machine, kind), picture.name)
+}
+
+fn name(machine: &Value, kind: &str) -> String {
+    format!("{}-{kind}", machine["date"].as_str().unwrap_or("undated"))
 }
 
 /// The title, and a warning if the run was a quick one.

@@ -55,6 +55,28 @@ pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
+/// Puts things into an order from the seed (Fisher and Yates).
+pub fn shuffle<T>(things: &mut [T], seed: u64) {
+    let mut random = SplitMix::new(seed);
+    for last in (1..things.len()).rev() {
+        things.swap(last, (random.unit() * (last + 1) as f64) as usize);
+    }
+}
+
+#[test]
+fn a_seed_decides_about_the_order_and_nothing_is_lost() {
+    let shuffled = |seed| {
+        let mut things: Vec<usize> = (0..100).collect();
+        shuffle(&mut things, seed);
+        things
+    };
+    assert_eq!(shuffled(1), shuffled(1));
+    assert_ne!(shuffled(1), shuffled(2));
+    let mut sorted = shuffled(1);
+    sorted.sort();
+    assert!(sorted.into_iter().eq(0..100));
+}
+
 #[test]
 fn seeds_and_lengths_are_obeyed() {
     assert_eq!(bytes(13, 7), bytes(16, 7)[..13]);

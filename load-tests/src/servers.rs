@@ -3,6 +3,7 @@
 use crate::child::Process;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use std::ffi::OsStr;
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -65,11 +66,31 @@ pub struct Causeway {
 impl KuboRepo {
     /// A fresh folder for a node that knows nobody and contacts nobody, with changes to its configuration.
     pub fn init(ipfs: &Path, change: impl FnOnce(&mut Value)) -> Result<Self> {
+        Self::made_by(ipfs, "--profile=test", change)
+    }
+
+    /// The same with a datastore that Kubo has a profile for.
+    pub fn init_as(ipfs: &Path, profile: &str) -> Result<Self> {
+        Self::made_by(ipfs, format!("--profile=test,{profile}"), |_| {})
+    }
+
+    /// The same with any datastore, as `Datastore.Spec` has it.
+    pub fn init_on(ipfs: &Path, datastore: Value) -> Result<Self> {
+        // Only a configuration that is there before the folder can choose.
+        let given = Self::init(ipfs, |settings| settings["Datastore"]["Spec"] = datastore)?;
+        Self::made_by(ipfs, given.config(), |_| {})
+    }
+
+    fn made_by(ipfs: &Path, how: impl AsRef<OsStr>, change: impl FnOnce(&mut Value)) -> Result<Self> {
         let repo = Self { ipfs: ipfs.to_owned(), dir: folder("kubo")? };
-        let init = repo.command().args(["init", "--profile=test"]).stdout(Stdio::null()).status();
+        let init = repo.command().arg("init").arg(how).stdout(Stdio::null()).status();
         ensure!(init.with_context(|| format!("{}; run `make kubo`", ipfs.display()))?.success(), "ipfs init failed");
-        isolate(&repo.dir.path().join("config"), change)?;
+        isolate(&repo.config(), change)?;
         Ok(repo)
+    }
+
+    fn config(&self) -> PathBuf {
+        self.dir.path().join("config")
     }
 
     /// `ipfs` on this folder.
@@ -91,13 +112,18 @@ impl Kubo {
 
     /// The same with changes to its configuration.
     pub async fn start_with(ipfs: &Path, change: impl FnOnce(&mut Value)) -> Result<Self> {
-        let repo = KuboRepo::init(ipfs, change)?;
-        let mut process = Process::spawn("kubo", repo.command().arg("daemon"), repo.path())?;
+        Self::on(KuboRepo::init(ipfs, change)?, &[]).await
+    }
+
+    /// A node on a folder, with more flags of `ipfs daemon`.
+    pub async fn on(repo: KuboRepo, flags: &[&str]) -> Result<Self> {
+        let mut process = Process::spawn("kubo", repo.command().arg("daemon").args(flags), repo.path())?;
         let said = process.says("Daemon is ready").await?;
         let (api, url) = (listening(&said, "RPC API server")?, listening(&said, "Gateway server")?);
         let id: Value = serde_json::from_str(&post(&format!("{api}/api/v0/id")).await?)?;
-        let addresses = id["Addresses"].as_array().context("ipfs id names no addresses")?;
-        let multiaddrs = addresses.iter().filter_map(|address| address.as_str().map(str::to_owned)).collect();
+        // A node that is offline names none.
+        let addresses = id["Addresses"].as_array().into_iter().flatten();
+        let multiaddrs = addresses.filter_map(|address| address.as_str().map(str::to_owned)).collect();
         let KuboRepo { ipfs, dir } = repo;
         let server = Server { name: "Kubo", url, process, dir };
         Ok(Self { server, ipfs, api, multiaddrs })
@@ -186,6 +212,8 @@ pub struct Setup<'a> {
     pub peers: &'a [String],
     /// The node through which it joins the DHT.
     pub bootstrap: Option<&'a str>,
+    /// The folder of a node that ran before; otherwise a new one.
+    pub data: Option<&'a Path>,
     /// A CAR file that it takes in before it starts.
     pub archive: Option<&'a Path>,
     /// More flags of `causeway serve`.
@@ -198,7 +226,7 @@ impl Causeway {
     /// A fresh node, connected to its peers and to the node through which it joins the DHT.
     pub async fn start(binary: &Path, setup: Setup<'_>) -> Result<Self> {
         let dir = folder("causeway")?;
-        let data = dir.path().join("data");
+        let data = setup.data.map_or_else(|| dir.path().join("data"), Path::to_owned);
         if let Some(archive) = setup.archive {
             let import = causeway_import(binary, &data, archive).output()?;
             ensure!(import.status.success(), "causeway import: {}", String::from_utf8_lossy(&import.stderr));
@@ -229,6 +257,10 @@ impl Causeway {
 
     /// The connections to the peers are made while the node starts; a cold fetch is to measure fetching.
     async fn wait_for_peers(&self, count: usize) -> Result<()> {
+        // A node that is offline counts none.
+        if count == 0 {
+            return Ok(());
+        }
         let begun = Instant::now();
         while self.metric("causeway_p2p_connections").await? < count as f64 {
             ensure!(begun.elapsed() < Duration::from_secs(30), "Causeway does not connect to its {count} peers");

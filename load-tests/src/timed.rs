@@ -1,9 +1,10 @@
-//! A command that is run to its end: how long it takes, and the CPU time that it uses.
+//! A command that is run to its end: how long it takes, the CPU time that it uses, and what it writes.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike as _;
 use std::fs::File;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,17 @@ const PATIENCE: Duration = Duration::from_secs(1800);
 /// How often is looked whether it has ended; what is measured takes seconds.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
+/// What the kernel counts written bytes in: getrusage(2).
+const WRITTEN_UNIT_BYTES: u64 = 512;
+
 /// A command that ended well.
 #[derive(Debug, Clone)]
 pub struct Ran {
     pub wall: Duration,
     /// In user and kernel mode, with all of its children.
     pub cpu: Duration,
+    /// What it made the kernel write to disk, now or later, in whole pages.
+    pub written_bytes: u64,
     pub stdout: String,
 }
 
@@ -25,9 +31,25 @@ pub struct Ran {
 /// the kernel counts the CPU time of all of them together.
 pub fn run(command: &mut Command) -> Result<Ran> {
     let dir = tempfile::TempDir::with_prefix("causeway-bench-command-")?;
-    let [out, err] = ["out", "err"].map(|name| dir.path().join(name));
-    command.stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?);
-    let (cpu, begun) = (cpu(UsageWho::RUSAGE_CHILDREN)?, Instant::now());
+    run_to(command, &dir.path().join("out"))
+}
+
+/// The same for a command whose output is content, and goes nowhere.
+pub fn run_unheard(command: &mut Command) -> Result<Ran> {
+    run_to(command, Path::new("/dev/null"))
+}
+
+/// Runs a command when the disk has nothing else to do.
+pub fn settled(command: &mut Command) -> Result<Ran> {
+    ensure!(Command::new("sync").status()?.success(), "sync failed");
+    run(command)
+}
+
+fn run_to(command: &mut Command, out: &Path) -> Result<Ran> {
+    let dir = tempfile::TempDir::with_prefix("causeway-bench-command-")?;
+    let err = dir.path().join("err");
+    command.stdin(Stdio::null()).stdout(File::create(out)?).stderr(File::create(&err)?);
+    let (before, begun) = (getrusage(UsageWho::RUSAGE_CHILDREN)?, Instant::now());
     let mut child = command.spawn().with_context(|| format!("starting {command:?}"))?;
     let status = loop {
         if let Some(status) = child.try_wait()? {
@@ -40,10 +62,13 @@ pub fn run(command: &mut Command) -> Result<Ran> {
         }
         std::thread::sleep(LOOK_EVERY);
     };
+    let wall = begun.elapsed();
+    let after = getrusage(UsageWho::RUSAGE_CHILDREN)?;
     let ran = Ran {
-        wall: begun.elapsed(),
-        cpu: self::cpu(UsageWho::RUSAGE_CHILDREN)?.saturating_sub(cpu),
-        stdout: std::fs::read_to_string(&out)?,
+        wall,
+        cpu: cpu(&after)?.saturating_sub(cpu(&before)?),
+        written_bytes: u64::try_from(after.block_writes() - before.block_writes())? * WRITTEN_UNIT_BYTES,
+        stdout: std::fs::read_to_string(out)?,
     };
     if !status.success() {
         bail!("{command:?}: {status}: {}{}", ran.stdout, std::fs::read_to_string(&err)?);
@@ -53,11 +78,10 @@ pub fn run(command: &mut Command) -> Result<Ran> {
 
 /// CPU time that this process has used so far, without its children.
 pub fn own_cpu() -> Result<Duration> {
-    cpu(UsageWho::RUSAGE_SELF)
+    cpu(&getrusage(UsageWho::RUSAGE_SELF)?)
 }
 
-fn cpu(who: UsageWho) -> Result<Duration> {
-    let usage: Usage = getrusage(who)?;
+fn cpu(usage: &Usage) -> Result<Duration> {
     let microseconds = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
     Ok(Duration::from_micros(u64::try_from(microseconds)?))
 }
@@ -71,4 +95,6 @@ fn what_a_command_says_and_uses_is_told() {
     let failed = run(Command::new("sh").args(["-c", "echo no way >&2; exit 3"])).expect_err("it fails");
     assert!(failed.to_string().contains("no way"), "{failed}");
     assert!(run(&mut Command::new("/nowhere/at/all")).is_err());
+    let unheard = run_unheard(Command::new("echo").arg("hello")).expect("it ends");
+    assert_eq!(unheard.stdout, "");
 }

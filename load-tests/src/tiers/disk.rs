@@ -5,7 +5,7 @@ use super::Options;
 use super::figures::{Case, Who};
 use super::under_load::{Participant, rounds};
 use super::world::{Client, Content};
-use crate::sample::SplitMix;
+use crate::sample;
 use crate::servers::Kubo;
 use crate::trace::tier::{Tier, bytes_given};
 use crate::wrk::{Asked, Drawn};
@@ -38,7 +38,9 @@ pub async fn median(options: &Options) -> Result<Vec<Case>> {
             client.expect(server, &file.path, &[], &expected).await?;
         }
     }
-    let drawn = shuffled(options.seed, content.files.iter().map(|file| file.path.as_str()).collect())?;
+    let mut paths: Vec<&str> = content.files.iter().map(|file| file.path.as_str()).collect();
+    sample::shuffle(&mut paths, options.seed);
+    let drawn = Drawn::new(paths.into_iter())?;
     let participant = |who, server| Participant {
         who,
         server,
@@ -59,13 +61,4 @@ pub async fn median(options: &Options) -> Result<Vec<Case>> {
     case.notes
         .push(format!("the memory tier had {RAM_BYTES} bytes and gave {:.2} % of what was read", ram_share * 100.0));
     Ok(vec![case])
-}
-
-/// Every path once, in an order from the seed (Fisher and Yates).
-fn shuffled(seed: u64, mut paths: Vec<&str>) -> Result<Drawn> {
-    let mut random = SplitMix::new(seed);
-    for last in (1..paths.len()).rev() {
-        paths.swap(last, (random.unit() * (last + 1) as f64) as usize);
-    }
-    Drawn::new(paths.into_iter())
 }

@@ -19,12 +19,13 @@
 //! | [`text`] | text, compressed |
 //! | [`store`] | writing: archives and files |
 //! | [`steady`] | the load of a public gateway in an open loop |
-//! | [`table`] | cases to Markdown and JSON |
+//! | [`table`], [`picture`] | cases to Markdown and JSON, and to SVG |
 
 pub mod disk;
 pub mod figures;
 pub mod hot;
 pub mod memory;
+pub mod picture;
 pub mod steady;
 pub mod store;
 pub mod table;

@@ -4,11 +4,12 @@
 use super::figures::{Case, Measure, Series, Turn, Who};
 use super::{Measured, Options};
 use crate::archive::{self, PLAIN, importer};
+use crate::folder::disk_bytes;
 use crate::median::median;
 use crate::rounds::rotated;
 use crate::sample;
 use crate::servers::{self, KuboRepo, causeway_import, without_settings};
-use crate::timed::{self, Ran};
+use crate::timed::{self, settled};
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use content::hashes::SHA2_256;
@@ -16,10 +17,10 @@ use content::importer::BlockSink;
 use content::{Block, Cid, codec};
 use std::fs::File;
 use std::io::Write as _;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// What files are cut into.
@@ -49,7 +50,7 @@ pub fn write(options: &Options) -> Result<Vec<Case>> {
             }
             ran
         };
-        push(series, round, turn(&ran, bytes));
+        push(series, round, turn(ran.wall, ran.cpu, bytes));
     }
     let name = format!("writing {} MB of new 256 KiB blocks from a CAR file", bytes / 1_000_000);
     let mut case = Case::new(name, "MB/s", series.to_vec());
@@ -95,7 +96,7 @@ pub fn add(options: &Options) -> Result<Measured> {
             let before = disk_bytes(store.path())?;
             let ran = settled(&mut store.add(&step.file, chooses))?;
             ensure!(ran.stdout.contains(&step.root.to_string()), "{who}: not {}, but {}", step.root, ran.stdout);
-            push(&mut series[index], round, turn(&ran, step.file_bytes));
+            push(&mut series[index], round, turn(ran.wall, ran.cpu, step.file_bytes));
             if who == Who::Causeway {
                 growth.push(disk_bytes(store.path())?.saturating_sub(before) as f64);
             }
@@ -240,16 +241,10 @@ fn copy(from: &Path, to: &Path) -> Command {
     copy
 }
 
-/// Runs a command when the disk has nothing else to do.
-fn settled(command: &mut Command) -> Result<Ran> {
-    ensure!(Command::new("sync").status()?.success(), "sync failed");
-    timed::run(command)
-}
-
-fn turn(ran: &Ran, bytes: u64) -> Turn {
+fn turn(wall: Duration, cpu: Duration, bytes: u64) -> Turn {
     Turn {
-        rate: bytes as f64 / 1e6 / ran.wall.as_secs_f64(),
-        cpu_microseconds: ran.cpu.as_secs_f64() * 1e6 / bytes.div_ceil(BLOCK_BYTES) as f64,
+        rate: bytes as f64 / 1e6 / wall.as_secs_f64(),
+        cpu_microseconds: cpu.as_secs_f64() * 1e6 / bytes.div_ceil(BLOCK_BYTES) as f64,
         latency: None,
     }
 }
@@ -273,24 +268,12 @@ fn hash(step: &Step) -> Result<Turn> {
         let workers: Vec<_> = (0..threads).map(|first| scope.spawn(move || hash(first))).collect();
         workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| anyhow::anyhow!("a thread failed"))?)
     })?;
-    let ran = Ran { wall: begun.elapsed(), cpu: timed::own_cpu()?.saturating_sub(cpu), stdout: String::new() };
-    Ok(turn(&ran, step.file_bytes))
+    Ok(turn(begun.elapsed(), timed::own_cpu()?.saturating_sub(cpu), step.file_bytes))
 }
 
 fn push(series: &mut Series, round: usize, turn: Turn) {
     eprintln!("  round {}: {} {:.0} MB/s, {:.0} µs a block", round + 1, series.who, turn.rate, turn.cpu_microseconds);
     series.turns.push(turn);
-}
-
-/// What a folder takes on disk.
-fn disk_bytes(dir: &Path) -> Result<u64> {
-    let mut bytes = 0;
-    for entry in std::fs::read_dir(dir)? {
-        let entry = entry?;
-        let about = entry.metadata()?;
-        bytes += if about.is_dir() { disk_bytes(&entry.path())? } else { about.blocks() * 512 };
-    }
-    Ok(bytes)
 }
 
 #[cfg(test)]

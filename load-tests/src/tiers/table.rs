@@ -1,7 +1,7 @@
 //! The table as [`results`].
 
 use super::figures::{Case, Measure, Series};
-use super::{Measured, Options, Outcome};
+use super::{Measured, Options, Outcome, picture};
 use crate::goals::Goal;
 use crate::results::{self, number};
 use anyhow::Result;
@@ -10,9 +10,18 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Writes both files and returns the path of the Markdown one.
+/// Of the files.
+const KIND: &str = "tiers";
+
+/// Writes all files and returns the path of the Markdown one.
 pub fn write(options: &Options, machine: &Value, outcomes: &[Outcome]) -> Result<PathBuf> {
-    results::write(&options.out, machine, "tiers", &markdown(machine, outcomes)?, &as_json(machine, outcomes))
+    let mut markdown = markdown(machine, outcomes)?;
+    if let Some(picture) = picture::bars(outcomes)? {
+        markdown.push('\n');
+        results::show_picture(&mut markdown, machine, KIND, &picture)?;
+        results::write_pictures(&options.out, machine, KIND, &[picture])?;
+    }
+    results::write(&options.out, machine, KIND, &markdown, &as_json(machine, outcomes))
 }
 
 fn markdown(machine: &Value, outcomes: &[Outcome]) -> Result<String> {
@@ -69,7 +78,8 @@ fn markdown(machine: &Value, outcomes: &[Outcome]) -> Result<String> {
     Ok(out)
 }
 
-fn cases(outcome: &Result<Measured>) -> &[Case] {
+/// What an outcome has to show.
+pub fn cases(outcome: &Result<Measured>) -> &[Case] {
     match outcome {
         Ok(Measured::Cases(cases)) => cases,
         Ok(Measured::Unavailable(_)) | Err(_) => &[],

@@ -17,12 +17,13 @@
 //! | [`service`] | the gateway that is asked, and the node behind it |
 //! | [`replay`], [`client`] | requests at their times, and a record of each |
 //! | [`tier`] | which tier answered |
-//! | [`figures`], [`table`] | records to figures; figures to Markdown and JSON |
+//! | [`figures`], [`table`], [`picture`] | records to figures; figures to Markdown and JSON, and to SVG |
 
 pub mod client;
 pub mod corpus;
 pub mod figures;
 pub mod paper;
+pub mod picture;
 pub mod replay;
 pub mod service;
 pub mod shape;

@@ -4,7 +4,7 @@ use super::figures::{Answers, Replayed};
 use super::shape::{Popularity, Sizes};
 use super::simulate::{Policy, Share, Store};
 use super::tier::Tier;
-use super::{Options, Outcome, Simulated, paper};
+use super::{Options, Outcome, Simulated, paper, picture};
 use crate::results;
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -15,10 +15,17 @@ use std::time::Duration;
 /// The least share of a simulated LRU's hits that the service's memory tier is to have.
 const HITS_BAR: f64 = 0.98;
 
-/// Writes both files and returns the path of the Markdown one.
+/// Of the files.
+const KIND: &str = "trace";
+
+/// Writes all files and returns the path of the Markdown one.
 pub fn write(options: &Options, machine: &Value, outcome: &Outcome) -> Result<PathBuf> {
-    let (markdown, json) = (markdown(options, machine, outcome)?, as_json(options, machine, outcome));
-    results::write(&options.out, machine, "trace", &markdown, &json)
+    let picture = picture::tiers(&outcome.replayed)?;
+    let (mut markdown, json) = (markdown(options, machine, outcome)?, as_json(options, machine, outcome));
+    markdown.push('\n');
+    results::show_picture(&mut markdown, machine, KIND, &picture)?;
+    results::write_pictures(&options.out, machine, KIND, &[picture])?;
+    results::write(&options.out, machine, KIND, &markdown, &json)
 }
 
 fn markdown(options: &Options, machine: &Value, outcome: &Outcome) -> Result<String> {

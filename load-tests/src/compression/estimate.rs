@@ -1,0 +1,96 @@
+//! What the store's encoder lets go after a look at a sample: whether it would have shrunk, and what the look saves.
+//!
+//! No command tells that of a store, so the encoder is asked for itself.
+
+use super::corpora::Corpus;
+use crate::stores::data::BLOCK_BYTES;
+use crate::timed;
+use anyhow::Result;
+use bytes::Bytes;
+use cache::stored::{self, Encoder, Shape};
+use content::hashes::SHA2_256;
+use content::{Block, codec};
+use std::time::Duration;
+
+/// A block is worth a frame if the value shrinks by one part in so many; shorter ones are not tried. So says the encoder.
+const SAVING_MIN: usize = 16;
+const BYTES_MIN: usize = 512;
+
+/// Blocks of one kind of data, at the level that is the default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Estimated {
+    pub blocks: usize,
+    /// Stored as frames.
+    pub framed: usize,
+    /// Stored raw although a frame would have paid.
+    pub missed: usize,
+    /// What these would have saved.
+    pub missed_bytes: u64,
+    /// CPU time with the look at a sample, and of compressing every block.
+    pub encoding: Duration,
+    pub compressing: Duration,
+}
+
+/// Asks the encoder about every block.
+pub fn measure(corpus: &Corpus) -> Result<Estimated> {
+    let options = stored::Options::default();
+    let mut encoder = Encoder::new(options)?;
+    let mut zstd = zstd::bulk::Compressor::new(options.level)?;
+    let mut all = Estimated::default();
+    for bytes in corpus.files.iter().flat_map(|file| file.bytes.chunks(BLOCK_BYTES)) {
+        let block = Block::of(codec::RAW, SHA2_256, 32, Bytes::copy_from_slice(bytes))?;
+        let (shape, encoding) = on_cpu(|| encoder.encode(&block).shape())?;
+        let (frame, compressing) = on_cpu(|| zstd.compress(bytes))?;
+        all.encoding += encoding;
+        all.compressing += compressing;
+        all.count(shape, bytes.len(), frame?.len());
+    }
+    Ok(all)
+}
+
+fn on_cpu<T>(work: impl FnOnce() -> T) -> Result<(T, Duration)> {
+    let before = timed::own_cpu()?;
+    let done = work();
+    Ok((done, timed::own_cpu()?.saturating_sub(before)))
+}
+
+impl Estimated {
+    fn count(&mut self, shape: Shape, block_bytes: usize, frame_bytes: usize) {
+        self.blocks += 1;
+        let pays = block_bytes > BYTES_MIN && frame_bytes + block_bytes / SAVING_MIN <= block_bytes;
+        match shape {
+            Shape::Raw { .. } if pays => {
+                self.missed += 1;
+                self.missed_bytes += (block_bytes - frame_bytes) as u64;
+            }
+            Shape::Raw { .. } => {}
+            Shape::Frame { .. } | Shape::Envelope { .. } => self.framed += 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compression::corpora::File;
+    use crate::sample;
+
+    #[test]
+    fn only_what_would_have_paid_is_missed() {
+        let mut all = Estimated::default();
+        let raw = |block_bytes| Shape::Raw { block_bytes };
+        all.count(Shape::Frame { block_bytes: 1600, frame_bytes: 100 }, 1600, 100);
+        all.count(raw(1600), 1600, 1500);
+        all.count(raw(1600), 1600, 1501);
+        all.count(raw(512), 512, 100);
+        assert_eq!((all.blocks, all.framed, all.missed, all.missed_bytes), (4, 1, 1, 100));
+    }
+
+    #[test]
+    fn the_encoder_frames_text_and_lets_noise_go() {
+        let files = [sample::text(600_000, 1), sample::bytes(300_000, 1)];
+        let files = files.map(|bytes| File { name: String::new(), bytes }).into();
+        let estimated = measure(&Corpus { name: "some", about: String::new(), files }).expect("memory does not fail");
+        assert_eq!((estimated.blocks, estimated.framed, estimated.missed), (5, 3, 0));
+    }
+}

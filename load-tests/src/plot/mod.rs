@@ -1,0 +1,85 @@
+//! Results as pictures: SVG files beside the tables.
+//!
+//! Goals: readable on a phone, on paper and by the colour-blind: few words in large letters, colours of a palette that was made
+//! for that, and a shape of its own for each line; a title that says what is compared, units at the axes, and which way is good.
+//! The same figures make the same file.
+//!
+//! Non-goals: pictures that move; the exact width of a text, for which fonts would have to be read.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`ruler`] | an axis: its range, its ticks, what they are called |
+//! | [`draw`] | lines, bars and the legend |
+//! | [`ratios`] | what was measured beside what it is judged by |
+
+mod draw;
+pub mod ratios;
+mod ruler;
+
+pub use draw::svg;
+
+/// A picture: panels below each other, under one title and one legend.
+#[derive(Debug, Clone)]
+pub struct Plot {
+    /// What is compared.
+    pub title: String,
+    /// How it was measured, and which way is good; in one line.
+    pub subtitle: String,
+    /// Who takes part, in the order of the figures.
+    pub legend: Vec<String>,
+    pub panels: Vec<Panel>,
+}
+
+/// Figures over one pair of axes.
+#[derive(Debug, Clone)]
+pub struct Panel {
+    pub heading: String,
+    pub x: Axis,
+    pub y: Axis,
+    pub marks: Marks,
+}
+
+/// What is measured along an axis.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Axis {
+    /// With the unit.
+    pub label: String,
+    pub scale: Scale,
+}
+
+impl Axis {
+    pub fn new(label: impl Into<String>, scale: Scale) -> Self {
+        Self { label: label.into(), scale }
+    }
+}
+
+/// How values lie on an axis.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Scale {
+    /// Each name at its number, from 0.
+    Names(Vec<String>),
+    /// From 0.
+    Linear,
+    /// By powers of ten; what is not above 0 is left out.
+    Log,
+}
+
+/// The figures, in the legend's order.
+#[derive(Debug, Clone)]
+pub enum Marks {
+    /// Points that are joined; a value that is not a number is left out.
+    Lines(Vec<Vec<(f64, f64)>>),
+    /// One bar of each beside each other at each name of the x axis; a value that is not a number leaves its place empty.
+    Bars(Vec<Vec<f64>>),
+}
+
+impl Marks {
+    fn points(&self) -> Vec<(f64, f64)> {
+        match self {
+            Self::Lines(all) => all.iter().flatten().copied().collect(),
+            Self::Bars(all) => {
+                all.iter().flat_map(|bars| bars.iter().zip(0..).map(|(y, x)| (f64::from(x), *y))).collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! The questions about adding. Each is asked with folders, and every store is given the same ones.
+
+use super::Options;
+use super::data::{BLOCK_BYTES, Had, Maker, Set, Stretch, size};
+use super::figures::{Answer, Cost};
+use super::store::{Participant, Store};
+use crate::folder::disk_bytes;
+use crate::rounds::rotated;
+use crate::servers;
+use anyhow::{Context, Result, ensure};
+use tempfile::TempDir;
+
+/// Sizes of files and how many there are of each: thousands of small ones, and some tens of mebibytes of larger ones.
+const SIZES: [(usize, usize); 7] =
+    [(1 << 10, 2000), (8 << 10, 1000), (64 << 10, 512), (256 << 10, 128), (1 << 20, 32), (8 << 20, 4), (64 << 20, 1)];
+/// In a quick run, larger files are left out.
+const QUICK_BYTES_MAX: usize = 1 << 20;
+/// The same is added so often.
+const REPEATS: [&str; 5] = ["1st", "2nd", "3rd", "4th", "5th"];
+/// What is added again: far below a block, and two blocks; and how many files of it.
+const REPEATED: [(usize, usize); 2] = [(1 << 10, 1000), (512 << 10, 64)];
+/// Files of which a part is the same: a block, and what is behind it.
+const REST_BYTES: usize = 144 << 10;
+const SHARING_FILES: usize = 64;
+/// Blocks of a file, and how many files there are of each kind.
+const LENGTHS: [usize; 4] = [1, 2, 4, 8];
+const DIVERSE_FILES: usize = 16;
+
+/// What is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// Does the size of a file matter, below a block and above?
+    Size,
+    /// Does it cost less to add the same again?
+    Repeat,
+    /// Do files share what they have in common?
+    Share,
+    /// Does it matter how many different blocks a file has?
+    Diversity,
+}
+
+/// Whether a store is empty before each folder, or only before the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Empty {
+    Each,
+    First,
+}
+
+impl Question {
+    pub const ALL: [Self; 4] = [Self::Size, Self::Repeat, Self::Share, Self::Diversity];
+
+    /// Its name in the results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Size => "size",
+            Self::Repeat => "repeat",
+            Self::Share => "share",
+            Self::Diversity => "diversity",
+        }
+    }
+
+    /// Asks every store.
+    pub fn measure(self, options: &Options, participants: &[Participant]) -> Result<Vec<Answer>> {
+        let dir = servers::folder("data")?;
+        // Questions do not share content, though none would notice.
+        let seed = options.seed * Self::ALL.len() as u64 + self as u64;
+        let mut maker = Maker::new(dir.path(), seed);
+        let empty = if matches!(self, Self::Size | Self::Share) { Empty::Each } else { Empty::First };
+        let asked = match self {
+            Self::Size => vec![sizes(options, &mut maker)?],
+            Self::Repeat => repeats(options, &mut maker)?,
+            Self::Share => vec![shares(options, &mut maker)?],
+            Self::Diversity => diversities(options, &mut maker)?,
+        };
+        let answer = |(heading, sets): (String, Vec<Set>)| {
+            eprintln!("{} {heading}", self.name());
+            let costs = costs(options, participants, &sets, empty)?;
+            Ok(Answer { question: self, heading, sets, costs })
+        };
+        asked.into_iter().map(answer).collect()
+    }
+}
+
+type Asked = (String, Vec<Set>);
+
+fn sizes(options: &Options, maker: &mut Maker<'_>) -> Result<Asked> {
+    let wanted = SIZES.into_iter().filter(|(bytes, _)| !options.quick || *bytes <= QUICK_BYTES_MAX);
+    let set = |(bytes, files)| {
+        let files: Vec<Vec<Stretch>> = (0..options.count(files)).map(|_| vec![maker.stretch(bytes)]).collect();
+        maker.folder(size(bytes), &files, &mut Had::new())
+    };
+    Ok((String::new(), wanted.map(set).collect::<Result<_>>()?))
+}
+
+fn repeats(options: &Options, maker: &mut Maker<'_>) -> Result<Vec<Asked>> {
+    let asked = |(bytes, files)| {
+        let files = options.count(files);
+        let stretches: Vec<Vec<Stretch>> = (0..files).map(|_| vec![maker.stretch(bytes)]).collect();
+        let first = maker.folder(REPEATS[0], &stretches, &mut Had::new())?;
+        let again = |label: &&str| Set { label: (*label).to_owned(), new_bytes: 0, ..first.clone() };
+        let sets = [first.clone()].into_iter().chain(REPEATS[1..].iter().map(again)).collect();
+        Ok((format!("{files} files of {}", size(bytes)), sets))
+    };
+    REPEATED.into_iter().map(asked).collect()
+}
+
+fn shares(options: &Options, maker: &mut Maker<'_>) -> Result<Asked> {
+    let [block, rest] = [BLOCK_BYTES, REST_BYTES].map(|bytes| maker.stretch(bytes));
+    let mut set = |label, block: Option<Stretch>, rest: Option<Stretch>| {
+        let file = |_| {
+            let block = block.unwrap_or_else(|| maker.stretch(BLOCK_BYTES));
+            vec![block, rest.unwrap_or_else(|| maker.stretch(REST_BYTES))]
+        };
+        let files: Vec<Vec<Stretch>> = (0..options.count(SHARING_FILES)).map(file).collect();
+        maker.folder(label, &files, &mut Had::new())
+    };
+    let sets = vec![
+        set("nothing shared", None, None)?,
+        set("256 KiB shared", Some(block), None)?,
+        set("everything shared", Some(block), Some(rest))?,
+    ];
+    Ok((String::new(), sets))
+}
+
+fn diversities(options: &Options, maker: &mut Maker<'_>) -> Result<Vec<Asked>> {
+    let files = options.count(DIVERSE_FILES);
+    let letters: Vec<Stretch> = (0..files).map(|_| maker.stretch(BLOCK_BYTES)).collect();
+    let mut asked = |heading: &str, file: &dyn Fn(&mut Maker<'_>, usize, usize) -> Vec<Stretch>| -> Result<Asked> {
+        let mut had = Had::new();
+        let set = |length| {
+            let files: Vec<Vec<Stretch>> = (0..files).map(|index| file(maker, index, length)).collect();
+            maker.folder(format!("{length}"), &files, &mut had)
+        };
+        Ok((heading.to_owned(), LENGTHS.into_iter().map(set).collect::<Result<_>>()?))
+    };
+    Ok(vec![
+        asked("A, AA, AAAA: one block, the same at every length", &|_, index, length| vec![letters[index]; length])?,
+        asked("A, BB, CCCC: one block, another at every length", &|maker, _, length| {
+            vec![maker.stretch(BLOCK_BYTES); length]
+        })?,
+        asked("A, BC, DEFG: different blocks", &|maker, _, length| {
+            (0..length).map(|_| maker.stretch(BLOCK_BYTES)).collect()
+        })?,
+    ])
+}
+
+/// A process that has next to nothing to do: it adds a file of a few bytes that is there already.
+pub fn starts(options: &Options, participants: &[Participant]) -> Result<Vec<Vec<Cost>>> {
+    eprintln!("start");
+    let dir = next_to_nothing()?;
+    let mut all = vec![Vec::new(); participants.len()];
+    for (_, index) in rotated(options.rounds() + 2, participants.len()) {
+        if !participants[index].adds {
+            continue;
+        }
+        let store = participants[index].fresh(options)?;
+        store.add(dir.path())?;
+        let ran = store.add(dir.path())?;
+        eprintln!("  {} {:.0} ms", participants[index].name, ran.wall.as_secs_f64() * 1e3);
+        all[index].push(Cost::of(&ran, 0));
+    }
+    Ok(all)
+}
+
+/// A folder with a file of a few bytes.
+fn next_to_nothing() -> Result<TempDir> {
+    let dir = servers::folder("start")?;
+    std::fs::write(dir.path().join("file"), "next to nothing")?;
+    Ok(dir)
+}
+
+fn costs(options: &Options, participants: &[Participant], sets: &[Set], empty: Empty) -> Result<Vec<Vec<Vec<Cost>>>> {
+    let mut all = vec![vec![Vec::new(); sets.len()]; participants.len()];
+    let mut roots = vec![None; sets.len()];
+    // What a store makes when it is first opened is no cost of what is added to it, and Kubo's `init` makes some of it.
+    let first = next_to_nothing()?;
+    let opened = |participant: Participant| {
+        let store = participant.fresh(options)?;
+        store.add(first.path())?;
+        Ok::<_, anyhow::Error>(store)
+    };
+    for (round, index) in rotated(options.rounds(), participants.len()) {
+        let participant = participants[index];
+        if !participant.adds {
+            continue;
+        }
+        let (mut kept, mut said): (Option<Store<'_>>, _) = (None, String::new());
+        for ((set, root), costs) in sets.iter().zip(&mut roots).zip(&mut all[index]) {
+            let store = match kept.take() {
+                Some(store) if empty == Empty::First => store,
+                _ => opened(participant)?,
+            };
+            let (cost, found) = add(&store, set).with_context(|| participant.name)?;
+            let root: &String = root.get_or_insert_with(|| found.clone());
+            ensure!(*root == found, "{}: {found} in the place of {root}", participant.name);
+            said += &format!(" {:.0}", cost.wall.as_secs_f64() * 1e3);
+            costs.push(cost);
+            kept = Some(store);
+        }
+        eprintln!("  round {}: {}{said} ms", round + 1, participant.name);
+    }
+    Ok(all)
+}
+
+/// Adds a folder; what it cost, and its CID.
+pub fn add(store: &Store<'_>, set: &Set) -> Result<(Cost, String)> {
+    let before = disk_bytes(store.path())?;
+    let ran = store.add(&set.folder)?;
+    let root = ran.stdout.lines().last().unwrap_or_default().trim().to_owned();
+    Ok((Cost::of(&ran, disk_bytes(store.path())?.saturating_sub(before)), root))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(ask: impl FnOnce(&Options, &mut Maker<'_>) -> Result<Vec<Asked>>) -> Vec<Asked> {
+        let options = Options {
+            causeway: Default::default(),
+            kubo: Default::default(),
+            out: Default::default(),
+            stores: Vec::new(),
+            rounds: 1,
+            seed: 1,
+            quick: true,
+        };
+        let dir = tempfile::TempDir::new().expect("the temporary folder is writable");
+        ask(&options, &mut Maker::new(dir.path(), 1)).expect("there is room")
+    }
+
+    fn new_blocks(sets: &[Set]) -> Vec<u64> {
+        sets.iter().map(|set| set.new_bytes / BLOCK_BYTES as u64).collect()
+    }
+
+    #[test]
+    fn sizes_lie_on_both_sides_of_a_block() {
+        let all = asked(|options, maker| Ok(vec![sizes(options, maker)?]));
+        let labels: Vec<&str> = all[0].1.iter().map(|set| set.label.as_str()).collect();
+        assert_eq!(labels, ["1 KiB", "8 KiB", "64 KiB", "256 KiB", "1 MiB"]);
+        assert!(all[0].1.iter().all(|set| set.files >= 2 && set.bytes == set.new_bytes));
+    }
+
+    #[test]
+    fn the_same_is_new_once() {
+        for (_, sets) in asked(repeats) {
+            assert_eq!(sets.len(), REPEATS.len());
+            assert!(sets[0].new_bytes == sets[0].bytes && sets[1..].iter().all(|set| set.new_bytes == 0));
+        }
+    }
+
+    #[test]
+    fn shared_blocks_are_new_once() {
+        let all = asked(|options, maker| Ok(vec![shares(options, maker)?]));
+        let [nothing, block, everything] = &all[0].1[..] else { panic!("{all:?}") };
+        let (files, file) = (nothing.files, (BLOCK_BYTES + REST_BYTES) as u64);
+        assert_eq!(nothing.new_bytes, files * file);
+        assert_eq!(block.new_bytes, BLOCK_BYTES as u64 + files * REST_BYTES as u64);
+        assert_eq!(everything.new_bytes, file);
+    }
+
+    #[test]
+    fn blocks_are_as_diverse_as_they_are_called() {
+        let all = asked(diversities);
+        let files = all[0].1[0].files;
+        let new: Vec<Vec<u64>> = all.iter().map(|(_, sets)| new_blocks(sets)).collect();
+        assert_eq!(new[0], [files, 0, 0, 0]);
+        assert_eq!(new[1], [files; 4]);
+        assert_eq!(new[2], LENGTHS.map(|length| files * length as u64));
+        assert!(all.iter().all(|(_, sets)| sets[3].bytes == files * 8 * BLOCK_BYTES as u64));
+    }
+}

@@ -1,0 +1,277 @@
+//! Who takes part: Causeway's stores and Kubo's datastores, each through its real binary.
+
+use super::Options;
+use crate::servers::{self, Causeway, Kubo, KuboRepo, Server, Setup, without_settings};
+use crate::timed;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// The setting that chooses a store of Causeway's.
+const SETTING: &str = "CAUSEWAY_CACHE_STORE";
+/// The least memory tier that can be set: what is read comes from the store.
+const LITTLE_RAM: (&str, &str) = ("CAUSEWAY_CACHE_RAM_BYTES_MAX", "1048576");
+/// How Kubo adds: as Causeway does by `--cid-version=1`.
+const KUBO_ADD: [&str; 5] = ["add", "-r", "-Q", "--cid-version=1", "--fast-provide-root=false"];
+
+/// A store that can take part.
+#[derive(Debug, Clone, Copy)]
+pub struct Participant {
+    pub name: &'static str,
+    /// Whether a command can add to it. Otherwise only a server can fill it.
+    pub adds: bool,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// By what the setting calls it; nothing is set for a Causeway that has no choice.
+    Causeway(Option<&'static str>),
+    Kubo(Datastore),
+}
+
+/// What Kubo keeps its blocks in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Datastore {
+    Flatfs { sync: bool },
+    Pebble,
+    LevelDb,
+}
+
+impl Participant {
+    const ALL: [Self; 7] = [
+        Self::causeway("causeway-rocksdb", "rocksdb"),
+        Self::causeway("causeway-flat", "flat"),
+        Self::causeway("causeway-memory", "memory"),
+        Self::kubo("kubo-flatfs", Datastore::Flatfs { sync: true }),
+        Self::kubo("kubo-flatfs-unsynced", Datastore::Flatfs { sync: false }),
+        Self::kubo("kubo-pebble", Datastore::Pebble),
+        Self::kubo("kubo-leveldb", Datastore::LevelDb),
+    ];
+
+    const fn causeway(name: &'static str, store: &'static str) -> Self {
+        Self { name, adds: true, kind: Kind::Causeway(Some(store)) }
+    }
+
+    const fn kubo(name: &'static str, datastore: Datastore) -> Self {
+        Self { name, adds: true, kind: Kind::Kubo(datastore) }
+    }
+
+    /// Those that were asked for and can take part, and why others cannot.
+    pub fn all(options: &Options) -> Result<(Vec<Self>, Vec<String>)> {
+        let unknown = options.stores.iter().find(|name| !Self::ALL.iter().any(|one| one.name == name.as_str()));
+        ensure!(unknown.is_none(), "there is no store {unknown:?}");
+        let (mut able, mut notes) = (Vec::new(), Vec::new());
+        for participant in Self::ALL {
+            if !options.stores.is_empty() && !options.stores.iter().any(|name| name == participant.name) {
+                continue;
+            }
+            let note = match participant.tried(options) {
+                Ok(participant) => {
+                    able.push(participant);
+                    continue;
+                }
+                Err(why) if participant.forgets() && participant.is_known(options)? => {
+                    able.push(Self { adds: false, ..participant });
+                    format!("`{}` cannot be added to by a command: {}", participant.name, last_line(&why))
+                }
+                Err(why) => format!("`{}` takes no part: {}", participant.name, last_line(&why)),
+            };
+            eprintln!("{note}");
+            notes.push(note);
+        }
+        Ok((able, notes))
+    }
+
+    /// Adds something little. A Causeway that refuses the setting has one store, which is RocksDB.
+    fn tried(self, options: &Options) -> Result<Self> {
+        let dir = servers::folder("try")?;
+        std::fs::write(dir.path().join("file"), "something")?;
+        let attempt = |participant: Self| participant.fresh(options)?.add(dir.path()).map(|_| participant);
+        match (attempt(self), self.kind) {
+            (Err(_), Kind::Causeway(Some("rocksdb"))) => attempt(Self { kind: Kind::Causeway(None), ..self }),
+            (tried, _) => tried,
+        }
+    }
+
+    /// Whether this Causeway has such a store to choose.
+    fn is_known(self, options: &Options) -> Result<bool> {
+        let mut check = self.fresh(options)?.command();
+        Ok(check.args(["config", "check"]).output()?.status.success())
+    }
+
+    /// An empty store.
+    pub fn fresh(self, options: &Options) -> Result<Store<'_>> {
+        Ok(match self.kind {
+            Kind::Causeway(store) => {
+                Store::Causeway { binary: &options.causeway, store, data: servers::folder("store")? }
+            }
+            Kind::Kubo(datastore) => Store::Kubo(datastore.init(&options.kubo)?),
+        })
+    }
+
+    pub fn is_causeway(self) -> bool {
+        matches!(self.kind, Kind::Causeway(_))
+    }
+
+    /// Whether what it holds is gone with its process.
+    pub fn forgets(self) -> bool {
+        self.kind == Kind::Causeway(Some("memory"))
+    }
+}
+
+/// What a command says in the end is what went wrong.
+fn last_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    let line = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+    line.rsplit("error: ").next().unwrap_or_default().trim().trim_end_matches('.').to_owned()
+}
+
+impl Datastore {
+    fn init(self, ipfs: &Path) -> Result<KuboRepo> {
+        let repo = match self {
+            Self::Flatfs { sync } => KuboRepo::init(ipfs, |settings| set_sync(settings, sync)),
+            Self::Pebble => KuboRepo::init_as(ipfs, "pebbleds"),
+            Self::LevelDb => KuboRepo::init_on(
+                ipfs,
+                json!({ "type": "levelds", "path": "datastore", "prefix": "leveldb.datastore", "compression": "none" }),
+            ),
+        }?;
+        let spec = std::fs::read_to_string(repo.path().join("datastore_spec"))?;
+        ensure!(spec.contains(self.kind()), "Kubo's datastore is not {}: {spec}", self.kind());
+        Ok(repo)
+    }
+
+    fn kind(self) -> &'static str {
+        match self {
+            Self::Flatfs { .. } => "\"flatfs\"",
+            Self::Pebble => "\"pebbleds\"",
+            Self::LevelDb => "{\"path\":\"datastore\",\"type\":\"levelds\"}",
+        }
+    }
+}
+
+/// Whether flatfs syncs what it writes; as it is shipped, it does not.
+fn set_sync(settings: &mut Value, sync: bool) {
+    for mount in settings["Datastore"]["Spec"]["mounts"].as_array_mut().into_iter().flatten() {
+        if mount["type"] == "flatfs" {
+            mount["sync"] = json!(sync);
+        }
+    }
+}
+
+/// Blocks in a folder.
+pub enum Store<'a> {
+    Causeway { binary: &'a Path, store: Option<&'static str>, data: TempDir },
+    Kubo(KuboRepo),
+}
+
+/// A server on a store. Fields are dropped in this order: the server ends, then its folder is deleted.
+pub enum Node {
+    Causeway { causeway: Causeway, _data: TempDir },
+    Kubo(Kubo),
+}
+
+impl Store<'_> {
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Causeway { data, .. } => data.path(),
+            Self::Kubo(repo) => repo.path(),
+        }
+    }
+
+    /// Adds a folder and pins it. The last line that is said is its CID.
+    pub fn add(&self, folder: &Path) -> Result<timed::Ran> {
+        let mut command = self.command();
+        match self {
+            Self::Causeway { data, .. } => {
+                command.args(["add", "-Q", "--cid-version=1", "--data-dir"]).arg(data.path()).arg(folder)
+            }
+            Self::Kubo(_) => command.args(KUBO_ADD).arg(folder),
+        };
+        timed::settled(&mut command)
+    }
+
+    /// Writes a file to standard output.
+    pub fn cat(&self, path: &str) -> Command {
+        let mut command = self.command();
+        match self {
+            Self::Causeway { data, .. } => command.args(["get", path, "-o", "-", "--data-dir"]).arg(data.path()),
+            Self::Kubo(_) => command.args(["cat", path]),
+        };
+        command
+    }
+
+    fn command(&self) -> Command {
+        match self {
+            Self::Causeway { binary, store, .. } => {
+                let mut command = without_settings(binary);
+                command.envs(store.map(|store| (SETTING, store)));
+                command
+            }
+            Self::Kubo(repo) => repo.command(),
+        }
+    }
+
+    /// A server on it, which asks nobody else.
+    pub async fn serve(self) -> Result<Node> {
+        match self {
+            Self::Causeway { binary, store, data } => {
+                let setup = Setup { data: Some(data.path()), flags: vec!["--offline"], ..Setup::default() };
+                let causeway = causeway(binary, store, setup).await?;
+                Ok(Node::Causeway { causeway, _data: data })
+            }
+            Self::Kubo(repo) => Ok(Node::Kubo(Kubo::on(repo, &["--offline"]).await?)),
+        }
+    }
+
+    /// A server on this one, which is empty, that can ask a server on another one.
+    pub async fn serve_behind(self, source: &Self) -> Result<(Node, Causeway)> {
+        let (Self::Causeway { binary, store, data }, Self::Causeway { store: from, data: held, .. }) = (self, source)
+        else {
+            bail!("only Causeway fetches what Causeway has");
+        };
+        let source = causeway(binary, *from, Setup { data: Some(held.path()), ..Setup::default() }).await?;
+        let address = source.listening.iter().find(|address| address.contains("/tcp/"));
+        let peer = format!("{}/p2p/{}", address.context("the source does not listen")?, source.peer_id);
+        let setup = Setup { data: Some(data.path()), peers: &[peer], ..Setup::default() };
+        let causeway = causeway(binary, store, setup).await?;
+        Ok((Node::Causeway { causeway, _data: data }, source))
+    }
+}
+
+async fn causeway(binary: &Path, store: Option<&str>, setup: Setup<'_>) -> Result<Causeway> {
+    let settings: Vec<(&str, &str)> = [LITTLE_RAM].into_iter().chain(store.map(|store| (SETTING, store))).collect();
+    Causeway::start(binary, Setup { settings: &settings, ..setup }).await
+}
+
+impl Node {
+    pub fn server(&self) -> &Server {
+        match self {
+            Self::Causeway { causeway, .. } => &causeway.server,
+            Self::Kubo(kubo) => &kubo.server,
+        }
+    }
+}
+
+#[test]
+fn of_an_error_the_last_words_count() {
+    let error = anyhow::anyhow!("\"causeway\" \"add\": exit status: 2: error: there is no such setting.\n\n");
+    assert_eq!(last_line(&error), "there is no such setting");
+    assert_eq!(last_line(&anyhow::anyhow!("one\ntwo")), "two");
+}
+
+#[test]
+fn flatfs_is_told_to_sync_and_nothing_else_is() {
+    let mut settings = json!({ "Datastore": { "Spec": { "mounts": [
+        { "type": "flatfs", "sync": false },
+        { "type": "levelds" },
+    ] } } });
+    set_sync(&mut settings, true);
+    assert_eq!(
+        settings["Datastore"]["Spec"]["mounts"],
+        json!([{ "type": "flatfs", "sync": true }, { "type": "levelds" }])
+    );
+}

@@ -18,7 +18,7 @@
 //! | [`pins`] | recursive pins on the disk |
 //! | [`add`] | blocks whose roots are known last, into the store and pinned |
 //! | [`import`] | CAR files into the store, pinned |
-//! | [`flight`] | one fetch for one block, however many wait |
+//! | [`flight`] | one piece of work for one key, however many wait: a block's fetch, and in the gateway a walk or a listing |
 //! | [`tiers`] | [`Tiers`]: policy, RAM, disk and an upstream put together |
 //! | [`metrics`] | what a scrape says of all of these |
 

@@ -40,7 +40,7 @@ struct Inner {
     disk: Arc<dyn BlockStore>,
     policy: Arc<dyn Policy>,
     metrics: TierMetrics,
-    flights: Flights,
+    flights: Flights<BlockKey, Outcome>,
     /// Whether the disk took nothing for [`DISK_ROOM_WAIT_MAX`] when it was last asked to.
     disk_is_stuck: AtomicBool,
 }
@@ -256,16 +256,13 @@ impl Inner {
     async fn join(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
         let begun = Instant::now();
         let fly = || Arc::clone(&self).take_off(Arc::clone(&upstream), cid, key);
-        let (mut flight, mut joined) = self.flights.join(key, fly);
-        if joined {
+        let seat = self.flights.join(key, fly);
+        if seat.1 {
             self.metrics.joined.inc();
         }
-        let mut outcome = flight.await;
-        // Whoever began it had no place on the way there, which says nothing about others: one of them begins anew.
-        while joined && matches!(outcome, Err(SourceError::Busy)) {
-            (flight, joined) = self.flights.join(key, fly);
-            outcome = flight.await;
-        }
+        // Whoever began it had no place on the way there, which says nothing about others.
+        let busy = |outcome: &Outcome| matches!(outcome, Err(SourceError::Busy));
+        let (outcome, joined) = self.flights.land(key, seat, fly, busy).await;
         let outcome = match outcome {
             // Whoever began it may have asked in another place. One who joined late has patience left for a search of
             // its own.

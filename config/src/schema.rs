@@ -94,8 +94,8 @@ pub struct Http {
     pub request_timeout_seconds: u64,
     /// Bytes that one response may have. A longer file can still be read in ranges.
     pub response_bytes_max: u64,
-    /// Bytes of files and archives that are fetched ahead of clients, and held back for those of HTTP/1.0, over all responses
-    /// together. When they are used up, further responses are fetched one block after the other.
+    /// Bytes of files, archives and listings that are fetched ahead of clients, and held back for those of HTTP/1.0, over all
+    /// responses together. When they are used up, further responses are fetched one block after the other.
     pub read_ahead_total_bytes_max: u64,
     /// Entries on one page of a directory listing, in HTML and in JSON.
     pub listing_entries_max: u64,
@@ -285,6 +285,8 @@ pub struct Cache {
     pub scrub_hours: u64,
     /// Bytes of resolved paths held in memory, so that a path that was asked for before is not walked again.
     pub paths_bytes_max: u64,
+    /// Bytes of pages of directory listings held in memory as they are sent to clients.
+    pub listings_bytes_max: u64,
 }
 
 impl Default for Cache {
@@ -302,6 +304,7 @@ impl Default for Cache {
             scrub_bytes_per_second: 4 * MIB,
             scrub_hours: 168,
             paths_bytes_max: 64 * MIB,
+            listings_bytes_max: 32 * MIB,
         }
     }
 }

@@ -306,6 +306,21 @@ impl Problem {
         }
     }
 
+    /// The process is stopping.
+    pub fn closed() -> Self {
+        Self::Walk(WalkError::Source(SourceError::Closed))
+    }
+
+    /// Whether what became of work that several wait for says something of whoever began it only, and nothing of who has
+    /// `waited` so long for it: the one had no place on the way to the network, or its patience ended before the other's.
+    pub fn is_of_who_began(&self, waited: Duration) -> bool {
+        match self.source_error() {
+            Some(SourceError::Busy) => true,
+            Some(SourceError::Stalled { stall, .. }) => waited < stall.waited / 2,
+            _ => false,
+        }
+    }
+
     /// The status that the problem is answered with.
     pub fn status(&self) -> StatusCode {
         self.page().status

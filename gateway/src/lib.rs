@@ -14,11 +14,12 @@
 //! | [`client`] | who asks, and under which host name |
 //! | [`request`], [`negotiate`] | what a request is about, and which format it asks for |
 //! | [`hosts`], [`route`] | what a host name stands for, and where that leads |
-//! | [`resolve`] | what a path leads to, and the memory of it |
+//! | [`resolve`], [`walks`] | what a path leads to, and the memory of it; one walk for all who ask at the same time |
 //! | [`source`], [`lanes`] | where blocks come from, and who may fetch |
 //! | [`conditional`], [`range`] | what the client has, and which part it wants |
 //! | [`plan`] | status and headers |
 //! | [`answer`] | one module for each representation that content has |
+//! | [`listings`] | pages of listings, written once and remembered |
 //! | [`content_type`] | what a file is |
 //! | [`encoded`] | files as zstd, made of what their blocks are stored as |
 //! | [`routing_v1`] | the API by which light clients find providers and peers |
@@ -46,6 +47,7 @@ pub mod hosts;
 pub mod html;
 pub mod landing;
 pub mod lanes;
+pub mod listings;
 pub mod metrics;
 pub mod names_api;
 pub mod names_cli;
@@ -67,4 +69,5 @@ pub mod store_admin;
 pub mod store_cli;
 pub mod stores;
 pub mod upkeep;
+pub mod walks;
 pub mod welcome;

@@ -72,6 +72,21 @@ pub struct HttpMetrics {
     pub path_hits: Counter,
     /// Paths that were walked.
     pub path_misses: Counter,
+    /// Requests that waited for a walk which another request had begun.
+    pub walks_joined: Counter,
+    /// What became of requests for pages of listings.
+    pub listings: ListingMetrics,
+}
+
+/// What became of requests for pages of listings.
+#[derive(Debug, Clone)]
+pub struct ListingMetrics {
+    /// The page was remembered.
+    pub hits: Counter,
+    /// It was written.
+    pub misses: Counter,
+    /// It was being written for another request.
+    pub joined: Counter,
 }
 
 impl HttpMetrics {
@@ -91,6 +106,13 @@ impl HttpMetrics {
         );
         let paths = Family::<ResultLabel, Counter>::default();
         registry.register("causeway_http_path_lookups", "Look-ups in the memory of resolved paths", paths.clone());
+        let listings = Family::<ResultLabel, Counter>::default();
+        registry.register(
+            "causeway_http_listings",
+            "Pages of listings that were remembered (hit), written (miss), or read along with another request (joined)",
+            listings.clone(),
+        );
+        let listing = |result| listings.get_or_create_owned(&ResultLabel { result });
         let metrics = Self {
             requests: METHODS
                 .map(|method| CLASSES.map(|code| requests.get_or_create_owned(&RequestLabels { method, code }))),
@@ -104,6 +126,8 @@ impl HttpMetrics {
             panics: Counter::default(),
             path_hits: paths.get_or_create_owned(&ResultLabel { result: "hit" }),
             path_misses: paths.get_or_create_owned(&ResultLabel { result: "miss" }),
+            walks_joined: Counter::default(),
+            listings: ListingMetrics { hits: listing("hit"), misses: listing("miss"), joined: listing("joined") },
         };
         metrics.register_plain(registry);
         metrics
@@ -112,6 +136,8 @@ impl HttpMetrics {
     fn register_plain(&self, registry: &mut Registry) {
         let cancelled = "Requests whose client went away before the head of a response";
         registry.register("causeway_http_requests_cancelled", cancelled, self.cancelled.clone());
+        let joined = "Requests that waited for a walk which another request had begun";
+        registry.register("causeway_http_walks_joined", joined, self.walks_joined.clone());
         registry.register("causeway_http_response_bytes", "Bytes of response bodies", self.bytes.clone());
         registry.register("causeway_http_requests_in_flight", "Requests being answered", self.in_flight.clone());
         registry.register(

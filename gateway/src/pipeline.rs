@@ -18,16 +18,18 @@ use crate::errors::Problem;
 use crate::health::Health;
 use crate::hosts::Hosts;
 use crate::landing;
+use crate::listings::Listings;
 use crate::metrics::{Exchange, HttpMetrics};
 use crate::negotiate::Format;
 use crate::plan::{self, About};
 use crate::request::{self, Ask, Subject};
-use crate::resolve::{self, Entity, Found, Freshness, Paths, Target, etag_of, header};
+use crate::resolve::{Entity, Found, Freshness, Paths, Target, etag_of, header};
 use crate::respond::{self, Draft, Finish};
 use crate::route::{Place, Route, Router};
 use crate::routing_v1::Routing;
 use crate::server::Connection;
 use crate::source::{RootSource, Sources, Tier};
+use crate::walks::Walks;
 use content::budget::{Budget, Share};
 use content::redirects;
 use content::scope::ScopeLimits;
@@ -59,6 +61,8 @@ pub struct Limits {
     pub http10_buffer_bytes_max: u64,
     /// Bytes of remembered paths.
     pub paths_bytes_max: u64,
+    /// Bytes of remembered pages of listings.
+    pub listings_bytes_max: u64,
     /// Bytes of one response.
     pub response_bytes_max: u64,
     /// From a request's head to the last byte of its response.
@@ -94,6 +98,7 @@ impl Limits {
             read: ReadLimits { window_bytes_max, shared: Some(shared) },
             http10_buffer_bytes_max: http.http10_buffer_bytes_max,
             paths_bytes_max: cache.paths_bytes_max,
+            listings_bytes_max: cache.listings_bytes_max,
             response_bytes_max: http.response_bytes_max,
             request_timeout: Duration::from_secs(http.request_timeout_seconds),
             listing_entries_max: size(http.listing_entries_max),
@@ -121,6 +126,10 @@ pub struct Gateway {
     names: Arc<dyn NameResolver>,
     policy: Arc<dyn Policy>,
     paths: Paths,
+    /// The walks under way.
+    pub walks: Walks,
+    /// The pages of listings.
+    pub listings: Listings,
     router: Router,
     archives: Arc<Semaphore>,
     trusted_proxies: Vec<IpNet>,
@@ -155,10 +164,14 @@ impl Gateway {
     /// A gateway to what the sources have, as far as the policy allows, under the hosts that are configured.
     pub fn new(wiring: Wiring, http: &config::Http, limits: Limits) -> Self {
         let Wiring { sources, names, policy, metrics, health, routing, welcome } = wiring;
+        let budget = limits.read.shared.clone();
+        let listings = metrics.listings.clone();
         Self {
             sources: Arc::new(sources),
             policy,
             paths: Paths::new(limits.paths_bytes_max),
+            walks: Walks::new(metrics.walks_joined.clone()),
+            listings: Listings::new(limits.listings_bytes_max, limits.response_bytes_max, budget, listings),
             router: Router::new(Hosts::of(http), Arc::clone(&names), limits.path_depth_max),
             archives: Arc::new(Semaphore::new(limits.archives_max)),
             trusted_proxies: http.trusted_proxies.clone(),
@@ -286,6 +299,9 @@ impl Gateway {
                 return self.file(ask, client, target.freshness, &key, entity).await;
             }
         }
+        if let Some(draft) = directory::remembered(&self.listings, ask, place, &target, generation) {
+            return Ok(draft);
+        }
         self.metrics.path_misses.inc();
         if let Some(draft) = not_modified_by_cid(ask, &target) {
             return Ok(draft);
@@ -340,9 +356,8 @@ impl Gateway {
     /// What stands at the end of the path, as it is by itself.
     async fn native(&self, cx: &Context<'_>) -> Result<Draft, Problem> {
         let shows_index = cx.ask.wanted.format != Format::Json;
-        match resolve::resolve(cx.source, cx.target, cx.generation, shows_index).await? {
+        match self.walks.find(cx.source, cx.target, cx.generation, shows_index).await? {
             Found::File(entity, block) => {
-                let entity = Arc::new(entity);
                 let key = self.key_of(cx);
                 let learnt = |entity: &Arc<Entity>| {
                     if shows_index {

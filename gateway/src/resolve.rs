@@ -112,10 +112,10 @@ pub struct Entity {
 }
 
 /// What a path leads to.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Found {
     /// A file: its own, or the `index.html` of a directory.
-    File(Entity, Block),
+    File(Arc<Entity>, Block),
     /// A symlink, and its target.
     Symlink(Entity, Bytes),
     /// A directory without `index.html`.
@@ -164,7 +164,7 @@ pub async fn resolve(
     match decode(block)? {
         Node::File(file) => {
             let entity = entity(block, block.cid(), file.size(), file.modified(), target.name());
-            Ok(Found::File(entity, resolved.block))
+            Ok(Found::File(Arc::new(entity), resolved.block))
         }
         Node::Symlink { target: pointed } => {
             let mut entity = entity(block, block.cid(), pointed.len() as u64, None, None);
@@ -178,7 +178,7 @@ pub async fn resolve(
         Node::Directory(_) | Node::HamtShard(_) => match index_of(source, block).await? {
             // The directory's own CID is the entity tag, so that a root is answered with 304 from its CID alone.
             Some((index, size, modified)) => {
-                Ok(Found::File(entity(&index, block.cid(), size, modified, Some(INDEX)), index))
+                Ok(Found::File(Arc::new(entity(&index, block.cid(), size, modified, Some(INDEX))), index))
             }
             None => Ok(Found::Directory { roots, block: resolved.block }),
         },

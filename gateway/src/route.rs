@@ -48,7 +48,7 @@ pub struct Place {
 }
 
 /// How a page refers to content.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Links {
     /// By path, in this origin.
     Path,

@@ -87,6 +87,16 @@ impl RootSource {
         self.farthest.get()
     }
 
+    /// Somebody else's search for the same, of which this request has the outcome, had to go as far as that.
+    pub fn reach(&self, tier: Tier) {
+        self.farthest.reach(tier);
+    }
+
+    /// Whether nobody is asked for what is not held here.
+    pub fn is_local_only(&self) -> bool {
+        self.local_only
+    }
+
     /// Files as their blocks are stored, if they are sent so.
     pub fn encoded(&self) -> Option<&Encoded> {
         self.sources.encoded.as_ref()

@@ -1,13 +1,15 @@
 use super::{Random, key, noisy, raw};
-use crate::flight::{Flight, Flights, Outcome};
-use content::{Block, SourceError};
+use crate::flight::{Flight, Flights, Outcome, aside};
+use content::{Block, BlockKey, SourceError};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use futures::task::noop_waker_ref;
 use proptest::prelude::*;
 use std::future::Future as _;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use tokio::sync::oneshot;
 
 const KEYS: usize = 3;
@@ -55,10 +57,10 @@ impl Expected {
 
 /// What flights do, told without any concurrency.
 struct Model {
-    flights: Flights,
+    flights: Flights<BlockKey, Outcome>,
     blocks: Vec<Block>,
     expected: Vec<Expected>,
-    waiters: Vec<(usize, Flight)>,
+    waiters: Vec<(usize, Flight<Outcome>)>,
 }
 
 impl Model {
@@ -154,7 +156,7 @@ proptest! {
 /// Waiters on many threads come, go and leave early; whoever stays gets the right block, and nothing is left behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_threads_join_and_leave_without_losing_anyone() {
-    let flights = Flights::default();
+    let flights = Flights::<BlockKey, Outcome>::default();
     let blocks: Arc<Vec<Block>> = Arc::new((0..4_u8).map(|n| raw(vec![n; 10])).collect());
     let begun = Arc::new(AtomicUsize::new(0));
     let waiter = |seed: u64| {
@@ -187,4 +189,223 @@ async fn many_threads_join_and_leave_without_losing_anyone() {
     }
     assert_eq!(flights.under_way(), 0);
     assert!(begun.load(Ordering::Relaxed) > 0);
+}
+
+/// What somebody who waits hears: a number, or that whoever began the flight was turned away.
+type Heard = Result<usize, Turned>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Turned;
+
+/// A flight that was begun: for which key, by whom, and how it is to end.
+struct Begun {
+    key: usize,
+    by: usize,
+    end: Option<oneshot::Sender<Heard>>,
+    heard: Option<Heard>,
+    dropped: Arc<AtomicBool>,
+}
+
+/// Notes that a waiter was woken.
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+struct Waiter {
+    name: usize,
+    key: usize,
+    landing: BoxFuture<'static, (Heard, bool)>,
+    woken: Arc<Woken>,
+}
+
+#[derive(Debug, Clone)]
+enum Move {
+    Come(usize),
+    Leave(usize),
+    Poll(usize),
+    /// The flight of a key ends.
+    End {
+        key: usize,
+        turned: bool,
+    },
+}
+
+fn a_move() -> impl Strategy<Value = Move> {
+    prop_oneof![
+        3 => (0..KEYS).prop_map(Move::Come),
+        2 => any::<usize>().prop_map(Move::Leave),
+        4 => any::<usize>().prop_map(Move::Poll),
+        3 => (0..KEYS, any::<bool>()).prop_map(|(key, turned)| Move::End { key, turned }),
+    ]
+}
+
+/// Those who land, where being turned away says nothing of others.
+#[derive(Default)]
+struct World {
+    flights: Flights<usize, Heard>,
+    begun: Arc<Mutex<Vec<Begun>>>,
+    waiters: Vec<Waiter>,
+    names: usize,
+}
+
+impl World {
+    fn come(&mut self, key: usize) {
+        let name = self.names;
+        self.names += 1;
+        let (flights, begun) = (self.flights.clone(), Arc::clone(&self.begun));
+        let begin = move || {
+            let (end, ended) = oneshot::channel();
+            let dropped = Arc::new(AtomicBool::new(false));
+            let guard = Dropped(Arc::clone(&dropped));
+            begun.lock().expect("is sound").push(Begun { key, by: name, end: Some(end), heard: None, dropped });
+            async move {
+                let _guard = guard;
+                ended.await.expect("its end is kept")
+            }
+        };
+        let seat = flights.join(key, &begin);
+        let landing = async move { flights.land(key, seat, begin, |heard| heard.is_err()).await };
+        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        self.waiters.push(Waiter { name, key, landing: landing.boxed(), woken });
+    }
+
+    /// Polls a waiter, who stays unless something came of that.
+    fn poll(&mut self, index: usize) {
+        let waiter = &mut self.waiters[index];
+        waiter.woken.0.store(false, Ordering::SeqCst);
+        let waker = Waker::from(Arc::clone(&waiter.woken));
+        let Poll::Ready((heard, joined)) = waiter.landing.as_mut().poll(&mut Context::from_waker(&waker)) else {
+            return;
+        };
+        let waiter = self.waiters.swap_remove(index);
+        let begun = self.begun.lock().expect("is sound");
+        let own = |flight: &&Begun| flight.by == waiter.name && flight.heard.as_ref() == Some(&heard);
+        match joined {
+            false => assert!(begun.iter().any(|flight| own(&flight)), "it is what became of its own flight"),
+            true => {
+                assert!(heard.is_ok(), "that another was turned away is no answer");
+                let of_key = |flight: &Begun| flight.key == waiter.key && flight.heard.as_ref() == Some(&heard);
+                assert!(begun.iter().any(of_key), "somebody's flight ended so");
+            }
+        }
+    }
+
+    fn end(&self, key: usize, turned: bool) {
+        let mut begun = self.begun.lock().expect("is sound");
+        let number = begun.len();
+        let Some(flight) = begun.iter_mut().find(|flight| flight.key == key && flight.is_alive()) else { return };
+        if let Some(end) = flight.end.take() {
+            let heard = if turned { Err(Turned) } else { Ok(number) };
+            flight.heard = Some(heard.clone());
+            end.send(heard).expect("the work is alive");
+        }
+    }
+
+    fn run(&mut self, a_move: Move) {
+        match a_move {
+            Move::Come(key) => self.come(key),
+            Move::Leave(waiter) if !self.waiters.is_empty() => {
+                let waiter = waiter % self.waiters.len();
+                drop(self.waiters.swap_remove(waiter));
+            }
+            Move::Poll(waiter) if !self.waiters.is_empty() => self.poll(waiter % self.waiters.len()),
+            Move::End { key, turned } => self.end(key, turned),
+            Move::Leave(_) | Move::Poll(_) => {}
+        }
+        let begun = self.begun.lock().expect("is sound");
+        for key in 0..KEYS {
+            let alive = begun.iter().filter(|flight| flight.key == key && flight.is_alive()).count();
+            assert!(alive <= 1, "one flight for one key");
+            assert!(alive == 0 || self.waiters.iter().any(|waiter| waiter.key == key), "none goes on for nobody");
+        }
+        assert_eq!(self.flights.under_way(), begun.iter().filter(|flight| flight.is_alive()).count());
+    }
+
+    /// Ends every flight well, and polls nobody but those who were woken: each of them has to get an answer.
+    fn finish(&mut self) {
+        while !self.waiters.is_empty() {
+            (0..KEYS).for_each(|key| self.end(key, false));
+            let next = self.waiters.iter().position(|waiter| waiter.woken.0.load(Ordering::SeqCst));
+            self.poll(next.expect("those who wait are woken"));
+        }
+    }
+}
+
+impl Begun {
+    fn is_alive(&self) -> bool {
+        !self.dropped.load(Ordering::SeqCst)
+    }
+}
+
+proptest! {
+    #[test]
+    fn whoever_waits_gets_an_answer_whoever_leaves_or_is_turned_away(moves in proptest::collection::vec(a_move(), 0..120)) {
+        let mut world = World::default();
+        for a_move in moves {
+            world.run(a_move);
+        }
+        world.finish();
+        prop_assert_eq!(world.flights.under_way(), 0);
+        prop_assert!(world.begun.lock().expect("is sound").iter().all(|flight| !flight.is_alive()));
+    }
+}
+
+/// What can be seen of a flight is there for those who join it, until it has landed.
+#[test]
+fn whoever_joins_sees_what_the_first_sees() {
+    let flights = Flights::<u8, u8, Arc<str>>::default();
+    let begin = |sight: &str| {
+        let sight: Arc<str> = sight.into();
+        move || (std::future::ready(7), sight)
+    };
+    let (first, seen, joined) = flights.join_in_sight(1, begin("first"));
+    assert_eq!((&*seen, joined), ("first", false));
+    let (second, seen, joined) = flights.join_in_sight(1, begin("second"));
+    assert_eq!((&*seen, joined), ("first", true));
+    assert_eq!((second.now_or_never(), first.now_or_never()), (Some(7), Some(7)));
+    let (_third, seen, joined) = flights.join_in_sight(1, begin("third"));
+    assert_eq!((&*seen, joined), ("third", false), "what has landed is forgotten");
+}
+
+/// Work that need not wait is done without a task; what waits goes on without being polled, and ends when it is dropped.
+#[tokio::test]
+async fn work_goes_on_aside_and_ends_with_whoever_waits_for_it() {
+    let at_once = std::thread::spawn(|| aside(async { 1 }).now_or_never());
+    assert_eq!(at_once.join().expect("needs no runtime"), Some(Some(1)));
+
+    let (steps, dropped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let work = |end: bool| {
+        let (steps, guard) = (Arc::clone(&steps), Dropped(Arc::clone(&dropped)));
+        async move {
+            let _guard = guard;
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+                steps.fetch_add(1, Ordering::SeqCst);
+            }
+            if !end {
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    let until = async |condition: &dyn Fn() -> bool| {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let mut waiting = aside(work(false)).boxed();
+    assert!(futures::poll!(&mut waiting).is_pending());
+    until(&|| steps.load(Ordering::SeqCst) == 10).await;
+    assert!(!dropped.load(Ordering::SeqCst));
+    drop(waiting);
+    until(&|| dropped.load(Ordering::SeqCst)).await;
+    assert_eq!(aside(work(true)).await, Some(()));
+    let panics = aside(async {
+        tokio::task::yield_now().await;
+        panic!("a defect");
+    });
+    assert_eq!(panics.await, None::<()>);
 }

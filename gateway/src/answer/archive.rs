@@ -126,7 +126,7 @@ impl CarOptions {
 /// [`Problem`] when the path leads nowhere or a block on it does not come.
 pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     let options = CarOptions::of(cx.ask)?;
-    let resolved = resolve::walk(cx.source, cx.target).await?;
+    let resolved = cx.walk().await?;
     let roots = resolve::roots_header(&resolved);
     let (about, etag) = (cx.about(&roots), options.etag(&resolved));
     if none_match(cx.ask.headers, without_weakness(&etag), true) {
@@ -167,7 +167,7 @@ const TAR_CHUNKS_FIRST: usize = 2;
 /// # Errors
 /// [`Problem`] when the path leads nowhere, or to nothing that can be archived.
 pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
-    let resolved = resolve::walk(cx.source, cx.target).await?;
+    let resolved = cx.walk().await?;
     let cid = *resolved.block.cid();
     if !resolved.remainder.is_empty() {
         return Err(Problem::InsideDocument { cid });

@@ -1,8 +1,8 @@
 //! The listing of a directory that has no `index.html`, as a page and as JSON.
 //!
 //! Goals: the first byte does not wait for the last entry, and memory does not depend on their number: a listing is made
-//! in chunks as the client reads it, and long ones are cut into pages, each of which is found without reading those before
-//! it; the page reads well on a phone and on a desktop, in the light and in the dark, without asking for anything else.
+//! in chunks, and long ones are cut into pages, each of which is found without reading those before it; a page is written once
+//! for all who ask for it ([`crate::listings`]); the page reads well on a phone and on a desktop, in the light and in the dark, without asking for anything else.
 //!
 //! Non-goals: sorting, which would need the whole directory. Entries come in stored order: by name, or in sharded
 //! directories by the hash of the name.
@@ -14,17 +14,22 @@ use super::Context;
 use crate::body::Content;
 use crate::errors::Problem;
 use crate::html;
+use crate::listings::{Chunks, Key, Listings, Wanted};
 use crate::negotiate::Format;
-use crate::plan;
-use crate::resolve::header;
+use crate::plan::{self, About};
+use crate::request::Ask;
+use crate::resolve::{Target, header};
 use crate::respond::Draft;
-use crate::route::Links;
+use crate::route::{Links, Place};
+use crate::source::{RootSource, Tier};
 use bytes::Bytes;
 use content::unixfs::dir::{self, DirError, Entry};
 use content::{Block, Cid, codec};
 use futures::FutureExt as _;
-use futures::stream::{self, BoxStream, StreamExt as _};
+use futures::future::ready;
+use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
 use http::HeaderValue;
+use http::header::CONTENT_LENGTH;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode, utf8_percent_encode};
 use std::borrow::Cow;
@@ -70,46 +75,100 @@ pub fn etag(directory: &Cid) -> HeaderValue {
 /// [`Problem`] when the first entries do not come, or there is no such page.
 pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) -> Result<Draft, Problem> {
     let cid = *directory.cid();
-    let json = cx.ask.wanted.format == Format::Json;
-    let etag = if json { header(&format!("\"DirIndex-{VERSION}_CID-{cid}.json\"")) } else { etag(&cid) };
-    let about = cx.about(roots);
-    if crate::conditional::none_match(cx.ask.headers, etag.as_bytes(), true) {
-        return Ok(plan::not_modified(&about, &etag, true).map(|()| Content::Empty));
+    let key = key(cx.ask, cx.place, cx.target, cx.generation);
+    let etag = if key.json { header(&format!("\"DirIndex-{VERSION}_CID-{cid}.json\"")) } else { etag(&cid) };
+    if let Some(draft) = not_modified(&cx.about(roots), &etag) {
+        return Ok(draft);
     }
+    let view = Arc::new(View::of(&key, cid));
+    let (after, entries_max) = (key.after.clone(), cx.gateway.limits.listing_entries_max);
+    let writer = Arc::new(move |source| {
+        let (directory, after, view) = (directory.clone(), after.clone(), Arc::clone(&view));
+        stream::once(write(source, directory, after, view, entries_max)).try_flatten().boxed()
+    });
+    let json = key.json;
+    let wanted = Wanted { key, etag: etag.clone(), roots: roots.clone(), writer };
+    let content = cx.gateway.listings.read(wanted, cx.source).await?;
+    Ok(page(&cx.about(roots), &etag, json, content))
+}
+
+/// The listing that a path is known to lead to, if it is remembered.
+pub fn remembered(
+    listings: &Listings,
+    ask: &Ask<'_>,
+    place: &Place,
+    target: &Target,
+    generation: u64,
+) -> Option<Draft> {
+    let is_listing = match ask.wanted.format {
+        Format::Native => target.trailing_slash,
+        Format::Json => true,
+        _ => false,
+    };
+    let key = is_listing.then(|| key(ask, place, target, generation))?;
+    let known = listings.get(&key)?;
+    let about = About { ask, freshness: target.freshness, roots: &known.roots, tier: Tier::Ram };
+    let draft = not_modified(&about, &known.etag);
+    draft.or_else(|| Some(page(&about, &known.etag, key.json, Content::Bytes(known.bytes.clone()))))
+}
+
+fn key(ask: &Ask<'_>, place: &Place, target: &Target, generation: u64) -> Key {
+    Key {
+        path: target.key(),
+        shown: ask.path.to_string(),
+        sent: crate::route::with_query(ask.sent, None),
+        links: place.links.clone(),
+        is_root: target.segments.len() == target.site,
+        json: ask.wanted.format == Format::Json,
+        after: ask.parameter_bytes("after").map(Cow::into_owned),
+        generation,
+    }
+}
+
+fn not_modified(about: &About<'_>, etag: &HeaderValue) -> Option<Draft> {
+    let has_it = crate::conditional::none_match(about.ask.headers, etag.as_bytes(), true);
+    has_it.then(|| plan::not_modified(about, etag, true).map(|()| Content::Empty))
+}
+
+fn page(about: &About<'_>, etag: &HeaderValue, json: bool, content: Content) -> Draft {
     let media_type = HeaderValue::from_static(if json { "application/json" } else { "text/html; charset=utf-8" });
-    let entries = entries(cx, directory).await?;
-    let view = View::of(cx, cid, json);
-    let mut pages =
-        Pages { entries, view, left: cx.gateway.limits.listing_entries_max, begun: false, over: false, last: None };
-    let opening = pages.view.opening();
-    let opening = Bytes::from(opening + &pages.next_chunk().await?.unwrap_or_default());
-    let head = plan::stream(&cx.about(roots), &etag, media_type, true);
-    if cx.ask.head_only {
-        return Ok(head.map(|()| Content::Empty));
+    let mut head = plan::stream(about, etag, media_type, true);
+    if let Some(length) = content.length() {
+        head.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
     }
+    head.map(|()| if about.ask.head_only { Content::Empty } else { content })
+}
+
+/// Writes a page in chunks: first its opening and the first entries.
+///
+/// # Errors
+/// [`Problem`] when the first entries do not come, or there is no such page.
+async fn write(
+    source: Arc<RootSource>,
+    directory: Block,
+    after: Option<Vec<u8>>,
+    view: Arc<View>,
+    entries_max: usize,
+) -> Result<Chunks, Problem> {
+    let entries = match after {
+        None => dir::list(source, directory),
+        Some(after) => dir::list_after(source, directory, &after).await?.ok_or(Problem::NoSuchEntry)?,
+    };
+    let mut pages = Pages { entries, view, left: entries_max, begun: false, over: false, last: None };
+    let opening = pages.view.opening() + &pages.next_chunk().await?.unwrap_or_default();
     let rest = stream::try_unfold(pages, |mut pages| async move {
         let chunk = pages.next_chunk().await?;
         Ok(chunk.map(|chunk| (Bytes::from(chunk), pages)))
     });
-    let body = stream::once(async { Ok(opening) }).chain(rest).boxed();
-    Ok(head.map(|()| Content::Stream { stream: body, remaining: None }))
+    Ok(stream::once(ready(Ok(Bytes::from(opening)))).chain(rest).boxed())
 }
 
 type Entries = BoxStream<'static, Result<Entry, DirError>>;
 
-/// The entries from the one on that is asked for.
-async fn entries(cx: &Context<'_>, directory: Block) -> Result<Entries, Problem> {
-    let source = Arc::clone(cx.source) as _;
-    match cx.ask.parameter_bytes("after") {
-        None => Ok(dir::list(source, directory)),
-        Some(after) => dir::list_after(source, directory, &after).await?.ok_or(Problem::NoSuchEntry),
-    }
-}
-
 /// A page that is being written.
 struct Pages {
     entries: Entries,
-    view: View,
+    view: Arc<View>,
     /// Entries that the page still has room for.
     left: usize,
     begun: bool,
@@ -171,14 +230,12 @@ struct Page {
 }
 
 impl View {
-    fn of(cx: &Context<'_>, cid: Cid, json: bool) -> Self {
-        let (path, sent) = (cx.ask.path.to_string(), crate::route::with_query(cx.ask.sent, None));
-        if json {
+    fn of(key: &Key, cid: Cid) -> Self {
+        let (path, sent) = (key.shown.clone(), key.sent.clone());
+        if key.json {
             return Self::Json { cid, path, sent };
         }
-        let links = cx.place.links.clone();
-        let is_root = cx.target.segments.len() == cx.target.site;
-        Self::Html(Page { cid, sent, path, links, is_root })
+        Self::Html(Page { cid, sent, path, links: key.links.clone(), is_root: key.is_root })
     }
 
     fn opening(&self) -> String {

@@ -73,7 +73,7 @@ pub fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Problem> 
 /// # Errors
 /// [`Problem`] when the path leads nowhere, or to what cannot be had in that format.
 pub async fn of_anything(cx: &Context<'_>) -> Result<Draft, Problem> {
-    let resolved = resolve::walk(cx.source, cx.target).await?;
+    let resolved = cx.walk().await?;
     document(cx, resolved)
 }
 

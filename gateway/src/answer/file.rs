@@ -300,7 +300,7 @@ pub fn symlink(about: &About<'_>, entity: Entity, target: Bytes) -> Draft {
 /// # Errors
 /// [`Problem`] when the path leads nowhere or a block does not come.
 pub async fn raw(cx: &Context<'_>) -> Result<Draft, Problem> {
-    let resolved = resolve::walk(cx.source, cx.target).await?;
+    let resolved = cx.walk().await?;
     if !resolved.remainder.is_empty() {
         return Err(Problem::InsideDocument { cid: *resolved.block.cid() });
     }

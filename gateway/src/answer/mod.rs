@@ -16,12 +16,14 @@ pub mod file;
 pub mod record;
 pub mod site;
 
+use crate::errors::Problem;
 use crate::pipeline::Gateway;
 use crate::plan::About;
 use crate::request::Ask;
 use crate::resolve::Target;
 use crate::route::Place;
 use crate::source::RootSource;
+use content::walk::Resolved;
 use http::HeaderValue;
 use std::sync::Arc;
 
@@ -48,5 +50,13 @@ impl<'a> Context<'a> {
     /// What a head says of the request.
     pub fn about(&self, roots: &'a HeaderValue) -> About<'a> {
         About { ask: self.ask, freshness: self.target.freshness, roots, tier: self.source.tier() }
+    }
+
+    /// The last block of the path, whatever that is.
+    ///
+    /// # Errors
+    /// [`Problem`] when the path leads nowhere or a block does not come.
+    pub async fn walk(&self) -> Result<Resolved, Problem> {
+        self.gateway.walks.block(self.source, self.target, self.generation).await
     }
 }

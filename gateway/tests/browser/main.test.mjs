@@ -17,6 +17,7 @@ import { dirname, join } from "node:path";
 import { after } from "node:test";
 import { fileURLToPath } from "node:url";
 import documents from "./documents.mjs";
+import encoded, { storeText } from "./encoded.mjs";
 import errors from "./errors.mjs";
 import listings from "./listings.mjs";
 import otherImplementation from "./other-implementation.mjs";
@@ -63,6 +64,7 @@ const kubo = setting("KUBO");
 const content = await makeContent(kubo, await folder("content"));
 const gateway = await node("gateway", { config: join(repository, "config/examples/conformance.toml") });
 gateway.import([...content.archives, ...FIXTURES.map((path) => join(fixtures, path))]);
+const text = await storeText(gateway, await folder("text"));
 // The fixtures' names, and one of our own.
 const names = (await readFile(join(fixtures, "dnslinks.IPFS_NS_MAP"), "utf8")).trim();
 await writeFile(join(dir, "names"), `${names},document.example.org:/ipfs/${content.cids.dagCbor}\n`);
@@ -81,5 +83,5 @@ after(async () => {
   for (const each of nodes) await each.stop();
 });
 
-const world = { gateway, alone, browser, content, kubo, modules, folder };
-for (const suite of [listings, sites, subdomains, documents, errors, verifyingClient, otherImplementation]) suite(world);
+const world = { gateway, alone, browser, content, text, kubo, modules, folder };
+for (const suite of [listings, sites, subdomains, documents, encoded, errors, verifyingClient, otherImplementation]) suite(world);

@@ -16,6 +16,7 @@
 //! | [`websocket`] | blocks both ways over WebSocket |
 //! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and vanishing readers |
 //! | [`coalescing`] | a hundred readers, one fetch |
+//! | [`encoded`] | text that is stored compressed, read by curl and by the tool of zstd |
 //! | [`malice`] | peers that send wrong bytes, too many, garbage or nothing |
 //! | [`store_admin`] | the store checked, mended, and archives in and out of it |
 //! | [`stores`] | a store of files and one in memory |
@@ -27,6 +28,7 @@ mod support;
 
 mod coalescing;
 mod dht;
+mod encoded;
 mod gateways;
 mod malice;
 mod names;

@@ -19,8 +19,8 @@ const PEER: &str = "12D3KooWLQzUv2FHWGVPXTXSZpdHs7oHbXub2G5WC8Tx4NQhyd2d";
 const V0: &str = "QmWvY6FaqFMS89YAQ9NAPjVP4WZKA1qbHbicc9HeSKQTgt";
 
 /// What names stand for here: those that begin with `site` for a site, some below a folder of it, the rest for errors.
-struct Names {
-    site: Cid,
+pub struct Names {
+    pub site: Cid,
 }
 
 impl NameResolver for Names {

@@ -6,6 +6,7 @@ mod connections;
 mod dag;
 mod encoded;
 mod failures;
+mod flights;
 mod hosts;
 mod limits;
 mod listings;

@@ -20,8 +20,9 @@ use gateway::server::{ConnectionLimits, Drain, serve};
 use gateway::source::{Gated, Sources};
 use prometheus_client::registry::Registry;
 use reqwest::Response;
+use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -75,9 +76,10 @@ impl Setup {
             let metrics = RoutingMetrics::register(&mut registry);
             Routing::new(finder, names, Arc::new(tiers.local()), routing_v1::lanes(http), limits, metrics)
         });
+        let looks = Looks::default();
         let wiring = Wiring {
             routing,
-            sources: sources(&tiers, self.upstream, &self.http),
+            sources: sources(&tiers, self.upstream, &self.http, &looks),
             names: self.names,
             policy: self.policy,
             metrics: Arc::clone(&metrics),
@@ -85,25 +87,51 @@ impl Setup {
             welcome: self.welcome,
         };
         let gateway = Arc::new(Gateway::new(wiring, &self.http, self.limits));
+        let answering = Arc::clone(&gateway);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("is bound");
         let drain = Drain::default();
         let handler = move |request, connection| {
-            let gateway = Arc::clone(&gateway);
+            let gateway = Arc::clone(&answering);
             async move { gateway.handle(request, connection).await }
         };
         tokio::spawn(serve(listener, ConnectionLimits::of(&self.http), metrics, drain.clone(), handler));
-        Site { address, registry, health, drain, _dir: dir }
+        Site { address, gateway, registry, health, drain, looks, _dir: dir }
     }
 }
 
-fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config::Http) -> Sources {
+fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config::Http, looks: &Looks) -> Sources {
     let upstream = upstream.unwrap_or_else(|| Arc::new(MemoryBlocks::new()));
-    let (local, through) = (Arc::new(tiers.local()), tiers.clone());
+    let local = Arc::new(Watched { source: tiers.local(), looks: Arc::clone(looks) });
+    let through = tiers.clone();
     let open = move |_: &Cid, gate| Arc::new(through.through(Arc::new(Gated::new(Arc::clone(&upstream), gate)))) as _;
     let lanes = Arc::new(Lanes::new(http.misses_max as usize, http.client_misses_max as usize));
     let encoded = http.zstd.then(|| Encoded::new(tiers.clone(), 16 << 20));
     Sources { local, open_session: Box::new(open), lanes, encoded }
+}
+
+/// How often requests looked for a block before anything else: memory and disk come behind that.
+type Looks = Arc<Mutex<HashMap<Cid, u64>>>;
+
+/// Counts who looks.
+struct Watched<S> {
+    source: S,
+    looks: Looks,
+}
+
+impl<S: BlockSource> BlockSource for Watched<S> {
+    fn peek(&self, cid: &Cid) -> Option<Block> {
+        *self.looks.lock().expect("is sound").entry(*cid).or_default() += 1;
+        self.source.peek(cid)
+    }
+
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.source.get(cid)
+    }
+
+    fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        self.source.has(cid)
+    }
 }
 
 /// Knows no name.
@@ -126,9 +154,11 @@ impl NameResolver for NoNames {
 /// A gateway that listens.
 pub struct Site {
     pub address: SocketAddr,
+    pub gateway: Arc<Gateway>,
     pub health: Arc<Health>,
     pub drain: Drain,
     registry: Registry,
+    looks: Looks,
     _dir: TempDir,
 }
 
@@ -165,6 +195,11 @@ impl Site {
         let mut stream = TcpStream::connect(self.address).await.expect("connects");
         stream.write_all(request.as_bytes()).await.expect("sends");
         stream
+    }
+
+    /// How often requests looked for a block until now.
+    pub fn looks(&self, block: &Block) -> u64 {
+        self.looks.lock().expect("is sound").get(block.cid()).copied().unwrap_or_default()
     }
 
     /// The value of a metric, by the whole of what stands before it on its line.

@@ -3,9 +3,9 @@
 use content::{Block, BlockSource, Cid, MemoryBlocks, SourceError};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
-use std::collections::HashSet;
-use std::sync::Arc;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use tokio::sync::Semaphore;
 
 /// Blocks that somebody far away has.
@@ -14,6 +14,8 @@ pub struct Shelf {
     held_back: HashSet<Cid>,
     /// Gets a permit for each block that is to be let go after all.
     pub gate: Arc<Semaphore>,
+    /// What the next ones that are let go hear in the place of a block.
+    failures: Mutex<VecDeque<SourceError>>,
     asked: AtomicU64,
     waiting: Arc<AtomicU64>,
 }
@@ -28,9 +30,15 @@ impl Shelf {
             blocks: blocks.into_iter().cloned().collect(),
             held_back: held_back.into_iter().map(|block| *block.cid()).collect(),
             gate: Arc::new(Semaphore::new(0)),
+            failures: Mutex::default(),
             asked: AtomicU64::default(),
             waiting: Arc::default(),
         })
+    }
+
+    /// Has those who ask next for what is held back hear this once they are let go, one after the other.
+    pub fn fail_with(&self, failures: impl IntoIterator<Item = SourceError>) {
+        self.failures.lock().expect("is sound").extend(failures);
     }
 
     /// How many blocks were asked for until now.
@@ -62,12 +70,16 @@ impl BlockSource for Shelf {
         }
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let (gate, waiting) = (Arc::clone(&self.gate), Waiting(Arc::clone(&self.waiting)));
+        let failure = self.failures.lock().expect("is sound").pop_front();
         async move {
             if let Ok(permit) = gate.acquire().await {
                 permit.forget();
             }
             drop(waiting);
-            found.await
+            match failure {
+                Some(error) => Err(error),
+                None => found.await,
+            }
         }
         .boxed()
     }

@@ -1,0 +1,122 @@
+//! Text that `causeway add` stored compressed, read by the programs that people read with: `curl --compressed`, and the
+//! command-line tool of zstd. `scripts/install-missing test` installs both.
+
+use crate::support::assert_same_bytes;
+use crate::support::causeway::{Causeway, Launch};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use tempfile::TempDir;
+
+/// Leaves of the file, at 256 KiB each.
+const LEAVES: usize = 6;
+
+/// Text of that many leaves, the last of them a short one.
+fn text() -> Vec<u8> {
+    let lines = (0_u64..).map(|line| format!("line {line}: {} bottles of {:x}\n", line % 99, line * line));
+    let mut text = Vec::new();
+    for line in lines {
+        text.extend(line.bytes());
+        if text.len() > (LEAVES - 1) * 256 * 1024 + 1000 {
+            return text;
+        }
+    }
+    text
+}
+
+/// A program's output; panics if it fails.
+fn run(command: &mut Command) -> Vec<u8> {
+    let name = command.get_program().to_owned();
+    let output = command.stderr(Stdio::piped()).output();
+    let output = output.unwrap_or_else(|error| panic!("{}: {error}: scripts/install-missing test", name.display()));
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {}: {complaint}", name.display(), output.status);
+    output.stdout
+}
+
+/// What curl gets: the body as it hands it on, the head in lower case, and the bytes of the body that were sent.
+struct Got {
+    body: Vec<u8>,
+    head: String,
+    sent_bytes: usize,
+}
+
+fn curl(dir: &Path, url: &str, arguments: &[&str]) -> Got {
+    let (body, head) = (dir.join("body"), dir.join("head"));
+    let mut command = Command::new("curl");
+    command.args(["--silent", "--show-error", "--fail", "--max-time", "60", "--noproxy", "*"]);
+    command.args(["--write-out", "%{size_download}"]).args(arguments);
+    let sent = run(command.arg("--output").arg(&body).arg("--dump-header").arg(&head).arg(url));
+    Got {
+        body: std::fs::read(body).expect("curl wrote it"),
+        head: std::fs::read_to_string(head).expect("curl wrote it").to_lowercase(),
+        sent_bytes: String::from_utf8_lossy(&sent).parse().expect("a number"),
+    }
+}
+
+/// How many frames a file has, as the tool counts them.
+fn frames(file: &Path) -> usize {
+    let list = run(Command::new("zstd").arg("--list").arg(file));
+    let list = String::from_utf8_lossy(&list).into_owned();
+    let line = list.lines().nth(1).unwrap_or_else(|| panic!("no list: {list}"));
+    line.split_whitespace().next().and_then(|frames| frames.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+}
+
+struct World {
+    dir: TempDir,
+    text: Vec<u8>,
+    causeway: Causeway,
+    paths: Vec<(&'static str, String)>,
+}
+
+/// The same text with raw leaves and with dag-pb leaves, under both versions of CIDs.
+async fn world() -> World {
+    let (dir, text) = (TempDir::new().expect("the temporary folder is writable"), text());
+    let launch = Launch::new(dir.path());
+    let file: PathBuf = dir.path().join("text.txt");
+    std::fs::write(&file, &text).expect("the folder is ours");
+    let variants: [(&str, &[&str]); 3] = [
+        ("raw leaves", &["--cid-version=1"]),
+        ("dag-pb leaves, CIDv0", &["--cid-version=0"]),
+        ("dag-pb leaves, CIDv1", &["--cid-version=1", "--raw-leaves=false"]),
+    ];
+    let paths = variants.map(|(name, flags)| {
+        let file = file.to_str().expect("text");
+        let arguments = [&["add", "--quieter", "--wrap-with-directory"], flags, &[file]].concat();
+        let root = launch.run(&arguments).unwrap_or_else(|complaint| panic!("{name}: {complaint}"));
+        (name, format!("/ipfs/{root}/text.txt"))
+    });
+    World { causeway: launch.start().await, dir, text, paths: paths.into() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn curl_and_the_zstd_tool_read_what_is_stored_compressed() {
+    let World { dir, text, causeway, paths } = world().await;
+    for (name, path) in paths {
+        let url = causeway.url(&path);
+        let plain = curl(dir.path(), &url, &[]);
+        assert!(!plain.head.contains("content-encoding"), "{name}: {}", plain.head);
+        assert_same_bytes(name, &plain.body, &text);
+        assert_eq!(plain.sent_bytes, text.len());
+
+        // The first to accept it, and later ones.
+        for _ in 0..2 {
+            let got = curl(dir.path(), &url, &["--compressed"]);
+            assert!(got.head.contains("content-encoding: zstd\r\n"), "{name}: {}", got.head);
+            assert!(got.head.contains("content-type: text/plain"), "{name}: {}", got.head);
+            assert_same_bytes(name, &got.body, &text);
+            assert!(got.sent_bytes < text.len() / 2, "{name}: {} of {} bytes", got.sent_bytes, text.len());
+            assert!(got.head.contains(&format!("content-length: {}\r\n", got.sent_bytes)), "{name}: {}", got.head);
+        }
+
+        let stored = curl(dir.path(), &url, &["--header", "Accept-Encoding: zstd"]);
+        let file = dir.path().join("text.zst");
+        std::fs::write(&file, &stored.body).expect("the folder is ours");
+        assert_same_bytes(name, &run(Command::new("zstd").args(["--decompress", "--stdout"]).arg(&file)), &text);
+        assert_eq!(frames(&file), LEAVES, "{name}: one frame for each leaf");
+
+        let part = curl(dir.path(), &url, &["--compressed", "--range", "200000-600000"]);
+        assert!(part.head.starts_with("http/1.1 206") && !part.head.contains("content-encoding"), "{}", part.head);
+        assert_same_bytes(name, &part.body, &text[200_000..=600_000]);
+    }
+    causeway.stop().await;
+}

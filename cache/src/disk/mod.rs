@@ -35,6 +35,8 @@
 //! Non-goals: exact recency, which would write on every read.
 
 mod error;
+#[cfg(test)]
+pub(crate) mod faults;
 pub(crate) mod files;
 mod mend;
 mod migrate;

@@ -17,6 +17,7 @@
 //! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and vanishing readers |
 //! | [`coalescing`] | a hundred readers, one fetch |
 //! | [`malice`] | peers that send wrong bytes, too many, garbage or nothing |
+//! | [`full`] | a disk that is full, and has space again |
 //! | [`store_admin`] | the store checked, mended, and archives in and out of it |
 //! | [`soak`] | much traffic for long, in `make test-long` only |
 
@@ -26,6 +27,7 @@ mod support;
 
 mod coalescing;
 mod dht;
+mod full;
 mod gateways;
 mod malice;
 mod names;

@@ -371,10 +371,7 @@ impl Gateway {
                 let draft = file::file(&cx.about(&roots), entity, open, self.limits.response_bytes_max, learnt).await?;
                 require_type(cx.ask, draft, cid)
             }
-            Found::Symlink(entity, target) => {
-                let roots = entity.roots.clone();
-                Ok(file::symlink(&cx.about(&roots), entity, target))
-            }
+            Found::Symlink(entity, target) => Ok(file::symlink(&cx.about(&entity.roots), &entity, target)),
             Found::SlashMissing(roots) => Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty)),
             Found::Document(resolved) => document::document(cx, resolved),
             Found::Directory { block, .. } if cx.ask.wanted.format == Format::Cbor => {

@@ -117,7 +117,7 @@ pub enum Found {
     /// A file: its own, or the `index.html` of a directory.
     File(Arc<Entity>, Block),
     /// A symlink, and its target.
-    Symlink(Entity, Bytes),
+    Symlink(Arc<Entity>, Bytes),
     /// A directory without `index.html`.
     Directory {
         /// `X-Ipfs-Roots`.
@@ -169,7 +169,7 @@ pub async fn resolve(
         Node::Symlink { target: pointed } => {
             let mut entity = entity(block, block.cid(), pointed.len() as u64, None, None);
             entity.content_type = Some(content_type::SYMLINK);
-            Ok(Found::Symlink(entity, pointed))
+            Ok(Found::Symlink(Arc::new(entity), pointed))
         }
         Node::Directory(_) | Node::HamtShard(_) if !shows_index => {
             Ok(Found::Directory { roots, block: resolved.block })

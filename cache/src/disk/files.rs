@@ -8,6 +8,8 @@
 //! Everything here blocks. Reads may come from any thread; writes come from the writer thread alone.
 
 use super::error::StoreError;
+#[cfg(test)]
+use super::faults::{Call, Fault, Faults};
 use bytes::Bytes;
 use moka::sync::Cache;
 use rustix::buffer::spare_capacity;
@@ -30,11 +32,14 @@ pub(crate) struct Files {
     /// What power loss would take.
     #[cfg(test)]
     pub(crate) volatile: std::sync::Mutex<Volatile>,
+    /// What goes wrong.
+    #[cfg(test)]
+    pub(crate) faults: Faults,
 }
 
 /// What has been written and not synced, for tests that lose it. Whoever holds the lock holds up everything that writes.
 #[cfg(test)]
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Volatile {
     /// Places in segments and their lengths.
     pub(crate) values: Vec<(u32, u32, usize)>,
@@ -54,12 +59,20 @@ impl Files {
             dir,
             open,
             #[cfg(test)]
-            volatile: std::sync::Mutex::default(),
+            volatile: super::faults::INHERITED.take().unwrap_or_default().into(),
+            #[cfg(test)]
+            faults: Faults::default(),
         })
     }
 
     /// Writes at a place in a segment, which is created if it is new.
     pub(crate) fn write(&self, segment: u32, offset: u32, bytes: &[u8]) -> Result<(), StoreError> {
+        #[cfg(test)]
+        if !self.path(segment).exists() {
+            self.faults.check(Call::Create).map_err(|error| failed(&self.path(segment), &error))?;
+        }
+        #[cfg(test)]
+        let (bytes, fault) = self.faults.cut(bytes);
         #[cfg(test)]
         let mut volatile = self.volatile.lock().expect("no test panics here");
         #[cfg(test)]
@@ -69,11 +82,16 @@ impl Files {
         #[cfg(test)]
         volatile.values.push((segment, offset, bytes.len()));
         let write = |file: Arc<File>| file.write_all_at(bytes, u64::from(offset));
-        self.file(segment, true).and_then(write).map_err(|error| failed(&self.path(segment), &error))
+        let written = self.file(segment, true).and_then(write);
+        #[cfg(test)]
+        let written = written.and(fault);
+        written.map_err(|error| failed(&self.path(segment), &error))
     }
 
     /// Reads from a place in a segment. What the file does not hold is not there: the answer may be shorter.
     pub(crate) fn read(&self, segment: u32, offset: u32, len: usize) -> Result<Bytes, StoreError> {
+        #[cfg(test)]
+        self.faults.check(Call::Read).map_err(|error| failed(&self.path(segment), &error))?;
         match self.file(segment, false).and_then(|file| read_at(&file, u64::from(offset), len)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Bytes::new()),
             read => read.map_err(|error| failed(&self.path(segment), &error)),
@@ -133,13 +151,30 @@ impl Files {
     /// Forces what was written to a segment to the disk.
     pub(crate) fn sync(&self, segment: u32) -> Result<(), StoreError> {
         #[cfg(test)]
+        self.meet_sync(segment).map_err(|error| failed(&self.path(segment), &error))?;
+        #[cfg(test)]
         self.volatile.lock().expect("no test panics here").values.retain(|(of, ..)| *of != segment);
         let synced = self.file(segment, false).and_then(|file| file.sync_data());
         synced.map_err(|error| failed(&self.path(segment), &error))
     }
 
+    /// Makes the next reads of a segment come from the disk itself, where the system can be told to. One that is not there is
+    /// no error.
+    pub(crate) fn forget_cached(&self, segment: u32) -> Result<(), StoreError> {
+        #[cfg(target_os = "linux")]
+        let advise = |file: Arc<File>| Ok(fadvise(&*file, 0, None, Advice::DontNeed)?);
+        #[cfg(not(target_os = "linux"))]
+        let advise = |_| Ok(());
+        match self.file(segment, false).and_then(advise) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&self.path(segment), &error)),
+            _ => Ok(()),
+        }
+    }
+
     /// Forces to the disk which files there are.
     pub(crate) fn sync_names(&self) -> Result<(), StoreError> {
+        #[cfg(test)]
+        self.faults.check(Call::SyncNames).map_err(|error| failed(&self.dir, &error))?;
         #[cfg(test)]
         self.volatile.lock().expect("no test panics here").names.clear();
         File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(|error| failed(&self.dir, &error))
@@ -147,6 +182,8 @@ impl Files {
 
     /// Deletes a segment. One that is not there is no error. A read that has begun goes on.
     pub(crate) fn delete(&self, segment: u32) -> Result<(), StoreError> {
+        #[cfg(test)]
+        self.faults.check(Call::Delete).map_err(|error| failed(&self.path(segment), &error))?;
         #[cfg(test)]
         let mut volatile = self.volatile.lock().expect("no test panics here");
         #[cfg(test)]
@@ -159,6 +196,17 @@ impl Files {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&self.path(segment), &error)),
             _ => Ok(()),
         }
+    }
+
+    #[cfg(test)]
+    fn meet_sync(&self, segment: u32) -> io::Result<()> {
+        let Some(fault) = self.faults.meet(Call::Sync) else { return Ok(()) };
+        let volatile = self.volatile.lock().expect("no test panics here");
+        let lost = volatile.values.iter().filter(|(of, ..)| *of == segment && matches!(fault, Fault::Half(_)));
+        for (_, offset, len) in lost {
+            self.file(segment, false)?.write_all_at(&vec![0; *len], u64::from(*offset))?;
+        }
+        Err(fault.error())
     }
 
     /// The segments that there are files of, in no order.

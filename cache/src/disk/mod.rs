@@ -38,6 +38,8 @@
 
 mod block_store;
 mod error;
+#[cfg(test)]
+pub(crate) mod faults;
 pub(crate) mod files;
 mod mend;
 mod migrate;

@@ -2,7 +2,7 @@
 //!
 //! | family | key | value |
 //! |---|---|---|
-//! | `meta` | a name | schema version; [`Counters`]; [`ScrubRecord`]; [`TriedRecord`]; `release/` + pin id for members that are to be let go |
+//! | `meta` | a name | schema version; [`Counters`]; [`ScrubRecord`]; [`TriedRecord`]; the end of what is synced; `release/` + pin id for members that are to be let go |
 //! | `index` | multihash | [`IndexRecord`]: where the value is; answers `has` and sizes without touching it |
 //! | `places` | [`Place`] | multihash of the block whose value is there, in the order of the disk |
 //! | `segments` | segment | [`SegmentRecord`] |
@@ -37,6 +37,8 @@ pub(crate) const FAMILIES: [&str; 8] = ["default", META, INDEX, PLACES, SEGMENTS
 pub(crate) const KEY_SCHEMA: &[u8] = b"schema";
 pub(crate) const KEY_COUNTERS: &[u8] = b"counters";
 pub(crate) const KEY_SCRUB: &[u8] = b"scrub";
+/// The [`Place`] before which every pinned value is on the disk for certain. Earlier releases pass it over.
+pub(crate) const KEY_SYNCED: &[u8] = b"synced";
 pub(crate) const KEY_TRIED: &[u8] = b"recompressed";
 const RELEASE: &[u8] = b"release/";
 

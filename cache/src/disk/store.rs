@@ -3,10 +3,12 @@
 //! Everything here blocks. Reads may come from any thread; writes come from the writer thread alone.
 
 use super::error::StoreError;
+#[cfg(test)]
+use super::faults::{Call, Fault};
 use super::files::Files;
 use super::schema::{
-    BLOCKS_BY_PIN, Counters, FAMILIES, INDEX, IndexRecord, KEY_COUNTERS, KEY_SCHEMA, KEY_SCRUB, KEY_TRIED, META, PINS,
-    PINS_BY_BLOCK, PinRecord, Place, SCHEMA, SEGMENTS, ScrubRecord, SegmentRecord, TriedRecord, take_u32,
+    BLOCKS_BY_PIN, Counters, FAMILIES, INDEX, IndexRecord, KEY_COUNTERS, KEY_SCHEMA, KEY_SCRUB, KEY_SYNCED, KEY_TRIED,
+    META, PINS, PINS_BY_BLOCK, PinRecord, Place, SCHEMA, SEGMENTS, ScrubRecord, SegmentRecord, TriedRecord, take_u32,
 };
 use super::touched::Touched;
 use super::{DiskOptions, migrate, record, summary};
@@ -21,8 +23,6 @@ use rocksdb::{
 };
 use std::fs::{File, TryLockError};
 use std::path::Path;
-#[cfg(test)]
-use std::sync::atomic::{AtomicBool, Ordering};
 
 const MIB: usize = 1024 * 1024;
 
@@ -46,9 +46,6 @@ pub(crate) struct Store {
     pub(crate) files: Files,
     pub(crate) touched: Touched,
     _lock: File,
-    /// Makes writes fail, as a full disk would.
-    #[cfg(test)]
-    pub(crate) broken: AtomicBool,
 }
 
 impl Store {
@@ -63,8 +60,6 @@ impl Store {
             files: Files::open(dir.join(SEGMENTS_DIR), open_max)?,
             touched: Touched::default(),
             _lock: lock,
-            #[cfg(test)]
-            broken: AtomicBool::new(false),
         };
         store.check_schema(dir)?;
         Ok(store)
@@ -78,7 +73,10 @@ impl Store {
     /// A store of an earlier schema keeps its number until [`super::migrate`] is done with it.
     fn check_schema(&self, dir: &Path) -> Result<(), StoreError> {
         match self.db.get_cf(self.family(META)?, KEY_SCHEMA)? {
-            None => self.write_schema(),
+            None => {
+                self.db.put_cf(self.family(META)?, KEY_SYNCED, Place::default().to_key())?;
+                self.write_schema()
+            }
             Some(found) => known_schema(dir, &found),
         }
     }
@@ -212,6 +210,11 @@ impl Store {
         Ok(self.pinned(META, KEY_TRIED)?.and_then(|bytes| TriedRecord::from_bytes(&bytes)).unwrap_or_default())
     }
 
+    /// Up to where pinned values are synced, if that was ever noted.
+    pub(crate) fn synced(&self) -> Result<Option<Place>, StoreError> {
+        Ok(self.pinned(META, KEY_SYNCED)?.and_then(|bytes| Place::from_key(&bytes)))
+    }
+
     pub(crate) fn counters(&self) -> Result<Counters, StoreError> {
         Ok(self.record(META, KEY_COUNTERS, Counters::from_bytes)?.unwrap_or_default())
     }
@@ -266,14 +269,20 @@ impl Store {
     /// Writes a batch as a whole or not at all. With `sync` it has reached the disk on return, and all before it.
     pub(crate) fn write(&self, batch: WriteBatch, sync: bool) -> Result<(), StoreError> {
         #[cfg(test)]
-        if self.broken.load(Ordering::Relaxed) {
-            return Err(StoreError::io("made to fail"));
+        let fault = self.files.faults.meet(Call::Batch);
+        #[cfg(test)]
+        if let Some(fault @ (Fault::Refused(_) | Fault::Half(_))) = fault {
+            return Err(StoreError::io(fault.error()));
         }
         #[cfg(test)]
         let volatile = self.files.volatile.lock().expect("no test panics here");
         let mut options = WriteOptions::default();
         options.set_sync(sync);
         self.db.write_opt(batch, &options)?;
+        #[cfg(test)]
+        if let Some(fault) = fault {
+            return Err(StoreError::io(fault.error()));
+        }
         #[cfg(test)]
         if sync {
             self.note_synced_logs(volatile);
@@ -284,8 +293,10 @@ impl Store {
     #[cfg(test)]
     fn note_synced_logs(&self, mut volatile: std::sync::MutexGuard<'_, super::files::Volatile>) {
         for entry in std::fs::read_dir(self.db.path()).expect("reads").flatten() {
-            if entry.path().extension().is_some_and(|extension| extension == "log") {
-                volatile.logs.insert(entry.file_name(), entry.metadata().expect("is there").len());
+            let is_log = entry.path().extension().is_some_and(|extension| extension == "log");
+            // One that is done with may go at any time.
+            if let (true, Ok(log)) = (is_log, entry.metadata()) {
+                volatile.logs.insert(entry.file_name(), log.len());
             }
         }
     }
@@ -300,6 +311,8 @@ impl Store {
 
     /// Forces the log to the disk.
     pub(crate) fn sync_log(&self) -> Result<(), StoreError> {
+        #[cfg(test)]
+        self.files.faults.check(Call::SyncLog).map_err(StoreError::io)?;
         self.db.flush_wal(true)?;
         #[cfg(test)]
         self.note_synced_logs(self.files.volatile.lock().expect("no test panics here"));

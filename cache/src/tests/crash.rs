@@ -1,60 +1,105 @@
 //! `kill -9` at any moment: what was acknowledged is there when the store is opened again.
 //!
-//! The test runs its own binary as a child that pins, caches and unpins without end and prints what was acknowledged; kills
-//! it after a seeded number of lines, while it goes on working; and looks at what is left. The same directory is used for
-//! every round, so recovery is recovered from as well.
+//! The test runs its own binary as a child that pins, caches, evicts, unpins, imports, compacts and recompresses without end and
+//! prints what was acknowledged; kills it a moment after a seeded number of lines, while it goes on working; and looks at
+//! what is left. The same directory is used for many rounds, so recovery is recovered from as well.
 
-use super::suite::{Home, Kind, Opened, Setup, open};
-use super::{Random, noisy, supply};
-use crate::PinState;
-use content::Block;
+use super::audit::audit;
+use super::import::{car, node};
+use super::{Random, noisy, open_with, raw, supply};
+use crate::{Disk, DiskOptions, PinState, import_car};
+use content::{Block, BlockSource};
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-const DIR: &str = "CAUSEWAY_CRASH_DIR";
-const FLAT: &str = "CAUSEWAY_CRASH_FLAT";
+pub(super) const DIR: &str = "CAUSEWAY_CRASH_DIR";
 const SEED: &str = "CAUSEWAY_CRASH_SEED";
 const ROUNDS: &str = "CAUSEWAY_CRASH_ROUNDS";
 const CACHE_BYTES: u64 = 500_000;
 
-/// The DAG that a number stands for: 1 to 30 blocks, some of them in neighbouring DAGs too.
-fn dag(number: u64) -> Vec<Block> {
-    let mut random = Random(number);
-    let len = 1 + random.below(30);
-    let own = (0..len).map(|i| noisy(number * 1_000 + i, usize::try_from(1 + random.below(20_000)).expect("small")));
-    let shared = (0..3).map(|i| noisy(u64::MAX - number / 4 - i, 700));
-    own.chain(shared).collect()
+/// Rounds in one directory.
+const ROUNDS_TOGETHER: u64 = 20;
+
+fn options() -> DiskOptions {
+    // Small segments, so that they are evicted, collected and deleted all the time.
+    DiskOptions { cache_bytes_max: CACHE_BYTES, segment_bytes_max: 200_000, ..DiskOptions::default() }
 }
 
-fn setup() -> Setup {
-    Setup { cache_bytes_max: CACHE_BYTES, ..Setup::default() }
+/// Text that a higher level finds more in.
+fn text(seed: u64, len: usize) -> Block {
+    let mut random = Random(seed);
+    let mut text = format!("{seed} ");
+    while text.len() < len {
+        let word = random.below(900);
+        text += &format!("{:x} ", word * word * 2_654_435_761);
+    }
+    raw(text)
+}
+
+/// The DAG that a number stands for: 1 to 30 blocks, some of them in neighbouring DAGs too; the root is first. Every seventh
+/// is one that an archive can have.
+fn dag(number: u64) -> Vec<Block> {
+    let mut random = Random(number);
+    let own = 1 + random.below(30);
+    let mut blocks: Vec<_> = (0..own)
+        .map(|i| {
+            let len = usize::try_from(1 + random.below(20_000)).expect("small");
+            if i % 3 == 0 { text(number * 1_000 + i, len) } else { noisy(number * 1_000 + i, len) }
+        })
+        .collect();
+    blocks.extend((0..3).map(|i| noisy(u64::MAX - number / 4 - i, 700)));
+    if number % 7 == 0 {
+        let root = node(&blocks.iter().collect::<Vec<_>>());
+        blocks.insert(0, root);
+    }
+    blocks
 }
 
 /// The child: works until it is killed.
-async fn work(kind: Kind, dir: &Path, seed: u64) {
-    let store = open(kind, dir, setup()).expect("opens");
+async fn work(dir: &Path, seed: u64) {
+    let disk = open_with(dir, options()).expect("opens");
     let mut random = Random(seed);
     for number in seed.. {
-        for _ in 0..random.below(10) {
-            store.put_cached(noisy(random.next(), 10_000)).await;
+        for _ in 0..random.below(20) {
+            disk.put_cached(noisy(random.next(), 10_000)).await;
         }
         let blocks = dag(number);
-        let pin = store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
-        assert_eq!(pin.state, PinState::Complete);
+        let root = *blocks[0].cid();
+        if number % 7 == 0 {
+            say("importing", number);
+            let archive = car(&[root], &blocks.iter().rev().cloned().collect::<Vec<_>>());
+            let pins = import_car(&disk, &archive[..], None).await.expect("imports").pins;
+            assert_eq!((pins.len(), pins[0].state), (1, PinState::Complete));
+        } else {
+            let pin = disk.pin_recursive(root, None, supply(&blocks)).await.expect("pins");
+            assert_eq!(pin.state, PinState::Complete);
+        }
         say("pinned", number);
-        if random.below(5) == 0 {
-            let victim = seed + random.below(number - seed + 1);
-            say("unpinning", victim);
-            store.remove_pin(dag(victim)[0].cid()).await.expect("removes");
-            say("unpinned", victim);
+        match random.below(12) {
+            0..4 => {
+                let victim = seed + random.below(number - seed + 1);
+                say("unpinning", victim);
+                disk.remove_pin(dag(victim)[0].cid()).await.expect("removes");
+                say("unpinned", victim);
+            }
+            4 => {
+                say("compacting", number);
+                disk.compact().await.expect("compacts");
+            }
+            5 => {
+                say("recompressing", number);
+                disk.recompress_pinned(9 + u8::try_from(random.below(4)).expect("small"), None).await.expect("works");
+            }
+            _ => {}
         }
     }
 }
 
 /// A line that reaches the parent whatever becomes of this process; the test harness would hold `println!` back.
-fn say(what: &str, number: u64) {
+pub(super) fn say(what: &str, number: u64) {
     use std::io::Write as _;
     writeln!(std::io::stdout(), "\n{what} {number}").expect("the parent listens");
 }
@@ -62,15 +107,18 @@ fn say(what: &str, number: u64) {
 #[tokio::test]
 async fn child_of_the_crash_test() {
     let (Ok(dir), Ok(seed)) = (std::env::var(DIR), std::env::var(SEED)) else { return };
-    let kind = if std::env::var_os(FLAT).is_some() { Kind::Flat } else { Kind::Rocksdb };
-    work(kind, Path::new(&dir), seed.parse().expect("a number")).await;
+    work(Path::new(&dir), seed.parse().expect("a number")).await;
 }
 
-fn spawn(home: &Home, seed: u64) -> Child {
-    Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", "tests::crash::child_of_the_crash_test", "--nocapture"])
-        .envs((home.kind == Kind::Flat).then_some((FLAT, "1")))
-        .env(DIR, home.dir.path())
+/// One of this binary's tests, to be run by itself and listened to.
+pub(super) fn child(test: &str, dir: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    command.args(["--exact", test, "--nocapture"]).env(DIR, dir);
+    command
+}
+
+fn spawn(dir: &Path, seed: u64) -> Child {
+    child("tests::crash::child_of_the_crash_test", dir)
         .env(SEED, seed.to_string())
         .stdout(Stdio::piped())
         .spawn()
@@ -95,6 +143,8 @@ fn note(owed: &mut HashMap<u64, Owed>, line: &str) -> bool {
         "pinned" => Owed::Pinned,
         "unpinning" => Owed::Either,
         "unpinned" => Owed::Gone,
+        // Whatever comes of it, nothing is owed.
+        "importing" | "compacting" | "recompressing" => return true,
         _ => return false,
     };
     number.parse().is_ok_and(|number| {
@@ -103,13 +153,14 @@ fn note(owed: &mut HashMap<u64, Owed>, line: &str) -> bool {
     })
 }
 
-/// Runs a child and kills it after some of its lines, reading to the end of what it managed to say.
-fn crash(home: &Home, seed: u64, lines: u64, owed: &mut HashMap<u64, Owed>) {
-    let mut child = spawn(home, seed);
+/// Runs a child and kills it a while after some of its lines, reading to the end of what it managed to say.
+fn crash(dir: &Path, seed: u64, lines: u64, after: Duration, owed: &mut HashMap<u64, Owed>) {
+    let mut child = spawn(dir, seed);
     let mut heard = 0;
     for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
         heard += u64::from(note(owed, &line.expect("reads")));
         if heard == lines {
+            std::thread::sleep(after);
             child.kill().expect("kills");
         }
     }
@@ -117,8 +168,8 @@ fn crash(home: &Home, seed: u64, lines: u64, owed: &mut HashMap<u64, Owed>) {
     assert!(!status.success() && heard >= lines, "it was killed, and not before: {status}, {heard} of {lines}");
 }
 
-async fn check(store: &Opened, owed: &HashMap<u64, Owed>) {
-    let pins: HashMap<_, _> = store.pins().await.expect("lists").into_iter().map(|pin| (pin.root, pin.state)).collect();
+async fn check(disk: &Disk, owed: &HashMap<u64, Owed>) {
+    let pins: HashMap<_, _> = disk.pins().await.expect("lists").into_iter().map(|pin| (pin.root, pin.state)).collect();
     for (number, owed) in owed {
         let blocks = dag(*number);
         match (owed, pins.get(blocks[0].cid())) {
@@ -127,33 +178,27 @@ async fn check(store: &Opened, owed: &HashMap<u64, Owed>) {
             (owed, found) => panic!("{number} is owed as {owed:?} and found as {found:?}"),
         }
         for block in blocks {
-            assert_eq!(store.get(block.cid()).await.as_ref(), Ok(&block), "a block of {number}");
+            assert_eq!(disk.get(block.cid()).await.as_ref(), Ok(&block), "a block of {number}");
         }
-    }
-}
-
-async fn run(kind: Kind) {
-    let rounds = std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5);
-    let home = Home::new(kind);
-    let mut owed = HashMap::new();
-    for round in 0..rounds {
-        let mut random = Random(round);
-        crash(&home, 1 + round * 1_000_000, 1 + random.below(120), &mut owed);
-        let store = home.open(setup()).await;
-        store.settle().await;
-        check(&store, &owed).await;
-        store.settle().await;
-        assert_eq!(store.stats().corrupt_blocks, 0);
-        assert!(store.stats().cached_bytes <= CACHE_BYTES);
     }
 }
 
 #[tokio::test]
 async fn acknowledged_pins_survive_kill_9() {
-    run(Kind::Rocksdb).await;
-}
-
-#[tokio::test]
-async fn acknowledged_pins_in_files_survive_kill_9() {
-    run(Kind::Flat).await;
+    let rounds = std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5);
+    let (mut dir, mut owed) = (tempfile::tempdir().expect("a directory"), HashMap::new());
+    for round in 0..rounds {
+        if round % ROUNDS_TOGETHER == 0 {
+            (dir, owed) = (tempfile::tempdir().expect("a directory"), HashMap::new());
+        }
+        let mut random = Random(round);
+        let (lines, after) = (1 + random.below(120), Duration::from_micros(random.below(30_000)));
+        crash(dir.path(), 1 + round * 1_000_000, lines, after, &mut owed);
+        let disk = open_with(dir.path(), options()).expect("opens");
+        disk.flush().await.expect("flushes");
+        check(&disk, &owed).await;
+        audit(&disk);
+        assert_eq!(disk.stats().corrupt_blocks, 0);
+        assert!(disk.stats().cached_bytes <= CACHE_BYTES);
+    }
 }

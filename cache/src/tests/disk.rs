@@ -2,13 +2,14 @@
 
 use super::audit::audit;
 use super::{budget, cache, noisy, open, open_with, supply};
+use crate::disk::faults::Call;
 use crate::disk::schema::{META, SCHEMA};
 use crate::{Disk, DiskOptions, PinError, StoreError};
 use content::{Block, BlockSource, SourceError};
 use futures::StreamExt as _;
 use rocksdb::{DB, Options};
+use rustix::io::Errno;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 
 async fn held(disk: &Disk, block: &Block) -> bool {
     match disk.get(block.cid()).await {
@@ -58,7 +59,7 @@ async fn a_disk_that_refuses_writes_still_reads_and_recovers() {
     let disk = open(dir.path());
     let blocks: Vec<_> = (0..4).map(|seed| noisy(seed, 1_000)).collect();
     cache(&disk, &blocks[..1]).await;
-    disk.store().broken.store(true, Ordering::Relaxed);
+    disk.store().files.faults.refuse(Call::Batch, Errno::NOSPC);
     disk.put_cached(blocks[1].clone()).await;
     let pinned = disk.pin_recursive(*blocks[2].cid(), None, supply(&blocks[2..3])).await;
     assert!(matches!(pinned, Err(PinError::Store(StoreError::Io(_)))), "{pinned:?}");
@@ -67,7 +68,7 @@ async fn a_disk_that_refuses_writes_still_reads_and_recovers() {
     assert!(stats.write_errors >= 1);
     assert!(held(&disk, &blocks[0]).await);
     assert!(!held(&disk, &blocks[1]).await);
-    disk.store().broken.store(false, Ordering::Relaxed);
+    disk.store().files.faults.clear();
     cache(&disk, &blocks).await;
     for block in &blocks {
         assert!(held(&disk, block).await);
@@ -87,7 +88,12 @@ async fn a_pin_whose_members_were_lost_on_the_way_is_not_acknowledged() {
         async move {
             // The second block is lost; the disk works before and after.
             disk.flush().await.expect("flushes");
-            disk.store().broken.store(i == 1, Ordering::Relaxed);
+            let faults = &disk.store().files.faults;
+            if i == 1 {
+                faults.refuse(Call::Batch, Errno::NOSPC)
+            } else {
+                faults.clear()
+            }
             Ok::<_, std::io::Error>(block)
         }
     });

@@ -19,7 +19,7 @@ fn section(payload: &[&[u8]], out: &mut Vec<u8>) {
 }
 
 /// A CARv1 (<https://ipld.io/specs/transport/car/carv1/>): its header by hand, in deterministic CBOR.
-fn car(roots: &[Cid], blocks: &[Block]) -> Vec<u8> {
+pub(super) fn car(roots: &[Cid], blocks: &[Block]) -> Vec<u8> {
     let mut header = vec![0xa2, 0x65];
     header.extend(b"roots");
     header.push(0x80 | u8::try_from(roots.len()).expect("few"));
@@ -40,7 +40,7 @@ fn car(roots: &[Cid], blocks: &[Block]) -> Vec<u8> {
 }
 
 /// A dag-pb node with links and no data (<https://ipld.io/specs/codecs/dag-pb/spec/>).
-fn node(children: &[&Block]) -> Block {
+pub(super) fn node(children: &[&Block]) -> Block {
     let mut data = Vec::new();
     for child in children {
         let cid = child.cid().to_bytes();

@@ -3,13 +3,18 @@
 mod add;
 mod audit;
 mod crash;
+mod crash_flat;
 mod disk;
+mod faults;
 mod flat;
 mod flight;
+mod full;
 mod import;
+mod interleavings;
 mod ledger;
 mod memory;
 mod migrate;
+mod million;
 mod offline;
 mod power;
 mod ram;
@@ -18,6 +23,7 @@ mod scrub;
 mod sources;
 mod suite;
 mod tiers;
+mod waiting;
 
 use crate::disk::record;
 use crate::disk::schema::Place;

@@ -1,11 +1,13 @@
 use super::sources::tiers;
 use super::{block_of, cache, key, noisy, open, until};
+use crate::disk::faults::Call;
 use crate::{BlockStore as _, Disk, Ram, TierMetrics, Tiers};
 use content::{
     AllowAll, Block, BlockSource, Cid, DenyList, MemoryBlocks, Multihash, Policy, SourceError, Stall, Verdict, codec,
 };
 use futures::future::{BoxFuture, FutureExt as _, join_all};
 use prometheus_client::registry::Registry;
+use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tempfile::TempDir;
@@ -256,7 +258,7 @@ async fn a_disk_that_fails_costs_no_answer() {
     let (first, second) = (noisy(1, 1_000), noisy(2, 1_000));
     let upstream = Gated::new([first.clone(), second.clone()], true);
     let source = tiers.through(upstream.clone());
-    disk.store().broken.store(true, Ordering::Relaxed);
+    disk.store().files.faults.refuse(Call::Batch, Errno::NOSPC);
     assert_eq!(source.get(first.cid()).await, Ok(first.clone()));
     disk.flush().await.expect("flushes");
     assert_eq!(disk.stats().dropped_writes, 1);

@@ -287,11 +287,16 @@ fn joined(bytes: &Bytes, multipart: &Multipart) -> Bytes {
 }
 
 /// A symlink's target, as text.
-pub fn symlink(about: &About<'_>, entity: Entity, target: Bytes) -> Draft {
-    let content_type = plan::file_type(about.ask, &entity).unwrap_or(content_type::SYMLINK);
+pub fn symlink(about: &About<'_>, entity: &Entity, target: Bytes) -> Draft {
+    let content_type = plan::file_type(about.ask, entity).unwrap_or(content_type::SYMLINK);
     at_hand(
         about,
-        AtHand { bytes: target, etag: entity.etag, content_type, disposition: plan::file_disposition(about.ask) },
+        AtHand {
+            bytes: target,
+            etag: entity.etag.clone(),
+            content_type,
+            disposition: plan::file_disposition(about.ask),
+        },
     )
 }
 

@@ -18,6 +18,7 @@
 //! | [`coalescing`] | a hundred readers, one fetch |
 //! | [`encoded`] | text that is stored compressed, read by curl and by the tool of zstd |
 //! | [`malice`] | peers that send wrong bytes, too many, garbage or nothing |
+//! | [`full`] | a disk that is full, and has space again |
 //! | [`store_admin`] | the store checked, mended, and archives in and out of it |
 //! | [`stores`] | a store of files and one in memory |
 //! | [`soak`] | much traffic for long, in `make test-long` only |
@@ -29,6 +30,7 @@ mod support;
 mod coalescing;
 mod dht;
 mod encoded;
+mod full;
 mod gateways;
 mod malice;
 mod names;

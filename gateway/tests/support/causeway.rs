@@ -21,6 +21,7 @@ pub struct Launch {
     bootstrap: Vec<String>,
     settings: Vec<(&'static str, String)>,
     flags: Vec<String>,
+    data_bytes: Option<u64>,
 }
 
 impl Launch {
@@ -33,6 +34,7 @@ impl Launch {
             bootstrap: Vec::new(),
             settings: Vec::new(),
             flags: Vec::new(),
+            data_bytes: None,
         }
     }
 
@@ -64,6 +66,18 @@ impl Launch {
     pub fn flag(mut self, flag: &str, value: impl ToString) -> Self {
         self.flags.extend([flag.to_owned(), value.to_string()]);
         self
+    }
+
+    /// Runs in a mount namespace of its own, where the data folder is a file system in memory of so many bytes. It is gone when
+    /// the process is.
+    pub fn in_small_file_system(mut self, bytes: u64) -> Self {
+        self.data_bytes = Some(bytes);
+        self
+    }
+
+    /// Whether whoever runs the tests may do that.
+    pub fn small_file_systems_can_be_mounted(&self) -> bool {
+        self.program("true").output().is_ok_and(|output| output.status.success())
     }
 
     /// `causeway import`, to its end.
@@ -131,8 +145,18 @@ impl Launch {
         }
     }
 
+    /// A program, in a namespace of its own if the data folder is to be small.
+    fn program(&self, program: &str) -> Command {
+        let Some(bytes) = self.data_bytes else { return Command::new(program) };
+        let data = self.dir.join("data");
+        std::fs::create_dir_all(&data).expect("the folder is ours");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", MOUNT, "sh"]).arg(data).arg(bytes.to_string()).arg(program);
+        command
+    }
+
     fn command(&self, subcommand: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_causeway"));
+        let mut command = self.program(env!("CARGO_BIN_EXE_causeway"));
         // Whoever runs the tests may have settings of a node of their own.
         for (variable, _) in std::env::vars_os() {
             if variable.to_string_lossy().starts_with("CAUSEWAY_") {
@@ -146,6 +170,9 @@ impl Launch {
         command
     }
 }
+
+/// Makes the first argument a file system of the size of the second, and becomes the command that the others are.
+const MOUNT: &str = "mount -t tmpfs -o size=\"$2\" tmpfs \"$1\" && shift 2 && exec \"$@\"";
 
 /// "  peer id   12D3Koo…" has the value "12D3Koo…" for the key "peer id".
 fn value_of(line: &str, key: &str) -> Option<String> {

@@ -5,8 +5,8 @@ use super::super::StoreError;
 use super::super::files::Files;
 use super::super::record;
 use super::super::schema::{
-    Counters, INDEX, IndexRecord, KEY_COUNTERS, Kind, META, PINS, PINS_BY_BLOCK, PLACES, PinId, PinRecord, Place,
-    SEGMENTS, SegmentRecord, pin_of_block,
+    Counters, INDEX, IndexRecord, KEY_COUNTERS, KEY_SYNCED, Kind, META, PINS, PINS_BY_BLOCK, PLACES, PinId, PinRecord,
+    Place, SEGMENTS, SegmentRecord, pin_of_block,
 };
 use super::{CHUNK_ROWS, Writer};
 use crate::pins::{Attempt, Failure};
@@ -86,6 +86,8 @@ pub(crate) struct Group {
     tails: Tails,
     appends: Vec<Append>,
     appended_bytes: usize,
+    /// Its values are being written to files.
+    appending: bool,
     /// RocksDB has been asked to write it, so it may have, whatever it says.
     handed_over: bool,
 }
@@ -138,6 +140,7 @@ impl Writer {
             tails: self.tails,
             appends: Vec::new(),
             appended_bytes: 0,
+            appending: false,
             handed_over: false,
         }
     }
@@ -249,11 +252,20 @@ impl Writer {
         {
             return Ok(Place { segment, offset: written });
         }
+        // One that is full is synced, so that there is little to check when the store is opened after a power cut.
+        group.values_first |= kind == Kind::Pinned && tail.is_some();
         let segment = group.counters.segment;
         let next = segment.checked_add(1).ok_or_else(|| StoreError::io("there are no segment numbers left"))?;
         group.counters.segment = next;
         group.tails.set(kind, Some(segment));
         Ok(Place { segment, offset: 0 })
+    }
+
+    /// Where pinned values end: those that come go there, or beyond.
+    pub(super) fn pinned_end(&self, group: &Group) -> Place {
+        let tail = group.tails.get(Kind::Pinned).and_then(|tail| Some((tail, self.segment(group, tail)?.written)));
+        let (segment, offset) = tail.unwrap_or((group.counters.segment, 0));
+        Place { segment, offset }
     }
 
     /// How long a segment of a kind grows. Cached ones are evicted whole, a sixteenth of the budget at a time.
@@ -288,7 +300,7 @@ impl Writer {
             Ok(()) => self.adopt(group),
             Err(_) => self.abandon(group),
         }
-        self.note(&written);
+        self.note(&written, !group.appends.is_empty());
         self.publish();
         written
     }
@@ -300,11 +312,15 @@ impl Writer {
             record.kind == Kind::Pinned && record.blocks == 0 && !group.tails.contain(*segment)
         };
         let sync = group.sync || group.segments.iter().any(deletes_pinned);
-        if sync || group.values_first {
+        let values_first = sync || group.values_first;
+        if values_first {
             self.sync_values(&[Kind::Pinned])?;
         }
         let (segments, meta) = (self.store.family(SEGMENTS)?, self.store.family(META)?);
         let mut batch = std::mem::take(&mut group.batch);
+        if values_first {
+            batch.put_cf(meta, KEY_SYNCED, self.pinned_end(group).to_key());
+        }
         for (segment, record) in &group.segments {
             if record.blocks == 0 && !group.tails.contain(*segment) {
                 batch.delete_cf(segments, segment.to_be_bytes());
@@ -318,13 +334,14 @@ impl Writer {
     }
 
     /// Appends the group's values to their segments.
-    fn append(&mut self, group: &Group) -> Result<(), StoreError> {
+    fn append(&mut self, group: &mut Group) -> Result<(), StoreError> {
         if group.appends.is_empty() {
             return Ok(());
         }
         if !group.into_reserve {
             self.check_free_space(group.appended_bytes)?;
         }
+        group.appending = true;
         self.names_unsynced |= group.segments.keys().any(|segment| !self.segments.contains_key(segment));
         let mut gathered = Gathered { files: &self.store.files, place: group.appends[0].place, bytes: Vec::new() };
         for Append { place, head, value } in &group.appends {
@@ -403,8 +420,12 @@ impl Writer {
         }
     }
 
-    /// The group is not in the store, or only in a log that may come back: what it took is not used again.
+    /// The group is not in the store, or only in a log that may come back: what it took is not used again. One that came to
+    /// nothing before any of it was written took nothing: a disk that is full for long uses up no numbers.
     fn abandon(&mut self, group: &Group) {
+        if !group.appending && !group.handed_over {
+            return;
+        }
         self.counters = group.counters;
         for segment in group.appends.iter().map(|append| append.place.segment) {
             match self.segments.get(&segment) {

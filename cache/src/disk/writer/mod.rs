@@ -9,8 +9,9 @@
 //! found in the log after a crash: segment and pin numbers that it used are not used again by this process, and
 //! files that it wrote stay until the store is next opened.
 //!
-//! What power loss may leave: a cached value that the index knows and the disk never got. It is told by its checksum,
-//! and forgotten when it is read. Pins are acknowledged when their values, then the batch that names them, have been synced.
+//! What power loss may leave: a value that the index knows and the disk never got. It is told by its checksum: a cached one is
+//! forgotten when it is read, a pinned one when the store is opened. Pins are acknowledged when their values, then the batch that
+//! names them, have been synced; that batch says as well up to where pinned values are.
 //!
 //! | module | concern |
 //! |---|---|
@@ -27,13 +28,14 @@ mod reclaim;
 pub(crate) use self::queue::{Command, Queue, start};
 
 use self::group::{Group, Tails};
-use super::schema::{Counters, Kind, META, PinId, SegmentRecord, released_pin};
+use super::schema::{Counters, KEY_SYNCED, Kind, META, PLACES, PinId, Place, SegmentRecord, released_pin};
 use super::store::Store;
 use super::{DiskOptions, StoreError};
 use crate::queue::Reply;
 use crate::store::Stats;
 use crate::stored::Encoder;
 use content::{Block, BlockKey};
+use rocksdb::WriteBatch;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -79,11 +81,26 @@ pub(crate) struct Writer {
     evicts: bool,
     /// Pins whose members are still to be let go.
     releasing: VecDeque<PinId>,
-    /// Whoever waits for that to end.
-    flushes: Vec<Reply<Result<(), StoreError>>>,
+    /// Whether that is worth a try, as with eviction.
+    releases: bool,
+    /// What the disk said when it last refused that.
+    unreleased: Option<StoreError>,
+    /// Whether every segment that is worth it is to be collected, once all members have been let go.
+    compacts: bool,
+    /// What the disk said of a sparse segment since that was asked for.
+    uncollected: Option<StoreError>,
+    /// Whoever waits for all of that to end.
+    flushes: Vec<Flush>,
     /// The disk refuses writes: said once, not for every batch.
     failing: bool,
     room: Arc<Semaphore>,
+}
+
+/// Somebody who waits until there is nothing left to do.
+struct Flush {
+    reply: Reply<Result<(), StoreError>>,
+    /// Space was asked for, so a segment that could not be collected is an answer too.
+    compacts: bool,
 }
 
 /// What segments cost, by what they hold.
@@ -144,11 +161,19 @@ impl Writer {
             sparse: BTreeSet::new(),
             rescued: (0, 0),
             evicts: true,
+            releases: true,
+            unreleased: None,
+            compacts: false,
+            uncollected: None,
             flushes: Vec::new(),
             failing: false,
             room,
         };
         writer.take_stock()?;
+        if let Err(error) = writer.check_unsynced() {
+            error!(%error, "what was written last cannot be checked: no pin is made until the store is opened again");
+            writer.unsyncable = Some(error);
+        }
         writer.publish();
         Ok(writer)
     }
@@ -196,7 +221,7 @@ impl Writer {
                     if self.group(first, commands) == Next::Stop {
                         return;
                     }
-                    self.evicts = true;
+                    (self.evicts, self.releases) = (true, true);
                 }
                 None => self.tidy(),
             }
@@ -222,12 +247,12 @@ impl Writer {
     }
 
     fn is_tidy(&self) -> bool {
-        self.releasing.is_empty() && self.sparse.is_empty() && !self.has_to_evict()
+        !self.has_to_release() && self.sparse.is_empty() && !self.has_to_evict()
     }
 
     /// A chunk of background work. Eviction follows whatever is done.
     fn tidy(&mut self) {
-        if !self.releasing.is_empty() {
+        if self.has_to_release() {
             self.release_chunk();
         } else if !self.sparse.is_empty() {
             self.collect_chunk();
@@ -242,13 +267,13 @@ impl Writer {
             match current {
                 Command::Flush { reply } => {
                     self.commit(group);
-                    self.flushes.push(reply);
+                    self.flushes.push(Flush { reply, compacts: false });
                     return Next::Continue;
                 }
                 Command::Compact { reply } => {
                     self.commit(group);
-                    self.sparse.extend(self.worth_compacting());
-                    self.flushes.push(reply);
+                    (self.compacts, self.uncollected) = (true, None);
+                    self.flushes.push(Flush { reply, compacts: true });
                     return Next::Continue;
                 }
                 Command::Close { reply } => {
@@ -344,19 +369,23 @@ impl Writer {
         self.stage_value(group, key, kind, shape, value)
     }
 
-    /// Says when the disk begins to refuse writes and when it stops.
-    fn note(&mut self, written: &Result<(), StoreError>) {
+    /// Says when the disk begins to refuse writes and when it stops. That rows of what goes are taken is no sign of that:
+    /// a full disk takes those.
+    fn note(&mut self, written: &Result<(), StoreError>, has_values: bool) {
         match written {
-            Ok(()) if self.failing => info!("the disk takes writes again"),
+            Ok(()) if self.failing && has_values => {
+                info!("the disk takes writes again");
+                self.failing = false;
+            }
             Ok(()) => {}
             Err(error) => {
                 self.stats.write_errors.inc();
                 if !self.failing {
                     error!(%error, "the disk refuses writes: nothing is cached on it and pins fail until it recovers");
                 }
+                self.failing = true;
             }
         }
-        self.failing = written.is_err();
     }
 
     fn drop_cached(&self, blocks: u64, error: &StoreError) {
@@ -370,12 +399,18 @@ impl Writer {
         self.stats.cached_bytes.store(self.sums.cached_bytes, Ordering::Relaxed);
         self.stats.pinned_bytes.store(self.sums.pinned_bytes, Ordering::Relaxed);
         self.stats.blocks.store(self.sums.blocks, Ordering::Relaxed);
-        self.stats.degraded.store(self.failing, Ordering::Relaxed);
+        let degraded = self.failing || self.unsyncable.is_some();
+        self.stats.degraded.store(degraded, Ordering::Relaxed);
     }
 
     /// Forces everything to the disk.
     pub(super) fn sync(&mut self) -> Result<(), StoreError> {
         self.sync_values(&[Kind::Pinned, Kind::Cached])?;
+        let synced = self.pinned_end(&self.begin()).to_key();
+        let mut batch = WriteBatch::default();
+        batch.put_cf(self.store.family(META)?, KEY_SYNCED, synced);
+        // What is not noted is checked once more.
+        _ = self.store.write(batch, false);
         self.store.sync_log()
     }
 
@@ -391,6 +426,7 @@ impl Writer {
         if let Err(error) = synced {
             error!(%error, "the disk refused to keep what it had taken: no pin is made until the store is opened again");
             self.unsyncable = Some(error.clone());
+            self.publish();
             return Err(error);
         }
         self.names_unsynced = false;
@@ -398,13 +434,62 @@ impl Writer {
         Ok(())
     }
 
+    /// Checks what the process before this one may have left unsynced, and forgets what is not on the disk. It was never
+    /// acknowledged, and a pin that is gone on with must not believe in it: the index may be all that outlived a power cut, and
+    /// after a sync that failed a value can be read from the system's memory although the disk does not have it.
+    fn check_unsynced(&mut self) -> Result<(), StoreError> {
+        // A store of an earlier build, which did not note it.
+        let Some(synced) = self.store.synced()? else { return Ok(()) };
+        let pinned = self.segments.range(synced.segment..).filter(|(_, record)| record.kind == Kind::Pinned);
+        let doubted: Vec<Place> =
+            pinned.map(|(segment, _)| Place { segment: *segment, offset: 0 }.max(synced)).collect();
+        let mut checked = 0;
+        for from in doubted {
+            checked += self.check_segment(from)?;
+        }
+        if checked > 0 {
+            info!(blocks = checked, "checked what was not known to be on the disk when the store was last left");
+            // If that is not noted, they are checked once more.
+            _ = self.sync();
+        }
+        Ok(())
+    }
+
+    /// The same for the values of one segment from a place on. Says how many there are.
+    fn check_segment(&mut self, from: Place) -> Result<u64, StoreError> {
+        let store = Arc::clone(&self.store);
+        let mut checked = 0;
+        for row in store.rows_from(PLACES, &from.to_key())? {
+            let (place, block) = row?;
+            if Place::from_key(&place).is_none_or(|place| place.segment != from.segment) {
+                break;
+            }
+            if checked == 0 {
+                store.files.forget_cached(from.segment)?;
+            }
+            checked += 1;
+            match BlockKey::from_bytes(&block).map_or(Ok(()), |key| self.forget_damaged(&key)) {
+                // Rows that are malformed are for the repair of the index.
+                Ok(()) | Err(StoreError::Corrupt(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(checked)
+    }
+
     fn answer_flushes(&mut self) {
         if !self.is_tidy() || self.flushes.is_empty() {
             return;
         }
-        let synced = self.sync();
-        for reply in self.flushes.drain(..) {
-            _ = reply.send(synced.clone());
+        if std::mem::take(&mut self.compacts) {
+            self.sparse.extend(self.worth_compacting());
+            return self.answer_flushes();
+        }
+        let released = self.unreleased.clone().map_or(Ok(()), Err);
+        let done = self.sync().and(released);
+        for Flush { reply, compacts } in self.flushes.drain(..) {
+            let uncollected = self.uncollected.clone().filter(|_| compacts);
+            _ = reply.send(uncollected.map_or(done.clone(), Err));
         }
     }
 
@@ -413,7 +498,7 @@ impl Writer {
         self.room.close();
         let synced = self.sync();
         for flush in self.flushes.drain(..) {
-            _ = flush.send(synced.clone());
+            _ = flush.reply.send(synced.clone());
         }
         _ = reply.send(synced);
         Next::Stop

@@ -145,16 +145,26 @@ impl Writer {
         Ok(Some(record.id))
     }
 
+    pub(super) fn has_to_release(&self) -> bool {
+        self.releases && !self.releasing.is_empty()
+    }
+
     /// Lets go of some members of the pin that is first in line.
     pub(super) fn release_chunk(&mut self) {
         let Some(pin) = self.releasing.front().copied() else { return };
         match self.release_members(pin) {
-            Ok(0) => _ = self.releasing.pop_front(),
-            Ok(_) => {}
+            Ok(members) => {
+                self.unreleased = None;
+                if members == 0 {
+                    self.releasing.pop_front();
+                }
+            }
             Err(error) => {
-                // Its mark stays in `meta`, so it is taken up again when the store is opened.
-                warn!(pin = pin.0, %error, "the members of a removed pin could not be let go");
-                self.releasing.pop_front();
+                // Taken up again after something else was asked for; or, by its mark in `meta`, when the store is opened.
+                if self.unreleased.is_none() {
+                    warn!(pin = pin.0, %error, "the members of a removed pin cannot be let go at the moment");
+                }
+                (self.releases, self.unreleased) = (false, Some(error));
             }
         }
     }
@@ -188,8 +198,13 @@ impl Writer {
         group.batch.delete_cf(self.store.family(BLOCKS_BY_PIN)?, row);
         match held {
             Some(_) if self.has_pin(&key, Some(pin))? => Ok(()),
-            Some(held) if rescue && self.store.touched.is_favoured(&key) => {
-                self.stage_move(group, key, held, Kind::Cached)
+            // One that cannot be read is no reason to keep the rest.
+            Some(held)
+                if rescue
+                    && self.store.touched.is_favoured(&key)
+                    && self.stage_move(group, key, held, Kind::Cached).is_ok() =>
+            {
+                Ok(())
             }
             Some(held) => self.stage_removal(group, &key, held),
             None => Ok(()),

@@ -182,6 +182,7 @@ impl Writer {
             // Taken up again when something else in it goes, or when the store is opened.
             warn!(%error, "a sparse segment could not be collected");
             self.sparse.remove(&segment);
+            self.uncollected = Some(error);
         }
     }
 
@@ -227,7 +228,7 @@ impl Writer {
         }
     }
 
-    fn forget_damaged(&mut self, key: &BlockKey) -> Result<(), StoreError> {
+    pub(super) fn forget_damaged(&mut self, key: &BlockKey) -> Result<(), StoreError> {
         let Some(held) = self.store.index(&key.to_bytes())? else { return Ok(()) };
         let Err(StoreError::Corrupt(reason)) = self.store.verified(key, held) else { return Ok(()) };
         let mut group = self.begin();

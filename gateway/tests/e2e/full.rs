@@ -1,0 +1,107 @@
+//! A node whose disk is full: the data folder is a small file system in a mount namespace of the node's own, and another file
+//! takes the rest of it.
+
+use crate::support::causeway::{Causeway, Launch};
+use crate::support::eventually;
+use crate::support::noise::Noise;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const SMALL_BYTES: u64 = 64 << 20;
+
+/// Content that only another node has.
+struct Holder {
+    dir: TempDir,
+    files: Vec<(String, Vec<u8>)>,
+}
+
+impl Holder {
+    fn new(files: u64) -> Self {
+        let dir = TempDir::new().expect("the temporary folder is writable");
+        let launch = Launch::new(dir.path());
+        let file = |seed: u64| {
+            let (content, path) = (Noise::bytes(700 + seed, 1_500_000), dir.path().join("file"));
+            fs::write(&path, &content).expect("the folder is ours");
+            let cid = launch.run(&["add", "-Q", &path.display().to_string()]).expect("is added");
+            (format!("/ipfs/{cid}"), content)
+        };
+        let files = (0..files).map(file).collect();
+        Self { dir, files }
+    }
+}
+
+/// Fills a file until not a byte is left.
+fn fill(path: &Path) {
+    let mut file = File::create(path).expect("the folder is there");
+    for piece in [1 << 20, 4096, 1] {
+        while file.write_all(&vec![1; piece]).is_ok() {}
+    }
+}
+
+async fn is_degraded(node: &Causeway) -> bool {
+    node.metrics().await.sample("causeway_disk_degraded") == 1
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_disk_is_full_serves_on_says_so_and_stores_again_when_there_is_space() {
+    let dir = TempDir::new().expect("the temporary folder is writable");
+    let launch = Launch::new(dir.path()).in_small_file_system(SMALL_BYTES);
+    if !launch.small_file_systems_can_be_mounted() {
+        let said = "WARNING: this system lets nobody mount a small file system (unshare --mount): no node was run on a full disk";
+        writeln!(std::io::stderr(), "{said}").expect("somebody listens");
+        return;
+    }
+    let holder = Holder::new(40);
+    let upstream = Launch::new(holder.dir.path()).start().await;
+    let node = launch
+        .set("CAUSEWAY_P2P_GATEWAYS", upstream.url(""))
+        .set("CAUSEWAY_CACHE_DISK_FREE_BYTES_MIN", 0)
+        .set("CAUSEWAY_CACHE_RAM_BYTES_MAX", 1 << 20)
+        .start()
+        .await;
+    let get = async |number: usize| {
+        let (path, content) = &holder.files[number];
+        node.expect(path, content).await;
+    };
+    get(0).await;
+    assert!(!is_degraded(&node).await);
+
+    // The node's own view of its folder.
+    let ballast = PathBuf::from(format!("/proc/{}/root", node.process.id()))
+        .join(dir.path().strip_prefix("/").expect("it is absolute"))
+        .join("data/ballast");
+    let mut fetched = 1;
+    let mut dropped = 0;
+    // What was cached makes room for a while.
+    while !is_degraded(&node).await || dropped == 0 {
+        assert!(fetched < 35, "a full disk refuses something");
+        fill(&ballast);
+        get(fetched).await;
+        fetched += 1;
+        dropped = node.metrics().await.sample("causeway_disk_dropped_writes_total");
+    }
+    node.assert_healthy().await;
+    assert!(node.metrics().await.sample("causeway_disk_write_errors_total") > 0);
+    let said = node.process.stdout() + &node.process.stderr();
+    assert!(said.contains("the disk refuses writes"), "{said}");
+    get(0).await;
+    node.assert_healthy().await;
+
+    fs::remove_file(&ballast).expect("deletes");
+    eventually("the node stores again", PATIENCE, async || {
+        get(fetched).await;
+        // What is in memory or on the disk already is not written again, so another file is wanted each time.
+        fetched = if fetched + 1 < holder.files.len() { fetched + 1 } else { 1 };
+        if is_degraded(&node).await { Err("is degraded") } else { Ok(()) }
+    })
+    .await;
+    let said = node.process.stdout() + &node.process.stderr();
+    assert!(said.contains("the disk takes writes again"), "{said}");
+    get(0).await;
+    node.stop().await;
+    upstream.stop().await;
+}

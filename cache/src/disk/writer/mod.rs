@@ -73,6 +73,8 @@ pub(crate) struct Writer {
     unsyncable: Option<StoreError>,
     /// Pinned segments of which little is left.
     sparse: BTreeSet<u32>,
+    /// What is worth collecting is to be collected, once the members of removed pins have been let go.
+    compacts: bool,
     /// The segment that is being evicted, and what was given a second chance of what it costs.
     rescued: (u32, u64),
     /// Whether eviction is worth a try: not after it failed or found nothing, until something else was written.
@@ -142,6 +144,7 @@ impl Writer {
             names_unsynced: false,
             unsyncable: None,
             sparse: BTreeSet::new(),
+            compacts: false,
             rescued: (0, 0),
             evicts: true,
             flushes: Vec::new(),
@@ -222,13 +225,15 @@ impl Writer {
     }
 
     fn is_tidy(&self) -> bool {
-        self.releasing.is_empty() && self.sparse.is_empty() && !self.has_to_evict()
+        self.releasing.is_empty() && !self.compacts && self.sparse.is_empty() && !self.has_to_evict()
     }
 
     /// A chunk of background work. Eviction follows whatever is done.
     fn tidy(&mut self) {
         if !self.releasing.is_empty() {
             self.release_chunk();
+        } else if std::mem::take(&mut self.compacts) {
+            self.sparse.extend(self.worth_compacting());
         } else if !self.sparse.is_empty() {
             self.collect_chunk();
         }
@@ -247,7 +252,7 @@ impl Writer {
                 }
                 Command::Compact { reply } => {
                     self.commit(group);
-                    self.sparse.extend(self.worth_compacting());
+                    self.compacts = true;
                     self.flushes.push(reply);
                     return Next::Continue;
                 }

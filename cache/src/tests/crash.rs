@@ -51,7 +51,7 @@ fn dag(number: u64) -> Vec<Block> {
         })
         .collect();
     blocks.extend((0..3).map(|i| noisy(u64::MAX - number / 4 - i, 700)));
-    if number % 7 == 0 {
+    if number.is_multiple_of(7) {
         let root = node(&blocks.iter().collect::<Vec<_>>());
         blocks.insert(0, root);
     }
@@ -68,7 +68,7 @@ async fn work(dir: &Path, seed: u64) {
         }
         let blocks = dag(number);
         let root = *blocks[0].cid();
-        if number % 7 == 0 {
+        if number.is_multiple_of(7) {
             say("importing", number);
             let archive = car(&[root], &blocks.iter().rev().cloned().collect::<Vec<_>>());
             let pins = import_car(&disk, &archive[..], None).await.expect("imports").pins;

@@ -223,7 +223,7 @@ impl Trial {
                     self.excuse(&error);
                 }
             }
-            Step::Scrub => match self.disk().scrub_all(|_, _| ()).await {
+            Step::Scrub => match self.disk().scrub_all(None, |_, _| ()).await {
                 // What was half written and never named is nobody's damage.
                 Ok(report) => assert!(report.progress.damaged == 0 || Seen::get(&self.seen.lost)),
                 Err(error) => self.excuse(&error),
@@ -324,7 +324,7 @@ impl Trial {
         self.goes_on().await;
         if Seen::get(&self.seen.lost) {
             // What is cached is told by its checksum when it is read, and not before.
-            self.disk().scrub_all(|_, _| ()).await.expect("scrubs");
+            self.disk().scrub_all(None, |_, _| ()).await.expect("scrubs");
             self.check().await;
         }
         audit(self.disk());
@@ -513,7 +513,7 @@ async fn what_cannot_be_read_is_an_error_and_not_forgotten() {
         assert!(matches!(disk.get(block.cid()).await, Err(SourceError::Store(_))));
         assert_eq!(disk.has(block.cid()).await, Ok(true), "the index says so");
     }
-    let report = disk.scrub_all(|_, _| ()).await.expect("scrubs");
+    let report = disk.scrub_all(None, |_, _| ()).await.expect("scrubs");
     assert_eq!((report.progress.unreadable, report.progress.damaged), (blocks.len() as u64, 0));
     disk.store().files.faults.clear();
     for block in &blocks {

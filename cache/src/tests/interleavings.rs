@@ -9,7 +9,7 @@
 
 use super::{key, noisy};
 use crate::flight::{Flight, Flights, Outcome};
-use content::{Block, SourceError};
+use content::{Block, BlockKey, SourceError};
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -66,7 +66,7 @@ enum Phase {
     /// Waits; the flight is elsewhere while it is polled or dropped.
     Waiting {
         work: usize,
-        flight: Option<Flight>,
+        flight: Option<Flight<Outcome>>,
         polls: u32,
     },
     After,
@@ -120,7 +120,7 @@ struct State {
 }
 
 struct World {
-    flights: Flights,
+    flights: Flights<BlockKey, Outcome>,
     blocks: [Block; 2],
     /// What each task asks for.
     wants: [usize; TASKS],
@@ -234,7 +234,7 @@ impl World {
     }
 
     /// Takes a task's flight out of it for a step.
-    fn borrow(&self, task: usize) -> (usize, Flight) {
+    fn borrow(&self, task: usize) -> (usize, Flight<Outcome>) {
         let mut state = self.state();
         state.busy = Some(task);
         let Phase::Waiting { work, flight, polls } = &mut state.phases[task] else { panic!("it waits") };
@@ -380,7 +380,7 @@ fn flights_of_two_blocks_know_nothing_of_each_other_in_any_order() {
 
 #[test]
 fn an_error_is_shared_as_a_block_is() {
-    let flights = Flights::default();
+    let flights = Flights::<BlockKey, Outcome>::default();
     let block = noisy(1, 10);
     let absent = SourceError::NotFound { cid: *block.cid() };
     let fails = absent.clone();

@@ -105,7 +105,7 @@ async fn a_million_blocks_are_pinned_listed_verified_and_let_go_over_crashes() {
     assert_eq!(pinned_keys(&disk).await, BLOCKS);
     report("listed", begun);
     let begun = Instant::now();
-    let scrubbed = disk.scrub_all(|_, _| ()).await.expect("scrubs");
+    let scrubbed = disk.scrub_all(None, |_, _| ()).await.expect("scrubs");
     assert!(scrubbed.progress.is_clean() && scrubbed.progress.blocks >= BLOCKS && scrubbed.lacking.is_empty());
     report("verified", begun);
     for number in (0..BLOCKS).step_by(9_973) {

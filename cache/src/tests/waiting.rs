@@ -182,7 +182,7 @@ async fn who_waits_for_whom_is_as_the_rule_says() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open(dir.path());
     let metrics = TierMetrics::register(&mut Registry::default());
-    let tiers = Tiers::new(Ram::new(1 << 24), disk, Arc::new(AllowAll), metrics.clone());
+    let tiers = Tiers::new(Ram::new(1 << 24), Arc::new(disk), Arc::new(AllowAll), metrics.clone());
     let mut number = 0;
     for first in Answer::ALL {
         for second in Answer::ALL {

@@ -81,6 +81,7 @@ fn another(key: &str, default: &Value) -> String {
         ("p2p.serve_to", _) => "peerings".to_owned(),
         ("p2p.dht", _) => "server".to_owned(),
         ("p2p.provide", _) => "all".to_owned(),
+        ("cache.ram_policy", _) => "lru".to_owned(),
         ("cache.store", _) => "flat".to_owned(),
         (_, Value::Array(_)) => PEER.to_owned(),
         ("log.format", _) => "json".to_owned(),

@@ -99,7 +99,7 @@ impl Setup {
 
 fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config::Http) -> Sources {
     let upstream = upstream.unwrap_or_else(|| Arc::new(MemoryBlocks::new()));
-    let (local, through) = (Arc::new(tiers.local()), tiers.clone());
+    let (local, through) = (Arc::new(tiers.held()), tiers.clone());
     let open = move |_: &Cid, gate| Arc::new(through.through(Arc::new(Gated::new(Arc::clone(&upstream), gate)))) as _;
     let lanes = Arc::new(Lanes::new(http.misses_max as usize, http.client_misses_max as usize));
     let encoded = http.zstd.then(|| Encoded::new(tiers.clone(), 16 << 20));

@@ -102,7 +102,7 @@ impl Setup {
 
 fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config::Http, looks: &Looks) -> Sources {
     let upstream = upstream.unwrap_or_else(|| Arc::new(MemoryBlocks::new()));
-    let local = Arc::new(Watched { source: tiers.local(), looks: Arc::clone(looks) });
+    let local = Arc::new(Watched { source: tiers.held(), looks: Arc::clone(looks) });
     let through = tiers.clone();
     let open = move |_: &Cid, gate| Arc::new(through.through(Arc::new(Gated::new(Arc::clone(&upstream), gate)))) as _;
     let lanes = Arc::new(Lanes::new(http.misses_max as usize, http.client_misses_max as usize));

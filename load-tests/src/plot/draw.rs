@@ -255,7 +255,7 @@ mod tests {
                     Marks::Lines(vec![vec![(0.0, 1.0), (1.0, 100.0)], vec![(0.0, f64::NAN), (1.0, 7.0)]]),
                     Scale::Log,
                 ),
-                panel(Marks::Bars(vec![vec![1.0, 2.0], vec![f64::NAN, 0.5]]), Scale::Linear),
+                panel(Marks::Bars(vec![vec![1.0, 3.0], vec![f64::NAN, 0.5]]), Scale::Linear),
             ],
         }
     }

@@ -5,8 +5,19 @@ mod quick_run;
 
 use quick_run::{QuickRun, quick_run};
 
-const ROWS: [&str; 10] =
-    ["hot-4k", "hot-664k", "hot-1m", "page-in-500", "revalidate-304", "disk-664k", "zstd-text", "write", "add", "load"];
+const ROWS: [&str; 11] = [
+    "hot-4k",
+    "hot-664k",
+    "hot-1m",
+    "page-in-500",
+    "revalidate-304",
+    "disk-664k",
+    "memory",
+    "zstd-text",
+    "write",
+    "add",
+    "load",
+];
 
 #[test]
 fn a_quick_table_is_measured_and_written() {

@@ -624,7 +624,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_reader_gets_the_page_whatever_others_do(case in case()) {
-            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
             runtime.block_on(async {
                 tokio::time::timeout(std::time::Duration::from_secs(20), play(case)).await.expect("an end");
             });

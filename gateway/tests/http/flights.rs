@@ -465,7 +465,7 @@ fn places() -> Places {
     let leaf = raw("x");
     let inner = directory(&[("a", &leaf), ("b & c", &leaf), ("d", &leaf)]);
     let folder = directory(&[("inner", &inner), ("other", &inner)]);
-    let root = directory(&[("folder", &folder), ("x", &leaf)]);
+    let root = directory(&[("a", &leaf), ("d", &leaf), ("folder", &folder), ("x", &leaf)]);
     let label = root.cid();
     let mut requests = Vec::new();
     let path = format!("/ipfs/{}/folder/inner/", root.cid());

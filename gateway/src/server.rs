@@ -10,19 +10,20 @@
 use crate::metrics::HttpMetrics;
 use bytes::Bytes;
 use futures::FutureExt as _;
+use futures::stream::{FuturesUnordered, StreamExt as _};
 use http::{Request, Response};
-use http_body::Body;
+use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -73,12 +74,20 @@ pub struct Connection {
     upgrade: Mutex<Option<OnUpgrade>>,
     /// Whether it is one.
     is_tunnel: AtomicBool,
+    /// Exchanges under way: from a request's head to the end of its response's body.
+    exchanges: AtomicUsize,
 }
 
 impl Connection {
     /// A connection with whoever is at `peer`.
     pub fn new(peer: SocketAddr) -> Self {
-        Self { peer, reset: AtomicBool::default(), upgrade: Mutex::default(), is_tunnel: AtomicBool::default() }
+        Self {
+            peer,
+            reset: AtomicBool::default(),
+            upgrade: Mutex::default(),
+            is_tunnel: AtomicBool::default(),
+            exchanges: AtomicUsize::default(),
+        }
     }
 
     /// Who is at the other end: a client, or a proxy before it.
@@ -108,6 +117,53 @@ impl Connection {
     /// Has the connection end with a reset (RST) instead of an orderly close.
     pub fn reset_on_close(&self) {
         self.reset.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the client has to send something: the head of a request.
+    fn awaits_head(&self) -> bool {
+        self.exchanges.load(Ordering::Relaxed) == 0
+    }
+}
+
+/// An exchange under way, until it is dropped with the body of its response.
+struct Underway(Arc<Connection>);
+
+impl Underway {
+    fn begin(connection: &Arc<Connection>) -> Self {
+        connection.exchanges.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(connection))
+    }
+}
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        self.0.exchanges.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The body of a response, whose end is the end of the exchange.
+struct Answer<B> {
+    body: B,
+    _underway: Underway,
+}
+
+impl<B: Body + Unpin> Body for Answer<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -142,7 +198,7 @@ pub async fn serve<H, F, B>(
 ) where
     H: Fn(Request<Incoming>, Arc<Connection>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
     while let Some(permit) = unless_stopped(&drain, Arc::clone(&limits.connections).acquire_owned()).await {
         let Some(accepted) = unless_stopped(&drain, listener.accept()).await else { return };
@@ -194,7 +250,7 @@ async fn connection<H, F, B>(
 ) where
     H: Fn(Request<Incoming>, Arc<Connection>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
     let state = Arc::new(Connection::new(peer));
     // Without Nagle's wait for more: hyper writes a head and its body together.
@@ -220,18 +276,21 @@ async fn exchanges<I, H, F, B>(
     I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     H: Fn(Request<Incoming>, Arc<Connection>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
     let service = service_fn(|request| {
+        let underway = Underway::begin(state);
         let response = handler(request, Arc::clone(state));
-        async move { Ok::<_, Infallible>(response.await) }
+        async move { Ok::<_, Infallible>(response.await.map(|body| Answer { body, _underway: underway })) }
     });
     let builder = builder(limits);
+    // All connections share the token and its lock. As one of a set, it is asked again only after it has called.
+    let mut stopping = FuturesUnordered::from_iter([stop.cancelled()]);
     let mut serving = pin!(builder.serve_connection(io, service).with_upgrades());
     let result = tokio::select! {
         biased;
         result = serving.as_mut() => result,
-        () = stop.cancelled() => {
+        _ = stopping.next() => {
             serving.as_mut().graceful_shutdown();
             serving.await
         }
@@ -243,19 +302,21 @@ async fn exchanges<I, H, F, B>(
 
 fn builder(limits: &ConnectionLimits) -> http1::Builder {
     let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.header_timeout)
-        .max_buf_size(limits.head_bytes_max.max(8192));
+    builder.header_read_timeout(None).max_buf_size(limits.head_bytes_max.max(8192));
     builder
 }
 
-/// A TCP stream whose client has to make progress.
+/// A TCP stream whose client has to make progress, in sending the heads of its requests and in reading what is sent.
 ///
-/// hyper watches over the heads of requests, but not over what is being sent.
+/// hyper watches over heads only, and makes a timer anew for each. Here a connection has one for all of them, which is set
+/// again when it goes off too early: that is once a time-out and not once a request.
 struct Guarded {
     stream: TcpStream,
     state: Arc<Connection>,
+    header_timeout: Duration,
+    /// When something was sent last, or the connection came.
+    idle_since: Instant,
+    idle: Option<Pin<Box<Sleep>>>,
     send_timeout: Duration,
     unsent: Option<Pin<Box<Sleep>>>,
     waiting_to_send: bool,
@@ -263,13 +324,38 @@ struct Guarded {
 
 impl Guarded {
     fn new(stream: TcpStream, limits: &ConnectionLimits, state: Arc<Connection>) -> Self {
-        Self { stream, state, send_timeout: limits.send_timeout, unsent: None, waiting_to_send: false }
+        Self {
+            stream,
+            state,
+            header_timeout: limits.header_timeout,
+            idle_since: Instant::now(),
+            idle: None,
+            send_timeout: limits.send_timeout,
+            unsent: None,
+            waiting_to_send: false,
+        }
+    }
+
+    /// Turns a wait for a head that is too long into an error.
+    fn watch_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.state.awaits_head() {
+            return Poll::Pending;
+        }
+        let deadline = self.idle_since + self.header_timeout;
+        let idle = self.idle.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+        std::task::ready!(idle.as_mut().poll(cx));
+        if idle.deadline() < deadline {
+            idle.as_mut().reset(deadline);
+            std::task::ready!(idle.as_mut().poll(cx));
+        }
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client sends no request")))
     }
 
     /// Turns a wait that is too long into an error.
     fn watch<T>(&mut self, cx: &mut Context<'_>, sending: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if sending.is_ready() {
             self.waiting_to_send = false;
+            self.idle_since = Instant::now();
             return sending;
         }
         let deadline = Instant::now() + self.send_timeout;
@@ -286,7 +372,10 @@ impl Guarded {
 
 impl AsyncRead for Guarded {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        match Pin::new(&mut self.stream).poll_read(cx, buf) {
+            Poll::Pending => self.watch_head(cx),
+            ready => ready,
+        }
     }
 }
 

@@ -96,12 +96,17 @@ async fn encoded(
     if ask.headers.contains_key(RANGE) || none_match(ask.headers, entity.etag.as_bytes(), true) {
         return None;
     }
+    let etag = encoded_etag(&entity.etag);
+    if none_match(ask.headers, etag.as_bytes(), true) {
+        // It decodes to the same for ever: nothing has to be read to say so.
+        let it = Representation { etag: &etag, ..of_file(ask, entity) };
+        return Some(plan::sized(about, &it, &Decision::NotModified).map(|()| Content::Empty));
+    }
     let share = Share::of(file.limits.shared.clone());
     let (size, content) = encoded.file(&entity.cid, entity.size, entity.generation, share).await?;
     if size > response_bytes_max {
         return None;
     }
-    let etag = encoded_etag(&entity.etag);
     let decision = Decision::of(ask, &etag, entity.modified, size);
     if decision.has_body() && plan::file_type(ask, entity).is_none() {
         // All of it is held here, so this waits for no network. A failure will show where it is sent as it is.

@@ -1,6 +1,6 @@
 //! Files as `Content-Encoding: zstd`.
 
-use crate::dag::{directory, doubled_file, file, noise, raw};
+use crate::dag::{chained_file, directory, doubled_file, file, noise, raw};
 use crate::site::{Setup, Site, header};
 use content::{Block, Cid, DenyList};
 use std::sync::Arc;
@@ -181,6 +181,38 @@ async fn a_nameless_file_that_is_not_stored_compressed_is_sent_as_it_is() {
         assert_eq!(header(&response, "content-encoding"), "");
         assert_eq!(header(&response, "content-type"), "application/octet-stream");
         assert_eq!(header(&response, "etag"), format!("\"{}\"", root.cid()));
+    }
+}
+
+#[tokio::test]
+async fn who_has_it_encoded_hears_so_and_nothing_is_read_for_that() {
+    let tree = tree();
+    let site = site(&tree).await;
+    let (name, root, _) = &tree.files[1];
+    let (path, encoded) = (format!("/ipfs/{}/{name}", tree.root), format!("W/\"{}.zstd\"", root.cid()));
+    let whole = site.send("GET", &path, &[ZSTD]).await;
+    assert_eq!((header(&whole, "etag"), header(&whole, "content-encoding")), (&*encoded, "zstd"));
+    whole.bytes().await.expect("a body");
+    let reads = || site.metric("causeway_tier_hits_total{tier=\"disk\"}");
+    let before = reads();
+    for _ in 0..3 {
+        let response = site.send("GET", &path, &[ZSTD, ("if-none-match", &encoded)]).await;
+        assert_eq!((response.status().as_u16(), header(&response, "etag")), (304, &*encoded));
+    }
+    assert_eq!(reads(), before);
+}
+
+#[tokio::test]
+async fn a_file_of_too_many_inner_nodes_is_not_looked_through() {
+    let leaf = raw(text(0));
+    for (times, status, encoding) in [(60, 200, "zstd"), (70, 502, ""), (2_000, 502, "")] {
+        let chain = chained_file(&leaf, times);
+        let site = Setup::new(&chain.iter().collect::<Vec<_>>()).start().await;
+        let path = format!("/ipfs/{}?filename=a.txt", chain[chain.len() - 1].cid());
+        let response = site.send("GET", &path, &[ZSTD]).await;
+        assert_eq!((response.status().as_u16(), header(&response, "content-encoding")), (status, encoding), "{times}");
+        let reads = site.metric("causeway_tier_hits_total{tier=\"disk\"}");
+        assert!(reads < 300, "{reads} blocks were read for {times}");
     }
 }
 

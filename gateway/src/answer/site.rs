@@ -35,18 +35,23 @@ impl Sites {
         Self { known: Cache::builder().name("sites").max_capacity(bytes_max).weigher(weight).build() }
     }
 
-    /// The rules of the site whose root is at `site`; none if it has no such file. Reads it unless it is remembered.
+    /// What the site whose root is at `site` is known to say.
+    fn known(&self, site: &Target, generation: u64) -> Option<Said> {
+        self.known.get(&(site.key().into(), generation))
+    }
+
+    /// The rules of the site whose root is at `site`; none if it has no such file. Reads it unless it is known.
     ///
     /// # Errors
     /// [`Problem::Redirects`] when its file cannot be understood, or whatever it cannot be read for.
     pub async fn rules(&self, source: &Arc<RootSource>, site: &Target, generation: u64) -> Result<Arc<Rules>, Problem> {
-        let key = (site.key().into(), generation);
-        let said = match self.known.get(&key) {
+        // An earlier flight may have landed between this request's look at the memory and the start of this one.
+        let said = match self.known(site, generation) {
             Some(said) => said,
             None => {
                 let text = read(source, site).await?;
                 let said = Rules::parse(&text.unwrap_or_default()).map(Arc::new);
-                self.known.insert(key, said.clone());
+                self.known.insert((site.key().into(), generation), said.clone());
                 said
             }
         };
@@ -70,7 +75,11 @@ fn weight((path, _): &(Arc<str>, u64), said: &Said) -> u32 {
 /// # Errors
 /// Those of [`Sites::rules`].
 pub async fn rule(cx: &Context<'_>) -> Result<Option<Match>, Problem> {
-    let rules = cx.gateway.walks.rules(&cx.gateway.sites, cx.source, &cx.target.to_site(), cx.generation).await?;
+    let (sites, site) = (&cx.gateway.sites, cx.target.to_site());
+    let rules = match sites.known(&site, cx.generation) {
+        Some(said) => said.map_err(Problem::Redirects)?,
+        None => cx.gateway.walks.rules(sites, cx.source, &site, cx.generation).await?,
+    };
     let asked = cx.target.segments.iter().skip(cx.target.site);
     let path: String = asked.flat_map(|segment| ["/", segment]).collect();
     Ok(rules.find(if path.is_empty() { "/" } else { &path }))

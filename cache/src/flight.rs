@@ -4,7 +4,8 @@
 //! The waiting rule: whoever asks for what is under way waits for that and gets its outcome, the error as well as what was
 //! wanted. The work lives for as long as anyone waits, whoever began it, and is dropped the moment that the last waiter
 //! leaves. Whoever begins it may put it into a task of its own, so that a waiter who does not poll holds nobody up ([`aside`]);
-//! the flight itself needs none. An outcome that says nothing about those who joined is none for them ([`Flights::land`]).
+//! the flight itself needs none. An outcome that says nothing about those who joined is none for them ([`Flights::land`]); but
+//! nobody waits until everybody before them has been turned away ([`FLIGHTS_MAX`]).
 //!
 //! Non-goals: remembering outcomes. A flight that has landed is forgotten; what came of it is wherever its work put it.
 
@@ -13,6 +14,7 @@ use futures::future::{BoxFuture, FutureExt as _, Shared, WeakShared};
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::{BuildHasher as _, Hash, RandomState};
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
@@ -23,6 +25,10 @@ pub type Outcome = Result<Block, SourceError>;
 
 /// Work under way: a future that every waiter holds a clone of.
 pub type Flight<T> = Shared<BoxFuture<'static, T>>;
+
+/// Whose flights one who waits takes part in, if nothing comes of them: so many, and then no more, or the last of a thousand would
+/// wait a thousand times as long as anybody waits for a place.
+pub const FLIGHTS_MAX: usize = 2;
 
 /// Locks are held for a look-up only; several of them keep cores from queueing for one.
 const SHARDS: usize = 16;
@@ -123,8 +129,9 @@ where
     }
 
     /// Waits for a flight that was joined. Whoever joined somebody else's, of whose outcome `again` says that it is of no use
-    /// to others, joins or begins the next one: so one of them begins anew, and the rest wait for that one. Returns the
-    /// outcome, and whether it is of a flight that somebody else began.
+    /// to others, joins or begins the next one: so one of them begins anew, and the rest wait for that one. After
+    /// [`FLIGHTS_MAX`] of these everybody does the work alone. Returns the outcome, and whether it is of a flight that somebody
+    /// else began.
     pub async fn land<F>(
         &self,
         key: K,
@@ -135,13 +142,15 @@ where
     where
         F: Future<Output = T> + Send + 'static,
     {
-        loop {
+        for _ in 1..FLIGHTS_MAX {
             let outcome = flight.await;
             if !joined || !again(&outcome) {
                 return (outcome, joined);
             }
             (flight, joined) = self.join(key.clone(), &begin);
         }
+        let outcome = flight.await;
+        if joined && again(&outcome) { (begin().await, false) } else { (outcome, joined) }
     }
 }
 
@@ -175,11 +184,13 @@ impl<K: Eq + Hash, T, S> Drop for Landing<K, T, S> {
 }
 
 /// Work that goes on in a task of its own as soon as it has to wait, and ends with whoever waits for it: its waiters are woken
-/// once, at its end, and one who does not poll holds nobody up. `None` if it panicked, or the runtime is stopping.
+/// once, at its end, and one who does not poll holds nobody up. `None` if it panicked, whenever it did, or the runtime is
+/// stopping: a flight whose work panics where it is polled would have all panic who wait for it.
 pub async fn aside<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Option<T> {
-    let mut work = Box::pin(work);
+    // Nothing of it is looked at afterwards.
+    let mut work = Box::pin(AssertUnwindSafe(work).catch_unwind());
     if let Poll::Ready(done) = futures::poll!(work.as_mut()) {
-        return Some(done);
+        return done.ok();
     }
-    AbortOnDropHandle::new(tokio::spawn(work)).await.ok()
+    AbortOnDropHandle::new(tokio::spawn(work)).await.ok()?.ok()
 }

@@ -6,7 +6,7 @@
 use crate::disk::StoreError;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
@@ -77,6 +77,20 @@ impl<C> Queue<C> {
         let (reply, answer) = oneshot::channel();
         self.send(command(reply))?;
         answer.await.map_err(|_| StoreError::Closed)
+    }
+}
+
+/// A writer's next command, waited for if the writer `is_tidy`; `Some(None)` when there is only background work; `None` when
+/// all handles are gone.
+pub(crate) fn next_command<C>(commands: &Receiver<C>, is_tidy: bool) -> Option<Option<C>> {
+    if is_tidy {
+        return commands.recv().ok().map(Some);
+    }
+    match commands.try_recv() {
+        Ok(command) => Some(Some(command)),
+        Err(TryRecvError::Empty) => Some(None),
+        // What is left to do is done when the store is opened again.
+        Err(TryRecvError::Disconnected) => None,
     }
 }
 

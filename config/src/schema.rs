@@ -283,7 +283,8 @@ pub struct Cache {
     pub scrub_bytes_per_second: u64,
     /// How long after the end of one such pass over everything the next one begins.
     pub scrub_hours: u64,
-    /// Bytes of resolved paths held in memory, so that a path that was asked for before is not walked again.
+    /// Bytes of resolved paths held in memory, so that a path that was asked for before is not walked again. A sixteenth of
+    /// them is for what the _redirects files of sites say.
     pub paths_bytes_max: u64,
     /// Bytes of pages of directory listings held in memory as they are sent to clients.
     pub listings_bytes_max: u64,

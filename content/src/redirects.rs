@@ -17,6 +17,8 @@ use std::borrow::Cow;
 pub const FILE_BYTES_MAX: usize = 64 * 1024;
 /// The most colons in `from` and in `to`. Each can stand for a part of the path, so this bounds a target's length.
 const COLONS_MAX: usize = 64;
+/// What the smallest allocation takes, and what any takes beside its bytes.
+const ALLOCATION_BYTES: usize = 16;
 /// The schemes that a target elsewhere may have.
 const SCHEMES: [&str; 4] = ["http", "https", "ipfs", "ipns"];
 /// Every character of a value that could mean something in a URL, wherever the value stands in it. Slashes remain: a splat
@@ -134,6 +136,7 @@ impl Rules {
             let text = str::from_utf8(bytes).map_err(|_| RedirectsError::NotText { line })?;
             rules.extend(Rule::parse(text.trim()).map_err(|problem| RedirectsError::Line { line, problem })?);
         }
+        rules.shrink_to_fit();
         Ok(Self(rules))
     }
 
@@ -143,6 +146,13 @@ impl Rules {
         let path = path.strip_suffix('/').unwrap_or(path);
         let segments: Vec<&str> = path.split('/').collect();
         self.0.iter().find_map(|rule| Some(rule.apply(&rule.bind(path, &segments)?)))
+    }
+
+    /// What the rules take in memory, in bytes, about: a file of many short lines takes thirty times its length.
+    pub fn memory_bytes(&self) -> usize {
+        let text = |text: &str| text.len().max(ALLOCATION_BYTES) + ALLOCATION_BYTES;
+        let texts: usize = self.0.iter().map(|rule| text(&rule.from) + text(&rule.to)).sum();
+        self.0.capacity() * size_of::<Rule>() + texts
     }
 }
 
@@ -447,6 +457,16 @@ mod tests {
         file.push('#');
         let error = Rules::parse(file.as_bytes()).expect_err("one byte too many");
         assert_eq!(error.to_string(), "redirects file size cannot exceed 65536 bytes");
+    }
+
+    #[test]
+    fn rules_know_what_they_take_in_memory() {
+        assert_eq!(rules("# nothing but words").memory_bytes(), 0);
+        let short = rules(&"/ /\n".repeat(FILE_BYTES_MAX / 4));
+        let each = size_of::<Rule>() + 2 * (16 + 16);
+        assert_eq!(short.memory_bytes(), FILE_BYTES_MAX / 4 * each, "nothing is kept for rules to come");
+        let long = rules(&format!("/a /{}", "b".repeat(1000)));
+        assert_eq!(long.memory_bytes(), size_of::<Rule>() + 32 + 1001 + 16);
     }
 
     #[test]

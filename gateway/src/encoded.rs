@@ -30,7 +30,9 @@ use crate::errors::Problem;
 
 /// Files with more leaves are sent as they are: 256 MiB, if they are of the usual size.
 const LEAVES_MAX: usize = 1024;
-/// Files of which more inner nodes have to be read than this are too, in bytes.
+/// Files of which more inner nodes have to be read than this are too. Usual ones have seven above as many leaves.
+const INNER_MAX: usize = 64;
+/// The same, in bytes.
 const INNER_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Files that are looked at for the first time at once. Further ones are sent as they are meanwhile.
 const LOOKS_MAX: usize = 4;
@@ -46,7 +48,7 @@ const SAVING_MIN: u64 = 16;
 /// Leaves that are read ahead of the client.
 const LEAVES_AHEAD: usize = 4;
 /// What an entry counts for besides what is in it, in bytes.
-const ENTRY_OVERHEAD_BYTES: usize = 400;
+const ENTRY_OVERHEAD_BYTES: usize = 512;
 
 /// What is known of a file.
 #[derive(Debug, Clone)]
@@ -159,7 +161,7 @@ impl Encoded {
 
     async fn leaves(&self, cid: &Cid, size: u64) -> Result<Found, SourceError> {
         let mut found = Leaves { leaves: Vec::new(), bytes: 0, longest: 0 };
-        let mut inner_bytes = 0;
+        let (mut inner, mut inner_bytes) = (0, 0);
         // What is still to be looked at, the first of it last.
         let mut ahead = vec![(*cid, size, self.tiers.shapes(&[*cid]).await?.pop().flatten())];
         while let Some((cid, size, shape)) = ahead.pop() {
@@ -167,10 +169,14 @@ impl Encoded {
             let mut children = Vec::new();
             if may_be_inner(&cid, shape) {
                 inner_bytes += shape.block_bytes();
-                match self.children(&cid, size).await? {
-                    Some(found) if inner_bytes <= INNER_BYTES_MAX => children = found,
-                    _ => return Ok(Found::Unfit),
+                if inner_bytes > INNER_BYTES_MAX || inner == INNER_MAX {
+                    return Ok(Found::Unfit);
                 }
+                match self.children(&cid, size).await? {
+                    Some(found) => children = found,
+                    None => return Ok(Found::Unfit),
+                }
+                inner += usize::from(!children.is_empty());
             }
             if children.is_empty() {
                 let Some(encoded) = body::encoded_bytes(shape, cid.codec(), size) else { return Ok(Found::Unfit) };
@@ -189,6 +195,7 @@ impl Encoded {
             let shapes = self.shapes(&children).await?;
             ahead.extend(children.into_iter().zip(shapes).rev().map(|((cid, size), shape)| (cid, size, shape)));
         }
+        found.leaves.shrink_to_fit();
         Ok(Found::Leaves(found))
     }
 

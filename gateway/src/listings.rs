@@ -5,7 +5,8 @@
 //! page that breaks off is never remembered; a page that is too long for that is streamed to each reader by itself.
 //!
 //! The waiting rule is that of [`cache::flight`]: a page is written as long as anybody reads it, whoever began it, from the
-//! blocks of whoever began it. That this one had no place on the way to the network is no answer for the others.
+//! blocks of whoever began it. That this one had no place on the way to the network is no answer for the others; who hears
+//! that [`FLIGHTS_MAX`] times has it written alone.
 //!
 //! What is remembered holds as long as the policy does, whose generation is part of the key, as is everything else that the bytes
 //! depend on. What is written and not read by all yet counts among the bytes that are read ahead over all responses.
@@ -16,7 +17,7 @@ use crate::metrics::ListingMetrics;
 use crate::route::Links;
 use crate::source::{RootSource, Tier};
 use bytes::Bytes;
-use cache::flight::{Flight, Flights, aside};
+use cache::flight::{FLIGHTS_MAX, Flight, Flights, aside};
 use content::budget::{Budget, Share};
 use futures::FutureExt as _;
 use futures::future::ready;
@@ -245,6 +246,8 @@ struct Reader {
     wanted: Arc<Wanted>,
     source: Arc<RootSource>,
     place: Place,
+    /// How many flights of others were of no use to it.
+    in_vain: usize,
     /// What it has got, in bytes.
     got: usize,
     /// What it has seen at its present place, in bytes.
@@ -318,7 +321,7 @@ impl Reader {
     fn of(listings: Listings, wanted: Wanted, source: Arc<RootSource>) -> Self {
         let wanted = Arc::new(wanted);
         let place = Place::Seat(Box::new(listings.inner.board(&wanted, &source)));
-        Self { listings, wanted, source, place, got: 0, seen: 0 }
+        Self { listings, wanted, source, place, in_vain: 0, got: 0, seen: 0 }
     }
 
     /// The next bytes of the page.
@@ -345,8 +348,7 @@ impl Reader {
                         continue;
                     }
                     Err(problem) if seat.joined && problem.is_of_who_began(seat.since.elapsed()) => {
-                        let seat = self.listings.inner.board(&self.wanted, &self.source);
-                        (self.place, self.seen) = (Place::Seat(Box::new(seat)), 0);
+                        self.begin_anew();
                         continue;
                     }
                     Err(problem) => return Err(problem),
@@ -356,6 +358,17 @@ impl Reader {
                 return Ok(Some(new));
             }
         }
+    }
+
+    /// Reads along with others again, or alone if that was in vain often enough.
+    fn begin_anew(&mut self) {
+        self.in_vain += 1;
+        self.seen = 0;
+        self.place = if self.in_vain < FLIGHTS_MAX {
+            Place::Seat(Box::new(self.listings.inner.board(&self.wanted, &self.source)))
+        } else {
+            Place::Alone((self.wanted.writer)(Arc::clone(&self.source)))
+        };
     }
 
     /// The rest of the page, if this reader began it. Whoever joined has it written with blocks of its own.
@@ -378,8 +391,12 @@ impl Reader {
 }
 
 fn weight(key: &Key, page: &Arc<Page>) -> u32 {
-    let Key { path, shown, sent, after, .. } = key;
-    let texts = path.len() + shown.len() + sent.len() + after.as_ref().map_or(0, Vec::len) + page.roots.len();
+    let Key { path, shown, sent, links, after, .. } = key;
+    let authority = match links {
+        Links::Path => 0,
+        Links::Subdomain(authority) | Links::DnsLink(authority) => authority.len(),
+    };
+    let texts = path.len() + shown.len() + sent.len() + authority + after.as_ref().map_or(0, Vec::len) + page.roots.len();
     u32::try_from(texts + page.bytes.len() + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX)
 }
 
@@ -618,7 +635,9 @@ mod tests {
         let fits =
             world.page.len() <= shared_bytes_max.min(budget / world.case.readers.len()).min(memory_bytes_max / 16);
         let is_whole = ends.iter().any(|end| matches!(end, Some(Ok(()))));
-        assert!(!(fits && is_whole) || page.is_some(), "what was read whole is remembered");
+        let in_vain = world.case.fates.iter().filter(|fate| matches!(fate.fails, Some((_, true)))).count();
+        // Of what is written for one alone, nothing is remembered.
+        assert!(!(fits && is_whole) || in_vain >= FLIGHTS_MAX || page.is_some(), "what was read whole is remembered");
     }
 
     proptest! {

@@ -96,16 +96,24 @@ pub fn wanted(query: Option<&str>, headers: &HeaderMap) -> Result<Wanted, NotSup
     }
 }
 
-/// Whether `Accept-Encoding` names zstd (RFC 9110, section 12.5.3). A wildcard does not count: whoever knows zstd says so.
+/// Whether `Accept-Encoding` names zstd (RFC 9110, section 12.5.3), and does not name the bytes as they are with a higher weight.
+/// A wildcard does not count: whoever knows zstd says so.
 pub fn accepts_zstd(headers: &HeaderMap) -> bool {
-    let lists = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
-    lists.flat_map(|list| list.split(',')).any(|coding| {
-        let mut parts = coding.split(';').map(str::trim);
-        let named = parts.next().is_some_and(|name| name.eq_ignore_ascii_case("zstd"));
-        let weight =
-            parts.find_map(|part| part.split_once('=').filter(|(name, _)| name.trim().eq_ignore_ascii_case("q")));
-        named && weight.is_none_or(|(_, weight)| weight.trim().parse::<f32>().is_ok_and(|weight| weight > 0.0))
-    })
+    let weight_of = |coding: &str| {
+        let lists = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+        lists.flat_map(|list| list.split(',')).find_map(|element| coding_weight(element, coding))
+    };
+    weight_of("zstd").is_some_and(|weight| weight > 0.0 && weight_of("identity").is_none_or(|other| other <= weight))
+}
+
+/// The weight of an element of `Accept-Encoding`, if it is of that coding. One that is malformed is 0.
+fn coding_weight(element: &str, coding: &str) -> Option<f32> {
+    let mut parts = element.split(';').map(str::trim);
+    parts.next().filter(|name| name.eq_ignore_ascii_case(coding))?;
+    let weight = parts.filter_map(|part| part.split_once('=')).find(|(name, _)| name.trim().eq_ignore_ascii_case("q"));
+    Some(weight.map_or(1.0, |(_, weight)| {
+        weight.trim().parse().ok().filter(|weight| (0.0..=1.0).contains(weight)).unwrap_or(0.0)
+    }))
 }
 
 /// One media range of `Accept`.
@@ -220,6 +228,44 @@ mod tests {
             assert_eq!(read(query, accept).map(|wanted| wanted.format), Ok(expected), "{query:?} {accept}");
         }
         assert!(read(Some("bogus"), "*/*").expect_err("no format").to_string().contains("dag-json"));
+    }
+
+    #[test]
+    fn zstd_is_sent_to_those_who_name_it() {
+        let table = [
+            ("zstd", true),
+            ("gzip, deflate, br, zstd", true),
+            ("gzip,ZStd ; Q=0.001", true),
+            ("zstd;q=1.0, identity;q=0.5, *;q=0", true),
+            ("zstd;q=0.5, identity; q=0.5", true),
+            ("zstd;q=0.5, gzip", true),
+            ("zstd;level=3", true),
+            ("zstd;q=0.5, identity", false),
+            ("identity;q=0.8, zstd;q=0.5", false),
+            ("zstd;q=0", false),
+            ("zstd;q=0.000, gzip", false),
+            ("zstd;q=", false),
+            ("zstd;q=x", false),
+            ("zstd;q=nan", false),
+            ("zstd;q=inf", false),
+            ("zstd;q=-1", false),
+            ("zstd;q=2", false),
+            ("*", false),
+            ("x-zstd, zstdx", false),
+            ("gzip;zstd", false),
+            ("", false),
+            (",;,;q=1", false),
+        ];
+        for (value, expected) in table {
+            let headers = HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static(value))]);
+            assert_eq!(accepts_zstd(&headers), expected, "{value}");
+        }
+        let mut headers = HeaderMap::new();
+        assert!(!accepts_zstd(&headers));
+        for value in ["gzip", "caf\u{e9}", "zstd"] {
+            headers.append(ACCEPT_ENCODING, HeaderValue::from_bytes(value.as_bytes()).expect("a header"));
+        }
+        assert!(accepts_zstd(&headers), "what is no text is passed over");
     }
 
     #[test]

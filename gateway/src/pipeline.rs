@@ -10,6 +10,7 @@
 //! a body, so that whatever fails until then has an honest status. The rest are pure functions. Errors rise here once.
 
 use crate::answer::file::OpenFile;
+use crate::answer::site::Sites;
 use crate::answer::{Context, archive, directory, document, file, record, site};
 use crate::body::{Body, Content};
 use crate::client::Client;
@@ -59,7 +60,7 @@ pub struct Limits {
     pub read: ReadLimits,
     /// Bytes collected for an HTTP/1.0 client.
     pub http10_buffer_bytes_max: u64,
-    /// Bytes of remembered paths.
+    /// Bytes of remembered paths, and of what sites say of those that are not there.
     pub paths_bytes_max: u64,
     /// Bytes of remembered pages of listings.
     pub listings_bytes_max: u64,
@@ -120,6 +121,9 @@ impl Limits {
     }
 }
 
+/// Of the memory of paths, what sites say of missing ones takes this part.
+const SITES_PART: u64 = 16;
+
 /// What answers the public.
 pub struct Gateway {
     sources: Arc<Sources>,
@@ -128,6 +132,8 @@ pub struct Gateway {
     paths: Paths,
     /// The walks under way.
     pub walks: Walks,
+    /// What sites say of paths that are not there.
+    pub sites: Sites,
     /// The pages of listings.
     pub listings: Listings,
     router: Router,
@@ -166,10 +172,12 @@ impl Gateway {
         let Wiring { sources, names, policy, metrics, health, routing, welcome } = wiring;
         let budget = limits.read.shared.clone();
         let listings = metrics.listings.clone();
+        let sites_bytes_max = limits.paths_bytes_max / SITES_PART;
         Self {
             sources: Arc::new(sources),
             policy,
-            paths: Paths::new(limits.paths_bytes_max),
+            paths: Paths::new(limits.paths_bytes_max - sites_bytes_max),
+            sites: Sites::new(sites_bytes_max),
             walks: Walks::new(metrics.walks_joined.clone()),
             listings: Listings::new(limits.listings_bytes_max, limits.response_bytes_max, budget, listings),
             router: Router::new(Hosts::of(http), Arc::clone(&names), limits.path_depth_max),

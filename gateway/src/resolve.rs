@@ -79,6 +79,13 @@ impl Target {
         key
     }
 
+    /// The root of the site that the path belongs to.
+    #[must_use]
+    pub fn to_site(&self) -> Self {
+        let segments = self.segments.iter().take(self.site).cloned().collect();
+        Self { segments, trailing_slash: true, ..*self }
+    }
+
     /// Another path of the same site, decoded. It may lead to a directory, whatever it ends in.
     ///
     /// # Errors

@@ -7,12 +7,16 @@
 //! What tells walks apart is all that their outcome depends on: the path below its root CID, so that an error names what
 //! everybody asked for; what it is walked for; the policy's generation; and whether anything may be fetched for it.
 //!
-//! Non-goals: remembering what was found, which [`crate::resolve::Paths`] does.
+//! What a site says of paths that are not there is read in the same way, by the path to the site's root.
+//!
+//! Non-goals: remembering what was found, which [`crate::resolve::Paths`] and [`Sites`] do.
 
+use crate::answer::site::Sites;
 use crate::errors::Problem;
 use crate::resolve::{self, Found, Target};
 use crate::source::{RootSource, Tier};
 use cache::flight::{Flights, aside};
+use content::redirects::Rules;
 use content::walk::Resolved;
 use futures::FutureExt as _;
 use prometheus_client::metrics::counter::Counter;
@@ -38,13 +42,14 @@ struct Key {
 pub struct Walks {
     found: Flights<Key, Walked<Found>>,
     blocks: Flights<Key, Walked<Resolved>>,
+    rules: Flights<Key, Walked<Arc<Rules>>>,
     joined: Counter,
 }
 
 impl Walks {
     /// None yet. `joined` counts the requests that waited for a walk which another one had begun.
     pub fn new(joined: Counter) -> Self {
-        Self { found: Flights::default(), blocks: Flights::default(), joined }
+        Self { found: Flights::default(), blocks: Flights::default(), rules: Flights::default(), joined }
     }
 
     /// What a path leads to: [`resolve::resolve`].
@@ -78,9 +83,27 @@ impl Walks {
         self.together(&self.blocks, Key::of(source, target, generation), source, walk).await
     }
 
+    /// What the site at a path says of paths that are not there: [`Sites::rules`].
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn rules(
+        &self,
+        sites: &Sites,
+        source: &Arc<RootSource>,
+        site: &Target,
+        generation: u64,
+    ) -> Result<Arc<Rules>, Problem> {
+        let walk = |source: Arc<RootSource>| {
+            let (sites, site) = (sites.clone(), site.clone());
+            async move { sites.rules(&source, &site, generation).await }
+        };
+        self.together(&self.rules, Key::of(source, site, generation), source, walk).await
+    }
+
     /// How many walks are under way.
     pub fn under_way(&self) -> usize {
-        self.found.under_way() + self.blocks.under_way()
+        self.found.under_way() + self.blocks.under_way() + self.rules.under_way()
     }
 
     async fn together<T, F>(

@@ -30,7 +30,7 @@ pub struct Cold {
 
 /// Measures everything.
 pub async fn run(options: &Options) -> Result<Figures> {
-    let source = Kubo::start(&options.kubo).await?;
+    let source = Kubo::start(&options.binaries.kubo).await?;
     let cold = cold(options, &source).await?;
     Ok(Figures { cold, cold_bytes: options.cold_bytes() })
 }
@@ -41,13 +41,13 @@ async fn cold(options: &Options, source: &Kubo) -> Result<Vec<Cold>> {
     let mut figures = Vec::new();
     for transport in [Transport::Tcp, Transport::Quic] {
         let (mut causeway, mut kubo) = (Vec::new(), Vec::new());
-        for round in 0..options.rounds() {
+        for round in 0..options.run.rounds() {
             let ours = async || {
-                let server = servers::causeway(&options.causeway, source.multiaddr(transport)?).await?;
+                let server = servers::causeway(&options.binaries.causeway, source.multiaddr(transport)?).await?;
                 cold_get(&server, &path, &content).await
             };
             let theirs = async || {
-                let client = Kubo::start(&options.kubo).await?;
+                let client = Kubo::start(&options.binaries.kubo).await?;
                 client.connect(source.multiaddr(transport)?).await?;
                 cold_get(&client.server, &path, &content).await
             };
@@ -64,7 +64,7 @@ async fn cold(options: &Options, source: &Kubo) -> Result<Vec<Cold>> {
     }
     // What the same bytes cost over plain HTTP from the node that has them: the bound that the others are measured by.
     let mut plain = Vec::new();
-    for _ in 0..options.rounds() {
+    for _ in 0..options.run.rounds() {
         plain.push(cold_get(&source.server, &path, &content).await?);
     }
     figures.push(summary("Kubo, which holds it", "HTTP", plain));

@@ -1,92 +1,86 @@
 //! What the figures were measured on, with what, and how to measure them again.
 
+use crate::options::{Binaries, Run};
 use crate::{Options, compression, network, servers, stores, tiers, trace, wrk};
 use anyhow::Result;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::process::Command;
 
 /// Versions and hardware, as a flat object, for the comparison.
 pub fn describe(options: &Options) -> Result<Value> {
-    let mut about = hardware()?;
-    about["command"] = json!(if options.quick { "make bench ARGS=--quick" } else { "make bench" });
-    about["rounds"] = json!(options.rounds());
-    about["quick"] = json!(options.quick);
-    about["causeway"] = json!(said(&options.causeway.to_string_lossy(), &["--version"]));
-    about["kubo"] = json!(said(&options.kubo.to_string_lossy(), &["--version"]));
-    Ok(about)
+    beside_kubo("make bench", &options.run, &options.binaries)
 }
 
 /// The same for the local tiers' table.
 pub fn describe_tiers(options: &tiers::Options) -> Result<Value> {
-    let mut about = hardware()?;
-    about["command"] = json!(if options.quick { "make bench-tiers ARGS=--quick" } else { "make bench-tiers" });
+    let mut about = beside_kubo("make bench-tiers", &options.run, &options.binaries)?;
     let duration = options.duration().as_secs();
     about["load_generator"] = json!(format!("{} {} -d{duration}s", said("wrk", &["-v"]), wrk::ARGUMENTS.join(" ")));
-    about["rounds"] = json!(options.rounds());
-    about["quick"] = json!(options.quick);
     about["seed"] = json!(options.seed);
     about["folders"] = json!(folders());
-    about["causeway"] = json!(said(&options.causeway.to_string_lossy(), &["--version"]));
-    about["kubo"] = json!(said(&options.kubo.to_string_lossy(), &["--version"]));
     about["nginx"] = json!(said(servers::nginx_binary(), &["-v"]));
     Ok(about)
 }
 
 /// The same for the network's table.
 pub fn describe_network(options: &network::Options) -> Result<Value> {
-    let mut about = hardware()?;
-    about["command"] = json!(if options.quick { "make bench-network ARGS=--quick" } else { "make bench-network" });
-    about["rounds"] = json!(options.rounds());
-    about["quick"] = json!(options.quick);
+    let mut about = beside_kubo("make bench-network", &options.run, &options.binaries)?;
     about["delay_ms"] = json!(options.delay_ms);
-    about["causeway"] = json!(said(&options.causeway.to_string_lossy(), &["--version"]));
-    about["kubo"] = json!(said(&options.kubo.to_string_lossy(), &["--version"]));
     Ok(about)
 }
 
 /// The same for the replay of a trace.
 pub fn describe_trace(options: &trace::Options) -> Result<Value> {
-    let mut about = hardware()?;
-    about["command"] = json!(if options.quick { "make bench-trace ARGS=--quick" } else { "make bench-trace" });
-    about["quick"] = json!(options.quick);
-    about["causeway"] = json!(match &options.url {
-        Some(url) => format!("what ran at {url}"),
-        None => said(&options.causeway.to_string_lossy(), &["--version"]),
-    });
+    let mut about = made_by("make bench-trace", options.quick)?;
+    about["causeway"] = match &options.url {
+        Some(url) => json!(format!("what ran at {url}")),
+        None => version(&options.causeway),
+    };
     Ok(about)
 }
 
 /// The same for the memory tier's policies.
 pub fn describe_policies(quick: bool) -> Result<Value> {
-    let mut about = hardware()?;
-    about["command"] = json!(if quick { "make bench-policies ARGS=--quick" } else { "make bench-policies" });
-    about["quick"] = json!(quick);
-    Ok(about)
+    made_by("make bench-policies", quick)
 }
 
 /// The same for the datastores.
 pub fn describe_stores(options: &stores::Options) -> Result<Value> {
-    let mut about = hardware()?;
-    about["command"] = json!(if options.quick { "make bench-stores ARGS=--quick" } else { "make bench-stores" });
-    about["rounds"] = json!(options.rounds());
-    about["quick"] = json!(options.quick);
+    let mut about = beside_kubo("make bench-stores", &options.run, &options.binaries)?;
     about["seed"] = json!(options.seed);
     about["folders"] = json!(folders());
-    about["causeway"] = json!(said(&options.causeway.to_string_lossy(), &["--version"]));
-    about["kubo"] = json!(said(&options.kubo.to_string_lossy(), &["--version"]));
     Ok(about)
 }
 
 /// The same for compression.
 pub fn describe_compression(options: &compression::Options) -> Result<Value> {
-    let mut about = hardware()?;
-    about["command"] =
-        json!(if options.quick { "make bench-compression ARGS=--quick" } else { "make bench-compression" });
-    about["rounds"] = json!(options.rounds(compression::LEVELS[0]));
-    about["quick"] = json!(options.quick);
+    let mut about = made_by("make bench-compression", options.run.quick)?;
+    about["rounds"] = json!(options.run.rounds());
     about["seed"] = json!(options.seed);
-    about["causeway"] = json!(said(&options.causeway.to_string_lossy(), &["--version"]));
+    about["causeway"] = version(&options.causeway);
     Ok(about)
+}
+
+/// What is said of every run beside Kubo.
+fn beside_kubo(command: &str, run: &Run, binaries: &Binaries) -> Result<Value> {
+    let mut about = made_by(command, run.quick)?;
+    about["rounds"] = json!(run.rounds());
+    about["causeway"] = version(&binaries.causeway);
+    about["kubo"] = version(&binaries.kubo);
+    Ok(about)
+}
+
+/// What is said of every run.
+fn made_by(command: &str, quick: bool) -> Result<Value> {
+    let mut about = hardware()?;
+    about["command"] = json!(if quick { format!("{command} ARGS=--quick") } else { command.to_owned() });
+    about["quick"] = json!(quick);
+    Ok(about)
+}
+
+fn version(binary: &Path) -> Value {
+    json!(said(&binary.to_string_lossy(), &["--version"]))
 }
 
 /// The file system that folders lie on.

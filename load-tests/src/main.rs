@@ -21,6 +21,7 @@
 //! | [`wrk`], [`timed`], [`folder`] | one run of `wrk`; of any command; what a folder takes on disk |
 //! | [`fetch`], [`sample`], [`archive`] | one timed GET; content that is made up, and the same as blocks |
 //! | [`rounds`], [`median`], [`zipf`] | whose turn it is, the middle of some figures, popularity |
+//! | [`options`] | the flags that measurements have in common |
 //! | [`goals`] | what figures are judged by |
 //! | [`machine`] | what the figures were measured on |
 //! | [`report`], [`results`] | figures to Markdown and JSON: of the comparison; what all kinds share |
@@ -36,6 +37,7 @@ mod goals;
 mod machine;
 mod median;
 mod network;
+mod options;
 mod plot;
 mod policies;
 mod relay;
@@ -52,9 +54,9 @@ mod wrk;
 mod zipf;
 
 use clap::Parser;
+use options::{Binaries, Run};
 use relay::{Link, Protocol, Relay};
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -109,30 +111,15 @@ impl RelayOptions {
 /// What to compare.
 #[derive(clap::Args, Debug, Clone)]
 struct Options {
-    /// The causeway binary
-    #[arg(long, value_name = "FILE", default_value = "target/release/causeway")]
-    causeway: PathBuf,
-    /// The ipfs binary of Kubo ("make kubo" prints where it is)
-    #[arg(long, value_name = "FILE")]
-    kubo: PathBuf,
-    /// Folder for the results
-    #[arg(long, value_name = "DIR", default_value = "load-tests/results")]
-    out: PathBuf,
-    /// Rounds, of which the median counts
-    #[arg(long, value_name = "COUNT", default_value_t = 3)]
-    rounds: usize,
-    /// One round with a small file: shows that everything works, measures nothing
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    binaries: Binaries,
+    #[command(flatten)]
+    run: Run,
 }
 
 impl Options {
-    fn rounds(&self) -> usize {
-        if self.quick { 1 } else { self.rounds.max(1) }
-    }
-
     fn cold_bytes(&self) -> usize {
-        if self.quick { 10 << 20 } else { 100 << 20 }
+        if self.run.quick { 10 << 20 } else { 100 << 20 }
     }
 }
 
@@ -180,7 +167,7 @@ async fn compression(options: &compression::Options) -> anyhow::Result<()> {
 
 async fn compare(options: &Options) -> anyhow::Result<()> {
     let figures = compare::run(options).await?;
-    let written = report::write(&options.out, &machine::describe(options)?, &figures)?;
+    let written = report::write(&options.run.out, &machine::describe(options)?, &figures)?;
     println!("{}", std::fs::read_to_string(&written)?);
     println!("Written to {} and .json beside it.", written.display());
     Ok(())

@@ -19,13 +19,8 @@ fn markdown(machine: &Value, figures: &Figures) -> Result<String> {
     results::heading(&mut out, machine, "A cold file through Causeway and Kubo on one machine")?;
     writeln!(
         out,
-        "Measured by `{}` at commit {}: {} cores of {}, {} GiB, {}. Client and servers shared the machine,",
-        say("command"),
-        say("commit"),
-        say("cores"),
-        say("cpu"),
-        say("memory_gib"),
-        say("kernel")
+        "{}. Client and servers shared the machine,",
+        results::measured(machine)
     )?;
     writeln!(
         out,

@@ -55,6 +55,13 @@ pub fn heading(out: &mut String, machine: &Value, title: &str) -> Result<()> {
     Ok(())
 }
 
+/// By what the figures were measured, and on what: the beginning of a sentence.
+pub fn measured(machine: &Value) -> String {
+    let fact = |key| say(machine, key);
+    let machine = format!("{} cores of {}, {} GiB, {}", fact("cores"), fact("cpu"), fact("memory_gib"), fact("kernel"));
+    format!("Measured by `{}` at commit {}: {machine}", fact("command"), fact("commit"))
+}
+
 /// One of the machine's facts as text.
 pub fn say(machine: &Value, key: &str) -> String {
     machine[key].as_str().map_or_else(|| machine[key].to_string(), str::to_owned)

@@ -161,6 +161,13 @@ impl<B: Backing> LedgerStore<B> {
 }
 
 impl<B: Backing> Shared<B> {
+    /// The forms of values, if the ledger knows all of them.
+    fn known_shapes(&self, keys: &[BlockKey]) -> Option<Vec<Option<Shape>>> {
+        let ledger = self.ledger();
+        let known = |key: &BlockKey| ledger.held(&key.to_bytes()).map_or(Some(None), |held| held.shape.map(Some));
+        keys.iter().map(known).collect()
+    }
+
     /// The form of a value, looked at if nobody did before.
     fn shape(&self, key: &[u8]) -> Result<Option<Shape>, StoreError> {
         let Some(held) = self.ledger().held(key) else { return Ok(None) };
@@ -206,6 +213,9 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
     }
 
     fn shapes(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Vec<Option<Shape>>, StoreError>> {
+        if let Some(known) = self.inner.shared.known_shapes(&keys) {
+            return ready(Ok(known)).boxed();
+        }
         self.read(move |shared| keys.iter().map(|key| shared.shape(&key.to_bytes())).collect()).boxed()
     }
 
@@ -325,6 +335,18 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
 }
 
 impl<B: Backing> BlockSource for LedgerStore<B> {
+    /// What is in memory. Whether a file has to be waited for shows only when it is opened, and over a network it always has.
+    fn read_now(&self, cid: &Cid) -> Option<Block> {
+        let Some(key) = BlockKey::of(cid) else { return Block::inline(cid) };
+        let (shared, key) = (&self.inner.shared, key.to_bytes());
+        if B::READS_BLOCK || !shared.ledger().touch(&key) {
+            return None;
+        }
+        // What is damaged or gone is dealt with by whoever waits for it.
+        let data = shared.backing.read(&key).ok()??.block().ok()?;
+        Some(Block::from_checked(*cid, data))
+    }
+
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         let Some(key) = BlockKey::of(cid) else {
             return ready(Block::inline(cid).ok_or(SourceError::NotFound { cid: *cid })).boxed();

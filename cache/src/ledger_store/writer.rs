@@ -11,13 +11,13 @@ use super::{Limits, Shared, scrub};
 use crate::disk::StoreError;
 use crate::ledger::{Held, Key};
 use crate::pins::{Attempt, Failure, PinError, PinId, PinRecord, PinState, PinSummary};
-use crate::queue::{COMMAND_BYTES, Reply, Room};
+use crate::queue::{COMMAND_BYTES, Reply, Room, next_command};
 use crate::stored::Encoder;
 use content::{Block, BlockKey, Cid};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::Receiver;
 use tokio::sync::Semaphore;
 use tracing::{debug, error, info, warn};
 
@@ -172,20 +172,10 @@ impl<B: Backing> Writer<B> {
         }
     }
 
-    /// The next command; `Some(None)` when there is only background work; `None` when all handles are gone.
+    /// The next command: first one that was taken already, then as [`next_command`] has it.
     fn next(&mut self, commands: &Receiver<Command>) -> Option<Option<Command>> {
-        if let Some(waiting) = self.waiting.take() {
-            return Some(Some(waiting));
-        }
-        if self.is_tidy() {
-            return commands.recv().ok().map(Some);
-        }
-        match commands.try_recv() {
-            Ok(command) => Some(Some(command)),
-            Err(TryRecvError::Empty) => Some(None),
-            // What is left to do is done when the store is opened again.
-            Err(TryRecvError::Disconnected) => None,
-        }
+        let waiting = self.waiting.take().map(Some);
+        waiting.or_else(|| next_command(commands, self.is_tidy()))
     }
 
     fn is_tidy(&self) -> bool {

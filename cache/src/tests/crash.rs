@@ -2,23 +2,24 @@
 //!
 //! The test runs its own binary as a child that pins, caches, evicts, unpins, imports, compacts and recompresses without end and
 //! prints what was acknowledged; kills it a moment after a seeded number of lines, while it goes on working; and looks at
-//! what is left. The same directory is used for many rounds, so recovery is recovered from as well.
+//! what is left. The same directory is used for many rounds, so recovery is recovered from as well. [`super::crash_flat`] does
+//! so with another store.
 
 use super::audit::audit;
 use super::import::{car, node};
 use super::{Random, noisy, open_with, raw, supply};
-use crate::{Disk, DiskOptions, PinState, import_car};
-use content::{Block, BlockSource};
+use crate::{BlockStore, DiskOptions, PinState, import_car};
+use content::Block;
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 pub(super) const DIR: &str = "CAUSEWAY_CRASH_DIR";
 const SEED: &str = "CAUSEWAY_CRASH_SEED";
 const ROUNDS: &str = "CAUSEWAY_CRASH_ROUNDS";
-const CACHE_BYTES: u64 = 500_000;
+pub(super) const CACHE_BYTES: u64 = 500_000;
 
 /// Rounds in one directory.
 const ROUNDS_TOGETHER: u64 = 20;
@@ -106,8 +107,19 @@ pub(super) fn say(what: &str, number: u64) {
 
 #[tokio::test]
 async fn child_of_the_crash_test() {
-    let (Ok(dir), Ok(seed)) = (std::env::var(DIR), std::env::var(SEED)) else { return };
-    work(Path::new(&dir), seed.parse().expect("a number")).await;
+    let Some((dir, seed)) = told() else { return };
+    work(&dir, seed).await;
+}
+
+/// What a child is told: its folder and its seed. `None` in every other process.
+pub(super) fn told() -> Option<(PathBuf, u64)> {
+    let (dir, seed) = (std::env::var_os(DIR)?, std::env::var(SEED).ok()?);
+    Some((dir.into(), seed.parse().expect("a number")))
+}
+
+/// How many rounds are wanted.
+pub(super) fn rounds() -> u64 {
+    std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5)
 }
 
 /// One of this binary's tests, to be run by itself and listened to.
@@ -117,17 +129,9 @@ pub(super) fn child(test: &str, dir: &Path) -> Command {
     command
 }
 
-fn spawn(dir: &Path, seed: u64) -> Child {
-    child("tests::crash::child_of_the_crash_test", dir)
-        .env(SEED, seed.to_string())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("starts")
-}
-
 /// What the store owes for a number.
 #[derive(Debug, PartialEq)]
-enum Owed {
+pub(super) enum Owed {
     /// Complete and whole.
     Pinned,
     /// Either: the answer to the removal was not heard.
@@ -153,9 +157,9 @@ fn note(owed: &mut HashMap<u64, Owed>, line: &str) -> bool {
     })
 }
 
-/// Runs a child and kills it a while after some of its lines, reading to the end of what it managed to say.
-fn crash(dir: &Path, seed: u64, lines: u64, after: Duration, owed: &mut HashMap<u64, Owed>) {
-    let mut child = spawn(dir, seed);
+/// Runs a test as a child and kills it a while after some of its lines, reading to the end of what it managed to say.
+pub(super) fn crash(mut test: Command, seed: u64, lines: u64, after: Duration, owed: &mut HashMap<u64, Owed>) {
+    let mut child = test.env(SEED, seed.to_string()).stdout(Stdio::piped()).spawn().expect("starts");
     let mut heard = 0;
     for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
         heard += u64::from(note(owed, &line.expect("reads")));
@@ -168,8 +172,9 @@ fn crash(dir: &Path, seed: u64, lines: u64, after: Duration, owed: &mut HashMap<
     assert!(!status.success() && heard >= lines, "it was killed, and not before: {status}, {heard} of {lines}");
 }
 
-async fn check(disk: &Disk, owed: &HashMap<u64, Owed>) {
-    let pins: HashMap<_, _> = disk.pins().await.expect("lists").into_iter().map(|pin| (pin.root, pin.state)).collect();
+/// Looks for the DAGs of what is owed.
+pub(super) async fn check(store: &dyn BlockStore, dag: fn(u64) -> Vec<Block>, owed: &HashMap<u64, Owed>) {
+    let pins: HashMap<_, _> = store.pins().await.expect("lists").into_iter().map(|pin| (pin.root, pin.state)).collect();
     for (number, owed) in owed {
         let blocks = dag(*number);
         match (owed, pins.get(blocks[0].cid())) {
@@ -178,25 +183,25 @@ async fn check(disk: &Disk, owed: &HashMap<u64, Owed>) {
             (owed, found) => panic!("{number} is owed as {owed:?} and found as {found:?}"),
         }
         for block in blocks {
-            assert_eq!(disk.get(block.cid()).await.as_ref(), Ok(&block), "a block of {number}");
+            assert_eq!(store.get(block.cid()).await.as_ref(), Ok(&block), "a block of {number}");
         }
     }
 }
 
 #[tokio::test]
 async fn acknowledged_pins_survive_kill_9() {
-    let rounds = std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5);
     let (mut dir, mut owed) = (tempfile::tempdir().expect("a directory"), HashMap::new());
-    for round in 0..rounds {
+    for round in 0..rounds() {
         if round % ROUNDS_TOGETHER == 0 {
             (dir, owed) = (tempfile::tempdir().expect("a directory"), HashMap::new());
         }
         let mut random = Random(round);
         let (lines, after) = (1 + random.below(120), Duration::from_micros(random.below(30_000)));
-        crash(dir.path(), 1 + round * 1_000_000, lines, after, &mut owed);
+        let test = child("tests::crash::child_of_the_crash_test", dir.path());
+        crash(test, 1 + round * 1_000_000, lines, after, &mut owed);
         let disk = open_with(dir.path(), options()).expect("opens");
         disk.flush().await.expect("flushes");
-        check(&disk, &owed).await;
+        check(&disk, dag, &owed).await;
         audit(&disk);
         assert_eq!(disk.stats().corrupt_blocks, 0);
         assert!(disk.stats().cached_bytes <= CACHE_BYTES);

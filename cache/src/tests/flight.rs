@@ -1,8 +1,8 @@
 use super::{Random, key, noisy, raw};
-use crate::flight::{Flight, Flights, Outcome, aside};
+use crate::flight::{FLIGHTS_MAX, Flight, Flights, Outcome, aside};
 use content::{Block, BlockKey, SourceError};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join_all};
 use futures::task::noop_waker_ref;
 use proptest::prelude::*;
 use std::future::Future as _;
@@ -201,6 +201,8 @@ struct Turned;
 struct Begun {
     key: usize,
     by: usize,
+    /// Its work is that of one who has waited for others often enough.
+    alone: bool,
     end: Option<oneshot::Sender<Heard>>,
     heard: Option<Heard>,
     dropped: Arc<AtomicBool>,
@@ -257,18 +259,25 @@ impl World {
         let name = self.names;
         self.names += 1;
         let (flights, begun) = (self.flights.clone(), Arc::clone(&self.begun));
+        let turned = Arc::new(AtomicUsize::new(0));
+        let heard_of = Arc::clone(&turned);
         let begin = move || {
+            let alone = heard_of.load(Ordering::SeqCst) == FLIGHTS_MAX;
             let (end, ended) = oneshot::channel();
             let dropped = Arc::new(AtomicBool::new(false));
             let guard = Dropped(Arc::clone(&dropped));
-            begun.lock().expect("is sound").push(Begun { key, by: name, end: Some(end), heard: None, dropped });
+            begun.lock().expect("is sound").push(Begun { key, by: name, alone, end: Some(end), heard: None, dropped });
             async move {
                 let _guard = guard;
                 ended.await.expect("its end is kept")
             }
         };
         let seat = flights.join(key, &begin);
-        let landing = async move { flights.land(key, seat, begin, |heard| heard.is_err()).await };
+        let again = move |heard: &Heard| {
+            turned.fetch_add(usize::from(heard.is_err()), Ordering::SeqCst);
+            heard.is_err()
+        };
+        let landing = async move { flights.land(key, seat, begin, again).await };
         let woken = Arc::new(Woken(AtomicBool::new(true)));
         self.waiters.push(Waiter { name, key, landing: landing.boxed(), woken });
     }
@@ -297,7 +306,7 @@ impl World {
     fn end(&self, key: usize, turned: bool) {
         let mut begun = self.begun.lock().expect("is sound");
         let number = begun.len();
-        let Some(flight) = begun.iter_mut().find(|flight| flight.key == key && flight.is_alive()) else { return };
+        let Some(flight) = begun.iter_mut().find(|flight| flight.key == key && flight.is_alive() && flight.end.is_some()) else { return };
         if let Some(end) = flight.end.take() {
             let heard = if turned { Err(Turned) } else { Ok(number) };
             flight.heard = Some(heard.clone());
@@ -318,11 +327,11 @@ impl World {
         }
         let begun = self.begun.lock().expect("is sound");
         for key in 0..KEYS {
-            let alive = begun.iter().filter(|flight| flight.key == key && flight.is_alive()).count();
+            let alive = begun.iter().filter(|flight| flight.key == key && flight.is_shared()).count();
             assert!(alive <= 1, "one flight for one key");
             assert!(alive == 0 || self.waiters.iter().any(|waiter| waiter.key == key), "none goes on for nobody");
         }
-        assert_eq!(self.flights.under_way(), begun.iter().filter(|flight| flight.is_alive()).count());
+        assert_eq!(self.flights.under_way(), begun.iter().filter(|flight| flight.is_shared()).count());
     }
 
     /// Ends every flight well, and polls nobody but those who were woken: each of them has to get an answer.
@@ -339,6 +348,10 @@ impl Begun {
     fn is_alive(&self) -> bool {
         !self.dropped.load(Ordering::SeqCst)
     }
+
+    fn is_shared(&self) -> bool {
+        self.is_alive() && !self.alone
+    }
 }
 
 proptest! {
@@ -352,6 +365,35 @@ proptest! {
         prop_assert_eq!(world.flights.under_way(), 0);
         prop_assert!(world.begun.lock().expect("is sound").iter().all(|flight| !flight.is_alive()));
     }
+}
+
+/// When nobody is let through, each who waits hears it of themselves soon, and not after everybody else.
+#[tokio::test]
+async fn nobody_waits_until_all_others_were_turned_away() {
+    let (flights, begun) = (Flights::<u8, Heard>::default(), AtomicUsize::new(0));
+    let waits = (0..100).map(|name| {
+        let begin = || {
+            begun.fetch_add(1, Ordering::SeqCst);
+            async {
+                tokio::task::yield_now().await;
+                Err(Turned)
+            }
+        };
+        let (seat, others) = (flights.join(1, begin), AtomicUsize::new(0));
+        let (flights, name) = (flights.clone(), name);
+        async move {
+            let again = |heard: &Heard| {
+                others.fetch_add(1, Ordering::SeqCst);
+                heard.is_err()
+            };
+            let (heard, joined) = flights.land(1, seat, begin, again).await;
+            assert_eq!((heard, joined), (Err(Turned), false), "{name}");
+            others.into_inner()
+        }
+    });
+    let others = join_all(waits).await;
+    assert_eq!(others.into_iter().max(), Some(FLIGHTS_MAX));
+    assert_eq!((begun.into_inner(), flights.under_way()), (100, 0), "each has begun once");
 }
 
 /// What can be seen of a flight is there for those who join it, until it has landed.
@@ -408,4 +450,18 @@ async fn work_goes_on_aside_and_ends_with_whoever_waits_for_it() {
         panic!("a defect");
     });
     assert_eq!(panics.await, None::<()>);
+    let panics_at_once = aside(async { panic!("a defect") });
+    assert_eq!(panics_at_once.await, None::<()>);
+}
+
+/// A defect in the work is an answer for all who wait, and the next flight is another one.
+#[tokio::test]
+async fn who_waits_for_work_that_panics_does_not_panic() {
+    let flights = Flights::<u8, Option<u8>>::default();
+    let begin = || aside(async { panic!("a defect") });
+    let waiting: Vec<_> = (0..3).map(|_| flights.join(1, begin).0).collect();
+    assert_eq!(join_all(waiting.clone()).await, [None; 3]);
+    let (next, joined) = flights.join(1, || aside(async { 7 }));
+    assert_eq!((next.await, joined), (Some(7), false));
+    drop(waiting);
 }

@@ -46,6 +46,19 @@ async fn pins_have_room_before_the_cache_and_more_of_them_fail() {
 }
 
 #[tokio::test]
+async fn what_is_read_at_once_counts_as_read() {
+    let options = MemoryOptions { bytes_max: 20 * COST, ..MemoryOptions::default() };
+    let store = memory::open(&options).expect("opens");
+    let read = noisy(0, 10_000);
+    store.put_cached(read.clone()).await;
+    for block in blocks(1..100) {
+        store.flush().await.expect("flushes");
+        assert_eq!(store.read_now(read.cid()).as_ref(), Some(&read));
+        store.put_cached(block).await;
+    }
+}
+
+#[tokio::test]
 async fn a_block_that_is_a_slice_of_something_large_keeps_none_of_that() {
     let store = memory::open(&MemoryOptions::default()).expect("opens");
     let message = super::noise(1, 1 << 20);

@@ -1,3 +1,4 @@
+use super::crash::{DIR, child, say};
 use super::{key, noise, noisy, raw};
 use crate::ram::{COPY_BELOW_BYTES, ENTRY_OVERHEAD_BYTES, Ram, RamPolicy};
 use content::BlockKey;
@@ -91,4 +92,36 @@ fn nothing_over_budget_gets_in_and_zero_turns_it_off() {
     assert!(ram.holds(&key(&block)));
     ram.remove(&key(&block));
     assert!(!ram.holds(&key(&block)));
+}
+
+/// What the system holds in memory for this process, in bytes.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("reads");
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
+    1024 * kib.expect("a line").parse::<u64>().expect("a number")
+}
+
+/// A process of its own, so that nothing else is counted.
+#[test]
+fn child_of_the_test_of_tiny_blocks() {
+    if std::env::var_os(DIR).is_none() {
+        return;
+    }
+    let (ram, before) = (Ram::new(1 << 30), resident_bytes());
+    for number in 0..1_000_000_u64 {
+        ram.insert(key(&raw(number.to_le_bytes().to_vec())), &noise(1, 40));
+    }
+    ram.tidy();
+    let taken = resident_bytes() - before;
+    say("taken for each", taken / ram.entries());
+    assert_eq!((ram.entries(), ram.bytes()), (1_000_000, 1_000_000 * (40 + OVERHEAD)));
+    assert!(taken <= ram.bytes(), "{taken} bytes are taken, {} are counted", ram.bytes());
+}
+
+#[test]
+fn a_million_tiny_blocks_take_no_more_than_they_count_for() {
+    let mut alone = child("tests::ram::child_of_the_test_of_tiny_blocks", std::path::Path::new("."));
+    let output = alone.output().expect("starts");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && said.contains("taken for each"), "{said}");
 }

@@ -5,8 +5,6 @@ use crate::{Disk, Fault, Finding, LackingPin, ScrubProgress};
 use content::{Block, BlockSource};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
-use tokio::sync::Notify;
 
 /// A whole pass as fast as it goes, and what it found.
 async fn scrub(disk: &Disk) -> (ScrubProgress, Vec<Finding>, Vec<LackingPin>) {
@@ -80,36 +78,6 @@ async fn a_segment_whose_file_is_gone_goes_too() {
     cache(&disk, &blocks).await;
     assert_ne!(place_of(&disk, &blocks[0]).segment, lost);
     audit(&disk);
-}
-
-#[tokio::test]
-async fn a_pass_that_was_interrupted_goes_on_and_the_next_begins_anew() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let disk = open(dir.path());
-    let blocks: Vec<_> = (0..24).map(|seed| noisy(seed, 1 << 20)).collect();
-    cache(&disk, &blocks).await;
-    let (enough, mut first) = (Notify::new(), 0);
-    let pass = disk.scrub(None, |progress, _| {
-        first = progress.blocks;
-        if progress.blocks == 10 {
-            enough.notify_one();
-        }
-    });
-    tokio::select! {
-        biased;
-        () = enough.notified() => {}
-        ended = pass => panic!("{ended:?}"),
-    }
-    assert_eq!(disk.scrubbed_at().await.expect("reads"), None);
-    drop(disk);
-    let disk = open(dir.path());
-    let rest = scrub(&disk).await.0.blocks;
-    assert!(rest < 24 && first + rest >= 24, "{first} blocks, then {rest}");
-    assert_eq!(scrub(&disk).await.0.blocks, 24);
-    assert_eq!(disk.scrub_all(None, |_, _| ()).await.expect("scrubs").progress.blocks, 24);
-    drop(disk);
-    let ended = open(dir.path()).scrubbed_at().await.expect("reads").expect("a pass reached the end");
-    assert!(SystemTime::now().duration_since(ended).expect("in the past").as_secs() < 60);
 }
 
 #[tokio::test]

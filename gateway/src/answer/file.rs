@@ -46,7 +46,11 @@ pub async fn file(
     learnt: impl FnOnce(&Arc<Entity>),
 ) -> Result<Draft, Problem> {
     let ask = about.ask;
-    if let Some(draft) = encoded(about, &entity, &file, response_bytes_max).await {
+    let knew = entity.content_type.is_some();
+    if let Some(draft) = encoded(about, &mut entity, &file, response_bytes_max).await {
+        if !knew {
+            learnt(&entity);
+        }
         return Ok(draft);
     }
     let decision = Decision::of(ask, &entity.etag, entity.modified, entity.size);
@@ -78,24 +82,38 @@ pub async fn file(
 }
 
 /// A whole file as zstd, if the client accepts that and it is stored so. It is a representation of its own, with an entity tag
-/// of its own and no ranges: those are of the bytes as they are.
-async fn encoded(about: &About<'_>, entity: &Entity, file: &OpenFile<'_>, response_bytes_max: u64) -> Option<Draft> {
+/// of its own and no ranges: those are of the bytes as they are. If what it is shows only in its first bytes, these are looked
+/// at, and `entity` knows it from then on.
+async fn encoded(
+    about: &About<'_>,
+    entity: &mut Arc<Entity>,
+    file: &OpenFile<'_>,
+    response_bytes_max: u64,
+) -> Option<Draft> {
     let ask = about.ask;
     let encoded = file.source.encoded().filter(|_| is_native(ask) && negotiate::accepts_zstd(ask.headers))?;
     // Whoever has it as it is need not fetch it anew.
-    if none_match(ask.headers, entity.etag.as_bytes(), true) {
+    if ask.headers.contains_key(RANGE) || none_match(ask.headers, entity.etag.as_bytes(), true) {
         return None;
     }
-    // What it is may only show in its first bytes, which are looked at when it is sent as it is.
-    let content_type = plan::file_type(ask, entity).filter(|_| !ask.headers.contains_key(RANGE))?;
+    let etag = encoded_etag(&entity.etag);
+    if none_match(ask.headers, etag.as_bytes(), true) {
+        // It decodes to the same for ever: nothing has to be read to say so.
+        let it = Representation { etag: &etag, ..of_file(ask, entity) };
+        return Some(plan::sized(about, &it, &Decision::NotModified).map(|()| Content::Empty));
+    }
     let share = Share::of(file.limits.shared.clone());
     let (size, content) = encoded.file(&entity.cid, entity.size, entity.generation, share).await?;
     if size > response_bytes_max {
         return None;
     }
-    let etag = encoded_etag(&entity.etag);
     let decision = Decision::of(ask, &etag, entity.modified, size);
-    let it = Representation { etag: &etag, size, content_type: Some(content_type), ..of_file(ask, entity) };
+    if decision.has_body() && plan::file_type(ask, entity).is_none() {
+        // All of it is held here, so this waits for no network. A failure will show where it is sent as it is.
+        let sniffed = file.sniff(entity.size).await.ok()?;
+        Arc::make_mut(entity).content_type = Some(sniffed);
+    }
+    let it = Representation { etag: &etag, size, ..of_file(ask, entity) };
     let mut head = plan::sized(about, &it, &decision);
     if !decision.has_body() {
         return Some(head.map(|()| Content::Empty));

@@ -1,49 +1,106 @@
 //! What a site's `_redirects` file says of a path that is not there
 //! (<https://specs.ipfs.tech/http-gateways/web-redirects-file/>).
 //!
-//! Only a site that has its origin for itself may say so.
+//! Only a site that has its origin for itself may say so. Its file is read once for all who ask at the same time
+//! ([`crate::walks`]), and what it says, or that there is none, is remembered: every address of a site that is one page asks for it.
 
 use super::Context;
 use crate::errors::Problem;
-use crate::resolve::Target;
-use content::redirects::{FILE_BYTES_MAX, Match, Rules};
+use crate::resolve::{self, Target};
+use crate::source::RootSource;
+use content::redirects::{FILE_BYTES_MAX, Match, RedirectsError, Rules};
 use content::unixfs::file::{FileReader, ReadLimits, file_size};
 use content::unixfs::{Node, dir};
-use content::walk::{self, WalkError};
+use content::walk::WalkError;
 use futures::StreamExt as _;
+use moka::sync::Cache;
 use std::sync::Arc;
 
 const FILE: &str = "_redirects";
+/// What a remembered site counts for besides its rules and its path, in bytes.
+const ENTRY_OVERHEAD_BYTES: usize = 400;
+
+/// The rules of a file, or why there is no understanding it.
+type Said = Result<Arc<Rules>, RedirectsError>;
+
+/// What sites are known to say, by the path of each below its root CID and the policy's generation. Clones share the memory.
+#[derive(Clone)]
+pub struct Sites {
+    known: Cache<(Arc<str>, u64), Said>,
+}
+
+impl Sites {
+    /// A memory of at most `bytes_max`.
+    pub fn new(bytes_max: u64) -> Self {
+        Self { known: Cache::builder().name("sites").max_capacity(bytes_max).weigher(weight).build() }
+    }
+
+    /// What the site whose root is at `site` is known to say.
+    fn known(&self, site: &Target, generation: u64) -> Option<Said> {
+        self.known.get(&(site.key().into(), generation))
+    }
+
+    /// The rules of the site whose root is at `site`; none if it has no such file. Reads it unless it is known.
+    ///
+    /// # Errors
+    /// [`Problem::Redirects`] when its file cannot be understood, or whatever it cannot be read for.
+    pub async fn rules(&self, source: &Arc<RootSource>, site: &Target, generation: u64) -> Result<Arc<Rules>, Problem> {
+        // An earlier flight may have landed between this request's look at the memory and the start of this one.
+        let said = match self.known(site, generation) {
+            Some(said) => said,
+            None => {
+                let text = read(source, site).await?;
+                let said = Rules::parse(&text.unwrap_or_default()).map(Arc::new);
+                self.known.insert((site.key().into(), generation), said.clone());
+                said
+            }
+        };
+        said.map_err(Problem::Redirects)
+    }
+}
+
+impl std::fmt::Debug for Sites {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sites").field("known", &self.known.entry_count()).finish()
+    }
+}
+
+fn weight((path, _): &(Arc<str>, u64), said: &Said) -> u32 {
+    let rules = said.as_ref().map_or(0, |rules| rules.memory_bytes());
+    u32::try_from(path.len() + rules + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX)
+}
 
 /// What the rules of the site say of the path, if the site has any.
 ///
 /// # Errors
-/// [`Problem::Redirects`] when its file cannot be understood, or whatever it cannot be read for.
+/// Those of [`Sites::rules`].
 pub async fn rule(cx: &Context<'_>) -> Result<Option<Match>, Problem> {
-    let Some(text) = file(cx).await? else { return Ok(None) };
-    let rules = Rules::parse(&text).map_err(Problem::Redirects)?;
+    let (sites, site) = (&cx.gateway.sites, cx.target.to_site());
+    let rules = match sites.known(&site, cx.generation) {
+        Some(said) => said.map_err(Problem::Redirects)?,
+        None => cx.gateway.walks.rules(sites, cx.source, &site, cx.generation).await?,
+    };
     let asked = cx.target.segments.iter().skip(cx.target.site);
     let path: String = asked.flat_map(|segment| ["/", segment]).collect();
     Ok(rules.find(if path.is_empty() { "/" } else { &path }))
 }
 
 /// The file at the root of the site.
-async fn file(cx: &Context<'_>) -> Result<Option<Vec<u8>>, Problem> {
-    let Target { root, segments, site, .. } = cx.target;
-    let root = match walk::resolve(&**cx.source, *root, &segments[..*site]).await {
+async fn read(source: &Arc<RootSource>, site: &Target) -> Result<Option<Vec<u8>>, Problem> {
+    let root = match resolve::walk(source, site).await {
         Ok(resolved) => resolved.block,
-        Err(WalkError::NoLink { .. } | WalkError::NotADirectory { .. }) => return Ok(None),
-        Err(error) => return Err(error.into()),
+        Err(Problem::Walk(WalkError::NoLink { .. } | WalkError::NotADirectory { .. })) => return Ok(None),
+        Err(problem) => return Err(problem),
     };
     if !matches!(Node::decode(&root), Ok(Node::Directory(_) | Node::HamtShard(_))) {
         return Ok(None);
     }
-    let Some(cid) = dir::lookup(&**cx.source, &root, FILE).await? else { return Ok(None) };
-    let block = cx.source.fetch(&cid).await.map_err(WalkError::Source)?;
+    let Some(cid) = dir::lookup(&**source, &root, FILE).await? else { return Ok(None) };
+    let block = source.fetch(&cid).await.map_err(WalkError::Source)?;
     // One byte more than is allowed, so that the parser sees that there is too much.
     let Ok(size) = file_size(&block) else { return Ok(None) };
     let range = 0..size.min(FILE_BYTES_MAX as u64 + 1);
-    let mut reader = FileReader::new(Arc::clone(cx.source) as _, block, range, ReadLimits::default())?;
+    let mut reader = FileReader::new(Arc::clone(source) as _, block, range, ReadLimits::default())?;
     let mut text = Vec::new();
     while let Some(chunk) = reader.next().await {
         text.extend_from_slice(&chunk?);

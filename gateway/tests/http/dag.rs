@@ -90,6 +90,20 @@ pub fn doubled_file(leaf: &Block, times: u32) -> Vec<Block> {
     blocks
 }
 
+/// Blocks that are a file of the leaf below `times` nodes with one child each, the leaf first and the root last.
+pub fn chained_file(leaf: &Block, times: u32) -> Vec<Block> {
+    let (mut blocks, size) = (vec![leaf.clone()], leaf.data().len() as u64);
+    for _ in 0..times {
+        let mut unixfs = Vec::new();
+        number(1, FILE, &mut unixfs);
+        number(3, size, &mut unixfs);
+        number(4, size, &mut unixfs);
+        let parent = node(&[("", blocks[blocks.len() - 1].cid(), size)], &unixfs);
+        blocks.push(parent);
+    }
+    blocks
+}
+
 /// A few blocks that are a tree of 2^`times` empty directories, the innermost first and the root last.
 pub fn doubled_directory(times: u32) -> Vec<Block> {
     let mut blocks = vec![directory(&[])];

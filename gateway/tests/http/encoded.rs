@@ -1,6 +1,6 @@
 //! Files as `Content-Encoding: zstd`.
 
-use crate::dag::{directory, doubled_file, file, noise, raw};
+use crate::dag::{chained_file, directory, doubled_file, file, noise, raw};
 use crate::site::{Setup, Site, header};
 use content::{Block, Cid, DenyList};
 use std::sync::Arc;
@@ -117,6 +117,102 @@ async fn a_head_is_that_of_the_whole_a_range_is_of_the_bytes_as_they_are_and_eac
         let response = site.send("GET", &path, &headers).await;
         assert_eq!((response.status().as_u16(), header(&response, "etag")), (status, found.as_str()), "{headers:?}");
         assert_eq!(header(&response, "vary"), "Accept, Accept-Encoding");
+    }
+}
+
+/// Files whose names say nothing, with the media types that their first bytes show.
+fn nameless() -> Vec<(&'static str, Vec<Block>, &'static str)> {
+    let leaves = |of: Vec<Vec<u8>>| of.into_iter().map(raw).collect::<Vec<_>>();
+    let page = [b"<!doctype html><p>".to_vec(), text(1)].concat();
+    let json = [b"[\"".to_vec(), text(2).iter().map(|byte| byte.max(&b' ')).copied().collect(), b"\"]".to_vec()].concat();
+    vec![
+        ("LICENSE", leaves((0..3).map(text).collect()), "text/plain; charset=utf-8"),
+        ("data", leaves(vec![json]), "application/json"),
+        ("large", leaves((0..20).map(|leaf| [text(3), mixed(leaf)].concat()).collect()), "application/octet-stream"),
+        ("page", leaves(vec![page]), "text/html"),
+    ]
+}
+
+#[tokio::test]
+async fn what_a_nameless_file_is_shows_in_its_first_bytes_however_it_is_sent() {
+    for (name, leaves, media_type) in nameless() {
+        let root = if let [leaf] = &leaves[..] { leaf.clone() } else { file(&leaves) };
+        let folder = directory(&[(name, &root)]);
+        let blocks: Vec<&Block> = leaves.iter().chain([&root, &folder]).collect();
+        let bytes: Vec<u8> = leaves.iter().flat_map(|leaf| leaf.data().to_vec()).collect();
+        let encoded = format!("W/\"{}.zstd\"", root.cid());
+        let path = format!("/ipfs/{}/{name}", folder.cid());
+
+        // Each of these is the first that is asked of its gateway.
+        let plain = Setup::new(&blocks).start().await.get(&path).await;
+        assert_eq!((header(&plain, "content-type"), header(&plain, "content-encoding")), (media_type, ""), "{name}");
+        let head = Setup::new(&blocks).start().await.send("HEAD", &path, &[ZSTD]).await;
+        let revalidated = [ZSTD, ("if-none-match", &*encoded)];
+        let revalidated = Setup::new(&blocks).start().await.send("GET", &path, &revalidated).await;
+        assert_eq!((revalidated.status().as_u16(), header(&revalidated, "etag")), (304, &*encoded), "{name}");
+
+        let site = Setup::new(&blocks).start().await;
+        for turn in 0..3 {
+            let response = site.send("GET", &path, &[ZSTD]).await;
+            assert_eq!(header(&response, "content-encoding"), "zstd", "{name} {turn}");
+            assert_eq!(header(&response, "content-type"), media_type, "{name} {turn}");
+            assert_eq!(header(&response, "etag"), encoded, "{name} {turn}");
+            assert_eq!(header(&response, "vary"), "Accept, Accept-Encoding");
+            for of_both in ["content-length", "content-encoding", "content-type", "etag", "vary", "accept-ranges"] {
+                assert_eq!(header(&head, of_both), header(&response, of_both), "{name} {of_both}");
+            }
+            let body = response.bytes().await.expect("a body");
+            assert_eq!(zstd::decode_all(&body[..]).expect("decodes"), bytes, "{name} {turn}");
+            // Once it is known what the file is, nobody looks at its first bytes again.
+            let looks = if leaves.len() == 1 { 1 + turn } else { 1 };
+            assert_eq!(site.looks(&leaves[0]), looks, "{name} {turn}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_nameless_file_that_is_not_stored_compressed_is_sent_as_it_is() {
+    let leaves: Vec<Block> = (0..3).map(|seed| raw(noise(seed, 50_000))).collect();
+    let root = file(&leaves);
+    let blocks: Vec<&Block> = leaves.iter().chain([&root]).collect();
+    let site = Setup::new(&blocks).start().await;
+    for _ in 0..2 {
+        let response = site.send("GET", &format!("/ipfs/{}", root.cid()), &[ZSTD]).await;
+        assert_eq!(header(&response, "content-encoding"), "");
+        assert_eq!(header(&response, "content-type"), "application/octet-stream");
+        assert_eq!(header(&response, "etag"), format!("\"{}\"", root.cid()));
+    }
+}
+
+#[tokio::test]
+async fn who_has_it_encoded_hears_so_and_nothing_is_read_for_that() {
+    let tree = tree();
+    let site = site(&tree).await;
+    let (name, root, _) = &tree.files[1];
+    let (path, encoded) = (format!("/ipfs/{}/{name}", tree.root), format!("W/\"{}.zstd\"", root.cid()));
+    let whole = site.send("GET", &path, &[ZSTD]).await;
+    assert_eq!((header(&whole, "etag"), header(&whole, "content-encoding")), (&*encoded, "zstd"));
+    whole.bytes().await.expect("a body");
+    let reads = || site.metric("causeway_tier_hits_total{tier=\"disk\"}");
+    let before = reads();
+    for _ in 0..3 {
+        let response = site.send("GET", &path, &[ZSTD, ("if-none-match", &encoded)]).await;
+        assert_eq!((response.status().as_u16(), header(&response, "etag")), (304, &*encoded));
+    }
+    assert_eq!(reads(), before);
+}
+
+#[tokio::test]
+async fn a_file_of_too_many_inner_nodes_is_not_looked_through() {
+    let leaf = raw(text(0));
+    for (times, status, encoding) in [(60, 200, "zstd"), (70, 502, ""), (2_000, 502, "")] {
+        let chain = chained_file(&leaf, times);
+        let site = Setup::new(&chain.iter().collect::<Vec<_>>()).start().await;
+        let path = format!("/ipfs/{}?filename=a.txt", chain[chain.len() - 1].cid());
+        let response = site.send("GET", &path, &[ZSTD]).await;
+        assert_eq!((response.status().as_u16(), header(&response, "content-encoding")), (status, encoding), "{times}");
+        let reads = site.metric("causeway_tier_hits_total{tier=\"disk\"}");
+        assert!(reads < 300, "{reads} blocks were read for {times}");
     }
 }
 

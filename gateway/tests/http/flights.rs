@@ -260,6 +260,81 @@ async fn what_is_denied_meanwhile_is_given_to_nobody() {
     assert_eq!(ask(&site, &path, &[]).await.expect("does not panic"), (200, "at the end".to_owned()));
 }
 
+const SITE: [(&str, &str); 1] = [("host", "site.example")];
+
+/// A domain's site whose `_redirects` file the network lets go when it is told to.
+struct Ruled {
+    site: Arc<Site>,
+    shelf: Arc<Shelf>,
+    rules: Block,
+}
+
+async fn ruled(rules: &str, policy: Arc<dyn Policy>) -> Ruled {
+    let (rules, page) = (raw(rules.to_owned()), raw("instead"));
+    let root = directory(&[("_redirects", &rules), ("page.html", &page)]);
+    let shelf = Shelf::new([&root, &rules, &page], [&rules]);
+    let upstream = Some(Arc::clone(&shelf) as _);
+    let setup = Setup { upstream, policy, names: Arc::new(Names { site: *root.cid() }), ..Setup::new(&[]) };
+    Ruled { site: Arc::new(setup.start().await), shelf, rules }
+}
+
+impl Ruled {
+    fn ask(&self, path: &str) -> JoinHandle<Answer> {
+        ask(&self.site, path, &SITE)
+    }
+
+    /// Many who ask for as many paths that are not there, and wait for the rules.
+    async fn many(&self) -> Vec<JoinHandle<Answer>> {
+        let asking = (0..MANY).map(|number| self.ask(&format!("/missing/{number}"))).collect();
+        until_walks_joined(&self.site, MANY - 1).await;
+        until(|| self.shelf.waiting() == 1, "the rules to be waited for").await;
+        asking
+    }
+}
+
+#[tokio::test]
+async fn the_rules_of_a_site_are_read_once_for_all_of_its_missing_paths_and_remembered() {
+    let table = [
+        ("/* /page.html 200\n", 200, "instead"),
+        ("/elsewhere /page.html 200\n", 404, "missing"),
+        ("/* nowhere\n", 500, "_redirects"),
+    ];
+    for (rules, status, text) in table {
+        let ruled = ruled(rules, Arc::new(content::AllowAll)).await;
+        let mut asking = ruled.many().await;
+        ruled.shelf.gate.add_permits(1);
+        asking.push(ruled.ask("/missing/0"));
+        for (found, body) in all(asking).await {
+            assert!(found == status && body.contains(text), "{found} {body}");
+        }
+        for path in ["/missing/0", "/another"] {
+            assert_eq!(ruled.ask(path).await.expect("does not panic").0, status, "{rules} {path}");
+        }
+        assert_eq!((ruled.site.looks(&ruled.rules), ruled.shelf.waiting()), (1, 0), "{rules}");
+        assert_eq!(ruled.site.gateway.walks.under_way(), 0);
+    }
+}
+
+#[tokio::test]
+async fn rules_that_could_not_be_read_or_are_denied_meanwhile_are_read_anew() {
+    let policy = Arc::<Switch>::default();
+    let ruled = ruled("/* /page.html 200\n", Arc::clone(&policy) as _).await;
+    ruled.shelf.fail_with([SourceError::Corrupt { cid: *ruled.rules.cid() }]);
+    let asking = ruled.many().await;
+    ruled.shelf.gate.add_permits(1);
+    for (status, text) in all(asking).await {
+        assert!(status == 502 && text.contains(&ruled.rules.cid().to_string()), "{status} {text}");
+    }
+    let asking = ruled.ask("/missing");
+    until(|| ruled.shelf.waiting() == 1, "the rules to be waited for").await;
+    ruled.shelf.gate.add_permits(1);
+    assert_eq!(asking.await.expect("does not panic"), (200, "instead".to_owned()));
+    policy.deny(&[*ruled.rules.cid()]);
+    assert_eq!(ruled.ask("/missing").await.expect("does not panic").0, 410);
+    policy.deny(&[]);
+    assert_eq!(ruled.ask("/missing").await.expect("does not panic"), (200, "instead".to_owned()));
+}
+
 fn names(count: usize) -> Vec<Vec<u8>> {
     (0..count).map(|number| format!("n{number:06}").into_bytes()).collect()
 }

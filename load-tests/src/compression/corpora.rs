@@ -158,16 +158,15 @@ pub fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Run;
 
     fn quick() -> (Vec<Corpus>, Vec<String>) {
         let options = Options {
             causeway: PathBuf::new(),
-            out: PathBuf::new(),
+            run: Run { out: PathBuf::new(), rounds: 1, quick: true },
             sources: Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
             bytes: 0,
-            rounds: 1,
             seed: 1,
-            quick: true,
         };
         all(&options).expect("gzip is there")
     }

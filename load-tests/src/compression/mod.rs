@@ -25,6 +25,7 @@ pub mod made_up;
 pub mod table;
 pub mod whole;
 
+use crate::options::Run;
 use anyhow::{Context, Result, ensure};
 use corpora::Corpus;
 use estimate::Estimated;
@@ -40,35 +41,28 @@ pub struct Options {
     /// The causeway binary
     #[arg(long, value_name = "FILE", default_value = "target/release/causeway")]
     pub causeway: PathBuf,
-    /// Folder for the results
-    #[arg(long, value_name = "DIR", default_value = "load-tests/results")]
-    pub out: PathBuf,
+    #[command(flatten)]
+    pub run: Run,
     /// Folder of a source tree, which is the text of programs
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub sources: PathBuf,
     /// Bytes of each kind of data
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
     pub bytes: usize,
-    /// Rounds, of which the median counts; the highest level has one
-    #[arg(long, value_name = "COUNT", default_value_t = 3)]
-    pub rounds: usize,
     /// Of what is made up
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 31))]
     pub seed: u64,
-    /// One round with little data: shows that everything works, measures nothing
-    #[arg(long)]
-    pub quick: bool,
 }
 
 impl Options {
     /// Of each kind of data.
     pub fn bytes(&self) -> usize {
-        if self.quick { 512 << 10 } else { self.bytes.max(1 << 16) }
+        if self.run.quick { 512 << 10 } else { self.bytes.max(1 << 16) }
     }
 
     /// The highest level takes seconds of nothing but computing: once is enough.
     pub fn rounds(&self, level: u8) -> usize {
-        if self.quick || level > LEVELS[0] { 1 } else { self.rounds.max(1) }
+        if self.run.quick || level > LEVELS[0] { 1 } else { self.run.rounds() }
     }
 }
 

@@ -15,9 +15,9 @@ const KIND: &str = "compression";
 /// Writes all files and returns the path of the Markdown one.
 pub fn write(options: &Options, machine: &Value, figures: &Figures) -> Result<PathBuf> {
     let pictures = pictures(figures)?;
-    results::write_pictures(&options.out, machine, KIND, &pictures)?;
+    results::write_pictures(&options.run.out, machine, KIND, &pictures)?;
     let markdown = markdown(machine, figures, &pictures)?;
-    results::write(&options.out, machine, KIND, &markdown, &as_json(machine, figures))
+    results::write(&options.run.out, machine, KIND, &markdown, &as_json(machine, figures))
 }
 
 /// A line about a row that is done.
@@ -43,14 +43,8 @@ fn markdown(machine: &Value, figures: &Figures, pictures: &[Picture]) -> Result<
     results::heading(&mut out, machine, "Compression: frames of blocks beside whole files")?;
     writeln!(
         out,
-        "Measured by `{}` at commit {}: {} cores of {}, {} GiB, {}. {}; zstd. Seed {}.\nMedians of {} rounds; of level {} there \
-         is one.\n",
-        say("command"),
-        say("commit"),
-        say("cores"),
-        say("cpu"),
-        say("memory_gib"),
-        say("kernel"),
+        "{}. {}; zstd. Seed {}.\nMedians of {} rounds; of level {} there is one.\n",
+        results::measured(machine),
         say("causeway"),
         say("seed"),
         say("rounds"),

@@ -23,7 +23,7 @@ pub async fn page(options: &Options, transport: Transport) -> Result<Row> {
         options.browser_modules.as_ref().context("--browser-modules is not given; see `make bench-network`")?;
     let source = Far::<Kubo>::start(options, options.link()).await?;
     let clients = Clients::start(options, &source, transport).await?;
-    let rounds = Rounds::measure(options.rounds(), &[Who::Http, Who::Kubo, Who::Causeway], async |who, round| {
+    let rounds = Rounds::measure(options.run.rounds(), &[Who::Http, Who::Kubo, Who::Causeway], async |who, round| {
         let site = TempDir::with_prefix("causeway-bench-site-")?;
         let bytes = write_site(site.path(), 200 << 16 | (who as u64) << 8 | round as u64)?;
         let root = source.node.add_folder(site.path())?;

@@ -28,7 +28,7 @@ pub async fn cold(options: &Options, transport: Transport) -> Result<Row> {
     let (mut overhead, mut dropped) = (0.0_f64, 0);
     let who = [Who::Http, Who::Ceiling, Who::Kubo, Who::Causeway];
     let dropped_here = datagrams_dropped(std::process::id());
-    let rounds = Rounds::measure(options.rounds(), &who, async |who, _| {
+    let rounds = Rounds::measure(options.run.rounds(), &who, async |who, _| {
         let before = source.passed(who, transport);
         let seconds = match who {
             Who::Ceiling => asker::ask(&source.multiaddr(transport), &blocks).await?.as_secs_f64(),
@@ -76,7 +76,7 @@ pub async fn ours(options: &Options, transport: Transport) -> Result<Row> {
     let content = sample::bytes(options.size(LARGE), 2);
     let (path, dir) = packed(options, &content).await?;
     let source = Far::<Causeway>::start(options, options.link(), &dir.path().join("content.car")).await?;
-    let rounds = Rounds::measure(options.rounds(), &[Who::Http, Who::Causeway, Who::Kubo], async |who, _| {
+    let rounds = Rounds::measure(options.run.rounds(), &[Who::Http, Who::Causeway, Who::Kubo], async |who, _| {
         let before = source.passed(who, transport);
         let seconds = if who == Who::Http {
             whole(&source.url(), &path, &content).await?
@@ -113,13 +113,13 @@ pub async fn four(options: &Options) -> Result<Row> {
     let addresses: Vec<String> = sources.iter().map(|source| source.multiaddr(Transport::Tcp)).collect();
     let passed = || sources.iter().map(Far::passed_down).sum::<u64>();
     let mut overhead: f64 = 0.0;
-    let rounds = Rounds::measure(options.rounds(), &[Who::OneSource, Who::Causeway], async |who, _| {
+    let rounds = Rounds::measure(options.run.rounds(), &[Who::OneSource, Who::Causeway], async |who, _| {
         let peers = if who == Who::OneSource { &addresses[..1] } else { &addresses };
         let before = passed();
         // Without a DHT, in which they would hear of the other sources.
         let flags = [options.flags(), vec!["--dht", "off"]].concat();
         let setup = Setup { peers, flags, ..Setup::default() };
-        let client = Causeway::start(&options.causeway, setup).await?.server;
+        let client = Causeway::start(&options.binaries.causeway, setup).await?.server;
         let seconds = whole(&client.url, &path, &content).await?;
         let ratio = (passed() - before) as f64 / content.len() as f64;
         ensure!(ratio >= 1.0, "{ratio:.2} × the file came through the relays");
@@ -144,13 +144,13 @@ pub async fn four(options: &Options) -> Result<Row> {
 
 /// 100 MiB cold from a Kubo next door.
 pub async fn loopback(options: &Options) -> Result<Row> {
-    let source = Kubo::start(&options.kubo).await?;
+    let source = Kubo::start(&options.binaries.kubo).await?;
     let content = sample::bytes(options.size(LARGE), 4);
     let path = source.add(&content)?;
     let blocks = world::all_blocks(&source, &path).await?;
     let address = source.multiaddr(Transport::Tcp)?.to_owned();
     let who = [Who::Http, Who::Ceiling, Who::Kubo, Who::Causeway];
-    let rounds = Rounds::measure(options.rounds(), &who, async |who, _| {
+    let rounds = Rounds::measure(options.run.rounds(), &who, async |who, _| {
         let seconds = match who {
             Who::Http => whole(&source.server.url, &path, &content).await?,
             Who::Ceiling => asker::ask(&address, &blocks).await?.as_secs_f64(),
@@ -188,7 +188,7 @@ async fn whole(url: &str, path: &str, content: &[u8]) -> Result<f64> {
 /// The path of some content, and a folder with its DAG in `content.car`. A Kubo made both, so that all DAGs look alike.
 async fn packed(options: &Options, content: &[u8]) -> Result<(String, TempDir)> {
     let dir = TempDir::with_prefix("causeway-bench-archive-")?;
-    let packer = Kubo::start(&options.kubo).await?;
+    let packer = Kubo::start(&options.binaries.kubo).await?;
     let path = packer.add(content)?;
     world::archive(&packer, &path, &dir.path().join("content.car")).await?;
     Ok((path, dir))

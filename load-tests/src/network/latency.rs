@@ -79,7 +79,7 @@ pub async fn used(options: &Options, transport: Transport) -> Result<Row> {
     for who in [Who::Kubo, Who::Causeway] {
         warm_up.fetch(&clients.url(who, &source)?).await?;
     }
-    let rounds = Rounds::measure(options.rounds() * REPETITIONS, &RIVALS, async |who, round| {
+    let rounds = Rounds::measure(options.run.rounds() * REPETITIONS, &RIVALS, async |who, round| {
         let content = sample::bytes(SMALL, seed(6, who, round));
         let url = format!("{}{}", clients.url(who, &source)?, source.node.add(&content)?);
         let before = source.passed(who, transport);
@@ -107,7 +107,7 @@ pub async fn page(options: &Options, transport: Transport) -> Result<Row> {
     let source = Far::<Kubo>::start(options, options.link()).await?;
     let clients = Clients::start(options, &source, transport).await?;
     let round_trip = options.link().round_trip().as_secs_f64();
-    let rounds = Rounds::measure(options.rounds() * REPETITIONS, &RIVALS, async |who, round| {
+    let rounds = Rounds::measure(options.run.rounds() * REPETITIONS, &RIVALS, async |who, round| {
         let content = sample::bytes(PAGE, seed(7, who, round));
         let site = TempDir::with_prefix("causeway-bench-site-")?;
         std::fs::create_dir(site.path().join("articles"))?;
@@ -144,7 +144,7 @@ pub async fn range(options: &Options, transport: Transport) -> Result<Row> {
     let warm_up = WarmUp::new(&source)?;
     let first = content.len() / 3 * 2 + 12_345;
     let range = first..=first + 9_999;
-    let rounds = Rounds::measure(options.rounds(), &RIVALS, async |who, _| {
+    let rounds = Rounds::measure(options.run.rounds(), &RIVALS, async |who, _| {
         // The file is too large to be made anew each time; the client is.
         let client = match who {
             Who::Http => None,

@@ -50,7 +50,7 @@ pub async fn resident(options: &Options) -> Result<Row> {
     ];
     let peers = [source.multiaddr(Transport::Tcp)];
     let setup = Setup { peers: &peers, flags: options.flags(), settings: &settings, ..Setup::default() };
-    let causeway = Causeway::start(&options.causeway, setup).await?;
+    let causeway = Causeway::start(&options.binaries.causeway, setup).await?;
     let at_rest = causeway.server.process.resident_peak()?;
     let _crowd = crowd(&causeway, connections).await?;
     let stand = causeway.metric("causeway_p2p_connections").await?;

@@ -31,9 +31,10 @@ pub mod streams;
 pub mod table;
 pub mod world;
 
+use crate::options::{Binaries, Run};
 use crate::relay::Link;
 use crate::servers::Transport;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use figures::Row;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -45,21 +46,13 @@ const ROW_TIMEOUT: Duration = Duration::from_secs(900);
 /// What to measure.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
-    /// The causeway binary
-    #[arg(long, value_name = "FILE", default_value = "target/release/causeway")]
-    pub causeway: PathBuf,
+    #[command(flatten)]
+    pub binaries: Binaries,
     /// More flags for every "causeway serve", such as one that a branch needs (repeatable; use --causeway-flag=--flag)
     #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
     pub causeway_flag: Vec<String>,
-    /// The ipfs binary of Kubo ("make kubo" prints where it is)
-    #[arg(long, value_name = "FILE")]
-    pub kubo: PathBuf,
-    /// Folder for the results
-    #[arg(long, value_name = "DIR", default_value = "load-tests/results")]
-    pub out: PathBuf,
-    /// Rounds, of which the median counts
-    #[arg(long, value_name = "COUNT", default_value_t = 3)]
-    pub rounds: usize,
+    #[command(flatten)]
+    pub run: Run,
     /// Folder with the browser tests' packages ("scripts/browser-packages" prints where they are)
     #[arg(long, value_name = "DIR")]
     pub browser_modules: Option<PathBuf>,
@@ -72,16 +65,9 @@ pub struct Options {
     /// Only these rows, separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub rows: Vec<RowName>,
-    /// One round with small files: shows that everything works, measures nothing
-    #[arg(long)]
-    pub quick: bool,
 }
 
 impl Options {
-    pub fn rounds(&self) -> usize {
-        if self.quick { 1 } else { self.rounds.max(1) }
-    }
-
     /// The stretch of network between the source and everybody else.
     pub fn link(&self) -> Link {
         Link::delay(Duration::from_millis(self.delay_ms))
@@ -89,7 +75,7 @@ impl Options {
 
     /// A size in bytes that a quick run divides by 32.
     pub fn size(&self, bytes: usize) -> usize {
-        if self.quick { bytes / 32 } else { bytes }
+        if self.run.quick { bytes / 32 } else { bytes }
     }
 
     /// More flags for `causeway serve`.
@@ -174,9 +160,7 @@ pub type Outcome = (RowName, Result<Row>);
 
 /// Measures the rows that were asked for, one after the other.
 pub async fn run(options: &Options) -> Result<Vec<Outcome>> {
-    for binary in [&options.causeway, &options.kubo] {
-        ensure!(binary.exists(), "{} is missing; run `make build kubo`", binary.display());
-    }
+    options.binaries.check()?;
     let all = <RowName as clap::ValueEnum>::value_variants();
     let rows = if options.rows.is_empty() { all } else { &options.rows };
     let mut outcomes = Vec::new();

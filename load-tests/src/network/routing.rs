@@ -34,7 +34,7 @@ fn no_server(settings: &mut Value) {
 
 /// A page whose provider is known to a third node next door.
 pub async fn near(options: &Options) -> Result<Row> {
-    let dht = Kubo::start(&options.kubo).await?;
+    let dht = Kubo::start(&options.binaries.kubo).await?;
     let source = Far::<Kubo>::start_with(options, Link::delay(Duration::ZERO), no_server).await?;
     let known = dht.multiaddr(Transport::Tcp)?.to_owned();
     source.node.connect(&known).await?;
@@ -78,7 +78,7 @@ pub async fn far(options: &Options) -> Result<Row> {
 
 /// Seconds to the first byte, for clients that know the first of `dht` and nobody else.
 async fn find(options: &Options, source: &Far<Kubo>, dht: &[String], row: u64) -> Result<Rounds> {
-    Rounds::measure(options.rounds(), &RIVALS, async |who, round| {
+    Rounds::measure(options.run.rounds(), &RIVALS, async |who, round| {
         let content = sample::bytes(PAGE, row << 32 | (who as u64) << 16 | round as u64);
         let path = source.node.add(&content)?;
         let said = source.node.call("routing/provide", cid(&path)).await?;
@@ -107,14 +107,14 @@ async fn joined(who: Who, options: &Options, dht: &[String]) -> Result<Server> {
     let tick = || tokio::time::sleep(Duration::from_millis(100));
     match who {
         Who::Kubo => {
-            let kubo = Kubo::start(&options.kubo).await?;
+            let kubo = Kubo::start(&options.binaries.kubo).await?;
             kubo.connect(first).await?;
             settle(&kubo, enough).await?;
             Ok(kubo.server)
         }
         Who::Causeway => {
             let setup = Setup { bootstrap: Some(first), flags: options.flags(), ..Setup::default() };
-            let causeway = Causeway::start(&options.causeway, setup).await?;
+            let causeway = Causeway::start(&options.binaries.causeway, setup).await?;
             let known = || causeway.metric("causeway_dht_routing_table_peers{dht=\"lan\"}");
             while known().await? < enough as f64 && begun.elapsed() < SETTLE {
                 tick().await;
@@ -145,9 +145,9 @@ async fn known_to(kubo: &Kubo) -> Result<usize> {
 /// From the order to publish until somebody else would find it.
 pub async fn publish(options: &Options) -> Result<Row> {
     let neighbourhood = Neighbourhood::start(NODES, options.link()).await?;
-    let packer = Kubo::start(&options.kubo).await?;
+    let packer = Kubo::start(&options.binaries.kubo).await?;
     let mut everywhere: Vec<(Who, f64)> = Vec::new();
-    let rounds = Rounds::measure(options.rounds(), &RIVALS, async |who, round| {
+    let rounds = Rounds::measure(options.run.rounds(), &RIVALS, async |who, round| {
         let content = sample::bytes(PAGE, 100 << 32 | (who as u64) << 16 | round as u64);
         let kept = neighbourhood.kept();
         let (first, last) = match who {
@@ -190,7 +190,7 @@ async fn published_by_kubo(
     content: &[u8],
     kept: broadcast::Receiver<Kept>,
 ) -> Result<(f64, f64)> {
-    let kubo = Kubo::start(&options.kubo).await?;
+    let kubo = Kubo::start(&options.binaries.kubo).await?;
     kubo.connect(&neighbourhood.addresses[0]).await?;
     settle(&kubo, NODES * 3 / 4).await?;
     let path = kubo.add(content)?;
@@ -214,7 +214,7 @@ async fn published_by_causeway(
     world::archive(packer, &path, &archive).await?;
     let bootstrap = Some(neighbourhood.addresses[0].as_str());
     let setup = Setup { bootstrap, archive: Some(&archive), flags: options.flags(), ..Setup::default() };
-    let causeway = Causeway::start(&options.causeway, setup).await?;
+    let causeway = Causeway::start(&options.binaries.causeway, setup).await?;
     seen(kept, cid(&path), causeway.ready).await
 }
 

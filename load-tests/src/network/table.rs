@@ -15,7 +15,7 @@ const COLUMNS: [Who; 5] = [Who::Http, Who::Ceiling, Who::Kubo, Who::OneSource, W
 
 /// Writes both files and returns the path of the Markdown one.
 pub fn write(options: &Options, machine: &Value, outcomes: &[Outcome]) -> Result<PathBuf> {
-    results::write(&options.out, machine, "network", &markdown(machine, outcomes)?, &as_json(machine, outcomes))
+    results::write(&options.run.out, machine, "network", &markdown(machine, outcomes)?, &as_json(machine, outcomes))
 }
 
 fn markdown(machine: &Value, outcomes: &[Outcome]) -> Result<String> {
@@ -24,14 +24,9 @@ fn markdown(machine: &Value, outcomes: &[Outcome]) -> Result<String> {
     results::heading(&mut out, machine, "Misses over a long link")?;
     writeln!(
         out,
-        "Measured by `{}` at commit {}: {} cores of {}, {} GiB, {}. {}; {}.\nA relay adds {} ms each way; everything shares \
-         the machine. Medians of {} rounds (five times as many where a row is cheap), in rotated order.\n",
-        say("command"),
-        say("commit"),
-        say("cores"),
-        say("cpu"),
-        say("memory_gib"),
-        say("kernel"),
+        "{}. {}; {}.\nA relay adds {} ms each way; everything shares the machine. Medians of {} rounds (five times as many where a \
+         row is cheap), in rotated order.\n",
+        results::measured(machine),
         say("causeway"),
         say("kubo"),
         say("delay_ms"),

@@ -109,7 +109,7 @@ impl Far<Kubo> {
     pub async fn start_with(options: &Options, link: Link, change: impl FnOnce(&mut Value)) -> Result<Self> {
         let relays = Relays::bind(link).await?;
         let announced = relays.announced();
-        let kubo = Kubo::start_with(&options.kubo, |settings| {
+        let kubo = Kubo::start_with(&options.binaries.kubo, |settings| {
             settings["Addresses"]["Announce"] = json!(announced);
             change(settings);
         });
@@ -127,7 +127,7 @@ impl Far<Causeway> {
         let mut flags = options.flags();
         flags.extend(announced.iter().flat_map(|address| ["--announce", address.as_str()]));
         let node =
-            Causeway::start(&options.causeway, Setup { archive: Some(archive), flags, ..Setup::default() }).await?;
+            Causeway::start(&options.binaries.causeway, Setup { archive: Some(archive), flags, ..Setup::default() }).await?;
         // It names what it announces among the addresses that it can be reached at.
         let listening: Vec<String> =
             node.listening.iter().filter(|address| !announced.contains(address)).cloned().collect();
@@ -140,7 +140,7 @@ impl Far<Causeway> {
 pub async fn client(who: Who, options: &Options, peers: &[String]) -> Result<Server> {
     match who {
         Who::Kubo => {
-            let kubo = Kubo::start(&options.kubo).await?;
+            let kubo = Kubo::start(&options.binaries.kubo).await?;
             for peer in peers {
                 kubo.connect(peer).await?;
             }
@@ -148,7 +148,7 @@ pub async fn client(who: Who, options: &Options, peers: &[String]) -> Result<Ser
         }
         Who::Causeway => {
             let setup = Setup { peers, flags: options.flags(), ..Setup::default() };
-            Ok(Causeway::start(&options.causeway, setup).await?.server)
+            Ok(Causeway::start(&options.binaries.causeway, setup).await?.server)
         }
         Who::Http | Who::Ceiling | Who::OneSource => bail!("{who} is no client"),
     }

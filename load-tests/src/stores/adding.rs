@@ -84,7 +84,7 @@ impl Question {
 type Asked = (String, Vec<Set>);
 
 fn sizes(options: &Options, maker: &mut Maker<'_>) -> Result<Asked> {
-    let wanted = SIZES.into_iter().filter(|(bytes, _)| !options.quick || *bytes <= QUICK_BYTES_MAX);
+    let wanted = SIZES.into_iter().filter(|(bytes, _)| !options.run.quick || *bytes <= QUICK_BYTES_MAX);
     let set = |(bytes, files)| {
         let files: Vec<Vec<Stretch>> = (0..options.count(files)).map(|_| vec![maker.stretch(bytes)]).collect();
         maker.folder(size(bytes), &files, &mut Had::new())
@@ -149,7 +149,7 @@ pub fn starts(options: &Options, participants: &[Participant]) -> Result<Vec<Vec
     eprintln!("start");
     let dir = next_to_nothing()?;
     let mut all = vec![Vec::new(); participants.len()];
-    for (_, index) in rotated(options.rounds() + 2, participants.len()) {
+    for (_, index) in rotated(options.run.rounds() + 2, participants.len()) {
         if !participants[index].adds {
             continue;
         }
@@ -179,7 +179,7 @@ fn costs(options: &Options, participants: &[Participant], sets: &[Set], empty: E
         store.add(first.path())?;
         Ok::<_, anyhow::Error>(store)
     };
-    for (round, index) in rotated(options.rounds(), participants.len()) {
+    for (round, index) in rotated(options.run.rounds(), participants.len()) {
         let participant = participants[index];
         if !participant.adds {
             continue;
@@ -213,16 +213,15 @@ pub fn add(store: &Store<'_>, set: &Set) -> Result<(Cost, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::{Binaries, Run};
+    use std::path::PathBuf;
 
     fn asked(ask: impl FnOnce(&Options, &mut Maker<'_>) -> Result<Vec<Asked>>) -> Vec<Asked> {
         let options = Options {
-            causeway: Default::default(),
-            kubo: Default::default(),
-            out: Default::default(),
+            binaries: Binaries { causeway: PathBuf::new(), kubo: PathBuf::new() },
+            run: Run { out: PathBuf::new(), rounds: 1, quick: true },
             stores: Vec::new(),
-            rounds: 1,
             seed: 1,
-            quick: true,
         };
         let dir = tempfile::TempDir::new().expect("the temporary folder is writable");
         ask(&options, &mut Maker::new(dir.path(), 1)).expect("there is room")

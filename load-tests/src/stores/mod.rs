@@ -29,54 +29,37 @@ pub mod reading;
 pub mod store;
 pub mod table;
 
+use crate::options::{Binaries, Run};
 use anyhow::{Result, ensure};
 use figures::Figures;
-use std::path::PathBuf;
 use store::Participant;
 
 /// What to measure.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
-    /// The causeway binary
-    #[arg(long, value_name = "FILE", default_value = "target/release/causeway")]
-    pub causeway: PathBuf,
-    /// The ipfs binary of Kubo ("make kubo" prints where it is)
-    #[arg(long, value_name = "FILE")]
-    pub kubo: PathBuf,
-    /// Folder for the results
-    #[arg(long, value_name = "DIR", default_value = "load-tests/results")]
-    pub out: PathBuf,
+    #[command(flatten)]
+    pub binaries: Binaries,
+    #[command(flatten)]
+    pub run: Run,
     /// Only these stores, separated by commas: causeway-rocksdb, causeway-flat, causeway-memory, kubo-flatfs,
     /// kubo-flatfs-unsynced, kubo-pebble, kubo-leveldb
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub stores: Vec<String>,
-    /// Rounds, of which the median counts
-    #[arg(long, value_name = "COUNT", default_value_t = 3)]
-    pub rounds: usize,
     /// Of the content
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 24))]
     pub seed: u64,
-    /// One round with little content: shows that everything works, measures nothing
-    #[arg(long)]
-    pub quick: bool,
 }
 
 impl Options {
-    pub fn rounds(&self) -> usize {
-        if self.quick { 1 } else { self.rounds.max(1) }
-    }
-
     /// Fewer of something in a quick run.
     pub fn count(&self, count: usize) -> usize {
-        if self.quick { count.div_ceil(32).max(2).min(count) } else { count }
+        if self.run.quick { count.div_ceil(32).max(2).min(count) } else { count }
     }
 }
 
 /// Measures everything.
 pub async fn run(options: &Options) -> Result<Figures> {
-    for binary in [&options.causeway, &options.kubo] {
-        ensure!(binary.exists(), "{} is missing; run `make build kubo`", binary.display());
-    }
+    options.binaries.check()?;
     let (participants, notes) = Participant::all(options)?;
     ensure!(!participants.is_empty(), "no store takes part: {}", notes.join("; "));
     let starts = adding::starts(options, &participants)?;

@@ -91,7 +91,7 @@ async fn lasting(options: &Options, participant: Participant, content: &Content)
     let store = participant.fresh(options)?;
     let (_, root) = adding::add(&store, &content.set)?;
     let mut whole = Vec::new();
-    for _ in 0..options.rounds() {
+    for _ in 0..options.run.rounds() {
         forget(store.path())?;
         let ran = timed::run_unheard(&mut store.cat(&format!("/ipfs/{root}/{LARGE}")))?;
         eprintln!("  {} whole: {:.0} ms", participant.name, ran.wall.as_secs_f64() * 1e3);

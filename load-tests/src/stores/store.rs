@@ -106,9 +106,9 @@ impl Participant {
     pub fn fresh(self, options: &Options) -> Result<Store<'_>> {
         Ok(match self.kind {
             Kind::Causeway(store) => {
-                Store::Causeway { binary: &options.causeway, store, data: servers::folder("store")? }
+                Store::Causeway { binary: &options.binaries.causeway, store, data: servers::folder("store")? }
             }
-            Kind::Kubo(datastore) => Store::Kubo(datastore.init(&options.kubo)?),
+            Kind::Kubo(datastore) => Store::Kubo(datastore.init(&options.binaries.kubo)?),
         })
     }
 

@@ -19,9 +19,9 @@ const RIVAL: &str = "kubo-flatfs";
 pub fn write(options: &Options, machine: &Value, figures: &Figures) -> Result<PathBuf> {
     let large_bytes = reading::large_bytes(options);
     let pictures = pictures::all(figures, large_bytes)?;
-    results::write_pictures(&options.out, machine, KIND, &pictures)?;
+    results::write_pictures(&options.run.out, machine, KIND, &pictures)?;
     let markdown = markdown(machine, figures, large_bytes, &pictures)?;
-    results::write(&options.out, machine, KIND, &markdown, &as_json(machine, figures, large_bytes))
+    results::write(&options.run.out, machine, KIND, &markdown, &as_json(machine, figures, large_bytes))
 }
 
 fn markdown(machine: &Value, figures: &Figures, large_bytes: u64, pictures: &[Picture]) -> Result<String> {
@@ -30,14 +30,8 @@ fn markdown(machine: &Value, figures: &Figures, large_bytes: u64, pictures: &[Pi
     results::heading(&mut out, machine, "Datastores: Causeway's beside Kubo's")?;
     writeln!(
         out,
-        "Measured by `{}` at commit {}: {} cores of {}, {} GiB, {}. {}; {}. Folders lie on {}. Seed {}.\nMedians of {} rounds in \
-         rotated order.\n",
-        say("command"),
-        say("commit"),
-        say("cores"),
-        say("cpu"),
-        say("memory_gib"),
-        say("kernel"),
+        "{}. {}; {}. Folders lie on {}. Seed {}.\nMedians of {} rounds in rotated order.\n",
+        results::measured(machine),
         say("causeway"),
         say("kubo"),
         say("folders"),

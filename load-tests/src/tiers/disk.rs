@@ -25,7 +25,7 @@ pub async fn median(options: &Options) -> Result<Vec<Case>> {
     let content = Content::make(options.seed, std::iter::repeat_n(BYTES, count))?;
     let causeway = content.causeway(options, &[("CAUSEWAY_CACHE_RAM_BYTES_MAX", RAM_BYTES)]).await?;
     let mut flatfs = false;
-    let kubo = Kubo::start_with(&options.kubo, |settings| {
+    let kubo = Kubo::start_with(&options.binaries.kubo, |settings| {
         flatfs = settings["Datastore"]["Spec"].to_string().contains("\"flatfs\"");
     });
     let kubo = kubo.await?;

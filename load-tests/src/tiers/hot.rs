@@ -88,7 +88,7 @@ pub async fn page(options: &Options) -> Result<Vec<Case>> {
     let page = sample::bytes(usize::try_from(SMALL_BYTES)?, options.seed);
     let (site, file) = site(&archive, options.seed, &page)?;
     let setup = Setup { archive: Some(&archive), flags: options.flags(), ..Setup::default() };
-    let causeway = Causeway::start(&options.causeway, setup).await?.server;
+    let causeway = Causeway::start(&options.binaries.causeway, setup).await?.server;
     let (file, by_path) = (format!("/ipfs/{file}"), format!("/ipfs/{site}/index.html"));
     let ways = [
         (Who::File, file.as_str(), Vec::new()),

@@ -33,9 +33,9 @@ pub mod text;
 pub mod under_load;
 pub mod world;
 
+use crate::options::{Binaries, Run};
 use anyhow::{Context, Result, ensure};
 use figures::Case;
-use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -45,24 +45,16 @@ const ROW_TIMEOUT: Duration = Duration::from_secs(3600);
 /// What to measure.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
-    /// The causeway binary
-    #[arg(long, value_name = "FILE", default_value = "target/release/causeway")]
-    pub causeway: PathBuf,
+    #[command(flatten)]
+    pub binaries: Binaries,
     /// More flags for every "causeway serve" (repeatable; use --causeway-flag=--flag)
     #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
     pub causeway_flag: Vec<String>,
-    /// The ipfs binary of Kubo ("make kubo" prints where it is)
-    #[arg(long, value_name = "FILE")]
-    pub kubo: PathBuf,
-    /// Folder for the results
-    #[arg(long, value_name = "DIR", default_value = "load-tests/results")]
-    pub out: PathBuf,
+    #[command(flatten)]
+    pub run: Run,
     /// Only these rows, separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub rows: Vec<RowName>,
-    /// Rounds, of which the median counts
-    #[arg(long, value_name = "COUNT", default_value_t = 3)]
-    pub rounds: usize,
     /// Seconds of each run of wrk
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     pub seconds: u64,
@@ -87,33 +79,26 @@ pub struct Options {
     /// Connections of the open loop
     #[arg(long, value_name = "COUNT", default_value_t = 512)]
     pub load_connections: usize,
-    /// One round of one second and little content: shows that everything works, measures nothing
-    #[arg(long)]
-    pub quick: bool,
 }
 
 impl Options {
-    pub fn rounds(&self) -> usize {
-        if self.quick { 1 } else { self.rounds.max(1) }
-    }
-
     /// Of each run of wrk.
     pub fn duration(&self) -> Duration {
-        Duration::from_secs(if self.quick { 1 } else { self.seconds.max(1) })
+        Duration::from_secs(if self.run.quick { 1 } else { self.seconds.max(1) })
     }
 
     pub fn disk_files(&self) -> usize {
-        self.disk_files.div_ceil(if self.quick { 10 } else { 1 }).max(1)
+        self.disk_files.div_ceil(if self.run.quick { 10 } else { 1 }).max(1)
     }
 
     /// Of several sizes, for the memory tier's budget.
     pub fn memory_files(&self) -> usize {
-        if self.quick { 60 } else { 1800 }
+        if self.run.quick { 60 } else { 1800 }
     }
 
     /// Of each size, for the open loop.
     pub fn load_files(&self) -> usize {
-        if self.quick { 5 } else { 100 }
+        if self.run.quick { 5 } else { 100 }
     }
 
     pub fn write_bytes(&self) -> u64 {
@@ -125,16 +110,16 @@ impl Options {
     }
 
     fn size(&self, bytes: u64) -> u64 {
-        bytes.div_ceil(if self.quick { 100 } else { 1 }).max(1)
+        bytes.div_ceil(if self.run.quick { 100 } else { 1 }).max(1)
     }
 
     /// Requests a second.
     pub fn load_rate(&self) -> f64 {
-        if self.quick { self.load_rate / 20.0 } else { self.load_rate }
+        if self.run.quick { self.load_rate / 20.0 } else { self.load_rate }
     }
 
     pub fn load_duration(&self) -> Duration {
-        Duration::from_secs(if self.quick { 1 } else { self.load_seconds.max(1) })
+        Duration::from_secs(if self.run.quick { 1 } else { self.load_seconds.max(1) })
     }
 
     /// More flags for `causeway serve`.
@@ -213,9 +198,7 @@ pub type Outcome = (RowName, Result<Measured>);
 
 /// Measures the rows that were asked for, one after the other.
 pub async fn run(options: &Options) -> Result<Vec<Outcome>> {
-    for binary in [&options.causeway, &options.kubo] {
-        ensure!(binary.exists(), "{} is missing; run `make build kubo`", binary.display());
-    }
+    options.binaries.check()?;
     ensure!(options.load_rate.is_finite() && options.load_rate >= 1.0, "{} requests a second", options.load_rate);
     let all = <RowName as clap::ValueEnum>::value_variants();
     let rows = if options.rows.is_empty() { all } else { &options.rows };

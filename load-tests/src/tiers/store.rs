@@ -36,7 +36,7 @@ pub fn write(options: &Options) -> Result<Vec<Case>> {
     archive::write(&archive, |sink| Ok((import(pieces(options.seed, bytes), sink)?, ())))?;
     let mut series = [Who::Causeway, Who::Kubo, Who::Copy].map(Series::new);
     let mut stored = Vec::new();
-    for (round, index) in rotated(options.rounds(), series.len()) {
+    for (round, index) in rotated(options.run.rounds(), series.len()) {
         let series = &mut series[index];
         let ran = if series.who == Who::Copy {
             settled(&mut copy(&archive, &dir.path().join("copy")))?
@@ -75,7 +75,7 @@ struct Step {
 
 /// A large file, the same again, and one of which half is known.
 pub fn add(options: &Options) -> Result<Measured> {
-    let help = without_settings(&options.causeway).args(["add", "--help"]).output()?;
+    let help = without_settings(&options.binaries.causeway).args(["add", "--help"]).output()?;
     if !help.status.success() {
         return Ok(Measured::Unavailable("this causeway has no command \"add\"".to_owned()));
     }
@@ -86,7 +86,7 @@ pub fn add(options: &Options) -> Result<Measured> {
     let mut series = steps.clone().map(|_| [Who::Causeway, Who::Kubo].map(Series::new).to_vec());
     let mut hashing = Series::new(Who::Hashing);
     let mut growth = [const { Vec::new() }; 3];
-    for (round, index) in rotated(options.rounds(), 3) {
+    for (round, index) in rotated(options.run.rounds(), 3) {
         let Some(who) = series[0].get(index).map(|series| series.who) else {
             push(&mut hashing, round, hash(&steps[0])?);
             continue;
@@ -193,8 +193,8 @@ enum Store<'a> {
 impl<'a> Store<'a> {
     fn fresh(options: &'a Options, who: Who) -> Result<Self> {
         Ok(match who {
-            Who::Causeway => Self::Causeway { binary: &options.causeway, data: servers::folder("store")? },
-            Who::Kubo => Self::Kubo(KuboRepo::init(&options.kubo, |_| {})?),
+            Who::Causeway => Self::Causeway { binary: &options.binaries.causeway, data: servers::folder("store")? },
+            Who::Kubo => Self::Kubo(KuboRepo::init(&options.binaries.kubo, |_| {})?),
             other => bail!("{other} stores nothing"),
         })
     }

@@ -19,9 +19,9 @@ pub fn write(options: &Options, machine: &Value, outcomes: &[Outcome]) -> Result
     if let Some(picture) = picture::bars(outcomes)? {
         markdown.push('\n');
         results::show_picture(&mut markdown, machine, KIND, &picture)?;
-        results::write_pictures(&options.out, machine, KIND, &[picture])?;
+        results::write_pictures(&options.run.out, machine, KIND, &[picture])?;
     }
-    results::write(&options.out, machine, KIND, &markdown, &as_json(machine, outcomes))
+    results::write(&options.run.out, machine, KIND, &markdown, &as_json(machine, outcomes))
 }
 
 fn markdown(machine: &Value, outcomes: &[Outcome]) -> Result<String> {
@@ -30,15 +30,9 @@ fn markdown(machine: &Value, outcomes: &[Outcome]) -> Result<String> {
     results::heading(&mut out, machine, "What is held here: Causeway beside nginx and Kubo")?;
     writeln!(
         out,
-        "Measured by `{}` at commit {}: {} cores of {}, {} GiB, {}. Load generator and servers shared the\nmachine, all on loopback, so \
-         that ratios hold better than figures. {}; {}; {}; {}. Medians of {} rounds in\nrotated order (of one where requests are sent in \
-         an open loop). Folders lie on {}. Seed {}.\n",
-        say("command"),
-        say("commit"),
-        say("cores"),
-        say("cpu"),
-        say("memory_gib"),
-        say("kernel"),
+        "{}. Load generator and servers shared the\nmachine, all on loopback, so that ratios hold better than figures. {}; {}; {}; \
+         {}. Medians of {} rounds in\nrotated order (of one where requests are sent in an open loop). Folders lie on {}. Seed {}.\n",
+        results::measured(machine),
         say("causeway"),
         say("kubo"),
         say("nginx"),

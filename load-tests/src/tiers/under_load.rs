@@ -26,7 +26,7 @@ pub struct Participant<'a> {
 /// Every participant once a round, in rotated order.
 pub fn rounds(options: &Options, connections: usize, participants: &[Participant<'_>]) -> Result<Vec<Series>> {
     let mut all: Vec<Series> = participants.iter().map(|participant| Series::new(participant.who)).collect();
-    for (round, index) in rotated(options.rounds(), participants.len()) {
+    for (round, index) in rotated(options.run.rounds(), participants.len()) {
         let turn = turn(options, connections, &participants[index])?;
         let who = all[index].who;
         eprintln!("  round {}: {who} {:.0}/s, {:.1} µs", round + 1, turn.rate, turn.cpu_microseconds);

@@ -65,7 +65,7 @@ impl Content {
     pub async fn causeway(&self, options: &Options, settings: &[(&str, &str)]) -> Result<Causeway> {
         let archive = self.archive();
         let setup = Setup { archive: Some(&archive), flags: options.flags(), settings, ..Setup::default() };
-        Causeway::start(&options.causeway, setup).await
+        Causeway::start(&options.binaries.causeway, setup).await
     }
 }
 
@@ -79,7 +79,7 @@ pub struct World {
 impl World {
     pub async fn start(options: &Options, content: &Content) -> Result<Self> {
         let causeway = content.causeway(options, &[]).await?;
-        let kubo = Kubo::start(&options.kubo).await?;
+        let kubo = Kubo::start(&options.binaries.kubo).await?;
         kubo.import(&content.archive())?;
         let nginx = servers::nginx(&kubo.server.url, content.folder()).await?;
         Ok(Self { causeway, nginx, kubo })

@@ -34,14 +34,8 @@ fn markdown(options: &Options, machine: &Value, outcome: &Outcome) -> Result<Str
     results::heading(&mut out, machine, "A day at a public gateway, replayed")?;
     writeln!(
         out,
-        "Measured by `{}` at commit {}: {} cores of {}, {} GiB, {}. {}. Load generator, gateway and the\nnode that has what \
-         is not pinned shared the machine, all on loopback.\n",
-        say("command"),
-        say("commit"),
-        say("cores"),
-        say("cpu"),
-        say("memory_gib"),
-        say("kernel"),
+        "{}. {}. Load generator, gateway and the\nnode that has what is not pinned shared the machine, all on loopback.\n",
+        results::measured(machine),
         say("causeway")
     )?;
     about_trace(&mut out, options, outcome)?;

@@ -111,11 +111,6 @@ impl Scoped {
         }
     }
 
-    /// Whether this DHT is spoken.
-    pub fn is_on(&self) -> bool {
-        self.on
-    }
-
     /// Whether an address belongs to this scope. None does to one that is off.
     pub fn admits(&self, address: &Multiaddr) -> bool {
         self.on && self.borders.admits(self.scope, address)

@@ -206,7 +206,11 @@ async fn read_body(mut response: Response, announced: Option<usize>, stall: Dura
         match timeout(stall, response.chunk()).await {
             Err(_) => return Err(Outcome::Failed("the block stopped arriving".to_owned())),
             Ok(Err(error)) => return Err(Outcome::Failed(innermost(&error))),
-            Ok(Ok(None)) => return Ok(body),
+            Ok(Ok(None)) => {
+                // Whoever keeps it counts what it has, and not what was reserved while nobody knew how much would come.
+                body.shrink_to_fit();
+                return Ok(body);
+            }
             Ok(Ok(Some(chunk))) if body.len() + chunk.len() > announced.unwrap_or(MAX_BLOCK_BYTES) => {
                 return Err(too_long());
             }
@@ -242,6 +246,15 @@ fn judge_head(response: &Response) -> Option<Outcome> {
 mod tests {
     use super::*;
     use crate::http_source::test_server::{Manner, TestServer, block};
+
+    #[tokio::test]
+    async fn a_body_of_unknown_length_takes_no_more_than_it_has() {
+        let chunks = (0..3).map(|_| Ok::<_, std::io::Error>(vec![7; 100_000]));
+        let body = reqwest::Body::wrap_stream(futures::stream::iter(chunks));
+        let response = Response::from(http::Response::new(body));
+        let body = read_body(response, None, Duration::from_secs(20)).await.ok().expect("a body");
+        assert_eq!((body.len(), body.capacity()), (300_000, 300_000));
+    }
 
     #[tokio::test]
     async fn waiting_for_our_own_memory_is_no_fault_of_the_gateways() {

@@ -31,7 +31,7 @@ use self::group::{Group, Tails};
 use super::schema::{Counters, KEY_SYNCED, Kind, META, PLACES, PinId, Place, SegmentRecord, released_pin};
 use super::store::Store;
 use super::{DiskOptions, StoreError};
-use crate::queue::Reply;
+use crate::queue::{Reply, next_command};
 use crate::store::Stats;
 use crate::stored::Encoder;
 use content::{Block, BlockKey};
@@ -39,7 +39,7 @@ use rocksdb::WriteBatch;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::Receiver;
 use tokio::sync::Semaphore;
 use tracing::{debug, error, info, warn};
 
@@ -215,7 +215,7 @@ impl Writer {
 
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
         self.evict();
-        while let Some(first) = self.next(commands) {
+        while let Some(first) = next_command(commands, self.is_tidy()) {
             match first {
                 Some(first) => {
                     if self.group(first, commands) == Next::Stop {
@@ -230,19 +230,6 @@ impl Writer {
         }
         if let Err(error) = self.sync() {
             error!(%error, "the disk refused to sync when the store was closed");
-        }
-    }
-
-    /// The next command; `Some(None)` when there is only background work; `None` when all handles are gone.
-    fn next(&self, commands: &Receiver<Command>) -> Option<Option<Command>> {
-        if self.is_tidy() {
-            return commands.recv().ok().map(Some);
-        }
-        match commands.try_recv() {
-            Ok(command) => Some(Some(command)),
-            Err(TryRecvError::Empty) => Some(None),
-            // What is left to do is done when the store is opened again.
-            Err(TryRecvError::Disconnected) => None,
         }
     }
 

@@ -1,13 +1,15 @@
 use super::super::{Random, block_of, key, noise, noisy, raw, supply};
-use super::{Home, Opened, Setup, on_every_store};
+use super::{Home, Kind, Opened, Setup, on_every_store};
 use crate::stored::Shape;
 use crate::{Held, PinError, StoreError};
 use bytes::Bytes;
 use content::{Block, Cid, SourceError, codec};
+use futures::FutureExt as _;
 use std::sync::Arc;
 
 on_every_store!(
     what_is_put_is_found_in_its_form_by_every_name_of_its_hash,
+    what_is_at_hand_is_read_at_once,
     what_is_not_there_is_not_found,
     blocks_in_their_own_names_need_no_room,
     blocks_and_figures_outlive_the_process,
@@ -70,6 +72,35 @@ async fn what_is_put_is_found_in_its_form_by_every_name_of_its_hash(home: Home) 
     assert_eq!((figures.raw.blocks, figures.framed.blocks, figures.enveloped.blocks), (6, 1, 1));
     let bytes: usize = blocks.iter().map(|block| block.data().len()).sum();
     assert_eq!((figures.cached.blocks, figures.cached.block_bytes), (8, bytes as u64));
+    store.settle().await;
+}
+
+async fn what_is_at_hand_is_read_at_once(home: Home) {
+    let store = home.open(Setup::default()).await;
+    let (blocks, absent) = (samples(), noisy(100, 1_000));
+    store.cache(&blocks).await;
+    for block in &blocks {
+        for codec in [codec::RAW, codec::DAG_PB] {
+            let cid = Cid::new_v1(codec, *block.cid().hash());
+            let read = store.read_now(&cid);
+            match home.kind {
+                // Up to the system, which has mostly just written it.
+                Kind::Rocksdb => {}
+                // A file has to be opened first, which may take long.
+                Kind::Flat => assert_eq!(read, None, "{cid}"),
+                Kind::Memory => assert!(read.is_some(), "{cid}"),
+            }
+            assert!(read.is_none_or(|read| (read.cid(), read.data()) == (&cid, block.data())));
+        }
+    }
+    assert_eq!(store.read_now(absent.cid()), None);
+    if home.kind != Kind::Rocksdb {
+        let keys: Vec<_> = blocks.iter().chain([&absent]).map(key).collect();
+        let shapes = store.shapes(keys).now_or_never().expect("what was written is known").expect("reads");
+        let lengths: Vec<_> = shapes.iter().map(|shape| shape.map(Shape::block_bytes)).collect();
+        let expected = blocks.iter().map(|block| Some(block.data().len())).chain([None]);
+        assert_eq!(lengths, expected.collect::<Vec<_>>());
+    }
     store.settle().await;
 }
 

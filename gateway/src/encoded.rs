@@ -106,13 +106,13 @@ impl Encoded {
         let key = (*cid, generation);
         let known = match self.known.get(&key) {
             Some(known) => known,
-            None => self.look_once(key, size).await?,
+            None => Box::pin(self.look_once(key, size)).await?,
         };
         match known {
             Known::Plain => None,
             Known::Body(body) => Some((body.len() as u64, Content::Bytes(body))),
             Known::Leaves(leaves) => {
-                let content = self.read(&leaves, share).await;
+                let content = Box::pin(self.read(&leaves, share)).await;
                 if content.is_none() {
                     self.known.invalidate(&key);
                 }

@@ -8,6 +8,9 @@
 //!
 //! Waiting happens in the resolution of names, in the walk, in sniffing a nameless file's type, and for the first chunk of
 //! a body, so that whatever fails until then has an honest status. The rest are pure functions. Errors rise here once.
+//!
+//! A future is as large as the largest of all that it may wait for, and hyper keeps a place for it with each connection. So what
+//! a hit in memory never waits for is boxed, as is the whole: 4 KB in the place of 11, and none while a connection is idle.
 
 use crate::answer::file::OpenFile;
 use crate::answer::site::Sites;
@@ -250,7 +253,7 @@ impl Gateway {
             Subject::Ready if !self.router.is_site(client) => return Ok(respond::page(self.health.ready())),
             Subject::Routing => {
                 if let Some(routing) = self.routing.as_ref().filter(|_| !self.router.is_site(client)) {
-                    let draft = routing.answer(head, client).await?;
+                    let draft = Box::pin(routing.answer(head, client)).await?;
                     return self.for_version(head, draft).await;
                 }
             }
@@ -270,7 +273,7 @@ impl Gateway {
         match head.version < Version::HTTP_11 && head.method != Method::HEAD {
             true => {
                 let share = Share::of(self.limits.read.shared.clone());
-                respond::with_known_length(draft, self.limits.http10_buffer_bytes_max, share).await
+                Box::pin(respond::with_known_length(draft, self.limits.http10_buffer_bytes_max, share)).await
             }
             false => Ok(draft),
         }
@@ -287,7 +290,7 @@ impl Gateway {
         if let Some(entity) = self.remembered(ask, &ask.path, generation) {
             return self.file(ask, client, freshness, &ask.path, entity).await;
         }
-        self.search(ask, place, client, generation).await
+        Box::pin(self.search(ask, place, client, generation)).await
     }
 
     /// Finds what is not remembered.

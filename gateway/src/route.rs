@@ -103,7 +103,7 @@ impl Router {
             |host: Option<&Host>, deserialized, ask: &Ask<'_>| by_path(host, deserialized, client, ask, self.depth_max);
         match self.hosts.site(&client.host()) {
             Site::Subdomain(subdomain) => below_host(&subdomain, client, ask),
-            Site::Domain(domain) => match self.linked(&domain).await? {
+            Site::Domain(domain) => match Box::pin(self.linked(&domain)).await? {
                 Linked::Yes => Ok(at_domain(&domain, client, ask, true, self.hosts.deserialized)),
                 Linked::No => by_path(None, self.hosts.deserialized, ask),
                 Linked::Perhaps => match by_path(None, self.hosts.deserialized, ask) {
@@ -115,7 +115,7 @@ impl Router {
             Site::Known(host) if self.hosts.dnslink_sites && Namespace::split(ask.sent).is_none() => {
                 match Domain::parse(&host.name) {
                     // Without origins below it, other content is answered by path in this one.
-                    Some(domain) if self.linked(&domain).await? == Linked::Yes => {
+                    Some(domain) if Box::pin(self.linked(&domain)).await? == Linked::Yes => {
                         Ok(at_domain(&domain, client, ask, host.subdomains, host.deserialized))
                     }
                     _ => by_path(Some(host), host.deserialized, ask),

@@ -10,7 +10,6 @@
 use crate::metrics::HttpMetrics;
 use bytes::Bytes;
 use futures::FutureExt as _;
-use futures::stream::{FuturesUnordered, StreamExt as _};
 use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -167,17 +166,46 @@ impl<B: Body + Unpin> Body for Answer<B> {
     }
 }
 
+/// What tells connections to stop.
+#[derive(Debug, Clone, Default)]
+struct Stop {
+    token: CancellationToken,
+    /// Whether it was told: all connections share the token's lock, and this is asked each time that one of them wakes.
+    told: Arc<AtomicBool>,
+}
+
+impl Stop {
+    fn now(&self) {
+        self.told.store(true, Ordering::SeqCst);
+        self.token.cancel();
+    }
+
+    /// Waits for it. Whoever polls this has to be one task from first to last, for only the first poll leaves its waker.
+    async fn wait(&self) {
+        let mut cancelled = pin!(self.token.cancelled());
+        let mut waits = false;
+        std::future::poll_fn(|cx| {
+            if waits && !self.told.load(Ordering::SeqCst) {
+                return Poll::Pending;
+            }
+            waits = true;
+            cancelled.as_mut().poll(cx)
+        })
+        .await;
+    }
+}
+
 /// Ends servers in good order. Clones end the same ones.
 #[derive(Debug, Clone, Default)]
 pub struct Drain {
-    stop: CancellationToken,
+    stop: Stop,
     connections: TaskTracker,
 }
 
 impl Drain {
     /// Stops accepting, lets open requests finish, and says whether they did within `timeout`.
     pub async fn finish(&self, timeout: Duration) -> bool {
-        self.stop.cancel();
+        self.stop.now();
         self.connections.close();
         tokio::time::timeout(timeout, self.connections.wait()).await.is_ok()
     }
@@ -227,7 +255,7 @@ pub async fn serve<H, F, B>(
 async fn unless_stopped<F: Future>(drain: &Drain, future: F) -> Option<F::Output> {
     tokio::select! {
         biased;
-        () = drain.stop.cancelled() => None,
+        () = drain.stop.wait() => None,
         output = future => Some(output),
     }
 }
@@ -241,13 +269,8 @@ async fn pause_after(error: &io::Error) {
     }
 }
 
-async fn connection<H, F, B>(
-    stream: TcpStream,
-    peer: SocketAddr,
-    limits: &ConnectionLimits,
-    handler: H,
-    stop: CancellationToken,
-) where
+async fn connection<H, F, B>(stream: TcpStream, peer: SocketAddr, limits: &ConnectionLimits, handler: H, stop: Stop)
+where
     H: Fn(Request<Incoming>, Arc<Connection>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
@@ -266,13 +289,8 @@ async fn connection<H, F, B>(
 }
 
 /// Serves one request after the other.
-async fn exchanges<I, H, F, B>(
-    io: I,
-    limits: &ConnectionLimits,
-    handler: &H,
-    stop: &CancellationToken,
-    state: &Arc<Connection>,
-) where
+async fn exchanges<I, H, F, B>(io: I, limits: &ConnectionLimits, handler: &H, stop: &Stop, state: &Arc<Connection>)
+where
     I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     H: Fn(Request<Incoming>, Arc<Connection>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
@@ -280,17 +298,16 @@ async fn exchanges<I, H, F, B>(
 {
     let service = service_fn(|request| {
         let underway = Underway::begin(state);
-        let response = handler(request, Arc::clone(state));
+        // Boxed, because hyper keeps a place for it with each connection, idle or not.
+        let response = Box::pin(handler(request, Arc::clone(state)));
         async move { Ok::<_, Infallible>(response.await.map(|body| Answer { body, _underway: underway })) }
     });
     let builder = builder(limits);
-    // All connections share the token and its lock. As one of a set, it is asked again only after it has called.
-    let mut stopping = FuturesUnordered::from_iter([stop.cancelled()]);
     let mut serving = pin!(builder.serve_connection(io, service).with_upgrades());
     let result = tokio::select! {
         biased;
         result = serving.as_mut() => result,
-        _ = stopping.next() => {
+        () = stop.wait() => {
             serving.as_mut().graceful_shutdown();
             serving.await
         }

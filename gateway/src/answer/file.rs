@@ -58,15 +58,11 @@ pub async fn file(
     let sniffs = decision.has_body() && entity.content_type.is_none();
     let wanted = (decision.has_body() && !ask.head_only).then(|| first_range(&decision, entity.size));
     let shown = wanted.as_ref().is_some_and(|range| shows_beginning(range, entity.size));
-    let opening = async {
-        match wanted {
-            Some(range) => file.open(range).await,
-            None => Ok(Content::Empty),
-        }
+    let sniffs_first = sniffs && !shown;
+    let (mut content, sniffed) = match file.at_hand(wanted.as_ref()).filter(|_| !sniffs_first) {
+        Some(content) => (content, None),
+        None => Box::pin(file.open_and_sniff(wanted, sniffs_first.then_some(entity.size))).await?,
     };
-    // Over the network, one after the other would take twice as long.
-    let sniffing = async { if sniffs && !shown { file.sniff(entity.size).await.map(Some) } else { Ok(None) } };
-    let (mut content, sniffed) = try_join(opening, sniffing).await?;
     if sniffs {
         let sniffed = sniffed.unwrap_or_else(|| content_type::by_content(first_of(&content)));
         Arc::make_mut(&mut entity).content_type = Some(sniffed);
@@ -110,7 +106,7 @@ async fn encoded(
     let decision = Decision::of(ask, &etag, entity.modified, size);
     if decision.has_body() && plan::file_type(ask, entity).is_none() {
         // All of it is held here, so this waits for no network. A failure will show where it is sent as it is.
-        let sniffed = file.sniff(entity.size).await.ok()?;
+        let sniffed = Box::pin(file.sniff(entity.size)).await.ok()?;
         Arc::make_mut(entity).content_type = Some(sniffed);
     }
     let it = Representation { etag: &etag, size, ..of_file(ask, entity) };
@@ -187,6 +183,39 @@ fn boundary() -> u128 {
 }
 
 impl OpenFile<'_> {
+    /// What is wanted, if the root block has it.
+    fn at_hand(&self, wanted: Option<&Range<u64>>) -> Option<Content> {
+        match wanted {
+            None => Some(Content::Empty),
+            Some(range) if self.block.cid().codec() == codec::RAW => {
+                Some(Content::Bytes(slice(self.block.data(), range)))
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// The bytes of a range, and what a file of so many bytes looks like: over the network, one after the other would take
+    /// twice as long.
+    async fn open_and_sniff(
+        &self,
+        wanted: Option<Range<u64>>,
+        sniffed: Option<u64>,
+    ) -> Result<(Content, Option<HeaderValue>), Problem> {
+        let opening = async {
+            match wanted {
+                Some(range) => self.open(range).await,
+                None => Ok(Content::Empty),
+            }
+        };
+        let sniffing = async {
+            match sniffed {
+                Some(size) => self.sniff(size).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        try_join(opening, sniffing).await
+    }
+
     /// The bytes of a range. Waits for the first of them.
     async fn open(&self, range: Range<u64>) -> Result<Content, Problem> {
         open(self.source, self.block, range, self.limits).await

@@ -396,7 +396,8 @@ fn weight(key: &Key, page: &Arc<Page>) -> u32 {
         Links::Path => 0,
         Links::Subdomain(authority) | Links::DnsLink(authority) => authority.len(),
     };
-    let texts = path.len() + shown.len() + sent.len() + authority + after.as_ref().map_or(0, Vec::len) + page.roots.len();
+    let texts =
+        path.len() + shown.len() + sent.len() + authority + after.as_ref().map_or(0, Vec::len) + page.roots.len();
     u32::try_from(texts + page.bytes.len() + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX)
 }
 

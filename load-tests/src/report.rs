@@ -17,11 +17,7 @@ fn markdown(machine: &Value, figures: &Figures) -> Result<String> {
     let mut out = String::new();
     let say = |key| results::say(machine, key);
     results::heading(&mut out, machine, "A cold file through Causeway and Kubo on one machine")?;
-    writeln!(
-        out,
-        "{}. Client and servers shared the machine,",
-        results::measured(machine)
-    )?;
+    writeln!(out, "{}. Client and servers shared the machine,", results::measured(machine))?;
     writeln!(
         out,
         "all on loopback, so that ratios hold better than figures. {}; {}.\nMedians of {} rounds in rotated order.\n",

@@ -306,7 +306,11 @@ impl World {
     fn end(&self, key: usize, turned: bool) {
         let mut begun = self.begun.lock().expect("is sound");
         let number = begun.len();
-        let Some(flight) = begun.iter_mut().find(|flight| flight.key == key && flight.is_alive() && flight.end.is_some()) else { return };
+        let Some(flight) =
+            begun.iter_mut().find(|flight| flight.key == key && flight.is_alive() && flight.end.is_some())
+        else {
+            return;
+        };
         if let Some(end) = flight.end.take() {
             let heard = if turned { Err(Turned) } else { Ok(number) };
             flight.heard = Some(heard.clone());

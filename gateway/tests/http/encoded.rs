@@ -124,7 +124,8 @@ async fn a_head_is_that_of_the_whole_a_range_is_of_the_bytes_as_they_are_and_eac
 fn nameless() -> Vec<(&'static str, Vec<Block>, &'static str)> {
     let leaves = |of: Vec<Vec<u8>>| of.into_iter().map(raw).collect::<Vec<_>>();
     let page = [b"<!doctype html><p>".to_vec(), text(1)].concat();
-    let json = [b"[\"".to_vec(), text(2).iter().map(|byte| byte.max(&b' ')).copied().collect(), b"\"]".to_vec()].concat();
+    let json =
+        [b"[\"".to_vec(), text(2).iter().map(|byte| byte.max(&b' ')).copied().collect(), b"\"]".to_vec()].concat();
     vec![
         ("LICENSE", leaves((0..3).map(text).collect()), "text/plain; charset=utf-8"),
         ("data", leaves(vec![json]), "application/json"),

@@ -127,7 +127,8 @@ impl Far<Causeway> {
         let mut flags = options.flags();
         flags.extend(announced.iter().flat_map(|address| ["--announce", address.as_str()]));
         let node =
-            Causeway::start(&options.binaries.causeway, Setup { archive: Some(archive), flags, ..Setup::default() }).await?;
+            Causeway::start(&options.binaries.causeway, Setup { archive: Some(archive), flags, ..Setup::default() })
+                .await?;
         // It names what it announces among the addresses that it can be reached at.
         let listening: Vec<String> =
             node.listening.iter().filter(|address| !announced.contains(address)).cloned().collect();

@@ -37,7 +37,7 @@ impl Sites {
 
     /// What the site whose root is at `site` is known to say.
     fn known(&self, site: &Target, generation: u64) -> Option<Said> {
-        self.known.get(&(site.key().into(), generation))
+        self.known.get::<(Arc<str>, u64)>(&(site.key().into(), generation))
     }
 
     /// The rules of the site whose root is at `site`; none if it has no such file. Reads it unless it is known.

@@ -113,13 +113,15 @@ async fn a_pass_that_was_interrupted_goes_on_and_the_next_begins_anew() {
 }
 
 #[tokio::test]
-async fn what_was_only_scrubbed_gets_no_second_chance() {
+async fn what_was_only_scrubbed_or_looked_at_gets_no_second_chance() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), budget(100_000)).expect("opens");
     let blocks: Vec<_> = (0..5).map(|seed| noisy(seed, 5_000)).collect();
     cache(&disk, &blocks).await;
     disk.get(blocks[1].cid()).await.expect("it is held");
     scrub(&disk).await;
+    let looked_at = disk.look(&key(&blocks[4])).await.expect("reads");
+    assert_eq!(looked_at.as_ref(), Some(blocks[4].data()));
     let touched = |block| {
         let place = place_of(&disk, block);
         disk.store().touched.is_touched(place.segment, place.offset)

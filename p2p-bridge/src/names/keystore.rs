@@ -489,7 +489,7 @@ mod tests {
         assert!(matches!(refusal(Duration::from_millis(50)), Some(KeyError::InUse { word: None, .. })));
         keys.leave_word("http://127.0.0.1:12345").expect("writes");
         let holder = || Keystore::holder(folder.path()).expect("reads");
-        assert_eq!(holder(), Holder::Somebody { word: None });
+        assert_eq!(holder(), Holder::Somebody { word: Some("http://127.0.0.1:12345".to_owned()) });
         keys.leave_word("http://[::1]:1").expect("writes");
         assert_eq!(holder(), Holder::Somebody { word: Some("http://[::1]:1".to_owned()) });
         let refused = refusal(Duration::from_secs(3600));

@@ -5,9 +5,7 @@
 //! difference to whoever types it. Exports read the file in any case: a private key is never sent anywhere.
 
 use crate::cli::Place;
-use crate::names_api::{
-    CreateKey, ImportKey, KeyView, KeysView, Publish, PublishedList, PublishedView, RenameKey,
-};
+use crate::names_api::{CreateKey, ImportKey, KeyView, KeysView, Publish, PublishedList, PublishedView, RenameKey};
 use crate::network;
 use crate::node::NO_ADMIN;
 use crate::remote::client::{Client, Wait};

@@ -117,8 +117,8 @@ mod tests {
     use content::{Block, car, codec, hashes};
     use futures::stream;
     use http_body_util::BodyExt as _;
-    use p2p_bridge::names::keystore::Keystore;
     use p2p_bridge::names::NamesOptions;
+    use p2p_bridge::names::keystore::Keystore;
     use p2p_bridge::options::PublishOptions;
     use serde_json::Value;
     use std::io;
@@ -257,7 +257,9 @@ mod tests {
     async fn other_methods_are_told_which_ones_there_are() {
         let router = router(admin(""));
         for (method, path, _) in routes().into_iter().filter(|(_, path, _)| !path.contains("names")) {
-            for other in ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"].into_iter().filter(|other| *other != method) {
+            for other in
+                ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"].into_iter().filter(|other| *other != method)
+            {
                 if (method, other) == ("HEAD", "GET") {
                     continue;
                 }

@@ -255,7 +255,10 @@ impl CheckView {
         }
         if let Some(index) = self.index_disagreements.filter(|index| index.total() > 0) {
             let IndexView { blocks, places, segments, files } = index;
-            _ = writeln!(out, "index: {blocks} blocks, {places} places, {segments} segments and {files} files disagree");
+            _ = writeln!(
+                out,
+                "index: {blocks} blocks, {places} places, {segments} segments and {files} files disagree"
+            );
         }
         let ProgressView { blocks, bytes, damaged, unreadable } = self.checked;
         _ = writeln!(out, "checked {blocks} blocks, {}: {damaged} damaged, {unreadable} unreadable", size(bytes));
@@ -392,12 +395,8 @@ mod tests {
     fn lines_of_a_check_are_objects_with_one_name() {
         let progress = ProgressView { blocks: 3, bytes: 5, damaged: 1, unreadable: 0 };
         let finding = FindingView { fault: FaultView::Damaged, cid: "bafy".to_owned() };
-        let report = CheckView {
-            clean: false,
-            checked: progress,
-            pins_lacking_blocks: Vec::new(),
-            index_disagreements: None,
-        };
+        let report =
+            CheckView { clean: false, checked: progress, pins_lacking_blocks: Vec::new(), index_disagreements: None };
         let table = [
             (CheckLine::Progress(progress), r#"{"progress":{"blocks":3,"bytes":5,"damaged":1,"unreadable":0}}"#),
             (CheckLine::Finding(finding), r#"{"finding":{"fault":"damaged","cid":"bafy"}}"#),

@@ -213,10 +213,16 @@ async fn damage_is_found_and_forgotten_while_the_gateway_runs() {
     // It is not there any more, and the pin lacks it still.
     let output = launch.output(&["store", "check", "--json"], &[]);
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!((output.status.code(), &report["clean"], &report["damaged"]), (Some(1), &false.into(), &Vec::<Value>::new().into()));
+    assert_eq!(
+        (output.status.code(), &report["clean"], &report["damaged"]),
+        (Some(1), &false.into(), &Vec::<Value>::new().into())
+    );
     assert_eq!(report["pins_lacking_blocks"][0]["missing"], 1);
     let complaint = pipe(&launch, dir, &["store", "export", &root, "out.car"], b"").expect_err("a block is missing");
-    assert!(complaint.contains(&format!("{damaged} is not in the store")) && !dir.join("out.car").exists(), "{complaint}");
+    assert!(
+        complaint.contains(&format!("{damaged} is not in the store")) && !dir.join("out.car").exists(),
+        "{complaint}"
+    );
     let url = format!("{}/api/v1/store/export/{root}", node.admin_url());
     let broken = client().get(url).bearer_auth(TOKEN).send().await.expect("is answered").bytes().await;
     assert!(broken.is_err(), "an archive that lacks a block does not end as if it were whole");

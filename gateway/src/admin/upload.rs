@@ -95,7 +95,7 @@ mod tests {
         let mut read = Vec::new();
         let error = upload.read_to_end(&mut read).await.expect_err("it never ends");
         assert_eq!((error.kind(), &read[..]), (io::ErrorKind::TimedOut, &b"onetwo"[..]));
-        let broken = stream::iter([Err(io::Error::other("the other end is gone"))]);
+        let broken = stream::iter([Err::<Bytes, _>(io::Error::other("the other end is gone"))]);
         let error = Upload::new(Body::from_stream(broken)).read_to_end(&mut read).await.expect_err("broken off");
         assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
     }

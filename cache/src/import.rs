@@ -9,7 +9,7 @@ use crate::add::{AddError, Addition};
 use crate::disk::StoreError;
 use crate::pins::{PinError, PinSummary};
 use crate::store::BlockStore;
-use content::car::{CarError, CarReader, Section};
+use content::car::{self, CarError, CarReader, Section};
 use content::dag::DagError;
 use content::{Block, Cid, SourceError};
 use futures::stream::StreamExt as _;
@@ -20,6 +20,16 @@ use tokio::io::AsyncRead;
 
 /// A block of less, in bytes, is verified sooner than it is handed over.
 const HANDED_BYTES_MIN: usize = 16 * 1024;
+
+/// Where an archive names the roots that are to be pinned.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RootsIn {
+    /// In its header, as usual.
+    #[default]
+    Header,
+    /// In its last block, which is not kept ([`content::car::roots_block`]); the header names none.
+    LastBlock,
+}
 
 /// What an import did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,21 +81,51 @@ pub async fn import_car(
     reader: impl AsyncRead + Unpin,
     name: Option<String>,
 ) -> Result<ImportSummary, ImportError> {
+    import_car_with(store, reader, name, RootsIn::Header).await
+}
+
+/// The same, with the roots where `roots_in` says.
+///
+/// # Errors
+/// The same.
+pub async fn import_car_with(
+    store: &dyn BlockStore,
+    reader: impl AsyncRead + Unpin,
+    name: Option<String>,
+    roots_in: RootsIn,
+) -> Result<ImportSummary, ImportError> {
     let car = CarReader::new(reader).await?;
-    let roots = car.roots().to_vec();
-    if roots.is_empty() {
-        return Err(ImportError::NoRoots);
+    let named = car.roots().to_vec();
+    match roots_in {
+        RootsIn::Header if named.is_empty() => return Err(ImportError::NoRoots),
+        RootsIn::LastBlock if !named.is_empty() => {
+            return Err(CarError::Roots("its header names roots already".to_owned()).into());
+        }
+        _ => {}
     }
     let addition = Addition::begin(store).await?;
     let (mut count, mut bytes) = (0, 0);
     // In the archive's order, which is that in which they will be read, as often as not.
     let blocks = car.into_sections().map(|section| async { verify(section?).await }).buffered(verified_at_once());
     let mut blocks = pin!(blocks);
+    let mut last = None;
     while let Some(block) = blocks.next().await {
         let block = block?;
+        let block = match roots_in {
+            RootsIn::Header => block,
+            // It is the list of roots unless another one follows.
+            RootsIn::LastBlock => match last.replace(block) {
+                Some(before) => before,
+                None => continue,
+            },
+        };
         count += 1;
         bytes += block.data().len() as u64;
         addition.put(&block).await?;
+    }
+    let roots = last.as_ref().map_or(Ok(named), car::read_roots)?;
+    if roots.is_empty() {
+        return Err(ImportError::NoRoots);
     }
     let pins = addition.pin(&roots, name.as_deref()).await?;
     Ok(ImportSummary { pins, blocks: count, bytes })

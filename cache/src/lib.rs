@@ -46,7 +46,7 @@ pub use crate::disk::{
     ScrubProgress, ScrubReport, StoreError,
 };
 pub use crate::flight::Flights;
-pub use crate::import::{ImportError, ImportSummary, import_car};
+pub use crate::import::{ImportError, ImportSummary, RootsIn, import_car, import_car_with};
 pub use crate::metrics::TierMetrics;
 pub use crate::pins::{PinError, PinState, PinSummary};
 pub use crate::ram::{Ram, RamPolicy};

@@ -52,6 +52,12 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// What the disk said.
     fn find<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Bytes>, StoreError>>;
 
+    /// The bytes of a block, checked in every way. This counts as no reading, so that what is looked at stays no longer for it.
+    ///
+    /// # Errors
+    /// What the disk said. One that turns out damaged is not here.
+    fn look<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Bytes>, StoreError>>;
+
     /// A block as it is stored.
     ///
     /// # Errors

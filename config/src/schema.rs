@@ -22,7 +22,7 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// The public HTTP listener.
     pub http: Http,
-    /// The operator's HTTP listener: metrics, health and, later, the admin API.
+    /// The operator's HTTP listener: metrics, health and the admin API, through which commands ask a gateway that runs.
     pub admin: Admin,
     /// The peer-to-peer network.
     pub p2p: P2p,
@@ -185,7 +185,7 @@ impl Host {
     }
 }
 
-/// The operator's HTTP listener: `/metrics`, `/healthz`, `/readyz`.
+/// The operator's HTTP listener: `/metrics`, `/healthz`, `/readyz`, and `/api/v1/…`, which commands ask while the gateway runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {

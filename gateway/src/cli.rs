@@ -41,22 +41,22 @@ enum Command {
     /// Publish IPNS names
     #[command(subcommand)]
     Name(NameCommand),
-    /// Take in files and folders and pin them, while the gateway is not running
+    /// Take in files and folders and pin them
     Add(add::AddArgs),
-    /// Write a file, a folder or an archive of what is in the store, while the gateway is not running
+    /// Write a file, a folder or an archive of what is in the store
     Get(get::GetArgs),
-    /// List a folder that is in the store, while the gateway is not running
+    /// List a folder that is in the store
     Ls(ls::LsArgs),
-    /// Look at the store, check it, mend it, and move CAR files in and out, while the gateway is not running
+    /// Look at the store, check it, mend it, and move CAR files in and out
     #[command(subcommand)]
     Store(StoreCommand),
-    /// Take in the blocks of a CAR file and pin its roots, while the gateway is not running; the same as "store import"
+    /// Take in the blocks of a CAR file and pin its roots; the same as "store import"
     Import {
         /// A CARv1 file; "-" for standard input
         #[arg(value_name = "FILE.car")]
         file: PathBuf,
         #[command(flatten)]
-        place: Place,
+        store: StorePlace,
     },
 }
 
@@ -84,6 +84,34 @@ impl From<&Place> for Flags {
         Self { config: config.clone(), data_dir: data_dir.clone(), ..Self::default() }
     }
 }
+
+/// Whose store is meant. A gateway that runs on the data folder is asked over its admin listener.
+#[derive(Debug, Args)]
+pub struct StorePlace {
+    #[command(flatten)]
+    place: Place,
+    /// Ask the gateway whose admin listener is here, such as http://127.0.0.1:8081, wherever its data is
+    #[arg(long = "admin", value_name = "URL")]
+    admin: Option<String>,
+}
+
+impl StorePlace {
+    /// The admin listener that was named.
+    pub fn admin(&self) -> Option<&str> {
+        self.admin.as_deref()
+    }
+}
+
+impl From<&StorePlace> for Flags {
+    fn from(store: &StorePlace) -> Self {
+        (&store.place).into()
+    }
+}
+
+/// What the help of commands that use a store says about a gateway that runs.
+pub(crate) const REACH: &str = "\
+The gateway may run or not: if it does, it does the work, and is asked over its admin listener. That needs its token, if it has \
+one: CAUSEWAY_ADMIN_TOKEN, or its settings by --config.";
 
 /// What a wrong command line or setting exits with; clap's own choice.
 const EXIT_USAGE: i32 = 2;
@@ -141,7 +169,9 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Get(args) => get::run(&load(&args.flags())?, &runtime()?, &args),
         Command::Ls(args) => ls::run(&load(&args.flags())?, &runtime()?, &args),
         Command::Store(command) => store_admin::run(&load(&command.flags())?, &runtime()?, command),
-        Command::Import { file, place } => store_admin::import(&load(&Flags::from(&place))?, &runtime()?, &file),
+        Command::Import { file, store } => {
+            store_admin::import(&load(&Flags::from(&store))?, &runtime()?, &file, store.admin())
+        }
     }
 }
 

@@ -29,7 +29,8 @@
 //!
 //! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`];
 //! [`names_api`] and [`names_cli`] manage keys and publish names; [`store_cli`] takes files into the store and out of it. [`upkeep`]
-//! keeps the store in order while the gateway runs, [`store_admin`] while it does not; [`stores`] says which store that is.
+//! keeps the store in order while the gateway runs; [`store_admin`] looks after it on the command line; [`stores`] says which store that is.
+//! A command that finds a gateway running works through its admin listener: [`remote`] is the client of what [`admin`] answers.
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 
@@ -58,6 +59,7 @@ pub mod node;
 pub mod pipeline;
 pub mod plan;
 pub mod range;
+pub mod remote;
 pub mod request;
 pub mod resolve;
 pub mod respond;

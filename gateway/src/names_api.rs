@@ -14,10 +14,11 @@
 //! Times are seconds since the Unix epoch. Whatever goes wrong is answered as `{"error": "…"}`, which says what to do. Browsers
 //! are refused: no page has any business with the keys, and a page of anybody's can make a browser talk to this machine.
 
+use crate::admin::answer::{Answer, Refusal, json};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::StatusCode;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, ORIGIN};
+use axum::http::header::ORIGIN;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
@@ -100,13 +101,6 @@ impl PublishedView {
 
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
-/// What is answered when something goes wrong.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ErrorView {
-    /// What went wrong, and what to do.
-    pub error: String,
 }
 
 /// The keys, in the answer to a question for all.
@@ -217,15 +211,6 @@ async fn refuse_browsers(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Why a request is not answered as it was meant.
-struct Refusal(StatusCode, String);
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        json(self.0, &ErrorView { error: self.1 })
-    }
-}
-
 impl From<KeyError> for Refusal {
     fn from(error: KeyError) -> Self {
         let status = match &error {
@@ -255,15 +240,6 @@ impl From<PublishError> for Refusal {
             PublishError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
         };
         Self(status, error.to_string())
-    }
-}
-
-type Answer = Result<Response, Refusal>;
-
-fn json(status: StatusCode, value: &impl Serialize) -> Response {
-    match serde_json::to_vec(value) {
-        Ok(text) => (status, [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], text).into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 

@@ -5,21 +5,15 @@
 //! difference to whoever types it. Exports read the file in any case: a private key is never sent anywhere.
 
 use crate::cli::Place;
-use crate::names_api::{
-    CreateKey, ErrorView, ImportKey, KeyView, KeysView, Publish, PublishedList, PublishedView, RenameKey,
-};
+use crate::names_api::{CreateKey, ImportKey, KeyView, KeysView, Publish, PublishedList, PublishedView, RenameKey};
 use crate::network;
 use crate::node::NO_ADMIN;
+use crate::remote::client::{Client, Wait};
 use anyhow::{Context as _, bail};
-use bytes::Bytes;
 use cid::multibase::Base;
 use clap::Subcommand;
 use config::{Flags, Loaded};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use http::{Method, Request};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use http::Method;
 use p2p_bridge::names::key_format::{KEY_BYTES_MAX, KeyFormat, KeyKind};
 use p2p_bridge::names::keystore::{KeyError, KeyInfo, Keystore, SELF};
 use p2p_bridge::names::publish::{self, Book, Published, Terms};
@@ -30,14 +24,9 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::net::TcpStream;
 
 /// How long another command may take that has the keys open.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the node may take to answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
-/// The largest answer that is read: a thousand names and more.
-const ANSWER_BYTES_MAX: usize = 32 << 20;
 
 const KEY_HELP: &str = "A key is what an IPNS name stands for: whoever has it decides what /ipns/ID leads to. The key \"self\" is \
     the node's own and always there.\n\n\
@@ -186,7 +175,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 /// Who does the work.
 enum Worker {
     Files(Keystore, Book),
-    Node { url: String, token: Option<String> },
+    Node(Box<Client>),
 }
 
 impl Worker {
@@ -198,7 +187,7 @@ impl Worker {
                 bail!("a node runs on this data folder without an admin listener: set admin.listen, or stop it first")
             }
             Err(KeyError::InUse { word: Some(url), .. }) => {
-                Ok(Self::Node { url, token: loaded.config.admin.token.reveal().map(str::to_owned) })
+                Ok(Self::Node(Box::new(Client::new(&url, loaded.config.admin.token.reveal())?)))
             }
             Err(error) => Err(error.into()),
         }
@@ -277,14 +266,14 @@ pub async fn names(loaded: &Loaded, command: NameCommand) -> anyhow::Result<Stri
             };
             Ok(book.list().into_iter().map(|entry| describe(&view(entry))).collect())
         }
-        (Worker::Node { .. }, NameCommand::Publish { path, key, lifetime, ttl, .. }) => {
+        (Worker::Node(_), NameCommand::Publish { path, key, lifetime, ttl, .. }) => {
             let seconds = |duration: Duration| duration.as_secs();
             let (lifetime_seconds, ttl_seconds) = (lifetime.map(seconds), ttl.map(seconds));
             let request = Publish { path, key: Some(key), lifetime_seconds, ttl_seconds };
             let published: PublishedView = worker.ask(Method::POST, "publish", Some(&request)).await?;
             Ok(describe(&published))
         }
-        (Worker::Node { .. }, NameCommand::List { .. }) => {
+        (Worker::Node(_), NameCommand::List { .. }) => {
             let all: PublishedList = worker.ask(Method::GET, "publish", None::<&()>).await?;
             Ok(all.published.iter().map(describe).collect())
         }
@@ -354,47 +343,9 @@ impl Worker {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> anyhow::Result<T> {
-        let Self::Node { url, token } = self else { bail!("no node runs") };
-        let asking = exchange(url, token.as_deref(), method, path, body);
-        let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
-        let (status, bytes) = answer
-            .unwrap_or_else(|_| bail!("it does not answer"))
-            .with_context(|| format!("a node runs on this data folder and is asked at {url}"))?;
-        if status == http::StatusCode::UNAUTHORIZED {
-            bail!("the node at {url} asks for its token: set CAUSEWAY_ADMIN_TOKEN, or name its settings with --config");
-        }
-        if !status.is_success() {
-            let said = String::from_utf8_lossy(&bytes).trim().to_owned();
-            bail!(serde_json::from_slice::<ErrorView>(&bytes).map_or(said, |view| view.error));
-        }
-        serde_json::from_slice(&bytes).with_context(|| format!("the node at {url} is of another version"))
+        let Self::Node(client) = self else { bail!("no node runs") };
+        client.ask(method, &format!("/api/v1/names/{path}"), body, Wait::Short).await
     }
-}
-
-/// One request on a connection of its own.
-async fn exchange(
-    url: &str,
-    token: Option<&str>,
-    method: Method,
-    path: &str,
-    body: Option<&impl Serialize>,
-) -> anyhow::Result<(http::StatusCode, Bytes)> {
-    let host = url.trim_start_matches("http://");
-    let body = body.map(serde_json::to_vec).transpose()?.unwrap_or_default();
-    let mut request = Request::builder().method(method).uri(format!("/api/v1/names/{path}"));
-    request = request.header(HOST, host).header(CONTENT_TYPE, "application/json");
-    if let Some(token) = token {
-        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
-    }
-    let request = request.body(Full::new(Bytes::from(body)))?;
-    let stream = TcpStream::connect(host).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(connection);
-    let response = sender.send_request(request).await?;
-    let status = response.status();
-    let collected = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-    let collected = collected.map_err(|error| anyhow::anyhow!("{error}"))?;
-    Ok((status, collected.to_bytes()))
 }
 
 #[cfg(test)]

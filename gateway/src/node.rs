@@ -10,7 +10,7 @@ use crate::lanes::Lanes;
 use crate::metrics::HttpMetrics;
 use crate::network::{self, Network};
 use crate::pipeline::{Gateway, Limits, Wiring};
-use crate::server::{ConnectionLimits, Drain, serve};
+use crate::server::{Connection, ConnectionLimits, Drain, serve};
 use crate::stores;
 use crate::upkeep::Upkeep;
 use crate::welcome;
@@ -143,6 +143,7 @@ impl Node {
             registry,
             health: Arc::clone(&health),
             publisher: Some(Arc::clone(&publisher)),
+            store: Arc::clone(&disk),
             token: loaded.config.admin.token.clone(),
         };
         let node = Self {
@@ -261,8 +262,10 @@ fn serve_admin(
     let router = admin::router(admin);
     for listener in listeners {
         let router = router.clone();
-        let handler = move |request: http::Request<hyper::body::Incoming>, _| {
-            let answering = router.clone().oneshot(request.map(Body::new));
+        let handler = move |request: http::Request<hyper::body::Incoming>, connection: Arc<Connection>| {
+            let mut request = request.map(Body::new);
+            request.extensions_mut().insert(connection);
+            let answering = router.clone().oneshot(request);
             async move {
                 match answering.await {
                     Ok(response) => response,

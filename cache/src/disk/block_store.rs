@@ -20,6 +20,10 @@ impl BlockStore for Disk {
         self.find(key).boxed()
     }
 
+    fn look<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Bytes>, StoreError>> {
+        self.look(key).boxed()
+    }
+
     fn stored<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Stored>, StoreError>> {
         self.stored(key).boxed()
     }

@@ -280,6 +280,12 @@ impl Disk {
         self.unless_damaged(key, self.inner.look_ups.block(block).await)
     }
 
+    /// The bytes of a block, checked in every way, which counts as no reading.
+    pub(crate) async fn look(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+        let sought = *key;
+        self.unless_damaged(key, self.read(move |store| store.look(&sought)).await)
+    }
+
     /// A block as it is stored.
     pub(crate) async fn stored(&self, key: &BlockKey) -> Result<Option<Stored>, StoreError> {
         let block = key.to_bytes();

@@ -165,6 +165,22 @@ impl Store {
         Ok(stored)
     }
 
+    /// The bytes of a block, checked like that. A value that moves or goes while it is looked at is looked for again.
+    pub(crate) fn look(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+        let block = key.to_bytes();
+        let mut sought = self.index(&block)?;
+        while let Some(record) = sought {
+            match self.verified(key, record) {
+                Ok(stored) => return stored.block().map(Some).map_err(unreadable),
+                Err(error) => match self.index(&block)? {
+                    now if now == sought => return Err(error),
+                    now => sought = now,
+                },
+            }
+        }
+        Ok(None)
+    }
+
     pub(crate) fn index(&self, block: &[u8]) -> Result<Option<IndexRecord>, StoreError> {
         self.record(INDEX, block, IndexRecord::from_bytes)
     }

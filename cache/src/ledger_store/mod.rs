@@ -128,6 +128,23 @@ impl<B: Backing> LedgerStore<B> {
             stored.map(|stored| take(stored).map_err(unreadable)).transpose()
         };
         let found = if B::READS_BLOCK { self.read(look).await } else { look(&self.inner.shared) };
+        self.unless_damaged(key, found)
+    }
+
+    /// The same for a block that is held, checked in every way.
+    async fn look(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+        let sought = *key;
+        if self.inner.shared.ledger().held(&sought.to_bytes()).is_none() {
+            return Ok(None);
+        }
+        let look = move |shared: &Shared<B>| {
+            let stored = scrub::verified(&shared.backing, &sought)?;
+            stored.map(|stored| stored.block().map_err(unreadable)).transpose()
+        };
+        self.unless_damaged(key, self.read(look).await)
+    }
+
+    fn unless_damaged<T>(&self, key: &BlockKey, found: Result<Option<T>, StoreError>) -> Result<Option<T>, StoreError> {
         match found {
             // Damaged, or gone although nobody took it away. If the queue is full, the next read of this block reports it.
             Err(StoreError::Corrupt(_)) | Ok(None) => {
@@ -206,6 +223,10 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
 
     fn find<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Bytes>, StoreError>> {
         self.look_up(key, |stored| stored.block()).boxed()
+    }
+
+    fn look<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Bytes>, StoreError>> {
+        self.look(key).boxed()
     }
 
     fn stored<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Stored>, StoreError>> {

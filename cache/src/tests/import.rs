@@ -1,6 +1,6 @@
 use super::audit::audit;
 use super::{block_of, budget, key, noisy, open, open_with};
-use crate::import::{ImportError, import_car};
+use crate::import::{ImportError, RootsIn, import_car, import_car_with};
 use crate::{BlockStore as _, PinState};
 use content::car::CarError;
 use content::{Block, BlockSource, Cid, codec};
@@ -143,6 +143,41 @@ async fn archives_that_are_cut_short_damaged_or_rootless_are_refused() {
     disk.flush().await.expect("flushes");
     assert_eq!(disk.stats().pinned_bytes, 0, "nothing stays protected");
     assert_eq!(disk.pins().await.expect("lists"), []);
+    audit(&disk);
+}
+
+#[tokio::test]
+async fn roots_that_are_known_last_are_named_by_the_last_block_which_is_not_kept() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let disk = open_with(dir.path(), budget(17_000)).expect("opens");
+    let archive = archive();
+    let (left, right) = (*archive.left.cid(), *archive.right.cid());
+    let list = content::car::roots_block(&[right, left, right]).expect("a short list");
+    let import = async |roots: &[Cid], blocks: &[Block]| {
+        let bytes = car(roots, blocks);
+        import_car_with(&disk, &bytes[..], Some("mine".to_owned()), RootsIn::LastBlock).await
+    };
+    let blocks = archive.blocks();
+    let with = |last: &Block| [&blocks[..], std::slice::from_ref(last)].concat();
+    let empty = content::car::roots_block(&[]).expect("a short list");
+    let refused = [
+        import(&[left], &with(&list)).await.expect_err("two lists"),
+        import(&[], &blocks).await.expect_err("no list"),
+        import(&[], &with(&block_of(codec::DAG_CBOR, b"\xa0".to_vec()))).await.expect_err("no list either"),
+    ];
+    assert!(refused.iter().all(|error| matches!(error, ImportError::Car(CarError::Roots(_)))), "{refused:?}");
+    for nothing in [&[][..], &with(&empty)] {
+        assert!(matches!(import(&[], nothing).await, Err(ImportError::NoRoots)));
+    }
+    disk.flush().await.expect("flushes");
+    assert_eq!((disk.pins().await.expect("lists"), disk.stats().pinned_bytes), (vec![], 0), "nothing stays protected");
+
+    let summary = import(&[], &with(&list)).await.expect("imports");
+    assert_eq!((summary.blocks, summary.pins.len()), (25, 2));
+    let pins: Vec<_> = summary.pins.into_iter().map(|pin| (pin.root, pin.name.expect("named"), pin.blocks)).collect();
+    assert_eq!(pins, [(right, "mine".to_owned(), 11), (left, "mine".to_owned(), 13)]);
+    assert_eq!(disk.has(list.cid()).await, Ok(false));
+    disk.flush().await.expect("flushes");
     audit(&disk);
 }
 

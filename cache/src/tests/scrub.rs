@@ -81,13 +81,45 @@ async fn a_segment_whose_file_is_gone_goes_too() {
 }
 
 #[tokio::test]
-async fn what_was_only_scrubbed_gets_no_second_chance() {
+async fn a_pass_that_was_interrupted_goes_on_and_the_next_begins_anew() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let disk = open(dir.path());
+    let blocks: Vec<_> = (0..24).map(|seed| noisy(seed, 1 << 20)).collect();
+    cache(&disk, &blocks).await;
+    let (enough, mut first) = (Notify::new(), 0);
+    let pass = disk.scrub(None, |progress, _| {
+        first = progress.blocks;
+        if progress.blocks == 10 {
+            enough.notify_one();
+        }
+    });
+    tokio::select! {
+        biased;
+        () = enough.notified() => {}
+        ended = pass => panic!("{ended:?}"),
+    }
+    assert_eq!(disk.scrubbed_at().await.expect("reads"), None);
+    drop(disk);
+    let disk = open(dir.path());
+    let rest = scrub(&disk).await.0.blocks;
+    assert!(rest < 24 && first + rest >= 24, "{first} blocks, then {rest}");
+    assert_eq!(scrub(&disk).await.0.blocks, 24);
+    assert_eq!(disk.scrub_all(None, |_, _| ()).await.expect("scrubs").progress.blocks, 24);
+    drop(disk);
+    let ended = open(dir.path()).scrubbed_at().await.expect("reads").expect("a pass reached the end");
+    assert!(SystemTime::now().duration_since(ended).expect("in the past").as_secs() < 60);
+}
+
+#[tokio::test]
+async fn what_was_only_scrubbed_or_looked_at_gets_no_second_chance() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), budget(100_000)).expect("opens");
     let blocks: Vec<_> = (0..5).map(|seed| noisy(seed, 5_000)).collect();
     cache(&disk, &blocks).await;
     disk.get(blocks[1].cid()).await.expect("it is held");
     scrub(&disk).await;
+    let looked_at = disk.look(&key(&blocks[4])).await.expect("reads");
+    assert_eq!(looked_at.as_ref(), Some(blocks[4].data()));
     let touched = |block| {
         let place = place_of(&disk, block);
         disk.store().touched.is_touched(place.segment, place.offset)

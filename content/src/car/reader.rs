@@ -1,7 +1,7 @@
 //! Reading an archive block by block. It may come from any `AsyncRead`; one in memory is read through `&[u8]`.
 
 use crate::block::{Block, BlockError, MAX_BLOCK_BYTES};
-use crate::cid::{Cid, MAX_DIGEST_BYTES};
+use crate::cid::{Cid, MAX_DIGEST_BYTES, codec};
 use bytes::{Buf, Bytes, BytesMut};
 use futures::stream::{self, Stream};
 use serde::Deserialize;
@@ -44,6 +44,9 @@ pub enum CarError {
     /// A section does not begin with a CID.
     #[error("a section does not begin with a CID: {0}")]
     Cid(String),
+    /// The last block was to be a list of roots.
+    #[error("the archive does not end with a list of its roots: {0}")]
+    Roots(String),
     /// A section's bytes are not the block that its CID names.
     #[error(transparent)]
     Block(#[from] BlockError),
@@ -180,6 +183,17 @@ impl<R: AsyncRead + Unpin> CarReader<R> {
         self.buffer.reserve(CHUNK_BYTES);
         Ok(self.reader.read_buf(&mut self.buffer).await? > 0)
     }
+}
+
+/// The roots that a list names: what [`super::roots_block`] wrote.
+///
+/// # Errors
+/// [`CarError::Roots`] when it is something else.
+pub fn read_roots(list: &Block) -> Result<Vec<Cid>, CarError> {
+    if list.cid().codec() != codec::DAG_CBOR {
+        return Err(CarError::Roots(format!("{} is no dag-cbor", list.cid())));
+    }
+    serde_ipld_dagcbor::from_slice(list.data()).map_err(|error| CarError::Roots(error.to_string()))
 }
 
 fn check_length(what: &'static str, length: u64, max: usize) -> Result<usize, CarError> {

@@ -1,7 +1,8 @@
 //! Writing an archive: its header, then one section for each block. An archive has no end mark.
 
-use crate::block::Block;
-use crate::cid::Cid;
+use crate::block::{Block, BlockError};
+use crate::cid::{Cid, codec};
+use crate::hashes;
 use bytes::Bytes;
 use unsigned_varint::encode;
 
@@ -29,6 +30,18 @@ pub fn header(roots: &[Cid]) -> Bytes {
     let mut out = length(map.len());
     out.extend_from_slice(&map);
     out.into()
+}
+
+/// A list of roots as a block: a dag-cbor list of links (<https://ipld.io/specs/codecs/dag-cbor/spec/>). [`super::read_roots`]
+/// reads it.
+///
+/// # Errors
+/// [`BlockError::TooLarge`]: some 50,000 roots are too many.
+pub fn roots_block(roots: &[Cid]) -> Result<Block, BlockError> {
+    let mut list = Vec::new();
+    put_head(&mut list, major::ARRAY, roots.len() as u64);
+    roots.iter().for_each(|root| put_link(&mut list, root));
+    Block::of(codec::DAG_CBOR, hashes::SHA2_256, 32, list.into())
 }
 
 /// A block's section in two parts, to be written one after the other: its length and the CID, then the block's own bytes,

@@ -1,7 +1,7 @@
 //! CARv1: what is read, and every way to cut an archive short.
 
 use crate::support::*;
-use content::car::{CarError, CarReader};
+use content::car::{self, CarError, CarReader};
 use content::{Block, Cid, MAX_BLOCK_BYTES, codec, hashes};
 use futures::stream::StreamExt as _;
 use std::pin::Pin;
@@ -211,4 +211,29 @@ fn a_reader_that_fails_is_an_error() {
         }
     }
     assert!(matches!(read(Broken).2, Some(CarError::Io(_))));
+}
+
+#[test]
+fn a_list_of_roots_is_a_block_that_says_so() {
+    let of = |codec, data: &'static [u8]| Block::of(codec, hashes::SHA2_256, 32, data.into()).expect("a block");
+    let blocks = [of(codec::RAW, b"one"), of(codec::RAW, b"two")];
+    let many: Vec<Cid> = (0..300).map(|number| *blocks[number % 2].cid()).collect();
+    for roots in [&[][..], &many[..1], &many[..23], &many] {
+        let list = car::roots_block(roots).expect("not too many");
+        assert_eq!(list.cid().codec(), codec::DAG_CBOR);
+        assert_eq!(car::read_roots(&list).expect("reads"), roots);
+        assert_eq!(content::dag::links(&list).as_deref(), Ok(roots), "it is dag-cbor as others know it");
+    }
+    let not_lists: [(u64, &'static [u8]); 5] = [
+        (codec::RAW, b"\x80"),
+        (codec::DAG_CBOR, b"\xa0"),
+        (codec::DAG_CBOR, b"\x81\x01"),
+        (codec::DAG_CBOR, b"\x80\x80"),
+        (codec::DAG_CBOR, b""),
+    ];
+    for (codec, data) in not_lists {
+        assert!(matches!(car::read_roots(&of(codec, data)), Err(CarError::Roots(_))), "{codec} {data:?}");
+    }
+    let too_many = vec![*blocks[0].cid(); 60_000];
+    assert!(car::roots_block(&too_many).is_err());
 }

@@ -5,11 +5,10 @@
 //!
 //! Non-goals: modes and times; the network.
 
-use super::{Named, still_read, tree, with_store};
-use crate::cli::Place;
+use super::{Named, still_read, tree, with_blocks};
+use crate::cli::{REACH, StorePlace};
 use anyhow::{Context as _, bail, ensure};
 use bytes::Bytes;
-use cache::BlockStore;
 use clap::Args;
 use config::{Flags, Loaded};
 use content::scope::{self, ScopeLimits, ScopeOptions};
@@ -38,12 +37,11 @@ To move it elsewhere:   causeway get --car CID -o site.car     then there: cause
 As one stream:          causeway get --tar CID | ssh host tar x\n\n\
 What exists is never overwritten. Content is written under another name first, and gets its own when it is whole. Symlinks \
 are written as they are; they are never followed, and names that lead out of the folder are refused. In a TAR, symlinks \
-that lead out of it are refused as well.\n\n\
-The gateway must not be running, as it has the store to itself.";
+that lead out of it are refused as well.";
 
 /// `causeway get`
 #[derive(Debug, Args)]
-#[command(after_help = HELP)]
+#[command(after_help = format!("{HELP}\n\n{REACH}"))]
 pub struct GetArgs {
     /// What to read: CID, CID/PATH or /ipfs/CID/PATH
     path: String,
@@ -56,15 +54,15 @@ pub struct GetArgs {
     /// Write a TAR
     #[arg(long, short = 'a', alias = "archive")]
     tar: bool,
-    /// Which node is meant.
+    /// Whose store is meant.
     #[command(flatten)]
-    place: Place,
+    store: StorePlace,
 }
 
 impl GetArgs {
     /// The settings that were given.
     pub fn flags(&self) -> Flags {
-        (&self.place).into()
+        (&self.store).into()
     }
 }
 
@@ -96,8 +94,8 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &GetArgs) -> anyhow::Result
     if target == Target::Stdout && form != Form::Plain {
         ensure!(!io::stdout().is_terminal(), "an archive is not for a terminal: give it a file with -o, or a pipe");
     }
-    with_store(loaded, runtime, |store| {
-        let written = runtime.block_on(get(store, &named, form, &target));
+    with_blocks(loaded, runtime, &args.store, |source| {
+        let written = runtime.block_on(get(source, &named, form, &target));
         written.with_context(|| format!("{} was not written", named.said))
     })
 }
@@ -124,9 +122,8 @@ impl Target {
     }
 }
 
-async fn get(store: &dyn BlockStore, named: &Named, form: Form, target: &Target) -> anyhow::Result<()> {
-    let block = named.find(store).await?;
-    let source: Arc<dyn BlockSource> = store.handle();
+async fn get(source: Arc<dyn BlockSource>, named: &Named, form: Form, target: &Target) -> anyhow::Result<()> {
+    let block = named.find(&*source).await?;
     let node = match form {
         Form::Plain => Node::decode(&block)?,
         Form::Car => return write(car_of(source, block), target).await,

@@ -7,10 +7,9 @@
 //! Kubo's `--stream`); columns do not line up, since the widest cell is not known; a file is listed as itself and not as
 //! the chunks that it is cut into; what an entry is that is not held here is not known, and it is listed all the same.
 
-use super::{Named, print_line, printable, with_store};
-use crate::cli::Place;
+use super::{Named, print_line, printable, with_blocks};
+use crate::cli::{REACH, StorePlace};
 use anyhow::Context as _;
-use cache::BlockStore;
 use clap::Args;
 use config::{Flags, Loaded};
 use content::unixfs::dir::{self, Entry};
@@ -29,27 +28,26 @@ One line for each entry: CID, size in bytes, name. A folder's name ends in a sla
 entry that is not held here the size is not known (?). Only this node's store is read; nothing is fetched.\n\n\
 \x20 causeway ls CID\n\
 \x20 causeway ls CID/images\n\
-\x20 causeway ls --json CID | jq -r 'select(.type == \"file\") | .cid'\n\n\
-The gateway must not be running, as it has the store to itself.";
+\x20 causeway ls --json CID | jq -r 'select(.type == \"file\") | .cid'";
 
 /// `causeway ls`
 #[derive(Debug, Args)]
-#[command(after_help = HELP)]
+#[command(after_help = format!("{HELP}\n\n{REACH}"))]
 pub struct LsArgs {
     /// What to list: CID, CID/PATH or /ipfs/CID/PATH
     path: String,
     /// Print an object of JSON on each line: cid, name, and if they are known type (file, directory, symlink) and size
     #[arg(long)]
     json: bool,
-    /// Which node is meant.
+    /// Whose store is meant.
     #[command(flatten)]
-    place: Place,
+    store: StorePlace,
 }
 
 impl LsArgs {
     /// The settings that were given.
     pub fn flags(&self) -> Flags {
-        (&self.place).into()
+        (&self.store).into()
     }
 }
 
@@ -60,9 +58,9 @@ impl LsArgs {
 pub fn run(loaded: &Loaded, runtime: &Runtime, args: &LsArgs) -> anyhow::Result<()> {
     let named = Named::parse(&args.path)?;
     let line = if args.json { json_line } else { line };
-    with_store(loaded, runtime, |store| {
+    with_blocks(loaded, runtime, &args.store, |source| {
         let mut out = BufWriter::new(io::stdout().lock());
-        let listed = runtime.block_on(list(store, &named, |row| print_line(&mut out, line(row))));
+        let listed = runtime.block_on(list(source, &named, |row| print_line(&mut out, line(row))));
         listed.with_context(|| format!("{} cannot be listed", named.said))?;
         super::still_read(out.flush())?;
         Ok(())
@@ -90,12 +88,11 @@ enum What {
 
 /// Hands rows over for as long as they are taken.
 async fn list(
-    store: &dyn BlockStore,
+    source: Arc<dyn BlockSource>,
     named: &Named,
     mut take: impl FnMut(&Row) -> io::Result<bool>,
 ) -> anyhow::Result<()> {
-    let block = named.find(store).await?;
-    let source: Arc<dyn BlockSource> = store.handle();
+    let block = named.find(&*source).await?;
     if !matches!(Node::decode(&block)?, Node::Directory(_) | Node::HamtShard(_)) {
         take(&Row { cid: *block.cid(), name: named.name(), what: what(&block)? })?;
         return Ok(());

@@ -3,7 +3,9 @@
 //! Goals: what Kubo prints for the same content is printed here; memory does not grow with what is added or read; nothing
 //! that was acknowledged is lost, and nothing that exists is overwritten.
 //!
-//! Non-goals: a node that runs, which has the store to itself; the network.
+//! How: a node that runs has its store to itself, and is asked over its admin listener then ([`crate::remote`]).
+//!
+//! Non-goals: the network.
 //!
 //! | module | concern |
 //! |---|---|
@@ -17,27 +19,42 @@ pub mod get;
 pub mod ls;
 pub mod tree;
 
+use crate::cli::StorePlace;
+use crate::remote::{Worker, reach};
 use crate::stores;
 use cache::BlockStore;
 use config::Loaded;
 use content::path::Root;
-use content::{Block, ContentPath, walk};
+use content::{Block, BlockSource, ContentPath, walk};
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write};
+use std::sync::Arc;
 use tokio::runtime::Runtime;
 
 /// How many names a path may have.
 const PATH_DEPTH_MAX: usize = 1024;
 
-/// Does something with the store of a node that is not running, and closes it.
-fn with_store<T>(
+/// Opens the store, or finds the gateway that has it.
+fn store(loaded: &Loaded, runtime: &Runtime, place: &StorePlace) -> anyhow::Result<Worker<Arc<dyn BlockStore>>> {
+    runtime.block_on(reach(loaded, place.admin(), async || stores::open_alone(loaded).await))
+}
+
+/// Does something with what is in the store.
+fn with_blocks<T>(
     loaded: &Loaded,
     runtime: &Runtime,
-    work: impl FnOnce(&dyn BlockStore) -> anyhow::Result<T>,
+    place: &StorePlace,
+    work: impl FnOnce(Arc<dyn BlockSource>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let store = runtime.block_on(stores::open_alone(loaded))?;
-    let done = work(&*store);
+    match store(loaded, runtime, place)? {
+        Worker::Here(store) => and_close(runtime, &store, work(store.handle())),
+        Worker::There(remote) => work(Arc::new(remote.blocks())),
+    }
+}
+
+/// Closes a store with which something was done.
+fn and_close<T>(runtime: &Runtime, store: &Arc<dyn BlockStore>, done: anyhow::Result<T>) -> anyhow::Result<T> {
     let closed = runtime.block_on(store.close());
     let done = done?;
     closed?;
@@ -73,8 +90,8 @@ impl Named {
     }
 
     /// The block that the path leads to.
-    async fn find(&self, store: &dyn BlockStore) -> anyhow::Result<Block> {
-        let found = walk::resolve(store, self.root, &self.path.segments).await?;
+    async fn find(&self, source: &dyn BlockSource) -> anyhow::Result<Block> {
+        let found = walk::resolve(source, self.root, &self.path.segments).await?;
         anyhow::ensure!(found.remainder.is_empty(), "it is a value inside the document {}", found.block.cid());
         Ok(found.block)
     }

@@ -20,6 +20,7 @@
 //! | [`malice`] | peers that send wrong bytes, too many, garbage or nothing |
 //! | [`full`] | a disk that is full, and has space again |
 //! | [`store_admin`] | the store checked, mended, and archives in and out of it |
+//! | [`through_admin`] | the same and files and folders, while the gateway runs: over its admin listener |
 //! | [`stores`] | a store of files and one in memory |
 //! | [`soak`] | much traffic for long, in `make test-long` only |
 
@@ -44,6 +45,7 @@ mod store;
 mod store_admin;
 mod stores;
 mod streaming;
+mod through_admin;
 mod tiers;
 mod websocket;
 mod welcome;

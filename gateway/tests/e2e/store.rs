@@ -269,7 +269,7 @@ fn export(world: &World, cid: &str, car: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_added_is_pinned_and_served_and_a_store_in_use_is_left_alone() {
+async fn what_was_added_is_pinned_and_served() {
     let world = World::new(|_| ());
     let big = fs::read(world.content.path().join("big")).expect("reads");
     let added = world.run(&["add", "-Q", "--name", "my file", "-w", "big"]);
@@ -277,11 +277,7 @@ async fn what_was_added_is_pinned_and_served_and_a_store_in_use_is_left_alone() 
     let launch = world.launch().set("CAUSEWAY_CACHE_DISK_BYTES_MAX", 1 << 20);
     let node = launch.start().await;
     node.expect(&format!("/ipfs/{added}/big"), &big).await;
-    for arguments in [&["add", "one"][..], &["get", &added], &["ls", &added]] {
-        let complaint = world.refusal(arguments);
-        assert!(complaint.contains("in use by another process") && complaint.lines().count() == 1, "{complaint}");
-    }
-    assert_eq!(world.run(&["add", "-n", "-Q", "-w", "big"]), added, "a CID can be computed all the same");
+    assert_eq!(world.run(&["add", "-n", "-Q", "-w", "big"]), added, "a CID can be computed without the store");
     node.stop().await;
 }
 

@@ -75,8 +75,8 @@ async fn a_node_serves_from_files_and_keeps_them() {
         assert!(done.hits("disk") >= 8 && done.hits("network") == 0, "{:?}", done.tiers());
     }
     expect_encoded(&node, &format!("/ipfs/{site}/text.txt"), &text).await;
-    let complaint = launch.run(&["ls", &site]).expect_err("it is in use");
-    assert!(complaint.contains("in use by another process") && complaint.lines().count() == 1, "{complaint}");
+    assert!(run(&launch, dir, &["ls", &site]).contains("3000000 noise"), "the gateway is asked");
+    assert!(run(&launch, dir, &["store", "check"]).contains("0 damaged"));
     // As a power cut would end it.
     drop(node);
 
@@ -131,6 +131,9 @@ async fn a_node_serves_from_memory_and_leaves_nothing_behind() {
     node.expect(&format!("/ipfs/{site}/text.txt"), &text).await;
     let warm = during(&node, &format!("/ipfs/{site}/noise"), &noise).await;
     assert!(warm.hits("disk") >= 4 && warm.hits("network") == 0, "the store had it: {:?}", warm.tiers());
+    assert!(run(&launch, home.path(), &["ls", &site]).contains("3000000 noise"), "the gateway is asked");
+    let added = run(&launch, source.path(), &["add", "-Q", "site/text.txt"]);
+    assert_same_bytes("get", &launch.pipe(home.path(), &["get", &added, "-o", "-"], b"").expect("is read"), &text);
     expect_encoded(&node, &format!("/ipfs/{site}/text.txt"), &text).await;
     node.assert_healthy().await;
     node.stop().await;

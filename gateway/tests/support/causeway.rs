@@ -10,7 +10,8 @@ use std::time::Duration;
 
 const START: Duration = Duration::from_secs(60);
 const STOP: Duration = Duration::from_secs(60);
-const TOKEN: &str = "end-to-end";
+/// What the admin listener asks for.
+pub const TOKEN: &str = "end-to-end";
 
 /// How to start Causeway: on free loopback ports, knowing nobody, unless it is told of somebody.
 #[derive(Debug, Clone)]
@@ -223,6 +224,11 @@ impl Causeway {
         assert_eq!(answer.status, 200, "GET {path}: {}", answer.text());
         super::assert_same_bytes(path, &answer.body, expected);
         answer
+    }
+
+    /// Where the operator is answered.
+    pub fn admin_url(&self) -> &str {
+        &self.admin
     }
 
     /// Asks the admin listener with its token: a method, a path, and JSON if any.

@@ -97,6 +97,18 @@ pub enum KeyError {
     },
 }
 
+/// Who has the keys of a folder open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// Nobody.
+    Nobody,
+    /// Another process: a node, or a command that will be done in a moment.
+    Somebody {
+        /// Where to talk to it, if it has said so already.
+        word: Option<String>,
+    },
+}
+
 fn at(path: &Path) -> impl FnOnce(io::Error) -> KeyError {
     let path = path.to_owned();
     move |source| KeyError::Io { path, source }
@@ -145,6 +157,23 @@ impl Keystore {
     /// [`KeyError::Missing`] and what else stands against reading it.
     pub fn peek(state_dir: &Path, name: &str, format: KeyFormat) -> Result<Vec<u8>, KeyError> {
         export(&state_dir.join(FOLDER), name, format)
+    }
+
+    /// Who has the keys of a folder open at this moment. Nothing is created or changed.
+    ///
+    /// # Errors
+    /// [`KeyError::Io`]; that there are no keys is none.
+    pub fn holder(state_dir: &Path) -> Result<Holder, KeyError> {
+        let path = state_dir.join(LOCK_FILE);
+        let mut file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Holder::Nobody),
+            file => file.map_err(at(&path))?,
+        };
+        match file.try_lock_shared() {
+            Ok(()) => Ok(Holder::Nobody),
+            Err(TryLockError::Error(error)) => Err(at(&path)(error)),
+            Err(TryLockError::WouldBlock) => Ok(Holder::Somebody { word: word(&mut file).map_err(at(&path))? }),
+        }
     }
 
     /// Leaves word where this process can be talked to, for those who find the keys locked.
@@ -459,10 +488,14 @@ mod tests {
         let refusal = |patience| Keystore::open(folder.path(), patience).err();
         assert!(matches!(refusal(Duration::from_millis(50)), Some(KeyError::InUse { word: None, .. })));
         keys.leave_word("http://127.0.0.1:12345").expect("writes");
+        let holder = || Keystore::holder(folder.path()).expect("reads");
+        assert_eq!(holder(), Holder::Somebody { word: Some("http://127.0.0.1:12345".to_owned()) });
         keys.leave_word("http://[::1]:1").expect("writes");
+        assert_eq!(holder(), Holder::Somebody { word: Some("http://[::1]:1".to_owned()) });
         let refused = refusal(Duration::from_secs(3600));
         assert!(matches!(&refused, Some(KeyError::InUse { word: Some(word), .. }) if word == "http://[::1]:1"));
         drop(keys);
+        assert_eq!(holder(), Holder::Nobody);
         let keys = open(&folder);
         assert!(matches!(refusal(Duration::ZERO), Some(KeyError::InUse { word: None, .. })), "the word was wiped off");
         drop(keys);

@@ -61,6 +61,7 @@ async fn what_is_put_is_found_in_its_form_by_every_name_of_its_hash(home: Home) 
             assert_eq!(store.has(&cid).await, Ok(true));
         }
         assert_eq!(store.find(&key(block)).await.expect("reads").as_ref(), Some(block.data()));
+        assert_eq!(store.look(&key(block)).await.expect("reads").as_ref(), Some(block.data()));
         let stored = store.stored(&key(block)).await.expect("reads").expect("it is held");
         assert_eq!((stored.shape(), stored.block().as_ref()), (shape, Ok(block.data())));
         assert_eq!(shape.block_bytes(), block.data().len());
@@ -111,6 +112,7 @@ async fn what_is_not_there_is_not_found(home: Home) {
     assert_eq!(store.get(absent.cid()).await, Err(SourceError::NotFound { cid: *absent.cid() }));
     assert_eq!(store.has(absent.cid()).await, Ok(false));
     assert_eq!(store.find(&key(&absent)).await.expect("reads"), None);
+    assert_eq!(store.look(&key(&absent)).await.expect("reads"), None);
     assert_eq!(store.stored(&key(&absent)).await.expect("reads"), None);
     let shapes = store.shapes(vec![key(&absent), key(&here), key(&absent)]).await.expect("reads");
     assert!(matches!(shapes[..], [None, Some(Shape::Raw { block_bytes: 1_000 }), None]), "{shapes:?}");
@@ -227,6 +229,7 @@ async fn damaged_values_are_never_served_and_come_back_as_what_they_were(home: H
         blocks[..2].iter().for_each(|block| home.damage(block));
         let store = home.open(Setup::default()).await;
         for block in &blocks[..2] {
+            assert_eq!(store.look(&key(block)).await.expect("reads"), None);
             assert!(!store.holds(block).await);
             assert!(!store.holds(block).await);
         }

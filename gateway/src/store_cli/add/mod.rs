@@ -21,10 +21,11 @@ pub mod report;
 use self::files::Input;
 use self::pipeline::Pipeline;
 use self::report::{Lines, Report};
-use super::with_store;
-use crate::cli::Place;
+use super::{and_close, store};
+use crate::cli::{REACH, StorePlace};
+use crate::remote::{Remote, Worker};
 use anyhow::Context as _;
-use cache::Addition;
+use cache::{Addition, BlockStore};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use config::{Flags, Loaded};
@@ -38,17 +39,17 @@ The CIDs are those of \"ipfs add\" with the same options; its defaults are the d
 --profile unixfs-v1-2025 is the better choice: every up-to-date implementation gives it the same CID.\n\n\
 Put a site into the store and look at it:\n\
 \x20 causeway add --profile unixfs-v1-2025 site/     the last line has the root's CID\n\
-\x20 causeway serve                                  then open http://127.0.0.1:8080/ipfs/CID/\n\n\
+\x20 causeway serve                                  if it does not run; then open http://127.0.0.1:8080/ipfs/CID/\n\n\
 Keep the name of a file:      causeway add -w photo.jpg\n\
 Only the CID, for a script:   cid=$(causeway add -Q site/)\n\
 From a pipe:                  tar c site/ | causeway add -\n\
 What would the CID be?        causeway add -n photo.jpg\n\n\
 The roots are pinned: nothing of them leaves the store until they are unpinned. What is in the store already takes no new \
-space. The gateway must not be running, as it has the store to itself; with -n it may.";
+space.";
 
 /// `causeway add`
 #[derive(Debug, Args)]
-#[command(after_help = HELP)]
+#[command(after_help = format!("{HELP}\n\n{REACH}"))]
 pub struct AddArgs {
     /// Files and folders with all that is in them; symlinks are kept as symlinks; "-" is standard input
     #[arg(value_name = "PATH", required = true)]
@@ -86,9 +87,9 @@ pub struct AddArgs {
     /// Folders are always added with all that is in them; this is for those who are used to saying so.
     #[arg(long = "recursive", short = 'r', hide = true)]
     _recursive: bool,
-    /// Which node is meant.
+    /// Whose store is meant.
     #[command(flatten)]
-    place: Place,
+    store: StorePlace,
 }
 
 fn profiles() -> impl clap::builder::TypedValueParser<Value = Profile> {
@@ -98,7 +99,7 @@ fn profiles() -> impl clap::builder::TypedValueParser<Value = Profile> {
 impl AddArgs {
     /// The settings that were given.
     pub fn flags(&self) -> Flags {
-        (&self.place).into()
+        (&self.store).into()
     }
 
     fn lines(&self) -> Lines {
@@ -146,16 +147,54 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result
         work.import(runtime, &mut |_| Ok(()), &mut report)?;
         return report.end();
     }
-    with_store(loaded, runtime, |store| {
-        let addition = runtime.block_on(Addition::begin(store))?;
-        let mut sink = |block: Block| -> Result<(), SinkError> { Ok(runtime.block_on(addition.put(&block))?) };
-        let roots = work.import(runtime, &mut sink, &mut report)?;
-        report.pinning();
-        let roots: Vec<_> = roots.into_iter().map(|root| root.cid).collect();
-        runtime.block_on(addition.pin(&roots, args.name.as_deref()))?;
-        Ok(())
-    })?;
+    let name = args.name.as_deref();
+    match store(loaded, runtime, &args.store)? {
+        Worker::Here(store) => {
+            let added = add_here(runtime, &*store, work, name, &mut report);
+            and_close(runtime, &store, added)?;
+        }
+        Worker::There(remote) => add_there(runtime, &remote, work, name, &mut report)?,
+    }
     report.end()
+}
+
+fn add_here(
+    runtime: &Runtime,
+    store: &dyn BlockStore,
+    work: Work,
+    name: Option<&str>,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let addition = runtime.block_on(Addition::begin(store))?;
+    let mut sink = |block: Block| -> Result<(), SinkError> { Ok(runtime.block_on(addition.put(&block))?) };
+    let roots = work.import(runtime, &mut sink, report)?;
+    report.pinning();
+    let roots: Vec<_> = roots.into_iter().map(|root| root.cid).collect();
+    runtime.block_on(addition.pin(&roots, name))?;
+    Ok(())
+}
+
+/// The files are read and hashed here, by whoever may read them; the gateway gets blocks.
+fn add_there(
+    runtime: &Runtime,
+    remote: &Remote,
+    work: Work,
+    name: Option<&str>,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let mut addition = runtime.block_on(async { remote.begin_addition(name) });
+    let mut sink = |block: Block| runtime.block_on(addition.put(&block));
+    let roots = match work.import(runtime, &mut sink, report) {
+        Ok(roots) => roots,
+        Err(error) => {
+            runtime.block_on(addition.give_up())?;
+            return Err(error);
+        }
+    };
+    report.pinning();
+    let roots: Vec<_> = roots.into_iter().map(|root| root.cid).collect();
+    runtime.block_on(addition.pin(&roots))?;
+    Ok(())
 }
 
 /// What there is to do.

@@ -1,0 +1,363 @@
+//! The admin API of the store.
+//!
+//! | request | does |
+//! |---|---|
+//! | `GET /api/v1/store/stats` | says what the store holds and what that takes |
+//! | `POST /api/v1/store/check?bytes_per_second=` | reads and checks every block and forgets what is damaged; lines of JSON while it does |
+//! | `POST /api/v1/store/compact` | gives back space that nothing needs |
+//! | `GET /api/v1/store/export/CID` | a CAR of all blocks below a root, which have to be here |
+//! | `POST /api/v1/store/import?roots=header\|last&name=` | takes in a CAR and pins its roots; answers when they are on the disk |
+//! | `GET /api/v1/store/blocks/CID` | a block that is here; `HEAD` says whether it is |
+//!
+//! Goals: a body of any length goes through in little memory, either way; an export that cannot be completed breaks off; a
+//! request that takes long ends when its sender leaves, except where it is in the middle of changing the store: a compaction goes
+//! on, and what was uploaded whole is pinned. Nothing here is fetched from anybody, and nothing counts as read.
+//!
+//! Limits: so many operations that take long at once ([`OPERATIONS_MAX`], 429 beyond that); a block of an archive has at most 2
+//! MiB, and its header 1 MiB; an upload that is silent for a minute is ended. There is no limit to time or to bytes in all.
+//!
+//! Departures: an archive whose roots are known last names none in its header, and brings a list of them as its last block
+//! (`roots=last`, [`content::car::roots_block`]).
+
+use super::answer::{Answer, Refusal, json, stopping};
+use super::store_views::{CheckLine, CheckView, CompactedView, FiguresView, FindingView, ImportedView, ProgressView};
+use super::upload::Upload;
+use crate::request::parameter;
+use crate::server::Connection;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use bytes::Bytes;
+use cache::import::ImportError;
+use cache::{BlockStore, Finding, PinError, RootsIn, ScrubPass, ScrubProgress, StoreError};
+use content::car::{self, CarError};
+use content::dag::DagError;
+use content::scope::{self, ScopeLimits, ScopeOptions};
+use content::{Block, BlockKey, BlockSource, Cid, SourceError};
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, ready};
+use futures::stream::{self, Stream, StreamExt as _};
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Operations that take long, at a time.
+pub const OPERATIONS_MAX: usize = 4;
+/// The media type of archives (<https://www.iana.org/assignments/media-types/application/vnd.ipld.car>).
+pub const CAR: &str = "application/vnd.ipld.car";
+/// The media type of blocks.
+const RAW: &str = "application/vnd.ipld.raw";
+/// The media type of lines of JSON.
+const LINES: &str = "application/x-ndjson";
+/// How often a check says how far it has come.
+const PROGRESS_EVERY: Duration = Duration::from_millis(250);
+
+#[derive(Clone)]
+struct Api {
+    store: Arc<dyn BlockStore>,
+    operations: Arc<Semaphore>,
+}
+
+/// The routes whose answers are at hand.
+pub fn quick_routes<S: Clone + Send + Sync + 'static>(store: &Arc<dyn BlockStore>) -> Router<S> {
+    Router::new().route("/api/v1/store/blocks/{cid}", get(block)).with_state(Api::new(store))
+}
+
+/// The routes that may take as long as they need.
+pub fn long_routes<S: Clone + Send + Sync + 'static>(store: &Arc<dyn BlockStore>) -> Router<S> {
+    Router::new()
+        .route("/api/v1/store/stats", get(stats))
+        .route("/api/v1/store/check", post(check))
+        .route("/api/v1/store/compact", post(compact))
+        .route("/api/v1/store/export/{cid}", get(export))
+        .route("/api/v1/store/import", post(import))
+        .with_state(Api::new(store))
+}
+
+impl Api {
+    fn new(store: &Arc<dyn BlockStore>) -> Self {
+        Self { store: Arc::clone(store), operations: Arc::new(Semaphore::new(OPERATIONS_MAX)) }
+    }
+
+    /// A place for an operation that takes long.
+    fn begin(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        Arc::clone(&self.operations).try_acquire_owned().map_err(|_| {
+            let words = format!("{OPERATIONS_MAX} operations on the store are under way: try again when one has ended");
+            Refusal(StatusCode::TOO_MANY_REQUESTS, words)
+        })
+    }
+}
+
+fn wrong(words: impl ToString) -> Refusal {
+    Refusal(StatusCode::BAD_REQUEST, words.to_string())
+}
+
+fn parse(cid: &str) -> Result<Cid, Refusal> {
+    content::cid::parse(cid).map_err(wrong)
+}
+
+/// A request's parameters. One that is misspelt would have no effect and nobody would notice.
+struct Parameters<'a>(&'a str);
+
+impl<'a> Parameters<'a> {
+    fn of(uri: &'a Uri, known: &[&str]) -> Result<Self, Refusal> {
+        let query = uri.query().unwrap_or_default();
+        let names = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split('=').next().unwrap_or(pair));
+        match names.into_iter().find(|name| !known.contains(name)) {
+            Some(name) if known.is_empty() => Err(wrong(format!("there is no parameter \"{name}\" here"))),
+            Some(name) => Err(wrong(format!("there is no parameter \"{name}\" here, but {}", known.join(" and ")))),
+            None => Ok(Self(query)),
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<std::borrow::Cow<'a, str>> {
+        parameter(self.0, name)
+    }
+}
+
+/// Work that goes on when whoever asked for it leaves, and keeps its place until it is done.
+async fn apart<T: Send + 'static>(
+    place: OwnedSemaphorePermit,
+    work: impl Future<Output = T> + Send + 'static,
+) -> Result<T, Refusal> {
+    let working = tokio::spawn(async move {
+        let done = work.await;
+        drop(place);
+        done
+    });
+    working.await.map_err(|_| stopping())
+}
+
+async fn stats(State(api): State<Api>, uri: Uri) -> Answer {
+    Parameters::of(&uri, &[])?;
+    let (place, store) = (api.begin()?, api.store);
+    let figures = apart(place, async move { store.figures().await }).await??;
+    Ok(json(StatusCode::OK, &FiguresView::from(&figures)))
+}
+
+async fn compact(State(api): State<Api>, uri: Uri) -> Answer {
+    Parameters::of(&uri, &[])?;
+    let (place, store) = (api.begin()?, api.store);
+    let done = apart(place, async move {
+        let total = || store.stats().cached_bytes + store.stats().pinned_bytes;
+        let bytes_before = total();
+        store.compact().await?;
+        Ok::<_, StoreError>(CompactedView { bytes_before, bytes_after: total() })
+    });
+    Ok(json(StatusCode::OK, &done.await??))
+}
+
+async fn check(State(api): State<Api>, uri: Uri) -> Answer {
+    let parameters = Parameters::of(&uri, &["bytes_per_second"])?;
+    let rate = parameters.get("bytes_per_second").map(|text| rate(&text)).transpose()?;
+    let lines = Body::from_stream(lines(api.begin()?, api.store, rate));
+    Ok(([(CONTENT_TYPE, LINES), (CACHE_CONTROL, "no-store")], lines).into_response())
+}
+
+fn rate(text: &str) -> Result<u64, Refusal> {
+    let rate = text.parse().ok().filter(|rate| *rate > 0);
+    rate.ok_or_else(|| wrong("bytes_per_second is a whole number above zero; without it, nothing is held back"))
+}
+
+/// What a check has said and nobody has read yet.
+#[derive(Default)]
+struct Said(Mutex<VecDeque<Bytes>>);
+
+impl Said {
+    fn say(&self, line: &CheckLine) {
+        // A view of numbers and texts can be written.
+        let mut text = serde_json::to_vec(line).unwrap_or_default();
+        text.push(b'\n');
+        self.queue().push_back(text.into());
+    }
+
+    fn queue(&self) -> MutexGuard<'_, VecDeque<Bytes>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The lines of a check, which goes on while they are read: what is not read yet is what one step has found.
+fn lines(
+    place: OwnedSemaphorePermit,
+    store: Arc<dyn BlockStore>,
+    rate: Option<u64>,
+) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+    let said = Arc::<Said>::default();
+    let mut checking = Some((pass(store, rate, Arc::clone(&said)).boxed(), place));
+    stream::poll_fn(move |cx| {
+        loop {
+            if let Some(line) = said.queue().pop_front() {
+                return Poll::Ready(Some(Ok(line)));
+            }
+            let Some((pass, _place)) = &mut checking else { return Poll::Ready(None) };
+            match pass.poll_unpin(cx) {
+                Poll::Ready(()) => checking = None,
+                Poll::Pending if said.queue().is_empty() => return Poll::Pending,
+                Poll::Pending => {}
+            }
+        }
+    })
+}
+
+async fn pass(store: Arc<dyn BlockStore>, rate: Option<u64>, said: Arc<Said>) {
+    let mut shown: Option<Instant> = None;
+    let mut show = |progress: &ScrubProgress, findings: &[Finding]| {
+        findings.iter().for_each(|finding| said.say(&CheckLine::Finding(FindingView::from(finding))));
+        if shown.is_none_or(|shown| shown.elapsed() >= PROGRESS_EVERY) {
+            shown = Some(Instant::now());
+            said.say(&CheckLine::Progress(ProgressView::from(progress)));
+        }
+    };
+    let ended = store.scrub(ScrubPass::All, rate, &mut show).await;
+    said.say(&match ended {
+        Ok(report) => CheckLine::Report(CheckView::from(&report)),
+        Err(StoreError::Closed) => CheckLine::Error(stopping().1),
+        Err(error) => CheckLine::Error(error.to_string()),
+    });
+}
+
+/// What the store holds, looked at: see [`BlockStore::look`].
+struct Looked(Arc<dyn BlockStore>);
+
+impl BlockSource for Looked {
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let Some(key) = BlockKey::of(cid) else {
+            return ready(Block::inline(cid).ok_or(SourceError::NotFound { cid: *cid })).boxed();
+        };
+        let (store, cid) = (Arc::clone(&self.0), *cid);
+        async move {
+            let data = store.look(&key).await?.ok_or(SourceError::NotFound { cid })?;
+            // It was hashed when it was looked at.
+            Ok(Block::from_checked(cid, data))
+        }
+        .boxed()
+    }
+
+    fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        self.0.has(cid)
+    }
+}
+
+fn unread(error: SourceError) -> Refusal {
+    match error {
+        SourceError::NotFound { cid } => Refusal(StatusCode::NOT_FOUND, format!("{cid} is not in the store")),
+        SourceError::Closed => stopping(),
+        SourceError::Unacceptable(error) => wrong(error),
+        other => Refusal(StatusCode::INTERNAL_SERVER_ERROR, other.to_string()),
+    }
+}
+
+/// What is sent as it is, and is never a page.
+fn bytes_of(media_type: &'static str, body: Body) -> Response {
+    let headers: [(HeaderName, &str); 3] =
+        [(CONTENT_TYPE, media_type), (CACHE_CONTROL, "no-store"), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    (headers, body).into_response()
+}
+
+async fn block(State(api): State<Api>, method: Method, Path(cid): Path<String>, uri: Uri) -> Answer {
+    Parameters::of(&uri, &[])?;
+    let cid = parse(&cid)?;
+    let held = Looked(api.store);
+    if method == Method::HEAD {
+        let has = held.has(&cid).await.map_err(unread)?;
+        return if has { Ok(bytes_of(RAW, Body::empty())) } else { Err(unread(SourceError::NotFound { cid })) };
+    }
+    let block = held.get(&cid).await.map_err(unread)?;
+    Ok(bytes_of(RAW, Body::from(block.data().clone())))
+}
+
+async fn export(State(api): State<Api>, Path(cid): Path<String>, request: Request) -> Answer {
+    Parameters::of(request.uri(), &[])?;
+    let root = parse(&cid)?;
+    let place = api.begin()?;
+    let held: Arc<dyn BlockSource> = Arc::new(Looked(api.store));
+    let first = held.get(&root).await.map_err(unread)?;
+    let connection = request.extensions().get::<Arc<Connection>>().cloned();
+    // A stranger's request is bounded; the operator may have all that is here.
+    let limits = ScopeLimits { depth_max: usize::MAX, seen_max: usize::MAX, ..ScopeLimits::default() };
+    let blocks = scope::blocks(held, Vec::new(), first, ScopeOptions::default(), limits);
+    let sections = blocks.flat_map(move |block| {
+        let _place = &place;
+        stream::iter(match block {
+            Ok(block) => <[Bytes; 2]>::from(car::section(&block)).map(Ok).to_vec(),
+            Err(error) => {
+                tracing::warn!(%root, %error, "an export broke off");
+                connection.iter().for_each(|connection| connection.reset_on_close());
+                vec![Err(io::ErrorKind::UnexpectedEof)]
+            }
+        })
+    });
+    let header = stream::once(ready(Ok(car::header(&[root]))));
+    Ok(bytes_of(CAR, Body::from_stream(header.chain(sections).map(|piece| piece.map_err(io::Error::from)))))
+}
+
+/// What an upload is to become.
+struct Terms {
+    roots_in: RootsIn,
+    name: Option<String>,
+}
+
+impl Terms {
+    fn of(uri: &Uri, headers: &HeaderMap) -> Result<Self, Refusal> {
+        let parameters = Parameters::of(uri, &["roots", "name"])?;
+        let roots_in = match parameters.get("roots").as_deref() {
+            None | Some("header") => RootsIn::Header,
+            Some("last") => RootsIn::LastBlock,
+            Some(other) => return Err(wrong(format!("roots is \"header\" or \"last\", and not \"{other}\""))),
+        };
+        let name = parameters.get("name").map(|name| name.into_owned());
+        cache::pins::check_name(name.as_deref()).map_err(wrong)?;
+        let media_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let media_type = media_type.split(';').next().unwrap_or_default().trim();
+        if !media_type.eq_ignore_ascii_case(CAR) {
+            let words = format!("an archive has the media type {CAR}: send the header Content-Type with it");
+            return Err(Refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, words));
+        }
+        Ok(Self { roots_in, name })
+    }
+}
+
+async fn import(State(api): State<Api>, request: Request) -> Response {
+    let terms = Terms::of(request.uri(), request.headers());
+    let (Terms { roots_in, name }, place) = match terms.and_then(|terms| Ok((terms, api.begin()?))) {
+        Ok(begun) => begun,
+        Err(refusal) => return refusal.to_sender(request.into_body()),
+    };
+    let mut upload = Upload::new(request.into_body());
+    // What has come whole is pinned, whether or not anybody waits to hear of it.
+    let imported = apart(place, async move {
+        let imported = cache::import_car_with(&*api.store, &mut upload, name, roots_in).await;
+        (imported, upload)
+    });
+    match imported.await {
+        Ok((Ok(summary), _)) => json(StatusCode::OK, &ImportedView::from(&summary)),
+        Ok((Err(error), upload)) => refusal(error).to_sender(upload.into_rest()),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+/// Why an archive was not imported, by who can do something about it.
+fn refusal(error: ImportError) -> Refusal {
+    let words = error.to_string();
+    match error {
+        ImportError::Store(error) | ImportError::Pin { error: PinError::Store(error), .. } => error.into(),
+        ImportError::Car(CarError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
+            Refusal(StatusCode::REQUEST_TIMEOUT, words)
+        }
+        ImportError::Pin { error: PinError::Blocks(error), .. } => match error.downcast_ref() {
+            Some(DagError::Source(SourceError::Closed)) => stopping(),
+            Some(DagError::Source(SourceError::Store(_))) => Refusal(StatusCode::INTERNAL_SERVER_ERROR, words),
+            _ => wrong(words),
+        },
+        ImportError::Pin { error: PinError::Removed { .. }, .. } => Refusal(StatusCode::CONFLICT, words),
+        _ => wrong(words),
+    }
+}

@@ -1,0 +1,102 @@
+//! [`Upload`]: a request's body as something to read from, whose sender has to go on sending.
+
+use axum::body::{Body, BodyDataStream};
+use bytes::Bytes;
+use futures::StreamExt as _;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::time::{Instant, Sleep};
+
+/// How long a sender may be silent while we read. Whoever waits for us is not silent.
+const STALL: Duration = Duration::from_secs(60);
+
+/// A body that is read as it comes: nothing of it is held but the piece that came last.
+pub struct Upload {
+    body: BodyDataStream,
+    piece: Bytes,
+    patience: Duration,
+    silence: Pin<Box<Sleep>>,
+    waiting: bool,
+}
+
+impl Upload {
+    /// Reads a body.
+    pub fn new(body: Body) -> Self {
+        Self::with_patience(body, STALL)
+    }
+
+    fn with_patience(body: Body, patience: Duration) -> Self {
+        let silence = Box::pin(tokio::time::sleep(patience));
+        Self { body: body.into_data_stream(), piece: Bytes::new(), patience, silence, waiting: false }
+    }
+
+    /// What nobody has looked at yet.
+    pub fn into_rest(self) -> Body {
+        Body::from_stream(self.body)
+    }
+
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        if let Poll::Ready(next) = self.body.poll_next_unpin(cx) {
+            self.waiting = false;
+            let broken = |error| io::Error::new(io::ErrorKind::ConnectionAborted, error);
+            return Poll::Ready(next.transpose().map_err(broken));
+        }
+        if !std::mem::replace(&mut self.waiting, true) {
+            let until = Instant::now() + self.patience;
+            self.silence.as_mut().reset(until);
+        }
+        std::task::ready!(self.silence.as_mut().poll(cx));
+        let words = format!("nothing came for {} s", self.patience.as_secs());
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, words)))
+    }
+}
+
+impl AsyncRead for Upload {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        while self.piece.is_empty() {
+            match std::task::ready!(self.poll_piece(cx))? {
+                Some(piece) => self.piece = piece,
+                None => return Poll::Ready(Ok(())),
+            }
+        }
+        let taken = self.piece.len().min(buf.remaining());
+        buf.put_slice(&self.piece.split_to(taken));
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::stream;
+    use tokio::io::AsyncReadExt as _;
+
+    fn pieces(pieces: &[&'static str]) -> Vec<io::Result<Bytes>> {
+        pieces.iter().map(|piece| Ok(Bytes::from_static(piece.as_bytes()))).collect()
+    }
+
+    #[tokio::test]
+    async fn what_was_sent_is_read_and_what_was_not_read_is_left() {
+        let mut upload = Upload::new(Body::from_stream(stream::iter(pieces(&["one", "", "two", "three"]))));
+        let mut read = [0; 5];
+        upload.read_exact(&mut read).await.expect("it was sent");
+        assert_eq!(&read, b"onetw");
+        let rest = axum::body::to_bytes(upload.into_rest(), 100).await.expect("reads");
+        assert_eq!(rest, "three");
+    }
+
+    #[tokio::test]
+    async fn a_sender_who_is_silent_for_long_is_given_up() {
+        let silent = stream::iter(pieces(&["one", "two"])).chain(stream::pending());
+        let mut upload = Upload::with_patience(Body::from_stream(silent), Duration::from_millis(10));
+        let mut read = Vec::new();
+        let error = upload.read_to_end(&mut read).await.expect_err("it never ends");
+        assert_eq!((error.kind(), &read[..]), (io::ErrorKind::TimedOut, &b"onetwo"[..]));
+        let broken = stream::iter([Err::<Bytes, _>(io::Error::other("the other end is gone"))]);
+        let error = Upload::new(Body::from_stream(broken)).read_to_end(&mut read).await.expect_err("broken off");
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
+    }
+}

@@ -1,0 +1,360 @@
+//! The commands of the store while the gateway runs: the same lines, CIDs and bytes as without it; and what is refused.
+
+use crate::support::causeway::{Causeway, Launch, TOKEN};
+use crate::support::noise::Noise;
+use crate::support::{assert_same_bytes, client, eventually};
+use content::hashes::{self, SHA2_256};
+use content::{Cid, codec};
+use serde_json::Value;
+use std::fs;
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::os::unix::fs::{FileExt as _, symlink};
+use std::path::Path;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const BIG_BYTES: usize = 3_000_000;
+const LEAF_BYTES: usize = 256 << 10;
+
+fn folder() -> TempDir {
+    TempDir::new().expect("the temporary folder is writable")
+}
+
+/// A file of many chunks, small and empty ones, a folder in a folder, and a symlink.
+fn fill(dir: &Path) {
+    fs::create_dir_all(dir.join("site/images/empty")).expect("the folder is ours");
+    let files: [(&str, Vec<u8>); 5] = [
+        ("one", b"x".to_vec()),
+        ("nothing", Vec::new()),
+        ("big", Noise::bytes(31, BIG_BYTES)),
+        ("site/index.html", b"<p>Hello.".to_vec()),
+        ("site/images/large", Noise::bytes(32, 600_000)),
+    ];
+    files.iter().for_each(|(name, bytes)| fs::write(dir.join(name), bytes).expect("the folder is ours"));
+    symlink("../one", dir.join("site/up")).expect("the folder is ours");
+}
+
+/// A command in a folder: its output, or its complaint, which is one line.
+fn pipe(launch: &Launch, dir: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, String> {
+    let done = launch.pipe(dir, arguments, input);
+    assert!(done.as_ref().err().is_none_or(|said| said.lines().count() == 1), "{done:?}");
+    done
+}
+
+fn run(launch: &Launch, dir: &Path, arguments: &[&str]) -> String {
+    let done = pipe(launch, dir, arguments, b"");
+    let done = done.unwrap_or_else(|complaint| panic!("causeway {arguments:?}: {complaint}"));
+    String::from_utf8(done).expect("text").trim_end().to_owned()
+}
+
+fn stats(launch: &Launch) -> Value {
+    let said = launch.run(&["store", "stats", "--json"]).unwrap_or_else(|complaint| panic!("stats: {complaint}"));
+    serde_json::from_str(&said).expect("JSON")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_added_listed_and_read_is_the_same() {
+    let (content, alone, through) = (folder(), folder(), folder());
+    let dir = content.path();
+    fill(dir);
+    let (alone, through) = (Launch::new(alone.path()), Launch::new(through.path()));
+    // Both have the welcome site.
+    alone.start().await.stop().await;
+    let node = through.start().await;
+    let input = Noise::bytes(33, 700_000);
+    let table: [&[&str]; 9] = [
+        &["one"],
+        &["nothing"],
+        &["site", "big"],
+        &["-w", "one", "big"],
+        &["--profile", "unixfs-v1-2025", "--name", "my ä/site?", "site"],
+        &["-Q", "--cid-version=1", "big"],
+        &["--json", "--chunker=size-1000", "site/images"],
+        &["-"],
+        &["-w", "-", "one"],
+    ];
+    for arguments in table {
+        let arguments = [&["add"], arguments].concat();
+        let expected = pipe(&alone, dir, &arguments, &input).expect("is added");
+        let said = pipe(&through, dir, &arguments, &input).expect("is added");
+        assert_eq!(String::from_utf8_lossy(&said), String::from_utf8_lossy(&expected), "{arguments:?}");
+    }
+    let (expected, found) = (stats(&alone), stats(&through));
+    for what in ["pins", "partial_pins"] {
+        assert_eq!(found[what], expected[what], "{what}");
+    }
+    for what in ["blocks", "block_bytes"] {
+        assert_eq!(found["pinned"][what], expected["pinned"][what], "{what}");
+    }
+
+    let site = run(&alone, dir, &["add", "-Q", "site"]);
+    let lists: [&[&str]; 3] = [&["ls", &site], &["ls", "--json", &site], &["ls", &format!("{site}/images")]];
+    for arguments in lists {
+        assert_eq!(run(&through, dir, arguments), run(&alone, dir, arguments), "{arguments:?}");
+    }
+    for form in [&[][..], &["--car"], &["--tar"]] {
+        let target = if form.is_empty() { format!("{site}/images/large") } else { format!("{site}/images") };
+        let arguments = [&["get", &target, "-o", "-"], form].concat();
+        let expected = pipe(&alone, dir, &arguments, b"").expect("is read");
+        assert_same_bytes(&target, &pipe(&through, dir, &arguments, b"").expect("is read"), &expected);
+    }
+    run(&through, dir, &["get", &site, "-o", "back"]);
+    assert_eq!(fs::read(dir.join("back/index.html")).expect("reads"), b"<p>Hello.");
+    assert_eq!(fs::read_link(dir.join("back/up")).expect("a symlink"), Path::new("../one"));
+    assert!(dir.join("back/images/empty").is_dir());
+    let large = fs::read(dir.join("site/images/large")).expect("reads");
+    assert_same_bytes("large", &fs::read(dir.join("back/images/large")).expect("reads"), &large);
+    node.expect(&format!("/ipfs/{site}/images/large"), &large).await;
+
+    // What is not here is not fetched, and is named.
+    let absent = run(&alone, dir, &["add", "-n", "-Q", "--chunker=size-77777", "big"]);
+    for command in ["get", "ls"] {
+        let complaint = pipe(&through, dir, &[command, &absent], b"").expect_err("it is not here");
+        assert!(complaint.contains(&absent) && complaint.contains("is not held here"), "{complaint}");
+    }
+    // What cannot be read is not pinned.
+    let pins = stats(&through)["pins"].clone();
+    let complaint = pipe(&through, dir, &["add", "big", "/proc/self/mem"], b"").expect_err("nobody can read that");
+    assert!(complaint.contains("/proc/self/mem"), "{complaint}");
+    assert_eq!(stats(&through)["pins"], pins);
+    node.stop().await;
+    assert!(run(&through, dir, &["store", "check"]).contains("0 damaged"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn archives_go_from_one_running_node_to_another() {
+    let (one, other, third) = (folder(), folder(), folder());
+    fill(one.path());
+    let dir = one.path();
+    let (from, to) = (Launch::new(one.path()), Launch::new(other.path()));
+    let node = from.start().await;
+    let site = run(&from, dir, &["add", "-Q", "site"]);
+    assert_eq!(run(&from, dir, &["store", "export", &site, "site.car"]).split(' ').next(), Some("exported"));
+    let archive = fs::read(dir.join("site.car")).expect("reads");
+    assert_same_bytes("export", &pipe(&from, dir, &["store", "export", &site, "-"], b"").expect("is read"), &archive);
+    let url = format!("{}/api/v1/store/export/{site}", node.admin_url());
+    let answer = client().get(url).bearer_auth(TOKEN).send().await.expect("is answered");
+    assert_same_bytes("over HTTP", &answer.bytes().await.expect("a whole body"), &archive);
+    let missing = run(&from, dir, &["add", "-n", "-Q", "big"]);
+    let complaint = pipe(&from, dir, &["store", "export", &missing, "-"], b"").expect_err("it is not here");
+    assert!(complaint.contains("is not in the store"), "{complaint}");
+    node.stop().await;
+    assert_same_bytes("alone", &pipe(&from, dir, &["store", "export", &site, "-"], b"").expect("is read"), &archive);
+
+    // By its data folder, through a pipe, and by its address from elsewhere.
+    let node = to.start().await;
+    let elsewhere = Launch::new(third.path());
+    let said = run(&to, dir, &["store", "import", "site.car"]);
+    assert!(said.starts_with(&format!("pinned {site}\nimported ")), "{said}");
+    assert_eq!(String::from_utf8_lossy(&pipe(&to, dir, &["import", "-"], &archive).expect("imports")).trim_end(), said);
+    assert_eq!(run(&elsewhere, dir, &["store", "import", "--admin", node.admin_url(), "site.car"]), said);
+    assert!(!third.path().join("data/store").exists());
+    let large = fs::read(dir.join("site/images/large")).expect("reads");
+    node.expect(&format!("/ipfs/{site}/images/large"), &large).await;
+    assert!(run(&to, dir, &["store", "compact"]).contains(" before, "));
+
+    // What is wrong with an archive is said, however much of it is still to come.
+    let mut damaged = archive.clone();
+    damaged[5_000] ^= 1;
+    damaged.extend(Noise::bytes(34, 30_000_000));
+    let tables: [(&str, Vec<u8>, &str); 3] = [
+        ("damaged.car", damaged, "do not match"),
+        ("nonsense.car", Noise::bytes(35, 30_000_000), "header"),
+        ("cut.car", archive[..archive.len() - 1].to_vec(), "ends in the middle of a section"),
+    ];
+    let before = stats(&to)["pinned"].clone();
+    for (name, bytes, words) in tables {
+        fs::write(dir.join(name), bytes).expect("writes");
+        let complaint = pipe(&to, dir, &["store", "import", name], b"").expect_err("it is refused");
+        assert!(complaint.contains(&format!("{name} was not imported")) && complaint.contains(words), "{complaint}");
+    }
+    eventually("nothing of them is protected", PATIENCE, async || {
+        let now = stats(&to)["pinned"]["blocks"].clone();
+        if now == before["blocks"] { Ok(()) } else { Err(now) }
+    })
+    .await;
+    node.stop().await;
+}
+
+/// Flips a bit of a leaf on the disk, and says which leaf that is.
+fn damage(launch: &Path, leaf: &[u8]) -> String {
+    let segments = fs::read_dir(launch.join("data/store/segments")).expect("there is a store");
+    let flipped = segments.filter_map(|file| {
+        let path = file.expect("lists").path();
+        let bytes = fs::read(&path).expect("reads");
+        let at = bytes.windows(64).position(|window| window == &leaf[..64])? + leaf.len() / 2;
+        // The gateway has the file open.
+        let file = fs::File::options().write(true).open(&path).expect("it is ours");
+        file.write_all_at(&[bytes[at] ^ 1], at as u64).ok()
+    });
+    assert_eq!(flipped.count(), 1, "it is there once");
+    Cid::new_v1(codec::RAW, hashes::digest(SHA2_256, 32, leaf).expect("hashes")).to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_is_found_and_forgotten_while_the_gateway_runs() {
+    let home = folder();
+    let dir = home.path();
+    fill(dir);
+    // Its own check is not to be sooner.
+    let launch = Launch::new(dir).set("CAUSEWAY_CACHE_SCRUB_BYTES_PER_SECOND", 0);
+    let root = run(&launch, dir, &["add", "-Q", "--cid-version=1", "big"]);
+    let node = launch.start().await;
+    let clean = run(&launch, dir, &["store", "check", "--rate", "1GiB"]);
+    assert!(clean.starts_with("checked ") && clean.contains("0 damaged, 0 unreadable"), "{clean}");
+
+    let big = fs::read(dir.join("big")).expect("reads");
+    let damaged = damage(dir, &big[2 * LEAF_BYTES..3 * LEAF_BYTES]);
+    let output = launch.output(&["store", "check"], &[]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with(&format!("damaged {damaged}\npin {root} lacks 1 of 13 blocks\nchecked ")), "{said}");
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(complaint.contains("has been forgotten") && complaint.lines().count() == 1, "{complaint}");
+    assert_eq!(node.metrics().await.sample("causeway_disk_corrupt_blocks_total"), 1);
+
+    // It is not there any more, and the pin lacks it still.
+    let output = launch.output(&["store", "check", "--json"], &[]);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(
+        (output.status.code(), &report["clean"], &report["damaged"]),
+        (Some(1), &false.into(), &Vec::<Value>::new().into())
+    );
+    assert_eq!(report["pins_lacking_blocks"][0]["missing"], 1);
+    let complaint = pipe(&launch, dir, &["store", "export", &root, "out.car"], b"").expect_err("a block is missing");
+    assert!(
+        complaint.contains(&format!("{damaged} is not in the store")) && !dir.join("out.car").exists(),
+        "{complaint}"
+    );
+    let url = format!("{}/api/v1/store/export/{root}", node.admin_url());
+    let broken = async { client().get(url).bearer_auth(TOKEN).send().await?.bytes().await };
+    assert!(broken.await.is_err(), "an archive that lacks a block does not end as if it were whole");
+
+    run(&launch, dir, &["add", "--cid-version=1", "big"]);
+    assert!(run(&launch, dir, &["store", "check"]).starts_with("checked "), "it was made good");
+    let complaint = pipe(&launch, dir, &["store", "repair"], b"").expect_err("the gateway runs");
+    assert!(complaint.contains("stop the gateway"), "{complaint}");
+    let output = launch.output(&["store", "check", "--rate", "fast"], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    node.stop().await;
+    assert!(run(&launch, dir, &["store", "check", "--rate", "100MB"]).contains("0 damaged"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_may_not_or_cannot_be_asked_says_so() {
+    let home = folder();
+    let dir = home.path();
+    fill(dir);
+    let launch = Launch::new(dir);
+    let commands: [&[&str]; 7] = [
+        &["add", "one"],
+        &["get", "bafkqaddjnzzxazldoqwxizltoq"],
+        &["ls", "bafkqaddjnzzxazldoqwxizltoq"],
+        &["store", "stats"],
+        &["store", "check"],
+        &["store", "compact"],
+        &["store", "import", "one"],
+    ];
+    let node = launch.start().await;
+    let stranger = launch.clone().set("CAUSEWAY_ADMIN_TOKEN", "guessed");
+    for command in commands {
+        let complaint = pipe(&stranger, dir, command, b"").expect_err("a wrong token");
+        assert!(complaint.contains("asks for its token: set CAUSEWAY_ADMIN_TOKEN"), "{command:?}: {complaint}");
+        let complaint = pipe(&launch, dir, &[command, &["--admin", "http://127.0.0.1:1"]].concat(), b"");
+        let complaint = complaint.expect_err("nobody is there");
+        assert!(complaint.contains("no gateway can be reached at http://127.0.0.1:1"), "{command:?}: {complaint}");
+        let complaint = pipe(&launch, dir, &[command, &["--admin", "localhost"]].concat(), b"").expect_err("no URL");
+        assert!(complaint.contains("is not the URL of an admin listener"), "{command:?}: {complaint}");
+    }
+    let page = client().post(format!("{}/api/v1/store/compact", node.admin_url())).bearer_auth(TOKEN);
+    let status = page.header("origin", "https://example.com").send().await.expect("is answered").status();
+    assert_eq!(status.as_u16(), 403);
+    node.assert_healthy().await;
+    node.stop().await;
+}
+
+/// Sends the head of an upload and the beginning of its body.
+fn begin_upload(node: &Causeway, body_bytes: usize, begin: &[u8]) -> TcpStream {
+    let host = node.admin_url().trim_start_matches("http://").trim_end_matches('/');
+    let mut stream = TcpStream::connect(host).expect("connects");
+    let head = format!(
+        "POST /api/v1/store/import HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n\
+         Content-Type: application/vnd.ipld.car\r\nContent-Length: {body_bytes}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(begin)).expect("sends");
+    stream
+}
+
+async fn api(node: &Causeway, path: &str) -> (u16, Value) {
+    node.admin("GET", &format!("/api/v1/store/{path}"), None).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_that_is_cut_leaves_nothing_and_only_so_many_are_taken_at_a_time() {
+    let (home, other) = (folder(), folder());
+    let dir = home.path();
+    fill(dir);
+    let maker = Launch::new(other.path());
+    let root = run(&maker, dir, &["add", "-Q", "big"]);
+    run(&maker, dir, &["store", "export", &root, "big.car"]);
+    let archive = fs::read(dir.join("big.car")).expect("reads");
+
+    let launch = Launch::new(dir);
+    let node = launch.start().await;
+    let before = stats(&launch);
+    let half = archive.len() / 2;
+    // One that comes at the same moment as a question takes no place if that was the last: then another one is begun.
+    let mut uploads = Vec::new();
+    let refusal = eventually("four uploads are under way", PATIENCE, async || {
+        uploads.push(begin_upload(&node, archive.len(), &archive[..half]));
+        match api(&node, "stats").await {
+            (429, refusal) => Ok(refusal),
+            (status, _) => Err(format!("{status}")),
+        }
+    });
+    let refusal = refusal.await;
+    assert!(refusal["error"].as_str().is_some_and(|words| words.contains("4 operations")), "{refusal}");
+    let complaint = pipe(&launch, dir, &["store", "import", "big.car"], b"").expect_err("there is no place");
+    assert!(complaint.contains("4 operations on the store are under way"), "{complaint}");
+    let absent = run(&maker, dir, &["add", "-n", "-Q", "one"]);
+    assert_eq!(api(&node, &format!("blocks/{absent}")).await.0, 404, "what is at hand is answered all the same");
+
+    drop(uploads);
+    eventually("nothing of them is left", PATIENCE, async || {
+        let (status, now) = api(&node, "stats").await;
+        let same = status == 200 && now["pins"] == before["pins"] && now["partial_pins"] == before["partial_pins"];
+        let same = same && now["pinned"]["blocks"] == before["pinned"]["blocks"];
+        if same { Ok(()) } else { Err(format!("{status}: {now}")) }
+    })
+    .await;
+    run(&launch, dir, &["store", "import", "big.car"]);
+    node.expect(&format!("/ipfs/{root}"), &fs::read(dir.join("big")).expect("reads")).await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_is_full_is_told_to_whoever_uploads() {
+    let (home, other) = (folder(), folder());
+    let launch = Launch::new(home.path()).in_small_file_system(64 << 20);
+    if !launch.small_file_systems_can_be_mounted() {
+        let said = "WARNING: this system lets nobody mount a small file system (unshare --mount): nothing was uploaded to a full disk";
+        writeln!(std::io::stderr(), "{said}").expect("somebody listens");
+        return;
+    }
+    let node = launch.set("CAUSEWAY_CACHE_DISK_FREE_BYTES_MIN", 16 << 20).start().await;
+    let dir = other.path();
+    fs::write(dir.join("huge"), Noise::bytes(36, 150_000_000)).expect("writes");
+    let elsewhere = Launch::new(dir);
+    let complaint = pipe(&elsewhere, dir, &["add", "-Q", "--admin", node.admin_url(), "huge"], b"");
+    let complaint = complaint.expect_err("there is no room");
+    assert!(complaint.contains("make room on it"), "{complaint}");
+    node.assert_healthy().await;
+    fs::write(dir.join("small"), b"there is room for this").expect("writes");
+    eventually("the disk takes what there is room for", PATIENCE, async || {
+        pipe(&elsewhere, dir, &["add", "-Q", "--admin", node.admin_url(), "small"], b"")
+    })
+    .await;
+    node.stop().await;
+}

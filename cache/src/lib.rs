@@ -14,6 +14,7 @@
 //! | [`flat`] | a store of one file for each block |
 //! | [`memory`] | a store in memory |
 //! | `ledger`, `ledger_store` | a store's index in memory, and a store over it |
+//! | `folder` | folders whose names outlive power loss |
 //! | [`stored`] | how a block lies on disk, compressed where that pays, and goes from there to a browser |
 //! | [`pins`] | recursive pins on the disk |
 //! | [`add`] | blocks whose roots are known last, into the store and pinned |
@@ -28,6 +29,7 @@ pub mod add;
 pub mod disk;
 pub mod flat;
 pub mod flight;
+mod folder;
 pub mod import;
 mod ledger;
 mod ledger_store;

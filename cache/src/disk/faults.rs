@@ -53,9 +53,11 @@ impl Fault {
 thread_local! {
     /// What the process before left unsynced, for the next store that is opened on this thread.
     pub(crate) static INHERITED: Cell<Option<Volatile>> = const { Cell::new(None) };
+    /// What is to happen while that is opened, and after.
+    pub(crate) static OPENING: Cell<Option<Plan>> = const { Cell::new(None) };
 }
 
-type Plan = Box<dyn FnMut(Call) -> Option<Fault> + Send>;
+pub(crate) type Plan = Box<dyn FnMut(Call) -> Option<Fault> + Send>;
 
 /// What is to happen.
 #[derive(Default)]
@@ -70,6 +72,11 @@ impl std::fmt::Debug for Faults {
 }
 
 impl Faults {
+    /// Those that were planned for the store that is being opened.
+    pub(super) fn opening() -> Self {
+        Self { plan: OPENING.take().into() }
+    }
+
     /// Asks this before every call from now on, on the thread that makes it.
     pub(crate) fn plan(&self, plan: impl FnMut(Call) -> Option<Fault> + Send + 'static) {
         *self.lock() = Some(Box::new(plan));

@@ -15,12 +15,13 @@ use moka::sync::Cache;
 use rustix::buffer::spare_capacity;
 use rustix::fs::{Advice, fadvise, statvfs};
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv, preadv2};
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, IoSliceMut};
 use std::num::NonZero;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const SUFFIX: &str = "segment";
 
@@ -29,9 +30,12 @@ const SUFFIX: &str = "segment";
 pub(crate) struct Files {
     dir: PathBuf,
     open: Cache<u32, Arc<File>>,
+    /// What was written to and is to be synced. The system tells of a write that failed later, once, and to who had the file
+    /// open meanwhile.
+    unsynced: Mutex<HashMap<u32, Arc<File>>>,
     /// What power loss would take.
     #[cfg(test)]
-    pub(crate) volatile: std::sync::Mutex<Volatile>,
+    pub(crate) volatile: Mutex<Volatile>,
     /// What goes wrong.
     #[cfg(test)]
     pub(crate) faults: Faults,
@@ -46,7 +50,7 @@ pub(crate) struct Volatile {
     /// Segments whose files were made.
     pub(crate) names: Vec<u32>,
     /// How long RocksDB's log was when it was last synced, by the name of its file.
-    pub(crate) logs: std::collections::HashMap<std::ffi::OsString, u64>,
+    pub(crate) logs: HashMap<std::ffi::OsString, u64>,
 }
 
 impl Files {
@@ -58,15 +62,16 @@ impl Files {
         Ok(Self {
             dir,
             open,
+            unsynced: Mutex::default(),
             #[cfg(test)]
             volatile: super::faults::INHERITED.take().unwrap_or_default().into(),
             #[cfg(test)]
-            faults: Faults::default(),
+            faults: Faults::opening(),
         })
     }
 
-    /// Writes at a place in a segment, which is created if it is new.
-    pub(crate) fn write(&self, segment: u32, offset: u32, bytes: &[u8]) -> Result<(), StoreError> {
+    /// Writes at a place in a segment, which is created if it is new, and kept open until it is synced if it is to be.
+    pub(crate) fn write(&self, segment: u32, offset: u32, bytes: &[u8], to_be_synced: bool) -> Result<(), StoreError> {
         #[cfg(test)]
         if !self.path(segment).exists() {
             self.faults.check(Call::Create).map_err(|error| failed(&self.path(segment), &error))?;
@@ -81,7 +86,12 @@ impl Files {
         }
         #[cfg(test)]
         volatile.values.push((segment, offset, bytes.len()));
-        let write = |file: Arc<File>| file.write_all_at(bytes, u64::from(offset));
+        let write = |file: Arc<File>| {
+            if to_be_synced {
+                self.unsynced().entry(segment).or_insert_with(|| Arc::clone(&file));
+            }
+            file.write_all_at(bytes, u64::from(offset))
+        };
         let written = self.file(segment, true).and_then(write);
         #[cfg(test)]
         let written = written.and(fault);
@@ -154,8 +164,11 @@ impl Files {
         self.meet_sync(segment).map_err(|error| failed(&self.path(segment), &error))?;
         #[cfg(test)]
         self.volatile.lock().expect("no test panics here").values.retain(|(of, ..)| *of != segment);
-        let synced = self.file(segment, false).and_then(|file| file.sync_data());
-        synced.map_err(|error| failed(&self.path(segment), &error))
+        let kept = self.unsynced().get(&segment).map(Arc::clone);
+        let file = kept.map_or_else(|| self.file(segment, false), Ok);
+        file.and_then(|file| file.sync_data()).map_err(|error| failed(&self.path(segment), &error))?;
+        self.unsynced().remove(&segment);
+        Ok(())
     }
 
     /// Makes the next reads of a segment come from the disk itself, where the system can be told to. One that is not there is
@@ -189,6 +202,7 @@ impl Files {
         #[cfg(test)]
         volatile.values.retain(|(of, ..)| *of != segment);
         let removed = fs::remove_file(self.path(segment));
+        self.unsynced().remove(&segment);
         self.open.invalidate(&segment);
         // It keeps what it lets go of until it is told to tidy up, and an open file keeps its space.
         self.open.run_pending_tasks();
@@ -211,8 +225,13 @@ impl Files {
 
     /// The segments that there are files of, in no order.
     pub(crate) fn list(&self) -> Result<Vec<u32>, StoreError> {
-        let names = fs::read_dir(&self.dir).map_err(|error| failed(&self.dir, &error))?;
-        let names = names.map(|entry| Ok(entry.map_err(|error| failed(&self.dir, &error))?.path()));
+        Self::list_in(&self.dir)
+    }
+
+    /// The same of a store that is not open.
+    pub(crate) fn list_in(dir: &Path) -> Result<Vec<u32>, StoreError> {
+        let names = fs::read_dir(dir).map_err(|error| failed(dir, &error))?;
+        let names = names.map(|entry| Ok(entry.map_err(|error| failed(dir, &error))?.path()));
         names.filter_map(|path| path.map(|path| segment(&path)).transpose()).collect()
     }
 
@@ -234,6 +253,10 @@ impl Files {
             self.open.invalidate(&segment);
         }
         Ok(file)
+    }
+
+    fn unsynced(&self) -> MutexGuard<'_, HashMap<u32, Arc<File>>> {
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn path(&self, segment: u32) -> PathBuf {
@@ -264,4 +287,26 @@ fn segment(path: &Path) -> Option<u32> {
 
 fn failed(path: &Path, error: &io::Error) -> StoreError {
     StoreError::io(format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_to_be_synced_is_kept_open_until_it_is() {
+        let dir = tempfile::tempdir().expect("a directory");
+        // None is kept open for its own sake.
+        let files = Files::open(dir.path().join("segments"), 0).expect("opens");
+        for to_be_synced in [true, false] {
+            files.write(1, 0, b"value", to_be_synced).expect("writes");
+            // Another file in its place would have another history.
+            fs::remove_file(files.path(1)).expect("deletes");
+            assert_eq!(files.sync(1).is_ok(), to_be_synced);
+            files.sync(1).expect_err("it is not kept any more");
+        }
+        files.write(1, 0, b"value", true).expect("writes");
+        files.delete(1).expect("deletes");
+        files.sync(1).expect_err("it is gone");
+    }
 }

@@ -173,6 +173,12 @@ impl Survey<'_> {
         if let Some((last, _)) = segments.last_key_value() {
             counters.segment = counters.segment.max(last.saturating_add(1));
         }
+        // What comes must not lie before what is known to be synced.
+        let synced = self.store.synced()?.unwrap_or_default();
+        let after = if synced.offset > 0 { synced.segment.saturating_add(1) } else { synced.segment };
+        if !segments.contains_key(&synced.segment) {
+            counters.segment = counters.segment.max(after);
+        }
         for row in self.store.rows_from(PINS, &[])? {
             let pin = PinRecord::from_bytes(&row?.1).map_or(0, |record| record.id.0);
             counters.pin = counters.pin.max(pin.saturating_add(1));

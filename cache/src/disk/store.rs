@@ -12,6 +12,7 @@ use super::schema::{
 };
 use super::touched::Touched;
 use super::{DiskOptions, migrate, record, summary};
+use crate::folder;
 use crate::pins::PinSummary;
 use crate::stored::{Stored, ValueError};
 use bytes::Bytes;
@@ -50,8 +51,9 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn open(dir: &Path, options: &DiskOptions) -> Result<Self, StoreError> {
-        std::fs::create_dir_all(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
+        folder::make(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
         let lock = lock(dir)?;
+        refuse_lost_index(dir)?;
         let legacy = refuse_unknown_families(dir)?;
         let db = DB::open_cf_descriptors(&db_options(options), dir, families(options, &legacy))?;
         let open_max = u64::try_from(options.open_files_max).unwrap_or(u64::MAX) / 2;
@@ -374,6 +376,16 @@ fn lock(dir: &Path) -> Result<File, StoreError> {
         Err(TryLockError::WouldBlock) => Err(StoreError::InUse { dir: dir.to_owned() }),
         Err(TryLockError::Error(error)) => Err(failed(error)),
     }
+}
+
+/// Segments that no index knows would be deleted as left over: their pins were acknowledged by somebody.
+fn refuse_lost_index(dir: &Path) -> Result<(), StoreError> {
+    let segments = dir.join(SEGMENTS_DIR);
+    let has_segments = !Store::is_in(dir) && segments.is_dir() && !Files::list_in(&segments)?.is_empty();
+    if has_segments {
+        return Err(StoreError::corrupt(format!("{} has blocks, and the index beside it is gone", segments.display())));
+    }
+    Ok(())
 }
 
 /// The families of earlier schemas that are here. A newer schema may have families that RocksDB would not open without

@@ -6,7 +6,7 @@
 //! A file is written under another name in its own folder and renamed, which replaces a former one in one step on every file
 //! system. Values that come together are written by several threads: over a network each waits for several answers.
 
-use super::names;
+use super::{calls, names};
 use super::{failed, sync_folder, temporary};
 use crate::disk::{StoreError, record};
 use crate::ledger::Key;
@@ -17,7 +17,7 @@ use content::MAX_BLOCK_BYTES;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::io::{self, ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -61,9 +61,9 @@ pub(super) struct Found {
 }
 
 impl Files {
-    /// Files below `dir`, which is there.
+    /// Files below `dir`, which is there. Whoever made folders in it may have been killed before their names were synced.
     pub(super) fn new(dir: PathBuf) -> Self {
-        Self { dir, unsynced: Mutex::default() }
+        Self { unsynced: Mutex::new([dir.clone()].into()), dir }
     }
 
     /// What a value takes.
@@ -83,10 +83,9 @@ impl Files {
         let head = record::head(&value.key, &value.pieces);
         let head = head.ok_or_else(|| StoreError::io("a block is too large for a record"))?;
         let unfinished = temporary(&folder);
-        let written = self.create(&folder, &unfinished).and_then(|file| {
-            put(file, &head, &value.pieces, value.durable)?;
-            fs::rename(&unfinished, folder.join(name))
-        });
+        let written = self
+            .write_unfinished(&folder, &unfinished, &head, value)
+            .and_then(|()| calls::rename(&unfinished, &folder.join(name)));
         if let Err(error) = written {
             _ = fs::remove_file(&unfinished);
             return Err(failed(&unfinished, &error));
@@ -97,16 +96,21 @@ impl Files {
         Ok(())
     }
 
-    fn create(&self, folder: &Path, path: &Path) -> io::Result<File> {
-        match File::create_new(path) {
+    /// Writes a record, and to the disk if it is to be durable, in a folder that is made if need be.
+    fn write_unfinished(&self, folder: &Path, path: &Path, head: &[u8], value: &NewValue) -> io::Result<()> {
+        let bytes: usize = value.pieces.iter().map(Bytes::len).sum();
+        let gathered = if bytes < GATHER_BELOW_BYTES { [head, &value.pieces.concat()].concat() } else { Vec::new() };
+        let [first, second] = &value.pieces;
+        let pieces: [&[u8]; 3] = if gathered.is_empty() { [head, first, second] } else { [&gathered, &[], &[]] };
+        match calls::write_new(path, &pieces, value.durable) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                match fs::create_dir(folder) {
+                match calls::make_folder(folder) {
                     Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
                     _ => self.note_unsynced(self.dir.clone()),
                 }
-                File::create_new(path)
+                calls::write_new(path, &pieces, value.durable)
             }
-            created => created,
+            written => written,
         }
     }
 
@@ -153,7 +157,7 @@ impl Files {
 
     pub(super) fn delete(&self, key: &[u8]) -> Result<(), StoreError> {
         let path = names::path(&self.dir, key);
-        match fs::remove_file(&path) {
+        match calls::remove(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(&path, &error)),
             _ => Ok(()),
         }
@@ -173,18 +177,6 @@ impl Files {
 /// What a file of this length takes on the disk.
 fn cost_of_file(len: u64) -> u64 {
     len.next_multiple_of(ALLOCATED_BYTES) + FILE_BYTES
-}
-
-/// Writes a record, and to the disk if it is to be durable.
-fn put(mut file: File, head: &[u8], pieces: &[Bytes], durable: bool) -> io::Result<()> {
-    let bytes: usize = pieces.iter().map(Bytes::len).sum();
-    if bytes < GATHER_BELOW_BYTES {
-        file.write_all(&[head, &pieces.concat()].concat())?;
-    } else {
-        file.write_all(head)?;
-        pieces.iter().try_for_each(|piece| file.write_all(piece))?;
-    }
-    if durable { file.sync_data() } else { Ok(()) }
 }
 
 fn read_up_to(path: &Path, len_max: usize) -> io::Result<Bytes> {

@@ -33,22 +33,27 @@
 //! |---|---|
 //! | `names` | what files are called |
 //! | `files` | blocks as files |
+//! | `calls` | what is asked of the file system |
 //! | `pins` | pins as files |
 //! | `lock` | who a folder belongs to |
 //! | [`offline`] | looking at a store that no gateway runs on |
 //!
 //! Non-goals: order by age beyond a restart other than by when files were written; compressing anew.
 
+mod calls;
 mod files;
 mod lock;
 mod names;
 pub mod offline;
 mod pins;
+#[cfg(test)]
+pub(crate) mod power;
 
 use self::files::{Files, Found};
 use self::lock::Lock;
 use self::pins::{FoundPin, PinFiles};
 use crate::disk::StoreError;
+use crate::folder;
 use crate::ledger::{Held, Key, Ledger};
 use crate::ledger_store::backing::{Backing, NewValue, ScrubNote};
 use crate::ledger_store::{LedgerStore, Limits};
@@ -57,9 +62,9 @@ use crate::store::BlockStore;
 use crate::stored::{self, Shape, Stored};
 use content::Cid;
 use rustix::fs::statvfs;
-use rustix::io::Errno;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write as _};
+use std::cmp::Reverse;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -116,7 +121,7 @@ pub fn open(dir: &Path, options: &FlatOptions) -> Result<Arc<dyn BlockStore>, St
         queue_bytes_max: options.queue_bytes_max,
         reads_max: options.reads_max,
     };
-    fs::create_dir_all(dir).map_err(|error| failed(dir, &error))?;
+    folder::make(dir).map_err(|error| failed(dir, &error))?;
     let folder = Folder::open(dir, options.free_bytes_min)?;
     for part in [BLOCKS_DIR, PINS_DIR] {
         let part = dir.join(part);
@@ -125,6 +130,9 @@ pub fn open(dir: &Path, options: &FlatOptions) -> Result<Arc<dyn BlockStore>, St
     if !is_in(dir) {
         replace(&dir.join(SCHEMA_FILE), format!("{SCHEMA}\n").as_bytes())?;
     }
+    // Whoever made what is here may have been killed before its names were synced, and a pin that is found counts as there.
+    sync_folder(dir)?;
+    sync_folder(&dir.join(PINS_DIR))?;
     let ledger = folder.load(true)?;
     Ok(Arc::new(LedgerStore::start(folder, ledger, &limits)?))
 }
@@ -162,8 +170,17 @@ impl Folder {
         for Found { key, bytes, .. } in found {
             ledger.put(&key, Held { bytes, shape: None, durable: false });
         }
-        for FoundPin { root, record, members } in self.pins.load(tidy)? {
+        let mut pins = self.pins.load(tidy)?;
+        pins.sort_unstable_by_key(|found| Reverse((found.record.state == PinState::Complete, found.record.id)));
+        for FoundPin { root, record, members } in pins {
             let (pin, acknowledged) = (record.id, acknowledged(&record));
+            if ledger.pin_of(&root).is_some() {
+                // Begun while the disk failed, and begun once more: a root has one pin.
+                if tidy {
+                    self.pins.remove(pin)?;
+                }
+                continue;
+            }
             ledger.set_pin(Some(root), record);
             for (at, (key, block_bytes)) in members.iter().enumerate() {
                 ledger.add_member(pin, key, *block_bytes);
@@ -284,25 +301,17 @@ fn temporary(folder: &Path) -> PathBuf {
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let folder = path.parent().unwrap_or(path);
     let unfinished = temporary(folder);
-    let write = || {
-        let mut file = File::create_new(&unfinished)?;
-        file.write_all(bytes)?;
-        file.sync_data()?;
-        fs::rename(&unfinished, path)
-    };
-    write().map_err(|error| {
+    let written = calls::write_new(&unfinished, &[bytes], true).and_then(|()| calls::rename(&unfinished, path));
+    written.map_err(|error| {
         _ = fs::remove_file(&unfinished);
         failed(path, &error)
     })?;
     sync_folder(folder)
 }
 
-/// Forces the names in a folder to the disk. File systems that have no such thing refuse it, and have them there at once.
+/// Forces the names in a folder to the disk.
 fn sync_folder(folder: &Path) -> Result<(), StoreError> {
-    match File::open(folder).and_then(|folder| folder.sync_all()) {
-        Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
-        synced => synced.map_err(|error| failed(folder, &error)),
-    }
+    calls::sync_folder(folder).map_err(|error| failed(folder, &error))
 }
 
 /// What the file system said of a path. That it is full is told apart, though not by how much.

@@ -10,15 +10,14 @@
 //! was cut off is told by its checksum, and what was acknowledged lies before it.
 
 use super::files::entries;
-use super::{failed, names, replace, sync_folder};
+use super::{calls, failed, names, replace, sync_folder};
 use crate::disk::StoreError;
 use crate::ledger::Key;
 use crate::pins::{PinId, PinRecord, PinState};
 use content::{BlockKey, Cid};
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::FileExt as _;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tracing::error;
@@ -94,7 +93,8 @@ impl PinFiles {
         for (key, block_bytes) in members {
             put_member(&mut bytes, key, *block_bytes);
         }
-        let written = append(&path, length, &bytes);
+        // What comes after that, if anything, was never known to be there.
+        let written = calls::append(&path, length, &bytes);
         written.map_err(|error| failed(&path, &error))?;
         state.lengths.insert(pin, length + bytes.len() as u64);
         state.unsynced.insert(pin);
@@ -104,7 +104,7 @@ impl PinFiles {
     /// The pin is gone when its header is.
     pub(super) fn remove(&self, pin: PinId) -> Result<(), StoreError> {
         let path = self.path(pin, HEADER);
-        match fs::remove_file(&path) {
+        match calls::remove(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(&path, &error)),
             _ => {}
         }
@@ -113,7 +113,7 @@ impl PinFiles {
         state.lengths.remove(&pin);
         state.unsynced.remove(&pin);
         // What is left of it is deleted when the store is next opened.
-        _ = fs::remove_file(self.path(pin, MEMBERS));
+        _ = calls::remove(&self.path(pin, MEMBERS));
         Ok(())
     }
 
@@ -122,11 +122,8 @@ impl PinFiles {
         let unsynced = std::mem::take(&mut self.state().unsynced);
         for pin in &unsynced {
             let path = self.path(*pin, MEMBERS);
-            File::options()
-                .write(true)
-                .open(&path)
-                .and_then(|file| file.sync_data())
-                .map_err(|error| failed(&path, &error))?;
+            let file = File::options().write(true).open(&path);
+            file.and_then(|file| calls::sync(&file, &path)).map_err(|error| failed(&path, &error))?;
         }
         if unsynced.is_empty() { Ok(()) } else { sync_folder(&self.dir) }
     }
@@ -174,17 +171,15 @@ impl PinFiles {
             record.state = PinState::Partial;
         }
         if tidy {
-            self.state().lengths.insert(pin, good as u64);
+            let mut state = self.state();
+            state.lengths.insert(pin, good as u64);
+            // Whoever wrote it may have been killed before it was synced, and nobody writes these members again.
+            if record.state == PinState::Partial && good > 0 {
+                state.unsynced.insert(pin);
+            }
         }
         Ok(FoundPin { root, record, members })
     }
-}
-
-/// Writes behind what is good; what came after that, if anything, was never known to be there.
-fn append(path: &Path, length: u64, bytes: &[u8]) -> io::Result<()> {
-    let file = File::options().create(true).truncate(false).write(true).open(path)?;
-    file.set_len(length)?;
-    file.write_all_at(bytes, length)
 }
 
 fn pin_of(name: &str, what: &str) -> Option<PinId> {

@@ -100,6 +100,8 @@ pub(super) struct Writer<B: Backing> {
     /// What was said to a sync that was refused. What had not been written then may be lost although a later sync succeeds,
     /// so nothing is acknowledged until the store is opened again.
     unsyncable: Option<StoreError>,
+    /// Pins of which it is not known whether they are written, since they could not be removed.
+    doubted: HashSet<PinId>,
     room: Arc<Semaphore>,
 }
 
@@ -145,6 +147,7 @@ impl<B: Backing> Writer<B> {
             flushes: Vec::new(),
             failing: false,
             unsyncable: None,
+            doubted: HashSet::new(),
             room,
         };
         writer.publish();
@@ -363,8 +366,15 @@ impl<B: Backing> Writer<B> {
             Some(record) => PinRecord { name, ..record },
             None => PinRecord::new(self.shared.backing.take_pin()?, name),
         };
-        self.shared.backing.write_pin(&root, &record).inspect_err(|error| self.note_refusal(error))?;
         let pin = record.id;
+        if let Err(error) = self.shared.backing.write_pin(&root, &record) {
+            self.note_refusal(&error);
+            if !self.shared.ledger().has(pin) {
+                // It may have been written all the same, and a root has one pin.
+                _ = self.shared.backing.remove_pin(pin);
+            }
+            return Err(error);
+        }
         self.shared.ledger_mut().set_pin(Some(root), record);
         Ok(pin)
     }
@@ -389,9 +399,10 @@ impl<B: Backing> Writer<B> {
         };
         let record = PinRecord { state: PinState::Complete, ..current };
         self.sync()?;
-        if record != former {
+        if record != former || self.doubted.contains(&attempt.pin) {
             self.shared.backing.write_pin(&root, &record).inspect_err(|error| self.note_refusal(error))?;
         }
+        self.doubted.remove(&attempt.pin);
         let summary = record.summary(root);
         self.shared.ledger_mut().set_pin(Some(root), record);
         Ok(summary)
@@ -400,7 +411,11 @@ impl<B: Backing> Writer<B> {
     /// The pin is gone when this returns; its members follow a chunk at a time.
     fn remove(&mut self, root: &Cid) -> Result<bool, StoreError> {
         let Some(pin) = self.shared.ledger().pin_of(root) else { return Ok(false) };
-        self.shared.backing.remove_pin(pin)?;
+        if let Err(error) = self.shared.backing.remove_pin(pin) {
+            self.doubted.insert(pin);
+            return Err(error);
+        }
+        self.doubted.remove(&pin);
         self.shared.ledger_mut().remove_pin(pin);
         Ok(true)
     }
@@ -540,7 +555,7 @@ impl<B: Backing> Writer<B> {
         stats.cached_bytes.store(ledger.cached_bytes(), Ordering::Relaxed);
         stats.pinned_bytes.store(ledger.pinned_bytes(), Ordering::Relaxed);
         stats.blocks.store(ledger.count(), Ordering::Relaxed);
-        stats.degraded.store(self.failing, Ordering::Relaxed);
+        stats.degraded.store(self.failing || self.unsyncable.is_some(), Ordering::Relaxed);
     }
 }
 

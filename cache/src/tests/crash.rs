@@ -1,32 +1,41 @@
-//! `kill -9` at any moment: what was acknowledged is there when the store is opened again.
+//! `kill -9` at any moment: what was acknowledged is there when the store is opened again. Of every store that outlives its
+//! process.
 //!
 //! The test runs its own binary as a child that pins, caches, evicts, unpins, imports, compacts and recompresses without end and
 //! prints what was acknowledged; kills it a moment after a seeded number of lines, while it goes on working; and looks at
-//! what is left. The same directory is used for many rounds, so recovery is recovered from as well. [`super::crash_flat`] does
-//! so with another store.
+//! what is left. The same directory is used for many rounds, so recovery is recovered from as well.
+//!
+//! More rounds: `CAUSEWAY_CRASH_ROUNDS=300 cargo test --release -p causeway-cache --lib kill_9`. What a process leaves to a system that
+//! ends as well is shown in [`super::device`] with a real file system, in [`super::power`] and [`super::power_flat`] with a model.
 
-use super::audit::audit;
 use super::import::{car, node};
-use super::{Random, noisy, open_with, raw, supply};
-use crate::{BlockStore, DiskOptions, PinState, import_car};
+use super::suite::{Home, Kind, Opened, Setup, open};
+use super::{Random, noisy, raw, supply};
+use crate::{PinState, import_car};
 use content::Block;
+use futures::stream::{self, StreamExt as _};
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 pub(super) const DIR: &str = "CAUSEWAY_CRASH_DIR";
-const SEED: &str = "CAUSEWAY_CRASH_SEED";
+const LIFE: &str = "CAUSEWAY_CRASH_LIFE";
 const ROUNDS: &str = "CAUSEWAY_CRASH_ROUNDS";
-pub(super) const CACHE_BYTES: u64 = 500_000;
+const CACHE_BYTES: u64 = 500_000;
 
 /// Rounds in one directory.
 const ROUNDS_TOGETHER: u64 = 20;
 
-fn options() -> DiskOptions {
+pub(super) fn setup() -> Setup {
     // Small segments, so that they are evicted, collected and deleted all the time.
-    DiskOptions { cache_bytes_max: CACHE_BYTES, segment_bytes_max: 200_000, ..DiskOptions::default() }
+    Setup { cache_bytes_max: CACHE_BYTES, segment_bytes_max: 200_000, ..Setup::default() }
+}
+
+/// How often a test is to be tried.
+pub(super) fn rounds(default: u64) -> u64 {
+    std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(default)
 }
 
 /// Text that a higher level finds more in.
@@ -59,23 +68,22 @@ fn dag(number: u64) -> Vec<Block> {
     blocks
 }
 
-/// The child: works until it is killed.
-async fn work(dir: &Path, seed: u64) {
-    let disk = open_with(dir, options()).expect("opens");
+/// Works until it is killed.
+async fn work(store: &Opened, seed: u64) {
     let mut random = Random(seed);
     for number in seed.. {
         for _ in 0..random.below(20) {
-            disk.put_cached(noisy(random.next(), 10_000)).await;
+            store.put_cached(noisy(random.next(), 10_000)).await;
         }
         let blocks = dag(number);
         let root = *blocks[0].cid();
+        say("pinning", number);
         if number.is_multiple_of(7) {
-            say("importing", number);
             let archive = car(&[root], &blocks.iter().rev().cloned().collect::<Vec<_>>());
-            let pins = import_car(&disk, &archive[..], None).await.expect("imports").pins;
+            let pins = import_car(&**store, &archive[..], None).await.expect("imports").pins;
             assert_eq!((pins.len(), pins[0].state), (1, PinState::Complete));
         } else {
-            let pin = disk.pin_recursive(root, None, supply(&blocks)).await.expect("pins");
+            let pin = store.pin_recursive(root, None, supply(&blocks)).await.expect("pins");
             assert_eq!(pin.state, PinState::Complete);
         }
         say("pinned", number);
@@ -83,18 +91,55 @@ async fn work(dir: &Path, seed: u64) {
             0..4 => {
                 let victim = seed + random.below(number - seed + 1);
                 say("unpinning", victim);
-                disk.remove_pin(dag(victim)[0].cid()).await.expect("removes");
+                store.remove_pin(dag(victim)[0].cid()).await.expect("removes");
                 say("unpinned", victim);
             }
             4 => {
                 say("compacting", number);
-                disk.compact().await.expect("compacts");
+                store.compact().await.expect("compacts");
             }
             5 => {
                 say("recompressing", number);
-                disk.recompress_pinned(9 + u8::try_from(random.below(4)).expect("small"), None).await.expect("works");
+                store.recompress_pinned(9 + u8::try_from(random.below(4)).expect("small"), None).await.expect("works");
             }
             _ => {}
+        }
+    }
+}
+
+/// What a child is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    /// Anything, one after the other.
+    Everything,
+    /// To write all members of a pin and not complete it.
+    Begin,
+    /// To pin what was begun.
+    Complete,
+}
+
+impl Task {
+    const ALL: [Self; 3] = [Self::Everything, Self::Begin, Self::Complete];
+
+    async fn run(self, store: &Opened, seed: u64) {
+        let (dag, never) = (dag(seed), std::future::pending());
+        match self {
+            Self::Everything => work(store, seed).await,
+            Self::Begin => {
+                let broken_off = stream::iter([Err(std::io::Error::other("broken off"))]);
+                let pinned = store.pin_recursive(*dag[0].cid(), None, supply(&dag).chain(broken_off)).await;
+                pinned.expect_err("it is broken off");
+                while store.pins().await.expect("lists")[0].blocks < dag.len() as u64 {
+                    tokio::task::yield_now().await;
+                }
+                say("pinning", seed);
+                never.await
+            }
+            Self::Complete => {
+                store.pin_recursive(*dag[0].cid(), None, supply(&dag)).await.expect("pins");
+                say("pinned", seed);
+                never.await
+            }
         }
     }
 }
@@ -107,19 +152,14 @@ pub(super) fn say(what: &str, number: u64) {
 
 #[tokio::test]
 async fn child_of_the_crash_test() {
-    let Some((dir, seed)) = told() else { return };
-    work(&dir, seed).await;
-}
-
-/// What a child is told: its folder and its seed. `None` in every other process.
-pub(super) fn told() -> Option<(PathBuf, u64)> {
-    let (dir, seed) = (std::env::var_os(DIR)?, std::env::var(SEED).ok()?);
-    Some((dir.into(), seed.parse().expect("a number")))
-}
-
-/// How many rounds are wanted.
-pub(super) fn rounds() -> u64 {
-    std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5)
+    let Ok(dir) = std::env::var(DIR) else { return };
+    let Ok(life) = std::env::var(LIFE) else { return };
+    let life: Vec<&str> = life.split(' ').collect();
+    let [kind, task, seed] = life[..] else { panic!("{life:?}") };
+    let kind = [Kind::Rocksdb, Kind::Flat].into_iter().find(|known| format!("{known:?}") == kind).expect("is known");
+    let task = Task::ALL.into_iter().find(|known| format!("{known:?}") == task).expect("is known");
+    let store = open(kind, Path::new(&dir), setup()).expect("opens");
+    task.run(&store, seed.parse().expect("a number")).await;
 }
 
 /// One of this binary's tests, to be run by itself and listened to.
@@ -130,80 +170,119 @@ pub(super) fn child(test: &str, dir: &Path) -> Command {
 }
 
 /// What the store owes for a number.
-#[derive(Debug, PartialEq)]
-pub(super) enum Owed {
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Owed {
     /// Complete and whole.
     Pinned,
-    /// Either: the answer to the removal was not heard.
+    /// Either: what was asked for was not answered.
     Either,
     /// No pin.
     Gone,
 }
 
-/// Notes a line; says whether it was one of the child's.
-fn note(owed: &mut HashMap<u64, Owed>, line: &str) -> bool {
-    let Some((what, number)) = line.split_once(' ') else { return false };
-    let state = match what {
-        "pinned" => Owed::Pinned,
-        "unpinning" => Owed::Either,
-        "unpinned" => Owed::Gone,
-        // Whatever comes of it, nothing is owed.
-        "importing" | "compacting" | "recompressing" => return true,
-        _ => return false,
-    };
-    number.parse().is_ok_and(|number| {
-        owed.insert(number, state);
-        true
-    })
-}
+/// What the store owes for each number that a child told of.
+#[derive(Debug, Default)]
+pub(super) struct Debts(HashMap<u64, Owed>);
 
-/// Runs a test as a child and kills it a while after some of its lines, reading to the end of what it managed to say.
-pub(super) fn crash(mut test: Command, seed: u64, lines: u64, after: Duration, owed: &mut HashMap<u64, Owed>) {
-    let mut child = test.env(SEED, seed.to_string()).stdout(Stdio::piped()).spawn().expect("starts");
-    let mut heard = 0;
-    for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
-        heard += u64::from(note(owed, &line.expect("reads")));
-        if heard == lines {
-            std::thread::sleep(after);
-            child.kill().expect("kills");
+impl Debts {
+    /// Notes a line; says whether it was one of the child's.
+    fn note(&mut self, line: &str) -> bool {
+        let Some((what, Ok(number))) = line.split_once(' ').map(|(what, number)| (what, number.parse())) else {
+            return false;
+        };
+        let before = self.0.get(&number).copied();
+        let state = match what {
+            // A complete pin stays complete.
+            "pinning" => before.filter(|owed| *owed == Owed::Pinned).or(Some(Owed::Either)),
+            "pinned" => Some(Owed::Pinned),
+            "unpinning" => Some(Owed::Either),
+            "unpinned" => Some(Owed::Gone),
+            // Whatever comes of it, nothing is owed.
+            "compacting" | "recompressing" => before,
+            _ => return false,
+        };
+        state.into_iter().for_each(|state| _ = self.0.insert(number, state));
+        true
+    }
+
+    pub(super) async fn check(&self, store: &Opened) {
+        let pins = store.pins().await.expect("lists");
+        let pins: HashMap<_, _> = pins.into_iter().map(|pin| (pin.root, pin.state)).collect();
+        for (number, owed) in &self.0 {
+            let blocks = dag(*number);
+            match (owed, pins.get(blocks[0].cid())) {
+                (Owed::Pinned, Some(PinState::Complete)) => {}
+                (Owed::Gone, None) | (Owed::Either, _) => continue,
+                (owed, found) => panic!("{number} is owed as {owed:?} and found as {found:?}"),
+            }
+            for block in blocks {
+                assert_eq!(store.get(block.cid()).await.as_ref(), Ok(&block), "a block of {number}");
+            }
         }
     }
-    let status = child.wait().expect("ends");
-    assert!(!status.success() && heard >= lines, "it was killed, and not before: {status}, {heard} of {lines}");
 }
 
-/// Looks for the DAGs of what is owed.
-pub(super) async fn check(store: &dyn BlockStore, dag: fn(u64) -> Vec<Block>, owed: &HashMap<u64, Owed>) {
-    let pins: HashMap<_, _> = store.pins().await.expect("lists").into_iter().map(|pin| (pin.root, pin.state)).collect();
-    for (number, owed) in owed {
-        let blocks = dag(*number);
-        match (owed, pins.get(blocks[0].cid())) {
-            (Owed::Pinned, Some(PinState::Complete)) => {}
-            (Owed::Gone, None) | (Owed::Either, _) => continue,
-            (owed, found) => panic!("{number} is owed as {owed:?} and found as {found:?}"),
+/// A child's life.
+#[derive(Debug)]
+pub(super) struct Life<'a> {
+    pub(super) kind: Kind,
+    pub(super) dir: &'a Path,
+    pub(super) task: Task,
+    pub(super) seed: u64,
+    /// It ends a while after so many lines.
+    pub(super) lines: u64,
+    pub(super) after: Duration,
+}
+
+impl Life<'_> {
+    /// Lives it to its end, by `kill -9` after something else has `happened`, and reads all that was said.
+    pub(super) fn live(&self, debts: &mut Debts, happens: impl Fn()) {
+        let mut child = child("tests::crash::child_of_the_crash_test", self.dir)
+            .env(LIFE, format!("{:?} {:?} {}", self.kind, self.task, self.seed))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let mut heard = 0;
+        for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
+            heard += u64::from(debts.note(&line.expect("reads")));
+            if heard == self.lines {
+                std::thread::sleep(self.after);
+                happens();
+                child.kill().expect("kills");
+            }
         }
-        for block in blocks {
-            assert_eq!(store.get(block.cid()).await.as_ref(), Ok(&block), "a block of {number}");
+        let status = child.wait().expect("ends");
+        let lines = self.lines;
+        assert!(!status.success() && heard >= lines, "it was killed, and not before: {status}, {heard} of {lines}");
+    }
+}
+
+async fn survives_kill_9(kind: Kind) {
+    let (mut home, mut debts) = (Home::new(kind), Debts::default());
+    for round in 0..rounds(5) {
+        if round % ROUNDS_TOGETHER == 0 {
+            (home, debts) = (Home::new(kind), Debts::default());
         }
+        let mut random = Random(round);
+        let (lines, after) = (1 + random.below(150), Duration::from_micros(random.below(30_000)));
+        let (dir, task) = (home.dir.path(), Task::Everything);
+        let life = Life { kind, dir, task, seed: 1 + round * 1_000_000, lines, after };
+        life.live(&mut debts, || ());
+        let store = home.open(setup()).await;
+        store.settle().await;
+        debts.check(&store).await;
+        store.settle().await;
+        assert_eq!(store.stats().corrupt_blocks, 0);
+        assert!(store.stats().cached_bytes <= CACHE_BYTES);
     }
 }
 
 #[tokio::test]
 async fn acknowledged_pins_survive_kill_9() {
-    let (mut dir, mut owed) = (tempfile::tempdir().expect("a directory"), HashMap::new());
-    for round in 0..rounds() {
-        if round % ROUNDS_TOGETHER == 0 {
-            (dir, owed) = (tempfile::tempdir().expect("a directory"), HashMap::new());
-        }
-        let mut random = Random(round);
-        let (lines, after) = (1 + random.below(120), Duration::from_micros(random.below(30_000)));
-        let test = child("tests::crash::child_of_the_crash_test", dir.path());
-        crash(test, 1 + round * 1_000_000, lines, after, &mut owed);
-        let disk = open_with(dir.path(), options()).expect("opens");
-        disk.flush().await.expect("flushes");
-        check(&disk, dag, &owed).await;
-        audit(&disk);
-        assert_eq!(disk.stats().corrupt_blocks, 0);
-        assert!(disk.stats().cached_bytes <= CACHE_BYTES);
-    }
+    survives_kill_9(Kind::Rocksdb).await;
+}
+
+#[tokio::test]
+async fn acknowledged_pins_in_files_survive_kill_9() {
+    survives_kill_9(Kind::Flat).await;
 }

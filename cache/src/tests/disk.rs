@@ -151,3 +151,21 @@ async fn the_space_of_what_is_unpinned_comes_back() {
     }
     audit(&disk);
 }
+
+#[tokio::test]
+async fn segments_without_their_index_are_left_alone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let blocks: Vec<_> = (0..3).map(|seed| noisy(seed, 5_000)).collect();
+    let disk = open(dir.path());
+    disk.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
+    drop(disk);
+    let (current, away) = (dir.path().join("CURRENT"), dir.path().join("away"));
+    std::fs::rename(&current, &away).expect("renames");
+    let error = open_with(dir.path(), DiskOptions::default()).map(drop).expect_err("it would begin anew");
+    assert!(matches!(error, StoreError::Corrupt(_)) && error.to_string().contains("segments"), "{error}");
+    std::fs::rename(&away, &current).expect("renames");
+    let disk = open(dir.path());
+    for block in &blocks {
+        assert_eq!(disk.get(block.cid()).await.as_ref(), Ok(block));
+    }
+}

@@ -5,8 +5,10 @@
 //! no pin any more until it is opened again.
 
 use super::audit::audit;
+use super::crash;
+use super::power::begin_pin;
 use super::{Random, noisy, open_with, supply, until};
-use crate::disk::faults::{Call, Fault};
+use crate::disk::faults::{Call, Fault, OPENING};
 use crate::{Disk, DiskOptions, PinError, PinState, StoreError};
 use content::{Block, BlockSource, SourceError};
 use futures::StreamExt as _;
@@ -17,8 +19,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tempfile::TempDir;
-
-const ROUNDS: &str = "CAUSEWAY_CRASH_ROUNDS";
 
 /// Blocks that histories are about.
 const BLOCKS: u64 = 60;
@@ -384,7 +384,7 @@ fn run(steps: impl IntoIterator<Item = Step>) {
 }
 
 fn rounds(default: u32) -> u32 {
-    std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(default)
+    u32::try_from(crash::rounds(default.into())).unwrap_or(u32::MAX)
 }
 
 proptest! {
@@ -567,4 +567,53 @@ async fn a_disk_that_stays_full_uses_nothing_up() {
     assert!(disk.remove_pin(block(1).cid()).await.expect("removes"));
     let after = disk.store().counters().expect("reads");
     assert_eq!(after.segment, before.segment);
+}
+
+/// What is not known to be on the disk was never acknowledged: if it cannot be read, a pin must not rely on it.
+#[tokio::test]
+async fn what_cannot_be_read_when_the_store_is_opened_is_written_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let disk = open_with(dir.path(), options()).expect("opens");
+    let (kept, begun) = (dag(11), dag(23));
+    disk.pin_recursive(*kept[0].cid(), None, supply(&kept)).await.expect("pins");
+    begin_pin(&disk, &begun[..3]).await;
+    let unsynced = disk.store().files.volatile.lock().expect("nobody panics").values.len();
+    assert!(unsynced > 0);
+    // The process ends as if it were killed.
+    disk.store().files.faults.refuse(Call::Sync, Errno::IO);
+    drop(disk);
+    OPENING.set(Some(Box::new(|call| (call == Call::Read).then_some(Fault::Refused(Errno::IO)))));
+    let disk = open_with(dir.path(), options()).expect("opens");
+    disk.store().files.faults.clear();
+    assert_eq!(disk.stats().blocks, kept.len() as u64, "what was begun is not believed, what was acknowledged is");
+    disk.pin_recursive(*begun[0].cid(), None, supply(&begun)).await.expect("pins");
+    for block in kept.iter().chain(&begun) {
+        assert_eq!(disk.get(block.cid()).await.as_ref(), Ok(block));
+    }
+    audit(&disk);
+}
+
+/// However much is pinned, the first pin after a start waits for what was not synced and for nothing else.
+#[tokio::test]
+async fn what_was_synced_is_not_synced_again_when_the_store_is_opened() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let disk = open_with(dir.path(), options()).expect("opens");
+    let blocks: Vec<_> = (0..100).map(|seed| noisy(seed, 2_000)).collect();
+    disk.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
+    assert!(disk.store().segments().expect("reads").len() > 9);
+    drop(disk);
+    let (synced, read) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+    let (syncs, reads) = (Arc::clone(&synced), Arc::clone(&read));
+    OPENING.set(Some(Box::new(move |call| {
+        match call {
+            Call::Sync => _ = syncs.fetch_add(1, Ordering::SeqCst),
+            Call::Read => _ = reads.fetch_add(1, Ordering::SeqCst),
+            _ => {}
+        }
+        None
+    })));
+    let disk = open_with(dir.path(), options()).expect("opens");
+    disk.pin_recursive(*block(1).cid(), None, supply(&dag(1))).await.expect("pins");
+    let (synced, read) = (synced.load(Ordering::SeqCst), read.load(Ordering::SeqCst));
+    assert!((1..=2).contains(&synced) && read == 0, "{synced} segments, {read} values");
 }

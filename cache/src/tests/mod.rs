@@ -3,7 +3,7 @@
 mod add;
 mod audit;
 mod crash;
-mod crash_flat;
+mod device;
 mod disk;
 mod faults;
 mod flat;
@@ -17,6 +17,7 @@ mod migrate;
 mod million;
 mod offline;
 mod power;
+mod power_flat;
 mod ram;
 mod reads;
 mod scrub;
@@ -115,7 +116,7 @@ fn place_of(disk: &Disk, block: &Block) -> Place {
 /// Writes over what lies `at` bytes behind a place in a segment file.
 fn overwrite(disk: &Disk, place: Place, at: usize, bytes: &[u8]) {
     let at = u32::try_from(at).expect("small");
-    disk.store().files.write(place.segment, place.offset + at, bytes).expect("writes");
+    disk.store().files.write(place.segment, place.offset + at, bytes, false).expect("writes");
 }
 
 /// Flips a bit in the middle of a block's record.

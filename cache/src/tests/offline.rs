@@ -1,10 +1,12 @@
 use super::audit::audit;
 use super::{cache, flip, forge, key, noisy, open, place_of, raw, supply};
-use crate::disk::schema::{INDEX, KEY_COUNTERS, Kind, META, PLACES, SEGMENTS, SegmentRecord};
+use crate::disk::faults::Call;
+use crate::disk::schema::{INDEX, KEY_COUNTERS, KEY_SYNCED, Kind, META, PLACES, Place, SEGMENTS, SegmentRecord};
 use crate::disk::scrub::raw_cid;
 use crate::{CheckReport, Disagreements, Disk, DiskOptions, Fault, Finding, Offline, PinState, StoreError};
 use content::{Block, BlockSource};
 use rocksdb::WriteBatch;
+use rustix::io::Errno;
 use std::path::Path;
 
 fn offline(dir: &Path) -> Offline {
@@ -139,7 +141,7 @@ async fn the_index_is_made_to_agree_whatever_row_is_lost_or_wrong() {
         let dir = tempfile::tempdir().expect("a directory");
         let (disk, blocks) = filled(dir.path()).await;
         tamper(&disk, |batch| change(&disk, &blocks, batch));
-        disk.store().files.write(77, 0, b"nobody names this").expect("writes");
+        disk.store().files.write(77, 0, b"nobody names this", false).expect("writes");
         drop(disk);
         let (seen, found) = check(dir.path());
         assert!(seen.index.total() >= 2 && found.is_empty(), "{what}: {seen:?} {found:?}");
@@ -162,6 +164,27 @@ async fn the_index_is_made_to_agree_whatever_row_is_lost_or_wrong() {
         audit(&disk);
         drop(disk);
         assert!(check(dir.path()).0.is_clean(), "{what}");
+    }
+}
+
+/// A value that lies before what is known to be synced would not be checked after a power cut.
+#[tokio::test]
+async fn new_numbers_come_after_what_is_known_to_be_synced() {
+    for (offset, least) in [(0, 50), (7, 51)] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (disk, _) = filled(dir.path()).await;
+        let meta = disk.store().family(META).expect("there");
+        tamper(&disk, |batch| {
+            batch.put_cf(meta, KEY_SYNCED, Place { segment: 50, offset }.to_key());
+            batch.delete_cf(meta, KEY_COUNTERS);
+        });
+        // Nothing is written any more that would note another place.
+        disk.store().files.faults.refuse(Call::Batch, Errno::IO);
+        drop(disk);
+        let store = offline(dir.path());
+        store.mend().expect("mends");
+        drop(store);
+        assert_eq!(open(dir.path()).store().counters().expect("reads").segment, least);
     }
 }
 

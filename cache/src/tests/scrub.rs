@@ -5,6 +5,8 @@ use crate::{Disk, Fault, Finding, LackingPin, ScrubProgress};
 use content::{Block, BlockSource};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+use tokio::sync::Notify;
 
 /// A whole pass as fast as it goes, and what it found.
 async fn scrub(disk: &Disk) -> (ScrubProgress, Vec<Finding>, Vec<LackingPin>) {

@@ -343,13 +343,13 @@ impl Writer {
         }
         group.appending = true;
         self.names_unsynced |= group.segments.keys().any(|segment| !self.segments.contains_key(segment));
-        let mut gathered = Gathered { files: &self.store.files, place: group.appends[0].place, bytes: Vec::new() };
+        let mut gathered = Gathered::at(&self.store.files, group.appends[0].place);
         for Append { place, head, value } in &group.appends {
-            gathered.go_to(*place)?;
-            gathered.put(head)?;
-            value.iter().try_for_each(|piece| gathered.put(piece))?;
             let kind = group.segments.get(&place.segment).map_or(Kind::Cached, |segment| segment.kind);
             self.unsynced.insert(place.segment, kind);
+            gathered.go_to(*place, kind)?;
+            gathered.put(head)?;
+            value.iter().try_for_each(|piece| gathered.put(piece))?;
         }
         gathered.write()?;
         self.let_flow(group);
@@ -449,16 +449,23 @@ fn record_bytes(block: &[u8], shape: Shape) -> Option<u32> {
 struct Gathered<'a> {
     files: &'a Files,
     place: Place,
+    kind: Kind,
     bytes: Vec<u8>,
 }
 
-impl Gathered<'_> {
-    fn go_to(&mut self, place: Place) -> Result<(), StoreError> {
+impl<'a> Gathered<'a> {
+    fn at(files: &'a Files, place: Place) -> Self {
+        Self { files, place, kind: Kind::Cached, bytes: Vec::new() }
+    }
+
+    /// Goes to a place in a segment of a kind.
+    fn go_to(&mut self, place: Place, kind: Kind) -> Result<(), StoreError> {
         let end = u64::from(self.place.offset) + self.bytes.len() as u64;
         if place.segment != self.place.segment || u64::from(place.offset) != end {
             self.write()?;
             self.place = place;
         }
+        self.kind = kind;
         Ok(())
     }
 
@@ -483,7 +490,7 @@ impl Gathered<'_> {
         if piece.is_empty() {
             return Ok(());
         }
-        self.files.write(self.place.segment, self.place.offset, piece)?;
+        self.files.write(self.place.segment, self.place.offset, piece, self.kind == Kind::Pinned)?;
         self.place.offset += u32::try_from(piece.len()).map_err(|_| StoreError::io("a piece is larger than 4 GiB"))?;
         Ok(())
     }

@@ -181,6 +181,7 @@ impl Writer {
     /// Sums up the segments, goes on with the youngest of each kind, and deletes files that a write which was cut off left.
     fn take_stock(&mut self) -> Result<(), StoreError> {
         let files: BTreeSet<u32> = self.store.files.list()?.into_iter().collect();
+        let synced = self.store.synced()?.unwrap_or_default();
         for (segment, record) in &self.segments {
             self.sums.add(*record);
             // One whose file is lost is not gone on with: it goes with the last block that is missed.
@@ -193,7 +194,9 @@ impl Writer {
                     self.store.touched.watch(*segment, bytes);
                 }
                 // Whoever wrote it may have been killed before it was synced.
-                Kind::Pinned if files.contains(segment) => _ = self.unsynced.insert(*segment, Kind::Pinned),
+                Kind::Pinned if *segment >= synced.segment && files.contains(segment) => {
+                    self.unsynced.insert(*segment, Kind::Pinned);
+                }
                 Kind::Pinned => {}
             }
         }
@@ -430,38 +433,51 @@ impl Writer {
         let pinned = self.segments.range(synced.segment..).filter(|(_, record)| record.kind == Kind::Pinned);
         let doubted: Vec<Place> =
             pinned.map(|(segment, _)| Place { segment: *segment, offset: 0 }.max(synced)).collect();
-        let mut checked = 0;
+        let (mut checked, mut lost) = (0, 0);
         for from in doubted {
-            checked += self.check_segment(from)?;
+            self.check_segment(from, &mut checked, &mut lost)?;
         }
         if checked > 0 {
             info!(blocks = checked, "checked what was not known to be on the disk when the store was last left");
             // If that is not noted, they are checked once more.
             _ = self.sync();
         }
+        if lost > 0 {
+            warn!(blocks = lost, "blocks of pins that were not complete never reached the disk: pin again to go on");
+        }
         Ok(())
     }
 
-    /// The same for the values of one segment from a place on. Says how many there are.
-    fn check_segment(&mut self, from: Place) -> Result<u64, StoreError> {
+    /// The same for the values of one segment from a place on. Counts how many there are and are forgotten. One that cannot
+    /// be read for whatever reason is nothing to rely on.
+    fn check_segment(&mut self, from: Place, checked: &mut u64, lost: &mut u64) -> Result<(), StoreError> {
         let store = Arc::clone(&self.store);
-        let mut checked = 0;
+        store.files.forget_cached(from.segment)?;
+        let (mut group, mut staged) = (self.begin(), 0);
         for row in store.rows_from(PLACES, &from.to_key())? {
             let (place, block) = row?;
-            if Place::from_key(&place).is_none_or(|place| place.segment != from.segment) {
+            // Rows that are malformed or that the index disagrees with are for the repair of the index.
+            let (Some(place), Some(key)) = (Place::from_key(&place), BlockKey::from_bytes(&block)) else { continue };
+            if place.segment != from.segment {
                 break;
             }
-            if checked == 0 {
-                store.files.forget_cached(from.segment)?;
+            let held = match self.index(&group, &key) {
+                Err(StoreError::Corrupt(_)) => continue,
+                held => held?.filter(|held| held.place == place),
+            };
+            let Some(held) = held else { continue };
+            *checked += 1;
+            if let Err(error) = store.verified(&key, held) {
+                debug!(?key, %error, "a block never reached the disk: forgotten");
+                self.stage_removal(&mut group, &key, held)?;
+                (*lost, staged) = (*lost + 1, staged + 1);
             }
-            checked += 1;
-            match BlockKey::from_bytes(&block).map_or(Ok(()), |key| self.forget_damaged(&key)) {
-                // Rows that are malformed are for the repair of the index.
-                Ok(()) | Err(StoreError::Corrupt(_)) => {}
-                Err(error) => return Err(error),
+            if staged == CHUNK_ROWS {
+                self.write(&mut group)?;
+                (group, staged) = (self.begin(), 0);
             }
         }
-        Ok(checked)
+        self.write(&mut group)
     }
 
     fn answer_flushes(&mut self) {

@@ -70,11 +70,18 @@ pub(super) struct Setup {
     pub(super) cache_bytes_max: u64,
     pub(super) free_bytes_min: u64,
     pub(super) queue_bytes_max: usize,
+    /// How long a segment grows, in a store that has segments.
+    pub(super) segment_bytes_max: u32,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { cache_bytes_max: 1 << 30, free_bytes_min: 1 << 20, queue_bytes_max: 16 << 20 }
+        Self {
+            cache_bytes_max: 1 << 30,
+            free_bytes_min: 1 << 20,
+            queue_bytes_max: 16 << 20,
+            segment_bytes_max: 256 << 20,
+        }
     }
 }
 
@@ -158,10 +165,16 @@ impl Home {
 
 /// Opens a store.
 pub(super) fn open(kind: Kind, dir: &Path, setup: Setup) -> Result<Opened, StoreError> {
-    let Setup { cache_bytes_max, free_bytes_min, queue_bytes_max } = setup;
+    let Setup { cache_bytes_max, free_bytes_min, queue_bytes_max, segment_bytes_max } = setup;
     let (store, disk): (Arc<dyn BlockStore>, _) = match kind {
         Kind::Rocksdb => {
-            let options = DiskOptions { cache_bytes_max, free_bytes_min, queue_bytes_max, ..DiskOptions::default() };
+            let options = DiskOptions {
+                cache_bytes_max,
+                free_bytes_min,
+                queue_bytes_max,
+                segment_bytes_max,
+                ..DiskOptions::default()
+            };
             let disk = Disk::open(dir, options)?;
             (disk.handle(), Some(disk))
         }

@@ -22,7 +22,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -75,6 +75,11 @@ pub struct Connection {
     is_tunnel: AtomicBool,
     /// Exchanges under way: from a request's head to the end of its response's body.
     exchanges: AtomicUsize,
+    since: Instant,
+    /// How long after that something was sent last, in milliseconds.
+    sent: AtomicU64,
+    /// Whether something waits to be sent.
+    sending: AtomicBool,
 }
 
 impl Connection {
@@ -86,6 +91,9 @@ impl Connection {
             upgrade: Mutex::default(),
             is_tunnel: AtomicBool::default(),
             exchanges: AtomicUsize::default(),
+            since: Instant::now(),
+            sent: AtomicU64::default(),
+            sending: AtomicBool::default(),
         }
     }
 
@@ -118,9 +126,33 @@ impl Connection {
         self.reset.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the client has to send something: the head of a request.
-    fn awaits_head(&self) -> bool {
-        self.exchanges.load(Ordering::Relaxed) == 0
+    /// Something was sent just now.
+    fn sent(&self) {
+        self.sending.store(false, Ordering::Relaxed);
+        let after = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.sent.store(after, Ordering::Relaxed);
+    }
+
+    /// Since when the client has owed the head of a request, unless one is being answered or an answer waits to be sent.
+    fn owed_since(&self) -> Option<Instant> {
+        let owed = self.exchanges.load(Ordering::Relaxed) == 0 && !self.sending.load(Ordering::Relaxed);
+        owed.then(|| self.since + Duration::from_millis(self.sent.load(Ordering::Relaxed)))
+    }
+
+    /// Waits until the client has owed the head of a request for too long.
+    ///
+    /// hyper makes a timer anew for each head. Here a connection has one for all of them, which is set again when it goes off too
+    /// early: that is once a time-out and not once a request.
+    async fn head_overdue(&self, timeout: Duration) {
+        let mut wait = pin!(tokio::time::sleep(timeout));
+        loop {
+            wait.as_mut().await;
+            let due = self.owed_since().unwrap_or_else(Instant::now) + timeout;
+            if due <= Instant::now() {
+                return;
+            }
+            wait.as_mut().reset(due);
+        }
     }
 }
 
@@ -304,12 +336,17 @@ where
     });
     let builder = builder(limits);
     let mut serving = pin!(builder.serve_connection(io, service).with_upgrades());
+    let mut overdue = pin!(state.head_overdue(limits.header_timeout));
     let result = tokio::select! {
         biased;
         result = serving.as_mut() => result,
+        () = overdue.as_mut() => return,
         () = stop.wait() => {
             serving.as_mut().graceful_shutdown();
-            serving.await
+            tokio::select! {
+                result = serving => result,
+                () = overdue => return,
+            }
         }
     };
     if let Err(error) = result {
@@ -323,17 +360,10 @@ fn builder(limits: &ConnectionLimits) -> http1::Builder {
     builder
 }
 
-/// A TCP stream whose client has to make progress, in sending the heads of its requests and in reading what is sent.
-///
-/// hyper watches over heads only, and makes a timer anew for each. Here a connection has one for all of them, which is set
-/// again when it goes off too early: that is once a time-out and not once a request.
+/// A TCP stream whose client has to read what is sent.
 struct Guarded {
     stream: TcpStream,
     state: Arc<Connection>,
-    header_timeout: Duration,
-    /// When something was sent last, or the connection came.
-    idle_since: Instant,
-    idle: Option<Pin<Box<Sleep>>>,
     send_timeout: Duration,
     unsent: Option<Pin<Box<Sleep>>>,
     waiting_to_send: bool,
@@ -341,44 +371,21 @@ struct Guarded {
 
 impl Guarded {
     fn new(stream: TcpStream, limits: &ConnectionLimits, state: Arc<Connection>) -> Self {
-        Self {
-            stream,
-            state,
-            header_timeout: limits.header_timeout,
-            idle_since: Instant::now(),
-            idle: None,
-            send_timeout: limits.send_timeout,
-            unsent: None,
-            waiting_to_send: false,
-        }
-    }
-
-    /// Turns a wait for a head that is too long into an error.
-    fn watch_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.state.awaits_head() {
-            return Poll::Pending;
-        }
-        let deadline = self.idle_since + self.header_timeout;
-        let idle = self.idle.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
-        std::task::ready!(idle.as_mut().poll(cx));
-        if idle.deadline() < deadline {
-            idle.as_mut().reset(deadline);
-            std::task::ready!(idle.as_mut().poll(cx));
-        }
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client sends no request")))
+        Self { stream, state, send_timeout: limits.send_timeout, unsent: None, waiting_to_send: false }
     }
 
     /// Turns a wait that is too long into an error.
     fn watch<T>(&mut self, cx: &mut Context<'_>, sending: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if sending.is_ready() {
             self.waiting_to_send = false;
-            self.idle_since = Instant::now();
+            self.state.sent();
             return sending;
         }
         let deadline = Instant::now() + self.send_timeout;
         let sleep = self.unsent.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
         if !self.waiting_to_send {
             self.waiting_to_send = true;
+            self.state.sending.store(true, Ordering::Relaxed);
             sleep.as_mut().reset(deadline);
         }
         std::task::ready!(sleep.as_mut().poll(cx));
@@ -389,10 +396,7 @@ impl Guarded {
 
 impl AsyncRead for Guarded {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match Pin::new(&mut self.stream).poll_read(cx, buf) {
-            Poll::Pending => self.watch_head(cx),
-            ready => ready,
-        }
+        Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 

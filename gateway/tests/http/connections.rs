@@ -39,6 +39,25 @@ async fn whoever_sends_no_request_is_let_go() {
 }
 
 #[tokio::test]
+async fn whoever_reads_slowly_owes_no_request_meanwhile() {
+    let leaves: Vec<Block> = (0..8).map(|seed| raw(noise(seed, 1 << 20))).collect();
+    let large = file(&leaves);
+    let mut setup = Setup::new(&leaves.iter().chain([&large]).collect::<Vec<_>>());
+    setup.http.header_timeout_seconds = 1;
+    let site = setup.start().await;
+    let mut stream = site.connect(&format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", large.cid())).await;
+    let (mut read, mut bytes) = (0, vec![0; 4 << 20]);
+    // Longer than a head may take, with all of the rest on its way.
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_millis(1200)).await;
+        read += stream.read(&mut bytes).await.expect("goes on");
+    }
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).await.expect("an orderly end: the client is let go after it has read all");
+    assert!(read + rest.len() > 8 << 20, "the whole file arrived: {}", read + rest.len());
+}
+
+#[tokio::test]
 async fn whoever_does_not_read_is_let_go() {
     let leaves: Vec<Block> = (0..32).map(|seed| raw(noise(seed, 1 << 20))).collect();
     let large = file(&leaves);

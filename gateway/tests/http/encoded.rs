@@ -129,7 +129,7 @@ fn nameless() -> Vec<(&'static str, Vec<Block>, &'static str)> {
     vec![
         ("LICENSE", leaves((0..3).map(text).collect()), "text/plain; charset=utf-8"),
         ("data", leaves(vec![json]), "application/json"),
-        ("large", leaves((0..20).map(|leaf| [text(3), mixed(leaf)].concat()).collect()), "text/plain; charset=utf-8"),
+        ("large", leaves((0..20).map(mixed).collect()), "application/octet-stream"),
         ("page", leaves(vec![page]), "text/html"),
     ]
 }

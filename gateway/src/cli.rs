@@ -51,6 +51,7 @@ enum Command {
     #[command(subcommand)]
     Store(StoreCommand),
     /// Take in the blocks of a CAR file and pin its roots; the same as "store import"
+    #[command(after_help = REACH)]
     Import {
         /// A CARv1 file; "-" for standard input
         #[arg(value_name = "FILE.car")]

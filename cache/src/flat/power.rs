@@ -29,12 +29,17 @@ pub(crate) enum Call<'a> {
 pub(crate) struct Volatile {
     /// Files with content that is not, and how much of it is.
     contents: BTreeMap<PathBuf, u64>,
-    /// What was done in each folder since it was synced: what has another file now, or none, and what it had before.
+    /// What was done in each folder since it was synced.
     names: BTreeMap<PathBuf, Vec<Change>>,
 }
 
-/// A name in a folder, and the content of what had it before.
-type Change = (PathBuf, Option<Vec<u8>>);
+/// A name that has another file now, or none.
+#[derive(Debug, Clone)]
+struct Change {
+    path: PathBuf,
+    /// What it had before.
+    former: Option<Vec<u8>>,
+}
 
 impl Volatile {
     fn note(&mut self, call: Call<'_>) {
@@ -69,17 +74,16 @@ impl Volatile {
 
     fn change(&mut self, path: &Path, former: Option<Vec<u8>>) {
         let folder = path.parent().expect("a store is in a folder").to_owned();
-        self.names.entry(folder).or_default().push((path.to_owned(), former));
+        self.names.entry(folder).or_default().push(Change { path: path.to_owned(), former });
     }
 
     /// The same of a copy of the store.
     pub(crate) fn of_copy(&self, dir: &Path, copy: &Path) -> Self {
         let there = |path: &Path| copy.join(path.strip_prefix(dir).expect("it is of this store"));
         let contents = self.contents.iter().map(|(path, synced)| (there(path), *synced)).collect();
-        let changes = |changes: &[(PathBuf, Option<Vec<u8>>)]| {
-            changes.iter().map(|(path, former)| (there(path), former.clone())).collect()
-        };
-        let names = self.names.iter().map(|(folder, named)| (there(folder), changes(named))).collect();
+        let change = |change: &Change| Change { path: there(&change.path), former: change.former.clone() };
+        let names = self.names.iter().map(|(folder, changes)| (there(folder), changes.iter().map(change).collect()));
+        let names = names.collect();
         Self { contents, names }
     }
 
@@ -96,7 +100,7 @@ impl Volatile {
         }
         for changes in self.names.values() {
             let kept = usize::try_from(kept_names(changes.len() as u64)).expect("small");
-            for (path, former) in changes[kept..].iter().rev() {
+            for Change { path, former } in changes[kept..].iter().rev() {
                 // In a folder that is lost itself there is nothing to be done.
                 _ = match former {
                     Some(former) => fs::write(path, former),

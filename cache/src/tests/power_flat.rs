@@ -156,13 +156,16 @@ async fn acknowledged_pins_in_files_survive_power_loss() {
     }
 }
 
+/// What a killed process leaves to the system, and when that was.
+type Killed = (TempDir, Volatile, String);
+
 /// A process is killed before some call; the next one finds what the system has in its memory, does the same again, and what it
 /// says then is on the disk.
 #[tokio::test]
 async fn what_a_killed_process_left_unsynced_in_files_is_synced_before_it_counts() {
     let (dir, power, store) = watched();
     let blocks = dag(3);
-    let killed = Arc::<Mutex<Vec<(TempDir, Volatile, String)>>>::default();
+    let killed = Arc::<Mutex<Vec<Killed>>>::default();
     power.lock().expect("nobody panics").plan({
         let (dir, killed) = (dir.path().to_owned(), Arc::clone(&killed));
         move |call, volatile| {

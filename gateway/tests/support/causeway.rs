@@ -243,6 +243,20 @@ impl Causeway {
         (status, serde_json::from_slice(&response.bytes().await.expect("an answer")).unwrap_or_default())
     }
 
+    /// The metrics, once they are as they have to become: what is counted at its end is counted a moment after it was seen.
+    pub async fn metrics_when(&self, done: impl Fn(&Metrics) -> bool) -> Metrics {
+        let becoming = async {
+            loop {
+                let metrics = self.metrics().await;
+                if done(&metrics) {
+                    return metrics;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), becoming).await.expect("metrics become so in time")
+    }
+
     /// Scrapes the metrics.
     pub async fn metrics(&self) -> Metrics {
         let request = client().get(format!("{}/metrics", self.admin)).bearer_auth(TOKEN);

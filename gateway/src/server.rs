@@ -366,26 +366,22 @@ struct Guarded {
     state: Arc<Connection>,
     send_timeout: Duration,
     unsent: Option<Pin<Box<Sleep>>>,
-    waiting_to_send: bool,
 }
 
 impl Guarded {
     fn new(stream: TcpStream, limits: &ConnectionLimits, state: Arc<Connection>) -> Self {
-        Self { stream, state, send_timeout: limits.send_timeout, unsent: None, waiting_to_send: false }
+        Self { stream, state, send_timeout: limits.send_timeout, unsent: None }
     }
 
     /// Turns a wait that is too long into an error.
     fn watch<T>(&mut self, cx: &mut Context<'_>, sending: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if sending.is_ready() {
-            self.waiting_to_send = false;
             self.state.sent();
             return sending;
         }
         let deadline = Instant::now() + self.send_timeout;
         let sleep = self.unsent.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
-        if !self.waiting_to_send {
-            self.waiting_to_send = true;
-            self.state.sending.store(true, Ordering::Relaxed);
+        if !self.state.sending.swap(true, Ordering::Relaxed) {
             sleep.as_mut().reset(deadline);
         }
         std::task::ready!(sleep.as_mut().poll(cx));

@@ -12,7 +12,7 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which are no settings of a node: it would refuse to start with them.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build test test-browser test-long lint docs bench bench-tiers bench-stores bench-compression \
+.PHONY: help run build test test-api test-browser test-long lint docs bench bench-tiers bench-stores bench-compression \
     bench-network bench-trace bench-policies kubo deny
 
 help: ## List the targets
@@ -30,6 +30,10 @@ build: ## Build the binary
 test: lint kubo ## Check style, then run every test, those against a real Kubo and in a browser included
 	cargo test $(PROFILE) $(FILTER)
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
+	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway"
+
+test-api: build ## Send the admin API what its description allows, and what not, and see that the answers are described
+	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
 
 test-browser: build ## Run the tests in a browser and with a client that verifies
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"

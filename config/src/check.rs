@@ -132,10 +132,17 @@ fn blamed<'a>(loaded: &Loaded, first: &'a str, second: &'a str) -> &'a str {
 
 fn admin_is_not_exposed(loaded: &Loaded) -> Result<(), ConfigError> {
     let admin = &loaded.config.admin;
+    let (certificate, key) = (!admin.tls_certificate.as_os_str().is_empty(), !admin.tls_key.as_os_str().is_empty());
+    if certificate != key {
+        let (set, other) = if key { ("tls_key", "tls_certificate") } else { ("tls_certificate", "tls_key") };
+        return Err(loaded.error(&format!("admin.{set}"), format!("TLS needs admin.{other} as well")));
+    }
     let exposed = admin.listen.iter().find(|address| !address.ip().is_loopback());
-    if let (Some(address), None) = (exposed, admin.token.reveal()) {
-        let reason =
-            format!("{address} can be reached from other machines: set admin.token, or use a loopback address");
+    if let Some(address) = exposed.filter(|_| !certificate && !admin.plaintext) {
+        let reason = format!(
+            "{address} can be reached from other machines: set admin.tls_certificate and admin.tls_key, use a loopback address \
+             behind a proxy with TLS, or set admin.plaintext if nobody else is on that network"
+        );
         return Err(loaded.error("admin.listen", reason));
     }
     Ok(())

@@ -185,22 +185,36 @@ impl Host {
     }
 }
 
-/// The operator's HTTP listener: `/metrics`, `/healthz`, `/readyz`, and `/api/v1/…`, which commands ask while the gateway runs.
+/// The operator's HTTP listener: `/metrics`, `/healthz`, `/readyz`, `/psa`, and `/api/…`, which commands ask while the gateway runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
-    /// Addresses and ports that answer the operator. Anything but loopback needs a token. An empty list turns the
+    /// Addresses and ports that answer the operator. Anything but loopback needs TLS, or plaintext. An empty list turns the
     /// listener off.
     #[serde(deserialize_with = "addresses")]
     pub listen: Vec<SocketAddr>,
-    /// What "Authorization: Bearer TOKEN" must carry on every admin path except /healthz and /readyz. Empty: no token is
-    /// asked for.
+    /// A token that is good for everything: what "Authorization: Bearer TOKEN" may carry on the admin listener. It is asked for on
+    /// every path but /healthz and /readyz, as are the tokens that "causeway token create" makes, and the one in the file
+    /// admin.token of the data folder, which commands use. Empty: only those.
     pub token: Secret,
+    /// A file of certificates in PEM, the listener's own first: it speaks TLS then. It is read again when it changes.
+    pub tls_certificate: PathBuf,
+    /// The file of the certificate's private key, in PEM.
+    pub tls_key: PathBuf,
+    /// Answer other machines without TLS: for a network that only a proxy with TLS, or a container's host, can reach. Whoever
+    /// sees the traffic has the tokens.
+    pub plaintext: bool,
 }
 
 impl Default for Admin {
     fn default() -> Self {
-        Self { listen: vec![SocketAddr::from(([127, 0, 0, 1], 8081))], token: Secret::default() }
+        Self {
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 8081))],
+            token: Secret::default(),
+            tls_certificate: PathBuf::new(),
+            tls_key: PathBuf::new(),
+            plaintext: false,
+        }
     }
 }
 

@@ -93,7 +93,16 @@ fn another(key: &str, default: &Value) -> String {
 fn every_key_can_be_set_by_its_variable() {
     for (key, default) in keys::all() {
         let variable = keys::variable(&key);
-        let loaded = with(&[], &[(&variable, &another(&key, &default))]).expect(&key);
+        let mut environment = vec![(variable.clone(), another(&key, &default))];
+        // Neither is of use without the other.
+        let pair = match &*key {
+            "admin.tls_certificate" => Some("admin.tls_key"),
+            "admin.tls_key" => Some("admin.tls_certificate"),
+            _ => None,
+        };
+        environment.extend(pair.map(|other| (keys::variable(other), "other".to_owned())));
+        let environment: Vec<_> = environment.iter().map(|(key, value)| (&**key, &**value)).collect();
+        let loaded = with(&[], &environment).expect(&key);
         assert_ne!(loaded.config, Config::default(), "{variable} changes nothing");
         assert_eq!(loaded.origin(&key), Origin::Variable(variable));
     }
@@ -274,10 +283,20 @@ fn what_is_wrong_on_the_command_line_is_named_with_its_flag() {
 }
 
 #[test]
-fn an_admin_listener_that_others_can_reach_needs_a_token() {
-    let message = refused(&["--admin-listen", "0.0.0.0:8081"], &[]);
-    assert!(message.starts_with("admin.listen: 0.0.0.0:8081 can be reached"), "{message}");
-    assert!(with(&["--admin-listen", "0.0.0.0:8081"], &[("CAUSEWAY_ADMIN_TOKEN", "t")]).is_ok());
+fn an_admin_listener_that_others_can_reach_needs_tls_or_a_word_that_it_does_not() {
+    let public = &["--admin-listen", "0.0.0.0:8081"];
+    let (certificate, key) = (("CAUSEWAY_ADMIN_TLS_CERTIFICATE", "a.pem"), ("CAUSEWAY_ADMIN_TLS_KEY", "b.pem"));
+    for environment in [&[][..], &[("CAUSEWAY_ADMIN_TOKEN", "t")]] {
+        let message = refused(public, environment);
+        assert!(message.starts_with("admin.listen: 0.0.0.0:8081 can be reached"), "{message}");
+    }
+    for environment in [&[("CAUSEWAY_ADMIN_PLAINTEXT", "true")][..], &[certificate, key]] {
+        assert!(with(public, environment).is_ok(), "{environment:?}");
+    }
+    for (environment, other) in [(certificate, "tls_key"), (key, "tls_certificate")] {
+        let message = refused(&[], &[environment]);
+        assert!(message.contains(&format!("needs admin.{other}")), "{message}");
+    }
 }
 
 #[test]

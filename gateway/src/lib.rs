@@ -9,7 +9,7 @@
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`server`] | connections: limits, timeouts, tunnels, drain |
+//! | [`server`], [`tls`] | connections: limits, timeouts, tunnels, TLS, drain |
 //! | [`pipeline`] | one request, top to bottom |
 //! | [`client`] | who asks, and under which host name |
 //! | [`request`], [`negotiate`] | what a request is about, and which format it asks for |
@@ -28,7 +28,7 @@
 //! | [`html`] | what all pages have in common |
 //!
 //! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`];
-//! [`names_api`] and [`names_cli`] manage keys and publish names; [`store_cli`] takes files into the store and out of it. [`upkeep`]
+//! [`names_cli`] manages keys and publishes names; [`store_cli`] takes files into the store and out of it. [`upkeep`]
 //! keeps the store in order while the gateway runs; [`store_admin`] looks after it on the command line; [`stores`] says which store that is.
 //! A command that finds a gateway running works through its admin listener: [`remote`] is the client of what [`admin`] answers.
 
@@ -50,12 +50,10 @@ pub mod landing;
 pub mod lanes;
 pub mod listings;
 pub mod metrics;
-pub mod names_api;
 pub mod names_cli;
 pub mod negotiate;
 pub mod network;
 pub mod node;
-
 pub mod pipeline;
 pub mod plan;
 pub mod range;
@@ -70,6 +68,7 @@ pub mod source;
 pub mod store_admin;
 pub mod store_cli;
 pub mod stores;
+pub mod tls;
 pub mod upkeep;
 pub mod walks;
 pub mod welcome;

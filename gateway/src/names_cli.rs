@@ -4,10 +4,13 @@
 //! listens; while none runs, the command works on the files itself and has the keys to itself meanwhile. So it makes no
 //! difference to whoever types it. Exports read the file in any case: a private key is never sent anywhere.
 
+use crate::admin::names_api::{
+    CreateKey, ImportKey, KeyView, KeysView, Publish, PublishedList, PublishedView, RenameKey,
+};
 use crate::cli::Place;
-use crate::names_api::{CreateKey, ImportKey, KeyView, KeysView, Publish, PublishedList, PublishedView, RenameKey};
 use crate::network;
 use crate::node::NO_ADMIN;
+use crate::remote;
 use crate::remote::client::{Client, Wait};
 use anyhow::{Context as _, bail};
 use cid::multibase::Base;
@@ -187,7 +190,7 @@ impl Worker {
                 bail!("a node runs on this data folder without an admin listener: set admin.listen, or stop it first")
             }
             Err(KeyError::InUse { word: Some(url), .. }) => {
-                Ok(Self::Node(Box::new(Client::new(&url, loaded.config.admin.token.reveal())?)))
+                Ok(Self::Node(Box::new(Client::new(&url, remote::token(loaded).as_deref())?)))
             }
             Err(error) => Err(error.into()),
         }

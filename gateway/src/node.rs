@@ -3,6 +3,8 @@
 //! The order of the start is that of its errors: a port in use is found before the store is opened, and the store before
 //! a peer hears of the node. Readiness comes last. The end goes the other way.
 
+use crate::admin::access::doorkeeper::{self, Doorkeeper};
+use crate::admin::audit::AuditLog;
 use crate::admin::{self, Admin};
 use crate::encoded::Encoded;
 use crate::health::{Health, Stage};
@@ -12,6 +14,7 @@ use crate::network::{self, Network};
 use crate::pipeline::{Gateway, Limits, Wiring};
 use crate::server::{Connection, ConnectionLimits, Drain, serve};
 use crate::stores;
+use crate::tls::{Tls, TlsError};
 use crate::upkeep::Upkeep;
 use crate::welcome;
 use anyhow::Context as _;
@@ -56,6 +59,8 @@ pub struct Places {
     pub gateway: Vec<SocketAddr>,
     /// The admin listeners, as bound.
     pub admin: Vec<SocketAddr>,
+    /// How they are spoken to: `http` or `https`.
+    pub admin_scheme: &'static str,
     /// The node's name among peers.
     pub peer_id: PeerId,
     /// Where peers reach it; none in offline mode.
@@ -68,7 +73,7 @@ impl fmt::Display for Places {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Causeway {} is ready.", env!("CARGO_PKG_VERSION"))?;
         self.gateway.iter().try_for_each(|address| writeln!(f, "  gateway   http://{address}"))?;
-        self.admin.iter().try_for_each(|address| writeln!(f, "  admin     http://{address}"))?;
+        self.admin.iter().try_for_each(|address| writeln!(f, "  admin     {}://{address}", self.admin_scheme))?;
         writeln!(f, "  peer id   {}", self.peer_id)?;
         self.p2p.iter().try_for_each(|address| writeln!(f, "  p2p       {address}"))?;
         if self.p2p.is_empty() {
@@ -99,6 +104,7 @@ impl Node {
         let Config { data_dir, http, cache, .. } = &loaded.config;
         let public = bind(loaded, "http.listen", &http.listen).await?;
         let operator = bind(loaded, "admin.listen", &loaded.config.admin.listen).await?;
+        let tls = admin_tls(loaded)?;
         let disk = stores::open(data_dir, cache).await.map_err(|error| named(loaded, &error))?;
         stores::note_unused(data_dir, cache);
 
@@ -134,6 +140,7 @@ impl Node {
         let places = Places {
             gateway: local_addresses(&public)?,
             admin: local_addresses(&operator)?,
+            admin_scheme: if tls.is_some() { "https" } else { "http" },
             peer_id: network.peer_id(),
             p2p: network.addresses().await,
             welcome,
@@ -144,11 +151,13 @@ impl Node {
             health: Arc::clone(&health),
             publisher: Some(Arc::clone(&publisher)),
             store: Arc::clone(&disk),
-            token: loaded.config.admin.token.clone(),
+            doorkeeper: doorkeeper(loaded)?,
+            audit: Arc::new(AuditLog::open(data_dir).map_err(|error| unwritable(loaded, "audit.log", &error))?),
+            data_dir: data_dir.clone(),
         };
         let node = Self {
             public: serve_public(public, &limits, &metrics, gateway),
-            admin: serve_admin(operator, &limits, &metrics, admin),
+            admin: serve_admin(operator, &limits, tls, &metrics, admin),
             drain_timeout: Duration::from_secs(http.drain_timeout_seconds),
             health,
             upkeep: Upkeep::start(&*disk, cache),
@@ -166,7 +175,8 @@ impl Node {
     /// Tells commands that find the keys in use where this node can be talked to.
     async fn leave_word(&self) -> anyhow::Result<()> {
         let admin = self.places.admin.first().copied().map(reachable);
-        let word = admin.map_or_else(|| NO_ADMIN.to_owned(), |address| format!("http://{address}"));
+        let word =
+            admin.map_or_else(|| NO_ADMIN.to_owned(), |address| format!("{}://{address}", self.places.admin_scheme));
         let keys = Arc::clone(self.publisher.keys());
         let written = tokio::task::spawn_blocking(move || keys.leave_word(&word)).await;
         written.context("the keys cannot be used")?.context("the keys cannot be used")
@@ -216,6 +226,30 @@ fn local_addresses(listeners: &[TcpListener]) -> io::Result<Vec<SocketAddr>> {
     listeners.iter().map(TcpListener::local_addr).collect()
 }
 
+/// Who may ask the admin listener. Makes the token that commands on this data folder use, if it is not there.
+fn doorkeeper(loaded: &Loaded) -> Result<Doorkeeper, ConfigError> {
+    let Config { data_dir, admin, .. } = &loaded.config;
+    let local = doorkeeper::local(data_dir).map_err(|error| unwritable(loaded, "admin.token", &error))?;
+    Ok(Doorkeeper::new(admin.token.reveal(), Some(local), data_dir))
+}
+
+fn unwritable(loaded: &Loaded, file: &str, error: &io::Error) -> ConfigError {
+    loaded.error("data_dir", format!("{} cannot be used: {error}", loaded.config.data_dir.join(file).display()))
+}
+
+/// What the admin listener is encrypted with, if it is.
+fn admin_tls(loaded: &Loaded) -> Result<Option<Arc<Tls>>, ConfigError> {
+    let config::Admin { tls_certificate, tls_key, .. } = &loaded.config.admin;
+    if tls_certificate.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let wrong = |error: TlsError| {
+        let key = if matches!(error, TlsError::Certificate { .. }) { "admin.tls_certificate" } else { "admin.tls_key" };
+        loaded.error(key, error.to_string())
+    };
+    Tls::load(tls_certificate, tls_key).map(|tls| Some(Arc::new(tls))).map_err(wrong)
+}
+
 fn ram_policy(policy: config::RamPolicy) -> RamPolicy {
     match policy {
         config::RamPolicy::TinyLfu => RamPolicy::TinyLfu,
@@ -253,12 +287,13 @@ const ADMIN_CONNECTIONS_MAX: usize = 64;
 fn serve_admin(
     listeners: Vec<TcpListener>,
     limits: &ConnectionLimits,
+    tls: Option<Arc<Tls>>,
     metrics: &Arc<HttpMetrics>,
     admin: Admin,
 ) -> Drain {
     let drain = Drain::default();
     let connections = Arc::new(tokio::sync::Semaphore::new(ADMIN_CONNECTIONS_MAX));
-    let limits = ConnectionLimits { connections, ..limits.clone() };
+    let limits = ConnectionLimits { connections, tls, ..limits.clone() };
     let router = admin::router(admin);
     for listener in listeners {
         let router = router.clone();

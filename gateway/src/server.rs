@@ -4,10 +4,11 @@
 //! response that broke off resets its connection, so that not even HTTP/1.0 takes the end for the end of the content;
 //! open requests finish before the process does.
 //!
-//! Non-goals: TLS, which follows in a later version, and HTTP/2 until then (browsers speak it over TLS alone). Its streams
-//! would need budgets of their own: a client that grants no window holds a stream's memory without ever being written to.
+//! Non-goals: HTTP/2. Its streams would need budgets of their own: a client that grants no window holds a stream's memory without
+//! ever being written to.
 
 use crate::metrics::HttpMetrics;
+use crate::tls::Tls;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use http::{Request, Response};
@@ -30,6 +31,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep};
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -39,7 +41,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a connection may cost. Clones share the count of connections.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ConnectionLimits {
     /// How long a request's head may take, and how long a connection may be idle.
     pub header_timeout: Duration,
@@ -49,6 +51,8 @@ pub struct ConnectionLimits {
     pub head_bytes_max: usize,
     /// One permit for each connection.
     pub connections: Arc<Semaphore>,
+    /// What connections are encrypted with, if they are.
+    pub tls: Option<Arc<Tls>>,
 }
 
 impl ConnectionLimits {
@@ -60,6 +64,7 @@ impl ConnectionLimits {
             send_timeout: Duration::from_secs(http.send_timeout_seconds),
             head_bytes_max: usize::try_from(http.head_bytes_max).unwrap_or(usize::MAX),
             connections: Arc::new(Semaphore::new(connections)),
+            tls: None,
         }
     }
 }
@@ -310,13 +315,31 @@ where
     let state = Arc::new(Connection::new(peer));
     // Without Nagle's wait for more: hyper writes a head and its body together.
     _ = stream.set_nodelay(true);
-    let io = TokioIo::new(Guarded::new(stream, limits, Arc::clone(&state)));
-    exchanges(io, limits, &handler, &stop, &state).await;
+    let guarded = Guarded::new(stream, limits, Arc::clone(&state));
+    match &limits.tls {
+        None => exchanges(TokioIo::new(guarded), limits, &handler, &stop, &state).await,
+        Some(tls) => {
+            let Some(encrypted) = shake_hands(tls, guarded, limits).await else { return };
+            exchanges(TokioIo::new(encrypted), limits, &handler, &stop, &state).await;
+        }
+    }
     // A tunnel carries the same kind of requests.
     if let Some(tunnel) = state.take_tunnel()
         && let Ok(tunnel) = tunnel.await
     {
         exchanges(tunnel, limits, &handler, &stop, &state).await;
+    }
+}
+
+/// Begins TLS, which may take as long as a request's head.
+async fn shake_hands(tls: &Tls, stream: Guarded, limits: &ConnectionLimits) -> Option<TlsStream<Guarded>> {
+    match tokio::time::timeout(limits.header_timeout, tls.acceptor().accept(stream)).await {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "TLS was not agreed on");
+            None
+        }
+        Err(_) => None,
     }
 }
 

@@ -196,7 +196,7 @@ fn settings_that_are_wrong_stop_the_start_with_one_line() {
     let complaint = refusal(causeway(&["serve", "--peering", "/ip4/127.0.0.1/tcp/1"]), 2);
     assert!(complaint.contains("p2p.peering") && complaint.contains("--peering"), "{complaint}");
     let complaint = refusal(causeway(&["config", "check", "--admin-listen", "0.0.0.0:1"]), 2);
-    assert!(complaint.contains("admin.listen") && complaint.contains("admin.token"), "{complaint}");
+    assert!(complaint.contains("admin.listen") && complaint.contains("admin.tls_certificate"), "{complaint}");
 }
 
 #[test]
@@ -338,7 +338,9 @@ fn the_welcome_site_is_there_at_once() {
     }
     let admin = serving.value("admin").trim_start_matches("http://").to_owned();
     let mut stream = TcpStream::connect(admin).expect("connects");
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("sends");
+    let token = std::fs::read_to_string(dir.path().join("data/admin.token")).expect("it is left for commands");
+    let bearing = format!("Authorization: Bearer {}\r\n", token.trim());
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n{bearing}Connection: close\r\n\r\n").expect("sends");
     let mut metrics = String::new();
     stream.read_to_string(&mut metrics).expect("metrics");
     for name in ["causeway_http_requests_total", "causeway_tier_hits_total", "causeway_disk_pinned_bytes", "# EOF"] {
@@ -441,32 +443,33 @@ fn keys_and_names_are_managed_alike_with_and_without_a_running_node() {
 }
 
 #[test]
-fn a_node_that_asks_for_a_token_or_has_no_admin_listener_says_so() {
+fn a_node_that_a_command_may_not_ask_says_so() {
     let dir = TempDir::new().expect("a folder");
     let data = path(&dir, "data");
+    // The admin listener, the token that the command has, and what it says; `None` if all is well.
     let table = [
-        (["--admin-token", "secret"], "CAUSEWAY_ADMIN_TOKEN"),
-        (["--admin-listen", "none"], "without an admin listener"),
+        ("127.0.0.1:0", None, None),
+        ("127.0.0.1:0", Some("secret"), None),
+        ("127.0.0.1:0", Some("wrong"), Some("CAUSEWAY_ADMIN_TOKEN")),
+        ("none", None, Some("without an admin listener")),
     ];
-    for (flags, words) in table {
-        let mut arguments = vec!["serve", "--offline", "--data-dir", &data, "--listen", "127.0.0.1:0"];
-        if flags[0] == "--admin-token" {
-            arguments.extend(["--admin-listen", "127.0.0.1:0"]);
-        }
-        arguments.extend(flags);
-        let mut child = causeway(&arguments).stdout(Stdio::piped()).spawn().expect("the binary runs");
+    for (admin, token, complaint) in table {
+        let arguments = ["serve", "--offline", "--data-dir", &data, "--listen", "127.0.0.1:0", "--admin-listen", admin];
+        let mut serving = causeway(&arguments);
+        let mut child =
+            serving.env("CAUSEWAY_ADMIN_TOKEN", "secret").stdout(Stdio::piped()).spawn().expect("the binary runs");
         let stdout = BufReader::new(child.stdout.take().expect("is piped"));
         let ready = stdout.lines().map_while(Result::ok).any(|line| line.starts_with("  welcome "));
-        let complaint = refusal(causeway(&["key", "list", "--data-dir", &data]), 1);
-        let with_token = {
-            let mut command = causeway(&["key", "list", "--data-dir", &data]);
-            command.env("CAUSEWAY_ADMIN_TOKEN", "secret");
-            command.output().expect("the binary runs")
-        };
+        let mut command = causeway(&["key", "list", "--data-dir", &data]);
+        let said = command.envs(token.map(|token| ("CAUSEWAY_ADMIN_TOKEN", token))).output().expect("the binary runs");
         kill(Pid::from_raw(child.id() as i32), Signal::SIGKILL).expect("is running");
         child.wait().expect("ends");
-        assert!(ready && complaint.contains(words), "{complaint}");
-        assert_eq!(with_token.status.success(), flags[0] == "--admin-token", "{}", text(&with_token.stderr));
+        assert!(ready && said.status.success() == complaint.is_none(), "{admin} {token:?}: {}", text(&said.stderr));
+        assert!(
+            text(&said.stderr).contains(complaint.unwrap_or_default()),
+            "{admin} {token:?}: {}",
+            text(&said.stderr)
+        );
     }
     assert!(said(&["key", "list", "--data-dir", &data]).contains("self"), "kill -9 leaves no lock");
 }

@@ -233,7 +233,7 @@ impl Causeway {
         }
         let mut command = without_settings(binary);
         command.arg("serve").arg("--data-dir").arg(&data).envs(setup.settings.iter().copied());
-        command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+        command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]).env(TOKEN_VARIABLE, token());
         command.args(["--p2p-listen", "/ip4/127.0.0.1/tcp/0", "--p2p-listen", "/ip4/127.0.0.1/udp/0/quic-v1"]);
         command.args(["--bootstrap", setup.bootstrap.unwrap_or("none")]);
         command.args(setup.peers.iter().flat_map(|peer| ["--peering", peer])).args(&setup.flags);
@@ -271,10 +271,23 @@ impl Causeway {
 
     /// The value of a metric: the name with its labels, as the exposition writes it.
     pub async fn metric(&self, name: &str) -> Result<f64> {
-        let metrics = reqwest::get(format!("{}/metrics", self.admin)).await?.text().await?;
+        let metrics = scrape(&self.admin).await?;
         let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         Ok(value.with_context(|| format!("no metric {name}"))?.trim().parse()?)
     }
+}
+
+/// Where the token of admin listeners is looked for; a node of our own gets it from there too.
+const TOKEN_VARIABLE: &str = "CAUSEWAY_ADMIN_TOKEN";
+
+fn token() -> String {
+    std::env::var(TOKEN_VARIABLE).unwrap_or_else(|_| "load-tests".to_owned())
+}
+
+/// The metrics of a gateway, by its admin listener.
+pub async fn scrape(admin: &str) -> Result<String> {
+    let asked = reqwest::Client::new().get(format!("{admin}/metrics")).bearer_auth(token()).send().await?;
+    Ok(asked.error_for_status()?.text().await?)
 }
 
 /// `causeway import` of a CAR file into a node's folder.

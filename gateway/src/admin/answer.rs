@@ -1,4 +1,5 @@
-//! What the admin API answers: JSON, and for what goes wrong `{"error": "…"}` with words that say what to do.
+//! What the admin API answers: JSON, and for what goes wrong `{"error": "…"}` with words that say what to do. Two parts of it are
+//! other people's APIs and have forms of their own ([`Dialect`]).
 //!
 //! Goals: whoever sends a large body hears why it is refused. An answer that ends before the body does would have the system
 //! reset the connection under it, and the words would be lost; so what still comes is read for a while, and thrown away.
@@ -14,6 +15,8 @@ use futures::stream::{self, StreamExt as _};
 use http_body::Body as _;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema as _, ToSchema};
 
 /// How long a sender may be silent before nothing more is expected of it, once it was answered.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -23,10 +26,100 @@ const LINGER: Duration = Duration::from_secs(30);
 const RETRY_SECONDS: u16 = 5;
 
 /// What is answered when something goes wrong.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorView {
     /// What went wrong, and what to do.
     pub error: String,
+}
+
+/// The same in the Pinning Service API (<https://ipfs.github.io/pinning-services-api-spec/>, schema "Failure").
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = PinningFailure)]
+pub struct PinningError {
+    /// What went wrong.
+    pub error: PinningErrorWords,
+}
+
+/// What went wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PinningErrorWords {
+    /// For programs: the reason in capitals, such as `UNAUTHORIZED`.
+    pub reason: String,
+    /// For people: what went wrong, and what to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub details: Option<String>,
+}
+
+/// The same in Kubo's RPC (`Error` of go-ipfs-cmds).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "PascalCase")]
+pub struct KuboError {
+    /// What went wrong, and what to do.
+    pub message: String,
+    /// 0: anything; 1: the client's fault; 2: not implemented; 3: too many requests; 4: forbidden.
+    pub code: u32,
+    /// Always "error".
+    #[serde(rename = "Type")]
+    pub kind: String,
+}
+
+/// How errors are told, by the path that is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// [`ErrorView`].
+    Ours,
+    /// [`PinningError`].
+    Pinning,
+    /// [`KuboError`].
+    Kubo,
+}
+
+impl Dialect {
+    /// All there are.
+    pub const ALL: [Self; 3] = [Self::Ours, Self::Pinning, Self::Kubo];
+
+    /// What is spoken at a path.
+    pub fn of(path: &str) -> Self {
+        let is_below =
+            |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        match path {
+            _ if is_below("/psa") => Self::Pinning,
+            _ if is_below("/api/v0") => Self::Kubo,
+            _ => Self::Ours,
+        }
+    }
+
+    /// The name and the schema of its errors.
+    pub fn schema(self) -> (String, RefOr<Schema>) {
+        match self {
+            Self::Ours => (ErrorView::name().into_owned(), ErrorView::schema()),
+            Self::Pinning => (PinningError::name().into_owned(), PinningError::schema()),
+            Self::Kubo => (KuboError::name().into_owned(), KuboError::schema()),
+        }
+    }
+
+    /// A refusal in its own form.
+    pub fn refuse(self, Refusal(status, words): Refusal) -> Response {
+        let mut response = match self {
+            Self::Ours => json(status, &ErrorView { error: words }),
+            Self::Pinning => {
+                let reason = status.canonical_reason().unwrap_or("Error").to_uppercase().replace([' ', '-', '\''], "_");
+                json(status, &PinningError { error: PinningErrorWords { reason, details: Some(words) } })
+            }
+            Self::Kubo => {
+                let code = match status {
+                    StatusCode::TOO_MANY_REQUESTS => 3,
+                    StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => 4,
+                    status => u32::from(status.is_client_error()),
+                };
+                json(status, &KuboError { message: words, code, kind: "error".to_owned() })
+            }
+        };
+        if status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_SECONDS));
+        }
+        response
+    }
 }
 
 /// Why a request is not answered as it was meant.
@@ -47,13 +140,18 @@ pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
 impl Refusal {
     /// The same for somebody who may still be sending `body`.
     pub fn to_sender(self, body: Body) -> Response {
-        let (head, words) = self.into_response().into_parts();
-        if body.is_end_stream() {
-            return Response::from_parts(head, words);
-        }
-        let rest = stream::once(listen(body)).filter_map(|()| ready(None::<Result<Bytes, axum::Error>>));
-        Response::from_parts(head, Body::from_stream(words.into_data_stream().chain(rest)))
+        while_sending(self.into_response(), body)
     }
+}
+
+/// An answer to somebody who may still be sending `body`.
+pub fn while_sending(answer: Response, body: Body) -> Response {
+    if body.is_end_stream() {
+        return answer;
+    }
+    let (head, words) = answer.into_parts();
+    let rest = stream::once(listen(body)).filter_map(|()| ready(None::<Result<Bytes, axum::Error>>));
+    Response::from_parts(head, Body::from_stream(words.into_data_stream().chain(rest)))
 }
 
 /// Reads what still comes.
@@ -65,11 +163,7 @@ async fn listen(body: Body) {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let mut response = json(self.0, &ErrorView { error: self.1 });
-        if self.0 == StatusCode::TOO_MANY_REQUESTS {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_SECONDS));
-        }
-        response
+        Dialect::Ours.refuse(self)
     }
 }
 

@@ -1,43 +1,119 @@
-//! Who may use the admin listener: whoever bears the token, if there is one, and no web page of anybody else's.
+//! Who may use the admin listener: whoever bears a token that is good for what is asked, and no web page of anybody else's.
 //!
 //! A browser runs pages of strangers on machines that are trusted, and lets them send requests anywhere. It says so, in `Origin`
 //! (<https://fetch.spec.whatwg.org/#origin-header>) and `Sec-Fetch-Site` (<https://www.w3.org/TR/fetch-metadata/>); commands and
-//! scripts send neither. A stranger can also have a name of its own stand for this machine's address, and its page is of the same
-//! origin then; so a browser has to have asked for an address or for `localhost`, which no stranger can name.
+//! scripts send neither. Such a page knows no token, so it could do nothing; that it is refused before any token is looked at keeps
+//! it so even where somebody puts tokens into a browser. A page that this listener serves itself is of the same origin.
 //!
-//! Only the API is kept from pages: metrics may be looked at from wherever a link leads to them.
+//! What each operation asks for is said by the description of the API ([`Permissions`]); nobody may use what it does not name.
 
-use super::Admin;
-use super::answer::Refusal;
-use axum::extract::{Request, State};
-use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use super::Shared;
+use super::access::doorkeeper::{FAILURES_WITHIN, Turned};
+use super::access::{Bearer, Scope};
+use super::answer::{Dialect, Refusal, while_sending};
+use super::audit::{self, Detail};
+use super::openapi::Asked;
+use crate::server::Connection;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// What is guarded against pages.
-const API: &str = "/api/";
+/// What may be looked at from wherever a link leads to it.
+const METRICS: &str = "/metrics";
 
-/// Lets requests through, or answers them.
-pub async fn check(State(admin): State<Arc<Admin>>, request: Request, next: Next) -> Response {
-    if request.uri().path().starts_with(API) && is_of_a_strange_page(request.headers()) {
-        let words = "this cannot be used by web pages of other sites; use a command";
-        return Refusal(StatusCode::FORBIDDEN, words.to_owned()).to_sender(request.into_body());
+/// Lets requests through, or answers them; writes changes to the audit log.
+pub async fn check(State(admin): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
+    let (dialect, from) = (Dialect::of(request.uri().path()), peer(&request));
+    let (bearer, scope) = match judge(&admin, &request, from) {
+        Ok(admitted) => admitted,
+        Err(refusal) => return turn_away(refusal, dialect, request),
+    };
+    let change = scope.filter(|_| changes(request.method()));
+    let change = change.map(|scope| audit::Begun::new(&bearer, scope, from, request.method(), request.uri()));
+    request.extensions_mut().insert(bearer);
+    let mut response = next.run(request).await;
+    if let Some(change) = change {
+        let detail = response.extensions_mut().remove::<Detail>().map(|Detail(value)| value);
+        admin.audit.write(&change.ended(response.status().as_u16(), detail)).await;
     }
-    match admin.token.reveal() {
-        Some(token) if !bears(request.headers(), token) => unauthorised(request),
-        _ => next.run(request).await,
+    response
+}
+
+/// Whether a request may change anything (RFC 9110, section 9.2.1).
+fn changes(method: &Method) -> bool {
+    !method.is_safe()
+}
+
+fn peer(request: &Request) -> Option<SocketAddr> {
+    request.extensions().get::<Arc<Connection>>().map(|connection| connection.peer())
+}
+
+/// Who asks, and what for. What nobody may ask for is for the router to answer.
+fn judge(admin: &Shared, request: &Request, from: Option<SocketAddr>) -> Result<(Bearer, Option<Scope>), Refusal> {
+    if request.uri().path() != METRICS && is_of_a_strange_page(request.headers()) {
+        let words = "this cannot be used by web pages of other sites; use a command";
+        return Err(Refusal(StatusCode::FORBIDDEN, words.to_owned()));
+    }
+    let address = from.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |from| from.ip());
+    let bearer = admin.doorkeeper.admit(borne(request.headers()), address, SystemTime::now()).map_err(Refusal::from)?;
+    // Where nothing is, the router says so.
+    let Some(path) = request.extensions().get::<MatchedPath>() else { return Ok((bearer, None)) };
+    match admin.permissions.asked(path.as_str(), request.method()) {
+        Some(Asked::AnyToken) => Ok((bearer, None)),
+        Some(Asked::Scope(scope)) if bearer.may(scope) => Ok((bearer, Some(scope))),
+        Some(Asked::Scope(scope)) => Err(too_little(&bearer, scope)),
+        None => Err(Refusal(StatusCode::FORBIDDEN, "no token is good for this".to_owned())),
     }
 }
 
-fn unauthorised(request: Request) -> Response {
-    let words = "this needs the header \"Authorization: Bearer TOKEN\" with the token of admin.token";
-    let refusal = Refusal(StatusCode::UNAUTHORIZED, words.to_owned());
-    let mut response = refusal.to_sender(request.into_body());
-    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+fn too_little(bearer: &Bearer, scope: Scope) -> Refusal {
+    let Bearer { name, scopes, .. } = bearer;
+    let words = format!(
+        "this needs a token with the scope \"{scope}\", and \"{name}\" has {scopes}: ask whoever runs the gateway for one"
+    );
+    Refusal(StatusCode::FORBIDDEN, words)
+}
+
+/// The token that a request bears (RFC 6750, section 2.1).
+fn borne(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+impl From<Turned> for Refusal {
+    fn from(turned: Turned) -> Self {
+        let (status, words) = match turned {
+            Turned::Missing => (
+                StatusCode::UNAUTHORIZED,
+                "this needs the header \"Authorization: Bearer TOKEN\"; \"causeway token create\" makes a token",
+            ),
+            Turned::Wrong => (
+                StatusCode::UNAUTHORIZED,
+                "the token is wrong, revoked or expired; \"causeway token ls\" lists those there are",
+            ),
+            Turned::TooOften => (StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens came from there: wait a minute"),
+        };
+        Self(status, words.to_owned())
+    }
+}
+
+fn turn_away(refusal: Refusal, dialect: Dialect, request: Request) -> Response {
+    let status = refusal.0;
+    let mut response = while_sending(dialect.refuse(refusal), request.into_body());
+    let headers = response.headers_mut();
+    if status == StatusCode::UNAUTHORIZED {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    if status == StatusCode::TOO_MANY_REQUESTS {
+        headers.insert(RETRY_AFTER, HeaderValue::from(FAILURES_WITHIN.as_secs()));
+    }
     response
 }
 
@@ -49,36 +125,10 @@ fn is_of_a_strange_page(headers: &HeaderMap) -> bool {
         return false;
     }
     let host = text(&HOST).unwrap_or_default();
-    let is_own = |origin: &str| origin.split_once("://").is_some_and(|(_, at)| at.eq_ignore_ascii_case(host));
-    !is_nobodys_name(host)
-        || !origin.is_none_or(is_own)
-        || !site.is_none_or(|site| matches!(site, "same-origin" | "none"))
-}
-
-/// Whether a host, perhaps with a port, is an address or `localhost`.
-fn is_nobodys_name(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
+    let is_own = |origin: &str| {
+        !host.is_empty() && origin.split_once("://").is_some_and(|(_, at)| at.eq_ignore_ascii_case(host))
     };
-    match name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-        Some(address) => address.parse::<Ipv6Addr>().is_ok(),
-        None => name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::Ipv4Addr>().is_ok(),
-    }
-}
-
-fn bears(headers: &HeaderMap, token: &str) -> bool {
-    let value = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let credentials = value.and_then(|value| value.split_once(' '));
-    credentials.is_some_and(|(scheme, given)| {
-        scheme.eq_ignore_ascii_case("bearer") && same(given.trim().as_bytes(), token.as_bytes())
-    })
-}
-
-/// Compares in a time that depends on the lengths alone.
-fn same(a: &[u8], b: &[u8]) -> bool {
-    let differing = a.iter().zip(b).fold(0, |bits, (x, y)| std::hint::black_box(bits | (x ^ y)));
-    a.len() == b.len() && differing == 0
+    !origin.is_none_or(is_own) || !site.is_none_or(|site| matches!(site, "same-origin" | "none"))
 }
 
 #[cfg(test)]
@@ -104,9 +154,9 @@ mod tests {
             (HERE, None, Some("cross-site"), true),
             (HERE, None, Some("same-site"), true),
             (HERE, Some("http://127.0.0.1:8081"), Some("cross-site"), true),
-            // A name of its own that leads here.
-            ("evil.example:8081", Some("http://evil.example:8081"), Some("same-origin"), true),
-            ("evil.example:8081", None, Some("same-origin"), true),
+            // A page that the listener serves itself, under a name.
+            ("admin.example.org", Some("https://admin.example.org"), Some("same-origin"), false),
+            ("admin.example.org", None, Some("same-origin"), false),
             ("", Some("http://"), None, true),
         ];
         for (host, origin, site, strange) in table {

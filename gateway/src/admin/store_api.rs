@@ -19,18 +19,16 @@
 //! Departures: an archive whose roots are known last names none in its header, and brings a list of them as its last block
 //! (`roots=last`, [`content::car::roots_block`]).
 
-use super::answer::{Answer, Refusal, json, stopping};
+use super::answer::{Answer, ErrorView, Refusal, json, stopping};
+use super::parameters::{Parameters, wrong};
 use super::store_views::{CheckLine, CheckView, CompactedView, FiguresView, FindingView, ImportedView, ProgressView};
 use super::upload::Upload;
-use crate::request::parameter;
 use crate::server::Connection;
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use bytes::Bytes;
 use cache::import::ImportError;
 use cache::{BlockStore, Finding, PinError, RootsIn, ScrubPass, ScrubProgress, StoreError};
@@ -48,6 +46,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 /// Operations that take long, at a time.
 pub const OPERATIONS_MAX: usize = 4;
@@ -67,19 +67,14 @@ struct Api {
 }
 
 /// The routes whose answers are at hand.
-pub fn quick_routes<S: Clone + Send + Sync + 'static>(store: &Arc<dyn BlockStore>) -> Router<S> {
-    Router::new().route("/api/v1/store/blocks/{cid}", get(block)).with_state(Api::new(store))
+pub fn quick_routes(store: &Arc<dyn BlockStore>) -> OpenApiRouter {
+    OpenApiRouter::default().routes(routes!(block)).with_state(Api::new(store))
 }
 
 /// The routes that may take as long as they need.
-pub fn long_routes<S: Clone + Send + Sync + 'static>(store: &Arc<dyn BlockStore>) -> Router<S> {
-    Router::new()
-        .route("/api/v1/store/stats", get(stats))
-        .route("/api/v1/store/check", post(check))
-        .route("/api/v1/store/compact", post(compact))
-        .route("/api/v1/store/export/{cid}", get(export))
-        .route("/api/v1/store/import", post(import))
-        .with_state(Api::new(store))
+pub fn long_routes(store: &Arc<dyn BlockStore>) -> OpenApiRouter {
+    let routes = OpenApiRouter::default().routes(routes!(stats)).routes(routes!(check)).routes(routes!(compact));
+    routes.routes(routes!(export)).routes(routes!(import)).with_state(Api::new(store))
 }
 
 impl Api {
@@ -96,31 +91,8 @@ impl Api {
     }
 }
 
-fn wrong(words: impl ToString) -> Refusal {
-    Refusal(StatusCode::BAD_REQUEST, words.to_string())
-}
-
 fn parse(cid: &str) -> Result<Cid, Refusal> {
     content::cid::parse(cid).map_err(wrong)
-}
-
-/// A request's parameters. One that is misspelt would have no effect and nobody would notice.
-struct Parameters<'a>(&'a str);
-
-impl<'a> Parameters<'a> {
-    fn of(uri: &'a Uri, known: &[&str]) -> Result<Self, Refusal> {
-        let query = uri.query().unwrap_or_default();
-        let names = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split('=').next().unwrap_or(pair));
-        match names.into_iter().find(|name| !known.contains(name)) {
-            Some(name) if known.is_empty() => Err(wrong(format!("there is no parameter \"{name}\" here"))),
-            Some(name) => Err(wrong(format!("there is no parameter \"{name}\" here, but {}", known.join(" and ")))),
-            None => Ok(Self(query)),
-        }
-    }
-
-    fn get(&self, name: &str) -> Option<std::borrow::Cow<'a, str>> {
-        parameter(self.0, name)
-    }
 }
 
 /// Work that goes on when whoever asked for it leaves, and keeps its place until it is done.
@@ -136,6 +108,11 @@ async fn apart<T: Send + 'static>(
     working.await.map_err(|_| stopping())
 }
 
+/// What the store holds, and what that takes.
+#[utoipa::path(get, path = "/api/v1/store/stats", tag = "store", security(("bearer" = ["read"])), responses(
+    (status = 200, description = "The figures", body = FiguresView),
+    (status = 400, description = "The parameters are wrong", body = ErrorView),
+    (status = 500, description = "The disk failed", body = ErrorView)))]
 async fn stats(State(api): State<Api>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let (place, store) = (api.begin()?, api.store);
@@ -143,6 +120,11 @@ async fn stats(State(api): State<Api>, uri: Uri) -> Answer {
     Ok(json(StatusCode::OK, &FiguresView::from(&figures)))
 }
 
+/// Gives back space that nothing needs.
+#[utoipa::path(post, path = "/api/v1/store/compact", tag = "store", security(("bearer" = ["operate"])), responses(
+    (status = 200, description = "What it came to", body = CompactedView),
+    (status = 400, description = "The parameters are wrong", body = ErrorView),
+    (status = 500, description = "The disk failed", body = ErrorView)))]
 async fn compact(State(api): State<Api>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let (place, store) = (api.begin()?, api.store);
@@ -155,6 +137,11 @@ async fn compact(State(api): State<Api>, uri: Uri) -> Answer {
     Ok(json(StatusCode::OK, &done.await??))
 }
 
+/// Reads and checks every block and forgets what is damaged. Lines of JSON tell how far it has come; the last is a report or an error.
+#[utoipa::path(post, path = "/api/v1/store/check", tag = "store", security(("bearer" = ["operate"])),
+    params(("bytes_per_second" = Option<u64>, Query, minimum = 1, description = "Reads no faster than that")),
+    responses((status = 200, description = "Lines of JSON", body = CheckLine, content_type = "application/x-ndjson"),
+        (status = 400, description = "The parameters are wrong", body = ErrorView)))]
 async fn check(State(api): State<Api>, uri: Uri) -> Answer {
     let parameters = Parameters::of(&uri, &["bytes_per_second"])?;
     let rate = parameters.get("bytes_per_second").map(|text| rate(&text)).transpose()?;
@@ -262,6 +249,12 @@ fn bytes_of(media_type: &'static str, body: Body) -> Response {
     (headers, body).into_response()
 }
 
+/// A block that is here. HEAD says whether it is.
+#[utoipa::path(get, path = "/api/v1/store/blocks/{cid}", tag = "store", security(("bearer" = ["read"])),
+    params(("cid" = String, Path, description = "The block's CID")),
+    responses((status = 200, description = "The block's bytes", content_type = "application/vnd.ipld.raw"),
+        (status = 400, description = "This is no CID that can be looked up", body = ErrorView),
+        (status = 500, description = "The disk failed", body = ErrorView)))]
 async fn block(State(api): State<Api>, method: Method, Path(cid): Path<String>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let cid = parse(&cid)?;
@@ -274,6 +267,12 @@ async fn block(State(api): State<Api>, method: Method, Path(cid): Path<String>, 
     Ok(bytes_of(RAW, Body::from(block.data().clone())))
 }
 
+/// A CAR of all blocks below a root, which have to be here. One that cannot be completed breaks off.
+#[utoipa::path(get, path = "/api/v1/store/export/{cid}", tag = "store", security(("bearer" = ["read"])),
+    params(("cid" = String, Path, description = "The root's CID")),
+    responses((status = 200, description = "A CARv1", content_type = "application/vnd.ipld.car"),
+        (status = 400, description = "This is no CID that can be looked up", body = ErrorView),
+        (status = 500, description = "The disk failed", body = ErrorView)))]
 async fn export(State(api): State<Api>, Path(cid): Path<String>, request: Request) -> Answer {
     Parameters::of(request.uri(), &[])?;
     let root = parse(&cid)?;
@@ -325,6 +324,16 @@ impl Terms {
     }
 }
 
+/// Takes in a CAR and pins its roots. Answers when they are on the disk.
+#[utoipa::path(post, path = "/api/v1/store/import", tag = "store", security(("bearer" = ["operate"])),
+    params(("roots" = Option<String>, Query, description = "Where the roots are named: \"header\", or \"last\" block"),
+        ("name" = Option<String>, Query, description = "What to call the pins", max_length = 255)),
+    request_body(content = Vec<u8>, content_type = "application/vnd.ipld.car"),
+    responses((status = 200, description = "What was pinned", body = ImportedView),
+        (status = 400, description = "The archive or the parameters are wrong", body = ErrorView),
+        (status = 409, description = "Somebody removed the pin meanwhile", body = ErrorView),
+        (status = 500, description = "The disk failed", body = ErrorView),
+        (status = 507, description = "The disk is full", body = ErrorView)))]
 async fn import(State(api): State<Api>, request: Request) -> Response {
     let terms = Terms::of(request.uri(), request.headers());
     let (Terms { roots_in, name }, place) = match terms.and_then(|terms| Ok((terms, api.begin()?))) {

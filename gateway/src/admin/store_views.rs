@@ -6,16 +6,17 @@ use cache::{ScrubProgress, ScrubReport};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use utoipa::ToSchema;
 
 /// Which release answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VersionView {
     /// Such as "0.1.0".
     pub version: String,
 }
 
 /// Blocks of one sort.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AmountView {
     /// How many.
     pub blocks: u64,
@@ -32,7 +33,7 @@ impl From<Amount> for AmountView {
 }
 
 /// The segment files of one kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SegmentsView {
     /// How many.
     pub segments: u64,
@@ -49,7 +50,7 @@ impl From<SegmentsAmount> for SegmentsView {
 }
 
 /// What a store holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FiguresView {
     /// Blocks of every sort.
     pub all: AmountView,
@@ -120,7 +121,7 @@ impl FiguresView {
 }
 
 /// How far a check has come.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProgressView {
     /// Blocks that were checked.
     pub blocks: u64,
@@ -140,7 +141,7 @@ impl From<&ScrubProgress> for ProgressView {
 }
 
 /// What is wrong with a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FaultView {
     /// Its value is not what was written, or not what its hash says.
@@ -150,7 +151,7 @@ pub enum FaultView {
 }
 
 /// A block that did not pass.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FindingView {
     /// What is wrong with it.
     pub fault: FaultView,
@@ -180,7 +181,7 @@ impl FindingView {
 }
 
 /// A pin of which blocks are missing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LackingPinView {
     /// The root of the DAG.
     pub root: String,
@@ -200,7 +201,7 @@ impl From<&LackingPin> for LackingPinView {
 }
 
 /// Where an index does not agree with itself or with the files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IndexView {
     /// Blocks.
     pub blocks: u64,
@@ -226,7 +227,7 @@ impl From<&Disagreements> for IndexView {
 }
 
 /// What a check came to, its findings aside.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CheckView {
     /// Whether nothing is wrong.
     pub clean: bool,
@@ -296,7 +297,7 @@ impl From<&ScrubReport> for CheckView {
 }
 
 /// A line of the answer to a request for a check. The last is a report or an error.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckLine {
     /// How far it has come.
@@ -310,7 +311,7 @@ pub enum CheckLine {
 }
 
 /// What compacting a store gave back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CompactedView {
     /// What the blocks took before, in bytes.
     pub bytes_before: u64,
@@ -326,7 +327,7 @@ impl CompactedView {
 }
 
 /// A pin that was made.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PinView {
     /// The root of the DAG.
     pub root: String,
@@ -345,7 +346,7 @@ impl From<&PinSummary> for PinView {
 }
 
 /// What an import did.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImportedView {
     /// The pin of each distinct root, in the archive's order.
     pub pins: Vec<PinView>,

@@ -17,6 +17,7 @@ pub mod client;
 
 use self::blocks::RemoteBlocks;
 use self::client::{Client, Lines, Wait};
+use crate::admin::access::doorkeeper;
 use crate::admin::store_api::CAR;
 use crate::admin::store_views::{CheckLine, CheckView, CompactedView, FiguresView, FindingView, ImportedView};
 use crate::admin::store_views::{ProgressView, VersionView};
@@ -69,7 +70,8 @@ pub async fn reach<T>(
     admin: Option<&str>,
     open: impl AsyncFnOnce() -> anyhow::Result<T>,
 ) -> anyhow::Result<Worker<T>> {
-    let token = loaded.config.admin.token.reveal();
+    let token = token(loaded);
+    let token = token.as_deref();
     if let Some(url) = admin {
         return Remote::connect(Client::new(url, token)?).await.map(Worker::There);
     }
@@ -88,6 +90,12 @@ pub async fn reach<T>(
         }
         Some(url) => Remote::connect(Client::new(&url, token)?).await.map(Worker::There),
     }
+}
+
+/// What a command shows to the gateway: the settings' token, or that of the data folder.
+pub fn token(loaded: &Loaded) -> Option<String> {
+    let settings = loaded.config.admin.token.reveal().map(str::to_owned);
+    settings.or_else(|| doorkeeper::read_local(&loaded.config.data_dir).ok().map(|token| token.reveal()))
 }
 
 /// Whether a store did not open because another process has it.

@@ -12,4 +12,5 @@ mod limits;
 mod listings;
 mod routing;
 mod site;
+mod tls;
 mod upstream;

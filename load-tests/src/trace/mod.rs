@@ -60,7 +60,7 @@ pub struct Options {
     /// Ask a gateway that runs already and has been given the content (see --write), instead of one of our own
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
-    /// That gateway's admin listener, for its metrics
+    /// That gateway's admin listener, for its metrics; CAUSEWAY_ADMIN_TOKEN has a token with the scope "read"
     #[arg(long, value_name = "URL", requires = "url")]
     pub admin: Option<String>,
     /// Write the content into this folder, as pinned.car and others.car, and replay nothing

@@ -1,5 +1,6 @@
 //! Which tier of the gateway answered: what it says in a response's head, and what its metrics say of all.
 
+use crate::servers::scrape;
 use anyhow::Result;
 use hyper::HeaderMap;
 
@@ -35,7 +36,7 @@ impl Tier {
 
 /// Bytes of the blocks that each tier gave so far, by `/metrics` of the operator's listener.
 pub async fn bytes_given(admin: &str) -> Result<[u64; 3]> {
-    let metrics = reqwest::get(format!("{admin}/metrics")).await?.error_for_status()?.text().await?;
+    let metrics = scrape(admin).await?;
     Ok(Tier::ALL.map(|tier| bytes_of(&metrics, tier)))
 }
 

@@ -5,23 +5,17 @@
 //! | `GET /api/v1/names/keys` | lists the keys |
 //! | `POST /api/v1/names/keys` `{name, type?}` | makes one |
 //! | `POST /api/v1/names/keys/import` `{name, key, format?}` | takes one in: PEM text, or the protobuf message in base64 |
-//! | `POST /api/v1/names/keys/NAME/export` `{format?}` | gives one out, if the admin listener asks for a token |
+//! | `POST /api/v1/names/keys/NAME/export` `{format?}` | gives one out |
 //! | `POST /api/v1/names/keys/NAME/rename` `{to}` | renames one |
 //! | `DELETE /api/v1/names/keys/NAME` | removes one for good |
 //! | `GET /api/v1/names/publish` | lists what is published |
 //! | `POST /api/v1/names/publish` `{path, key?, lifetime_seconds?, ttl_seconds?}` | publishes; answers when a peer has it, or after some seconds |
 //!
-//! Times are seconds since the Unix epoch. Whatever goes wrong is answered as `{"error": "…"}`, which says what to do. Browsers
-//! are refused: no page has any business with the keys, and a page of anybody's can make a browser talk to this machine.
+//! Times are seconds since the Unix epoch. Whatever goes wrong is answered as `{"error": "…"}`, which says what to do.
 
-use crate::admin::answer::{Answer, Refusal, json};
-use axum::Router;
-use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use super::answer::{Answer, ErrorView, Refusal, json};
+use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
-use axum::http::header::ORIGIN;
-use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
 use bytes::Bytes;
 use cid::multibase::Base;
 use p2p_bridge::names::key_format::{FormatError, KeyFormat, KeyKind};
@@ -32,6 +26,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 /// The largest request: a key in PEM, and a little.
 const BODY_BYTES_MAX: usize = 64 * 1024;
@@ -39,7 +36,7 @@ const BODY_BYTES_MAX: usize = 64 * 1024;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A key, as it is shown.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KeyView {
     /// What the operator calls it.
     pub name: String,
@@ -57,7 +54,7 @@ impl From<KeyInfo> for KeyView {
 }
 
 /// What is published with a key, as it is shown.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PublishedView {
     /// What the operator calls the key, if it is there.
     pub key: Option<String>,
@@ -104,21 +101,21 @@ fn seconds(time: SystemTime) -> u64 {
 }
 
 /// The keys, in the answer to a question for all.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct KeysView {
     /// Sorted by name.
     pub keys: Vec<KeyView>,
 }
 
 /// What is published, in the answer to a question for all.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct PublishedList {
     /// In no order that means anything.
     pub published: Vec<PublishedView>,
 }
 
 /// Asks for a new key.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateKey {
     /// What to call it.
@@ -129,7 +126,7 @@ pub struct CreateKey {
 }
 
 /// Brings a key.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImportKey {
     /// What to call it.
@@ -141,14 +138,14 @@ pub struct ImportKey {
     pub format: Option<String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct ExportKey {
     #[serde(default)]
     format: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct ExportedKey {
     name: String,
     format: String,
@@ -156,7 +153,7 @@ struct ExportedKey {
 }
 
 /// Asks for another name of a key.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RenameKey {
     /// The name that it gets.
@@ -164,7 +161,7 @@ pub struct RenameKey {
 }
 
 /// Asks to publish.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Publish {
     /// What the name is to stand for.
@@ -183,32 +180,16 @@ pub struct Publish {
 #[derive(Clone)]
 struct Names {
     publisher: Arc<Publisher>,
-    /// Whether whoever gets as far as here has shown a token.
-    guarded: bool,
 }
 
-/// The routes. `guarded` says that a token was asked for.
-pub fn routes<S: Clone + Send + Sync + 'static>(publisher: Arc<Publisher>, guarded: bool) -> Router<S> {
-    Router::new()
-        .route("/api/v1/names/keys", get(list_keys).post(create_key))
-        // A key may be called "import".
-        .route("/api/v1/names/keys/import", post(import_key).delete(remove_key_import))
-        .route("/api/v1/names/keys/{name}", delete(remove_key))
-        .route("/api/v1/names/keys/{name}/export", post(export_key))
-        .route("/api/v1/names/keys/{name}/rename", post(rename_key))
-        .route("/api/v1/names/publish", get(list_published).post(publish))
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .layer(middleware::from_fn(refuse_browsers))
-        .with_state(Names { publisher, guarded })
-}
-
-/// Browsers say which page asks; nobody else does.
-async fn refuse_browsers(request: Request, next: Next) -> Response {
-    if request.headers().contains_key(ORIGIN) {
-        let refusal = Refusal(StatusCode::FORBIDDEN, "this cannot be used by web pages; use a command".to_owned());
-        return refusal.into_response();
-    }
-    next.run(request).await
+/// The routes.
+pub fn routes(publisher: Arc<Publisher>) -> OpenApiRouter {
+    let keys = OpenApiRouter::default().routes(routes!(list_keys, create_key)).routes(routes!(remove_key));
+    // A key may be called "import".
+    let keys = keys.routes(routes!(import_key, remove_key_import));
+    let keys = keys.routes(routes!(export_key)).routes(routes!(rename_key));
+    let routes = keys.routes(routes!(list_published, publish));
+    routes.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).with_state(Names { publisher })
 }
 
 impl From<KeyError> for Refusal {
@@ -270,11 +251,23 @@ async fn with_keys<T: Send + 'static>(
     Ok(done.await.map_err(|_| Refusal::from(PublishError::Stopping))??)
 }
 
+/// The keys that names are published with.
+#[utoipa::path(get, path = "/api/v1/names/keys", tag = "names", security(("bearer" = ["read"])),
+    responses((status = 200, description = "The keys", body = KeysView),
+        (status = 400, description = "The request is wrong", body = ErrorView),
+        (status = 500, description = "The disk failed", body = ErrorView)))]
 async fn list_keys(State(names): State<Names>) -> Answer {
     let keys = names.publisher.keys().list().into_iter().map(KeyView::from).collect();
     Ok(json(StatusCode::OK, &KeysView { keys }))
 }
 
+/// Makes a key.
+#[utoipa::path(post, path = "/api/v1/names/keys", tag = "names", security(("bearer" = ["operate"])),
+    request_body(content = CreateKey, content_type = "application/json"),
+    responses((status = 201, description = "The key", body = KeyView),
+        (status = 400, description = "The request is wrong", body = ErrorView),
+        (status = 409, description = "It is at odds with the keys there are", body = ErrorView),
+        (status = 500, description = "The disk failed", body = ErrorView)))]
 async fn create_key(State(names): State<Names>, body: Bytes) -> Answer {
     let CreateKey { name, kind } = read(&body)?;
     let kind: KeyKind = kind.map_or(Ok(KeyKind::Ed25519), |kind| kind.parse())?;
@@ -282,6 +275,13 @@ async fn create_key(State(names): State<Names>, body: Bytes) -> Answer {
     Ok(json(StatusCode::CREATED, &KeyView::from(made)))
 }
 
+/// Takes in a key.
+#[utoipa::path(post, path = "/api/v1/names/keys/import", tag = "names", security(("bearer" = ["operate"])),
+    request_body(content = ImportKey, content_type = "application/json"),
+    responses((status = 201, description = "The key", body = KeyView),
+        (status = 400, description = "The request is wrong", body = ErrorView),
+        (status = 409, description = "It is at odds with the keys there are", body = ErrorView),
+        (status = 500, description = "The disk failed", body = ErrorView)))]
 async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
     let ImportKey { name, key, format: text } = read(&body)?;
     let format = format(text)?.unwrap_or_else(|| KeyFormat::guess(key.as_bytes()));
@@ -293,14 +293,14 @@ async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
     Ok(json(StatusCode::CREATED, &KeyView::from(taken)))
 }
 
-/// A private key leaves the node only for whoever has shown a token: anybody on the machine may talk to a listener that asks
-/// for none.
+/// Gives out a private key.
+#[utoipa::path(post, path = "/api/v1/names/keys/{name}/export", tag = "names", security(("bearer" = ["operate"])),
+    params(("name" = String, Path, description = "What the key is called")),
+    request_body(content = ExportKey, content_type = "application/json"),
+    responses((status = 200, description = "The key", body = ExportedKey),
+        (status = 400, description = "The request is wrong", body = ErrorView),
+        (status = 500, description = "The disk failed", body = ErrorView)))]
 async fn export_key(State(names): State<Names>, Path(name): Path<String>, body: Bytes) -> Answer {
-    if !names.guarded {
-        let reason =
-            "keys are given out only if admin.token is set; \"causeway key export\" reads them from the data folder";
-        return Err(Refusal(StatusCode::FORBIDDEN, reason.to_owned()));
-    }
     let ExportKey { format: text } = read(&body)?;
     let format = format(text)?.unwrap_or_default();
     let called = name.clone();
@@ -312,21 +312,45 @@ async fn export_key(State(names): State<Names>, Path(name): Path<String>, body: 
     Ok(json(StatusCode::OK, &ExportedKey { name, format: format.to_string(), key }))
 }
 
+/// Renames a key.
+#[utoipa::path(post, path = "/api/v1/names/keys/{name}/rename", tag = "names", security(("bearer" = ["operate"])),
+    params(("name" = String, Path, description = "What the key is called")),
+    request_body(content = RenameKey, content_type = "application/json"),
+    responses((status = 200, description = "The key", body = KeyView),
+        (status = 400, description = "The request is wrong", body = ErrorView),
+        (status = 409, description = "It is at odds with the keys there are", body = ErrorView),
+        (status = 500, description = "The disk failed", body = ErrorView)))]
 async fn rename_key(State(names): State<Names>, Path(name): Path<String>, body: Bytes) -> Answer {
     let RenameKey { to } = read(&body)?;
     let renamed = with_keys(&names, move |keys| keys.rename(&name, &to)).await?;
     Ok(json(StatusCode::OK, &KeyView::from(renamed)))
 }
 
+/// Removes a key for good, with what it publishes.
+#[utoipa::path(delete, path = "/api/v1/names/keys/{name}", tag = "names", security(("bearer" = ["operate"])),
+    params(("name" = String, Path, description = "What the key is called")),
+    responses((status = 200, description = "The key that was", body = KeyView),
+        (status = 400, description = "The request is wrong", body = ErrorView),
+        (status = 500, description = "The disk failed", body = ErrorView)))]
 async fn remove_key(State(names): State<Names>, Path(name): Path<String>) -> Answer {
     let removed = names.publisher.remove_key(&name).await?;
     Ok(json(StatusCode::OK, &KeyView::from(removed)))
 }
 
+/// Removes the key that is called "import".
+#[utoipa::path(delete, path = "/api/v1/names/keys/import", tag = "names", security(("bearer" = ["operate"])),
+    responses((status = 200, description = "The key that was", body = KeyView),
+        (status = 400, description = "The request is wrong", body = ErrorView),
+        (status = 500, description = "The disk failed", body = ErrorView)))]
 async fn remove_key_import(names: State<Names>) -> Answer {
     remove_key(names, Path("import".to_owned())).await
 }
 
+/// What is published.
+#[utoipa::path(get, path = "/api/v1/names/publish", tag = "names", security(("bearer" = ["read"])),
+    responses((status = 200, description = "What is published", body = PublishedList),
+        (status = 400, description = "The request is wrong", body = ErrorView),
+        (status = 500, description = "The disk failed", body = ErrorView)))]
 async fn list_published(State(names): State<Names>) -> Answer {
     let targets = names.publisher.targets();
     let view = |(info, entry): (Option<KeyInfo>, Published)| PublishedView::new(info, &entry, targets);
@@ -334,6 +358,13 @@ async fn list_published(State(names): State<Names>) -> Answer {
     Ok(json(StatusCode::OK, &PublishedList { published }))
 }
 
+/// Publishes a name. Answers when a peer has it, or after some seconds.
+#[utoipa::path(post, path = "/api/v1/names/publish", tag = "names", security(("bearer" = ["operate"])),
+    request_body(content = Publish, content_type = "application/json"),
+    responses((status = 200, description = "What is published", body = PublishedView),
+        (status = 400, description = "The request is wrong", body = ErrorView),
+        (status = 409, description = "It is at odds with the keys there are", body = ErrorView),
+        (status = 500, description = "The disk failed", body = ErrorView)))]
 async fn publish(State(names): State<Names>, body: Bytes) -> Answer {
     let Publish { path, key, lifetime_seconds, ttl_seconds } = read(&body)?;
     let key = key.unwrap_or_else(|| SELF.to_owned());
@@ -347,7 +378,9 @@ async fn publish(State(names): State<Names>, body: Bytes) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::Router;
     use axum::body::Body;
+    use axum::extract::Request;
     use http_body_util::BodyExt as _;
     use p2p_bridge::names::NamesOptions;
     use p2p_bridge::options::PublishOptions;
@@ -357,13 +390,13 @@ mod tests {
 
     const VALUE: &str = "/ipfs/bafkqaddjnzzxazldoqwxizltoq";
 
-    fn api(dir: &std::path::Path, guarded: bool) -> Router {
+    fn api(dir: &std::path::Path) -> Router {
         let registry = &mut Registry::default();
         let names = p2p_bridge::Names::new(NamesOptions { offline: true, ..NamesOptions::default() }, None, registry);
         let keys = Arc::new(Keystore::open(dir, PATIENCE).expect("opens"));
         let names = names.expect("good options");
         let publisher = Publisher::start(PublishOptions::default(), dir, keys, names, Vec::new(), registry);
-        routes(Arc::new(publisher.expect("starts")), guarded)
+        routes(Arc::new(publisher.expect("starts"))).into()
     }
 
     async fn ask(api: &Router, request: Request<Body>) -> (u16, Value) {
@@ -381,7 +414,7 @@ mod tests {
     #[tokio::test]
     async fn every_request_and_what_it_answers() {
         let dir = tempfile::tempdir().expect("a folder");
-        let api = api(dir.path(), true);
+        let api = api(dir.path());
         let long = format!("{{\"name\": \"{}\"}}", "a".repeat(200));
         // Method, path, body, status, and a word of the answer.
         let table = [
@@ -425,29 +458,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_exported_can_be_imported_and_not_without_a_token() {
+    async fn what_is_exported_can_be_imported() {
         let (one, two) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
-        let (from, to) = (api(one.path(), true), api(two.path(), false));
+        let (from, to) = (api(one.path()), api(two.path()));
         let (_, made) = ask(&from, request("POST", "keys", "{\"name\": \"site\"}")).await;
         for format in ["libp2p-protobuf-cleartext", "pem-pkcs8-cleartext"] {
             let (_, exported) =
                 ask(&from, request("POST", "keys/site/export", &format!("{{\"format\": \"{format}\"}}"))).await;
             let (status, imported) = ask(&to, request("POST", "keys/import", &exported.to_string())).await;
             assert_eq!((status, &imported), (201, &made), "{format}");
-            let (status, _) = ask(&to, request("POST", "keys/site/export", "")).await;
-            assert_eq!(status, 403, "this listener asks for no token");
             ask(&to, request("DELETE", "keys/site", "")).await;
         }
     }
 
     #[tokio::test]
-    async fn web_pages_have_no_business_here() {
+    async fn what_is_too_large_is_not_read() {
         let dir = tempfile::tempdir().expect("a folder");
-        let api = api(dir.path(), true);
-        let mut of_a_page = request("POST", "keys", "{\"name\": \"site\"}");
-        of_a_page.headers_mut().insert(ORIGIN, "http://localhost".parse().expect("a header"));
-        assert_eq!(ask(&api, of_a_page).await.0, 403);
         let large = format!("{{\"name\": \"{}\"}}", "a".repeat(BODY_BYTES_MAX));
-        assert_eq!(ask(&api, request("POST", "keys", &large)).await.0, 413);
+        assert_eq!(ask(&api(dir.path()), request("POST", "keys", &large)).await.0, 413);
     }
 }

@@ -1,0 +1,356 @@
+//! The tokens that the operator has given out: one file in the data folder, which commands change and the gateway reads.
+//!
+//! Goals: a token is made and revoked by a command, whether the gateway runs or not, and what the command acknowledged holds from
+//! the next request on and after a power cut; the file tells a thief nothing that opens anything.
+//!
+//! The file is replaced whole ([`p2p_bridge::durable`]), under a lock of its own. Whoever reads it looks first whether it is still
+//! the same file: that is one `stat` a request, on a listener where a few microseconds do not matter. A file that cannot be
+//! understood lets nobody in; the operator's own tokens are not in it.
+
+use super::secret::{Hash, Token};
+use super::{Quota, Scopes};
+use p2p_bridge::durable;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The file, in the data folder.
+const FILE: &str = "tokens.json";
+/// Whom it belongs to while it is changed.
+const LOCK_FILE: &str = "tokens.lock";
+/// The largest file that is read: some ten thousand tokens.
+const FILE_BYTES_MAX: usize = 4 << 20;
+/// How many tokens there may be.
+const TOKENS_MAX: usize = 10_000;
+/// The longest name, in characters.
+const NAME_CHARS_MAX: usize = 64;
+
+/// What is kept of a token.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// By what it is found, and what its pins belong to.
+    pub id: String,
+    /// What the operator calls it: one of its own for each.
+    pub name: String,
+    /// The SHA-256 of its secret, in hexadecimal.
+    pub hash: String,
+    /// What it is good for.
+    pub scopes: Scopes,
+    /// How much may be kept for it.
+    #[serde(default)]
+    pub quota: Quota,
+    /// When it was made, in seconds since the Unix epoch.
+    pub created_at: u64,
+    /// From when on it is good for nothing, in seconds since the Unix epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<u64>,
+}
+
+impl Entry {
+    /// Whether it has ended by itself.
+    pub fn is_expired(&self, now: SystemTime) -> bool {
+        self.expires_at.is_some_and(|end| seconds(now) >= end)
+    }
+}
+
+/// What a token is to be.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// What to call it.
+    pub name: String,
+    /// What it is to be good for.
+    pub scopes: Scopes,
+    /// How much may be kept for it.
+    pub quota: Quota,
+    /// For how long it is to be good; for ever if that is left out.
+    pub lifetime: Option<Duration>,
+}
+
+/// Why the book was not changed or read.
+#[derive(Debug, thiserror::Error)]
+pub enum BookError {
+    /// The name cannot be used.
+    #[error("a token's name has 1 to {NAME_CHARS_MAX} characters, none of them a control character")]
+    Name,
+    /// Another has the name.
+    #[error("there is a token called \"{0}\" already: choose another name, or remove that one first")]
+    Taken(String),
+    /// It would be good for nothing.
+    #[error("a token needs at least one scope: read, pin, operate or takedown")]
+    NoScopes,
+    /// There are too many.
+    #[error("there are {TOKENS_MAX} tokens already: remove some first")]
+    Full,
+    /// There is none.
+    #[error("there is no token with the id or name \"{0}\"; \"causeway token ls\" lists them")]
+    Missing(String),
+    /// The file is not what was written.
+    #[error("{path} cannot be understood: {reason}", path = path.display())]
+    Damaged {
+        /// Where it is.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The system refused.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// What was to be read or written.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// The file's content.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Page {
+    tokens: Vec<Entry>,
+}
+
+/// The tokens of a data folder.
+#[derive(Debug, Clone)]
+pub struct Book {
+    dir: PathBuf,
+}
+
+impl Book {
+    /// The book of a data folder, which need not be there yet.
+    pub fn of(data_dir: &Path) -> Self {
+        Self { dir: data_dir.to_owned() }
+    }
+
+    /// Every token, in the order in which they were made.
+    ///
+    /// # Errors
+    /// [`BookError::Damaged`] and [`BookError::Io`]; that there is no file is none.
+    pub fn list(&self) -> Result<Vec<Entry>, BookError> {
+        let path = self.path();
+        let bytes = match durable::read(&path, FILE_BYTES_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            read => read.map_err(|source| BookError::Io { path: path.clone(), source })?,
+        };
+        let page: Page = serde_json::from_slice(&bytes)
+            .map_err(|error| BookError::Damaged { path: path.clone(), reason: error.to_string() })?;
+        match page.tokens.iter().find(|entry| Hash::from_hex(&entry.hash).is_none()) {
+            Some(entry) => Err(BookError::Damaged { path, reason: format!("the hash of {} is none", entry.id) }),
+            None => Ok(page.tokens),
+        }
+    }
+
+    /// Makes a token. This is the only time that it is seen in the clear.
+    ///
+    /// # Errors
+    /// [`BookError`].
+    pub fn create(&self, terms: Terms) -> Result<(Entry, Token), BookError> {
+        let Terms { name, scopes, quota, lifetime } = terms;
+        let length = name.chars().count();
+        if !(1..=NAME_CHARS_MAX).contains(&length) || name.chars().any(char::is_control) {
+            return Err(BookError::Name);
+        }
+        if scopes.is_empty() {
+            return Err(BookError::NoScopes);
+        }
+        self.change(|tokens| {
+            if tokens.iter().any(|entry| entry.name == name || entry.id == name) {
+                return Err(BookError::Taken(name));
+            }
+            if tokens.len() >= TOKENS_MAX {
+                return Err(BookError::Full);
+            }
+            let token =
+                Token::generate().map_err(|source| BookError::Io { path: "the system's randomness".into(), source })?;
+            let created_at = seconds(SystemTime::now());
+            let expires_at = lifetime.map(|lifetime| created_at.saturating_add(lifetime.as_secs()));
+            let (id, hash) = (token.id().to_owned(), token.hash().to_hex());
+            let entry = Entry { id, name, hash, scopes, quota, created_at, expires_at };
+            tokens.push(entry.clone());
+            Ok((entry, token))
+        })
+    }
+
+    /// Revokes a token, by its id or its name. What it has pinned stays, and the operator may remove it.
+    ///
+    /// # Errors
+    /// [`BookError`].
+    pub fn remove(&self, id_or_name: &str) -> Result<Entry, BookError> {
+        self.change(|tokens| {
+            let is_meant = |entry: &Entry| entry.id == id_or_name || entry.name == id_or_name;
+            let at = tokens.iter().position(is_meant).ok_or_else(|| BookError::Missing(id_or_name.to_owned()))?;
+            Ok(tokens.remove(at))
+        })
+    }
+
+    /// Changes the tokens while nobody else does.
+    fn change<T>(&self, change: impl FnOnce(&mut Vec<Entry>) -> Result<T, BookError>) -> Result<T, BookError> {
+        let _lock = self.lock()?;
+        let mut tokens = self.list()?;
+        let done = change(&mut tokens)?;
+        let path = self.path();
+        let written = serde_json::to_vec_pretty(&Page { tokens }).map_err(io::Error::other);
+        let written = written.and_then(|bytes| durable::write(&path, &bytes));
+        written.map(|()| done).map_err(|source| BookError::Io { path, source })
+    }
+
+    fn lock(&self) -> Result<File, BookError> {
+        let path = self.dir.join(LOCK_FILE);
+        let open = || {
+            durable::create_folder(&self.dir)?;
+            let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+            file.lock()?;
+            Ok(file)
+        };
+        open().map_err(|source| BookError::Io { path: path.clone(), source })
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.join(FILE)
+    }
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Tells one state of a file from another.
+type Stamp = (u64, i64, i64, u64);
+
+/// The tokens that hold now, each with the hash of its secret.
+type Held = HashMap<String, (Hash, Entry)>;
+
+/// A book that is read again when it has changed.
+#[derive(Debug)]
+pub struct OpenBook {
+    book: Book,
+    read: Mutex<Option<(Option<Stamp>, Arc<Held>)>>,
+}
+
+impl OpenBook {
+    /// Reads it when it is asked for the first time.
+    pub fn new(book: Book) -> Self {
+        Self { book, read: Mutex::default() }
+    }
+
+    /// What is kept of a token. Reads a small file, at times.
+    pub fn find(&self, id: &str) -> Option<(Hash, Entry)> {
+        self.held().get(id).cloned()
+    }
+
+    fn held(&self) -> Arc<Held> {
+        // The stamp comes first: if the file is replaced in between, it is read once more next time.
+        let stamp = self.stamp();
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, held)) = read.as_ref().filter(|(known, _)| *known == stamp) {
+            return Arc::clone(held);
+        }
+        let tokens = self.book.list().unwrap_or_else(|error| {
+            tracing::error!(%error, "no token that was given out is accepted");
+            Vec::new()
+        });
+        let hashed = |entry: Entry| Some((entry.id.clone(), (Hash::from_hex(&entry.hash)?, entry)));
+        let held: Arc<Held> = Arc::new(tokens.into_iter().filter_map(hashed).collect());
+        *read = Some((stamp, Arc::clone(&held)));
+        held
+    }
+
+    fn stamp(&self) -> Option<Stamp> {
+        let metadata = fs::metadata(self.book.path()).ok()?;
+        Some((metadata.ino(), metadata.mtime(), metadata.mtime_nsec(), metadata.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Scope;
+    use super::*;
+
+    fn terms(name: &str) -> Terms {
+        let scopes = [Scope::Pin].into_iter().collect();
+        Terms { name: name.to_owned(), scopes, quota: Quota { pins_max: Some(3), bytes_max: None }, lifetime: None }
+    }
+
+    #[test]
+    fn tokens_are_made_found_and_revoked() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let book = Book::of(&dir.path().join("data"));
+        assert_eq!(book.list().expect("there is nothing to read"), []);
+        let open = OpenBook::new(book.clone());
+        assert!(open.find("nobody").is_none());
+        let (entry, token) = book.create(terms("ci")).expect("makes");
+        let (hash, found) = open.find(token.id()).expect("it is read again");
+        assert!(found == entry && hash.is(&token.hash()));
+        let text = fs::read_to_string(dir.path().join("data").join(FILE)).expect("reads");
+        let secret = token.reveal().rsplit_once('_').expect("a secret").1.to_owned();
+        assert!(!text.contains(&secret), "{text}");
+        let mode = fs::metadata(dir.path().join("data").join(FILE)).expect("is there").mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let (other, _) = book.create(terms("other")).expect("makes");
+        assert_eq!(book.list().expect("reads"), [entry.clone(), other.clone()]);
+        assert_eq!(book.remove("ci").expect("is there"), entry);
+        assert!(open.find(token.id()).is_none());
+        assert_eq!(book.remove(&other.id).expect("by its id"), other);
+        assert!(matches!(book.remove("ci"), Err(BookError::Missing(_))));
+    }
+
+    #[test]
+    fn what_cannot_be_a_token_is_refused() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let book = Book::of(dir.path());
+        book.create(terms("ci")).expect("makes");
+        let none = Terms { scopes: Scopes::default(), ..terms("none") };
+        assert!(matches!(book.create(terms("ci")), Err(BookError::Taken(_))));
+        assert!(matches!(book.create(none), Err(BookError::NoScopes)));
+        for name in ["", "a\nb", &"a".repeat(65)] {
+            assert!(matches!(book.create(terms(name)), Err(BookError::Name)), "{name:?}");
+        }
+        assert_eq!(book.list().expect("reads").len(), 1);
+    }
+
+    #[test]
+    fn tokens_end_by_themselves() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let terms = Terms { lifetime: Some(Duration::from_secs(60)), ..terms("short") };
+        let (entry, _) = Book::of(dir.path()).create(terms).expect("makes");
+        let at = |after| UNIX_EPOCH + Duration::from_secs(entry.created_at + after);
+        assert!(!entry.is_expired(at(59)) && entry.is_expired(at(60)));
+    }
+
+    #[test]
+    fn a_damaged_book_lets_nobody_in() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let book = Book::of(dir.path());
+        let (_, token) = book.create(terms("ci")).expect("makes");
+        let open = OpenBook::new(book.clone());
+        assert!(open.find(token.id()).is_some());
+        let whole = fs::read_to_string(book.path()).expect("reads");
+        let hash = token.hash().to_hex();
+        for damaged in [&whole[1..], "", "{}", "{\"tokens\": 1}", &whole.replace(&hash, "00")] {
+            fs::write(book.path(), damaged).expect("writes");
+            assert!(open.find(token.id()).is_none(), "{damaged}");
+            assert!(matches!(book.create(terms("new")), Err(BookError::Damaged { .. })), "{damaged}");
+            assert_eq!(fs::read_to_string(book.path()).expect("reads"), damaged, "nothing is lost");
+        }
+        fs::write(book.path(), &whole).expect("writes");
+        assert!(open.find(token.id()).is_some());
+    }
+
+    #[test]
+    fn many_may_make_tokens_at_the_same_time() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let book = Book::of(dir.path());
+        std::thread::scope(|scope| {
+            for number in 0..8 {
+                let book = book.clone();
+                scope.spawn(move || book.create(terms(&format!("token {number}"))).expect("makes"));
+            }
+        });
+        assert_eq!(book.list().expect("reads").len(), 8);
+    }
+}

@@ -1,0 +1,121 @@
+//! The admin API of tokens and the audit log. Tokens are made and revoked by commands, not here: whoever could make tokens over the
+//! network could give itself what it has not.
+//!
+//! | request | does |
+//! |---|---|
+//! | `GET /api/v1/token` | says whose token was borne, and what it is good for |
+//! | `GET /api/v1/tokens` | lists the tokens that were given out, without anything that opens |
+//! | `GET /api/v1/audit?limit=` | the last changes, the newest first |
+
+use super::access::book::{Book, BookError, Entry};
+use super::access::{Bearer, Quota, Scope};
+use super::answer::{Answer, ErrorView, Refusal, json, stopping};
+use super::audit::{self, AuditLog};
+use super::parameters::Parameters;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::sync::Arc;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Entries of the audit log in an answer, unless the request says otherwise.
+const ENTRIES: usize = 100;
+/// The most that are given.
+const ENTRIES_MAX: usize = 10_000;
+
+/// A token, as it is shown.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TokenView {
+    /// By what it is found, and what its pins belong to.
+    pub id: String,
+    /// What the operator calls it.
+    pub name: String,
+    /// What it is good for.
+    pub scopes: Vec<Scope>,
+    /// How much may be kept for it.
+    pub quota: Quota,
+    /// When it was made, in seconds since the Unix epoch; not said of the operator's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_at: Option<u64>,
+    /// From when on it is good for nothing, in seconds since the Unix epoch; left out if never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<u64>,
+}
+
+impl From<Entry> for TokenView {
+    fn from(entry: Entry) -> Self {
+        let Entry { id, name, scopes, quota, created_at, expires_at, .. } = entry;
+        Self { id, name, scopes: scopes.into(), quota, created_at: Some(created_at), expires_at }
+    }
+}
+
+impl From<&Bearer> for TokenView {
+    fn from(bearer: &Bearer) -> Self {
+        let (id, name) = (bearer.id.to_string(), bearer.name.to_string());
+        Self { id, name, scopes: bearer.scopes.into(), quota: bearer.quota, created_at: None, expires_at: None }
+    }
+}
+
+/// The tokens, in the answer to a question for all.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct TokensView {
+    /// In the order in which they were made.
+    pub tokens: Vec<TokenView>,
+}
+
+/// The last changes.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct AuditView {
+    /// The newest first.
+    pub entries: Vec<audit::Entry>,
+}
+
+#[derive(Clone)]
+struct Access {
+    book: Book,
+    audit: Arc<AuditLog>,
+}
+
+/// The routes.
+pub fn routes(data_dir: &Path, audit: &Arc<AuditLog>) -> OpenApiRouter {
+    let access = Access { book: Book::of(data_dir), audit: Arc::clone(audit) };
+    let routes =
+        OpenApiRouter::default().routes(routes!(own_token)).routes(routes!(tokens)).routes(routes!(last_changes));
+    routes.with_state(access)
+}
+
+impl From<BookError> for Refusal {
+    fn from(error: BookError) -> Self {
+        Self(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+    }
+}
+
+/// Whose token was borne. Any will do.
+#[utoipa::path(get, path = "/api/v1/token", tag = "access", security(("bearer" = [])),
+    responses((status = 200, description = "The token", body = TokenView)))]
+async fn own_token(bearer: Bearer) -> Answer {
+    Ok(json(StatusCode::OK, &TokenView::from(&bearer)))
+}
+
+/// The tokens that were given out.
+#[utoipa::path(get, path = "/api/v1/tokens", tag = "access", security(("bearer" = ["operate"])),
+    responses((status = 200, description = "The tokens", body = TokensView)))]
+async fn tokens(State(access): State<Access>) -> Answer {
+    let listed = tokio::task::spawn_blocking(move || access.book.list()).await.map_err(|_| stopping())??;
+    Ok(json(StatusCode::OK, &TokensView { tokens: listed.into_iter().map(TokenView::from).collect() }))
+}
+
+/// The last changes, the newest first.
+#[utoipa::path(get, path = "/api/v1/audit", tag = "access", security(("bearer" = ["operate"])),
+    params(("limit" = Option<u32>, Query, description = "How many, 100 if left out", minimum = 1, maximum = 10000)),
+    responses((status = 200, description = "The changes", body = AuditView),
+        (status = 400, description = "The parameters are wrong", body = ErrorView)))]
+async fn last_changes(State(access): State<Access>, uri: Uri) -> Answer {
+    let limit = Parameters::of(&uri, &["limit"])?.number("limit", 1..=ENTRIES_MAX)?.unwrap_or(ENTRIES);
+    let read = tokio::task::spawn_blocking(move || access.audit.last(limit)).await.map_err(|_| stopping())?;
+    let failed = |error| Refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("the audit log cannot be read: {error}"));
+    Ok(json(StatusCode::OK, &AuditView { entries: read.map_err(failed)? }))
+}

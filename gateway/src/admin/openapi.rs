@@ -1,0 +1,165 @@
+//! The description of the admin API (OpenAPI 3.1), and what follows from it.
+//!
+//! Goals: the description, the routes and who may use them cannot disagree. The handlers bear the description of their operation;
+//! [`utoipa_axum`] makes routes and document of the same list; and the guard lets in whom the document names
+//! ([`Permissions`]). What is true of every operation is added here.
+//!
+//! `gateway/openapi.json` is the document as it is served; a test compares them, and writes it anew with `CAUSEWAY_BLESS=1`.
+
+use super::access::Scope;
+use super::answer::Dialect;
+use http::Method;
+use std::collections::HashMap;
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa::openapi::{Components, Content, Info, License, OpenApi, Ref, RefOr, Response, ResponseBuilder, Tag};
+
+/// What the document calls the way of showing a token. Operations ask for `security(("bearer" = ["SCOPE"]))`.
+pub const BEARER: &str = "bearer";
+
+const ABOUT: &str = "\
+The API of a Causeway gateway for its operator and for clients that pin content.
+
+Everything but health needs the header `Authorization: Bearer TOKEN`, with a token that is good for the scope that the operation
+names: `read`, `pin`, `operate` or `takedown`. `causeway token create` makes one. Commands on the gateway's own data folder use
+the token in the file `admin.token` there.
+
+What goes wrong is answered with `{\"error\": \"…\"}`, in words that say what to do; below `/psa` and `/api/v0` in the form that the
+Pinning Service API and Kubo's RPC have for it.";
+
+/// What the parts of the API are for.
+const TAGS: [(&str, &str); 10] = [
+    ("health", "Whether the gateway lives and is ready; without a token"),
+    ("pinning", "The IPFS Pinning Service API 1.0"),
+    ("upload", "Content that is sent here, and pinned"),
+    ("kubo", "A subset of Kubo's RPC"),
+    ("store", "The local store: figures, checks, blocks and archives"),
+    ("names", "Keys, and IPNS names that are published with them"),
+    ("control", "What is not served"),
+    ("operations", "Caches, peers, running requests, settings"),
+    ("access", "Tokens, and who changed what"),
+    ("api", "This description"),
+];
+
+/// The statuses that any operation may have, before its handler is asked.
+const COMMON: [(u16, &str); 9] = [
+    (401, "There is no token, or it is wrong, revoked or expired"),
+    (403, "The token is not good for this, or a web page of another site asks"),
+    (404, "There is no such thing"),
+    (405, "This is asked for with another method, which the header Allow names"),
+    (408, "Nothing came from the sender for too long"),
+    (413, "More was sent than is taken"),
+    (429, "Too much is under way, or too many wrong tokens came from there; Retry-After says when to try again"),
+    (503, "The gateway is stopping"),
+    (504, "It took too long"),
+];
+
+/// Completes what the handlers say of themselves.
+pub fn complete(mut document: OpenApi) -> OpenApi {
+    document.info = Info::new("Causeway", env!("CARGO_PKG_VERSION"));
+    document.info.description = Some(ABOUT.to_owned());
+    document.info.license = Some(License::new(env!("CARGO_PKG_LICENSE")));
+    document.tags = Some(TAGS.into_iter().map(|(name, about)| tag(name, about)).collect());
+    let components = document.components.get_or_insert_with(Components::new);
+    let mut scheme = Http::new(HttpAuthScheme::Bearer);
+    scheme.description =
+        Some("A token of \"causeway token create\", of the settings, or of the data folder".to_owned());
+    components.add_security_scheme(BEARER, SecurityScheme::Http(scheme));
+    for dialect in Dialect::ALL {
+        let (name, schema) = dialect.schema();
+        components.schemas.insert(name, schema);
+    }
+    for (path, item) in &mut document.paths.paths {
+        let (dialect, guarded) = (Dialect::of(path), operations_mut(item).into_iter());
+        let guarded = guarded.filter(|(_, operation)| asked_by(operation).is_some());
+        guarded.for_each(|(_, operation)| add_common(operation, dialect));
+    }
+    document
+}
+
+fn tag(name: &str, about: &str) -> Tag {
+    let mut tag = Tag::new(name);
+    tag.description = Some(about.to_owned());
+    tag
+}
+
+fn add_common(operation: &mut Operation, dialect: Dialect) {
+    for (status, about) in COMMON {
+        let known = &mut operation.responses.responses;
+        known.entry(status.to_string()).or_insert_with(|| RefOr::T(error_response(about, dialect)));
+    }
+}
+
+fn error_response(about: &str, dialect: Dialect) -> Response {
+    let schema = Ref::from_schema_name(dialect.schema().0);
+    ResponseBuilder::new().description(about).content("application/json", Content::new(Some(schema))).build()
+}
+
+/// Each operation of a path, with its method.
+fn operations_mut(item: &mut PathItem) -> Vec<(Method, &mut Operation)> {
+    let PathItem { get, put, post, delete, head, patch, options, .. } = item;
+    let all = [
+        (Method::GET, get),
+        (Method::PUT, put),
+        (Method::POST, post),
+        (Method::DELETE, delete),
+        (Method::HEAD, head),
+        (Method::PATCH, patch),
+        (Method::OPTIONS, options),
+    ];
+    all.into_iter().filter_map(|(method, operation)| Some((method, operation.as_mut()?))).collect()
+}
+
+/// What an operation asks for. One that says nothing of it is open if it is about health, and to nobody else.
+fn asked_by(operation: &Operation) -> Option<Asked> {
+    let required = operation.security.iter().flatten();
+    // What a requirement holds is told by its JSON alone.
+    let mut required = required.filter_map(|requirement| serde_json::to_value(requirement).ok());
+    let scopes = required.find_map(|requirement| requirement.get(BEARER).cloned())?;
+    match scopes.get(0) {
+        None => Some(Asked::AnyToken),
+        Some(scope) => scope.as_str()?.parse().ok().map(Asked::Scope),
+    }
+}
+
+/// What a request needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// A token, whatever it is good for.
+    AnyToken,
+    /// A token that is good for this.
+    Scope(Scope),
+}
+
+/// Who may use which operation: by path template and method.
+#[derive(Debug, Clone, Default)]
+pub struct Permissions {
+    operations: HashMap<String, Vec<(Method, Option<Asked>)>>,
+}
+
+impl Permissions {
+    /// As the document says.
+    pub fn of(document: &OpenApi) -> Self {
+        let mut document = document.clone();
+        let asked = |item| operations_mut(item).into_iter().map(|(method, operation)| (method, asked_by(operation)));
+        let paths = document.paths.paths.iter_mut();
+        Self { operations: paths.map(|(path, item)| (path.clone(), asked(item).collect())).collect() }
+    }
+
+    /// What a request for a path that is routed needs. `None`: nothing lets it in.
+    pub fn asked(&self, path: &str, method: &Method) -> Option<Asked> {
+        let known = self.operations.get(path)?;
+        let of = |method: &Method| known.iter().find(|(known, _)| known == method).map(|(_, asked)| *asked);
+        // A request for the head is answered by whatever answers the whole.
+        let asked = of(method).or_else(|| of(&Method::GET).filter(|_| *method == Method::HEAD));
+        // Another method is for the router to refuse.
+        asked.unwrap_or(Some(Asked::AnyToken))
+    }
+
+    /// Every operation, with what it asks for.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &Method, Option<Asked>)> {
+        self.operations
+            .iter()
+            .flat_map(|(path, known)| known.iter().map(move |(method, asked)| (path.as_str(), method, *asked)))
+    }
+}

@@ -1,0 +1,431 @@
+//! The listener as a whole: who is let in, and what the store's routes answer.
+
+use super::access::book::{Book, Terms};
+use super::access::{Quota, Scope, doorkeeper};
+use super::openapi::Asked;
+use super::*;
+use crate::health::Stage;
+use axum::body::Body;
+use axum::http::Method;
+use axum::http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE};
+use bytes::Bytes;
+use cache::memory::{self, MemoryOptions};
+use content::{Block, car, codec, hashes};
+use futures::stream;
+use http_body_util::BodyExt as _;
+use p2p_bridge::names::NamesOptions;
+use p2p_bridge::names::keystore::Keystore;
+use p2p_bridge::options::PublishOptions;
+use serde_json::Value;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
+use tower::ServiceExt as _;
+
+/// A listener, and the folder of its data.
+struct Listener {
+    router: Router,
+    document: OpenApi,
+    store: Arc<dyn BlockStore>,
+    dir: tempfile::TempDir,
+}
+
+const SETTINGS: &str = "secret";
+
+/// All there is, with a store in memory.
+fn listener(health: Arc<Health>) -> Listener {
+    let dir = tempfile::tempdir().expect("a folder");
+    let local = doorkeeper::local(dir.path()).expect("makes");
+    let store = memory::open(&MemoryOptions::default()).expect("opens");
+    let admin = Admin {
+        registry: Registry::default(),
+        health,
+        publisher: Some(publisher(&dir.path().join("p2p"))),
+        store: Arc::clone(&store),
+        doorkeeper: Doorkeeper::new(Some(SETTINGS), Some(local), dir.path()),
+        audit: Arc::new(AuditLog::open(dir.path()).expect("opens")),
+        data_dir: dir.path().to_owned(),
+    };
+    let (router, document) = described(admin);
+    Listener { router, document, store, dir }
+}
+
+fn publisher(dir: &std::path::Path) -> Arc<Publisher> {
+    let registry = &mut Registry::default();
+    let names = p2p_bridge::Names::new(NamesOptions { offline: true, ..NamesOptions::default() }, None, registry);
+    let keys = Arc::new(Keystore::open(dir, Duration::ZERO).expect("opens"));
+    let names = names.expect("good options");
+    let publisher = Publisher::start(PublishOptions::default(), dir, keys, names, Vec::new(), registry);
+    Arc::new(publisher.expect("starts"))
+}
+
+impl Listener {
+    /// A token that is good for this alone.
+    fn token(&self, scope: Scope) -> String {
+        let scopes = [scope].into_iter().collect();
+        let terms = Terms { name: scope.to_string(), scopes, quota: Quota::default(), lifetime: None };
+        Book::of(self.dir.path()).create(terms).expect("makes").1.reveal()
+    }
+}
+
+/// The routes, for whoever need not show a token, and what is behind them.
+fn for_the_operator() -> (Router, Listener) {
+    let listener = listener(Arc::default());
+    let show = async |mut request: Request, next: middleware::Next| {
+        let value = format!("Bearer {SETTINGS}").parse().expect("a header");
+        request.headers_mut().insert(AUTHORIZATION, value);
+        next.run(request).await
+    };
+    (listener.router.clone().layer(middleware::from_fn(show)), listener)
+}
+
+async fn status(router: &Router, path: &str, authorization: Option<&str>) -> u16 {
+    let mut request = Request::builder().uri(path);
+    if let Some(value) = authorization {
+        request = request.header(AUTHORIZATION, value);
+    }
+    let request = request.body(Body::empty()).expect("a request");
+    router.clone().oneshot(request).await.expect("answers").status().as_u16()
+}
+
+#[tokio::test]
+async fn only_health_is_without_a_token() {
+    let health = Arc::new(Health::default());
+    let Listener { router, dir, .. } = listener(Arc::clone(&health));
+    let local = format!("Bearer {}", doorkeeper::read_local(dir.path()).expect("is there").reveal());
+    let table = [
+        ("/healthz", None, 200),
+        ("/readyz", None, 503),
+        ("/metrics", None, 401),
+        ("/metrics", Some("Bearer secret"), 200),
+        ("/metrics", Some("bearer secret"), 200),
+        ("/metrics", Some(&*local), 200),
+        ("/metrics", Some("Bearer secre"), 401),
+        ("/metrics", Some("Bearer secrets"), 401),
+        ("/metrics", Some("Basic secret"), 401),
+        ("/metrics", Some("Bearer"), 401),
+        ("/metrics", Some("Bearer "), 401),
+        ("/anything", None, 401),
+        ("/anything", Some("Bearer secret"), 404),
+    ];
+    for (path, authorization, expected) in table {
+        assert_eq!(status(&router, path, authorization).await, expected, "{path} {authorization:?}");
+    }
+    health.enter(Stage::Serving);
+    assert_eq!(status(&router, "/readyz", None).await, 200);
+}
+
+/// A path of a template. What it names is not there.
+fn example(template: &str) -> String {
+    let parts = template.split('/').map(|part| if part.starts_with('{') { "nothing" } else { part });
+    parts.collect::<Vec<_>>().join("/")
+}
+
+#[tokio::test]
+async fn every_operation_asks_for_the_scope_that_its_description_names() {
+    let listener = listener(Arc::default());
+    let permissions = Permissions::of(&listener.document);
+    let tokens = Scope::ALL.map(|scope| (scope, listener.token(scope)));
+    let mut seen = 0;
+    for (template, method, asked) in permissions.all() {
+        if matches!(template, "/healthz" | "/readyz") {
+            assert_eq!(asked, None, "{template} is open");
+            continue;
+        }
+        let asked = asked.unwrap_or_else(|| panic!("{method} {template} asks for nothing"));
+        let path = example(template);
+        let ask = async |token: Option<&str>| {
+            let request = Request::builder().method(method).uri(&path).header(HOST, "127.0.0.1:8081");
+            let given = token.map(|token| (AUTHORIZATION, format!("Bearer {token}")));
+            let request = given.into_iter().fold(request, |request, (name, value)| request.header(name, value));
+            let request = request.body(Body::empty()).expect("a request");
+            listener.router.clone().oneshot(request).await.expect("answers")
+        };
+        for wrong in [None, Some("wrong")] {
+            let response = ask(wrong).await;
+            assert_eq!(response.status(), 401, "{method} {path} {wrong:?}");
+            assert_eq!(response.headers()[WWW_AUTHENTICATE], "Bearer", "{method} {path}");
+        }
+        for (scope, token) in &tokens {
+            let good = asked == Asked::AnyToken || asked == Asked::Scope(*scope);
+            let status = ask(Some(token)).await.status().as_u16();
+            assert_eq!(status != 403, good, "{method} {path} with {scope}: {status}");
+            assert_ne!(status, 401, "{method} {path} with {scope}");
+        }
+        seen += 1;
+    }
+    assert!(seen >= 20, "{seen} operations were tried");
+}
+
+#[tokio::test]
+async fn what_is_routed_and_not_described_is_for_nobody() {
+    let listener = listener(Arc::default());
+    let undescribed = Permissions::default();
+    assert_eq!(undescribed.asked("/api/v1/version", &Method::GET), None);
+    let described = Permissions::of(&listener.document);
+    assert_eq!(described.asked("/api/v1/version", &Method::GET), Some(Asked::AnyToken));
+    assert_eq!(described.asked("/api/v1/version", &Method::HEAD), Some(Asked::AnyToken));
+    assert_eq!(described.asked("/metrics", &Method::HEAD), Some(Asked::Scope(Scope::Read)));
+    assert_eq!(described.asked("/api/v1/store/compact", &Method::POST), Some(Asked::Scope(Scope::Operate)));
+    assert_eq!(described.asked("/api/v1/store/compact", &Method::PUT), Some(Asked::AnyToken), "the router says 405");
+}
+
+#[tokio::test]
+async fn errors_are_told_in_the_form_of_the_api_that_is_asked() {
+    let listener = listener(Arc::default());
+    let table = [
+        ("/api/v1/anything", "/error"),
+        ("/psa/anything", "/error/details"),
+        ("/api/v0/anything", "/Message"),
+        ("/psalm", "/error"),
+    ];
+    for (path, words) in table {
+        let (status, answer) = send(&listener.router, Request::builder().uri(path), Body::empty()).await;
+        let value: Value = serde_json::from_slice(answer.body()).expect("JSON");
+        let words = value.pointer(words).and_then(Value::as_str).unwrap_or_default();
+        assert!(status == 401 && words.contains("Bearer TOKEN"), "{path}: {value}");
+    }
+}
+
+#[tokio::test]
+async fn every_change_is_in_the_audit_log_and_nothing_else() {
+    let listener = listener(Arc::default());
+    let pin = listener.token(Scope::Pin);
+    let table = [
+        ("GET", "/api/v1/store/stats", SETTINGS),
+        ("POST", "/api/v1/store/compact?why=not", SETTINGS),
+        ("POST", "/api/v1/store/compact", &*pin),
+        ("POST", "/api/v1/store/compact", "wrong"),
+        ("DELETE", "/api/v1/names/keys/nobody", SETTINGS),
+        ("POST", "/api/v1/anything", SETTINGS),
+    ];
+    for (method, path, token) in table {
+        let request = Request::builder().method(method).uri(path).header(AUTHORIZATION, format!("Bearer {token}"));
+        send(&listener.router, request, Body::empty()).await;
+    }
+    let request = Request::builder().uri("/api/v1/audit?limit=9").header(AUTHORIZATION, format!("Bearer {SETTINGS}"));
+    let (status, answer) = send(&listener.router, request, Body::empty()).await;
+    assert_eq!(status, 200);
+    let view: access_api::AuditView = serde_json::from_slice(answer.body()).expect("a view");
+    let told = |entry: &audit::Entry| (entry.method.clone(), entry.path.clone(), entry.status, entry.token.clone());
+    let expected = [("DELETE", "/api/v1/names/keys/nobody", 404), ("POST", "/api/v1/store/compact?why=not", 400)];
+    let expected = expected.map(|(method, path, status)| (method.into(), path.into(), status, "operator".into()));
+    assert_eq!(view.entries.iter().map(told).collect::<Vec<_>>(), expected);
+}
+
+/// The document as it is served is the one that is checked in: whoever reads the source or makes a client of it sees the truth.
+#[tokio::test]
+async fn the_description_is_the_one_that_is_checked_in() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
+    let (router, _behind) = for_the_operator();
+    let (status, answer) = send(&router, Request::builder().uri("/api/v1/openapi.json"), Body::empty()).await;
+    assert_eq!(status, 200);
+    let served: Value = serde_json::from_slice(answer.body()).expect("JSON");
+    if std::env::var_os("CAUSEWAY_BLESS").is_some() {
+        std::fs::write(path, format!("{served:#}\n")).expect("writes");
+    }
+    let checked_in: Value = serde_json::from_slice(&std::fs::read(path).expect("is there")).expect("JSON");
+    assert!(served == checked_in, "gateway/openapi.json is not what is served: run this test with CAUSEWAY_BLESS=1");
+}
+
+/// A block that the store does not hold.
+fn absent() -> Block {
+    Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::from_static(b"nobody has this")).expect("a block")
+}
+
+fn archive(roots: &[&Block], blocks: &[&Block]) -> Vec<u8> {
+    let roots: Vec<_> = roots.iter().map(|block| *block.cid()).collect();
+    let sections = blocks.iter().flat_map(|block| <[Bytes; 2]>::from(car::section(block)));
+    std::iter::once(car::header(&roots)).chain(sections).collect::<Vec<_>>().concat()
+}
+
+/// Everything there is, and a good answer's status where the store is empty.
+fn routes() -> Vec<(&'static str, String, u16)> {
+    let absent = absent();
+    let store = |path: &str| format!("/api/v1/store/{path}");
+    vec![
+        ("GET", "/metrics".to_owned(), 200),
+        ("GET", "/api/v1/version".to_owned(), 200),
+        ("GET", store("stats"), 200),
+        ("POST", store("check"), 200),
+        ("POST", store("check?bytes_per_second=1000000"), 200),
+        ("POST", store("compact"), 200),
+        ("GET", store(&format!("export/{}", absent.cid())), 404),
+        ("GET", store(&format!("blocks/{}", absent.cid())), 404),
+        ("HEAD", store(&format!("blocks/{}", absent.cid())), 404),
+        ("POST", store("import"), 415),
+        ("GET", "/api/v1/names/keys".to_owned(), 200),
+        ("GET", "/api/v1/names/publish".to_owned(), 200),
+        ("POST", "/api/v1/names/keys/nobody/export".to_owned(), 404),
+        ("DELETE", "/api/v1/names/keys/nobody".to_owned(), 404),
+    ]
+}
+
+async fn send(router: &Router, request: axum::http::request::Builder, body: Body) -> (u16, Response<Bytes>) {
+    let response = router.clone().oneshot(request.body(body).expect("a request")).await.expect("answers");
+    let status = response.status().as_u16();
+    let (head, body) = response.into_parts();
+    (status, Response::from_parts(head, body.collect().await.expect("a body").to_bytes()))
+}
+
+fn error(answer: &Response<Bytes>) -> String {
+    let value: Value = serde_json::from_slice(answer.body()).unwrap_or_default();
+    value["error"].as_str().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn every_route_asks_for_the_token_and_refuses_strange_pages() {
+    let listener = listener(Arc::default());
+    let router = &listener.router;
+    for (method, path, good) in routes() {
+        let api = path != "/metrics";
+        let table = [
+            (None, None, 401),
+            (Some("Bearer wrong"), None, 401),
+            (Some("Bearer secret"), None, good),
+            (Some("Bearer secret"), Some("https://evil.example"), if api { 403 } else { good }),
+            (None, Some("https://evil.example"), if api { 403 } else { 401 }),
+        ];
+        for (authorization, origin, expected) in table {
+            let mut request = Request::builder().method(method).uri(&path).header(HOST, "127.0.0.1:8081");
+            let given = [(AUTHORIZATION, authorization), (ORIGIN, origin)];
+            for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+                request = request.header(name, value);
+            }
+            let (status, answer) = send(router, request, Body::empty()).await;
+            assert_eq!(status, expected, "{method} {path} {authorization:?} {origin:?}");
+            let says_why = method == "HEAD" || !error(&answer).is_empty();
+            assert!(status < 400 || says_why, "{method} {path}: {:?}", answer.body());
+        }
+    }
+}
+
+#[tokio::test]
+async fn other_methods_are_told_which_ones_there_are() {
+    let (router, _behind) = for_the_operator();
+    for (method, path, _) in routes().into_iter().filter(|(_, path, _)| !path.contains("names")) {
+        for other in ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"].into_iter().filter(|other| *other != method) {
+            if (method, other) == ("HEAD", "GET") {
+                continue;
+            }
+            let (status, answer) = send(&router, Request::builder().method(other).uri(&path), Body::empty()).await;
+            assert!(status == 405 && error(&answer).contains("Allow"), "{other} {path}: {status}");
+            let allowed = answer.headers()[ALLOW].to_str().expect("text");
+            assert!(allowed.split(',').any(|allowed| allowed == method), "{other} {path}: {allowed}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_archive_goes_in_and_comes_out_again() {
+    let (router, _behind) = for_the_operator();
+    let blocks: Vec<Block> = [&b"one"[..], b"two", b"three"]
+        .into_iter()
+        .map(|data| Block::of(codec::RAW, hashes::SHA2_256, 32, data.into()).expect("a block"))
+        .collect();
+    let [one, two, three] = &blocks[..] else { panic!("three blocks") };
+    let list = car::roots_block(&[*three.cid(), *two.cid()]).expect("a short list");
+    let whole = archive(&[one], &[one]);
+    let import = |query: &str, kind: &str, body: Vec<u8>| {
+        let uri = format!("/api/v1/store/import{query}");
+        send(&router, Request::builder().method("POST").uri(uri).header(CONTENT_TYPE, kind), Body::from(body))
+    };
+    let long = format!("?name={}", "a".repeat(256));
+    let late = |blocks: &[&Block]| archive(&[], blocks);
+    // The query, the media type, the archive, the status, and words of the answer.
+    let table = [
+        ("", "", whole.clone(), 415, "application/vnd.ipld.car"),
+        ("", "application/octet-stream", whole.clone(), 415, "application/vnd.ipld.car"),
+        ("?roots=first", store_api::CAR, whole.clone(), 400, "and not"),
+        ("?root=last", store_api::CAR, whole.clone(), 400, "no parameter"),
+        (&long, store_api::CAR, whole.clone(), 400, "255 characters"),
+        ("", store_api::CAR, Vec::new(), 400, "ends in the middle of the header"),
+        ("", store_api::CAR, b"no archive at all".to_vec(), 400, "header"),
+        ("", store_api::CAR, whole[..whole.len() - 1].to_vec(), 400, "ends in the middle of a section"),
+        ("", store_api::CAR, archive(&[], &[one]), 400, "names no roots"),
+        ("", store_api::CAR, archive(&[&absent()], &[one]), 400, "is incomplete"),
+        ("?roots=last", store_api::CAR, whole.clone(), 400, "names roots already"),
+        ("?roots=last", store_api::CAR, late(&[one]), 400, "does not end with a list"),
+        ("?roots=last", store_api::CAR, late(&[]), 400, "names no roots"),
+        ("", store_api::CAR, whole, 200, "\"blocks\":1,\"bytes\":3}"),
+        ("?roots=last&name=a+b", "Application/VND.ipld.car; version=1", late(&[two, three, &list]), 200, "\"a b\""),
+    ];
+    for (query, kind, body, expected, words) in table {
+        let (status, answer) = import(query, kind, body).await;
+        let text = String::from_utf8_lossy(answer.body()).into_owned();
+        assert!(status == expected && text.contains(words), "{query} {kind}: {status} {text}");
+    }
+
+    let get = |method: &'static str, path: String| {
+        send(&router, Request::builder().method(method).uri(format!("/api/v1/store/{path}")), Body::empty())
+    };
+    for block in &blocks {
+        let (status, answer) = get("GET", format!("blocks/{}", block.cid())).await;
+        assert_eq!((status, answer.body()), (200, block.data()));
+        assert_eq!(answer.headers()[CONTENT_TYPE], "application/vnd.ipld.raw");
+        assert_eq!(get("HEAD", format!("blocks/{}", block.cid())).await.0, 200);
+        let (status, answer) = get("GET", format!("export/{}", block.cid())).await;
+        assert_eq!((status, answer.body()), (200, &Bytes::from(archive(&[block], &[block]))));
+        assert_eq!(answer.headers()[CONTENT_TYPE], store_api::CAR);
+    }
+    assert_eq!(get("GET", format!("blocks/{}", list.cid())).await.0, 404, "the list of roots is not kept");
+    let inline = "bafkqaddjnzzxazldoqwxizltoq";
+    assert_eq!(get("GET", format!("blocks/{inline}")).await.1.body().len(), 12);
+    for path in ["blocks/nothing", "export/nothing", "stats?json=1", "blocks/bafkqaddjnzzxazldoqwxizltoq?a=b"] {
+        let (status, answer) = get("GET", path.to_owned()).await;
+        assert!(status == 400 && !error(&answer).is_empty(), "{path}: {status}");
+    }
+    for query in ["bytes_per_second=0", "bytes_per_second=fast", "rate=1", "bytes_per_second=-1"] {
+        assert_eq!(get("POST", format!("check?{query}")).await.0, 400, "{query}");
+    }
+    let (_, answer) = get("GET", "stats".to_owned()).await;
+    let stats: Value = serde_json::from_slice(answer.body()).expect("JSON");
+    assert_eq!((&stats["pinned"]["blocks"], &stats["pins"]), (&3.into(), &3.into()), "{stats}");
+    let (_, answer) = get("POST", "check".to_owned()).await;
+    let text = String::from_utf8(answer.body().to_vec()).expect("text");
+    let last: Value = serde_json::from_str(text.lines().next_back().expect("a line")).expect("JSON");
+    assert_eq!((&last["report"]["clean"], &last["report"]["blocks"]), (&true.into(), &3.into()), "{text}");
+    let (_, answer) = get("POST", "compact".to_owned()).await;
+    let compacted: Value = serde_json::from_slice(answer.body()).expect("JSON");
+    assert_eq!(compacted["bytes_before"], compacted["bytes_after"], "{compacted}");
+}
+
+#[tokio::test]
+async fn a_few_operations_are_under_way_at_a_time() {
+    let (router, _behind) = for_the_operator();
+    let request = || Request::builder().method("POST").uri("/api/v1/store/import");
+    // An upload is under way when it is waited for.
+    let begun = Arc::new(AtomicUsize::new(0));
+    let endless = || {
+        let mut begun = Some(Arc::clone(&begun));
+        Body::from_stream(stream::poll_fn(move |_| {
+            begun.take().into_iter().for_each(|begun| _ = begun.fetch_add(1, Ordering::Relaxed));
+            Poll::<Option<io::Result<Bytes>>>::Pending
+        }))
+    };
+    let mut uploads = Vec::new();
+    for _ in 0..store_api::OPERATIONS_MAX {
+        let request = request().header(CONTENT_TYPE, store_api::CAR).body(endless()).expect("a request");
+        uploads.push(tokio::spawn(router.clone().oneshot(request)));
+    }
+    while begun.load(Ordering::Relaxed) < store_api::OPERATIONS_MAX {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(status(&router, "/api/v1/store/stats", None).await, 429);
+    let (status, answer) = send(&router, request().header(CONTENT_TYPE, store_api::CAR), Body::empty()).await;
+    assert!(status == 429 && answer.headers().contains_key(RETRY_AFTER) && error(&answer).contains("4 operations"));
+    let one = format!("/api/v1/store/blocks/{}", absent().cid());
+    assert_eq!(self::status(&router, &one, None).await, 404, "what is at hand is answered");
+    uploads.iter().for_each(|upload| upload.abort());
+}
+
+#[tokio::test]
+async fn a_store_that_is_closed_is_no_fault_of_whoever_asks() {
+    let (router, behind) = for_the_operator();
+    behind.store.close().await.expect("closes");
+    let list = car::roots_block(&[*absent().cid()]).expect("a short list");
+    let body = Body::from(archive(&[], &[&absent(), &list]));
+    let request = Request::builder().method("POST").uri("/api/v1/store/import?roots=last");
+    let (status, answer) = send(&router, request.header(CONTENT_TYPE, store_api::CAR), body).await;
+    assert!(status == 503 && error(&answer).contains("stopping"), "{status} {:?}", answer.body());
+}

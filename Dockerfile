@@ -4,8 +4,10 @@
 #   docker build -t causeway .
 #   docker run --rm -p 8080:8080 -p 4001:4001 -p 4001:4001/udp -v causeway:/data causeway
 #
-# Settings are CAUSEWAY_… variables. The admin listener (metrics) stays on the container's own loopback until
-# CAUSEWAY_ADMIN_LISTEN and CAUSEWAY_ADMIN_TOKEN say otherwise.
+# Commands find the gateway in its container: docker exec NAME causeway stats
+# Settings are CAUSEWAY_… variables. The admin listener stays on the container's own loopback, where
+# "docker exec … causeway …" finds it. To publish it, set CAUSEWAY_ADMIN_LISTEN=0.0.0.0:8081 and either the files of
+# CAUSEWAY_ADMIN_TLS_CERTIFICATE and CAUSEWAY_ADMIN_TLS_KEY or, behind a proxy with TLS, CAUSEWAY_ADMIN_PLAINTEXT=true.
 
 FROM rust:1.95-bookworm AS build
 # For the bindings to RocksDB; the C++ compiler is in the image.
@@ -35,7 +37,7 @@ ENV CAUSEWAY_DATA_DIR=/data \
     CAUSEWAY_HTTP_LISTEN=0.0.0.0:8080
 # HTTP; peers over TCP; peers over QUIC.
 EXPOSE 8080 4001/tcp 4001/udp
-# No HEALTHCHECK: the binary cannot ask itself yet, and the image has nothing else that speaks HTTP. Orchestrators can ask
-# /healthz and /readyz on port 8080.
+# The gateway is found by its data folder. Orchestrators can ask /healthz and /readyz on port 8080 instead.
+HEALTHCHECK --interval=30s --timeout=15s --start-period=2m CMD ["causeway", "health"]
 ENTRYPOINT ["causeway"]
 CMD ["serve"]

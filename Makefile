@@ -12,7 +12,7 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which are no settings of a node: it would refuse to start with them.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build test test-api test-browser test-long lint docs bench bench-tiers bench-stores bench-compression \
+.PHONY: help run build install test test-api test-browser test-compliance test-rpc test-long lint docs bench bench-tiers bench-stores bench-compression \
     bench-network bench-trace bench-policies kubo deny
 
 help: ## List the targets
@@ -25,15 +25,32 @@ build: ## Build the binary
 	@scripts/install-missing build
 	cargo build $(PROFILE) --bins
 
+install: PREFIX ?= /usr/local
+install: ## Install what was built, its manual pages and completions below PREFIX (/usr/local); DESTDIR goes before it
+	install -D "$(CARGO_TARGET_DIR)/release/causeway" "$(DESTDIR)$(PREFIX)/bin/causeway"
+	"$(CARGO_TARGET_DIR)/release/causeway" man "$(DESTDIR)$(PREFIX)/share/man/man1"
+	install -d "$(DESTDIR)$(PREFIX)/share/bash-completion/completions" "$(DESTDIR)$(PREFIX)/share/zsh/site-functions" \
+	    "$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d"
+	"$(CARGO_TARGET_DIR)/release/causeway" completions bash > "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/causeway"
+	"$(CARGO_TARGET_DIR)/release/causeway" completions zsh > "$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_causeway"
+	"$(CARGO_TARGET_DIR)/release/causeway" completions fish > "$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/causeway.fish"
+
 # "cargo test" leaves the binary where "cargo build" does. Another build would compile much of it once more, because the tests'
 # own dependencies ask for more features of what they share with it.
 test: lint kubo ## Check style, then run every test, those against a real Kubo and in a browser included
 	cargo test $(PROFILE) $(FILTER)
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
-	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway"
+	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
+	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 
 test-api: build ## Send the admin API what its description allows, and what not, and see that the answers are described
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
+
+test-compliance: build ## Have the official tool test the Pinning Service API
+	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
+
+test-rpc: build ## Have npm's client of Kubo's RPC drive the admin listener
+	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 
 test-browser: build ## Run the tests in a browser and with a client that verifies
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
@@ -45,6 +62,8 @@ test-long: FUZZ_SECONDS ?= 600
 test-long: lint kubo ## The same with many more crash rounds and random inputs, a soak, and fuzzing; takes two to three hours
 	cargo test $(PROFILE) $(FILTER) -- --include-ignored
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
+	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
+	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/fuzz $(FUZZ_SECONDS)
 
 lint: ## Check formatting, and let clippy warn of nothing

@@ -12,7 +12,8 @@
 use crate::disk::StoreError;
 use crate::pins::{Attempt, PinError, PinSummary};
 use crate::store::BlockStore;
-use content::{Block, Cid, dag};
+use content::dag::DagError;
+use content::{Block, Cid, SourceError, dag};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -33,6 +34,12 @@ pub enum AddError {
     /// The disk failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A block was to be here already, and is not.
+    #[error("{missing} was here, and is not any more")]
+    Missing {
+        /// That block.
+        missing: Cid,
+    },
     /// A root could not be pinned.
     #[error("{root} could not be pinned: {error}")]
     Pin {
@@ -56,9 +63,20 @@ impl Addition {
     /// into its CID needs no place.
     ///
     /// # Errors
-    /// What the disk said, to this block or to one before it.
-    pub async fn put(&self, block: &Block) -> Result<(), StoreError> {
-        self.store.put_member(block, &self.scaffold).await.map_err(store_failure)
+    /// What the disk said, to this block or to one before it; or that one before it was not here.
+    pub async fn put(&self, block: &Block) -> Result<(), AddError> {
+        self.store.put_member(block, &self.scaffold).await.map_err(failure)
+    }
+
+    /// Takes a block in that is here already, and of which nobody has the bytes.
+    ///
+    /// # Errors
+    /// The same; here or later, that it is not here.
+    pub async fn put_held(&self, cid: &Cid) -> Result<(), AddError> {
+        if Block::inline(cid).is_some() {
+            return Ok(());
+        }
+        self.store.put_held_member(*cid, &self.scaffold).await.map_err(failure)
     }
 
     /// Ends: pins each root, once, in the order given, all under `name` if there is one. The pins are on the disk when this
@@ -69,7 +87,7 @@ impl Addition {
     pub async fn pin(self, roots: &[Cid], name: Option<&str>) -> Result<Vec<PinSummary>, AddError> {
         // A walk reads what has been written, not what is queued.
         self.store.flush().await?;
-        self.scaffold.check().map_err(store_failure)?;
+        self.scaffold.check().map_err(failure)?;
         let mut seen = HashSet::new();
         let mut pins = Vec::new();
         for root in roots.iter().filter(|root| seen.insert(**root)) {
@@ -87,10 +105,20 @@ impl Drop for Addition {
     }
 }
 
-/// A scaffold has no root, so only the disk can fail it.
-fn store_failure(error: PinError) -> StoreError {
-    match error {
-        PinError::Store(error) => error,
-        other => StoreError::io(other),
+/// A scaffold has no root, so only the disk can fail it, and a block that is not here.
+fn failure(error: PinError) -> AddError {
+    match (missing(&error), error) {
+        (Some(missing), _) => AddError::Missing { missing },
+        (None, PinError::Store(error)) => error.into(),
+        (None, other) => StoreError::io(other).into(),
+    }
+}
+
+/// The block that is not here, if that is what went wrong.
+pub(crate) fn missing(error: &PinError) -> Option<Cid> {
+    let PinError::Blocks(error) = error else { return None };
+    match error.downcast_ref::<DagError>()? {
+        DagError::Source(SourceError::NotFound { cid }) => Some(*cid),
+        _ => None,
     }
 }

@@ -5,13 +5,12 @@
 //!
 //! How: an archive may be in any order, so its blocks are taken in as [`crate::add`] does it.
 
-use crate::add::{AddError, Addition};
+use crate::add::{AddError, Addition, missing};
 use crate::disk::StoreError;
 use crate::pins::{PinError, PinSummary};
 use crate::store::BlockStore;
 use content::car::{self, CarError, CarReader, Section};
-use content::dag::DagError;
-use content::{Block, Cid, SourceError};
+use content::{Block, Cid};
 use futures::stream::StreamExt as _;
 use std::num::NonZero;
 use std::pin::pin;
@@ -27,7 +26,8 @@ pub enum RootsIn {
     /// In its header, as usual.
     #[default]
     Header,
-    /// In its last block, which is not kept ([`content::car::roots_block`]); the header names none.
+    /// In its last block, which is not kept ([`content::car::roots_block`]); the header names none. Such an archive may name
+    /// blocks without bringing them, which are here already ([`content::car::reference`]).
     LastBlock,
 }
 
@@ -59,6 +59,12 @@ pub enum ImportError {
         /// The first block found missing.
         missing: Cid,
     },
+    /// A block that the archive names without bringing it is not here.
+    #[error("{missing} was here, and is not any more: send it as well")]
+    Gone {
+        /// That block.
+        missing: Cid,
+    },
     /// A root could not be pinned for another reason.
     #[error("{root} could not be pinned: {error}")]
     Pin {
@@ -67,10 +73,16 @@ pub enum ImportError {
         /// What went wrong.
         error: PinError,
     },
+    /// Whoever looks at the archive's blocks does not want one, and says why.
+    #[error(transparent)]
+    Refused(Box<dyn std::error::Error + Send + Sync>),
     /// The disk failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
+
+/// Looks at the CID of each block before it is kept, and of each root before it is pinned. An error ends the import.
+pub type Look<'a> = &'a (dyn Fn(&Cid) -> Result<(), Box<dyn std::error::Error + Send + Sync>> + Send + Sync);
 
 /// Reads a CARv1, keeps its blocks and pins every root that it names, under `name` if there is one.
 ///
@@ -94,6 +106,34 @@ pub async fn import_car_with(
     name: Option<String>,
     roots_in: RootsIn,
 ) -> Result<ImportSummary, ImportError> {
+    let taken = take_car(store, reader, roots_in, &|_| Ok(())).await?;
+    let pins = taken.addition.pin(&taken.roots, name.as_deref()).await?;
+    Ok(ImportSummary { pins, blocks: taken.blocks, bytes: taken.bytes })
+}
+
+/// An archive that was read to its end, and nothing of which is pinned yet.
+#[derive(Debug)]
+pub struct TakenCar {
+    /// Its blocks, protected.
+    pub addition: Addition,
+    /// The roots that it names, perhaps repeated; at least one.
+    pub roots: Vec<Cid>,
+    /// Blocks in the archive, repeated ones included.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Reads a CARv1 and keeps its blocks, as long as `look` lets them in.
+///
+/// # Errors
+/// [`ImportError`]. Blocks that were read are let go.
+pub async fn take_car(
+    store: &dyn BlockStore,
+    reader: impl AsyncRead + Unpin,
+    roots_in: RootsIn,
+    look: Look<'_>,
+) -> Result<TakenCar, ImportError> {
     let car = CarReader::new(reader).await?;
     let named = car.roots().to_vec();
     match roots_in {
@@ -106,11 +146,19 @@ pub async fn import_car_with(
     let addition = Addition::begin(store).await?;
     let (mut count, mut bytes) = (0, 0);
     // In the archive's order, which is that in which they will be read, as often as not.
-    let blocks = car.into_sections().map(|section| async { verify(section?).await }).buffered(verified_at_once());
-    let mut blocks = pin!(blocks);
+    let items =
+        car.into_sections().map(|section| async { verify(section?, roots_in).await }).buffered(verified_at_once());
+    let mut items = pin!(items);
     let mut last = None;
-    while let Some(block) = blocks.next().await {
-        let block = block?;
+    while let Some(item) = items.next().await {
+        let block = match item? {
+            Item::Block(block) => block,
+            Item::Held(cid) => {
+                look(&cid).map_err(ImportError::Refused)?;
+                addition.put_held(&cid).await?;
+                continue;
+            }
+        };
         let block = match roots_in {
             RootsIn::Header => block,
             // It is the list of roots unless another one follows.
@@ -119,6 +167,7 @@ pub async fn import_car_with(
                 None => continue,
             },
         };
+        look(block.cid()).map_err(ImportError::Refused)?;
         count += 1;
         bytes += block.data().len() as u64;
         addition.put(&block).await?;
@@ -127,8 +176,8 @@ pub async fn import_car_with(
     if roots.is_empty() {
         return Err(ImportError::NoRoots);
     }
-    let pins = addition.pin(&roots, name.as_deref()).await?;
-    Ok(ImportSummary { pins, blocks: count, bytes })
+    roots.iter().try_for_each(look).map_err(ImportError::Refused)?;
+    Ok(TakenCar { addition, roots, blocks: count, bytes })
 }
 
 /// Blocks that are verified at a time: enough that no processor waits for one that reads.
@@ -136,31 +185,37 @@ fn verified_at_once() -> usize {
     2 * thread::available_parallelism().map_or(1, NonZero::get)
 }
 
+/// What an archive brings.
+enum Item {
+    Block(Block),
+    /// It only names a block.
+    Held(Cid),
+}
+
 /// Hashing takes its time, so it is done on other threads, unless handing over would take longer.
-async fn verify(section: Section) -> Result<Block, CarError> {
+async fn verify(section: Section, roots_in: RootsIn) -> Result<Item, CarError> {
+    let may_be_reference = roots_in == RootsIn::LastBlock && section.block_bytes() == 0;
     if section.block_bytes() < HANDED_BYTES_MIN {
-        return Ok(section.verify()?);
+        let cid = *section.cid();
+        return match section.verify() {
+            Ok(block) => Ok(Item::Block(block)),
+            Err(_) if may_be_reference => Ok(Item::Held(cid)),
+            Err(error) => Err(error.into()),
+        };
     }
     let verifying = tokio::task::spawn_blocking(move || section.verify());
-    Ok(verifying.await.map_err(io::Error::other)??)
+    Ok(Item::Block(verifying.await.map_err(io::Error::other)??))
 }
 
 impl From<AddError> for ImportError {
     fn from(error: AddError) -> Self {
         match error {
             AddError::Store(error) => Self::Store(error),
+            AddError::Missing { missing } => Self::Gone { missing },
             AddError::Pin { root, error } => match missing(&error) {
                 Some(missing) => Self::Incomplete { root, missing },
                 None => Self::Pin { root, error: *error },
             },
         }
-    }
-}
-
-fn missing(error: &PinError) -> Option<Cid> {
-    let PinError::Blocks(error) = error else { return None };
-    match error.downcast_ref::<DagError>()? {
-        DagError::Source(SourceError::NotFound { cid }) => Some(*cid),
-        _ => None,
     }
 }

@@ -17,6 +17,7 @@
 //! | `folder` | folders whose names outlive power loss |
 //! | [`stored`] | how a block lies on disk, compressed where that pays, and goes from there to a browser |
 //! | [`pins`] | recursive pins on the disk |
+//! | [`register`] | small records beside the store |
 //! | [`add`] | blocks whose roots are known last, into the store and pinned |
 //! | [`import`] | CAR files into the store, pinned |
 //! | [`flight`] | one piece of work for one key, however many wait: a block's fetch, and in the gateway a walk or a listing |
@@ -38,6 +39,7 @@ pub mod metrics;
 pub mod pins;
 mod queue;
 pub mod ram;
+pub mod register;
 pub mod store;
 pub mod stored;
 pub mod tiers;
@@ -48,11 +50,12 @@ pub use crate::disk::{
     ScrubProgress, ScrubReport, StoreError,
 };
 pub use crate::flight::Flights;
-pub use crate::import::{ImportError, ImportSummary, RootsIn, import_car, import_car_with};
+pub use crate::import::{ImportError, ImportSummary, RootsIn, TakenCar, import_car, import_car_with, take_car};
 pub use crate::metrics::TierMetrics;
 pub use crate::pins::{PinError, PinState, PinSummary};
 pub use crate::ram::{Ram, RamPolicy};
-pub use crate::store::{BlockStore, Held, ScrubPass, StoreStats};
+pub use crate::register::Register;
+pub use crate::store::{BlockStore, Evict, Evicted, Held, ScrubPass, StoreStats};
 pub use crate::tiers::{Local, Through, Tiers};
 
 #[cfg(test)]

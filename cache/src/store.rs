@@ -82,6 +82,12 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// What the disk said.
     fn pins(&self) -> BoxFuture<'_, Result<Vec<PinSummary>, StoreError>>;
 
+    /// The pin of a root, complete or partial, if it has one.
+    ///
+    /// # Errors
+    /// What the disk said.
+    fn pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<Option<PinSummary>, StoreError>>;
+
     /// Shows the binary multihash of each block of a kind, without reading the block. Blocks the thread; holds nothing up.
     ///
     /// # Errors
@@ -139,6 +145,15 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// # Errors
     /// What the disk said.
     fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>>;
+
+    /// Forgets blocks, if they are here: they are not found any more when this is done. What a pin has stays one of its members
+    /// if it goes too, as a damaged block does: the pin lacks it from then on. What the disk still has of a value is
+    /// overwritten or deleted with what lies beside it. Any number of keys may be asked for; a few thousand at a time
+    /// hold nobody up.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`], or what the disk said; some may be gone then.
+    fn evict(&self, keys: Vec<BlockKey>, which: Evict) -> BoxFuture<'_, Result<Evicted, StoreError>>;
 
     /// Lets go of a scaffold, soon. If the store is closed already, that happens when it is opened again.
     fn release(&self, scaffold: &Attempt);
@@ -221,6 +236,34 @@ pub enum Held {
     Pinned,
     /// Every block.
     All,
+}
+
+/// Which of the blocks that are to be forgotten go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Evict {
+    /// Those that no pin protects.
+    Unpinned,
+    /// All of them.
+    Everything,
+}
+
+/// What became of blocks that were to be forgotten.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Evicted {
+    /// Blocks that are gone.
+    pub blocks: u64,
+    /// What they took in the store, in bytes.
+    pub bytes: u64,
+    /// Blocks that stayed because a pin protects them.
+    pub pinned: u64,
+}
+
+impl std::ops::AddAssign for Evicted {
+    fn add_assign(&mut self, other: Self) {
+        self.blocks += other.blocks;
+        self.bytes += other.bytes;
+        self.pinned += other.pinned;
+    }
 }
 
 /// A moment's figures of a store.

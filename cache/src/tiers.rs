@@ -10,10 +10,11 @@
 //! [`Tiers::local`] asks nobody else. It neither joins nor begins a flight, so that serving a stranger can never start a
 //! fetch or wait for one, and it brings nothing into RAM, so that strangers cannot flush what our own readers use.
 
+use crate::disk::StoreError;
 use crate::flight::{Flights, Outcome};
 use crate::metrics::TierMetrics;
 use crate::ram::Ram;
-use crate::store::BlockStore;
+use crate::store::{BlockStore, Evict, Evicted};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
 use content::{Block, BlockError, BlockKey, BlockSource, Cid, Policy, SourceError, Verdict, hashes};
@@ -28,6 +29,9 @@ use tracing::debug;
 /// is what keeps memory bounded; a disk that takes nothing for this long is stuck, and nobody waits for it again until it
 /// has room.
 const DISK_ROOM_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Blocks that are evicted at once, so that others can read and write in between.
+const EVICTED_AT_ONCE: usize = 1024;
 
 /// The local tiers. Clones are handles to the same ones.
 #[derive(Clone)]
@@ -115,6 +119,27 @@ impl Tiers {
         Ok(found?)
     }
 
+    /// Takes blocks out of every tier, for somebody who wants them gone. A fetch that is under way may bring one back, unless
+    /// the policy refuses it by then.
+    ///
+    /// # Errors
+    /// What the store said; some may be gone then.
+    pub async fn evict(&self, keys: &[BlockKey], which: Evict) -> Result<Evicted, StoreError> {
+        let mut evicted = Evicted::default();
+        for keys in keys.chunks(EVICTED_AT_ONCE) {
+            keys.iter().for_each(|key| self.inner.ram.remove(key));
+            evicted += self.inner.disk.evict(keys.to_vec(), which).await?;
+            // Somebody may have read one from the disk meanwhile.
+            keys.iter().for_each(|key| self.inner.ram.remove(key));
+        }
+        Ok(evicted)
+    }
+
+    /// What decides which blocks leave.
+    pub fn policy(&self) -> &Arc<dyn Policy> {
+        &self.inner.policy
+    }
+
     /// The store below.
     pub fn disk(&self) -> &Arc<dyn BlockStore> {
         &self.inner.disk
@@ -178,7 +203,7 @@ impl Inner {
         self.metrics.disk.hit(block.data().len());
         self.metrics.disk.observe_since(start);
         if fills_ram {
-            self.ram.insert(key, block.data());
+            self.fill_ram(cid, key, block.data());
         }
         Some(block)
     }
@@ -227,20 +252,33 @@ impl Inner {
         }
         match self.find_on_disk(&key).await {
             Ok(Some(data)) => {
-                self.ram.insert(key, &data);
+                self.fill_ram(&cid, key, &data);
                 return Ok(Block::from_checked(cid, data));
             }
             Ok(None) => {}
             Err(error) => debug!(%cid, %error, "the disk failed to answer: asking upstream"),
         }
         if let Some(block) = Block::empty(&cid) {
-            self.ram.insert(key, block.data());
+            self.fill_ram(&cid, key, block.data());
             return Ok(block);
         }
         let block = self.ask(&*upstream, &cid).await?;
-        self.ram.insert(key, block.data());
+        self.check_policy(&cid)?;
+        self.fill_ram(&cid, key, block.data());
         self.cache_on_disk(block.clone()).await;
+        if self.check_policy(&cid).is_err() {
+            _ = self.disk.evict(vec![key], Evict::Unpinned).await;
+        }
         Ok(block)
+    }
+
+    /// Keeps a block in memory, unless it was refused meanwhile. Whoever takes content down evicts it after the policy knows, so
+    /// that either they see what was put here or this sees what they decided.
+    fn fill_ram(&self, cid: &Cid, key: BlockKey, data: &Bytes) {
+        self.ram.insert(key, data);
+        if self.policy.check(cid) != Verdict::Allow {
+            self.ram.remove(&key);
+        }
     }
 
     async fn cache_on_disk(&self, block: Block) {
@@ -285,7 +323,7 @@ impl Inner {
         let data = self.find_on_disk(&key).await?.ok_or(SourceError::NotFound { cid })?;
         self.check_policy(&cid)?;
         if fills_ram {
-            self.ram.insert(key, &data);
+            self.fill_ram(&cid, key, &data);
         }
         Ok(Block::from_checked(cid, data))
     }

@@ -27,7 +27,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
 }
 
 fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
-    let Config { http, p2p, names, cache, .. } = &loaded.config;
+    let Config { http, uploads, p2p, names, cache, pinning, policy, .. } = &loaded.config;
     let at_least = [
         ("http.stall_timeout_seconds", http.stall_timeout_seconds, 1),
         ("http.header_timeout_seconds", http.header_timeout_seconds, 1),
@@ -46,6 +46,10 @@ fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.read_ahead_bytes_max", http.read_ahead_bytes_max, 256 << 10),
         ("http.url_bytes_max", http.url_bytes_max, 128),
         ("http.head_bytes_max", http.head_bytes_max, 8192),
+        ("uploads.bytes_max", uploads.bytes_max, 1),
+        ("uploads.entries_max", uploads.entries_max, 1),
+        ("uploads.at_once_max", uploads.at_once_max, 1),
+        ("uploads.parts_hours", uploads.parts_hours, 1),
         ("p2p.reprovide_hours", p2p.reprovide_hours, 1),
         ("p2p.connections_max", p2p.connections_max, 1),
         ("p2p.connections_per_ip_max", p2p.connections_per_ip_max, 1),
@@ -62,6 +66,10 @@ fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
         ("cache.memory_bytes_max", cache.memory_bytes_max, 16 << 20),
         ("cache.zstd_level", u64::from(cache.zstd_level), 1),
         ("cache.scrub_hours", cache.scrub_hours, 1),
+        ("policy.refresh_seconds", policy.refresh_seconds, 1),
+        ("policy.list_bytes_max", policy.list_bytes_max, 1 << 20),
+        ("pinning.workers_max", pinning.workers_max, 1),
+        ("pinning.give_up_hours", pinning.give_up_hours, 1),
     ];
     for (key, value, least) in at_least {
         if value < least {
@@ -72,18 +80,21 @@ fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
 }
 
 fn nothing_is_too_much(loaded: &Loaded) -> Result<(), ConfigError> {
-    let Config { http, p2p, names, cache, .. } = &loaded.config;
+    let Config { http, uploads, p2p, names, cache, pinning, policy, .. } = &loaded.config;
     let at_most = [
         ("http.stall_timeout_seconds", http.stall_timeout_seconds, SECONDS_MAX),
         ("http.header_timeout_seconds", http.header_timeout_seconds, SECONDS_MAX),
         ("http.send_timeout_seconds", http.send_timeout_seconds, SECONDS_MAX),
         ("http.drain_timeout_seconds", http.drain_timeout_seconds, SECONDS_MAX),
         ("http.request_timeout_seconds", http.request_timeout_seconds, SECONDS_MAX),
+        ("uploads.parts_hours", uploads.parts_hours, HOURS_MAX),
         ("p2p.ban_seconds", p2p.ban_seconds, SECONDS_MAX),
         ("p2p.provider_record_hours", p2p.provider_record_hours, HOURS_MAX),
         ("names.timeout_seconds", names.timeout_seconds, SECONDS_MAX),
         ("names.publish_lifetime_hours", names.publish_lifetime_hours, HOURS_MAX),
         ("cache.scrub_hours", cache.scrub_hours, HOURS_MAX),
+        ("policy.refresh_seconds", policy.refresh_seconds, SECONDS_MAX),
+        ("pinning.give_up_hours", pinning.give_up_hours, HOURS_MAX),
     ];
     for (key, value, most) in at_most {
         if value > most {

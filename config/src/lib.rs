@@ -28,5 +28,8 @@ mod check;
 pub use flags::Flags;
 pub use load::{ConfigError, Loaded, Origin, load};
 pub use p2p::{DhtMode, P2p, Provide};
-pub use schema::{Admin, Cache, Config, Host, Http, Log, LogFormat, Names, PolicySettings, RamPolicy, StoreKind};
+pub use schema::{
+    Admin, Cache, Config, Host, Http, ListPlace, ListSetting, Log, LogFormat, Names, Pinning, PolicyMode,
+    PolicySettings, RamPolicy, StoreKind, Uploads,
+};
 pub use values::{AddressPattern, Route, Secret, ServeTo};

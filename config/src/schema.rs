@@ -24,12 +24,16 @@ pub struct Config {
     pub http: Http,
     /// The operator's HTTP listener: metrics, health and the admin API, through which commands ask a gateway that runs.
     pub admin: Admin,
+    /// What is uploaded over the admin listener: POST /upload and its like.
+    pub uploads: Uploads,
     /// The peer-to-peer network.
     pub p2p: P2p,
     /// What /ipns/ paths stand for: IPNS keys and domains with a DNSLink.
     pub names: Names,
     /// How much is remembered, and where.
     pub cache: Cache,
+    /// What is fetched to be kept.
+    pub pinning: Pinning,
     /// What is not served.
     pub policy: PolicySettings,
     /// What is written to standard error.
@@ -42,9 +46,11 @@ impl Default for Config {
             data_dir: PathBuf::from("data"),
             http: Http::default(),
             admin: Admin::default(),
+            uploads: Uploads::default(),
             p2p: P2p::default(),
             names: Names::default(),
             cache: Cache::default(),
+            pinning: Pinning::default(),
             policy: PolicySettings::default(),
             log: Log::default(),
         }
@@ -218,6 +224,40 @@ impl Default for Admin {
     }
 }
 
+/// What is uploaded over the admin listener: POST /upload and its like.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Uploads {
+    /// Bytes that one upload may have. A token's quota may allow less.
+    pub bytes_max: u64,
+    /// Files, folders and links that one upload may have.
+    pub entries_max: u64,
+    /// Uploads that are taken in at a time. Each may take some 32 MiB of memory. Further ones are answered with 429.
+    pub at_once_max: u64,
+    /// Bytes of resumable uploads that lie in data_dir until they are complete, of all tokens together.
+    pub parts_bytes_max: u64,
+    /// Bytes of them that one token may have there.
+    pub parts_token_bytes_max: u64,
+    /// Resumable uploads that one token may have begun and not completed.
+    pub parts_token_max: u64,
+    /// How long a resumable upload is kept to which nothing is added, and how long the outcome of a complete one is told.
+    pub parts_hours: u64,
+}
+
+impl Default for Uploads {
+    fn default() -> Self {
+        Self {
+            bytes_max: 64 * GIB,
+            entries_max: 10_000_000,
+            at_once_max: 4,
+            parts_bytes_max: 64 * GIB,
+            parts_token_bytes_max: 16 * GIB,
+            parts_token_max: 64,
+            parts_hours: 24,
+        }
+    }
+}
+
 /// What /ipns/ paths stand for: IPNS keys and domains with a DNSLink.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -348,13 +388,91 @@ pub enum StoreKind {
     Memory,
 }
 
+/// What is fetched to be kept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Pinning {
+    /// DAGs that are fetched at a time in order to be pinned. Further ones wait for their turn.
+    pub workers_max: u64,
+    /// Pins that everybody may have together, whatever became of them. Each takes about 1 KiB of memory, and what its name and
+    /// metadata take.
+    pub pins_max: u64,
+    /// How long a DAG is tried of which nothing more arrives, before its pin is given up as failed. The first attempts follow
+    /// each other within minutes, later ones within hours.
+    pub give_up_hours: u64,
+}
+
+impl Default for Pinning {
+    fn default() -> Self {
+        Self { workers_max: 8, pins_max: 200_000, give_up_hours: 24 }
+    }
+}
+
 /// What is not served.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicySettings {
-    /// CIDs of blocks that are answered with 410 and never sent to peers, whatever codec or version they are asked for by.
+    /// CIDs of blocks that are answered with 410 and never sent to peers, whatever codec or version they are asked for by. No
+    /// list can except them.
     #[serde(deserialize_with = "cids", serialize_with = "crate::values::as_text")]
     pub deny: Vec<crate::values::Cid>,
+    /// Lists of what is not served, in the compact denylist format (https://specs.ipfs.tech/compact-denylist-format/): files, and
+    /// http:// or https:// addresses, which are fetched again from time to time. A file or address alone stands for
+    /// { from = FILE, status = 410 }; the status 451 says that content is withheld for legal reasons. Rules of later lists count
+    /// for more, and those that are added through the admin API for more than any list's.
+    pub denylists: Vec<ListSetting>,
+    /// "deny" serves everything that no list withholds. "allow" serves over HTTP only what begins with a root or a name on one of the
+    /// allowlists, and gives peers only blocks that are pinned or on these lists.
+    pub mode: PolicyMode,
+    /// Lists of what is served if the mode is "allow", in the same format: /ipfs/CID and /ipns/NAME with everything below,
+    /// /ipfs/CID/path with this path alone, /ipfs/CID/path* with whatever begins so.
+    pub allowlists: Vec<ListSetting>,
+    /// How long after a list was fetched from an address it is asked for again.
+    pub refresh_seconds: u64,
+    /// Bytes that a list may have. What a longer one has beyond is not read.
+    pub list_bytes_max: u64,
+}
+
+impl Default for PolicySettings {
+    fn default() -> Self {
+        Self {
+            deny: Vec::new(),
+            denylists: Vec::new(),
+            mode: PolicyMode::Deny,
+            allowlists: Vec::new(),
+            refresh_seconds: 3600,
+            list_bytes_max: 512 * MIB,
+        }
+    }
+}
+
+/// What is served.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyMode {
+    /// Whatever no list withholds.
+    #[default]
+    Deny,
+    /// What is on a list.
+    Allow,
+}
+
+/// A list of what is withheld or served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListSetting {
+    /// Where it is.
+    pub from: ListPlace,
+    /// How content is refused: 410 or 451.
+    pub status: u16,
+}
+
+/// Where a list is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListPlace {
+    /// In a file.
+    File(PathBuf),
+    /// At an address.
+    Url(String),
 }
 
 /// What is written to standard error.

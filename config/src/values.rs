@@ -1,6 +1,6 @@
 //! Values that are checked as they are read, with messages for the person who typed them.
 
-use crate::schema::Host;
+use crate::schema::{Host, ListPlace, ListSetting};
 use ipnet::IpNet;
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
@@ -123,6 +123,67 @@ impl<'de> Deserialize<'de> for Host {
         match host.namespaces.iter().find(|name| !matches!(name.as_str(), "ipfs" | "ipns")) {
             Some(other) => Err(D::Error::custom(format!("\"{other}\" is not a namespace; there are ipfs and ipns"))),
             None => Ok(host),
+        }
+    }
+}
+
+/// A list as it is written: where it is, or a table.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged, expecting = "a list is a file or an address, or a table with one")]
+enum ListText {
+    From(String),
+    Table(ListTable),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ListTable {
+    from: String,
+    status: Option<u16>,
+}
+
+/// The status of a list that says nothing of it.
+const GONE: u16 = 410;
+
+impl Serialize for ListSetting {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let from = self.from.to_string();
+        match self.status {
+            GONE => ListText::From(from).serialize(serializer),
+            status => ListText::Table(ListTable { from, status: Some(status) }).serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ListSetting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let table = match ListText::deserialize(deserializer)? {
+            ListText::From(from) => ListTable { from, status: None },
+            ListText::Table(table) => table,
+        };
+        let status = table.status.unwrap_or(GONE);
+        if !matches!(status, 410 | 451) {
+            return Err(D::Error::custom(format!("{status} is not a status of a list; there are 410 and 451")));
+        }
+        let from = list_place(table.from.trim()).map_err(D::Error::custom)?;
+        Ok(Self { from, status })
+    }
+}
+
+fn list_place(text: &str) -> Result<ListPlace, String> {
+    match text.split_once("://") {
+        Some(("http" | "https", rest)) if !rest.is_empty() => Ok(ListPlace::Url(text.to_owned())),
+        Some(_) => Err(format!("\"{text}\" is no address of a list: it has to begin with http:// or https://")),
+        None if text.is_empty() => Err("a list has to be a file or an address".to_owned()),
+        None => Ok(ListPlace::File(text.into())),
+    }
+}
+
+impl Display for ListPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => path.display().fmt(f),
+            Self::Url(url) => f.write_str(url),
         }
     }
 }

@@ -23,6 +23,13 @@ pub fn choose<'a>(records: impl IntoIterator<Item = &'a str>) -> Option<&'a str>
     links.min_by_key(|link| (read(link).is_err(), *link))
 }
 
+/// The domain that a label stands for, in which dots are hyphens and hyphens doubled
+/// (<https://specs.ipfs.tech/http-gateways/subdomain-gateway/#host-request-header>).
+pub fn spelt_out(label: &str) -> String {
+    // Doubled hyphens first: what is left of them are dots.
+    label.split("--").map(|part| part.replace('-', ".")).collect::<Vec<_>>().join("-")
+}
+
 /// Reads what a DNSLink stands for. Its author may have percent-encoded it, which DNS tools sometimes ask for: what
 /// decodes is decoded, anything else is taken as it is.
 ///

@@ -26,6 +26,7 @@
 //! | [`car`] | CARv1 archives, verified block by block when read, not copied when written |
 //! | [`scope`] | which blocks answer a request for part of a DAG, in order: what a gateway's CARs hold |
 //! | [`tar`] | a file or a directory tree as a TAR archive |
+//! | [`denylist`] | lists of what is withheld, and whether a block, a path or a name is on one |
 //! | [`policy`] | [`Policy`]: whether content may be emitted at all |
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
@@ -36,6 +37,7 @@ pub mod car;
 pub mod cid;
 pub mod dag;
 pub mod dagpb;
+pub mod denylist;
 pub mod dnslink;
 mod fingerprints;
 pub mod hashes;

@@ -7,6 +7,7 @@
 
 use crate::cid::{Cid, Multihash, codec};
 use crate::ipns::Record;
+use crate::policy::Verdict;
 use ::cid::multibase::Base;
 use futures::future::BoxFuture;
 use libp2p_identity::PeerId;
@@ -146,6 +147,9 @@ pub struct Resolution {
     /// How long the answer holds from now on: the shortest time to live of all that was resolved on the way, and never
     /// longer than until the end of life of a record among it.
     pub ttl: Duration,
+    /// The names on the way, the first one first, and what was to follow from what each stands for, before anything that the
+    /// request adds: a path as policies have it.
+    pub hops: Vec<(Name, String)>,
 }
 
 /// Why a name cannot be resolved, by what the caller can do about it.
@@ -206,6 +210,14 @@ pub enum NameError {
         name: Name,
         /// How long was waited.
         waited: Duration,
+    },
+    /// The policy does not let the name be resolved, or not with this path.
+    #[error("{name} is not served here")]
+    Withheld {
+        /// The name: the first one, or one that it leads to.
+        name: Name,
+        /// What the policy said.
+        verdict: Verdict,
     },
     /// More look-ups are waiting than are allowed.
     #[error("too many names are being looked up at the moment")]

@@ -12,6 +12,7 @@
 use crate::block::Block;
 use crate::cid::Cid;
 use crate::ipld::{self, Ipld, IpldError};
+use crate::policy::{AllowAll, Policy, Verdict};
 use crate::source::{BlockSource, SourceError, fetch};
 use crate::unixfs::dir::{self, DirError};
 use crate::unixfs::{Node, NodeError};
@@ -113,6 +114,20 @@ struct Step {
 /// # Errors
 /// [`WalkError`] names the first step that failed.
 pub async fn resolve(source: &dyn BlockSource, root: Cid, segments: &[String]) -> Result<Resolved, WalkError> {
+    resolve_under(source, &AllowAll, root, segments).await
+}
+
+/// The same, as far as a policy allows: it is asked at each step about the rest of the path, before the block is.
+///
+/// # Errors
+/// [`WalkError`] names the first step that failed; [`SourceError::Refused`] what begins a path that the policy refuses.
+pub async fn resolve_under(
+    source: &dyn BlockSource,
+    policy: &dyn Policy,
+    root: Cid,
+    segments: &[String],
+) -> Result<Resolved, WalkError> {
+    check_path(policy, &root, segments, None)?;
     let mut block = fetch(source, &root).await?;
     let (mut roots, mut passed) = (Vec::with_capacity(segments.len() + 1), Vec::new());
     roots.push(root);
@@ -125,13 +140,69 @@ pub async fn resolve(source: &dyn BlockSource, root: Cid, segments: &[String]) -
         };
         roots.extend(std::iter::repeat_n(here, step.taken - usize::from(step.next.is_some())));
         let Some(next) = step.next else { break };
+        rest = rest.get(step.taken..).unwrap_or_default();
+        check_path(policy, &next, rest, None)?;
         block = fetch(source, &next).await?;
         roots.push(next);
         passed.push(here);
         passed.extend(step.shards);
-        rest = rest.get(step.taken..).unwrap_or_default();
     }
     Ok(Resolved { block, roots, passed, remainder: rest.to_vec() })
+}
+
+/// Asks a policy about a path that is more than its root, which blocks are checked by, and may go on with `more`.
+///
+/// # Errors
+/// [`SourceError::Refused`].
+pub fn check_path(policy: &dyn Policy, root: &Cid, rest: &[String], more: Option<&str>) -> Result<(), SourceError> {
+    if !policy.decides_paths() || rest.is_empty() && more.is_none() {
+        return Ok(());
+    }
+    match policy.check_path(root, &joined(rest, more)) {
+        Verdict::Allow => Ok(()),
+        verdict => Err(SourceError::Refused { cid: *root, verdict }),
+    }
+}
+
+/// A path as policies have it.
+pub fn joined(segments: &[String], more: Option<&str>) -> String {
+    let mut path = segments.join("/");
+    if let Some(more) = more {
+        if !path.is_empty() {
+            path.push('/');
+        }
+        path.push_str(more);
+    }
+    path
+}
+
+impl Resolved {
+    /// Each root on the way, with what of the path is left there.
+    pub fn ways<'a>(&'a self, segments: &'a [String]) -> impl Iterator<Item = (&'a Cid, &'a [String])> {
+        self.roots.iter().enumerate().filter_map(|(index, root)| Some((root, segments.get(index..)?)))
+    }
+
+    /// Asks a policy about what is called `more` at the end of a path that was walked, by each root on the way.
+    ///
+    /// # Errors
+    /// [`SourceError::Refused`].
+    pub fn check_further(&self, policy: &dyn Policy, segments: &[String], more: &str) -> Result<(), SourceError> {
+        self.ways(segments).try_for_each(|(root, rest)| check_path(policy, root, rest, Some(more)))
+    }
+
+    /// Asks a policy about an answer that holds everything below the end of a path that was walked.
+    ///
+    /// # Errors
+    /// [`SourceError::Refused`].
+    pub fn check_below(&self, policy: &dyn Policy, segments: &[String]) -> Result<(), SourceError> {
+        if !policy.decides_paths() {
+            return Ok(());
+        }
+        self.ways(segments).try_for_each(|(root, rest)| match policy.check_below(root, &joined(rest, None)) {
+            Verdict::Allow => Ok(()),
+            verdict => Err(SourceError::Refused { cid: *root, verdict }),
+        })
+    }
 }
 
 /// Goes down a document as far as it reaches: to the first link, or to where the segments end.

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use content::car::{self, CarReader};
 use content::dagpb::PbNode;
+use content::denylist::{List, ListBuilder, Matcher, Rule, Source};
 use content::ipld::{self, Ipld, OutlineLimits};
 use content::ipns::{Draft, Record};
 use content::names::{Key, Name};
@@ -12,7 +13,7 @@ use content::scope::{self, DagScope, EntityBytes, ScopeLimits, ScopeOptions};
 use content::tar::{self, TarLimits};
 use content::unixfs::file::{FileReader, ReadLimits};
 use content::unixfs::{Node, dir};
-use content::{Block, BlockSource, Cid, MemoryBlocks, codec, dag, dnslink, hashes};
+use content::{Block, BlockSource, Cid, MemoryBlocks, Policy, Verdict, codec, dag, dnslink, hashes};
 use futures::StreamExt as _;
 use futures::executor::block_on;
 use libp2p_identity::Keypair;
@@ -26,9 +27,10 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 pub type Function = fn(&[u8]);
 
 /// Every function, by the name of its fuzzer and corpus.
-pub const TARGETS: [(&str, Function); 10] = [
+pub const TARGETS: [(&str, Function); 11] = [
     ("url_path", url_path),
     ("redirects", redirects),
+    ("denylist", denylist),
     ("car", car),
     ("dag_pb", dag_pb),
     ("unixfs", unixfs),
@@ -97,6 +99,40 @@ pub fn redirects(data: &[u8]) {
     assert_eq!(file.split(|byte| *byte == b'\n').find_map(of_line), found, "the first line that matches counts");
     if let Some(found) = found {
         check_match(&found, file.len() + 64 * 3 * path.len());
+    }
+}
+
+/// A list of what is withheld. However it arrives, it is the same list; a rule that is written out is read as it was; and what
+/// a list of one rule withholds is what the rule is about.
+pub fn denylist(data: &[u8]) {
+    let whole = List::parse(data);
+    let mut builder = ListBuilder::default();
+    let pieces = data.chunks(7).try_for_each(|piece| {
+        builder.push(piece)?;
+        _ = builder.list();
+        Ok::<_, content::denylist::HeaderError>(())
+    });
+    assert_eq!(whole.is_err(), pieces.is_err());
+    if let Ok(whole) = &whole {
+        let list = builder.list();
+        assert_eq!((whole.rules(), whole.malformed()), (list.rules(), list.malformed()));
+        assert!(whole.rules() + whole.malformed() <= 1 + data.iter().filter(|byte| **byte == b'\n').count() as u64);
+    }
+    let root = ROOT.parse().expect("a CID");
+    let lists = whole.into_iter().map(|list| Source { id: "list".into(), list, status: Verdict::Gone });
+    let matcher = Matcher::new(lists);
+    for path in ["", "a", "a/b"] {
+        assert_eq!(matcher.check_path(&root, path), matcher.check_path(&root, path));
+        _ = matcher.check_below(&root, path);
+    }
+    for rule in data.split(|byte| *byte == b'\n').filter_map(|line| Rule::parse(str::from_utf8(line).ok()?).ok()?) {
+        if matches!(rule.target, content::denylist::Target::Double { other: Some(_), .. }) {
+            // Only one of its two readings is printed.
+            continue;
+        }
+        let printed = rule.to_string();
+        let read = Rule::parse(&printed).expect("what is printed is a rule").expect("and no remark");
+        assert_eq!((&read.target, read.allows), (&rule.target, rule.allows), "{printed}");
     }
 }
 

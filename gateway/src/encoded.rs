@@ -121,6 +121,12 @@ impl Encoded {
         }
     }
 
+    /// Forgets what is known of all files.
+    pub fn forget(&self) {
+        self.known.invalidate_all();
+        self.not_yet.invalidate_all();
+    }
+
     async fn look_once(&self, key: (Cid, u64), size: u64) -> Option<Known> {
         if self.not_yet.contains_key(&key) {
             return None;

@@ -468,6 +468,7 @@ fn of_name(error: &NameError) -> Page {
             retry_seconds: Some(300),
             ..Page::new(StatusCode::BAD_GATEWAY, UNRESOLVED, "Whoever owns the name has to repair what it stands for.")
         },
+        NameError::Withheld { verdict, .. } => of_verdict(*verdict),
         NameError::Busy => BUSY,
         NameError::Offline { .. } => Page::new(
             StatusCode::NOT_FOUND,
@@ -597,6 +598,11 @@ fn of_verdict(verdict: Verdict) -> Page {
             StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS,
             "Unavailable for legal reasons",
             "The operator of this gateway withholds it.",
+        ),
+        Verdict::Unlisted => Page::new(
+            StatusCode::FORBIDDEN,
+            "Not among what is served here",
+            "This gateway serves chosen content only.",
         ),
         Verdict::Gone | Verdict::Allow => {
             Page::new(StatusCode::GONE, "Not served here", "The operator of this gateway removed it.")

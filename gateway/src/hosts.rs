@@ -103,19 +103,25 @@ pub fn serves(host: &Host, namespace: Namespace) -> bool {
     host.namespaces.iter().any(|served| served == namespace.name())
 }
 
+/// What a label below a host stands for.
+///
+/// # Errors
+/// [`LabelError`] when it is nothing of the namespace.
+pub fn root_of_label(namespace: Namespace, label: &str) -> Result<Root, LabelError> {
+    match namespace {
+        Namespace::Ipfs => Ok(Root::Cid(cid::parse(label)?)),
+        Namespace::Ipns if Key::parse(label).is_some() || label.contains('.') => Ok(Root::Name(Name::parse(label)?)),
+        Namespace::Ipns => Ok(Root::Name(Name::parse(&content::dnslink::spelt_out(label))?)),
+    }
+}
+
 impl Subdomain<'_> {
     /// What the label stands for.
     ///
     /// # Errors
     /// [`LabelError`] when it is nothing of its namespace.
     pub fn root(&self) -> Result<Root, LabelError> {
-        match self.namespace {
-            Namespace::Ipfs => Ok(Root::Cid(cid::parse(&self.label)?)),
-            Namespace::Ipns if Key::parse(&self.label).is_some() || self.label.contains('.') => {
-                Ok(Root::Name(Name::parse(&self.label)?))
-            }
-            Namespace::Ipns => Ok(Root::Name(Name::parse(&spelt_out(&self.label))?)),
-        }
+        root_of_label(self.namespace, &self.label)
     }
 
     /// The label that the root ought to have, if this one differs.
@@ -161,12 +167,6 @@ fn fits(text: String) -> Result<String, LabelError> {
 /// A domain as one label: hyphens doubled, dots as hyphens.
 pub fn inline(domain: &str) -> String {
     domain.replace('-', "--").replace('.', "-")
-}
-
-/// The domain that a label stands for.
-fn spelt_out(label: &str) -> String {
-    // Doubled hyphens first: what is left of them are dots.
-    label.split("--").map(|part| part.replace('-', ".")).collect::<Vec<_>>().join("-")
 }
 
 #[cfg(test)]
@@ -269,7 +269,7 @@ mod tests {
     proptest! {
         #[test]
         fn inlining_can_be_undone(domain in "[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?){1,3}") {
-            prop_assert_eq!(spelt_out(&inline(&domain)), domain);
+            prop_assert_eq!(content::dnslink::spelt_out(&inline(&domain)), domain);
         }
     }
 }

@@ -27,37 +27,39 @@
 //! | [`errors`], [`landing`] | every problem's status and words; the page at `/` |
 //! | [`html`] | what all pages have in common |
 //!
-//! Around them: [`cli`], [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`];
-//! [`names_cli`] manages keys and publishes names; [`store_cli`] takes files into the store and out of it. [`upkeep`]
-//! keeps the store in order while the gateway runs; [`store_admin`] looks after it on the command line; [`stores`] says which store that is.
-//! A command that finds a gateway running works through its admin listener: [`remote`] is the client of what [`admin`] answers.
+//! Around them: [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`]. [`upkeep`] keeps the
+//! store in order while the gateway runs; [`control`] knows what is withheld; [`pinning`] keeps what was asked to be kept, and fetches it;
+//! [`intake`] takes uploads in; [`kubo_rpc`] answers Kubo's clients; [`stores`] says which store that is. [`commands`] is the command line; one that finds a
+//! gateway running works through its admin listener.
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 
 pub mod admin;
 pub mod answer;
 pub mod body;
-pub mod cli;
 pub mod client;
+pub mod commands;
 pub mod conditional;
 pub mod content_type;
+pub mod control;
 pub mod encoded;
 pub mod errors;
 pub mod health;
 pub mod hosts;
 pub mod html;
+pub mod intake;
+pub mod kubo_rpc;
 pub mod landing;
 pub mod lanes;
 pub mod listings;
 pub mod metrics;
-pub mod names_cli;
 pub mod negotiate;
 pub mod network;
 pub mod node;
+pub mod pinning;
 pub mod pipeline;
 pub mod plan;
 pub mod range;
-pub mod remote;
 pub mod request;
 pub mod resolve;
 pub mod respond;
@@ -65,8 +67,6 @@ pub mod route;
 pub mod routing_v1;
 pub mod server;
 pub mod source;
-pub mod store_admin;
-pub mod store_cli;
 pub mod stores;
 pub mod tls;
 pub mod upkeep;

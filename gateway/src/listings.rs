@@ -149,6 +149,11 @@ impl Listings {
         Self { inner: Arc::new(inner) }
     }
 
+    /// Forgets all of them.
+    pub fn forget(&self) {
+        self.inner.known.invalidate_all();
+    }
+
     /// A page, if it is remembered.
     pub fn get(&self, key: &Key) -> Option<Arc<Page>> {
         let page = self.inner.known.get(key);
@@ -513,6 +518,7 @@ mod tests {
                 open_session: Box::new(move |_: &Cid, _| nothing() as Arc<dyn BlockSource>),
                 lanes: Arc::new(Lanes::new(1, 1)),
                 encoded: None,
+                policy: Arc::new(content::AllowAll),
             };
             Arc::new(Self {
                 page: page.collect(),

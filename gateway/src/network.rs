@@ -2,6 +2,7 @@
 
 use crate::encoded::Encoded;
 use crate::lanes::Lanes;
+use crate::pinning::Reach;
 use crate::routing_v1::finder::Neighbourhood;
 use crate::routing_v1::metrics::RoutingMetrics;
 use crate::routing_v1::{self, Routing};
@@ -10,12 +11,13 @@ use anyhow::Context as _;
 use cache::{BlockStore, Held, Tiers};
 use config::{AddressPattern, ConfigError, Loaded, Origin};
 use content::dnslink::StaticMap;
-use content::{BlockSource, Cid, MemoryBlocks, NameResolver};
+use content::{BlockSource, Cid, MemoryBlocks, NameResolver, Policy};
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::names::keystore::{KeyError, Keystore};
 use p2p_bridge::names::publish::{self, Publisher};
 use p2p_bridge::names::{Names, NamesOptions};
+use p2p_bridge::obeyed::Obeyed;
 use p2p_bridge::options::{
     BitswapOptions, ConnectionBudget, DhtMode, DhtOptions, HttpOptions, NatOptions, NoAnnounce, PrivateNetwork,
     ProvideOptions, ProvideStrategy, PublishOptions, ServeTo,
@@ -26,6 +28,9 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Makes a source of what others have below a root.
+type Upstream = dyn Fn(&Cid) -> Arc<dyn BlockSource> + Send + Sync;
 
 /// The network, or its absence.
 pub enum Network {
@@ -40,19 +45,33 @@ impl Network {
     ///
     /// # Errors
     /// When the identity cannot be read, an address cannot be listened on, or a private network would not be private.
-    pub async fn start(loaded: &Loaded, local: Arc<dyn BlockSource>, registry: &mut Registry) -> anyhow::Result<Self> {
+    pub async fn start(
+        loaded: &Loaded,
+        local: Arc<dyn BlockSource>,
+        policy: &Arc<dyn Policy>,
+        registry: &mut Registry,
+    ) -> anyhow::Result<Self> {
         if loaded.config.p2p.offline {
             return Ok(Self::Offline(peer_id(&loaded.config.data_dir)?));
         }
         let forced = std::env::var_os(FORCE_PRIVATE).is_some_and(|value| value == "1");
-        let bridge = Bridge::start(options(loaded, forced)?, local, registry).await;
+        let options = BridgeOptions { policy: Obeyed(Arc::clone(policy)), ..options(loaded, forced)? };
+        let bridge = Bridge::start(options, local, registry).await;
         Ok(Self::Online(bridge.map_err(|error| named(loaded, &error))?))
     }
 
     /// Where requests take blocks from: the tiers, and behind them the network.
     pub fn sources(&self, tiers: &Tiers, lanes: Lanes, encoded: Option<Encoded>) -> Sources {
-        type Upstream = dyn Fn(&Cid) -> Arc<dyn BlockSource> + Send + Sync;
-        let upstream: Box<Upstream> = match self {
+        let upstream = self.upstream();
+        let (local, tiers, policy) = (Arc::new(tiers.held()), tiers.clone(), Arc::clone(tiers.policy()));
+        let open_session: Box<OpenSession> =
+            Box::new(move |root, gate| Arc::new(tiers.through(Arc::new(Gated::new(upstream(root), gate)))));
+        Sources { local, open_session, lanes: Arc::new(lanes), encoded, policy }
+    }
+
+    /// What others have, by the root that it is asked for by.
+    fn upstream(&self) -> Box<Upstream> {
+        match self {
             Self::Offline(_) => {
                 let nobody = Arc::new(MemoryBlocks::new());
                 Box::new(move |_| Arc::clone(&nobody) as _)
@@ -61,11 +80,20 @@ impl Network {
                 let bridge = bridge.clone();
                 Box::new(move |root| bridge.session(root))
             }
-        };
-        let (local, tiers) = (Arc::new(tiers.held()), tiers.clone());
-        let open_session: Box<OpenSession> =
-            Box::new(move |root, gate| Arc::new(tiers.through(Arc::new(Gated::new(upstream(root), gate)))));
-        Sources { local, open_session, lanes: Arc::new(lanes), encoded }
+        }
+    }
+
+    /// The network as the pin service uses it.
+    pub fn reach(&self, loaded: &Loaded, tiers: &Tiers, policy: Arc<dyn Policy>) -> Reach {
+        let bridge = self.bridge();
+        Reach {
+            local: Arc::new(tiers.local()),
+            session: self.upstream(),
+            policy,
+            bridge,
+            peer_id: self.peer_id(),
+            provide: loaded.config.p2p.provide,
+        }
     }
 
     /// The routing API, if it is to be answered and there is a network to search.
@@ -81,14 +109,20 @@ impl Network {
         let finder = Arc::new(Neighbourhood::new(bridge.clone(), serves_everyone));
         let lanes = routing_v1::lanes(&loaded.config.http);
         let metrics = RoutingMetrics::register(registry);
-        Some(Routing::new(finder, names, Arc::new(tiers.local()), lanes, routing_v1::Limits::default(), metrics))
+        let (local, policy) = (Arc::new(tiers.local()), Arc::clone(tiers.policy()));
+        Some(Routing::new(finder, names, local, policy, lanes, routing_v1::Limits::default(), metrics))
     }
 
     /// What names stand for: as the operator says, as the DHT and DNS say, and as was known when the node ran last.
     ///
     /// # Errors
     /// [`ConfigError`] names the setting that cannot be followed.
-    pub fn names(&self, loaded: &Loaded, registry: &mut Registry) -> Result<Arc<Names>, ConfigError> {
+    pub fn names(
+        &self,
+        loaded: &Loaded,
+        policy: &Arc<dyn Policy>,
+        registry: &mut Registry,
+    ) -> Result<Arc<Names>, ConfigError> {
         let config = &loaded.config;
         let options = NamesOptions {
             static_map: static_map(loaded)?,
@@ -98,6 +132,7 @@ impl Network {
             timeout: Duration::from_secs(config.names.timeout_seconds),
             offline: config.p2p.offline,
             state_dir: Some(state_dir(&config.data_dir)),
+            policy: Obeyed(Arc::clone(policy)),
             ..NamesOptions::default()
         };
         let bridge = match self {
@@ -125,6 +160,14 @@ impl Network {
         let (options, dir) = (publish_options(loaded), state_dir(&loaded.config.data_dir));
         let started = Publisher::start(options, &dir, Arc::new(keys), Arc::clone(names), targets, registry);
         Ok(Arc::new(started.map_err(|error| loaded.error("data_dir", error.to_string()))?))
+    }
+
+    /// The network itself, if there is one.
+    pub fn bridge(&self) -> Option<Bridge> {
+        match self {
+            Self::Offline(_) => None,
+            Self::Online(bridge) => Some(bridge.clone()),
+        }
     }
 
     /// The node's name among peers.
@@ -264,6 +307,7 @@ fn options(loaded: &Loaded, forced: bool) -> Result<BridgeOptions, ConfigError> 
         private,
         budget: budget(p2p),
         bitswap: BitswapOptions { serve_to: serve_to(p2p) },
+        policy: Obeyed::default(),
     })
 }
 

@@ -6,11 +6,17 @@
 use crate::admin::access::doorkeeper::{self, Doorkeeper};
 use crate::admin::audit::AuditLog;
 use crate::admin::{self, Admin};
+use crate::control::served::Served;
+use crate::control::{Control, Keeper, Lists};
 use crate::encoded::Encoded;
 use crate::health::{Health, Stage};
+use crate::intake::resumable::Parts;
+use crate::intake::{self, Intake};
+use crate::kubo_rpc::{self, Rpc};
 use crate::lanes::Lanes;
 use crate::metrics::HttpMetrics;
 use crate::network::{self, Network};
+use crate::pinning::{PinMetrics, PinOptions, Pins, Reach};
 use crate::pipeline::{Gateway, Limits, Wiring};
 use crate::server::{Connection, ConnectionLimits, Drain, serve};
 use crate::stores;
@@ -21,7 +27,7 @@ use anyhow::Context as _;
 use axum::body::Body;
 use cache::{BlockStore, Ram, RamPolicy, TierMetrics, Tiers};
 use config::{Config, ConfigError, Loaded};
-use content::{Cid, DenyList, Policy};
+use content::{Cid, Policy};
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::names::Names;
 use p2p_bridge::names::publish::Publisher;
@@ -39,7 +45,9 @@ pub struct Node {
     health: Arc<Health>,
     disk: Arc<dyn BlockStore>,
     upkeep: Upkeep,
+    keeper: Keeper,
     network: Network,
+    pins: Arc<Pins>,
     names: Arc<Names>,
     publisher: Arc<Publisher>,
     public: Drain,
@@ -111,32 +119,54 @@ impl Node {
         let keys = network::open_keys(loaded).await?;
 
         let mut registry = Registry::default();
-        let policy: Arc<dyn Policy> = Arc::new(DenyList::new(loaded.config.policy.deny.iter().copied()));
+        let lists = Lists::open(&loaded.config.policy, data_dir).await;
+        let lists = lists.map_err(|error| loaded.error(error.setting, error.to_string()))?;
+        let policy: Arc<dyn Policy> = Arc::clone(lists.running()) as _;
         let tier_metrics = TierMetrics::register(&mut registry);
         let ram = Ram::with_policy(cache.ram_bytes_max, ram_policy(cache.ram_policy));
         let tiers = Tiers::new(ram, Arc::clone(&disk), Arc::clone(&policy), tier_metrics);
-        let network = Network::start(loaded, Arc::new(tiers.local()), &mut registry).await?;
+        let network = Network::start(loaded, Arc::new(Served::of(&tiers)), &policy, &mut registry).await?;
+        let control = Arc::new(Control::new(Arc::clone(&lists), tiers.clone()));
         let welcome = welcome::ensure_pinned(&*disk).await?;
         network.provide(&*disk, loaded.config.p2p.provide).await;
+
+        let pins = start_pins(loaded, &disk, network.reach(loaded, &tiers, Arc::clone(&policy)), &mut registry).await?;
 
         let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let health = Arc::<Health>::default();
         let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let lanes = Lanes::new(size(http.misses_max), size(http.client_misses_max));
         let encoded = http.zstd.then(|| Encoded::new(tiers.clone(), cache.encoded_bytes_max));
-        let names = network.names(loaded, &mut registry)?;
+        let names = network.names(loaded, &policy, &mut registry)?;
         let publisher = network.publisher(loaded, keys, &names, &mut registry).await?;
         let routing = network.routing(loaded, &tiers, Arc::clone(&names) as _, &mut registry);
+        let sources = Arc::new(network.sources(&tiers, lanes, encoded));
+        let limits = Limits::of(http, cache);
+        let (intake, parts) = open_intake(loaded, &disk, &pins, Arc::clone(&policy))?;
+        let rpc = Rpc::new(kubo_rpc::Parts {
+            sources: Arc::clone(&sources),
+            names: Arc::clone(&names) as _,
+            policy: Arc::clone(&policy),
+            store: Arc::clone(&disk),
+            publisher: Arc::clone(&publisher),
+            bridge: network.bridge(),
+            peer_id: network.peer_id(),
+            pins: Arc::clone(&pins),
+            intake: intake.clone(),
+            limits: limits.clone(),
+        });
         let wiring = Wiring {
-            sources: network.sources(&tiers, lanes, encoded),
+            sources: Arc::clone(&sources),
             routing,
             names: Arc::clone(&names) as _,
-            policy,
+            policy: Arc::clone(&policy),
             metrics: Arc::clone(&metrics),
             health: Arc::clone(&health),
             welcome: Some(welcome),
         };
-        let gateway = Gateway::new(wiring, http, Limits::of(http, cache));
+        let gateway = Arc::new(Gateway::new(wiring, http, limits));
+        let remembers = Arc::downgrade(&gateway);
+        lists.on_change(move || remembers.upgrade().iter().for_each(|gateway| gateway.forget()));
         let places = Places {
             gateway: local_addresses(&public)?,
             admin: local_addresses(&operator)?,
@@ -151,9 +181,15 @@ impl Node {
             health: Arc::clone(&health),
             publisher: Some(Arc::clone(&publisher)),
             store: Arc::clone(&disk),
+            sources,
+            pins: Arc::clone(&pins),
             doorkeeper: doorkeeper(loaded)?,
             audit: Arc::new(AuditLog::open(data_dir).map_err(|error| unwritable(loaded, "audit.log", &error))?),
             data_dir: data_dir.clone(),
+            rpc,
+            control: Arc::clone(&control),
+            intake,
+            parts,
         };
         let node = Self {
             public: serve_public(public, &limits, &metrics, gateway),
@@ -161,8 +197,10 @@ impl Node {
             drain_timeout: Duration::from_secs(http.drain_timeout_seconds),
             health,
             upkeep: Upkeep::start(&*disk, cache),
+            keeper: lists.keep(),
             disk,
             network,
+            pins,
             names,
             publisher,
             places,
@@ -192,7 +230,9 @@ impl Node {
             tracing::warn!(connections = self.public.open(), "connections were still open after the drain timeout");
         }
         self.upkeep.stop();
+        drop(self.keeper);
         self.publisher.stop();
+        self.pins.stop().await;
         self.network.shutdown().await;
         self.names.save().await;
         self.disk.close().await.context("the store did not close cleanly")?;
@@ -200,6 +240,27 @@ impl Node {
         self.admin.finish(Duration::from_secs(1)).await;
         Ok(())
     }
+}
+
+/// Who asked for what to be kept, and whoever fetches it.
+async fn start_pins(
+    loaded: &Loaded,
+    store: &Arc<dyn BlockStore>,
+    reach: Reach,
+    registry: &mut Registry,
+) -> anyhow::Result<Arc<Pins>> {
+    let Config { data_dir, cache, pinning, .. } = &loaded.config;
+    let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+    let options = PinOptions {
+        workers_max: size(pinning.workers_max),
+        pins_max: size(pinning.pins_max),
+        give_up: Duration::from_hours(pinning.give_up_hours),
+        ..PinOptions::default()
+    };
+    let register = stores::open_register(data_dir, cache).await.map_err(|error| named(loaded, &error))?;
+    let metrics = PinMetrics::register(registry);
+    let pins = Pins::start(options, register, Arc::clone(store), reach, metrics).await;
+    pins.context("the list of pins cannot be used")
 }
 
 async fn bind(loaded: &Loaded, key: &str, addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, ConfigError> {
@@ -237,6 +298,22 @@ fn unwritable(loaded: &Loaded, file: &str, error: &io::Error) -> ConfigError {
     loaded.error("data_dir", format!("{} cannot be used: {error}", loaded.config.data_dir.join(file).display()))
 }
 
+/// What takes uploads in, and the uploads that come in parts.
+fn open_intake(
+    loaded: &Loaded,
+    store: &Arc<dyn BlockStore>,
+    pins: &Arc<Pins>,
+    policy: Arc<dyn Policy>,
+) -> Result<(Intake, Arc<Parts>), ConfigError> {
+    let Config { data_dir, uploads, .. } = &loaded.config;
+    let intake = Intake::new(store, policy, Arc::clone(pins), uploads.into(), data_dir);
+    let intake = intake.map_err(|error| unwritable(loaded, intake::FOLDER, &error))?;
+    let parts = Parts::open(intake.clone(), &data_dir.join(intake::FOLDER).join("parts"), uploads.into());
+    let parts = parts.map_err(|error| unwritable(loaded, intake::FOLDER, &error))?;
+    parts.start();
+    Ok((intake, parts))
+}
+
 /// What the admin listener is encrypted with, if it is.
 fn admin_tls(loaded: &Loaded) -> Result<Option<Arc<Tls>>, ConfigError> {
     let config::Admin { tls_certificate, tls_key, .. } = &loaded.config.admin;
@@ -266,10 +343,9 @@ fn serve_public(
     listeners: Vec<TcpListener>,
     limits: &ConnectionLimits,
     metrics: &Arc<HttpMetrics>,
-    gateway: Gateway,
+    gateway: Arc<Gateway>,
 ) -> Drain {
     let drain = Drain::default();
-    let gateway = Arc::new(gateway);
     for listener in listeners {
         let gateway = Arc::clone(&gateway);
         let handler = move |request, connection| {

@@ -35,12 +35,13 @@ use crate::server::Connection;
 use crate::source::{RootSource, Sources, Tier};
 use crate::walks::Walks;
 use content::budget::{Budget, Share};
+use content::path::Root;
 use content::redirects;
 use content::scope::ScopeLimits;
 use content::tar::TarLimits;
 use content::unixfs::file::ReadLimits;
 use content::walk::WalkError;
-use content::{Cid, ContentPath, NameResolver, Policy, SourceError, Verdict};
+use content::{Cid, ContentPath, NameError, NameResolver, Policy, SourceError, Verdict};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
@@ -154,7 +155,7 @@ pub struct Gateway {
 /// What a gateway is made of.
 pub struct Wiring {
     /// Where blocks come from.
-    pub sources: Sources,
+    pub sources: Arc<Sources>,
     /// What names stand for.
     pub names: Arc<dyn NameResolver>,
     /// What may be served.
@@ -177,7 +178,7 @@ impl Gateway {
         let listings = metrics.listings.clone();
         let sites_bytes_max = limits.paths_bytes_max / SITES_PART;
         Self {
-            sources: Arc::new(sources),
+            sources,
             policy,
             paths: Paths::new(limits.paths_bytes_max - sites_bytes_max),
             sites: Sites::new(sites_bytes_max),
@@ -192,6 +193,16 @@ impl Gateway {
             limits,
             welcome,
             names,
+        }
+    }
+
+    /// Forgets what was remembered: it was found out under rules that are not in force any more.
+    pub fn forget(&self) {
+        self.paths.forget();
+        self.sites.forget();
+        self.listings.forget();
+        if let Some(encoded) = &self.sources.encoded {
+            encoded.forget();
         }
     }
 
@@ -285,6 +296,7 @@ impl Gateway {
             return Err(Problem::TrustlessOnly);
         }
         let generation = self.policy.generation();
+        self.check_entry(ask)?;
         // A path that begins with a CID is its own key.
         let freshness = if place.certain { Freshness::Immutable } else { Freshness::For(Duration::ZERO) };
         if let Some(entity) = self.remembered(ask, &ask.path, generation) {
@@ -297,9 +309,10 @@ impl Gateway {
     async fn search(&self, ask: &Ask<'_>, place: &Place, client: &Client, generation: u64) -> Result<Draft, Problem> {
         let path = self.parse(ask)?;
         if ask.wanted.format == Format::IpnsRecord {
+            self.check_record(&path)?;
             return record::record(ask, &path, &*self.names).await;
         }
-        let mut target = Target::of(path, &*self.names).await?;
+        let mut target = Target::of(path, &*self.names, &*self.policy).await?;
         if !place.certain {
             target.freshness = Freshness::For(Duration::ZERO);
         }
@@ -349,6 +362,28 @@ impl Gateway {
         match self.policy.check(root) {
             Verdict::Allow => Ok(()),
             verdict => Err(Problem::Refused { cid: *root, verdict }),
+        }
+    }
+
+    /// Where only chosen content is served, what a request begins with has to be chosen: a root or name, or a path from there.
+    fn check_entry(&self, ask: &Ask<'_>) -> Result<(), Problem> {
+        if !self.policy.serves_only_listed() {
+            return Ok(());
+        }
+        let path = self.parse(ask)?;
+        match (self.policy.check_entry(&path.root, &path.segments.join("/")), path.root) {
+            (Verdict::Allow, _) => Ok(()),
+            (verdict, Root::Cid(cid)) => Err(Problem::Refused { cid, verdict }),
+            (verdict, Root::Name(name)) => Err(NameError::Withheld { name, verdict }.into()),
+        }
+    }
+
+    /// A record is what a name stands for, whatever that is.
+    fn check_record(&self, path: &ContentPath) -> Result<(), Problem> {
+        let Root::Name(name) = &path.root else { return Ok(()) };
+        match self.policy.check_name(name, "") {
+            Verdict::Allow => Ok(()),
+            verdict => Err(NameError::Withheld { name: name.clone(), verdict }.into()),
         }
     }
 

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use content::path::{PathError, Root};
 use content::unixfs::{Node, dir};
 use content::walk::{self, Resolved, WalkError};
-use content::{Block, Cid, ContentPath, NameResolver, ipld};
+use content::{Block, Cid, ContentPath, Name, NameError, NameResolver, Policy, Verdict, ipld};
 use http::HeaderValue;
 use moka::sync::Cache;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -46,16 +46,19 @@ impl Target {
     /// What a path means now.
     ///
     /// # Errors
-    /// [`Problem::Name`] when its name cannot be resolved.
-    pub async fn of(path: ContentPath, names: &dyn NameResolver) -> Result<Self, Problem> {
+    /// [`Problem::Name`] when its name cannot be resolved, or one on the way is withheld.
+    pub async fn of(path: ContentPath, names: &dyn NameResolver, policy: &dyn Policy) -> Result<Self, Problem> {
         let ContentPath { root, segments, trailing_slash } = path;
+        let asked = segments.join("/");
         let name = match root {
             Root::Cid(root) => {
                 return Ok(Self { root, segments, site: 0, trailing_slash, freshness: Freshness::Immutable });
             }
             Root::Name(name) => name,
         };
+        check_name(policy, &name, "", &asked)?;
         let found = names.resolve(&name).await?;
+        found.hops.iter().try_for_each(|(name, below)| check_name(policy, name, below, &asked))?;
         let site = found.segments.len();
         let segments = found.segments.into_iter().chain(segments).collect();
         Ok(Self { root: found.root, segments, site, trailing_slash, freshness: Freshness::For(found.ttl) })
@@ -94,6 +97,16 @@ impl Target {
         let below = ContentPath::below(Root::Cid(self.root), path, depth_max)?;
         let segments = self.segments.iter().take(self.site).cloned().chain(below.segments).collect();
         Ok(Self { segments, trailing_slash: true, ..self.clone() })
+    }
+}
+
+/// Asks a policy about a name, and about a path below what it stands for: what another name added, and what is asked for.
+fn check_name(policy: &dyn Policy, name: &Name, below: &str, asked: &str) -> Result<(), NameError> {
+    let slash = if below.is_empty() || asked.is_empty() { "" } else { "/" };
+    let paths = [String::new(), format!("{below}{slash}{asked}")];
+    match paths.iter().map(|path| policy.check_name(name, path)).find(|verdict| *verdict != Verdict::Allow) {
+        None => Ok(()),
+        Some(verdict) => Err(NameError::Withheld { name: name.clone(), verdict }),
     }
 }
 
@@ -182,7 +195,7 @@ pub async fn resolve(
             Ok(Found::Directory { roots, block: resolved.block })
         }
         Node::Directory(_) | Node::HamtShard(_) if !target.trailing_slash => Ok(Found::SlashMissing(roots)),
-        Node::Directory(_) | Node::HamtShard(_) => match index_of(source, block).await? {
+        Node::Directory(_) | Node::HamtShard(_) => match index_of(source, &resolved, &target.segments).await? {
             // The directory's own CID is the entity tag, so that a root is answered with 304 from its CID alone.
             Some((index, size, modified)) => {
                 Ok(Found::File(Arc::new(entity(&index, block.cid(), size, modified, Some(INDEX))), index))
@@ -198,7 +211,7 @@ pub async fn resolve(
 /// # Errors
 /// [`Problem`] when the path leads nowhere or a block does not come.
 pub async fn walk(source: &RootSource, target: &Target) -> Result<Resolved, Problem> {
-    Ok(walk::resolve(source, target.root, &target.segments).await?)
+    Ok(walk::resolve_under(source, source.policy(), target.root, &target.segments).await?)
 }
 
 /// `X-Ipfs-Roots` of a path that was walked.
@@ -214,8 +227,13 @@ fn decode(block: &Block) -> Result<Node, Problem> {
 }
 
 /// The `index.html` of a directory, its size and date, if there is one and it is a file.
-async fn index_of(source: &RootSource, directory: &Block) -> Result<Option<(Block, u64, Option<SystemTime>)>, Problem> {
-    let Some(cid) = dir::lookup(source, directory, INDEX).await? else { return Ok(None) };
+async fn index_of(
+    source: &RootSource,
+    resolved: &Resolved,
+    segments: &[String],
+) -> Result<Option<(Block, u64, Option<SystemTime>)>, Problem> {
+    let Some(cid) = dir::lookup(source, &resolved.block, INDEX).await? else { return Ok(None) };
+    resolved.check_further(source.policy(), segments, INDEX).map_err(WalkError::Source)?;
     let block = source.fetch(&cid).await.map_err(WalkError::Source)?;
     match Node::decode(&block) {
         Ok(Node::File(file)) => Ok(Some((block, file.size(), file.modified()))),
@@ -255,6 +273,11 @@ impl Paths {
     /// What an immutable path leads to, if that was found out under this generation of the policy.
     pub fn get(&self, path: &str, generation: u64) -> Option<Arc<Entity>> {
         self.cache.get(path).filter(|entity| entity.generation == generation)
+    }
+
+    /// Forgets all of them.
+    pub fn forget(&self) {
+        self.cache.invalidate_all();
     }
 
     /// Remembers a file whose media type is known.

@@ -6,7 +6,7 @@
 
 use crate::encoded::Encoded;
 use crate::lanes::{Lanes, Pass};
-use content::{Block, BlockSource, Cid, SourceError};
+use content::{Block, BlockSource, Cid, Policy, SourceError};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use std::net::IpAddr;
@@ -27,6 +27,8 @@ pub struct Sources {
     pub lanes: Arc<Lanes>,
     /// Files as their blocks are stored, for clients who accept that.
     pub encoded: Option<Encoded>,
+    /// What may be served: of paths, for blocks are checked where they come from.
+    pub policy: Arc<dyn Policy>,
 }
 
 /// How far the search for a request's blocks had to go.
@@ -95,6 +97,11 @@ impl RootSource {
     /// Whether nobody is asked for what is not held here.
     pub fn is_local_only(&self) -> bool {
         self.local_only
+    }
+
+    /// Which paths may be served.
+    pub fn policy(&self) -> &dyn Policy {
+        &*self.sources.policy
     }
 
     /// Files as their blocks are stored, if they are sent so.

@@ -8,11 +8,14 @@
 use anyhow::{Context as _, ensure};
 use cache::flat::{self, FlatOptions};
 use cache::memory::{self, MemoryOptions};
-use cache::{BlockStore, CheckReport, Disk, DiskOptions, Figures, Finding, Offline, ScrubProgress};
+use cache::{BlockStore, CheckReport, Disk, DiskOptions, Figures, Finding, Offline, Register, ScrubProgress};
 use config::{Cache, Config, Loaded, StoreKind};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Where the list of pins is.
+const REGISTER_DIR: &str = "pins";
 
 /// Opens the store of a data folder, which is created if need be.
 ///
@@ -32,6 +35,19 @@ fn open_now(data_dir: &Path, settings: &Cache) -> anyhow::Result<Arc<dyn BlockSt
         StoreKind::Flat => flat::open(&dir, &flat_options(settings))?,
         StoreKind::Memory => memory::open(&memory_options(settings))?,
     })
+}
+
+/// Opens the list of who asked for which pin, beside the store that has them.
+///
+/// # Errors
+/// When the folder cannot be made, or another process has it open.
+pub async fn open_register(data_dir: &Path, settings: &Cache) -> anyhow::Result<Register> {
+    if settings.store == StoreKind::Memory {
+        return Ok(Register::memory());
+    }
+    let dir = data_dir.join(REGISTER_DIR);
+    let opening = tokio::task::spawn_blocking(move || Register::open(&dir));
+    Ok(opening.await.context("opening the list of pins failed")??)
 }
 
 /// The same for a command, which has nothing to do with a store that begins and ends with its process.

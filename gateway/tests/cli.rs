@@ -157,7 +157,8 @@ fn large() -> (content::Block, Vec<content::Block>) {
 #[test]
 fn help_names_every_command_and_flag() {
     let help = text(&run(&["--help"]).stdout);
-    for command in ["serve", "config", "id", "key", "name", "add", "get", "ls", "store", "import"] {
+    let commands = ["serve", "config", "id", "key", "name", "add", "get", "cat", "ls", "store", "import", "token"];
+    for command in commands.into_iter().chain(["completions", "man"]) {
         assert!(help.contains(command), "{help}");
     }
     let help = text(&run(&["serve", "--help"]).stdout);

@@ -4,17 +4,22 @@ use crate::admission::Admission;
 use crate::admission::budget::Limits;
 use crate::announced::Announced;
 use crate::bitswap::{behaviour, client, framing};
+use crate::connecting::{self, ConnectError, Connected, NamedBy, innermost};
+use crate::counted::{Bandwidth, Carried};
 use crate::dht::behaviour::Scoped;
 use crate::dht::metrics::DhtMetrics;
 use crate::discovery::memory::Memory;
+use crate::discovery::plan::Provider;
 use crate::finders::{PeerSearch, Sought};
 use crate::http_source::{self, HttpPeers};
 use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::nat::metrics::NatMetrics;
+use crate::obeyed::Obeyed;
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
+use crate::peers::{ConnectedPeer, Load, RootState};
 use crate::private_network::{KeyError, SwarmKey};
 use crate::providing::{self, KeySource};
 use crate::puts::{PutError, PutOutcome};
@@ -53,6 +58,10 @@ const COMMANDS_MAX: usize = 64;
 const SEARCHES_MAX: usize = 256;
 /// Searches for providers and peers that run at once on behalf of others. Callers beyond it wait for their turn.
 const FINDERS_MAX: usize = 256;
+/// Connections that are opened on request at once. Callers beyond it wait for their turn.
+const CONNECTS_MAX: usize = 32;
+/// Peers that are told of at most.
+const PEERS_MAX: usize = 10_000;
 /// How long a listener may take to report its address.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wildcard listener reports one address after another; after this long without a further one, that was all.
@@ -99,8 +108,12 @@ pub struct Bridge {
     commands: mpsc::Sender<Command>,
     searches: Arc<Semaphore>,
     finders: Arc<Semaphore>,
+    connects: Arc<Semaphore>,
     routers: Routers,
     peer_id: PeerId,
+    policy: Obeyed,
+    dial_private: bool,
+    bandwidth: Bandwidth,
 }
 
 impl Bridge {
@@ -141,7 +154,8 @@ impl Bridge {
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;
-        let mut swarm = swarm::build(keypair, private, admission, bitswap, dhts, &options)
+        let bandwidth = Bandwidth::register(registry);
+        let mut swarm = swarm::build(keypair, private, admission, bitswap, dhts, &options, &bandwidth)
             .await
             .map_err(|error| StartError::Transport(error.to_string()))?;
         for address in Announced::new(&options).named() {
@@ -159,10 +173,15 @@ impl Bridge {
         tokio::spawn(Task::new(swarm, inbox, metrics, acquaintances, delegation, announcing, nat).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         let finders = Arc::new(Semaphore::new(FINDERS_MAX));
-        Ok(Self { shared: Arc::new(Shared::new(wants, to_sessions)), commands, searches, finders, routers, peer_id })
+        let connects = Arc::new(Semaphore::new(CONNECTS_MAX));
+        let policy = options.policy.clone();
+        let shared = Arc::new(Shared::new(wants, to_sessions, policy.clone()));
+        let dial_private = options.dial_private;
+        Ok(Self { shared, commands, searches, finders, connects, routers, peer_id, policy, dial_private, bandwidth })
     }
 
-    /// The network as a source of one DAG's blocks. Everybody who reads that DAG shares what is learnt about it.
+    /// The network as a source of one DAG's blocks, but for those that the policy refuses. Everybody who reads that DAG shares
+    /// what is learnt about it.
     pub fn session(&self, root: &Cid) -> Arc<dyn BlockSource> {
         Arc::new(Session::new(self.shared.clone(), root))
     }
@@ -181,10 +200,88 @@ impl Bridge {
         addresses.await.unwrap_or_default()
     }
 
+    /// Connects with a peer, unless it is connected, and waits for what comes of it: by the addresses named, with or without
+    /// `/p2p/ID` at their end, and by those that are known here. If there are none at all, the DHT is asked. Dropping the
+    /// future gives up waiting; the connection may come about all the same.
+    ///
+    /// # Errors
+    /// [`ConnectError`] says why there is none.
+    pub async fn connect(
+        &self,
+        peer: PeerId,
+        addresses: Vec<Multiaddr>,
+        named_by: NamedBy,
+        patience: Duration,
+    ) -> Result<Connected, ConnectError> {
+        let addresses = connecting::allowed(addresses, named_by, self.dial_private)?;
+        let connecting = async {
+            let _place = self.connects.acquire().await.map_err(|_| ConnectError::Stopped)?;
+            let (reply, outcome) = oneshot::channel();
+            let sent = self.commands.send(Command::Connect(peer, addresses, reply)).await;
+            sent.map_err(|_| ConnectError::Stopped)?;
+            outcome.await.unwrap_or(Err(ConnectError::Stopped))
+        };
+        tokio::time::timeout(patience, connecting).await.unwrap_or(Err(ConnectError::TimedOut(patience)))
+    }
+
+    /// Closes every connection with a peer. Returns whether there was any.
+    pub async fn disconnect(&self, peer: PeerId) -> bool {
+        let (reply, outcome) = oneshot::channel();
+        let sent = self.commands.send(Command::Disconnect(peer, reply)).await;
+        sent.is_ok() && outcome.await.unwrap_or_default()
+    }
+
+    /// The connected peers, those first that have been for longest. None if the network has stopped.
+    pub async fn peers(&self) -> Vec<ConnectedPeer> {
+        let (reply, peers) = oneshot::channel();
+        if self.commands.send(Command::Peers(PEERS_MAX, reply)).await.is_err() {
+            return Vec::new();
+        }
+        peers.await.unwrap_or_default()
+    }
+
+    /// Says who has a DAG, before it is fetched: they are dialled as soon as its providers are searched for, as those are that
+    /// routing names.
+    ///
+    /// # Errors
+    /// [`ConnectError`] when none of the addresses may be dialled.
+    pub async fn suggest(
+        &self,
+        root: &Cid,
+        peer: PeerId,
+        addresses: Vec<Multiaddr>,
+        named_by: NamedBy,
+    ) -> Result<(), ConnectError> {
+        let addresses = connecting::allowed(addresses, named_by, self.dial_private)?;
+        let suggestion = Command::Suggest(*root.hash(), Provider { peer, addresses });
+        self.commands.send(suggestion).await.map_err(|_| ConnectError::Stopped)
+    }
+
+    /// What is known of a DAG and of those who have it, without asking anybody; none if the network has stopped.
+    pub async fn inspect(&self, root: &Cid) -> Option<RootState> {
+        let (reply, state) = oneshot::channel();
+        self.commands.send(Command::Inspect(*root.hash(), reply)).await.ok()?;
+        state.await.ok()
+    }
+
+    /// How much the network has to do. Nothing if it has stopped.
+    pub async fn load(&self) -> Load {
+        let (reply, load) = oneshot::channel();
+        if self.commands.send(Command::Load(reply)).await.is_err() {
+            return Load::default();
+        }
+        load.await.unwrap_or_default()
+    }
+
+    /// What every transport carried since the start: what protocols read and wrote.
+    pub fn carried(&self) -> Vec<Carried> {
+        self.bandwidth.carried().to_vec()
+    }
+
     /// Announces in the DHT that we hold a block, as soon as there is anybody to hear it. It is announced again only if
     /// the source of [`Bridge::provide_from`] has it as well.
     pub async fn provide(&self, cid: &Cid) {
-        let Some(key) = BlockKey::of(cid) else { return };
+        let Some(key) = BlockKey::of(cid).filter(|_| self.policy.check(cid).is_ok()) else { return };
         // A stopped network announces nothing.
         let _ = self.commands.send(Command::Provide(key.to_bytes())).await;
     }
@@ -198,6 +295,7 @@ impl Bridge {
     /// Announces everything that a source knows, and again as often as the options say. What was announced before the last
     /// stop is not until its turn comes.
     pub async fn provide_from(&self, source: Arc<dyn KeySource>) {
+        let source = Arc::new(Permitted { source, policy: self.policy.clone() });
         let _ = self.commands.send(Command::ProvideFrom(source)).await;
     }
 
@@ -220,6 +318,9 @@ impl Bridge {
     /// # Errors
     /// [`PutError`] says why nobody has it.
     pub async fn put_record(&self, scope: Scope, key: &Key, record: &ipns::Record) -> PutOutcome {
+        if self.policy.refuses_name(key) {
+            return Err(PutError::Withheld);
+        }
         let mut stored = Record::new(RecordKey::from(key.routing_key()), record.bytes().to_vec());
         let life = record.end_of_life().duration_since(SystemTime::now()).unwrap_or_default();
         stored.expires = Instant::now().checked_add(life);
@@ -259,6 +360,9 @@ impl Bridge {
 
     /// Gives every router an IPNS record to publish. Returns how many took it.
     pub async fn publish_through_routers(&self, key: &Key, record: Bytes) -> usize {
+        if self.policy.refuses_name(key) {
+            return 0;
+        }
         self.routers.publish(*key, record).await
     }
 
@@ -268,6 +372,22 @@ impl Bridge {
         if self.commands.send(Command::Shutdown(reply)).await.is_ok() {
             let _ = stopped.await;
         }
+    }
+}
+
+/// What a source has, but for what the policy refuses.
+struct Permitted {
+    source: Arc<dyn KeySource>,
+    policy: Obeyed,
+}
+
+impl KeySource for Permitted {
+    fn visit(&self, visit: &mut dyn FnMut(&[u8])) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        self.source.visit(&mut |key| {
+            if !self.policy.refuses_block(key) {
+                visit(key);
+            }
+        })
     }
 }
 
@@ -326,14 +446,6 @@ fn check_port_is_free(address: &Multiaddr) -> std::io::Result<()> {
         Some(Protocol::Tcp(port)) if port != 0 => std::net::TcpListener::bind((ip, port)).map(drop),
         _ => Ok(()),
     }
-}
-
-/// What the system said: libp2p's own layers of errors say nothing of their own.
-fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 /// The UDP ports that are listened on.

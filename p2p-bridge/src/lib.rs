@@ -20,10 +20,13 @@
 //! | [`lookups`], [`puts`] | searches for value records in the DHT, and putting them there |
 //! | [`finders`] | searches for providers and peers on behalf of others |
 //! | [`routing_v1`] | delegated routers, and what they and we exchange |
+//! | [`connecting`], [`peers`] | connections that somebody asked for, and what is told of those that there are |
 //! | `task` | the one task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
+//! | [`counted`] | what each transport carried |
 //! | [`admission`] | who may be connected: budgets, bans, trimming |
 //! | [`options`] | what all of it is started with |
+//! | [`obeyed`] | the policy: what is neither fetched nor announced, nor told to others |
 //! | [`scope`], [`dht`] | public and local DHT, the wall between them, and what is kept for others |
 //! | [`announced`] | which of our addresses others are told |
 //! | [`reachability`], [`nat`] | whether peers can reach us, and detours for when they cannot |
@@ -37,6 +40,8 @@
 pub mod admission;
 pub mod announced;
 pub mod bitswap;
+pub mod connecting;
+pub mod counted;
 pub mod dht;
 pub mod discovery;
 pub mod durable;
@@ -47,8 +52,10 @@ pub mod lookups;
 pub mod metrics;
 pub mod names;
 pub mod nat;
+pub mod obeyed;
 pub mod options;
 pub mod peerbook;
+pub mod peers;
 pub mod private_network;
 pub mod providing;
 pub mod puts;

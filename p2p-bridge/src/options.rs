@@ -4,6 +4,7 @@
 //! starts a bridge names only what is special about it. Non-goals: reading files and checking values; whoever fills these
 //! in has done so.
 
+use crate::obeyed::Obeyed;
 use ipnet::IpNet;
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
@@ -53,6 +54,8 @@ pub struct BridgeOptions {
     pub budget: ConnectionBudget,
     /// Blocks given and taken.
     pub bitswap: BitswapOptions,
+    /// What is neither fetched nor announced.
+    pub policy: Obeyed,
 }
 
 impl BridgeOptions {
@@ -77,6 +80,7 @@ impl BridgeOptions {
             private: PrivateNetwork::default(),
             budget: ConnectionBudget::default(),
             bitswap: BitswapOptions::default(),
+            policy: Obeyed::default(),
         }
     }
 }

@@ -24,6 +24,9 @@ pub enum PutError {
     /// Our own store, which comes first, refused it.
     #[error("the record was refused here: {0}")]
     Refused(String),
+    /// The policy does not let the name out.
+    #[error("the name is withheld by this node's policy")]
+    Withheld,
     /// Too many puts wait.
     #[error("too many records wait to be put")]
     Busy,

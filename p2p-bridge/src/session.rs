@@ -5,6 +5,7 @@
 
 use crate::bitswap::behaviour::SessionCommand;
 use crate::discovery::absent::{Absent, Advice, Missing};
+use crate::obeyed::Obeyed;
 use crate::wants::{SessionId, Wants};
 use content::{Block, BlockKey, BlockSource, Cid, SourceError, hashes};
 use futures::FutureExt;
@@ -27,16 +28,18 @@ pub(crate) struct Shared {
     permits: Arc<Semaphore>,
     absent: Mutex<Absent>,
     looking_again: Arc<Semaphore>,
+    policy: Obeyed,
 }
 
 impl Shared {
-    pub fn new(wants: Arc<Wants>, commands: mpsc::UnboundedSender<SessionCommand>) -> Self {
+    pub fn new(wants: Arc<Wants>, commands: mpsc::UnboundedSender<SessionCommand>, policy: Obeyed) -> Self {
         Self {
             wants,
             commands,
             permits: Arc::new(Semaphore::new(WANTS_MAX)),
             absent: Mutex::default(),
             looking_again: Arc::new(Semaphore::new(LOOKING_AGAIN_MAX)),
+            policy,
         }
     }
 
@@ -80,6 +83,7 @@ impl Drop for Waiting {
 
 async fn fetch(shared: Arc<Shared>, session: SessionId, cid: Cid) -> Result<Block, SourceError> {
     hashes::check_accepted(cid.hash()).map_err(content::BlockError::from)?;
+    shared.policy.check(&cid)?;
     let Some(key) = BlockKey::of(&cid) else {
         return Block::inline(&cid).ok_or(SourceError::NotFound { cid });
     };

@@ -5,6 +5,7 @@
 use crate::admission::Admission;
 use crate::announced::{Announced, Telling};
 use crate::bitswap;
+use crate::counted::Bandwidth;
 use crate::dht::behaviour::Scoped;
 use crate::nat::guarded::Guarded;
 use crate::nat::port_mapping::PortMapping;
@@ -84,6 +85,7 @@ pub async fn build(
     bitswap: bitswap::behaviour::Behaviour,
     [wan, lan]: [Scoped; 2],
     options: &BridgeOptions,
+    bandwidth: &Bandwidth,
 ) -> Result<Swarm<Behaviour>, transport::TransportError> {
     let announced = Announced::new(options);
     let behaviour = |keypair: &Keypair, relay: relay::client::Behaviour| {
@@ -122,8 +124,8 @@ pub async fn build(
             .with_substream_upgrade_protocol_override(Version::V1Lazy)
     };
     match private {
-        Some(key) => transport::private(keypair, key, behaviour, swarm_config),
-        None => transport::public(keypair, behaviour, swarm_config).await,
+        Some(key) => transport::private(keypair, key, behaviour, swarm_config, bandwidth),
+        None => transport::public(keypair, behaviour, swarm_config, bandwidth).await,
     }
 }
 

@@ -5,13 +5,15 @@
 //!
 //! On a private network, each of these but QUIC is encrypted with the network's key before anything else is said on it.
 
+use crate::counted::{Bandwidth, Counted, Via, Yamux};
 use crate::private_network::SwarmKey;
+use libp2p::core::ConnectedPoint;
 use libp2p::core::transport::OrTransport;
 use libp2p::core::upgrade::Version;
 use libp2p::identity::Keypair;
 use libp2p::pnet::PnetConfig;
 use libp2p::swarm::NetworkBehaviour;
-use libp2p::{Swarm, SwarmBuilder, Transport as _, dns, noise, relay, swarm, tcp, tls, websocket, yamux};
+use libp2p::{PeerId, Swarm, SwarmBuilder, Transport as _, dns, noise, quic, relay, swarm, tcp, tls, websocket, yamux};
 
 /// Streams that a peer may open on one connection.
 const STREAMS_PER_CONNECTION_MAX: u32 = 512;
@@ -27,20 +29,21 @@ pub async fn public<B: NetworkBehaviour>(
     keypair: Keypair,
     behaviour: impl FnOnce(&Keypair, relay::client::Behaviour) -> B,
     config: impl FnOnce(swarm::Config) -> swarm::Config,
+    bandwidth: &Bandwidth,
 ) -> Result<Swarm<B>, TransportError> {
-    let tcp = tcp_config();
+    let yamux = |via| {
+        let meter = bandwidth.meter(via);
+        move || Yamux::new(meter)
+    };
     let swarm = SwarmBuilder::with_existing_identity(keypair)
         .with_tokio()
-        .with_tcp(tcp, (noise::Config::new, tls::Config::new), yamux::Config::default)?
-        .with_quic_config(|mut quic| {
-            quic.max_concurrent_stream_limit = STREAMS_PER_CONNECTION_MAX;
-            quic
-        })
+        .with_tcp(tcp_config(), (noise::Config::new, tls::Config::new), yamux(Via::Tcp))?
+        .with_other_transport(|keypair| quic(keypair).map(counted(bandwidth)))?
         .with_dns()
         .map_err(resolver)?
-        .with_websocket((noise::Config::new, tls::Config::new), yamux::Config::default)
+        .with_websocket((noise::Config::new, tls::Config::new), yamux(Via::WebSocket))
         .await?
-        .with_relay_client(noise::Config::new, yamux::Config::default)?
+        .with_relay_client(noise::Config::new, yamux(Via::Circuit))?
         .with_behaviour(behaviour)
         .map_err(|error| error.to_string())?
         .with_swarm_config(config)
@@ -58,6 +61,7 @@ pub fn private<B: NetworkBehaviour>(
     key: SwarmKey,
     behaviour: impl FnOnce(&Keypair, relay::client::Behaviour) -> B,
     config: impl FnOnce(swarm::Config) -> swarm::Config,
+    bandwidth: &Bandwidth,
 ) -> Result<Swarm<B>, TransportError> {
     let tcp = || dns::tokio::Transport::system(tcp::tokio::Transport::new(tcp_config())).map_err(resolver);
     let (circuits, relay) = relay::client::new(keypair.public().to_peer_id());
@@ -66,6 +70,7 @@ pub fn private<B: NetworkBehaviour>(
     let sockets = OrTransport::new(circuits, OrTransport::new(websocket::Config::new(tcp()?), tcp()?));
     let protected = sockets.and_then(move |socket, _| PnetConfig::new(key.reveal()).handshake(socket));
     let authenticated = protected.upgrade(Version::V1Lazy).authenticate(noise).multiplex(yamux::Config::default());
+    let authenticated = authenticated.map(counted(bandwidth));
     let swarm = SwarmBuilder::with_existing_identity(keypair)
         .with_tokio()
         .with_other_transport(|_| authenticated)?
@@ -74,6 +79,21 @@ pub fn private<B: NetworkBehaviour>(
         .with_swarm_config(config)
         .build();
     Ok(swarm)
+}
+
+fn quic(keypair: &Keypair) -> quic::tokio::Transport {
+    let mut config = quic::Config::new(keypair);
+    config.max_concurrent_stream_limit = STREAMS_PER_CONNECTION_MAX;
+    quic::tokio::Transport::new(config)
+}
+
+/// Has a connection's bytes counted, by the way that its address leads.
+fn counted<M>(bandwidth: &Bandwidth) -> impl Fn((PeerId, M), ConnectedPoint) -> (PeerId, Counted<M>) + Clone + use<M> {
+    let bandwidth = bandwidth.clone();
+    move |(peer, muxer), endpoint| {
+        let via = Via::of(endpoint.get_remote_address());
+        (peer, Counted::new(muxer, bandwidth.meter(via)))
+    }
 }
 
 fn tcp_config() -> tcp::Config {

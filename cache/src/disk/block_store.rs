@@ -3,7 +3,7 @@
 use super::writer::Command;
 use super::{Disk, Figures, Recompressed, ScrubReport, StoreError};
 use crate::pins::{Attempt, PinError, PinSummary};
-use crate::store::{BlockStore, Held, IsFavoured, OnProgress, ScrubPass, Stats};
+use crate::store::{BlockStore, Evict, Evicted, Held, IsFavoured, OnProgress, ScrubPass, Stats};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
 use content::{Block, BlockKey, Cid};
@@ -38,6 +38,10 @@ impl BlockStore for Disk {
 
     fn pins(&self) -> BoxFuture<'_, Result<Vec<PinSummary>, StoreError>> {
         self.pins().boxed()
+    }
+
+    fn pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<Option<PinSummary>, StoreError>> {
+        self.pin(root).boxed()
     }
 
     fn visit_keys(&self, held: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
@@ -89,6 +93,11 @@ impl BlockStore for Disk {
     fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>> {
         let removed = self.queue().ask(|reply| Command::Remove { root: *root, reply });
         async move { removed.await? }.boxed()
+    }
+
+    fn evict(&self, keys: Vec<BlockKey>, which: Evict) -> BoxFuture<'_, Result<Evicted, StoreError>> {
+        let evicted = self.queue().ask(move |reply| Command::Evict { keys, which, reply });
+        async move { evicted.await? }.boxed()
     }
 
     fn release(&self, scaffold: &Attempt) {

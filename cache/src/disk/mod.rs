@@ -191,6 +191,16 @@ impl Disk {
         self.read(Store::pins).await
     }
 
+    /// The pin of a root, complete or partial, if it has one.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub async fn pin(&self, root: &Cid) -> Result<Option<PinSummary>, StoreError> {
+        let root = *root;
+        let record = self.read(move |store| store.pin(&root.to_bytes())).await?;
+        Ok(record.map(|record| record.summary(root)))
+    }
+
     /// Shows the binary multihash of each block of a kind, without reading the block. Blocks the thread, for about a second
     /// and a million blocks; holds nothing up.
     ///

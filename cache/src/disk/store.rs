@@ -367,7 +367,7 @@ fn from_memory() -> ReadOptions {
     options
 }
 
-fn lock(dir: &Path) -> Result<File, StoreError> {
+pub(crate) fn lock(dir: &Path) -> Result<File, StoreError> {
     let path = dir.join(LOCK_FILE);
     let failed = |error: std::io::Error| StoreError::io(format!("{}: {error}", path.display()));
     let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;

@@ -25,7 +25,7 @@ use crate::disk::{Figures, ScrubReport, StoreError};
 use crate::ledger::{Key, Ledger};
 use crate::pins::{Attempt, PinError, PinState, PinSummary};
 use crate::queue::Queue;
-use crate::store::{BlockStore, Held, IsFavoured, OnProgress, ScrubPass, Stats};
+use crate::store::{BlockStore, Evict, Evicted, Held, IsFavoured, OnProgress, ScrubPass, Stats};
 use crate::stored::{self, Shape, Stored, ValueError};
 use bytes::Bytes;
 use content::{Block, BlockKey, BlockSource, Cid, SourceError};
@@ -249,6 +249,12 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         ready(Ok(self.inner.shared.ledger().summaries())).boxed()
     }
 
+    fn pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<Option<PinSummary>, StoreError>> {
+        let ledger = self.inner.shared.ledger();
+        let record = ledger.pin_of(root).and_then(|pin| ledger.current(pin));
+        ready(Ok(record.map(|record| record.summary(*root)))).boxed()
+    }
+
     fn visit_keys(&self, held: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
         if held == Held::Roots {
             let pins = self.inner.shared.ledger().summaries();
@@ -304,6 +310,11 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
     fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>> {
         let removed = self.inner.queue.ask(|reply| Command::Remove { root: *root, reply });
         async move { removed.await? }.boxed()
+    }
+
+    fn evict(&self, keys: Vec<BlockKey>, which: Evict) -> BoxFuture<'_, Result<Evicted, StoreError>> {
+        let evicted = self.inner.queue.ask(move |reply| Command::Evict { keys, which, reply });
+        async move { evicted.await? }.boxed()
     }
 
     fn release(&self, scaffold: &Attempt) {

@@ -12,6 +12,7 @@ use crate::disk::StoreError;
 use crate::ledger::{Held, Key};
 use crate::pins::{Attempt, Failure, PinError, PinId, PinRecord, PinState, PinSummary};
 use crate::queue::{COMMAND_BYTES, Reply, Room, next_command};
+use crate::store::{Evict, Evicted};
 use crate::stored::Encoder;
 use content::{Block, BlockKey, Cid};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -36,6 +37,12 @@ pub(super) enum Command {
     Forget {
         key: BlockKey,
         room: Room,
+    },
+    /// Forget blocks that somebody wants gone.
+    Evict {
+        keys: Vec<BlockKey>,
+        which: Evict,
+        reply: Reply<Result<Evicted, StoreError>>,
     },
     /// Begin a pin, or go on with the one that this root has.
     Begin {
@@ -199,6 +206,7 @@ impl<B: Backing> Writer<B> {
                 self.forget(&key);
                 drop(room);
             }
+            Command::Evict { keys, which, reply } => _ = reply.send(self.evict_keys(&keys, which)),
             Command::Begin { root, name, reply } => _ = reply.send(self.begin(root, name)),
             Command::Scaffold { reply } => _ = reply.send(self.scaffold()),
             Command::Finish { attempt, reply } => _ = reply.send(self.finish(&attempt)),
@@ -439,6 +447,29 @@ impl<B: Backing> Writer<B> {
             shared.stats.evicted_blocks.inc();
             shared.stats.evicted_bytes.inc_by(*bytes);
         }
+    }
+
+    /// Forgets blocks that somebody wants gone. A value that could not be deleted is an error, for it would be here again when
+    /// the store is next opened; the others go all the same.
+    fn evict_keys(&mut self, keys: &[BlockKey], which: Evict) -> Result<Evicted, StoreError> {
+        let (mut evicted, mut failed) = (Evicted::default(), None);
+        for key in keys {
+            let key = key.to_bytes();
+            let Some(held) = self.shared.ledger().held(&key) else { continue };
+            if which == Evict::Unpinned && self.shared.ledger().has_pin(&key) {
+                evicted.pinned += 1;
+                continue;
+            }
+            self.shared.ledger_mut().lose(&key);
+            if let Err(error) = self.shared.backing.delete(&key) {
+                warn!(%error, "a block that is to be gone could not be deleted");
+                failed = Some(error);
+            }
+            evicted += Evicted { blocks: 1, bytes: held.bytes, pinned: 0 };
+        }
+        self.shared.stats.evicted_blocks.inc_by(evicted.blocks);
+        self.shared.stats.evicted_bytes.inc_by(evicted.bytes);
+        failed.map_or(Ok(evicted), Err)
     }
 
     /// Deletes a value that the ledger has let go of. What is left behind is found when the store is next opened.

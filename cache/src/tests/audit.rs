@@ -14,8 +14,14 @@ fn rows(store: &Store, family: &str) -> Vec<Row> {
     store.rows_from(family, &[]).expect("iterates").map(|row| row.expect("reads")).collect()
 }
 
-/// Panics with the first disagreement. Nothing may be queued.
+/// Panics with the first disagreement. Nothing may be queued, and no pin may lack anything.
 pub(super) fn audit(disk: &Disk) {
+    audit_lacking(disk, 0);
+}
+
+/// The same of a store that was made to forget so many members of pins: what a pin lacks stays a member, not held, until it
+/// comes again, whether it was damaged or wanted gone.
+pub(super) fn audit_lacking(disk: &Disk, lacking: usize) {
     let store = disk.store();
     let index: BTreeMap<Bytes, IndexRecord> = rows(store, INDEX)
         .into_iter()
@@ -25,14 +31,18 @@ pub(super) fn audit(disk: &Disk) {
 
     let by_block: BTreeSet<Bytes> = rows(store, PINS_BY_BLOCK).into_iter().map(|(key, _)| key).collect();
     let mut members: BTreeMap<u64, u64> = BTreeMap::new();
-    let mut mirrored = BTreeSet::new();
+    let (mut mirrored, mut missing) = (BTreeSet::new(), BTreeSet::new());
     for (row, _) in rows(store, BLOCKS_BY_PIN) {
         let (pin, block) = row.split_at(8);
         let pin = u64::from_be_bytes(pin.try_into().expect("a pin id"));
         *members.entry(pin).or_default() += 1;
         mirrored.insert(pin_of_block(block, PinId(pin)).into_boxed_slice());
-        assert!(index.get(block).is_some_and(|record| record.pinned()), "a member is held and pinned");
+        match index.get(block) {
+            Some(record) => assert!(record.pinned(), "a member that is held is pinned"),
+            None => _ = missing.insert(block.to_vec()),
+        }
     }
+    assert_eq!(missing.len(), lacking, "a member is held, but for those that were to go");
     assert_eq!(by_block, mirrored, "the two families of members mirror each other");
     for (block, record) in index.iter().filter(|(_, record)| record.pinned()) {
         let has_pin = by_block.range(block.clone()..).next().is_some_and(|row| row.starts_with(block));

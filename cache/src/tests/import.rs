@@ -1,6 +1,7 @@
 use super::audit::audit;
 use super::{block_of, budget, key, noisy, open, open_with};
 use crate::import::{ImportError, RootsIn, import_car, import_car_with};
+use crate::memory::{self, MemoryOptions};
 use crate::{BlockStore as _, PinState};
 use content::car::CarError;
 use content::{Block, BlockSource, Cid, codec};
@@ -179,6 +180,47 @@ async fn roots_that_are_known_last_are_named_by_the_last_block_which_is_not_kept
     assert_eq!(disk.has(list.cid()).await, Ok(false));
     disk.flush().await.expect("flushes");
     audit(&disk);
+}
+
+#[tokio::test]
+async fn what_is_here_already_need_only_be_named() {
+    let archive = archive();
+    let root = *archive.left.cid();
+    let list = content::car::roots_block(&[root]).expect("a short list");
+    let (dir, in_memory) = (tempfile::tempdir().expect("a directory"), memory::open(&MemoryOptions::default()));
+    let stores = [open_with(dir.path(), budget(1 << 20)).expect("opens").handle(), in_memory.expect("opens")];
+    for store in stores {
+        let import = async |brought: &[Block], named: &[Block], roots_in| {
+            let mut bytes = car(&[], &[]);
+            named.iter().for_each(|block| bytes.extend_from_slice(&content::car::reference(block.cid())));
+            brought
+                .iter()
+                .chain([&list])
+                .for_each(|block| section(&[&block.cid().to_bytes(), block.data()], &mut bytes));
+            import_car_with(&*store, &bytes[..], None, roots_in).await
+        };
+        let (held, rest) = archive.leaves.split_at(5);
+        let rest: Vec<Block> = rest.iter().chain([&archive.left]).cloned().collect();
+        let error = import(&rest, held, RootsIn::LastBlock).await.expect_err("nothing is here yet");
+        assert!(matches!(error, ImportError::Gone { .. }), "{error}");
+        store.flush().await.expect("flushes");
+        assert_eq!(store.stats().pinned_bytes, 0, "nothing stays protected");
+
+        for block in held {
+            store.put_cached(block.clone()).await;
+        }
+        store.flush().await.expect("flushes");
+        let summary = import(&rest, held, RootsIn::LastBlock).await.expect("imports");
+        assert_eq!((summary.blocks, summary.pins[0].blocks), (rest.len() as u64, 13));
+        for block in held {
+            assert!(store.is_pinned(&key(block)).await.expect("reads"), "it was only cached before");
+        }
+        // Anybody else's archive has to bring what it names.
+        let mut bytes = car(&[root], &[]);
+        bytes.extend_from_slice(&content::car::reference(held[0].cid()));
+        let error = import_car(&*store, &bytes[..], None).await.expect_err("it brings nothing");
+        assert!(matches!(error, ImportError::Car(CarError::Block(_))), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -20,6 +20,7 @@ mod power;
 mod power_flat;
 mod ram;
 mod reads;
+mod register;
 mod scrub;
 mod sources;
 mod suite;

@@ -1,7 +1,7 @@
 use super::sources::tiers;
 use super::{block_of, cache, key, noisy, open, until};
 use crate::disk::faults::Call;
-use crate::{BlockStore as _, Disk, Ram, TierMetrics, Tiers};
+use crate::{BlockStore as _, Disk, Evict, Ram, TierMetrics, Tiers};
 use content::{
     AllowAll, Block, BlockSource, Cid, DenyList, MemoryBlocks, Multihash, Policy, SourceError, Stall, Verdict, codec,
 };
@@ -336,4 +336,56 @@ async fn what_was_evicted_from_ram_comes_from_disk() {
         assert_eq!(source.get(block.cid()).await.as_ref(), Ok(block));
     }
     assert_eq!(upstream.asked(), 100);
+}
+
+/// Refuses everything from some moment on.
+#[derive(Default)]
+struct Sudden(AtomicBool);
+
+impl Policy for Sudden {
+    fn generation(&self) -> u64 {
+        self.0.load(Ordering::SeqCst).into()
+    }
+
+    fn check(&self, _cid: &Cid) -> Verdict {
+        if self.0.load(Ordering::SeqCst) { Verdict::Legal } else { Verdict::Allow }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_evicted_is_in_no_tier() {
+    let Setup { ram, disk, tiers, .. } = &setup(Arc::new(AllowAll));
+    let blocks: Vec<_> = (0..3_000).map(|seed| noisy(seed, 100)).collect();
+    let upstream = Gated::new(blocks.clone(), true);
+    let source = tiers.through(upstream.clone());
+    for block in &blocks {
+        source.get(block.cid()).await.expect("fetched");
+    }
+    disk.flush().await.expect("flushes");
+    let keys: Vec<_> = blocks[..2_500].iter().map(key).collect();
+    let evicted = tiers.evict(&keys, Evict::Unpinned).await.expect("evicts");
+    assert_eq!((evicted.blocks, evicted.pinned), (2_500, 0));
+    for (index, block) in blocks.iter().enumerate() {
+        let held = index >= 2_500;
+        assert_eq!((ram.holds(&key(block)), tiers.local().has(block.cid()).await), (held, Ok(held)), "{index}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_refused_while_it_is_fetched_stays_in_no_tier() {
+    let policy = Arc::new(Sudden::default());
+    let Setup { ram, disk, tiers, .. } = &setup(policy.clone());
+    let block = noisy(1, 1_000);
+    let upstream = Gated::new([block.clone()], false);
+    let source = tiers.through(upstream.clone());
+    let get = tokio::spawn(source.get(block.cid()));
+    until(|| upstream.waiting() == 1).await;
+    policy.0.store(true, Ordering::SeqCst);
+    tiers.evict(&[key(&block)], Evict::Everything).await.expect("evicts");
+    upstream.gate.add_permits(1);
+    let refused = get.await.expect("no panic");
+    assert_eq!(refused, Err(SourceError::Refused { cid: *block.cid(), verdict: Verdict::Legal }));
+    disk.flush().await.expect("flushes");
+    assert!(!ram.holds(&key(&block)));
+    assert_eq!(disk.has(block.cid()).await, Ok(false));
 }

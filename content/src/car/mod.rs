@@ -13,4 +13,4 @@ mod reader;
 mod writer;
 
 pub use self::reader::{CarError, CarReader, Section, read_roots};
-pub use self::writer::{header, roots_block, section};
+pub use self::writer::{header, reference, roots_block, section};

@@ -67,6 +67,11 @@ pub struct Section {
 }
 
 impl Section {
+    /// What it is said to be.
+    pub fn cid(&self) -> &Cid {
+        &self.cid
+    }
+
     /// How many bytes it would have as a block.
     pub fn block_bytes(&self) -> usize {
         self.bytes.len()

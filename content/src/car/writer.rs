@@ -53,6 +53,14 @@ pub fn section(block: &Block) -> (Bytes, Bytes) {
     (out.into(), block.data().clone())
 }
 
+/// A section that names a block and does not bring it: as if that had no bytes. Whoever hashes it sees that it has not been brought.
+pub fn reference(cid: &Cid) -> Bytes {
+    let cid = cid.to_bytes();
+    let mut out = length(cid.len());
+    out.extend_from_slice(&cid);
+    out.into()
+}
+
 /// A length as a varint.
 fn length(bytes: usize) -> Vec<u8> {
     encode::u64(bytes as u64, &mut encode::u64_buffer()).to_vec()

@@ -1,11 +1,12 @@
 //! A sharded directory (HAMT, <https://specs.ipfs.tech/unixfs/#dag-pb-hamtdirectory>).
 //!
 //! Its shape follows from the names alone. With the entries in the order of their hashes, those below a shard stand next
-//! to each other, so the shards are made in one pass, the lower ones first.
+//! to each other, so the shards are made in one pass, the lower ones first. [`Sharded`] does that without having all entries
+//! in memory: whoever has more of them than that brings them in order.
 
-use super::dir::{Entry, lossy};
+use super::dir::{Entry, check_name, lossy};
 use super::pb::{Message, put_link};
-use super::{Attributes, ImportError, Output, Part};
+use super::{Attributes, BlockSink, ImportError, Naming, Output, Part};
 use crate::unixfs::Data;
 use crate::unixfs::dir::{HASH_BITS, name_hash};
 
@@ -49,7 +50,97 @@ fn collision(entries: &[(u64, Entry)]) -> ImportError {
     ImportError::HashCollision { name: entries.first().map(|(_, entry)| lossy(entry.name())).unwrap_or_default() }
 }
 
+/// A sharded directory whose entries come in the order of [`Sharded::order`]: in memory are the shards from the root to the
+/// entry that came last.
+#[derive(Debug)]
+pub struct Sharded {
+    naming: Naming,
+    fanout: usize,
+    attributes: Attributes,
+    /// The shards that are being filled, the root first.
+    open: Vec<Shard>,
+    /// The entry that came last, which goes as deep as its neighbours on either side have the same slots.
+    held: Option<(u64, Entry)>,
+    file_bytes: u64,
+}
+
+impl Sharded {
+    pub(super) fn new(fanout: usize, naming: Naming, attributes: Attributes) -> Self {
+        Self { naming, fanout, attributes, open: vec![Shard::new(fanout)], held: None, file_bytes: 0 }
+    }
+
+    /// Where a name stands in the order. Names of the same order, of which there should be none, may come either way round.
+    pub fn order(name: &[u8]) -> u64 {
+        name_hash(name)
+    }
+
+    /// Adds an entry.
+    ///
+    /// # Errors
+    /// [`ImportError`]: among them a name that came before, or stands before the one that came last.
+    pub fn add(&mut self, name: &[u8], part: &Part, sink: &mut dyn BlockSink) -> Result<(), ImportError> {
+        check_name(name)?;
+        let (hash, entry) = (name_hash(name), Entry::new(name, part));
+        if let Some((before, held)) = &self.held {
+            if held.name() == name {
+                return Err(ImportError::Repeated { name: lossy(name) });
+            }
+            if *before > hash {
+                let reason = "it came after those that stand behind it in the order of their hashes";
+                return Err(ImportError::Name { name: lossy(name), reason });
+            }
+        }
+        self.file_bytes = self.file_bytes.saturating_add(part.file_bytes);
+        match self.held.replace((hash, entry)) {
+            Some(held) => self.place(&held, Some(hash), sink),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the directory's root.
+    ///
+    /// # Errors
+    /// [`ImportError`].
+    pub fn finish(mut self, sink: &mut dyn BlockSink) -> Result<Part, ImportError> {
+        if let Some(held) = self.held.take() {
+            self.place(&held, None, sink)?;
+        }
+        let root = self.open.pop().unwrap_or_else(|| Shard::new(self.fanout));
+        let part = root.finish(self.attributes, &mut Output { naming: &self.naming, sink })?;
+        Ok(Part { file_bytes: self.file_bytes, ..part })
+    }
+
+    /// Puts an entry into the deepest shard that it shares with a neighbour, and finishes those that it does not share with the next.
+    fn place(
+        &mut self,
+        (hash, entry): &(u64, Entry),
+        next: Option<u64>,
+        sink: &mut dyn BlockSink,
+    ) -> Result<(), ImportError> {
+        let (fanout, slot_bits) = (self.fanout, self.fanout.ilog2());
+        let slot = |level: usize| (hash >> (HASH_BITS - slot_bits * (level as u32 + 1))) as usize & (fanout - 1);
+        let shared = next.map_or(0, |next| (hash ^ next).leading_zeros() / slot_bits) as usize;
+        if shared >= (HASH_BITS / slot_bits) as usize {
+            return Err(ImportError::HashCollision { name: lossy(entry.name()) });
+        }
+        while self.open.len() <= shared {
+            self.open.push(Shard::new(self.fanout));
+        }
+        let level = self.open.len() - 1;
+        self.open[level].put(slot(level), entry.cid(), entry.name(), entry.tsize);
+        while self.open.len() > shared + 1
+            && let Some(shard) = self.open.pop()
+        {
+            let below = shard.finish(Attributes::default(), &mut Output { naming: &self.naming, sink })?;
+            let level = self.open.len() - 1;
+            self.open[level].put(slot(level), &below.cid.to_bytes(), &[], below.dag_bytes);
+        }
+        Ok(())
+    }
+}
+
 /// A shard that is being filled, in the order of its slots.
+#[derive(Debug)]
 struct Shard {
     fanout: usize,
     /// Big-endian, the lowest slot in the last bit.
@@ -88,7 +179,10 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::importer::{Importer, Profile};
+    use crate::block::Block;
+    use crate::importer::{Estimate, Importer, Profile, Sharding};
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn names_of_the_same_hash_are_an_error_and_no_endless_descent() {
@@ -100,6 +194,62 @@ mod tests {
             let entries = ["a", "b"].map(|name| (7, Entry::new(name.as_bytes(), &part)));
             let result = shard(&entries, HASH_BITS, fanout, Attributes::default(), &mut output);
             assert!(matches!(result, Err(ImportError::HashCollision { .. })), "{fanout}");
+        }
+    }
+
+    /// The root of a directory, and the CIDs of its blocks.
+    fn made(make: impl FnOnce(&mut dyn BlockSink) -> Part) -> (Part, BTreeSet<String>) {
+        let mut cids = BTreeSet::new();
+        let part = make(&mut |block: Block| {
+            cids.insert(block.cid().to_string());
+            Ok(())
+        });
+        (part, cids)
+    }
+
+    proptest! {
+        #[test]
+        fn in_order_and_without_memory_it_is_the_same_directory(
+            names in prop::collection::btree_set("[a-z]{1,3}", 0..300),
+            fanout_bits in 3_u32..=10,
+        ) {
+            let discard = &mut |_| Ok(());
+            let sharding = Sharding { estimate: Estimate::Off, links_max: Some(0), threshold_bytes: 0, fanout: 1 << fanout_bits };
+            let importer = Importer::new(Profile { sharding, ..Profile::UNIXFS_V1_2025 }).expect("a profile");
+            let entries: Vec<(String, Part)> = names.into_iter().map(|name| {
+                let part = importer.symlink(name.as_bytes(), Attributes::default(), discard).expect("short");
+                (name, part)
+            }).collect();
+            prop_assume!(!entries.is_empty());
+            let attributes = Attributes { mode: Some(0o755), ..Attributes::default() };
+            let whole = made(|sink| {
+                let mut directory = importer.directory(attributes);
+                entries.iter().for_each(|(name, part)| directory.add(name.as_bytes(), part).expect("a name"));
+                directory.finish(sink).expect("finishes")
+            });
+            let mut ordered = entries.clone();
+            ordered.sort_by_key(|(name, _)| Sharded::order(name.as_bytes()));
+            let streamed = made(|sink| {
+                let mut sharded = importer.sharded(attributes);
+                ordered.iter().for_each(|(name, part)| sharded.add(name.as_bytes(), part, sink).expect("a name"));
+                sharded.finish(sink).expect("finishes")
+            });
+            prop_assert_eq!(whole, streamed);
+        }
+    }
+
+    #[test]
+    fn what_comes_twice_or_out_of_order_is_refused() {
+        let discard = &mut |_| Ok(());
+        let importer = Importer::new(Profile::default()).expect("a profile");
+        let part = importer.symlink(b"x", Attributes::default(), discard).expect("short");
+        let mut names = ["a", "b"];
+        names.sort_by_key(|name| std::cmp::Reverse(Sharded::order(name.as_bytes())));
+        let mut sharded = importer.sharded(Attributes::default());
+        sharded.add(names[0].as_bytes(), &part, discard).expect("the first");
+        for (name, words) in [(names[0], "two entries"), (names[1], "in the order"), ("..", "stands for")] {
+            let error = sharded.add(name.as_bytes(), &part, discard).expect_err(name).to_string();
+            assert!(error.contains(words), "{error}");
         }
     }
 }

@@ -36,6 +36,7 @@ pub mod tree;
 pub use self::chunker::{Chunk, Chunker, Chunking};
 pub use self::dir::Directory;
 pub use self::file::File;
+pub use self::hamt::Sharded;
 pub use self::layout::FileLayout;
 pub use self::leaf::Leaves;
 pub use self::profile::{Estimate, Layout, Profile, ProfileError, Sharding};
@@ -218,6 +219,11 @@ impl Importer {
     /// Begins a directory.
     pub fn directory(&self, attributes: Attributes) -> Directory {
         Directory::new(self.profile.sharding, self.naming, attributes)
+    }
+
+    /// Begins a directory that is sharded whatever its size, and whose entries come in order.
+    pub fn sharded(&self, attributes: Attributes) -> Sharded {
+        Sharded::new(self.profile.sharding.fanout, self.naming, attributes)
     }
 
     /// Begins a tree of directories, whose root has the attributes.

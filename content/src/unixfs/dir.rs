@@ -179,6 +179,26 @@ fn shard_link<'a>(
     Ok(ShardLink::Entry(PbLink { name, ..link }))
 }
 
+/// The links of one block by what they are called, if it is one whose links have names: a directory, a shard of one, or a plain
+/// node. Shards below are called nothing. What is malformed is left out: whoever reads the block hears of it.
+pub fn named_links(block: &Block) -> Vec<(String, Cid)> {
+    let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+    match Node::decode(block) {
+        Ok(Node::Directory(node) | Node::Plain(node)) => {
+            node.links().flatten().filter_map(|link| Some((text(link.name), link.cid().ok()?))).collect()
+        }
+        Ok(Node::HamtShard(shard)) => {
+            let links = (0..shard.node.link_count()).filter_map(|at| shard_link(block.cid(), &shard, at, None).ok());
+            let named = |link| match link {
+                ShardLink::Entry(link) => Some((text(link.name), link.cid().ok()?)),
+                ShardLink::Shard(child) => Some((String::new(), child)),
+            };
+            links.filter_map(named).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
 /// The first child shard of a shard from the link at `next` on, with the index after its link; entries are passed over.
 pub(crate) fn next_child_shard(cid: &Cid, shard: &ShardNode, next: usize) -> Result<Option<(usize, Cid)>, NodeError> {
     for index in next..shard.node.link_count() {

@@ -154,8 +154,8 @@ pub fn while_sending(answer: Response, body: Body) -> Response {
     Response::from_parts(head, Body::from_stream(words.into_data_stream().chain(rest)))
 }
 
-/// Reads what still comes.
-async fn listen(body: Body) {
+/// Reads what a sender still sends who was answered, so that the answer is not lost.
+pub async fn listen(body: Body) {
     let mut rest = body.into_data_stream();
     let to_the_end = async { while let Ok(Some(Ok(_))) = tokio::time::timeout(SILENCE, rest.next()).await {} };
     _ = tokio::time::timeout(LINGER, to_the_end).await;

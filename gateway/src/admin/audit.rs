@@ -56,7 +56,7 @@ pub struct Entry {
     pub method: String,
     /// Its path and query.
     pub path: String,
-    /// The status of the answer.
+    /// The status of the answer; 499 if its sender left before there was one.
     pub status: u16,
     /// How long the answer took, in seconds.
     pub seconds: f64,
@@ -66,6 +66,7 @@ pub struct Entry {
 }
 
 /// What is known of a change before its outcome is.
+#[derive(Debug)]
 pub struct Begun {
     bearer: Bearer,
     scope: Scope,
@@ -90,7 +91,7 @@ impl Begun {
     }
 
     /// What became of it.
-    pub fn ended(self, status: u16, detail: Option<Value>) -> Entry {
+    pub fn ended(&self, status: u16, detail: Option<Value>) -> Entry {
         let now = SystemTime::now();
         let seconds = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e6;
         Entry {
@@ -99,12 +100,52 @@ impl Begun {
             name: self.bearer.name.to_string(),
             scope: self.scope,
             from: self.from.map(|from| from.to_string()),
-            method: self.method,
-            path: self.path,
+            method: self.method.clone(),
+            path: self.path.clone(),
             status,
             seconds: seconds(now.duration_since(self.since).unwrap_or_default()),
             detail: detail.filter(|detail| detail.to_string().len() <= DETAIL_BYTES_MAX),
         }
+    }
+}
+
+/// What is written for the status when nobody waited for the answer: the sender had left, and what it began may have been done.
+pub const LEFT: u16 = 499;
+
+/// A change under way. If its sender leaves before there is an answer, that is written.
+#[derive(Debug)]
+pub struct Change {
+    begun: Option<Begun>,
+    lines: mpsc::Sender<Line>,
+}
+
+impl Change {
+    /// Writes what became of it. Done when it is on the disk, or the disk has refused it.
+    pub async fn end(&mut self, status: u16, detail: Option<Value>) {
+        let Some(begun) = &self.begun else { return };
+        let written = write(self.lines.clone(), begun.ended(status, detail));
+        // Whoever leaves from here on has an answer that is written.
+        let written = tokio::spawn(written);
+        self.begun = None;
+        _ = written.await;
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        let Some(begun) = self.begun.take() else { return };
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(write(self.lines.clone(), begun.ended(LEFT, None)));
+        }
+    }
+}
+
+async fn write(lines: mpsc::Sender<Line>, entry: Entry) {
+    let Ok(mut line) = serde_json::to_vec(&entry) else { return };
+    line.push(b'\n');
+    let (done, written) = oneshot::channel();
+    if lines.send((line, done)).await.is_ok() {
+        _ = written.await;
     }
 }
 
@@ -129,14 +170,14 @@ impl AuditLog {
         Ok(Self { lines, dir: data_dir.to_owned() })
     }
 
+    /// Sees to it that a change is written, whatever becomes of it.
+    pub fn follow(&self, begun: Begun) -> Change {
+        Change { begun: Some(begun), lines: self.lines.clone() }
+    }
+
     /// Writes an entry. Done when it is on the disk, or the disk has refused it.
     pub async fn write(&self, entry: &Entry) {
-        let Ok(mut line) = serde_json::to_vec(entry) else { return };
-        line.push(b'\n');
-        let (done, written) = oneshot::channel();
-        if self.lines.send((line, done)).await.is_ok() {
-            _ = written.await;
-        }
+        write(self.lines.clone(), entry.clone()).await;
     }
 
     /// The last entries, the newest first. Blocks the thread.
@@ -231,6 +272,21 @@ mod tests {
         let log = AuditLog::open(dir.path()).expect("opens");
         assert_eq!(log.last(9).expect("reads"), newest[1..]);
         assert_eq!(log.last(0).expect("reads"), []);
+    }
+
+    #[tokio::test]
+    async fn a_change_whose_sender_leaves_is_written_too() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let log = AuditLog::open(dir.path()).expect("opens");
+        let uri = "/upload".parse().expect("a path");
+        let begin = || log.follow(Begun::new(&Bearer::operator(), Scope::Pin, None, &http::Method::POST, &uri));
+        begin().end(200, None).await;
+        drop(begin());
+        let both = || log.last(9).expect("reads").iter().map(|entry| entry.status).collect::<Vec<_>>();
+        while both().len() < 2 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(both(), [LEFT, 200]);
     }
 
     #[tokio::test]

@@ -34,18 +34,20 @@ pub async fn check(State(admin): State<Arc<Shared>>, mut request: Request, next:
         Ok(admitted) => admitted,
         Err(refusal) => return turn_away(refusal, dialect, request),
     };
-    let change = scope.filter(|_| changes(request.method()));
+    let change = scope.filter(|scope| *scope != Scope::Read && changes(request.method()));
     let change = change.map(|scope| audit::Begun::new(&bearer, scope, from, request.method(), request.uri()));
+    let mut change = change.map(|begun| admin.audit.follow(begun));
     request.extensions_mut().insert(bearer);
     let mut response = next.run(request).await;
-    if let Some(change) = change {
+    if let Some(change) = &mut change {
         let detail = response.extensions_mut().remove::<Detail>().map(|Detail(value)| value);
-        admin.audit.write(&change.ended(response.status().as_u16(), detail)).await;
+        change.end(response.status().as_u16(), detail).await;
     }
     response
 }
 
-/// Whether a request may change anything (RFC 9110, section 9.2.1).
+/// Whether a request may change anything (RFC 9110, section 9.2.1). Commands of Kubo are all sent with POST; those for which
+/// looking is enough change nothing.
 fn changes(method: &Method) -> bool {
     !method.is_safe()
 }

@@ -14,6 +14,7 @@
 //! | [`openapi`] | the description of the API, which the routes and the guard follow |
 //! | [`node_api`] | health, metrics, the release, the description |
 //! | [`store_api`], [`store_views`] | the API of the store, and what is said of it, here and by commands |
+//! | [`have_api`], [`fetch_api`] | which blocks are here; blocks from wherever they are |
 //! | [`names_api`] | the API of keys and names |
 //! | [`parameters`] | the query of a request |
 //! | [`upload`] | a body that is read as it comes |
@@ -25,7 +26,9 @@ pub mod access;
 pub mod access_api;
 pub mod answer;
 pub mod audit;
+pub mod fetch_api;
 mod guard;
+pub mod have_api;
 pub mod names_api;
 mod node_api;
 pub mod openapi;
@@ -38,7 +41,13 @@ use self::access::Doorkeeper;
 use self::answer::{Dialect, Refusal, while_sending};
 use self::audit::AuditLog;
 use self::openapi::Permissions;
+use crate::control::{self, Control};
 use crate::health::Health;
+use crate::intake::resumable::{self, Parts};
+use crate::intake::{self, Intake};
+use crate::kubo_rpc::{self, Rpc};
+use crate::pinning::{Pins, overview, psa};
+use crate::source::Sources;
 use axum::Router;
 use axum::extract::Request;
 use axum::http::StatusCode;
@@ -70,12 +79,24 @@ pub struct Admin {
     pub publisher: Option<Arc<Publisher>>,
     /// The node's store.
     pub store: Arc<dyn BlockStore>,
+    /// Where blocks are taken from, the network included.
+    pub sources: Arc<Sources>,
+    /// Who asked for what to be kept.
+    pub pins: Arc<Pins>,
     /// Who may ask.
     pub doorkeeper: Doorkeeper,
     /// Where changes are written down.
     pub audit: Arc<AuditLog>,
     /// Where the node's data is.
     pub data_dir: PathBuf,
+    /// What Kubo's commands work with.
+    pub rpc: Rpc,
+    /// What is withheld.
+    pub control: Arc<Control>,
+    /// What takes uploads in.
+    pub intake: Intake,
+    /// The uploads that come in parts.
+    pub parts: Arc<Parts>,
 }
 
 /// What every request of the listener meets.
@@ -96,12 +117,29 @@ pub fn router(admin: Admin) -> Router {
 
 /// The same, with their description.
 pub fn described(admin: Admin) -> (Router, OpenApi) {
-    let Admin { registry, health, publisher, store, doorkeeper, audit, data_dir } = admin;
+    let Admin { registry, health, publisher, store, sources, pins, doorkeeper, audit, data_dir, .. } = admin;
+    let Admin { rpc, control, intake, parts, .. } = admin;
     let names = publisher.map(names_api::routes);
-    let quick = names.into_iter().chain([store_api::quick_routes(&store), access_api::routes(&data_dir, &audit)]);
+    let own = [
+        store_api::quick_routes(&store, &pins),
+        have_api::routes(&store),
+        access_api::routes(&data_dir, &audit),
+        psa::routes(Arc::clone(&pins)),
+        overview::routes(Arc::clone(&pins)),
+        control::routes(Arc::clone(&control)),
+    ];
+    let quick = names.into_iter().chain(own);
     let quick = quick.fold(OpenApiRouter::default(), OpenApiRouter::merge);
     let timeout = TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, TIMEOUT);
-    let areas = quick.layer(timeout).merge(store_api::long_routes(&store));
+    let long = [
+        store_api::long_routes(&store, &pins),
+        fetch_api::long_routes(&sources),
+        kubo_rpc::long_routes(rpc),
+        control::long_routes(control),
+        intake::api::long_routes(intake),
+        resumable::api::long_routes(parts),
+    ];
+    let areas = long.into_iter().fold(quick.layer(timeout), OpenApiRouter::merge);
     let (health_routes, guarded) = (node_api::health_routes(), node_api::routes());
     let (areas, described) = areas.split_for_parts();
     let (health_routes, of_health) = health_routes.split_for_parts();
@@ -127,8 +165,11 @@ pub fn described(admin: Admin) -> (Router, OpenApi) {
 }
 
 async fn nothing(request: Request) -> Response {
-    let words = "there is no such page on the admin listener; /api/v1/openapi.json describes all there are";
-    refuse(StatusCode::NOT_FOUND, words, request)
+    let words = match Dialect::of(request.uri().path()) {
+        Dialect::Kubo => kubo_rpc::no_such_command(),
+        _ => "there is no such page on the admin listener; /api/v1/openapi.json describes all there are".to_owned(),
+    };
+    refuse(StatusCode::NOT_FOUND, &words, request)
 }
 
 async fn another_method(request: Request) -> Response {

@@ -36,19 +36,20 @@ const TAGS: [(&str, &str); 10] = [
     ("store", "The local store: figures, checks, blocks and archives"),
     ("names", "Keys, and IPNS names that are published with them"),
     ("control", "What is not served"),
-    ("operations", "Caches, peers, running requests, settings"),
+    ("operations", "What the process says of itself"),
     ("access", "Tokens, and who changed what"),
     ("api", "This description"),
 ];
 
 /// The statuses that any operation may have, before its handler is asked.
-const COMMON: [(u16, &str); 9] = [
+const COMMON: [(u16, &str); 10] = [
     (401, "There is no token, or it is wrong, revoked or expired"),
     (403, "The token is not good for this, or a web page of another site asks"),
     (404, "There is no such thing"),
     (405, "This is asked for with another method, which the header Allow names"),
     (408, "Nothing came from the sender for too long"),
     (413, "More was sent than is taken"),
+    (415, "What was sent is of another media type"),
     (429, "Too much is under way, or too many wrong tokens came from there; Retry-After says when to try again"),
     (503, "The gateway is stopping"),
     (504, "It took too long"),

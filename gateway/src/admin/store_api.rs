@@ -17,12 +17,15 @@
 //! MiB, and its header 1 MiB; an upload that is silent for a minute is ended. There is no limit to time or to bytes in all.
 //!
 //! Departures: an archive whose roots are known last names none in its header, and brings a list of them as its last block
-//! (`roots=last`, [`content::car::roots_block`]).
+//! (`roots=last`, [`content::car::roots_block`]). It may name blocks without bringing them, of which the gateway said that it has
+//! them ([`content::car::reference`], [`super::have_api`]).
 
+use super::access::Bearer;
 use super::answer::{Answer, ErrorView, Refusal, json, stopping};
 use super::parameters::{Parameters, wrong};
 use super::store_views::{CheckLine, CheckView, CompactedView, FiguresView, FindingView, ImportedView, ProgressView};
 use super::upload::Upload;
+use crate::pinning::{Owner, Pins, PinsError};
 use crate::server::Connection;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -31,7 +34,7 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use cache::import::ImportError;
-use cache::{BlockStore, Finding, PinError, RootsIn, ScrubPass, ScrubProgress, StoreError};
+use cache::{BlockStore, Finding, ImportSummary, PinError, RootsIn, ScrubPass, ScrubProgress, StoreError};
 use content::car::{self, CarError};
 use content::dag::DagError;
 use content::scope::{self, ScopeLimits, ScopeOptions};
@@ -63,23 +66,24 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(250);
 #[derive(Clone)]
 struct Api {
     store: Arc<dyn BlockStore>,
+    pins: Arc<Pins>,
     operations: Arc<Semaphore>,
 }
 
 /// The routes whose answers are at hand.
-pub fn quick_routes(store: &Arc<dyn BlockStore>) -> OpenApiRouter {
-    OpenApiRouter::default().routes(routes!(block)).with_state(Api::new(store))
+pub fn quick_routes(store: &Arc<dyn BlockStore>, pins: &Arc<Pins>) -> OpenApiRouter {
+    OpenApiRouter::default().routes(routes!(block)).with_state(Api::new(store, pins))
 }
 
 /// The routes that may take as long as they need.
-pub fn long_routes(store: &Arc<dyn BlockStore>) -> OpenApiRouter {
+pub fn long_routes(store: &Arc<dyn BlockStore>, pins: &Arc<Pins>) -> OpenApiRouter {
     let routes = OpenApiRouter::default().routes(routes!(stats)).routes(routes!(check)).routes(routes!(compact));
-    routes.routes(routes!(export)).routes(routes!(import)).with_state(Api::new(store))
+    routes.routes(routes!(export)).routes(routes!(import)).with_state(Api::new(store, pins))
 }
 
 impl Api {
-    fn new(store: &Arc<dyn BlockStore>) -> Self {
-        Self { store: Arc::clone(store), operations: Arc::new(Semaphore::new(OPERATIONS_MAX)) }
+    fn new(store: &Arc<dyn BlockStore>, pins: &Arc<Pins>) -> Self {
+        Self { store: Arc::clone(store), pins: Arc::clone(pins), operations: Arc::new(Semaphore::new(OPERATIONS_MAX)) }
     }
 
     /// A place for an operation that takes long.
@@ -331,10 +335,10 @@ impl Terms {
     request_body(content = Vec<u8>, content_type = "application/vnd.ipld.car"),
     responses((status = 200, description = "What was pinned", body = ImportedView),
         (status = 400, description = "The archive or the parameters are wrong", body = ErrorView),
-        (status = 409, description = "Somebody removed the pin meanwhile", body = ErrorView),
+        (status = 409, description = "Somebody removed the pin meanwhile, or the token's quota is used up", body = ErrorView),
         (status = 500, description = "The disk failed", body = ErrorView),
         (status = 507, description = "The disk is full", body = ErrorView)))]
-async fn import(State(api): State<Api>, request: Request) -> Response {
+async fn import(State(api): State<Api>, bearer: Bearer, request: Request) -> Response {
     let terms = Terms::of(request.uri(), request.headers());
     let (Terms { roots_in, name }, place) = match terms.and_then(|terms| Ok((terms, api.begin()?))) {
         Ok(begun) => begun,
@@ -344,13 +348,34 @@ async fn import(State(api): State<Api>, request: Request) -> Response {
     // What has come whole is pinned, whether or not anybody waits to hear of it.
     let imported = apart(place, async move {
         let imported = cache::import_car_with(&*api.store, &mut upload, name, roots_in).await;
-        (imported, upload)
+        if let Ok(summary) = &imported
+            && let Err(error) = record(&api.pins, &Owner::from(&bearer), summary).await
+        {
+            return (Err(error), upload);
+        }
+        (imported.map_err(refusal), upload)
     });
     match imported.await {
         Ok((Ok(summary), _)) => json(StatusCode::OK, &ImportedView::from(&summary)),
-        Ok((Err(error), upload)) => refusal(error).to_sender(upload.into_rest()),
+        Ok((Err(refusal), upload)) => refusal.to_sender(upload.into_rest()),
         Err(refusal) => refusal.into_response(),
     }
+}
+
+/// Notes whose the new pins are.
+async fn record(pins: &Arc<Pins>, owner: &Owner, summary: &ImportSummary) -> Result<(), Refusal> {
+    for pin in &summary.pins {
+        let recorded = pins.record_once(owner, pin.root, pin.name.clone()).await;
+        recorded.map_err(|error| match error {
+            PinsError::Store(error) => Refusal::from(error),
+            PinsError::Full(_) => Refusal(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
+            PinsError::Invalid(_) => wrong(error),
+            PinsError::Quota(_) | PinsError::NotHeld { .. } | PinsError::NotFound => {
+                Refusal(StatusCode::CONFLICT, error.to_string())
+            }
+        })?;
+    }
+    Ok(())
 }
 
 /// Why an archive was not imported, by who can do something about it.
@@ -366,7 +391,9 @@ fn refusal(error: ImportError) -> Refusal {
             Some(DagError::Source(SourceError::Store(_))) => Refusal(StatusCode::INTERNAL_SERVER_ERROR, words),
             _ => wrong(words),
         },
-        ImportError::Pin { error: PinError::Removed { .. }, .. } => Refusal(StatusCode::CONFLICT, words),
+        ImportError::Pin { error: PinError::Removed { .. }, .. } | ImportError::Gone { .. } => {
+            Refusal(StatusCode::CONFLICT, words)
+        }
         _ => wrong(words),
     }
 }

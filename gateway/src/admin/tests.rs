@@ -38,26 +38,76 @@ fn listener(health: Arc<Health>) -> Listener {
     let dir = tempfile::tempdir().expect("a folder");
     let local = doorkeeper::local(dir.path()).expect("makes");
     let store = memory::open(&MemoryOptions::default()).expect("opens");
+    let (sources, pins) = (Arc::new(held(&store)), Pins::idle(&store));
+    let intake = intake(&store, &pins, dir.path());
+    let parts = Parts::open(intake.clone(), &dir.path().join("parts"), (&config::Uploads::default()).into());
+    let (names, publisher) = publisher(&dir.path().join("p2p"));
+    let rpc = Rpc::new(kubo_rpc::Parts {
+        sources: Arc::clone(&sources),
+        names,
+        policy: Arc::new(content::AllowAll),
+        store: Arc::clone(&store),
+        publisher: Arc::clone(&publisher),
+        bridge: None,
+        peer_id: *publisher.keys().get("self").expect("a key").0.key.peer_id(),
+        pins: Arc::clone(&pins),
+        intake: intake.clone(),
+        limits: crate::pipeline::Limits::default(),
+    });
     let admin = Admin {
         registry: Registry::default(),
         health,
-        publisher: Some(publisher(&dir.path().join("p2p"))),
+        publisher: Some(publisher),
         store: Arc::clone(&store),
+        sources,
+        pins,
+        rpc,
         doorkeeper: Doorkeeper::new(Some(SETTINGS), Some(local), dir.path()),
         audit: Arc::new(AuditLog::open(dir.path()).expect("opens")),
         data_dir: dir.path().to_owned(),
+        control: control(dir.path(), &store),
+        intake,
+        parts: parts.expect("opens"),
     };
     let (router, document) = described(admin);
     Listener { router, document, store, dir }
 }
 
-fn publisher(dir: &std::path::Path) -> Arc<Publisher> {
+fn control(dir: &std::path::Path, store: &Arc<dyn BlockStore>) -> Arc<Control> {
+    let settings = config::PolicySettings::default();
+    let lists = futures::executor::block_on(control::Lists::open(&settings, dir)).expect("opens");
+    let metrics = cache::TierMetrics::register(&mut Registry::default());
+    let policy = Arc::clone(lists.running()) as _;
+    let tiers = cache::Tiers::new(cache::Ram::new(1 << 20), Arc::clone(store), policy, metrics);
+    Arc::new(Control::new(lists, tiers))
+}
+
+/// What the store has, and nobody else.
+fn held(store: &Arc<dyn BlockStore>) -> Sources {
+    let (local, again) = (store.handle(), store.handle());
+    let open = move |_: &content::Cid, _| again.handle() as Arc<dyn content::BlockSource>;
+    Sources {
+        local,
+        open_session: Box::new(open),
+        lanes: Arc::new(crate::lanes::Lanes::new(8, 8)),
+        encoded: None,
+        policy: Arc::new(content::AllowAll),
+    }
+}
+
+fn intake(store: &Arc<dyn BlockStore>, pins: &Arc<Pins>, data_dir: &std::path::Path) -> Intake {
+    let limits = (&config::Uploads::default()).into();
+    let policy = Arc::new(content::AllowAll);
+    Intake::new(store, policy, Arc::clone(pins), limits, data_dir).expect("opens")
+}
+
+fn publisher(dir: &std::path::Path) -> (Arc<p2p_bridge::Names>, Arc<Publisher>) {
     let registry = &mut Registry::default();
     let names = p2p_bridge::Names::new(NamesOptions { offline: true, ..NamesOptions::default() }, None, registry);
     let keys = Arc::new(Keystore::open(dir, Duration::ZERO).expect("opens"));
     let names = names.expect("good options");
-    let publisher = Publisher::start(PublishOptions::default(), dir, keys, names, Vec::new(), registry);
-    Arc::new(publisher.expect("starts"))
+    let publisher = Publisher::start(PublishOptions::default(), dir, keys, Arc::clone(&names), Vec::new(), registry);
+    (names, Arc::new(publisher.expect("starts")))
 }
 
 impl Listener {

@@ -4,6 +4,7 @@
 //! honest status; what goes wrong later breaks the connection off.
 
 use super::Context;
+use super::whole::Whole;
 use crate::body::Content;
 use crate::conditional::none_match;
 use crate::errors::Problem;
@@ -15,8 +16,8 @@ use bytes::Bytes;
 use content::budget::Share;
 use content::scope::{self, DagScope, EntityBytes, ScopeLimits, ScopeOptions};
 use content::tar::TarLimits;
-use content::walk::Resolved;
-use content::{Cid, car, tar};
+use content::walk::{Resolved, WalkError};
+use content::{BlockSource, Cid, car, tar};
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::HeaderValue;
 use http::header::CONTENT_DISPOSITION;
@@ -134,6 +135,10 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     }
     let mut head = plan::stream(&about, &etag, options.media_type(), false);
     head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "car"))));
+    let source: Arc<dyn BlockSource> = match options.scope {
+        DagScope::All => Arc::new(whole(cx, &resolved)?),
+        DagScope::Block | DagScope::Entity => Arc::clone(cx.source) as _,
+    };
     if cx.ask.head_only {
         return Ok(head.map(|()| Content::Empty));
     }
@@ -145,7 +150,7 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     let limits = &cx.gateway.limits;
     let ahead = share(cx, limits.scope.look_ahead_bytes_max);
     let limits = ScopeLimits { look_ahead_bytes_max: ahead.bytes(), ..limits.scope };
-    let blocks = scope::blocks(Arc::clone(cx.source) as _, passed, block, options, limits);
+    let blocks = scope::blocks(source, passed, block, options, limits);
     let sections = blocks.flat_map(|block| {
         let parts = match block {
             Ok(block) => <[_; 2]>::from(car::section(&block)).map(Ok).to_vec(),
@@ -179,13 +184,19 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     }
     let mut head = plan::stream(&about, &etag, HeaderValue::from_static("application/x-tar"), false);
     head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "tar"))));
+    let source = Arc::new(whole(cx, &resolved)?);
     let place = cx.gateway.begin_archive()?;
     // One window for the file that is being read, and one for the entries that come next.
     let ahead = share(cx, 2 * cx.gateway.limits.tar.window_bytes_max);
     let limits = TarLimits { window_bytes_max: ahead.bytes() / 2, ..cx.gateway.limits.tar };
-    let stream = tar::stream(Arc::clone(cx.source) as _, cid.to_string(), resolved.block, limits);
+    let stream = tar::stream(source, cid.to_string(), resolved.block, limits);
     let stream = stream.map(|chunk| chunk.map_err(Problem::Tar)).boxed();
     begin(head, stream, TAR_CHUNKS_FIRST, (ahead, place)).await
+}
+
+/// The blocks below the end of a path, of which none may be missing.
+fn whole(cx: &Context<'_>, resolved: &Resolved) -> Result<Whole, Problem> {
+    Ok(Whole::below(cx.source, resolved, &cx.target.segments).map_err(WalkError::Source)?)
 }
 
 /// What may be fetched ahead of one archive's reader, of what there is for all responses.

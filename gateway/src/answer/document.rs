@@ -16,7 +16,7 @@ use crate::resolve::{self, etag_of, header};
 use crate::respond::{self, Draft};
 use crate::route::Links;
 use content::ipld::{self, Kind, Label, Outline, OutlineLimits};
-use content::walk::Resolved;
+use content::walk::{Resolved, WalkError};
 use content::{Block, Cid, codec};
 use http::HeaderValue;
 use maud::{DOCTYPE, Markup, html};
@@ -57,6 +57,10 @@ pub fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Problem> 
     let cid = *resolved.block.cid();
     if !resolved.remainder.is_empty() {
         return Err(Problem::InsideDocument { cid });
+    }
+    if ipld::is_document(cid.codec()) {
+        // What is inside a document is at a path of it.
+        resolved.check_below(cx.source.policy(), &cx.target.segments).map_err(WalkError::Source)?;
     }
     let roots = resolve::roots_header(&resolved);
     let native = native_format(&cid).unwrap_or(Format::Raw);

@@ -6,6 +6,7 @@
 //! | [`directory`] | listings, as HTML and as JSON |
 //! | [`document`] | dag-json, dag-cbor, json and cbor, and the page that shows them |
 //! | [`archive`] | CAR and TAR |
+//! | [`whole`] | the blocks of an archive, in which nothing may be withheld |
 //! | [`record`] | IPNS records |
 //! | [`site`] | what `_redirects` says of a path that is not there |
 
@@ -15,6 +16,7 @@ pub mod document;
 pub mod file;
 pub mod record;
 pub mod site;
+pub mod whole;
 
 use crate::errors::Problem;
 use crate::pipeline::Gateway;

@@ -35,6 +35,11 @@ impl Sites {
         Self { known: Cache::builder().name("sites").max_capacity(bytes_max).weigher(weight).build() }
     }
 
+    /// Forgets all of them.
+    pub fn forget(&self) {
+        self.known.invalidate_all();
+    }
+
     /// What the site whose root is at `site` is known to say.
     fn known(&self, site: &Target, generation: u64) -> Option<Said> {
         self.known.get::<(Arc<str>, u64)>(&(site.key().into(), generation))
@@ -87,15 +92,17 @@ pub async fn rule(cx: &Context<'_>) -> Result<Option<Match>, Problem> {
 
 /// The file at the root of the site.
 async fn read(source: &Arc<RootSource>, site: &Target) -> Result<Option<Vec<u8>>, Problem> {
-    let root = match resolve::walk(source, site).await {
-        Ok(resolved) => resolved.block,
+    let resolved = match resolve::walk(source, site).await {
+        Ok(resolved) => resolved,
         Err(Problem::Walk(WalkError::NoLink { .. } | WalkError::NotADirectory { .. })) => return Ok(None),
         Err(problem) => return Err(problem),
     };
-    if !matches!(Node::decode(&root), Ok(Node::Directory(_) | Node::HamtShard(_))) {
+    let root = &resolved.block;
+    if !matches!(Node::decode(root), Ok(Node::Directory(_) | Node::HamtShard(_))) {
         return Ok(None);
     }
-    let Some(cid) = dir::lookup(&**source, &root, FILE).await? else { return Ok(None) };
+    let Some(cid) = dir::lookup(&**source, root, FILE).await? else { return Ok(None) };
+    resolved.check_further(source.policy(), &site.segments, FILE).map_err(WalkError::Source)?;
     let block = source.fetch(&cid).await.map_err(WalkError::Source)?;
     // One byte more than is allowed, so that the parser sees that there is too much.
     let Ok(size) = file_size(&block) else { return Ok(None) };

@@ -27,7 +27,7 @@ use crate::request;
 use crate::respond::Draft;
 use ask::{Asked, Format, RoutingProblem};
 use content::names::{Key, NameError};
-use content::{BlockSource, NameResolver};
+use content::{BlockSource, Name, NameResolver, Policy, Verdict};
 use finder::Finder;
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::request::Parts;
@@ -66,6 +66,7 @@ pub struct Routing {
     /// What is held here.
     local: Arc<dyn BlockSource>,
     lanes: Arc<Lanes>,
+    policy: Arc<dyn Policy>,
     limits: Limits,
     metrics: RoutingMetrics,
 }
@@ -87,11 +88,12 @@ impl Routing {
         finder: Arc<dyn Finder>,
         names: Arc<dyn NameResolver>,
         local: Arc<dyn BlockSource>,
+        policy: Arc<dyn Policy>,
         lanes: Lanes,
         limits: Limits,
         metrics: RoutingMetrics,
     ) -> Self {
-        Self { finder, names, local, lanes: Arc::new(lanes), limits, metrics }
+        Self { finder, names, local, lanes: Arc::new(lanes), policy, limits, metrics }
     }
 
     /// Answers a request.
@@ -107,6 +109,10 @@ impl Routing {
             }
         };
         let endpoint = asked.endpoint();
+        if let Err(problem) = self.check_policy(&asked) {
+            self.metrics.answered(endpoint, Outcome::Failed);
+            return Err(problem);
+        }
         let answered = match asked {
             Asked::Record(key) => self.record(key, head, client).await,
             asked => self.peers(asked, head, client).await,
@@ -120,6 +126,21 @@ impl Routing {
         };
         self.metrics.answered(endpoint, outcome);
         answered.map(|(draft, _)| draft)
+    }
+
+    /// Who has what is withheld, and what a name that is withheld stands for, is not told.
+    fn check_policy(&self, asked: &Asked) -> Result<(), Problem> {
+        match asked {
+            Asked::Providers(cid) => match self.policy.check(cid) {
+                Verdict::Allow => Ok(()),
+                verdict => Err(Problem::Refused { cid: *cid, verdict }),
+            },
+            Asked::Record(key) => match self.policy.check_name(&Name::Key(*key), "") {
+                Verdict::Allow => Ok(()),
+                verdict => Err(NameError::Withheld { name: Name::Key(*key), verdict }.into()),
+            },
+            Asked::Peer(_) | Asked::Closest(_) => Ok(()),
+        }
     }
 
     /// Peers, and whether there are any.
@@ -170,7 +191,7 @@ impl Routing {
         let _place = Arc::clone(&self.lanes).enter(client.group()).await.ok_or(RoutingProblem::Busy)?;
         match tokio::time::timeout(self.limits.time, self.names.record(&key)).await {
             Ok(Ok(record)) => Ok((answer::record(&key, &record, &head.headers), true)),
-            Ok(Err(NameError::Busy)) => Err(NameError::Busy.into()),
+            Ok(Err(error @ (NameError::Busy | NameError::Withheld { .. }))) => Err(error.into()),
             Ok(Err(error)) => Ok((answer::no_record(&error.to_string()), false)),
             Err(_) => Ok((answer::no_record("no record of the name was found in time"), false)),
         }

@@ -20,8 +20,14 @@
 //! | [`malice`] | peers that send wrong bytes, too many, garbage or nothing |
 //! | [`full`] | a disk that is full, and has space again |
 //! | [`store_admin`] | the store checked, mended, and archives in and out of it |
+//! | [`commands`] | commands as people and scripts use them: tokens, content from the network, shells and manuals |
+//! | [`operator`] | the operator's commands with a gateway that runs |
 //! | [`through_admin`] | the same and files and folders, while the gateway runs: over its admin listener |
+//! | [`control`] | what is taken down: refused to clients and peers, neither fetched nor announced, also after a restart |
 //! | [`stores`] | a store of files and one in memory |
+//! | [`uploads`] | files, forms, TARs and CARs over the admin listener; uploads in parts |
+//! | [`pinning`] | remote pins that Kubo drives; a pin that is killed and goes on; many blocks |
+//! | [`kubo_rpc`] | Kubo's command line as a client of ours |
 //! | [`soak`] | much traffic for long, in `make test-long` only |
 
 #[path = "../support/mod.rs"]
@@ -29,12 +35,17 @@
 mod support;
 
 mod coalescing;
+mod commands;
+mod control;
 mod dht;
 mod encoded;
 mod full;
 mod gateways;
+mod kubo_rpc;
 mod malice;
 mod names;
+mod operator;
+mod pinning;
 mod private;
 mod publish;
 mod reverse;
@@ -47,5 +58,6 @@ mod stores;
 mod streaming;
 mod through_admin;
 mod tiers;
+mod uploads;
 mod websocket;
 mod welcome;

@@ -27,7 +27,7 @@ impl NameResolver for Names {
     fn resolve(&self, name: &Name) -> BoxFuture<'static, Result<Resolution, NameError>> {
         let stands_for = |segments: &[&str], seconds| {
             let segments = segments.iter().map(|segment| (*segment).to_owned()).collect();
-            Ok(Resolution { root: self.site, segments, ttl: Duration::from_secs(seconds) })
+            Ok(Resolution { root: self.site, segments, ttl: Duration::from_secs(seconds), hops: Vec::new() })
         };
         let (name, text) = (name.clone(), name.to_string());
         let Name::Domain(domain) = name.clone() else {

@@ -3,6 +3,7 @@
 
 mod answers;
 mod connections;
+mod control;
 mod dag;
 mod encoded;
 mod failures;

@@ -74,12 +74,20 @@ impl Setup {
         let (names, http) = (Arc::clone(&self.names), &self.http);
         let routing = self.routing.map(|(finder, limits)| {
             let metrics = RoutingMetrics::register(&mut registry);
-            Routing::new(finder, names, Arc::new(tiers.local()), routing_v1::lanes(http), limits, metrics)
+            Routing::new(
+                finder,
+                names,
+                Arc::new(tiers.local()),
+                Arc::clone(tiers.policy()),
+                routing_v1::lanes(http),
+                limits,
+                metrics,
+            )
         });
         let looks = Looks::default();
         let wiring = Wiring {
             routing,
-            sources: sources(&tiers, self.upstream, &self.http, &looks),
+            sources: Arc::new(sources(&tiers, self.upstream, &self.http, &looks)),
             names: self.names,
             policy: self.policy,
             metrics: Arc::clone(&metrics),
@@ -107,7 +115,7 @@ fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config:
     let open = move |_: &Cid, gate| Arc::new(through.through(Arc::new(Gated::new(Arc::clone(&upstream), gate)))) as _;
     let lanes = Arc::new(Lanes::new(http.misses_max as usize, http.client_misses_max as usize));
     let encoded = http.zstd.then(|| Encoded::new(tiers.clone(), 16 << 20));
-    Sources { local, open_session: Box::new(open), lanes, encoded }
+    Sources { local, open_session: Box::new(open), lanes, encoded, policy: Arc::clone(tiers.policy()) }
 }
 
 /// How often requests looked for a block before anything else: memory and disk come behind that.
@@ -168,6 +176,16 @@ impl Site {
     }
 
     pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> reqwest::Response {
+        self.try_send(method, path, headers).await.expect("a response")
+    }
+
+    /// The same of an answer that may break off: the reset that tells of it may overtake all that was sent before.
+    pub async fn try_send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> reqwest::Result<reqwest::Response> {
         p2p_bridge::tls::use_ring();
         let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy().build();
         let method = reqwest::Method::from_bytes(method.as_bytes()).expect("a method");
@@ -175,7 +193,7 @@ impl Site {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        request.send().await.expect("a response")
+        request.send().await
     }
 
     pub async fn get(&self, path: &str) -> reqwest::Response {

@@ -5,7 +5,7 @@ use super::process::Process;
 use super::{Answer, client, get};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 const START: Duration = Duration::from_secs(60);
@@ -113,6 +113,11 @@ impl Launch {
         child.wait_with_output().expect("causeway ends")
     }
 
+    /// Any other command, which goes on until it is killed.
+    pub fn spawn(&self, arguments: &[&str], stdout: Stdio) -> Child {
+        self.command(arguments).stdin(Stdio::null()).stdout(stdout).spawn().expect("causeway starts")
+    }
+
     /// `causeway serve`, until it says where it listens.
     pub async fn start(&self) -> Causeway {
         let mut command = self.command(&["serve"]);
@@ -158,6 +163,12 @@ impl Launch {
 
     fn command(&self, subcommand: &[&str]) -> Command {
         let mut command = self.program(env!("CARGO_BIN_EXE_causeway"));
+        self.prepare(&mut command);
+        command.args(subcommand).arg("--data-dir").arg(self.dir.join("data"));
+        command
+    }
+
+    fn prepare(&self, command: &mut Command) {
         // Whoever runs the tests may have settings of a node of their own.
         for (variable, _) in std::env::vars_os() {
             if variable.to_string_lossy().starts_with("CAUSEWAY_") {
@@ -167,8 +178,20 @@ impl Launch {
         // No router of whoever runs the tests is asked for anything.
         command.env("CAUSEWAY_P2P_UPNP", "false");
         command.env("CAUSEWAY_ADMIN_TOKEN", TOKEN).envs(self.settings.iter().map(|(key, value)| (key, value)));
-        command.args(subcommand).arg("--data-dir").arg(self.dir.join("data")).current_dir(&self.dir);
-        command
+        command.current_dir(&self.dir);
+    }
+
+    /// A command that sits before a terminal, and all that is shown there; nothing if this system has no `script`.
+    pub fn on_terminal(&self, arguments: &[&str]) -> Option<String> {
+        let data = self.dir.join("data").display().to_string();
+        let words = [&[env!("CARGO_BIN_EXE_causeway")], arguments, &["--data-dir", &data]].concat();
+        let line = words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
+        let mut command = Command::new("script");
+        self.prepare(&mut command);
+        let output = command.args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output().ok()?;
+        let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "causeway {arguments:?}: {shown}");
+        Some(shown)
     }
 }
 

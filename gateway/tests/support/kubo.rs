@@ -244,6 +244,11 @@ impl Kubo {
         response.bytes().await.unwrap_or_else(|error| panic!("ipfs cat {path}: {error:?}"))
     }
 
+    /// The same for who does not know whether anybody gives it, in a few seconds.
+    pub fn try_cat(&self, path: &str) -> Result<String, String> {
+        try_run(self.command().args(["--timeout=4s", "cat", path]))
+    }
+
     /// What it sent over Bitswap so far.
     pub async fn sent(&self) -> Sent {
         let stat = self.call("bitswap/stat", &[]).await;
@@ -270,6 +275,16 @@ impl Kubo {
             panic!("ipfs {command} {arguments:?}: {}", response.text().await.unwrap_or_default());
         }
         response
+    }
+
+    /// Any command, to its end; returns what it printed.
+    pub fn run(&self, arguments: &[&str]) -> String {
+        run(self.command().args(arguments))
+    }
+
+    /// [`Kubo::run`] for those who do not know whether it may.
+    pub fn try_run(&self, arguments: &[&str]) -> Result<String, String> {
+        try_run(self.command().args(arguments))
     }
 
     /// The daemon's process id and the folder that it lives in, for whoever cannot wait for it to be dropped.

@@ -3,6 +3,7 @@
 //! This is glue: decisions are in [`super::client`] and [`super::server`]. It runs inside the one swarm task, so nothing
 //! here hashes, encodes or reads a disk; look-ups in the local tiers are futures that others drive.
 
+use super::client::inspection::SessionState;
 use super::client::{self, Action, Client, Use};
 use super::framing::Memory;
 use super::handler::{Command, Event as HandlerEvent, Handler, Received};
@@ -13,6 +14,7 @@ use crate::admission::reputation::Offence;
 use crate::http_source::peers::{Event as HttpEvent, HttpPeers};
 use crate::metrics::{Kind, Metrics};
 use crate::options::ServeTo;
+use crate::peers::BitswapBytes;
 use crate::wants::{SessionId, Wants};
 use content::{BlockKey, BlockSource, Cid};
 use futures::future::BoxFuture;
@@ -160,6 +162,21 @@ impl Behaviour {
     /// Whether a peer owes us anything, and when it last gave us something.
     pub fn usefulness(&self, peer: &PeerId) -> (bool, Option<Instant>) {
         self.client.usefulness(peer)
+    }
+
+    /// What is known of a session.
+    pub fn inspect(&self, session: &SessionId) -> Option<SessionState> {
+        self.client.inspect(session, Instant::now())
+    }
+
+    /// Sessions that are remembered, and blocks that somebody waits for.
+    pub fn load(&self) -> (usize, usize) {
+        self.client.load()
+    }
+
+    /// Bytes of a connected peer's messages.
+    pub fn bytes(&self, peer: &PeerId) -> BitswapBytes {
+        self.traffic.get(peer).and_then(Weak::upgrade).map(|traffic| traffic.bytes()).unwrap_or_default()
     }
 
     /// How many connected peers proved to hold a session's DAG.

@@ -183,6 +183,7 @@ impl Budgets {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             *heard = Instant::now();
+            self.traffic.count_received(read);
             if is_progress {
                 self.traffic.note_bytes();
             }

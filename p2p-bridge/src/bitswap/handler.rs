@@ -249,15 +249,21 @@ struct Pace {
     taken: AtomicU64,
     /// How many of them answers may be on.
     earned: AtomicUsize,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self { taken: AtomicU64::new(0), earned: AtomicUsize::new(1) }
-    }
+    /// What all connections with the peer share.
+    traffic: Arc<Traffic>,
 }
 
 impl Pace {
+    fn new(traffic: Arc<Traffic>) -> Self {
+        Self { taken: AtomicU64::new(0), earned: AtomicUsize::new(1), traffic }
+    }
+
+    /// The peer took in so many bytes.
+    fn took(&self, bytes: usize) {
+        self.taken.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.traffic.count_sent(bytes);
+    }
+
     /// A message of answers left, after so long.
     fn left(&self, bytes: usize, took: Duration) {
         let earned = self.earned.load(Ordering::Relaxed);
@@ -504,7 +510,7 @@ async fn write<S: AsyncWrite + Unpin>(
                 if taken == 0 {
                     return Err(Unwritten::Broken);
                 }
-                pace.taken.fetch_add(taken as u64, Ordering::Relaxed);
+                pace.took(taken);
                 part.advance(taken);
             }
         }
@@ -620,7 +626,7 @@ pub struct Handler {
 impl Handler {
     /// A handler for a connection with the peer whose traffic this is. Received blocks go to `wants`.
     pub fn new(wants: Arc<Wants>, memory: Memory, traffic: Arc<Traffic>) -> Self {
-        let pace = Arc::default();
+        let pace = Arc::new(Pace::new(Arc::clone(&traffic)));
         Self {
             reading: Reading { wants, budgets: Budgets::new(memory, Arc::clone(&traffic)) },
             traffic,

@@ -53,7 +53,8 @@ impl AsyncWrite for Sink {
 #[tokio::test]
 async fn a_message_is_written_to_whoever_reads_it_in_time() {
     let parts = vec![Bytes::from(vec![1; 5_000]), Bytes::new(), Bytes::from(vec![2; 5_000])];
-    let written = |sink: Sink, patience: Patience| write(sink, parts.clone(), patience, Arc::default());
+    let written =
+        |sink: Sink, patience: Patience| write(sink, parts.clone(), patience, Arc::new(Pace::new(Arc::default())));
     // Ten times a pause is longer than one may be, and shorter than the message may take.
     let in_parts = Sink::new(10_000, 1_000, Duration::from_millis(20));
     let lenient = Patience { message: Duration::from_secs(20), stall: Duration::from_millis(150) };
@@ -67,12 +68,15 @@ async fn a_message_is_written_to_whoever_reads_it_in_time() {
     let patience = Patience { stall: Duration::from_secs(20), ..PATIENCE };
     assert_eq!(written(trickles, patience).await.err(), Some(Unwritten::Slow));
     let breaks = Cursor::new(vec![0; 100].into_boxed_slice());
-    assert_eq!(write(breaks, parts, PATIENCE, Arc::default()).await.err(), Some(Unwritten::Broken));
+    assert_eq!(
+        write(breaks, parts, PATIENCE, Arc::new(Pace::new(Arc::default()))).await.err(),
+        Some(Unwritten::Broken)
+    );
 }
 
 /// What comes of a lane's message that is not written and of one that waits, and whether it asks for another stream.
 fn unwritten(lane: Lane, why: Unwritten, tried_again: bool) -> (Vec<Event>, bool) {
-    let mut outgoing = Outgoing::new(lane, &Arc::default());
+    let mut outgoing = Outgoing::new(lane, &Arc::new(Pace::new(Arc::default())));
     let mut answers = Answers::from([answer(2)]);
     outgoing.current = Some(Command::Answer(answer(1)));
     outgoing.tried_again = tried_again;
@@ -102,7 +106,7 @@ fn who_does_not_read_answers_is_reported_and_who_hangs_up_is_not() {
 
 #[test]
 fn a_stream_that_is_refused_beside_others_leaves_its_answer_to_them() {
-    let pace = Arc::new(Pace { earned: AtomicUsize::new(4), ..Pace::default() });
+    let pace = Arc::new(Pace { earned: AtomicUsize::new(4), ..Pace::new(Arc::default()) });
     let mut lane = Outgoing::new(Lane::Answer(3), &pace);
     let mut answers = Answers::from([answer(2)]);
     lane.current = Some(Command::Answer(answer(1)));
@@ -117,7 +121,7 @@ fn a_stream_that_is_refused_beside_others_leaves_its_answer_to_them() {
 
 #[test]
 fn streams_are_earned_by_large_messages_that_leave_quickly() {
-    let pace = Pace::default();
+    let pace = Pace::new(Arc::default());
     let earned = |pace: &Pace| pace.earned.load(Ordering::Relaxed);
     let ms = Duration::from_millis;
     for (bytes, took, expected) in [

@@ -4,6 +4,7 @@
 //! expected is a question about the peer. And a large message over a slow link takes long to be complete: that its bytes
 //! are coming has to be known before, or the peer would be taken for silent.
 
+use crate::peers::BitswapBytes;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,12 +16,15 @@ pub struct Traffic {
     asked_ms: AtomicU64,
     received_ms: AtomicU64,
     stalled_ms: AtomicU64,
+    /// Bytes of messages.
+    received_bytes: AtomicU64,
+    sent_bytes: AtomicU64,
 }
 
 impl Default for Traffic {
     fn default() -> Self {
-        let [asked_ms, received_ms, stalled_ms] = [0; 3].map(AtomicU64::new);
-        Self { born: Instant::now(), asked_ms, received_ms, stalled_ms }
+        let [asked_ms, received_ms, stalled_ms, received_bytes, sent_bytes] = [0; 5].map(AtomicU64::new);
+        Self { born: Instant::now(), asked_ms, received_ms, stalled_ms, received_bytes, sent_bytes }
     }
 }
 
@@ -37,6 +41,24 @@ impl Traffic {
     /// Bytes of a message came.
     pub fn note_bytes(&self) {
         self.received_ms.store(self.now_ms() + 1, Ordering::Relaxed);
+    }
+
+    /// Counts bytes of a message that came.
+    pub fn count_received(&self, bytes: usize) {
+        self.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Counts bytes of a message that left.
+    pub fn count_sent(&self, bytes: usize) {
+        self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// What came and left.
+    pub fn bytes(&self) -> BitswapBytes {
+        BitswapBytes {
+            received: self.received_bytes.load(Ordering::Relaxed),
+            sent: self.sent_bytes.load(Ordering::Relaxed),
+        }
     }
 
     /// The peer stopped reading or writing in the middle of a message. Whether it had not done so for that long: all streams

@@ -85,7 +85,7 @@ impl Scoped {
     pub fn start(scope: Scope, local: PeerId, options: &BridgeOptions, metrics: DhtMetrics) -> Self {
         let now = SystemTime::now();
         let file = kept::path(&options.data_dir, scope);
-        let mut store = Store::new(local, limits(scope, options), moment(now));
+        let mut store = Store::new(local, limits(scope, options), moment(now)).obeying(options.policy.clone());
         let on = options.dht.mode != DhtMode::Off;
         if on {
             kept::load(&file, &mut store);
@@ -408,6 +408,7 @@ fn reason(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::KeyLength(_) | Refusal::Value(ValueError::Namespace) => "key",
         Refusal::OtherPeer => "other_peer",
+        Refusal::Withheld => "withheld",
         Refusal::NoAddress => "no_address",
         Refusal::Value(ValueError::Busy) => "busy",
         Refusal::Value(ValueError::Invalid(_) | ValueError::OtherKey) => "invalid",

@@ -8,6 +8,7 @@
 use super::providers::{Added, PER_KEY_MAX, Providers, UNIT_BYTES, fitting};
 use super::values::{ValueError, Values};
 use super::{Moment, Network, digest};
+use crate::obeyed::Obeyed;
 use libp2p::kad::store::{Error as KadError, RecordStore, Result as KadResult};
 use libp2p::kad::{ProviderRecord, Record, RecordKey};
 use libp2p::{Multiaddr, PeerId};
@@ -49,6 +50,9 @@ pub enum Refusal {
     /// The record says something about somebody else than who sent it.
     #[error("the record is about another peer")]
     OtherPeer,
+    /// The policy refuses what it is about.
+    #[error("it is withheld by this node's policy")]
+    Withheld,
     /// None of the provider's addresses is of this scope.
     #[error("the provider has no address here")]
     NoAddress,
@@ -68,6 +72,7 @@ pub struct Store {
     pub(super) values: Values,
     own: HashMap<RecordKey, ProviderRecord>,
     changed: bool,
+    policy: Obeyed,
 }
 
 impl Store {
@@ -83,7 +88,13 @@ impl Store {
             values: Values::new(limits.value_bytes),
             own: HashMap::new(),
             changed: false,
+            policy: Obeyed::default(),
         }
+    }
+
+    /// The same, which neither keeps nor tells what a policy refuses.
+    pub fn obeying(self, policy: Obeyed) -> Self {
+        Self { policy, ..self }
     }
 
     /// Tells the time, once a second, and forgets what has expired.
@@ -131,6 +142,9 @@ impl Store {
         addresses: Vec<Multiaddr>,
     ) -> Result<Added, Refusal> {
         check_key(key)?;
+        if self.policy.refuses_block(key.as_ref()) {
+            return Err(Refusal::Withheld);
+        }
         let addresses = fitting(addresses);
         if addresses.is_empty() {
             return Err(Refusal::NoAddress);
@@ -150,6 +164,9 @@ impl Store {
     /// [`Refusal`] says why it is not.
     pub fn keep_value(&mut self, key: &RecordKey, value: Vec<u8>, network: Network) -> Result<(), Refusal> {
         check_key(key)?;
+        if self.policy.refuses_record(key.as_ref()) {
+            return Err(Refusal::Withheld);
+        }
         self.values.put(key.as_ref(), value.into(), network, self.now, self.now)?;
         self.changed = true;
         Ok(())
@@ -177,7 +194,7 @@ impl RecordStore for Store {
     type ProvidedIter<'a> = Box<dyn Iterator<Item = Cow<'a, ProviderRecord>> + 'a>;
 
     fn get(&self, key: &RecordKey) -> Option<Cow<'_, Record>> {
-        let value = self.values.get(key.as_ref(), self.now)?;
+        let value = self.values.get(key.as_ref(), self.now).filter(|_| !self.policy.refuses_record(key.as_ref()))?;
         Some(Cow::Owned(self.as_record(key.as_ref(), value)))
     }
 
@@ -212,6 +229,9 @@ impl RecordStore for Store {
     }
 
     fn providers(&self, key: &RecordKey) -> Vec<ProviderRecord> {
+        if self.policy.refuses_block(key.as_ref()) {
+            return Vec::new();
+        }
         let own = self.own.get(key).cloned();
         let digest = digest(key.as_ref());
         let others = self.providers.of(&digest, self.now);

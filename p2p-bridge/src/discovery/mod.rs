@@ -11,7 +11,9 @@
 //! | [`plan`] | which of the found providers are dialled, and when |
 //! | [`memory`] | who had which DAG, over restarts |
 //! | [`absent`] | what nobody had a moment ago |
+//! | [`history`] | how the last searches went |
 
 pub mod absent;
+pub mod history;
 pub mod memory;
 pub mod plan;

@@ -129,6 +129,12 @@ impl Cache {
         right.insert(name, entry);
     }
 
+    /// Forgets a name; whether it was known.
+    pub fn remove(&self, name: &Name) -> bool {
+        let failure = self.failures.remove(name).is_some();
+        self.answers.remove(name).is_some() || failure
+    }
+
     /// A record was found: the better one of it and what is known is fresh from now on. Returns that, and whether it is the
     /// one that was found.
     pub fn improve(&self, name: &Name, found: Record, now: Instant, wall: SystemTime) -> (Arc<Entry>, bool) {

@@ -72,6 +72,12 @@ impl Flight {
         let is_good = |entry: &Option<Arc<Entry>>| entry.as_deref().is_some_and(&good);
         self.0.wait_for(is_good).await.ok().and_then(|entry| entry.clone())
     }
+
+    /// The last answer of the look-up, once it has ended; `None` if it had none.
+    pub async fn end(mut self) -> Option<Arc<Entry>> {
+        while self.0.changed().await.is_ok() {}
+        self.0.borrow().clone()
+    }
 }
 
 impl Flights {

@@ -18,6 +18,7 @@ mod cache;
 mod dht;
 mod dns;
 mod flight;
+mod inspect;
 mod kept;
 pub mod key_format;
 pub mod keystore;
@@ -27,14 +28,16 @@ pub mod publish;
 mod tests;
 
 pub use dns::DohError;
+pub use inspect::{NameStep, Refreshed, StepSource};
 
 use crate::bridge::Bridge;
+use crate::obeyed::Obeyed;
 use cache::{Answer, Cache, Entry, Standing};
 use content::dnslink::{self, StaticMap};
 use content::ipns::Record;
 use content::names::Key;
 use content::path::{ContentPath, Root};
-use content::{Name, NameError, NameResolver, Resolution};
+use content::{Name, NameError, NameResolver, Resolution, Verdict};
 use dht::Records;
 use dns::{Dns, Links};
 use flight::Flights;
@@ -82,6 +85,8 @@ pub struct NamesOptions {
     pub offline: bool,
     /// Where records are kept over a restart. Nowhere if it is not set.
     pub state_dir: Option<PathBuf>,
+    /// Which names are neither resolved nor told.
+    pub policy: Obeyed,
 }
 
 impl Default for NamesOptions {
@@ -95,6 +100,7 @@ impl Default for NamesOptions {
             timeout: Duration::from_secs(30),
             offline: false,
             state_dir: None,
+            policy: Obeyed::default(),
         }
     }
 }
@@ -141,6 +147,7 @@ struct Inner {
     /// Held by whoever writes.
     saving: Mutex<()>,
     metrics: Metrics,
+    policy: Obeyed,
 }
 
 impl Names {
@@ -181,6 +188,7 @@ impl Names {
             changed: Arc::default(),
             saving: Mutex::default(),
             metrics: Metrics::register(registry),
+            policy: options.policy,
         });
         inner.remember();
         if inner.kept.is_some() {
@@ -235,6 +243,7 @@ impl NameResolver for Names {
     fn record(&self, key: &Key) -> BoxFuture<'static, Result<Record, NameError>> {
         let (inner, key) = (Arc::clone(&self.inner), *key);
         async move {
+            inner.check_policy(&Name::Key(key), &[])?;
             match inner.answer(&Name::Key(key)).await? {
                 (Answer::Record(record), _) => Ok(record),
                 (Answer::Link(_), _) => Err(NameError::Refused { key, reason: "a DNSLink is no record".to_owned() }),
@@ -250,7 +259,7 @@ async fn resolve(inner: &Arc<Inner>, first: Name) -> Result<Resolution, NameErro
     let limit = 2 * inner.timeout.max(dns::LOOKUP_TIMEOUT);
     let following = async {
         for _ in 0..2 {
-            if let Some(resolution) = follow(inner, &first).await? {
+            if let Some(resolution) = follow(inner, &first, Ask::IfNeeded).await? {
                 return Ok(Some(resolution));
             }
         }
@@ -261,11 +270,22 @@ async fn resolve(inner: &Arc<Inner>, first: Name) -> Result<Resolution, NameErro
     followed.ok_or_else(|| NameError::TooSlow { name: first.clone(), waited: begun.elapsed() })
 }
 
+/// Whether anybody is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ask {
+    /// If nothing is known that holds.
+    IfNeeded,
+    /// Never; and that somebody looks at what is known has no consequences.
+    Nobody,
+}
+
 /// Where a name leads to; `None` if that was over before the end was reached.
-async fn follow(inner: &Arc<Inner>, first: &Name) -> Result<Option<Resolution>, NameError> {
-    let (mut name, mut below, mut lease) = (first.clone(), Vec::new(), None);
+async fn follow(inner: &Arc<Inner>, first: &Name, ask: Ask) -> Result<Option<Resolution>, NameError> {
+    let (mut name, mut below, mut lease, mut hops) = (first.clone(), Vec::new(), None, Vec::new());
     for _ in 0..STEPS_MAX {
-        let (path, ttl) = inner.step(&name).await?;
+        inner.check_policy(&name, &below)?;
+        hops.push((name.clone(), below.join("/")));
+        let (path, ttl) = inner.step(&name, ask).await?;
         lease = Some(Lease::new(ttl, (inner.clock.now)()).or_shorter(lease));
         let mut segments = path.segments;
         if segments.len() + below.len() > DEPTH_MAX {
@@ -275,7 +295,7 @@ async fn follow(inner: &Arc<Inner>, first: &Name) -> Result<Option<Resolution>, 
         match path.root {
             Root::Cid(root) => {
                 let left = lease.and_then(|lease| lease.left((inner.clock.now)()));
-                return Ok(left.map(|ttl| Resolution { root, segments, ttl }));
+                return Ok(left.map(|ttl| Resolution { root, segments, ttl, hops }));
             }
             Root::Name(next) => (name, below) = (next, segments),
         }
@@ -321,14 +341,49 @@ fn path_of(name: &Name, answer: &Answer) -> Result<ContentPath, NameError> {
 }
 
 impl Inner {
+    /// Whether a name may be resolved, to follow these segments from there.
+    fn check_policy(&self, name: &Name, below: &[String]) -> Result<(), NameError> {
+        let policy = &self.policy.0;
+        let mut verdict = policy.check_name(name, "");
+        if verdict == Verdict::Allow && !below.is_empty() {
+            verdict = policy.check_name(name, &below.join("/"));
+        }
+        match verdict {
+            Verdict::Allow => Ok(()),
+            verdict => Err(NameError::Withheld { name: name.clone(), verdict }),
+        }
+    }
+
     /// What one name stands for, and for how long.
-    async fn step(self: &Arc<Self>, name: &Name) -> Result<(ContentPath, Duration), NameError> {
+    async fn step(self: &Arc<Self>, name: &Name, ask: Ask) -> Result<(ContentPath, Duration), NameError> {
         if let Some(path) = self.static_map.get(name) {
-            self.metrics.hit(Hit::Map);
+            if ask == Ask::IfNeeded {
+                self.metrics.hit(Hit::Map);
+            }
             return Ok((path.clone(), MAP_TTL));
         }
-        let (answer, ttl) = self.answer(name).await?;
+        let (answer, ttl) = match ask {
+            Ask::IfNeeded => self.answer(name).await?,
+            Ask::Nobody => {
+                let (known, ttl) = self.known(name).ok_or_else(|| NameError::Offline { name: name.clone() })?;
+                (known?, ttl)
+            }
+        };
         Ok((path_of(name, &answer)?, ttl))
+    }
+
+    /// What is known of a name that holds, and for how long.
+    fn known(&self, name: &Name) -> Option<(Result<Answer, NameError>, Duration)> {
+        if let Some(entry) = self.cache.get(name)
+            && let Standing::Fresh(ttl) | Standing::Stale { ttl, .. } =
+                entry.standing((self.clock.now)(), (self.clock.wall)())
+        {
+            return Some((entry.outcome.clone(), ttl));
+        }
+        self.own_record(name).map(|record| {
+            let ttl = record.ttl();
+            (Ok(Answer::Record(record)), ttl)
+        })
     }
 
     /// What is known of a name, or else what a look-up finds.

@@ -677,3 +677,95 @@ async fn a_service_that_is_not_there_is_an_error_and_only_its_own_suffix_suffers
     let error = Names::new(bad, None, &mut Registry::default()).err().map(|error| error.to_string());
     assert!(error.is_some_and(|error| error.starts_with("\"https://\" is not the URL")));
 }
+
+#[tokio::test]
+async fn names_that_are_withheld_are_neither_resolved_nor_passed_through() {
+    use crate::obeyed::Obeyed;
+    use content::Verdict;
+    use content::denylist::{List, Matcher, Source};
+    let dht = Arc::new(Dht::default());
+    dht.has(1, [signed(1, 1, &format!("/ipns/{}/inner", name(2)))]);
+    dht.has(2, [signed(2, 1, &to("root2"))]);
+    let links = [("a.example.org", format!("/ipns/{}/below", name(1))), ("b.example.org", to("root2"))];
+    for (rule, withheld) in [
+        ("/ipns/a.example.org".to_owned(), domain("a.example.org")),
+        (format!("/ipns/{}", name(1)), name(1)),
+        (format!("/ipns/{}", name(2)), name(2)),
+        (format!("/ipns/{}/inner/below", name(2)), name(2)),
+    ] {
+        let list = List::parse(format!("{rule} status=451\n").as_bytes()).expect("a list");
+        let matcher = Matcher::new([Source { id: "list".into(), list, status: Verdict::Gone }]);
+        let options = NamesOptions { policy: Obeyed(Arc::new(matcher)), ..NamesOptions::default() };
+        let names = names_with(options, &dht, Zone(links.clone().into()));
+        let expected = NameError::Withheld { name: withheld.clone(), verdict: Verdict::Legal };
+        assert_eq!(names.resolve(&domain("a.example.org")).await, Err(expected), "{rule}");
+        assert!(names.resolve(&domain("b.example.org")).await.is_ok(), "{rule}");
+        for n in [1, 2] {
+            let told = names.record(&key(n)).await.is_ok();
+            assert_eq!(told, rule != format!("/ipns/{}", name(n)), "{rule}: the record of {n}");
+        }
+    }
+    let names = names_with(NamesOptions::default(), &dht, Zone(links.into()));
+    let resolved = names.resolve(&domain("a.example.org")).await.expect("resolves");
+    let hops: Vec<_> = resolved.hops.iter().map(|(name, below)| (name.clone(), below.as_str())).collect();
+    assert_eq!(hops, [(domain("a.example.org"), ""), (name(1), "below"), (name(2), "inner/below")]);
+}
+
+#[tokio::test]
+async fn a_name_is_looked_up_on_request_whatever_is_known_of_it() {
+    let dht = Arc::new(Dht::default());
+    dht.has(1, [signed(1, 1, &to("old"))]);
+    let names = names(&dht);
+    let nothing = names.explain(&name(1));
+    assert!(nothing.len() == 1 && nothing[0].source == StepSource::Unknown, "{nothing:?}");
+    assert!(matches!(names.known_only().resolve(&name(1)).await, Err(NameError::Offline { .. })));
+    assert_eq!(dht.searches(), 0, "nobody was asked");
+
+    assert_eq!(leads(&names, &name(1)).await.0, "old");
+    dht.has(1, [signed(1, 1, &to("old")), signed(1, 2, &to("new"))]);
+    let refreshed = names.refresh(&name(1)).await;
+    let leads_to = |resolution: &Resolution| resolution.segments.join("/");
+    assert_eq!(refreshed.old.as_ref().map(leads_to).as_deref(), Some("old"));
+    assert_eq!(refreshed.new.as_ref().map(leads_to).as_deref(), Ok("new"));
+    assert_eq!((refreshed.before[0].sequence, refreshed.after[0].sequence), (Some(1), Some(2)));
+    assert_eq!(leads(&names, &name(1)).await.0, "new", "readers follow at once");
+    assert_eq!(dht.searches(), 2);
+
+    advance(2 * MINUTE);
+    let [step] = &names.explain(&name(1))[..] else { panic!("one step") };
+    assert!(step.source == StepSource::Network && step.fresh_for.is_none() && step.age >= Some(2 * MINUTE), "{step:?}");
+    assert_eq!(step.value.as_deref(), Some(&*to("new")));
+    let known = names.known_only().resolve(&name(1)).await;
+    assert_eq!(known.map(|known| known.ttl), Ok(cache::STALE_TTL));
+    assert_eq!(dht.searches(), 2, "looking at what is stale refreshes nothing");
+
+    // A look-up that finds nothing takes nothing away that still holds.
+    dht.has(1, []);
+    let failed = names.refresh(&name(1)).await;
+    assert_eq!((failed.new.as_ref().map(leads_to).as_deref(), dht.searches()), (Ok("new"), 3));
+    assert!(names.forget(&name(1)) && !names.forget(&name(1)), "it is known no longer");
+    assert!(matches!(names.resolve(&name(1)).await, Err(NameError::NoRecord { .. })));
+}
+
+#[tokio::test]
+async fn every_name_on_the_way_is_looked_up_and_told() {
+    let dht = Arc::new(Dht::default());
+    dht.has(1, [signed(1, 1, &to("a"))]);
+    let zone = Zone([("example.org", format!("/ipns/{}/sub", key(1)))].into());
+    let options = NamesOptions {
+        static_map: StaticMap::parse("list.example:/ipns/example.org/deep").expect("a list"),
+        ..NamesOptions::default()
+    };
+    let names = names_with(options, &dht, zone);
+    let first = domain("list.example");
+    let refreshed = names.refresh(&first).await;
+    assert!(refreshed.old.is_none() && refreshed.before.len() == 2, "{refreshed:?}");
+    let new = refreshed.new.expect("all are there");
+    assert_eq!((new.root.to_string().as_str(), new.segments.join("/").as_str()), (CID, "a/sub/deep"));
+    let sources: Vec<StepSource> = refreshed.after.iter().map(|step| step.source).collect();
+    assert_eq!(sources, [StepSource::List, StepSource::Dns, StepSource::Network]);
+    let values: Vec<&str> = refreshed.after.iter().filter_map(|step| step.value.as_deref()).collect();
+    assert_eq!(values, ["/ipns/example.org/deep", &*format!("/ipns/{}/sub", key(1)), &*to("a")]);
+    let missing = names.refresh(&domain("nothing.example")).await;
+    assert!(matches!(missing.new, Err(NameError::NoDnsLink { .. })) && missing.after[0].error.is_some(), "{missing:?}");
+}

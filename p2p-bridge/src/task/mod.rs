@@ -15,8 +15,10 @@
 //! | [`announce`] | what we provide |
 //! | [`nat`] | whether peers reach us, relays, hole punching |
 //! | [`peers`] | connections, what peers say of themselves, the table of good peers |
+//! | [`connecting`] | connections that somebody asks for, or asks about |
 
 pub mod announce;
+mod connecting;
 mod dht;
 mod finding;
 mod gateways;
@@ -27,11 +29,15 @@ mod search;
 mod values;
 
 use crate::bitswap::behaviour::Event as BitswapEvent;
+use crate::connecting::{Connects, Reply};
+use crate::discovery::history::History;
 use crate::discovery::memory::Memory;
+use crate::discovery::plan::Provider;
 use crate::finders::{Finders, Sought};
 use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::peerbook::Peerbook;
+use crate::peers::{ConnectedPeer, Identity, Load, RootState};
 use crate::providing::KeySource;
 use crate::puts::{self, Puts};
 use crate::redial::Redial;
@@ -75,6 +81,18 @@ pub enum Command {
     PutRecord(Scope, Record, puts::Reply),
     /// Search for providers or peers for somebody else.
     FindPeers(Sought, mpsc::Sender<PeerRecord>),
+    /// Connect with a peer, by these addresses and by what is known here.
+    Connect(PeerId, Vec<Multiaddr>, Reply),
+    /// Close every connection with a peer; whether there was any.
+    Disconnect(PeerId, oneshot::Sender<bool>),
+    /// The connected peers, so many at most.
+    Peers(usize, oneshot::Sender<Vec<ConnectedPeer>>),
+    /// Somebody who wants a DAG says who has it.
+    Suggest(SessionId, Provider),
+    /// What is known of a DAG and of those who have it.
+    Inspect(SessionId, oneshot::Sender<RootState>),
+    /// How much there is to do.
+    Load(oneshot::Sender<Load>),
     /// Every address that peers can use, ending in our peer id.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
     /// Stop; answered when everything is written.
@@ -122,6 +140,16 @@ pub struct Task {
     connected: HashMap<PeerId, Instant>,
     /// The connected peers that are served last.
     throttled: HashSet<PeerId>,
+    /// What connected peers said of themselves.
+    identities: HashMap<PeerId, Identity>,
+    /// The last ping of each connected peer.
+    round_trips: HashMap<PeerId, Duration>,
+    /// Whoever waits for a connection that they asked for.
+    connects: Connects,
+    /// How the last searches for providers went.
+    history: History,
+    /// Who has which DAG, as those said who want it.
+    suggestions: HashMap<SessionId, Vec<Provider>>,
     nat: Nat,
     round: u32,
 }
@@ -160,6 +188,11 @@ impl Task {
             dialled: HashMap::new(),
             connected: HashMap::new(),
             throttled: HashSet::new(),
+            identities: HashMap::new(),
+            round_trips: HashMap::new(),
+            connects: Connects::default(),
+            history: History::default(),
+            suggestions: HashMap::new(),
             nat,
             round: 0,
         }
@@ -212,6 +245,21 @@ impl Task {
                 self.put(scope);
             }
             Command::FindPeers(sought, sink) => self.find(sought, sink),
+            Command::Connect(peer, addresses, reply) => self.connect(peer, addresses, reply),
+            Command::Disconnect(peer, reply) => {
+                let was_connected = self.disconnect(peer);
+                let _ = reply.send(was_connected);
+            }
+            Command::Peers(max, reply) => {
+                let _ = reply.send(self.peers(max));
+            }
+            Command::Suggest(root, provider) => self.suggest(root, provider),
+            Command::Inspect(root, reply) => {
+                let _ = reply.send(self.inspect(&root));
+            }
+            Command::Load(reply) => {
+                let _ = reply.send(self.load());
+            }
             Command::Addresses(reply) => {
                 let _ = reply.send(addresses(&self.swarm));
             }
@@ -247,6 +295,11 @@ impl Task {
             SwarmEvent::ConnectionClosed { peer_id, connection_id, num_established, .. } => {
                 self.on_disconnected(peer_id, connection_id, num_established == 0);
             }
+            SwarmEvent::Behaviour(BehaviourEvent::Ping(ping::Event { peer, result: Ok(took), .. }))
+                if self.connected.contains_key(&peer) =>
+            {
+                self.round_trips.insert(peer, took);
+            }
             // Two in a row were lost: whoever is there no longer answers, whatever TCP believes.
             SwarmEvent::Behaviour(BehaviourEvent::Ping(ping::Event { connection, result: Err(error), .. }))
                 if !matches!(error, ping::Failure::Unsupported) =>
@@ -265,8 +318,9 @@ impl Task {
             SwarmEvent::Behaviour(BehaviourEvent::Upnp(event)) => self.on_upnp(event),
             SwarmEvent::Behaviour(BehaviourEvent::Relay(event)) => self.on_relay(event),
             SwarmEvent::Behaviour(BehaviourEvent::Dcutr(event)) => self.on_hole_punch(event),
-            SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
+            SwarmEvent::OutgoingConnectionError { peer_id, error, connection_id } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
+                self.on_dial_failed(peer_id, connection_id, &error);
                 self.ended_dials.extend(peer_id.map(|peer| (peer, false)));
             }
             _ => {}
@@ -288,6 +342,7 @@ impl Task {
         self.tend_reachability(now);
         self.tend_relays(now);
         self.tend_searches();
+        self.connects.tend();
         self.trim(now);
         self.forgive(now);
         for (scope, peers) in self.table_sizes() {

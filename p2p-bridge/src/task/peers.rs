@@ -5,6 +5,7 @@ use crate::admission::ip_of;
 use crate::admission::reputation::{Offence, Standing};
 use crate::admission::trim::{self, Candidate};
 use crate::peerbook;
+use crate::peers::Identity;
 use crate::scope::Scope;
 use libp2p::core::ConnectedPoint;
 use libp2p::swarm::ConnectionId;
@@ -33,6 +34,8 @@ impl Task {
             self.swarm.behaviour_mut().bitswap.throttle(peer, true);
         }
         self.connected.entry(peer).or_insert_with(Instant::now);
+        self.connects.connected(&peer, endpoint.get_remote_address());
+        self.history.dial_ended(&peer, Instant::now(), || None);
         let now = Instant::now();
         self.peerings.connected(&peer, now);
         self.bootstraps.connected(&peer, now);
@@ -48,6 +51,8 @@ impl Task {
             let now = Instant::now();
             self.connected.remove(&peer);
             self.listening.remove(&peer);
+            self.identities.remove(&peer);
+            self.round_trips.remove(&peer);
             self.peerings.disconnected(&peer, now);
             self.bootstraps.disconnected(&peer, now);
         }
@@ -126,6 +131,9 @@ impl Task {
     pub(super) fn on_identified(&mut self, connection: ConnectionId, peer: PeerId, info: identify::Info) {
         self.meet_relay(connection, peer, &info);
         let remote = self.remotes.get(&connection).cloned();
+        if self.connected.contains_key(&peer) {
+            self.identities.insert(peer, Identity::of(&info));
+        }
         self.heard_of(peer, remote.as_ref(), &info.listen_addrs);
         for scope in Scope::ALL {
             let dht = self.swarm.behaviour_mut().dht(scope);

@@ -4,6 +4,7 @@
 //! a router could send us scanning our own network.
 
 use super::Task;
+use crate::discovery::history::Informant;
 use crate::discovery::plan::Provider;
 use crate::routing_v1::types::BITSWAP;
 use crate::routing_v1::{Found, PeerRecord, Question, Routers};
@@ -12,6 +13,7 @@ use crate::wants::SessionId;
 use content::{Cid, Multihash, codec};
 use libp2p::Multiaddr;
 use libp2p::multiaddr::Protocol;
+use std::time::Instant;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -93,6 +95,7 @@ impl Task {
         let number = *errands;
         let found = routers.find(&Question::Providers(Cid::new_v1(codec::RAW, block)));
         let task = tokio::spawn(run(found, teller.clone(), session, number));
+        self.history.asked(&session, Informant::Router);
         Some(Errand { number, task })
     }
 
@@ -106,6 +109,7 @@ impl Task {
             Some(record) => self.on_routed(session, record),
             None => {
                 search.routers = None;
+                self.history.answered(&session, Informant::Router, Instant::now());
                 self.end_search_if_over(session);
             }
         }
@@ -121,7 +125,7 @@ impl Task {
             self.http_provider(session, over_http);
         }
         if let Some(addresses) = as_peer {
-            self.provider_named(session, Provider { peer: record.id, addresses });
+            self.provider_named(session, Provider { peer: record.id, addresses }, Informant::Router);
         }
     }
 

@@ -9,6 +9,8 @@ use super::routers::Errand;
 use super::{ADDRESSES_MAX, Task};
 use crate::admission::budget::Refusal;
 use crate::admission::ip_of;
+use crate::connecting::ConnectError;
+use crate::discovery::history::Informant;
 use crate::discovery::plan::{Plan, Provider};
 use crate::scope::{Scope, is_literal};
 use crate::wants::SessionId;
@@ -54,10 +56,14 @@ pub(super) struct Search {
 impl Task {
     pub(super) fn start_search(&mut self, session: SessionId) {
         self.stop_search(session);
+        self.history.began(session, Instant::now());
         let routers = self.ask_routers(session, session);
         self.searches.insert(session, Search { routers, ..Search::default() });
         for provider in self.memory.providers(&session) {
-            self.provider_named(session, provider);
+            self.provider_named(session, provider, Informant::Memory);
+        }
+        for provider in self.suggestions.get(&session).cloned().unwrap_or_default() {
+            self.provider_named(session, provider, Informant::Caller);
         }
         self.ask_dht(session, &RecordKey::new(&session.to_bytes()));
         self.end_search_if_over(session);
@@ -72,6 +78,7 @@ impl Task {
             let query = dht.get_providers(key.clone());
             self.metrics.query_started(scope);
             self.queries.insert((scope, query), session);
+            self.history.asked(&session, Informant::Dht(scope));
             if let Some(search) = self.searches.get_mut(&session) {
                 search.queries.push((scope, query));
             }
@@ -80,6 +87,7 @@ impl Task {
 
     pub(super) fn stop_search(&mut self, session: SessionId) {
         let Some(search) = self.searches.remove(&session) else { return };
+        self.history.ended(&session, Instant::now());
         for (scope, query) in search.queries {
             self.queries.remove(&(scope, query));
             if let Some(mut query) = self.swarm.behaviour_mut().dht(scope).query_mut(&query) {
@@ -103,15 +111,17 @@ impl Task {
             let stored = self.swarm.behaviour_mut().dht(scope).store_mut().providers(key);
             let stored = stored.into_iter().filter(|record| record.provider == peer);
             let addresses = stored.flat_map(|record| record.addresses).collect();
-            self.provider_named(session, Provider { peer, addresses });
+            self.provider_named(session, Provider { peer, addresses }, Informant::Dht(scope));
         }
     }
 
     /// Somebody named a provider of a session's root: the one way into its plan, whoever it was.
-    pub(super) fn provider_named(&mut self, session: SessionId, mut provider: Provider) {
+    pub(super) fn provider_named(&mut self, session: SessionId, mut provider: Provider, by: Informant) {
         if provider.peer == *self.swarm.local_peer_id() {
             return;
         }
+        let is_connected = self.swarm.is_connected(&provider.peer);
+        self.history.named(&session, provider.peer, by, is_connected, Instant::now());
         let is_peer = self.offer_gateways(session, &mut provider.addresses);
         let Some(search) = self.searches.get_mut(&session) else { return };
         search.found = true;
@@ -119,7 +129,7 @@ impl Task {
             return;
         }
         self.swarm.behaviour_mut().bitswap.provider_found(session, provider.peer);
-        if self.swarm.is_connected(&provider.peer) {
+        if is_connected {
             return;
         }
         provider.addresses.extend(self.peerbook.addresses(&provider.peer));
@@ -146,6 +156,9 @@ impl Task {
                     search.plan.postpone(Provider { peer, addresses });
                 }
                 return;
+            }
+            if !self.swarm.is_connected(&peer) {
+                self.history.dialled(&session, peer, now);
             }
         }
     }
@@ -175,7 +188,7 @@ impl Task {
     }
 
     /// Nobody said where a provider is: the peers around its id may know.
-    fn look_for_peer(&mut self, peer: PeerId) {
+    pub(super) fn look_for_peer(&mut self, peer: PeerId) {
         for scope in Scope::ALL {
             let dht = self.swarm.behaviour_mut().dht(scope);
             if self.peer_walks.len() >= PEER_WALKS_MAX || dht.kbuckets().all(|bucket| bucket.is_empty()) {
@@ -215,6 +228,11 @@ impl Task {
             return;
         }
         for (peer, succeeded) in std::mem::take(&mut self.ended_dials) {
+            if !succeeded {
+                self.connects.not_found(&peer);
+                let why = || Some(ConnectError::Unknown.to_string());
+                self.history.dial_ended(&peer, Instant::now(), why);
+            }
             for (session, search) in &mut self.searches {
                 search.plan.ended(&peer);
                 if !succeeded && !self.swarm.is_connected(&peer) {
@@ -227,6 +245,7 @@ impl Task {
 
     /// A peer proved to hold a DAG: the next search for it begins there.
     pub(super) fn on_joined(&mut self, session: SessionId, peer: PeerId) {
+        self.history.proved(&session, peer, Instant::now());
         if let Some(gateway) = self.swarm.behaviour().bitswap.gateway_address(&peer).cloned() {
             return self.memory.proved(session, Provider { peer, addresses: vec![gateway] }, SystemTime::now());
         }
@@ -245,6 +264,7 @@ impl Task {
         let Some(session) = self.queries.remove(&(scope, query)) else { return };
         let Some(search) = self.searches.get_mut(&session) else { return };
         search.queries.retain(|running| *running != (scope, query));
+        self.history.answered(&session, Informant::Dht(scope), Instant::now());
         self.end_search_if_over(session);
     }
 
@@ -269,6 +289,7 @@ impl Task {
         let over = |search: &Search| search.queries.is_empty() && search.routers.is_none() && !search.plan.is_waiting();
         if self.searches.get(&session).is_some_and(over) {
             self.searches.remove(&session);
+            self.history.ended(&session, Instant::now());
             // If there was nobody to ask, the session asks again.
             self.swarm.behaviour_mut().bitswap.search_finished(session);
         }

@@ -277,6 +277,11 @@ impl Writer {
                     drop(room);
                     return Next::Continue;
                 }
+                Command::Evict { keys, which, reply } => {
+                    self.commit(group);
+                    _ = reply.send(self.evict_keys(&keys, which));
+                    return Next::Continue;
+                }
                 Command::Remove { root, reply } => {
                     self.commit(group);
                     self.remove(root, reply);
@@ -336,6 +341,7 @@ impl Writer {
             Command::Finish { attempt, reply } => self.stage_finish(group, attempt, reply),
             // Handled by `group`.
             Command::Forget { .. }
+            | Command::Evict { .. }
             | Command::Remove { .. }
             | Command::Release { .. }
             | Command::Flush { .. }

@@ -6,7 +6,7 @@ use super::super::{DiskOptions, StoreError};
 use super::Writer;
 use crate::pins::{Attempt, PinError, PinSummary};
 use crate::queue::{self, Reply, Room};
-use crate::store::Stats;
+use crate::store::{Evict, Evicted, Stats};
 use crate::stored::Stored;
 use content::{Block, BlockKey, Cid};
 use std::sync::Arc;
@@ -16,6 +16,8 @@ pub(crate) enum Command {
     Cache { block: Block, room: Room },
     /// Forget a block whose value could not be read.
     Forget { key: BlockKey, room: Room },
+    /// Forget blocks that somebody wants gone.
+    Evict { keys: Vec<BlockKey>, which: Evict, reply: Reply<Result<Evicted, StoreError>> },
     /// Put another value in the place of a pinned one, if that is still there.
     Replace { key: BlockKey, place: Place, value: Stored, room: Room },
     /// Write a row of `meta`, with no hurry.

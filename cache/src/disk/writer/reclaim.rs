@@ -6,6 +6,7 @@ use super::super::record::record_bytes;
 use super::super::schema::{IndexRecord, Kind, PLACES, Place, ROW_OVERHEAD_BYTES, SegmentRecord};
 use super::group::Group;
 use super::{CHUNK_ROWS, Writer};
+use crate::store::{Evict, Evicted};
 use crate::stored::Stored;
 use bytes::Bytes;
 use content::BlockKey;
@@ -235,6 +236,43 @@ impl Writer {
         self.stage_removal(&mut group, key, held)?;
         self.write(&mut group)?;
         self.report_damage(key, held, &reason);
+        Ok(())
+    }
+
+    /// Forgets blocks that somebody wants gone, so many at a time that the store goes on to be one that could be left.
+    pub(super) fn evict_keys(&mut self, keys: &[BlockKey], which: Evict) -> Result<Evicted, StoreError> {
+        let mut evicted = Evicted::default();
+        for keys in keys.chunks(CHUNK_ROWS) {
+            let (mut group, mut staged) = (self.begin(), Evicted::default());
+            for key in keys {
+                self.stage_wanted_gone(&mut group, key, which, &mut staged)?;
+            }
+            self.write(&mut group)?;
+            self.stats.evicted_blocks.inc_by(staged.blocks);
+            self.stats.evicted_bytes.inc_by(staged.bytes);
+            evicted += staged;
+        }
+        Ok(evicted)
+    }
+
+    fn stage_wanted_gone(
+        &self,
+        group: &mut Group,
+        key: &BlockKey,
+        which: Evict,
+        staged: &mut Evicted,
+    ) -> Result<(), StoreError> {
+        // A key that is asked for twice finds that it is staged already.
+        let Some(held) = self.index(group, key)? else { return Ok(()) };
+        if which == Evict::Unpinned && self.has_pin(key, None)? {
+            staged.pinned += 1;
+            return Ok(());
+        }
+        self.stage_removal(group, key, held)?;
+        // It must not come back with a power cut: who asked for it relies on it.
+        group.sync = true;
+        staged.blocks += 1;
+        staged.bytes += record_bytes(&key.to_bytes(), held.shape.value_bytes()) as u64 + ROW_OVERHEAD_BYTES;
         Ok(())
     }
 

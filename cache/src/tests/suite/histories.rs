@@ -2,7 +2,7 @@
 
 use super::super::{noisy, supply};
 use super::{Home, Kind, Setup};
-use crate::PinState;
+use crate::{Evict, PinState};
 use content::Block;
 use futures::StreamExt as _;
 use proptest::prelude::*;
@@ -14,6 +14,7 @@ enum Step {
     Pin { root: usize, members: usize, fails: bool },
     Unpin(usize),
     Read(usize),
+    Evict(usize),
     Reopen,
 }
 
@@ -24,6 +25,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(root, members, fails)| Step::Pin { root, members, fails }),
         2 => (0..8_usize).prop_map(Step::Unpin),
         3 => (0..40_usize).prop_map(Step::Read),
+        2 => (0..40_usize).prop_map(Step::Evict),
         1 => Just(Step::Reopen),
     ]
 }
@@ -41,6 +43,12 @@ async fn run(kind: Kind, steps: Vec<Step>) {
         match step {
             Step::Cache(i) => store.put_cached(blocks[i].clone()).await,
             Step::Read(i) => _ = store.holds(&blocks[i]).await,
+            Step::Evict(i) => {
+                let evicted = store.evict(vec![super::super::key(&blocks[i])], Evict::Unpinned).await.expect("evicts");
+                let pinned = model.values().any(|(members, _)| members.contains(&i));
+                assert!(evicted.blocks == 0 || !pinned && !store.holds(&blocks[i]).await, "{evicted:?}");
+                assert!(evicted.pinned <= u64::from(pinned) || evicted.blocks == 0);
+            }
             Step::Pin { root, members, fails } => {
                 let failure = fails.then(|| Err(std::io::Error::other("the walk failed")));
                 let range = root..(root + members + 1).min(40);

@@ -16,7 +16,7 @@ mod histories;
 mod pins;
 mod upkeep;
 
-use super::audit::audit;
+use super::audit::audit_lacking;
 use crate::disk::schema::ROW_OVERHEAD_BYTES;
 use crate::flat::{self, FlatOptions};
 use crate::memory::{self, MemoryOptions};
@@ -200,8 +200,13 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
 impl Opened {
     /// Waits until everything is done, and looks at what only insiders see.
     pub(super) async fn settle(&self) {
+        self.settle_lacking(0).await;
+    }
+
+    /// The same of a store whose pins lack so many blocks.
+    pub(super) async fn settle_lacking(&self, lacking: usize) {
         self.flush().await.expect("flushes");
-        self.disk.iter().for_each(audit);
+        self.disk.iter().for_each(|disk| audit_lacking(disk, lacking));
     }
 
     /// Caches blocks and waits until they are written.

@@ -1,6 +1,6 @@
 use super::super::{key, noisy, supply};
-use super::{Home, Kind, Opened, on_every_store};
-use crate::{Addition, BlockStore, Held, PinError, PinState, import_car};
+use super::{Home, Kind, Opened, Setup, on_every_store};
+use crate::{Addition, BlockStore, Evict, Held, PinError, PinState, import_car};
 use content::{Block, BlockSource, Cid};
 use futures::StreamExt as _;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ on_every_store!(
     pins_made_at_the_same_time_share_blocks_and_never_lose_one,
     a_scaffold_protects_until_it_is_released_or_the_store_is_opened_again,
     what_is_added_is_pinned_and_what_was_given_up_is_not,
+    what_is_to_be_gone_is_gone_and_a_pin_keeps_its_own_unless_they_are_to_go_too,
     an_archive_is_imported_and_exported_blocks_are_its_own,
 );
 
@@ -303,5 +304,42 @@ async fn an_archive_is_imported_and_exported_blocks_are_its_own(home: Home) {
     let source: Arc<dyn BlockStore> = store.handle();
     for block in &blocks[..2] {
         assert_eq!(BlockSource::get(&source, block.cid()).await.as_ref(), Ok(block));
+    }
+}
+
+async fn what_is_to_be_gone_is_gone_and_a_pin_keeps_its_own_unless_they_are_to_go_too(home: Home) {
+    let store = home.open(Setup::default()).await;
+    let (blocks, pinned) = (blocks(0..6), blocks(10..13));
+    store.cache(&blocks).await;
+    store.pin_recursive(*pinned[0].cid(), None, supply(&pinned)).await.expect("pins");
+    let before = store.stats();
+    // Some that are cached, one of them twice, one that is pinned and one that was never here.
+    let mut keys: Vec<_> = blocks[..3].iter().chain([&blocks[0], &pinned[1]]).map(key).collect();
+    keys.push(key(&noisy(99, 100)));
+    let evicted = store.evict(keys, Evict::Unpinned).await.expect("evicts");
+    assert_eq!((evicted.blocks, evicted.pinned, evicted.bytes), (3, 1, 3 * home.cost(5_000)));
+    for (index, block) in blocks.iter().enumerate() {
+        assert_eq!(store.holds(block).await, index >= 3, "{index}");
+    }
+    assert!(store.holds_all(&pinned).await);
+    assert_eq!((store.stats().blocks, store.stats().pinned_bytes), (before.blocks - 3, before.pinned_bytes));
+    let evicted = store.evict(vec![key(&pinned[1])], Evict::Everything).await.expect("evicts");
+    assert_eq!((evicted.blocks, evicted.pinned), (1, 0));
+    assert!(!store.holds(&pinned[1]).await && store.holds(&pinned[0]).await);
+    store.settle_lacking(1).await;
+    // The pin is there and lacks the block, which becomes its own again when it comes.
+    assert_eq!(store.pins().await.expect("lists").len(), 1);
+    store.cache(&blocks[..1]).await;
+    assert!(store.holds(&blocks[0]).await, "what was evicted may come again");
+    store.cache(&pinned[1..2]).await;
+    assert!(store.is_pinned(&key(&pinned[1])).await.expect("reads"));
+    store.settle().await;
+    if home.lasts() {
+        store.evict(vec![key(&blocks[4]), key(&pinned[2])], Evict::Everything).await.expect("evicts");
+        store.shut().await;
+        let store = home.open(Setup::default()).await;
+        assert!(!store.holds(&blocks[4]).await && !store.holds(&pinned[2]).await, "they are gone for good");
+        assert!(store.holds(&blocks[5]).await);
+        store.settle_lacking(1).await;
     }
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -195,7 +195,7 @@ impl Book {
         let done = change(&mut tokens)?;
         let path = self.path();
         let written = serde_json::to_vec_pretty(&Page { tokens }).map_err(io::Error::other);
-        let written = written.and_then(|bytes| durable::write(&path, &bytes));
+        let written = written.and_then(|bytes| durable::write(&path, &bytes)).and_then(|()| self.hand_over(&path));
         written.map(|()| done).map_err(|source| BookError::Io { path, source })
     }
 
@@ -204,10 +204,20 @@ impl Book {
         let open = || {
             durable::create_folder(&self.dir)?;
             let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+            self.hand_over(&path)?;
             file.lock()?;
             Ok(file)
         };
         open().map_err(|source| BookError::Io { path: path.clone(), source })
+    }
+
+    /// Gives a file to whoever has the folder: a command that root types must not keep the gateway from reading it.
+    fn hand_over(&self, path: &Path) -> io::Result<()> {
+        let (folder, file) = (fs::metadata(&self.dir)?, fs::metadata(path)?);
+        if (folder.uid(), folder.gid()) == (file.uid(), file.gid()) || !rustix::process::geteuid().is_root() {
+            return Ok(());
+        }
+        chown(path, Some(folder.uid()), Some(folder.gid()))
     }
 
     fn path(&self) -> PathBuf {
@@ -297,6 +307,21 @@ mod tests {
         assert!(open.find(token.id()).is_none());
         assert_eq!(book.remove(&other.id).expect("by its id"), other);
         assert!(matches!(book.remove("ci"), Err(BookError::Missing(_))));
+    }
+
+    #[test]
+    fn what_root_writes_belongs_to_whoever_has_the_folder() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("only root can try this");
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a folder");
+        chown(dir.path(), Some(12345), Some(12346)).expect("root may");
+        Book::of(dir.path()).create(terms("ci")).expect("makes");
+        for file in [FILE, LOCK_FILE] {
+            let metadata = fs::metadata(dir.path().join(file)).expect("is there");
+            assert_eq!((metadata.uid(), metadata.gid(), metadata.mode() & 0o777), (12345, 12346, 0o600), "{file}");
+        }
     }
 
     #[test]

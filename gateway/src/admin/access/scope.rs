@@ -13,7 +13,7 @@ pub enum Scope {
     Read,
     /// Pinning and uploading, and seeing and removing what this token has pinned.
     Pin,
-    /// Changing how the gateway runs: purging, warming, draining, names and their keys.
+    /// Changing how the gateway runs: its store, names and their keys, everybody's pins.
     Operate,
     /// Deciding what is not served.
     Takedown,

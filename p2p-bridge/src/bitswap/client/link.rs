@@ -153,6 +153,17 @@ impl Link {
         self.heard.is_some_and(|heard| now.saturating_duration_since(heard) > self.patience())
     }
 
+    /// How long an answer takes, once that was measured.
+    pub fn response(&self) -> Option<Duration> {
+        self.response
+    }
+
+    /// What it sends at best, in bytes a second, once that was measured.
+    pub fn measured_rate(&self) -> Option<u64> {
+        // A float beyond the range becomes its end.
+        (self.best() > 0.0).then(|| self.best() as u64)
+    }
+
     /// When it last sent something that we asked for, or began to owe us.
     pub fn heard(&self) -> Option<Instant> {
         self.heard

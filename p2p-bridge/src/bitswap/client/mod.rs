@@ -33,8 +33,10 @@
 //! | `link` | the measure of one peer |
 //! | `asking` | whom to ask |
 //! | `time` | what happens because time passes |
+//! | [`inspection`] | what is known, for whoever asks |
 
 mod asking;
+pub mod inspection;
 mod link;
 mod state;
 mod time;

@@ -160,6 +160,11 @@ impl Peer {
         self.owed.keys()
     }
 
+    /// What these are expected to have, in bytes.
+    pub fn owed_bytes(&self) -> usize {
+        self.owed_bytes
+    }
+
     /// Whether a block is one that we once asked it for.
     pub fn may_be_late(&self, key: &BlockKey) -> bool {
         self.late.contains(key)

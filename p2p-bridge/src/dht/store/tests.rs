@@ -60,3 +60,26 @@ fn time_passes_by_ticks() {
     assert_eq!((store.providers(&key).len(), store.provider_records()), (0, 0));
     assert!(store.take_changed(), "what has expired need not be written");
 }
+
+#[test]
+fn what_is_withheld_is_neither_kept_nor_told() {
+    use content::denylist::{List, Matcher, Source};
+    use content::{Block, Verdict, codec, hashes};
+    let block = |text: &'static str| Block::of(codec::RAW, hashes::SHA2_256, 32, text.into()).expect("a block");
+    let (bad, good) = (block("bad"), block("good"));
+    let key = |block: &Block| RecordKey::from(block.cid().hash().to_bytes());
+    let home = || vec![address("/ip4/192.0.2.1/tcp/1")];
+    let (mut store, local) = store();
+    for block in [&bad, &good] {
+        store.keep_provider(&key(block), PeerId::random(), Network(1), home()).expect("good");
+        store.add_provider(ProviderRecord::new(key(block), local, vec![])).expect("there is room");
+    }
+    let list = List::parse(format!("/ipfs/{}\n", bad.cid()).as_bytes()).expect("a list");
+    let matcher = Matcher::new([Source { id: "list".into(), list, status: Verdict::Gone }]);
+    // As after a restart, with what was kept before.
+    let mut store = store.obeying(Obeyed(std::sync::Arc::new(matcher)));
+    assert_eq!((store.providers(&key(&bad)).len(), store.providers(&key(&good)).len()), (0, 2));
+    let refusal = store.keep_provider(&key(&bad), PeerId::random(), Network(1), home());
+    assert!(matches!(refusal, Err(Refusal::Withheld)), "{refusal:?}");
+    store.keep_provider(&key(&good), PeerId::random(), Network(1), home()).expect("good");
+}

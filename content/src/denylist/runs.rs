@@ -1,0 +1,302 @@
+//! Many rules, sorted, in layers that are added and merged: [`Layers`].
+//!
+//! What a list has is one large run as a rule, and what was appended to it are a few small ones. A run is never changed, so that
+//! readers, the list as it was and the list as it is share them; whenever one has grown to a fraction of the one before it,
+//! the two are merged, so that there are few.
+//!
+//! A run of keys alone takes 20.5 bytes for each: the key, a [`Mark`], and a part of an index by the key's first bits, which
+//! makes a look-up two reads of memory. A path takes 48 bytes and its text.
+
+use super::keys::Key;
+use crate::policy::Verdict;
+use std::sync::Arc;
+
+/// What is known of a rule besides what it is about: its line, whether it is an exception, and how content is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mark(u32);
+
+impl Mark {
+    const ALLOWS: u32 = 1 << 31;
+    const GONE: u32 = 1 << 29;
+    const LEGAL: u32 = 2 << 29;
+    const LINE: u32 = (1 << 29) - 1;
+
+    /// Lines beyond the largest number that there is room for are all that one.
+    pub(super) fn new(line: u64, allows: bool, status: Option<Verdict>) -> Self {
+        let line = u32::try_from(line).unwrap_or(Self::LINE).min(Self::LINE);
+        let status = match status {
+            Some(Verdict::Gone) => Self::GONE,
+            Some(Verdict::Legal) => Self::LEGAL,
+            _ => 0,
+        };
+        Self(line | status | if allows { Self::ALLOWS } else { 0 })
+    }
+
+    pub(super) fn line(self) -> u32 {
+        self.0 & Self::LINE
+    }
+
+    pub(super) fn allows(self) -> bool {
+        self.0 & Self::ALLOWS != 0
+    }
+
+    /// What the rule comes to, in a list that refuses in the way of `default`.
+    pub(super) fn verdict(self, default: Verdict) -> Verdict {
+        match self.0 & (Self::ALLOWS | Self::GONE | Self::LEGAL) {
+            0 => default,
+            Self::GONE => Verdict::Gone,
+            Self::LEGAL => Verdict::Legal,
+            _ => Verdict::Allow,
+        }
+    }
+
+    /// The one that counts of two that match.
+    pub(super) fn later(self, other: Self) -> Self {
+        if self.line() > other.line() { self } else { other }
+    }
+}
+
+/// A path that rules are about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Path {
+    /// Its root.
+    pub(super) key: Key,
+    pub(super) text: Arc<str>,
+    pub(super) prefix: bool,
+    pub(super) mark: Mark,
+}
+
+impl Path {
+    fn order(&self) -> (Key, &str, bool) {
+        (self.key, &self.text, self.prefix)
+    }
+}
+
+/// A sorted run.
+pub(super) trait Run: Sized {
+    /// What it is made of.
+    type Entry;
+
+    /// Sorts entries; of several that are about the same, the last line counts.
+    fn of(entries: Vec<Self::Entry>) -> Self;
+
+    /// Both together.
+    fn merged(&self, other: &Self) -> Self;
+
+    fn len(&self) -> usize;
+}
+
+/// Keys and their marks.
+#[derive(Debug)]
+pub(super) struct Keys {
+    keys: Vec<Key>,
+    marks: Vec<Mark>,
+    /// Where the keys begin that begin with each number of `bits` bits.
+    index: Vec<u32>,
+    bits: u32,
+}
+
+impl Keys {
+    fn sorted(entries: impl Iterator<Item = (Key, Mark)>, capacity: usize) -> Self {
+        let (mut keys, mut marks): (Vec<Key>, Vec<Mark>) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
+        for (key, mark) in entries {
+            match (keys.last(), marks.last_mut()) {
+                (Some(last), Some(known)) if *last == key => *known = known.later(mark),
+                _ => {
+                    keys.push(key);
+                    marks.push(mark);
+                }
+            }
+        }
+        keys.shrink_to_fit();
+        marks.shrink_to_fit();
+        // Eight keys for each number on average.
+        let bits = (keys.len() / 8).next_power_of_two().trailing_zeros();
+        let mut index = Vec::with_capacity((1 << bits) + 1);
+        for bucket in 0..1_u64 << bits {
+            let from = index.last().map_or(0, |last: &u32| *last as usize);
+            let before = |key: &Key| bucket_of(*key, bits) < bucket;
+            index.push(u32::try_from(from + keys[from..].partition_point(before)).unwrap_or(u32::MAX));
+        }
+        index.push(u32::try_from(keys.len()).unwrap_or(u32::MAX));
+        Self { keys, marks, index, bits }
+    }
+
+    /// What is known of a key.
+    pub(super) fn find(&self, key: Key) -> Option<Mark> {
+        let bucket = usize::try_from(bucket_of(key, self.bits)).ok()?;
+        let (from, to) = (*self.index.get(bucket)? as usize, *self.index.get(bucket + 1)? as usize);
+        let at = self.keys.get(from..to)?.binary_search(&key).ok()?;
+        self.marks.get(from + at).copied()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (Key, Mark)> {
+        self.keys.iter().copied().zip(self.marks.iter().copied())
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.keys.capacity() * size_of::<Key>() + self.marks.capacity() * size_of::<Mark>() + self.index.capacity() * 4
+    }
+}
+
+fn bucket_of(key: Key, bits: u32) -> u64 {
+    u64::try_from(key >> 64).unwrap_or_default().checked_shr(64 - bits).unwrap_or_default()
+}
+
+impl Run for Keys {
+    type Entry = (Key, Mark);
+
+    fn of(mut entries: Vec<(Key, Mark)>) -> Self {
+        entries.sort_unstable_by_key(|(key, _)| *key);
+        let capacity = entries.len();
+        Self::sorted(entries.into_iter(), capacity)
+    }
+
+    fn merged(&self, other: &Self) -> Self {
+        Self::sorted(both(self.iter(), other.iter(), |a, b| a.0 <= b.0), self.len() + other.len())
+    }
+
+    fn len(&self) -> usize {
+        self.keys.len()
+    }
+}
+
+/// Paths, by root and text.
+#[derive(Debug)]
+pub(super) struct Paths(Vec<Path>);
+
+impl Paths {
+    fn sorted(paths: impl Iterator<Item = Path>, capacity: usize) -> Self {
+        let mut run: Vec<Path> = Vec::with_capacity(capacity);
+        for path in paths {
+            match run.last_mut() {
+                Some(last) if last.order() == path.order() => last.mark = last.mark.later(path.mark),
+                _ => run.push(path),
+            }
+        }
+        run.shrink_to_fit();
+        Self(run)
+    }
+
+    /// Those of a root.
+    pub(super) fn of_root(&self, key: Key) -> &[Path] {
+        let from = self.0.partition_point(|path| path.key < key);
+        let rest = &self.0[from..];
+        &rest[..rest.partition_point(|path| path.key == key)]
+    }
+
+    fn memory_bytes(&self) -> usize {
+        let texts: usize = self.0.iter().map(|path| path.text.len() + 2 * size_of::<usize>()).sum();
+        self.0.capacity() * size_of::<Path>() + texts
+    }
+}
+
+/// Of the paths of one root, what counts for a path.
+pub(super) fn match_path(of_root: &[Path], path: &str) -> Option<Mark> {
+    /// So many are looked at one by one.
+    const FEW: usize = 64;
+    let matches = |rule: &&Path| if rule.prefix { path.starts_with(&*rule.text) } else { path == &*rule.text };
+    if of_root.len() <= FEW {
+        return of_root.iter().filter(matches).map(|rule| rule.mark).reduce(Mark::later);
+    }
+    let find = |text: &str, prefix: bool| {
+        let at = of_root.binary_search_by(|rule| (&*rule.text, rule.prefix).cmp(&(text, prefix))).ok()?;
+        Some(of_root.get(at)?.mark)
+    };
+    let beginnings = path.char_indices().map(|(end, _)| end).chain([path.len()]);
+    let prefixes = beginnings.filter_map(|end| find(&path[..end], true));
+    prefixes.chain(find(path, false)).reduce(Mark::later)
+}
+
+/// Of the paths of one root, those that lie below a path.
+pub(super) fn below<'a>(of_root: &'a [Path], path: &str) -> impl Iterator<Item = &'a Path> + use<'a> {
+    let above = if path.is_empty() { String::new() } else { format!("{path}/") };
+    let from = of_root.partition_point(|rule| *rule.text < *above);
+    of_root[from..].iter().take_while(move |rule| rule.text.starts_with(&above)).filter(|rule| !rule.text.is_empty())
+}
+
+impl Run for Paths {
+    type Entry = Path;
+
+    fn of(mut paths: Vec<Path>) -> Self {
+        paths.sort_unstable_by(|a, b| a.order().cmp(&b.order()));
+        let capacity = paths.len();
+        Self::sorted(paths.into_iter(), capacity)
+    }
+
+    fn merged(&self, other: &Self) -> Self {
+        let paths = both(self.0.iter().cloned(), other.0.iter().cloned(), |a, b| a.order() <= b.order());
+        Self::sorted(paths, self.len() + other.len())
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Two sorted sequences as one.
+fn both<T>(
+    a: impl Iterator<Item = T>,
+    b: impl Iterator<Item = T>,
+    in_order: fn(&T, &T) -> bool,
+) -> impl Iterator<Item = T> {
+    let (mut a, mut b) = (a.peekable(), b.peekable());
+    std::iter::from_fn(move || match (a.peek(), b.peek()) {
+        (Some(first), Some(second)) if !in_order(first, second) => b.next(),
+        (Some(_), _) => a.next(),
+        (None, _) => b.next(),
+    })
+}
+
+/// Runs, the largest first. Clones share them.
+#[derive(Debug)]
+pub(super) struct Layers<R>(Vec<Arc<R>>);
+
+impl<R> Clone for Layers<R> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<R> Default for Layers<R> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+/// A run is merged with the one before it when that is not so many times larger.
+const FACTOR: usize = 8;
+
+impl<R: Run> Layers<R> {
+    /// Adds entries. What is there is copied only as far as it is of their size, so that each is copied a few times in all.
+    pub(super) fn add(&mut self, entries: Vec<R::Entry>) {
+        if entries.is_empty() {
+            return;
+        }
+        let mut run = R::of(entries);
+        while let Some(last) = self.0.pop_if(|last| last.len() < FACTOR * run.len()) {
+            run = last.merged(&run);
+        }
+        self.0.push(Arc::new(run));
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &R> {
+        self.0.iter().map(|run| &**run)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Layers<Keys> {
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.iter().map(Keys::memory_bytes).sum()
+    }
+}
+
+impl Layers<Paths> {
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.iter().map(Paths::memory_bytes).sum()
+    }
+}

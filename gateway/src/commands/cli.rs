@@ -1,0 +1,254 @@
+//! The command line: stable from the first release on.
+
+use super::block::{self, BlockCommand};
+use super::names_cli::{self, KeyCommand, NameCommand};
+use super::ops;
+use super::output::{EXIT_FORCED, EXITS, exit_code, print};
+use super::pin::{self, PinCommand};
+use super::place::{NodePlace, Place, REACH};
+use super::shell;
+use super::store_admin::{self, StoreCommand};
+use super::store_cli::{add, cat, get, ls};
+use super::token::{self, TokenCommand};
+use crate::network;
+use crate::node::Node;
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use config::{ConfigError, Flags, Loaded, LogFormat};
+use std::path::PathBuf;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// An IPFS HTTP gateway: runs it, fills it, and looks after it
+#[derive(Debug, Parser)]
+#[command(name = "causeway", version, about, after_help = format!("{START}\n\n{PRECEDENCE}\n\n{EXITS}"))]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const START: &str = "\
+To begin:                 causeway serve
+Something of your own:    causeway add site/            prints its CID; the gateway serves it at /ipfs/CID
+What a command does:      causeway help add             has examples; \"causeway man DIR\" writes manual pages
+Completion on Tab:        source <(causeway completions bash)";
+
+const PRECEDENCE: &str = "Every setting is also a key of the configuration file and an environment variable:\n\
+    http.listen is CAUSEWAY_HTTP_LISTEN. Flags beat the environment, which beats the file, which beats the defaults.\n\
+    \"causeway config show\" prints all of them.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gateway until SIGTERM or SIGINT
+    #[command(after_help = format!("{SERVE}\n\n{PRECEDENCE}"))]
+    Serve(Box<Flags>),
+    /// Look at the settings without running anything
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print the node's peer id, making an identity if there is none
+    #[command(after_help = "Example:\n  causeway id --data-dir /var/lib/causeway")]
+    Id(Place),
+    /// Manage the keys that IPNS names are published with
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Publish IPNS names
+    #[command(subcommand)]
+    Name(NameCommand),
+    /// Take in files and folders and pin them
+    Add(Box<add::AddArgs>),
+    /// Write a file, a folder or an archive of it
+    Get(get::GetArgs),
+    /// Write files to standard output
+    Cat(cat::CatArgs),
+    /// List a folder
+    Ls(ls::LsArgs),
+    /// Look at the store, check it, mend it, and move CAR files in and out
+    #[command(subcommand)]
+    Store(StoreCommand),
+    /// Take in the blocks of a CAR file and pin its roots; the same as "store import"
+    #[command(after_help = format!("Examples:\n  causeway import site.car\n  curl -s URL | causeway import -\n\n{REACH}"))]
+    Import {
+        /// A CARv1 file; "-" for standard input
+        #[arg(value_name = "FILE.car")]
+        file: PathBuf,
+        #[command(flatten)]
+        node: NodePlace,
+    },
+    /// Keep DAGs for good, and fetch what of them is not here
+    #[command(subcommand)]
+    Pin(PinCommand),
+    /// Block content, and say what is blocked and why
+    #[command(subcommand)]
+    Block(BlockCommand),
+    /// Make, list and revoke the tokens that the admin API asks for
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// Say whether the gateway is ready for requests; exit with 1 if it is not, and with 3 if none runs
+    Health(ops::node::HealthArgs),
+    /// List the last changes that somebody made through the admin API
+    Audit(ops::node::AuditArgs),
+    /// Print what a shell needs to complete commands on Tab
+    Completions(shell::CompletionsArgs),
+    /// Write the manual pages, one for each command
+    Man(shell::ManArgs),
+}
+
+const SERVE: &str = "\
+Examples:
+  causeway serve                                            on this machine only, at http://127.0.0.1:8080
+  causeway serve --config /etc/causeway.toml
+  causeway serve --listen 0.0.0.0:8080 --data-dir /srv/ipfs";
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Say whether the settings are valid
+    #[command(after_help = "Example:\n  causeway config check --config /etc/causeway.toml")]
+    Check(Box<Flags>),
+    /// Print every setting as it would be used; secrets are shown as ***
+    #[command(after_help = "Example:\n  causeway config show --config /etc/causeway.toml")]
+    Show(Box<Flags>),
+}
+
+/// Runs a command line and says with which code the process is to exit. Errors are one line on standard error.
+pub fn run(cli: Cli) -> i32 {
+    match check_processor().and_then(|()| dispatch(cli.command)) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            exit_code(&error)
+        }
+    }
+}
+
+/// RocksDB is compiled for instructions that x86-64 processors have had since 2010. One that lacks them would end the process
+/// without a word.
+fn check_processor() -> anyhow::Result<()> {
+    #[cfg(target_arch = "x86_64")]
+    anyhow::ensure!(
+        !option_env!("CXXFLAGS_x86_64_unknown_linux_gnu").is_some_and(|flags| flags.contains("-msse4.2"))
+            || is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq"),
+        "this processor lacks SSE 4.2 or PCLMULQDQ, which Causeway was compiled for; compile it without CXXFLAGS in .cargo/config.toml"
+    );
+    Ok(())
+}
+
+fn dispatch(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Serve(flags) => serve(&load(&flags)?),
+        Command::Config(ConfigCommand::Check(flags)) => {
+            let loaded = load(&flags)?;
+            filter(&loaded)?;
+            print("The settings are valid.\n")
+        }
+        Command::Config(ConfigCommand::Show(flags)) => print(&toml::to_string(&load(&flags)?.config)?),
+        Command::Id(place) => {
+            let loaded = load(&Flags::from(&place))?;
+            print(&format!("{}\n", network::peer_id(&loaded.config.data_dir)?))
+        }
+        Command::Key(command) => {
+            let loaded = load(&command.flags())?;
+            runtime()?.block_on(names_cli::keys(&loaded, command))
+        }
+        Command::Name(command) => {
+            let loaded = load(&command.flags())?;
+            runtime()?.block_on(names_cli::names(&loaded, command))
+        }
+        Command::Add(args) => add::run(&load(&args.flags())?, &runtime()?, &args),
+        Command::Get(args) => get::run(&load(&args.flags())?, &runtime()?, &args),
+        Command::Cat(args) => cat::run(&load(&args.flags())?, &runtime()?, &args),
+        Command::Ls(args) => ls::run(&load(&args.flags())?, &runtime()?, &args),
+        Command::Store(command) => store_admin::run(&load(&command.flags())?, &runtime()?, command),
+        Command::Import { file, node } => store_admin::import(&load(&Flags::from(&node))?, &runtime()?, &file, &node),
+        Command::Pin(command) => runtime()?.block_on(pin::run(&load(&command.flags())?, command)),
+        Command::Block(command) => on_gateway(&command.flags(), async |loaded| block::run(loaded, command).await),
+        Command::Token(command) => runtime()?.block_on(token::run(&load(&command.flags())?, command)),
+        Command::Health(args) => {
+            on_gateway(&args.asking.node.flags(), async |loaded| ops::node::health(loaded, args).await)
+        }
+        Command::Audit(args) => {
+            on_gateway(&args.asking.node.flags(), async |loaded| ops::node::audit(loaded, args).await)
+        }
+        Command::Completions(args) => shell::completions(&args),
+        Command::Man(args) => shell::man(&args),
+    }
+}
+
+/// Asks a gateway that runs.
+fn on_gateway(flags: &Flags, ask: impl AsyncFnOnce(&Loaded) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let loaded = load(flags)?;
+    runtime()?.block_on(ask(&loaded))
+}
+
+fn load(flags: &Flags) -> Result<Loaded, ConfigError> {
+    config::load(flags, std::env::vars_os())
+}
+
+/// Said unless the settings name the same module: it warns of every malformed request, which any stranger can send.
+const HUSHED: &str = "libp2p_autonat=error";
+
+fn filter(loaded: &Loaded) -> Result<EnvFilter, ConfigError> {
+    let levels = format!("{HUSHED},{}", loaded.config.log.level);
+    EnvFilter::try_new(levels).map_err(|error| loaded.error("log.level", error.to_string()))
+}
+
+/// Log lines go to standard error, so that standard output can be read by scripts.
+fn start_logging(loaded: &Loaded) -> Result<(), ConfigError> {
+    let lines = tracing_subscriber::fmt().with_env_filter(filter(loaded)?).with_writer(std::io::stderr);
+    match loaded.config.log.format {
+        LogFormat::Text => lines.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+        LogFormat::Json => lines.json().init(),
+    }
+    Ok(())
+}
+
+fn serve(loaded: &Loaded) -> anyhow::Result<()> {
+    start_logging(loaded)?;
+    // A connection is a file: the soft limit that most systems set is far below what they allow.
+    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
+        tracing::warn!(%error, "the limit of open files could not be raised");
+    }
+    let runtime = runtime()?;
+    let result = runtime.block_on(until_signalled(loaded));
+    // Whatever still runs after the drain is not waited for.
+    runtime.shutdown_background();
+    result
+}
+
+async fn until_signalled(loaded: &Loaded) -> anyhow::Result<()> {
+    let mut signals = Signals::listen()?;
+    let node = tokio::select! {
+        node = Node::start(loaded) => node?,
+        () = signals.next() => return Ok(()),
+    };
+    print(&node.places.to_string())?;
+    signals.next().await;
+    tracing::info!("draining; a second signal ends the process at once");
+    tokio::select! {
+        result = node.drain() => result,
+        // Not `std::process::exit`: it runs RocksDB's destructors, which wait for compactions.
+        () = signals.next() => signal_hook::low_level::exit(EXIT_FORCED),
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn listen() -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).context("signals cannot be listened for");
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot be started")
+}

@@ -1,0 +1,110 @@
+//! Values that are typed: amounts, times; and moments as they are shown.
+
+use std::time::Duration;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+/// "4MiB", "500kB" or a number of bytes.
+///
+/// # Errors
+/// What such a number is like.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let units =
+        [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("kB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000)];
+    let unit = units.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?.trim_end(), *bytes)));
+    let (number, unit) = unit.unwrap_or((text.strip_suffix('B').unwrap_or(text), 1));
+    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| "this is a whole number of bytes above zero, or of kB, MB, GB, KiB, MiB or GiB".to_owned())
+}
+
+/// "90s", "5m", "48h" or "7d".
+///
+/// # Errors
+/// What such a time is like.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400)];
+    let parsed = units.iter().find_map(|(unit, seconds)| {
+        let number: u64 = text.strip_suffix(*unit)?.parse().ok()?;
+        number.checked_mul(*seconds)
+    });
+    parsed.map(Duration::from_secs).ok_or_else(|| "a time is a whole number and s, m, h or d, such as 48h".to_owned())
+}
+
+/// "KEY=VALUE".
+///
+/// # Errors
+/// What such a pair is like.
+pub fn pair(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
+    pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or_else(|| "this is KEY=VALUE".to_owned())
+}
+
+/// A moment in seconds since the Unix epoch, as a date and time in UTC (RFC 3339).
+pub fn moment(seconds: u64) -> String {
+    let moment = i64::try_from(seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+    // What has no such form is beyond the year 9999.
+    moment.and_then(|moment| moment.format(&Rfc3339).ok()).unwrap_or_else(|| "never".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_bytes_perhaps_with_a_unit() {
+        let table = [
+            ("1", Some(1)),
+            ("4096B", Some(4096)),
+            ("500kB", Some(500_000)),
+            ("4MiB", Some(4 << 20)),
+            ("4 MiB", Some(4 << 20)),
+            ("2GB", Some(2_000_000_000)),
+            ("1GiB", Some(1 << 30)),
+            ("0", None),
+            ("0MiB", None),
+            ("", None),
+            ("MiB", None),
+            ("fast", None),
+            ("-1", None),
+            ("1.5MiB", None),
+            ("99999999999GiB", None),
+        ];
+        for (text, expected) in table {
+            assert_eq!(bytes(text).ok(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_numbers_with_a_unit() {
+        let table = [
+            ("90s", Some(90)),
+            ("5m", Some(300)),
+            ("48h", Some(172_800)),
+            ("7d", Some(604_800)),
+            ("", None),
+            ("48", None),
+            ("h", None),
+            ("-1h", None),
+            ("99999999999999999999d", None),
+            ("18446744073709551615d", None),
+        ];
+        for (text, expected) in table {
+            assert_eq!(duration(text).ok(), expected.map(Duration::from_secs), "{text}");
+        }
+    }
+
+    #[test]
+    fn pairs_have_a_key() {
+        let pair_of = |key: &str, value: &str| Ok((key.to_owned(), value.to_owned()));
+        assert_eq!(pair("a=b=c"), pair_of("a", "b=c"));
+        assert_eq!(pair("a="), pair_of("a", ""));
+        assert!(pair("a").is_err() && pair("=b").is_err());
+    }
+
+    #[test]
+    fn moments_are_dates() {
+        assert_eq!(moment(0), "1970-01-01T00:00:00Z");
+        assert_eq!(moment(1_795_305_600), "2026-11-22T00:00:00Z");
+        assert_eq!(moment(u64::MAX), "never");
+    }
+}

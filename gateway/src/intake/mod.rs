@@ -1,0 +1,368 @@
+//! Taking content in over HTTP: streams become blocks, and the blocks of a finished upload are pinned.
+//!
+//! Goals: the CIDs of `causeway add` and of Kubo's `ipfs add` for the same content and choices; memory that grows neither with
+//! the sizes nor with the number of files; what is answered as pinned is on the disk; an upload that breaks off leaves nothing
+//! pinned, and its blocks to the cache; nothing that the policy refuses is taken in.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`api`] | `POST /upload` |
+//! | [`query`] | what its parameters say |
+//! | [`work`] | one upload from its first byte to its pins |
+//! | [`multipart`], [`tarball`] | forms and archives, read part by part |
+//! | [`taker`] | what is done with each part |
+//! | [`pipeline`] | from bytes to blocks: several chunks at a time, and links in the order of the files; also of `causeway add` |
+//! | [`tree`], [`sorter`] | the folders around the files, in bounded memory |
+//! | [`names`] | what things may be called |
+//! | [`body`] | a body that is counted and has an end |
+//! | [`claims`] | whose the pins become |
+//! | [`resumable`] | uploads that go on where they broke off |
+//! | [`error`] | what goes wrong, and its status |
+//!
+//! `POST /upload` and Kubo's `/api/v0/add` are two ways to [`Intake::take`].
+//!
+//! Non-goals: fetching anything; mutable files; unpacking what is compressed.
+
+pub mod api;
+pub mod body;
+mod claims;
+pub mod error;
+pub mod multipart;
+pub mod names;
+pub mod pipeline;
+pub mod query;
+pub mod resumable;
+pub mod sorter;
+pub mod taker;
+pub mod tarball;
+#[cfg(test)]
+pub(crate) mod tests;
+pub mod tree;
+mod work;
+
+pub use self::error::IntakeError;
+
+use self::body::{Allowance, Meter};
+use crate::admin::access::Bearer;
+use crate::admin::answer::Refusal;
+use crate::pinning::Pins;
+use axum::body::Body;
+use axum::response::Response;
+use cache::BlockStore;
+use content::importer::{Part, Profile};
+use content::{Cid, Policy};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+/// The most uploads at a time, whatever the settings say. Each has a thread of tokio's 512, and others of them have to hash for it.
+const AT_ONCE_MAX: usize = 128;
+/// The folder for what uploads put aside, in the data folder.
+pub const FOLDER: &str = "uploads";
+
+/// What takes uploads in. One for the process: it bounds how many run at a time.
+#[derive(Clone)]
+pub struct Intake {
+    store: Arc<dyn BlockStore>,
+    policy: Arc<dyn Policy>,
+    pins: Arc<Pins>,
+    limits: Limits,
+    /// Where entries wait that find no room in memory.
+    folder: PathBuf,
+    places: Arc<Semaphore>,
+}
+
+/// How much is taken in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of one upload.
+    pub bytes_max: u64,
+    /// Files, folders and links of one upload.
+    pub entries_max: u64,
+    /// Uploads at a time.
+    pub at_once_max: usize,
+}
+
+impl From<&config::Uploads> for Limits {
+    fn from(settings: &config::Uploads) -> Self {
+        Self {
+            bytes_max: settings.bytes_max,
+            entries_max: settings.entries_max,
+            at_once_max: usize::try_from(settings.at_once_max).unwrap_or(usize::MAX).min(AT_ONCE_MAX),
+        }
+    }
+}
+
+/// What an upload is to become.
+#[derive(Debug, Clone, Default)]
+pub struct Terms {
+    /// What decides about CIDs.
+    pub profile: Profile,
+    /// Put everything into a folder, so that each file keeps its name.
+    pub wrap: bool,
+    /// Say the CIDs and keep nothing.
+    pub only_hash: bool,
+    /// Leave the blocks to the cache and pin nothing.
+    pub unpinned: bool,
+    /// Keep the modes that come with files.
+    pub modes: bool,
+    /// Keep the times that come with files.
+    pub times: bool,
+    /// What to call the pins.
+    pub pin_name: Option<String>,
+    /// What the owner says about the pins.
+    pub meta: BTreeMap<String, String>,
+}
+
+/// What a body is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Form {
+    /// One file.
+    File {
+        /// What it is called. Without a name it is called by its CID.
+        name: Option<String>,
+    },
+    /// Parts, each a file, folder or symlink (RFC 7578).
+    Multipart {
+        /// What stands between them.
+        boundary: String,
+        /// Whether all names are percent-encoded, and `+` is a space, as Kubo's clients write them. Otherwise that is told from
+        /// the name.
+        kubo: bool,
+    },
+    /// A TAR archive.
+    Tar,
+    /// A CAR archive.
+    Car {
+        /// Its last block names the roots, and not its header.
+        roots_last: bool,
+    },
+}
+
+/// What happens while an upload is taken in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Bytes of a file were read. Left out while the channel is half full.
+    Read {
+        /// The file's path in the upload; empty if it has none.
+        path: Arc<str>,
+        /// How many of its bytes were read so far.
+        bytes: u64,
+    },
+    /// Something has its CID: files and symlinks as they come, then folders, each after what is in it; the folder around
+    /// everything is the last and has an empty path. Waits for whoever takes events, for a minute at most.
+    Added {
+        /// Its path in the upload; the CID of a file that has none.
+        path: String,
+        /// Its root.
+        part: Part,
+    },
+}
+
+/// Where events go. Dropping the other end is no error.
+pub type Events = mpsc::Sender<Event>;
+
+/// Who follows an upload.
+#[derive(Clone, Default)]
+pub struct Watchers {
+    /// Every event, if somebody takes them.
+    pub events: Option<Events>,
+    /// The latest figures, for whoever looks now and then.
+    pub progress: Arc<Progress>,
+}
+
+/// How far an upload has come.
+#[derive(Debug, Default)]
+pub struct Progress {
+    files: AtomicU64,
+    bytes: AtomicU64,
+    /// The file that is being read.
+    path: Mutex<String>,
+}
+
+/// How far an upload had come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Glance {
+    /// Files and symlinks that are complete.
+    pub files: u64,
+    /// Bytes of content that were read.
+    pub bytes: u64,
+    /// The file that is being read; empty if it has no name.
+    pub path: String,
+}
+
+impl Progress {
+    /// This moment's figures.
+    pub fn now(&self) -> Glance {
+        Glance {
+            files: self.files.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            path: self.path.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+
+    fn read(&self, name: Option<&[u8]>, more: usize) {
+        self.bytes.fetch_add(more as u64, Ordering::Relaxed);
+        let mut path = self.path.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = name.unwrap_or_default();
+        if path.as_bytes() != name {
+            *path = String::from_utf8_lossy(name).into_owned();
+        }
+    }
+
+    fn added(&self) {
+        self.files.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What became of an upload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taken {
+    /// Each thing at the top of the upload, in the order of names; or the folder around them; or the distinct roots of a CAR.
+    pub roots: Vec<Root>,
+    /// Bytes of content that came: of files, or of a CAR's blocks.
+    pub bytes: u64,
+    /// Blocks that were made or came, repeated ones included.
+    pub blocks: u64,
+}
+
+/// A root of an upload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Root {
+    /// Its name in the upload; empty for a folder around everything and in a CAR.
+    pub name: String,
+    /// Its CID.
+    pub cid: Cid,
+    /// The content of the files in it, in bytes; of a CAR's root, the bytes of its distinct blocks.
+    pub bytes: u64,
+    /// The request in the pin service that holds its pin, unless nothing was pinned.
+    pub pin: Option<String>,
+}
+
+/// An upload that was not taken in.
+pub struct Failed {
+    /// Why.
+    pub error: IntakeError,
+    /// What its sender has still to send.
+    pub rest: Body,
+}
+
+impl Failed {
+    /// The answer, for a sender who may still be sending.
+    pub fn into_response(self) -> Response {
+        Refusal::from(self.error).to_sender(self.rest)
+    }
+}
+
+impl Intake {
+    /// What takes uploads into a store, and puts aside what it has to in `data_dir`.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub fn new(
+        store: &Arc<dyn BlockStore>,
+        policy: Arc<dyn Policy>,
+        pins: Arc<Pins>,
+        limits: Limits,
+        data_dir: &Path,
+    ) -> io::Result<Self> {
+        let folder = data_dir.join(FOLDER);
+        p2p_bridge::durable::create_folder(&folder)?;
+        let places = Arc::new(Semaphore::new(limits.at_once_max));
+        Ok(Self { store: Arc::clone(store), policy, pins, limits, folder, places })
+    }
+
+    /// Takes a body in to its end. What is pinned is on the disk when this returns, and counts for `owner`.
+    ///
+    /// Dropping the future does not end the upload; the end of the body does.
+    ///
+    /// # Errors
+    /// [`Failed`], whose error knows its status. Nothing is pinned then that was not before.
+    pub async fn take(
+        &self,
+        owner: &Bearer,
+        terms: Terms,
+        form: Form,
+        body: Body,
+        watchers: Watchers,
+    ) -> Result<Taken, Failed> {
+        let expected = http_body::Body::size_hint(&body).lower();
+        let allowance = match self.allowance(owner, &terms, expected) {
+            Ok(allowance) => allowance,
+            Err(error) => return Err(Failed { error, rest: body }),
+        };
+        let meter = Meter::of_body(body, allowance);
+        match self.take_from(owner, terms, form, meter.clone(), watchers).await {
+            Ok(taken) => Ok(taken),
+            Err(error) => Err(Failed { error, rest: meter.into_rest() }),
+        }
+    }
+
+    /// How much an owner may send now, if so much is known to come.
+    ///
+    /// # Errors
+    /// [`IntakeError`] when that is too much.
+    pub fn allowance(&self, owner: &Bearer, terms: &Terms, expected: u64) -> Result<Allowance, IntakeError> {
+        let keeps = !terms.only_hash && !terms.unpinned;
+        let quota = if keeps { claims::quota(&self.pins, owner)? } else { None };
+        let allowance = Allowance { bytes_max: self.limits.bytes_max, quota };
+        allowance.check(expected)?;
+        Ok(allowance)
+    }
+
+    /// How much is taken in.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// [`Intake::take`] of what is here already, and was allowed. It waits for its turn.
+    ///
+    /// # Errors
+    /// The same, without what is still to be sent.
+    pub async fn take_in_turn(
+        &self,
+        owner: &Bearer,
+        terms: Terms,
+        form: Form,
+        meter: Meter,
+        watchers: Watchers,
+    ) -> Result<Taken, IntakeError> {
+        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| IntakeError::Stopping)?;
+        self.take_at(place, owner, terms, form, meter, watchers).await
+    }
+
+    async fn take_from(
+        &self,
+        owner: &Bearer,
+        terms: Terms,
+        form: Form,
+        meter: Meter,
+        watchers: Watchers,
+    ) -> Result<Taken, IntakeError> {
+        let place = Arc::clone(&self.places).try_acquire_owned();
+        let place = place.map_err(|_| IntakeError::Busy(self.limits.at_once_max))?;
+        self.take_at(place, owner, terms, form, meter, watchers).await
+    }
+
+    async fn take_at(
+        &self,
+        place: OwnedSemaphorePermit,
+        owner: &Bearer,
+        terms: Terms,
+        form: Form,
+        meter: Meter,
+        watchers: Watchers,
+    ) -> Result<Taken, IntakeError> {
+        let work = work::Work { intake: self.clone(), owner: owner.clone(), terms, form, meter, watchers };
+        // What has come whole is pinned, whether or not anybody waits to hear of it.
+        let working = tokio::spawn(async move {
+            let taken = work.run().await;
+            drop(place);
+            taken
+        });
+        working.await.unwrap_or(Err(IntakeError::Stopping))
+    }
+}

@@ -1,0 +1,318 @@
+//! What the parameters and headers of an upload say: [`Terms`] and [`Form`].
+
+use super::multipart::filename;
+use super::{Form, IntakeError, Terms};
+use crate::admin::store_api::CAR;
+use crate::request::parameter;
+use content::importer::{Chunking, Profile, Version};
+use http::header::{CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_TYPE};
+use http::{HeaderMap, Uri};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use utoipa::IntoParams;
+
+/// The media types of TAR.
+const TAR: [&str; 4] = ["application/x-tar", "application/tar", "application/x-gtar", "application/x-ustar"];
+/// Those of TAR that was compressed.
+const COMPRESSED_TAR: [&str; 4] =
+    ["application/x-tar+gzip", "application/x-gtar-compressed", "application/x-tgz", "application/x-compressed-tar"];
+/// The most bytes of all keys and values of `meta`, and how many pairs.
+const META_BYTES_MAX: usize = 16 * 1024;
+const META_PAIRS_MAX: usize = 1000;
+
+/// The parameters of an upload. This is their documentation; [`terms`] reads them.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(rename_all = "kebab-case")]
+#[allow(dead_code, reason = "it describes")]
+pub struct UploadParams {
+    /// What a single file is called. Of a CAR, what its pins are called.
+    pub name: Option<String>,
+    /// Put everything into a folder, so that each file keeps its name.
+    pub wrap: Option<bool>,
+    /// A published set of choices that decide about CIDs, which the parameters below change: unixfs-v0-2015 (the default),
+    /// unixfs-v1-2025, legacy-cid-v0, test-cid-v1 or test-cid-v1-wide.
+    pub profile: Option<String>,
+    /// 0 or 1; 1 makes raw leaves too.
+    #[param(minimum = 0, maximum = 1)]
+    pub cid_version: Option<u8>,
+    /// Leaves of files are bare bytes, without an envelope.
+    pub raw_leaves: Option<bool>,
+    /// Where files are cut: size-BYTES, rabin, rabin-AVERAGE, rabin-MIN-AVERAGE-MAX or buzhash.
+    pub chunker: Option<String>,
+    /// Say the CIDs and keep nothing.
+    pub only_hash: Option<bool>,
+    /// Keep the modes of files and folders that come in a form of Kubo's client or a TAR.
+    pub preserve_mode: Option<bool>,
+    /// Keep the times of files and folders that come in a form of Kubo's client or a TAR.
+    pub preserve_mtime: Option<bool>,
+    /// Where a CAR names the roots that are pinned: "header" (the default), or "last" for a list of them in its last block.
+    pub roots: Option<String>,
+    /// What to call the pins; what the upload is called if this is left out.
+    pub pin_name: Option<String>,
+    /// What is kept with the pins: a JSON object of texts.
+    pub meta: Option<String>,
+}
+
+/// Every parameter there is.
+const KNOWN: [&str; 12] = [
+    "name",
+    "wrap",
+    "profile",
+    "cid-version",
+    "raw-leaves",
+    "chunker",
+    "only-hash",
+    "preserve-mode",
+    "preserve-mtime",
+    "roots",
+    "pin-name",
+    "meta",
+];
+
+/// Reads what an upload is, and what it is to become.
+///
+/// # Errors
+/// [`IntakeError::Invalid`] that names the parameter, and [`IntakeError::Unsupported`] for what is compressed.
+pub fn terms(uri: &Uri, headers: &HeaderMap) -> Result<(Terms, Form), IntakeError> {
+    let text = |name| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes())).unwrap_or_default();
+    let encoding = text(CONTENT_ENCODING);
+    if !matches!(encoding.trim(), "" | "identity") {
+        let words = "a body with Content-Encoding is not taken in: send it as it is";
+        return Err(IntakeError::Unsupported(words.to_owned()));
+    }
+    let disposition = headers.get(CONTENT_DISPOSITION).and_then(|value| filename(value.as_bytes(), false));
+    let name = disposition.map(|name| String::from_utf8_lossy(&name).into_owned());
+    stored(uri.query().unwrap_or_default(), &text(CONTENT_TYPE), name.as_deref())
+}
+
+/// The same for what was said earlier: its parameters, its media type, and what it is called if no parameter says.
+///
+/// # Errors
+/// The same.
+pub fn stored(query: &str, content_type: &str, name: Option<&str>) -> Result<(Terms, Form), IntakeError> {
+    let query = Query::of(query)?;
+    let name = query.text("name").or_else(|| name.filter(|name| !name.is_empty()).map(str::to_owned));
+    let form = form(&query, content_type, name.clone())?;
+    let pin_name = query.text("pin-name").or(name);
+    cache::pins::check_name(pin_name.as_deref()).map_err(invalid)?;
+    let terms = Terms {
+        profile: profile(&query)?,
+        wrap: query.flag("wrap")?,
+        only_hash: query.flag("only-hash")?,
+        unpinned: false,
+        modes: query.flag("preserve-mode")?,
+        times: query.flag("preserve-mtime")?,
+        pin_name,
+        meta: query.text("meta").map(|text| meta(&text)).transpose()?.unwrap_or_default(),
+    };
+    Ok((terms, form))
+}
+
+fn invalid(words: impl ToString) -> IntakeError {
+    IntakeError::Invalid(words.to_string())
+}
+
+/// The parameters that were given. One that is misspelt would have no effect and nobody would notice.
+struct Query<'a>(&'a str);
+
+impl<'a> Query<'a> {
+    fn of(query: &'a str) -> Result<Self, IntakeError> {
+        let pairs = query.split('&').filter(|pair| !pair.is_empty());
+        let mut names: Vec<&str> = pairs.map(|pair| pair.split('=').next().unwrap_or(pair)).collect();
+        if let Some(name) = names.iter().find(|name| !KNOWN.contains(name)) {
+            let name: String = name.chars().take(80).collect();
+            return Err(invalid(format!("there is no parameter \"{name}\" here, but {}", KNOWN.join(", "))));
+        }
+        names.sort_unstable();
+        match names.array_windows().find(|[one, other]| one == other) {
+            Some([name, _]) => Err(invalid(format!("the parameter {name} is there more than once"))),
+            None => Ok(Self(query)),
+        }
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        parameter(self.0, name).map(|text| text.into_owned()).filter(|text| !text.is_empty())
+    }
+
+    /// Whether something is wanted; a name without a value says so too.
+    fn flag(&self, name: &str) -> Result<bool, IntakeError> {
+        match parameter(self.0, name).as_deref() {
+            None | Some("false" | "0") => Ok(false),
+            Some("" | "true" | "1") => Ok(true),
+            Some(_) => Err(invalid(format!("{name} is true or false"))),
+        }
+    }
+
+    fn parsed<T: FromStr>(&self, name: &str) -> Result<Option<T>, IntakeError>
+    where
+        T::Err: ToString,
+    {
+        let parsed = self.text(name).map(|text| text.parse().map_err(|error: T::Err| error.to_string()));
+        parsed.transpose().map_err(|error| invalid(format!("{name}: {error}")))
+    }
+}
+
+fn profile(query: &Query<'_>) -> Result<Profile, IntakeError> {
+    let base = match query.text("profile") {
+        None => Profile::default(),
+        Some(name) => {
+            Profile::named(&name).ok_or_else(|| invalid(format!("profile is one of {}", Profile::NAMES.join(", "))))?
+        }
+    };
+    let version = match query.parsed::<u8>("cid-version")? {
+        None => None,
+        Some(0) => Some(Version::V0),
+        Some(1) => Some(Version::V1),
+        Some(_) => return Err(invalid("cid-version is 0 or 1")),
+    };
+    let raw_leaves = parameter(query.0, "raw-leaves").map(|_| query.flag("raw-leaves")).transpose()?;
+    Ok(chosen(base, version, raw_leaves, query.parsed("chunker")?))
+}
+
+/// A profile with some choices changed, as `ipfs add` and `causeway add` do it.
+pub fn chosen(
+    profile: Profile,
+    cid_version: Option<Version>,
+    raw_leaves: Option<bool>,
+    chunking: Option<Chunking>,
+) -> Profile {
+    let profile = match cid_version {
+        None => profile,
+        Some(Version::V0) => Profile { cid_version: Version::V0, ..profile },
+        Some(Version::V1) => profile.with_cid_v1(),
+    };
+    Profile {
+        raw_leaves: raw_leaves.unwrap_or(profile.raw_leaves),
+        chunking: chunking.unwrap_or(profile.chunking),
+        ..profile
+    }
+}
+
+fn meta(text: &str) -> Result<BTreeMap<String, String>, IntakeError> {
+    let meta: BTreeMap<String, String> = serde_json::from_str(text)
+        .map_err(|error| invalid(format!("meta is a JSON object whose values are texts: {error}")))?;
+    let bytes: usize = meta.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if meta.len() > META_PAIRS_MAX || bytes > META_BYTES_MAX {
+        return Err(invalid(format!("meta has at most {META_PAIRS_MAX} keys and {META_BYTES_MAX} bytes")));
+    }
+    Ok(meta)
+}
+
+fn form(query: &Query<'_>, content_type: &str, name: Option<String>) -> Result<Form, IntakeError> {
+    let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let form = match media_type.as_str() {
+        CAR => Form::Car { roots_last: roots_last(query)? },
+        media_type if TAR.contains(&media_type) => Form::Tar,
+        media_type if COMPRESSED_TAR.contains(&media_type) => {
+            let words = "a compressed archive is not taken in: send the TAR as it is without that (application/x-tar)";
+            return Err(IntakeError::Unsupported(words.to_owned()));
+        }
+        media_type if media_type.starts_with("multipart/") => {
+            let boundary = multer::parse_boundary(content_type)
+                .map_err(|_| invalid("the Content-Type of a form is multipart/form-data; boundary=…"))?;
+            Form::Multipart { boundary, kubo: false }
+        }
+        _ => Form::File { name },
+    };
+    if query.text("roots").is_some() && !matches!(form, Form::Car { .. }) {
+        return Err(invalid(format!("roots is for a CAR, and the Content-Type is not {CAR}")));
+    }
+    Ok(form)
+}
+
+fn roots_last(query: &Query<'_>) -> Result<bool, IntakeError> {
+    match query.text("roots").as_deref() {
+        None | Some("header") => Ok(false),
+        Some("last") => Ok(true),
+        Some(_) => Err(invalid("roots is \"header\" or \"last\"")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(query: &str, headers: &[(&str, &str)]) -> Result<(Terms, Form), IntakeError> {
+        let uri: Uri = format!("/upload?{query}").parse().expect("a URI");
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(http::HeaderName::from_bytes(name.as_bytes()).expect("a name"), value.parse().expect("a value"));
+        }
+        terms(&uri, &map)
+    }
+
+    #[test]
+    fn the_media_type_says_what_a_body_is() {
+        let file = |name: Option<&str>| Form::File { name: name.map(str::to_owned) };
+        let table = [
+            ("", vec![], file(None)),
+            ("name=a%20b", vec![("content-type", "text/plain")], file(Some("a b"))),
+            ("", vec![("content-disposition", "attachment; filename=\"c.txt\"")], file(Some("c.txt"))),
+            ("name=a", vec![("content-disposition", "attachment; filename=\"c.txt\"")], file(Some("a"))),
+            ("name=", vec![("content-type", "application/gzip")], file(None)),
+            ("", vec![("content-type", "application/vnd.ipld.car; version=1")], Form::Car { roots_last: false }),
+            ("roots=last", vec![("content-type", "Application/vnd.ipld.CAR")], Form::Car { roots_last: true }),
+            ("", vec![("content-type", "application/x-tar")], Form::Tar),
+            (
+                "",
+                vec![("content-type", "multipart/form-data; boundary=xyz")],
+                Form::Multipart { boundary: "xyz".to_owned(), kubo: false },
+            ),
+        ];
+        for (query, headers, expected) in table {
+            let (_, form) = of(query, &headers).unwrap_or_else(|error| panic!("{query}: {error}"));
+            assert_eq!(form, expected, "{query} {headers:?}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_those_of_the_command() {
+        let (terms, _) =
+            of("cid-version=1&raw-leaves=false&chunker=size-1000&wrap&pin-name=p&meta=%7B%22a%22%3A%22b%22%7D", &[])
+                .expect("reads");
+        let chunking = Chunking::size(1000).expect("a size");
+        assert_eq!(terms.profile, Profile { raw_leaves: false, chunking, ..Profile::default().with_cid_v1() });
+        assert_eq!((terms.wrap, terms.only_hash, terms.pin_name.as_deref()), (true, false, Some("p")));
+        assert_eq!(terms.meta, BTreeMap::from([("a".to_owned(), "b".to_owned())]));
+        let (terms, _) = of("profile=unixfs-v1-2025&name=f", &[]).expect("reads");
+        assert_eq!((terms.profile, terms.pin_name.as_deref()), (Profile::UNIXFS_V1_2025, Some("f")));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        let long = format!("pin-name={}", "n".repeat(256));
+        let queries = [
+            "cid-verson=1",
+            "cid-version=2",
+            "cid-version=x",
+            "chunker=size-0",
+            "raw-leaves=maybe",
+            "profile=best",
+            "wrap=2",
+            "wrap=true&wrap=false",
+            "roots=header",
+            "meta=x",
+            "meta=%7B%22a%22%3A1%7D",
+            &long,
+        ];
+        for query in queries {
+            let error = of(query, &[]).expect_err(query);
+            assert_eq!(error.status(), 400, "{query}");
+        }
+        let unsupported = [("content-encoding", "gzip"), ("content-type", "application/x-tgz")];
+        for header in unsupported {
+            assert_eq!(of("", &[header]).expect_err("refused").status(), 415, "{header:?}");
+        }
+        assert_eq!(of("", &[("content-type", "multipart/form-data")]).expect_err("refused").status(), 400);
+        assert_eq!(of("roots=first", &[("content-type", CAR)]).expect_err("refused").status(), 400);
+    }
+
+    #[test]
+    fn every_parameter_that_is_described_is_known() {
+        let described: Vec<String> =
+            UploadParams::into_params(|| None).into_iter().map(|parameter| parameter.name).collect();
+        assert_eq!(described, KNOWN);
+    }
+}

@@ -1,0 +1,196 @@
+//! [`Work`]: one upload, from its first byte to its pins.
+//!
+//! Reading, cutting and linking are done by a thread of the upload's own, which waits where it has to; hashing is spread over others. What
+//! is pinned is protected from the first block to the pin's end by a scaffold ([`cache::Addition`]).
+
+use super::body::Meter;
+use super::pipeline::Pipeline;
+use super::taker::{Herald, Keeper, Taker};
+use super::tree::{Catalogue, Repeats, Shape, Top};
+use super::{Form, Intake, IntakeError, Root, Taken, Terms, Watchers, claims, multipart, names, tarball};
+use crate::admin::access::Bearer;
+use cache::{Addition, RootsIn, TakenCar};
+use content::importer::{Attributes, Importer, Part, SinkError};
+use content::{Block, Cid, Policy, Verdict};
+use std::collections::HashMap;
+use tokio::runtime::Handle;
+use tokio_util::io::SyncIoBridge;
+
+/// An upload that is to be taken in.
+pub struct Work {
+    pub intake: Intake,
+    pub owner: Bearer,
+    pub terms: Terms,
+    pub form: Form,
+    pub meter: Meter,
+    pub watchers: Watchers,
+}
+
+/// What was read.
+struct Made {
+    tops: Vec<Top>,
+    blocks: u64,
+    addition: Option<Addition>,
+}
+
+impl Work {
+    /// Takes it in.
+    ///
+    /// # Errors
+    /// [`IntakeError`]; nothing is pinned then that was not before.
+    pub async fn run(self) -> Result<Taken, IntakeError> {
+        if let Form::Car { roots_last } = self.form {
+            return self.run_car(if roots_last { RootsIn::LastBlock } else { RootsIn::Header }).await;
+        }
+        let addition = match self.terms.only_hash {
+            true => None,
+            false => Some(Addition::begin(&*self.intake.store).await?),
+        };
+        let Self { intake, owner, terms, form, meter, watchers } = self;
+        let import =
+            Import { intake: intake.clone(), terms: terms.clone(), form, meter, watchers: watchers.clone(), addition };
+        let runtime = Handle::current();
+        let made = tokio::task::spawn_blocking(move || import.run(&runtime)).await;
+        let Made { tops, blocks, addition } = made.map_err(|_| IntakeError::Stopping)??;
+        let cids: Vec<Cid> = tops.iter().map(|(_, part)| part.cid).collect();
+        let pins = match addition {
+            Some(addition) if !terms.unpinned => pin(&intake, &owner, &terms, addition, &cids).await?.1,
+            _ => HashMap::new(),
+        };
+        let root = |(name, part): Top| Root {
+            name: String::from_utf8_lossy(&name).into_owned(),
+            cid: part.cid,
+            bytes: part.file_bytes,
+            pin: pins.get(&part.cid).cloned(),
+        };
+        Ok(Taken { roots: tops.into_iter().map(root).collect(), bytes: watchers.progress.now().bytes, blocks })
+    }
+
+    async fn run_car(self, roots_in: RootsIn) -> Result<Taken, IntakeError> {
+        let Self { intake, owner, terms, meter, .. } = self;
+        if terms.only_hash || terms.unpinned {
+            return Err(IntakeError::Invalid(
+                "the blocks of a CAR are named already, and its roots are pinned".to_owned(),
+            ));
+        }
+        let policy = std::sync::Arc::clone(&intake.policy);
+        let look = move |cid: &Cid| check(&*policy, cid).map_err(SinkError::from);
+        let TakenCar { addition, roots, blocks, bytes } =
+            cache::take_car(&*intake.store, meter, roots_in, &look).await?;
+        let (sizes, pins) = pin(&intake, &owner, &terms, addition, &roots).await?;
+        let root = |cid: &Cid| Root {
+            name: String::new(),
+            cid: *cid,
+            bytes: sizes.get(cid).copied().unwrap_or(0),
+            pin: pins.get(cid).cloned(),
+        };
+        let mut seen = std::collections::HashSet::new();
+        let distinct = roots.iter().filter(|cid| seen.insert(**cid));
+        Ok(Taken { roots: distinct.map(root).collect(), bytes, blocks })
+    }
+}
+
+/// By root.
+type ByRoot<T> = HashMap<Cid, T>;
+
+/// Pins the roots of an upload and puts them down as its owner's: the bytes of their DAGs, and the pin service's requests.
+async fn pin(
+    intake: &Intake,
+    owner: &Bearer,
+    terms: &Terms,
+    addition: Addition,
+    roots: &[Cid],
+) -> Result<(ByRoot<u64>, ByRoot<String>), IntakeError> {
+    let protected: Vec<_> = roots.iter().map(|root| intake.pins.protect(*root)).collect();
+    let name = terms.pin_name.as_deref();
+    let pinned = match addition.pin(roots, name).await {
+        Ok(pins) => {
+            let distinct: Vec<Cid> = pins.iter().map(|pin| pin.root).collect();
+            let recorded = claims::record(&intake.pins, owner, &distinct, name, &terms.meta).await;
+            recorded.map(|requests| (pins, requests))
+        }
+        Err(error) => Err(error.into()),
+    };
+    drop(protected);
+    let (pins, requests) = match pinned {
+        Ok(pinned) => pinned,
+        Err(error) => {
+            claims::let_go(&intake.pins, roots).await;
+            return Err(error);
+        }
+    };
+    let sizes = pins.iter().map(|pin| (pin.root, pin.bytes)).collect();
+    let requests = pins.iter().map(|pin| pin.root).zip(requests).collect();
+    Ok((sizes, requests))
+}
+
+/// Whether a block may be kept here.
+fn check(policy: &dyn Policy, cid: &Cid) -> Result<(), IntakeError> {
+    match policy.check(cid) {
+        verdict @ (Verdict::Gone | Verdict::Legal) => Err(IntakeError::Denied { cid: *cid, verdict }),
+        // What is not on a list of what is served may be kept for whoever may upload.
+        _ => Ok(()),
+    }
+}
+
+/// What the thread does.
+struct Import {
+    intake: Intake,
+    terms: Terms,
+    form: Form,
+    meter: Meter,
+    watchers: Watchers,
+    addition: Option<Addition>,
+}
+
+impl Import {
+    fn run(self, runtime: &Handle) -> Result<Made, IntakeError> {
+        let Self { intake, terms, form, meter, watchers, addition } = self;
+        let importer = Importer::new(terms.profile.clone())?;
+        let mut blocks = 0;
+        let mut sink = |block: Block| -> Result<(), SinkError> {
+            check(&*intake.policy, block.cid())?;
+            blocks += 1;
+            match &addition {
+                Some(addition) => Ok(runtime.block_on(addition.put(&block)).map_err(IntakeError::from)?),
+                None => Ok(()),
+            }
+        };
+        let catalogue = Catalogue::new(intake.folder.clone(), intake.limits.entries_max);
+        let herald = Herald { progress: watchers.progress, events: watchers.events, runtime: runtime.clone() };
+        let mut keeper = Keeper { catalogue, herald };
+        let mut pipeline = Pipeline::new(importer.clone(), runtime.clone(), &mut sink, &mut keeper);
+        let mut taker = Taker { pipeline: &mut pipeline, modes: terms.modes, times: terms.times };
+        read(&form, &meter, runtime, &mut taker)?;
+        pipeline.finish()?;
+        let Keeper { catalogue, herald } = keeper;
+        let shape = Shape { wrap: terms.wrap, repeats: repeats(&form) };
+        let mut on_folder = |path: Vec<u8>, part: &Part| herald.added(&path, part);
+        let tops = catalogue.build(&importer, shape, &mut sink, &mut on_folder)?;
+        if tops.is_empty() {
+            return Err(IntakeError::Invalid("there is nothing in the upload".to_owned()));
+        }
+        Ok(Made { tops, blocks, addition })
+    }
+}
+
+fn read(form: &Form, meter: &Meter, runtime: &Handle, taker: &mut Taker<'_, '_>) -> Result<(), IntakeError> {
+    let reader = || SyncIoBridge::new_with_handle(meter.clone(), runtime.clone());
+    match form {
+        Form::File { name } => {
+            let path = name.as_deref().map(|name| names::Path::of_name(name.as_bytes())).transpose()?;
+            taker.file(path.as_ref(), Attributes::default(), reader())
+        }
+        Form::Multipart { boundary, kubo } => multipart::take(meter, boundary, *kubo, runtime, taker),
+        Form::Tar => tarball::take(reader(), taker),
+        // Its blocks are made already.
+        Form::Car { .. } => Ok(()),
+    }
+}
+
+fn repeats(form: &Form) -> Repeats {
+    match form {
+        Form::Tar => Repeats::LastCounts,
+        _ => Repeats::Refused,
+    }
+}

@@ -1,0 +1,48 @@
+//! The pin service: who asked for which DAG to be kept, and the workers that fetch it.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`request`] | [`Request`]: one wish to keep a DAG, as it is shown |
+//! | [`filter`] | [`Filter`]: which requests are listed, and the page that comes of it |
+//! | [`service`] | [`Pins`]: everything that is done with requests |
+//! | [`index`] | all requests in memory, and the queue |
+//! | [`record`] | how they lie in the register |
+//! | `workers` | who fetches, when, and what follows from a failure |
+//! | [`fetch`], [`walk`] | one attempt at a DAG |
+//! | [`reach`] | the network, as far as it is needed here |
+//! | [`metrics`] | what a scrape says |
+//! | [`psa`] | the Pinning Service API |
+//! | [`overview`] | everybody's pins, for the operator |
+//!
+//! Goals: what was acknowledged is never lost; a root that several ask for is fetched once and pinned in the store
+//! once, and stays until the last of them lets it go; 10,000 requests of one owner are listed and filtered in
+//! milliseconds; a request that waits costs a row in memory and no task.
+//!
+//! Non-goals: who may ask, which [`crate::admin`] decides; blocks, which are the store's.
+//!
+//! A root's pin in the store belongs to this service while a gateway runs: whoever pins something writes it into the
+//! store and then has it recorded ([`Pins::record`]), and whoever unpins removes requests ([`Pins::remove`]), never the
+//! store's pin. Pins that are found in the store when a gateway starts, and that nobody asked for, become requests of
+//! [`OPERATOR`].
+
+pub mod fetch;
+pub mod filter;
+pub mod index;
+pub mod metrics;
+pub mod overview;
+pub mod psa;
+pub mod reach;
+pub mod record;
+pub mod request;
+pub mod service;
+pub mod walk;
+mod workers;
+
+pub use self::filter::{Filter, NameMatch, Page};
+pub use self::metrics::PinMetrics;
+pub use self::reach::Reach;
+pub use self::request::{Meta, OPERATOR, Owner, Progress, Request, Status, Wanted};
+pub use self::service::{PinOptions, Pins, PinsError, Protection, Room, Used};
+
+#[cfg(test)]
+mod tests;

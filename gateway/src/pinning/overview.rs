@@ -1,0 +1,218 @@
+//! Everybody's pins, for the operator.
+//!
+//! | request | does |
+//! |---|---|
+//! | `GET /api/v1/pins?owner=&cid=&name=&match=&status=&older_than=&limit=` | lists pins, whoever's they are |
+//! | `DELETE /api/v1/pins/ID` | removes one, such as those of a token that was revoked |
+//! | `GET /api/v1/pins/owners` | says who has how much, and how much there is to do |
+//!
+//! Owners see and change their own through the Pinning Service API ([`super::psa`]), with the same identifiers.
+
+use super::psa::query::{self, MatchView};
+use super::psa::views::StatusView;
+use super::{Filter, Meta, Pins, PinsError, Request};
+use crate::admin::answer::{Answer, ErrorView, Refusal, json};
+use crate::admin::parameters::{Parameters, wrong};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::IntoResponse;
+use libp2p::Multiaddr;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// How many pins a page has, and may have.
+const LIMIT: usize = 100;
+const LIMIT_MAX: usize = 1000;
+
+/// The routes; their answers are at hand.
+pub fn routes(pins: Arc<Pins>) -> OpenApiRouter {
+    OpenApiRouter::default().routes(routes!(list)).routes(routes!(owners)).routes(routes!(remove)).with_state(pins)
+}
+
+/// A pin, and whose it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OwnedPinView {
+    /// What it is called by.
+    pub requestid: String,
+    /// The identifier of the token that asked for it.
+    pub owner: String,
+    /// The root of the DAG.
+    pub cid: String,
+    /// What it is called.
+    pub name: Option<String>,
+    /// What is kept with it.
+    pub meta: Meta,
+    /// Who was said to have it.
+    pub origins: Vec<String>,
+    /// How far it has come.
+    pub status: StatusView,
+    /// Distinct blocks so far.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Why it failed, or what stopped the last attempt.
+    pub details: Option<String>,
+    /// Attempts that failed.
+    pub attempts: u32,
+    /// When the next one is due.
+    pub next_attempt_at: Option<u64>,
+    /// When it was asked for.
+    pub created_at: u64,
+}
+
+/// Pins, the newest first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OwnedPinsView {
+    /// How many there are on all pages.
+    pub count: u64,
+    /// Those of this page. The next page is of those that are `older_than` the last.
+    pub pins: Vec<OwnedPinView>,
+}
+
+/// What somebody has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OwnerView {
+    /// The identifier of the token.
+    pub owner: String,
+    /// Pins, whatever became of them.
+    pub pins: u64,
+    /// Bytes of their DAGs as far as they are here, each counted in full and once.
+    pub bytes: u64,
+}
+
+/// Who has how much.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OwnersView {
+    /// Everybody who has pins.
+    pub owners: Vec<OwnerView>,
+    /// Pins that wait or are being fetched.
+    pub pending: u64,
+    /// Pins that are here.
+    pub pinned: u64,
+    /// Pins that failed.
+    pub failed: u64,
+    /// DAGs that wait to be fetched.
+    pub queued_roots: u64,
+    /// DAGs that are being fetched.
+    pub active_roots: u64,
+}
+
+impl From<&Request> for OwnedPinView {
+    fn from(request: &Request) -> Self {
+        Self {
+            requestid: request.id.to_string(),
+            owner: request.owner.to_string(),
+            cid: request.root.to_string(),
+            name: request.name.as_deref().map(str::to_owned),
+            meta: Meta::clone(&request.meta),
+            origins: request.origins.iter().map(Multiaddr::to_string).collect(),
+            status: request.status.into(),
+            blocks: request.progress.blocks,
+            bytes: request.progress.bytes,
+            details: request.details.as_deref().map(str::to_owned),
+            attempts: request.attempts,
+            next_attempt_at: request.next_attempt.map(seconds),
+            created_at: seconds(request.created),
+        }
+    }
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Lists pins, whoever's they are, the newest first.
+#[utoipa::path(get, path = "/api/v1/pins", tag = "pinning", security(("bearer" = ["operate"])),
+    params(
+        ("owner" = Option<String>, Query, description = "Those of this token, by its identifier"),
+        ("cid" = Option<String>, Query, description = "Those with this root, or any of several, with commas"),
+        ("name" = Option<String>, Query, description = "Those of this name", max_length = 255),
+        ("match" = Option<MatchView>, Query, description = "How the name is compared; exact if left out"),
+        ("status" = Option<String>, Query, description = "Any of queued, pinning, pinned and failed, with commas; \
+            all of them if left out"),
+        ("older_than" = Option<String>, Query, description = "Those asked for before this pin, by its requestid"),
+        ("limit" = Option<u32>, Query, description = "How many; 100 if left out", minimum = 1, maximum = 1000)),
+    responses(
+        (status = 200, description = "The pins", body = OwnedPinsView),
+        (status = 400, description = "A parameter is wrong", body = ErrorView),
+        (status = 404, description = "There is no pin that older_than names", body = ErrorView)))]
+async fn list(State(pins): State<Arc<Pins>>, uri: Uri) -> Answer {
+    let known = ["owner", "cid", "name", "match", "status", "older_than", "limit"];
+    let parameters = Parameters::of(&uri, &known)?;
+    let text = |name: &str| parameters.get(name).map(|text| text.into_owned());
+    let before = match text("older_than") {
+        Some(id) => Some(pins.created(&id).ok_or_else(nothing)?),
+        None => None,
+    };
+    let how = text("match").map(|how| query::strategy(&how)).transpose().map_err(told)?.unwrap_or_default();
+    let filter = Filter {
+        roots: text("cid").map(|text| query::roots(text.split(','))).transpose().map_err(told)?.unwrap_or_default(),
+        name: text("name").map(|text| query::name(&text)).transpose().map_err(told)?.map(|name| (name, how)),
+        statuses: text("status")
+            .map(|text| query::statuses(text.split(',')))
+            .transpose()
+            .map_err(told)?
+            .unwrap_or_default(),
+        before,
+        limit: parameters.number("limit", 1..=LIMIT_MAX)?.unwrap_or(LIMIT),
+        ..Filter::default()
+    };
+    let page = match text("owner") {
+        Some(owner) => pins.list(&owner, &filter),
+        None => pins.list_all(&filter),
+    };
+    let shown = page.requests.iter().map(OwnedPinView::from).collect();
+    Ok(json(StatusCode::OK, &OwnedPinsView { count: page.count as u64, pins: shown }))
+}
+
+/// Says who has how much, and how much there is to do.
+#[utoipa::path(get, path = "/api/v1/pins/owners", tag = "pinning", security(("bearer" = ["operate"])),
+    responses((status = 200, description = "Everybody who has pins", body = OwnersView),
+        (status = 400, description = "A parameter is wrong", body = ErrorView)))]
+async fn owners(State(pins): State<Arc<Pins>>, uri: Uri) -> Answer {
+    Parameters::of(&uri, &[])?;
+    let counts = pins.counts();
+    let view = |(owner, used): (Arc<str>, super::Used)| OwnerView {
+        owner: owner.to_string(),
+        pins: used.pins,
+        bytes: used.bytes,
+    };
+    let view = OwnersView {
+        owners: pins.owners().into_iter().map(view).collect(),
+        pending: counts.pending,
+        pinned: counts.pinned,
+        failed: counts.failed,
+        queued_roots: counts.queued_roots,
+        active_roots: counts.active_roots,
+    };
+    Ok(json(StatusCode::OK, &view))
+}
+
+/// Removes a pin, whoever's it is.
+#[utoipa::path(delete, path = "/api/v1/pins/{requestid}", tag = "pinning", security(("bearer" = ["operate"])),
+    params(("requestid" = String, Path, description = "The pin")),
+    responses((status = 204, description = "It is removed"),
+        (status = 400, description = "A parameter is wrong", body = ErrorView),
+        (status = 404, description = "There is no such pin", body = ErrorView)))]
+async fn remove(State(pins): State<Arc<Pins>>, id: Result<Path<String>, PathRejection>, uri: Uri) -> Answer {
+    Parameters::of(&uri, &[])?;
+    let Ok(Path(id)) = id else { return Err(nothing()) };
+    match pins.remove_any(&id).await {
+        Ok(()) => Ok(StatusCode::NO_CONTENT.into_response()),
+        Err(PinsError::Store(error)) => Err(error.into()),
+        Err(_) => Err(nothing()),
+    }
+}
+
+fn nothing() -> Refusal {
+    Refusal(StatusCode::NOT_FOUND, PinsError::NotFound.to_string())
+}
+
+fn told(failure: super::psa::failure::PsaFailure) -> Refusal {
+    wrong(failure.details())
+}

@@ -1,0 +1,139 @@
+//! Content that is taken down while the gateway runs: no client and no peer gets it, nothing asks for it, nobody is told who has
+//! it; and so it stays over a restart. Beside a real Kubo, which would give and take all of it.
+
+use crate::support::causeway::{Causeway, Launch};
+use crate::support::kubo::Kubo;
+use crate::support::{client, eventually};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const RULES: &str = "/api/v1/denylists/local/rules";
+
+async fn status(causeway: &Causeway, path: &str) -> u16 {
+    causeway.get(path).await.status
+}
+
+async fn add(causeway: &Causeway, rule: &str) -> serde_json::Value {
+    let (status, answer) = causeway.admin("POST", RULES, Some(rule)).await;
+    assert_eq!(status, 201, "{rule}: {answer}");
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_taken_down_is_given_to_nobody_and_asked_of_nobody() {
+    let author = Kubo::start().await;
+    // It looks in no DHT: there it would learn of the author, who gives it everything.
+    let reader = Kubo::start_with(|settings| settings["Routing"]["Type"] = serde_json::json!("none")).await;
+    let dir = TempDir::new().expect("the temporary folder is writable");
+    let folder = TempDir::new().expect("the temporary folder is writable");
+    for name in ["bad.txt", "good.txt"] {
+        std::fs::write(folder.path().join(name), format!("this is {name}")).expect("writes");
+    }
+    let root = author.add_folder(folder.path(), &["--cid-version=1"]);
+    let flags = ["--cid-version=1", "--raw-leaves"];
+    let bad = author.add(&b"this is bad.txt"[..], &flags);
+    let good = author.add(&b"this is good.txt"[..], &flags);
+    let unseen = author.add(&b"nobody asked for this yet"[..], &flags);
+    let launch = Launch::new(dir.path()).peering(author.tcp()).set("CAUSEWAY_HTTP_ROUTING_V1", true);
+    let causeway = launch.start().await;
+    let page = format!("/ipfs/{root}/bad.txt");
+    causeway.expect(&page, b"this is bad.txt").await;
+    causeway.expect(&format!("/ipfs/{root}/good.txt"), b"this is good.txt").await;
+    causeway.expect(&format!("/ipfs/{bad}"), b"this is bad.txt").await;
+
+    let order = serde_json::json!({ "url": format!("https://some.gateway{page}"), "deep": true, "status": 451, "reason": "a court order" });
+    let done = add(&causeway, &order.to_string()).await;
+    assert_eq!((&done["deep_rules"], &done["complete"]), (&1.into(), &true.into()), "{done}");
+    for path in [page.clone(), format!("{page}?format=raw"), format!("/ipfs/{bad}"), format!("/ipfs/{bad}?format=car")]
+    {
+        assert_eq!(status(&causeway, &path).await, 451, "{path}");
+    }
+    assert_eq!(status(&causeway, &format!("/ipfs/{root}?format=tar")).await, 451);
+    assert_eq!(status(&causeway, &format!("/ipfs/{root}/")).await, 200, "the names are shown");
+    assert_eq!(status(&causeway, &format!("/routing/v1/providers/{bad}")).await, 451);
+    // It is not asked for, though its author is here.
+    add(&causeway, &serde_json::json!({ "cid": unseen, "double_hash": true }).to_string()).await;
+    let sent = author.sent().await.blocks;
+    assert_eq!((status(&causeway, &format!("/ipfs/{unseen}")).await, status(&causeway, &page).await), (410, 451));
+    assert_eq!(author.sent().await.blocks, sent);
+
+    // A peer gets what is held here, and not what is taken down.
+    reader.connect(causeway.tcp()).await;
+    reader.try_cat(&bad).expect_err("nobody else that it knows has it");
+    assert_eq!(&reader.cat(&good).await[..], b"this is good.txt");
+    let local = format!("{}/api/v1/store/blocks/{bad}", causeway.admin_url().trim_end_matches('/'));
+    let held = client().get(local).bearer_auth(crate::support::causeway::TOKEN).send().await.expect("answers");
+    assert_eq!(held.status(), 404, "it is not even held");
+
+    let (found, check) = causeway.admin("GET", &format!("/api/v1/denylists/check?subject={bad}"), None).await;
+    assert!(found == 200 && check["blocked"] == true && check["status"] == 451, "{check}");
+    let decision = &check["decisions"][0];
+    assert_eq!((&decision["list"], &decision["line"]), (&"local".into(), &6.into()), "{check}");
+    assert!(decision["rule"].as_str().is_some_and(|rule| rule.contains("reason=a%20court%20order")), "{check}");
+    let (_, log) = causeway.admin("GET", "/api/v1/audit", None).await;
+    assert!(log.to_string().contains(RULES), "{log}");
+
+    // Killed, as by a power cut, it knows what it acknowledged.
+    drop(causeway);
+    let causeway = launch.start().await;
+    assert_eq!((status(&causeway, &page).await, status(&causeway, &format!("/ipfs/{unseen}")).await), (451, 410));
+    let sent = author.sent().await.blocks;
+    assert_eq!(status(&causeway, &format!("/ipfs/{bad}")).await, 451);
+    assert_eq!(author.sent().await.blocks, sent);
+    // What was let out again is fetched.
+    let (listed, rules) = causeway.admin("GET", RULES, None).await;
+    assert_eq!((listed, rules["rules"].as_array().map(Vec::len)), (200, Some(3)), "{rules}");
+    for rule in rules["rules"].as_array().expect("a list") {
+        let rule = rule["rule"].as_str().expect("a rule").split(' ').next().expect("its item").replace('%', "%25");
+        let (removed, answer) = causeway.admin("DELETE", &format!("{RULES}?rule={rule}"), None).await;
+        assert_eq!(removed, 200, "{rule}: {answer}");
+    }
+    eventually("the author is connected again", PATIENCE, async || {
+        let status = status(&causeway, &page).await;
+        if status == 200 { Ok(()) } else { Err(status) }
+    })
+    .await;
+    causeway.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_are_obeyed_from_the_start_and_as_they_change() {
+    let author = Kubo::start().await;
+    let dir = TempDir::new().expect("the temporary folder is writable");
+    let (one, two) = (author.add(&b"one"[..], &["--cid-version=1"]), author.add(&b"two"[..], &["--cid-version=1"]));
+    let list = dir.path().join("some.deny");
+    std::fs::write(&list, format!("/ipfs/{one}\n")).expect("writes");
+    let launch = Launch::new(dir.path()).peering(author.tcp()).set("CAUSEWAY_POLICY_DENYLISTS", list.display());
+    let causeway = launch.start().await;
+    causeway.expect(&format!("/ipfs/{two}"), b"two").await;
+    assert_eq!(status(&causeway, &format!("/ipfs/{one}")).await, 410);
+    std::fs::write(&list, format!("/ipfs/{two} status=451\n")).expect("writes");
+    eventually("the list is read again", PATIENCE, async || {
+        let statuses =
+            (status(&causeway, &format!("/ipfs/{one}")).await, status(&causeway, &format!("/ipfs/{two}")).await);
+        if statuses == (200, 451) { Ok(()) } else { Err(format!("{statuses:?}")) }
+    })
+    .await;
+    causeway.stop().await;
+
+    // Where only chosen content is served, peers get what is chosen or pinned, and nothing that was merely cached.
+    let (allowed, pinned) = (dir.path().join("good.allow"), dir.path().join("pinned.car"));
+    std::fs::write(&allowed, format!("/ipfs/{one}\n")).expect("writes");
+    let three = author.add(&b"three"[..], &["--cid-version=1"]);
+    author.export(&three, &pinned);
+    author.stop().await;
+    launch.import(&pinned);
+    let launch = Launch::new(dir.path())
+        .set("CAUSEWAY_POLICY_MODE", "allow")
+        .set("CAUSEWAY_POLICY_ALLOWLISTS", allowed.display());
+    let causeway = launch.start().await;
+    causeway.expect(&format!("/ipfs/{one}"), b"one").await;
+    assert_eq!(status(&causeway, &format!("/ipfs/{two}")).await, 403);
+    assert_eq!(status(&causeway, &format!("/ipfs/{three}")).await, 403);
+    let reader = Kubo::start().await;
+    reader.connect(causeway.tcp()).await;
+    assert_eq!((&reader.cat(&one).await[..], &reader.cat(&three).await[..]), (&b"one"[..], &b"three"[..]));
+    reader.try_cat(&two).expect_err("it is held here and not given away");
+    causeway.stop().await;
+}

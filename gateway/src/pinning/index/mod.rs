@@ -245,10 +245,11 @@ impl Index {
         if entry.is_live() {
             self.deaden(&entry);
         }
+        // Before anything is forgotten, since it may keep the very root that it is for.
+        self.requeue(&entry.root);
         if let Some(kept) = entry.keeps.filter(|_| entry.is_pending()) {
             self.let_go(&kept);
         }
-        self.requeue(&entry.root);
         self.forget_if_unknown(&entry.root);
         self.forget_owner_if_empty(&owner);
         Some(entry)

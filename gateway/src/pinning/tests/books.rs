@@ -193,3 +193,13 @@ fn what_is_not_due_waits() {
     index.end_work(block.cid());
     assert_eq!(index.next_due_ms(4), Some(900));
 }
+
+#[test]
+fn a_request_that_keeps_its_own_root_leaves_nothing_behind() {
+    let root = *super::leaf(0).cid();
+    let mut index = Index::default();
+    index.insert(entry(1, "a", root, Outcome::Pending, Some(root)));
+    assert!(index.remove("1").is_some());
+    assert_eq!((index.counts(), index.root(&root).is_none()), (Counts::default(), true));
+    assert_eq!((index.take_next(0, 4), index.next_due_ms(4)), (None, None));
+}

@@ -18,7 +18,9 @@ use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 pub(super) const DIR: &str = "CAUSEWAY_CRASH_DIR";
 const LIFE: &str = "CAUSEWAY_CRASH_LIFE";
@@ -185,8 +187,8 @@ enum Owed {
 pub(super) struct Debts(HashMap<u64, Owed>);
 
 impl Debts {
-    /// Notes a line; says whether it was one of the child's.
-    fn note(&mut self, line: &str) -> bool {
+    /// Notes a line; says whether it was one of the child's. What was begun and answered too late is owed as if it had not been.
+    fn note(&mut self, line: &str, late: bool) -> bool {
         let Some((what, Ok(number))) = line.split_once(' ').map(|(what, number)| (what, number.parse())) else {
             return false;
         };
@@ -194,8 +196,9 @@ impl Debts {
         let state = match what {
             // A complete pin stays complete.
             "pinning" => before.filter(|owed| *owed == Owed::Pinned).or(Some(Owed::Either)),
-            "pinned" => Some(Owed::Pinned),
             "unpinning" => Some(Owed::Either),
+            "pinned" | "unpinned" if late => before,
+            "pinned" => Some(Owed::Pinned),
             "unpinned" => Some(Owed::Gone),
             // Whatever comes of it, nothing is owed.
             "compacting" | "recompressing" => before,
@@ -235,22 +238,33 @@ pub(super) struct Life<'a> {
 }
 
 impl Life<'_> {
-    /// Lives it to its end, by `kill -9` after something else has `happened`, and reads all that was said.
+    /// Lives it to its end, by `kill -9` after something else has `happened`, and reads all that was said. What is said while that
+    /// happens, or after it, is no acknowledgement: a machine whose power goes says nothing more, but ext4 that is shut off under a
+    /// process tells it that syncs under way have succeeded (of 19 that returned so in 293 trials of plain files, 13 had not; of
+    /// those that returned before, all had).
     pub(super) fn live(&self, debts: &mut Debts, happens: impl Fn()) {
         let mut child = child("tests::crash::child_of_the_crash_test", self.dir)
             .env(LIFE, format!("{:?} {:?} {}", self.kind, self.task, self.seed))
             .stdout(Stdio::piped())
             .spawn()
             .expect("starts");
-        let mut heard = 0;
-        for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
-            heard += u64::from(debts.note(&line.expect("reads")));
-            if heard == self.lines {
-                std::thread::sleep(self.after);
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let (sender, said) = mpsc::channel();
+        let listener = thread::spawn(move || {
+            lines.for_each(|line| sender.send((Instant::now(), line.expect("reads"))).expect("is heard"));
+        });
+        let (mut heard, mut end) = (0, None);
+        for (at, line) in &said {
+            let late = end.is_some_and(|end| at >= end);
+            heard += u64::from(debts.note(&line, late));
+            if heard == self.lines && end.is_none() {
+                thread::sleep(self.after);
+                end = Some(Instant::now());
                 happens();
                 child.kill().expect("kills");
             }
         }
+        listener.join().expect("heard all of it");
         let status = child.wait().expect("ends");
         let lines = self.lines;
         assert!(!status.success() && heard >= lines, "it was killed, and not before: {status}, {heard} of {lines}");

@@ -231,10 +231,11 @@ fn shells_and_manuals_are_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "a pin that it waits for does not end: to be looked at"]
 async fn what_is_pinned_is_fetched_listed_and_let_go() {
     let (one, other) = (folder(), folder());
-    let (from, to) = (Launch::new(one.path()), Launch::new(other.path()));
+    // Origins come from strangers, who may name no address of this machine or its network unless the operator allows that.
+    let to = Launch::new(other.path()).set("CAUSEWAY_P2P_DIAL_PRIVATE", true);
+    let from = Launch::new(one.path());
     fs::create_dir_all(one.path().join("site/docs")).expect("the folder is ours");
     fs::write(one.path().join("site/docs/big"), Noise::bytes(45, 1_000_000)).expect("the folder is ours");
     fs::write(one.path().join("site/index.html"), "<p>Pinned.").expect("the folder is ours");
@@ -248,7 +249,7 @@ async fn what_is_pinned_is_fetched_listed_and_let_go() {
 
     // Nobody has it but the peer that is named.
     let added = ["pin", "add", "--json", "--name", "my docs", "--meta", "a=b", "--origin", holder.tcp()];
-    let pinned = json(&to, &[&added[..], &[&docs]].concat());
+    let pinned = json(&to, &[&added[..], &[&format!("{root}/docs")]].concat());
     assert_eq!((&pinned["status"], &pinned["pin"]["cid"]), (&"pinned".into(), &docs.as_str().into()), "{pinned}");
     assert_eq!((&pinned["pin"]["name"], &pinned["pin"]["meta"]["a"]), (&"my docs".into(), &"b".into()), "{pinned}");
     let id = pinned["requestid"].as_str().expect("an id").to_owned();
@@ -287,8 +288,10 @@ async fn what_is_pinned_is_fetched_listed_and_let_go() {
     holder.stop().await;
 
     // What is in the store is pinned and listed without a gateway; nothing is removed.
-    let listed = json(&to, &["pin", "ls", "--json", "--name", "kept"]);
-    assert_eq!((&listed["count"], &listed["results"][0]["pin"]["cid"]), (&1.into(), &docs.as_str().into()), "{listed}");
+    // What people call their pins is the gateway's to tell.
+    let listed = json(&to, &["pin", "ls", "--json"]);
+    let mut listed = listed["results"].as_array().expect("a list").iter();
+    assert!(listed.any(|pin| pin["pin"]["cid"] == docs.as_str() && pin["status"] == "pinned"), "{docs}");
     let (code, said) = complaint(&to, &["pin", "add", absent]);
     assert!(code == FAILURE && said.contains("is not held here"), "{code} {said}");
     let (code, said) = complaint(&to, &["pin", "rm", &docs]);

@@ -51,7 +51,7 @@ pub use crate::disk::{
 };
 pub use crate::flight::Flights;
 pub use crate::import::{ImportError, ImportSummary, RootsIn, TakenCar, import_car, import_car_with, take_car};
-pub use crate::metrics::TierMetrics;
+pub use crate::metrics::{TierFigures, TierMetrics, TiersFigures};
 pub use crate::pins::{PinError, PinState, PinSummary};
 pub use crate::ram::{Ram, RamPolicy};
 pub use crate::register::Register;

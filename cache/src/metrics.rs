@@ -58,9 +58,38 @@ impl Tier {
         self.hits.get().is_multiple_of(RAM_SAMPLE).then(Instant::now)
     }
 
+    fn figures(&self) -> TierFigures {
+        let Self { hits, misses, errors, bytes, .. } = self;
+        TierFigures { hits: hits.get(), misses: misses.get(), errors: errors.get(), bytes: bytes.get() }
+    }
+
     fn requests(&self) -> u64 {
         self.hits.get() + self.misses.get() + self.errors.get()
     }
+}
+
+/// What a tier was asked since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TierFigures {
+    /// Blocks that it had.
+    pub hits: u64,
+    /// Blocks that it did not have.
+    pub misses: u64,
+    /// Requests that it failed to answer.
+    pub errors: u64,
+    /// Bytes of the blocks that it had.
+    pub bytes: u64,
+}
+
+/// What all tiers were asked since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TiersFigures {
+    /// Memory.
+    pub ram: TierFigures,
+    /// The store.
+    pub disk: TierFigures,
+    /// Whoever is asked for what is not here.
+    pub network: TierFigures,
 }
 
 /// Metrics of the tiers. Clones are the same metrics.
@@ -117,6 +146,11 @@ impl TierMetrics {
         let metrics = Self { ram: tier("ram"), disk: tier("disk"), network: tier("network"), joined, stores };
         registry.register_collector(Box::new(AtScrape(metrics.clone())));
         metrics
+    }
+
+    /// What all tiers were asked.
+    pub(crate) fn figures(&self) -> TiersFigures {
+        TiersFigures { ram: self.ram.figures(), disk: self.disk.figures(), network: self.network.figures() }
     }
 
     /// Names the tiers whose sizes are read at each scrape. The first call counts.

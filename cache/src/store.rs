@@ -155,6 +155,13 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// [`StoreError::Closed`], or what the disk said; some may be gone then.
     fn evict(&self, keys: Vec<BlockKey>, which: Evict) -> BoxFuture<'_, Result<Evicted, StoreError>>;
 
+    /// Removes some of the blocks that were cached longest ago, whoever has them in memory, and says whether more are to go until
+    /// the rest takes no more than `cached_bytes`. So much at a time that others can write in between: ask until it is `false`.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`], or what the disk said.
+    fn shrink(&self, cached_bytes: u64) -> BoxFuture<'_, Result<bool, StoreError>>;
+
     /// Lets go of a scaffold, soon. If the store is closed already, that happens when it is opened again.
     fn release(&self, scaffold: &Attempt);
 

@@ -12,7 +12,7 @@
 
 use crate::disk::StoreError;
 use crate::flight::{Flights, Outcome};
-use crate::metrics::TierMetrics;
+use crate::metrics::{TierMetrics, TiersFigures};
 use crate::ram::Ram;
 use crate::store::{BlockStore, Evict, Evicted};
 use crate::stored::{Shape, Stored};
@@ -133,6 +133,11 @@ impl Tiers {
             keys.iter().for_each(|key| self.inner.ram.remove(key));
         }
         Ok(evicted)
+    }
+
+    /// What the tiers were asked since the start.
+    pub fn figures(&self) -> TiersFigures {
+        self.inner.metrics.figures()
     }
 
     /// What decides which blocks leave.

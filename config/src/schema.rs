@@ -130,6 +130,9 @@ pub struct Http {
     /// Answer /routing/v1 on this listener, so that light clients can look for providers, peers and IPNS records through
     /// this node. Their searches are work for the node and are limited like requests that fetch from the network.
     pub routing_v1: bool,
+    /// Send Surrogate-Key and Cache-Tag with content: its root CID, and the name it was asked for by. Content delivery networks
+    /// purge by them, and so does the admin API here.
+    pub surrogate_keys: bool,
 }
 
 impl Default for Http {
@@ -163,6 +166,7 @@ impl Default for Http {
             read_ahead_bytes_max: 16 * MIB,
             http10_buffer_bytes_max: 16 * MIB,
             routing_v1: false,
+            surrogate_keys: false,
         }
     }
 }

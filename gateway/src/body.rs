@@ -5,6 +5,7 @@
 
 use crate::errors::Problem;
 use crate::metrics::Exchange;
+use crate::running::Listed;
 use crate::server::Connection;
 use bytes::Bytes;
 use content::unixfs::file::FileReader;
@@ -21,6 +22,8 @@ pub struct Body {
     exchange: Exchange,
     connection: Arc<Connection>,
     limits: BodyLimits,
+    /// In the list of running requests, unless all of it was at hand.
+    listed: Option<Listed>,
 }
 
 /// Where the bytes of a response come from.
@@ -61,6 +64,15 @@ impl Content {
             Self::Bytes(bytes) => Some(bytes.len() as u64),
             Self::File { remaining, .. } => Some(*remaining),
             Self::Stream { remaining, .. } => *remaining,
+        }
+    }
+
+    /// Whether the first step gives all that there is.
+    pub fn is_at_hand(&self) -> bool {
+        match self {
+            Self::Empty | Self::Bytes(_) => true,
+            Self::File { first, remaining, .. } => first.as_ref().is_some_and(|first| first.len() as u64 == *remaining),
+            Self::Stream { .. } => false,
         }
     }
 
@@ -137,7 +149,13 @@ impl Body {
         if content.length() == Some(0) {
             exchange.complete();
         }
-        Self { content, exchange, connection, limits }
+        Self { content, exchange, connection, limits, listed: None }
+    }
+
+    /// The same for a request that is listed as running, until the body is dropped.
+    #[must_use]
+    pub fn listed(self, listed: Option<Listed>) -> Self {
+        Self { listed, ..self }
     }
 
     /// Waits are bounded by the stall time of what is fetched and the send time-out of who reads, so it suffices to look at
@@ -163,6 +181,9 @@ impl Body {
         match next {
             Some(Ok(bytes)) => {
                 self.exchange.sent(bytes.len());
+                if let Some(listed) = &self.listed {
+                    listed.sent(bytes.len());
+                }
                 if self.content.length() == Some(0) {
                     self.exchange.complete();
                 }
@@ -183,7 +204,12 @@ impl http_body::Body for Body {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Problem>>> {
         let at_hand = matches!(self.content, Content::Bytes(_));
-        let next = std::task::ready!(self.content.poll_bytes(cx));
+        let Poll::Ready(next) = self.content.poll_bytes(cx) else {
+            if let Some(listed) = &self.listed {
+                listed.waits();
+            }
+            return Poll::Pending;
+        };
         let next = self.check(next, at_hand);
         self.note(&next);
         Poll::Ready(next.map(|bytes| bytes.map(Frame::data)))

@@ -81,12 +81,13 @@ enum Found {
     Missing,
 }
 
-/// Which files are sent encoded, and how.
+/// Which files are sent encoded, and how. Clones share what is known.
+#[derive(Clone)]
 pub struct Encoded {
     tiers: Tiers,
     known: Cache<(Cid, u64), Known>,
     not_yet: Cache<(Cid, u64), ()>,
-    looks: Semaphore,
+    looks: Arc<Semaphore>,
     body_bytes_max: u64,
 }
 
@@ -96,7 +97,7 @@ impl Encoded {
         let weight = |_: &(Cid, u64), known: &Known| u32::try_from(known.memory_bytes()).unwrap_or(u32::MAX);
         let known = Cache::builder().name("encoded").max_capacity(memory_bytes_max).weigher(weight).build();
         let not_yet = Cache::builder().max_capacity(NOT_YET_MAX).time_to_live(NOT_YET).build();
-        let (looks, body_bytes_max) = (Semaphore::new(LOOKS_MAX), BODY_BYTES_MAX.min(memory_bytes_max / 16));
+        let (looks, body_bytes_max) = (Arc::new(Semaphore::new(LOOKS_MAX)), BODY_BYTES_MAX.min(memory_bytes_max / 16));
         Self { tiers, known, not_yet, looks, body_bytes_max }
     }
 
@@ -119,6 +120,22 @@ impl Encoded {
                 Some((leaves.bytes, content?))
             }
         }
+    }
+
+    /// What is known of a file, if it was looked at under this generation of the policy: whether it is sent encoded, and the
+    /// bytes of it that are in memory.
+    pub fn known(&self, cid: &Cid, generation: u64) -> Option<(bool, u64)> {
+        let known = self.known.get(&(*cid, generation))?;
+        let held = if let Known::Body(body) = &known { body.len() as u64 } else { 0 };
+        Some((!matches!(known, Known::Plain), held))
+    }
+
+    /// Forgets what is known of files that are concerned; how many these were.
+    pub fn forget_where(&self, concerns: impl Fn(&Cid) -> bool) -> u64 {
+        let unjudged = self.not_yet.iter().filter(|(key, ())| concerns(&key.0));
+        unjudged.for_each(|(key, ())| self.not_yet.invalidate(&*key));
+        let concerned = self.known.iter().filter(|(key, _)| concerns(&key.0));
+        concerned.inspect(|(key, _)| self.known.invalidate(&**key)).count() as u64
     }
 
     /// Forgets what is known of all files.

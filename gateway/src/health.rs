@@ -26,7 +26,8 @@ impl Health {
         self.0.store(stage as u8, Ordering::Relaxed);
     }
 
-    fn stage(&self) -> Stage {
+    /// The stage that it is in.
+    pub fn stage(&self) -> Stage {
         match self.0.load(Ordering::Relaxed) {
             0 => Stage::Starting,
             1 => Stage::Serving,

@@ -24,6 +24,8 @@
 //! | [`encoded`] | files as zstd, made of what their blocks are stored as |
 //! | [`routing_v1`] | the API by which light clients find providers and peers |
 //! | [`respond`], [`body`] | what every response carries, and its bytes |
+//! | [`surrogate`] | what content delivery networks purge responses by |
+//! | [`running`] | the requests that are being answered |
 //! | [`errors`], [`landing`] | every problem's status and words; the page at `/` |
 //! | [`html`] | what all pages have in common |
 //!
@@ -31,6 +33,7 @@
 //! store in order while the gateway runs; [`control`] knows what is withheld; [`pinning`] keeps what was asked to be kept, and fetches it;
 //! [`intake`] takes uploads in; [`kubo_rpc`] answers Kubo's clients; [`stores`] says which store that is. [`commands`] is the command line; one that finds a
 //! gateway running works through its admin listener.
+//! [`operations`] is what an operator does with a node that runs, and [`logging`] what it says meanwhile.
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 
@@ -52,10 +55,12 @@ pub mod kubo_rpc;
 pub mod landing;
 pub mod lanes;
 pub mod listings;
+pub mod logging;
 pub mod metrics;
 pub mod negotiate;
 pub mod network;
 pub mod node;
+pub mod operations;
 pub mod pinning;
 pub mod pipeline;
 pub mod plan;
@@ -65,9 +70,11 @@ pub mod resolve;
 pub mod respond;
 pub mod route;
 pub mod routing_v1;
+pub mod running;
 pub mod server;
 pub mod source;
 pub mod stores;
+pub mod surrogate;
 pub mod tls;
 pub mod upkeep;
 pub mod walks;

@@ -163,6 +163,13 @@ impl Listings {
         page
     }
 
+    /// Forgets the pages that are concerned, by their key and by what is remembered; how many these were.
+    pub fn forget_where(&self, concerns: impl Fn(&Key, &Page) -> bool) -> u64 {
+        let known = &self.inner.known;
+        let concerned = known.iter().filter(|(key, page)| concerns(key, page));
+        concerned.inspect(|(key, _)| known.invalidate(&**key)).count() as u64
+    }
+
     /// A page with blocks of `source`. Waits for the first of it only, so that a directory that cannot be read at all is
     /// answered with an error; if by then all of it is there, its length is known.
     ///

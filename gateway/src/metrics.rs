@@ -78,6 +78,21 @@ pub struct HttpMetrics {
     pub listings: ListingMetrics,
 }
 
+/// What the public listener did since the start, and is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpFigures {
+    /// Requests that were answered, by the class of the status.
+    pub requests: Vec<(&'static str, u64)>,
+    /// Requests that are being answered.
+    pub in_flight: i64,
+    /// Open connections.
+    pub connections: i64,
+    /// Bytes of response bodies that have ended.
+    pub bytes: u64,
+    /// Responses that broke off.
+    pub aborted: u64,
+}
+
 /// What became of requests for pages of listings.
 #[derive(Debug, Clone)]
 pub struct ListingMetrics {
@@ -131,6 +146,18 @@ impl HttpMetrics {
         };
         metrics.register_plain(registry);
         metrics
+    }
+
+    /// What was counted until now.
+    pub fn figures(&self) -> HttpFigures {
+        let of_class = |class: usize| self.requests.iter().map(|of_method| of_method[class].get()).sum();
+        HttpFigures {
+            requests: CLASSES.into_iter().enumerate().map(|(index, class)| (class, of_class(index))).collect(),
+            in_flight: self.in_flight.get(),
+            connections: self.connections.get(),
+            bytes: self.bytes.get(),
+            aborted: self.aborted.iter().map(|counter| counter.get()).sum(),
+        }
     }
 
     fn register_plain(&self, registry: &mut Registry) {

@@ -7,7 +7,7 @@ use crate::admin::access::doorkeeper::{self, Doorkeeper};
 use crate::admin::audit::AuditLog;
 use crate::admin::{self, Admin};
 use crate::control::served::Served;
-use crate::control::{Control, Keeper, Lists};
+use crate::control::{Control, Keeper, Lists, Running};
 use crate::encoded::Encoded;
 use crate::health::{Health, Stage};
 use crate::intake::resumable::Parts;
@@ -16,6 +16,7 @@ use crate::kubo_rpc::{self, Rpc};
 use crate::lanes::Lanes;
 use crate::metrics::HttpMetrics;
 use crate::network::{self, Network};
+use crate::operations::{self, Operations};
 use crate::pinning::{PinMetrics, PinOptions, Pins, Reach};
 use crate::pipeline::{Gateway, Limits, Wiring};
 use crate::server::{Connection, ConnectionLimits, Drain, serve};
@@ -38,6 +39,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
 /// A node that serves.
@@ -53,9 +55,14 @@ pub struct Node {
     public: Drain,
     admin: Drain,
     drain_timeout: Duration,
+    /// Cancelled when an operator wants the process to end.
+    stop: CancellationToken,
     /// Where to find it.
     pub places: Places,
 }
+
+/// Places on the way to the network for what operators fetch; they are not the public's.
+const OPERATOR_LANES: usize = 2 * operations::OPERATIONS_MAX * operations::warm::AT_ONCE;
 
 /// The word that a node without an admin listener leaves.
 pub const NO_ADMIN: &str = "none";
@@ -176,6 +183,21 @@ impl Node {
             welcome,
         };
         let limits = ConnectionLimits::of(http);
+        let stop = CancellationToken::new();
+        let operations = Operations::new(operations::Parts {
+            gateway: Arc::clone(&gateway),
+            tiers: tiers.clone(),
+            sources: Arc::new(network.sources(&tiers, Lanes::new(OPERATOR_LANES, OPERATOR_LANES), None)),
+            names: Arc::clone(&names),
+            bridge: network.bridge(),
+            health: Arc::clone(&health),
+            metrics: Arc::clone(&metrics),
+            loaded: Arc::new(loaded.clone()),
+            places: places.clone(),
+            stop: stop.clone(),
+            pins: Some(count_pins(&pins)),
+            decide: Some(decider(lists.running())),
+        });
         let admin = Admin {
             registry,
             health: Arc::clone(&health),
@@ -187,6 +209,7 @@ impl Node {
             audit: Arc::new(AuditLog::open(data_dir).map_err(|error| unwritable(loaded, "audit.log", &error))?),
             data_dir: data_dir.clone(),
             rpc,
+            operations: Some(operations),
             control: Arc::clone(&control),
             intake,
             parts,
@@ -203,6 +226,7 @@ impl Node {
             pins,
             names,
             publisher,
+            stop,
             places,
         };
         node.leave_word().await?;
@@ -218,6 +242,11 @@ impl Node {
         let keys = Arc::clone(self.publisher.keys());
         let written = tokio::task::spawn_blocking(move || keys.leave_word(&word)).await;
         written.context("the keys cannot be used")?.context("the keys cannot be used")
+    }
+
+    /// Waits until an operator wants the process to end.
+    pub async fn asked_to_stop(&self) {
+        self.stop.cancelled().await;
     }
 
     /// Stops accepting, finishes what is open, leaves the network and closes the store.
@@ -325,6 +354,31 @@ fn admin_tls(loaded: &Loaded) -> Result<Option<Arc<Tls>>, ConfigError> {
         loaded.error(key, error.to_string())
     };
     Tls::load(tls_certificate, tls_key).map(|tls| Some(Arc::new(tls))).map_err(wrong)
+}
+
+/// Says which list refuses content, and in which line.
+fn decider(rules: &Arc<Running>) -> operations::Decider {
+    let rules = Arc::clone(rules);
+    Arc::new(move |root, path| {
+        let hit = if path.is_empty() { rules.find_block(root) } else { rules.find_path(root, path) };
+        hit.map(|hit| format!("{}:{}", hit.list, hit.line))
+    })
+}
+
+/// Pins by what has become of them.
+fn count_pins(pins: &Arc<Pins>) -> operations::PinCounts {
+    let pins = Arc::clone(pins);
+    Arc::new(move || {
+        let counts = pins.counts();
+        let named = [
+            ("pending", counts.pending),
+            ("pinned", counts.pinned),
+            ("failed", counts.failed),
+            ("queued_roots", counts.queued_roots),
+            ("active_roots", counts.active_roots),
+        ];
+        named.into_iter().map(|(status, count)| (status.to_owned(), count)).collect()
+    })
 }
 
 fn ram_policy(policy: config::RamPolicy) -> RamPolicy {

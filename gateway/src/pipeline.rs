@@ -31,6 +31,7 @@ use crate::resolve::{Entity, Found, Freshness, Paths, Target, etag_of, header};
 use crate::respond::{self, Draft, Finish};
 use crate::route::{Place, Route, Router};
 use crate::routing_v1::Routing;
+use crate::running::{Phase, Running, Waits};
 use crate::server::Connection;
 use crate::source::{RootSource, Sources, Tier};
 use crate::walks::Walks;
@@ -52,6 +53,10 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+mod inspection;
+
+pub use inspection::Forgotten;
 
 /// What a request may cost.
 #[derive(Debug, Clone)]
@@ -150,6 +155,10 @@ pub struct Gateway {
     pub limits: Limits,
     /// The root of the site that the landing page shows the way to.
     welcome: Option<Cid>,
+    /// Whether responses carry what content delivery networks purge them by.
+    surrogate_keys: bool,
+    /// The requests that are not answered at once.
+    pub running: Running,
 }
 
 /// What a gateway is made of.
@@ -193,6 +202,8 @@ impl Gateway {
             limits,
             welcome,
             names,
+            surrogate_keys: http.surrogate_keys,
+            running: Running::default(),
         }
     }
 
@@ -223,16 +234,21 @@ impl Gateway {
         let head = request.into_parts().0;
         let exchange = Exchange::begin(&self.metrics, &head.method);
         let client = Client::of(&head, connection.peer().ip(), &self.trusted_proxies);
+        connection.phase.enter(Waits::Route);
+        let mut listed = None;
         // Most answers are there at once, and need no timer.
-        let mut answering = pin!(self.answer(&head, &client));
-        let answer = match futures::poll!(answering.as_mut()) {
-            Poll::Ready(answer) => answer,
-            Poll::Pending => {
-                let timeout = tokio::time::timeout(self.limits.request_timeout, answering);
-                timeout.await.unwrap_or(Err(Problem::TooSlow))
+        let answer = {
+            let mut answering = pin!(self.answer(&head, &client, &connection.phase));
+            match futures::poll!(answering.as_mut()) {
+                Poll::Ready(answer) => answer,
+                Poll::Pending => {
+                    listed = Some(self.running.list(&head, &client, exchange.started(), &connection));
+                    let timeout = tokio::time::timeout(self.limits.request_timeout, answering);
+                    timeout.await.unwrap_or(Err(Problem::TooSlow))
+                }
             }
         };
-        let draft = match answer {
+        let mut draft = match answer {
             Ok(_) if asks_for_tunnel && !connection.may_become_tunnel() => {
                 respond::page(Problem::Tunnel.response(&head.headers))
             }
@@ -244,17 +260,34 @@ impl Gateway {
         };
         tracing::debug!(target: "access", client = %client.address, host = client.authority, method = %head.method,
             path = head.uri.path(), status = draft.status().as_u16());
+        if self.surrogate_keys {
+            respond::add_surrogate_keys(draft.headers_mut());
+        }
+        let head_only = head.method == Method::HEAD;
+        if listed.is_none() && !head_only && !draft.body().is_at_hand() {
+            listed = Some(self.running.list(&head, &client, exchange.started(), &connection));
+        }
         let finish = Finish {
-            head_only: head.method == Method::HEAD,
+            head_only,
             exchange,
             connection,
             response_bytes_max: self.limits.response_bytes_max,
             request_timeout: self.limits.request_timeout,
+            listed,
         };
         respond::finish(draft, finish)
     }
 
-    async fn answer(&self, head: &Parts, client: &Client) -> Result<Draft, Problem> {
+    /// What a request would be answered with, without sending it. Nothing is counted.
+    pub async fn preview(&self, head: &Parts, client: &Client) -> Result<Draft, Problem> {
+        let mut draft = self.answer(head, client, &Phase::default()).await?;
+        if self.surrogate_keys {
+            respond::add_surrogate_keys(draft.headers_mut());
+        }
+        Ok(draft)
+    }
+
+    async fn answer(&self, head: &Parts, client: &Client, phase: &Phase) -> Result<Draft, Problem> {
         let subject = request::subject(head, self.limits.url_bytes_max)?;
         match subject {
             Subject::Options => return Ok(no_content()),
@@ -272,7 +305,7 @@ impl Gateway {
         }
         let mut ask = Ask::read(head)?;
         let draft = match self.router.route(client, &mut ask).await? {
-            Route::Content(place) => self.content(&ask, &place, client).await?,
+            Route::Content(place) => self.content(&ask, &place, client, phase).await?,
             Route::Landing => respond::page(landing::page(self.welcome.as_ref())),
             Route::Redirect(status, location) => redirect(status, location),
         };
@@ -290,7 +323,8 @@ impl Gateway {
         }
     }
 
-    async fn content(&self, ask: &Ask<'_>, place: &Place, client: &Client) -> Result<Draft, Problem> {
+    async fn content(&self, ask: &Ask<'_>, place: &Place, client: &Client, phase: &Phase) -> Result<Draft, Problem> {
+        phase.enter(Waits::Content);
         refuse_wide_service_worker(ask)?;
         if !place.deserialized && !ask.wanted.format.is_trustless() {
             return Err(Problem::TrustlessOnly);
@@ -302,17 +336,26 @@ impl Gateway {
         if let Some(entity) = self.remembered(ask, &ask.path, generation) {
             return self.file(ask, client, freshness, &ask.path, entity).await;
         }
-        Box::pin(self.search(ask, place, client, generation)).await
+        Box::pin(self.search(ask, place, client, generation, phase)).await
     }
 
     /// Finds what is not remembered.
-    async fn search(&self, ask: &Ask<'_>, place: &Place, client: &Client, generation: u64) -> Result<Draft, Problem> {
+    async fn search(
+        &self,
+        ask: &Ask<'_>,
+        place: &Place,
+        client: &Client,
+        generation: u64,
+        phase: &Phase,
+    ) -> Result<Draft, Problem> {
         let path = self.parse(ask)?;
+        phase.enter(Waits::Name);
         if ask.wanted.format == Format::IpnsRecord {
             self.check_record(&path)?;
             return record::record(ask, &path, &*self.names).await;
         }
         let mut target = Target::of(path, &*self.names, &*self.policy).await?;
+        phase.enter(Waits::Content);
         if !place.certain {
             target.freshness = Freshness::For(Duration::ZERO);
         }

@@ -262,12 +262,30 @@ fn weight(path: &Box<str>, entity: &Arc<Entity>) -> u32 {
 /// The memory of resolved paths.
 pub struct Paths {
     cache: Cache<Box<str>, Arc<Entity>>,
+    /// Whether nothing is added to it.
+    read_only: bool,
 }
 
 impl Paths {
     /// A memory of at most `bytes_max`.
     pub fn new(bytes_max: u64) -> Self {
-        Self { cache: Cache::builder().name("paths").max_capacity(bytes_max).weigher(weight).build() }
+        Self { cache: Cache::builder().name("paths").max_capacity(bytes_max).weigher(weight).build(), read_only: false }
+    }
+
+    /// What a path leads to, whenever that was found out.
+    pub fn find(&self, path: &str) -> Option<Arc<Entity>> {
+        self.cache.get(path)
+    }
+
+    /// The same memory, for whoever only looks.
+    pub fn reader(&self) -> Self {
+        Self { cache: self.cache.clone(), read_only: true }
+    }
+
+    /// Forgets the paths that `concerns` says are concerned; how many these were.
+    pub fn forget_where(&self, concerns: impl Fn(&str, &Entity) -> bool) -> u64 {
+        let concerned = self.cache.iter().filter(|(path, entity)| concerns(path, entity));
+        concerned.inspect(|(path, _)| self.cache.invalidate(&***path)).count() as u64
     }
 
     /// What an immutable path leads to, if that was found out under this generation of the policy.
@@ -282,7 +300,7 @@ impl Paths {
 
     /// Remembers a file whose media type is known.
     pub fn remember(&self, path: &str, entity: &Arc<Entity>) {
-        if entity.content_type.is_some() {
+        if entity.content_type.is_some() && !self.read_only {
             self.cache.insert(path.into(), Arc::clone(entity));
         }
     }

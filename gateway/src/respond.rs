@@ -4,17 +4,23 @@ use crate::body::{Body, BodyLimits, Content};
 use crate::errors::Problem;
 use crate::metrics::Exchange;
 use crate::resolve::header;
+use crate::running::Listed;
 use crate::server::Connection;
+use crate::surrogate;
 use bytes::{Bytes, BytesMut};
 use content::budget::Share;
+use content::cid;
 use futures::StreamExt as _;
 use http::Response;
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, CONTENT_LENGTH, HeaderMap, HeaderValue,
+    ACCESS_CONTROL_EXPOSE_HEADERS, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue,
 };
 use std::sync::Arc;
 use std::time::Duration;
+
+const SURROGATE_KEY: HeaderName = HeaderName::from_static("surrogate-key");
+const CACHE_TAG: HeaderName = HeaderName::from_static("cache-tag");
 
 /// A response that is complete but for what [`finish`] adds.
 pub type Draft = Response<Content>;
@@ -25,6 +31,20 @@ pub fn page(response: Response<String>) -> Draft {
     let length = draft.body().length().unwrap_or_default();
     draft.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
     draft
+}
+
+/// Adds what content delivery networks purge a response by: the root CID of its path, and the name if it was asked for by one.
+/// `Surrogate-Key` has them with spaces between, `Cache-Tag` with commas. What is no content has none, and does not live long.
+pub fn add_surrogate_keys(headers: &mut HeaderMap) {
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let roots = text("x-ipfs-roots").unwrap_or_default();
+    let root = roots.split(',').next().and_then(|root| cid::parse(root).ok()).map(|root| surrogate::of_root(&root));
+    let name = text("x-ipfs-path").and_then(surrogate::of_path);
+    let keys: Vec<String> = root.into_iter().chain(name).collect();
+    if !keys.is_empty() {
+        headers.insert(SURROGATE_KEY, header(&keys.join(" ")));
+        headers.insert(CACHE_TAG, header(&keys.join(",")));
+    }
 }
 
 /// Every origin may read what is public (<https://specs.ipfs.tech/http-gateways/path-gateway/#access-control-allow-origin-response-header>).
@@ -56,17 +76,23 @@ pub struct Finish {
     pub response_bytes_max: u64,
     /// How long the exchange may take.
     pub request_timeout: Duration,
+    /// The request's place in the list of those that run, if it has one.
+    pub listed: Option<Listed>,
 }
 
 /// Adds what every response has, and ties the body to the exchange that it ends.
 pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
-    let Finish { head_only, mut exchange, connection, response_bytes_max, request_timeout } = finish;
+    let Finish { head_only, mut exchange, connection, response_bytes_max, request_timeout, listed } = finish;
     allow_every_origin(draft.headers_mut());
     let took = header(&format!("total;dur={:.3}", exchange.elapsed().as_secs_f64() * 1e3));
     draft.headers_mut().append("server-timing", took);
     exchange.head(draft.status());
+    if let Some(listed) = &listed {
+        listed.answered(draft.status());
+    }
     let limits = BodyLimits { bytes_max: response_bytes_max, deadline: exchange.started() + request_timeout };
-    draft.map(|content| Body::new(if head_only { Content::Empty } else { content }, exchange, connection, limits))
+    let body = |content| Body::new(if head_only { Content::Empty } else { content }, exchange, connection, limits);
+    draft.map(|content| body(content).listed(listed))
 }
 
 /// Bytes that were collected, and what they count for among those of all responses.

@@ -8,6 +8,7 @@
 //! ever being written to.
 
 use crate::metrics::HttpMetrics;
+use crate::running::Phase;
 use crate::tls::Tls;
 use bytes::Bytes;
 use futures::FutureExt as _;
@@ -85,6 +86,8 @@ pub struct Connection {
     sent: AtomicU64,
     /// Whether something waits to be sent.
     sending: AtomicBool,
+    /// How far the request has come that is being answered.
+    pub phase: Phase,
 }
 
 impl Connection {
@@ -99,6 +102,7 @@ impl Connection {
             since: Instant::now(),
             sent: AtomicU64::default(),
             sending: AtomicBool::default(),
+            phase: Phase::default(),
         }
     }
 

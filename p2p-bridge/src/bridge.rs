@@ -19,7 +19,7 @@ use crate::nat::metrics::NatMetrics;
 use crate::obeyed::Obeyed;
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
-use crate::peers::{ConnectedPeer, Load, RootState};
+use crate::peers::{ConnectedPeer, Latency, Load, RootState};
 use crate::private_network::{KeyError, SwarmKey};
 use crate::providing::{self, KeySource};
 use crate::puts::{PutError, PutOutcome};
@@ -113,7 +113,8 @@ pub struct Bridge {
     peer_id: PeerId,
     policy: Obeyed,
     dial_private: bool,
-    bandwidth: Bandwidth,
+    bandwidth: Arc<Bandwidth>,
+    metrics: Arc<Metrics>,
 }
 
 impl Bridge {
@@ -170,14 +171,27 @@ impl Bridge {
         let acquaintances = Acquaintances { peerings, bootstraps, peerbook, memory };
         let announcing = Announcing::new(peer_id, &options, providing::metrics::Metrics::register(registry));
         let nat = Nat::new(&options, NatMetrics::register(registry));
-        tokio::spawn(Task::new(swarm, inbox, metrics, acquaintances, delegation, announcing, nat).run());
+        let (of_task, metrics, bandwidth) = (metrics.clone(), Arc::new(metrics), Arc::new(bandwidth));
+        tokio::spawn(Task::new(swarm, inbox, of_task, acquaintances, delegation, announcing, nat).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         let finders = Arc::new(Semaphore::new(FINDERS_MAX));
         let connects = Arc::new(Semaphore::new(CONNECTS_MAX));
         let policy = options.policy.clone();
         let shared = Arc::new(Shared::new(wants, to_sessions, policy.clone()));
         let dial_private = options.dial_private;
-        Ok(Self { shared, commands, searches, finders, connects, routers, peer_id, policy, dial_private, bandwidth })
+        Ok(Self {
+            shared,
+            commands,
+            searches,
+            finders,
+            connects,
+            routers,
+            peer_id,
+            policy,
+            dial_private,
+            bandwidth,
+            metrics,
+        })
     }
 
     /// The network as a source of one DAG's blocks, but for those that the policy refuses. Everybody who reads that DAG shares
@@ -271,6 +285,12 @@ impl Bridge {
             return Load::default();
         }
         load.await.unwrap_or_default()
+    }
+
+    /// How long the network took until now.
+    pub fn latency(&self) -> Latency {
+        let Metrics { discovery_seconds, transfer_seconds, .. } = &*self.metrics;
+        Latency { discovery: discovery_seconds.total(), transfer: transfer_seconds.total() }
     }
 
     /// What every transport carried since the start: what protocols read and wrote.

@@ -1,10 +1,11 @@
 //! Connections that somebody asked for: who waits for which, and what comes of them.
 //!
-//! Goals: whoever asks hears what happened, in words, and within the time that they give; however many ask, no more dials are
-//! under way than the budget has room for; an address that a stranger named leads nowhere that strangers may not send us.
+//! Goals: whoever asks hears what happened, in words, and within the time that they give; however many ask, no more
+//! dials are under way than the budget has room for; an address that a stranger named leads nowhere that strangers may
+//! not send us.
 //!
-//! Non-goals: keeping a connection. One that nobody uses is closed as any other is, and the least useful ones go first when
-//! there are too many ([`crate::admission::trim`]).
+//! Non-goals: keeping a connection. One that nobody uses is closed as any other is, and the least useful ones go first
+//! when there are too many ([`crate::admission::trim`]).
 
 use crate::admission::budget::Refusal;
 use crate::scope::{Borders, Scope, is_literal};
@@ -212,7 +213,8 @@ mod tests {
 
     #[test]
     fn strangers_send_us_to_public_addresses_only() {
-        // An address, and whether it is dialled for the operator, for a stranger, and for one where private ones may be.
+        // An address, and whether it is dialled for the operator, for a stranger, and for one where private ones may
+        // be.
         let table = [
             ("/ip4/8.8.8.8/tcp/4001", true, true, true),
             ("/ip4/127.0.0.1/tcp/4001", true, false, true),

@@ -1,7 +1,7 @@
 //! Bytes that travel between peers, counted by transport.
 //!
-//! What is counted is what protocols write and read: not what encryption, multiplexing and the system's own headers add.
-//! Counting costs two relaxed additions for each read and write of a stream, whatever its length.
+//! What is counted is what protocols write and read: not what encryption, multiplexing and the system's own headers
+//! add. Counting costs two relaxed additions for each read and write of a stream, whatever its length.
 
 use futures::future::BoxFuture;
 use futures::{AsyncRead, AsyncWrite, FutureExt as _, TryFutureExt as _};

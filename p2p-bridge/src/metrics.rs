@@ -67,13 +67,40 @@ struct OffenceLabel {
     offence: Offence,
 }
 
+/// A histogram of seconds whose sum can be read back. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Timing {
+    histogram: Histogram,
+    microseconds: Counter,
+    count: Counter,
+}
+
+impl Timing {
+    fn new(histogram: Histogram) -> Self {
+        Self { histogram, microseconds: Counter::default(), count: Counter::default() }
+    }
+
+    /// Something took so many seconds.
+    pub fn observe(&self, seconds: f64) {
+        self.histogram.observe(seconds);
+        // A float beyond the range becomes its end.
+        self.microseconds.inc_by((seconds * 1e6) as u64);
+        self.count.inc();
+    }
+
+    /// How many seconds all of it took, and how often that was.
+    pub fn total(&self) -> (f64, u64) {
+        (self.microseconds.get() as f64 / 1e6, self.count.get())
+    }
+}
+
 /// Handles to every metric of the bridge. Cloning shares them.
 #[derive(Clone)]
 pub struct Metrics {
     /// From a session's first question to the first peer that proved to hold its DAG.
-    pub discovery_seconds: Histogram,
+    pub discovery_seconds: Timing,
     /// From asking a peer for a block to its arrival.
-    pub transfer_seconds: Histogram,
+    pub transfer_seconds: Timing,
     /// How long queries of the DHT took.
     pub walk_seconds: Histogram,
     /// How many peers queries of the DHT asked.
@@ -107,8 +134,8 @@ impl Default for Metrics {
         // 1 ms to 65 s.
         let seconds = || Histogram::new(exponential_buckets(0.001, 2.0, 17));
         Self {
-            discovery_seconds: seconds(),
-            transfer_seconds: seconds(),
+            discovery_seconds: Timing::new(seconds()),
+            transfer_seconds: Timing::new(seconds()),
             walk_seconds: seconds(),
             walk_requests: Histogram::new(exponential_buckets(1.0, 2.0, 10)),
             hedges: Counter::default(),
@@ -138,13 +165,13 @@ impl Metrics {
             "causeway_upstream_discovery",
             "From the first question about a DAG to the first peer that proved to hold it",
             Unit::Seconds,
-            m.discovery_seconds.clone(),
+            m.discovery_seconds.histogram.clone(),
         );
         add.register_with_unit(
             "causeway_upstream_transfer",
             "From asking a peer for a block to its arrival",
             Unit::Seconds,
-            m.transfer_seconds.clone(),
+            m.transfer_seconds.histogram.clone(),
         );
         add.register_with_unit(
             "causeway_dht_walk",

@@ -1,7 +1,7 @@
 //! What is known of connected peers, and of those who have a DAG, for whoever looks after the node.
 //!
-//! It is put together when somebody asks. What peers say of themselves is cut to a length, and nothing that they send makes a
-//! list longer than the constants here.
+//! It is put together when somebody asks. What peers say of themselves is cut to a length, and nothing that they send
+//! makes a list longer than the constants here.
 
 use crate::bitswap::client::inspection::SessionState;
 use crate::discovery::history::SearchRecord;
@@ -91,6 +91,15 @@ pub struct Load {
     pub wants: usize,
     /// Searches for providers under way.
     pub searches: usize,
+}
+
+/// How long the network takes: sums of seconds, and how many were added up, since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Latency {
+    /// Until the first peer proved to hold a DAG.
+    pub discovery: (f64, u64),
+    /// From asking a peer for a block to its arrival.
+    pub transfer: (f64, u64),
 }
 
 /// What a peer said of itself, cut to size.

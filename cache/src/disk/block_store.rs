@@ -100,6 +100,11 @@ impl BlockStore for Disk {
         async move { evicted.await? }.boxed()
     }
 
+    fn shrink(&self, cached_bytes: u64) -> BoxFuture<'_, Result<bool, StoreError>> {
+        let more = self.queue().ask(move |reply| Command::Shrink { cached_bytes, reply });
+        async move { more.await? }.boxed()
+    }
+
     fn release(&self, scaffold: &Attempt) {
         _ = self.queue().send(Command::Release { pin: scaffold.pin });
     }

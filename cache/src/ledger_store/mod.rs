@@ -317,6 +317,11 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         async move { evicted.await? }.boxed()
     }
 
+    fn shrink(&self, cached_bytes: u64) -> BoxFuture<'_, Result<bool, StoreError>> {
+        let more = self.inner.queue.ask(move |reply| Command::Shrink { cached_bytes, reply });
+        async move { more.await? }.boxed()
+    }
+
     fn release(&self, scaffold: &Attempt) {
         _ = self.inner.queue.send(Command::Release { pin: scaffold.pin });
     }

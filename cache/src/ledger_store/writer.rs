@@ -44,6 +44,11 @@ pub(super) enum Command {
         which: Evict,
         reply: Reply<Result<Evicted, StoreError>>,
     },
+    /// Remove some of the oldest cached blocks, and say whether more are to go.
+    Shrink {
+        cached_bytes: u64,
+        reply: Reply<Result<bool, StoreError>>,
+    },
     /// Begin a pin, or go on with the one that this root has.
     Begin {
         root: Cid,
@@ -206,7 +211,17 @@ impl<B: Backing> Writer<B> {
                 self.forget(&key);
                 drop(room);
             }
-            Command::Evict { keys, which, reply } => _ = reply.send(self.evict_keys(&keys, which)),
+            // Whoever hears that something is gone may look at the figures at once.
+            Command::Evict { keys, which, reply } => {
+                let evicted = self.evict_keys(&keys, which);
+                self.publish();
+                _ = reply.send(evicted);
+            }
+            Command::Shrink { cached_bytes, reply } => {
+                let more = self.shrink(cached_bytes);
+                self.publish();
+                _ = reply.send(Ok(more));
+            }
             Command::Begin { root, name, reply } => _ = reply.send(self.begin(root, name)),
             Command::Scaffold { reply } => _ = reply.send(self.scaffold()),
             Command::Finish { attempt, reply } => _ = reply.send(self.finish(&attempt)),
@@ -442,10 +457,21 @@ impl<B: Backing> Writer<B> {
             return;
         }
         let gone = shared.ledger_mut().evict(self.target_bytes, CHUNK_BLOCKS, |key| shared.is_favoured(key));
-        for (key, bytes) in &gone {
+        self.delete_evicted(&gone);
+    }
+
+    /// Removes some of the oldest blocks, and says whether more are to go until the rest takes no more than that.
+    fn shrink(&self, cached_bytes: u64) -> bool {
+        let gone = self.shared.ledger_mut().evict(cached_bytes, CHUNK_BLOCKS, |_| false);
+        self.delete_evicted(&gone);
+        self.shared.ledger().cached_bytes() > cached_bytes
+    }
+
+    fn delete_evicted(&self, gone: &[(Key, u64)]) {
+        for (key, bytes) in gone {
             self.delete(key);
-            shared.stats.evicted_blocks.inc();
-            shared.stats.evicted_bytes.inc_by(*bytes);
+            self.shared.stats.evicted_blocks.inc();
+            self.shared.stats.evicted_bytes.inc_by(*bytes);
         }
     }
 

@@ -46,6 +46,7 @@ use crate::health::Health;
 use crate::intake::resumable::{self, Parts};
 use crate::intake::{self, Intake};
 use crate::kubo_rpc::{self, Rpc};
+use crate::operations::{self, Operations};
 use crate::pinning::{Pins, overview, psa};
 use crate::source::Sources;
 use axum::Router;
@@ -91,6 +92,8 @@ pub struct Admin {
     pub data_dir: PathBuf,
     /// What Kubo's commands work with.
     pub rpc: Rpc,
+    /// What operators do with the node.
+    pub operations: Option<Operations>,
     /// What is withheld.
     pub control: Arc<Control>,
     /// What takes uploads in.
@@ -118,7 +121,7 @@ pub fn router(admin: Admin) -> Router {
 /// The same, with their description.
 pub fn described(admin: Admin) -> (Router, OpenApi) {
     let Admin { registry, health, publisher, store, sources, pins, doorkeeper, audit, data_dir, .. } = admin;
-    let Admin { rpc, control, intake, parts, .. } = admin;
+    let Admin { rpc, operations: on_node, control, intake, parts, .. } = admin;
     let names = publisher.map(names_api::routes);
     let own = [
         store_api::quick_routes(&store, &pins),
@@ -128,7 +131,7 @@ pub fn described(admin: Admin) -> (Router, OpenApi) {
         overview::routes(Arc::clone(&pins)),
         control::routes(Arc::clone(&control)),
     ];
-    let quick = names.into_iter().chain(own);
+    let quick = names.into_iter().chain(own).chain(on_node.clone().map(operations::routes));
     let quick = quick.fold(OpenApiRouter::default(), OpenApiRouter::merge);
     let timeout = TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, TIMEOUT);
     let long = [
@@ -140,6 +143,7 @@ pub fn described(admin: Admin) -> (Router, OpenApi) {
         resumable::api::long_routes(parts),
     ];
     let areas = long.into_iter().fold(quick.layer(timeout), OpenApiRouter::merge);
+    let areas = areas.merge(on_node.map_or_else(OpenApiRouter::default, operations::long_routes));
     let (health_routes, guarded) = (node_api::health_routes(), node_api::routes());
     let (areas, described) = areas.split_for_parts();
     let (health_routes, of_health) = health_routes.split_for_parts();

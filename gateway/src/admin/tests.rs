@@ -5,6 +5,7 @@ use super::access::{Quota, Scope, doorkeeper};
 use super::openapi::Asked;
 use super::*;
 use crate::health::Stage;
+use crate::operations::testing;
 use crate::server::Connection;
 use axum::body::Body;
 use axum::http::Method;
@@ -54,6 +55,8 @@ fn listener(health: Arc<Health>) -> Listener {
         intake: intake.clone(),
         limits: crate::pipeline::Limits::default(),
     });
+    let settings = testing::settings(|_| ());
+    let node = testing::world_over(Arc::clone(&store), Arc::default(), settings, &[], NamesOptions::default());
     let admin = Admin {
         registry: Registry::default(),
         health,
@@ -65,6 +68,7 @@ fn listener(health: Arc<Health>) -> Listener {
         doorkeeper: Doorkeeper::new(Some(SETTINGS), Some(local), dir.path()),
         audit: Arc::new(AuditLog::open(dir.path()).expect("opens")),
         data_dir: dir.path().to_owned(),
+        operations: Some(node.operations),
         control: control(dir.path(), &store),
         intake,
         parts: parts.expect("opens"),

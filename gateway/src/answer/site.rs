@@ -35,6 +35,12 @@ impl Sites {
         Self { known: Cache::builder().name("sites").max_capacity(bytes_max).weigher(weight).build() }
     }
 
+    /// Forgets what the sites say whose path is concerned; how many these were.
+    pub fn forget_where(&self, concerns: impl Fn(&str) -> bool) -> u64 {
+        let concerned = self.known.iter().filter(|(key, _)| concerns(&key.0));
+        concerned.inspect(|(key, _)| self.known.invalidate(&**key)).count() as u64
+    }
+
     /// Forgets all of them.
     pub fn forget(&self) {
         self.known.invalidate_all();

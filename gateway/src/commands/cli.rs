@@ -10,14 +10,14 @@ use super::shell;
 use super::store_admin::{self, StoreCommand};
 use super::store_cli::{add, cat, get, ls};
 use super::token::{self, TokenCommand};
+use crate::logging;
 use crate::network;
 use crate::node::Node;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use config::{ConfigError, Flags, Loaded, LogFormat};
+use config::{ConfigError, Flags, Loaded};
 use std::path::PathBuf;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 /// An IPFS HTTP gateway: runs it, fills it, and looks after it
 #[derive(Debug, Parser)]
@@ -83,6 +83,28 @@ enum Command {
     /// Make, list and revoke the tokens that the admin API asks for
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Remove cached copies of content, or what is known of a name
+    Purge(ops::caches::PurgeArgs),
+    /// Fetch content before anybody asks for it
+    Warm(ops::caches::WarmArgs),
+    /// Look up now what a name stands for
+    Refresh(ops::caches::RefreshArgs),
+    /// Say what would be answered to a request, and why: what is here, who has the rest, what is blocked
+    Explain(ops::explain::ExplainArgs),
+    /// List the connected peers; connect with one, or let one go
+    Peers(ops::peers::PeersArgs),
+    /// Print the figures of this moment, or of each second
+    Stats(ops::figures::StatsArgs),
+    /// List the requests that are being answered
+    Requests(ops::figures::RequestsArgs),
+    /// Print which node runs, and where it is to be found
+    Node(ops::figures::NodeArgs),
+    /// Delete cached blocks now, and not when their room is needed
+    Gc(ops::changes::GcArgs),
+    /// Say to balancers that no more traffic is wanted, or end the gateway in good order
+    Drain(ops::changes::DrainArgs),
+    /// Print how much the gateway says of its work, or change it
+    LogLevel(ops::changes::LevelArgs),
     /// Say whether the gateway is ready for requests; exit with 1 if it is not, and with 3 if none runs
     Health(ops::node::HealthArgs),
     /// List the last changes that somebody made through the admin API
@@ -101,6 +123,8 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
+    /// Print the settings that the gateway that runs goes by, and who set them
+    Running(ops::changes::SettingsArgs),
     /// Say whether the settings are valid
     #[command(after_help = "Example:\n  causeway config check --config /etc/causeway.toml")]
     Check(Box<Flags>),
@@ -137,10 +161,13 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Serve(flags) => serve(&load(&flags)?),
         Command::Config(ConfigCommand::Check(flags)) => {
             let loaded = load(&flags)?;
-            filter(&loaded)?;
+            logging::read(&loaded.config.log.level).map_err(|reason| loaded.error("log.level", reason))?;
             print("The settings are valid.\n")
         }
         Command::Config(ConfigCommand::Show(flags)) => print(&toml::to_string(&load(&flags)?.config)?),
+        Command::Config(ConfigCommand::Running(args)) => {
+            on_gateway(&args.asking.flags(), async |loaded| ops::changes::settings(loaded, args).await)
+        }
         Command::Id(place) => {
             let loaded = load(&Flags::from(&place))?;
             print(&format!("{}\n", network::peer_id(&loaded.config.data_dir)?))
@@ -162,6 +189,29 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Pin(command) => runtime()?.block_on(pin::run(&load(&command.flags())?, command)),
         Command::Block(command) => on_gateway(&command.flags(), async |loaded| block::run(loaded, command).await),
         Command::Token(command) => runtime()?.block_on(token::run(&load(&command.flags())?, command)),
+        Command::Purge(args) => on_gateway(&args.asking.flags(), async |loaded| ops::caches::purge(loaded, args).await),
+        Command::Warm(args) => on_gateway(&args.asking.flags(), async |loaded| ops::caches::warm(loaded, args).await),
+        Command::Refresh(args) => {
+            on_gateway(&args.asking.flags(), async |loaded| ops::caches::refresh(loaded, args).await)
+        }
+        Command::Explain(args) => {
+            on_gateway(&args.asking.flags(), async |loaded| ops::explain::explain(loaded, args).await)
+        }
+        Command::Peers(args) => on_gateway(&args.flags(), async |loaded| ops::peers::run(loaded, args).await),
+        Command::Stats(args) => {
+            on_gateway(&args.asking.flags(), async |loaded| ops::figures::stats(loaded, args).await)
+        }
+        Command::Requests(args) => {
+            on_gateway(&args.asking.flags(), async |loaded| ops::figures::requests(loaded, args).await)
+        }
+        Command::Node(args) => on_gateway(&args.asking.flags(), async |loaded| ops::figures::node(loaded, args).await),
+        Command::Gc(args) => on_gateway(&args.asking.flags(), async |loaded| ops::changes::gc(loaded, args).await),
+        Command::Drain(args) => {
+            on_gateway(&args.asking.flags(), async |loaded| ops::changes::drain(loaded, args).await)
+        }
+        Command::LogLevel(args) => {
+            on_gateway(&args.asking.flags(), async |loaded| ops::changes::log_level(loaded, args).await)
+        }
         Command::Health(args) => {
             on_gateway(&args.asking.node.flags(), async |loaded| ops::node::health(loaded, args).await)
         }
@@ -183,26 +233,8 @@ fn load(flags: &Flags) -> Result<Loaded, ConfigError> {
     config::load(flags, std::env::vars_os())
 }
 
-/// Said unless the settings name the same module: it warns of every malformed request, which any stranger can send.
-const HUSHED: &str = "libp2p_autonat=error";
-
-fn filter(loaded: &Loaded) -> Result<EnvFilter, ConfigError> {
-    let levels = format!("{HUSHED},{}", loaded.config.log.level);
-    EnvFilter::try_new(levels).map_err(|error| loaded.error("log.level", error.to_string()))
-}
-
-/// Log lines go to standard error, so that standard output can be read by scripts.
-fn start_logging(loaded: &Loaded) -> Result<(), ConfigError> {
-    let lines = tracing_subscriber::fmt().with_env_filter(filter(loaded)?).with_writer(std::io::stderr);
-    match loaded.config.log.format {
-        LogFormat::Text => lines.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
-        LogFormat::Json => lines.json().init(),
-    }
-    Ok(())
-}
-
 fn serve(loaded: &Loaded) -> anyhow::Result<()> {
-    start_logging(loaded)?;
+    logging::start(loaded)?;
     // A connection is a file: the soft limit that most systems set is far below what they allow.
     if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
         tracing::warn!(%error, "the limit of open files could not be raised");
@@ -221,7 +253,10 @@ async fn until_signalled(loaded: &Loaded) -> anyhow::Result<()> {
         () = signals.next() => return Ok(()),
     };
     print(&node.places.to_string())?;
-    signals.next().await;
+    tokio::select! {
+        () = signals.next() => {}
+        () = node.asked_to_stop() => {}
+    }
     tracing::info!("draining; a second signal ends the process at once");
     tokio::select! {
         result = node.drain() => result,

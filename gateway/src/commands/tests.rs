@@ -113,7 +113,7 @@ const FOR_KUBO: &str = "Kubo's own commands and client libraries ask it";
 const FOR_PROGRAMS: &str = "for programs; \"add\" and \"import\" send content to the store";
 
 /// Every operation, by the beginning of "METHOD /path".
-const ASKED_BY: [(&str, By); 58] = [
+const ASKED_BY: [(&str, By); 62] = [
     ("GET /healthz", N("\"health\" asks whether it is ready, which says more")),
     ("GET /readyz", C("health")),
     ("GET /metrics", N("for Prometheus; \"stats\" has the figures that people want")),
@@ -162,6 +162,10 @@ const ASKED_BY: [(&str, By); 58] = [
     ("DELETE /api/v1/denylists/local/rules", C("block rm")),
     ("POST /api/v1/denylists/reload", C("block reload")),
     ("GET /api/v1/denylists", C("block ls")),
+    ("GET /api/v1/node", C("node")),
+    ("GET /api/v1/stats", C("stats")),
+    ("GET /api/v1/events", C("stats")),
+    ("GET /api/v1/config", C("config running")),
     ("GET /psa/pins", C("pin ls")),
     ("POST /psa/pins", C("pin add")),
     ("DELETE /psa/pins", C("pin rm")),

@@ -26,6 +26,7 @@
 //! | [`control`] | what is taken down: refused to clients and peers, neither fetched nor announced, also after a restart |
 //! | [`stores`] | a store of files and one in memory |
 //! | [`uploads`] | files, forms, TARs and CARs over the admin listener; uploads in parts |
+//! | [`operations`] | peers, explanations, warming, purging, the log level, draining: on a node that runs |
 //! | [`pinning`] | remote pins that Kubo drives; a pin that is killed and goes on; many blocks |
 //! | [`kubo_rpc`] | Kubo's command line as a client of ours |
 //! | [`soak`] | much traffic for long, in `make test-long` only |
@@ -44,6 +45,7 @@ mod gateways;
 mod kubo_rpc;
 mod malice;
 mod names;
+mod operations;
 mod operator;
 mod pinning;
 mod private;

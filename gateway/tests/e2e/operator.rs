@@ -1,11 +1,16 @@
 //! The operator's commands with a gateway that runs: what is blocked, purged, warmed and explained, and how it goes on.
 
 use crate::support::causeway::{Causeway, Launch};
+use crate::support::eventually;
+use crate::support::noise::Noise;
 use serde_json::Value;
 use std::fs;
-use std::process::Output;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Output, Stdio};
+use std::time::Duration;
 use tempfile::TempDir;
 
+const PATIENCE: Duration = Duration::from_secs(60);
 const FAILURE: i32 = 1;
 const UNREACHABLE: i32 = 3;
 
@@ -85,4 +90,121 @@ async fn what_is_blocked_is_gone_and_can_be_let_out_again() {
     }
     node.stop().await;
     assert_eq!(failure(&launch, &["block", "ls"]).0, UNREACHABLE);
+}
+#[tokio::test(flavor = "multi_thread")]
+async fn content_is_warmed_explained_purged_and_collected() {
+    let (one, other) = (folder(), folder());
+    let (from, to) = (Launch::new(one.path()), Launch::new(other.path()));
+    fs::create_dir_all(one.path().join("site")).expect("the folder is ours");
+    fs::write(one.path().join("site/big"), Noise::bytes(51, 3_000_000)).expect("the folder is ours");
+    fs::write(one.path().join("site/index.html"), "<p>Warm.").expect("the folder is ours");
+    let holder = from.start().await;
+    let root = run(&from, &["add", "-Q", "--cid-version=1", "site"]);
+    fs::write(other.path().join("names.map"), format!("site.example.org:/ipfs/{root}\n")).expect("the folder is ours");
+    let map = other.path().join("names.map");
+    let node = to.clone().flag("--dnslink-map", map.display()).start().await;
+
+    // Peers.
+    assert_eq!(json(&to, &["peers"])["count"], 0);
+    let connected = json(&to, &["peers", "connect", holder.tcp()]);
+    assert_eq!(connected["peer_id"], holder.peer_id(), "{connected}");
+    let peers = json(&to, &["peers"]);
+    assert_eq!((&peers["count"], &peers["peers"][0]["peer_id"]), (&1.into(), &holder.peer_id().into()), "{peers}");
+    assert!(run(&to, &["peers"]).contains(holder.peer_id()));
+    let (code, _, complained) = failure(&to, &["peers", "connect", "nonsense"]);
+    assert!(code == FAILURE && complained.contains("no peer id"), "{complained}");
+
+    // Nothing of it is here; all of it is; why, and from where.
+    let before = json(&to, &["explain", &root]);
+    assert_eq!(before["missing"], root.as_str(), "{before}");
+    let shallow = json(&to, &["warm", "--depth", "0", &root]);
+    assert_eq!((&shallow["blocks"], &shallow["complete"]), (&1.into(), &true.into()), "{shallow}");
+    let warmed = json(&to, &["warm", "/ipns/site.example.org"]);
+    assert!(warmed["complete"] == true && warmed["fetched_bytes"].as_u64() > Some(3_000_000), "{warmed}");
+    assert!(run(&to, &["warm", &root]).contains("0 of them new"));
+    let after = json(&to, &["explain", &format!("{root}/index.html")]);
+    assert_eq!((&after["answer"]["status"], &after["missing"]), (&200.into(), &Value::Null), "{after}");
+    let said = run(&to, &["explain", &format!("{root}/index.html")]);
+    assert!(said.contains("answer     200") && said.contains("policy"), "{said}");
+    let refreshed = json(&to, &["refresh", "site.example.org"]);
+    assert_eq!(refreshed["new"], format!("/ipfs/{root}"), "{refreshed}");
+    assert!(json(&to, &["peers", "traffic"])["received_bytes"].as_u64() > Some(3_000_000));
+
+    // It goes again.
+    let purged = json(&to, &["purge", &format!("{root}/big")]);
+    assert!(purged["disk_blocks"].as_u64() > Some(10), "{purged}");
+    assert!(run(&to, &["purge", "--name", "site.example.org"]).contains("blocks left the disk"));
+    run(&to, &["warm", &root]);
+    let collected = json(&to, &["gc"]);
+    assert!(collected["bytes"].as_u64() > Some(3_000_000) && collected["cached_bytes"] == 0, "{collected}");
+    assert!(run(&to, &["gc", "--keep", "1GiB"]).starts_with("0 blocks are gone"));
+    assert_eq!(json(&to, &["peers", "disconnect", holder.peer_id()])["peer_id"], holder.peer_id());
+    for wrong in [&["purge", "no cid"][..], &["warm", "/x/y"], &["explain", "ftp://x"], &["refresh", "a b"]] {
+        assert_eq!(failure(&to, wrong).0, FAILURE, "{wrong:?}");
+    }
+    holder.stop().await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn how_a_gateway_goes_on_is_shown_and_changed() {
+    let home = folder();
+    let launch = Launch::new(home.path());
+    assert_eq!(failure(&launch, &["health"]).0, UNREACHABLE);
+    let node = launch.start().await;
+    assert!(run(&launch, &["health"]).starts_with("ready"));
+    let own = json(&launch, &["node"]);
+    assert_eq!((&own["peer_id"], &own["stage"]), (&node.peer_id().into(), &"serving".into()), "{own}");
+    assert!(run(&launch, &["node"]).contains(node.peer_id()));
+    node.get("/").await;
+    let stats = json(&launch, &["stats"]);
+    assert_eq!(stats["stage"], "serving", "{stats}");
+    assert!(run(&launch, &["stats"]).contains("in memory"));
+    assert!(json(&launch, &["requests"])["count"].is_u64());
+    run(&launch, &["requests"]);
+
+    // Figures, each second, until whoever reads has enough.
+    let mut watching = launch.spawn(&["stats", "--watch", "--json"], Stdio::piped());
+    let mut lines = BufReader::new(watching.stdout.take().expect("is piped")).lines();
+    for _ in 0..2 {
+        let line = lines.next().expect("goes on").expect("text");
+        let second: Value = serde_json::from_str(&line).expect("JSON");
+        assert!(second["uptime_seconds"].as_f64().is_some_and(|uptime| uptime > 0.0), "{second}");
+    }
+    watching.kill().expect("it runs");
+    watching.wait().expect("it ends");
+
+    // The log, the settings and the audit log.
+    let level = json(&launch, &["log-level"]);
+    assert_eq!((&level["level"], &level["until_at"]), (&level["configured"], &Value::Null), "{level}");
+    let level = json(&launch, &["log-level", "info,access=debug", "--for", "1h"]);
+    assert!(level["level"].as_str().is_some_and(|level| level.contains("access=debug")), "{level}");
+    assert!(level["until_at"].is_u64(), "{level}");
+    node.get("/").await;
+    eventually("there is a line for each request", PATIENCE, async || {
+        let said = node.process.stderr();
+        if said.contains("access") { Ok(()) } else { Err(said) }
+    })
+    .await;
+    assert!(run(&launch, &["log-level", "info"]).starts_with("info"));
+    let settings = json(&launch, &["config", "running"]);
+    assert!(!settings.to_string().contains(crate::support::causeway::TOKEN), "{settings}");
+    assert!(run(&launch, &["config", "running"]).contains("http.listen"));
+    let audit = json(&launch, &["audit", "--limit", "10"]);
+    let paths: Vec<_> = audit["entries"].as_array().expect("a list").iter().map(|entry| &entry["path"]).collect();
+    assert!(paths.contains(&&"/api/v1/log/level".into()), "{audit}");
+    assert!(run(&launch, &["audit"]).contains("PUT /api/v1/log/level"));
+
+    // No more traffic; traffic again; the end.
+    assert_eq!(json(&launch, &["drain"])["stage"], "draining");
+    let (code, said, _) = failure(&launch, &["health"]);
+    assert_eq!((code, said.split(' ').next()), (FAILURE, Some("draining")), "{said}");
+    assert_eq!(run(&launch, &["drain", "--undo"]), "serving");
+    assert!(run(&launch, &["health"]).starts_with("ready"));
+    assert_eq!(json(&launch, &["drain", "--stop"])["stopping"], true);
+    eventually("it ends", PATIENCE, async || {
+        let (code, _, complained) = failure(&launch, &["health"]);
+        if code == UNREACHABLE { Ok(()) } else { Err(complained) }
+    })
+    .await;
 }

@@ -58,6 +58,15 @@ impl Process {
         .await
     }
 
+    /// Waits for its end.
+    pub async fn ended(&mut self, patience: Duration) -> ExitStatus {
+        let name = self.name.clone();
+        eventually(&format!("{name} ends"), patience, async || {
+            self.child.try_wait().ok().flatten().ok_or("still running")
+        })
+        .await
+    }
+
     /// Sends SIGTERM and waits for the end.
     pub async fn terminate(&mut self, patience: Duration) -> ExitStatus {
         let id = i32::try_from(self.id()).expect("process ids fit");

@@ -1,7 +1,7 @@
 //! [`History`]: how the last searches for providers went, for whoever wants to know why something is slow or not found.
 //!
-//! What is written down happens once for a search, a provider or a dial, and never for a block. Bounded in DAGs, the one whose
-//! search began longest ago goes first, and in providers of one.
+//! What is written down happens once for a search, a provider or a dial, and never for a block. Bounded in DAGs, the
+//! one whose search began longest ago goes first, and in providers of one.
 
 use crate::scope::Scope;
 use crate::wants::SessionId;

@@ -1,7 +1,7 @@
 //! Looking at names: what is known of one without asking anybody, having it looked up now, and forgetting it.
 //!
-//! Goals: what is told is what readers would get ([`super::follow`] is one for both); a look-up on request that fails takes
-//! nothing away that still holds.
+//! Goals: what is told is what readers would get ([`super::follow`] is one for both); a look-up on request that fails
+//! takes nothing away that still holds.
 
 use super::cache::{Answer, Entry, Standing};
 use super::{Ask, Inner, Names, STEPS_MAX, follow, path_of};
@@ -106,8 +106,8 @@ impl Names {
         steps
     }
 
-    /// Looks a name up now, and those that it stands for, whatever is known of them; what is found is known from then on. A
-    /// look-up that fails leaves what is known and still holds.
+    /// Looks a name up now, and those that it stands for, whatever is known of them; what is found is known from then
+    /// on. A look-up that fails leaves what is known and still holds.
     pub async fn refresh(&self, name: &Name) -> Refreshed {
         let before = self.explain(name);
         let old = self.known_only().resolve(name).await.ok();
@@ -119,7 +119,8 @@ impl Names {
         Refreshed { before, after: self.explain(name), old, new }
     }
 
-    /// Forgets what is known of a name, but for what is published here and what the operator's list says. Whether anything was.
+    /// Forgets what is known of a name, but for what is published here and what the operator's list says. Whether
+    /// anything was.
     pub fn forget(&self, name: &Name) -> bool {
         let known = self.inner.cache.remove(name);
         if known {
@@ -254,6 +255,9 @@ impl NameResolver for KnownOnly {
 
     fn record(&self, key: &Key) -> BoxFuture<'static, Result<Record, NameError>> {
         let name = Name::Key(*key);
+        if let Err(error) = self.0.check_policy(&name, &[]) {
+            return ready(Err(error)).boxed();
+        }
         let known = match self.0.known(&name) {
             Some((Ok(Answer::Record(record)), _)) => Ok(record),
             Some((Err(error), _)) => Err(error),

@@ -722,6 +722,7 @@ async fn a_name_is_looked_up_on_request_whatever_is_known_of_it() {
     assert_eq!(dht.searches(), 0, "nobody was asked");
 
     assert_eq!(leads(&names, &name(1)).await.0, "old");
+    until("the search is over", || names.inner.flights.under_way() == 0).await;
     dht.has(1, [signed(1, 1, &to("old")), signed(1, 2, &to("new"))]);
     let refreshed = names.refresh(&name(1)).await;
     let leads_to = |resolution: &Resolution| resolution.segments.join("/");

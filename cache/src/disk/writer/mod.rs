@@ -282,6 +282,11 @@ impl Writer {
                     _ = reply.send(self.evict_keys(&keys, which));
                     return Next::Continue;
                 }
+                Command::Shrink { cached_bytes, reply } => {
+                    self.commit(group);
+                    _ = reply.send(self.shrink(cached_bytes));
+                    return Next::Continue;
+                }
                 Command::Remove { root, reply } => {
                     self.commit(group);
                     self.remove(root, reply);
@@ -342,6 +347,7 @@ impl Writer {
             // Handled by `group`.
             Command::Forget { .. }
             | Command::Evict { .. }
+            | Command::Shrink { .. }
             | Command::Remove { .. }
             | Command::Release { .. }
             | Command::Flush { .. }

@@ -18,6 +18,8 @@ pub(crate) enum Command {
     Forget { key: BlockKey, room: Room },
     /// Forget blocks that somebody wants gone.
     Evict { keys: Vec<BlockKey>, which: Evict, reply: Reply<Result<Evicted, StoreError>> },
+    /// Remove some of the oldest cached blocks, and say whether more are to go.
+    Shrink { cached_bytes: u64, reply: Reply<Result<bool, StoreError>> },
     /// Put another value in the place of a pinned one, if that is still there.
     Replace { key: BlockKey, place: Place, value: Stored, room: Room },
     /// Write a row of `meta`, with no hurry.

@@ -34,7 +34,8 @@ impl Writer {
             if self.sums.cached_bytes <= target {
                 return;
             }
-            match self.evict_chunk() {
+            // Nothing can be written anew where there is no space.
+            match self.evict_chunk(self.shortage_bytes() == 0) {
                 Ok(true) => {}
                 Ok(false) => {
                     self.evicts = false;
@@ -57,8 +58,18 @@ impl Writer {
         self.options.cache_bytes_max.min(self.sums.cached_bytes.saturating_sub(self.shortage_bytes()))
     }
 
-    /// Evicts some of the oldest segment, and says whether there was one.
-    fn evict_chunk(&mut self) -> Result<bool, StoreError> {
+    /// Evicts some of the oldest segments, and says whether more are to go until the rest takes no more than that.
+    pub(super) fn shrink(&mut self, cached_bytes: u64) -> Result<bool, StoreError> {
+        for _ in 0..CHUNKS_AT_ONCE {
+            if self.sums.cached_bytes <= cached_bytes || !self.evict_chunk(false)? {
+                return Ok(false);
+            }
+        }
+        Ok(self.sums.cached_bytes > cached_bytes)
+    }
+
+    /// Evicts some of the oldest segment, and says whether there was one. What readers want is kept if there is `rescue`.
+    fn evict_chunk(&mut self, rescue: bool) -> Result<bool, StoreError> {
         let Some(segment) = self.oldest_cached() else { return Ok(false) };
         if self.tails.contain(segment) {
             self.tails.set(Kind::Cached, None);
@@ -69,8 +80,6 @@ impl Writer {
         let before = self.sums.cached_bytes;
         let (mut group, mut evicted) = (self.begin(), 0);
         let rows = self.rows(segment, CHUNK_ROWS)?;
-        // Nothing can be written anew where there is no space.
-        let rescue = self.shortage_bytes() == 0;
         for (place, block) in &rows {
             evicted += u64::from(self.stage_eviction(&mut group, *place, block, rescue)?);
             if group.full() {

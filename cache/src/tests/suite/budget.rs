@@ -7,6 +7,7 @@ on_every_store!(
     what_is_read_again_and_what_readers_have_in_memory_is_kept_longest,
     a_cache_of_which_everything_is_wanted_still_keeps_to_its_budget,
     a_full_file_system_shrinks_the_cache_and_then_stores_nothing,
+    on_request_the_oldest_go_until_the_rest_is_small_enough,
 );
 
 async fn eviction_takes_the_oldest_and_keeps_to_the_budget(home: Home) {
@@ -34,6 +35,40 @@ async fn eviction_takes_the_oldest_and_keeps_to_the_budget(home: Home) {
         // Age outlives the process as far as the file system's clock tells.
         assert!(!store.holds(&blocks[50]).await);
     }
+}
+
+async fn on_request_the_oldest_go_until_the_rest_is_small_enough(home: Home) {
+    let cost = home.cost(10_000);
+    let store = home.open_for(1_000 * cost).await;
+    let pinned: Vec<_> = (100..103).map(|seed| noisy(seed, 10_000)).collect();
+    store.pin_recursive(*pinned[0].cid(), None, supply(&pinned)).await.expect("pins");
+    let blocks: Vec<_> = (0..60).map(|seed| noisy(seed, 10_000)).collect();
+    store.cache(&blocks).await;
+    store.favour(Box::new(|_| true));
+    let shrink = async |bytes: u64| {
+        for _ in 0..1_000 {
+            if !store.shrink(bytes).await.expect("shrinks") {
+                return;
+            }
+        }
+        panic!("it does not end: {:?}", store.stats());
+    };
+    shrink(60 * cost).await;
+    assert_eq!((store.stats().evicted_blocks, store.stats().cached_bytes), (0, 60 * cost), "it is small enough");
+    shrink(20 * cost).await;
+    let stats = store.stats();
+    assert!(stats.cached_bytes <= 20 * cost && stats.evicted_blocks >= 40, "{stats:?}");
+    for (i, block) in blocks.iter().enumerate() {
+        assert_eq!(store.has(block.cid()).await, Ok(i as u64 >= stats.evicted_blocks), "{i}");
+    }
+    shrink(0).await;
+    assert_eq!((store.stats().cached_bytes, store.stats().evicted_blocks), (0, 60), "whoever has them in memory");
+    for block in &pinned {
+        assert!(store.holds(block).await, "what is pinned stays");
+    }
+    store.cache(&blocks[..5]).await;
+    assert!(store.holds(&blocks[4]).await, "and it goes on as before");
+    store.settle().await;
 }
 
 async fn what_is_read_again_and_what_readers_have_in_memory_is_kept_longest(home: Home) {

@@ -5,12 +5,23 @@
 //!
 //! | module | commands |
 //! |---|---|
+//! | [`caches`] | `purge`, `warm`, `refresh`: what is kept, and what is brought here |
+//! | [`changes`] | `gc`, `drain`, `log-level`, `config running`: how it runs |
+//! | [`explain`] | `explain`: what would be answered, and why |
+//! | [`figures`] | `stats`, `requests`, `node`: the figures of this moment, and which node this is |
+//! | [`peers`] | `peers`: who is connected |
 //! | [`node`] | `health`, `audit`: whether it is well, and who changed what |
 
+pub mod caches;
+pub mod changes;
+pub mod explain;
+pub mod figures;
 pub mod node;
+pub mod peers;
 
 use crate::commands::place::NodePlace;
 use clap::Args;
+use config::Flags;
 
 /// How it is printed, and which gateway is asked.
 #[derive(Debug, Args)]
@@ -21,4 +32,11 @@ pub struct Asking {
     /// Which node is meant.
     #[command(flatten)]
     pub node: NodePlace,
+}
+
+impl Asking {
+    /// The settings that were given.
+    pub fn flags(&self) -> Flags {
+        self.node.flags()
+    }
 }

@@ -25,6 +25,7 @@ use crate::commands::progress::Progress;
 use crate::commands::remote::address::{query, segment};
 use crate::commands::remote::{Remote, Worker, reach, running};
 use crate::commands::store_cli::{Named, and_close_now};
+use crate::operations::peers::{ConnectRequest, ConnectedView};
 use crate::pinning::psa::views::{PinResultsView, PinStatusView, PinView, StatusView, rfc3339};
 use crate::stores;
 use anyhow::{Context as _, bail, ensure};
@@ -37,6 +38,8 @@ use std::time::Duration;
 
 /// How often a pin is looked at that is being made: at first, and in the long run.
 const GLANCES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// How long it may take to connect with an origin, in seconds.
+const ORIGIN_SECONDS: u64 = 10;
 /// Pins that are asked for at a time.
 const PAGE: usize = 1000;
 
@@ -95,6 +98,7 @@ async fn wanted(remote: &Remote, named: &Named, args: &AddArgs) -> anyhow::Resul
     let cid = if named.is_root() {
         named.root()
     } else {
+        meet(remote, &args.origin).await;
         let blocks = remote.blocks_below(named.root());
         *named.find(&blocks).await.with_context(|| unpinned(named))?.cid()
     };
@@ -105,6 +109,15 @@ async fn wanted(remote: &Remote, named: &Named, args: &AddArgs) -> anyhow::Resul
         origins: (!args.origin.is_empty()).then(|| args.origin.clone()),
         meta: (!meta.is_empty()).then_some(meta),
     })
+}
+
+/// Has the gateway connect with those who are said to have it, as far as they can be reached and the token is good for that.
+async fn meet(remote: &Remote, origins: &[String]) {
+    for origin in origins {
+        let request = ConnectRequest { address: origin.clone(), timeout_seconds: Some(ORIGIN_SECONDS) };
+        // What stands against it, the pin says.
+        _ = remote.post::<ConnectedView>("/api/v1/peers/connect", &request).await;
+    }
 }
 
 /// Waits for what was asked for, if that is wanted, and says what has become of it.

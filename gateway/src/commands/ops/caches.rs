@@ -1,0 +1,235 @@
+//! `causeway purge`, `warm` and `refresh`: what is kept, and what is brought here.
+
+use super::Asking;
+use crate::admin::store_views::size;
+use crate::commands::output::{print, print_line, print_view};
+use crate::commands::place::RUNNING;
+use crate::commands::progress::Progress;
+use crate::commands::remote::running;
+use crate::commands::values;
+use crate::operations::names::{RefreshRequest, RefreshedView};
+use crate::operations::purge::{PurgeRequest, PurgedView};
+use crate::operations::warm::{WarmLine, WarmProgress, WarmReport, WarmRequest};
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use config::Loaded;
+use content::Cid;
+use http::Method;
+use std::fmt::Write as _;
+
+const PURGE: &str = "\
+Examples:
+  causeway purge bafy…                        a DAG: its blocks, pages and paths
+  causeway purge --this-only bafk…            one block
+  causeway purge /ipns/example.org/old        what a path leads to
+  causeway purge --surrogate-key example.org  what a CDN is purged by
+  causeway purge --name example.org           what is known of a name
+
+What is pinned stays on the disk. Content never changes under its CID, so this is for room, for what should not lie around, and for \
+names. What must not be served: causeway block.";
+
+/// `causeway purge`
+#[derive(Debug, Args)]
+#[command(after_help = format!("{PURGE}\n\n{RUNNING}"))]
+pub struct PurgeArgs {
+    /// What goes: CID, CID/PATH, /ipfs/CID/PATH or /ipns/NAME/PATH, with everything below it
+    #[arg(value_name = "CID|PATH", required_unless_present_any = ["surrogate_key", "name"])]
+    what: Option<String>,
+    /// What a key of the header Surrogate-Key stands for goes instead
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["what", "name"])]
+    surrogate_key: Option<String>,
+    /// What is known of an IPNS key or a domain goes instead
+    #[arg(long, value_name = "NAME", conflicts_with = "what")]
+    name: Option<String>,
+    /// The block alone, and nothing below it
+    #[arg(long)]
+    this_only: bool,
+    /// How it is asked.
+    #[command(flatten)]
+    pub asking: Asking,
+}
+
+/// What is said to be a CID or a path, as the API takes them: one of the two.
+fn cid_or_path(said: &str) -> (Option<String>, Option<String>) {
+    let bare = said.strip_prefix("ipfs://").unwrap_or(said);
+    if bare.starts_with('/') {
+        return (None, Some(bare.to_owned()));
+    }
+    if bare.parse::<Cid>().is_ok() {
+        return (Some(bare.to_owned()), None);
+    }
+    let path = said.strip_prefix("ipns://").map_or_else(|| format!("/ipfs/{bare}"), |name| format!("/ipns/{name}"));
+    (None, Some(path))
+}
+
+/// Removes cached copies.
+///
+/// # Errors
+/// What was answered instead.
+pub async fn purge(loaded: &Loaded, args: PurgeArgs) -> anyhow::Result<()> {
+    let PurgeArgs { what, surrogate_key, name, this_only, asking } = args;
+    let (cid, path) = what.as_deref().map(cid_or_path).unwrap_or_default();
+    let request = PurgeRequest { cid, path, surrogate_key, name, below: this_only.then_some(false) };
+    let purged: PurgedView = running(loaded, &asking.node).await?.post("/api/v1/purge", &request).await?;
+    print_view(asking.json, &purged, purged_text)
+}
+
+fn purged_text(purged: &PurgedView) -> String {
+    let PurgedView { ram_blocks, disk_blocks, disk_bytes, pinned_blocks, missing_blocks, .. } = purged;
+    let mut text = format!("{disk_blocks} blocks left the disk ({}), {ram_blocks} left memory\n", size(*disk_bytes));
+    if *pinned_blocks > 0 {
+        _ = writeln!(text, "{pinned_blocks} blocks are pinned and stay on the disk");
+    }
+    if *missing_blocks > 0 {
+        _ = writeln!(text, "{missing_blocks} blocks are not here, and what is below them was not looked for");
+    }
+    let pages = purged.paths + purged.listings + purged.sites + purged.encoded;
+    if pages > 0 {
+        _ = writeln!(text, "{pages} paths and pages are remembered no longer");
+    }
+    purged.names.iter().for_each(|name| _ = writeln!(text, "{name} is looked up anew"));
+    text
+}
+
+const WARM: &str = "\
+Examples:
+  causeway warm bafy…                           all of it
+  causeway warm --depth 1 /ipns/example.org     a folder and what is directly in it
+  causeway warm --bytes-max 1GiB bafy…
+
+What is fetched is cached, and goes when room is needed; \"causeway pin add\" keeps it.";
+
+/// `causeway warm`
+#[derive(Debug, Args)]
+#[command(after_help = format!("{WARM}\n\n{RUNNING}"))]
+pub struct WarmArgs {
+    /// What is fetched: CID, CID/PATH, /ipfs/CID/PATH or /ipns/NAME/PATH
+    #[arg(value_name = "CID|PATH")]
+    what: String,
+    /// How far below that: 0 is the block alone, 1 what it links to as well; all of it if left out
+    #[arg(long, value_name = "LEVELS")]
+    depth: Option<u32>,
+    /// End when so much is here, such as 1GiB
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
+    bytes_max: Option<u64>,
+    /// How it is asked.
+    #[command(flatten)]
+    pub asking: Asking,
+}
+
+/// Fetches a DAG.
+///
+/// # Errors
+/// What was answered instead; that blocks did not come.
+pub async fn warm(loaded: &Loaded, args: WarmArgs) -> anyhow::Result<()> {
+    let WarmArgs { what, depth, bytes_max, asking } = args;
+    let (cid, path) = cid_or_path(&what);
+    let request = WarmRequest { cid, path, depth, bytes_max };
+    let remote = running(loaded, &asking.node).await?;
+    let mut lines = remote.client().lines(Method::POST, "/api/v1/warm", Some(&request)).await?;
+    let mut progress = Progress::new();
+    let report = loop {
+        let line = lines.next().await?.context("the gateway said nothing more")?;
+        match serde_json::from_slice(&line).context("the gateway is of another version")? {
+            WarmLine::Progress(now) => progress.show(|_| progress_text(&now)),
+            WarmLine::Report(report) => break report,
+            WarmLine::Error(words) => bail!("{what} was not fetched: {words}"),
+        }
+    };
+    drop(progress);
+    print_view(asking.json, &report, report_text)?;
+    let failed = report.progress.failed_blocks;
+    ensure!(failed == 0, "{failed} blocks of {what} did not come");
+    Ok(())
+}
+
+fn progress_text(progress: &WarmProgress) -> String {
+    let WarmProgress { blocks, fetched_blocks, fetched_bytes, failed_blocks, seconds, .. } = progress;
+    let rate = size((*fetched_bytes as f64 / seconds.max(0.001)) as u64);
+    let failed = if *failed_blocks > 0 { format!(", {failed_blocks} did not come") } else { String::new() };
+    format!("{blocks} blocks are here, {fetched_blocks} of them new ({}, {rate}/s){failed}", size(*fetched_bytes))
+}
+
+fn report_text(report: &WarmReport) -> String {
+    let mut text = format!("{}: {}\n", report.progress.root, progress_text(&report.progress));
+    report.failures.iter().for_each(|failure| _ = writeln!(text, "{}: {}", failure.cid, failure.error));
+    match report.stopped_by.as_deref() {
+        Some("bytes_max") => text.push_str("it ended at --bytes-max, and there is more\n"),
+        Some("blocks") => text.push_str("it ended because there are too many blocks (http.dag_blocks_max)\n"),
+        Some("failures") => text.push_str("it ended because too many blocks did not come\n"),
+        _ => {}
+    }
+    text
+}
+
+/// `causeway refresh`
+#[derive(Debug, Args)]
+#[command(after_help = format!("Examples:\n  causeway refresh example.org\n  causeway refresh k51…\n\n{RUNNING}"))]
+pub struct RefreshArgs {
+    /// An IPNS key or a domain
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// How it is asked.
+    #[command(flatten)]
+    pub asking: Asking,
+}
+
+/// Looks a name up.
+///
+/// # Errors
+/// What was answered instead; that it leads nowhere.
+pub async fn refresh(loaded: &Loaded, args: RefreshArgs) -> anyhow::Result<()> {
+    let RefreshArgs { name, asking } = args;
+    let remote = running(loaded, &asking.node).await?;
+    let refreshed: RefreshedView = remote.post("/api/v1/names/refresh", &RefreshRequest { name }).await?;
+    if asking.json {
+        print(&format!("{}\n", serde_json::to_string_pretty(&refreshed)?))?;
+    } else {
+        refreshed_text(&refreshed).iter().try_for_each(|line| print_line(line))?;
+    }
+    if let Some(error) = refreshed.error {
+        bail!("{} was not found: {error}", refreshed.name);
+    }
+    Ok(())
+}
+
+fn refreshed_text(refreshed: &RefreshedView) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(new) = &refreshed.new {
+        lines.push(format!("{} -> {new}", refreshed.name));
+        match &refreshed.old {
+            Some(old) if refreshed.changed => lines.push(format!("  it was {old}")),
+            Some(_) => lines.push("  as before".to_owned()),
+            None => {}
+        }
+    }
+    for step in &refreshed.steps {
+        let held = step.valid_until_at.map(|at| format!(", good until {}", values::moment(at))).unwrap_or_default();
+        let value = step.value.as_deref().or(step.error.as_deref()).unwrap_or("unknown");
+        lines.push(format!("  {} ({}): {value}{held}", step.name, step.source));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_a_cid_or_a_path() {
+        const CID: &str = "bafkqac3imvwgy3zao5xxe3de";
+        let (cid, path) = (|text: &str| (Some(text.to_owned()), None), |text: &str| (None, Some(text.to_owned())));
+        let table = [
+            (CID.to_owned(), cid(CID)),
+            (format!("ipfs://{CID}"), cid(CID)),
+            (format!("/ipfs/{CID}"), path(&format!("/ipfs/{CID}"))),
+            (format!("{CID}/a b"), path(&format!("/ipfs/{CID}/a b"))),
+            (format!("ipfs://{CID}/a"), path(&format!("/ipfs/{CID}/a"))),
+            ("/ipns/example.org/a".to_owned(), path("/ipns/example.org/a")),
+            ("ipns://example.org/a".to_owned(), path("/ipns/example.org/a")),
+        ];
+        for (said, expected) in table {
+            assert_eq!(cid_or_path(&said), expected, "{said}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! What the process says of its work, on standard error, and how much: as the settings say, and as an operator says
+//! later.
+//!
+//! There is one log in a process, so there is one level of it, behind [`level`]. A change takes effect at once, and may
+//! be for a time only.
+
+use config::{ConfigError, Loaded, LogFormat};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
+use tokio::task::JoinHandle;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::EnvFilter;
+
+/// Said unless the level names the same module: it warns of every malformed request, which any stranger can send.
+const HUSHED: &str = "libp2p_autonat=error";
+/// The longest level that is read, in bytes.
+const LEVEL_BYTES_MAX: usize = 1024;
+
+static LEVEL: OnceLock<LogLevel> = OnceLock::new();
+
+type Apply = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
+
+/// How much is said.
+pub struct LogLevel {
+    apply: Apply,
+    state: Mutex<State>,
+}
+
+struct State {
+    configured: String,
+    now: String,
+    /// When it goes back by itself, and the task that sees to that.
+    back: Option<(SystemTime, JoinHandle<()>)>,
+}
+
+/// How much is said now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LevelNow {
+    /// The level.
+    pub level: String,
+    /// That of the settings.
+    pub configured: String,
+    /// When it goes back to that by itself.
+    pub until: Option<SystemTime>,
+}
+
+/// Reads a level, as `log.level` has it.
+///
+/// # Errors
+/// Words that say what is wrong.
+pub fn read(level: &str) -> Result<EnvFilter, String> {
+    if level.len() > LEVEL_BYTES_MAX {
+        return Err(format!("it has more than {LEVEL_BYTES_MAX} bytes"));
+    }
+    let parts: Vec<&str> = level.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    for part in parts.iter().filter(|part| !part.contains('=')) {
+        // A misspelt level would be taken for the name of a module.
+        if part.parse::<LevelFilter>().is_err() {
+            return Err(format!("\"{part}\" is neither off, error, warn, info, debug nor trace, nor MODULE=LEVEL"));
+        }
+    }
+    EnvFilter::try_new(format!("{HUSHED},{}", parts.join(","))).map_err(|error| error.to_string())
+}
+
+/// Begins to write the log, as the settings say. Once in a process.
+///
+/// # Errors
+/// [`ConfigError`] when the level cannot be followed.
+pub fn start(loaded: &Loaded) -> Result<(), ConfigError> {
+    let level = loaded.config.log.level.clone();
+    let filter = read(&level).map_err(|reason| loaded.error("log.level", reason))?;
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter);
+    let words = |error: tracing_subscriber::reload::Error| error.to_string();
+    let apply: Apply = match loaded.config.log.format {
+        LogFormat::Text => {
+            let lines = lines.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+            let lines = lines.with_filter_reloading();
+            let handle = lines.reload_handle();
+            lines.init();
+            Box::new(move |filter| handle.reload(filter).map_err(words))
+        }
+        LogFormat::Json => {
+            let lines = lines.json().with_filter_reloading();
+            let handle = lines.reload_handle();
+            lines.init();
+            Box::new(move |filter| handle.reload(filter).map_err(words))
+        }
+    };
+    // Nobody else starts a log.
+    _ = LEVEL.set(LogLevel::new(level, apply));
+    Ok(())
+}
+
+/// The level of the process's log, if it writes one.
+pub fn level() -> Option<&'static LogLevel> {
+    LEVEL.get()
+}
+
+impl LogLevel {
+    fn new(configured: String, apply: Apply) -> Self {
+        Self { apply, state: Mutex::new(State { now: configured.clone(), configured, back: None }) }
+    }
+
+    /// How much is said now.
+    pub fn now(&self) -> LevelNow {
+        self.state().tell()
+    }
+
+    /// Says so much from now on; for a time only, if one is given. Must be called inside a Tokio runtime.
+    ///
+    /// # Errors
+    /// Words that say what is wrong with the level.
+    pub fn set(&'static self, level: &str, duration: Option<Duration>) -> Result<LevelNow, String> {
+        let filter = read(level)?;
+        let mut state = self.state();
+        (self.apply)(filter)?;
+        level.clone_into(&mut state.now);
+        if let Some((_, task)) = state.back.take() {
+            task.abort();
+        }
+        state.back = duration.map(|duration| {
+            let task = tokio::spawn(async move {
+                tokio::time::sleep(duration).await;
+                self.go_back();
+            });
+            (SystemTime::now() + duration, task)
+        });
+        Ok(state.tell())
+    }
+
+    /// Says as much as the settings have it.
+    fn go_back(&self) {
+        let mut state = self.state();
+        let configured = state.configured.clone();
+        match read(&configured).and_then(|filter| (self.apply)(filter)) {
+            Ok(()) => tracing::info!(level = configured, "the log level is that of the settings again"),
+            Err(error) => tracing::warn!(error, "the log level could not be set back"),
+        }
+        state.now = configured;
+        state.back = None;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn tell(&self) -> LevelNow {
+        let until = self.back.as_ref().map(|(at, _)| *at);
+        LevelNow { level: self.now.clone(), configured: self.configured.clone(), until }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn levels_are_read_strictly() {
+        let long = format!("info,{}=debug", "a".repeat(LEVEL_BYTES_MAX));
+        let table = [
+            ("info", true),
+            ("info,libp2p=warn", true),
+            ("OFF", true),
+            (" debug , p2p_bridge=trace", true),
+            ("gateway=debug", true),
+            ("infoo", false),
+            ("gateway", false),
+            ("gateway=loud", false),
+            (&long, false),
+        ];
+        for (level, good) in table {
+            assert_eq!(read(level).is_ok(), good, "{level}: {:?}", read(level).err());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_level_is_set_for_good_or_for_a_time() {
+        let applied = Arc::<Mutex<Vec<String>>>::default();
+        let notes = Arc::clone(&applied);
+        let apply = move |filter: EnvFilter| {
+            notes.lock().expect("is sound").push(filter.to_string());
+            Ok(())
+        };
+        let level: &'static LogLevel = Box::leak(Box::new(LogLevel::new("info".to_owned(), Box::new(apply))));
+        assert!(level.set("nonsense", None).is_err() && applied.lock().expect("is sound").is_empty());
+        let set = level.set("debug", None).expect("is good");
+        assert_eq!((set.level.as_str(), set.configured.as_str(), set.until), ("debug", "info", None));
+        assert!(level.set("trace", Some(Duration::from_secs(60))).expect("is good").until.is_some());
+        // The first of two times is forgotten.
+        level.set("warn", Some(Duration::from_millis(500))).expect("is good");
+        assert_eq!(level.now().level, "warn");
+        let begun = std::time::Instant::now();
+        while level.now().until.is_some() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it does not go back");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(level.now(), LevelNow { level: "info".to_owned(), configured: "info".to_owned(), until: None });
+        let applied = applied.lock().expect("is sound").clone();
+        let words: Vec<&str> = ["debug", "trace", "warn", "info"].into_iter().collect();
+        assert!(
+            applied.len() == 4 && applied.iter().zip(words).all(|(filter, word)| filter.contains(word)),
+            "{applied:?}"
+        );
+    }
+}

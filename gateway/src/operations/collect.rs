@@ -1,0 +1,68 @@
+//! `POST /api/v1/store/gc`: cached blocks go now, and not when their room is needed.
+
+use super::{Operations, apart, read};
+use crate::admin::answer::{Answer, ErrorView, Refusal, json};
+use axum::extract::State;
+use axum::http::StatusCode;
+use bytes::Bytes;
+use cache::StoreError;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Rounds without any progress before it is given up: what is cached meanwhile may fill what is freed.
+const IN_VAIN_MAX: usize = 64;
+
+/// How much is to go.
+#[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CollectRequest {
+    /// How much cached blocks may take after it, in bytes. All of them go if this is left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_bytes_max: Option<u64>,
+}
+
+/// What went.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CollectedView {
+    /// Blocks that went.
+    pub blocks: u64,
+    /// What these took.
+    pub bytes: u64,
+    /// What cached blocks take now.
+    pub cached_bytes: u64,
+    /// What pinned blocks take, which never go.
+    pub pinned_bytes: u64,
+}
+
+/// Deletes the blocks that were cached longest ago, until the rest is as small as was asked for. Nothing that is pinned
+/// goes.
+#[utoipa::path(post, path = "/api/v1/store/gc", tag = "operations", security(("bearer" = ["operate"])),
+    request_body(content = CollectRequest, content_type = "application/json"),
+    responses((status = 200, description = "What went", body = CollectedView),
+        (status = 400, description = "The request is wrong", body = ErrorView),
+        (status = 500, description = "The disk failed", body = ErrorView)))]
+pub async fn collect(State(operations): State<Operations>, body: Bytes) -> Answer {
+    let CollectRequest { cached_bytes_max } = read(&body)?;
+    let place = operations.begin()?;
+    let collected = apart(place, async move { operations.shrink(cached_bytes_max.unwrap_or(0)).await });
+    Ok(json(StatusCode::OK, &collected.await?.map_err(Refusal::from)?))
+}
+
+impl Operations {
+    async fn shrink(&self, cached_bytes: u64) -> Result<CollectedView, StoreError> {
+        let store = self.store();
+        let before = store.stats();
+        let (mut smallest, mut in_vain) = (u64::MAX, 0);
+        while store.shrink(cached_bytes).await? && in_vain < IN_VAIN_MAX {
+            let now = store.stats().cached_bytes;
+            in_vain = if now < smallest { 0 } else { in_vain + 1 };
+            smallest = smallest.min(now);
+        }
+        store.flush().await?;
+        let after = store.stats();
+        let blocks = after.evicted_blocks.saturating_sub(before.evicted_blocks);
+        let bytes = after.evicted_bytes.saturating_sub(before.evicted_bytes);
+        tracing::info!(blocks, bytes, after.cached_bytes, "cached blocks were deleted on request");
+        Ok(CollectedView { blocks, bytes, cached_bytes: after.cached_bytes, pinned_bytes: after.pinned_bytes })
+    }
+}

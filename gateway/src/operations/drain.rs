@@ -1,0 +1,73 @@
+//! `/api/v1/drain`: no more traffic is wanted, before the process ends or while something is done to it.
+//!
+//! While it drains, `/readyz` answers 503, so that balancers send nobody any more; whoever comes is answered all the
+//! same. Only when the process is to end are no more connections taken, as after SIGTERM.
+
+use super::{Operations, read};
+use crate::admin::answer::{Answer, ErrorView, Refusal, json};
+use crate::admin::parameters::Parameters;
+use crate::health::Stage;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Whether that is all.
+#[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DrainRequest {
+    /// `true`: the process ends in good order, as after SIGTERM.
+    pub stop: bool,
+}
+
+/// How far along its life the process is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StageView {
+    /// `starting`, `serving` or `draining`.
+    pub stage: String,
+    /// Whether the process is about to end.
+    pub stopping: bool,
+}
+
+/// Says on `/readyz` that no more traffic is wanted; ends the process in good order, if that is asked for.
+#[utoipa::path(post, path = "/api/v1/drain", tag = "operations", security(("bearer" = ["operate"])),
+    request_body(content = DrainRequest, content_type = "application/json"),
+    responses((status = 202, description = "It drains", body = StageView),
+        (status = 400, description = "The request is wrong", body = ErrorView)))]
+pub async fn begin(State(operations): State<Operations>, body: Bytes) -> Answer {
+    let DrainRequest { stop } = read(&body)?;
+    operations.parts().health.enter(Stage::Draining);
+    tracing::info!(stop, "draining, as an operator asked");
+    if stop {
+        operations.parts().stop.cancel();
+    }
+    Ok(json(StatusCode::ACCEPTED, &operations.stage()))
+}
+
+/// Says on `/readyz` that traffic is welcome again.
+#[utoipa::path(delete, path = "/api/v1/drain", tag = "operations", security(("bearer" = ["operate"])),
+    responses((status = 200, description = "It serves", body = StageView),
+        (status = 400, description = "The request is wrong", body = ErrorView),
+        (status = 409, description = "The process is about to end", body = ErrorView)))]
+pub async fn end(State(operations): State<Operations>, uri: Uri) -> Answer {
+    Parameters::of(&uri, &[])?;
+    if operations.parts().stop.is_cancelled() {
+        return Err(Refusal(StatusCode::CONFLICT, "the gateway is about to end".to_owned()));
+    }
+    operations.parts().health.enter(Stage::Serving);
+    tracing::info!("serving again, as an operator asked");
+    Ok(json(StatusCode::OK, &operations.stage()))
+}
+
+impl Operations {
+    /// How far along its life the process is.
+    pub(super) fn stage(&self) -> StageView {
+        let stage = match self.parts().health.stage() {
+            Stage::Starting => "starting",
+            Stage::Serving => "serving",
+            Stage::Draining => "draining",
+        };
+        StageView { stage: stage.to_owned(), stopping: self.parts().stop.is_cancelled() }
+    }
+}

@@ -1,0 +1,185 @@
+//! `GET /api/v1/explain`: what would be answered to a request, and why; what is kept of it, and where; who has it.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`views`] | what is told |
+//! | `request` | where a request leads, by the code that requests go through |
+//! | `holdings` | what is here of a path, in which tier |
+//! | `network` | what is known of those who have it, and how the search for them went |
+//!
+//! Goals: nothing here decides anything by itself. A request is led, its path read, its name resolved, its path walked,
+//! and its answer made by the functions that do so for clients, in a gateway of the same parts that asks nobody
+//! ([`crate::pipeline::Gateway::looking`]). With `fetch=true` the real one is asked as well, and what that took is
+//! told.
+//!
+//! Bounds: so many blocks are counted below what a path leads to, and no answer is read further than its first bytes.
+
+mod holdings;
+mod network;
+mod request;
+pub mod views;
+
+use self::request::Asked;
+use self::views::{ExplainView, FetchedView, PolicyView};
+use super::names::{NameStepView, path_of};
+use super::{Operations, seconds};
+use crate::admin::answer::{Answer, ErrorView, Refusal, json};
+use crate::admin::parameters::{Parameters, wrong};
+use crate::client::Client;
+use crate::errors::Problem;
+use crate::resolve::Target;
+use crate::route::Route;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use content::path::Root;
+use content::{Cid, ContentPath, NameError, Resolution, Verdict};
+use http::request::Parts;
+use std::time::{Duration, Instant};
+
+/// How long a fetch may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest path or address that is explained, in bytes.
+const ASKED_BYTES_MAX: usize = 8192;
+
+/// Says what would be answered to a request for a path or an address, and why: the route, the name, the policy, what is
+/// here and in which tier, and who is known to have the rest. Asks nobody, unless `fetch` is `true`: then it is asked
+/// for, and what that took is told.
+#[utoipa::path(get, path = "/api/v1/explain", tag = "operations", security(("bearer" = ["operate"])),
+    params(("path" = Option<String>, Query, description = "A path as a client would ask it: /ipfs/… or /ipns/…"),
+        ("url" = Option<String>, Query, description = "An address as a client would ask it, for its host: http://HOST/…"),
+        ("fetch" = Option<bool>, Query, description = "Whether it is fetched if it is not here")),
+    responses((status = 200, description = "What would be answered, and why", body = ExplainView),
+        (status = 400, description = "The request is wrong", body = ErrorView)))]
+pub async fn explain(State(operations): State<Operations>, uri: Uri) -> Answer {
+    let parameters = Parameters::of(&uri, &["path", "url", "fetch"])?;
+    let fetch = match parameters.get("fetch").as_deref() {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(_) => return Err(wrong("fetch is \"true\" or \"false\"")),
+    };
+    let asked = match (parameters.get("path"), parameters.get("url")) {
+        (Some(path), None) if path.len() <= ASKED_BYTES_MAX => Asked::of_path(&path)?,
+        (None, Some(url)) if url.len() <= ASKED_BYTES_MAX => Asked::of_url(&url)?,
+        (Some(_), None) | (None, Some(_)) => return Err(wrong(format!("it has more than {ASKED_BYTES_MAX} bytes"))),
+        _ => return Err(wrong("name one of \"path\" and \"url\"")),
+    };
+    let _place = operations.begin()?;
+    Ok(json(StatusCode::OK, &operations.explain(&asked, fetch).await))
+}
+
+impl Operations {
+    async fn explain(&self, asked: &Asked, fetch: bool) -> ExplainView {
+        let begun = Instant::now();
+        let mut view =
+            ExplainView { method: "GET".to_owned(), host: asked.host(), path: asked.path(), ..ExplainView::default() };
+        let fetched = if fetch { Some(self.fetch(asked, &mut view).await) } else { None };
+        self.explain_route(asked, &mut view).await;
+        view.fetched = fetched;
+        view.seconds = seconds(begun.elapsed());
+        view
+    }
+
+    /// Asks for it as a client would, as far as the first bytes of the answer.
+    async fn fetch(&self, asked: &Asked, view: &mut ExplainView) -> FetchedView {
+        let begun = Instant::now();
+        let gateway = &self.parts().gateway;
+        let (head, client) = (asked.head(false), asked.client());
+        let preview = tokio::time::timeout(PATIENCE, gateway.preview(&head, &client)).await;
+        let took = begun.elapsed();
+        match preview {
+            Ok(outcome) => {
+                view.answer = Some(request::answer_of(outcome, &head));
+                FetchedView { seconds: seconds(took), in_time: true }
+            }
+            Err(_) => FetchedView { seconds: seconds(took), in_time: false },
+        }
+    }
+
+    async fn explain_route(&self, asked: &Asked, view: &mut ExplainView) {
+        let looking = &self.inner.looking;
+        let (head, client) = (asked.head(true), asked.client());
+        let mut ask = match request::ask_of(&head, looking) {
+            Ok(ask) => ask,
+            Err(problem) => return view.answer = Some(request::problem_view(&problem, &head)),
+        };
+        // The native one has no name in addresses.
+        let format = ask.wanted.format.name();
+        view.format = Some(if format.is_empty() { "native" } else { format }.to_owned());
+        let route = looking.lead(&client, &mut ask).await;
+        view.route = Some(request::route_view(&route, &ask));
+        if let Ok(Route::Content(_)) = route {
+            match looking.read_path(&ask) {
+                Ok(path) => self.explain_content(&ask.path, path, view).await,
+                Err(problem) => view.notes.push(problem.to_string()),
+            }
+        }
+        if view.answer.is_none() {
+            self.preview_here(&head, &client, view).await;
+        }
+    }
+
+    /// What would be answered with what is here.
+    async fn preview_here(&self, head: &Parts, client: &Client, view: &mut ExplainView) {
+        let outcome = self.inner.looking.preview(head, client).await;
+        match outcome {
+            Err(problem) if request::is_for_want_of_blocks(&problem) => {
+                view.notes.push(
+                    "not all that the answer begins with is here: fetch=true finds out what it would be".to_owned(),
+                );
+            }
+            Err(Problem::Name(NameError::Offline { .. })) if self.parts().bridge.is_some() => {
+                view.notes.push("the name is not known here: fetch=true has it looked up".to_owned());
+            }
+            outcome => view.answer = Some(request::answer_of(outcome, head)),
+        }
+    }
+
+    /// What a path means, whether it may be served, and what is here of it.
+    async fn explain_content(&self, key: &str, path: ContentPath, view: &mut ExplainView) {
+        let names = &self.parts().names;
+        if let Root::Name(name) = &path.root {
+            view.names = names.explain(name).iter().map(NameStepView::from).collect();
+        }
+        let known = names.known_only();
+        let target = match Target::of(path, &*known, &**self.parts().gateway.policy()).await {
+            Ok(target) => target,
+            Err(problem) => return view.notes.push(problem.to_string()),
+        };
+        let resolution =
+            Resolution { root: target.root, segments: target.segments.clone(), ttl: Duration::ZERO, hops: Vec::new() };
+        view.resolved = Some(path_of(&resolution));
+        view.root = Some(target.root.to_string());
+        self.explain_holdings(key, &target, view).await;
+        view.network = self.explain_network(&target.root).await;
+    }
+
+    /// Whether a path, and the blocks on the way, may be served.
+    fn verdicts(&self, target: &Target, cids: &[Cid]) -> PolicyView {
+        let policy = self.parts().gateway.policy();
+        let path = target.segments.join("/");
+        let of_path = Some((policy.check_path(&target.root, &path), &target.root, path.as_str()));
+        let of_blocks = cids.iter().map(|cid| (policy.check(cid), cid, ""));
+        let refused = of_path.into_iter().chain(of_blocks).find(|(verdict, _, _)| *verdict != Verdict::Allow);
+        let shown = |cid: &Cid, path: &str| if path.is_empty() { cid.to_string() } else { format!("{cid}/{path}") };
+        PolicyView {
+            verdict: verdict_name(refused.map_or(Verdict::Allow, |(verdict, _, _)| verdict)).to_owned(),
+            refused: refused.map(|(_, cid, path)| shown(cid, path)),
+            decided_by: refused.and_then(|(_, cid, path)| self.parts().decide.as_ref()?(cid, path)),
+            generation: policy.generation(),
+        }
+    }
+}
+
+fn verdict_name(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Allow => "allow",
+        Verdict::Gone => "gone",
+        Verdict::Legal => "legal",
+        Verdict::Unlisted => "unlisted",
+    }
+}
+
+/// A request that cannot be explained.
+pub(super) fn unexplained(words: impl ToString) -> Refusal {
+    wrong(words)
+}

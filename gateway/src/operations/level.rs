@@ -1,0 +1,78 @@
+//! `/api/v1/log/level`: how much the process says of its work.
+
+use super::{epoch, read as read_body};
+use crate::admin::answer::{Answer, ErrorView, Refusal, json};
+use crate::admin::parameters::{Parameters, wrong};
+use crate::logging::{self, LevelNow, LogLevel};
+use axum::http::{StatusCode, Uri};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use utoipa::ToSchema;
+
+/// The longest time for which a level may be set, in seconds: a week.
+const DURATION_SECONDS_MAX: u64 = 7 * 24 * 3600;
+
+/// How much is to be said.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LevelRequest {
+    /// As `log.level` has it: "info", or "info,p2p_bridge=debug".
+    pub level: String,
+    /// After that time it is what the settings say again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 604800)]
+    pub duration_seconds: Option<u64>,
+}
+
+/// How much is said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LevelView {
+    /// The level.
+    pub level: String,
+    /// That of the settings.
+    pub configured: String,
+    /// When it goes back to that by itself.
+    pub until_at: Option<u64>,
+}
+
+impl From<LevelNow> for LevelView {
+    fn from(now: LevelNow) -> Self {
+        Self { level: now.level, configured: now.configured, until_at: now.until.map(epoch) }
+    }
+}
+
+fn level() -> Result<&'static LogLevel, Refusal> {
+    let words = "this process leaves its log to the program that it is part of";
+    logging::level().ok_or_else(|| Refusal(StatusCode::CONFLICT, words.to_owned()))
+}
+
+/// How much the process says of its work.
+#[utoipa::path(get, path = "/api/v1/log/level", tag = "operations", security(("bearer" = ["read"])),
+    responses((status = 200, description = "The level", body = LevelView),
+        (status = 400, description = "The request is wrong", body = ErrorView),
+        (status = 409, description = "The log is not the gateway's own", body = ErrorView)))]
+pub async fn read(uri: Uri) -> Answer {
+    Parameters::of(&uri, &[])?;
+    Ok(json(StatusCode::OK, &LevelView::from(level()?.now())))
+}
+
+/// Has the process say more or less of its work, from now on or for a time.
+#[utoipa::path(put, path = "/api/v1/log/level", tag = "operations", security(("bearer" = ["operate"])),
+    request_body(content = LevelRequest, content_type = "application/json"),
+    responses((status = 200, description = "The level", body = LevelView),
+        (status = 400, description = "The request is wrong", body = ErrorView),
+        (status = 409, description = "The log is not the gateway's own", body = ErrorView)))]
+pub async fn write(body: Bytes) -> Answer {
+    let LevelRequest { level: text, duration_seconds } = read_body(&body)?;
+    let duration = match duration_seconds {
+        Some(seconds) if !(1..=DURATION_SECONDS_MAX).contains(&seconds) => {
+            return Err(wrong(format!("duration_seconds is from 1 to {DURATION_SECONDS_MAX}")));
+        }
+        seconds => seconds.map(Duration::from_secs),
+    };
+    logging::read(&text).map_err(|reason| wrong(format!("level: {reason}")))?;
+    let now = level()?.set(&text, duration).map_err(|reason| wrong(format!("level: {reason}")))?;
+    tracing::warn!(level = now.level, "the log level was changed by an operator");
+    Ok(json(StatusCode::OK, &LevelView::from(now)))
+}

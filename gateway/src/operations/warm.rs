@@ -1,0 +1,294 @@
+//! `POST /api/v1/warm`: a DAG, or its upper part, is fetched into the local tiers before anybody asks for it.
+//!
+//! Goals: bounded concurrency, and places on the way to the network that are not the public's; what is here is not
+//! fetched again; lines of JSON tell how far it has come; it ends when whoever asked leaves.
+//!
+//! Non-goals: keeping what is fetched. It is cached, and goes when there is no room for it; a pin keeps it.
+
+use super::dag::{Frontier, TooMany};
+use super::{Operations, read, seconds};
+use crate::admin::answer::{Answer, ErrorView, Refusal};
+use crate::admin::parameters::wrong;
+use crate::resolve::{self, Target};
+use crate::source::{RootSource, Tier};
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::IntoResponse as _;
+use bytes::Bytes;
+use content::path::Root;
+use content::{Block, BlockKey, BlockSource as _, Cid, ContentPath, SourceError, dag};
+use futures::stream::{FuturesUnordered, StreamExt as _};
+use serde::{Deserialize, Serialize};
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
+use utoipa::ToSchema;
+
+/// Blocks that are fetched at a time.
+pub const AT_ONCE: usize = 32;
+/// Blocks that do not come before all of it is given up.
+const FAILURES_MAX: usize = 16;
+/// How often it is told how far it has come.
+const PROGRESS_EVERY: Duration = Duration::from_millis(250);
+/// Lines that may wait for their reader. Whoever does not read is waited for.
+const LINES_MAX: usize = 8;
+/// The media type of lines of JSON.
+const LINES: &str = "application/x-ndjson";
+/// Whom the places on the way to the network are given to.
+const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// What is to be fetched: a CID or a path.
+#[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct WarmRequest {
+    /// A root.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cid: Option<String>,
+    /// A path, `/ipfs/…` or `/ipns/…`: the blocks on the way, and what it leads to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// How far below that: 0 is the block alone, 1 what it links to as well. All of it if this is left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub depth: Option<u32>,
+    /// Ends when the blocks have so many bytes in all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_max: Option<u64>,
+}
+
+/// How far it has come.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct WarmProgress {
+    /// Where it began: the root, or what the path leads to.
+    pub root: String,
+    /// Blocks that are here now.
+    pub blocks: u64,
+    /// Their bytes, as far as they were read: leaves that were here before are not.
+    pub bytes: u64,
+    /// Those of them that came from the network.
+    pub fetched_blocks: u64,
+    /// Their bytes.
+    pub fetched_bytes: u64,
+    /// Blocks that did not come.
+    pub failed_blocks: u64,
+    /// For how long.
+    pub seconds: f64,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct WarmReport {
+    /// How far it came.
+    #[serde(flatten)]
+    pub progress: WarmProgress,
+    /// Whether everything that was asked for is here.
+    pub complete: bool,
+    /// Why not: `bytes_max`, `blocks` (http.dag_blocks_max) or `failures`.
+    pub stopped_by: Option<String>,
+    /// What went wrong with the first blocks that did not come.
+    pub failures: Vec<WarmFailure>,
+}
+
+/// A block that did not come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WarmFailure {
+    /// The block.
+    pub cid: String,
+    /// Why.
+    pub error: String,
+}
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WarmLine {
+    /// How far it has come.
+    Progress(WarmProgress),
+    /// The last line: how it ended.
+    Report(WarmReport),
+    /// The last line, if it could not begin.
+    Error(String),
+}
+
+/// Fetches a DAG, or the upper part of it, into the local tiers. Ends when whoever asks leaves. The last line is a
+/// report or an error.
+#[utoipa::path(post, path = "/api/v1/warm", tag = "operations", security(("bearer" = ["operate"])),
+    request_body(content = WarmRequest, content_type = "application/json"),
+    responses((status = 200, description = "Lines of JSON", body = WarmLine, content_type = "application/x-ndjson"),
+        (status = 400, description = "The request is wrong", body = ErrorView)))]
+pub async fn warm(State(operations): State<Operations>, body: Bytes) -> Answer {
+    let request: WarmRequest = read(&body)?;
+    let path = operations.path_to_warm(&request)?;
+    let place = operations.begin()?;
+    let (lines, mut told) = mpsc::channel(LINES_MAX);
+    let warming = AbortOnDropHandle::new(tokio::spawn(async move {
+        let _place = place;
+        operations.run_warm(path, request, lines).await;
+    }));
+    // The reader who leaves drops the stream, and with it the work.
+    let lines = futures::stream::poll_fn(move |cx| {
+        let _work = &warming;
+        told.poll_recv(cx).map(|line| line.map(Ok::<Bytes, Infallible>))
+    });
+    Ok(([(CONTENT_TYPE, LINES), (CACHE_CONTROL, "no-store")], Body::from_stream(lines)).into_response())
+}
+
+/// A fetch that ended: the block unless nobody needs to read it, and whether it came from the network.
+type Fetched = (Cid, u32, Result<(Option<Block>, bool), SourceError>);
+
+/// Where warming is.
+struct Warming {
+    begun: Instant,
+    progress: WarmProgress,
+    failures: Vec<WarmFailure>,
+    shown: Option<Instant>,
+    lines: mpsc::Sender<Bytes>,
+}
+
+impl Warming {
+    /// Tells a line; `false` if nobody reads any more.
+    async fn say(&self, line: &WarmLine) -> bool {
+        // A view of numbers and texts can be written.
+        let mut text = serde_json::to_vec(line).unwrap_or_default();
+        text.push(b'\n');
+        self.lines.send(text.into()).await.is_ok()
+    }
+
+    fn note_time(&mut self) {
+        self.progress.seconds = seconds(self.begun.elapsed());
+    }
+
+    /// Tells how far it has come, now and then.
+    async fn show(&mut self) -> bool {
+        if self.shown.is_some_and(|shown| shown.elapsed() < PROGRESS_EVERY) {
+            return true;
+        }
+        self.shown = Some(Instant::now());
+        self.note_time();
+        self.say(&WarmLine::Progress(self.progress.clone())).await
+    }
+
+    fn failed(&mut self, cid: Cid, error: &SourceError) {
+        self.progress.failed_blocks += 1;
+        if self.failures.len() < FAILURES_MAX {
+            self.failures.push(WarmFailure { cid: cid.to_string(), error: error.to_string() });
+        }
+    }
+}
+
+impl Operations {
+    fn path_to_warm(&self, request: &WarmRequest) -> Result<ContentPath, Refusal> {
+        match (&request.cid, &request.path) {
+            (Some(cid), None) => {
+                let root = Root::Cid(content::cid::parse(cid).map_err(wrong)?);
+                Ok(ContentPath { root, segments: Vec::new(), trailing_slash: false })
+            }
+            (None, Some(path)) => ContentPath::parse(path, self.parts().gateway.limits.path_depth_max).map_err(wrong),
+            _ => Err(wrong("name one of \"cid\" and \"path\"")),
+        }
+    }
+
+    async fn run_warm(&self, path: ContentPath, request: WarmRequest, lines: mpsc::Sender<Bytes>) {
+        let progress = WarmProgress::default();
+        let mut warming = Warming { begun: Instant::now(), progress, failures: Vec::new(), shown: None, lines };
+        let line = match self.warm_path(path, &request, &mut warming).await {
+            Ok(stopped_by) => {
+                warming.note_time();
+                let complete = stopped_by.is_none() && warming.progress.failed_blocks == 0;
+                let (progress, failures) = (warming.progress.clone(), std::mem::take(&mut warming.failures));
+                WarmLine::Report(WarmReport { progress, complete, stopped_by: stopped_by.map(str::to_owned), failures })
+            }
+            Err(words) => WarmLine::Error(words),
+        };
+        warming.say(&line).await;
+    }
+
+    /// Fetches; says why it stopped before the end.
+    async fn warm_path(
+        &self,
+        path: ContentPath,
+        request: &WarmRequest,
+        warming: &mut Warming,
+    ) -> Result<Option<&'static str>, String> {
+        let names: &dyn content::NameResolver = &*self.parts().names;
+        let policy: &dyn content::Policy = &**self.parts().gateway.policy();
+        let target = Target::of(path, names, policy).await.map_err(|problem| problem.to_string())?;
+        let source = RootSource::new(&self.parts().sources, target.root, NOBODY, false);
+        let mut root = target.root;
+        if !target.segments.is_empty() {
+            let resolved = resolve::walk(&source, &target).await.map_err(|problem| problem.to_string())?;
+            root = *resolved.block.cid();
+        }
+        warming.progress.root = root.to_string();
+        self.fetch_below(&source, root, request, warming).await
+    }
+
+    async fn fetch_below(
+        &self,
+        source: &Arc<RootSource>,
+        root: Cid,
+        request: &WarmRequest,
+        warming: &mut Warming,
+    ) -> Result<Option<&'static str>, String> {
+        let blocks_max = usize::try_from(self.parts().loaded.config.http.dag_blocks_max).unwrap_or(usize::MAX);
+        let mut frontier = Frontier::new(&[root], request.depth, blocks_max);
+        let mut fetches = FuturesUnordered::new();
+        loop {
+            while fetches.len() < AT_ONCE
+                && let Some((cid, depth)) = frontier.next()
+            {
+                let reads = frontier.goes_below(&cid, depth);
+                fetches.push(self.fetch_one(Arc::clone(source), cid, depth, reads));
+            }
+            let Some((cid, depth, outcome)) = fetches.next().await else { return Ok(None) };
+            match outcome {
+                Ok((block, is_new)) => {
+                    let bytes = block.as_ref().map_or(0, |block| block.data().len() as u64);
+                    warming.progress.blocks += 1;
+                    warming.progress.bytes += bytes;
+                    if is_new {
+                        warming.progress.fetched_blocks += 1;
+                        warming.progress.fetched_bytes += bytes;
+                    }
+                    let links = block.filter(|_| frontier.goes_below(&cid, depth)).map(|block| dag::links(&block));
+                    // What cannot be understood has nothing below that could be wanted.
+                    if let Some(Ok(links)) = links
+                        && let Err(TooMany(_)) = frontier.links(&links, depth)
+                    {
+                        return Ok(Some("blocks"));
+                    }
+                }
+                Err(error) => {
+                    warming.failed(cid, &error);
+                    if warming.failures.len() >= FAILURES_MAX {
+                        return Ok(Some("failures"));
+                    }
+                }
+            }
+            if !warming.show().await {
+                return Ok(None);
+            }
+            if request.bytes_max.is_some_and(|max| warming.progress.bytes >= max) {
+                return Ok((!fetches.is_empty() || frontier.next().is_some()).then_some("bytes_max"));
+            }
+        }
+    }
+
+    /// Brings one block here. One that is here and has nothing below that is wanted is not read.
+    async fn fetch_one(&self, source: Arc<RootSource>, cid: Cid, depth: u32, reads: bool) -> Fetched {
+        let tiers = &self.parts().tiers;
+        let held = BlockKey::of(&cid).is_none_or(|key| tiers.ram().holds(&key));
+        let held = held || tiers.disk().has(&cid).await.unwrap_or(false);
+        if held && !reads {
+            return (cid, depth, Ok((None, false)));
+        }
+        // Whether it came from the network is known of a source that serves this block alone.
+        let own = RootSource::new(&self.parts().sources, *source.root(), NOBODY, false);
+        let fetched = own.fetch(&cid).await;
+        let is_new = own.tier() == Tier::Network;
+        (cid, depth, fetched.map(|block| (Some(block), is_new)))
+    }
+}

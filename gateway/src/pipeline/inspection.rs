@@ -1,0 +1,129 @@
+//! Looking into a gateway, and having it forget: what operators do with one that runs.
+//!
+//! A question is answered by the same code as requests are. So [`Gateway::looking`] makes a second gateway of the same
+//! parts, which asks nobody, keeps nothing, and counts for itself.
+
+use super::{Gateway, Wiring};
+use crate::client::Client;
+use crate::encoded::Encoded;
+use crate::errors::Problem;
+use crate::health::Health;
+use crate::lanes::Lanes;
+use crate::metrics::HttpMetrics;
+use crate::request::Ask;
+use crate::resolve::{Entity, Target};
+use crate::route::Route;
+use crate::source::{RootSource, Sources};
+use content::cid;
+use content::walk::Resolved;
+use content::{BlockSource, Cid, ContentPath, MemoryBlocks, NameResolver, Policy};
+use http::HeaderValue;
+use prometheus_client::registry::Registry;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+/// How much a gateway forgot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Paths that were known to lead to a file.
+    pub paths: u64,
+    /// Pages of listings.
+    pub listings: u64,
+    /// What sites say of paths that are not there.
+    pub sites: u64,
+    /// Files of which it was known how they are sent to clients who accept zstd.
+    pub encoded: u64,
+}
+
+impl Gateway {
+    /// The same gateway for whoever only looks: with blocks of `local` alone, names as `names` knows them, and no
+    /// memory of its own but what this one remembers.
+    #[must_use]
+    pub fn looking(&self, http: &config::Http, local: Arc<dyn BlockSource>, names: Arc<dyn NameResolver>) -> Self {
+        let wiring = Wiring {
+            sources: Arc::new(Sources {
+                local,
+                open_session: Box::new(|_: &Cid, _| Arc::new(MemoryBlocks::new())),
+                lanes: Arc::new(Lanes::new(1, 1)),
+                encoded: None,
+                policy: Arc::clone(&self.policy),
+            }),
+            names,
+            policy: Arc::clone(&self.policy),
+            metrics: Arc::new(HttpMetrics::register(&mut Registry::default())),
+            health: Arc::<Health>::clone(&self.health),
+            routing: None,
+            welcome: self.welcome,
+        };
+        let twin = Self::new(wiring, http, self.limits.clone());
+        Self { paths: self.paths.reader(), ..twin }
+    }
+
+    /// Where a request leads.
+    ///
+    /// # Errors
+    /// [`Problem`] when it leads nowhere.
+    pub async fn lead(&self, client: &Client, ask: &mut Ask<'_>) -> Result<Route, Problem> {
+        self.router.route(client, ask).await
+    }
+
+    /// What a request's path means.
+    ///
+    /// # Errors
+    /// [`Problem::Path`] when it means nothing.
+    pub fn read_path(&self, ask: &Ask<'_>) -> Result<ContentPath, Problem> {
+        self.parse(ask)
+    }
+
+    /// What a path leads to that was walked before, under whatever generation of the policy.
+    pub fn remembered_path(&self, key: &str) -> Option<Arc<Entity>> {
+        self.paths.find(key)
+    }
+
+    /// Walks a path with what is held here.
+    ///
+    /// # Errors
+    /// [`Problem`] when a block is not here, or the path leads nowhere.
+    pub async fn walk_here(&self, target: &Target) -> Result<Resolved, Problem> {
+        let nobody = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let source = RootSource::new(&self.sources, target.root, nobody, true);
+        crate::resolve::walk(&source, target).await
+    }
+
+    /// What is known of files as they are sent to clients who accept zstd.
+    pub fn encoded(&self) -> Option<&Encoded> {
+        self.sources.encoded.as_ref()
+    }
+
+    /// What may be served.
+    pub fn policy(&self) -> &Arc<dyn Policy> {
+        &self.policy
+    }
+
+    /// Where its blocks come from.
+    pub fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
+    /// Forgets what is remembered of paths that begin at, lead through or end in content that is concerned. Reads all
+    /// that is remembered, which takes a while: not for the runtime's threads.
+    pub fn purge(&self, concerns: &dyn Fn(&Cid) -> bool) -> Forgotten {
+        let leads_through = |roots: &HeaderValue| {
+            let roots = roots.to_str().unwrap_or_default().split(',');
+            roots.filter_map(|root| cid::parse(root).ok()).any(|root| concerns(&root))
+        };
+        let begins_at = |path: &str| {
+            let root = path.strip_prefix("/ipfs/").and_then(|below| below.split('/').next());
+            root.and_then(|root| cid::parse(root).ok()).is_some_and(|root| concerns(&root))
+        };
+        let entity = |path: &str, entity: &Entity| {
+            concerns(&entity.root) || concerns(&entity.cid) || leads_through(&entity.roots) || begins_at(path)
+        };
+        Forgotten {
+            paths: self.paths.forget_where(entity),
+            listings: self.listings.forget_where(|key, page| begins_at(&key.path) || leads_through(&page.roots)),
+            sites: self.sites.forget_where(begins_at),
+            encoded: self.encoded().map_or(0, |encoded| encoded.forget_where(concerns)),
+        }
+    }
+}

@@ -250,6 +250,32 @@ async fn folders_are_listed() {
     assert!(text.ends_with(b" 5 short.txt\n"), "{text:?}");
 }
 
+/// The flag and the name of each entry of an archive whose names are short.
+fn entries(archive: &[u8]) -> Vec<(char, String)> {
+    let (mut rest, mut found) = (archive, Vec::new());
+    while let Some((header, after)) = rest.split_first_chunk::<512>().filter(|(header, _)| header[0] != 0) {
+        let name = header[..100].split(|byte| *byte == 0).next().unwrap_or_default();
+        found.push((header[156].into(), String::from_utf8_lossy(name).into_owned()));
+        let size = std::str::from_utf8(&header[124..135]).expect("digits");
+        rest = &after[usize::from_str_radix(size, 8).expect("a size").next_multiple_of(512)..];
+    }
+    found
+}
+
+#[tokio::test]
+async fn archives_have_the_names_that_kubos_reader_takes() {
+    let world = World::new().await;
+    let (blocks, root) = folder();
+    world.hold(&blocks).await;
+    // The last part of the path, which is one part: no slash, not even at the end.
+    let got = world.ask(&format!("get?arg=/ipfs/{root}/&archive=true")).await.body;
+    let expected = [('5', String::new()), ('0', "/long".to_owned()), ('0', "/short.txt".to_owned())];
+    assert_eq!(entries(&got), expected.map(|(flag, below)| (flag, format!("{root}{below}"))));
+    let got = world.ask(&format!("get?arg={root}/short.txt")).await.body;
+    assert_eq!(entries(&got), [('0', "short.txt".to_owned())]);
+    assert!(world.ask(&format!("get?arg={root}&compress=true")).await.refused(400).contains("compress"));
+}
+
 #[tokio::test]
 async fn dags_are_counted_exported_and_taken_in_again() {
     let world = World::new().await;

@@ -1,14 +1,16 @@
 //! Kubo's own command line as a client of this node's RPC, beside the same commands on a repository of its own.
 
+use crate::store::assert_same_content;
 use crate::support::causeway::{Causeway, Launch, TOKEN};
 use crate::support::ipfs::Ipfs;
 use crate::support::kubo::Kubo;
 use crate::support::noise::Noise;
 use crate::support::{assert_same_bytes, client, eventually, output_of};
 use serde_json::Value;
-use std::fs;
-use std::os::unix::fs::symlink;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -18,17 +20,23 @@ fn folder() -> TempDir {
     TempDir::new().expect("the temporary folder is writable")
 }
 
-/// Files of one chunk and of many, an empty file and folder, odd names, and a symlink.
+/// Files of one chunk and of many, an empty file and folder, odd and long names, one that may be run, and a symlink.
 fn fill(dir: &Path) {
     fs::create_dir_all(dir.join("site/a b/empty")).expect("the folder is ours");
-    let files: [(&str, Vec<u8>); 5] = [
+    let long = format!("site/{0}/{0}/{0}", "long".repeat(25));
+    fs::create_dir_all(dir.join(&long)).expect("the folder is ours");
+    let far = format!("{long}/far");
+    let files: [(&str, Vec<u8>); 7] = [
         ("one.txt", b"hello".to_vec()),
         ("big", Noise::bytes(41, 3_000_000)),
         ("site/index.html", b"<p>Hello.".to_vec()),
         ("site/a b/50% ä+\"x\"", Noise::bytes(42, 600_000)),
         ("site/nothing", Vec::new()),
+        ("site/a b/run me", b"#!/bin/sh\n".to_vec()),
+        (&far, b"down".to_vec()),
     ];
     files.iter().for_each(|(name, bytes)| fs::write(dir.join(name), bytes).expect("the folder is ours"));
+    fs::set_permissions(dir.join("site/a b/run me"), Permissions::from_mode(0o755)).expect("the folder is ours");
     symlink("index.html", dir.join("site/same")).expect("the folder is ours");
 }
 
@@ -120,13 +128,34 @@ async fn files_and_folders_get_the_cids_that_kubo_gives_them() {
     assert_eq!(remote.bytes(&["cat", &format!("/ipfs/{site}/index.html")], b""), b"<p>Hello.");
     assert_eq!(remote.run(&["ls", "--size", &site]), ipfs.run(content.path(), &["ls", "--size", &site]));
     assert_eq!(remote.run(&["ls", &big]), ipfs.run(content.path(), &["ls", &big]));
-    remote.run(&["get", &big, "-o", "again"]);
-    assert_same_bytes("get", &fs::read(content.path().join("again")).expect("is written"), &bytes);
+    assert_folders_and_files_are_got(&remote, &site, &big);
     assert!(remote.complaint(&["cat", &site]).contains("is a directory"));
     assert!(remote.complaint(&["cat", &format!("{site}/nowhere")]).contains("nowhere"));
     assert!(remote.complaint(&["add", "--nocopy", "one.txt"]).contains("not supported"));
     assert!(remote.complaint(&["files", "ls"]).contains("ommand not found"));
     causeway.stop().await;
+}
+
+/// `ipfs get` writes what was added, under a name of its own or one that is said, and as an archive that `tar` unpacks.
+fn assert_folders_and_files_are_got(remote: &Remote<'_>, site: &str, big: &str) {
+    let dir = remote.dir;
+    remote.run(&["get", big, "-o", "again"]);
+    assert_same_content("a file", &dir.join("again"), &dir.join("big"));
+    remote.run(&["get", site]);
+    assert_same_content("a folder", &dir.join(site), &dir.join("site"));
+    remote.run(&["get", &format!("/ipfs/{site}/a b/"), "-o", "new name"]);
+    assert_same_content("a folder in a folder", &dir.join("new name"), &dir.join("site/a b"));
+    remote.run(&["get", &format!("{site}/a b/empty"), "-o", "void"]);
+    assert_same_content("an empty folder", &dir.join("void"), &dir.join("site/a b/empty"));
+    remote.run(&["get", &format!("{site}/same"), "-o", "link"]);
+    assert_same_content("a symlink", &dir.join("link"), &dir.join("site/same"));
+    remote.run(&["get", "--archive", site, "-o", "packed"]);
+    let unpacked = folder();
+    let mut tar = Command::new("tar");
+    let (output, _) = output_of(tar.arg("xf").arg(dir.join("packed.tar")).current_dir(unpacked.path()), b"");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_same_content("an archive", &unpacked.path().join(site), &dir.join("site"));
+    assert!(remote.complaint(&["get", "--compress", big, "-o", "small"]).contains("not supported"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -163,7 +163,8 @@ fn contents(top: &Path, path: &Path, found: &mut BTreeSet<(Vec<u8>, Vec<u8>)>) {
     }
 }
 
-fn assert_same_content(what: &str, one: &Path, other: &Path) {
+/// Panics if two paths differ in anything but modes and times.
+pub fn assert_same_content(what: &str, one: &Path, other: &Path) {
     let read = |path: &Path| {
         let mut found = BTreeSet::new();
         contents(path, path, &mut found);

@@ -17,9 +17,11 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, LOCATION};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
-use utoipa::ToSchema;
+use utoipa::openapi::{Content, Ref, RefOr, Response as Described, ResponseBuilder};
+use utoipa::{IntoResponses, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -115,6 +117,46 @@ pub fn long_routes(parts: Arc<Parts>) -> OpenApiRouter {
         .with_state(parts)
 }
 
+/// Statuses that several operations have, with what they mean.
+fn described<const N: usize>(statuses: [(&str, &str); N]) -> BTreeMap<String, RefOr<Described>> {
+    let error = || Content::new(Some(Ref::from_schema_name(ErrorView::name())));
+    let described = |(status, about): (&str, &str)| {
+        let response = ResponseBuilder::new().description(about).content("application/json", error());
+        (status.to_owned(), RefOr::T(response.build()))
+    };
+    statuses.into_iter().map(described).collect()
+}
+
+/// There is no such upload.
+struct Missing;
+
+impl IntoResponses for Missing {
+    fn responses() -> BTreeMap<String, RefOr<Described>> {
+        described([("404", "There is none of the token's own, or it has expired")])
+    }
+}
+
+/// The client speaks another tus.
+struct OtherVersion;
+
+impl IntoResponses for OtherVersion {
+    fn responses() -> BTreeMap<String, RefOr<Described>> {
+        described([("412", "Another version of tus is spoken")])
+    }
+}
+
+/// The content must not be kept here.
+struct Withheld;
+
+impl IntoResponses for Withheld {
+    fn responses() -> BTreeMap<String, RefOr<Described>> {
+        described([
+            ("410", "The operator has removed this content from here"),
+            ("451", "This content is withheld for legal reasons"),
+        ])
+    }
+}
+
 /// An answer as tus wants it.
 fn tus(response: impl IntoResponse) -> Response {
     let mut response = response.into_response();
@@ -194,9 +236,8 @@ async fn list(State(parts): State<Arc<Parts>>, bearer: Bearer) -> Response {
         (status = 201, description = "Pieces are sent to the Location", body = PartialView),
         (status = 400, description = "A header or parameter cannot be understood, or an empty upload not be taken in", body = ErrorView),
         (status = 409, description = "Somebody removed the pin of an empty upload", body = ErrorView),
-        (status = 410, description = "The operator has removed this content from here", body = ErrorView),
-        (status = 412, description = "Another version of tus is spoken", body = ErrorView),
-        (status = 451, description = "This content is withheld for legal reasons", body = ErrorView),
+        Withheld,
+        OtherVersion,
         (status = 507, description = "There is no room for it, or the token's quota does not allow it", body = ErrorView),
     ),
 )]
@@ -274,7 +315,7 @@ async fn offset(
     params(("id" = String, Path, description = "As in the Location")),
     responses(
         (status = 200, description = "This moment's figures; nothing is interrupted", body = PartialView),
-        (status = 404, description = "There is none of the token's own, or it has expired", body = ErrorView),
+        Missing,
     ),
 )]
 async fn look(State(parts): State<Arc<Parts>>, bearer: Bearer, Path(id): Path<String>) -> Response {
@@ -298,12 +339,11 @@ async fn look(State(parts): State<Arc<Parts>>, bearer: Bearer, Path(id): Path<St
     responses(
         (status = 204, description = "It is on the disk up to Upload-Offset; X-Ipfs-Path if that was the last of it"),
         (status = 400, description = "A header cannot be understood, the body broke off, or the content cannot be taken in", body = ErrorView),
-        (status = 404, description = "There is none of the token's own, or it has expired", body = ErrorView),
+        Missing,
         (status = 409, description = "The upload is at another offset", body = ErrorView),
-        (status = 410, description = "The operator has removed this content from here", body = ErrorView),
-        (status = 412, description = "Another version of tus is spoken", body = ErrorView),
+        Withheld,
+        OtherVersion,
         (status = 423, description = "Somebody else sends or asks, or it is being taken in", body = ErrorView),
-        (status = 451, description = "This content is withheld for legal reasons", body = ErrorView),
         (status = 507, description = "There is no space for it, or the token's quota does not allow it", body = ErrorView),
     ),
 )]
@@ -339,8 +379,8 @@ fn check_piece(headers: &HeaderMap) -> Result<u64, Refusal> {
     params(("id" = String, Path, description = "As in the Location")),
     responses(
         (status = 204, description = "It is gone; what was pinned stays pinned"),
-        (status = 404, description = "There is none of the token's own, or it has expired", body = ErrorView),
-        (status = 412, description = "Another version of tus is spoken", body = ErrorView),
+        Missing,
+        OtherVersion,
         (status = 423, description = "It is being taken in: try again in a moment", body = ErrorView),
     ),
 )]

@@ -11,7 +11,7 @@ use crate::pins::{PinError, PinSummary};
 use crate::store::BlockStore;
 use content::car::{self, CarError, CarReader, Section};
 use content::{Block, Cid};
-use futures::stream::StreamExt as _;
+use futures::stream::{Stream, StreamExt as _};
 use std::num::NonZero;
 use std::pin::pin;
 use std::{io, thread};
@@ -147,7 +147,7 @@ pub async fn take_car(
     let (mut count, mut bytes) = (0, 0);
     // In the archive's order, which is that in which they will be read, as often as not.
     let items =
-        car.into_sections().map(|section| async { verify(section?, roots_in).await }).buffered(verified_at_once());
+        car.into_sections().map(|section| async { item(section?, roots_in).await }).buffered(verified_at_once());
     let mut items = pin!(items);
     let mut last = None;
     while let Some(item) = items.next().await {
@@ -192,19 +192,29 @@ enum Item {
     Held(Cid),
 }
 
-/// Hashing takes its time, so it is done on other threads, unless handing over would take longer.
-async fn verify(section: Section, roots_in: RootsIn) -> Result<Item, CarError> {
+async fn item(section: Section, roots_in: RootsIn) -> Result<Item, CarError> {
     let may_be_reference = roots_in == RootsIn::LastBlock && section.block_bytes() == 0;
+    let cid = *section.cid();
+    match verify(section).await {
+        Err(CarError::Block(_)) if may_be_reference => Ok(Item::Held(cid)),
+        block => block.map(Item::Block),
+    }
+}
+
+/// The blocks of an archive, in its order, as many verified at a time as keep every processor busy.
+pub fn verified(
+    sections: impl Stream<Item = Result<Section, CarError>>,
+) -> impl Stream<Item = Result<Block, CarError>> {
+    sections.map(|section| async { verify(section?).await }).buffered(verified_at_once())
+}
+
+/// Hashing takes its time, so it is done on other threads, unless handing over would take longer.
+async fn verify(section: Section) -> Result<Block, CarError> {
     if section.block_bytes() < HANDED_BYTES_MIN {
-        let cid = *section.cid();
-        return match section.verify() {
-            Ok(block) => Ok(Item::Block(block)),
-            Err(_) if may_be_reference => Ok(Item::Held(cid)),
-            Err(error) => Err(error.into()),
-        };
+        return Ok(section.verify()?);
     }
     let verifying = tokio::task::spawn_blocking(move || section.verify());
-    Ok(Item::Block(verifying.await.map_err(io::Error::other)??))
+    Ok(verifying.await.map_err(io::Error::other)??)
 }
 
 impl From<AddError> for ImportError {

@@ -4,7 +4,7 @@
 //! whoever does not read them holds nothing up.
 
 use super::query::{self, UploadParams};
-use super::{Form, Glance, Intake, Root, Taken, Terms, Watchers};
+use super::{Glance, Intake, Order, Root, Taken, Watchers};
 use crate::admin::access::Bearer;
 use crate::admin::answer::{ErrorView, Refusal, json, listen};
 use crate::admin::audit::Detail;
@@ -21,7 +21,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use utoipa::ToSchema;
-use utoipa_axum::router::OpenApiRouter;
+use utoipa::openapi::Paths;
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
 /// The media type of lines of JSON.
@@ -110,7 +111,21 @@ pub enum UploadLine {
 
 /// The routes, which take as long as they need.
 pub fn long_routes(intake: Intake) -> OpenApiRouter {
-    OpenApiRouter::new().routes(routes!(upload)).routes(routes!(upload_at_root)).with_state(intake)
+    OpenApiRouter::new().routes(routes!(upload)).routes(at_root(routes!(upload))).with_state(intake)
+}
+
+/// The same at a shorter path.
+fn at_root<S>((schemas, paths, router): UtoipaMethodRouter<S>) -> UtoipaMethodRouter<S> {
+    let mut moved = Paths::new();
+    for mut item in paths.paths.into_values() {
+        if let Some(operation) = &mut item.post {
+            operation.operation_id = Some("upload_at_root".to_owned());
+            operation.summary = Some("Take content in and pin it, at a shorter path".to_owned());
+            operation.description = Some("The same as `/api/v1/upload`.".to_owned());
+        }
+        moved.paths.insert("/upload".to_owned(), item);
+    }
+    (schemas, moved, router)
 }
 
 /// Take content in and pin it
@@ -140,42 +155,18 @@ pub fn long_routes(intake: Intake) -> OpenApiRouter {
 )]
 async fn upload(State(intake): State<Intake>, bearer: Bearer, request: Request) -> Response {
     match query::terms(request.uri(), request.headers()) {
-        Ok((terms, form)) if wants_lines(request.headers()) => {
-            in_lines(intake, bearer, terms, form, request.into_body())
+        Ok((terms, form)) => {
+            let order = Order { owner: bearer, terms, form, watchers: Watchers::default() };
+            if wants_lines(request.headers()) {
+                return in_lines(intake, order, request.into_body());
+            }
+            match intake.take(order, request.into_body()).await {
+                Ok(taken) => done(taken),
+                Err(failed) => failed.into_response(),
+            }
         }
-        Ok((terms, form)) => match intake.take(&bearer, terms, form, request.into_body(), Watchers::default()).await {
-            Ok(taken) => done(taken),
-            Err(failed) => failed.into_response(),
-        },
         Err(error) => Refusal::from(error).to_sender(request.into_body()),
     }
-}
-
-/// Take content in and pin it, at a shorter path
-///
-/// The same as `/api/v1/upload`.
-#[utoipa::path(
-    post, path = "/upload", tag = "upload", security(("bearer" = ["pin"])), params(UploadParams),
-    request_body(content(
-        (Vec<u8> = "application/octet-stream"),
-        (Vec<u8> = "multipart/form-data"),
-        (Vec<u8> = "application/x-tar"),
-        (Vec<u8> = "application/vnd.ipld.car"),
-    )),
-    responses(
-        (status = 200, description = "It is pinned and on the disk", content(
-            (UploadView = "application/json"),
-            (UploadLine = "application/x-ndjson"),
-        )),
-        (status = 400, description = "The upload cannot be read, or a parameter", body = ErrorView),
-        (status = 409, description = "Somebody removed the pin while it was being made", body = ErrorView),
-        (status = 410, description = "The operator has removed a block of it from here", body = ErrorView),
-        (status = 451, description = "A block of it is withheld for legal reasons", body = ErrorView),
-        (status = 507, description = "There is no space for it, or the token's quota does not allow it", body = ErrorView),
-    ),
-)]
-async fn upload_at_root(state: State<Intake>, bearer: Bearer, request: Request) -> Response {
-    upload(state, bearer, request).await
 }
 
 /// The answer, and what the audit log says of it.
@@ -195,10 +186,9 @@ fn wants_lines(headers: &HeaderMap) -> bool {
 }
 
 /// Answers in lines, while the upload runs.
-fn in_lines(intake: Intake, bearer: Bearer, terms: Terms, form: Form, body: Body) -> Response {
-    let watchers = Watchers::default();
-    let progress = Arc::clone(&watchers.progress);
-    let taking = tokio::spawn(async move { intake.take(&bearer, terms, form, body, watchers).await });
+fn in_lines(intake: Intake, order: Order, body: Body) -> Response {
+    let progress = Arc::clone(&order.watchers.progress);
+    let taking = tokio::spawn(async move { intake.take(order, body).await });
     let glances = move || UploadLine::Progress(progress.now().into());
     let lines = Body::from_stream(lines(taking, glances));
     ([(CONTENT_TYPE, LINES), (CACHE_CONTROL, "no-store")], lines).into_response()

@@ -76,6 +76,17 @@ pub enum IntakeError {
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
+    /// What was left to the cache is not all there.
+    #[error(
+        "the cache did not keep this: of {blocks} blocks {gone} are gone already. Pin it, or give the cache more room \
+         (cache.disk_bytes_max, cache.memory_bytes_max)"
+    )]
+    NotCached {
+        /// How many blocks are not there.
+        gone: u64,
+        /// How many came, repeated ones included.
+        blocks: u64,
+    },
     /// A pin failed.
     #[error("{root} could not be pinned: {error}")]
     Pin {
@@ -115,7 +126,7 @@ impl IntakeError {
             Self::Car(_) => StatusCode::BAD_REQUEST,
             Self::Unsupported(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Quota { .. } | Self::Pins(_) => StatusCode::INSUFFICIENT_STORAGE,
+            Self::Quota { .. } | Self::Pins(_) | Self::NotCached { .. } => StatusCode::INSUFFICIENT_STORAGE,
             Self::Conflict(_) => StatusCode::CONFLICT,
             Self::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Denied { verdict: Verdict::Legal, .. } => StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS,

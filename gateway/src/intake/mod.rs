@@ -15,6 +15,7 @@
 //! | [`tree`], [`sorter`] | the folders around the files, in bounded memory |
 //! | [`names`] | what things may be called |
 //! | [`body`] | a body that is counted and has an end |
+//! | [`keeping`] | where blocks go: to pins, to the cache, or nowhere |
 //! | [`claims`] | whose the pins become |
 //! | [`resumable`] | uploads that go on where they broke off |
 //! | [`error`] | what goes wrong, and its status |
@@ -27,6 +28,7 @@ pub mod api;
 pub mod body;
 mod claims;
 pub mod error;
+pub mod keeping;
 pub mod multipart;
 pub mod names;
 pub mod pipeline;
@@ -41,6 +43,7 @@ pub mod tree;
 mod work;
 
 pub use self::error::IntakeError;
+pub use self::keeping::{Keep, Keeping};
 
 use self::body::{Allowance, Meter};
 use crate::admin::access::Bearer;
@@ -103,10 +106,8 @@ pub struct Terms {
     pub profile: Profile,
     /// Put everything into a folder, so that each file keeps its name.
     pub wrap: bool,
-    /// Say the CIDs and keep nothing.
-    pub only_hash: bool,
-    /// Leave the blocks to the cache and pin nothing.
-    pub unpinned: bool,
+    /// What becomes of the blocks.
+    pub keep: Keep,
     /// Keep the modes that come with files.
     pub modes: bool,
     /// Keep the times that come with files.
@@ -115,6 +116,18 @@ pub struct Terms {
     pub pin_name: Option<String>,
     /// What the owner says about the pins.
     pub meta: BTreeMap<String, String>,
+}
+
+/// An upload that is to be taken in.
+pub struct Order {
+    /// Whose it becomes.
+    pub owner: Bearer,
+    /// What it is to become.
+    pub terms: Terms,
+    /// What its body is.
+    pub form: Form,
+    /// Who follows it.
+    pub watchers: Watchers,
 }
 
 /// What a body is.
@@ -275,39 +288,32 @@ impl Intake {
         Ok(Self { store: Arc::clone(store), policy, pins, limits, folder, places })
     }
 
-    /// Takes a body in to its end. What is pinned is on the disk when this returns, and counts for `owner`.
+    /// Takes a body in to its end. What is pinned or cached is on the disk when this returns; pins count for the owner.
     ///
     /// Dropping the future does not end the upload; the end of the body does.
     ///
     /// # Errors
     /// [`Failed`], whose error knows its status. Nothing is pinned then that was not before.
-    pub async fn take(
-        &self,
-        owner: &Bearer,
-        terms: Terms,
-        form: Form,
-        body: Body,
-        watchers: Watchers,
-    ) -> Result<Taken, Failed> {
+    pub async fn take(&self, order: Order, body: Body) -> Result<Taken, Failed> {
         let expected = http_body::Body::size_hint(&body).lower();
-        let allowance = match self.allowance(owner, &terms, expected) {
+        let allowance = match self.allowance(&order.owner, order.terms.keep, expected) {
             Ok(allowance) => allowance,
             Err(error) => return Err(Failed { error, rest: body }),
         };
         let meter = Meter::of_body(body, allowance);
-        match self.take_from(owner, terms, form, meter.clone(), watchers).await {
-            Ok(taken) => Ok(taken),
-            Err(error) => Err(Failed { error, rest: meter.into_rest() }),
-        }
+        let taken = match Arc::clone(&self.places).try_acquire_owned() {
+            Ok(place) => self.take_at(place, order, meter.clone()).await,
+            Err(_) => Err(IntakeError::Busy(self.limits.at_once_max)),
+        };
+        taken.map_err(|error| Failed { error, rest: meter.into_rest() })
     }
 
     /// How much an owner may send now, if so much is known to come.
     ///
     /// # Errors
     /// [`IntakeError`] when that is too much.
-    pub fn allowance(&self, owner: &Bearer, terms: &Terms, expected: u64) -> Result<Allowance, IntakeError> {
-        let keeps = !terms.only_hash && !terms.unpinned;
-        let quota = if keeps { claims::quota(&self.pins, owner)? } else { None };
+    pub fn allowance(&self, owner: &Bearer, keep: Keep, expected: u64) -> Result<Allowance, IntakeError> {
+        let quota = if keep == Keep::Pinned { claims::quota(&self.pins, owner)? } else { None };
         let allowance = Allowance { bytes_max: self.limits.bytes_max, quota };
         allowance.check(expected)?;
         Ok(allowance)
@@ -322,41 +328,13 @@ impl Intake {
     ///
     /// # Errors
     /// The same, without what is still to be sent.
-    pub async fn take_in_turn(
-        &self,
-        owner: &Bearer,
-        terms: Terms,
-        form: Form,
-        meter: Meter,
-        watchers: Watchers,
-    ) -> Result<Taken, IntakeError> {
+    pub async fn take_in_turn(&self, order: Order, meter: Meter) -> Result<Taken, IntakeError> {
         let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| IntakeError::Stopping)?;
-        self.take_at(place, owner, terms, form, meter, watchers).await
+        self.take_at(place, order, meter).await
     }
 
-    async fn take_from(
-        &self,
-        owner: &Bearer,
-        terms: Terms,
-        form: Form,
-        meter: Meter,
-        watchers: Watchers,
-    ) -> Result<Taken, IntakeError> {
-        let place = Arc::clone(&self.places).try_acquire_owned();
-        let place = place.map_err(|_| IntakeError::Busy(self.limits.at_once_max))?;
-        self.take_at(place, owner, terms, form, meter, watchers).await
-    }
-
-    async fn take_at(
-        &self,
-        place: OwnedSemaphorePermit,
-        owner: &Bearer,
-        terms: Terms,
-        form: Form,
-        meter: Meter,
-        watchers: Watchers,
-    ) -> Result<Taken, IntakeError> {
-        let work = work::Work { intake: self.clone(), owner: owner.clone(), terms, form, meter, watchers };
+    async fn take_at(&self, place: OwnedSemaphorePermit, order: Order, meter: Meter) -> Result<Taken, IntakeError> {
+        let work = work::Work { intake: self.clone(), order, meter };
         // What has come whole is pinned, whether or not anybody waits to hear of it.
         let working = tokio::spawn(async move {
             let taken = work.run().await;

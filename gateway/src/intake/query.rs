@@ -1,15 +1,16 @@
 //! What the parameters and headers of an upload say: [`Terms`] and [`Form`].
 
 use super::multipart::filename;
-use super::{Form, IntakeError, Terms};
+use super::{Form, IntakeError, Keep, Terms};
 use crate::admin::store_api::CAR;
+use crate::pinning::Meta;
+use crate::pinning::request::check_meta;
 use crate::request::parameter;
 use content::importer::{Chunking, Profile, Version};
 use http::header::{CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, Uri};
-use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::str::FromStr;
+use std::sync::LazyLock;
 use utoipa::IntoParams;
 
 /// The media types of TAR.
@@ -17,15 +18,10 @@ const TAR: [&str; 4] = ["application/x-tar", "application/tar", "application/x-g
 /// Those of TAR that was compressed.
 const COMPRESSED_TAR: [&str; 4] =
     ["application/x-tar+gzip", "application/x-gtar-compressed", "application/x-tgz", "application/x-compressed-tar"];
-/// The most bytes of all keys and values of `meta`, and how many pairs.
-const META_BYTES_MAX: usize = 16 * 1024;
-const META_PAIRS_MAX: usize = 1000;
 
-/// The parameters of an upload. This is their documentation; [`terms`] reads them.
-#[derive(Debug, Default, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-#[serde(rename_all = "kebab-case")]
-#[allow(dead_code, reason = "it describes")]
+/// The parameters of an upload, as they were given, and their documentation. There are no others.
+#[derive(Debug, Default, PartialEq, Eq, IntoParams)]
+#[into_params(parameter_in = Query, rename_all = "kebab-case")]
 pub struct UploadParams {
     /// What a single file is called. Of a CAR, what its pins are called.
     pub name: Option<String>,
@@ -55,21 +51,11 @@ pub struct UploadParams {
     pub meta: Option<String>,
 }
 
-/// Every parameter there is.
-const KNOWN: [&str; 12] = [
-    "name",
-    "wrap",
-    "profile",
-    "cid-version",
-    "raw-leaves",
-    "chunker",
-    "only-hash",
-    "preserve-mode",
-    "preserve-mtime",
-    "roots",
-    "pin-name",
-    "meta",
-];
+/// The name of every parameter there is.
+static KNOWN: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let described = UploadParams::into_params(|| None);
+    described.into_iter().map(|parameter| parameter.name).collect()
+});
 
 /// Reads what an upload is, and what it is to become.
 ///
@@ -92,22 +78,57 @@ pub fn terms(uri: &Uri, headers: &HeaderMap) -> Result<(Terms, Form), IntakeErro
 /// # Errors
 /// The same.
 pub fn stored(query: &str, content_type: &str, name: Option<&str>) -> Result<(Terms, Form), IntakeError> {
-    let query = Query::of(query)?;
-    let name = query.text("name").or_else(|| name.filter(|name| !name.is_empty()).map(str::to_owned));
-    let form = form(&query, content_type, name.clone())?;
-    let pin_name = query.text("pin-name").or(name);
+    let params = UploadParams::read(query)?;
+    let name = params.name.clone().or_else(|| name.filter(|name| !name.is_empty()).map(str::to_owned));
+    let form = form(params.roots.as_deref(), content_type, name.clone())?;
+    let profile = params.profile()?;
+    let pin_name = params.pin_name.or(name);
     cache::pins::check_name(pin_name.as_deref()).map_err(invalid)?;
     let terms = Terms {
-        profile: profile(&query)?,
-        wrap: query.flag("wrap")?,
-        only_hash: query.flag("only-hash")?,
-        unpinned: false,
-        modes: query.flag("preserve-mode")?,
-        times: query.flag("preserve-mtime")?,
+        profile,
+        wrap: params.wrap == Some(true),
+        keep: if params.only_hash == Some(true) { Keep::Nothing } else { Keep::Pinned },
+        modes: params.preserve_mode == Some(true),
+        times: params.preserve_mtime == Some(true),
         pin_name,
-        meta: query.text("meta").map(|text| meta(&text)).transpose()?.unwrap_or_default(),
+        meta: params.meta.as_deref().map(meta).transpose()?.unwrap_or_default(),
     };
     Ok((terms, form))
+}
+
+impl UploadParams {
+    fn read(query: &str) -> Result<Self, IntakeError> {
+        let query = Query::of(query)?;
+        Ok(Self {
+            name: query.text("name"),
+            wrap: query.flag("wrap")?,
+            profile: query.text("profile"),
+            cid_version: query.parsed("cid-version")?,
+            raw_leaves: query.flag("raw-leaves")?,
+            chunker: query.text("chunker"),
+            only_hash: query.flag("only-hash")?,
+            preserve_mode: query.flag("preserve-mode")?,
+            preserve_mtime: query.flag("preserve-mtime")?,
+            roots: query.text("roots"),
+            pin_name: query.text("pin-name"),
+            meta: query.text("meta"),
+        })
+    }
+
+    /// What decides about CIDs.
+    fn profile(&self) -> Result<Profile, IntakeError> {
+        let unknown = || invalid(format!("profile is one of {}", Profile::NAMES.join(", ")));
+        let named = self.profile.as_deref().map(|name| Profile::named(name).ok_or_else(unknown)).transpose()?;
+        let version = match self.cid_version {
+            None => None,
+            Some(0) => Some(Version::V0),
+            Some(1) => Some(Version::V1),
+            Some(_) => return Err(invalid("cid-version is 0 or 1")),
+        };
+        let chunking = self.chunker.as_deref().map(str::parse::<Chunking>).transpose();
+        let chunking = chunking.map_err(|error| invalid(format!("chunker: {error}")))?;
+        Ok(chosen(named.unwrap_or_default(), version, self.raw_leaves, chunking))
+    }
 }
 
 fn invalid(words: impl ToString) -> IntakeError {
@@ -121,7 +142,7 @@ impl<'a> Query<'a> {
     fn of(query: &'a str) -> Result<Self, IntakeError> {
         let pairs = query.split('&').filter(|pair| !pair.is_empty());
         let mut names: Vec<&str> = pairs.map(|pair| pair.split('=').next().unwrap_or(pair)).collect();
-        if let Some(name) = names.iter().find(|name| !KNOWN.contains(name)) {
+        if let Some(name) = names.iter().find(|name| !KNOWN.iter().any(|known| known == *name)) {
             let name: String = name.chars().take(80).collect();
             return Err(invalid(format!("there is no parameter \"{name}\" here, but {}", KNOWN.join(", "))));
         }
@@ -136,11 +157,12 @@ impl<'a> Query<'a> {
         parameter(self.0, name).map(|text| text.into_owned()).filter(|text| !text.is_empty())
     }
 
-    /// Whether something is wanted; a name without a value says so too.
-    fn flag(&self, name: &str) -> Result<bool, IntakeError> {
+    /// Whether something is wanted; a name without a value says that it is.
+    fn flag(&self, name: &str) -> Result<Option<bool>, IntakeError> {
         match parameter(self.0, name).as_deref() {
-            None | Some("false" | "0") => Ok(false),
-            Some("" | "true" | "1") => Ok(true),
+            None => Ok(None),
+            Some("false" | "0") => Ok(Some(false)),
+            Some("" | "true" | "1") => Ok(Some(true)),
             Some(_) => Err(invalid(format!("{name} is true or false"))),
         }
     }
@@ -152,23 +174,6 @@ impl<'a> Query<'a> {
         let parsed = self.text(name).map(|text| text.parse().map_err(|error: T::Err| error.to_string()));
         parsed.transpose().map_err(|error| invalid(format!("{name}: {error}")))
     }
-}
-
-fn profile(query: &Query<'_>) -> Result<Profile, IntakeError> {
-    let base = match query.text("profile") {
-        None => Profile::default(),
-        Some(name) => {
-            Profile::named(&name).ok_or_else(|| invalid(format!("profile is one of {}", Profile::NAMES.join(", "))))?
-        }
-    };
-    let version = match query.parsed::<u8>("cid-version")? {
-        None => None,
-        Some(0) => Some(Version::V0),
-        Some(1) => Some(Version::V1),
-        Some(_) => return Err(invalid("cid-version is 0 or 1")),
-    };
-    let raw_leaves = parameter(query.0, "raw-leaves").map(|_| query.flag("raw-leaves")).transpose()?;
-    Ok(chosen(base, version, raw_leaves, query.parsed("chunker")?))
 }
 
 /// A profile with some choices changed, as `ipfs add` and `causeway add` do it.
@@ -190,20 +195,17 @@ pub fn chosen(
     }
 }
 
-fn meta(text: &str) -> Result<BTreeMap<String, String>, IntakeError> {
-    let meta: BTreeMap<String, String> = serde_json::from_str(text)
+fn meta(text: &str) -> Result<Meta, IntakeError> {
+    let meta: Meta = serde_json::from_str(text)
         .map_err(|error| invalid(format!("meta is a JSON object whose values are texts: {error}")))?;
-    let bytes: usize = meta.iter().map(|(key, value)| key.len() + value.len()).sum();
-    if meta.len() > META_PAIRS_MAX || bytes > META_BYTES_MAX {
-        return Err(invalid(format!("meta has at most {META_PAIRS_MAX} keys and {META_BYTES_MAX} bytes")));
-    }
+    check_meta(&meta).map_err(invalid)?;
     Ok(meta)
 }
 
-fn form(query: &Query<'_>, content_type: &str, name: Option<String>) -> Result<Form, IntakeError> {
+fn form(roots: Option<&str>, content_type: &str, name: Option<String>) -> Result<Form, IntakeError> {
     let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let form = match media_type.as_str() {
-        CAR => Form::Car { roots_last: roots_last(query)? },
+        CAR => Form::Car { roots_last: roots_last(roots)? },
         media_type if TAR.contains(&media_type) => Form::Tar,
         media_type if COMPRESSED_TAR.contains(&media_type) => {
             let words = "a compressed archive is not taken in: send the TAR as it is without that (application/x-tar)";
@@ -216,14 +218,14 @@ fn form(query: &Query<'_>, content_type: &str, name: Option<String>) -> Result<F
         }
         _ => Form::File { name },
     };
-    if query.text("roots").is_some() && !matches!(form, Form::Car { .. }) {
+    if roots.is_some() && !matches!(form, Form::Car { .. }) {
         return Err(invalid(format!("roots is for a CAR, and the Content-Type is not {CAR}")));
     }
     Ok(form)
 }
 
-fn roots_last(query: &Query<'_>) -> Result<bool, IntakeError> {
-    match query.text("roots").as_deref() {
+fn roots_last(roots: Option<&str>) -> Result<bool, IntakeError> {
+    match roots {
         None | Some("header") => Ok(false),
         Some("last") => Ok(true),
         Some(_) => Err(invalid("roots is \"header\" or \"last\"")),
@@ -274,8 +276,9 @@ mod tests {
                 .expect("reads");
         let chunking = Chunking::size(1000).expect("a size");
         assert_eq!(terms.profile, Profile { raw_leaves: false, chunking, ..Profile::default().with_cid_v1() });
-        assert_eq!((terms.wrap, terms.only_hash, terms.pin_name.as_deref()), (true, false, Some("p")));
-        assert_eq!(terms.meta, BTreeMap::from([("a".to_owned(), "b".to_owned())]));
+        assert_eq!((terms.wrap, terms.keep, terms.pin_name.as_deref()), (true, Keep::Pinned, Some("p")));
+        assert_eq!(terms.meta, Meta::from([("a".to_owned(), "b".to_owned())]));
+        assert_eq!(of("only-hash", &[]).expect("reads").0.keep, Keep::Nothing);
         let (terms, _) = of("profile=unixfs-v1-2025&name=f", &[]).expect("reads");
         assert_eq!((terms.profile, terms.pin_name.as_deref()), (Profile::UNIXFS_V1_2025, Some("f")));
     }
@@ -295,6 +298,7 @@ mod tests {
             "roots=header",
             "meta=x",
             "meta=%7B%22a%22%3A1%7D",
+            &format!("meta=%7B%22a%22%3A%22{}%22%7D", "m".repeat(16 * 1024)),
             &long,
         ];
         for query in queries {
@@ -310,9 +314,11 @@ mod tests {
     }
 
     #[test]
-    fn every_parameter_that_is_described_is_known() {
-        let described: Vec<String> =
-            UploadParams::into_params(|| None).into_iter().map(|parameter| parameter.name).collect();
-        assert_eq!(described, KNOWN);
+    fn every_parameter_that_is_described_is_read() {
+        assert_eq!(KNOWN.len(), 12);
+        for name in KNOWN.iter() {
+            let read = UploadParams::read(&format!("{name}=1")).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_ne!(read, UploadParams::default(), "{name}");
+        }
     }
 }

@@ -130,7 +130,7 @@ fn file_cid(profile: &Profile, content: &[u8]) -> String {
     file.finish(&mut |_| Ok(())).expect("finishes").cid.to_string()
 }
 
-fn noise(bytes: usize, mut seed: u64) -> Vec<u8> {
+pub fn noise(bytes: usize, mut seed: u64) -> Vec<u8> {
     let mut next = || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) as u8
@@ -690,19 +690,26 @@ async fn progress_comes_in_lines_for_whoever_wants_it() {
     assert!(matches!(told.last(), Some(api::UploadLine::Error(failure)) if failure.status == 400), "{told:?}");
 }
 
+/// An intake into a store of its own, whose cache has so many bytes.
+fn intake_with_cache(cache_bytes_max: u64) -> (Arc<dyn BlockStore>, Intake, tempfile::TempDir) {
+    let options = MemoryOptions { cache_bytes_max, ..MemoryOptions::default() };
+    let store: Arc<dyn BlockStore> = memory::open(&options).expect("opens");
+    let dir = tempfile::tempdir().expect("a folder");
+    let limits = (&config::Uploads::default()).into();
+    let intake = Intake::new(&store, Arc::new(AllowAll), Pins::idle(&store), limits, dir.path());
+    (Arc::clone(&store), intake.expect("opens"), dir)
+}
+
 #[tokio::test]
 async fn events_tell_of_everything_in_the_order_of_kubo() {
-    let store: Arc<dyn BlockStore> = memory::open(&MemoryOptions::default()).expect("opens");
-    let dir = tempfile::tempdir().expect("a folder");
-    let intake =
-        Intake::new(&store, Arc::new(AllowAll), Pins::idle(&store), (&config::Uploads::default()).into(), dir.path());
-    let intake = intake.expect("opens");
+    let (store, intake, _dir) = intake_with_cache(1 << 20);
     let (sender, mut receiver) = mpsc::channel(4);
     let body = Body::from(form(&[("filename=\"d/b\"", b"1"), ("filename=\"d/a\"", b"22"), ("", b"nameless")]));
-    let terms = Terms { wrap: true, unpinned: true, ..Terms::default() };
+    let terms = Terms { wrap: true, keep: Keep::Cached, ..Terms::default() };
     let form = Form::Multipart { boundary: "XX".to_owned(), kubo: true };
     let watchers = Watchers { events: Some(sender), ..Watchers::default() };
-    let taking = tokio::spawn(async move { intake.take(&Bearer::operator(), terms, form, body, watchers).await.ok() });
+    let order = Order { owner: Bearer::operator(), terms, form, watchers };
+    let taking = tokio::spawn(async move { intake.take(order, body).await.ok() });
     let mut added = Vec::new();
     while let Some(event) = receiver.recv().await {
         if let Event::Added { path, part } = event {
@@ -715,4 +722,44 @@ async fn events_tell_of_everything_in_the_order_of_kubo() {
     assert_eq!(added, expected.map(|(path, bytes)| (path.to_owned(), bytes)));
     assert_eq!(taken.roots.len(), 1);
     assert!(store.pins().await.expect("lists").is_empty(), "nothing was to be pinned");
+}
+
+/// Takes a file in for somebody: what became of it.
+async fn take(intake: &Intake, owner: &Bearer, content: &[u8], terms: Terms) -> Result<Taken, IntakeError> {
+    let order = Order { owner: owner.clone(), terms, form: Form::File { name: None }, watchers: Watchers::default() };
+    intake.take(order, Body::from(content.to_vec())).await.map_err(|failed| failed.error)
+}
+
+fn kept(keep: Keep) -> Terms {
+    Terms { keep, ..Terms::default() }
+}
+
+#[tokio::test]
+async fn what_is_left_to_the_cache_is_there_or_is_refused() {
+    let (store, intake, _dir) = intake_with_cache(4 << 20);
+    // Who may pin nothing may have it cached.
+    let owner = bearer("poor", Some(0));
+    let small = noise(1_000_000, 3);
+    let refused = take(&intake, &owner, &small, kept(Keep::Pinned)).await;
+    assert!(matches!(refused, Err(IntakeError::Quota { .. })));
+    let taken = take(&intake, &owner, &small, kept(Keep::Cached)).await.expect("has room");
+    assert_eq!((taken.roots[0].cid.to_string(), &taken.roots[0].pin), (file_cid(&Profile::default(), &small), &None));
+    let blocks = content::dag::walk_links(Arc::clone(&store) as _, taken.roots[0].cid, 1).count().await as u64;
+    assert_eq!((blocks, store.stats().blocks), (taken.blocks, taken.blocks), "every block is there, and nothing else");
+    let error = take(&intake, &owner, &noise(8_000_000, 4), kept(Keep::Cached)).await.expect_err("has no room");
+    assert!(matches!(error, IntakeError::NotCached { gone: 1.., .. }) && error.status() == 507, "{error}");
+    assert!(store.pins().await.expect("lists").is_empty() && store.stats().pinned_bytes == 0);
+}
+
+#[tokio::test]
+async fn what_was_unpinned_a_moment_ago_is_cached_anew() {
+    let (store, intake, _dir) = intake_with_cache(64 << 20);
+    let chunking = "size-1000".parse().expect("a chunker");
+    let terms = |keep| Terms { profile: Profile { chunking, ..Profile::default() }, ..kept(keep) };
+    for seed in 10..15 {
+        let content = noise(3_000_000, seed);
+        let pinned = take(&intake, &Bearer::operator(), &content, terms(Keep::Pinned)).await.expect("is pinned");
+        assert!(store.remove_pin(&pinned.roots[0].cid).await.expect("removes"));
+        take(&intake, &Bearer::operator(), &content, terms(Keep::Cached)).await.expect("is cached");
+    }
 }

@@ -7,7 +7,9 @@ use super::body::Meter;
 use super::pipeline::Pipeline;
 use super::taker::{Herald, Keeper, Taker};
 use super::tree::{Catalogue, Repeats, Shape, Top};
-use super::{Form, Intake, IntakeError, Root, Taken, Terms, Watchers, claims, multipart, names, tarball};
+use super::{
+    Form, Intake, IntakeError, Keep, Keeping, Order, Root, Taken, Terms, Watchers, claims, multipart, names, tarball,
+};
 use crate::admin::access::Bearer;
 use cache::{Addition, RootsIn, TakenCar};
 use content::importer::{Attributes, Importer, Part, SinkError};
@@ -19,18 +21,15 @@ use tokio_util::io::SyncIoBridge;
 /// An upload that is to be taken in.
 pub struct Work {
     pub intake: Intake,
-    pub owner: Bearer,
-    pub terms: Terms,
-    pub form: Form,
+    pub order: Order,
     pub meter: Meter,
-    pub watchers: Watchers,
 }
 
 /// What was read.
 struct Made {
     tops: Vec<Top>,
     blocks: u64,
-    addition: Option<Addition>,
+    keeping: Keeping,
 }
 
 impl Work {
@@ -39,23 +38,21 @@ impl Work {
     /// # Errors
     /// [`IntakeError`]; nothing is pinned then that was not before.
     pub async fn run(self) -> Result<Taken, IntakeError> {
-        if let Form::Car { roots_last } = self.form {
+        if let Form::Car { roots_last } = self.order.form {
             return self.run_car(if roots_last { RootsIn::LastBlock } else { RootsIn::Header }).await;
         }
-        let addition = match self.terms.only_hash {
-            true => None,
-            false => Some(Addition::begin(&*self.intake.store).await?),
-        };
-        let Self { intake, owner, terms, form, meter, watchers } = self;
+        let Self { intake, order: Order { owner, terms, form, watchers }, meter } = self;
+        let keeping = intake.begin(terms.keep).await?;
         let import =
-            Import { intake: intake.clone(), terms: terms.clone(), form, meter, watchers: watchers.clone(), addition };
+            Import { intake: intake.clone(), terms: terms.clone(), form, meter, watchers: watchers.clone(), keeping };
         let runtime = Handle::current();
         let made = tokio::task::spawn_blocking(move || import.run(&runtime)).await;
-        let Made { tops, blocks, addition } = made.map_err(|_| IntakeError::Stopping)??;
+        let Made { tops, blocks, mut keeping } = made.map_err(|_| IntakeError::Stopping)??;
         let cids: Vec<Cid> = tops.iter().map(|(_, part)| part.cid).collect();
-        let pins = match addition {
-            Some(addition) if !terms.unpinned => pin(&intake, &owner, &terms, addition, &cids).await?.1,
-            _ => HashMap::new(),
+        keeping.settle().await?;
+        let pins = match keeping {
+            Keeping::Pinned(addition) => pin(&intake, &owner, &terms, addition, &cids).await?.1,
+            Keeping::Cached(_) | Keeping::Nothing => HashMap::new(),
         };
         let root = |(name, part): Top| Root {
             name: String::from_utf8_lossy(&name).into_owned(),
@@ -67,8 +64,8 @@ impl Work {
     }
 
     async fn run_car(self, roots_in: RootsIn) -> Result<Taken, IntakeError> {
-        let Self { intake, owner, terms, meter, .. } = self;
-        if terms.only_hash || terms.unpinned {
+        let Self { intake, order: Order { owner, terms, .. }, meter } = self;
+        if terms.keep != Keep::Pinned {
             return Err(IntakeError::Invalid(
                 "the blocks of a CAR are named already, and its roots are pinned".to_owned(),
             ));
@@ -140,21 +137,18 @@ struct Import {
     form: Form,
     meter: Meter,
     watchers: Watchers,
-    addition: Option<Addition>,
+    keeping: Keeping,
 }
 
 impl Import {
     fn run(self, runtime: &Handle) -> Result<Made, IntakeError> {
-        let Self { intake, terms, form, meter, watchers, addition } = self;
+        let Self { intake, terms, form, meter, watchers, mut keeping } = self;
         let importer = Importer::new(terms.profile.clone())?;
         let mut blocks = 0;
         let mut sink = |block: Block| -> Result<(), SinkError> {
             check(&*intake.policy, block.cid())?;
             blocks += 1;
-            match &addition {
-                Some(addition) => Ok(runtime.block_on(addition.put(&block)).map_err(IntakeError::from)?),
-                None => Ok(()),
-            }
+            Ok(runtime.block_on(keeping.put(&block))?)
         };
         let catalogue = Catalogue::new(intake.folder.clone(), intake.limits.entries_max);
         let herald = Herald { progress: watchers.progress, events: watchers.events, runtime: runtime.clone() };
@@ -170,7 +164,7 @@ impl Import {
         if tops.is_empty() {
             return Err(IntakeError::Invalid("there is nothing in the upload".to_owned()));
         }
-        Ok(Made { tops, blocks, addition })
+        Ok(Made { tops, blocks, keeping })
     }
 }
 

@@ -12,7 +12,7 @@ use super::files;
 use super::problem::RpcError;
 use crate::admin::access::Bearer;
 use crate::admin::answer::while_sending;
-use crate::intake::{Event, Failed, Form, Taken, Terms, Watchers};
+use crate::intake::{Event, Failed, Form, Keep, Order, Taken, Terms, Watchers};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
@@ -50,7 +50,10 @@ pub static ADD: Command = Command {
         command::flag("progress", "Whether it is said how much was read.").or("p"),
         command::flag("only-hash", "Say the CIDs and keep nothing.").or("n"),
         command::flag("wrap-with-directory", "Put everything into a folder.").or("w"),
-        command::flag("pin", "Whether it is kept until it is unpinned; it is, and only with only-hash may it not be."),
+        command::flag(
+            "pin",
+            "Whether it is kept until it is unpinned; it is, by default. What is not pinned is cached.",
+        ),
         command::text("pin-name", "What to call the pins."),
         command::no_value("to-files", "there is no MFS"),
         command::number("cid-version", "0 (the default) or 1, which has raw leaves."),
@@ -71,9 +74,9 @@ pub static ADD: Command = Command {
         command::no_value("mode", "permissions come with each file, with \"preserve-mode\""),
         command::no_value("mtime", "times come with each file, with \"preserve-mtime\""),
         command::no_value("mtime-nsecs", "times come with each file, with \"preserve-mtime\""),
-        command::flag("fast-provide-root", "Has no effect: pinned roots are announced as the settings say."),
-        command::flag("fast-provide-dag", "Has no effect: what is pinned is announced as the settings say."),
-        command::flag("fast-provide-wait", "Has no effect."),
+        command::FAST_PROVIDE_ROOT,
+        command::FAST_PROVIDE_DAG,
+        command::FAST_PROVIDE_WAIT,
     ],
     body: Input::Files,
     answers: Answers::Lines,
@@ -129,7 +132,13 @@ pub async fn add(State(rpc): State<Rpc>, bearer: Bearer, request: Request) -> Re
         Err(error) => return error.to_sender(body),
     };
     let rest = Arc::<Mutex<Option<Body>>>::default();
-    let adding = Adding::begin(rpc, bearer, terms, form, body, &call, Arc::clone(&rest));
+    let (sender, events) = mpsc::channel(EVENTS_MAX);
+    let watchers = Watchers { events: Some(sender), ..Watchers::default() };
+    let order = Order { owner: bearer, terms, form, watchers };
+    let taking = async move { rpc.intake.take(order, body).await }.boxed();
+    let progress = call.flag("progress") == Some(true);
+    let left = Arc::clone(&rest);
+    let adding = Adding { taking: Some(taking), events, rest: left, added: false, progress, cids: call.cids };
     let done = call.within(answer::lines(&call, adding.lines())).await;
     done.unwrap_or_else(|error| {
         let rest = rest.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -149,22 +158,6 @@ struct Adding {
 }
 
 impl Adding {
-    fn begin(
-        rpc: Rpc,
-        bearer: Bearer,
-        terms: Terms,
-        form: Form,
-        body: Body,
-        call: &Call,
-        rest: Arc<Mutex<Option<Body>>>,
-    ) -> Self {
-        let (sender, events) = mpsc::channel(EVENTS_MAX);
-        let watchers = Watchers { events: Some(sender), ..Watchers::default() };
-        let taking = async move { rpc.intake.take(&bearer, terms, form, body, watchers).await };
-        let progress = call.flag("progress") == Some(true);
-        Self { taking: Some(taking.boxed()), events, rest, added: false, progress, cids: call.cids }
-    }
-
     fn lines(self) -> impl Stream<Item = Result<AddView, RpcError>> + Send + 'static {
         let lines = stream::unfold(Some(self), |adding| async move {
             let mut adding = adding?;
@@ -173,6 +166,11 @@ impl Adding {
             Some((line, goes_on.then_some(adding)))
         });
         lines.boxed()
+    }
+
+    fn refused(&self, Failed { error, rest }: Failed) -> RpcError {
+        *self.rest.lock().unwrap_or_else(PoisonError::into_inner) = Some(rest);
+        error.into()
     }
 
     async fn next(&mut self) -> Option<Result<AddView, RpcError>> {
@@ -184,11 +182,10 @@ impl Adding {
                     event = self.events.recv() => event,
                     taken = taking => {
                         self.taking = None;
-                        if let Err(Failed { error, rest }) = taken {
-                            *self.rest.lock().unwrap_or_else(PoisonError::into_inner) = Some(rest);
-                            return Some(Err(crate::admin::answer::Refusal::from(error).into()));
+                        match taken {
+                            Ok(_) => continue,
+                            Err(failed) => return Some(Err(self.refused(failed))),
                         }
-                        continue;
                     }
                 },
             };
@@ -203,10 +200,9 @@ impl Adding {
                     let (_, silent) = mpsc::channel(1);
                     self.events = silent;
                     if let Some(taking) = self.taking.take()
-                        && let Err(Failed { error, rest }) = taking.await
+                        && let Err(failed) = taking.await
                     {
-                        *self.rest.lock().unwrap_or_else(PoisonError::into_inner) = Some(rest);
-                        return Some(Err(crate::admin::answer::Refusal::from(error).into()));
+                        return Some(Err(self.refused(failed)));
                     }
                 }
                 None if self.added => return None,
@@ -227,10 +223,6 @@ fn terms(call: &Call) -> Result<Terms, RpcError> {
     }
     let pinned = call.flag("pin") != Some(false);
     let pin_name = call.text("pin-name").map(str::to_owned);
-    if !pinned && call.flag("only-hash") != Some(true) {
-        // What nothing protects is let go when the upload is over, and its CID would lead nowhere.
-        return Err(RpcError::bad("what is added here is pinned: leave \"pin\" as it is, and remove the pin later"));
-    }
     if !pinned && pin_name.is_some() {
         return Err(RpcError::bad("pin-name option requires pin to be set"));
     }
@@ -241,8 +233,11 @@ fn terms(call: &Call) -> Result<Terms, RpcError> {
     Ok(Terms {
         profile,
         wrap: set("wrap-with-directory"),
-        only_hash: set("only-hash"),
-        unpinned: !pinned,
+        keep: match (set("only-hash"), pinned) {
+            (true, _) => Keep::Nothing,
+            (false, true) => Keep::Pinned,
+            (false, false) => Keep::Cached,
+        },
         modes: set("preserve-mode"),
         times: set("preserve-mtime"),
         pin_name,
@@ -312,7 +307,7 @@ mod tests {
         let terms = |query: &str| read(query).expect(query);
         let plain = terms("");
         assert_eq!(plain.profile, Profile::default());
-        assert!(!plain.unpinned && !plain.wrap && !plain.only_hash);
+        assert_eq!((plain.wrap, plain.keep), (false, Keep::Pinned));
         assert_eq!(terms("cid-version=1").profile, Profile::default().with_cid_v1());
         assert_eq!(terms("cidVersion=1").profile, Profile::default());
         let v1 = terms("cid-version=1&raw-leaves=false").profile;
@@ -325,8 +320,9 @@ mod tests {
         assert_eq!(terms("inline&inline-limit=64").profile.inline_bytes_max, Some(64));
         assert_eq!(terms("max-directory-links=5&max-hamt-fanout=16").profile.sharding.links_max, Some(5));
         assert!(!terms("cid-version=1&preserve-mtime").profile.raw_leaves);
-        let others = terms("w&n&pin=false");
-        assert!(others.wrap && others.only_hash && others.unpinned);
+        let others = terms("w&pin=false");
+        assert_eq!((others.wrap, others.keep), (true, Keep::Cached));
+        assert_eq!((terms("n&pin=false").keep, terms("n").keep), (Keep::Nothing, Keep::Nothing));
         assert_eq!(terms("pin-name=x").pin_name.as_deref(), Some("x"));
         // What Kubo's command line sends of itself.
         terms(

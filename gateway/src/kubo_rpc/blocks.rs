@@ -109,11 +109,11 @@ pub async fn block_put(State(rpc): State<Rpc>, bearer: Bearer, request: Request)
     let rest = files.rest();
     let done = call.within(async {
         let naming = Naming::of(&call)?;
-        let keeper = Keeper::begin(&rpc, &bearer)?;
+        let mut keeper = Keeper::begin(&rpc, &bearer, call.flag("pin") == Some(true)).await?;
         let mut views = Vec::new();
         while let Some(mut file) = files.next().await? {
             let block = naming.block(file.read(MAX_BLOCK_BYTES).await?)?;
-            keeper.keep(&block, call.flag("pin") == Some(true), &call).await?;
+            keeper.keep(&block, &call).await?;
             views.push(Ok(view(&call, &block)));
         }
         if views.is_empty() {

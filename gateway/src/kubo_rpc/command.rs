@@ -172,6 +172,15 @@ impl Opt {
     }
 }
 
+/// Options of every command that pins: what is pinned is announced as the settings say.
+pub const FAST_PROVIDE_ROOT: Opt =
+    flag("fast-provide-root", "Has no effect: pinned roots are announced as the settings say.");
+/// The same of everything below the root.
+pub const FAST_PROVIDE_DAG: Opt =
+    flag("fast-provide-dag", "Has no effect: what is pinned is announced as the settings say.");
+/// Nobody waits for an announcement.
+pub const FAST_PROVIDE_WAIT: Opt = flag("fast-provide-wait", "Has no effect.");
+
 /// What every command takes (<https://docs.ipfs.tech/reference/kubo/rpc/>, and Kubo's root command).
 pub const GLOBAL: &[Opt] = &[
     text("encoding", "How the answer is written: \"json\" (the default) or \"text\".").or("enc"),

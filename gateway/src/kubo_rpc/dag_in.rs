@@ -2,6 +2,7 @@
 //!
 //! An import takes in every block of its archives, and pins the roots that they name once all have come, so that one DAG may lie
 //! in several archives. Nothing is fetched: a root below which a block is missing is not pinned, and that is said of it alone.
+//! Where no roots are to be pinned, any part of a DAG may come, and all of it is left to the cache.
 
 use super::Rpc;
 use super::answer::{self, Output};
@@ -10,26 +11,24 @@ use super::codecs;
 use super::command::{self, Answers, Arguments, Command, Input};
 use super::dag::LinkView;
 use super::files::{self, Files};
-use super::keep::{Keeper, Unpinned};
+use super::keep::Keeper;
 use super::problem::RpcError;
 use crate::admin::access::Bearer;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use cache::add::Addition;
+use cache::import::verified;
 use content::car::{CarError, CarReader};
 use content::ipld;
 use content::{Block, Cid, MAX_BLOCK_BYTES, codec};
 use futures::stream::{self, StreamExt as _};
 use serde::Serialize;
 use std::collections::HashSet;
+use std::io;
 use std::pin::pin;
-use std::{io, thread};
 use tokio_util::io::StreamReader;
 use utoipa::ToSchema;
 
-/// A block of less, in bytes, is verified sooner than it is handed over.
-const HANDED_BYTES_MIN: usize = 16 * 1024;
 /// How many roots the archives of one request may name.
 const ROOTS_MAX: usize = 10_000;
 
@@ -53,12 +52,15 @@ pub static DAG_IMPORT: Command = Command {
     path: "dag/import",
     arguments: Arguments::NONE,
     options: &[
-        command::flag("pin-roots", "Whether the roots that the archives name are pinned; they are, by default."),
+        command::flag(
+            "pin-roots",
+            "Whether the roots that the archives name are pinned; they are, by default. What is not pinned is cached.",
+        ),
         command::flag("silent", "Clients write nothing."),
         command::flag("stats", "Whether the blocks are counted."),
-        command::flag("fast-provide-root", "Has no effect: pinned roots are announced as the settings say."),
-        command::flag("fast-provide-dag", "Has no effect: what is pinned is announced as the settings say."),
-        command::flag("fast-provide-wait", "Has no effect."),
+        command::FAST_PROVIDE_ROOT,
+        command::FAST_PROVIDE_DAG,
+        command::FAST_PROVIDE_WAIT,
         command::no_flag("allow-big-block", "no peer takes blocks of more than 2 MiB"),
     ],
     body: Input::Files,
@@ -138,14 +140,14 @@ pub async fn dag_put(State(rpc): State<Rpc>, bearer: Bearer, request: Request) -
         let input = call.text("input-codec").map_or(Ok(codec::DAG_JSON), codecs::named)?;
         let output = call.text("store-codec").map_or(Ok(codec::DAG_CBOR), codecs::named)?;
         let (hash_code, digest_bytes) = hash(call.text("hash").unwrap_or("sha2-256"))?;
-        let keeper = Keeper::begin(&rpc, &bearer)?;
+        let mut keeper = Keeper::begin(&rpc, &bearer, call.flag("pin") == Some(true)).await?;
         let mut views = Vec::new();
         while let Some(mut file) = files.next().await? {
             let read = file.read(MAX_BLOCK_BYTES).await?;
             let written = rewritten(read, input, output)?;
             let digest_bytes = digest_bytes.unwrap_or(written.len());
             let block = Block::of(output, hash_code, digest_bytes, written)?;
-            keeper.keep(&block, call.flag("pin") == Some(true), &call).await?;
+            keeper.keep(&block, &call).await?;
             views.push(Ok(DagPutView { cid: block.cid().into() }));
         }
         if views.is_empty() {
@@ -199,8 +201,7 @@ async fn import(
     mut files: Files,
     pins: bool,
 ) -> Result<(Vec<ImportedRootView>, ImportStatsView), RpcError> {
-    let keeper = Keeper::begin(rpc, bearer)?;
-    let addition = Addition::begin(&*rpc.store).await?;
+    let mut keeper = Keeper::begin(rpc, bearer, pins).await?;
     let (mut roots, mut seen, mut stats, mut archives) = (Vec::new(), HashSet::new(), ImportStatsView::default(), 0);
     while let Some(file) = files.next().await? {
         archives += 1;
@@ -209,14 +210,13 @@ async fn import(
         if roots.len() > ROOTS_MAX {
             return Err(RpcError::bad(format!("the archives name more than {ROOTS_MAX} roots")));
         }
-        let mut blocks = pin!(car.into_sections().map(verify).buffered(verified_at_once()));
+        let mut blocks = pin!(verified(car.into_sections()));
         while let Some(block) = blocks.next().await {
-            let block = block?;
+            let block = block.map_err(unreadable)?;
             stats.block_count += 1;
             stats.block_bytes_count += block.data().len() as u64;
-            keeper.check(block.cid())?;
             keeper.check_room(stats.block_bytes_count)?;
-            addition.put(&block).await.map_err(Unpinned::from)?;
+            keeper.put(&block).await?;
         }
     }
     if archives == 0 {
@@ -234,21 +234,6 @@ async fn pin_root(keeper: &Keeper<'_>, root: Cid) -> ImportedRootView {
     let pinned = keeper.pin_held(root, None).await;
     let pin_error_msg = pinned.err().map(|error| RpcError::from(error).message).unwrap_or_default();
     ImportedRootView { cid: (&root).into(), pin_error_msg }
-}
-
-/// Blocks that are verified at a time: enough that no processor waits for one that reads.
-fn verified_at_once() -> usize {
-    2 * thread::available_parallelism().map_or(1, std::num::NonZero::get)
-}
-
-/// Hashing takes its time, so it is done on other threads, unless handing over would take longer.
-async fn verify(section: Result<content::car::Section, CarError>) -> Result<Block, RpcError> {
-    let section = section.map_err(unreadable)?;
-    if section.block_bytes() < HANDED_BYTES_MIN {
-        return Ok(section.verify()?);
-    }
-    let verifying = tokio::task::spawn_blocking(move || section.verify());
-    Ok(verifying.await.map_err(|_| RpcError::stopping())??)
 }
 
 fn unreadable(error: CarError) -> RpcError {

@@ -6,7 +6,9 @@ use super::Rpc;
 use super::call::Call;
 use super::problem::RpcError;
 use crate::admin::access::Bearer;
+use crate::admin::answer::Refusal;
 use crate::errors::Problem;
+use crate::intake::{IntakeError, Keep, Keeping};
 use crate::pinning::{Meta, Owner, PinsError, Request, Status, Wanted};
 use axum::http::StatusCode;
 use cache::add::{AddError, Addition};
@@ -18,25 +20,30 @@ use std::time::Duration;
 /// How often is looked whether a pin is done: at first, and after a while.
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
-/// Takes blocks in for somebody.
+/// Takes blocks in for somebody: all of them as pins, or all of them to the cache.
 pub struct Keeper<'a> {
     rpc: &'a Rpc,
     owner: Owner,
+    /// What may be pinned for them, in bytes, if there is a limit.
     room_bytes: Option<u64>,
+    keeping: Keeping,
 }
 
 impl<'a> Keeper<'a> {
     /// Begins.
     ///
     /// # Errors
-    /// That nothing more may be kept for them.
-    pub fn begin(rpc: &'a Rpc, bearer: &Bearer) -> Result<Self, RpcError> {
+    /// That nothing more may be pinned for them, if it is to be; and what the disk said.
+    pub async fn begin(rpc: &'a Rpc, bearer: &Bearer, pins: bool) -> Result<Self, RpcError> {
         let owner = Owner::from(bearer);
+        if !pins {
+            return Ok(Self { rpc, owner, room_bytes: None, keeping: rpc.intake.begin(Keep::Cached).await? });
+        }
         let room = rpc.pins.room(&owner);
         if room.pins == Some(0) {
             return Err(too_much("this token has as many pins as it may: remove some".to_owned()));
         }
-        Ok(Self { rpc, owner, room_bytes: room.bytes })
+        Ok(Self { rpc, owner, room_bytes: room.bytes, keeping: rpc.intake.begin(Keep::Pinned).await? })
     }
 
     /// Who it is for.
@@ -66,18 +73,25 @@ impl<'a> Keeper<'a> {
         }
     }
 
+    /// Takes a block.
+    ///
+    /// # Errors
+    /// What the policy says, or the disk.
+    pub async fn put(&mut self, block: &Block) -> Result<(), RpcError> {
+        self.check(block.cid())?;
+        Ok(self.keeping.put(block).await?)
+    }
+
     /// Keeps a block: in the cache, or with everything below it as a pin.
     ///
     /// # Errors
     /// Why that is not possible.
-    pub async fn keep(&self, block: &Block, pinned: bool, call: &Call) -> Result<(), RpcError> {
-        self.check(block.cid())?;
-        self.rpc.store.put_cached(block.clone()).await;
-        if !pinned {
+    pub async fn keep(&mut self, block: &Block, call: &Call) -> Result<(), RpcError> {
+        self.check_room(block.data().len() as u64)?;
+        self.put(block).await?;
+        if !matches!(self.keeping, Keeping::Pinned(_)) {
             return Ok(());
         }
-        self.check_room(block.data().len() as u64)?;
-        self.settle().await?;
         match self.pin_held(*block.cid(), None).await {
             // What is below it may be elsewhere.
             Err(Unpinned::Missing(_)) if !call.offline && self.rpc.bridge.is_some() => {
@@ -87,12 +101,12 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// Done when what was kept is found by everybody.
+    /// Done when everybody finds what was left to the cache.
     ///
     /// # Errors
-    /// What the disk said.
-    pub async fn settle(&self) -> Result<(), RpcError> {
-        Ok(self.rpc.store.flush().await?)
+    /// That it did not keep all of it, or what the disk said.
+    pub async fn settle(&mut self) -> Result<(), RpcError> {
+        Ok(self.keeping.settle().await?)
     }
 
     /// Pins what is here in full, and asks nobody for the rest.
@@ -155,6 +169,12 @@ fn missing(error: &cache::PinError) -> Option<Cid> {
     match error.downcast_ref::<DagError>()? {
         DagError::Source(SourceError::NotFound { cid }) => Some(*cid),
         _ => None,
+    }
+}
+
+impl From<IntakeError> for RpcError {
+    fn from(error: IntakeError) -> Self {
+        Refusal::from(error).into()
     }
 }
 

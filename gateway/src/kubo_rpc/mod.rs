@@ -20,8 +20,8 @@
 //! Non-goals: MFS, PubSub, the `object` and `files` commands, configuration. Web pages: a browser has no business here, and the
 //! listener's guard turns it away.
 //!
-//! Departures from Kubo: statuses ([`problem`]); blocks that are put and not pinned live in the cache, and go when it needs the
-//! room; an answer that breaks off resets its connection ([`answer`]).
+//! Departures from Kubo: statuses ([`problem`]); what is taken in and not pinned lives in the cache, and goes when it needs the
+//! room, and what it does not keep is refused; an answer that breaks off resets its connection ([`answer`]).
 
 pub mod add;
 pub mod answer;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::admin::access::{Bearer, Quota};
 use crate::admin::answer::KuboError;
+use crate::intake::tests::noise;
 use crate::lanes::Lanes;
 use crate::pinning::{PinMetrics, PinOptions, Reach};
 use axum::Router;
@@ -64,9 +65,13 @@ impl World {
     }
 
     async fn denying(denied: impl IntoIterator<Item = Cid>) -> Self {
+        Self::with(denied, &MemoryOptions::default()).await
+    }
+
+    async fn with(denied: impl IntoIterator<Item = Cid>, options: &MemoryOptions) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let registry = &mut Registry::default();
-        let store = memory::open(&MemoryOptions::default()).expect("opens");
+        let store = memory::open(options).expect("opens");
         let policy: Arc<dyn Policy> = Arc::new(DenyList::new(denied));
         let tiers = TierMetrics::register(registry);
         let tiers = Tiers::new(Ram::new(1 << 20), Arc::clone(&store), Arc::clone(&policy), tiers);
@@ -319,6 +324,46 @@ async fn dags_are_counted_exported_and_taken_in_again() {
     let parts = [part(&[root], &blocks[..half]), part(&[root], &blocks[half..])];
     let imported = third.send("dag/import", &[&parts[0], &parts[1]]).await.lines();
     assert_eq!((imported.len(), &imported[0]["Root"]["PinErrorMsg"]), (1, &json!("")));
+}
+
+#[tokio::test]
+async fn what_is_not_pinned_is_cached_and_counts_for_nobody() {
+    let world = World::new().await;
+    // Who may pin nothing more.
+    let poor = || somebody("poor", Some(0));
+    let content = noise(600_000, 5);
+    let added = world.send_as(poor(), "add?pin=false", &[&content]).await.lines();
+    let cid = added.last().expect("a line")["Hash"].as_str().expect("a CID").to_owned();
+    assert_eq!(world.ask(&format!("cat?arg={cid}&offline=true")).await.body, content);
+    world.send_as(poor(), "block/put", &[b"hello"]).await.lines();
+    world.send_as(poor(), "block/put?pin=true", &[b"hello"]).await.refused(507);
+
+    // Any part of a DAG, and the roots that are named are not looked at.
+    let (blocks, root) = folder();
+    let archive: Vec<u8> = car::header(&[root]).to_vec().into_iter().chain(section(&blocks[0])).collect();
+    let imported = world.send_as(poor(), "dag/import?pin-roots=false&stats=true", &[&archive]).await.lines();
+    assert_eq!((imported.len(), &imported[0]["Stats"]["BlockCount"]), (1, &json!(1)));
+    let held = world.ask(&format!("block/get?arg={}&offline=true", blocks[0].cid())).await;
+    assert_eq!(held.body, blocks[0].data());
+    assert!(world.ask("pin/ls").await.json()["Keys"].as_object().expect("keys").is_empty());
+    world.store.flush().await.expect("writes");
+    let stats = world.store.stats();
+    assert!(stats.pinned_bytes == 0 && stats.cached_bytes > 0, "{stats:?}");
+}
+
+#[tokio::test]
+async fn what_the_cache_has_no_room_for_is_refused_with_words() {
+    let options = MemoryOptions { cache_bytes_max: 64 * 1024, ..MemoryOptions::default() };
+    let world = World::with([], &options).await;
+    let content = noise(100_000, 6);
+    let words = world.send("block/put", &[&content]).await.refused(507);
+    assert!(words.contains("cache") && words.contains("Pin it"), "{words}");
+    let block = Block::of(codec::RAW, hashes::SHA2_256, 32, content.clone().into()).expect("a block");
+    let archive = [&car::header(&[*block.cid()])[..], &section(&block)[..]].concat();
+    world.send("dag/import?pin-roots=false", &[&archive]).await.refused(507);
+    // Pins need no room there.
+    world.send("block/put?pin=true", &[&content]).await.lines();
+    assert_eq!(world.ask(&format!("block/get?arg={}&offline=true", block.cid())).await.body, content);
 }
 
 #[tokio::test]

@@ -74,15 +74,23 @@ impl Wanted {
         if let Some(origin) = self.origins.iter().find(nameless) {
             return Err(format!("the origin {origin} does not end in /p2p/ and a peer id"));
         }
-        if self.meta.len() > META_PAIRS_MAX {
-            return Err(format!("meta has at most {META_PAIRS_MAX} keys, not {}", self.meta.len()));
-        }
-        let bytes: usize = self.meta.iter().map(|(key, value)| key.len() + value.len()).sum();
-        if bytes > META_BYTES_MAX {
-            return Err(format!("meta has at most {META_BYTES_MAX} bytes of keys and values, not {bytes}"));
-        }
-        Ok(())
+        check_meta(&self.meta)
     }
+}
+
+/// Whether what is kept with a request is within its limits.
+///
+/// # Errors
+/// Words for whoever asked.
+pub fn check_meta(meta: &Meta) -> Result<(), String> {
+    if meta.len() > META_PAIRS_MAX {
+        return Err(format!("meta has at most {META_PAIRS_MAX} keys, not {}", meta.len()));
+    }
+    let bytes: usize = meta.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > META_BYTES_MAX {
+        return Err(format!("meta has at most {META_BYTES_MAX} bytes of keys and values, not {bytes}"));
+    }
+    Ok(())
 }
 
 /// How far a request has come.

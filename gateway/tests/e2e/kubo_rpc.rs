@@ -26,8 +26,9 @@ fn fill(dir: &Path) {
     let long = format!("site/{0}/{0}/{0}", "long".repeat(25));
     fs::create_dir_all(dir.join(&long)).expect("the folder is ours");
     let far = format!("{long}/far");
-    let files: [(&str, Vec<u8>); 7] = [
+    let files: [(&str, Vec<u8>); 8] = [
         ("one.txt", b"hello".to_vec()),
+        ("loose", Noise::bytes(40, 2_000_000)),
         ("big", Noise::bytes(41, 3_000_000)),
         ("site/index.html", b"<p>Hello.".to_vec()),
         ("site/a b/50% ä+\"x\"", Noise::bytes(42, 600_000)),
@@ -115,6 +116,13 @@ async fn files_and_folders_get_the_cids_that_kubo_gives_them() {
     let expected = ipfs.run_with(content.path(), &["add", "-Q", "--stdin-name=x", "-w"], b"from a pipe");
     assert_eq!(String::from_utf8_lossy(&piped).trim(), expected);
 
+    // What is not pinned is cached: it is read again, from a node that knows nobody else, and is nobody's pin.
+    let unpinned = fs::read(content.path().join("loose")).expect("is ours");
+    let loose = remote.run(&["add", "-Q", "--pin=false", "loose"]);
+    assert_eq!(loose, ipfs.run(content.path(), &["add", "-Q", "--pin=false", "loose"]));
+    assert_same_bytes("unpinned", &remote.bytes(&["cat", &loose], b""), &unpinned);
+    assert!(remote.complaint(&["pin", "ls", &loose]).contains("is not pinned"));
+
     // What was added is read again, by ranges, as a folder and as an archive.
     let site = remote.run(&["add", "-Q", "-r", "site"]);
     let big = remote.run(&["add", "-Q", "big"]);
@@ -191,6 +199,10 @@ async fn blocks_documents_and_archives() {
         output.stdout
     };
     fs::write(dir.join("site.car"), &exported).expect("the folder is ours");
+    let cached = ["dag", "import", "--stats", "--pin-roots=false", "site.car"];
+    assert_eq!(remote.run(&cached), ipfs.run(dir, &cached));
+    assert_eq!(remote.bytes(&["cat", &format!("{site}/index.html")], b""), b"<p>Hello.");
+    assert!(remote.complaint(&["pin", "ls", &site]).contains("is not pinned"));
     let imported = remote.run(&["dag", "import", "--stats", "site.car"]);
     assert_eq!(imported, ipfs.run(dir, &["dag", "import", "--stats", "site.car"]));
     assert_same_bytes("export", &remote.bytes(&["dag", "export", "--progress=false", &site], b""), &exported);

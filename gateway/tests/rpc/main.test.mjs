@@ -109,6 +109,9 @@ test("a file gets the CID that Kubo gives it, and is read by ranges", async () =
   assert.equal((await bytes(ipfs.cat(added.cid, { offset: 1, length: 3 }))).toString(), "ell");
   const modern = await ipfs.add("hello", { cidVersion: 1 });
   assert.equal(modern.cid.toString(), "bafkreibm6jg3ux5qumhcn2b3flc3tyu6dmlb4xa7u5bf44yegnrjhc4yeq");
+  const loose = await ipfs.add("not pinned", { pin: false });
+  assert.equal((await bytes(ipfs.cat(loose.cid))).toString(), "not pinned");
+  await assert.rejects(all(ipfs.pin.ls({ paths: loose.cid })), /is not pinned/);
   const hashed = await ipfs.add("hello again", { onlyHash: true });
   await assert.rejects(all(ipfs.cat(hashed.cid, { offline: true })), /not held|not in|not found|offline/i);
 });
@@ -129,6 +132,8 @@ test("folders are added from iterables, listed and read", async () => {
   assert.equal((await bytes(ipfs.cat(`/ipfs/${root}/site/a b/50% ä`))).toString(), "onetwo");
   const archive = await bytes(ipfs.get(root));
   assert.ok(archive.includes("<p>Hello."), "the archive has the file");
+  const name = archive.subarray(0, archive.indexOf(0)).toString();
+  assert.deepEqual([name, archive[156]], [root.toString(), "5".charCodeAt(0)], "the first entry is the folder, without a slash");
   const pinned = await all(ipfs.pin.ls({ paths: root }));
   assert.equal(pinned[0].type, "recursive");
 });

@@ -6,7 +6,7 @@ use crate::admin::answer::{Refusal, stopping};
 use crate::admin::upload::Upload;
 use crate::intake::api::{FailureView, UploadView};
 use crate::intake::body::{Allowance, Meter};
-use crate::intake::{Intake, IntakeError, Watchers, query};
+use crate::intake::{Intake, IntakeError, Order, Watchers, query};
 use axum::body::Body;
 use axum::http::StatusCode;
 use std::collections::HashMap;
@@ -280,7 +280,7 @@ impl Parts {
     /// [`PartsError::Full`], and what is wrong with what is wanted.
     pub async fn create(self: &Arc<Self>, owner: &Bearer, wanted: Wanted) -> Result<(String, Record), PartsError> {
         let (terms, _) = query::stored(&wanted.query, &wanted.media_type, wanted.name.as_deref())?;
-        self.intake.allowance(owner, &terms, wanted.length)?;
+        self.intake.allowance(owner, terms.keep, wanted.length)?;
         self.sweep(now()).await;
         let at = now();
         let record = Record {
@@ -552,9 +552,10 @@ impl Parts {
         };
         let (folder, id) = (self.folder.clone(), upload.id.clone());
         let file = apart(move || folder.bytes(&id)).await?;
-        let allowance = self.intake.allowance(&owner, &terms, record.length)?;
+        let allowance = self.intake.allowance(&owner, terms.keep, record.length)?;
         let meter = Meter::of_file(tokio::fs::File::from_std(file), Allowance { bytes_max: u64::MAX, ..allowance });
-        let taken = self.intake.take_in_turn(&owner, terms, form, meter, Watchers::default()).await?;
+        let order = Order { owner, terms, form, watchers: Watchers::default() };
+        let taken = self.intake.take_in_turn(order, meter).await?;
         Ok(taken.into())
     }
 

@@ -1,0 +1,233 @@
+//! [`Keeping`]: what becomes of blocks as they come or are made.
+//!
+//! Goals: what was taken in is there when that is said, whether it is pinned or cached; memory that does not grow with the number of
+//! blocks.
+//!
+//! Non-goals: pinning, which has to know whose the pins become ([`super::claims`]); protecting what is cached: it goes when the cache
+//! needs the room, like everything in there.
+
+use super::{Intake, IntakeError};
+use cache::{Addition, BlockStore};
+use content::{Block, BlockKey};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::fs::File;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _, BufReader};
+
+/// How many bytes of keys are in memory.
+const KEYS_BYTES_MAX: usize = 256 * 1024;
+/// How many keys are looked up at a time.
+const LOOKED_UP_AT_ONCE: usize = 1024;
+
+/// What is to become of blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Keep {
+    /// They are pinned with their roots.
+    #[default]
+    Pinned,
+    /// They are left to the cache, count for nobody, and go when it needs the room.
+    Cached,
+    /// Nothing is kept.
+    Nothing,
+}
+
+/// Where blocks go.
+#[derive(Debug)]
+pub enum Keeping {
+    /// They are protected until somebody has pinned them, or this is dropped.
+    Pinned(Addition),
+    /// To the cache.
+    Cached(Cached),
+    /// Nowhere.
+    Nothing,
+}
+
+impl Keeping {
+    /// Takes a block; waits while the disk is behind.
+    ///
+    /// # Errors
+    /// What the disk said, to this block or to one before it.
+    pub async fn put(&mut self, block: &Block) -> Result<(), IntakeError> {
+        match self {
+            Self::Pinned(addition) => Ok(addition.put(block).await?),
+            Self::Cached(cached) => cached.put(block).await,
+            Self::Nothing => Ok(()),
+        }
+    }
+
+    /// Done when everybody finds what was left to the cache. What is to be pinned is not pinned by this.
+    ///
+    /// # Errors
+    /// [`IntakeError::NotCached`], and what the disk said.
+    pub async fn settle(&mut self) -> Result<(), IntakeError> {
+        match self {
+            Self::Cached(cached) => cached.settle().await,
+            Self::Pinned(_) | Self::Nothing => Ok(()),
+        }
+    }
+}
+
+impl Intake {
+    /// Begins to take blocks.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub async fn begin(&self, keep: Keep) -> Result<Keeping, IntakeError> {
+        Ok(match keep {
+            Keep::Pinned => Keeping::Pinned(Addition::begin(&*self.store).await?),
+            Keep::Cached => {
+                // What was unpinned a moment ago is still there, and is about to go: it would be taken for cached.
+                self.store.flush().await?;
+                Keeping::Cached(Cached::new(Arc::clone(&self.store), self.folder.clone()))
+            }
+            Keep::Nothing => Keeping::Nothing,
+        })
+    }
+}
+
+/// Blocks that are left to the cache.
+///
+/// A cache says nothing when it drops a block, since whoever fetched it has it. Here nobody has: so the keys of all that came are
+/// put down, in a file that has no name if they are many, and looked up in the end.
+#[derive(Debug)]
+pub struct Cached {
+    store: Arc<dyn BlockStore>,
+    /// Where the file is made.
+    folder: PathBuf,
+    blocks: u64,
+    /// The last keys, each behind a byte with its length.
+    keys: Vec<u8>,
+    /// Those before them.
+    file: Option<File>,
+}
+
+impl Cached {
+    fn new(store: Arc<dyn BlockStore>, folder: PathBuf) -> Self {
+        Self { store, folder, blocks: 0, keys: Vec::new(), file: None }
+    }
+
+    async fn put(&mut self, block: &Block) -> Result<(), IntakeError> {
+        // One that its CID holds needs no place.
+        let Some(key) = block.key() else { return Ok(()) };
+        self.blocks += 1;
+        self.note(&key).await.map_err(IntakeError::Scratch)?;
+        self.store.put_cached(block.clone()).await;
+        Ok(())
+    }
+
+    async fn note(&mut self, key: &BlockKey) -> io::Result<()> {
+        let key = key.to_bytes();
+        self.keys.push(u8::try_from(key.len()).map_err(io::Error::other)?);
+        self.keys.extend_from_slice(&key);
+        if self.keys.len() < KEYS_BYTES_MAX {
+            return Ok(());
+        }
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(tempfile::tempfile_in(&self.folder)?.into()),
+        };
+        file.write_all(&self.keys).await?;
+        self.keys.clear();
+        Ok(())
+    }
+
+    async fn settle(&mut self) -> Result<(), IntakeError> {
+        // What is over the cache's budget is gone when this is done.
+        self.store.flush().await?;
+        let mut gone = self.count_gone(&self.keys[..]).await?;
+        if let Some(mut file) = self.file.take() {
+            file.flush().await.map_err(IntakeError::Scratch)?;
+            file.rewind().await.map_err(IntakeError::Scratch)?;
+            gone += self.count_gone(BufReader::with_capacity(KEYS_BYTES_MAX, file)).await?;
+        }
+        match gone {
+            0 => Ok(()),
+            gone => Err(IntakeError::NotCached { gone, blocks: self.blocks }),
+        }
+    }
+
+    /// How many of these keys are of blocks that are not here.
+    async fn count_gone(&self, mut keys: impl AsyncRead + Unpin) -> Result<u64, IntakeError> {
+        let mut gone = 0;
+        loop {
+            let next = read_keys(&mut keys).await.map_err(IntakeError::Scratch)?;
+            if next.is_empty() {
+                return Ok(gone);
+            }
+            let shapes = self.store.shapes(next).await?;
+            gone += shapes.iter().filter(|shape| shape.is_none()).count() as u64;
+        }
+    }
+}
+
+/// The next keys; none at the end.
+async fn read_keys(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<BlockKey>> {
+    let mut keys = Vec::new();
+    while keys.len() < LOOKED_UP_AT_ONCE {
+        let length = match from.read_u8().await {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+            length => length?,
+        };
+        let mut key = vec![0; length.into()];
+        from.read_exact(&mut key).await?;
+        keys.push(BlockKey::from_bytes(&key).ok_or(io::ErrorKind::InvalidData)?);
+    }
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cache::Evict;
+    use cache::memory::{self, MemoryOptions};
+    use content::{codec, hashes};
+
+    fn block(number: u32) -> Block {
+        let data = number.to_be_bytes().to_vec();
+        Block::of(codec::RAW, hashes::SHA2_256, 32, data.into()).expect("a block")
+    }
+
+    fn cached(options: &MemoryOptions) -> (Arc<dyn BlockStore>, Cached) {
+        let store = memory::open(options).expect("opens");
+        (Arc::clone(&store), Cached::new(store, std::env::temp_dir()))
+    }
+
+    /// As many as find no room in memory: their keys are in a file.
+    const MANY: u32 = 20_000;
+
+    #[tokio::test]
+    async fn any_number_of_blocks_is_found_again() {
+        let (store, mut cached) = cached(&MemoryOptions::default());
+        for number in 0..MANY {
+            cached.put(&block(number)).await.expect("is taken");
+            assert!(cached.keys.len() < KEYS_BYTES_MAX);
+        }
+        assert!(cached.file.is_some() && !cached.keys.is_empty());
+        cached.settle().await.expect("all are there");
+        assert_eq!((store.stats().blocks, store.stats().pinned_bytes), (MANY.into(), 0));
+    }
+
+    #[tokio::test]
+    async fn what_the_cache_let_go_of_is_counted() {
+        let (store, mut cached) = cached(&MemoryOptions::default());
+        for number in 0..MANY {
+            cached.put(&block(number)).await.expect("is taken");
+        }
+        store.flush().await.expect("writes");
+        let lost = [0, 1_500, MANY - 1].map(|number| block(number).key().expect("a key"));
+        store.evict(lost.to_vec(), Evict::Unpinned).await.expect("evicts");
+        let error = cached.settle().await.expect_err("some are gone");
+        assert!(matches!(error, IntakeError::NotCached { gone: 3, blocks } if blocks == u64::from(MANY)), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_cache_that_keeps_nothing_is_no_place() {
+        let (_, mut cached) = cached(&MemoryOptions { cache_bytes_max: 0, ..MemoryOptions::default() });
+        cached.settle().await.expect("nothing is not too much");
+        cached.put(&block(1)).await.expect("is taken");
+        let error = cached.settle().await.expect_err("it is gone");
+        assert!(matches!(error, IntakeError::NotCached { gone: 1, blocks: 1 }), "{error}");
+        assert_eq!(error.status(), 507);
+    }
+}

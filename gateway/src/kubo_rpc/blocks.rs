@@ -5,14 +5,13 @@ use super::answer::{self, Answer, Output};
 use super::call::Call;
 use super::codecs;
 use super::command::{self, Answers, Arguments, Command, Input};
-use super::files;
-use super::keep::Keeper;
 use super::problem::RpcError;
+use super::put::Put;
 use crate::admin::access::Bearer;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use content::hashes::{self, IDENTITY, SHA2_256};
-use content::{Block, Cid, MAX_BLOCK_BYTES, codec};
+use content::{Block, Cid, codec};
 use futures::future::ready;
 use futures::stream::{self, StreamExt as _};
 use serde::Serialize;
@@ -102,27 +101,11 @@ fn view(call: &Call, block: &Block) -> BlockView {
     (status = 200, description = "The CID and length of each.", body = BlockView),
     (status = 413, description = "One is larger than 2 MiB.", body = crate::admin::answer::KuboError)))]
 pub async fn block_put(State(rpc): State<Rpc>, bearer: Bearer, request: Request) -> Response {
-    let (call, mut files) = match files::receive(&BLOCK_PUT, request) {
-        Ok(received) => received,
-        Err(response) => return response,
+    let makes = |call: &Call| {
+        let naming = Naming::of(call)?;
+        Ok(move |data| naming.block(data))
     };
-    let rest = files.rest();
-    let done = call.within(async {
-        let naming = Naming::of(&call)?;
-        let mut keeper = Keeper::begin(&rpc, &bearer, call.flag("pin") == Some(true)).await?;
-        let mut views = Vec::new();
-        while let Some(mut file) = files.next().await? {
-            let block = naming.block(file.read(MAX_BLOCK_BYTES).await?)?;
-            keeper.keep(&block, &call).await?;
-            views.push(Ok(view(&call, &block)));
-        }
-        if views.is_empty() {
-            return Err(RpcError::bad("file argument 'data' is required"));
-        }
-        keeper.settle().await?;
-        answer::lines(&call, stream::iter(views)).await
-    });
-    rest.answer(done.await)
+    Put { command: &BLOCK_PUT, argument: "data", makes, view }.answer(&rpc, &bearer, request).await
 }
 
 /// How blocks get their CIDs.

@@ -7,20 +7,23 @@
 use super::Rpc;
 use super::answer::{self, Output};
 use super::blocks::hash;
+use super::call::Call;
 use super::codecs;
 use super::command::{self, Answers, Arguments, Command, Input};
 use super::dag::LinkView;
 use super::files::{self, Files};
 use super::keep::Keeper;
 use super::problem::RpcError;
+use super::put::Put;
 use crate::admin::access::Bearer;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use bytes::Bytes;
 use cache::import::verified;
 use content::car::{CarError, CarReader};
 use content::ipld;
-use content::{Block, Cid, MAX_BLOCK_BYTES, codec};
+use content::{Block, Cid, codec};
 use futures::stream::{self, StreamExt as _};
 use serde::Serialize;
 use std::collections::HashSet;
@@ -131,36 +134,24 @@ impl Output for DagImportView {
     (status = 200, description = "The CID of each.", body = DagPutView),
     (status = 413, description = "One is larger than 2 MiB.", body = crate::admin::answer::KuboError)))]
 pub async fn dag_put(State(rpc): State<Rpc>, bearer: Bearer, request: Request) -> Response {
-    let (call, mut files) = match files::receive(&DAG_PUT, request) {
-        Ok(received) => received,
-        Err(response) => return response,
-    };
-    let rest = files.rest();
-    let done = call.within(async {
-        let input = call.text("input-codec").map_or(Ok(codec::DAG_JSON), codecs::named)?;
-        let output = call.text("store-codec").map_or(Ok(codec::DAG_CBOR), codecs::named)?;
-        let (hash_code, digest_bytes) = hash(call.text("hash").unwrap_or("sha2-256"))?;
-        let mut keeper = Keeper::begin(&rpc, &bearer, call.flag("pin") == Some(true)).await?;
-        let mut views = Vec::new();
-        while let Some(mut file) = files.next().await? {
-            let read = file.read(MAX_BLOCK_BYTES).await?;
-            let written = rewritten(read, input, output)?;
-            let digest_bytes = digest_bytes.unwrap_or(written.len());
-            let block = Block::of(output, hash_code, digest_bytes, written)?;
-            keeper.keep(&block, &call).await?;
-            views.push(Ok(DagPutView { cid: block.cid().into() }));
-        }
-        if views.is_empty() {
-            return Err(RpcError::bad("file argument 'object data' is required"));
-        }
-        keeper.settle().await?;
-        answer::lines(&call, stream::iter(views)).await
-    });
-    rest.answer(done.await)
+    let view = |_: &Call, block: &Block| DagPutView { cid: block.cid().into() };
+    Put { command: &DAG_PUT, argument: "object data", makes: writer, view }.answer(&rpc, &bearer, request).await
+}
+
+/// What makes blocks of documents, as is asked for.
+fn writer(call: &Call) -> Result<impl Fn(Bytes) -> Result<Block, RpcError> + use<>, RpcError> {
+    let input = call.text("input-codec").map_or(Ok(codec::DAG_JSON), codecs::named)?;
+    let output = call.text("store-codec").map_or(Ok(codec::DAG_CBOR), codecs::named)?;
+    let (hash_code, digest_bytes) = hash(call.text("hash").unwrap_or("sha2-256"))?;
+    Ok(move |read| {
+        let written = rewritten(read, input, output)?;
+        let digest_bytes = digest_bytes.unwrap_or(written.len());
+        Ok(Block::of(output, hash_code, digest_bytes, written)?)
+    })
 }
 
 /// A document in another codec. What is in that codec already has to be a document of it.
-fn rewritten(data: bytes::Bytes, input: u64, output: u64) -> Result<bytes::Bytes, RpcError> {
+fn rewritten(data: Bytes, input: u64, output: u64) -> Result<Bytes, RpcError> {
     let block = Block::of(input, content::hashes::SHA2_256, 32, data)?;
     let document = ipld::decode(&block).map_err(RpcError::bad)?;
     match ipld::is_document(output) || output == codec::RAW {

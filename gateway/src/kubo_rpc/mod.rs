@@ -8,7 +8,7 @@
 //! | [`answer`], [`cids`], [`problem`] | answers: values, lines of them, bytes; and errors |
 //! | [`paths`] | what an argument leads to |
 //! | [`read`], [`ls`], [`dag`], [`blocks`] | `cat`, `get`, `ls`, `dag/…`, `block/…` |
-//! | [`add`], [`dag_in`], [`keep`] | `add`, `dag/put`, `dag/import`: what is taken in |
+//! | [`add`], [`dag_in`], [`put`], [`keep`] | `add`, `dag/put`, `dag/import`: what is taken in |
 //! | [`pins`] | `pin/…` |
 //! | [`names`] | `name/…`, `key/…`, `resolve` |
 //! | [`node`], [`swarm`] | `id`, `version`, `repo/stat`, `swarm/…` |
@@ -41,6 +41,7 @@ pub mod node;
 pub mod paths;
 pub mod pins;
 pub mod problem;
+pub mod put;
 pub mod read;
 pub mod swarm;
 #[cfg(test)]

@@ -1,0 +1,90 @@
+//! [`Put`]: each file of a form as a block, which `block/put` and `dag/put` have in common.
+
+use super::Rpc;
+use super::answer::{self, Output};
+use super::call::Call;
+use super::command::Command;
+use super::files::{self, Files};
+use super::keep::Keeper;
+use super::problem::RpcError;
+use crate::admin::access::Bearer;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::response::Response;
+use bytes::Bytes;
+use content::{Block, MAX_BLOCK_BYTES};
+use futures::stream;
+
+/// A command that makes a block of each file.
+pub struct Put<M, V> {
+    /// The command.
+    pub command: &'static Command,
+    /// What clients call a file.
+    pub argument: &'static str,
+    /// What makes blocks, by what was asked for.
+    pub makes: M,
+    /// What is said of a block.
+    pub view: V,
+}
+
+impl<M, V> Put<M, V> {
+    /// Takes the files of a request in: a line for each, once all are kept.
+    pub async fn answer<B, T>(self, rpc: &Rpc, bearer: &Bearer, request: Request) -> Response
+    where
+        M: FnOnce(&Call) -> Result<B, RpcError>,
+        B: Fn(Bytes) -> Result<Block, RpcError>,
+        V: Fn(&Call, &Block) -> T,
+        T: Output + Send + 'static,
+    {
+        let Self { command, argument, makes, view } = self;
+        let (call, mut files) = match files::receive(command, request) {
+            Ok(received) => received,
+            Err(response) => return response,
+        };
+        let rest = files.rest();
+        let done = call.within(async {
+            let make = makes(&call)?;
+            let mut keeper = Keeper::begin(rpc, bearer, call.flag("pin") == Some(true)).await?;
+            let mut views = Vec::new();
+            while let Some(data) = next(&mut files).await? {
+                check_count(views.len() + 1, rpc.intake.limits().entries_max)?;
+                let block = make(data)?;
+                keeper.keep(&block, &call).await?;
+                views.push(Ok(view(&call, &block)));
+            }
+            if views.is_empty() {
+                return Err(RpcError::bad(format!("file argument '{argument}' is required")));
+            }
+            keeper.settle().await?;
+            answer::lines(&call, stream::iter(views)).await
+        });
+        rest.answer(done.await)
+    }
+}
+
+async fn next(files: &mut Files) -> Result<Option<Bytes>, RpcError> {
+    match files.next().await? {
+        Some(mut file) => Ok(Some(file.read(MAX_BLOCK_BYTES).await?)),
+        None => Ok(None),
+    }
+}
+
+/// What is said of each block waits in memory.
+fn check_count(files: usize, files_max: u64) -> Result<(), RpcError> {
+    if files as u64 <= files_max {
+        return Ok(());
+    }
+    let words = format!("there are more than {files_max} files (uploads.entries_max)");
+    Err(RpcError { status: StatusCode::PAYLOAD_TOO_LARGE, message: words })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_counted() {
+        assert_eq!(check_count(2, 2), Ok(()));
+        assert_eq!(check_count(3, 2).expect_err("too many").status, 413);
+    }
+}

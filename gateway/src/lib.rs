@@ -30,10 +30,10 @@
 //! | [`html`] | what all pages have in common |
 //!
 //! Around them: [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`]. [`upkeep`] keeps the
-//! store in order while the gateway runs; [`control`] knows what is withheld; [`pinning`] keeps what was asked to be kept, and fetches it;
-//! [`intake`] takes uploads in; [`kubo_rpc`] answers Kubo's clients; [`stores`] says which store that is. [`commands`] is the command line; one that finds a
-//! gateway running works through its admin listener.
-//! [`operations`] is what an operator does with a node that runs, and [`logging`] what it says meanwhile.
+//! store in order while the gateway runs; [`control`] knows what is withheld; [`pinning`] keeps what was asked to be kept, and
+//! fetches it; [`intake`] takes uploads in; [`kubo_rpc`] answers Kubo's clients; [`stores`] says which store that is; [`stamp`] tells
+//! whether a file was changed. [`commands`] is the command line; one that finds a gateway running works through its admin
+//! listener. [`operations`] is what an operator does with a node that runs, and [`logging`] what it says meanwhile.
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 
@@ -73,6 +73,7 @@ pub mod routing_v1;
 pub mod running;
 pub mod server;
 pub mod source;
+pub mod stamp;
 pub mod stores;
 pub mod surrogate;
 pub mod tls;

@@ -4,11 +4,11 @@
 //!
 //! Non-goals: getting certificates (ACME clients write such files), client certificates, and HTTP/2.
 
+use crate::stamp::Stamp;
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio_rustls::TlsAcceptor;
@@ -37,14 +37,12 @@ pub enum TlsError {
     },
 }
 
-/// Tells one state of both files from another.
-type Stamp = [Option<(u64, i64, i64, u64)>; 2];
-
 /// A certificate and its key, read again when the files change.
 pub struct Tls {
     certificate: PathBuf,
     key: PathBuf,
-    current: Mutex<(Stamp, Arc<ServerConfig>)>,
+    /// As both files were found.
+    current: Mutex<([Option<Stamp>; 2], Arc<ServerConfig>)>,
 }
 
 impl Tls {
@@ -53,17 +51,17 @@ impl Tls {
     /// # Errors
     /// [`TlsError`].
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
-        let stamp = stamp(certificate, key);
-        let current = Mutex::new((stamp, read(certificate, key)?));
+        let found = [certificate, key].map(Stamp::at);
+        let current = Mutex::new((found, read(certificate, key)?));
         Ok(Self { certificate: certificate.to_owned(), key: key.to_owned(), current })
     }
 
     /// What the next connection is accepted with. Reads small files, at times.
     pub fn acceptor(&self) -> TlsAcceptor {
-        let stamp = stamp(&self.certificate, &self.key);
+        let found = [&self.certificate, &self.key].map(|path| Stamp::at(path));
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if current.0 != stamp {
-            current.0 = stamp;
+        if current.0 != found {
+            current.0 = found;
             match read(&self.certificate, &self.key) {
                 Ok(config) => {
                     tracing::info!(certificate = %self.certificate.display(), "the certificate was read again");
@@ -75,13 +73,6 @@ impl Tls {
         }
         Arc::clone(&current.1).into()
     }
-}
-
-fn stamp(certificate: &Path, key: &Path) -> Stamp {
-    [certificate, key].map(|path| {
-        let metadata = std::fs::metadata(path).ok()?;
-        Some((metadata.ino(), metadata.mtime(), metadata.mtime_nsec(), metadata.len()))
-    })
 }
 
 fn read(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {

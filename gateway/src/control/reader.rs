@@ -3,31 +3,15 @@
 //! Whether it only grew is told by reading what was there before once more and summing it up, which is little beside parsing it:
 //! an editor may have changed a line in the middle and added others.
 
+use crate::stamp::Stamp;
 use content::denylist::{HeaderError, List, ListBuilder};
 use sha2::{Digest as _, Sha256};
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 /// What is read at a time, in bytes.
 const PIECE_BYTES: usize = 256 * 1024;
-
-/// What tells one state of a file from another without reading it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
-    device: u64,
-    inode: u64,
-    bytes: u64,
-    changed: (i64, i64),
-}
-
-impl Stamp {
-    fn of(file: &Metadata) -> Self {
-        let changed = (file.mtime(), file.mtime_nsec());
-        Self { device: file.dev(), inode: file.ino(), bytes: file.len(), changed }
-    }
-}
 
 /// Why a list cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -9,6 +9,7 @@
 
 use super::secret::{Hash, Token};
 use super::{Quota, Scopes};
+use crate::stamp::Stamp;
 use p2p_bridge::durable;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -229,9 +230,6 @@ fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Tells one state of a file from another.
-type Stamp = (u64, i64, i64, u64);
-
 /// The tokens that hold now, each with the hash of its secret.
 type Held = HashMap<String, (Hash, Entry)>;
 
@@ -255,7 +253,7 @@ impl OpenBook {
 
     fn held(&self) -> Arc<Held> {
         // The stamp comes first: if the file is replaced in between, it is read once more next time.
-        let stamp = self.stamp();
+        let stamp = Stamp::at(&self.book.path());
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, held)) = read.as_ref().filter(|(known, _)| *known == stamp) {
             return Arc::clone(held);
@@ -268,11 +266,6 @@ impl OpenBook {
         let held: Arc<Held> = Arc::new(tokens.into_iter().filter_map(hashed).collect());
         *read = Some((stamp, Arc::clone(&held)));
         held
-    }
-
-    fn stamp(&self) -> Option<Stamp> {
-        let metadata = fs::metadata(self.book.path()).ok()?;
-        Some((metadata.ino(), metadata.mtime(), metadata.mtime_nsec(), metadata.len()))
     }
 }
 

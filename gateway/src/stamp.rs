@@ -1,0 +1,60 @@
+//! [`Stamp`]: what tells one state of a file from another without reading it.
+//!
+//! Goals: one `stat` for each look at a file that others may change at any time. Whoever compares takes the stamp before
+//! reading, so that what is replaced in between is read once more.
+//!
+//! Non-goals: noticing a change that leaves length and time as they were, in the same file.
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+/// A file at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    /// Of a file that is open, or was looked at.
+    pub fn of(file: &Metadata) -> Self {
+        let modified = (file.mtime(), file.mtime_nsec());
+        Self { device: file.dev(), inode: file.ino(), bytes: file.len(), modified }
+    }
+
+    /// Of what is at a path, if there is anything that can be looked at.
+    pub fn at(path: &Path) -> Option<Self> {
+        std::fs::metadata(path).ok().map(|file| Self::of(&file))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn states_of_a_file_are_told_apart() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (path, other) = (dir.path().join("file"), dir.path().join("other"));
+        assert_eq!(Stamp::at(&path), None);
+        fs::write(&path, "one").expect("writes");
+        let one = Stamp::at(&path);
+        assert!(one.is_some() && Stamp::at(&path) == one);
+        let open = fs::File::open(&path).expect("opens");
+        assert_eq!(Some(Stamp::of(&open.metadata().expect("reads"))), one);
+        fs::write(&path, "longer").expect("writes");
+        assert_ne!(Stamp::at(&path), one);
+        // Another file of the same length and time.
+        let former = Stamp::at(&path);
+        let modified = fs::metadata(&path).and_then(|file| file.modified()).expect("reads");
+        fs::write(&other, "others").expect("writes");
+        fs::File::options().write(true).open(&other).and_then(|file| file.set_modified(modified)).expect("sets");
+        fs::rename(&other, &path).expect("renames");
+        assert_ne!(Stamp::at(&path), former);
+    }
+}

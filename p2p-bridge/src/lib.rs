@@ -31,7 +31,7 @@
 //! | [`announced`] | which of our addresses others are told |
 //! | [`reachability`], [`nat`] | whether peers can reach us, and detours for when they cannot |
 //! | [`private_network`] | the key that keeps strangers out |
-//! | [`durable`] | files that are whole or not there |
+//! | [`durable`], [`epoch`] | files that are whole or not there; times as they are kept in them |
 //! | [`udp`] | room in the kernel for QUIC's bursts |
 //! | [`tls`], [`retry_after`] | what HTTP clients encrypt with, and how long servers ask to be spared |
 //! | [`providing`] | announcing what we hold, in sweeps |
@@ -45,6 +45,7 @@ pub mod counted;
 pub mod dht;
 pub mod discovery;
 pub mod durable;
+pub mod epoch;
 pub mod finders;
 pub mod http_source;
 pub mod identity;

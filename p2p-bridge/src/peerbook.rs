@@ -7,12 +7,13 @@
 //! A peer may be a neighbour and in the public network at once. What it says of itself over a connection of one scope replaces
 //! what it said over others of that scope, and leaves its addresses of the other scope alone.
 
+use crate::epoch;
 use libp2p::{Multiaddr, PeerId};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
 const FILE: &str = "peers.json";
@@ -90,7 +91,7 @@ impl Peerbook {
         entry.addresses.retain(|known| !belongs(known));
         entry.addresses.splice(0..0, addresses.into_iter().take(ADDRESSES_MAX));
         entry.addresses.truncate(ALL_ADDRESSES_MAX);
-        entry.seen = seconds(now);
+        entry.seen = epoch::seconds(now);
         self.changed = true;
         self.make_room();
     }
@@ -106,7 +107,7 @@ impl Peerbook {
         for (peer, mut addresses) in table {
             if !self.peers.contains_key(&peer) && !addresses.is_empty() {
                 addresses.truncate(ADDRESSES_MAX);
-                let seen = seconds(now);
+                let seen = epoch::seconds(now);
                 self.peers.insert(peer, Entry { addresses, seen, table: true });
                 self.changed = true;
             }
@@ -128,15 +129,11 @@ impl Peerbook {
         if !std::mem::take(&mut self.changed) {
             return None;
         }
-        let oldest = seconds(now).saturating_sub(FORGOTTEN_AFTER.as_secs());
+        let oldest = epoch::seconds(now).saturating_sub(FORGOTTEN_AFTER.as_secs());
         self.peers.retain(|_, entry| entry.table || entry.seen >= oldest);
         let named: HashMap<String, &Entry> = self.peers.iter().map(|(peer, entry)| (peer.to_string(), entry)).collect();
         Some((self.path.clone(), serde_json::to_vec(&named).ok()?))
     }
-}
-
-fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// Replaces a file by new contents, whole or not at all, whatever is cut off and whenever.

@@ -18,6 +18,7 @@ use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use cid::multibase::Base;
+use p2p_bridge::epoch;
 use p2p_bridge::names::key_format::{FormatError, KeyFormat, KeyKind};
 use p2p_bridge::names::keystore::{KeyError, KeyInfo, Keystore, SELF};
 use p2p_bridge::names::publish::{PublishError, Published, Publisher};
@@ -25,7 +26,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -88,16 +89,12 @@ impl PublishedView {
             name: format!("/ipns/{}", entry.key),
             value: entry.record.value().to_owned(),
             sequence: entry.record.sequence(),
-            valid_until: seconds(entry.record.end_of_life()),
+            valid_until: epoch::seconds(entry.record.end_of_life()),
             ttl_seconds: entry.record.ttl().as_secs(),
             puts: entry.puts.iter().map(|(target, put)| (target.clone(), put.peers)).collect(),
             status,
         }
     }
-}
-
-fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// The keys, in the answer to a question for all.

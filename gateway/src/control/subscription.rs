@@ -16,7 +16,7 @@ use http::header::{
     ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap, HeaderName, IF_MODIFIED_SINCE, IF_NONE_MATCH,
     LAST_MODIFIED, RANGE,
 };
-use p2p_bridge::{durable, tls};
+use p2p_bridge::{durable, epoch, tls};
 use reqwest::Response;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
@@ -24,7 +24,7 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// How much is fetched again to see that it is the same, in bytes.
 const OVERLAP_BYTES: u64 = 4 * 1024;
@@ -142,7 +142,7 @@ impl Subscription {
 
     async fn fetch_unhurried(&self) -> Result<Fetched, FetchError> {
         let (note, kept_bytes) = self.kept();
-        let is_due = now().saturating_sub(note.whole_at) >= WHOLE_EVERY_SECONDS;
+        let is_due = epoch::now().saturating_sub(note.whole_at) >= WHOLE_EVERY_SECONDS;
         if kept_bytes > 0 && !is_due {
             let overlap = kept_bytes.min(OVERLAP_BYTES);
             let from = kept_bytes - overlap;
@@ -170,7 +170,7 @@ impl Subscription {
         match response.status() {
             StatusCode::OK => self.replace(response).await,
             StatusCode::NOT_MODIFIED => {
-                self.note(&Note { whole_at: now(), ..note.clone() }).await?;
+                self.note(&Note { whole_at: epoch::now(), ..note.clone() }).await?;
                 Ok(Fetched::Same)
             }
             status => Err(FetchError::Status(status)),
@@ -287,7 +287,7 @@ impl Subscription {
             let value = headers.get(name)?.to_str().ok()?;
             (value.len() <= VALIDATOR_BYTES_MAX).then(|| value.to_owned())
         };
-        Note { url: self.url.clone(), etag: text(ETAG), last_modified: text(LAST_MODIFIED), whole_at: now() }
+        Note { url: self.url.clone(), etag: text(ETAG), last_modified: text(LAST_MODIFIED), whole_at: epoch::now() }
     }
 
     async fn note(&self, note: &Note) -> Result<(), FetchError> {
@@ -315,10 +315,6 @@ fn begins_at(headers: &HeaderMap, from: u64) -> bool {
     let range = headers.get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
     let first = range.and_then(|range| range.trim().strip_prefix("bytes ")?.split('-').next()?.trim().parse().ok());
     first == Some(from)
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {

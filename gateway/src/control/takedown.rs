@@ -23,9 +23,9 @@ use content::denylist::{Hit, Rule, RuleError, Target};
 use content::path::Root;
 use content::walk::{self, Resolved};
 use content::{Block, BlockKey, BlockSource, Cid, SourceError, Verdict, dag};
+use p2p_bridge::epoch;
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::SystemTime;
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Blocks below a root that are withheld with it at most. The rest is told of.
@@ -357,8 +357,7 @@ pub fn hints(mut rule: Rule, status: Option<u16>, reason: Option<&str>) -> Rule 
     if let Some(reason) = reason {
         set(&mut rule, "reason", reason);
     }
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    set(&mut rule, "added", &now.to_string());
+    set(&mut rule, "added", &epoch::now().to_string());
     rule
 }
 

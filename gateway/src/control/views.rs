@@ -5,8 +5,8 @@ use super::subscription::Fetched;
 use super::takedown::{Decision, Done};
 use content::Verdict;
 use content::denylist::Rule;
+use p2p_bridge::epoch;
 use serde::{Deserialize, Serialize};
-use std::time::SystemTime;
 use utoipa::ToSchema;
 
 /// All lists.
@@ -194,10 +194,6 @@ pub fn status(verdict: Verdict) -> Option<u16> {
     }
 }
 
-fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
 impl ListView {
     /// What is known of a list.
     pub fn of(entry: &Entry) -> Self {
@@ -223,8 +219,8 @@ impl ListView {
             cut_off: state.cut_off,
             malformed: state.list.malformed(),
             reported: reported.map(|it| ReportedView { line: it.line, error: it.error.to_string() }).collect(),
-            checked_at: state.checked_at.map(seconds),
-            changed_at: state.changed_at.map(seconds),
+            checked_at: state.checked_at.map(epoch::seconds),
+            changed_at: state.changed_at.map(epoch::seconds),
             error: state.error,
             failures: state.failures,
             fetching_bytes: entry.progress(),

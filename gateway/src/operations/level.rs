@@ -1,11 +1,12 @@
 //! `/api/v1/log/level`: how much the process says of its work.
 
-use super::{epoch, read as read_body};
+use super::read as read_body;
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
 use crate::admin::parameters::{Parameters, wrong};
 use crate::logging::{self, LevelNow, LogLevel};
 use axum::http::{StatusCode, Uri};
 use bytes::Bytes;
+use p2p_bridge::epoch;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use utoipa::ToSchema;
@@ -38,7 +39,7 @@ pub struct LevelView {
 
 impl From<LevelNow> for LevelView {
     fn from(now: LevelNow) -> Self {
-        Self { level: now.level, configured: now.configured, until_at: now.until.map(epoch) }
+        Self { level: now.level, configured: now.configured, until_at: now.until.map(epoch::seconds) }
     }
 }
 

@@ -5,7 +5,7 @@
 //! there is none while nobody does. Whoever reads too slowly misses figures, and not the last ones.
 
 use super::peers::CarriedView;
-use super::{Operations, epoch, seconds};
+use super::{Operations, seconds};
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
 use crate::admin::parameters::Parameters;
 use axum::body::Body;
@@ -16,12 +16,13 @@ use axum::response::IntoResponse as _;
 use bytes::Bytes;
 use cache::{StoreStats, TierFigures};
 use futures::stream::{self, StreamExt as _};
+use p2p_bridge::epoch;
 use p2p_bridge::peers::Load;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
@@ -284,7 +285,7 @@ impl Operations {
         };
         let ram = parts.tiers.ram();
         let view = StatsView {
-            taken_at: epoch(SystemTime::now()),
+            taken_at: epoch::now(),
             uptime_seconds: seconds(self.inner.since.1.elapsed()),
             stage: self.stage().stage,
             http: HttpView {

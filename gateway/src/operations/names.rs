@@ -1,12 +1,13 @@
 //! `POST /api/v1/names/refresh`: what a name stands for is looked up now, whatever is remembered of it.
 
-use super::{Operations, epoch, read, seconds};
+use super::{Operations, read, seconds};
 use crate::admin::answer::{Answer, ErrorView, json};
 use crate::admin::parameters::wrong;
 use axum::extract::State;
 use axum::http::StatusCode;
 use bytes::Bytes;
 use content::{Name, NameError, Resolution};
+use p2p_bridge::epoch;
 use p2p_bridge::names::NameStep;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -50,7 +51,7 @@ impl From<&NameStep> for NameStepView {
             error: step.error.as_ref().map(ToString::to_string),
             age_seconds: step.age.map(seconds),
             fresh_for_seconds: step.fresh_for.map(seconds),
-            valid_until_at: step.valid_until.map(epoch),
+            valid_until_at: step.valid_until.map(epoch::seconds),
             sequence: step.sequence,
         }
     }

@@ -1,10 +1,11 @@
 //! `GET /api/v1/node`: which node this is, and where it is to be found.
 
-use super::{Operations, epoch, seconds};
+use super::{Operations, seconds};
 use crate::admin::answer::{Answer, ErrorView, json};
 use crate::admin::parameters::Parameters;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
+use p2p_bridge::epoch;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -52,7 +53,7 @@ pub async fn read(State(operations): State<Operations>, uri: Uri) -> Answer {
         peer_id: parts.places.peer_id.to_string(),
         addresses: addresses.iter().map(ToString::to_string).collect(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        started_at: epoch(started),
+        started_at: epoch::seconds(started),
         uptime_seconds: seconds(since.elapsed()),
         gateway_listeners: parts.places.gateway.iter().map(ToString::to_string).collect(),
         admin_listeners: parts.places.admin.iter().map(ToString::to_string).collect(),

@@ -18,9 +18,9 @@ use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::IntoResponse;
 use libp2p::Multiaddr;
+use p2p_bridge::epoch;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -116,14 +116,10 @@ impl From<&Request> for OwnedPinView {
             bytes: request.progress.bytes,
             details: request.details.as_deref().map(str::to_owned),
             attempts: request.attempts,
-            next_attempt_at: request.next_attempt.map(seconds),
-            created_at: seconds(request.created),
+            next_attempt_at: request.next_attempt.map(epoch::seconds),
+            created_at: epoch::seconds(request.created),
         }
     }
-}
-
-fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// Lists pins, whoever's they are, the newest first.

@@ -21,11 +21,12 @@ pub mod providers;
 pub mod store;
 pub mod values;
 
+use crate::epoch;
 use libp2p::Multiaddr;
 use libp2p::kad::KBucketKey;
 use libp2p::multiaddr::Protocol;
 use std::net::IpAddr;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 /// Where a key lies in the key space of the DHT: its SHA-256.
 pub type Digest = [u8; 32];
@@ -42,8 +43,7 @@ pub type Moment = u32;
 
 /// The moment of a wall clock, which may be before the epoch or after the year 2106 if it is wrong.
 pub fn moment(now: SystemTime) -> Moment {
-    let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    Moment::try_from(seconds).unwrap_or(Moment::MAX)
+    Moment::try_from(epoch::seconds(now)).unwrap_or(Moment::MAX)
 }
 
 /// The network that a peer speaks from: 24 bits of an IPv4 address, 48 bits of an IPv6 one. Peer ids cost nothing, but

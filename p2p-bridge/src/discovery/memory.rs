@@ -6,12 +6,13 @@
 //! not at all; a damaged file costs the memory, not the start.
 
 use super::plan::Provider;
+use crate::epoch;
 use crate::wants::SessionId;
 use libp2p::{Multiaddr, PeerId};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
 const FILE: &str = "providers.json";
@@ -47,10 +48,6 @@ pub struct Memory {
     changed: bool,
 }
 
-fn seconds(now: SystemTime) -> u64 {
-    now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
 impl Memory {
     /// Reads the table of a directory. A missing or damaged file is an empty table.
     pub fn load(directory: &Path) -> Self {
@@ -83,7 +80,7 @@ impl Memory {
         entry.providers.retain(|known| known.peer != peer);
         entry.providers.insert(0, Known { peer, addresses });
         entry.providers.truncate(PROVIDERS_MAX);
-        entry.used = seconds(now);
+        entry.used = epoch::seconds(now);
         self.changed = true;
     }
 
@@ -104,7 +101,7 @@ impl Memory {
         if !std::mem::take(&mut self.changed) {
             return None;
         }
-        let oldest = seconds(now).saturating_sub(FORGOTTEN_AFTER.as_secs());
+        let oldest = epoch::seconds(now).saturating_sub(FORGOTTEN_AFTER.as_secs());
         self.roots.retain(|_, entry| entry.used >= oldest);
         let named: HashMap<String, &Entry> =
             self.roots.iter().map(|(root, entry)| (hex(&root.to_bytes()), entry)).collect();

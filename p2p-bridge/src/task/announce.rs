@@ -3,6 +3,7 @@
 use super::{ADDRESSES_MAX, Task};
 use crate::announced::Announced;
 use crate::dht::behaviour::Scoped;
+use crate::epoch;
 use crate::options::{BridgeOptions, ProvideOptions, ProvideStrategy};
 use crate::providing::desk::Action;
 use crate::providing::handler::{Done, Outcome};
@@ -21,7 +22,7 @@ use libp2p::{Multiaddr, PeerId};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 use tokio::sync::mpsc;
 
 /// Our own keys that are kept in the record store of one scope, for those who ask us as one of the closest peers. More of
@@ -47,7 +48,7 @@ pub struct Announcing {
 impl Announcing {
     /// Announces single keys, until [`Announcing::announce_from`] says where all of them come from.
     pub fn new(ourselves: PeerId, options: &BridgeOptions, metrics: Metrics) -> Self {
-        let sweep = || Sweep::new(ourselves, Schedule::new(0, unix_time()), false);
+        let sweep = || Sweep::new(ourselves, Schedule::new(0, epoch::now()), false);
         let (loads, loaded) = mpsc::unbounded_channel();
         Self {
             sweeps: Scope::ALL.map(|scope| (scope, sweep())).into(),
@@ -66,7 +67,7 @@ impl Announcing {
 
     /// Everything of a source is announced from now on, once in an interval.
     pub fn announce_from(&mut self, source: Arc<dyn KeySource>) {
-        let (now, interval) = (unix_time(), self.options.every);
+        let (now, interval) = (epoch::now(), self.options.every);
         for scope in Scope::ALL {
             let schedule = Schedule::load(&file(&self.directory, scope), interval.as_secs(), now);
             self.sweeps.insert(scope, Sweep::new(self.ourselves, schedule, true));
@@ -104,10 +105,6 @@ fn file(directory: &Path, scope: Scope) -> PathBuf {
     })
 }
 
-fn unix_time() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
 /// A routing table, as sweeps see it.
 struct Neighbours<'a> {
     dht: &'a mut Scoped,
@@ -137,7 +134,7 @@ impl Task {
     }
 
     fn announce_in(&mut self, scope: Scope) {
-        let now = unix_time();
+        let now = epoch::now();
         let Some(sweep) = self.announcing.sweeps.get_mut(&scope) else { return };
         let ourselves = self.announcing.ourselves;
         let dht = self.swarm.behaviour_mut().dht(scope);
@@ -185,7 +182,7 @@ impl Task {
         if self.announcing.options.strategy == ProvideStrategy::Nothing {
             return;
         }
-        let now = unix_time();
+        let now = epoch::now();
         self.announcing.sweeps.values_mut().for_each(|sweep| sweep.provide(key, now));
         self.announce();
     }
@@ -219,14 +216,14 @@ impl Task {
 
     pub(super) fn on_keys_read(&mut self, scope: Scope, window: Window) {
         if let Some(sweep) = self.announcing.sweeps.get_mut(&scope) {
-            sweep.loaded(window, unix_time());
+            sweep.loaded(window, epoch::now());
         }
         self.announce_in(scope);
     }
 
     /// What changes by itself: our addresses, the hour, and what the metrics say.
     pub(super) fn tend_announcements(&mut self) {
-        let now = unix_time();
+        let now = epoch::now();
         for scope in Scope::ALL {
             let addresses = self.told_addresses(scope);
             if addresses.is_empty() {

@@ -10,7 +10,7 @@
 use super::secret::{Hash, Token};
 use super::{Quota, Scopes};
 use crate::stamp::Stamp;
-use p2p_bridge::durable;
+use p2p_bridge::{durable, epoch};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -18,7 +18,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 /// The file, in the data folder.
 const FILE: &str = "tokens.json";
@@ -56,7 +56,7 @@ pub struct Entry {
 impl Entry {
     /// Whether it has ended by itself.
     pub fn is_expired(&self, now: SystemTime) -> bool {
-        self.expires_at.is_some_and(|end| seconds(now) >= end)
+        self.expires_at.is_some_and(|end| epoch::seconds(now) >= end)
     }
 }
 
@@ -168,7 +168,7 @@ impl Book {
             }
             let token =
                 Token::generate().map_err(|source| BookError::Io { path: "the system's randomness".into(), source })?;
-            let created_at = seconds(SystemTime::now());
+            let created_at = epoch::now();
             let expires_at = lifetime.map(|lifetime| created_at.saturating_add(lifetime.as_secs()));
             let (id, hash) = (token.id().to_owned(), token.hash().to_hex());
             let entry = Entry { id, name, hash, scopes, quota, created_at, expires_at };
@@ -226,10 +226,6 @@ impl Book {
     }
 }
 
-fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
 /// The tokens that hold now, each with the hash of its secret.
 type Held = HashMap<String, (Hash, Entry)>;
 
@@ -273,6 +269,7 @@ impl OpenBook {
 mod tests {
     use super::super::Scope;
     use super::*;
+    use std::time::UNIX_EPOCH;
 
     fn terms(name: &str) -> Terms {
         let scopes = [Scope::Pin].into_iter().collect();

@@ -5,7 +5,7 @@
 
 use super::PublishError;
 use super::entry::{Published, Put};
-use crate::durable;
+use crate::{durable, epoch};
 use bytes::Bytes;
 use cid::multibase::Base;
 use content::ipns::{RECORD_BYTES_MAX, Record};
@@ -41,24 +41,20 @@ struct StoredPut {
     peers: usize,
 }
 
-fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
 fn time(seconds: u64) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
 }
 
 impl Stored {
     fn of(entry: &Published) -> Self {
-        let put = |put: &Put| StoredPut { at: seconds(put.at), peers: put.peers };
+        let put = |put: &Put| StoredPut { at: epoch::seconds(put.at), peers: put.peers };
         Self {
             record: Base::Base64Pad.encode(entry.record.bytes()),
             lifetime: entry.lifetime.as_secs(),
-            published: seconds(entry.published),
-            signed: seconds(entry.signed),
+            published: epoch::seconds(entry.published),
+            signed: epoch::seconds(entry.signed),
             compared: entry.compared,
-            last_put: entry.last_put.map(seconds),
+            last_put: entry.last_put.map(epoch::seconds),
             puts: entry.puts.iter().map(|(target, at)| (target.clone(), put(at))).collect(),
         }
     }
@@ -172,7 +168,7 @@ mod tests {
         let pair = Keypair::ed25519_from_bytes([n; 32]).expect("any 32 bytes will do");
         let terms = Terms { lifetime: Duration::from_secs(3600), ttl: Duration::from_secs(60) };
         // Times are kept in whole seconds.
-        let now = time(seconds(SystemTime::now())).expect("now");
+        let now = time(epoch::now()).expect("now");
         let entry = Published::new(&pair, "/ipfs/bafkqaddjnzzxazldoqwxizltoq", terms, Some(3), now).expect("signs");
         Published { compared: n.is_multiple_of(2), ..entry.put("wan", usize::from(n), now) }
     }

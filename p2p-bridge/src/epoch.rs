@@ -1,0 +1,32 @@
+//! Times of day as seconds since the Unix epoch: as they are kept in files and told in JSON.
+//!
+//! A clock that is set to a time before the epoch counts as the epoch itself.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A time of day, in whole seconds since the Unix epoch.
+pub fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// This moment, in whole seconds since the Unix epoch.
+pub fn now() -> u64 {
+    seconds(SystemTime::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn seconds_are_whole_and_none_are_before_the_epoch() {
+        let table = [(0, 0), (999, 0), (1_000, 1), (1_799_999_999_999, 1_799_999_999)];
+        for (millis, expected) in table {
+            assert_eq!(seconds(UNIX_EPOCH + Duration::from_millis(millis)), expected, "{millis}");
+        }
+        assert_eq!(seconds(UNIX_EPOCH - Duration::from_secs(1)), 0);
+        // This was written in 2026.
+        assert!(now() > 1_760_000_000);
+    }
+}

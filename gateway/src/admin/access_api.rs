@@ -9,9 +9,10 @@
 
 use super::access::book::{Book, BookError, Entry};
 use super::access::{Bearer, Quota, Scope};
-use super::answer::{Answer, ErrorView, Refusal, json, stopping};
+use super::answer::{Answer, Refusal, json, stopping};
 use super::audit::{self, AuditLog};
 use super::parameters::Parameters;
+use super::refusals::WrongParameters;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use serde::{Deserialize, Serialize};
@@ -111,8 +112,7 @@ async fn tokens(State(access): State<Access>) -> Answer {
 /// The last changes, the newest first.
 #[utoipa::path(get, path = "/api/v1/audit", tag = "access", security(("bearer" = ["operate"])),
     params(("limit" = Option<u32>, Query, description = "How many, 100 if left out", minimum = 1, maximum = 10000)),
-    responses((status = 200, description = "The changes", body = AuditView),
-        (status = 400, description = "The parameters are wrong", body = ErrorView)))]
+    responses((status = 200, description = "The changes", body = AuditView), WrongParameters))]
 async fn last_changes(State(access): State<Access>, uri: Uri) -> Answer {
     let limit = Parameters::of(&uri, &["limit"])?.number("limit", 1..=ENTRIES_MAX)?.unwrap_or(ENTRIES);
     let read = tokio::task::spawn_blocking(move || access.audit.last(limit)).await.map_err(|_| stopping())?;

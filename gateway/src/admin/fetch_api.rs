@@ -11,6 +11,7 @@
 
 use super::answer::{Answer, ErrorView, Refusal, stopping};
 use super::parameters::{Parameters, wrong};
+use super::refusals::DiskFailed;
 use crate::source::{RootSource, Sources};
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -54,8 +55,7 @@ pub fn long_routes(sources: &Arc<Sources>) -> OpenApiRouter {
         (status = 400, description = "These are no CIDs", body = ErrorView),
         (status = 404, description = "It is not here, and nobody was found who has it", body = ErrorView),
         (status = 410, description = "It is not served here", body = ErrorView),
-        (status = 451, description = "It is not served here for legal reasons", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView),
+        (status = 451, description = "It is not served here for legal reasons", body = ErrorView), DiskFailed,
         (status = 502, description = "Whoever had it sent something else", body = ErrorView)))]
 async fn fetch(State(fetcher): State<Fetcher>, Path((root, cid)): Path<(String, String)>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;

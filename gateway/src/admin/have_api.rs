@@ -5,6 +5,7 @@
 
 use super::answer::{Answer, ErrorView, json};
 use super::parameters::{Parameters, wrong};
+use super::refusals::DiskFailed;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use bytes::Bytes;
@@ -44,8 +45,7 @@ pub fn routes(store: &Arc<dyn BlockStore>) -> OpenApiRouter {
 #[utoipa::path(post, path = "/api/v1/store/have", tag = "store", security(("bearer" = ["operate"])),
     request_body = HaveQuestion,
     responses((status = 200, description = "Whether each is here", body = HaveView),
-        (status = 400, description = "There is something else than CIDs, or too many", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+        (status = 400, description = "There is something else than CIDs, or too many", body = ErrorView), DiskFailed))]
 async fn have(State(store): State<Arc<dyn BlockStore>>, uri: Uri, body: Bytes) -> Answer {
     Parameters::of(&uri, &[])?;
     let HaveQuestion { cids } = serde_json::from_slice(&body).map_err(|error| {

@@ -18,7 +18,7 @@
 //! | [`names_api`] | the API of keys and names |
 //! | [`parameters`] | the query of a request |
 //! | [`upload`] | a body that is read as it comes |
-//! | [`answer`] | JSON, and words for what goes wrong |
+//! | [`answer`], [`refusals`] | JSON, and words for what goes wrong; what many operations refuse |
 //!
 //! Axum and tower-http live here, where a few microseconds do not matter.
 
@@ -33,6 +33,7 @@ pub mod names_api;
 mod node_api;
 pub mod openapi;
 pub mod parameters;
+pub mod refusals;
 pub mod store_api;
 pub mod store_views;
 pub mod upload;

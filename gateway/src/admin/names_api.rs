@@ -14,6 +14,7 @@
 //! Times are seconds since the Unix epoch. Whatever goes wrong is answered as `{"error": "…"}`, which says what to do.
 
 use super::answer::{Answer, ErrorView, Refusal, json};
+use super::refusals::{DiskFailed, WrongRequest};
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
 use bytes::Bytes;
@@ -27,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use utoipa::ToSchema;
+use utoipa::{IntoResponses, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -174,6 +175,11 @@ pub struct Publish {
     pub ttl_seconds: Option<u64>,
 }
 
+/// 409 about the keys.
+#[derive(IntoResponses)]
+#[response(status = 409, description = "It is at odds with the keys there are")]
+pub struct KeyConflict(pub ErrorView);
+
 #[derive(Clone)]
 struct Names {
     publisher: Arc<Publisher>,
@@ -250,9 +256,7 @@ async fn with_keys<T: Send + 'static>(
 
 /// The keys that names are published with.
 #[utoipa::path(get, path = "/api/v1/names/keys", tag = "names", security(("bearer" = ["read"])),
-    responses((status = 200, description = "The keys", body = KeysView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+    responses((status = 200, description = "The keys", body = KeysView), WrongRequest, DiskFailed))]
 async fn list_keys(State(names): State<Names>) -> Answer {
     let keys = names.publisher.keys().list().into_iter().map(KeyView::from).collect();
     Ok(json(StatusCode::OK, &KeysView { keys }))
@@ -261,10 +265,7 @@ async fn list_keys(State(names): State<Names>) -> Answer {
 /// Makes a key.
 #[utoipa::path(post, path = "/api/v1/names/keys", tag = "names", security(("bearer" = ["operate"])),
     request_body(content = CreateKey, content_type = "application/json"),
-    responses((status = 201, description = "The key", body = KeyView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
-        (status = 409, description = "It is at odds with the keys there are", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+    responses((status = 201, description = "The key", body = KeyView), WrongRequest, KeyConflict, DiskFailed))]
 async fn create_key(State(names): State<Names>, body: Bytes) -> Answer {
     let CreateKey { name, kind } = read(&body)?;
     let kind: KeyKind = kind.map_or(Ok(KeyKind::Ed25519), |kind| kind.parse())?;
@@ -275,10 +276,7 @@ async fn create_key(State(names): State<Names>, body: Bytes) -> Answer {
 /// Takes in a key.
 #[utoipa::path(post, path = "/api/v1/names/keys/import", tag = "names", security(("bearer" = ["operate"])),
     request_body(content = ImportKey, content_type = "application/json"),
-    responses((status = 201, description = "The key", body = KeyView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
-        (status = 409, description = "It is at odds with the keys there are", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+    responses((status = 201, description = "The key", body = KeyView), WrongRequest, KeyConflict, DiskFailed))]
 async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
     let ImportKey { name, key, format: text } = read(&body)?;
     let format = format(text)?.unwrap_or_else(|| KeyFormat::guess(key.as_bytes()));
@@ -294,9 +292,7 @@ async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
 #[utoipa::path(post, path = "/api/v1/names/keys/{name}/export", tag = "names", security(("bearer" = ["operate"])),
     params(("name" = String, Path, description = "What the key is called")),
     request_body(content = ExportKey, content_type = "application/json"),
-    responses((status = 200, description = "The key", body = ExportedKey),
-        (status = 400, description = "The request is wrong", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+    responses((status = 200, description = "The key", body = ExportedKey), WrongRequest, DiskFailed))]
 async fn export_key(State(names): State<Names>, Path(name): Path<String>, body: Bytes) -> Answer {
     let ExportKey { format: text } = read(&body)?;
     let format = format(text)?.unwrap_or_default();
@@ -313,10 +309,7 @@ async fn export_key(State(names): State<Names>, Path(name): Path<String>, body: 
 #[utoipa::path(post, path = "/api/v1/names/keys/{name}/rename", tag = "names", security(("bearer" = ["operate"])),
     params(("name" = String, Path, description = "What the key is called")),
     request_body(content = RenameKey, content_type = "application/json"),
-    responses((status = 200, description = "The key", body = KeyView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
-        (status = 409, description = "It is at odds with the keys there are", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+    responses((status = 200, description = "The key", body = KeyView), WrongRequest, KeyConflict, DiskFailed))]
 async fn rename_key(State(names): State<Names>, Path(name): Path<String>, body: Bytes) -> Answer {
     let RenameKey { to } = read(&body)?;
     let renamed = with_keys(&names, move |keys| keys.rename(&name, &to)).await?;
@@ -326,9 +319,7 @@ async fn rename_key(State(names): State<Names>, Path(name): Path<String>, body: 
 /// Removes a key for good, with what it publishes.
 #[utoipa::path(delete, path = "/api/v1/names/keys/{name}", tag = "names", security(("bearer" = ["operate"])),
     params(("name" = String, Path, description = "What the key is called")),
-    responses((status = 200, description = "The key that was", body = KeyView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+    responses((status = 200, description = "The key that was", body = KeyView), WrongRequest, DiskFailed))]
 async fn remove_key(State(names): State<Names>, Path(name): Path<String>) -> Answer {
     let removed = names.publisher.remove_key(&name).await?;
     Ok(json(StatusCode::OK, &KeyView::from(removed)))
@@ -336,18 +327,14 @@ async fn remove_key(State(names): State<Names>, Path(name): Path<String>) -> Ans
 
 /// Removes the key that is called "import".
 #[utoipa::path(delete, path = "/api/v1/names/keys/import", tag = "names", security(("bearer" = ["operate"])),
-    responses((status = 200, description = "The key that was", body = KeyView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+    responses((status = 200, description = "The key that was", body = KeyView), WrongRequest, DiskFailed))]
 async fn remove_key_import(names: State<Names>) -> Answer {
     remove_key(names, Path("import".to_owned())).await
 }
 
 /// What is published.
 #[utoipa::path(get, path = "/api/v1/names/publish", tag = "names", security(("bearer" = ["read"])),
-    responses((status = 200, description = "What is published", body = PublishedList),
-        (status = 400, description = "The request is wrong", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+    responses((status = 200, description = "What is published", body = PublishedList), WrongRequest, DiskFailed))]
 async fn list_published(State(names): State<Names>) -> Answer {
     let targets = names.publisher.targets();
     let view = |(info, entry): (Option<KeyInfo>, Published)| PublishedView::new(info, &entry, targets);
@@ -358,10 +345,8 @@ async fn list_published(State(names): State<Names>) -> Answer {
 /// Publishes a name. Answers when a peer has it, or after some seconds.
 #[utoipa::path(post, path = "/api/v1/names/publish", tag = "names", security(("bearer" = ["operate"])),
     request_body(content = Publish, content_type = "application/json"),
-    responses((status = 200, description = "What is published", body = PublishedView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
-        (status = 409, description = "It is at odds with the keys there are", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+    responses((status = 200, description = "What is published", body = PublishedView), WrongRequest, KeyConflict,
+        DiskFailed))]
 async fn publish(State(names): State<Names>, body: Bytes) -> Answer {
     let Publish { path, key, lifetime_seconds, ttl_seconds } = read(&body)?;
     let key = key.unwrap_or_else(|| SELF.to_owned());

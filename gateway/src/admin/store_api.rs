@@ -23,6 +23,7 @@
 use super::access::Bearer;
 use super::answer::{Answer, ErrorView, Refusal, json, stopping};
 use super::parameters::{Parameters, wrong};
+use super::refusals::{DiskFailed, WrongParameters};
 use super::store_views::{CheckLine, CheckView, CompactedView, FiguresView, FindingView, ImportedView, ProgressView};
 use super::upload::Upload;
 use crate::pinning::{Owner, Pins, PinsError};
@@ -114,9 +115,7 @@ async fn apart<T: Send + 'static>(
 
 /// What the store holds, and what that takes.
 #[utoipa::path(get, path = "/api/v1/store/stats", tag = "store", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "The figures", body = FiguresView),
-    (status = 400, description = "The parameters are wrong", body = ErrorView),
-    (status = 500, description = "The disk failed", body = ErrorView)))]
+    (status = 200, description = "The figures", body = FiguresView), WrongParameters, DiskFailed))]
 async fn stats(State(api): State<Api>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let (place, store) = (api.begin()?, api.store);
@@ -126,9 +125,7 @@ async fn stats(State(api): State<Api>, uri: Uri) -> Answer {
 
 /// Gives back space that nothing needs.
 #[utoipa::path(post, path = "/api/v1/store/compact", tag = "store", security(("bearer" = ["operate"])), responses(
-    (status = 200, description = "What it came to", body = CompactedView),
-    (status = 400, description = "The parameters are wrong", body = ErrorView),
-    (status = 500, description = "The disk failed", body = ErrorView)))]
+    (status = 200, description = "What it came to", body = CompactedView), WrongParameters, DiskFailed))]
 async fn compact(State(api): State<Api>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let (place, store) = (api.begin()?, api.store);
@@ -145,7 +142,7 @@ async fn compact(State(api): State<Api>, uri: Uri) -> Answer {
 #[utoipa::path(post, path = "/api/v1/store/check", tag = "store", security(("bearer" = ["operate"])),
     params(("bytes_per_second" = Option<u64>, Query, minimum = 1, description = "Reads no faster than that")),
     responses((status = 200, description = "Lines of JSON", body = CheckLine, content_type = "application/x-ndjson"),
-        (status = 400, description = "The parameters are wrong", body = ErrorView)))]
+        WrongParameters))]
 async fn check(State(api): State<Api>, uri: Uri) -> Answer {
     let parameters = Parameters::of(&uri, &["bytes_per_second"])?;
     let rate = parameters.get("bytes_per_second").map(|text| rate(&text)).transpose()?;
@@ -257,8 +254,7 @@ fn bytes_of(media_type: &'static str, body: Body) -> Response {
 #[utoipa::path(get, path = "/api/v1/store/blocks/{cid}", tag = "store", security(("bearer" = ["read"])),
     params(("cid" = String, Path, description = "The block's CID")),
     responses((status = 200, description = "The block's bytes", content_type = "application/vnd.ipld.raw"),
-        (status = 400, description = "This is no CID that can be looked up", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+        (status = 400, description = "This is no CID that can be looked up", body = ErrorView), DiskFailed))]
 async fn block(State(api): State<Api>, method: Method, Path(cid): Path<String>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let cid = parse(&cid)?;
@@ -275,8 +271,7 @@ async fn block(State(api): State<Api>, method: Method, Path(cid): Path<String>, 
 #[utoipa::path(get, path = "/api/v1/store/export/{cid}", tag = "store", security(("bearer" = ["read"])),
     params(("cid" = String, Path, description = "The root's CID")),
     responses((status = 200, description = "A CARv1", content_type = "application/vnd.ipld.car"),
-        (status = 400, description = "This is no CID that can be looked up", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+        (status = 400, description = "This is no CID that can be looked up", body = ErrorView), DiskFailed))]
 async fn export(State(api): State<Api>, Path(cid): Path<String>, request: Request) -> Answer {
     Parameters::of(request.uri(), &[])?;
     let root = parse(&cid)?;
@@ -336,7 +331,7 @@ impl Terms {
     responses((status = 200, description = "What was pinned", body = ImportedView),
         (status = 400, description = "The archive or the parameters are wrong", body = ErrorView),
         (status = 409, description = "Somebody removed the pin meanwhile, or the token's quota is used up", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView),
+        DiskFailed,
         (status = 507, description = "The disk is full", body = ErrorView)))]
 async fn import(State(api): State<Api>, bearer: Bearer, request: Request) -> Response {
     let terms = Terms::of(request.uri(), request.headers());

@@ -1,7 +1,8 @@
 //! `POST /api/v1/store/gc`: cached blocks go now, and not when their room is needed.
 
 use super::{Operations, apart, read};
-use crate::admin::answer::{Answer, ErrorView, Refusal, json};
+use crate::admin::answer::{Answer, Refusal, json};
+use crate::admin::refusals::{DiskFailed, WrongRequest};
 use axum::extract::State;
 use axum::http::StatusCode;
 use bytes::Bytes;
@@ -38,9 +39,7 @@ pub struct CollectedView {
 /// goes.
 #[utoipa::path(post, path = "/api/v1/store/gc", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = CollectRequest, content_type = "application/json"),
-    responses((status = 200, description = "What went", body = CollectedView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+    responses((status = 200, description = "What went", body = CollectedView), WrongRequest, DiskFailed))]
 pub async fn collect(State(operations): State<Operations>, body: Bytes) -> Answer {
     let CollectRequest { cached_bytes_max } = read(&body)?;
     let place = operations.begin()?;

@@ -6,6 +6,7 @@
 use super::{Operations, read};
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
 use crate::admin::parameters::Parameters;
+use crate::admin::refusals::WrongRequest;
 use crate::health::Stage;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
@@ -33,8 +34,7 @@ pub struct StageView {
 /// Says on `/readyz` that no more traffic is wanted; ends the process in good order, if that is asked for.
 #[utoipa::path(post, path = "/api/v1/drain", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = DrainRequest, content_type = "application/json"),
-    responses((status = 202, description = "It drains", body = StageView),
-        (status = 400, description = "The request is wrong", body = ErrorView)))]
+    responses((status = 202, description = "It drains", body = StageView), WrongRequest))]
 pub async fn begin(State(operations): State<Operations>, body: Bytes) -> Answer {
     let DrainRequest { stop } = read(&body)?;
     operations.parts().health.enter(Stage::Draining);
@@ -47,8 +47,7 @@ pub async fn begin(State(operations): State<Operations>, body: Bytes) -> Answer 
 
 /// Says on `/readyz` that traffic is welcome again.
 #[utoipa::path(delete, path = "/api/v1/drain", tag = "operations", security(("bearer" = ["operate"])),
-    responses((status = 200, description = "It serves", body = StageView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
+    responses((status = 200, description = "It serves", body = StageView), WrongRequest,
         (status = 409, description = "The process is about to end", body = ErrorView)))]
 pub async fn end(State(operations): State<Operations>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;

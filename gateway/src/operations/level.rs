@@ -3,6 +3,7 @@
 use super::read as read_body;
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
 use crate::admin::parameters::{Parameters, wrong};
+use crate::admin::refusals::WrongRequest;
 use crate::logging::{self, LevelNow, LogLevel};
 use axum::http::{StatusCode, Uri};
 use bytes::Bytes;
@@ -50,8 +51,7 @@ fn level() -> Result<&'static LogLevel, Refusal> {
 
 /// How much the process says of its work.
 #[utoipa::path(get, path = "/api/v1/log/level", tag = "operations", security(("bearer" = ["read"])),
-    responses((status = 200, description = "The level", body = LevelView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
+    responses((status = 200, description = "The level", body = LevelView), WrongRequest,
         (status = 409, description = "The log is not the gateway's own", body = ErrorView)))]
 pub async fn read(uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
@@ -61,8 +61,7 @@ pub async fn read(uri: Uri) -> Answer {
 /// Has the process say more or less of its work, from now on or for a time.
 #[utoipa::path(put, path = "/api/v1/log/level", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = LevelRequest, content_type = "application/json"),
-    responses((status = 200, description = "The level", body = LevelView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
+    responses((status = 200, description = "The level", body = LevelView), WrongRequest,
         (status = 409, description = "The log is not the gateway's own", body = ErrorView)))]
 pub async fn write(body: Bytes) -> Answer {
     let LevelRequest { level: text, duration_seconds } = read_body(&body)?;

@@ -6,8 +6,9 @@
 
 use super::peers::CarriedView;
 use super::{Operations, seconds};
-use crate::admin::answer::{Answer, ErrorView, Refusal, json};
+use crate::admin::answer::{Answer, Refusal, json};
 use crate::admin::parameters::Parameters;
+use crate::admin::refusals::WrongRequest;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -164,8 +165,7 @@ pub struct StatsView {
 
 /// The figures of this moment.
 #[utoipa::path(get, path = "/api/v1/stats", tag = "operations", security(("bearer" = ["read"])),
-    responses((status = 200, description = "The figures", body = StatsView),
-        (status = 400, description = "The request is wrong", body = ErrorView)))]
+    responses((status = 200, description = "The figures", body = StatsView), WrongRequest))]
 pub async fn stats(State(operations): State<Operations>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     Ok(json(StatusCode::OK, &operations.figures().await.view))
@@ -174,8 +174,7 @@ pub async fn stats(State(operations): State<Operations>, uri: Uri) -> Answer {
 /// The figures of each second, as Server-Sent Events of the type `stats`, for as long as somebody reads.
 #[utoipa::path(get, path = "/api/v1/events", tag = "operations", security(("bearer" = ["read"])),
     responses((status = 200, description = "Events, each with the figures as JSON", body = StatsView,
-            content_type = "text/event-stream"),
-        (status = 400, description = "The request is wrong", body = ErrorView)))]
+            content_type = "text/event-stream"), WrongRequest))]
 pub async fn events(State(operations): State<Operations>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let watcher = operations.watch()?;

@@ -1,8 +1,9 @@
 //! `POST /api/v1/names/refresh`: what a name stands for is looked up now, whatever is remembered of it.
 
 use super::{Operations, read, seconds};
-use crate::admin::answer::{Answer, ErrorView, json};
+use crate::admin::answer::{Answer, json};
 use crate::admin::parameters::wrong;
+use crate::admin::refusals::WrongRequest;
 use axum::extract::State;
 use axum::http::StatusCode;
 use bytes::Bytes;
@@ -88,8 +89,7 @@ pub fn read_name(text: &str) -> Result<Name, content::names::NotAName> {
 /// Looks up now what a name stands for. Readers are answered with what is found from then on.
 #[utoipa::path(post, path = "/api/v1/names/refresh", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = RefreshRequest, content_type = "application/json"),
-    responses((status = 200, description = "What it stood for and stands for", body = RefreshedView),
-        (status = 400, description = "The request is wrong", body = ErrorView)))]
+    responses((status = 200, description = "What it stood for and stands for", body = RefreshedView), WrongRequest))]
 pub async fn refresh(State(operations): State<Operations>, body: Bytes) -> Answer {
     let RefreshRequest { name } = read(&body)?;
     let name = read_name(&name).map_err(wrong)?;

@@ -1,8 +1,9 @@
 //! `GET /api/v1/node`: which node this is, and where it is to be found.
 
 use super::{Operations, seconds};
-use crate::admin::answer::{Answer, ErrorView, json};
+use crate::admin::answer::{Answer, json};
 use crate::admin::parameters::Parameters;
+use crate::admin::refusals::WrongRequest;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use p2p_bridge::epoch;
@@ -38,8 +39,7 @@ pub struct NodeView {
 
 /// Which node this is, and where it is to be found.
 #[utoipa::path(get, path = "/api/v1/node", tag = "operations", security(("bearer" = ["read"])),
-    responses((status = 200, description = "The node", body = NodeView),
-        (status = 400, description = "The request is wrong", body = ErrorView)))]
+    responses((status = 200, description = "The node", body = NodeView), WrongRequest))]
 pub async fn read(State(operations): State<Operations>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let parts = operations.parts();

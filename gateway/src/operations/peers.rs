@@ -3,6 +3,7 @@
 use super::{Operations, read, seconds};
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
 use crate::admin::parameters::{Parameters, wrong};
+use crate::admin::refusals::WrongRequest;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use bytes::Bytes;
@@ -160,8 +161,7 @@ pub struct TrafficView {
 /// The connected peers.
 #[utoipa::path(get, path = "/api/v1/peers", tag = "operations", security(("bearer" = ["read"])),
     params(("limit" = Option<usize>, Query, minimum = 1, maximum = 10000, description = "So many peers at most")),
-    responses((status = 200, description = "The peers", body = PeersView),
-        (status = 400, description = "The request is wrong", body = ErrorView)))]
+    responses((status = 200, description = "The peers", body = PeersView), WrongRequest))]
 pub async fn list(State(operations): State<Operations>, uri: Uri) -> Answer {
     let limit = Parameters::of(&uri, &["limit"])?.number("limit", 1..=PEERS_MAX)?.unwrap_or(PEERS_MAX);
     let peers = match &operations.parts().bridge {
@@ -175,8 +175,7 @@ pub async fn list(State(operations): State<Operations>, uri: Uri) -> Answer {
 /// Connects with a peer, and waits for what comes of it.
 #[utoipa::path(post, path = "/api/v1/peers/connect", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = ConnectRequest, content_type = "application/json"),
-    responses((status = 200, description = "It is connected", body = ConnectedView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
+    responses((status = 200, description = "It is connected", body = ConnectedView), WrongRequest,
         (status = 409, description = "The gateway is offline, or is that peer itself", body = ErrorView),
         (status = 422, description = "It cannot be reached; the words say why", body = ErrorView)))]
 pub async fn connect(State(operations): State<Operations>, body: Bytes) -> Answer {
@@ -196,8 +195,7 @@ pub async fn connect(State(operations): State<Operations>, body: Bytes) -> Answe
 /// Closes every connection with a peer. It may come back.
 #[utoipa::path(delete, path = "/api/v1/peers/{peer_id}", tag = "operations", security(("bearer" = ["operate"])),
     params(("peer_id" = String, Path, description = "The peer")),
-    responses((status = 200, description = "It was connected", body = DisconnectedView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
+    responses((status = 200, description = "It was connected", body = DisconnectedView), WrongRequest,
         (status = 409, description = "The gateway is offline", body = ErrorView)))]
 pub async fn disconnect(State(operations): State<Operations>, Path(peer_id): Path<String>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
@@ -210,8 +208,7 @@ pub async fn disconnect(State(operations): State<Operations>, Path(peer_id): Pat
 
 /// What travelled between peers since the start.
 #[utoipa::path(get, path = "/api/v1/bandwidth", tag = "operations", security(("bearer" = ["read"])),
-    responses((status = 200, description = "Bytes", body = BandwidthView),
-        (status = 400, description = "The request is wrong", body = ErrorView)))]
+    responses((status = 200, description = "Bytes", body = BandwidthView), WrongRequest))]
 pub async fn bandwidth(State(operations): State<Operations>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     Ok(json(StatusCode::OK, &operations.bandwidth_view().await))

@@ -7,6 +7,7 @@ use super::dag::{Frontier, TooMany};
 use super::{Operations, apart, read};
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
 use crate::admin::parameters::wrong;
+use crate::admin::refusals::{DiskFailed, WrongRequest};
 use crate::errors::Problem;
 use crate::pipeline::Forgotten;
 use crate::resolve::Target;
@@ -92,10 +93,8 @@ struct Gone {
 /// pinned stays on the disk.
 #[utoipa::path(post, path = "/api/v1/purge", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = PurgeRequest, content_type = "application/json"),
-    responses((status = 200, description = "What was removed", body = PurgedView),
-        (status = 400, description = "The request is wrong", body = ErrorView),
-        (status = 422, description = "It has more blocks than are walked", body = ErrorView),
-        (status = 500, description = "The disk failed", body = ErrorView)))]
+    responses((status = 200, description = "What was removed", body = PurgedView), WrongRequest,
+        (status = 422, description = "It has more blocks than are walked", body = ErrorView), DiskFailed))]
 pub async fn purge(State(operations): State<Operations>, body: Bytes) -> Answer {
     let request: PurgeRequest = read(&body)?;
     let below = request.below.unwrap_or(true);

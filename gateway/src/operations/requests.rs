@@ -1,8 +1,9 @@
 //! `GET /api/v1/requests`: what the public listener is answering at this moment.
 
 use super::{Operations, seconds};
-use crate::admin::answer::{Answer, ErrorView, json};
+use crate::admin::answer::{Answer, json};
 use crate::admin::parameters::Parameters;
+use crate::admin::refusals::WrongRequest;
 use crate::running::Underway;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
@@ -67,8 +68,7 @@ impl From<Underway> for RequestView {
 #[utoipa::path(get, path = "/api/v1/requests", tag = "operations", security(("bearer" = ["read"])),
     params(("limit" = Option<usize>, Query, minimum = 1, maximum = 10000,
         description = "So many at most; 100 if it is left out")),
-    responses((status = 200, description = "The requests", body = RequestsView),
-        (status = 400, description = "The request is wrong", body = ErrorView)))]
+    responses((status = 200, description = "The requests", body = RequestsView), WrongRequest))]
 pub async fn list(State(operations): State<Operations>, uri: Uri) -> Answer {
     let limit = Parameters::of(&uri, &["limit"])?.number("limit", 1..=REQUESTS_MAX)?.unwrap_or(REQUESTS);
     let (requests, count) = operations.parts().gateway.running.requests(limit);

@@ -3,8 +3,9 @@
 //! Secrets are never told: neither tokens, nor what stands before the `@` of an address.
 
 use super::Operations;
-use crate::admin::answer::{Answer, ErrorView, Refusal, json};
+use crate::admin::answer::{Answer, Refusal, json};
 use crate::admin::parameters::Parameters;
+use crate::admin::refusals::WrongRequest;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use config::{Config, Loaded};
@@ -34,8 +35,7 @@ pub struct SettingsView {
 
 /// The settings, and who set what.
 #[utoipa::path(get, path = "/api/v1/config", tag = "operations", security(("bearer" = ["read"])),
-    responses((status = 200, description = "The settings", body = SettingsView),
-        (status = 400, description = "The request is wrong", body = ErrorView)))]
+    responses((status = 200, description = "The settings", body = SettingsView), WrongRequest))]
 pub async fn read(State(operations): State<Operations>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let view = of(&operations.parts().loaded).map_err(|error| {

@@ -7,8 +7,9 @@
 
 use super::dag::{Frontier, TooMany};
 use super::{Operations, read, seconds};
-use crate::admin::answer::{Answer, ErrorView, Refusal};
+use crate::admin::answer::{Answer, Refusal};
 use crate::admin::parameters::wrong;
+use crate::admin::refusals::WrongRequest;
 use crate::resolve::{self, Target};
 use crate::source::{RootSource, Tier};
 use axum::body::Body;
@@ -118,7 +119,7 @@ pub enum WarmLine {
 #[utoipa::path(post, path = "/api/v1/warm", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = WarmRequest, content_type = "application/json"),
     responses((status = 200, description = "Lines of JSON", body = WarmLine, content_type = "application/x-ndjson"),
-        (status = 400, description = "The request is wrong", body = ErrorView)))]
+        WrongRequest))]
 pub async fn warm(State(operations): State<Operations>, body: Bytes) -> Answer {
     let request: WarmRequest = read(&body)?;
     let path = operations.path_to_warm(&request)?;

@@ -23,8 +23,9 @@ use self::request::Asked;
 use self::views::{ExplainView, FetchedView, PolicyView};
 use super::names::{NameStepView, path_of};
 use super::{Operations, seconds};
-use crate::admin::answer::{Answer, ErrorView, Refusal, json};
+use crate::admin::answer::{Answer, Refusal, json};
 use crate::admin::parameters::{Parameters, wrong};
+use crate::admin::refusals::WrongRequest;
 use crate::client::Client;
 use crate::errors::Problem;
 use crate::resolve::Target;
@@ -48,8 +49,7 @@ const ASKED_BYTES_MAX: usize = 8192;
     params(("path" = Option<String>, Query, description = "A path as a client would ask it: /ipfs/… or /ipns/…"),
         ("url" = Option<String>, Query, description = "An address as a client would ask it, for its host: http://HOST/…"),
         ("fetch" = Option<bool>, Query, description = "Whether it is fetched if it is not here")),
-    responses((status = 200, description = "What would be answered, and why", body = ExplainView),
-        (status = 400, description = "The request is wrong", body = ErrorView)))]
+    responses((status = 200, description = "What would be answered, and why", body = ExplainView), WrongRequest))]
 pub async fn explain(State(operations): State<Operations>, uri: Uri) -> Answer {
     let parameters = Parameters::of(&uri, &["path", "url", "fetch"])?;
     let fetch = match parameters.get("fetch").as_deref() {

@@ -25,17 +25,31 @@ impl Served {
         !policy.serves_only_listed() || policy.lists_block(cid)
     }
 
-    /// The same, if the store has to be asked whether it is pinned.
+    /// Whether it is, if the store has to be asked whether it is pinned.
     ///
     /// # Errors
     /// [`SourceError::Refused`], or what the store said.
-    async fn check(self, cid: Cid) -> Result<(), SourceError> {
-        if self.is_given(&cid) {
-            return Ok(());
-        }
-        let refused = SourceError::Refused { cid, verdict: Verdict::Unlisted };
-        let Some(key) = BlockKey::of(&cid) else { return Err(refused) };
+    async fn check(&self, cid: &Cid) -> Result<(), SourceError> {
+        let refused = SourceError::Refused { cid: *cid, verdict: Verdict::Unlisted };
+        let Some(key) = BlockKey::of(cid) else { return Err(refused) };
         if self.tiers.disk().is_pinned(&key).await? { Ok(()) } else { Err(refused) }
+    }
+
+    /// Asks the tiers for a block if it is given to peers.
+    fn if_given<T: Send + 'static>(
+        &self,
+        cid: &Cid,
+        ask: fn(&Local, &Cid) -> BoxFuture<'static, Result<T, SourceError>>,
+    ) -> BoxFuture<'static, Result<T, SourceError>> {
+        if self.is_given(cid) {
+            return ask(&self.local, cid);
+        }
+        let (served, cid) = (self.clone(), *cid);
+        async move {
+            served.check(&cid).await?;
+            ask(&served.local, &cid).await
+        }
+        .boxed()
     }
 }
 
@@ -49,27 +63,11 @@ impl BlockSource for Served {
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        if self.is_given(cid) {
-            return self.local.get(cid);
-        }
-        let (served, cid) = (self.clone(), *cid);
-        async move {
-            served.clone().check(cid).await?;
-            served.local.get(&cid).await
-        }
-        .boxed()
+        self.if_given(cid, |local, cid| local.get(cid))
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
-        if self.is_given(cid) {
-            return self.local.has(cid);
-        }
-        let (served, cid) = (self.clone(), *cid);
-        async move {
-            served.clone().check(cid).await?;
-            served.local.has(&cid).await
-        }
-        .boxed()
+        self.if_given(cid, |local, cid| local.has(cid))
     }
 }
 

@@ -137,6 +137,11 @@ pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
     }
 }
 
+/// A duration as JSON has it: seconds, to the microsecond.
+pub fn seconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e6
+}
+
 impl Refusal {
     /// The same for somebody who may still be sending `body`.
     pub fn to_sender(self, body: Body) -> Response {

@@ -10,6 +10,7 @@
 //! Non-goals: protection from the operator, who can write the file; send the lines elsewhere for that.
 
 use super::access::{Bearer, Scope};
+use super::answer::seconds;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -18,7 +19,7 @@ use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, oneshot};
 use utoipa::ToSchema;
 
@@ -93,7 +94,6 @@ impl Begun {
     /// What became of it.
     pub fn ended(&self, status: u16, detail: Option<Value>) -> Entry {
         let now = SystemTime::now();
-        let seconds = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e6;
         Entry {
             at: seconds(now.duration_since(UNIX_EPOCH).unwrap_or_default()),
             token: self.bearer.id.to_string(),

@@ -16,7 +16,8 @@
 //! | [`store_api`], [`store_views`] | the API of the store, and what is said of it, here and by commands |
 //! | [`have_api`], [`fetch_api`] | which blocks are here; blocks from wherever they are |
 //! | [`names_api`] | the API of keys and names |
-//! | [`parameters`] | the query of a request |
+//! | [`parameters`] | the query and the body of a request |
+//! | [`long`] | what operations that take long have in common |
 //! | [`upload`] | a body that is read as it comes |
 //! | [`answer`], [`refusals`] | JSON, and words for what goes wrong; what many operations refuse |
 //!
@@ -29,6 +30,7 @@ pub mod audit;
 pub mod fetch_api;
 mod guard;
 pub mod have_api;
+pub mod long;
 pub mod names_api;
 mod node_api;
 pub mod openapi;

@@ -14,6 +14,7 @@
 //! Times are seconds since the Unix epoch. Whatever goes wrong is answered as `{"error": "…"}`, which says what to do.
 
 use super::answer::{Answer, ErrorView, Refusal, json};
+use super::parameters::read_body;
 use super::refusals::{DiskFailed, WrongRequest};
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
@@ -23,7 +24,6 @@ use p2p_bridge::epoch;
 use p2p_bridge::names::key_format::{FormatError, KeyFormat, KeyKind};
 use p2p_bridge::names::keystore::{KeyError, KeyInfo, Keystore, SELF};
 use p2p_bridge::names::publish::{PublishError, Published, Publisher};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -227,15 +227,6 @@ impl From<PublishError> for Refusal {
     }
 }
 
-/// A request's body; none at all is an empty object.
-fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
-    let body = if body.is_empty() { b"{}" } else { body };
-    let wrong = |error| {
-        Refusal(StatusCode::BAD_REQUEST, format!("the request's body is not the JSON that is asked for: {error}"))
-    };
-    serde_json::from_slice(body).map_err(wrong)
-}
-
 fn format(text: Option<String>) -> Result<Option<KeyFormat>, Refusal> {
     Ok(text.map(|text| text.parse()).transpose()?)
 }
@@ -267,7 +258,7 @@ async fn list_keys(State(names): State<Names>) -> Answer {
     request_body(content = CreateKey, content_type = "application/json"),
     responses((status = 201, description = "The key", body = KeyView), WrongRequest, KeyConflict, DiskFailed))]
 async fn create_key(State(names): State<Names>, body: Bytes) -> Answer {
-    let CreateKey { name, kind } = read(&body)?;
+    let CreateKey { name, kind } = read_body(&body)?;
     let kind: KeyKind = kind.map_or(Ok(KeyKind::Ed25519), |kind| kind.parse())?;
     let made = with_keys(&names, move |keys| keys.create(&name, kind)).await?;
     Ok(json(StatusCode::CREATED, &KeyView::from(made)))
@@ -278,7 +269,7 @@ async fn create_key(State(names): State<Names>, body: Bytes) -> Answer {
     request_body(content = ImportKey, content_type = "application/json"),
     responses((status = 201, description = "The key", body = KeyView), WrongRequest, KeyConflict, DiskFailed))]
 async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
-    let ImportKey { name, key, format: text } = read(&body)?;
+    let ImportKey { name, key, format: text } = read_body(&body)?;
     let format = format(text)?.unwrap_or_else(|| KeyFormat::guess(key.as_bytes()));
     let bytes = match format {
         KeyFormat::Pem => key.into_bytes(),
@@ -294,7 +285,7 @@ async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
     request_body(content = ExportKey, content_type = "application/json"),
     responses((status = 200, description = "The key", body = ExportedKey), WrongRequest, DiskFailed))]
 async fn export_key(State(names): State<Names>, Path(name): Path<String>, body: Bytes) -> Answer {
-    let ExportKey { format: text } = read(&body)?;
+    let ExportKey { format: text } = read_body(&body)?;
     let format = format(text)?.unwrap_or_default();
     let called = name.clone();
     let bytes = with_keys(&names, move |keys| keys.export(&called, format)).await?;
@@ -311,7 +302,7 @@ async fn export_key(State(names): State<Names>, Path(name): Path<String>, body: 
     request_body(content = RenameKey, content_type = "application/json"),
     responses((status = 200, description = "The key", body = KeyView), WrongRequest, KeyConflict, DiskFailed))]
 async fn rename_key(State(names): State<Names>, Path(name): Path<String>, body: Bytes) -> Answer {
-    let RenameKey { to } = read(&body)?;
+    let RenameKey { to } = read_body(&body)?;
     let renamed = with_keys(&names, move |keys| keys.rename(&name, &to)).await?;
     Ok(json(StatusCode::OK, &KeyView::from(renamed)))
 }
@@ -348,7 +339,7 @@ async fn list_published(State(names): State<Names>) -> Answer {
     responses((status = 200, description = "What is published", body = PublishedView), WrongRequest, KeyConflict,
         DiskFailed))]
 async fn publish(State(names): State<Names>, body: Bytes) -> Answer {
-    let Publish { path, key, lifetime_seconds, ttl_seconds } = read(&body)?;
+    let Publish { path, key, lifetime_seconds, ttl_seconds } = read_body(&body)?;
     let key = key.unwrap_or_else(|| SELF.to_owned());
     let (lifetime, ttl) = (lifetime_seconds.map(Duration::from_secs), ttl_seconds.map(Duration::from_secs));
     let published = names.publisher.publish(&key, &path, lifetime, ttl).await?;

@@ -1,14 +1,25 @@
-//! [`Parameters`]: the query of a request to the admin API.
+//! What a request to the admin API says: its query ([`Parameters`]), and a body of JSON ([`read_body`]).
 
 use super::answer::Refusal;
 use crate::request::parameter;
 use axum::http::{StatusCode, Uri};
+use serde::de::DeserializeOwned;
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
 
 /// Says what is wrong with a request.
 pub fn wrong(words: impl ToString) -> Refusal {
     Refusal(StatusCode::BAD_REQUEST, words.to_string())
+}
+
+/// A request's body; none at all is an empty object.
+///
+/// # Errors
+/// 400 with what is wrong.
+pub fn read_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
+    let body = if body.is_empty() { b"{}" } else { body };
+    serde_json::from_slice(body)
+        .map_err(|error| wrong(format!("the request's body is not the JSON that is asked for: {error}")))
 }
 
 /// A request's parameters. One that is misspelt would have no effect and nobody would notice, so it is refused.

@@ -22,6 +22,7 @@
 
 use super::access::Bearer;
 use super::answer::{Answer, ErrorView, Refusal, json, stopping};
+use super::long::{self, PROGRESS_EVERY, apart};
 use super::parameters::{Parameters, wrong};
 use super::refusals::{DiskFailed, WrongParameters};
 use super::store_views::{CheckLine, CheckView, CompactedView, FiguresView, FindingView, ImportedView, ProgressView};
@@ -48,7 +49,7 @@ use std::convert::Infallible;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -59,10 +60,6 @@ pub const OPERATIONS_MAX: usize = 4;
 pub const CAR: &str = "application/vnd.ipld.car";
 /// The media type of blocks.
 const RAW: &str = "application/vnd.ipld.raw";
-/// The media type of lines of JSON.
-const LINES: &str = "application/x-ndjson";
-/// How often a check says how far it has come.
-const PROGRESS_EVERY: Duration = Duration::from_millis(250);
 
 #[derive(Clone)]
 struct Api {
@@ -89,28 +86,14 @@ impl Api {
 
     /// A place for an operation that takes long.
     fn begin(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        Arc::clone(&self.operations).try_acquire_owned().map_err(|_| {
-            let words = format!("{OPERATIONS_MAX} operations on the store are under way: try again when one has ended");
-            Refusal(StatusCode::TOO_MANY_REQUESTS, words)
+        long::place(&self.operations, || {
+            format!("{OPERATIONS_MAX} operations on the store are under way: try again when one has ended")
         })
     }
 }
 
 fn parse(cid: &str) -> Result<Cid, Refusal> {
     content::cid::parse(cid).map_err(wrong)
-}
-
-/// Work that goes on when whoever asked for it leaves, and keeps its place until it is done.
-async fn apart<T: Send + 'static>(
-    place: OwnedSemaphorePermit,
-    work: impl Future<Output = T> + Send + 'static,
-) -> Result<T, Refusal> {
-    let working = tokio::spawn(async move {
-        let done = work.await;
-        drop(place);
-        done
-    });
-    working.await.map_err(|_| stopping())
 }
 
 /// What the store holds, and what that takes.
@@ -146,8 +129,7 @@ async fn compact(State(api): State<Api>, uri: Uri) -> Answer {
 async fn check(State(api): State<Api>, uri: Uri) -> Answer {
     let parameters = Parameters::of(&uri, &["bytes_per_second"])?;
     let rate = parameters.get("bytes_per_second").map(|text| rate(&text)).transpose()?;
-    let lines = Body::from_stream(lines(api.begin()?, api.store, rate));
-    Ok(([(CONTENT_TYPE, LINES), (CACHE_CONTROL, "no-store")], lines).into_response())
+    Ok(long::lines(Body::from_stream(lines(api.begin()?, api.store, rate))))
 }
 
 fn rate(text: &str) -> Result<u64, Refusal> {
@@ -161,10 +143,7 @@ struct Said(Mutex<VecDeque<Bytes>>);
 
 impl Said {
     fn say(&self, line: &CheckLine) {
-        // A view of numbers and texts can be written.
-        let mut text = serde_json::to_vec(line).unwrap_or_default();
-        text.push(b'\n');
-        self.queue().push_back(text.into());
+        self.queue().push_back(long::line(line));
     }
 
     fn queue(&self) -> MutexGuard<'_, VecDeque<Bytes>> {

@@ -1,7 +1,9 @@
 //! `POST /api/v1/store/gc`: cached blocks go now, and not when their room is needed.
 
-use super::{Operations, apart, read};
+use super::Operations;
 use crate::admin::answer::{Answer, Refusal, json};
+use crate::admin::long::apart;
+use crate::admin::parameters::read_body;
 use crate::admin::refusals::{DiskFailed, WrongRequest};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -41,7 +43,7 @@ pub struct CollectedView {
     request_body(content = CollectRequest, content_type = "application/json"),
     responses((status = 200, description = "What went", body = CollectedView), WrongRequest, DiskFailed))]
 pub async fn collect(State(operations): State<Operations>, body: Bytes) -> Answer {
-    let CollectRequest { cached_bytes_max } = read(&body)?;
+    let CollectRequest { cached_bytes_max } = read_body(&body)?;
     let place = operations.begin()?;
     let collected = apart(place, async move { operations.shrink(cached_bytes_max.unwrap_or(0)).await });
     Ok(json(StatusCode::OK, &collected.await?.map_err(Refusal::from)?))

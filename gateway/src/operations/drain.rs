@@ -3,9 +3,9 @@
 //! While it drains, `/readyz` answers 503, so that balancers send nobody any more; whoever comes is answered all the
 //! same. Only when the process is to end are no more connections taken, as after SIGTERM.
 
-use super::{Operations, read};
+use super::Operations;
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
-use crate::admin::parameters::Parameters;
+use crate::admin::parameters::{Parameters, read_body};
 use crate::admin::refusals::WrongRequest;
 use crate::health::Stage;
 use axum::extract::State;
@@ -36,7 +36,7 @@ pub struct StageView {
     request_body(content = DrainRequest, content_type = "application/json"),
     responses((status = 202, description = "It drains", body = StageView), WrongRequest))]
 pub async fn begin(State(operations): State<Operations>, body: Bytes) -> Answer {
-    let DrainRequest { stop } = read(&body)?;
+    let DrainRequest { stop } = read_body(&body)?;
     operations.parts().health.enter(Stage::Draining);
     tracing::info!(stop, "draining, as an operator asked");
     if stop {

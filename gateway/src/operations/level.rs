@@ -1,8 +1,7 @@
 //! `/api/v1/log/level`: how much the process says of its work.
 
-use super::read as read_body;
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
-use crate::admin::parameters::{Parameters, wrong};
+use crate::admin::parameters::{Parameters, read_body, wrong};
 use crate::admin::refusals::WrongRequest;
 use crate::logging::{self, LevelNow, LogLevel};
 use axum::http::{StatusCode, Uri};

@@ -4,9 +4,10 @@
 //! second, each with all figures, so that a page needs no other. One task takes the figures for all who read along, and
 //! there is none while nobody does. Whoever reads too slowly misses figures, and not the last ones.
 
+use super::Operations;
 use super::peers::CarriedView;
-use super::{Operations, seconds};
-use crate::admin::answer::{Answer, Refusal, json};
+use crate::admin::answer::{Answer, Refusal, json, seconds};
+use crate::admin::long;
 use crate::admin::parameters::Parameters;
 use crate::admin::refusals::WrongRequest;
 use axum::body::Body;
@@ -240,9 +241,8 @@ struct Taken {
 impl Operations {
     fn watch(&self) -> Result<Watcher, Refusal> {
         let live = &self.inner.live;
-        let place = Arc::clone(&live.places).try_acquire_owned().map_err(|_| {
-            let words = format!("{WATCHERS_MAX} readers have the events already: try again when one has left");
-            Refusal(StatusCode::TOO_MANY_REQUESTS, words)
+        let place = long::place(&live.places, || {
+            format!("{WATCHERS_MAX} readers have the events already: try again when one has left")
         })?;
         let mut current = live.current.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = current.get_or_insert_with(|| {

@@ -40,6 +40,7 @@ mod tests;
 pub mod warm;
 
 use crate::admin::answer::Refusal;
+use crate::admin::long;
 use crate::health::Health;
 use crate::metrics::HttpMetrics;
 use crate::node::Places;
@@ -50,10 +51,9 @@ use cache::{BlockStore, Tiers};
 use config::Loaded;
 use content::Cid;
 use p2p_bridge::{Bridge, Names};
-use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use utoipa_axum::router::OpenApiRouter;
@@ -138,9 +138,8 @@ impl Operations {
 
     /// A place for an operation that takes long.
     fn begin(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        Arc::clone(&self.inner.places).try_acquire_owned().map_err(|_| {
-            let words = format!("{OPERATIONS_MAX} operations are under way: try again when one has ended");
-            Refusal(StatusCode::TOO_MANY_REQUESTS, words)
+        long::place(&self.inner.places, || {
+            format!("{OPERATIONS_MAX} operations are under way: try again when one has ended")
         })
     }
 }
@@ -171,30 +170,4 @@ pub fn long_routes(operations: Operations) -> OpenApiRouter {
         .routes(routes!(collect::collect))
         .routes(routes!(live::events))
         .with_state(operations)
-}
-
-/// A request's body; none at all is an empty object.
-fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
-    let body = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(body).map_err(|error| {
-        Refusal(StatusCode::BAD_REQUEST, format!("the request's body is not the JSON that is asked for: {error}"))
-    })
-}
-
-/// Work that goes on when whoever asked for it leaves, and keeps its place until it is done.
-async fn apart<T: Send + 'static>(
-    place: OwnedSemaphorePermit,
-    work: impl Future<Output = T> + Send + 'static,
-) -> Result<T, Refusal> {
-    let working = tokio::spawn(async move {
-        let done = work.await;
-        drop(place);
-        done
-    });
-    working.await.map_err(|_| crate::admin::answer::stopping())
-}
-
-/// A duration as JSON has it: seconds, to the microsecond.
-fn seconds(time: Duration) -> f64 {
-    (time.as_secs_f64() * 1e6).round() / 1e6
 }

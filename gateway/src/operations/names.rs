@@ -1,8 +1,8 @@
 //! `POST /api/v1/names/refresh`: what a name stands for is looked up now, whatever is remembered of it.
 
-use super::{Operations, read, seconds};
-use crate::admin::answer::{Answer, json};
-use crate::admin::parameters::wrong;
+use super::Operations;
+use crate::admin::answer::{Answer, json, seconds};
+use crate::admin::parameters::{read_body, wrong};
 use crate::admin::refusals::WrongRequest;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -91,7 +91,7 @@ pub fn read_name(text: &str) -> Result<Name, content::names::NotAName> {
     request_body(content = RefreshRequest, content_type = "application/json"),
     responses((status = 200, description = "What it stood for and stands for", body = RefreshedView), WrongRequest))]
 pub async fn refresh(State(operations): State<Operations>, body: Bytes) -> Answer {
-    let RefreshRequest { name } = read(&body)?;
+    let RefreshRequest { name } = read_body(&body)?;
     let name = read_name(&name).map_err(wrong)?;
     let _place = operations.begin()?;
     let refreshed = operations.parts().names.refresh(&name).await;

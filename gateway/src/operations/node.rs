@@ -1,7 +1,7 @@
 //! `GET /api/v1/node`: which node this is, and where it is to be found.
 
-use super::{Operations, seconds};
-use crate::admin::answer::{Answer, json};
+use super::Operations;
+use crate::admin::answer::{Answer, json, seconds};
 use crate::admin::parameters::Parameters;
 use crate::admin::refusals::WrongRequest;
 use axum::extract::State;

@@ -1,8 +1,8 @@
 //! `/api/v1/peers` and `/api/v1/bandwidth`: who is connected, what passed between us, and connections on request.
 
-use super::{Operations, read, seconds};
-use crate::admin::answer::{Answer, ErrorView, Refusal, json};
-use crate::admin::parameters::{Parameters, wrong};
+use super::Operations;
+use crate::admin::answer::{Answer, ErrorView, Refusal, json, seconds, stopping};
+use crate::admin::parameters::{Parameters, read_body, wrong};
 use crate::admin::refusals::WrongRequest;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
@@ -179,7 +179,7 @@ pub async fn list(State(operations): State<Operations>, uri: Uri) -> Answer {
         (status = 409, description = "The gateway is offline, or is that peer itself", body = ErrorView),
         (status = 422, description = "It cannot be reached; the words say why", body = ErrorView)))]
 pub async fn connect(State(operations): State<Operations>, body: Bytes) -> Answer {
-    let ConnectRequest { address, timeout_seconds } = read(&body)?;
+    let ConnectRequest { address, timeout_seconds } = read_body(&body)?;
     let (peer, addresses) = read_peer(&address)?;
     let patience = match timeout_seconds {
         None => PATIENCE,
@@ -265,7 +265,7 @@ fn refusal(error: &ConnectError) -> Refusal {
     let status = match error {
         ConnectError::Ourselves => StatusCode::CONFLICT,
         ConnectError::TooMany => StatusCode::BAD_REQUEST,
-        ConnectError::Stopped => return crate::admin::answer::stopping(),
+        ConnectError::Stopped => return stopping(),
         _ => StatusCode::UNPROCESSABLE_ENTITY,
     };
     Refusal(status, error.to_string())

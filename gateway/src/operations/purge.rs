@@ -3,10 +3,11 @@
 //! What is pinned stays on the disk, and leaves memory. Content does not change, so a purge makes no answer more right:
 //! it is for room, for what should not lie around, and for names, whose answers do change.
 
+use super::Operations;
 use super::dag::{Frontier, TooMany};
-use super::{Operations, apart, read};
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
-use crate::admin::parameters::wrong;
+use crate::admin::long::apart;
+use crate::admin::parameters::{read_body, wrong};
 use crate::admin::refusals::{DiskFailed, WrongRequest};
 use crate::errors::Problem;
 use crate::pipeline::Forgotten;
@@ -96,7 +97,7 @@ struct Gone {
     responses((status = 200, description = "What was removed", body = PurgedView), WrongRequest,
         (status = 422, description = "It has more blocks than are walked", body = ErrorView), DiskFailed))]
 pub async fn purge(State(operations): State<Operations>, body: Bytes) -> Answer {
-    let request: PurgeRequest = read(&body)?;
+    let request: PurgeRequest = read_body(&body)?;
     let below = request.below.unwrap_or(true);
     let order = operations.order(request).await?;
     let place = operations.begin()?;

@@ -1,7 +1,7 @@
 //! `GET /api/v1/requests`: what the public listener is answering at this moment.
 
-use super::{Operations, seconds};
-use crate::admin::answer::{Answer, json};
+use super::Operations;
+use crate::admin::answer::{Answer, json, seconds};
 use crate::admin::parameters::Parameters;
 use crate::admin::refusals::WrongRequest;
 use crate::running::Underway;

@@ -5,17 +5,16 @@
 //!
 //! Non-goals: keeping what is fetched. It is cached, and goes when there is no room for it; a pin keeps it.
 
+use super::Operations;
 use super::dag::{Frontier, TooMany};
-use super::{Operations, read, seconds};
-use crate::admin::answer::{Answer, Refusal};
-use crate::admin::parameters::wrong;
+use crate::admin::answer::{Answer, Refusal, seconds};
+use crate::admin::long::{self, PROGRESS_EVERY};
+use crate::admin::parameters::{read_body, wrong};
 use crate::admin::refusals::WrongRequest;
 use crate::resolve::{self, Target};
 use crate::source::{RootSource, Tier};
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use axum::response::IntoResponse as _;
 use bytes::Bytes;
 use content::path::Root;
 use content::{Block, BlockKey, BlockSource as _, Cid, ContentPath, SourceError, dag};
@@ -24,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 use utoipa::ToSchema;
@@ -33,12 +32,8 @@ use utoipa::ToSchema;
 pub const AT_ONCE: usize = 32;
 /// Blocks that do not come before all of it is given up.
 const FAILURES_MAX: usize = 16;
-/// How often it is told how far it has come.
-const PROGRESS_EVERY: Duration = Duration::from_millis(250);
 /// Lines that may wait for their reader. Whoever does not read is waited for.
 const LINES_MAX: usize = 8;
-/// The media type of lines of JSON.
-const LINES: &str = "application/x-ndjson";
 /// Whom the places on the way to the network are given to.
 const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -121,7 +116,7 @@ pub enum WarmLine {
     responses((status = 200, description = "Lines of JSON", body = WarmLine, content_type = "application/x-ndjson"),
         WrongRequest))]
 pub async fn warm(State(operations): State<Operations>, body: Bytes) -> Answer {
-    let request: WarmRequest = read(&body)?;
+    let request: WarmRequest = read_body(&body)?;
     let path = operations.path_to_warm(&request)?;
     let place = operations.begin()?;
     let (lines, mut told) = mpsc::channel(LINES_MAX);
@@ -134,7 +129,7 @@ pub async fn warm(State(operations): State<Operations>, body: Bytes) -> Answer {
         let _work = &warming;
         told.poll_recv(cx).map(|line| line.map(Ok::<Bytes, Infallible>))
     });
-    Ok(([(CONTENT_TYPE, LINES), (CACHE_CONTROL, "no-store")], Body::from_stream(lines)).into_response())
+    Ok(long::lines(Body::from_stream(lines)))
 }
 
 /// A fetch that ended: the block unless nobody needs to read it, and whether it came from the network.
@@ -152,10 +147,7 @@ struct Warming {
 impl Warming {
     /// Tells a line; `false` if nobody reads any more.
     async fn say(&self, line: &WarmLine) -> bool {
-        // A view of numbers and texts can be written.
-        let mut text = serde_json::to_vec(line).unwrap_or_default();
-        text.push(b'\n');
-        self.lines.send(text.into()).await.is_ok()
+        self.lines.send(long::line(line)).await.is_ok()
     }
 
     fn note_time(&mut self) {

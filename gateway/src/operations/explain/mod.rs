@@ -21,9 +21,9 @@ pub mod views;
 
 use self::request::Asked;
 use self::views::{ExplainView, FetchedView, PolicyView};
+use super::Operations;
 use super::names::{NameStepView, path_of};
-use super::{Operations, seconds};
-use crate::admin::answer::{Answer, Refusal, json};
+use crate::admin::answer::{Answer, Refusal, json, seconds};
 use crate::admin::parameters::{Parameters, wrong};
 use crate::admin::refusals::WrongRequest;
 use crate::client::Client;

@@ -3,7 +3,8 @@
 use super::views::{
     AskedView, DialView, FoundView, MemberView, NamedView, NetworkView, ProviderView, SearchView, SessionView, WantView,
 };
-use crate::operations::{Operations, seconds};
+use crate::admin::answer::seconds;
+use crate::operations::Operations;
 use content::Cid;
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::bitswap::client::inspection::{MemberState, SearchPhase, SessionState, WantState};

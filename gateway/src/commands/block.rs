@@ -4,9 +4,8 @@
 //! hears what left the store; a script learns by the exit code whether something is blocked.
 
 use crate::admin::store_views::size;
-use crate::commands::ops::Asking;
-use crate::commands::output::{print, print_line, print_view, table};
-use crate::commands::place::RUNNING;
+use crate::commands::output::{print_json, print_line, print_view, table};
+use crate::commands::place::{Asking, RUNNING};
 use crate::commands::remote::address::query;
 use crate::commands::remote::{Remote, running};
 use crate::commands::store_cli::printable;
@@ -143,10 +142,12 @@ impl BlockCommand {
     pub fn flags(&self) -> Flags {
         let asking = match self {
             Self::Add(args) => &args.asking,
-            Self::Rm { asking, .. } | Self::Ls { asking, .. } | Self::Check { asking, .. } => asking,
-            Self::Reload { asking, .. } => asking,
+            Self::Rm { asking, .. }
+            | Self::Ls { asking, .. }
+            | Self::Check { asking, .. }
+            | Self::Reload { asking, .. } => asking,
         };
-        (&asking.node).into()
+        asking.flags()
     }
 }
 
@@ -250,7 +251,7 @@ async fn rules(loaded: &Loaded, asking: &Asking) -> anyhow::Result<()> {
             print_line(&format!("{added}  {}", printable(&rule.rule)))?;
         }
     }
-    if asking.json { print(&format!("{}\n", serde_json::to_string_pretty(&all)?)) } else { Ok(()) }
+    if asking.json { print_json(&all) } else { Ok(()) }
 }
 
 fn lists_text(lists: &ListsView) -> String {

@@ -166,65 +166,49 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         }
         Command::Config(ConfigCommand::Show(flags)) => print(&toml::to_string(&load(&flags)?.config)?),
         Command::Config(ConfigCommand::Running(args)) => {
-            on_gateway(&args.asking.flags(), async |loaded| ops::changes::settings(loaded, args).await)
+            asking(&args.asking.flags(), async |loaded| ops::changes::settings(loaded, args).await)
         }
         Command::Id(place) => {
             let loaded = load(&Flags::from(&place))?;
             print(&format!("{}\n", network::peer_id(&loaded.config.data_dir)?))
         }
-        Command::Key(command) => {
-            let loaded = load(&command.flags())?;
-            runtime()?.block_on(names_cli::keys(&loaded, command))
-        }
-        Command::Name(command) => {
-            let loaded = load(&command.flags())?;
-            runtime()?.block_on(names_cli::names(&loaded, command))
-        }
+        Command::Key(command) => asking(&command.flags(), async |loaded| names_cli::keys(loaded, command).await),
+        Command::Name(command) => asking(&command.flags(), async |loaded| names_cli::names(loaded, command).await),
         Command::Add(args) => add::run(&load(&args.flags())?, &runtime()?, &args),
         Command::Get(args) => get::run(&load(&args.flags())?, &runtime()?, &args),
         Command::Cat(args) => cat::run(&load(&args.flags())?, &runtime()?, &args),
         Command::Ls(args) => ls::run(&load(&args.flags())?, &runtime()?, &args),
         Command::Store(command) => store_admin::run(&load(&command.flags())?, &runtime()?, command),
         Command::Import { file, node } => store_admin::import(&load(&Flags::from(&node))?, &runtime()?, &file, &node),
-        Command::Pin(command) => runtime()?.block_on(pin::run(&load(&command.flags())?, command)),
-        Command::Block(command) => on_gateway(&command.flags(), async |loaded| block::run(loaded, command).await),
-        Command::Token(command) => runtime()?.block_on(token::run(&load(&command.flags())?, command)),
-        Command::Purge(args) => on_gateway(&args.asking.flags(), async |loaded| ops::caches::purge(loaded, args).await),
-        Command::Warm(args) => on_gateway(&args.asking.flags(), async |loaded| ops::caches::warm(loaded, args).await),
-        Command::Refresh(args) => {
-            on_gateway(&args.asking.flags(), async |loaded| ops::caches::refresh(loaded, args).await)
-        }
+        Command::Pin(command) => asking(&command.flags(), async |loaded| pin::run(loaded, command).await),
+        Command::Block(command) => asking(&command.flags(), async |loaded| block::run(loaded, command).await),
+        Command::Token(command) => asking(&command.flags(), async |loaded| token::run(loaded, command).await),
+        Command::Purge(args) => asking(&args.asking.flags(), async |loaded| ops::caches::purge(loaded, args).await),
+        Command::Warm(args) => asking(&args.asking.flags(), async |loaded| ops::caches::warm(loaded, args).await),
+        Command::Refresh(args) => asking(&args.asking.flags(), async |loaded| ops::caches::refresh(loaded, args).await),
         Command::Explain(args) => {
-            on_gateway(&args.asking.flags(), async |loaded| ops::explain::explain(loaded, args).await)
+            asking(&args.asking.flags(), async |loaded| ops::explain::explain(loaded, args).await)
         }
-        Command::Peers(args) => on_gateway(&args.flags(), async |loaded| ops::peers::run(loaded, args).await),
-        Command::Stats(args) => {
-            on_gateway(&args.asking.flags(), async |loaded| ops::figures::stats(loaded, args).await)
-        }
+        Command::Peers(args) => asking(&args.flags(), async |loaded| ops::peers::run(loaded, args).await),
+        Command::Stats(args) => asking(&args.asking.flags(), async |loaded| ops::figures::stats(loaded, args).await),
         Command::Requests(args) => {
-            on_gateway(&args.asking.flags(), async |loaded| ops::figures::requests(loaded, args).await)
+            asking(&args.asking.flags(), async |loaded| ops::figures::requests(loaded, args).await)
         }
-        Command::Node(args) => on_gateway(&args.asking.flags(), async |loaded| ops::figures::node(loaded, args).await),
-        Command::Gc(args) => on_gateway(&args.asking.flags(), async |loaded| ops::changes::gc(loaded, args).await),
-        Command::Drain(args) => {
-            on_gateway(&args.asking.flags(), async |loaded| ops::changes::drain(loaded, args).await)
-        }
+        Command::Node(args) => asking(&args.asking.flags(), async |loaded| ops::figures::node(loaded, args).await),
+        Command::Gc(args) => asking(&args.asking.flags(), async |loaded| ops::changes::gc(loaded, args).await),
+        Command::Drain(args) => asking(&args.asking.flags(), async |loaded| ops::changes::drain(loaded, args).await),
         Command::LogLevel(args) => {
-            on_gateway(&args.asking.flags(), async |loaded| ops::changes::log_level(loaded, args).await)
+            asking(&args.asking.flags(), async |loaded| ops::changes::log_level(loaded, args).await)
         }
-        Command::Health(args) => {
-            on_gateway(&args.asking.node.flags(), async |loaded| ops::node::health(loaded, args).await)
-        }
-        Command::Audit(args) => {
-            on_gateway(&args.asking.node.flags(), async |loaded| ops::node::audit(loaded, args).await)
-        }
+        Command::Health(args) => asking(&args.asking.flags(), async |loaded| ops::node::health(loaded, args).await),
+        Command::Audit(args) => asking(&args.asking.flags(), async |loaded| ops::node::audit(loaded, args).await),
         Command::Completions(args) => shell::completions(&args),
         Command::Man(args) => shell::man(&args),
     }
 }
 
-/// Asks a gateway that runs.
-fn on_gateway(flags: &Flags, ask: impl AsyncFnOnce(&Loaded) -> anyhow::Result<()>) -> anyhow::Result<()> {
+/// Reads the settings, and does what may ask a gateway.
+fn asking(flags: &Flags, ask: impl AsyncFnOnce(&Loaded) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let loaded = load(flags)?;
     runtime()?.block_on(ask(&loaded))
 }

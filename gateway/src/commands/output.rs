@@ -52,9 +52,14 @@ pub fn print_line(line: &str) -> anyhow::Result<()> {
     print(&format!("{line}\n"))
 }
 
-/// Prints a view as JSON on several lines, or as text.
+/// Prints a view as JSON on several lines.
+pub fn print_json(view: &impl Serialize) -> anyhow::Result<()> {
+    print(&format!("{}\n", serde_json::to_string_pretty(view)?))
+}
+
+/// Prints a view as JSON, or as text.
 pub fn print_view<T: Serialize>(json: bool, view: &T, text: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
-    if json { print(&format!("{}\n", serde_json::to_string_pretty(view)?)) } else { print(&text(view)) }
+    if json { print_json(view) } else { print(&text(view)) }
 }
 
 /// Rows whose cells line up; the last cell of a row is as long as it is.

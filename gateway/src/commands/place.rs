@@ -1,4 +1,4 @@
-//! Which node a command is about, as it is said on the command line.
+//! Which node a command is about, and how its answer is printed, as it is said on the command line.
 
 use clap::Args;
 use config::Flags;
@@ -72,6 +72,24 @@ impl NodePlace {
 impl From<&NodePlace> for Flags {
     fn from(node: &NodePlace) -> Self {
         (&node.place).into()
+    }
+}
+
+/// How it is printed, and which gateway is asked.
+#[derive(Debug, Args)]
+pub struct Asking {
+    /// Print JSON, as the admin API answers
+    #[arg(long)]
+    pub json: bool,
+    /// Which node is meant.
+    #[command(flatten)]
+    pub node: NodePlace,
+}
+
+impl Asking {
+    /// The settings that were given.
+    pub fn flags(&self) -> Flags {
+        self.node.flags()
     }
 }
 

@@ -11,7 +11,7 @@ use crate::admin::store_views::{
     CheckLine, CheckView, CompactedView, FiguresView, FindingView, ImportedView, ProgressView,
 };
 use crate::commands::output::{print, print_view};
-use crate::commands::place::{NodePlace, REACH};
+use crate::commands::place::{Asking, NodePlace, REACH};
 use crate::commands::progress::{self, Progress, Watched};
 use crate::commands::remote::{self, Worker, reach};
 use crate::commands::values;
@@ -57,12 +57,9 @@ pub enum StoreCommand {
     /// Say what the store holds and what that takes, without reading values
     #[command(after_help = "Examples:\n  causeway store stats\n  causeway store stats --json | jq .pinned.blocks")]
     Stats {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-        /// Which node is meant.
+        /// How it is asked.
         #[command(flatten)]
-        node: NodePlace,
+        asking: Asking,
     },
     /// Read and check everything; print the CIDs of damaged blocks and the pins that lack blocks, and exit with 1 if anything is
     /// wrong. Nothing is changed, but a gateway that runs forgets what is damaged, so that it is fetched again
@@ -129,8 +126,8 @@ impl StoreCommand {
 
     fn place(&self) -> &NodePlace {
         match self {
-            Self::Stats { node, .. }
-            | Self::Check { node, .. }
+            Self::Stats { asking } => &asking.node,
+            Self::Check { node, .. }
             | Self::Repair { node }
             | Self::Compact { node, .. }
             | Self::Export { node, .. }
@@ -145,7 +142,7 @@ impl StoreCommand {
 /// One line of what went wrong, and what to do; for `check`, that something is wrong.
 pub fn run(loaded: &Loaded, runtime: &Runtime, command: StoreCommand) -> anyhow::Result<()> {
     match command {
-        StoreCommand::Stats { json, node } => runtime.block_on(stats(loaded, json, &node)),
+        StoreCommand::Stats { asking } => runtime.block_on(stats(loaded, &asking)),
         StoreCommand::Check { json, rate, node } => runtime.block_on(check(loaded, json, rate, &node)),
         StoreCommand::Repair { node } => repair(loaded, runtime, &node),
         StoreCommand::Compact { json, node } => runtime.block_on(compact(loaded, json, &node)),
@@ -179,12 +176,12 @@ pub fn import(loaded: &Loaded, runtime: &Runtime, file: &Path, node: &NodePlace)
     print(&imported.text())
 }
 
-async fn stats(loaded: &Loaded, json: bool, node: &NodePlace) -> anyhow::Result<()> {
-    let figures = match reach(loaded, node, async || Looked::open(loaded)).await? {
+async fn stats(loaded: &Loaded, asking: &Asking) -> anyhow::Result<()> {
+    let figures = match reach(loaded, &asking.node, async || Looked::open(loaded)).await? {
         Worker::Here(store) => FiguresView::from(&store.figures()?),
         Worker::There(remote) => remote.stats().await?,
     };
-    print_view(json, &figures, FiguresView::text)
+    print_view(asking.json, &figures, FiguresView::text)
 }
 
 async fn check(loaded: &Loaded, json: bool, rate: Option<u64>, node: &NodePlace) -> anyhow::Result<()> {

@@ -8,7 +8,7 @@ use crate::admin::access::{Quota, Scope};
 use crate::admin::access_api::{TokenView, TokensView};
 use crate::admin::store_views::size;
 use crate::commands::output::{print_view, table};
-use crate::commands::place::{NodePlace, Place, RUNNING};
+use crate::commands::place::{Asking, Place, RUNNING};
 use crate::commands::remote::running;
 use crate::commands::values::{bytes, duration, moment};
 use clap::{Args, Subcommand};
@@ -50,12 +50,9 @@ pub enum TokenCommand {
         after_help = "Examples:\n  causeway token ls\n  causeway token ls --json | jq -r '.tokens[].name'"
     )]
     Ls {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-        /// Which node is meant.
+        /// How it is asked.
         #[command(flatten)]
-        node: NodePlace,
+        asking: Asking,
     },
     /// Revoke a token: it is good for nothing from the next request on. What it has pinned stays
     #[command(alias = "remove", after_help = "Example:\n  causeway token rm ci")]
@@ -73,12 +70,9 @@ pub enum TokenCommand {
     /// Say whose token this is that commands here show to the gateway, and what it is good for
     #[command(after_help = format!("{SHOW}\n\n{RUNNING}"))]
     Show {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-        /// Which node is meant.
+        /// How it is asked.
         #[command(flatten)]
-        node: NodePlace,
+        asking: Asking,
     },
 }
 
@@ -113,7 +107,7 @@ impl TokenCommand {
     pub fn flags(&self) -> Flags {
         match self {
             Self::Create(CreateArgs { place, .. }) | Self::Rm { place, .. } => place.into(),
-            Self::Ls { node, .. } | Self::Show { node, .. } => node.into(),
+            Self::Ls { asking } | Self::Show { asking } => asking.flags(),
         }
     }
 }
@@ -139,17 +133,17 @@ pub async fn run(loaded: &Loaded, command: TokenCommand) -> anyhow::Result<()> {
             let removed = TokenView::from(book.remove(&token)?);
             print_view(json, &removed, |view| format!("revoked {} ({})\n", view.name, view.id))
         }
-        TokenCommand::Ls { json, node } => {
-            let tokens = if node.admin().is_some() {
-                running(loaded, &node).await?.get("/api/v1/tokens").await?
+        TokenCommand::Ls { asking } => {
+            let tokens = if asking.node.admin().is_some() {
+                running(loaded, &asking.node).await?.get("/api/v1/tokens").await?
             } else {
                 TokensView { tokens: book.list()?.into_iter().map(TokenView::from).collect() }
             };
-            print_view(json, &tokens, list)
+            print_view(asking.json, &tokens, list)
         }
-        TokenCommand::Show { json, node } => {
-            let own: TokenView = running(loaded, &node).await?.get("/api/v1/token").await?;
-            print_view(json, &own, |own| rows(std::slice::from_ref(own)))
+        TokenCommand::Show { asking } => {
+            let own: TokenView = running(loaded, &asking.node).await?.get("/api/v1/token").await?;
+            print_view(asking.json, &own, |own| rows(std::slice::from_ref(own)))
         }
     }
 }

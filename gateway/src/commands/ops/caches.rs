@@ -1,9 +1,8 @@
 //! `causeway purge`, `warm` and `refresh`: what is kept, and what is brought here.
 
-use super::Asking;
 use crate::admin::store_views::size;
-use crate::commands::output::{print, print_line, print_view};
-use crate::commands::place::RUNNING;
+use crate::commands::output::print_view;
+use crate::commands::place::{Asking, RUNNING};
 use crate::commands::progress::Progress;
 use crate::commands::remote::running;
 use crate::commands::values;
@@ -182,33 +181,29 @@ pub async fn refresh(loaded: &Loaded, args: RefreshArgs) -> anyhow::Result<()> {
     let RefreshArgs { name, asking } = args;
     let remote = running(loaded, &asking.node).await?;
     let refreshed: RefreshedView = remote.post("/api/v1/names/refresh", &RefreshRequest { name }).await?;
-    if asking.json {
-        print(&format!("{}\n", serde_json::to_string_pretty(&refreshed)?))?;
-    } else {
-        refreshed_text(&refreshed).iter().try_for_each(|line| print_line(line))?;
-    }
+    print_view(asking.json, &refreshed, refreshed_text)?;
     if let Some(error) = refreshed.error {
         bail!("{} was not found: {error}", refreshed.name);
     }
     Ok(())
 }
 
-fn refreshed_text(refreshed: &RefreshedView) -> Vec<String> {
-    let mut lines = Vec::new();
+fn refreshed_text(refreshed: &RefreshedView) -> String {
+    let mut text = String::new();
     if let Some(new) = &refreshed.new {
-        lines.push(format!("{} -> {new}", refreshed.name));
+        _ = writeln!(text, "{} -> {new}", refreshed.name);
         match &refreshed.old {
-            Some(old) if refreshed.changed => lines.push(format!("  it was {old}")),
-            Some(_) => lines.push("  as before".to_owned()),
+            Some(old) if refreshed.changed => _ = writeln!(text, "  it was {old}"),
+            Some(_) => text.push_str("  as before\n"),
             None => {}
         }
     }
     for step in &refreshed.steps {
         let held = step.valid_until_at.map(|at| format!(", good until {}", values::moment(at))).unwrap_or_default();
         let value = step.value.as_deref().or(step.error.as_deref()).unwrap_or("unknown");
-        lines.push(format!("  {} ({}): {value}{held}", step.name, step.source));
+        _ = writeln!(text, "  {} ({}): {value}{held}", step.name, step.source);
     }
-    lines
+    text
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
 //! `causeway gc`, `drain`, `log-level` and `config running`: how a gateway runs, and changes of that.
 
-use super::Asking;
 use crate::admin::store_views::size;
 use crate::commands::output::print_view;
-use crate::commands::place::RUNNING;
+use crate::commands::place::{Asking, RUNNING};
 use crate::commands::remote::client::Wait;
 use crate::commands::remote::running;
 use crate::commands::values;

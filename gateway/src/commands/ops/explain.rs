@@ -1,9 +1,8 @@
 //! `causeway explain`: what the gateway would answer, and why.
 
-use super::Asking;
 use crate::admin::store_views::size;
 use crate::commands::output::print_view;
-use crate::commands::place::RUNNING;
+use crate::commands::place::{Asking, RUNNING};
 use crate::commands::remote::address::query;
 use crate::commands::remote::client::Wait;
 use crate::commands::remote::running;

@@ -1,10 +1,9 @@
 //! `causeway stats`, `requests` and `node`: the figures of this moment or of each second, what is being answered, and which node
 //! this is.
 
-use super::Asking;
 use crate::admin::store_views::size;
 use crate::commands::output::{print_line, print_view, table};
-use crate::commands::place::RUNNING;
+use crate::commands::place::{Asking, RUNNING};
 use crate::commands::progress::brief;
 use crate::commands::remote::address::query;
 use crate::commands::remote::running;

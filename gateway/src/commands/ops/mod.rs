@@ -18,25 +18,3 @@ pub mod explain;
 pub mod figures;
 pub mod node;
 pub mod peers;
-
-use crate::commands::place::NodePlace;
-use clap::Args;
-use config::Flags;
-
-/// How it is printed, and which gateway is asked.
-#[derive(Debug, Args)]
-pub struct Asking {
-    /// Print JSON, as the admin API answers
-    #[arg(long)]
-    pub json: bool,
-    /// Which node is meant.
-    #[command(flatten)]
-    pub node: NodePlace,
-}
-
-impl Asking {
-    /// The settings that were given.
-    pub fn flags(&self) -> Flags {
-        self.node.flags()
-    }
-}

@@ -1,11 +1,10 @@
 //! `causeway health` and `causeway audit`: whether the gateway is well, and who changed what.
 
-use super::Asking;
 use crate::admin::access_api::AuditView;
 use crate::admin::audit::Entry;
 use crate::admin::store_views::VersionView;
-use crate::commands::output::{print, print_view, table};
-use crate::commands::place::RUNNING;
+use crate::commands::output::{print_view, table};
+use crate::commands::place::{Asking, RUNNING};
 use crate::commands::remote::address::query;
 use crate::commands::remote::client::{AskError, Wait};
 use crate::commands::remote::{client_of, running};
@@ -57,12 +56,10 @@ pub async fn health(loaded: &Loaded, args: HealthArgs) -> anyhow::Result<()> {
     };
     let version = client.ask::<VersionView>(Method::GET, "/api/v1/version", None::<&()>, Wait::Short).await;
     let view = HealthView { ready, stage, version: version.ok().map(|view| view.version) };
-    if json {
-        print(&format!("{}\n", serde_json::to_string_pretty(&view)?))?;
-    } else {
+    print_view(json, &view, |view| {
         let version = view.version.as_deref().map(|version| format!(" (Causeway {version})")).unwrap_or_default();
-        print(&format!("{}{version}\n", view.stage))?;
-    }
+        format!("{}{version}\n", view.stage)
+    })?;
     if !ready {
         bail!("the gateway at {} takes no requests: it is {}", client.url(), view.stage);
     }

@@ -1,9 +1,8 @@
 //! `causeway peers`: who is connected, connections on request, and what passed between peers and this node.
 
-use super::Asking;
 use crate::admin::store_views::size;
 use crate::commands::output::{print_view, table};
-use crate::commands::place::RUNNING;
+use crate::commands::place::{Asking, RUNNING};
 use crate::commands::progress::brief;
 use crate::commands::remote::address::{query, segment};
 use crate::commands::remote::running;
@@ -74,13 +73,15 @@ enum PeersCommand {
 impl PeersArgs {
     /// The settings that were given.
     pub fn flags(&self) -> Flags {
-        match &self.command {
-            None => (&self.asking.node).into(),
-            Some(PeersCommand::Connect { asking, .. } | PeersCommand::Disconnect { asking, .. }) => {
-                (&asking.node).into()
-            }
-            Some(PeersCommand::Traffic { asking }) => (&asking.node).into(),
-        }
+        let asking = match &self.command {
+            None => &self.asking,
+            Some(
+                PeersCommand::Connect { asking, .. }
+                | PeersCommand::Disconnect { asking, .. }
+                | PeersCommand::Traffic { asking },
+            ) => asking,
+        };
+        asking.flags()
     }
 }
 

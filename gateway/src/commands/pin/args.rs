@@ -1,7 +1,7 @@
 //! What can be typed after `causeway pin`.
 
 use super::show::word;
-use crate::commands::place::{NodePlace, RUNNING};
+use crate::commands::place::{Asking, NodePlace, RUNNING};
 use crate::commands::values::{duration, pair};
 use crate::pinning::psa::views::StatusView;
 use clap::{Args, Subcommand};
@@ -75,12 +75,9 @@ pub enum PinCommand {
     /// Say who has how many pins, and how much there is to do
     #[command(after_help = format!("Examples:\n  causeway pin owners\n  causeway pin owners --json | jq .pending\n\n{RUNNING}"))]
     Owners {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-        /// Which node is meant.
+        /// How it is asked.
         #[command(flatten)]
-        node: NodePlace,
+        asking: Asking,
     },
     /// Pin another DAG in the place of one; blocks that both have are not let go in between
     #[command(alias = "update", after_help = format!("Example:\n  causeway pin replace ID bafy…\n\n{RUNNING}"))]
@@ -168,7 +165,8 @@ impl PinCommand {
             Self::Add(args) => (&args.node).into(),
             Self::Replace { new, .. } => (&new.node).into(),
             Self::Ls(args) => (&args.node).into(),
-            Self::Rm { node, .. } | Self::Status { node, .. } | Self::Owners { node, .. } => node.into(),
+            Self::Rm { node, .. } | Self::Status { node, .. } => node.into(),
+            Self::Owners { asking } => asking.flags(),
         }
     }
 }

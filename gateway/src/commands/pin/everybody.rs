@@ -4,7 +4,7 @@ use super::LsArgs;
 use super::show::word;
 use crate::admin::store_views::size;
 use crate::commands::output::{print_line, print_view, table};
-use crate::commands::place::NodePlace;
+use crate::commands::place::Asking;
 use crate::commands::remote::address::{query, segment};
 use crate::commands::remote::{Remote, running};
 use crate::commands::store_cli::printable;
@@ -66,9 +66,9 @@ pub async fn rm(remote: &Remote, id: &str, as_json: bool) -> anyhow::Result<()> 
 ///
 /// # Errors
 /// What was answered instead.
-pub async fn owners(loaded: &Loaded, node: &NodePlace, as_json: bool) -> anyhow::Result<()> {
-    let owners: OwnersView = running(loaded, node).await?.get("/api/v1/pins/owners").await?;
-    print_view(as_json, &owners, owners_text)
+pub async fn owners(loaded: &Loaded, asking: &Asking) -> anyhow::Result<()> {
+    let owners: OwnersView = running(loaded, &asking.node).await?.get("/api/v1/pins/owners").await?;
+    print_view(asking.json, &owners, owners_text)
 }
 
 fn owners_text(owners: &OwnersView) -> String {

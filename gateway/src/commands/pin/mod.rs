@@ -59,7 +59,7 @@ pub async fn run(loaded: &Loaded, command: PinCommand) -> anyhow::Result<()> {
             }
             Ok(())
         }
-        PinCommand::Owners { json, node } => everybody::owners(loaded, &node, json).await,
+        PinCommand::Owners { asking } => everybody::owners(loaded, &asking).await,
         PinCommand::Status { pin, watch, json, node } => {
             let remote = running(loaded, &node).await?;
             let found = one(&remote, &pin).await?;

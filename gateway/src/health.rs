@@ -12,8 +12,10 @@ pub enum Stage {
     Starting,
     /// The store is open and every listener bound.
     Serving,
-    /// Open requests are being finished, and no further connections are taken.
+    /// No more traffic is wanted; whoever comes is answered all the same.
     Draining,
+    /// Open requests are being finished, no further connections are taken, and then the process ends.
+    Ending,
 }
 
 /// The stage that the process is in.
@@ -21,9 +23,18 @@ pub enum Stage {
 pub struct Health(AtomicU8);
 
 impl Health {
-    /// Goes on to a stage.
+    /// Goes on to a stage. One that is over is not come back to.
     pub fn enter(&self, stage: Stage) {
-        self.0.store(stage as u8, Ordering::Relaxed);
+        self.0.fetch_max(stage as u8, Ordering::Relaxed);
+    }
+
+    /// Serves again instead of draining. Returns whether it serves now: not while it starts, and not when it ends.
+    pub fn resume(&self) -> bool {
+        let (draining, serving) = (Stage::Draining as u8, Stage::Serving as u8);
+        match self.0.compare_exchange(draining, serving, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => true,
+            Err(stage) => stage == serving,
+        }
     }
 
     /// The stage that it is in.
@@ -31,7 +42,8 @@ impl Health {
         match self.0.load(Ordering::Relaxed) {
             0 => Stage::Starting,
             1 => Stage::Serving,
-            _ => Stage::Draining,
+            2 => Stage::Draining,
+            _ => Stage::Ending,
         }
     }
 
@@ -45,7 +57,7 @@ impl Health {
         match self.stage() {
             Stage::Serving => answer(StatusCode::OK, "ready\n"),
             Stage::Starting => answer(StatusCode::SERVICE_UNAVAILABLE, "starting\n"),
-            Stage::Draining => answer(StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
+            Stage::Draining | Stage::Ending => answer(StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
         }
     }
 }
@@ -74,5 +86,21 @@ mod tests {
             (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
         );
         assert_eq!(Health::alive().status(), StatusCode::OK);
+    }
+
+    #[test]
+    fn draining_is_taken_back_and_ending_is_not() {
+        let health = Health::default();
+        assert!(!health.resume() && health.stage() == Stage::Starting);
+        // Whoever wants no traffic while it starts gets none afterwards either.
+        health.enter(Stage::Draining);
+        health.enter(Stage::Serving);
+        assert_eq!(health.stage(), Stage::Draining);
+        assert!(health.resume() && health.stage() == Stage::Serving);
+        assert!(health.resume() && health.stage() == Stage::Serving);
+        health.enter(Stage::Ending);
+        health.enter(Stage::Draining);
+        assert!(!health.resume() && health.stage() == Stage::Ending);
+        assert_eq!(health.ready().body(), "draining\n");
     }
 }

@@ -254,7 +254,7 @@ impl Node {
     /// # Errors
     /// When the store could not write what it still had to.
     pub async fn drain(self) -> anyhow::Result<()> {
-        self.health.enter(Stage::Draining);
+        self.health.enter(Stage::Ending);
         if !self.public.finish(self.drain_timeout).await {
             tracing::warn!(connections = self.public.open(), "connections were still open after the drain timeout");
         }

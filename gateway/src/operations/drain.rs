@@ -48,13 +48,15 @@ pub async fn begin(State(operations): State<Operations>, body: Bytes) -> Answer 
 /// Says on `/readyz` that traffic is welcome again.
 #[utoipa::path(delete, path = "/api/v1/drain", tag = "operations", security(("bearer" = ["operate"])),
     responses((status = 200, description = "It serves", body = StageView), WrongRequest,
-        (status = 409, description = "The process is about to end", body = ErrorView)))]
+        (status = 409, description = "The process is about to end, or is starting", body = ErrorView)))]
 pub async fn end(State(operations): State<Operations>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
-    if operations.parts().stop.is_cancelled() {
+    if operations.is_stopping() {
         return Err(Refusal(StatusCode::CONFLICT, "the gateway is about to end".to_owned()));
     }
-    operations.parts().health.enter(Stage::Serving);
+    if !operations.parts().health.resume() {
+        return Err(Refusal(StatusCode::CONFLICT, "the gateway is starting: it serves as soon as it can".to_owned()));
+    }
     tracing::info!("serving again, as an operator asked");
     Ok(json(StatusCode::OK, &operations.stage()))
 }
@@ -65,8 +67,13 @@ impl Operations {
         let stage = match self.parts().health.stage() {
             Stage::Starting => "starting",
             Stage::Serving => "serving",
-            Stage::Draining => "draining",
+            Stage::Draining | Stage::Ending => "draining",
         };
-        StageView { stage: stage.to_owned(), stopping: self.parts().stop.is_cancelled() }
+        StageView { stage: stage.to_owned(), stopping: self.is_stopping() }
+    }
+
+    /// Whether the process is about to end, because an operator or a signal wants it to.
+    fn is_stopping(&self) -> bool {
+        self.parts().stop.is_cancelled() || self.parts().health.stage() == Stage::Ending
     }
 }

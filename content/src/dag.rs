@@ -8,14 +8,13 @@
 use crate::block::Block;
 use crate::cid::{BlockKey, Cid, codec};
 use crate::dagpb::PbNode;
+use crate::fingerprints::Fingerprints;
 use crate::ipld::{self, IpldError};
 use crate::source::{BlockSource, SourceError, at_hand};
 use crate::unixfs::NodeError;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{self, BoxStream, FuturesUnordered, StreamExt as _};
-use std::collections::HashSet;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 /// Why a DAG cannot be walked.
@@ -118,8 +117,7 @@ fn walk(
         source,
         concurrency: concurrency.max(1),
         reads_leaves,
-        seen: HashSet::new(),
-        keys: [RandomState::new(), RandomState::new()],
+        seen: Fingerprints::default(),
         waiting: Vec::new(),
         fetches: FuturesUnordered::new(),
     };
@@ -132,9 +130,8 @@ struct Walk {
     source: Arc<dyn BlockSource>,
     concurrency: usize,
     reads_leaves: bool,
-    /// A hash of every CID that is or was on the way, whatever its version: that makes no difference to what a block is.
-    seen: HashSet<u128>,
-    keys: [RandomState; 2],
+    /// Every CID that is or was on the way, whatever its version: that makes no difference to what a block is.
+    seen: Fingerprints,
     /// The last found goes first: depth before breadth keeps this short.
     waiting: Vec<Cid>,
     fetches: FuturesUnordered<BoxFuture<'static, Result<Block, SourceError>>>,
@@ -165,9 +162,7 @@ impl Walk {
     }
 
     fn see(&mut self, cid: Cid) {
-        let what = (cid.codec(), cid.hash());
-        let [high, low] = self.keys.each_ref().map(|key| u128::from(key.hash_one(what)));
-        if self.seen.insert(high << 64 | low) {
+        if self.seen.insert((cid.codec(), cid.hash())) {
             self.waiting.push(cid);
         }
     }

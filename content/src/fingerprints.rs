@@ -1,36 +1,46 @@
-//! [`Fingerprints`]: a set of things that were met, in a few bytes for each.
+//! [`Fingerprints`]: a set of things that were met, in a few bytes for each; [`Marker`]: what stands for a thing there.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, Hash, RandomState};
 
-/// A set of 128-bit fingerprints: for walks that meet millions of CIDs or names and have to know them again. They are
-/// keyed at random, so nobody can make two things that have the same; by chance, one set in some 10^25 of four million
-/// holds such a pair. Each takes 17 to 40 bytes.
-pub(crate) struct Fingerprints {
-    keys: [RandomState; 2],
+/// Makes 128-bit fingerprints that are keyed at random: nobody can make two things that have the same.
+#[derive(Debug, Default)]
+pub struct Marker([RandomState; 2]);
+
+impl Marker {
+    /// What stands for a thing. Another marker says something else.
+    pub fn mark(&self, thing: impl Hash) -> u128 {
+        let [high, low] = self.0.each_ref().map(|key| key.hash_one(&thing));
+        u128::from(high) << 64 | u128::from(low)
+    }
+}
+
+/// A set of 128-bit fingerprints: for walks that meet millions of CIDs or names and have to know them again. By chance,
+/// one set in some 10^25 of four million holds a pair of things with the same. Each takes 17 to 40 bytes.
+#[derive(Debug, Default)]
+pub struct Fingerprints {
+    marker: Marker,
     marks: HashSet<u128>,
 }
 
 impl Fingerprints {
-    pub(crate) fn new() -> Self {
-        Self { keys: [RandomState::new(), RandomState::new()], marks: HashSet::new() }
-    }
-
-    pub(crate) fn len(&self) -> usize {
+    /// How many things were met.
+    pub fn len(&self) -> usize {
         self.marks.len()
     }
 
-    pub(crate) fn contains(&self, thing: impl Hash) -> bool {
-        !self.marks.is_empty() && self.marks.contains(&self.mark(thing))
+    /// Whether nothing was.
+    pub fn is_empty(&self) -> bool {
+        self.marks.is_empty()
+    }
+
+    /// Whether a thing was met.
+    pub fn contains(&self, thing: impl Hash) -> bool {
+        !self.is_empty() && self.marks.contains(&self.marker.mark(thing))
     }
 
     /// Remembers something; `false` if it was known.
-    pub(crate) fn insert(&mut self, thing: impl Hash) -> bool {
-        self.marks.insert(self.mark(thing))
-    }
-
-    fn mark(&self, thing: impl Hash) -> u128 {
-        let [high, low] = self.keys.each_ref().map(|key| key.hash_one(&thing));
-        u128::from(high) << 64 | u128::from(low)
+    pub fn insert(&mut self, thing: impl Hash) -> bool {
+        self.marks.insert(self.marker.mark(thing))
     }
 }

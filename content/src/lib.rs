@@ -23,6 +23,7 @@
 //! | [`redirects`] | the `_redirects` file of a website |
 //! | [`walk`] | from a root and path segments to a block |
 //! | [`dag`] | the links of a block, and every block of a DAG |
+//! | [`fingerprints`] | what walks have met, in a few bytes for each |
 //! | [`car`] | CARv1 archives, verified block by block when read, not copied when written |
 //! | [`scope`] | which blocks answer a request for part of a DAG, in order: what a gateway's CARs hold |
 //! | [`tar`] | a file or a directory tree as a TAR archive |
@@ -39,7 +40,7 @@ pub mod dag;
 pub mod dagpb;
 pub mod denylist;
 pub mod dnslink;
-mod fingerprints;
+pub mod fingerprints;
 pub mod hashes;
 pub mod importer;
 pub mod ipld;

@@ -15,7 +15,7 @@ pub(super) struct Full;
 
 impl Seen {
     pub(super) fn new(max: usize) -> Self {
-        Self { marks: Fingerprints::new(), max }
+        Self { marks: Fingerprints::default(), max }
     }
 
     /// Whether the bytes were emitted, under whatever codec.

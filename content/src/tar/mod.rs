@@ -165,7 +165,7 @@ pub fn stream(
         entries: 0,
         bytes: 0,
         listed_bytes: 0,
-        symlinks: Fingerprints::new(),
+        symlinks: Fingerprints::default(),
     };
     stream::try_unfold(archive, |mut archive| async move { Ok(archive.next().await?.map(|chunk| (chunk, archive))) })
         .boxed()

@@ -3,18 +3,15 @@
 //! Goals: what is here is not fetched, and what is here and has no links is not even read, so that an interrupted pin
 //! goes on at the speed of the index; memory of some 40 bytes for each block that was seen, and not of its CID.
 //!
-//! This differs from [`content::dag::walk_all`] in just these two ways. The blocks that were seen are told apart by 128
-//! bits of a hash with a key that nobody else knows, so that a block which is passed over by mistake is as unlikely as
-//! a hash collision.
+//! This differs from [`content::dag::walk_all`] in the former, and in what is said of each block.
 
 use cache::BlockStore;
 use content::cid::codec;
 use content::dag::{self, DagError, Visited};
+use content::fingerprints::Fingerprints;
 use content::{Block, BlockKey, BlockSource, Cid, Policy, SourceError, Verdict};
 use futures::future::{BoxFuture, FutureExt as _};
 use futures::stream::{FuturesUnordered, StreamExt as _};
-use std::collections::HashSet;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 /// Links that wait to be followed. A DAG needs as many as its blocks on one path from the root have links.
@@ -74,8 +71,7 @@ impl Found {
 pub struct Walk {
     places: Places,
     concurrency: usize,
-    seen: HashSet<u128>,
-    keys: [RandomState; 2],
+    seen: Fingerprints,
     /// The CIDs of links, in binary; the last found goes first, which keeps this short.
     waiting: Vec<Box<[u8]>>,
     fetches: FuturesUnordered<BoxFuture<'static, Result<Found, SourceError>>>,
@@ -87,8 +83,7 @@ impl Walk {
         let mut walk = Self {
             places,
             concurrency: concurrency.max(1),
-            seen: HashSet::new(),
-            keys: [RandomState::new(), RandomState::new()],
+            seen: Fingerprints::default(),
             waiting: Vec::new(),
             fetches: FuturesUnordered::new(),
         };
@@ -135,10 +130,7 @@ impl Walk {
 
     fn see(&mut self, cid: &Cid) {
         // The version makes no difference to what a block is.
-        let bytes = Cid::new_v1(cid.codec(), *cid.hash()).to_bytes();
-        let [high, low] = &self.keys;
-        let mark = u128::from(high.hash_one(&bytes)) << 64 | u128::from(low.hash_one(&bytes));
-        if self.seen.insert(mark) {
+        if self.seen.insert((cid.codec(), cid.hash())) {
             self.waiting.push(cid.to_bytes().into());
         }
     }

@@ -1,58 +1,88 @@
-//! [`Frontier`]: the blocks of a DAG in some order, each once, down to a depth.
+//! [`Frontier`]: the blocks of a DAG in some order, down to a depth.
 //!
-//! What was met is remembered in a few bytes for each block, and there is a limit to how many. It is for whoever walks
-//! to read the blocks, and to say what they link to.
+//! What was met is remembered in a few bytes for each block, and there are limits to how many, and to how many wait. It is
+//! for whoever walks to read the blocks, and to say what they link to.
+//!
+//! Each block comes once; but where there is a limit to the depth, one that is met again closer to a root comes again, for
+//! what is below it may be wanted after all. Somebody who makes a DAG for it could have that happen over and over, so as
+//! many blocks as may be met may come again, and no more.
 
-use content::Cid;
 use content::cid::codec;
+use content::fingerprints::Marker;
+use content::{Cid, Multihash};
 use std::collections::HashMap;
-use std::collections::hash_map::{Entry, RandomState};
-use std::hash::BuildHasher as _;
+use std::collections::hash_map::Entry;
 
 /// Codecs that a block may be asked for by, of which a walk has met one.
 const CODECS: [u64; 4] = [codec::RAW, codec::DAG_PB, codec::DAG_CBOR, codec::DAG_JSON];
+/// Blocks that wait to come. A DAG needs as many as its blocks on one path from the root have links.
+const WAITING_MAX: usize = 1 << 20;
 
-/// The DAG has more blocks than are walked.
+/// The DAG has more blocks than are walked: more than this, or more beside each other than may wait.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooMany(pub usize);
 
+/// A block to walk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// The block.
+    pub cid: Cid,
+    /// How far below a root.
+    pub depth: u32,
+    /// Whether it came before, from farther below.
+    pub again: bool,
+}
+
+/// A block that was met.
+struct Met {
+    /// The least depth at which it was.
+    depth: u32,
+    /// Whether it has come.
+    came: bool,
+}
+
 /// Where a walk is.
 pub struct Frontier {
-    keys: [RandomState; 2],
-    /// What was met, by a fingerprint of 128 bits that is keyed at random, and how far below a root.
-    met: HashMap<u128, u32>,
+    marker: Marker,
+    met: HashMap<u128, Met>,
     /// The last found goes first: depth before breadth keeps this short.
     waiting: Vec<(Cid, u32)>,
-    depth_max: u32,
+    depth_max: Option<u32>,
     blocks_max: usize,
+    /// How many blocks came again.
+    repeated: usize,
 }
 
 impl Frontier {
     /// A walk from some roots down to a depth, if there is a limit: the roots themselves are at depth 0.
     pub fn new(roots: &[Cid], depth_max: Option<u32>, blocks_max: usize) -> Self {
-        let keys = [RandomState::new(), RandomState::new()];
-        let depth_max = depth_max.unwrap_or(u32::MAX);
-        let mut frontier = Self { keys, met: HashMap::new(), waiting: Vec::new(), depth_max, blocks_max };
+        let (marker, met, waiting) = (Marker::default(), HashMap::new(), Vec::new());
+        let mut frontier = Self { marker, met, waiting, depth_max, blocks_max, repeated: 0 };
         for root in roots {
             frontier.meet(root, 0);
         }
         frontier
     }
 
-    /// The next block, and its depth.
-    pub fn next(&mut self) -> Option<(Cid, u32)> {
+    /// The next block.
+    pub fn next(&mut self) -> Option<Step> {
         loop {
             let (cid, depth) = self.waiting.pop()?;
-            // It may have been met again meanwhile, closer to a root.
-            if self.met.get(&self.mark(&cid)).is_none_or(|known| *known >= depth) {
-                return Some((cid, depth));
+            let Some(met) = self.met.get_mut(&self.marker.mark(what(&cid))) else { continue };
+            // It may have been met again meanwhile, closer to a root, and has come from there.
+            if met.depth < depth {
+                continue;
             }
+            let again = std::mem::replace(&mut met.came, true);
+            self.repeated += usize::from(again);
+            return Some(Step { cid, depth, again });
         }
     }
 
     /// Whether what a block links to is wanted.
     pub fn goes_below(&self, cid: &Cid, depth: u32) -> bool {
-        depth < self.depth_max && !matches!(cid.codec(), codec::RAW | codec::CBOR | codec::JSON)
+        let is_leaf = matches!(cid.codec(), codec::RAW | codec::CBOR | codec::JSON);
+        self.depth_max.is_none_or(|max| depth < max) && !is_leaf
     }
 
     /// A block at that depth links to these.
@@ -61,8 +91,12 @@ impl Frontier {
     /// [`TooMany`] when more blocks were met than are walked.
     pub fn links(&mut self, links: &[Cid], depth: u32) -> Result<(), TooMany> {
         for link in links.iter().rev() {
-            if self.met.len() >= self.blocks_max && !self.met.contains_key(&self.mark(link)) {
+            let is_known = self.met.contains_key(&self.marker.mark(what(link)));
+            if self.met.len() >= self.blocks_max && !is_known || self.repeated >= self.blocks_max {
                 return Err(TooMany(self.blocks_max));
+            }
+            if self.waiting.len() >= WAITING_MAX {
+                return Err(TooMany(WAITING_MAX));
             }
             self.meet(link, depth.saturating_add(1));
         }
@@ -71,28 +105,23 @@ impl Frontier {
 
     /// Whether the bytes of a CID were met, under whatever codec.
     pub fn has_met(&self, cid: &Cid) -> bool {
-        let under = |codec: u64| self.met.contains_key(&self.mark(&Cid::new_v1(codec, *cid.hash())));
+        let under = |codec: u64| self.met.contains_key(&self.marker.mark((codec, cid.hash())));
         under(cid.codec()) || CODECS.into_iter().any(under)
     }
 
     fn meet(&mut self, cid: &Cid, depth: u32) {
-        match self.met.entry(mark(&self.keys, cid)) {
-            Entry::Occupied(known) if *known.get() <= depth => return,
-            Entry::Occupied(mut known) => _ = known.insert(depth),
-            Entry::Vacant(unknown) => _ = unknown.insert(depth),
+        match self.met.entry(self.marker.mark(what(cid))) {
+            Entry::Occupied(known) if self.depth_max.is_none() || known.get().depth <= depth => return,
+            Entry::Occupied(mut known) => known.get_mut().depth = depth,
+            Entry::Vacant(unknown) => _ = unknown.insert(Met { depth, came: false }),
         }
         self.waiting.push((*cid, depth));
     }
-
-    fn mark(&self, cid: &Cid) -> u128 {
-        mark(&self.keys, cid)
-    }
 }
 
-fn mark(keys: &[RandomState; 2], cid: &Cid) -> u128 {
-    let thing = (cid.codec(), cid.hash().code(), cid.hash().digest());
-    let [high, low] = keys.each_ref().map(|key| key.hash_one(thing));
-    u128::from(high) << 64 | u128::from(low)
+/// What tells blocks apart; the version of a CID does not.
+fn what(cid: &Cid) -> (u64, &Multihash) {
+    (cid.codec(), cid.hash())
 }
 
 #[cfg(test)]
@@ -112,7 +141,7 @@ mod tests {
     fn walk(edges: &[(u32, u32)], depth_max: Option<u32>, max: usize) -> Result<Vec<u32>, TooMany> {
         let mut frontier = Frontier::new(&[node(0)], depth_max, max);
         let mut order = Vec::new();
-        while let Some((cid, depth)) = frontier.next() {
+        while let Some(Step { cid, depth, .. }) = frontier.next() {
             let number = (0..100).find(|n| node(*n) == cid).expect("one of ours");
             order.push(number);
             if frontier.goes_below(&cid, depth) {
@@ -138,6 +167,29 @@ mod tests {
         let mut cycle = walk(&[(0, 1), (1, 0)], None, 9).expect("ends");
         cycle.sort_unstable();
         assert_eq!(cycle, [0, 1]);
+    }
+
+    #[test]
+    fn a_block_comes_again_only_for_what_is_below_it_and_not_for_ever() {
+        // Node 4k leads to node 4(k + 1) by a long way, which is walked first, and by a short one.
+        let ways = |k: u32| [(k, k + 1), (k, k + 3), (k + 1, k + 2), (k + 2, k + 4), (k + 3, k + 4)];
+        let one: Vec<_> = ways(0).into();
+        let again = |depth_max| {
+            let mut frontier = Frontier::new(&[node(0)], depth_max, 9);
+            let mut again = Vec::new();
+            while let Some(step) = frontier.next() {
+                let number = (0..9).find(|n| node(*n) == step.cid).expect("one of ours");
+                again.extend(step.again.then_some(number));
+                let links: Vec<Cid> = one.iter().filter(|(from, _)| *from == number).map(|(_, to)| node(*to)).collect();
+                frontier.links(&links, step.depth).expect("few");
+            }
+            again
+        };
+        assert_eq!(again(None), [0; 0], "without a limit, all below it was wanted the first time");
+        assert_eq!(again(Some(9)), [4]);
+        let many: Vec<_> = (0..24).flat_map(|k| ways(4 * k)).collect();
+        assert_eq!(walk(&many, None, 97).map(|walked| walked.len()), Ok(97));
+        assert_eq!(walk(&many, Some(1000), 97), Err(TooMany(97)));
     }
 
     #[test]

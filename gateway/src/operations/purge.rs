@@ -4,7 +4,7 @@
 //! it is for room, for what should not lie around, and for names, whose answers do change.
 
 use super::Operations;
-use super::dag::{Frontier, TooMany};
+use super::dag::{Frontier, Step, TooMany};
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
 use crate::admin::long::apart;
 use crate::admin::parameters::{read_body, wrong};
@@ -99,8 +99,8 @@ struct Gone {
 pub async fn purge(State(operations): State<Operations>, body: Bytes) -> Answer {
     let request: PurgeRequest = read_body(&body)?;
     let below = request.below.unwrap_or(true);
-    let order = operations.order(request).await?;
     let place = operations.begin()?;
+    let order = operations.order(request).await?;
     let purged = apart(place, async move { operations.carry_out(order, below).await });
     Ok(json(StatusCode::OK, &purged.await??))
 }
@@ -191,7 +191,7 @@ impl Operations {
         let mut frontier = Frontier::new(roots, (!below).then_some(0), blocks_max);
         let (mut gone, mut batch) = (Gone::default(), Vec::with_capacity(AT_ONCE));
         let mut walked = Ok(());
-        while let Some((cid, depth)) = frontier.next() {
+        while let Some(Step { cid, depth, .. }) = frontier.next() {
             if frontier.goes_below(&cid, depth) {
                 match self.links_of(&cid).await? {
                     Some(links) => walked = frontier.links(&links, depth),
@@ -212,7 +212,10 @@ impl Operations {
         let forget = move || gateway.purge(&|cid| frontier.has_met(cid));
         gone.forgotten = tokio::task::spawn_blocking(forget).await.unwrap_or_default();
         walked.map_err(|TooMany(max)| {
-            let words = format!("it has more than {max} blocks (http.dag_blocks_max): those found first are gone");
+            let words = format!(
+                "it has more than {max} blocks, or more beside each other than are walked (http.dag_blocks_max): those \
+                 found first are gone"
+            );
             Refusal(StatusCode::UNPROCESSABLE_ENTITY, words)
         })?;
         Ok(gone)

@@ -6,7 +6,7 @@
 //! Non-goals: keeping what is fetched. It is cached, and goes when there is no room for it; a pin keeps it.
 
 use super::Operations;
-use super::dag::{Frontier, TooMany};
+use super::dag::{Frontier, Step, TooMany};
 use crate::admin::answer::{Answer, Refusal, seconds};
 use crate::admin::long::{self, PROGRESS_EVERY};
 use crate::admin::parameters::{read_body, wrong};
@@ -133,7 +133,7 @@ pub async fn warm(State(operations): State<Operations>, body: Bytes) -> Answer {
 }
 
 /// A fetch that ended: the block unless nobody needs to read it, and whether it came from the network.
-type Fetched = (Cid, u32, Result<(Option<Block>, bool), SourceError>);
+type Fetched = (Step, Result<(Option<Block>, bool), SourceError>);
 
 /// Where warming is.
 struct Warming {
@@ -162,6 +162,17 @@ impl Warming {
         self.shown = Some(Instant::now());
         self.note_time();
         self.say(&WarmLine::Progress(self.progress.clone())).await
+    }
+
+    /// A block is here; it was read, unless nobody needed to.
+    fn came(&mut self, block: Option<&Block>, is_new: bool) {
+        let bytes = block.map_or(0, |block| block.data().len() as u64);
+        self.progress.blocks += 1;
+        self.progress.bytes += bytes;
+        if is_new {
+            self.progress.fetched_blocks += 1;
+            self.progress.fetched_bytes += bytes;
+        }
     }
 
     fn failed(&mut self, cid: Cid, error: &SourceError) {
@@ -231,20 +242,17 @@ impl Operations {
         let mut fetches = FuturesUnordered::new();
         loop {
             while fetches.len() < AT_ONCE
-                && let Some((cid, depth)) = frontier.next()
+                && let Some(step) = frontier.next()
             {
-                let reads = frontier.goes_below(&cid, depth);
-                fetches.push(self.fetch_one(Arc::clone(source), cid, depth, reads));
+                let reads = frontier.goes_below(&step.cid, step.depth);
+                fetches.push(self.fetch_one(Arc::clone(source), step, reads));
             }
-            let Some((cid, depth, outcome)) = fetches.next().await else { return Ok(None) };
+            let Some((step, outcome)) = fetches.next().await else { return Ok(None) };
+            let Step { cid, depth, again } = step;
             match outcome {
                 Ok((block, is_new)) => {
-                    let bytes = block.as_ref().map_or(0, |block| block.data().len() as u64);
-                    warming.progress.blocks += 1;
-                    warming.progress.bytes += bytes;
-                    if is_new {
-                        warming.progress.fetched_blocks += 1;
-                        warming.progress.fetched_bytes += bytes;
+                    if !again {
+                        warming.came(block.as_ref(), is_new);
                     }
                     let links = block.filter(|_| frontier.goes_below(&cid, depth)).map(|block| dag::links(&block));
                     // What cannot be understood has nothing below that could be wanted.
@@ -254,6 +262,7 @@ impl Operations {
                         return Ok(Some("blocks"));
                     }
                 }
+                Err(_) if again => {}
                 Err(error) => {
                     warming.failed(cid, &error);
                     if warming.failures.len() >= FAILURES_MAX {
@@ -271,17 +280,18 @@ impl Operations {
     }
 
     /// Brings one block here. One that is here and has nothing below that is wanted is not read.
-    async fn fetch_one(&self, source: Arc<RootSource>, cid: Cid, depth: u32, reads: bool) -> Fetched {
+    async fn fetch_one(&self, source: Arc<RootSource>, step: Step, reads: bool) -> Fetched {
+        let cid = step.cid;
         let tiers = &self.parts().tiers;
         let held = BlockKey::of(&cid).is_none_or(|key| tiers.ram().holds(&key));
         let held = held || tiers.disk().has(&cid).await.unwrap_or(false);
         if held && !reads {
-            return (cid, depth, Ok((None, false)));
+            return (step, Ok((None, false)));
         }
         // Whether it came from the network is known of a source that serves this block alone.
         let own = RootSource::new(&self.parts().sources, *source.root(), NOBODY, false);
         let fetched = own.fetch(&cid).await;
         let is_new = own.tier() == Tier::Network;
-        (cid, depth, fetched.map(|block| (Some(block), is_new)))
+        (step, fetched.map(|block| (Some(block), is_new)))
     }
 }

@@ -3,7 +3,7 @@
 use super::views::{ContentView, EncodedView, ExplainView, HeldView, RememberedView};
 use crate::errors::Problem;
 use crate::operations::Operations;
-use crate::operations::dag::Frontier;
+use crate::operations::dag::{Frontier, Step};
 use crate::resolve::Target;
 use bytes::Bytes;
 use cache::stored::Shape;
@@ -90,7 +90,7 @@ impl Operations {
             encoded: encoded.map(|(compressed, ram_bytes)| EncodedView { compressed, ram_bytes }),
         };
         let mut frontier = Frontier::new(&[*block.cid()], None, COUNTED_MAX);
-        while let Some((cid, depth)) = frontier.next() {
+        while let Some(Step { cid, depth, .. }) = frontier.next() {
             let Some(links) = self.count_one(&cid, frontier.goes_below(&cid, depth), &mut view).await else { continue };
             if frontier.links(&links, depth).is_err() {
                 view.counted_all = false;

@@ -31,6 +31,8 @@ struct State {
     now: String,
     /// When it goes back by itself, and the task that sees to that.
     back: Option<(SystemTime, JoinHandle<()>)>,
+    /// How often it was changed, so that a task whose time came just then does not undo what was said meanwhile.
+    changes: u64,
 }
 
 /// How much is said now.
@@ -98,7 +100,7 @@ pub fn level() -> Option<&'static LogLevel> {
 
 impl LogLevel {
     fn new(configured: String, apply: Apply) -> Self {
-        Self { apply, state: Mutex::new(State { now: configured.clone(), configured, back: None }) }
+        Self { apply, state: Mutex::new(State { now: configured.clone(), configured, back: None, changes: 0 }) }
     }
 
     /// How much is said now.
@@ -118,19 +120,24 @@ impl LogLevel {
         if let Some((_, task)) = state.back.take() {
             task.abort();
         }
+        state.changes += 1;
+        let change = state.changes;
         state.back = duration.map(|duration| {
             let task = tokio::spawn(async move {
                 tokio::time::sleep(duration).await;
-                self.go_back();
+                self.go_back(change);
             });
             (SystemTime::now() + duration, task)
         });
         Ok(state.tell())
     }
 
-    /// Says as much as the settings have it.
-    fn go_back(&self) {
+    /// Says as much as the settings have it, unless there was another change after this one.
+    fn go_back(&self, change: u64) {
         let mut state = self.state();
+        if state.changes != change {
+            return;
+        }
         let configured = state.configured.clone();
         match read(&configured).and_then(|filter| (self.apply)(filter)) {
             Ok(()) => tracing::info!(level = configured, "the log level is that of the settings again"),

@@ -100,11 +100,6 @@ impl Gateway {
         &self.policy
     }
 
-    /// Where its blocks come from.
-    pub fn sources(&self) -> &Arc<Sources> {
-        &self.sources
-    }
-
     /// Forgets what is remembered of paths that begin at, lead through or end in content that is concerned. Reads all
     /// that is remembered, which takes a while: not for the runtime's threads.
     pub fn purge(&self, concerns: &dyn Fn(&Cid) -> bool) -> Forgotten {

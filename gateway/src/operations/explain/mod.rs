@@ -178,8 +178,3 @@ fn verdict_name(verdict: Verdict) -> &'static str {
         Verdict::Unlisted => "unlisted",
     }
 }
-
-/// A request that cannot be explained.
-pub(super) fn unexplained(words: impl ToString) -> Refusal {
-    wrong(words)
-}

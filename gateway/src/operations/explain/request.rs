@@ -1,8 +1,8 @@
 //! A request as a client would send it, where it leads, and what it is answered.
 
-use super::unexplained;
 use super::views::{AnswerView, RouteView};
 use crate::admin::answer::Refusal;
+use crate::admin::parameters::wrong;
 use crate::client::Client;
 use crate::errors::Problem;
 use crate::pipeline::Gateway;
@@ -30,7 +30,7 @@ impl Asked {
     /// A path, asked of no host in particular.
     pub(super) fn of_path(path: &str) -> Result<Self, Refusal> {
         if !path.starts_with('/') {
-            return Err(unexplained("a path begins with a slash: /ipfs/CID or /ipns/NAME"));
+            return Err(wrong("a path begins with a slash: /ipfs/CID or /ipns/NAME"));
         }
         Ok(Self { target: read(path)?, host: None, https: false })
     }
@@ -39,10 +39,10 @@ impl Asked {
     pub(super) fn of_url(url: &str) -> Result<Self, Refusal> {
         let uri = read(url)?;
         let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-            return Err(unexplained("an address has a scheme and a host: http://HOST/ipfs/CID"));
+            return Err(wrong("an address has a scheme and a host: http://HOST/ipfs/CID"));
         };
         if !matches!(scheme, "http" | "https") {
-            return Err(unexplained("an address begins with http:// or https://"));
+            return Err(wrong("an address begins with http:// or https://"));
         }
         let host = authority.as_str().rsplit('@').next().unwrap_or_default().to_owned();
         let target = uri.path_and_query().map_or("/", |path| path.as_str());
@@ -78,7 +78,7 @@ impl Asked {
 }
 
 fn read(text: &str) -> Result<Uri, Refusal> {
-    text.parse().map_err(|error| unexplained(format!("it is no address: {error}")))
+    text.parse().map_err(|error| wrong(format!("it is no address: {error}")))
 }
 
 /// Reads a request for content.

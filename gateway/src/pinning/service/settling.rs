@@ -79,18 +79,6 @@ impl Pins {
         .await
     }
 
-    /// The same for roots whose pins were removed from the store already, without waiting.
-    pub fn taken_down(self: &Arc<Self>, roots: &[Cid]) {
-        for root in roots {
-            let (pins, root) = (Arc::clone(self), *root);
-            tokio::spawn(async move {
-                if let Err(error) = pins.take_down(&root, "taken down by the operator").await {
-                    tracing::warn!(%root, %error, "that a pin was taken down could not be written");
-                }
-            });
-        }
-    }
-
     /// Says what has become of requests, under the lock of changes.
     pub(in crate::pinning) async fn settle(&self, outcomes: Vec<(Arc<str>, Outcome)>) -> Result<(), PinsError> {
         let (changed, left) = {

@@ -212,4 +212,17 @@ mod tests {
             "{applied:?}"
         );
     }
+
+    #[tokio::test]
+    async fn a_time_that_ends_late_undoes_nothing() {
+        let apply: Apply = Box::new(|_| Ok(()));
+        let level: &'static LogLevel = Box::leak(Box::new(LogLevel::new("info".to_owned(), apply)));
+        level.set("debug", Some(Duration::from_secs(60))).expect("is good");
+        let first = level.state().changes;
+        level.set("warn", Some(Duration::from_secs(60))).expect("is good");
+        level.go_back(first);
+        assert!(level.now().level == "warn" && level.now().until.is_some());
+        level.go_back(first + 1);
+        assert!(level.now().level == "info" && level.now().until.is_none());
+    }
 }

@@ -10,9 +10,12 @@ use cache::stored::Shape;
 use content::unixfs::Node;
 use content::walk::{Resolved, WalkError};
 use content::{Block, BlockKey, BlockSource as _, Cid, SourceError, dag, ipld};
+use std::time::{Duration, Instant};
 
 /// Blocks that are counted below what a path leads to.
 const COUNTED_MAX: usize = 20_000;
+/// For how long they are counted: large blocks on a slow disk take their time.
+const COUNTED_FOR: Duration = Duration::from_secs(10);
 /// Blocks on the way that are told one by one.
 const WAY_MAX: usize = 64;
 
@@ -89,10 +92,11 @@ impl Operations {
             counted_all: true,
             encoded: encoded.map(|(compressed, ram_bytes)| EncodedView { compressed, ram_bytes }),
         };
+        let begun = Instant::now();
         let mut frontier = Frontier::new(&[*block.cid()], None, COUNTED_MAX);
         while let Some(Step { cid, depth, .. }) = frontier.next() {
             let Some(links) = self.count_one(&cid, frontier.goes_below(&cid, depth), &mut view).await else { continue };
-            if frontier.links(&links, depth).is_err() {
+            if frontier.links(&links, depth).is_err() || begun.elapsed() >= COUNTED_FOR {
                 view.counted_all = false;
                 break;
             }

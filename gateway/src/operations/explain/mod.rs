@@ -12,7 +12,8 @@
 //! ([`crate::pipeline::Gateway::looking`]). With `fetch=true` the real one is asked as well, and what that took is
 //! told.
 //!
-//! Bounds: so many blocks are counted below what a path leads to, and no answer is read further than its first bytes.
+//! Bounds: so many blocks are counted below what a path leads to, and for so long; no answer is read further than its
+//! first bytes.
 
 mod holdings;
 mod network;
@@ -23,7 +24,7 @@ use self::request::Asked;
 use self::views::{ExplainView, FetchedView, PolicyView};
 use super::Operations;
 use super::names::{NameStepView, path_of};
-use crate::admin::answer::{Answer, Refusal, json, seconds};
+use crate::admin::answer::{Answer, json, seconds};
 use crate::admin::parameters::{Parameters, wrong};
 use crate::admin::refusals::WrongRequest;
 use crate::client::Client;

@@ -5,6 +5,26 @@ use crate::pinning::PinsError;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use cache::StoreError;
+use utoipa::IntoResponses;
+
+/// Why a pin is not asked for, as the description of the API lists it.
+#[derive(IntoResponses)]
+pub enum NotAsked {
+    /// 400.
+    #[response(status = 400, description = "The pin cannot be understood, or is beyond its limits")]
+    Wrong(PinningError),
+    /// 409.
+    #[response(status = 409, description = "The token's quota is used up")]
+    Quota(PinningError),
+    /// 507.
+    #[response(status = 507, description = "The service is full")]
+    Full(PinningError),
+}
+
+/// 404 about a pin.
+#[derive(IntoResponses)]
+#[response(status = 404, description = "The token has no such pin")]
+pub struct NoSuchPin(pub PinningError);
 
 /// Why a request is not answered as it was meant.
 #[derive(Debug)]

@@ -30,7 +30,7 @@ pub mod failure;
 pub mod query;
 pub mod views;
 
-use self::failure::PsaFailure;
+use self::failure::{NoSuchPin, NotAsked, PsaFailure};
 use self::query::filter;
 use self::views::{PinResultsView, PinStatusView, PinView};
 use super::{Owner, Pins, PinsError, Request};
@@ -98,11 +98,7 @@ async fn list(State(pins): State<Arc<Pins>>, bearer: Bearer, uri: Uri) -> Answer
 
 /// Asks for a pin.
 #[utoipa::path(post, path = "/psa/pins", tag = "pinning", security(("bearer" = ["pin"])), request_body = PinView,
-    responses(
-        (status = 202, description = "It is asked for", body = PinStatusView),
-        (status = 400, description = "The pin cannot be understood, or is beyond its limits", body = PinningError),
-        (status = 409, description = "The token's quota is used up", body = PinningError),
-        (status = 507, description = "The service is full", body = PinningError)))]
+    responses((status = 202, description = "It is asked for", body = PinStatusView), NotAsked))]
 async fn add(State(pins): State<Arc<Pins>>, bearer: Bearer, body: Body) -> Answer {
     let wanted = views::wanted(&read(body).await?)?;
     accepted(&pins, pins.request(&Owner::from(&bearer), wanted).await?).await
@@ -111,9 +107,7 @@ async fn add(State(pins): State<Arc<Pins>>, bearer: Bearer, body: Body) -> Answe
 /// Says how far a pin has come.
 #[utoipa::path(get, path = "/psa/pins/{requestid}", tag = "pinning", security(("bearer" = ["pin"])),
     params(("requestid" = String, Path, description = "As it was told when the pin was asked for")),
-    responses(
-        (status = 200, description = "The pin", body = PinStatusView),
-        (status = 404, description = "The token has no such pin", body = PinningError)))]
+    responses((status = 200, description = "The pin", body = PinStatusView), NoSuchPin))]
 async fn get(State(pins): State<Arc<Pins>>, bearer: Bearer, id: Id) -> Answer {
     let request = pins.get(&bearer.id, &named(id)?).ok_or(PinsError::NotFound)?;
     Ok(json(StatusCode::OK, &PinStatusView::of(&request, &views::delegates(&pins).await)))
@@ -123,11 +117,7 @@ async fn get(State(pins): State<Arc<Pins>>, bearer: Bearer, id: Id) -> Answer {
 #[utoipa::path(post, path = "/psa/pins/{requestid}", tag = "pinning", security(("bearer" = ["pin"])),
     params(("requestid" = String, Path, description = "The pin that is to be replaced")), request_body = PinView,
     responses(
-        (status = 202, description = "It is asked for, as a new request", body = PinStatusView),
-        (status = 400, description = "The pin cannot be understood, or is beyond its limits", body = PinningError),
-        (status = 404, description = "The token has no such pin", body = PinningError),
-        (status = 409, description = "The token's quota is used up", body = PinningError),
-        (status = 507, description = "The service is full", body = PinningError)))]
+        (status = 202, description = "It is asked for, as a new request", body = PinStatusView), NotAsked, NoSuchPin))]
 async fn replace(State(pins): State<Arc<Pins>>, bearer: Bearer, id: Id, body: Body) -> Answer {
     let wanted = views::wanted(&read(body).await?)?;
     accepted(&pins, pins.replace(&Owner::from(&bearer), &named(id)?, wanted).await?).await
@@ -136,9 +126,7 @@ async fn replace(State(pins): State<Arc<Pins>>, bearer: Bearer, id: Id, body: Bo
 /// Removes a pin. What no other pin has of it is let go.
 #[utoipa::path(delete, path = "/psa/pins/{requestid}", tag = "pinning", security(("bearer" = ["pin"])),
     params(("requestid" = String, Path, description = "The pin")),
-    responses(
-        (status = 202, description = "It is removed"),
-        (status = 404, description = "The token has no such pin", body = PinningError)))]
+    responses((status = 202, description = "It is removed"), NoSuchPin))]
 async fn remove(State(pins): State<Arc<Pins>>, bearer: Bearer, id: Id) -> Answer {
     pins.remove(&bearer.id, &named(id)?).await?;
     Ok(StatusCode::ACCEPTED.into_response())

@@ -32,7 +32,8 @@ pub struct PurgeRequest {
     /// A block, and everything below it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cid: Option<String>,
-    /// What a path leads to, `/ipfs/…` or `/ipns/…`, and everything below that.
+    /// What a path leads to, `/ipfs/…` or `/ipns/…`, and everything below that; and what is known of the name that it
+    /// begins with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// A key of the header `Surrogate-Key`: a root CID, for everything below it; or a name, for what is known of it and

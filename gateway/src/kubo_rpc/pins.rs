@@ -364,7 +364,7 @@ impl Rpc {
         let roots: Vec<Cid> = pins.iter().map(|pin| pin.root).collect();
         let line = move |pin: Pin| PinLineView {
             cid: cids.show(&pin.root),
-            name: pin.name.filter(|_| names).as_deref().unwrap_or_default().to_owned(),
+            name: pin.name.as_deref().filter(|_| names).unwrap_or_default().to_owned(),
             kind: "recursive".to_owned(),
         };
         let recursive = stream::iter(pins.into_iter().filter(move |_| kinds.recursive)).map(line).map(Ok);

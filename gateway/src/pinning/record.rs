@@ -8,7 +8,7 @@
 //! | `orphan/CID` | [`Orphan`] | a pin that the store may still have, and nobody wants |
 
 use super::index::{Entry, Outcome};
-use super::request::Meta;
+use super::request::{Meta, Wanted};
 use cache::StoreError;
 use cache::register::{Change, Register};
 use content::Cid;
@@ -89,9 +89,9 @@ pub fn put(entry: &Entry) -> Result<Change, StoreError> {
         owner: entry.owner.to_string(),
         cid: entry.root.to_string(),
         created_ms: entry.created_ms,
-        name: entry.name.as_deref().map(str::to_owned),
-        meta: Meta::clone(&entry.meta),
-        origins: entry.origins.to_vec(),
+        name: entry.name.clone(),
+        meta: entry.meta.clone(),
+        origins: entry.origins.clone(),
         outcome: entry.outcome.clone(),
         bytes_max: entry.bytes_max,
         keeps: entry.keeps.map(|root| root.to_string()),
@@ -182,13 +182,12 @@ fn each<T: DeserializeOwned>(
 }
 
 fn entry(id: &str, record: Record) -> Option<Entry> {
+    let Record { name, origins, meta, .. } = record;
+    let wanted = Wanted { root: record.cid.parse().ok()?, name, origins, meta };
     Some(Entry {
         id: id.into(),
         owner: record.owner.into(),
-        root: record.cid.parse().ok()?,
-        name: record.name.map(Arc::from),
-        meta: Arc::new(record.meta),
-        origins: record.origins.into(),
+        wanted: Arc::new(wanted),
         created_ms: record.created_ms,
         outcome: record.outcome,
         bytes_max: record.bytes_max,
@@ -215,16 +214,19 @@ mod tests {
 
     fn entries() -> Vec<Entry> {
         let root: Cid = "bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy".parse().expect("a CID");
-        let full = Entry {
-            id: "0123".into(),
-            owner: "somebody".into(),
+        let wanted = Wanted {
             root,
             name: Some("Ein Name \"mit\" Ärger\n".into()),
-            meta: Arc::new([("k".to_owned(), "v".to_owned()), (String::new(), String::new())].into()),
+            meta: [("k".to_owned(), "v".to_owned()), (String::new(), String::new())].into(),
             origins: ["/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
                 .parse()
                 .expect("an address")]
             .into(),
+        };
+        let full = Entry {
+            id: "0123".into(),
+            owner: "somebody".into(),
+            wanted: Arc::new(wanted),
             created_ms: 1_795_000_000_123,
             outcome: Outcome::Failed("nobody has it".into()),
             bytes_max: Some(7),
@@ -233,9 +235,7 @@ mod tests {
         };
         let bare = Entry {
             id: "4567".into(),
-            name: None,
-            meta: Arc::default(),
-            origins: [].into(),
+            wanted: Arc::new(Wanted::new(root)),
             outcome: Outcome::Pending,
             bytes_max: None,
             keeps: None,

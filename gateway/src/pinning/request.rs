@@ -5,6 +5,7 @@ use content::Cid;
 use libp2p::Multiaddr;
 use libp2p::multiaddr::Protocol;
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -115,21 +116,15 @@ pub struct Progress {
     pub bytes: u64,
 }
 
-/// A request at one moment.
+/// A request at one moment. Reads as what was asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// What it is called by; cannot be guessed, and is safe in a URL.
     pub id: Arc<str>,
     /// The identifier of the token that asked.
     pub owner: Arc<str>,
-    /// The root of the DAG.
-    pub root: Cid,
-    /// What the owner calls it.
-    pub name: Option<Arc<str>>,
-    /// What the owner keeps with it.
-    pub meta: Arc<Meta>,
-    /// Who was said to have it.
-    pub origins: Arc<[Multiaddr]>,
+    /// What was asked for.
+    pub wanted: Arc<Wanted>,
     /// When it was asked for, in whole milliseconds; no other request has the same time.
     pub created: SystemTime,
     /// How far it has come.
@@ -142,4 +137,12 @@ pub struct Request {
     pub attempts: u32,
     /// When the next attempt is due, if one was made and another will be.
     pub next_attempt: Option<SystemTime>,
+}
+
+impl Deref for Request {
+    type Target = Wanted;
+
+    fn deref(&self) -> &Wanted {
+        &self.wanted
+    }
 }

@@ -17,11 +17,12 @@ mod queue;
 mod reading;
 
 use super::record::Work;
-use super::request::{Meta, Progress};
+use super::request::{Progress, Wanted};
 use content::Cid;
 use libp2p::Multiaddr;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -51,21 +52,15 @@ mod text {
     }
 }
 
-/// A request as it is kept.
+/// A request as it is kept. Reads as what was asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// What it is called by.
     pub id: Arc<str>,
     /// Whose it is.
     pub owner: Arc<str>,
-    /// The root of the DAG.
-    pub root: Cid,
-    /// What the owner calls it.
-    pub name: Option<Arc<str>>,
-    /// What the owner keeps with it.
-    pub meta: Arc<Meta>,
-    /// Who was said to have it.
-    pub origins: Arc<[Multiaddr]>,
+    /// What was asked for.
+    pub wanted: Arc<Wanted>,
     /// When it was asked for, in milliseconds since the epoch.
     pub created_ms: u64,
     /// What has become of it.
@@ -76,6 +71,14 @@ pub struct Entry {
     pub keeps: Option<Cid>,
     /// The pin was there and nobody had asked for it.
     pub taken_in: bool,
+}
+
+impl Deref for Entry {
+    type Target = Wanted;
+
+    fn deref(&self) -> &Wanted {
+        &self.wanted
+    }
 }
 
 impl Entry {

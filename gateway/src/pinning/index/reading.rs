@@ -145,10 +145,7 @@ impl Index {
         Request {
             id: Arc::clone(&entry.id),
             owner: Arc::clone(&entry.owner),
-            root: entry.root,
-            name: entry.name.clone(),
-            meta: Arc::clone(&entry.meta),
-            origins: Arc::clone(&entry.origins),
+            wanted: Arc::clone(&entry.wanted),
             created: time(entry.created_ms),
             status,
             progress,

@@ -1,7 +1,7 @@
 //! The specification's objects.
 
 use super::failure::PsaFailure;
-use crate::pinning::{Meta, Page, Pins, Request, Status, Wanted};
+use crate::pinning::{Page, Pins, Request, Status, Wanted};
 use libp2p::Multiaddr;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -106,9 +106,9 @@ impl PinView {
         let origins: Vec<_> = request.origins.iter().map(ToString::to_string).collect();
         Self {
             cid: request.root.to_string(),
-            name: request.name.as_deref().map(str::to_owned),
+            name: request.name.clone(),
             origins: (!origins.is_empty()).then_some(origins),
-            meta: (!request.meta.is_empty()).then(|| Meta::clone(&request.meta)),
+            meta: (!request.meta.is_empty()).then(|| request.meta.clone()),
         }
     }
 }

@@ -74,7 +74,7 @@ impl Pins {
         changes.extend(replaced.iter().map(|former| record::delete(&former.id)));
         self.write(changes, &left).await?;
         let pending = entry.outcome == Outcome::Pending;
-        let (id, root, origins) = (Arc::clone(&entry.id), entry.root, entry.origins.to_vec());
+        let (id, root, origins) = (Arc::clone(&entry.id), entry.root, entry.origins.clone());
         let shown = {
             let mut index = self.index_mut();
             index.insert(entry);
@@ -106,10 +106,7 @@ impl Pins {
         Ok(Entry {
             id: new_id()?,
             owner: Arc::clone(&owner.id),
-            root: wanted.root,
-            name: wanted.name.map(Arc::from),
-            meta: Arc::new(wanted.meta),
-            origins: wanted.origins.into(),
+            wanted: Arc::new(wanted),
             created_ms: index.next_created_ms(now_ms()),
             outcome,
             bytes_max: owner.bytes_max,

@@ -1,8 +1,8 @@
 //! The index beside a plain account of the same requests.
 
-use crate::pinning::Progress;
 use crate::pinning::index::{Counts, Entry, Index, Outcome};
 use crate::pinning::record::Work;
+use crate::pinning::{Progress, Wanted};
 use content::{Block, Cid};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -49,10 +49,7 @@ pub fn entry(number: u64, owner: &str, root: Cid, outcome: Outcome, keeps: Optio
     Entry {
         id: number.to_string().into(),
         owner: owner.into(),
-        root,
-        name: None,
-        meta: Arc::default(),
-        origins: [].into(),
+        wanted: Arc::new(Wanted::new(root)),
         created_ms: number,
         keeps: keeps.filter(|_| outcome == Outcome::Pending),
         outcome,

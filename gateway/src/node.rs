@@ -133,11 +133,11 @@ impl Node {
         let ram = Ram::with_policy(cache.ram_bytes_max, ram_policy(cache.ram_policy));
         let tiers = Tiers::new(ram, Arc::clone(&disk), Arc::clone(&policy), tier_metrics);
         let network = Network::start(loaded, Arc::new(Served::of(&tiers)), &policy, &mut registry).await?;
-        let control = Arc::new(Control::new(Arc::clone(&lists), tiers.clone()));
         let welcome = welcome::ensure_pinned(&*disk).await?;
         network.provide(&*disk, loaded.config.p2p.provide).await;
 
         let pins = start_pins(loaded, &disk, network.reach(loaded, &tiers, Arc::clone(&policy)), &mut registry).await?;
+        let control = Arc::new(Control::new(Arc::clone(&lists), tiers.clone()).telling(&pins));
 
         let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let health = Arc::<Health>::default();

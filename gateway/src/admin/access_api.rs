@@ -80,6 +80,14 @@ struct Access {
     audit: Arc<AuditLog>,
 }
 
+impl Access {
+    /// The tokens that were given out, as they are kept.
+    async fn listed(&self) -> Result<Vec<Entry>, Refusal> {
+        let book = self.book.clone();
+        Ok(tokio::task::spawn_blocking(move || book.list()).await.map_err(|_| stopping())??)
+    }
+}
+
 /// The routes.
 pub fn routes(data_dir: &Path, audit: &Arc<AuditLog>) -> OpenApiRouter {
     let access = Access { book: Book::of(data_dir), audit: Arc::clone(audit) };
@@ -97,16 +105,21 @@ impl From<BookError> for Refusal {
 /// Whose token was borne. Any will do.
 #[utoipa::path(get, path = "/api/v1/token", tag = "access", security(("bearer" = [])),
     responses((status = 200, description = "The token", body = TokenView)))]
-async fn own_token(bearer: Bearer) -> Answer {
-    Ok(json(StatusCode::OK, &TokenView::from(&bearer)))
+async fn own_token(State(access): State<Access>, bearer: Bearer) -> Answer {
+    if bearer.is_operator() {
+        return Ok(json(StatusCode::OK, &TokenView::from(&bearer)));
+    }
+    // When it was made and when it ends is kept with those that were given out.
+    let given = access.listed().await?.into_iter().find(|entry| *entry.id == *bearer.id);
+    Ok(json(StatusCode::OK, &given.map_or_else(|| TokenView::from(&bearer), TokenView::from)))
 }
 
 /// The tokens that were given out.
 #[utoipa::path(get, path = "/api/v1/tokens", tag = "access", security(("bearer" = ["operate"])),
     responses((status = 200, description = "The tokens", body = TokensView)))]
 async fn tokens(State(access): State<Access>) -> Answer {
-    let listed = tokio::task::spawn_blocking(move || access.book.list()).await.map_err(|_| stopping())??;
-    Ok(json(StatusCode::OK, &TokensView { tokens: listed.into_iter().map(TokenView::from).collect() }))
+    let tokens = access.listed().await?.into_iter().map(TokenView::from).collect();
+    Ok(json(StatusCode::OK, &TokensView { tokens }))
 }
 
 /// The last changes, the newest first.

@@ -31,11 +31,12 @@ WHAT is a CID, a path, an IPNS key or a domain, or the address of a page at any 
 
 Examples:
   causeway block add bafy…
-  causeway block add --status 451 --reason \"court order 7/26\" https://gateway.example.org/ipfs/bafy…/page
+  causeway block add https://gateway.example.org/ipfs/bafy…/page
+  causeway block add --status 451 --reason \"court order 7/26\" bafy…
   causeway block add --below /ipns/example.org/files
-  causeway block add --deep bafy…           every block of it that is here, by its own hash as well
-  causeway block add --allow bafy…          an exception: it is served, whatever lists say
-  causeway block add --rule '//d9d295bde21f422d471a90f2a37ec53049fdf3e5fa3ee2e8f20e10003da429e7'";
+  causeway block add --deep bafy…      each block of it that is here as well
+  causeway block add --allow bafy…     it is served, whatever lists say
+  causeway block add --rule '//d9d295bde21f422d…'";
 
 const CHECK: &str = "\
 Examples:
@@ -162,7 +163,7 @@ pub async fn run(loaded: &Loaded, command: BlockCommand) -> anyhow::Result<()> {
             let rule = rule(what)?;
             let path = format!("/api/v1/denylists/local/rules{}", query(&[("rule", rule.clone())]));
             let removed: RemovedView = running(loaded, &asking.node).await?.delete(&path).await?;
-            print_view(asking.json, &removed, |removed| format!("{rule}: {} lines are gone\n", removed.removed))
+            print_view(asking.json, &removed, |_| format!("the local list no longer has {rule}\n"))
         }
         BlockCommand::Ls { rules: true, asking } => rules(loaded, &asking).await,
         BlockCommand::Ls { rules: false, asking } => {
@@ -230,8 +231,12 @@ fn added_text(added: &AddedView) -> String {
         let more = if added.complete { "" } else { ", and there is more below than is walked" };
         _ = writeln!(text, "{} rules for what is below{more}", added.deep_rules);
     }
-    _ = writeln!(text, "{evicted_blocks} blocks left the disk ({})", size(*evicted_bytes));
-    added.unpinned.iter().for_each(|root| _ = writeln!(text, "unpinned {root}"));
+    // What goes with a pin is not counted.
+    if *evicted_blocks > 0 {
+        _ = writeln!(text, "{evicted_blocks} blocks left the disk ({})", size(*evicted_bytes));
+    }
+    let unpinned = added.unpinned.iter();
+    unpinned.for_each(|root| _ = writeln!(text, "unpinned {root}, and what no other pin has of it is gone"));
     text
 }
 

@@ -21,17 +21,17 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// An IPFS HTTP gateway: runs it, fills it, and looks after it
 #[derive(Debug, Parser)]
-#[command(name = "causeway", version, about, after_help = format!("{START}\n\n{PRECEDENCE}\n\n{EXITS}"))]
+#[command(name = "causeway", version, after_help = format!("{START}\n\n{PRECEDENCE}\n\n{EXITS}"))]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
 const START: &str = "\
-To begin:                 causeway serve
-Something of your own:    causeway add site/            prints its CID; the gateway serves it at /ipfs/CID
-What a command does:      causeway help add             has examples; \"causeway man DIR\" writes manual pages
-Completion on Tab:        source <(causeway completions bash)";
+To begin:             causeway serve
+Something of yours:   causeway add site/     prints its CID; it is at /ipfs/CID
+Help, with examples:  causeway help add      or as manual pages: causeway man DIR
+Completion on Tab:    source <(causeway completions bash)";
 
 const PRECEDENCE: &str = "Every setting is also a key of the configuration file and an environment variable:\n\
     http.listen is CAUSEWAY_HTTP_LISTEN. Flags beat the environment, which beats the file, which beats the defaults.\n\
@@ -117,7 +117,7 @@ enum Command {
 
 const SERVE: &str = "\
 Examples:
-  causeway serve                                            on this machine only, at http://127.0.0.1:8080
+  causeway serve           for this machine only, at http://127.0.0.1:8080
   causeway serve --config /etc/causeway.toml
   causeway serve --listen 0.0.0.0:8080 --data-dir /srv/ipfs";
 

@@ -26,6 +26,8 @@ fn is_leaf(command: &Command) -> bool {
 #[test]
 fn the_command_line_is_sound() {
     Cli::command().debug_assert();
+    let about = Cli::command().get_about().map(ToString::to_string).unwrap_or_default();
+    assert!(about.starts_with("An IPFS HTTP gateway"), "the first that is said of it: {about}");
     assert!(commands().len() > 30, "{}", commands().len());
 }
 
@@ -47,6 +49,17 @@ fn every_command_has_an_example() {
         let more = command.get_after_help().or(command.get_after_long_help()).map(ToString::to_string);
         let more = more.unwrap_or_default();
         assert!(more.contains(&path), "the help of {path} has no example: {more}");
+    }
+}
+
+/// A line that a narrow terminal breaks is typed wrongly.
+#[test]
+fn examples_fit_a_narrow_terminal() {
+    for (path, command) in commands() {
+        let more = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        for example in more.lines().filter(|line| line.starts_with("  causeway ")) {
+            assert!(example.chars().count() <= 80, "the help of {path}: {example}");
+        }
     }
 }
 

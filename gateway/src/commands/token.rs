@@ -27,7 +27,8 @@ Commands on the gateway's own data folder need none: they use the one in DATA_DI
 
 const CREATE: &str = "\
 Examples:
-  causeway token create --scope pin --name ci --bytes-max 50GiB --expires 90d > ci.token
+  causeway token create --scope pin --name ci --expires 90d > ci.token
+  causeway token create --scope pin --pins-max 100 --bytes-max 50GiB
   causeway token create --scope read,operate --name console --json
 For Kubo:
   ipfs pin remote service add causeway https://gateway.example.org:8081/psa \"$(cat ci.token)\"";
@@ -35,7 +36,7 @@ For Kubo:
 const SHOW: &str = "\
 Examples:
   causeway token show
-  causeway token show --admin https://gateway.example.org:8081 --token-file ci.token";
+  causeway token show --token-file ci.token";
 
 /// `causeway token`
 #[derive(Debug, Subcommand)]

@@ -91,7 +91,7 @@ async fn reload(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let entries = control.lists.entries().iter();
     let meant: Vec<_> = entries.filter(|entry| meant.as_ref().is_none_or(|id| *id == *entry.id)).collect();
     if meant.is_empty() {
-        let words = "there is no such list: GET /api/v1/denylists says what they are called";
+        let words = "there is no such list: \"causeway block ls\" and GET /api/v1/denylists say what they are called";
         return Err(Refusal(StatusCode::NOT_FOUND, words.to_owned()));
     }
     // What is wrong is told with the list.
@@ -220,7 +220,7 @@ async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let rule = parse(&rule.ok_or_else(|| wrong("the parameter \"rule\" says which rule"))?)?;
     let removed = control.remove(rule.clone()).await?;
     if removed == 0 {
-        let words = "the local list has no such rule: GET /api/v1/denylists/local/rules lists those that it has";
+        let words = "the local list has no such rule: \"causeway block ls --rules\" lists those that it has";
         return Err(Refusal(StatusCode::NOT_FOUND, words.to_owned()));
     }
     let detail = Detail(serde_json::json!({ "rule": rule.to_string(), "removed": removed }));

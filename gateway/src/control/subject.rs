@@ -21,7 +21,7 @@ pub struct Subject {
 
 /// Why a text stands for nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("\"{text}\" is {reason}")]
+#[error("\"{text}\" stands for nothing: {reason}")]
 pub struct NotASubject {
     text: String,
     reason: String,
@@ -39,7 +39,7 @@ impl Subject {
     /// # Errors
     /// [`NotASubject`].
     pub fn of_cid(text: &str) -> Result<Self, NotASubject> {
-        let cid = cid::parse(text.trim()).map_err(|error| NotASubject::new(text, format!("no CID: {error}")))?;
+        let cid = cid::parse(text.trim()).map_err(|error| NotASubject::new(text, format!("it is no CID: {error}")))?;
         Ok(Self { root: Root::Cid(cid), segments: Vec::new() })
     }
 
@@ -49,7 +49,7 @@ impl Subject {
     /// [`NotASubject`].
     pub fn of_path(text: &str) -> Result<Self, NotASubject> {
         let path = ContentPath::parse(text.trim(), DEPTH_MAX);
-        let path = path.map_err(|error| NotASubject::new(text, format!("no path to content: {error}")))?;
+        let path = path.map_err(|error| NotASubject::new(text, format!("it is no path to content: {error}")))?;
         Ok(Self { root: path.root, segments: path.segments })
     }
 
@@ -68,13 +68,14 @@ impl Subject {
     /// [`NotASubject`].
     pub fn of_url(text: &str) -> Result<Self, NotASubject> {
         let none = |reason: &str| NotASubject::new(text, reason);
-        let (scheme, rest) = text.trim().split_once("://").ok_or_else(|| none("no address: it has no scheme"))?;
+        let (scheme, rest) =
+            text.trim().split_once("://").ok_or_else(|| none("it is no address, since it has no scheme"))?;
         let rest = rest.split(['?', '#']).next().unwrap_or(rest);
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         match scheme.to_ascii_lowercase().as_str() {
             scheme @ ("ipfs" | "ipns") => return Self::of_path(&format!("/{scheme}/{rest}")),
             "http" | "https" => {}
-            _ => return Err(none("no address of http, https, ipfs or ipns")),
+            _ => return Err(none("it is no address of http, https, ipfs or ipns")),
         }
         if Namespace::split(path).is_some() {
             return Self::of_path(path);
@@ -111,7 +112,8 @@ impl Subject {
         let key = |cid: &Cid| cid.codec() == codec::LIBP2P_KEY;
         match cid::parse(text) {
             Ok(cid) if !key(&cid) => Self::of_cid(text),
-            _ => Self::of_name(text).map_err(|_| NotASubject::new(text, "neither a CID nor a path, name or address")),
+            _ => Self::of_name(text)
+                .map_err(|_| NotASubject::new(text, "it is neither a CID nor a path, name or address")),
         }
     }
 

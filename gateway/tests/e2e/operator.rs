@@ -85,6 +85,9 @@ async fn what_is_blocked_is_gone_and_can_be_let_out_again() {
     let said = run(&launch, &["block", "add", "--deep", &root]);
     assert!(said.contains("in force") && said.contains(&format!("unpinned {root}")), "{said}");
     assert_eq!((status(&node, &b).await, status(&node, &format!("/ipfs/{root}")).await), (410, 410));
+    // Whoever had it pinned hears why it is not.
+    let (code, said, complained) = failure(&launch, &["pin", "status", &root]);
+    assert!(code == FAILURE && said.contains("failed") && complained.contains("withholds"), "{said} {complained}");
     for wrong in [&["block", "add", "no such thing"][..], &["block", "add", "--status", "404", &root]] {
         assert_eq!(failure(&launch, wrong).0, FAILURE, "{wrong:?}");
     }

@@ -92,8 +92,8 @@ fn purged_text(purged: &PurgedView) -> String {
 
 const WARM: &str = "\
 Examples:
-  causeway warm bafy…                           all of it
-  causeway warm --depth 1 /ipns/example.org     a folder and what is directly in it
+  causeway warm bafy…                         all of it
+  causeway warm --depth 1 /ipns/example.org   a folder, and what is in it
   causeway warm --bytes-max 1GiB bafy…
 
 What is fetched is cached, and goes when room is needed; \"causeway pin add\" keeps it.";

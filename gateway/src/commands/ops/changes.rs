@@ -17,8 +17,8 @@ use std::time::Duration;
 
 const GC: &str = "\
 Examples:
-  causeway gc                      all that is cached
-  causeway gc --keep 10GiB         what was cached longest ago, until so much is left
+  causeway gc                   all that is cached
+  causeway gc --keep 10GiB      the oldest of it, until so much is left
 
 Nothing that is pinned goes. What takes room and is needed by nothing: causeway store compact.";
 
@@ -51,9 +51,11 @@ pub async fn gc(loaded: &Loaded, args: GcArgs) -> anyhow::Result<()> {
 
 const DRAIN: &str = "\
 Examples:
-  causeway drain           /readyz says 503, so that balancers send nobody more; whoever comes is answered
+  causeway drain           /readyz says 503: balancers send nobody more
   causeway drain --undo    traffic is welcome again
-  causeway drain --stop    the gateway ends in good order, as after SIGTERM";
+  causeway drain --stop    the gateway ends in good order, as after SIGTERM
+
+Whoever comes while it drains is answered all the same.";
 
 /// `causeway drain`
 #[derive(Debug, Args)]
@@ -89,9 +91,9 @@ pub async fn drain(loaded: &Loaded, args: DrainArgs) -> anyhow::Result<()> {
 
 const LEVEL: &str = "\
 Examples:
-  causeway log-level                              what is said now
-  causeway log-level debug --for 10m              and what the settings say after that
-  causeway log-level info,access=debug            a line for each request";
+  causeway log-level                        what is said now
+  causeway log-level debug --for 10m        after that, what the settings say
+  causeway log-level info,access=debug      a line for each request";
 
 /// `causeway log-level`
 #[derive(Debug, Args)]

@@ -17,7 +17,8 @@ const HELP: &str = "\
 Examples:
   causeway explain bafy…
   causeway explain /ipns/example.org/page
-  causeway explain --fetch https://bafy….ipfs.gateway.example.org/     ask for it, and tell what that took
+  causeway explain https://bafy….ipfs.gateway.example.org/
+  causeway explain --fetch bafy…       ask for it, and tell what that took
   causeway explain --json bafy… | jq .network.search
 
 Nobody is asked and nothing is fetched without --fetch.";

@@ -24,7 +24,7 @@ const LINES: usize = 20;
 const STATS: &str = "\
 Examples:
   causeway stats
-  causeway stats --watch                         a line each second, until Ctrl-C
+  causeway stats --watch                   a line each second, until Ctrl-C
   causeway stats --watch --json | jq .rates.requests
 
 What the store holds by kind: causeway store stats. Everything for Prometheus: /metrics of the admin listener.";

@@ -69,7 +69,7 @@ pub async fn health(loaded: &Loaded, args: HealthArgs) -> anyhow::Result<()> {
 const AUDIT: &str = "\
 Examples:
   causeway audit                         the last hundred changes
-  causeway audit --limit 1000 --json | jq -r '.entries[] | select(.status >= 400)'";
+  causeway audit --json | jq -r '.entries[] | select(.status >= 400)'";
 
 /// `causeway audit`
 #[derive(Debug, Args)]

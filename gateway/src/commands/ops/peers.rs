@@ -15,10 +15,10 @@ use std::time::Duration;
 
 const HELP: &str = "\
 Examples:
-  causeway peers                                          those that are connected, the oldest connection first
-  causeway peers --json | jq -r '.peers[].agent' | sort | uniq -c
+  causeway peers              the oldest connection first
+  causeway peers traffic      bytes by transport
   causeway peers connect /dns4/peer.example.org/tcp/4001/p2p/12D3KooW…
-  causeway peers traffic";
+  causeway peers --json | jq -r '.peers[].agent' | sort | uniq -c";
 
 /// `causeway peers`
 #[derive(Debug, Args)]

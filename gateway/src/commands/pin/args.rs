@@ -16,7 +16,8 @@ A token sees and changes its own pins; commands on the gateway's data folder are
 const ADD: &str = "\
 Examples:
   causeway pin add bafy…
-  causeway pin add --name site --origin /dns4/peer.example.org/tcp/4001/p2p/12D3KooW… bafy…/docs
+  causeway pin add --name site bafy…/docs
+  causeway pin add --origin /dns4/peer.example.org/tcp/4001/p2p/12D3KooW… bafy…
   causeway pin add --no-wait --json bafy… | jq -r .requestid
 
 This waits until it is here, and shows how far it is. Ctrl-C ends the waiting and not the work: \"causeway pin status\" goes on to \

@@ -203,7 +203,9 @@ async fn rm(remote: &Remote, pin: &str, json: bool) -> anyhow::Result<()> {
 
 /// The request that is called so, or the newest for a CID.
 async fn one(remote: &Remote, pin: &str) -> anyhow::Result<PinStatusView> {
-    let Ok(cid) = pin.parse::<Cid>() else { return remote.get(&request(pin)).await };
+    let Ok(cid) = pin.parse::<Cid>() else {
+        return remote.get(&request(pin)).await.with_context(|| format!("\"{pin}\""));
+    };
     let newest = all(remote, &of_cid(&cid), 1).try_collect::<Vec<_>>().await?.pop();
     newest.with_context(|| format!("nothing of {cid} is pinned or asked for with this token"))
 }

@@ -53,11 +53,16 @@ pub fn describe(pin: &PinStatusView) -> String {
     lines.extend(of.name.clone().map(|name| ("name", name)));
     lines.push(("created", created.clone()));
     lines.extend(amount(pin).map(|amount| ("here", amount)));
-    lines.extend(info.get("attempts").map(|attempts| ("failed", format!("{attempts} times"))));
+    lines.extend(info.get("attempts").map(|attempts| ("failed", times(attempts))));
     lines.extend(info.get("status_details").map(|details| ("details", details.clone())));
     lines.extend(of.origins.iter().flatten().map(|origin| ("origin", origin.clone())));
     lines.extend(of.meta.iter().flatten().map(|(key, value)| ("meta", format!("{key}={value}"))));
     lines.iter().map(|(key, value)| format!("{key:8} {}\n", printable(value))).collect()
+}
+
+/// How often, in words.
+fn times(number: &str) -> String {
+    if number == "1" { "once".to_owned() } else { format!("{number} times") }
 }
 
 /// A row for each pin.
@@ -65,7 +70,8 @@ pub fn rows(pins: &[PinStatusView]) -> String {
     let row = |pin: &PinStatusView| {
         let name = pin.pin.name.as_deref().map(printable).unwrap_or_default();
         let amount = amount(pin).unwrap_or_else(|| "-".to_owned());
-        let created = pin.created.split('.').next().unwrap_or_default().to_owned();
+        // To the second, as all lists have it.
+        let created = format!("{}Z", pin.created.split(['.', 'Z']).next().unwrap_or_default());
         [pin.pin.cid.clone(), word(pin.status).to_owned(), amount, created, pin.requestid.clone(), name.into_owned()]
     };
     if pins.is_empty() {

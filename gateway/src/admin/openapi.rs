@@ -36,7 +36,7 @@ const TAGS: [(&str, &str); 10] = [
     ("store", "The local store: figures, checks, blocks and archives"),
     ("names", "Keys, and IPNS names that are published with them"),
     ("control", "What is not served"),
-    ("operations", "What the process says of itself"),
+    ("operations", "Caches, peers, running requests, figures, settings: what the process does, and how it goes on"),
     ("access", "Tokens, and who changed what"),
     ("api", "This description"),
 ];

@@ -18,9 +18,11 @@ use std::time::Duration;
 
 const HELP: &str = "\
 A token is good for what its scopes say, and for nothing else:
-  read      looking: metrics, figures, settings, content
-  pin       pinning and uploading, and removing what it has pinned; what other tokens pinned it neither sees nor changes
-  operate   changing how the gateway runs: the store, keys and names, everybody's pins
+  read      looking: metrics, figures, peers, requests, settings, content
+  pin       pinning and uploading, and removing what it has pinned; what other
+            tokens pinned it neither sees nor changes
+  operate   changing how the gateway runs: the store (add, import), purge, warm, drain,
+            keys and names, everybody's pins; reading the audit log; explain
   takedown  deciding what is not served
 
 Commands on the gateway's own data folder need none: they use the one in DATA_DIR/admin.token.";

@@ -9,11 +9,11 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// Looking: metrics, figures, settings, content.
+    /// Looking: metrics, figures, peers, requests, settings, content.
     Read,
     /// Pinning and uploading, and seeing and removing what this token has pinned.
     Pin,
-    /// Changing how the gateway runs: its store, names and their keys, everybody's pins.
+    /// Changing how the gateway runs: its store, caches and peers, names and their keys, draining, everybody's pins.
     Operate,
     /// Deciding what is not served.
     Takedown,

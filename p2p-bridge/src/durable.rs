@@ -74,6 +74,8 @@ fn finish(path: &Path, changed: io::Result<()>, sync: impl FnOnce(&Path) -> io::
 }
 
 fn sync_folder(path: &Path) -> io::Result<()> {
+    // What is above "folder" is the folder that the process is in.
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     File::open(path)?.sync_all()
 }
 
@@ -99,6 +101,12 @@ mod tests {
         for _ in 0..2 {
             remove(&path).expect("removes, or there is nothing to remove");
         }
+    }
+
+    #[test]
+    fn a_name_alone_has_a_folder_too() {
+        let above = Path::new("name").parent().expect("an empty path");
+        assert!(above.as_os_str().is_empty() && sync_folder(above).is_ok());
     }
 
     #[test]

@@ -4,8 +4,9 @@
 //! hears what left the store; a script learns by the exit code whether something is blocked.
 
 use crate::admin::store_views::size;
-use crate::commands::output::{print_json, print_line, print_view, table};
-use crate::commands::place::{Asking, RUNNING};
+use crate::commands::ops::Asking;
+use crate::commands::output::{count, print, print_line, print_view, table};
+use crate::commands::place::RUNNING;
 use crate::commands::remote::address::query;
 use crate::commands::remote::{Remote, running};
 use crate::commands::store_cli::printable;
@@ -233,7 +234,7 @@ fn added_text(added: &AddedView) -> String {
     }
     // What goes with a pin is not counted.
     if *evicted_blocks > 0 {
-        _ = writeln!(text, "{evicted_blocks} blocks left the disk ({})", size(*evicted_bytes));
+        _ = writeln!(text, "{} left the disk ({})", count(*evicted_blocks, "block"), size(*evicted_bytes));
     }
     let unpinned = added.unpinned.iter();
     unpinned.for_each(|root| _ = writeln!(text, "unpinned {root}, and what no other pin has of it is gone"));

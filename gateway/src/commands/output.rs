@@ -62,6 +62,11 @@ pub fn print_view<T: Serialize>(json: bool, view: &T, text: impl FnOnce(&T) -> S
     if json { print_json(view) } else { print(&text(view)) }
 }
 
+/// So many of something: "1 block", "2 blocks".
+pub fn count(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Rows whose cells line up; the last cell of a row is as long as it is.
 pub fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let rows: Vec<[String; N]> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
@@ -86,6 +91,11 @@ pub fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = [St
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_is_not_many() {
+        assert_eq!([0, 1, 2].map(|number| count(number, "block")), ["0 blocks", "1 block", "2 blocks"]);
+    }
 
     #[test]
     fn rows_line_up() {

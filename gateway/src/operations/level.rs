@@ -66,7 +66,7 @@ pub async fn write(body: Bytes) -> Answer {
     let LevelRequest { level: text, duration_seconds } = read_body(&body)?;
     let duration = match duration_seconds {
         Some(seconds) if !(1..=DURATION_SECONDS_MAX).contains(&seconds) => {
-            return Err(wrong(format!("duration_seconds is from 1 to {DURATION_SECONDS_MAX}")));
+            return Err(wrong(format!("duration_seconds is from 1 to {DURATION_SECONDS_MAX}, a week")));
         }
         seconds => seconds.map(Duration::from_secs),
     };

@@ -158,7 +158,8 @@ pub struct StatsView {
     pub store: StoreView,
     /// The network.
     pub network: NetworkView,
-    /// Pins by status.
+    /// Pins: `pinned`, `pending` and `failed` ones, and how many roots are being fetched (`active_roots`) or wait for that
+    /// (`queued_roots`).
     pub pins: BTreeMap<String, u64>,
     /// What happened each second.
     pub rates: Option<RatesView>,

@@ -140,7 +140,7 @@ async fn content_is_warmed_explained_purged_and_collected() {
     run(&to, &["warm", &root]);
     let collected = json(&to, &["gc"]);
     assert!(collected["bytes"].as_u64() > Some(3_000_000) && collected["cached_bytes"] == 0, "{collected}");
-    assert!(run(&to, &["gc", "--keep", "1GiB"]).starts_with("0 blocks are gone"));
+    assert!(run(&to, &["gc", "--keep", "1GiB"]).starts_with("0 cached blocks gone"));
     assert_eq!(json(&to, &["peers", "disconnect", holder.peer_id()])["peer_id"], holder.peer_id());
     for wrong in [&["purge", "no cid"][..], &["warm", "/x/y"], &["explain", "ftp://x"], &["refresh", "a b"]] {
         assert_eq!(failure(&to, wrong).0, FAILURE, "{wrong:?}");

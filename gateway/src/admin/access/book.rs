@@ -100,12 +100,12 @@ pub enum BookError {
         reason: String,
     },
     /// The system refused.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {said}", path = path.display())]
     Io {
         /// What was to be read or written.
         path: PathBuf,
         /// What it said.
-        source: io::Error,
+        said: io::Error,
     },
 }
 
@@ -136,7 +136,7 @@ impl Book {
         let path = self.path();
         let bytes = match durable::read(&path, FILE_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            read => read.map_err(|source| BookError::Io { path: path.clone(), source })?,
+            read => read.map_err(|said| BookError::Io { path: path.clone(), said })?,
         };
         let page: Page = serde_json::from_slice(&bytes)
             .map_err(|error| BookError::Damaged { path: path.clone(), reason: error.to_string() })?;
@@ -167,8 +167,8 @@ impl Book {
                 return Err(BookError::Full);
             }
             let token =
-                Token::generate().map_err(|source| BookError::Io { path: "the system's randomness".into(), source })?;
-            let created_at = epoch::now();
+                Token::generate().map_err(|said| BookError::Io { path: "the system's randomness".into(), said })?;
+            let created_at = seconds(SystemTime::now());
             let expires_at = lifetime.map(|lifetime| created_at.saturating_add(lifetime.as_secs()));
             let (id, hash) = (token.id().to_owned(), token.hash().to_hex());
             let entry = Entry { id, name, hash, scopes, quota, created_at, expires_at };
@@ -197,7 +197,7 @@ impl Book {
         let path = self.path();
         let written = serde_json::to_vec_pretty(&Page { tokens }).map_err(io::Error::other);
         let written = written.and_then(|bytes| durable::write(&path, &bytes)).and_then(|()| self.hand_over(&path));
-        written.map(|()| done).map_err(|source| BookError::Io { path, source })
+        written.map(|()| done).map_err(|said| BookError::Io { path, said })
     }
 
     fn lock(&self) -> Result<File, BookError> {
@@ -209,7 +209,7 @@ impl Book {
             file.lock()?;
             Ok(file)
         };
-        open().map_err(|source| BookError::Io { path: path.clone(), source })
+        open().map_err(|said| BookError::Io { path: path.clone(), said })
     }
 
     /// Gives a file to whoever has the folder: a command that root types must not keep the gateway from reading it.

@@ -1,8 +1,9 @@
 //! `causeway purge`, `warm` and `refresh`: what is kept, and what is brought here.
 
+use super::{Asking, path_of};
 use crate::admin::store_views::size;
-use crate::commands::output::print_view;
-use crate::commands::place::{Asking, RUNNING};
+use crate::commands::output::{count, print, print_line, print_view};
+use crate::commands::place::RUNNING;
 use crate::commands::progress::Progress;
 use crate::commands::remote::running;
 use crate::commands::values;
@@ -12,7 +13,7 @@ use crate::operations::warm::{WarmLine, WarmProgress, WarmReport, WarmRequest};
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use config::Loaded;
-use content::Cid;
+use content::{cid, codec};
 use http::Method;
 use std::fmt::Write as _;
 
@@ -51,14 +52,10 @@ pub struct PurgeArgs {
 /// What is said to be a CID or a path, as the API takes them: one of the two.
 fn cid_or_path(said: &str) -> (Option<String>, Option<String>) {
     let bare = said.strip_prefix("ipfs://").unwrap_or(said);
-    if bare.starts_with('/') {
-        return (None, Some(bare.to_owned()));
+    match cid::parse(bare) {
+        Ok(cid) if cid.codec() != codec::LIBP2P_KEY => (Some(bare.to_owned()), None),
+        _ => (None, Some(path_of(said))),
     }
-    if bare.parse::<Cid>().is_ok() {
-        return (Some(bare.to_owned()), None);
-    }
-    let path = said.strip_prefix("ipns://").map_or_else(|| format!("/ipfs/{bare}"), |name| format!("/ipns/{name}"));
-    (None, Some(path))
 }
 
 /// Removes cached copies.
@@ -75,12 +72,15 @@ pub async fn purge(loaded: &Loaded, args: PurgeArgs) -> anyhow::Result<()> {
 
 fn purged_text(purged: &PurgedView) -> String {
     let PurgedView { ram_blocks, disk_blocks, disk_bytes, pinned_blocks, missing_blocks, .. } = purged;
-    let mut text = format!("{disk_blocks} blocks left the disk ({}), {ram_blocks} left memory\n", size(*disk_bytes));
+    let left = count(*disk_blocks, "block");
+    let mut text = format!("{left} left the disk ({}), {ram_blocks} left memory\n", size(*disk_bytes));
     if *pinned_blocks > 0 {
-        _ = writeln!(text, "{pinned_blocks} blocks are pinned and stay on the disk");
+        let pinned = count(*pinned_blocks, "pinned block");
+        _ = writeln!(text, "{pinned} stayed on the disk: \"causeway pin rm\" lets go of them");
     }
     if *missing_blocks > 0 {
-        _ = writeln!(text, "{missing_blocks} blocks are not here, and what is below them was not looked for");
+        let missing = count(*missing_blocks, "block");
+        _ = writeln!(text, "not here: {missing}, and what is below was not looked for");
     }
     let pages = purged.paths + purged.listings + purged.sites + purged.encoded;
     if pages > 0 {
@@ -108,7 +108,7 @@ pub struct WarmArgs {
     /// How far below that: 0 is the block alone, 1 what it links to as well; all of it if left out
     #[arg(long, value_name = "LEVELS")]
     depth: Option<u32>,
-    /// End when so much is here, such as 1GiB
+    /// End when so much was fetched or read, such as 1GiB
     #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     bytes_max: Option<u64>,
     /// How it is asked.
@@ -138,7 +138,7 @@ pub async fn warm(loaded: &Loaded, args: WarmArgs) -> anyhow::Result<()> {
     drop(progress);
     print_view(asking.json, &report, report_text)?;
     let failed = report.progress.failed_blocks;
-    ensure!(failed == 0, "{failed} blocks of {what} did not come");
+    ensure!(failed == 0, "{} of {what} did not come", count(failed, "block"));
     Ok(())
 }
 
@@ -200,8 +200,10 @@ fn refreshed_text(refreshed: &RefreshedView) -> String {
     }
     for step in &refreshed.steps {
         let held = step.valid_until_at.map(|at| format!(", good until {}", values::moment(at))).unwrap_or_default();
-        let value = step.value.as_deref().or(step.error.as_deref()).unwrap_or("unknown");
-        _ = writeln!(text, "  {} ({}): {value}{held}", step.name, step.source);
+        // What is not known the error tells of.
+        if let Some(value) = step.value.as_deref().or(step.error.as_deref()) {
+            lines.push(format!("  {} ({}): {value}{held}", step.name, step.source));
+        }
     }
     text
 }
@@ -213,6 +215,7 @@ mod tests {
     #[test]
     fn what_is_said_is_a_cid_or_a_path() {
         const CID: &str = "bafkqac3imvwgy3zao5xxe3de";
+        const KEY: &str = "k51qzi5uqu5dgutdk6i1ynyzgkqngpha5xpgia3a5qqp4jsh0u4csozksxel2r";
         let (cid, path) = (|text: &str| (Some(text.to_owned()), None), |text: &str| (None, Some(text.to_owned())));
         let table = [
             (CID.to_owned(), cid(CID)),
@@ -221,6 +224,8 @@ mod tests {
             (format!("{CID}/a b"), path(&format!("/ipfs/{CID}/a b"))),
             (format!("ipfs://{CID}/a"), path(&format!("/ipfs/{CID}/a"))),
             ("/ipns/example.org/a".to_owned(), path("/ipns/example.org/a")),
+            ("example.org/a".to_owned(), path("/ipns/example.org/a")),
+            (KEY.to_owned(), path(&format!("/ipns/{KEY}"))),
             ("ipns://example.org/a".to_owned(), path("/ipns/example.org/a")),
         ];
         for (said, expected) in table {

@@ -1,8 +1,8 @@
 //! `causeway gc`, `drain`, `log-level` and `config running`: how a gateway runs, and changes of that.
 
 use crate::admin::store_views::size;
-use crate::commands::output::print_view;
-use crate::commands::place::{Asking, RUNNING};
+use crate::commands::output::{count, print_view};
+use crate::commands::place::RUNNING;
 use crate::commands::remote::client::Wait;
 use crate::commands::remote::running;
 use crate::commands::values;
@@ -45,7 +45,7 @@ pub async fn gc(loaded: &Loaded, args: GcArgs) -> anyhow::Result<()> {
     print_view(asking.json, &collected, |collected| {
         let CollectedView { blocks, bytes, cached_bytes, pinned_bytes } = collected;
         let left = format!("{} cached and {} pinned are left", size(*cached_bytes), size(*pinned_bytes));
-        format!("{blocks} blocks are gone ({}); {left}\n", size(*bytes))
+        format!("{} gone, {} given back; {left}\n", count(*blocks, "cached block"), size(*bytes))
     })
 }
 
@@ -84,8 +84,10 @@ pub async fn drain(loaded: &Loaded, args: DrainArgs) -> anyhow::Result<()> {
     } else {
         remote.post("/api/v1/drain", &DrainRequest { stop }).await?
     };
-    print_view(asking.json, &stage, |stage| {
-        format!("{}\n", if stage.stopping { "it ends when open requests are finished" } else { stage.stage.as_str() })
+    print_view(asking.json, &stage, |stage| match stage.stage.as_str() {
+        _ if stage.stopping => "it ends when open requests are finished\n".to_owned(),
+        "draining" => "draining: /readyz says 503; \"causeway drain --undo\" ends that\n".to_owned(),
+        stage => format!("{stage}\n"),
     })
 }
 
@@ -101,7 +103,7 @@ Examples:
 pub struct LevelArgs {
     /// As log.level has it; without it, the level is printed
     level: Option<String>,
-    /// Go back to what the settings say after this, such as 10m
+    /// Go back to what the settings say after this, such as 10m; a week at most
     #[arg(long = "for", value_name = "TIME", requires = "level", value_parser = values::duration)]
     duration: Option<Duration>,
     /// How it is asked.

@@ -1,8 +1,9 @@
 //! `causeway explain`: what the gateway would answer, and why.
 
+use super::{Asking, path_of};
 use crate::admin::store_views::size;
-use crate::commands::output::print_view;
-use crate::commands::place::{Asking, RUNNING};
+use crate::commands::output::{count, print_view};
+use crate::commands::place::RUNNING;
 use crate::commands::remote::address::query;
 use crate::commands::remote::client::Wait;
 use crate::commands::remote::running;
@@ -16,7 +17,7 @@ use std::fmt::Write as _;
 const HELP: &str = "\
 Examples:
   causeway explain bafy…
-  causeway explain /ipns/example.org/page
+  causeway explain example.org/page
   causeway explain https://bafy….ipfs.gateway.example.org/
   causeway explain --fetch bafy…       ask for it, and tell what that took
   causeway explain --json bafy… | jq .network.search
@@ -27,7 +28,7 @@ Nobody is asked and nothing is fetched without --fetch.";
 #[derive(Debug, Args)]
 #[command(after_help = format!("{HELP}\n\n{RUNNING}"))]
 pub struct ExplainArgs {
-    /// What a client would ask for: CID, CID/PATH, /ipfs/CID/PATH, /ipns/NAME/PATH, or an address
+    /// What a client would ask for: CID, NAME, CID/PATH, /ipfs/CID/PATH, /ipns/NAME/PATH, or an address
     #[arg(value_name = "CID|PATH|URL")]
     what: String,
     /// Ask for it as a client would, and tell what came of it
@@ -41,10 +42,8 @@ pub struct ExplainArgs {
 /// What is said, as the API takes it.
 fn asked(said: &str) -> (&'static str, String) {
     match said.split_once("://") {
-        Some((scheme @ ("ipfs" | "ipns"), rest)) => ("path", format!("/{scheme}/{rest}")),
+        None | Some(("ipfs" | "ipns", _)) => ("path", path_of(said)),
         Some(_) => ("url", said.to_owned()),
-        None if said.starts_with('/') => ("path", said.to_owned()),
-        None => ("path", format!("/ipfs/{said}")),
     }
 }
 
@@ -67,15 +66,19 @@ fn text(view: &ExplainView) -> String {
     let mut say = |what: &str, words: &str| _ = writeln!(text, "{what:10} {}", printable(words));
     match &view.answer {
         Some(answer) => say("answer", &answer_text(answer)),
-        None => say("answer", "it cannot be told without fetching something (--fetch)"),
+        None if view.missing.is_some() && view.network.is_none() => {
+            say("answer", "not known: not all of it is here, and the gateway is offline");
+        }
+        None => say("answer", "not known without asking others (--fetch)"),
     }
     if let Some(fetched) = &view.fetched {
         let end = if fetched.in_time { "could begin" } else { "was given up" };
         say("fetched", &format!("the answer {end} after {:.3} s", fetched.seconds));
     }
     for step in &view.names {
-        let value = step.value.as_deref().or(step.error.as_deref()).unwrap_or("not known");
-        say("name", &format!("{} ({}): {value}", step.name, step.source));
+        let value = step.value.as_deref().or(step.error.as_deref());
+        let value = value.map_or_else(|| "not known here".to_owned(), |value| format!("{value} ({})", step.source));
+        say("name", &format!("{}: {value}", step.name));
     }
     view.resolved.iter().for_each(|path| say("path", path));
     if let Some(policy) = &view.policy {
@@ -91,7 +94,10 @@ fn text(view: &ExplainView) -> String {
         say("remembered", &format!("{}{state}", remembered.cid));
     }
     view.network.iter().flat_map(network_lines).for_each(|line| say("network", &line));
-    view.notes.iter().for_each(|note| say("note", note));
+    // What is wrong with the answer was said there.
+    let problem = view.answer.as_ref().and_then(|answer| answer.problem.as_ref());
+    let notes = view.notes.iter().filter(|note| Some(*note) != problem);
+    notes.for_each(|note| say("note", &note.replace("fetch=true", "--fetch")));
     text
 }
 
@@ -119,16 +125,18 @@ fn content_text(content: &ContentView) -> String {
         (missing, true) => format!("{missing} are missing"),
         (missing, false) => format!("{missing} at least are missing"),
     };
-    format!("{kind}{bytes}, {cid}: {blocks_here} blocks, {pinned_blocks} of them pinned; {missing}")
+    format!("{kind}{bytes}, {cid}: {}, {pinned_blocks} of them pinned; {missing}", count(*blocks_here, "block"))
 }
 
 fn network_lines(network: &NetworkView) -> Vec<String> {
-    let mut lines = vec![format!("{} peers are connected", network.peers)];
+    let mut lines = vec![format!("connected with {}", count(network.peers as u64, "peer"))];
     if let Some(session) = &network.session {
         let gave = session.members.iter().filter(|member| member.gave).count();
         lines.push(format!(
-            "it is being read: {} peers were asked, {} answered, {gave} gave blocks; {} blocks are waited for",
-            session.asked, session.answered, session.wanted
+            "it is being read, or was lately: asked {}, {} answered, {gave} gave blocks; {} waited for",
+            count(session.asked as u64, "peer"),
+            session.answered,
+            count(session.wanted as u64, "block"),
         ));
     }
     network.search.iter().for_each(|search| lines.extend(search_lines(search)));
@@ -174,6 +182,9 @@ mod tests {
         const CID: &str = "bafkqac3imvwgy3zao5xxe3de";
         let table = [
             (CID.to_owned(), ("path", format!("/ipfs/{CID}"))),
+            (format!("{CID}?format=car"), ("path", format!("/ipfs/{CID}?format=car"))),
+            ("example.org".to_owned(), ("path", "/ipns/example.org".to_owned())),
+            ("nonsense/a".to_owned(), ("path", "/ipfs/nonsense/a".to_owned())),
             (format!("/ipfs/{CID}"), ("path", format!("/ipfs/{CID}"))),
             (format!("{CID}/a"), ("path", format!("/ipfs/{CID}/a"))),
             (format!("ipfs://{CID}/a"), ("path", format!("/ipfs/{CID}/a"))),

@@ -111,16 +111,16 @@ fn stats_text(stats: &StatsView) -> String {
         size(store.cached_bytes),
         size(store.pinned_bytes)
     );
-    let pins: Vec<String> = pins.iter().map(|(status, pins)| format!("{pins} {status}")).collect();
     if !pins.is_empty() {
-        _ = writeln!(text, "pins         {}", pins.join(", "));
+        let of = |key: &str| pins.get(key).copied().unwrap_or_default();
+        _ = writeln!(text, "pins         {} here, {} not yet, {} failed", of("pinned"), of("pending"), of("failed"));
     }
     _ = writeln!(
         text,
         "peers        {}; {} searches, {} blocks are waited for",
         network.peers, network.searches, network.wanted_blocks
     );
-    for carried in &network.transports {
+    for carried in network.transports.iter().filter(|carried| carried.received_bytes + carried.sent_bytes > 0) {
         _ = writeln!(
             text,
             "  {:10} {} received, {} sent",

@@ -18,3 +18,43 @@ pub mod explain;
 pub mod figures;
 pub mod node;
 pub mod peers;
+
+use crate::commands::place::NodePlace;
+use clap::Args;
+use config::Flags;
+use content::path::Namespace;
+use content::{Name, cid, codec};
+
+/// How it is printed, and which gateway is asked.
+#[derive(Debug, Args)]
+pub struct Asking {
+    /// Print JSON, as the admin API answers
+    #[arg(long)]
+    pub json: bool,
+    /// Which node is meant.
+    #[command(flatten)]
+    pub node: NodePlace,
+}
+
+impl Asking {
+    /// The settings that were given.
+    pub fn flags(&self) -> Flags {
+        self.node.flags()
+    }
+}
+
+/// What is said to be content, as a path. A CID or a name may stand alone, or before what is below it.
+fn path_of(said: &str) -> String {
+    if let Some((scheme @ ("ipfs" | "ipns"), rest)) = said.split_once("://") {
+        return format!("/{scheme}/{rest}");
+    }
+    if said.starts_with('/') {
+        return said.to_owned();
+    }
+    let root = said.split(['/', '?', '#']).next().unwrap_or_default();
+    let is_content = cid::parse(root).is_ok_and(|cid| cid.codec() != codec::LIBP2P_KEY);
+    let is_name = !is_content && Name::parse(root).is_ok();
+    // What is neither is told of as no CID.
+    let namespace = if is_name { Namespace::Ipns } else { Namespace::Ipfs };
+    format!("/{}/{said}", namespace.name())
+}

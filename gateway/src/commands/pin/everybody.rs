@@ -3,8 +3,8 @@
 use super::LsArgs;
 use super::show::word;
 use crate::admin::store_views::size;
-use crate::commands::output::{print_line, print_view, table};
-use crate::commands::place::Asking;
+use crate::commands::output::{count, print_line, print_view, table};
+use crate::commands::place::NodePlace;
 use crate::commands::remote::address::{query, segment};
 use crate::commands::remote::{Remote, running};
 use crate::commands::store_cli::printable;
@@ -42,7 +42,11 @@ pub async fn ls(loaded: &Loaded, args: &LsArgs) -> anyhow::Result<()> {
 
 fn rows(pins: &[OwnedPinView]) -> String {
     let row = |pin: &OwnedPinView| {
-        let here = if pin.blocks > 0 { format!("{} blocks, {}", pin.blocks, size(pin.bytes)) } else { "-".to_owned() };
+        let here = if pin.blocks > 0 {
+            format!("{}, {}", count(pin.blocks, "block"), size(pin.bytes))
+        } else {
+            "-".to_owned()
+        };
         let name = printable(pin.name.as_deref().unwrap_or_default()).into_owned();
         let (cid, id, owner) = (pin.cid.clone(), pin.requestid.clone(), pin.owner.clone());
         [cid, word(pin.status).to_owned(), here, moment(pin.created_at), owner, id, name]

@@ -1,7 +1,7 @@
 //! Pins, as people are shown them.
 
 use crate::admin::store_views::size;
-use crate::commands::output::table;
+use crate::commands::output::{count, table};
 use crate::commands::store_cli::printable;
 use crate::pinning::psa::views::{PinStatusView, StatusView};
 
@@ -28,7 +28,7 @@ pub fn details(pin: &PinStatusView) -> String {
 pub fn amount(pin: &PinStatusView) -> Option<String> {
     let number = |key: &str| pin.info.get(key)?.parse::<u64>().ok();
     let (blocks, bytes) = (number("blocks")?, number("bytes")?);
-    (blocks > 0).then(|| format!("{blocks} blocks, {}", size(bytes)))
+    (blocks > 0).then(|| format!("{}, {}", count(blocks, "block"), size(bytes)))
 }
 
 /// A line about a pin that something was done with.

@@ -263,10 +263,15 @@ impl Client {
             .downcast_ref::<io::Error>()
             .and_then(io::Error::get_ref)
             .is_some_and(|error| matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_))));
-        AskError::Unreachable(if is_about_its_certificate {
-            format!("{said}; --admin-ca names certificates that are to be trusted")
-        } else {
-            said
+        AskError::Unreachable(match is_about_its_certificate {
+            // OpenSSL makes such certificates unless it is told otherwise, and other clients may take them.
+            true if said.contains("CaUsedAsEndEntity") => {
+                format!(
+                    "{said}; its certificate is for signing others: make one with \"basicConstraints=critical,CA:FALSE\""
+                )
+            }
+            true => format!("{said}; --admin-ca names certificates that are to be trusted"),
+            false => said,
         })
     }
 

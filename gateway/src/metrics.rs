@@ -18,6 +18,9 @@ const SECONDS: [f64; 18] = [
     50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0,
 ];
 
+/// Bytes of one body that are added up before they are counted.
+const BYTES_AT_ONCE: u64 = 1 << 20;
+
 const METHODS: [&str; 4] = ["GET", "HEAD", "OPTIONS", "other"];
 const CLASSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
 
@@ -198,6 +201,7 @@ pub struct Exchange {
     started: Instant,
     method: usize,
     head_sent: bool,
+    /// Those that are not counted yet.
     body_bytes: u64,
     end: Option<Abort>,
 }
@@ -236,6 +240,10 @@ impl Exchange {
     /// Some of the body is handed over.
     pub fn sent(&mut self, bytes: usize) {
         self.body_bytes += bytes as u64;
+        // A long body counts while it is sent, so that rates are those of this moment.
+        if self.body_bytes >= BYTES_AT_ONCE {
+            self.metrics.bytes.inc_by(std::mem::take(&mut self.body_bytes));
+        }
     }
 
     /// All of the body is handed over.
@@ -271,6 +279,19 @@ mod tests {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, registry).expect("encodes");
         text
+    }
+
+    #[test]
+    fn a_long_body_counts_while_it_is_sent() {
+        let metrics = Arc::new(HttpMetrics::register(&mut Registry::default()));
+        let mut exchange = Exchange::begin(&metrics, &Method::GET);
+        exchange.sent(10);
+        assert_eq!(metrics.figures().bytes, 0);
+        exchange.sent(1 << 20);
+        exchange.sent(5);
+        assert_eq!(metrics.figures().bytes, (1 << 20) + 10);
+        drop(exchange);
+        assert_eq!(metrics.figures().bytes, (1 << 20) + 15);
     }
 
     #[test]

@@ -443,6 +443,19 @@ fn keys_and_names_are_managed_alike_with_and_without_a_running_node() {
     }
 }
 
+/// Where the settings say nothing, the data is in a folder of one name below the one where a command is typed.
+#[test]
+fn commands_find_the_folder_that_is_meant_if_nothing_is_said() {
+    let dir = TempDir::new().expect("a folder");
+    let here = |arguments: &[&str]| causeway(arguments).current_dir(&dir).output().expect("the binary runs");
+    let made = here(&["token", "create", "--scope", "read"]);
+    assert!(made.status.success() && text(&made.stdout).starts_with("cw_"), "{}", text(&made.stderr));
+    assert!(dir.path().join("data/tokens.json").is_file());
+    assert!(text(&here(&["token", "ls"]).stdout).contains("token-1"));
+    let alone = here(&["health"]);
+    assert!(alone.status.code() == Some(3) && text(&alone.stderr).contains(&path(&dir, "data")), "{alone:?}");
+}
+
 #[test]
 fn a_node_that_a_command_may_not_ask_says_so() {
     let dir = TempDir::new().expect("a folder");

@@ -71,6 +71,9 @@ enum Command {
         /// A CARv1 file; "-" for standard input
         #[arg(value_name = "FILE.car")]
         file: PathBuf,
+        /// Print JSON: pins, blocks, bytes
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         node: NodePlace,
     },
@@ -179,13 +182,17 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Cat(args) => cat::run(&load(&args.flags())?, &runtime()?, &args),
         Command::Ls(args) => ls::run(&load(&args.flags())?, &runtime()?, &args),
         Command::Store(command) => store_admin::run(&load(&command.flags())?, &runtime()?, command),
-        Command::Import { file, node } => store_admin::import(&load(&Flags::from(&node))?, &runtime()?, &file, &node),
-        Command::Pin(command) => asking(&command.flags(), async |loaded| pin::run(loaded, command).await),
-        Command::Block(command) => asking(&command.flags(), async |loaded| block::run(loaded, command).await),
-        Command::Token(command) => asking(&command.flags(), async |loaded| token::run(loaded, command).await),
-        Command::Purge(args) => asking(&args.asking.flags(), async |loaded| ops::caches::purge(loaded, args).await),
-        Command::Warm(args) => asking(&args.asking.flags(), async |loaded| ops::caches::warm(loaded, args).await),
-        Command::Refresh(args) => asking(&args.asking.flags(), async |loaded| ops::caches::refresh(loaded, args).await),
+        Command::Import { file, json, node } => {
+            store_admin::import(&load(&Flags::from(&node))?, &runtime()?, &file, json, &node)
+        }
+        Command::Pin(command) => runtime()?.block_on(pin::run(&load(&command.flags())?, command)),
+        Command::Block(command) => on_gateway(&command.flags(), async |loaded| block::run(loaded, command).await),
+        Command::Token(command) => runtime()?.block_on(token::run(&load(&command.flags())?, command)),
+        Command::Purge(args) => on_gateway(&args.asking.flags(), async |loaded| ops::caches::purge(loaded, args).await),
+        Command::Warm(args) => on_gateway(&args.asking.flags(), async |loaded| ops::caches::warm(loaded, args).await),
+        Command::Refresh(args) => {
+            on_gateway(&args.asking.flags(), async |loaded| ops::caches::refresh(loaded, args).await)
+        }
         Command::Explain(args) => {
             asking(&args.asking.flags(), async |loaded| ops::explain::explain(loaded, args).await)
         }

@@ -112,6 +112,9 @@ pub enum StoreCommand {
         /// A CARv1 file; "-" for standard input
         #[arg(value_name = "FILE.car")]
         file: PathBuf,
+        /// Print JSON: pins, blocks, bytes
+        #[arg(long)]
+        json: bool,
         /// Which node is meant.
         #[command(flatten)]
         node: NodePlace,
@@ -147,7 +150,7 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, command: StoreCommand) -> anyhow:
         StoreCommand::Repair { node } => repair(loaded, runtime, &node),
         StoreCommand::Compact { json, node } => runtime.block_on(compact(loaded, json, &node)),
         StoreCommand::Export { cid, file, node } => runtime.block_on(export(loaded, &cid, &file, &node)),
-        StoreCommand::Import { file, node } => import(loaded, runtime, &file, &node),
+        StoreCommand::Import { file, json, node } => import(loaded, runtime, &file, json, &node),
     }
 }
 
@@ -155,7 +158,7 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, command: StoreCommand) -> anyhow:
 ///
 /// # Errors
 /// When the file cannot be read, or a DAG is incomplete, or the store is in use or fails.
-pub fn import(loaded: &Loaded, runtime: &Runtime, file: &Path, node: &NodePlace) -> anyhow::Result<()> {
+pub fn import(loaded: &Loaded, runtime: &Runtime, file: &Path, json: bool, node: &NodePlace) -> anyhow::Result<()> {
     let name = if is_standard(file) { "standard input".to_owned() } else { file.display().to_string() };
     let opened = if is_standard(file) { shared(std::io::stdin().as_fd()) } else { std::fs::File::open(file) };
     let opened = opened.with_context(|| format!("{name} cannot be read"))?;
@@ -173,7 +176,7 @@ pub fn import(loaded: &Loaded, runtime: &Runtime, file: &Path, node: &NodePlace)
             }
         }
     })?;
-    print(&imported.text())
+    print_view(json, &imported, ImportedView::text)
 }
 
 async fn stats(loaded: &Loaded, asking: &Asking) -> anyhow::Result<()> {

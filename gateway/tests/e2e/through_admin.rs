@@ -150,6 +150,8 @@ async fn archives_go_from_one_running_node_to_another() {
     assert!(said.starts_with(&format!("pinned {site}\nimported ")), "{said}");
     assert_eq!(String::from_utf8_lossy(&pipe(&to, dir, &["import", "-"], &archive).expect("imports")).trim_end(), said);
     assert_eq!(run(&elsewhere, dir, &["store", "import", "--admin", node.admin_url(), "site.car"]), said);
+    let told: Value = serde_json::from_str(&run(&to, dir, &["import", "--json", "site.car"])).expect("JSON");
+    assert_eq!(told["pins"][0]["root"], site.as_str(), "{told}");
     assert!(!third.path().join("data/store").exists());
     let large = fs::read(dir.join("site/images/large")).expect("reads");
     node.expect(&format!("/ipfs/{site}/images/large"), &large).await;

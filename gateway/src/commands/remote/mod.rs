@@ -112,8 +112,10 @@ pub async fn client_of(loaded: &Loaded, place: &NodePlace) -> anyhow::Result<Cli
     match word(data_dir).await? {
         Some(word) => Client::new(address(&word)?, Access::of(loaded, place, true)?),
         None => Err(AskError::Unreachable(format!(
-            "no gateway runs on {}: start one with \"causeway serve\", or name one with --admin URL",
-            data_dir.display()
+            "no gateway runs on {}: start one with \"causeway serve\", or name another's folder with --data-dir or its \
+             address with --admin",
+            // Which folder that is depends on where the command was typed.
+            std::path::absolute(data_dir).unwrap_or_else(|_| data_dir.clone()).display()
         ))
         .into()),
     }

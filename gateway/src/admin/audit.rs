@@ -11,6 +11,7 @@
 
 use super::access::{Bearer, Scope};
 use super::answer::seconds;
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -39,6 +40,19 @@ const DETAIL_BYTES_MAX: usize = 16 * 1024;
 /// What a handler adds to the entry of its request: put it into the response's extensions.
 #[derive(Debug, Clone)]
 pub struct Detail(pub Value);
+
+impl Detail {
+    /// What was asked for, or what became of it.
+    pub fn of(what: &impl Serialize) -> Self {
+        Self(serde_json::to_value(what).unwrap_or_default())
+    }
+
+    /// An answer that brings this along.
+    pub fn with(self, mut answer: Response) -> Response {
+        answer.extensions_mut().insert(self);
+        answer
+    }
+}
 
 /// A change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

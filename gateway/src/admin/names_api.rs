@@ -14,6 +14,7 @@
 //! Times are seconds since the Unix epoch. Whatever goes wrong is answered as `{"error": "…"}`, which says what to do.
 
 use super::answer::{Answer, ErrorView, Refusal, json};
+use super::audit::Detail;
 use super::parameters::read_body;
 use super::refusals::{DiskFailed, WrongRequest};
 use axum::extract::{DefaultBodyLimit, Path, State};
@@ -260,8 +261,8 @@ async fn list_keys(State(names): State<Names>) -> Answer {
 async fn create_key(State(names): State<Names>, body: Bytes) -> Answer {
     let CreateKey { name, kind } = read_body(&body)?;
     let kind: KeyKind = kind.map_or(Ok(KeyKind::Ed25519), |kind| kind.parse())?;
-    let made = with_keys(&names, move |keys| keys.create(&name, kind)).await?;
-    Ok(json(StatusCode::CREATED, &KeyView::from(made)))
+    let made = KeyView::from(with_keys(&names, move |keys| keys.create(&name, kind)).await?);
+    Ok(Detail::of(&made).with(json(StatusCode::CREATED, &made)))
 }
 
 /// Takes in a key.
@@ -275,8 +276,8 @@ async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
         KeyFormat::Pem => key.into_bytes(),
         KeyFormat::Protobuf => Base::Base64Pad.decode(key.trim()).map_err(|_| FormatError::Protobuf)?,
     };
-    let taken = with_keys(&names, move |keys| keys.import(&name, Some(format), &bytes)).await?;
-    Ok(json(StatusCode::CREATED, &KeyView::from(taken)))
+    let taken = KeyView::from(with_keys(&names, move |keys| keys.import(&name, Some(format), &bytes)).await?);
+    Ok(Detail::of(&taken).with(json(StatusCode::CREATED, &taken)))
 }
 
 /// Gives out a private key.
@@ -345,7 +346,9 @@ async fn publish(State(names): State<Names>, body: Bytes) -> Answer {
     let published = names.publisher.publish(&key, &path, lifetime, ttl).await?;
     let settled = names.publisher.settled(published, PATIENCE).await;
     let info = names.publisher.keys().find(&settled.key).map(|(info, _)| info);
-    Ok(json(StatusCode::OK, &PublishedView::new(info, &settled, names.publisher.targets())))
+    let view = PublishedView::new(info, &settled, names.publisher.targets());
+    let detail = Detail(serde_json::json!({ "key": view.key, "name": view.name, "value": view.value }));
+    Ok(detail.with(json(StatusCode::OK, &view)))
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@
 
 use super::access::Bearer;
 use super::answer::{Answer, ErrorView, Refusal, json, stopping};
+use super::audit::Detail;
 use super::long::{self, PROGRESS_EVERY, apart};
 use super::parameters::{Parameters, wrong};
 use super::refusals::{DiskFailed, WrongParameters};
@@ -56,6 +57,8 @@ use utoipa_axum::routes;
 
 /// Operations that take long, at a time.
 pub const OPERATIONS_MAX: usize = 4;
+/// Roots of an import that the audit log names.
+const ROOTS_TOLD: usize = 100;
 /// The media type of archives (<https://www.iana.org/assignments/media-types/application/vnd.ipld.car>).
 pub const CAR: &str = "application/vnd.ipld.car";
 /// The media type of blocks.
@@ -330,7 +333,11 @@ async fn import(State(api): State<Api>, bearer: Bearer, request: Request) -> Res
         (imported.map_err(refusal), upload)
     });
     match imported.await {
-        Ok((Ok(summary), _)) => json(StatusCode::OK, &ImportedView::from(&summary)),
+        Ok((Ok(summary), _)) => {
+            let roots: Vec<String> = summary.pins.iter().take(ROOTS_TOLD).map(|pin| pin.root.to_string()).collect();
+            let detail = Detail(serde_json::json!({ "roots": roots, "bytes": summary.bytes }));
+            detail.with(json(StatusCode::OK, &ImportedView::from(&summary)))
+        }
         Ok((Err(refusal), upload)) => refusal.to_sender(upload.into_rest()),
         Err(refusal) => refusal.into_response(),
     }

@@ -2,6 +2,7 @@
 
 use super::Operations;
 use crate::admin::answer::{Answer, Refusal, json};
+use crate::admin::audit::Detail;
 use crate::admin::long::apart;
 use crate::admin::parameters::read_body;
 use crate::admin::refusals::{DiskFailed, WrongRequest};
@@ -43,10 +44,11 @@ pub struct CollectedView {
     request_body(content = CollectRequest, content_type = "application/json"),
     responses((status = 200, description = "What went", body = CollectedView), WrongRequest, DiskFailed))]
 pub async fn collect(State(operations): State<Operations>, body: Bytes) -> Answer {
-    let CollectRequest { cached_bytes_max } = read_body(&body)?;
+    let request: CollectRequest = read_body(&body)?;
+    let (detail, cached_bytes_max) = (Detail::of(&request), request.cached_bytes_max);
     let place = operations.begin()?;
     let collected = apart(place, async move { operations.shrink(cached_bytes_max.unwrap_or(0)).await });
-    Ok(json(StatusCode::OK, &collected.await?.map_err(Refusal::from)?))
+    Ok(detail.with(json(StatusCode::OK, &collected.await?.map_err(Refusal::from)?)))
 }
 
 impl Operations {

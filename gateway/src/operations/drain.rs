@@ -5,6 +5,7 @@
 
 use super::Operations;
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
+use crate::admin::audit::Detail;
 use crate::admin::parameters::{Parameters, read_body};
 use crate::admin::refusals::WrongRequest;
 use crate::health::Stage;
@@ -42,7 +43,7 @@ pub async fn begin(State(operations): State<Operations>, body: Bytes) -> Answer 
     if stop {
         operations.parts().stop.cancel();
     }
-    Ok(json(StatusCode::ACCEPTED, &operations.stage()))
+    Ok(Detail::of(&DrainRequest { stop }).with(json(StatusCode::ACCEPTED, &operations.stage())))
 }
 
 /// Says on `/readyz` that traffic is welcome again.

@@ -2,6 +2,7 @@
 
 use super::Operations;
 use crate::admin::answer::{Answer, ErrorView, Refusal, json, seconds, stopping};
+use crate::admin::audit::Detail;
 use crate::admin::parameters::{Parameters, read_body, wrong};
 use crate::admin::refusals::WrongRequest;
 use axum::extract::{Path, State};
@@ -189,7 +190,8 @@ pub async fn connect(State(operations): State<Operations>, body: Bytes) -> Answe
     let connected = operations.bridge()?.connect(peer, addresses, NamedBy::Operator, patience).await;
     let connected = connected.map_err(|error| refusal(&error))?;
     let (peer_id, address) = (connected.peer.to_string(), connected.address.to_string());
-    Ok(json(StatusCode::OK, &ConnectedView { peer_id, address, already: connected.already }))
+    let view = ConnectedView { peer_id, address, already: connected.already };
+    Ok(Detail::of(&view).with(json(StatusCode::OK, &view)))
 }
 
 /// Closes every connection with a peer. It may come back.

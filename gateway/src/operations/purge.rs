@@ -6,6 +6,7 @@
 use super::Operations;
 use super::dag::{Frontier, Step, TooMany};
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
+use crate::admin::audit::Detail;
 use crate::admin::long::apart;
 use crate::admin::parameters::{read_body, wrong};
 use crate::admin::refusals::{DiskFailed, WrongRequest};
@@ -99,11 +100,12 @@ struct Gone {
         (status = 422, description = "It has more blocks than are walked", body = ErrorView), DiskFailed))]
 pub async fn purge(State(operations): State<Operations>, body: Bytes) -> Answer {
     let request: PurgeRequest = read_body(&body)?;
-    let below = request.below.unwrap_or(true);
+    let (below, detail) = (request.below.unwrap_or(true), Detail::of(&request));
+    let order = operations.order(request).await?;
     let place = operations.begin()?;
     let order = operations.order(request).await?;
     let purged = apart(place, async move { operations.carry_out(order, below).await });
-    Ok(json(StatusCode::OK, &purged.await??))
+    Ok(detail.with(json(StatusCode::OK, &purged.await??)))
 }
 
 impl Operations {

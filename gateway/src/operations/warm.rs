@@ -8,6 +8,7 @@
 use super::Operations;
 use super::dag::{Frontier, Step, TooMany};
 use crate::admin::answer::{Answer, Refusal, seconds};
+use crate::admin::audit::Detail;
 use crate::admin::long::{self, PROGRESS_EVERY};
 use crate::admin::parameters::{read_body, wrong};
 use crate::admin::refusals::WrongRequest;
@@ -117,7 +118,7 @@ pub enum WarmLine {
         WrongRequest))]
 pub async fn warm(State(operations): State<Operations>, body: Bytes) -> Answer {
     let request: WarmRequest = read_body(&body)?;
-    let path = operations.path_to_warm(&request)?;
+    let (path, detail) = (operations.path_to_warm(&request)?, Detail::of(&request));
     let place = operations.begin()?;
     let (lines, mut told) = mpsc::channel(LINES_MAX);
     let warming = AbortOnDropHandle::new(tokio::spawn(async move {
@@ -129,7 +130,7 @@ pub async fn warm(State(operations): State<Operations>, body: Bytes) -> Answer {
         let _work = &warming;
         told.poll_recv(cx).map(|line| line.map(Ok::<Bytes, Infallible>))
     });
-    Ok(long::lines(Body::from_stream(lines)))
+    Ok(detail.with(long::lines(Body::from_stream(lines))))
 }
 
 /// A fetch that ended: the block unless nobody needs to read it, and whether it came from the network.

@@ -196,7 +196,7 @@ async fn how_a_gateway_goes_on_is_shown_and_changed() {
     let audit = json(&launch, &["audit", "--limit", "10"]);
     let paths: Vec<_> = audit["entries"].as_array().expect("a list").iter().map(|entry| &entry["path"]).collect();
     assert!(paths.contains(&&"/api/v1/log/level".into()), "{audit}");
-    assert!(run(&launch, &["audit"]).contains("PUT /api/v1/log/level"));
+    assert!(run(&launch, &["audit"]).contains("PUT /api/v1/log/level {\"level\":\"info\"}"));
 
     // No more traffic; traffic again; the end.
     assert_eq!(json(&launch, &["drain"])["stage"], "draining");

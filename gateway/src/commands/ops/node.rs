@@ -16,6 +16,8 @@ use config::Loaded;
 use http::{Method, StatusCode};
 use serde::Serialize;
 
+/// Characters of what a change was about that are shown to people.
+const DETAIL_CHARS_MAX: usize = 160;
 /// The longest answer of a health check, in bytes.
 const HEALTH_BYTES_MAX: usize = 4096;
 
@@ -94,6 +96,16 @@ pub async fn audit(loaded: &Loaded, args: AuditArgs) -> anyhow::Result<()> {
     print_view(asking.json, &changes, audit_text)
 }
 
+/// What the request was about, as far as its path does not say so.
+fn detail(entry: &Entry) -> String {
+    let Some(detail) = &entry.detail else { return String::new() };
+    let text = printable(&detail.to_string()).into_owned();
+    match text.char_indices().nth(DETAIL_CHARS_MAX) {
+        Some((end, _)) => format!(" {}…", &text[..end]),
+        None => format!(" {text}"),
+    }
+}
+
 fn audit_text(changes: &AuditView) -> String {
     let row = |entry: &Entry| {
         [
@@ -101,7 +113,7 @@ fn audit_text(changes: &AuditView) -> String {
             entry.status.to_string(),
             entry.name.clone(),
             entry.from.clone().unwrap_or_else(|| "-".to_owned()),
-            format!("{} {}", entry.method, printable(&entry.path)),
+            format!("{} {}{}", entry.method, printable(&entry.path), detail(entry)),
         ]
     };
     table(["TIME", "STATUS", "TOKEN", "FROM", "REQUEST"], changes.entries.iter().rev().map(row))

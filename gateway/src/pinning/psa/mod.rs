@@ -36,6 +36,7 @@ use self::views::{PinResultsView, PinStatusView, PinView};
 use super::{Owner, Pins, PinsError, Request};
 use crate::admin::access::Bearer;
 use crate::admin::answer::{PinningError, json};
+use crate::admin::audit::Detail;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -133,7 +134,9 @@ async fn remove(State(pins): State<Arc<Pins>>, bearer: Bearer, id: Id) -> Answer
 }
 
 async fn accepted(pins: &Pins, request: Request) -> Answer {
-    Ok(json(StatusCode::ACCEPTED, &PinStatusView::of(&request, &views::delegates(pins).await)))
+    let view = PinStatusView::of(&request, &views::delegates(pins).await);
+    let detail = Detail(serde_json::json!({ "requestid": view.requestid, "cid": view.pin.cid }));
+    Ok(detail.with(json(StatusCode::ACCEPTED, &view)))
 }
 
 async fn read(body: Body) -> Result<bytes::Bytes, PsaFailure> {

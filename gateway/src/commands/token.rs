@@ -21,8 +21,8 @@ A token is good for what its scopes say, and for nothing else:
   read      looking: metrics, figures, peers, requests, settings, content
   pin       pinning and uploading, and removing what it has pinned; what other
             tokens pinned it neither sees nor changes
-  operate   changing how the gateway runs: the store (add, import), purge, warm, drain,
-            keys and names, everybody's pins; reading the audit log; explain
+  operate   changing how the gateway runs: the store (add, import), purge, warm,
+            drain, keys and names, everybody's pins; explain; the audit log
   takedown  deciding what is not served
 
 Commands on the gateway's own data folder need none: they use the one in DATA_DIR/admin.token.";
@@ -33,7 +33,7 @@ Examples:
   causeway token create --scope pin --pins-max 100 --bytes-max 50GiB
   causeway token create --scope read,operate --name console --json
 For Kubo:
-  ipfs pin remote service add causeway https://gateway.example.org:8081/psa \"$(cat ci.token)\"";
+  ipfs pin remote service add causeway http://127.0.0.1:8081/psa \"$(cat ci.token)\"";
 
 const SHOW: &str = "\
 Examples:

@@ -4,9 +4,8 @@
 //! hears what left the store; a script learns by the exit code whether something is blocked.
 
 use crate::admin::store_views::size;
-use crate::commands::ops::Asking;
-use crate::commands::output::{count, print, print_line, print_view, table};
-use crate::commands::place::RUNNING;
+use crate::commands::output::{count, print_json, print_line, print_view, table};
+use crate::commands::place::{Asking, RUNNING};
 use crate::commands::remote::address::query;
 use crate::commands::remote::{Remote, running};
 use crate::commands::store_cli::printable;

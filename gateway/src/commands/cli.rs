@@ -185,14 +185,12 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Import { file, json, node } => {
             store_admin::import(&load(&Flags::from(&node))?, &runtime()?, &file, json, &node)
         }
-        Command::Pin(command) => runtime()?.block_on(pin::run(&load(&command.flags())?, command)),
-        Command::Block(command) => on_gateway(&command.flags(), async |loaded| block::run(loaded, command).await),
-        Command::Token(command) => runtime()?.block_on(token::run(&load(&command.flags())?, command)),
-        Command::Purge(args) => on_gateway(&args.asking.flags(), async |loaded| ops::caches::purge(loaded, args).await),
-        Command::Warm(args) => on_gateway(&args.asking.flags(), async |loaded| ops::caches::warm(loaded, args).await),
-        Command::Refresh(args) => {
-            on_gateway(&args.asking.flags(), async |loaded| ops::caches::refresh(loaded, args).await)
-        }
+        Command::Pin(command) => asking(&command.flags(), async |loaded| pin::run(loaded, command).await),
+        Command::Block(command) => asking(&command.flags(), async |loaded| block::run(loaded, command).await),
+        Command::Token(command) => asking(&command.flags(), async |loaded| token::run(loaded, command).await),
+        Command::Purge(args) => asking(&args.asking.flags(), async |loaded| ops::caches::purge(loaded, args).await),
+        Command::Warm(args) => asking(&args.asking.flags(), async |loaded| ops::caches::warm(loaded, args).await),
+        Command::Refresh(args) => asking(&args.asking.flags(), async |loaded| ops::caches::refresh(loaded, args).await),
         Command::Explain(args) => {
             asking(&args.asking.flags(), async |loaded| ops::explain::explain(loaded, args).await)
         }

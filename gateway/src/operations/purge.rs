@@ -101,7 +101,6 @@ struct Gone {
 pub async fn purge(State(operations): State<Operations>, body: Bytes) -> Answer {
     let request: PurgeRequest = read_body(&body)?;
     let (below, detail) = (request.below.unwrap_or(true), Detail::of(&request));
-    let order = operations.order(request).await?;
     let place = operations.begin()?;
     let order = operations.order(request).await?;
     let purged = apart(place, async move { operations.carry_out(order, below).await });

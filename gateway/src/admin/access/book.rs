@@ -168,7 +168,7 @@ impl Book {
             }
             let token =
                 Token::generate().map_err(|said| BookError::Io { path: "the system's randomness".into(), said })?;
-            let created_at = seconds(SystemTime::now());
+            let created_at = epoch::now();
             let expires_at = lifetime.map(|lifetime| created_at.saturating_add(lifetime.as_secs()));
             let (id, hash) = (token.id().to_owned(), token.hash().to_hex());
             let entry = Entry { id, name, hash, scopes, quota, created_at, expires_at };

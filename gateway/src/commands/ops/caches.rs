@@ -1,9 +1,9 @@
 //! `causeway purge`, `warm` and `refresh`: what is kept, and what is brought here.
 
-use super::{Asking, path_of};
+use super::path_of;
 use crate::admin::store_views::size;
-use crate::commands::output::{count, print, print_line, print_view};
-use crate::commands::place::RUNNING;
+use crate::commands::output::{count, print_view};
+use crate::commands::place::{Asking, RUNNING};
 use crate::commands::progress::Progress;
 use crate::commands::remote::running;
 use crate::commands::values;
@@ -202,7 +202,7 @@ fn refreshed_text(refreshed: &RefreshedView) -> String {
         let held = step.valid_until_at.map(|at| format!(", good until {}", values::moment(at))).unwrap_or_default();
         // What is not known the error tells of.
         if let Some(value) = step.value.as_deref().or(step.error.as_deref()) {
-            lines.push(format!("  {} ({}): {value}{held}", step.name, step.source));
+            _ = writeln!(text, "  {} ({}): {value}{held}", step.name, step.source);
         }
     }
     text

@@ -2,7 +2,7 @@
 
 use crate::admin::store_views::size;
 use crate::commands::output::{count, print_view};
-use crate::commands::place::RUNNING;
+use crate::commands::place::{Asking, RUNNING};
 use crate::commands::remote::client::Wait;
 use crate::commands::remote::running;
 use crate::commands::values;

@@ -1,9 +1,9 @@
 //! `causeway explain`: what the gateway would answer, and why.
 
-use super::{Asking, path_of};
+use super::path_of;
 use crate::admin::store_views::size;
 use crate::commands::output::{count, print_view};
-use crate::commands::place::RUNNING;
+use crate::commands::place::{Asking, RUNNING};
 use crate::commands::remote::address::query;
 use crate::commands::remote::client::Wait;
 use crate::commands::remote::running;

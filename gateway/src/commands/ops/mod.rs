@@ -19,29 +19,8 @@ pub mod figures;
 pub mod node;
 pub mod peers;
 
-use crate::commands::place::NodePlace;
-use clap::Args;
-use config::Flags;
 use content::path::Namespace;
 use content::{Name, cid, codec};
-
-/// How it is printed, and which gateway is asked.
-#[derive(Debug, Args)]
-pub struct Asking {
-    /// Print JSON, as the admin API answers
-    #[arg(long)]
-    pub json: bool,
-    /// Which node is meant.
-    #[command(flatten)]
-    pub node: NodePlace,
-}
-
-impl Asking {
-    /// The settings that were given.
-    pub fn flags(&self) -> Flags {
-        self.node.flags()
-    }
-}
 
 /// What is said to be content, as a path. A CID or a name may stand alone, or before what is below it.
 fn path_of(said: &str) -> String {

@@ -4,7 +4,7 @@ use super::LsArgs;
 use super::show::word;
 use crate::admin::store_views::size;
 use crate::commands::output::{count, print_line, print_view, table};
-use crate::commands::place::NodePlace;
+use crate::commands::place::Asking;
 use crate::commands::remote::address::{query, segment};
 use crate::commands::remote::{Remote, running};
 use crate::commands::store_cli::printable;

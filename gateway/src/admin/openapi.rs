@@ -11,8 +11,10 @@ use super::answer::Dialect;
 use http::Method;
 use std::collections::HashMap;
 use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{Components, Content, Info, License, OpenApi, Ref, RefOr, Response, ResponseBuilder, Tag};
+use utoipa::{PartialSchema, ToSchema};
 
 /// What the document calls the way of showing a token. Operations ask for `security(("bearer" = ["SCOPE"]))`.
 pub const BEARER: &str = "bearer";
@@ -26,6 +28,9 @@ the token in the file `admin.token` there.
 
 What goes wrong is answered with `{\"error\": \"…\"}`, in words that say what to do; below `/psa` and `/api/v0` in the form that the
 Pinning Service API and Kubo's RPC have for it.";
+
+/// The media type of Server-Sent Events (<https://html.spec.whatwg.org/#server-sent-events>).
+const EVENTS: &str = "text/event-stream";
 
 /// What the parts of the API are for.
 const TAGS: [(&str, &str); 10] = [
@@ -55,6 +60,31 @@ const COMMON: [(u16, &str); 10] = [
     (504, "It took too long"),
 ];
 
+/// The bytes of a body that is no JSON.
+#[derive(Debug)]
+pub struct Binary;
+
+impl PartialSchema for Binary {
+    fn schema() -> RefOr<Schema> {
+        let format = SchemaFormat::KnownFormat(KnownFormat::Binary);
+        ObjectBuilder::new().schema_type(Type::String).format(Some(format)).into()
+    }
+}
+
+impl ToSchema for Binary {}
+
+/// A form whose parts are files, whatever the parts are called.
+#[derive(Debug)]
+pub struct Files;
+
+impl PartialSchema for Files {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new().schema_type(Type::Object).additional_properties(Some(Binary::schema())).into()
+    }
+}
+
+impl ToSchema for Files {}
+
 /// Completes what the handlers say of themselves.
 pub fn complete(mut document: OpenApi) -> OpenApi {
     document.info = Info::new("Causeway", env!("CARGO_PKG_VERSION"));
@@ -74,8 +104,23 @@ pub fn complete(mut document: OpenApi) -> OpenApi {
         let (dialect, guarded) = (Dialect::of(path), operations_mut(item).into_iter());
         let guarded = guarded.filter(|(_, operation)| asked_by(operation).is_some());
         guarded.for_each(|(_, operation)| add_common(operation, dialect));
+        operations_mut(item).into_iter().for_each(|(_, operation)| describe_events(operation));
     }
     document
+}
+
+/// What operations name as the schema of their events is that of the JSON in them.
+fn describe_events(operation: &mut Operation) {
+    for response in operation.responses.responses.values_mut() {
+        let RefOr::T(Response { content, .. }) = response else { continue };
+        if let Some(RefOr::T(content)) = content.get_mut(EVENTS) {
+            let data = ObjectBuilder::new().schema_type(Type::String).content_media_type("application/json");
+            let data = data.content_schema(content.schema.take());
+            let kind = ObjectBuilder::new().schema_type(Type::String);
+            let event = ObjectBuilder::new().schema_type(Type::Object).property("event", kind).property("data", data);
+            content.schema = Some(event.required("event").required("data").into());
+        }
+    }
 }
 
 fn tag(name: &str, about: &str) -> Tag {
@@ -162,5 +207,55 @@ impl Permissions {
         self.operations
             .iter()
             .flat_map(|(path, known)| known.iter().map(move |(method, asked)| (path.as_str(), method, *asked)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::path::{Path, PathBuf};
+
+    /// Every Rust file below a folder.
+    fn sources(folder: &Path) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).expect("lists");
+        let paths = entries.map(|entry| entry.expect("an entry").path());
+        let below = paths.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] });
+        below.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
+    }
+
+    /// The names under which the types of a file are in the document.
+    fn schemas(source: &str) -> Vec<String> {
+        let (mut names, mut derived, mut renamed) = (Vec::new(), false, None);
+        for line in source.lines().map(str::trim) {
+            derived |= line.starts_with("#[derive(") && line.contains("ToSchema");
+            if let Some((_, rest)) = line.split_once("schema(as = ") {
+                renamed = rest.split([',', ')']).next().map(str::to_owned);
+            }
+            let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+            if derived && words.any(|word| matches!(word, "struct" | "enum")) && !line.starts_with(['#', '/']) {
+                names.extend(renamed.take().or_else(|| words.next().map(str::to_owned)));
+                derived = false;
+            }
+        }
+        names
+    }
+
+    /// Of two types of one name the document has one, and describes what the other is in with it.
+    #[test]
+    fn no_two_types_have_one_name() {
+        assert_eq!(schemas("#[derive(ToSchema)]\n#[schema(as = B)]\npub struct A {\n}\nstruct C;"), ["B"]);
+        let mut places: HashMap<String, PathBuf> = HashMap::new();
+        for path in sources(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))) {
+            for name in schemas(&std::fs::read_to_string(&path).expect("reads")) {
+                let other = places.insert(name.clone(), path.clone());
+                assert_eq!(
+                    other,
+                    None,
+                    "{name} is here and in {}: give one of them another with \"as\"",
+                    path.display()
+                );
+            }
+        }
+        assert!(places.contains_key("StatsView") && places.contains_key("ExplainedNetworkView"), "{places:?}");
     }
 }

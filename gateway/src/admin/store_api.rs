@@ -22,8 +22,7 @@
 
 use super::access::Bearer;
 use super::answer::{Answer, ErrorView, Refusal, json, stopping};
-use super::audit::Detail;
-use super::long::{self, PROGRESS_EVERY, apart};
+use super::openapi::Binary;
 use super::parameters::{Parameters, wrong};
 use super::refusals::{DiskFailed, WrongParameters};
 use super::store_views::{CheckLine, CheckView, CompactedView, FiguresView, FindingView, ImportedView, ProgressView};
@@ -309,7 +308,7 @@ impl Terms {
 #[utoipa::path(post, path = "/api/v1/store/import", tag = "store", security(("bearer" = ["operate"])),
     params(("roots" = Option<String>, Query, description = "Where the roots are named: \"header\", or \"last\" block"),
         ("name" = Option<String>, Query, description = "What to call the pins", max_length = 255)),
-    request_body(content = Vec<u8>, content_type = "application/vnd.ipld.car"),
+    request_body(content = inline(Binary), content_type = "application/vnd.ipld.car"),
     responses((status = 200, description = "What was pinned", body = ImportedView),
         (status = 400, description = "The archive or the parameters are wrong", body = ErrorView),
         (status = 409, description = "Somebody removed the pin meanwhile, or the token's quota is used up", body = ErrorView),

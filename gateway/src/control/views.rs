@@ -156,6 +156,7 @@ pub struct RuleView {
 
 /// Whether something is withheld.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = DecidedView)]
 pub struct CheckView {
     /// What was asked about, as a path.
     pub subject: String,

@@ -8,6 +8,7 @@ use super::{Glance, Intake, Order, Root, Taken, Watchers};
 use crate::admin::access::Bearer;
 use crate::admin::answer::{ErrorView, Refusal, json, listen};
 use crate::admin::audit::Detail;
+use crate::admin::openapi::{Binary, Files};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
@@ -136,10 +137,10 @@ fn at_root<S>((schemas, paths, router): UtoipaMethodRouter<S>) -> UtoipaMethodRo
 #[utoipa::path(
     post, path = "/api/v1/upload", tag = "upload", security(("bearer" = ["pin"])), params(UploadParams),
     request_body(content(
-        (Vec<u8> = "application/octet-stream"),
-        (Vec<u8> = "multipart/form-data"),
-        (Vec<u8> = "application/x-tar"),
-        (Vec<u8> = "application/vnd.ipld.car"),
+        (inline(Binary) = "application/octet-stream"),
+        (inline(Files) = "multipart/form-data"),
+        (inline(Binary) = "application/x-tar"),
+        (inline(Binary) = "application/vnd.ipld.car"),
     )),
     responses(
         (status = 200, description = "It is pinned and on the disk", content(

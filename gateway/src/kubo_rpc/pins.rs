@@ -150,6 +150,25 @@ pub struct PinLineView {
     pub kind: String,
 }
 
+/// What is listed: everything in one value, or one pin in each.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum PinLsView {
+    /// Without the option "stream".
+    All(PinListView),
+    /// With it.
+    One(PinLineView),
+}
+
+impl Output for PinLsView {
+    fn text(&self) -> String {
+        match self {
+            Self::All(pins) => pins.text(),
+            Self::One(pin) => pin.text(),
+        }
+    }
+}
+
 impl Output for PinListView {
     fn text(&self) -> String {
         self.keys.iter().map(|(cid, pin)| format!("{cid} {}\n", pin.kind)).collect()
@@ -315,7 +334,7 @@ impl Kinds {
 
 /// Lists what the token that asks has pinned; everybody's pins for the operator.
 #[utoipa::path(post, path = "/api/v0/pin/ls", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "The pins: one value, or one for each.", body = PinListView)))]
+    (status = 200, description = "The pins: one value, or one for each.", body = PinLsView)))]
 pub async fn pin_ls(State(rpc): State<Rpc>, bearer: Bearer, request: Request) -> Answer {
     let call = Call::of(&PIN_LS, &request.into_parts().0)?;
     let kinds = Kinds::of(&call)?;
@@ -325,7 +344,7 @@ pub async fn pin_ls(State(rpc): State<Rpc>, bearer: Bearer, request: Request) ->
             false => rpc.looked_up(&bearer, &call, kinds).await?,
         };
         if call.flag("stream") == Some(true) {
-            return answer::lines(&call, pins).await;
+            return answer::lines(&call, pins.map(|pin| pin.map(PinLsView::One))).await;
         }
         let (mut keys, mut pins) = (BTreeMap::new(), pins);
         while let Some(PinLineView { cid, name, kind }) = pins.next().await.transpose()? {
@@ -335,7 +354,7 @@ pub async fn pin_ls(State(rpc): State<Rpc>, bearer: Bearer, request: Request) ->
                 return Err(RpcError::cannot(words));
             }
         }
-        Ok(answer::once(&call, &PinListView { keys }))
+        Ok(answer::once(&call, &PinLsView::All(PinListView { keys })))
     })
     .await
 }

@@ -9,6 +9,7 @@ use super::headers::{self, EXTENSIONS, PIECE, VERSION};
 use super::parts::{Parts, PartsError, Piece, Wanted};
 use crate::admin::access::Bearer;
 use crate::admin::answer::{ErrorView, Refusal, json};
+use crate::admin::openapi::Binary;
 use crate::intake::IntakeError;
 use crate::intake::api::{FailureView, UploadView};
 use crate::intake::query::UploadParams;
@@ -335,7 +336,7 @@ async fn look(State(parts): State<Arc<Parts>>, bearer: Bearer, Path(id): Path<St
         ("Upload-Offset" = u64, Header, description = "Where the piece begins: what HEAD answered"),
         ("Tus-Resumable" = Option<String>, Header, description = "1.0.0"),
     ),
-    request_body(content = Vec<u8>, content_type = "application/offset+octet-stream"),
+    request_body(content = inline(Binary), content_type = "application/offset+octet-stream"),
     responses(
         (status = 204, description = "It is on the disk up to Upload-Offset; X-Ipfs-Path if that was the last of it"),
         (status = 400, description = "A header cannot be understood, the body broke off, or the content cannot be taken in", body = ErrorView),

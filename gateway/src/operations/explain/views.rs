@@ -148,6 +148,7 @@ pub struct EncodedView {
 
 /// What the network knows of a root.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = ExplainedNetworkView)]
 pub struct NetworkView {
     /// Connected peers.
     pub peers: usize,

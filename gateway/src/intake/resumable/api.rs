@@ -33,6 +33,7 @@ const TUS_MAX_SIZE: HeaderName = HeaderName::from_static("tus-max-size");
 const UPLOAD_OFFSET: HeaderName = HeaderName::from_static("upload-offset");
 const UPLOAD_LENGTH: HeaderName = HeaderName::from_static("upload-length");
 const UPLOAD_EXPIRES: HeaderName = HeaderName::from_static("upload-expires");
+const METHOD_OVERRIDE: HeaderName = HeaderName::from_static("x-http-method-override");
 const X_IPFS_PATH: HeaderName = HeaderName::from_static("x-ipfs-path");
 /// How many paths the answer to the last piece names.
 const PATHS_MAX: usize = 16;
@@ -114,7 +115,7 @@ fn view(parts: &Parts, id: &str, record: Record) -> PartialView {
 pub fn long_routes(parts: Arc<Parts>) -> OpenApiRouter {
     OpenApiRouter::new()
         .routes(routes!(abilities, list, create))
-        .routes(routes!(offset, look, append, remove))
+        .routes(routes!(offset, look, append, remove, overridden))
         .with_state(parts)
 }
 
@@ -397,5 +398,45 @@ async fn remove(
     match parts.remove(&bearer, &id).await {
         Ok(()) => tus(StatusCode::NO_CONTENT),
         Err(error) => tus(refused(error)),
+    }
+}
+
+/// The same, for clients that can send nothing but GET and POST (tus 1.0)
+///
+/// What is asked for, what is sent with it and what is answered is as with the method that the header names.
+#[utoipa::path(
+    post, path = "/api/v1/uploads/{id}", tag = "upload", security(("bearer" = ["pin"])),
+    params(
+        ("id" = String, Path, description = "As in the Location"),
+        ("X-HTTP-Method-Override" = String, Header, description = "PATCH, HEAD or DELETE"),
+    ),
+    responses(
+        (status = 200, description = "With HEAD: Upload-Offset says how many bytes are here"),
+        (status = 204, description = "With PATCH: it is on the disk up to Upload-Offset. With DELETE: it is gone"),
+        (status = 400, description = "A header cannot be understood, the body broke off, or the content cannot be taken in"),
+        (status = 404, description = "There is none of the token's own, or it has expired"),
+        (status = 409, description = "The upload is at another offset, or its pin was removed while it was made"),
+        (status = 410, description = "The operator has removed this content from here"),
+        (status = 412, description = "Another version of tus is spoken"),
+        (status = 423, description = "Somebody else sends or asks, or it is being taken in"),
+        (status = 451, description = "This content is withheld for legal reasons"),
+        (status = 507, description = "There is no space for it, or the token's quota does not allow it"),
+    ),
+)]
+async fn overridden(
+    parts: State<Arc<Parts>>,
+    bearer: Bearer,
+    id: Path<String>,
+    headers: HeaderMap,
+    request: Request,
+) -> Response {
+    match headers.get(METHOD_OVERRIDE).map(HeaderValue::as_bytes) {
+        Some(b"PATCH") => append(parts, bearer, id, request).await,
+        Some(b"HEAD") => offset(parts, bearer, id, headers).await,
+        Some(b"DELETE") => remove(parts, bearer, id, headers).await,
+        _ => {
+            let words = "a POST to an upload needs the header X-HTTP-Method-Override: PATCH, HEAD or DELETE";
+            tus(Refusal(StatusCode::BAD_REQUEST, words.to_owned()).to_sender(request.into_body()))
+        }
     }
 }

@@ -96,6 +96,30 @@ async fn an_upload_goes_on_where_it_broke_off() {
 }
 
 #[tokio::test]
+async fn a_post_may_stand_for_other_methods() {
+    let site = site(Setup::default());
+    let me = Bearer::operator();
+    let at = place(&site.create(&me, "", 12, "").await);
+    let post = |method: &'static str| {
+        let request = Request::builder().method(Method::POST).uri(&at).header("tus-resumable", "1.0.0");
+        request.header("x-http-method-override", method)
+    };
+    let piece = post("PATCH").header("upload-offset", 0).header("content-type", PIECE);
+    let sent = site.ask(&me, piece, Body::from("hello")).await;
+    assert_eq!((sent.status, offset(&sent)), (204, 5), "{}", sent.error());
+    let head = site.ask(&me, post("HEAD"), Body::empty()).await;
+    assert_eq!((head.status, offset(&head)), (200, 5));
+    for other in ["", "patch", "PUT", "POST"] {
+        let answer = site.ask(&me, post(other), Body::empty()).await;
+        assert!(answer.status == 400 && answer.error().contains("X-HTTP-Method-Override"), "{other}");
+    }
+    assert_eq!(site.does(&me, Method::POST, &at).await.status, 400, "there is no such header");
+    assert_eq!(offset(&site.does(&me, Method::HEAD, &at).await), 5, "nothing was done");
+    assert_eq!(site.ask(&me, post("DELETE"), Body::empty()).await.status, 204);
+    assert_eq!(site.ask(&me, post("HEAD"), Body::empty()).await.status, 404);
+}
+
+#[tokio::test]
 async fn parts_become_whatever_the_upload_is() {
     let site = site(Setup::default());
     let me = Bearer::operator();

@@ -1,93 +1,14 @@
-// npm's client of Kubo's RPC, as it is, against the admin listener.
-//
-// Two gateways serve all tests; everything happens on loopback. scripts/rpc-tests sets the variables read here:
-//
-//   RPC_TESTS_CAUSEWAY  the binary under test
-//   RPC_TESTS_MODULES   a folder with this package's node_modules
+// npm's client of Kubo's RPC, as it is, against the admin listener. Two gateways serve all tests.
 
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
 import { randomBytes } from "node:crypto";
-import { once } from "node:events";
-import { createWriteStream, mkdirSync, readFileSync, rmSync } from "node:fs";
-import { mkdtemp } from "node:fs/promises";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
-import { after, test } from "node:test";
-import { pathToFileURL } from "node:url";
+import { test } from "node:test";
+import { TOKEN, packaged, start } from "./nodes.mjs";
 
-const START_MS = 60_000;
-const STOP_MS = 60_000;
-const TOKEN = "a token for tests";
-
-function setting(name) {
-  const value = process.env[`RPC_TESTS_${name}`];
-  if (!value) throw new Error(`RPC_TESTS_${name} is not set; run scripts/rpc-tests`);
-  return value;
-}
-
-// The client is a module, and its folder is not above this file.
-const folder = join(setting("MODULES"), "node_modules/kubo-rpc-client");
-const { create, CID } = await import(pathToFileURL(join(folder, "dist/src/index.js")));
-
-const dir = await mkdtemp(join(tmpdir(), "causeway-rpc-"));
-const nodes = [];
-// However this ends, no process and no file stays behind.
-process.on("exit", () => {
-  nodes.forEach((node) => node.kill("SIGKILL"));
-  rmSync(dir, { recursive: true, force: true });
-});
-for (const signal of ["SIGINT", "SIGTERM"]) process.on(signal, () => process.exit(1));
-
-/** Starts a gateway, and tells what it says of itself. */
-async function start(name) {
-  const place = join(dir, name);
-  mkdirSync(place);
-  const kept = Object.entries(process.env).filter(([variable]) => !variable.startsWith("CAUSEWAY_"));
-  const env = {
-    ...Object.fromEntries(kept),
-    CAUSEWAY_ADMIN_TOKEN: TOKEN,
-    CAUSEWAY_P2P_DIAL_PRIVATE: "true",
-    CAUSEWAY_P2P_UPNP: "false",
-  };
-  const args = ["serve", "--data-dir", join(place, "data"), "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
-  args.push("--p2p-listen", "/ip4/127.0.0.1/tcp/0", "--bootstrap", "none");
-  const child = spawn(setting("CAUSEWAY"), args, { env, cwd: place, stdio: ["ignore", "pipe", "pipe"] });
-  nodes.push(child);
-  const log = join(place, "stderr");
-  child.stderr.pipe(createWriteStream(log));
-  let said = "";
-  const ready = new Promise((done, reject) => {
-    const fail = (reason) => reject(new Error(`causeway ${reason}:\n${said}${readFileSync(log, "utf8")}`));
-    const impatience = setTimeout(() => fail("does not say that it is ready"), START_MS);
-    child.on("error", reject);
-    child.once("close", () => fail("ended"));
-    child.stdout.on("data", (chunk) => {
-      said += chunk;
-      if (!/^ {2}welcome .*\n/m.test(said)) return;
-      clearTimeout(impatience);
-      done();
-    });
-  });
-  await ready;
-  const value = (key) => new RegExp(`^ {2}${key} +(\\S+)$`, "m").exec(said)[1];
-  return { child, admin: value("admin"), gateway: value("gateway"), peerId: value("peer id"), p2p: value("p2p") };
-}
-
+const { create, CID } = await packaged("kubo-rpc-client/dist/src/index.js");
 const [one, two] = await Promise.all([start("one"), start("two")]);
 const client = (node, token = TOKEN) => create({ url: `${node.admin}/api/v0`, headers: { authorization: `Bearer ${token}` } });
 const ipfs = client(one);
-
-after(async () => {
-  for (const child of nodes) {
-    const ended = once(child, "exit");
-    child.kill("SIGTERM");
-    const impatience = setTimeout(() => child.kill("SIGKILL"), STOP_MS);
-    await ended;
-    clearTimeout(impatience);
-    assert.equal(child.exitCode, 0, "causeway ends in order");
-  }
-});
 
 async function all(source) {
   const items = [];

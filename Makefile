@@ -42,14 +42,15 @@ test: lint kubo ## Check style, then run every test, those against a real Kubo a
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
+	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway"
 
-test-api: build ## Send the admin API what its description allows, and what not, and see that the answers are described
+test-api: build ## Send the admin API what its description allows, and what not: the same each time, or others for ARGS seconds
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
 
 test-compliance: build ## Have the official tool test the Pinning Service API
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
 
-test-rpc: build ## Have npm's client of Kubo's RPC drive the admin listener
+test-rpc: build ## Have clients from npm drive the admin listener: of Kubo's RPC, of tus and of the Pinning Service API
 	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 
 test-browser: build ## Run the tests in a browser and with a client that verifies
@@ -64,6 +65,8 @@ test-long: lint kubo ## The same with many more crash rounds and random inputs, 
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
+	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway"
+	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway" $(FUZZ_SECONDS)
 	scripts/fuzz $(FUZZ_SECONDS)
 
 lint: ## Check formatting, and let clippy warn of nothing

@@ -86,7 +86,7 @@ impl Addition {
     /// [`AddError`]: among them that a block below a root is not here.
     pub async fn pin(self, roots: &[Cid], name: Option<&str>) -> Result<Vec<PinSummary>, AddError> {
         // A walk reads what has been written, not what is queued.
-        self.store.flush().await?;
+        self.store.written().await?;
         self.scaffold.check().map_err(failure)?;
         let mut seen = HashSet::new();
         let mut pins = Vec::new();

@@ -165,6 +165,13 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// Lets go of a scaffold, soon. If the store is closed already, that happens when it is opened again.
     fn release(&self, scaffold: &Attempt);
 
+    /// Done when everything that was put before can be read, unless it could not be written. Waits for nothing else that the store
+    /// has to do, and for no sync.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`].
+    fn written(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+
     /// Done when everything that was asked for before has been written, what is pinned has been synced, the members of
     /// removed pins have been let go, and their space has been given back.
     ///

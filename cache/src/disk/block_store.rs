@@ -109,6 +109,10 @@ impl BlockStore for Disk {
         _ = self.queue().send(Command::Release { pin: scaffold.pin });
     }
 
+    fn written(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.queue().ask(|reply| Command::Written { reply }).boxed()
+    }
+
     fn flush(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         self.flush().boxed()
     }

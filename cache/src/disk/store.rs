@@ -279,7 +279,17 @@ impl Store {
         family: &str,
         prefix: &'a [u8],
     ) -> Result<impl Iterator<Item = Result<Box<[u8]>, StoreError>> + 'a, StoreError> {
-        let keys = self.rows_from(family, prefix)?.map(|row| Ok(row?.0));
+        self.keys_with_prefix_from(family, prefix, prefix)
+    }
+
+    /// The keys that begin with `prefix`, from `from` on.
+    pub(crate) fn keys_with_prefix_from<'a>(
+        &'a self,
+        family: &str,
+        prefix: &'a [u8],
+        from: &[u8],
+    ) -> Result<impl Iterator<Item = Result<Box<[u8]>, StoreError>> + 'a, StoreError> {
+        let keys = self.rows_from(family, from)?.map(|row| Ok(row?.0));
         // An error ends no iteration: whoever reads the keys has to see it.
         Ok(keys.take_while(move |key| !matches!(key, Ok(key) if !key.starts_with(prefix))))
     }

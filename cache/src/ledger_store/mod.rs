@@ -326,6 +326,10 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         _ = self.inner.queue.send(Command::Release { pin: scaffold.pin });
     }
 
+    fn written(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.queue.ask(|reply| Command::Written { reply }).boxed()
+    }
+
     fn flush(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         let flushed = self.inner.queue.ask(|reply| Command::Flush { reply });
         async move { flushed.await? }.boxed()

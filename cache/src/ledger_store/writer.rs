@@ -73,6 +73,10 @@ pub(super) enum Command {
     Release {
         pin: PinId,
     },
+    /// Answer when everything before can be read.
+    Written {
+        reply: Reply<()>,
+    },
     /// Answer when everything before is done.
     Flush {
         reply: Reply<Result<(), StoreError>>,
@@ -227,6 +231,7 @@ impl<B: Backing> Writer<B> {
             Command::Finish { attempt, reply } => _ = reply.send(self.finish(&attempt)),
             Command::Remove { root, reply } => _ = reply.send(self.remove(&root)),
             Command::Release { pin } => self.shared.ledger_mut().remove_pin(pin),
+            Command::Written { reply } => _ = reply.send(()),
             Command::Flush { reply } => self.flushes.push(reply),
             Command::Close { reply } => return self.close(reply),
         }

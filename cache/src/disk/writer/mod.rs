@@ -81,6 +81,8 @@ pub(crate) struct Writer {
     evicts: bool,
     /// Pins whose members are still to be let go.
     releasing: VecDeque<PinId>,
+    /// The last member of the first of them that was let go: what lies before it is not gone through for each chunk again.
+    released_to: Vec<u8>,
     /// Whether that is worth a try, as with eviction.
     releases: bool,
     /// What the disk said when it last refused that.
@@ -149,6 +151,7 @@ impl Writer {
             counters: store.counters()?,
             segments: store.segments()?.into_iter().collect(),
             releasing: leftovers(&store)?,
+            released_to: Vec::new(),
             store,
             stats,
             options: options.clone(),
@@ -255,6 +258,11 @@ impl Writer {
         let mut command = Some(first);
         while let Some(current) = command {
             match current {
+                Command::Written { reply } => {
+                    self.commit(group);
+                    _ = reply.send(());
+                    return Next::Continue;
+                }
                 Command::Flush { reply } => {
                     self.commit(group);
                     self.flushes.push(Flush { reply, compacts: false });
@@ -350,6 +358,7 @@ impl Writer {
             | Command::Shrink { .. }
             | Command::Remove { .. }
             | Command::Release { .. }
+            | Command::Written { .. }
             | Command::Flush { .. }
             | Command::Compact { .. }
             | Command::Close { .. } => {}

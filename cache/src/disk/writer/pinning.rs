@@ -157,6 +157,7 @@ impl Writer {
                 self.unreleased = None;
                 if members == 0 {
                     self.releasing.pop_front();
+                    self.released_to.clear();
                 }
             }
             Err(error) => {
@@ -172,12 +173,15 @@ impl Writer {
     fn release_members(&mut self, pin: PinId) -> Result<usize, StoreError> {
         let mut group = self.begin();
         let prefix = pin.0.to_be_bytes();
-        let mut members = 0;
+        let (mut members, mut last) = (0, None);
         // Nothing can be written anew where there is no space.
         let rescue = self.shortage_bytes() == 0;
-        for row in self.store.keys_with_prefix(BLOCKS_BY_PIN, &prefix)?.take(CHUNK_ROWS) {
-            self.stage_release(&mut group, pin, &row?, rescue)?;
+        let from = if self.released_to.is_empty() { &prefix[..] } else { &self.released_to };
+        for row in self.store.keys_with_prefix_from(BLOCKS_BY_PIN, &prefix, from)?.take(CHUNK_ROWS) {
+            let row = row?;
+            self.stage_release(&mut group, pin, &row, rescue)?;
             members += 1;
+            last = Some(row);
             if group.full() {
                 break;
             }
@@ -186,6 +190,9 @@ impl Writer {
             group.batch.delete_cf(self.store.family(META)?, release_key(pin));
         }
         self.write(&mut group)?;
+        if let Some(last) = last {
+            self.released_to = last.into_vec();
+        }
         Ok(members)
     }
 

@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Remove { root: Cid, reply: Reply<Result<bool, StoreError>> },
     /// Let go of a scaffold.
     Release { pin: PinId },
+    /// Answer when everything before can be read.
+    Written { reply: Reply<()> },
     /// Answer when everything before is on the disk.
     Flush { reply: Reply<Result<(), StoreError>> },
     /// The same, and stop.

@@ -12,6 +12,7 @@ on_every_store!(
     a_partial_pin_outlives_the_process_and_is_gone_on_with,
     a_removed_pin_frees_what_no_other_pin_has,
     a_removal_that_is_cut_off_is_finished_when_the_store_is_opened,
+    large_pins_are_let_go_of_one_after_the_other_while_others_write_and_read,
     what_readers_have_in_memory_is_cached_when_it_is_unpinned,
     a_pin_needs_its_root_and_a_name_of_reasonable_length,
     a_pin_that_is_removed_while_it_is_made_fails,
@@ -171,6 +172,29 @@ async fn a_removal_that_is_cut_off_is_finished_when_the_store_is_opened(home: Ho
     if home.kind == Kind::Rocksdb {
         assert_eq!(store.stats().blocks, 0);
     }
+}
+
+async fn large_pins_are_let_go_of_one_after_the_other_while_others_write_and_read(home: Home) {
+    let store = home.open(Setup::default()).await;
+    // More than a few chunks of each, and some that both have.
+    let dags = [1_000..4_000, 3_500..6_000].map(|seeds| seeds.map(|seed| noisy(seed, 40)).collect::<Vec<_>>());
+    for dag in &dags {
+        store.pin_recursive(*dag[0].cid(), None, supply(dag)).await.expect("pins");
+    }
+    store.settle().await;
+    assert_eq!(store.stats().blocks, 5_000);
+    for dag in &dags {
+        assert!(store.remove_pin(dag[0].cid()).await.expect("removes"));
+    }
+    let fresh = blocks(0..5);
+    for block in &fresh {
+        store.put_cached(block.clone()).await;
+    }
+    store.written().await.expect("writes");
+    assert!(store.holds_all(&fresh).await, "they are read, whatever is still to be let go");
+    store.settle().await;
+    assert_eq!((store.stats().blocks, store.stats().pinned_bytes), (5, 0));
+    assert!(!store.holds(&dags[1][2_000]).await);
 }
 
 async fn what_readers_have_in_memory_is_cached_when_it_is_unpinned(home: Home) {

@@ -16,7 +16,7 @@ use super::openapi::Asked;
 use crate::server::Connection;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,6 +26,8 @@ use std::time::SystemTime;
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// What may be looked at from wherever a link leads to it.
 const METRICS: &str = "/metrics";
+/// Changes nothing, and has too long a question for an address.
+const HAVE: &str = "/api/v1/store/have";
 
 /// Lets requests through, or answers them; writes changes to the audit log.
 pub async fn check(State(admin): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
@@ -34,7 +36,7 @@ pub async fn check(State(admin): State<Arc<Shared>>, mut request: Request, next:
         Ok(admitted) => admitted,
         Err(refusal) => return turn_away(refusal, dialect, request),
     };
-    let change = scope.filter(|scope| *scope != Scope::Read && changes(request.method()));
+    let change = scope.filter(|scope| *scope != Scope::Read && changes(&request));
     let change = change.map(|scope| audit::Begun::new(&bearer, scope, from, request.method(), request.uri()));
     let mut change = change.map(|begun| admin.audit.follow(begun));
     request.extensions_mut().insert(bearer);
@@ -48,8 +50,8 @@ pub async fn check(State(admin): State<Arc<Shared>>, mut request: Request, next:
 
 /// Whether a request may change anything (RFC 9110, section 9.2.1). Commands of Kubo are all sent with POST; those for which
 /// looking is enough change nothing.
-fn changes(method: &Method) -> bool {
-    !method.is_safe()
+fn changes(request: &Request) -> bool {
+    !request.method().is_safe() && request.uri().path() != HAVE
 }
 
 fn peer(request: &Request) -> Option<SocketAddr> {

@@ -46,6 +46,20 @@ impl Serialize for Secret {
     }
 }
 
+/// An address without what may be secret in it: what stands before the `@`, and behind a `?` or `#`, where services take keys.
+/// Any other text is as it was.
+pub fn without_secrets(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
+    let end = rest.find(['?', '#']).unwrap_or(rest.len());
+    let (place, hidden) = (&rest[..end], rest[end..].chars().next());
+    let hidden = hidden.map(|mark| format!("{mark}***")).unwrap_or_default();
+    let authority = place.split('/').next().unwrap_or_default();
+    match authority.rsplit_once('@') {
+        Some((secret, _)) => format!("{scheme}://***{}{hidden}", &place[secret.len()..]),
+        None => format!("{scheme}://{place}{hidden}"),
+    }
+}
+
 /// Reads a list of texts and checks each.
 fn each<'de, D: Deserializer<'de>, T>(
     deserializer: D,
@@ -172,11 +186,27 @@ impl<'de> Deserialize<'de> for ListSetting {
 
 fn list_place(text: &str) -> Result<ListPlace, String> {
     match text.split_once("://") {
-        Some(("http" | "https", rest)) if !rest.is_empty() => Ok(ListPlace::Url(text.to_owned())),
+        Some(("http" | "https", rest)) if names_a_host(rest) => Ok(ListPlace::Url(text.to_owned())),
+        Some(("http" | "https", _)) => Err(format!(
+            "the address of a list that begins with {:?} names no host and port: write / ? # and @ in a password as %2F %3F %23 and %40",
+            text.chars().take(12).collect::<String>()
+        )),
         Some(_) => Err(format!("\"{text}\" is no address of a list: it has to begin with http:// or https://")),
         None if text.is_empty() => Err("a list has to be a file or an address".to_owned()),
         None => Ok(ListPlace::File(text.into())),
     }
+}
+
+/// Whether what follows the scheme begins with a host, and a port if there is a colon behind that. A password that is written as
+/// it is would be taken for a path, and shown.
+fn names_a_host(rest: &str) -> bool {
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let place = authority.rsplit_once('@').map_or(authority, |(_, place)| place);
+    let (host, port) = match place.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, port),
+        _ => (place, ""),
+    };
+    !host.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 impl Display for ListPlace {
@@ -419,6 +449,43 @@ mod tests {
         ];
         for (texts, expected) in table {
             assert_eq!(serve_to(texts.clone()).ok(), expected, "{texts:?}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_secret_in_an_address_is_hidden() {
+        let table = [
+            ("https://user:password@host/path", "https://***@host/path"),
+            ("https://token@host", "https://***@host"),
+            ("https://host/a@b", "https://host/a@b"),
+            ("https://host?a@b", "https://host?***"),
+            ("https://user@host/list?key=1#a", "https://***@host/list?***"),
+            ("https://host/path#a", "https://host/path#***"),
+            ("no address@all", "no address@all"),
+        ];
+        for (text, expected) in table {
+            assert_eq!(without_secrets(text), expected);
+        }
+    }
+
+    #[test]
+    fn lists_are_at_addresses_that_name_a_host() {
+        let table = [
+            ("https://host/list", true),
+            ("http://user:pass%2Fword@host:8080/list?a@b", true),
+            ("https://[::1]:80/list", true),
+            ("https://[::1]", true),
+            ("https://user:pa?ss@host/list", false),
+            ("https://user:pa/ss@host/list", false),
+            ("https://user:pa#ss@host/list", false),
+            ("https://", false),
+            ("https://:80/list", false),
+            ("ftp://host/list", false),
+        ];
+        for (text, good) in table {
+            let place = list_place(text);
+            assert_eq!(place.is_ok(), good, "{text}: {place:?}");
+            assert!(!place.is_err_and(|error| error.contains("ss@host")), "{text}");
         }
     }
 }

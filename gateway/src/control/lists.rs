@@ -421,16 +421,13 @@ fn entry(allows: bool, list: &ListSetting, dir: &Path, bytes_max: u64) -> Result
     Ok(Entry::new(id, kind, allows, status, file))
 }
 
-/// A list's place without the password that an address may hold.
+/// A list's place without what an address may hold of secrets. Two that differ in nothing else are told apart all the same.
 fn shown(place: &ListPlace) -> String {
     let text = place.to_string();
-    match (place, text.split_once("://")) {
-        (ListPlace::Url(_), Some((scheme, rest))) => {
-            let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-            let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-            format!("{scheme}://{host}{path}")
-        }
-        _ => text,
+    let shown = config::values::without_secrets(&text);
+    match place {
+        ListPlace::Url(url) if shown != text => format!("{shown} ({})", &fingerprint(url)[..8]),
+        _ => shown,
     }
 }
 

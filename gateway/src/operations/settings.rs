@@ -1,6 +1,6 @@
 //! `GET /api/v1/config`: the settings as the process goes by them, with who set what.
 //!
-//! Secrets are never told: neither tokens, nor what stands before the `@` of an address.
+//! Secrets are never told: neither tokens, nor what stands before the `@` of an address or behind its `?`, where services take keys.
 
 use super::Operations;
 use crate::admin::answer::{Answer, Refusal, json};
@@ -13,9 +13,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
-
-/// What stands for what is not told.
-const HIDDEN: &str = "***";
 
 /// A setting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -71,24 +68,15 @@ fn collect(prefix: &str, value: Value, loaded: &Loaded, settings: &mut BTreeMap<
     }
 }
 
-/// The same with what stands before the `@` of an address hidden.
+/// The same with what stands before the `@` of an address hidden, and what stands behind its `?`.
 fn without_secrets(value: Value) -> Value {
     match value {
-        Value::String(text) => Value::String(hide(&text)),
+        Value::String(text) => Value::String(config::values::without_secrets(&text)),
         Value::Array(values) => Value::Array(values.into_iter().map(without_secrets).collect()),
         Value::Object(values) => {
             Value::Object(values.into_iter().map(|(name, value)| (name, without_secrets(value))).collect())
         }
         other => other,
-    }
-}
-
-fn hide(text: &str) -> String {
-    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
-    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    match authority.rsplit_once('@') {
-        Some((secret, _)) => format!("{scheme}://{HIDDEN}{}", &rest[secret.len()..]),
-        None => text.to_owned(),
     }
 }
 
@@ -109,23 +97,9 @@ mod tests {
         let text = serde_json::to_string(&view).expect("can be written");
         assert!(!text.contains("hush"), "{text}");
         let token = &view.settings["admin.token"];
-        assert!(token.value == HIDDEN && token.origin.contains("--admin-token"), "{token:?}");
+        assert!(token.value == "***" && token.origin.contains("--admin-token"), "{token:?}");
         let ram = &view.settings["cache.ram_bytes_max"];
         assert!(ram.value == 1_048_576 && ram.origin.contains("CAUSEWAY_CACHE_RAM_BYTES_MAX"), "{ram:?}");
         assert_eq!(view.settings["http.zstd"].origin, "the default");
-    }
-
-    #[test]
-    fn what_stands_before_an_at_is_hidden() {
-        let table = [
-            ("https://user:password@host/path", "https://***@host/path"),
-            ("https://token@host", "https://***@host"),
-            ("https://host/a@b", "https://host/a@b"),
-            ("https://host?a@b", "https://host?a@b"),
-            ("no address@all", "no address@all"),
-        ];
-        for (text, expected) in table {
-            assert_eq!(hide(text), expected);
-        }
     }
 }

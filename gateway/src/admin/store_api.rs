@@ -22,6 +22,8 @@
 
 use super::access::Bearer;
 use super::answer::{Answer, ErrorView, Refusal, json, stopping};
+use super::audit::Detail;
+use super::long::{self, PROGRESS_EVERY, apart};
 use super::openapi::Binary;
 use super::parameters::{Parameters, wrong};
 use super::refusals::{DiskFailed, WrongParameters};

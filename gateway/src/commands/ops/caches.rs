@@ -53,7 +53,8 @@ pub struct PurgeArgs {
 fn cid_or_path(said: &str) -> (Option<String>, Option<String>) {
     let bare = said.strip_prefix("ipfs://").unwrap_or(said);
     match cid::parse(bare) {
-        Ok(cid) if cid.codec() != codec::LIBP2P_KEY => (Some(bare.to_owned()), None),
+        // A path that is nothing but a CID is read as one, too.
+        Ok(cid) if cid.codec() != codec::LIBP2P_KEY && !bare.starts_with('/') => (Some(bare.to_owned()), None),
         _ => (None, Some(path_of(said))),
     }
 }

@@ -41,8 +41,9 @@ const HELP: &str = "\
 The CIDs are those of \"ipfs add\" with the same options; its defaults are the defaults here. For new content \
 --profile unixfs-v1-2025 is the better choice: every up-to-date implementation gives it the same CID.\n\n\
 Put a site into the store and look at it:\n\
-\x20 causeway add --profile unixfs-v1-2025 site/     the last line has the root's CID\n\
-\x20 causeway serve                                  if it does not run; then open http://127.0.0.1:8080/ipfs/CID/\n\n\
+\x20 causeway add --profile unixfs-v1-2025 site/   the last line has the CID\n\
+\x20 causeway serve                                unless it runs\n\
+and open http://127.0.0.1:8080/ipfs/CID/\n\n\
 Keep the name of a file:      causeway add -w photo.jpg\n\
 Only the CID, for a script:   cid=$(causeway add -Q site/)\n\
 From a pipe:                  tar c site/ | causeway add -\n\

@@ -11,6 +11,7 @@
 
 use super::access::{Bearer, Scope};
 use super::answer::seconds;
+use super::noted::{Noted, shortened};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -34,10 +35,9 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 const LINES_MAX: usize = 256;
 /// The longest path that is written, in bytes.
 const PATH_BYTES_MAX: usize = 2048;
-/// The longest detail, in bytes of JSON.
-const DETAIL_BYTES_MAX: usize = 16 * 1024;
 
-/// What a handler adds to the entry of its request: put it into the response's extensions.
+/// What a handler adds to the entry of its request: put it into the response's extensions. What is known before work begins is better
+/// [`Noted`], for then it is written however that ends.
 #[derive(Debug, Clone)]
 pub struct Detail(pub Value);
 
@@ -118,7 +118,7 @@ impl Begun {
             path: self.path.clone(),
             status,
             seconds: seconds(now.duration_since(self.since).unwrap_or_default()),
-            detail: detail.filter(|detail| detail.to_string().len() <= DETAIL_BYTES_MAX),
+            detail: detail.map(shortened),
         }
     }
 }
@@ -130,6 +130,7 @@ pub const LEFT: u16 = 499;
 #[derive(Debug)]
 pub struct Change {
     begun: Option<Begun>,
+    noted: Noted,
     lines: mpsc::Sender<Line>,
 }
 
@@ -137,7 +138,7 @@ impl Change {
     /// Writes what became of it. Done when it is on the disk, or the disk has refused it.
     pub async fn end(&mut self, status: u16, detail: Option<Value>) {
         let Some(begun) = &self.begun else { return };
-        let written = write(self.lines.clone(), begun.ended(status, detail));
+        let written = write(self.lines.clone(), begun.ended(status, self.noted.with(detail)));
         // Whoever leaves from here on has an answer that is written.
         let written = tokio::spawn(written);
         self.begun = None;
@@ -149,7 +150,7 @@ impl Drop for Change {
     fn drop(&mut self) {
         let Some(begun) = self.begun.take() else { return };
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(write(self.lines.clone(), begun.ended(LEFT, None)));
+            runtime.spawn(write(self.lines.clone(), begun.ended(LEFT, self.noted.with(None))));
         }
     }
 }
@@ -184,9 +185,9 @@ impl AuditLog {
         Ok(Self { lines, dir: data_dir.to_owned() })
     }
 
-    /// Sees to it that a change is written, whatever becomes of it.
-    pub fn follow(&self, begun: Begun) -> Change {
-        Change { begun: Some(begun), lines: self.lines.clone() }
+    /// Sees to it that a change is written, whatever becomes of it, with what is noted of it until then.
+    pub fn follow(&self, begun: Begun, noted: Noted) -> Change {
+        Change { begun: Some(begun), noted, lines: self.lines.clone() }
     }
 
     /// Writes an entry. Done when it is on the disk, or the disk has refused it.
@@ -259,6 +260,7 @@ fn keep(mut book: Book, mut inbox: mpsc::Receiver<Line>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::noted::BYTES_MAX;
     use serde_json::json;
 
     fn entry(path: &str) -> Entry {
@@ -293,14 +295,18 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let log = AuditLog::open(dir.path()).expect("opens");
         let uri = "/upload".parse().expect("a path");
-        let begin = || log.follow(Begun::new(&Bearer::operator(), Scope::Pin, None, &http::Method::POST, &uri));
-        begin().end(200, None).await;
-        drop(begin());
-        let both = || log.last(9).expect("reads").iter().map(|entry| entry.status).collect::<Vec<_>>();
+        let begun = || Begun::new(&Bearer::operator(), Scope::Pin, None, &http::Method::POST, &uri);
+        log.follow(begun(), Noted::default()).end(200, None).await;
+        let noted = Noted::default();
+        let change = log.follow(begun(), noted.clone());
+        noted.note(&json!({"name": "site"}));
+        drop(change);
+        let told = |entry: Entry| (entry.status, entry.detail);
+        let both = || log.last(9).expect("reads").into_iter().map(told).collect::<Vec<_>>();
         while both().len() < 2 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(both(), [LEFT, 200]);
+        assert_eq!(both(), [(LEFT, Some(json!({"name": "site"}))), (200, None)]);
     }
 
     #[tokio::test]
@@ -333,6 +339,8 @@ mod tests {
         assert_eq!(long.path.len(), PATH_BYTES_MAX);
         let begun =
             Begun::new(&Bearer::operator(), Scope::Pin, None, &http::Method::PUT, &"/".parse().expect("a path"));
-        assert_eq!(begun.ended(200, Some(Value::from("a".repeat(DETAIL_BYTES_MAX)))).detail, None);
+        let detail =
+            begun.ended(200, Some(json!({"cid": "x", "words": "a".repeat(BYTES_MAX)}))).detail.expect("is there");
+        assert!(detail["cid"] == json!("x") && detail.to_string().len() <= BYTES_MAX, "{detail}");
     }
 }

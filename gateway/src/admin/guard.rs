@@ -12,6 +12,7 @@ use super::access::doorkeeper::{FAILURES_WITHIN, Turned};
 use super::access::{Bearer, Scope};
 use super::answer::{Dialect, Refusal, while_sending};
 use super::audit::{self, Detail};
+use super::noted::Noted;
 use super::openapi::Asked;
 use crate::server::Connection;
 use axum::extract::{MatchedPath, Request, State};
@@ -38,8 +39,10 @@ pub async fn check(State(admin): State<Arc<Shared>>, mut request: Request, next:
     };
     let change = scope.filter(|scope| *scope != Scope::Read && changes(&request));
     let change = change.map(|scope| audit::Begun::new(&bearer, scope, from, request.method(), request.uri()));
-    let mut change = change.map(|begun| admin.audit.follow(begun));
+    let noted = Noted::default();
+    let mut change = change.map(|begun| admin.audit.follow(begun, noted.clone()));
     request.extensions_mut().insert(bearer);
+    request.extensions_mut().insert(noted);
     let mut response = next.run(request).await;
     if let Some(change) = &mut change {
         let detail = response.extensions_mut().remove::<Detail>().map(|Detail(value)| value);

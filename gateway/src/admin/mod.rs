@@ -10,7 +10,7 @@
 //! |---|---|
 //! | [`access`], [`access_api`] | tokens and what they are good for; who asks |
 //! | [`guard`] | who may ask |
-//! | [`audit`] | who changed what |
+//! | [`audit`], [`noted`] | who changed what; what is said of it besides |
 //! | [`openapi`] | the description of the API, which the routes and the guard follow |
 //! | [`node_api`] | health, metrics, the release, the description |
 //! | [`store_api`], [`store_views`] | the API of the store, and what is said of it, here and by commands |
@@ -33,6 +33,7 @@ pub mod have_api;
 pub mod long;
 pub mod names_api;
 mod node_api;
+pub mod noted;
 pub mod openapi;
 pub mod parameters;
 pub mod refusals;

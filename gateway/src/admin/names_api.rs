@@ -15,6 +15,7 @@
 
 use super::answer::{Answer, ErrorView, Refusal, json};
 use super::audit::Detail;
+use super::noted::Noted;
 use super::parameters::read_body;
 use super::refusals::{DiskFailed, WrongRequest};
 use axum::extract::{DefaultBodyLimit, Path, State};
@@ -258,8 +259,9 @@ async fn list_keys(State(names): State<Names>) -> Answer {
 #[utoipa::path(post, path = "/api/v1/names/keys", tag = "names", security(("bearer" = ["operate"])),
     request_body(content = CreateKey, content_type = "application/json"),
     responses((status = 201, description = "The key", body = KeyView), WrongRequest, KeyConflict, DiskFailed))]
-async fn create_key(State(names): State<Names>, body: Bytes) -> Answer {
+async fn create_key(State(names): State<Names>, noted: Noted, body: Bytes) -> Answer {
     let CreateKey { name, kind } = read_body(&body)?;
+    noted.note(&serde_json::json!({ "name": name }));
     let kind: KeyKind = kind.map_or(Ok(KeyKind::Ed25519), |kind| kind.parse())?;
     let made = KeyView::from(with_keys(&names, move |keys| keys.create(&name, kind)).await?);
     Ok(Detail::of(&made).with(json(StatusCode::CREATED, &made)))
@@ -302,8 +304,9 @@ async fn export_key(State(names): State<Names>, Path(name): Path<String>, body: 
     params(("name" = String, Path, description = "What the key is called")),
     request_body(content = RenameKey, content_type = "application/json"),
     responses((status = 200, description = "The key", body = KeyView), WrongRequest, KeyConflict, DiskFailed))]
-async fn rename_key(State(names): State<Names>, Path(name): Path<String>, body: Bytes) -> Answer {
+async fn rename_key(State(names): State<Names>, noted: Noted, Path(name): Path<String>, body: Bytes) -> Answer {
     let RenameKey { to } = read_body(&body)?;
+    noted.note(&serde_json::json!({ "to": to }));
     let renamed = with_keys(&names, move |keys| keys.rename(&name, &to)).await?;
     Ok(json(StatusCode::OK, &KeyView::from(renamed)))
 }
@@ -339,9 +342,10 @@ async fn list_published(State(names): State<Names>) -> Answer {
     request_body(content = Publish, content_type = "application/json"),
     responses((status = 200, description = "What is published", body = PublishedView), WrongRequest, KeyConflict,
         DiskFailed))]
-async fn publish(State(names): State<Names>, body: Bytes) -> Answer {
+async fn publish(State(names): State<Names>, noted: Noted, body: Bytes) -> Answer {
     let Publish { path, key, lifetime_seconds, ttl_seconds } = read_body(&body)?;
     let key = key.unwrap_or_else(|| SELF.to_owned());
+    noted.note(&serde_json::json!({ "key": key, "path": path }));
     let (lifetime, ttl) = (lifetime_seconds.map(Duration::from_secs), ttl_seconds.map(Duration::from_secs));
     let published = names.publisher.publish(&key, &path, lifetime, ttl).await?;
     let settled = names.publisher.settled(published, PATIENCE).await;

@@ -271,6 +271,40 @@ async fn every_change_is_in_the_audit_log_and_nothing_else() {
     assert_eq!(view.entries.iter().map(told).collect::<Vec<_>>(), expected);
 }
 
+/// The entries of the audit log, the newest first.
+async fn audited(listener: &Listener) -> Vec<audit::Entry> {
+    let request = Request::builder().uri("/api/v1/audit?limit=99").header(AUTHORIZATION, format!("Bearer {SETTINGS}"));
+    let (status, answer) = send(&listener.router, request, Body::empty()).await;
+    assert_eq!(status, 200);
+    serde_json::from_slice::<access_api::AuditView>(answer.body()).expect("a view").entries
+}
+
+#[tokio::test]
+async fn the_audit_log_says_what_was_asked_for_however_that_ended() {
+    let listener = listener(Arc::default());
+    let long = format!("/ipfs/{}{}", absent().cid(), "/".repeat(17_000));
+    let cid = absent().cid().to_string();
+    // Method, path, body, status, and a part of what is written.
+    let table = [
+        ("POST", "/api/v1/purge", format!("{{\"path\": \"{long}\"}}"), 200, ("/path", &long[..1000])),
+        ("POST", "/api/v1/purge", "{\"cid\": \"nonsense\"}".to_owned(), 400, ("/cid", "nonsense")),
+        ("POST", "/api/v1/warm", "{\"path\": \"nonsense\"}".to_owned(), 400, ("/path", "nonsense")),
+        ("PUT", "/api/v1/log/level", "{\"level\": \"loud\"}".to_owned(), 400, ("/level", "loud")),
+        ("POST", "/api/v1/names/keys/nobody/rename", "{\"to\": \"site\"}".to_owned(), 404, ("/to", "site")),
+        ("POST", "/api/v1/names/publish", "{\"path\": \"nonsense\"}".to_owned(), 400, ("/path", "nonsense")),
+        ("POST", "/api/v1/denylists/local/rules", format!("{{\"cid\": \"{cid}\"}}"), 201, ("/rule", &*cid)),
+    ];
+    for (method, path, body, expected, (pointer, words)) in table {
+        let request = Request::builder().method(method).uri(path).header(AUTHORIZATION, format!("Bearer {SETTINGS}"));
+        let (status, answer) = send(&listener.router, request, Body::from(body)).await;
+        assert_eq!(status, expected, "{method} {path}: {}", error(&answer));
+        let entry = audited(&listener).await.swap_remove(0);
+        let detail = entry.detail.unwrap_or_default();
+        let told = detail.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        assert!(entry.path == path && told.contains(words), "{path}: {detail}");
+    }
+}
+
 /// The document as it is served is the one that is checked in: whoever reads the source or makes a client of it sees the truth.
 #[tokio::test]
 async fn the_description_is_the_one_that_is_checked_in() {

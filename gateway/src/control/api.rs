@@ -17,6 +17,7 @@ use super::views::{
 };
 use crate::admin::answer::{Answer, ErrorView, Refusal, json, stopping};
 use crate::admin::audit::Detail;
+use crate::admin::noted::Noted;
 use crate::admin::parameters::{Parameters, wrong};
 use axum::Extension;
 use axum::body::Bytes;
@@ -126,7 +127,7 @@ async fn rules(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
         (status = 400, description = "What is to be withheld cannot be understood.", body = ErrorView),
         (status = 422, description = "The rule would withhold what is empty.", body = ErrorView),
         (status = 507, description = "The list cannot be written, or the store cannot forget.", body = ErrorView)))]
-async fn add(State(control): State<Arc<Control>>, body: Result<Bytes, BytesRejection>) -> Answer {
+async fn add(State(control): State<Arc<Control>>, noted: Noted, body: Result<Bytes, BytesRejection>) -> Answer {
     let body = body.map_err(|error| Refusal(error.status(), error.body_text()))?;
     if body.len() > BODY_BYTES_MAX {
         return Err(Refusal(StatusCode::PAYLOAD_TOO_LARGE, format!("a rule has at most {BODY_BYTES_MAX} bytes")));
@@ -134,6 +135,7 @@ async fn add(State(control): State<Arc<Control>>, body: Result<Bytes, BytesRejec
     let asked: AddRule = serde_json::from_slice(&body).map_err(|error| wrong(format!("the body: {error}")))?;
     let order = order(asked)?;
     let line = order.line.clone();
+    noted.note(&serde_json::json!({ "rule": line }));
     // Whoever asked for it may leave: what was begun is carried through.
     let adding = tokio::spawn({
         let control = Arc::clone(&control);

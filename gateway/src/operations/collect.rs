@@ -2,8 +2,8 @@
 
 use super::Operations;
 use crate::admin::answer::{Answer, Refusal, json};
-use crate::admin::audit::Detail;
 use crate::admin::long::apart;
+use crate::admin::noted::Noted;
 use crate::admin::parameters::read_body;
 use crate::admin::refusals::{DiskFailed, WrongRequest};
 use axum::extract::State;
@@ -43,12 +43,12 @@ pub struct CollectedView {
 #[utoipa::path(post, path = "/api/v1/store/gc", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = CollectRequest, content_type = "application/json"),
     responses((status = 200, description = "What went", body = CollectedView), WrongRequest, DiskFailed))]
-pub async fn collect(State(operations): State<Operations>, body: Bytes) -> Answer {
+pub async fn collect(State(operations): State<Operations>, noted: Noted, body: Bytes) -> Answer {
     let request: CollectRequest = read_body(&body)?;
-    let (detail, cached_bytes_max) = (Detail::of(&request), request.cached_bytes_max);
+    noted.note(&request);
     let place = operations.begin()?;
-    let collected = apart(place, async move { operations.shrink(cached_bytes_max.unwrap_or(0)).await });
-    Ok(detail.with(json(StatusCode::OK, &collected.await?.map_err(Refusal::from)?)))
+    let collected = apart(place, async move { operations.shrink(request.cached_bytes_max.unwrap_or(0)).await });
+    Ok(json(StatusCode::OK, &collected.await?.map_err(Refusal::from)?))
 }
 
 impl Operations {

@@ -5,7 +5,7 @@
 
 use super::Operations;
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
-use crate::admin::audit::Detail;
+use crate::admin::noted::Noted;
 use crate::admin::parameters::{Parameters, read_body};
 use crate::admin::refusals::WrongRequest;
 use crate::health::Stage;
@@ -36,14 +36,16 @@ pub struct StageView {
 #[utoipa::path(post, path = "/api/v1/drain", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = DrainRequest, content_type = "application/json"),
     responses((status = 202, description = "It drains", body = StageView), WrongRequest))]
-pub async fn begin(State(operations): State<Operations>, body: Bytes) -> Answer {
-    let DrainRequest { stop } = read_body(&body)?;
+pub async fn begin(State(operations): State<Operations>, noted: Noted, body: Bytes) -> Answer {
+    let request: DrainRequest = read_body(&body)?;
+    noted.note(&request);
+    let DrainRequest { stop } = request;
     operations.parts().health.enter(Stage::Draining);
     tracing::info!(stop, "draining, as an operator asked");
     if stop {
         operations.parts().stop.cancel();
     }
-    Ok(Detail::of(&DrainRequest { stop }).with(json(StatusCode::ACCEPTED, &operations.stage())))
+    Ok(json(StatusCode::ACCEPTED, &operations.stage()))
 }
 
 /// Says on `/readyz` that traffic is welcome again.

@@ -1,7 +1,7 @@
 //! `/api/v1/log/level`: how much the process says of its work.
 
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
-use crate::admin::audit::Detail;
+use crate::admin::noted::Noted;
 use crate::admin::parameters::{Parameters, read_body, wrong};
 use crate::admin::refusals::WrongRequest;
 use crate::logging::{self, LevelNow, LogLevel};
@@ -63,9 +63,10 @@ pub async fn read(uri: Uri) -> Answer {
     request_body(content = LevelRequest, content_type = "application/json"),
     responses((status = 200, description = "The level", body = LevelView), WrongRequest,
         (status = 409, description = "The log is not the gateway's own", body = ErrorView)))]
-pub async fn write(body: Bytes) -> Answer {
+pub async fn write(noted: Noted, body: Bytes) -> Answer {
     let request: LevelRequest = read_body(&body)?;
-    let (detail, LevelRequest { level: text, duration_seconds }) = (Detail::of(&request), request);
+    noted.note(&request);
+    let LevelRequest { level: text, duration_seconds } = request;
     let duration = match duration_seconds {
         Some(seconds) if !(1..=DURATION_SECONDS_MAX).contains(&seconds) => {
             return Err(wrong(format!("duration_seconds is from 1 to {DURATION_SECONDS_MAX}, a week")));
@@ -75,5 +76,5 @@ pub async fn write(body: Bytes) -> Answer {
     logging::read(&text).map_err(|reason| wrong(format!("level: {reason}")))?;
     let now = level()?.set(&text, duration).map_err(|reason| wrong(format!("level: {reason}")))?;
     tracing::warn!(level = now.level, "the log level was changed by an operator");
-    Ok(detail.with(json(StatusCode::OK, &LevelView::from(now))))
+    Ok(json(StatusCode::OK, &LevelView::from(now)))
 }

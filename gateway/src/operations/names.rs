@@ -2,7 +2,7 @@
 
 use super::Operations;
 use crate::admin::answer::{Answer, json, seconds};
-use crate::admin::audit::Detail;
+use crate::admin::noted::Noted;
 use crate::admin::parameters::{read_body, wrong};
 use crate::admin::refusals::WrongRequest;
 use axum::extract::State;
@@ -91,8 +91,9 @@ pub fn read_name(text: &str) -> Result<Name, content::names::NotAName> {
 #[utoipa::path(post, path = "/api/v1/names/refresh", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = RefreshRequest, content_type = "application/json"),
     responses((status = 200, description = "What it stood for and stands for", body = RefreshedView), WrongRequest))]
-pub async fn refresh(State(operations): State<Operations>, body: Bytes) -> Answer {
+pub async fn refresh(State(operations): State<Operations>, noted: Noted, body: Bytes) -> Answer {
     let request: RefreshRequest = read_body(&body)?;
+    noted.note(&request);
     let name = read_name(&request.name).map_err(wrong)?;
     let _place = operations.begin()?;
     let refreshed = operations.parts().names.refresh(&name).await;
@@ -106,5 +107,5 @@ pub async fn refresh(State(operations): State<Operations>, body: Bytes) -> Answe
         error: refreshed.new.as_ref().err().map(NameError::to_string),
         steps: refreshed.after.iter().map(NameStepView::from).collect(),
     };
-    Ok(Detail::of(&request).with(json(StatusCode::OK, &view)))
+    Ok(json(StatusCode::OK, &view))
 }

@@ -3,6 +3,7 @@
 use super::Operations;
 use crate::admin::answer::{Answer, ErrorView, Refusal, json, seconds, stopping};
 use crate::admin::audit::Detail;
+use crate::admin::noted::Noted;
 use crate::admin::parameters::{Parameters, read_body, wrong};
 use crate::admin::refusals::WrongRequest;
 use axum::extract::{Path, State};
@@ -179,8 +180,10 @@ pub async fn list(State(operations): State<Operations>, uri: Uri) -> Answer {
     responses((status = 200, description = "It is connected", body = ConnectedView), WrongRequest,
         (status = 409, description = "The gateway is offline, or is that peer itself", body = ErrorView),
         (status = 422, description = "It cannot be reached; the words say why", body = ErrorView)))]
-pub async fn connect(State(operations): State<Operations>, body: Bytes) -> Answer {
-    let ConnectRequest { address, timeout_seconds } = read_body(&body)?;
+pub async fn connect(State(operations): State<Operations>, noted: Noted, body: Bytes) -> Answer {
+    let request: ConnectRequest = read_body(&body)?;
+    noted.note(&request);
+    let ConnectRequest { address, timeout_seconds } = request;
     let (peer, addresses) = read_peer(&address)?;
     let patience = match timeout_seconds {
         None => PATIENCE,

@@ -6,8 +6,8 @@
 use super::Operations;
 use super::dag::{Frontier, Step, TooMany};
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
-use crate::admin::audit::Detail;
 use crate::admin::long::apart;
+use crate::admin::noted::Noted;
 use crate::admin::parameters::{read_body, wrong};
 use crate::admin::refusals::{DiskFailed, WrongRequest};
 use crate::errors::Problem;
@@ -98,13 +98,14 @@ struct Gone {
     request_body(content = PurgeRequest, content_type = "application/json"),
     responses((status = 200, description = "What was removed", body = PurgedView), WrongRequest,
         (status = 422, description = "It has more blocks than are walked", body = ErrorView), DiskFailed))]
-pub async fn purge(State(operations): State<Operations>, body: Bytes) -> Answer {
+pub async fn purge(State(operations): State<Operations>, noted: Noted, body: Bytes) -> Answer {
     let request: PurgeRequest = read_body(&body)?;
-    let (below, detail) = (request.below.unwrap_or(true), Detail::of(&request));
+    noted.note(&request);
+    let below = request.below.unwrap_or(true);
     let place = operations.begin()?;
     let order = operations.order(request).await?;
     let purged = apart(place, async move { operations.carry_out(order, below).await });
-    Ok(detail.with(json(StatusCode::OK, &purged.await??)))
+    Ok(json(StatusCode::OK, &purged.await??))
 }
 
 impl Operations {

@@ -8,8 +8,8 @@
 use super::Operations;
 use super::dag::{Frontier, Step, TooMany};
 use crate::admin::answer::{Answer, Refusal, seconds};
-use crate::admin::audit::Detail;
 use crate::admin::long::{self, PROGRESS_EVERY};
+use crate::admin::noted::Noted;
 use crate::admin::parameters::{read_body, wrong};
 use crate::admin::refusals::WrongRequest;
 use crate::resolve::{self, Target};
@@ -116,9 +116,10 @@ pub enum WarmLine {
     request_body(content = WarmRequest, content_type = "application/json"),
     responses((status = 200, description = "Lines of JSON", body = WarmLine, content_type = "application/x-ndjson"),
         WrongRequest))]
-pub async fn warm(State(operations): State<Operations>, body: Bytes) -> Answer {
+pub async fn warm(State(operations): State<Operations>, noted: Noted, body: Bytes) -> Answer {
     let request: WarmRequest = read_body(&body)?;
-    let (path, detail) = (operations.path_to_warm(&request)?, Detail::of(&request));
+    noted.note(&request);
+    let path = operations.path_to_warm(&request)?;
     let place = operations.begin()?;
     let (lines, mut told) = mpsc::channel(LINES_MAX);
     let warming = AbortOnDropHandle::new(tokio::spawn(async move {
@@ -130,7 +131,7 @@ pub async fn warm(State(operations): State<Operations>, body: Bytes) -> Answer {
         let _work = &warming;
         told.poll_recv(cx).map(|line| line.map(Ok::<Bytes, Infallible>))
     });
-    Ok(detail.with(long::lines(Body::from_stream(lines))))
+    Ok(long::lines(Body::from_stream(lines)))
 }
 
 /// A fetch that ended: the block unless nobody needs to read it, and whether it came from the network.

@@ -33,10 +33,11 @@ pub mod views;
 use self::failure::{NoSuchPin, NotAsked, PsaFailure};
 use self::query::filter;
 use self::views::{PinResultsView, PinStatusView, PinView};
-use super::{Owner, Pins, PinsError, Request};
+use super::{Owner, Pins, PinsError, Request, Wanted};
 use crate::admin::access::Bearer;
 use crate::admin::answer::{PinningError, json};
 use crate::admin::audit::Detail;
+use crate::admin::noted::Noted;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -100,8 +101,9 @@ async fn list(State(pins): State<Arc<Pins>>, bearer: Bearer, uri: Uri) -> Answer
 /// Asks for a pin.
 #[utoipa::path(post, path = "/psa/pins", tag = "pinning", security(("bearer" = ["pin"])), request_body = PinView,
     responses((status = 202, description = "It is asked for", body = PinStatusView), NotAsked))]
-async fn add(State(pins): State<Arc<Pins>>, bearer: Bearer, body: Body) -> Answer {
+async fn add(State(pins): State<Arc<Pins>>, bearer: Bearer, noted: Noted, body: Body) -> Answer {
     let wanted = views::wanted(&read(body).await?)?;
+    note(&noted, &wanted);
     accepted(&pins, pins.request(&Owner::from(&bearer), wanted).await?).await
 }
 
@@ -119,8 +121,9 @@ async fn get(State(pins): State<Arc<Pins>>, bearer: Bearer, id: Id) -> Answer {
     params(("requestid" = String, Path, description = "The pin that is to be replaced")), request_body = PinView,
     responses(
         (status = 202, description = "It is asked for, as a new request", body = PinStatusView), NotAsked, NoSuchPin))]
-async fn replace(State(pins): State<Arc<Pins>>, bearer: Bearer, id: Id, body: Body) -> Answer {
+async fn replace(State(pins): State<Arc<Pins>>, bearer: Bearer, noted: Noted, id: Id, body: Body) -> Answer {
     let wanted = views::wanted(&read(body).await?)?;
+    note(&noted, &wanted);
     accepted(&pins, pins.replace(&Owner::from(&bearer), &named(id)?, wanted).await?).await
 }
 
@@ -131,6 +134,11 @@ async fn replace(State(pins): State<Arc<Pins>>, bearer: Bearer, id: Id, body: Bo
 async fn remove(State(pins): State<Arc<Pins>>, bearer: Bearer, id: Id) -> Answer {
     pins.remove(&bearer.id, &named(id)?).await?;
     Ok(StatusCode::ACCEPTED.into_response())
+}
+
+/// Has the audit log say what was asked for, also if it is not accepted.
+fn note(noted: &Noted, wanted: &Wanted) {
+    noted.note(&serde_json::json!({ "cid": wanted.root.to_string() }));
 }
 
 async fn accepted(pins: &Pins, request: Request) -> Answer {

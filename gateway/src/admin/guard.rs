@@ -14,6 +14,7 @@ use super::answer::{Dialect, Refusal, while_sending};
 use super::audit::{self, Detail};
 use super::noted::Noted;
 use super::openapi::Asked;
+use crate::intake::resumable::api::only_looks;
 use crate::server::Connection;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -54,7 +55,9 @@ pub async fn check(State(admin): State<Arc<Shared>>, mut request: Request, next:
 /// Whether a request may change anything (RFC 9110, section 9.2.1). Commands of Kubo are all sent with POST; those for which
 /// looking is enough change nothing.
 fn changes(request: &Request) -> bool {
-    !request.method().is_safe() && request.uri().path() != HAVE
+    let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let only_looks = request.uri().path() == HAVE || only_looks(route, request.method(), request.headers());
+    !request.method().is_safe() && !only_looks
 }
 
 fn peer(request: &Request) -> Option<SocketAddr> {

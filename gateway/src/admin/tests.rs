@@ -18,7 +18,7 @@ use http_body_util::BodyExt as _;
 use p2p_bridge::names::NamesOptions;
 use p2p_bridge::names::keystore::Keystore;
 use p2p_bridge::options::PublishOptions;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
@@ -303,6 +303,34 @@ async fn the_audit_log_says_what_was_asked_for_however_that_ended() {
         let told = detail.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         assert!(entry.path == path && told.contains(words), "{path}: {detail}");
     }
+}
+
+#[tokio::test]
+async fn the_audit_log_tells_what_a_post_stands_for_and_what_became_of_an_upload() {
+    const PIECE: (&str, &str) = ("content-type", "application/offset+octet-stream");
+    let listener = listener(Arc::default());
+    let ask = async |method: &str, path: &str, headers: &[(&str, &str)], body: &'static str| {
+        let request = Request::builder().method(method).uri(path).header(AUTHORIZATION, format!("Bearer {SETTINGS}"));
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        send(&listener.router, request, Body::from(body)).await
+    };
+    let (status, created) = ask("POST", "/api/v1/uploads", &[("upload-length", "12")], "").await;
+    assert_eq!(status, 201, "{}", error(&created));
+    let at = created.headers()["location"].to_str().expect("text").to_owned();
+    let instead = |method: &'static str| ("x-http-method-override", method);
+    assert_eq!(ask("POST", &at, &[instead("PATCH"), ("upload-offset", "0"), PIECE], "hello ").await.0, 204);
+    assert_eq!(ask("POST", &at, &[instead("HEAD")], "").await.0, 200);
+    let (status, last) = ask("PATCH", &at, &[("upload-offset", "6"), PIECE], "world\n").await;
+    assert_eq!(status, 204, "{}", error(&last));
+    let root = last.headers()["x-ipfs-path"].to_str().expect("text").trim_start_matches("/ipfs/").to_owned();
+    assert_eq!(ask("POST", &at, &[instead("DELETE")], "").await.0, 204);
+    // What is no upload is written, whatever stands in that header.
+    assert_eq!(ask("POST", "/api/v1/store/compact", &[instead("HEAD")], "").await.0, 200);
+
+    let told: Vec<_> = audited(&listener).await.into_iter().map(|entry| (entry.method, entry.detail)).collect();
+    let post = |method: Option<&str>| ("POST".to_owned(), method.map(|method| json!({ "method": method })));
+    let last = ("PATCH".to_owned(), Some(json!({ "roots": [root], "bytes": 12 })));
+    assert_eq!(told, [post(None), post(Some("DELETE")), last, post(Some("PATCH")), post(None)]);
 }
 
 /// The document as it is served is the one that is checked in: whoever reads the source or makes a client of it sees the truth.

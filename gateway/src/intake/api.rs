@@ -173,11 +173,13 @@ async fn upload(State(intake): State<Intake>, bearer: Bearer, request: Request) 
 /// The answer, and what the audit log says of it.
 fn done(taken: Taken) -> Response {
     let view = UploadView::from(taken);
+    detail(&view).with(json(StatusCode::OK, &view))
+}
+
+/// What the audit log says of an upload.
+pub(super) fn detail(view: &UploadView) -> Detail {
     let roots: Vec<&str> = view.roots.iter().take(NOTED_ROOTS_MAX).map(|root| root.cid.as_str()).collect();
-    let detail = Detail(serde_json::json!({ "roots": roots, "bytes": view.bytes }));
-    let mut response = json(StatusCode::OK, &view);
-    response.extensions_mut().insert(detail);
-    response
+    Detail(serde_json::json!({ "roots": roots, "bytes": view.bytes }))
 }
 
 fn wants_lines(headers: &HeaderMap) -> bool {

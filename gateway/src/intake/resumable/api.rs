@@ -9,13 +9,14 @@ use super::headers::{self, EXTENSIONS, PIECE, VERSION};
 use super::parts::{Parts, PartsError, Piece, Wanted};
 use crate::admin::access::Bearer;
 use crate::admin::answer::{ErrorView, Refusal, json};
+use crate::admin::noted::Noted;
 use crate::admin::openapi::Binary;
 use crate::intake::IntakeError;
-use crate::intake::api::{FailureView, UploadView};
+use crate::intake::api::{FailureView, UploadView, detail};
 use crate::intake::query::UploadParams;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, LOCATION};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -35,6 +36,8 @@ const UPLOAD_LENGTH: HeaderName = HeaderName::from_static("upload-length");
 const UPLOAD_EXPIRES: HeaderName = HeaderName::from_static("upload-expires");
 const METHOD_OVERRIDE: HeaderName = HeaderName::from_static("x-http-method-override");
 const X_IPFS_PATH: HeaderName = HeaderName::from_static("x-ipfs-path");
+/// The route of an upload.
+const UPLOAD: &str = "/api/v1/uploads/{id}";
 /// How many paths the answer to the last piece names.
 const PATHS_MAX: usize = 16;
 
@@ -198,6 +201,15 @@ fn insert_place(headers: &mut HeaderMap, parts: &Parts, record: &Record) {
     }
 }
 
+/// An answer to whoever sent bytes, or what stands for none: what has become of them is in the audit log.
+fn changed(mut response: Response, parts: &Parts, record: &Record) -> Response {
+    insert_place(response.headers_mut(), parts, record);
+    match &record.outcome {
+        Some(Outcome::Done(view)) => detail(view).with(response),
+        _ => response,
+    }
+}
+
 /// What tus is spoken here
 #[utoipa::path(
     options, path = "/api/v1/uploads", tag = "upload", security(("bearer" = ["pin"])),
@@ -253,8 +265,8 @@ async fn create(State(parts): State<Arc<Parts>>, bearer: Bearer, request: Reques
         Ok(created) => created,
         Err(refusal) => return tus(refusal.to_sender(request.into_body())),
     };
-    let mut response = tus(json(StatusCode::CREATED, &view(&parts, &id, record.clone())));
-    insert_place(response.headers_mut(), &parts, &record);
+    let created = tus(json(StatusCode::CREATED, &view(&parts, &id, record.clone())));
+    let mut response = changed(created, &parts, &record);
     if let Ok(location) = HeaderValue::from_str(&path_of(&id)) {
         response.headers_mut().insert(LOCATION, location);
     }
@@ -356,11 +368,7 @@ async fn append(State(parts): State<Arc<Parts>>, bearer: Bearer, Path(id): Path<
         Err(refusal) => return tus(refusal.to_sender(request.into_body())),
     };
     match parts.append(&bearer, &id, Piece::new(offset, request.into_body())).await {
-        (Ok(record), _) => {
-            let mut response = tus(StatusCode::NO_CONTENT);
-            insert_place(response.headers_mut(), &parts, &record);
-            response
-        }
+        (Ok(record), _) => changed(tus(StatusCode::NO_CONTENT), &parts, &record),
         (Err(error), rest) => tus(refused(error).to_sender(rest.unwrap_or_default())),
     }
 }
@@ -401,6 +409,22 @@ async fn remove(
     }
 }
 
+/// The method that a POST to an upload stands for, if there is such a one.
+fn stood_for(headers: &HeaderMap) -> Option<Method> {
+    match headers.get(METHOD_OVERRIDE)?.as_bytes() {
+        b"PATCH" => Some(Method::PATCH),
+        b"HEAD" => Some(Method::HEAD),
+        b"DELETE" => Some(Method::DELETE),
+        _ => None,
+    }
+}
+
+/// Whether a request only looks, although its method says that it may change something: a POST that stands for HEAD. Elsewhere the header
+/// means nothing.
+pub fn only_looks(route: &str, method: &Method, headers: &HeaderMap) -> bool {
+    route == UPLOAD && method == Method::POST && stood_for(headers) == Some(Method::HEAD)
+}
+
 /// The same, for clients that can send nothing but GET and POST (tus 1.0)
 ///
 /// What is asked for, what is sent with it and what is answered is as with the method that the header names.
@@ -426,14 +450,19 @@ async fn remove(
 async fn overridden(
     parts: State<Arc<Parts>>,
     bearer: Bearer,
+    noted: Noted,
     id: Path<String>,
     headers: HeaderMap,
     request: Request,
 ) -> Response {
-    match headers.get(METHOD_OVERRIDE).map(HeaderValue::as_bytes) {
-        Some(b"PATCH") => append(parts, bearer, id, request).await,
-        Some(b"HEAD") => offset(parts, bearer, id, headers).await,
-        Some(b"DELETE") => remove(parts, bearer, id, headers).await,
+    let method = stood_for(&headers);
+    if let Some(method) = &method {
+        noted.note(&serde_json::json!({ "method": method.as_str() }));
+    }
+    match method {
+        Some(Method::PATCH) => append(parts, bearer, id, request).await,
+        Some(Method::HEAD) => offset(parts, bearer, id, headers).await,
+        Some(Method::DELETE) => remove(parts, bearer, id, headers).await,
         _ => {
             let words = "a POST to an upload needs the header X-HTTP-Method-Override: PATCH, HEAD or DELETE";
             tus(Refusal(StatusCode::BAD_REQUEST, words.to_owned()).to_sender(request.into_body()))

@@ -14,6 +14,7 @@ use http_body_util::BodyExt as _;
 use p2p_bridge::names::NamesOptions;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tower::ServiceExt as _;
 
@@ -269,6 +270,24 @@ async fn a_request_is_explained_as_it_would_be_answered() {
     assert_eq!(wrong["answer"]["status"], json!(400), "{wrong}");
     let format = explain(&format!("path=/ipfs/{root}%3Fformat=bogus")).await;
     assert_ne!(format["answer"]["status"], json!(200), "{format}");
+}
+
+#[tokio::test]
+async fn counting_what_is_here_ends_when_it_is_late_and_says_whether_that_was_all() {
+    let (world, root, blocks) = with_site(plain()).await;
+    let (_, site) = site().await;
+    let block = site.iter().find(|block| *block.cid() == root).expect("the root");
+    let counted = async |blocks_max: usize| {
+        let looks = AtomicUsize::new(0);
+        let is_late = || looks.fetch_add(1, Ordering::Relaxed) >= blocks_max;
+        let view = world.operations.count(block, 0, is_late).await;
+        (view.blocks_here, view.counted_all)
+    };
+    // All but the root are leaves, or few are not: the time is looked at for each.
+    for some in [0, 1, 2, blocks - 1] {
+        assert_eq!(counted(some).await, (some as u64, false));
+    }
+    assert_eq!(counted(blocks).await, (blocks as u64, true), "it became late when all were counted");
 }
 
 #[tokio::test]

@@ -41,7 +41,9 @@ impl Operations {
         match self.inner.looking.walk_here(target).await {
             Ok(resolved) => {
                 way = way_of(&resolved);
-                view.content = Some(self.count(&resolved.block, generation).await);
+                let begun = Instant::now();
+                let is_late = || begun.elapsed() >= COUNTED_FOR;
+                view.content = Some(self.count(&resolved.block, generation, is_late).await);
             }
             Err(problem) => {
                 view.missing = missing(&problem).map(|cid| cid.to_string());
@@ -76,8 +78,13 @@ impl Operations {
         })
     }
 
-    /// What a block is, and how much of what is below it is here.
-    async fn count(&self, block: &Block, generation: u64) -> ContentView {
+    /// What a block is, and how much of what is below it is here, as far as that can be counted before it is late.
+    pub(in crate::operations) async fn count(
+        &self,
+        block: &Block,
+        generation: u64,
+        is_late: impl Fn() -> bool + Send,
+    ) -> ContentView {
         let (kind, bytes) = kind_of(block);
         let encoded = self.parts().gateway.encoded().and_then(|encoded| encoded.known(block.cid(), generation));
         let mut view = ContentView {
@@ -92,11 +99,14 @@ impl Operations {
             counted_all: true,
             encoded: encoded.map(|(compressed, ram_bytes)| EncodedView { compressed, ram_bytes }),
         };
-        let begun = Instant::now();
         let mut frontier = Frontier::new(&[*block.cid()], None, COUNTED_MAX);
         while let Some(Step { cid, depth, .. }) = frontier.next() {
+            if is_late() {
+                view.counted_all = false;
+                break;
+            }
             let Some(links) = self.count_one(&cid, frontier.goes_below(&cid, depth), &mut view).await else { continue };
-            if frontier.links(&links, depth).is_err() || begun.elapsed() >= COUNTED_FOR {
+            if frontier.links(&links, depth).is_err() {
                 view.counted_all = false;
                 break;
             }

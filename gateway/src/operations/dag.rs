@@ -18,9 +18,16 @@ const CODECS: [u64; 4] = [codec::RAW, codec::DAG_PB, codec::DAG_CBOR, codec::DAG
 /// Blocks that wait to come. A DAG needs as many as its blocks on one path from the root have links.
 const WAITING_MAX: usize = 1 << 20;
 
-/// The DAG has more blocks than are walked: more than this, or more beside each other than may wait.
-#[derive(Debug, PartialEq, Eq)]
-pub struct TooMany(pub usize);
+/// The DAG is more than is walked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TooMany {
+    /// It has more blocks than this, or leads to them again more often.
+    #[error("it has more than {0} blocks (http.dag_blocks_max)")]
+    Blocks(usize),
+    /// More of them than this would have to wait.
+    #[error("more than {0} of its links are beside each other")]
+    Waiting(usize),
+}
 
 /// A block to walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,8 +52,9 @@ struct Met {
 pub struct Frontier {
     marker: Marker,
     met: HashMap<u128, Met>,
-    /// The last found goes first: depth before breadth keeps this short.
-    waiting: Vec<(Cid, u32)>,
+    /// CIDs in binary, which is a quarter of what they take otherwise. The last found goes first: depth before breadth keeps this short.
+    waiting: Vec<(Box<[u8]>, u32)>,
+    waiting_max: usize,
     depth_max: Option<u32>,
     blocks_max: usize,
     /// How many blocks came again.
@@ -57,7 +65,8 @@ impl Frontier {
     /// A walk from some roots down to a depth, if there is a limit: the roots themselves are at depth 0.
     pub fn new(roots: &[Cid], depth_max: Option<u32>, blocks_max: usize) -> Self {
         let (marker, met, waiting) = (Marker::default(), HashMap::new(), Vec::new());
-        let mut frontier = Self { marker, met, waiting, depth_max, blocks_max, repeated: 0 };
+        let waiting_max = WAITING_MAX;
+        let mut frontier = Self { marker, met, waiting, waiting_max, depth_max, blocks_max, repeated: 0 };
         for root in roots {
             frontier.meet(root, 0);
         }
@@ -67,7 +76,9 @@ impl Frontier {
     /// The next block.
     pub fn next(&mut self) -> Option<Step> {
         loop {
-            let (cid, depth) = self.waiting.pop()?;
+            let (bytes, depth) = self.waiting.pop()?;
+            // What was written here can be read.
+            let Ok(cid) = Cid::try_from(&*bytes) else { continue };
             let Some(met) = self.met.get_mut(&self.marker.mark(what(&cid))) else { continue };
             // It may have been met again meanwhile, closer to a root, and has come from there.
             if met.depth < depth {
@@ -88,15 +99,15 @@ impl Frontier {
     /// A block at that depth links to these.
     ///
     /// # Errors
-    /// [`TooMany`] when more blocks were met than are walked.
+    /// [`TooMany`] when more blocks were met than are walked, or more would wait.
     pub fn links(&mut self, links: &[Cid], depth: u32) -> Result<(), TooMany> {
         for link in links.iter().rev() {
             let is_known = self.met.contains_key(&self.marker.mark(what(link)));
             if self.met.len() >= self.blocks_max && !is_known || self.repeated >= self.blocks_max {
-                return Err(TooMany(self.blocks_max));
+                return Err(TooMany::Blocks(self.blocks_max));
             }
-            if self.waiting.len() >= WAITING_MAX {
-                return Err(TooMany(WAITING_MAX));
+            if self.waiting.len() >= self.waiting_max {
+                return Err(TooMany::Waiting(self.waiting_max));
             }
             self.meet(link, depth.saturating_add(1));
         }
@@ -115,7 +126,7 @@ impl Frontier {
             Entry::Occupied(mut known) => known.get_mut().depth = depth,
             Entry::Vacant(unknown) => _ = unknown.insert(Met { depth, came: false }),
         }
-        self.waiting.push((*cid, depth));
+        self.waiting.push((cid.to_bytes().into(), depth));
     }
 }
 
@@ -159,7 +170,7 @@ mod tests {
         assert_eq!(walk(&diamond, None, 9), Ok(vec![0, 1, 3, 4, 2]));
         assert_eq!(walk(&diamond, Some(0), 9), Ok(vec![0]));
         assert_eq!(walk(&diamond, Some(2), 9), Ok(vec![0, 1, 3, 2]));
-        assert_eq!(walk(&diamond, None, 4), Err(TooMany(4)));
+        assert_eq!(walk(&diamond, None, 4), Err(TooMany::Blocks(4)));
         // 4 is met far below first, and then right below the root: what is below it is wanted as well.
         let shortcut = [(0, 1), (1, 2), (2, 4), (0, 4), (4, 5)];
         let walked = walk(&shortcut, Some(2), 9).expect("few");
@@ -189,7 +200,20 @@ mod tests {
         assert_eq!(again(Some(9)), [4]);
         let many: Vec<_> = (0..24).flat_map(|k| ways(4 * k)).collect();
         assert_eq!(walk(&many, None, 97).map(|walked| walked.len()), Ok(97));
-        assert_eq!(walk(&many, Some(1000), 97), Err(TooMany(97)));
+        assert_eq!(walk(&many, Some(1000), 97), Err(TooMany::Blocks(97)));
+    }
+
+    #[test]
+    fn what_waits_is_bounded_and_comes_as_it_was() {
+        let inline = Cid::new_v1(codec::RAW, hashes::digest(hashes::IDENTITY, 128, &[7; 128]).expect("a hash"));
+        let old = Cid::new_v0(*node(1).hash()).expect("SHA-256");
+        let links = [inline, old, cid(codec::DAG_CBOR, 3)];
+        let mut frontier = Frontier::new(&[node(0)], None, 99);
+        frontier.waiting_max = links.len() + 1;
+        assert_eq!(frontier.links(&links, 0), Ok(()));
+        assert_eq!(frontier.links(&[node(9)], 0), Err(TooMany::Waiting(4)));
+        let came: Vec<Cid> = std::iter::from_fn(|| frontier.next()).map(|step| step.cid).collect();
+        assert_eq!(came, [&links[..], &[node(0)]].concat());
     }
 
     #[test]

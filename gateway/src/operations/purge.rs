@@ -4,7 +4,7 @@
 //! it is for room, for what should not lie around, and for names, whose answers do change.
 
 use super::Operations;
-use super::dag::{Frontier, Step, TooMany};
+use super::dag::{Frontier, Step};
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
 use crate::admin::long::apart;
 use crate::admin::noted::Noted;
@@ -214,12 +214,8 @@ impl Operations {
         let gateway = self.parts().gateway.clone();
         let forget = move || gateway.purge(&|cid| frontier.has_met(cid));
         gone.forgotten = tokio::task::spawn_blocking(forget).await.unwrap_or_default();
-        walked.map_err(|TooMany(max)| {
-            let words = format!(
-                "it has more than {max} blocks, or more beside each other than are walked (http.dag_blocks_max): those \
-                 found first are gone"
-            );
-            Refusal(StatusCode::UNPROCESSABLE_ENTITY, words)
+        walked.map_err(|too_many| {
+            Refusal(StatusCode::UNPROCESSABLE_ENTITY, format!("{too_many}: what was found first is gone"))
         })?;
         Ok(gone)
     }

@@ -83,7 +83,7 @@ pub struct WarmReport {
     pub progress: WarmProgress,
     /// Whether everything that was asked for is here.
     pub complete: bool,
-    /// Why not: `bytes_max`, `blocks` (http.dag_blocks_max) or `failures`.
+    /// Why not: `bytes_max`, `blocks` (http.dag_blocks_max), `links` (more beside each other than may wait) or `failures`.
     pub stopped_by: Option<String>,
     /// What went wrong with the first blocks that did not come.
     pub failures: Vec<WarmFailure>,
@@ -259,9 +259,12 @@ impl Operations {
                     let links = block.filter(|_| frontier.goes_below(&cid, depth)).map(|block| dag::links(&block));
                     // What cannot be understood has nothing below that could be wanted.
                     if let Some(Ok(links)) = links
-                        && let Err(TooMany(_)) = frontier.links(&links, depth)
+                        && let Err(too_many) = frontier.links(&links, depth)
                     {
-                        return Ok(Some("blocks"));
+                        return Ok(Some(match too_many {
+                            TooMany::Blocks(_) => "blocks",
+                            TooMany::Waiting(_) => "links",
+                        }));
                     }
                 }
                 Err(_) if again => {}

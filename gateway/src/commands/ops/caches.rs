@@ -156,6 +156,7 @@ fn report_text(report: &WarmReport) -> String {
     match report.stopped_by.as_deref() {
         Some("bytes_max") => text.push_str("it ended at --bytes-max, and there is more\n"),
         Some("blocks") => text.push_str("it ended because there are too many blocks (http.dag_blocks_max)\n"),
+        Some("links") => text.push_str("it ended because too many links are beside each other\n"),
         Some("failures") => text.push_str("it ended because too many blocks did not come\n"),
         _ => {}
     }

@@ -52,7 +52,7 @@ struct Met {
 pub struct Frontier {
     marker: Marker,
     met: HashMap<u128, Met>,
-    /// CIDs in binary, which is a quarter of what they take otherwise. The last found goes first: depth before breadth keeps this short.
+    /// CIDs in binary, which take less than half as much so. The last found goes first: depth before breadth keeps this short.
     waiting: Vec<(Box<[u8]>, u32)>,
     waiting_max: usize,
     depth_max: Option<u32>,

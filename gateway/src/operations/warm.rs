@@ -147,6 +147,12 @@ struct Warming {
 }
 
 impl Warming {
+    /// One that begins now, and tells its lines there.
+    fn new(lines: mpsc::Sender<Bytes>) -> Self {
+        let progress = WarmProgress::default();
+        Self { begun: Instant::now(), progress, failures: Vec::new(), shown: None, lines }
+    }
+
     /// Tells a line; `false` if nobody reads any more.
     async fn say(&self, line: &WarmLine) -> bool {
         self.lines.send(long::line(line)).await.is_ok()
@@ -166,8 +172,11 @@ impl Warming {
         self.say(&WarmLine::Progress(self.progress.clone())).await
     }
 
-    /// A block is here; it was read, unless nobody needed to.
-    fn came(&mut self, block: Option<&Block>, is_new: bool) {
+    /// A block is here; it was read, unless nobody needed to. One that comes again is counted if it had not come before.
+    fn came(&mut self, cid: &Cid, again: bool, block: Option<&Block>, is_new: bool) {
+        if again && !self.recovered(cid) {
+            return;
+        }
         let bytes = block.map_or(0, |block| block.data().len() as u64);
         self.progress.blocks += 1;
         self.progress.bytes += bytes;
@@ -177,11 +186,26 @@ impl Warming {
         }
     }
 
-    fn failed(&mut self, cid: Cid, error: &SourceError) {
+    /// A block did not come, which is told once. That it came before, from farther below, does not help: what is below it may be
+    /// missing.
+    fn failed(&mut self, cid: &Cid, error: &SourceError) {
+        let cid = cid.to_string();
+        if self.failures.iter().any(|failure| failure.cid == cid) {
+            return;
+        }
         self.progress.failed_blocks += 1;
         if self.failures.len() < FAILURES_MAX {
-            self.failures.push(WarmFailure { cid: cid.to_string(), error: error.to_string() });
+            self.failures.push(WarmFailure { cid, error: error.to_string() });
         }
+    }
+
+    /// Whether a block that comes again did not come before: it has not failed then.
+    fn recovered(&mut self, cid: &Cid) -> bool {
+        let cid = cid.to_string();
+        let Some(at) = self.failures.iter().position(|failure| failure.cid == cid) else { return false };
+        self.failures.remove(at);
+        self.progress.failed_blocks = self.progress.failed_blocks.saturating_sub(1);
+        true
     }
 }
 
@@ -198,8 +222,7 @@ impl Operations {
     }
 
     async fn run_warm(&self, path: ContentPath, request: WarmRequest, lines: mpsc::Sender<Bytes>) {
-        let progress = WarmProgress::default();
-        let mut warming = Warming { begun: Instant::now(), progress, failures: Vec::new(), shown: None, lines };
+        let mut warming = Warming::new(lines);
         let line = match self.warm_path(path, &request, &mut warming).await {
             Ok(stopped_by) => {
                 warming.note_time();
@@ -253,9 +276,7 @@ impl Operations {
             let Step { cid, depth, again } = step;
             match outcome {
                 Ok((block, is_new)) => {
-                    if !again {
-                        warming.came(block.as_ref(), is_new);
-                    }
+                    warming.came(&cid, again, block.as_ref(), is_new);
                     let links = block.filter(|_| frontier.goes_below(&cid, depth)).map(|block| dag::links(&block));
                     // What cannot be understood has nothing below that could be wanted.
                     if let Some(Ok(links)) = links
@@ -267,9 +288,8 @@ impl Operations {
                         }));
                     }
                 }
-                Err(_) if again => {}
                 Err(error) => {
-                    warming.failed(cid, &error);
+                    warming.failed(&cid, &error);
                     if warming.failures.len() >= FAILURES_MAX {
                         return Ok(Some("failures"));
                     }
@@ -298,5 +318,38 @@ impl Operations {
         let fetched = own.fetch(&cid).await;
         let is_new = own.tier() == Tier::Network;
         (step, fetched.map(|block| (Some(block), is_new)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use content::{codec, hashes};
+
+    #[test]
+    fn a_block_that_comes_when_it_is_asked_for_again_has_not_failed() {
+        let block = |text: &'static [u8]| {
+            Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::from_static(text)).expect("a block")
+        };
+        let (one, other) = (block(b"one"), block(b"another"));
+        let mut warming = Warming::new(mpsc::channel(1).0);
+        let mut told = |block: &Block, again: bool, comes: bool| {
+            let cid = *block.cid();
+            if comes {
+                warming.came(&cid, again, Some(block), true);
+            } else {
+                warming.failed(&cid, &SourceError::NotFound { cid });
+            }
+            let WarmProgress { blocks, fetched_bytes, failed_blocks, .. } = warming.progress;
+            assert_eq!(warming.failures.len() as u64, failed_blocks);
+            (blocks, fetched_bytes, failed_blocks)
+        };
+        assert_eq!(told(&one, false, false), (0, 0, 1));
+        assert_eq!(told(&other, false, true), (1, 7, 1));
+        assert_eq!(told(&one, true, false), (1, 7, 1), "it is told once");
+        assert_eq!(told(&one, true, true), (2, 10, 0));
+        assert_eq!(told(&one, true, true), (2, 10, 0), "it is counted once");
+        // What is below it is wanted now, and is not known.
+        assert_eq!(told(&other, true, false), (2, 10, 1));
     }
 }

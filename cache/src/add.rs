@@ -79,6 +79,15 @@ impl Addition {
         self.store.put_held_member(*cid, &self.scaffold).await.map_err(failure)
     }
 
+    /// Done when everything that was put before is here. Nothing is synced by that.
+    ///
+    /// # Errors
+    /// What the disk said to one of them; or that it was not here.
+    pub async fn written(&self) -> Result<(), AddError> {
+        self.store.written().await?;
+        self.scaffold.check().map_err(failure)
+    }
+
     /// Ends: pins each root, once, in the order given, all under `name` if there is one. The pins are on the disk when this
     /// returns.
     ///
@@ -86,8 +95,7 @@ impl Addition {
     /// [`AddError`]: among them that a block below a root is not here.
     pub async fn pin(self, roots: &[Cid], name: Option<&str>) -> Result<Vec<PinSummary>, AddError> {
         // A walk reads what has been written, not what is queued.
-        self.store.written().await?;
-        self.scaffold.check().map_err(failure)?;
+        self.written().await?;
         let mut seen = HashSet::new();
         let mut pins = Vec::new();
         for root in roots.iter().filter(|root| seen.insert(**root)) {

@@ -334,8 +334,9 @@ fn open_intake(
     pins: &Arc<Pins>,
     policy: Arc<dyn Policy>,
 ) -> Result<(Intake, Arc<Parts>), ConfigError> {
-    let Config { data_dir, uploads, .. } = &loaded.config;
-    let intake = Intake::new(store, policy, Arc::clone(pins), uploads.into(), data_dir);
+    let Config { data_dir, uploads, cache, .. } = &loaded.config;
+    let limits = intake::Limits::new(uploads, cache);
+    let intake = Intake::new(store, policy, Arc::clone(pins), limits, data_dir);
     let intake = intake.map_err(|error| unwritable(loaded, intake::FOLDER, &error))?;
     let parts = Parts::open(intake.clone(), &data_dir.join(intake::FOLDER).join("parts"), uploads.into());
     let parts = parts.map_err(|error| unwritable(loaded, intake::FOLDER, &error))?;

@@ -100,7 +100,7 @@ fn held(store: &Arc<dyn BlockStore>) -> Sources {
 }
 
 fn intake(store: &Arc<dyn BlockStore>, pins: &Arc<Pins>, data_dir: &std::path::Path) -> Intake {
-    let limits = (&config::Uploads::default()).into();
+    let limits = crate::intake::Limits::new(&config::Uploads::default(), &config::Cache::default());
     let policy = Arc::new(content::AllowAll);
     Intake::new(store, policy, Arc::clone(pins), limits, data_dir).expect("opens")
 }

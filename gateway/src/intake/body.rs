@@ -19,6 +19,8 @@ pub struct Allowance {
     pub bytes_max: u64,
     /// What its owner may have, and what is left of that.
     pub quota: Option<(u64, u64)>,
+    /// What the cache has room for, in bytes, if what comes is left to it.
+    pub cache_bytes_max: Option<u64>,
 }
 
 impl Allowance {
@@ -29,6 +31,9 @@ impl Allowance {
     pub fn check(&self, bytes: u64) -> Result<(), IntakeError> {
         if bytes > self.bytes_max {
             return Err(IntakeError::TooLarge { bytes_max: self.bytes_max });
+        }
+        if let Some(bytes_max) = self.cache_bytes_max.filter(|room| bytes > *room) {
+            return Err(IntakeError::LargerThanCache { bytes_max });
         }
         match self.quota {
             Some((bytes_max, left)) if bytes > left => Err(IntakeError::Quota { bytes_max, left }),
@@ -104,10 +109,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_ends_at_its_limits_and_says_at_which() {
-        let table =
-            [(10, None, "complete"), (9, None, "uploads.bytes_max"), (100, Some((50, 9)), "9 of 50 bytes are left")];
-        for (bytes_max, quota, words) in table {
-            let meter = Meter::of_body(Body::from("0123456789"), Allowance { bytes_max, quota });
+        let table = [
+            (10, None, Some(10), "complete"),
+            (9, None, None, "uploads.bytes_max"),
+            (100, Some((50, 9)), None, "9 of 50 bytes are left"),
+            (100, None, Some(9), "cache.disk_bytes_max"),
+        ];
+        for (bytes_max, quota, cache_bytes_max, words) in table {
+            let allowance = Allowance { bytes_max, quota, cache_bytes_max };
+            let meter = Meter::of_body(Body::from("0123456789"), allowance);
             let read = meter.clone().read_to_end(&mut Vec::new()).await;
             let said = read.map_or_else(|error| IntakeError::from(error).to_string(), |_| "complete".to_owned());
             assert!(said.contains(words), "{said}");
@@ -117,7 +127,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_not_read_is_there_to_be_listened_to() {
-        let meter = Meter::of_body(Body::from("0123456789"), Allowance { bytes_max: 100, quota: None });
+        let allowance = Allowance { bytes_max: 100, quota: None, cache_bytes_max: None };
+        let meter = Meter::of_body(Body::from("0123456789"), allowance);
         let mut reader = meter.clone();
         reader.read_exact(&mut [0; 0]).await.expect("nothing");
         let rest = axum::body::to_bytes(meter.into_rest(), 100).await.expect("reads");

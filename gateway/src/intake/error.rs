@@ -76,10 +76,20 @@ pub enum IntakeError {
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
-    /// What was left to the cache is not all there.
+    /// What was to be left to the cache is more than it could hold if it held nothing else.
     #[error(
-        "the cache did not keep this: of {blocks} blocks {gone} are gone already. Pin it, or give the cache more room \
+        "the cache has room for {bytes_max} bytes in all, and this takes more. Pin it, or give the cache more room \
          (cache.disk_bytes_max, cache.memory_bytes_max)"
+    )]
+    LargerThanCache {
+        /// What the cache has room for.
+        bytes_max: u64,
+    },
+    /// What was left to the cache is not all there. A block that it had already may have been its oldest, and comes back as its
+    /// newest when it is sent again.
+    #[error(
+        "the cache did not keep this: of {blocks} blocks {gone} are gone already. Try once more; if that is of no use, \
+         pin it, or give the cache more room (cache.disk_bytes_max, cache.memory_bytes_max)"
     )]
     NotCached {
         /// How many blocks are not there.
@@ -126,7 +136,8 @@ impl IntakeError {
             Self::Car(_) => StatusCode::BAD_REQUEST,
             Self::Unsupported(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Quota { .. } | Self::Pins(_) | Self::NotCached { .. } => StatusCode::INSUFFICIENT_STORAGE,
+            Self::Quota { .. } | Self::Pins(_) => StatusCode::INSUFFICIENT_STORAGE,
+            Self::LargerThanCache { .. } | Self::NotCached { .. } => StatusCode::INSUFFICIENT_STORAGE,
             Self::Conflict(_) => StatusCode::CONFLICT,
             Self::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Denied { verdict: Verdict::Legal, .. } => StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS,

@@ -4,19 +4,21 @@
 //! blocks.
 //!
 //! Non-goals: pinning, which has to know whose the pins become ([`super::claims`]); protecting what is cached: it goes when the cache
-//! needs the room, like everything in there.
+//! needs the room, like everything in there; waiting for what else the store has to do.
 
-use super::{Intake, IntakeError};
+use super::{Intake, IntakeError, Limits};
 use cache::{Addition, BlockStore};
 use content::{Block, BlockKey};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::fs::File;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _, BufReader};
 
 /// How many bytes of keys are in memory.
 const KEYS_BYTES_MAX: usize = 256 * 1024;
+/// What any store takes for a block beside its bytes, at least, in bytes.
+const BLOCK_BYTES_MIN: u64 = 160;
 /// How many keys are looked up at a time.
 const LOOKED_UP_AT_ONCE: usize = 1024;
 
@@ -26,7 +28,9 @@ pub enum Keep {
     /// They are pinned with their roots.
     #[default]
     Pinned,
-    /// They are left to the cache, count for nobody, and go when it needs the room.
+    /// They are left to the cache, count for nobody, and go when it needs the room. That may be at once: a block that was held
+    /// already and is about to be evicted, or to go with a pin that was removed, is there when that is looked at, and gone soon
+    /// after.
     Cached,
     /// Nothing is kept.
     Nothing,
@@ -38,7 +42,7 @@ pub enum Keeping {
     /// They are protected until somebody has pinned them, or this is dropped.
     Pinned(Addition),
     /// To the cache.
-    Cached(Cached),
+    Cached(Box<Cached>),
     /// Nowhere.
     Nothing,
 }
@@ -56,14 +60,15 @@ impl Keeping {
         }
     }
 
-    /// Done when everybody finds what was left to the cache. What is to be pinned is not pinned by this.
+    /// Done when everybody finds what was put. What is to be pinned is not pinned by this.
     ///
     /// # Errors
     /// [`IntakeError::NotCached`], and what the disk said.
     pub async fn settle(&mut self) -> Result<(), IntakeError> {
         match self {
+            Self::Pinned(addition) => Ok(addition.written().await?),
             Self::Cached(cached) => cached.settle().await,
-            Self::Pinned(_) | Self::Nothing => Ok(()),
+            Self::Nothing => Ok(()),
         }
     }
 }
@@ -77,9 +82,8 @@ impl Intake {
         Ok(match keep {
             Keep::Pinned => Keeping::Pinned(Addition::begin(&*self.store).await?),
             Keep::Cached => {
-                // What was unpinned a moment ago is still there, and is about to go: it would be taken for cached.
-                self.store.flush().await?;
-                Keeping::Cached(Cached::new(Arc::clone(&self.store), self.folder.clone()))
+                let cached = Cached::new(Arc::clone(&self.store), self.folder.clone(), &self.limits);
+                Keeping::Cached(Box::new(cached))
             }
             Keep::Nothing => Keeping::Nothing,
         })
@@ -89,13 +93,22 @@ impl Intake {
 /// Blocks that are left to the cache.
 ///
 /// A cache says nothing when it drops a block, since whoever fetched it has it. Here nobody has: so the keys of all that came are
-/// put down, in a file that has no name if they are many, and looked up in the end.
+/// put down, in a file that has no name if they are many, and looked up in the end. There are no more of them than the cache has
+/// room for blocks, and none where the disk has little left.
 #[derive(Debug)]
 pub struct Cached {
     store: Arc<dyn BlockStore>,
     /// Where the file is made.
     folder: PathBuf,
+    /// What is left free there, in bytes.
+    free_bytes_min: u64,
+    /// What the cache has room for, in bytes.
+    bytes_max: u64,
+    /// What the blocks take of it, at least, if each is counted as often as it comes and none shrinks.
+    bytes: u64,
     blocks: u64,
+    /// The key of the block that came last.
+    last: Option<BlockKey>,
     /// The last keys, each behind a byte with its length.
     keys: Vec<u8>,
     /// Those before them.
@@ -103,16 +116,27 @@ pub struct Cached {
 }
 
 impl Cached {
-    fn new(store: Arc<dyn BlockStore>, folder: PathBuf) -> Self {
-        Self { store, folder, blocks: 0, keys: Vec::new(), file: None }
+    fn new(store: Arc<dyn BlockStore>, folder: PathBuf, limits: &Limits) -> Self {
+        let Limits { cache_bytes_max: bytes_max, free_bytes_min, .. } = *limits;
+        let (bytes, blocks, last) = (0, 0, None);
+        Self { store, folder, free_bytes_min, bytes_max, bytes, blocks, last, keys: Vec::new(), file: None }
     }
 
     async fn put(&mut self, block: &Block) -> Result<(), IntakeError> {
         // One that its CID holds needs no place.
         let Some(key) = block.key() else { return Ok(()) };
         self.blocks += 1;
+        // Runs of one block, such as the zeros of a sparse file, are looked up once.
+        if self.last == Some(key) {
+            return Ok(());
+        }
+        self.bytes = self.bytes.saturating_add(block.data().len() as u64 + BLOCK_BYTES_MIN);
+        if self.bytes > self.bytes_max {
+            return Err(IntakeError::LargerThanCache { bytes_max: self.bytes_max });
+        }
         self.note(&key).await.map_err(IntakeError::Scratch)?;
         self.store.put_cached(block.clone()).await;
+        self.last = Some(key);
         Ok(())
     }
 
@@ -123,6 +147,7 @@ impl Cached {
         if self.keys.len() < KEYS_BYTES_MAX {
             return Ok(());
         }
+        check_free(&self.folder, self.free_bytes_min)?;
         let file = match &mut self.file {
             Some(file) => file,
             none => none.insert(tempfile::tempfile_in(&self.folder)?.into()),
@@ -133,8 +158,7 @@ impl Cached {
     }
 
     async fn settle(&mut self) -> Result<(), IntakeError> {
-        // What is over the cache's budget is gone when this is done.
-        self.store.flush().await?;
+        self.store.written().await?;
         let mut gone = self.count_gone(&self.keys[..]).await?;
         if let Some(mut file) = self.file.take() {
             file.flush().await.map_err(IntakeError::Scratch)?;
@@ -159,6 +183,18 @@ impl Cached {
             gone += shapes.iter().filter(|shape| shape.is_none()).count() as u64;
         }
     }
+}
+
+/// That enough stays free where a folder is if some more keys are written there.
+fn check_free(folder: &Path, free_bytes_min: u64) -> io::Result<()> {
+    let stat = rustix::fs::statvfs(folder)?;
+    let free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
+    if free_bytes >= free_bytes_min.saturating_add(KEYS_BYTES_MAX as u64) {
+        return Ok(());
+    }
+    let [free, needed] = [free_bytes, free_bytes_min].map(|bytes| bytes >> 20);
+    let words = format!("its disk has {free} MiB left, and {needed} MiB are to stay free (cache.disk_free_bytes_min)");
+    Err(io::Error::new(io::ErrorKind::StorageFull, words))
 }
 
 /// The next keys; none at the end.
@@ -190,7 +226,13 @@ mod tests {
 
     fn cached(options: &MemoryOptions) -> (Arc<dyn BlockStore>, Cached) {
         let store = memory::open(options).expect("opens");
-        (Arc::clone(&store), Cached::new(store, std::env::temp_dir()))
+        let settings = config::Cache {
+            disk_bytes_max: options.cache_bytes_max,
+            disk_free_bytes_min: 0,
+            ..config::Cache::default()
+        };
+        let limits = Limits::new(&config::Uploads::default(), &settings);
+        (Arc::clone(&store), Cached::new(store, std::env::temp_dir(), &limits))
     }
 
     /// As many as find no room in memory: their keys are in a file.
@@ -223,11 +265,63 @@ mod tests {
 
     #[tokio::test]
     async fn a_cache_that_keeps_nothing_is_no_place() {
-        let (_, mut cached) = cached(&MemoryOptions { cache_bytes_max: 0, ..MemoryOptions::default() });
+        let (store, mut cached) = cached(&MemoryOptions { cache_bytes_max: 0, ..MemoryOptions::default() });
         cached.settle().await.expect("nothing is not too much");
-        cached.put(&block(1)).await.expect("is taken");
-        let error = cached.settle().await.expect_err("it is gone");
-        assert!(matches!(error, IntakeError::NotCached { gone: 1, blocks: 1 }), "{error}");
+        let error = cached.put(&block(1)).await.expect_err("it has no room");
+        assert!(matches!(error, IntakeError::LargerThanCache { bytes_max: 0 }), "{error}");
         assert_eq!(error.status(), 507);
+        // One that was given less room than is known here.
+        cached.bytes_max = 1 << 20;
+        cached.put(&block(1)).await.expect("is taken");
+        store.flush().await.expect("writes");
+        let error = cached.settle().await.expect_err("it is gone");
+        assert!(matches!(error, IntakeError::NotCached { gone: 1, .. }) && error.status() == 507, "{error}");
+        assert!(error.to_string().contains("once more"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn repeated_blocks_fill_no_disk() {
+        let room = 100 * (4 + BLOCK_BYTES_MIN);
+        let (_, mut cached) = cached(&MemoryOptions { cache_bytes_max: room, ..MemoryOptions::default() });
+        for _ in 0..MANY {
+            cached.put(&block(7)).await.expect("is taken");
+        }
+        let key_bytes = 1 + block(7).key().expect("a key").to_bytes().len();
+        assert_eq!((cached.keys.len(), cached.file.is_none(), cached.blocks), (key_bytes, true, MANY.into()));
+        for number in 1..100 {
+            cached.put(&block(number % 2)).await.expect("is taken");
+        }
+        let error = cached.put(&block(0)).await.expect_err("so many blocks have no room");
+        assert!(matches!(error, IntakeError::LargerThanCache { .. }), "{error}");
+        assert_eq!(cached.keys.len(), 100 * key_bytes);
+    }
+
+    #[tokio::test]
+    async fn what_is_to_stay_free_on_the_disk_stays_free() {
+        let (_, mut cached) = cached(&MemoryOptions::default());
+        cached.free_bytes_min = u64::MAX;
+        let mut put = 0;
+        let error = loop {
+            match cached.put(&block(put)).await {
+                Ok(()) if put < MANY => put += 1,
+                Ok(()) => panic!("{put} keys were taken"),
+                Err(error) => break error,
+            }
+        };
+        assert!(cached.file.is_none() && error.to_string().contains("disk_free_bytes_min"), "{error}");
+        assert_eq!(error.status(), 507);
+    }
+
+    #[tokio::test]
+    async fn a_refused_write_of_what_is_to_be_pinned_shows_when_it_is_settled() {
+        let store = memory::open(&MemoryOptions { bytes_max: 4096, ..MemoryOptions::default() }).expect("opens");
+        let mut keeping = Keeping::Pinned(Addition::begin(&*store).await.expect("begins"));
+        keeping.put(&block(1)).await.expect("is taken");
+        keeping.settle().await.expect("has room");
+        let data = crate::intake::tests::noise(8192, 1);
+        let large = Block::of(codec::RAW, hashes::SHA2_256, 32, data.into()).expect("a block");
+        keeping.put(&large).await.expect("is queued");
+        let error = keeping.settle().await.expect_err("it has no room");
+        assert!(matches!(error, IntakeError::Store(_)) && error.status() == 507, "{error}");
     }
 }

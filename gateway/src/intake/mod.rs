@@ -87,14 +87,23 @@ pub struct Limits {
     pub entries_max: u64,
     /// Uploads at a time.
     pub at_once_max: usize,
+    /// Bytes of blocks that the cache has room for.
+    pub cache_bytes_max: u64,
+    /// Bytes that are left free where uploads put things aside.
+    pub free_bytes_min: u64,
 }
 
-impl From<&config::Uploads> for Limits {
-    fn from(settings: &config::Uploads) -> Self {
+impl Limits {
+    /// What the settings say.
+    pub fn new(uploads: &config::Uploads, cache: &config::Cache) -> Self {
+        let in_memory = cache.store == config::StoreKind::Memory;
+        let store_bytes_max = if in_memory { cache.memory_bytes_max } else { u64::MAX };
         Self {
-            bytes_max: settings.bytes_max,
-            entries_max: settings.entries_max,
-            at_once_max: usize::try_from(settings.at_once_max).unwrap_or(usize::MAX).min(AT_ONCE_MAX),
+            bytes_max: uploads.bytes_max,
+            entries_max: uploads.entries_max,
+            at_once_max: usize::try_from(uploads.at_once_max).unwrap_or(usize::MAX).min(AT_ONCE_MAX),
+            cache_bytes_max: cache.disk_bytes_max.min(store_bytes_max),
+            free_bytes_min: cache.disk_free_bytes_min,
         }
     }
 }
@@ -314,9 +323,15 @@ impl Intake {
     /// [`IntakeError`] when that is too much.
     pub fn allowance(&self, owner: &Bearer, keep: Keep, expected: u64) -> Result<Allowance, IntakeError> {
         let quota = if keep == Keep::Pinned { claims::quota(&self.pins, owner)? } else { None };
-        let allowance = Allowance { bytes_max: self.limits.bytes_max, quota };
+        let allowance = Allowance { quota, ..self.bounds(keep) };
         allowance.check(expected)?;
         Ok(allowance)
+    }
+
+    /// How much anybody may send at a time. What the cache could not hold is refused before it pushes out what is there.
+    pub fn bounds(&self, keep: Keep) -> Allowance {
+        let cache_bytes_max = (keep == Keep::Cached).then_some(self.limits.cache_bytes_max);
+        Allowance { bytes_max: self.limits.bytes_max, quota: None, cache_bytes_max }
     }
 
     /// How much is taken in.

@@ -44,7 +44,8 @@ pub fn site(setup: Setup) -> Site {
 pub fn site_at(dir: tempfile::TempDir, store: &Arc<dyn BlockStore>, setup: Setup) -> Site {
     let Setup { policy, settings } = setup;
     let pins = Pins::idle(store);
-    let intake = Intake::new(store, policy, Arc::clone(&pins), (&settings).into(), dir.path()).expect("opens");
+    let limits = Limits::new(&settings, &config::Cache::default());
+    let intake = Intake::new(store, policy, Arc::clone(&pins), limits, dir.path()).expect("opens");
     let parts = Parts::open(intake.clone(), &dir.path().join("parts"), (&settings).into()).expect("opens");
     let routes = api::long_routes(intake).merge(resumable::api::long_routes(Arc::clone(&parts)));
     let router = routes.split_for_parts().0;
@@ -695,7 +696,8 @@ fn intake_with_cache(cache_bytes_max: u64) -> (Arc<dyn BlockStore>, Intake, temp
     let options = MemoryOptions { cache_bytes_max, ..MemoryOptions::default() };
     let store: Arc<dyn BlockStore> = memory::open(&options).expect("opens");
     let dir = tempfile::tempdir().expect("a folder");
-    let limits = (&config::Uploads::default()).into();
+    let cache = config::Cache { disk_bytes_max: cache_bytes_max, ..config::Cache::default() };
+    let limits = Limits::new(&config::Uploads::default(), &cache);
     let intake = Intake::new(&store, Arc::new(AllowAll), Pins::idle(&store), limits, dir.path());
     (Arc::clone(&store), intake.expect("opens"), dir)
 }
@@ -746,8 +748,17 @@ async fn what_is_left_to_the_cache_is_there_or_is_refused() {
     assert_eq!((taken.roots[0].cid.to_string(), &taken.roots[0].pin), (file_cid(&Profile::default(), &small), &None));
     let blocks = content::dag::walk_links(Arc::clone(&store) as _, taken.roots[0].cid, 1).count().await as u64;
     assert_eq!((blocks, store.stats().blocks), (taken.blocks, taken.blocks), "every block is there, and nothing else");
+    // What never has room pushes nothing out.
     let error = take(&intake, &owner, &noise(8_000_000, 4), kept(Keep::Cached)).await.expect_err("has no room");
-    assert!(matches!(error, IntakeError::NotCached { gone: 1.., .. }) && error.status() == 507, "{error}");
+    assert!(matches!(error, IntakeError::LargerThanCache { .. }) && error.status() == 507, "{error}");
+    store.flush().await.expect("writes");
+    assert_eq!(store.stats().blocks, taken.blocks);
+    // Who does not say how much will come finds out while it comes.
+    let order =
+        Order { owner, terms: kept(Keep::Cached), form: Form::File { name: None }, watchers: Watchers::default() };
+    let endless = Body::from_stream(stream::repeat_with(|| Ok::<_, io::Error>(Bytes::from(noise(100_000, 5)))));
+    let refused = intake.take(order, endless).await.map_err(|failed| failed.error).expect_err("it has no end");
+    assert!(matches!(refused, IntakeError::LargerThanCache { .. }), "{refused}");
     assert!(store.pins().await.expect("lists").is_empty() && store.stats().pinned_bytes == 0);
 }
 
@@ -760,6 +771,8 @@ async fn what_was_unpinned_a_moment_ago_is_cached_anew() {
         let content = noise(3_000_000, seed);
         let pinned = take(&intake, &Bearer::operator(), &content, terms(Keep::Pinned)).await.expect("is pinned");
         assert!(store.remove_pin(&pinned.roots[0].cid).await.expect("removes"));
+        // Until its blocks are let go, it is there, and about to go.
+        store.flush().await.expect("lets go");
         take(&intake, &Bearer::operator(), &content, terms(Keep::Cached)).await.expect("is cached");
     }
 }

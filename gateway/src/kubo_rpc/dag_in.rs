@@ -171,7 +171,7 @@ pub async fn dag_import(State(rpc): State<Rpc>, bearer: Bearer, request: Request
     };
     let rest = files.rest();
     let done = call.within(async {
-        let (place, pins) = (rpc.begin()?, call.flag("pin-roots") != Some(false));
+        let (place, pins) = (rpc.begin_import()?, call.flag("pin-roots") != Some(false));
         // What has come whole is pinned, whether or not anybody waits to hear of it.
         let importing = tokio::spawn(async move {
             let imported = import(&rpc, &bearer, files, pins).await;

@@ -8,8 +8,9 @@ use super::problem::RpcError;
 use crate::admin::access::Bearer;
 use crate::admin::answer::Refusal;
 use crate::errors::Problem;
+use crate::intake::body::Allowance;
 use crate::intake::{IntakeError, Keep, Keeping};
-use crate::pinning::{Meta, Owner, PinsError, Request, Status, Wanted};
+use crate::pinning::{Meta, Owner, PinsError, Request, Room, Status, Wanted};
 use axum::http::StatusCode;
 use cache::add::{AddError, Addition};
 use content::dag::DagError;
@@ -26,6 +27,10 @@ pub struct Keeper<'a> {
     owner: Owner,
     /// What may be pinned for them, in bytes, if there is a limit.
     room_bytes: Option<u64>,
+    /// What anybody may send.
+    bounds: Allowance,
+    /// What was put, in bytes.
+    came: u64,
     keeping: Keeping,
 }
 
@@ -36,14 +41,12 @@ impl<'a> Keeper<'a> {
     /// That nothing more may be pinned for them, if it is to be; and what the disk said.
     pub async fn begin(rpc: &'a Rpc, bearer: &Bearer, pins: bool) -> Result<Self, RpcError> {
         let owner = Owner::from(bearer);
-        if !pins {
-            return Ok(Self { rpc, owner, room_bytes: None, keeping: rpc.intake.begin(Keep::Cached).await? });
-        }
-        let room = rpc.pins.room(&owner);
+        let (keep, room) = if pins { (Keep::Pinned, rpc.pins.room(&owner)) } else { (Keep::Cached, Room::default()) };
         if room.pins == Some(0) {
             return Err(too_much("this token has as many pins as it may: remove some".to_owned()));
         }
-        Ok(Self { rpc, owner, room_bytes: room.bytes, keeping: rpc.intake.begin(Keep::Pinned).await? })
+        let (bounds, keeping) = (rpc.intake.bounds(keep), rpc.intake.begin(keep).await?);
+        Ok(Self { rpc, owner, room_bytes: room.bytes, bounds, came: 0, keeping })
     }
 
     /// Who it is for.
@@ -76,9 +79,11 @@ impl<'a> Keeper<'a> {
     /// Takes a block.
     ///
     /// # Errors
-    /// What the policy says, or the disk.
+    /// What the policy says, or the disk; and that too much came.
     pub async fn put(&mut self, block: &Block) -> Result<(), RpcError> {
         self.check(block.cid())?;
+        self.came = self.came.saturating_add(block.data().len() as u64);
+        self.bounds.check(self.came)?;
         Ok(self.keeping.put(block).await?)
     }
 
@@ -92,6 +97,8 @@ impl<'a> Keeper<'a> {
         if !matches!(self.keeping, Keeping::Pinned(_)) {
             return Ok(());
         }
+        // What the disk refused is not taken for something that has to be fetched.
+        self.settle().await?;
         match self.pin_held(*block.cid(), None).await {
             // What is below it may be elsewhere.
             Err(Unpinned::Missing(_)) if !call.offline && self.rpc.bridge.is_some() => {
@@ -101,29 +108,30 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// Done when everybody finds what was left to the cache.
+    /// Done when everybody finds what was put.
     ///
     /// # Errors
-    /// That it did not keep all of it, or what the disk said.
+    /// That the cache did not keep all of it, or what the disk said.
     pub async fn settle(&mut self) -> Result<(), RpcError> {
         Ok(self.keeping.settle().await?)
     }
 
-    /// Pins what is here in full, and asks nobody for the rest.
+    /// Pins what is here in full, and asks nobody for the rest. Whoever does not wait does not end that.
     ///
     /// # Errors
-    /// That something is missing, or it may not be pinned.
+    /// That something is missing, or it may not be pinned. It is not pinned then, unless it was.
     pub async fn pin_held(&self, root: Cid, name: Option<&str>) -> Result<(), Unpinned> {
-        let pins = &self.rpc.pins;
-        let _protection = pins.protect(root);
-        Addition::begin(&*self.rpc.store).await.map_err(RpcError::from)?.pin(&[root], name).await?;
-        match pins.record(&self.owner, root, name.map(str::to_owned), Meta::new()).await {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                pins.let_go(root).await.map_err(RpcError::from)?;
-                Err(RpcError::from(error).into())
+        let (rpc, owner, name) = (self.rpc.clone(), self.owner.clone(), name.map(str::to_owned));
+        let pinning = tokio::spawn(async move {
+            let protection = rpc.pins.protect(root);
+            let pinned = rpc.pin_whole(&owner, root, name).await;
+            drop(protection);
+            if pinned.is_err() {
+                rpc.pins.let_go(root).await.map_err(RpcError::from)?;
             }
-        }
+            pinned
+        });
+        pinning.await.unwrap_or_else(|_| Err(RpcError::stopping().into()))
     }
 }
 
@@ -198,6 +206,14 @@ impl From<PinsError> for RpcError {
 pub type OnProgress<'a> = &'a mut (dyn FnMut(&Request) + Send);
 
 impl Rpc {
+    /// Pins a root in the store, and puts that down as somebody's.
+    async fn pin_whole(&self, owner: &Owner, root: Cid, name: Option<String>) -> Result<(), Unpinned> {
+        let addition = Addition::begin(&*self.store).await.map_err(RpcError::from)?;
+        addition.pin(&[root], name.as_deref()).await?;
+        self.pins.record(owner, root, name, Meta::new()).await.map_err(RpcError::from)?;
+        Ok(())
+    }
+
     /// Has a root pinned for somebody, and waits until it is. What they asked for before is not asked for again, and another
     /// name replaces the one that it has. Whoever does not wait to the end has asked for nothing.
     ///

@@ -53,7 +53,6 @@ use crate::intake::Intake;
 use crate::pinning::Pins;
 use crate::pipeline::Limits;
 use crate::source::Sources;
-use axum::http::StatusCode;
 use cache::BlockStore;
 use content::{NameResolver, Policy};
 use libp2p::PeerId;
@@ -67,6 +66,8 @@ use utoipa_axum::routes;
 
 /// Imports that are under way at a time.
 const IMPORTS_MAX: usize = 8;
+/// Requests that put blocks or documents at a time. Pinned ones may wait for the network.
+const PUTS_MAX: usize = 64;
 
 /// What commands work with.
 pub struct Parts {
@@ -99,6 +100,7 @@ pub struct Rpc(Arc<Inner>);
 struct Inner {
     parts: Parts,
     imports: Arc<Semaphore>,
+    puts: Arc<Semaphore>,
 }
 
 impl Deref for Rpc {
@@ -112,16 +114,23 @@ impl Deref for Rpc {
 impl Rpc {
     /// Commands that work with these parts.
     pub fn new(parts: Parts) -> Self {
-        Self(Arc::new(Inner { parts, imports: Arc::new(Semaphore::new(IMPORTS_MAX)) }))
+        let [imports, puts] = [IMPORTS_MAX, PUTS_MAX].map(|places| Arc::new(Semaphore::new(places)));
+        Self(Arc::new(Inner { parts, imports, puts }))
     }
 
     /// A place for an import.
-    fn begin(&self) -> Result<OwnedSemaphorePermit, RpcError> {
-        Arc::clone(&self.0.imports).try_acquire_owned().map_err(|_| RpcError {
-            status: StatusCode::TOO_MANY_REQUESTS,
-            message: format!("{IMPORTS_MAX} imports are under way: try again when one has ended"),
-        })
+    fn begin_import(&self) -> Result<OwnedSemaphorePermit, RpcError> {
+        place(&self.0.imports, || format!("{IMPORTS_MAX} imports are under way: try again when one has ended"))
     }
+
+    /// A place for blocks or documents that are put.
+    fn begin_put(&self) -> Result<OwnedSemaphorePermit, RpcError> {
+        place(&self.0.puts, || format!("{PUTS_MAX} requests put blocks: try again when one has ended"))
+    }
+}
+
+fn place(places: &Arc<Semaphore>, words: impl FnOnce() -> String) -> Result<OwnedSemaphorePermit, RpcError> {
+    Ok(crate::admin::long::place(places, words)?)
 }
 
 /// Every command.

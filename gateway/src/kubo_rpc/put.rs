@@ -1,4 +1,7 @@
 //! [`Put`]: each file of a form as a block, which `block/put` and `dag/put` have in common.
+//!
+//! Each file is a change of its own. Whoever leaves has what was pinned until then; the pin that is being made of what is here is
+//! made to its end or not at all, and one that waits for the network is taken back.
 
 use super::Rpc;
 use super::answer::{self, Output};
@@ -14,6 +17,9 @@ use axum::response::Response;
 use bytes::Bytes;
 use content::{Block, MAX_BLOCK_BYTES};
 use futures::stream;
+
+/// Files of one request: what is said of each waits in memory.
+const FILES_MAX: usize = 10_000;
 
 /// A command that makes a block of each file.
 pub struct Put<M, V> {
@@ -43,11 +49,13 @@ impl<M, V> Put<M, V> {
         };
         let rest = files.rest();
         let done = call.within(async {
-            let make = makes(&call)?;
+            let (_place, make) = (rpc.begin_put()?, makes(&call)?);
             let mut keeper = Keeper::begin(rpc, bearer, call.flag("pin") == Some(true)).await?;
             let mut views = Vec::new();
             while let Some(data) = next(&mut files).await? {
-                check_count(views.len() + 1, rpc.intake.limits().entries_max)?;
+                if views.len() == FILES_MAX {
+                    return Err(too_many());
+                }
                 let block = make(data)?;
                 keeper.keep(&block, &call).await?;
                 views.push(Ok(view(&call, &block)));
@@ -69,22 +77,7 @@ async fn next(files: &mut Files) -> Result<Option<Bytes>, RpcError> {
     }
 }
 
-/// What is said of each block waits in memory.
-fn check_count(files: usize, files_max: u64) -> Result<(), RpcError> {
-    if files as u64 <= files_max {
-        return Ok(());
-    }
-    let words = format!("there are more than {files_max} files (uploads.entries_max)");
-    Err(RpcError { status: StatusCode::PAYLOAD_TOO_LARGE, message: words })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn files_are_counted() {
-        assert_eq!(check_count(2, 2), Ok(()));
-        assert_eq!(check_count(3, 2).expect_err("too many").status, 413);
-    }
+fn too_many() -> RpcError {
+    let message = format!("there are more than {FILES_MAX} files: send the rest in another request");
+    RpcError { status: StatusCode::PAYLOAD_TOO_LARGE, message }
 }

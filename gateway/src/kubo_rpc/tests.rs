@@ -28,6 +28,7 @@ use tower::ServiceExt as _;
 /// A node without a network, but with somebody who has blocks.
 struct World {
     router: Router,
+    rpc: Rpc,
     store: Arc<dyn BlockStore>,
     elsewhere: Arc<MemoryBlocks>,
     _dir: tempfile::TempDir,
@@ -69,6 +70,14 @@ impl World {
     }
 
     async fn with(denied: impl IntoIterator<Item = Cid>, options: &MemoryOptions) -> Self {
+        Self::taking_in(denied, options, config::Uploads::default()).await
+    }
+
+    async fn taking_in(
+        denied: impl IntoIterator<Item = Cid>,
+        options: &MemoryOptions,
+        uploads: config::Uploads,
+    ) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let registry = &mut Registry::default();
         let store = memory::open(options).expect("opens");
@@ -95,11 +104,13 @@ impl World {
         let keys = Arc::new(Keystore::open(dir.path(), std::time::Duration::ZERO).expect("opens"));
         let names = NamesOptions { offline: true, ..NamesOptions::default() };
         let names = p2p_bridge::Names::new(names, None, registry).expect("good options");
-        let options = PublishOptions::default();
-        let publisher = Publisher::start(options, dir.path(), keys, Arc::clone(&names), Vec::new(), registry);
+        let publishing = PublishOptions::default();
+        let publisher = Publisher::start(publishing, dir.path(), keys, Arc::clone(&names), Vec::new(), registry);
         let publisher = Arc::new(publisher.expect("starts"));
         let pins = pins.await.expect("starts");
-        let uploads = (&config::Uploads::default()).into();
+        let cache_bytes_max = options.cache_bytes_max.min(options.bytes_max);
+        let cache = config::Cache { disk_bytes_max: cache_bytes_max, ..config::Cache::default() };
+        let uploads = crate::intake::Limits::new(&uploads, &cache);
         let intake = Intake::new(&store, Arc::clone(&policy), Arc::clone(&pins), uploads, dir.path()).expect("opens");
         let rpc = Rpc::new(Parts {
             sources,
@@ -113,8 +124,8 @@ impl World {
             intake,
             limits: Limits::default(),
         });
-        let router = long_routes(rpc).split_for_parts().0;
-        Self { router, store, elsewhere, _dir: dir }
+        let router = long_routes(rpc.clone()).split_for_parts().0;
+        Self { router, rpc, store, elsewhere, _dir: dir }
     }
 
     /// Keeps blocks.
@@ -315,6 +326,7 @@ async fn dags_are_counted_exported_and_taken_in_again() {
     let imported = third.send("dag/import", &[&lacking]).await.lines();
     assert!(imported[0]["Root"]["PinErrorMsg"].as_str().expect("words").contains("is not here"), "{imported:?}");
     assert!(third.ask("pin/ls").await.json()["Keys"].as_object().expect("keys").is_empty());
+    assert!(third.store.pins().await.expect("reads").is_empty(), "nor in part");
     // A DAG may lie in two archives.
     let half = blocks.len() / 2;
     let part = |roots: &[Cid], blocks: &[Block]| {
@@ -361,9 +373,49 @@ async fn what_the_cache_has_no_room_for_is_refused_with_words() {
     let block = Block::of(codec::RAW, hashes::SHA2_256, 32, content.clone().into()).expect("a block");
     let archive = [&car::header(&[*block.cid()])[..], &section(&block)[..]].concat();
     world.send("dag/import?pin-roots=false", &[&archive]).await.refused(507);
+    // Repeated ones come to too much as well, and what is cached stays.
+    world.send("block/put", &[b"hello"]).await.lines();
+    let archive = [&car::header(&[])[..], &section(&raw("hello"))[..], &section(&raw("world"))[..]].concat();
+    let sections = [&section(&raw("hello"))[..], &section(&raw("world"))[..]].concat().repeat(1_000);
+    let refused = world.send("dag/import?pin-roots=false", &[&[&archive[..], &sections].concat()]).await.refused(507);
+    assert!(refused.contains("disk_bytes_max"), "{refused}");
+    assert_eq!(world.ask(&format!("block/get?arg={}&offline=true", raw("hello").cid())).await.body, "hello");
     // Pins need no room there.
     world.send("block/put?pin=true", &[&content]).await.lines();
     assert_eq!(world.ask(&format!("block/get?arg={}&offline=true", block.cid())).await.body, content);
+}
+
+#[tokio::test]
+async fn what_the_disk_refuses_is_not_told_as_missing() {
+    let options = MemoryOptions { bytes_max: 64 * 1024, ..MemoryOptions::default() };
+    let world = World::with([], &options).await;
+    let content = noise(100_000, 7);
+    let block = Block::of(codec::RAW, hashes::SHA2_256, 32, content.clone().into()).expect("a block");
+    let words = world.send("block/put?pin=true", &[&content]).await.refused(507);
+    assert!(!words.contains("is not here"), "{words}");
+    let archive = [&car::header(&[*block.cid()])[..], &section(&block)[..]].concat();
+    let words = world.send("dag/import", &[&archive]).await.refused(507);
+    assert!(!words.contains("is not here"), "{words}");
+    assert!(world.store.pins().await.expect("reads").is_empty());
+}
+
+#[tokio::test]
+async fn so_much_is_put_or_imported_at_a_time() {
+    let uploads = config::Uploads { bytes_max: 1_000, ..config::Uploads::default() };
+    let world = World::taking_in([], &MemoryOptions::default(), uploads).await;
+    let places: Vec<_> = (0..PUTS_MAX).map(|_| world.rpc.begin_put().expect("a place")).collect();
+    world.send("block/put", &[b"hello"]).await.refused(429);
+    world.send("dag/put", &[b"{}"]).await.refused(429);
+    drop(places);
+    let many: Vec<&[u8]> = vec![b""; 10_001];
+    assert!(world.send("block/put", &many).await.refused(413).contains("10000"));
+    world.send("block/put", &many[1..]).await.lines();
+    let long = noise(1_001, 8);
+    let block = Block::of(codec::RAW, hashes::SHA2_256, 32, long.clone().into()).expect("a block");
+    let archive = [&car::header(&[*block.cid()])[..], &section(&block)[..]].concat();
+    for command in ["dag/import", "dag/import?pin-roots=false"] {
+        assert!(world.send(command, &[&archive]).await.refused(413).contains("uploads.bytes_max"), "{command}");
+    }
 }
 
 #[tokio::test]

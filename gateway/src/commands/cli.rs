@@ -5,9 +5,9 @@ use super::names_cli::{self, KeyCommand, NameCommand};
 use super::ops;
 use super::output::{EXIT_FORCED, EXITS, exit_code, print};
 use super::pin::{self, PinCommand};
-use super::place::{NodePlace, Place, REACH};
+use super::place::{Place, REACH};
 use super::shell;
-use super::store_admin::{self, StoreCommand};
+use super::store_admin::{self, ImportArgs, StoreCommand};
 use super::store_cli::{add, cat, get, ls};
 use super::token::{self, TokenCommand};
 use crate::logging;
@@ -16,7 +16,6 @@ use crate::node::Node;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use config::{ConfigError, Flags, Loaded};
-use std::path::PathBuf;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// An IPFS HTTP gateway: runs it, fills it, and looks after it
@@ -67,16 +66,7 @@ enum Command {
     Store(StoreCommand),
     /// Take in the blocks of a CAR file and pin its roots; the same as "store import"
     #[command(after_help = format!("Examples:\n  causeway import site.car\n  curl -s URL | causeway import -\n\n{REACH}"))]
-    Import {
-        /// A CARv1 file; "-" for standard input
-        #[arg(value_name = "FILE.car")]
-        file: PathBuf,
-        /// Print JSON: pins, blocks, bytes
-        #[arg(long)]
-        json: bool,
-        #[command(flatten)]
-        node: NodePlace,
-    },
+    Import(ImportArgs),
     /// Keep DAGs for good, and fetch what of them is not here
     #[command(subcommand)]
     Pin(PinCommand),
@@ -182,9 +172,7 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Cat(args) => cat::run(&load(&args.flags())?, &runtime()?, &args),
         Command::Ls(args) => ls::run(&load(&args.flags())?, &runtime()?, &args),
         Command::Store(command) => store_admin::run(&load(&command.flags())?, &runtime()?, command),
-        Command::Import { file, json, node } => {
-            store_admin::import(&load(&Flags::from(&node))?, &runtime()?, &file, json, &node)
-        }
+        Command::Import(args) => store_admin::import(&load(&args.flags())?, &runtime()?, &args),
         Command::Pin(command) => asking(&command.flags(), async |loaded| pin::run(loaded, command).await),
         Command::Block(command) => asking(&command.flags(), async |loaded| block::run(loaded, command).await),
         Command::Token(command) => asking(&command.flags(), async |loaded| token::run(loaded, command).await),

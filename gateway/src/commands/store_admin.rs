@@ -18,7 +18,7 @@ use crate::commands::values;
 use crate::stores::{self, Looked};
 use anyhow::{Context as _, ensure};
 use cache::{BlockStore, CheckReport, Finding, ScrubPass, ScrubProgress};
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use config::{Flags, Loaded};
 use content::scope::{self, ScopeError, ScopeLimits, ScopeOptions};
 use content::{BlockSource, Cid, SourceError, car};
@@ -108,17 +108,27 @@ pub enum StoreCommand {
     },
     /// Take in the blocks of a CAR file and pin its roots
     #[command(after_help = "Examples:\n  causeway store import site.car\n  causeway store import - < site.car")]
-    Import {
-        /// A CARv1 file; "-" for standard input
-        #[arg(value_name = "FILE.car")]
-        file: PathBuf,
-        /// Print JSON: pins, blocks, bytes
-        #[arg(long)]
-        json: bool,
-        /// Which node is meant.
-        #[command(flatten)]
-        node: NodePlace,
-    },
+    Import(ImportArgs),
+}
+
+/// What `causeway import` and `causeway store import` are told.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// A CARv1 file; "-" for standard input
+    #[arg(value_name = "FILE.car")]
+    file: PathBuf,
+    /// Print JSON: pins, blocks, bytes
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    node: NodePlace,
+}
+
+impl ImportArgs {
+    /// The settings that were given.
+    pub fn flags(&self) -> Flags {
+        Flags::from(&self.node)
+    }
 }
 
 impl StoreCommand {
@@ -133,8 +143,8 @@ impl StoreCommand {
             Self::Check { node, .. }
             | Self::Repair { node }
             | Self::Compact { node, .. }
-            | Self::Export { node, .. }
-            | Self::Import { node, .. } => node,
+            | Self::Export { node, .. } => node,
+            Self::Import(args) => &args.node,
         }
     }
 }
@@ -150,7 +160,7 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, command: StoreCommand) -> anyhow:
         StoreCommand::Repair { node } => repair(loaded, runtime, &node),
         StoreCommand::Compact { json, node } => runtime.block_on(compact(loaded, json, &node)),
         StoreCommand::Export { cid, file, node } => runtime.block_on(export(loaded, &cid, &file, &node)),
-        StoreCommand::Import { file, json, node } => import(loaded, runtime, &file, json, &node),
+        StoreCommand::Import(args) => import(loaded, runtime, &args),
     }
 }
 
@@ -158,7 +168,8 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, command: StoreCommand) -> anyhow:
 ///
 /// # Errors
 /// When the file cannot be read, or a DAG is incomplete, or the store is in use or fails.
-pub fn import(loaded: &Loaded, runtime: &Runtime, file: &Path, json: bool, node: &NodePlace) -> anyhow::Result<()> {
+pub fn import(loaded: &Loaded, runtime: &Runtime, args: &ImportArgs) -> anyhow::Result<()> {
+    let ImportArgs { file, json, node } = args;
     let name = if is_standard(file) { "standard input".to_owned() } else { file.display().to_string() };
     let opened = if is_standard(file) { shared(std::io::stdin().as_fd()) } else { std::fs::File::open(file) };
     let opened = opened.with_context(|| format!("{name} cannot be read"))?;
@@ -176,7 +187,7 @@ pub fn import(loaded: &Loaded, runtime: &Runtime, file: &Path, json: bool, node:
             }
         }
     })?;
-    print_view(json, &imported, ImportedView::text)
+    print_view(*json, &imported, ImportedView::text)
 }
 
 async fn stats(loaded: &Loaded, asking: &Asking) -> anyhow::Result<()> {

@@ -95,7 +95,7 @@ fn stats_text(stats: &StatsView) -> String {
     _ = writeln!(text, "requests     {answered}; {} sent, {} broke off", size(http.sent_bytes), http.aborted);
     _ = writeln!(
         text,
-        "now          {} requests, {} of them waiting; {} connections",
+        "now          requests {}, of them waiting {}; connections {}",
         http.in_flight, http.waiting, http.connections
     );
     for (name, tier) in [("memory", &tiers.ram), ("disk", &tiers.disk), ("network", &tiers.network)] {

@@ -2,9 +2,12 @@
 
 import assert from "node:assert/strict";
 import { randomBytes } from "node:crypto";
+import { once } from "node:events";
 import { createReadStream, writeFileSync } from "node:fs";
+import { connect, createServer } from "node:net";
 import { join } from "node:path";
 import { test } from "node:test";
+import { setTimeout as delay } from "node:timers/promises";
 import { TOKEN, command, dir, packaged, start } from "./nodes.mjs";
 
 const tus = (await packaged("tus-js-client/lib.es5/node/index.js")).default;
@@ -48,13 +51,13 @@ function upload(settings) {
   return { client, done, answers };
 }
 
-/** Begins an upload and gives it up when `enough` says so of the bytes that were sent, or that have arrived. */
-async function interrupted(settings, event, enough, forgotten = false) {
+/** Begins an upload in pieces, and gives it up when `enough` says so of the bytes that have arrived. */
+async function interrupted(settings, enough, forgotten = false) {
   let given;
   const up = upload({
     ...settings,
-    [event]: (...figures) => {
-      if (!given && enough(...figures)) given = up.client.abort(forgotten);
+    onChunkComplete: (_, arrived) => {
+      if (!given && enough(arrived)) given = up.client.abort(forgotten);
     },
   });
   const begun = new Promise((resolve) => {
@@ -63,6 +66,45 @@ async function interrupted(settings, event, enough, forgotten = false) {
   up.client.start();
   await Promise.race([begun, up.done.then(() => assert.fail("it was to be given up"))]);
   return up;
+}
+
+/**
+ * A way to the admin listener that carries so many bytes of requests and then stands still, so that an upload on it cannot end: then it
+ * is `full`. `open` breaks what stands still off, and carries everything from then on.
+ */
+async function narrow(bytes) {
+  const { hostname, port } = new URL(node.admin);
+  const standing = new Set();
+  let left = bytes;
+  let fill;
+  const full = new Promise((resolve) => (fill = resolve));
+  const server = createServer((client) => {
+    const gateway = connect(Number(port), hostname);
+    const pair = { client, gateway };
+    standing.add(pair);
+    client.on("data", (data) => {
+      left -= data.length;
+      gateway.write(data);
+      if (left > 0) return;
+      client.pause();
+      fill();
+    });
+    gateway.pipe(client);
+    for (const [from, to] of [[client, gateway], [gateway, client]]) {
+      from.on("error", () => {}).on("close", () => (standing.delete(pair), to.destroy()));
+    }
+  });
+  server.listen(0, "127.0.0.1").unref();
+  await once(server, "listening");
+  const open = async () => {
+    left = Infinity;
+    for (const { client, gateway } of [...standing]) {
+      // All that was carried arrives before the end does.
+      while (gateway.writableLength > 0 && !gateway.destroyed) await delay(5);
+      client.destroy();
+    }
+  };
+  return { endpoint: `http://127.0.0.1:${server.address().port}/api/v1/uploads`, full, open };
 }
 
 /** What the gateway serves of an upload. */
@@ -76,7 +118,7 @@ async function served(client) {
 
 test("tus: an upload goes on between two pieces", async () => {
   const fingerprint = async () => "between pieces";
-  const first = await interrupted({ fingerprint }, "onChunkComplete", (_, sent) => sent >= 7 * MIB);
+  const first = await interrupted({ fingerprint }, (arrived) => arrived >= 7 * MIB);
   const second = upload({ fingerprint });
   const [previous] = await second.client.findPreviousUploads();
   assert.equal(previous.uploadUrl, first.client.url);
@@ -91,8 +133,14 @@ test("tus: an upload goes on between two pieces", async () => {
 
 test("tus: what arrived of a piece that broke off is not sent again", async () => {
   const fingerprint = async () => "within a piece";
-  const whole = { fingerprint, chunkSize: Infinity };
-  await interrupted(whole, "onProgress", (sent) => sent > 5 * MIB);
+  // More than fits into what the system keeps on the way.
+  const { endpoint, full, open } = await narrow(16 * MIB);
+  const whole = { fingerprint, endpoint, chunkSize: Infinity };
+  const first = upload(whole);
+  first.client.start();
+  await full;
+  await first.client.abort();
+  await open();
   const second = upload(whole);
   second.client.resumeFromPreviousUpload((await second.client.findPreviousUploads())[0]);
   second.client.start();
@@ -105,7 +153,7 @@ test("tus: what arrived of a piece that broke off is not sent again", async () =
 });
 
 test("tus: an upload that is given up for good is gone", async () => {
-  const given = await interrupted({}, "onChunkComplete", (_, sent) => sent >= 2 * MIB, true);
+  const given = await interrupted({}, (arrived) => arrived >= 2 * MIB, true);
   assert.deepEqual(given.answers.at(-1).slice(0, 2), ["DELETE", 204]);
   assert.deepEqual((await (await fetch(`${node.admin}/api/v1/uploads`, { headers })).json()).uploads.filter(
     ({ state }) => state === "open"), []);

@@ -134,8 +134,14 @@ fn parameter_bytes<'a>(query: &'a str, name: &str) -> Option<Cow<'a, [u8]>> {
     if !pair.contains(['%', '+']) {
         return Some(Cow::Borrowed(pair.as_bytes()));
     }
-    let spaced = pair.replace('+', " ");
-    Some(Cow::Owned(percent_decode(spaced.as_bytes()).collect()))
+    Some(Cow::Owned(form_decoded(pair.as_bytes())))
+}
+
+/// A name or a value as forms are written, decoded: `+` is a space (<https://url.spec.whatwg.org/#urlencoded-parsing>). Escapes that
+/// are none stay as they are.
+pub fn form_decoded(text: &[u8]) -> Vec<u8> {
+    let spaced: Vec<u8> = text.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect();
+    percent_decode(&spaced).collect()
 }
 
 #[cfg(test)]

@@ -11,13 +11,13 @@ use super::command::{ARGUMENTS_MAX, Command, Kind, Opt};
 use super::duration;
 use super::files;
 use super::problem::RpcError;
+use crate::request::form_decoded;
 use crate::server::Connection;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::header::{CONTENT_TYPE, TE};
+use axum::http::header::TE;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
-use percent_encoding::percent_decode_str;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -271,12 +271,6 @@ fn takes_trailers(headers: &HeaderMap) -> bool {
     values.flat_map(|value| value.split(',')).any(|one| one.trim().eq_ignore_ascii_case("trailers"))
 }
 
-/// The media type of a body, without its parameters.
-pub fn media_type(headers: &HeaderMap) -> &str {
-    let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    value.split(';').next().unwrap_or_default().trim()
-}
-
 /// Decodes a name or value as forms are written: `+` is a space.
 fn decode(text: &str) -> Result<String, RpcError> {
     let bad = || RpcError::bad("the query has a percent sign without two hexadecimal digits, or is not UTF-8");
@@ -284,8 +278,7 @@ fn decode(text: &str) -> Result<String, RpcError> {
     if !escapes.all(|rest| rest.as_bytes().get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))) {
         return Err(bad());
     }
-    let spaced = text.replace('+', " ");
-    percent_decode_str(&spaced).decode_utf8().map(std::borrow::Cow::into_owned).map_err(|_| bad())
+    String::from_utf8(form_decoded(text.as_bytes())).map_err(|_| bad())
 }
 
 impl Opt {
@@ -351,6 +344,7 @@ fn integer(text: &str) -> Option<i64> {
 mod tests {
     use super::*;
     use crate::kubo_rpc::command::{self, Answers, Arguments, Input};
+    use axum::http::header::CONTENT_TYPE;
     use proptest::prelude::*;
 
     static COMMAND: Command = Command {

@@ -3,6 +3,7 @@
 use crate::intake::IntakeError;
 use crate::intake::names::{Path, shown};
 use crate::intake::tree;
+use crate::request::form_decoded;
 use content::importer::Attributes;
 use http::HeaderMap;
 use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
@@ -105,11 +106,6 @@ fn is_encoded(name: &[u8]) -> bool {
 
 fn is_escape(piece: &[u8]) -> bool {
     matches!(piece, [b'%', high, low] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit())
-}
-
-fn form_decoded(name: &[u8]) -> Vec<u8> {
-    let spaced: Vec<u8> = name.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect();
-    percent_decode(&spaced).collect()
 }
 
 /// A name as browsers write it (<https://html.spec.whatwg.org/#multipart-form-data>).

@@ -1,6 +1,7 @@
 //! What the headers of tus say.
 
 use super::super::IntakeError;
+use cid::multibase::Base;
 use http::HeaderMap;
 use std::collections::HashMap;
 
@@ -56,28 +57,10 @@ pub fn metadata(headers: &HeaderMap) -> Result<HashMap<String, String>, IntakeEr
 /// Base64 as of RFC 4648, section 4, with or without its padding.
 fn decoded(text: &str) -> Option<Vec<u8>> {
     let digits = text.trim_end_matches('=');
-    if text.len() - digits.len() > 2 || digits.len() % 4 == 1 {
+    if text.len() - digits.len() > 2 {
         return None;
     }
-    let (mut out, mut bits, mut count) = (Vec::with_capacity(digits.len() / 4 * 3 + 2), 0_u32, 0);
-    for byte in digits.bytes() {
-        let digit = match byte {
-            b'A'..=b'Z' => byte - b'A',
-            b'a'..=b'z' => byte - b'a' + 26,
-            b'0'..=b'9' => byte - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(digit);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            out.push((bits >> count & 0xff) as u8);
-            bits &= (1 << count) - 1;
-        }
-    }
-    (bits == 0).then_some(out)
+    Base::Base64.decode(digits).ok()
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use super::failure::PsaFailure;
 use super::views::StatusView;
 use crate::pinning::{Filter, Meta, NameMatch, Status};
+use crate::request::form_decoded;
 use cache::pins::NAME_CHARS_MAX;
-use percent_encoding::percent_decode;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -80,9 +80,7 @@ impl Given {
 }
 
 fn decoded(text: &str) -> Result<String, PsaFailure> {
-    let spaced = text.replace('+', " ");
-    let decoded = percent_decode(spaced.as_bytes()).decode_utf8();
-    Ok(decoded.map_err(|_| PsaFailure::wrong("the query is not UTF-8"))?.into_owned())
+    String::from_utf8(form_decoded(text.as_bytes())).map_err(|_| PsaFailure::wrong("the query is not UTF-8"))
 }
 
 /// Reads what a parameter says.

@@ -15,6 +15,8 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends libclang-dev \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
+# The history is not copied: "docker build --build-arg SOURCE_COMMIT=$(git rev-parse --short=12 HEAD) …" has --version name the commit.
+ARG SOURCE_COMMIT=
 COPY . .
 # The cache mounts only save time: what is needed afterwards is copied out of them.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \

@@ -12,6 +12,7 @@
 use crate::disk::StoreError;
 use crate::pins::{Attempt, PinError, PinSummary};
 use crate::store::BlockStore;
+use content::budget::Budget;
 use content::dag::DagError;
 use content::{Block, Cid, SourceError, dag};
 use std::collections::HashSet;
@@ -26,6 +27,8 @@ const WALK_CONCURRENCY: usize = 8;
 pub struct Addition {
     store: Arc<dyn BlockStore>,
     scaffold: Arc<Attempt>,
+    /// What walks may take memory from, if there is a limit.
+    memory: Option<Arc<Budget>>,
 }
 
 /// Why what was taken in is not pinned. Pins of roots before the one that failed stay.
@@ -56,7 +59,14 @@ impl Addition {
     /// # Errors
     /// What the disk said.
     pub async fn begin(store: &dyn BlockStore) -> Result<Self, StoreError> {
-        Ok(Self { store: store.handle(), scaffold: store.begin_scaffold().await? })
+        Ok(Self { store: store.handle(), scaffold: store.begin_scaffold().await?, memory: None })
+    }
+
+    /// The same, whose walks take their memory from a budget, and fail when it has no more.
+    #[must_use]
+    pub fn within(mut self, memory: Arc<Budget>) -> Self {
+        self.memory = Some(memory);
+        self
     }
 
     /// Takes a block in, in any order and as often as it occurs; waits while the disk is behind. A block that is written
@@ -99,7 +109,7 @@ impl Addition {
         let mut seen = HashSet::new();
         let mut pins = Vec::new();
         for root in roots.iter().filter(|root| seen.insert(**root)) {
-            let visited = dag::walk_links(Arc::clone(&self.store) as _, *root, WALK_CONCURRENCY);
+            let visited = dag::walk_links(Arc::clone(&self.store) as _, *root, WALK_CONCURRENCY, self.memory.clone());
             let pin = self.store.pin_visited(*root, name.map(str::to_owned), visited).await;
             pins.push(pin.map_err(|error| AddError::Pin { root: *root, error: Box::new(error) })?);
         }

@@ -10,7 +10,7 @@ use crate::disk::StoreError;
 use crate::pins::{PinError, PinSummary};
 use crate::store::BlockStore;
 use content::car::{self, CarError, CarReader, Section};
-use content::{Block, Cid};
+use content::{Block, Cid, MAX_BLOCK_BYTES};
 use futures::stream::{Stream, StreamExt as _};
 use std::num::NonZero;
 use std::pin::pin;
@@ -93,10 +93,10 @@ pub async fn import_car(
     reader: impl AsyncRead + Unpin,
     name: Option<String>,
 ) -> Result<ImportSummary, ImportError> {
-    import_car_with(store, reader, name, RootsIn::Header).await
+    import_car_with(store, reader, name, RootsIn::Header, &|_| Ok(())).await
 }
 
-/// The same, with the roots where `roots_in` says.
+/// The same, with the roots where `roots_in` says, as long as `look` lets the blocks in.
 ///
 /// # Errors
 /// The same.
@@ -105,8 +105,23 @@ pub async fn import_car_with(
     reader: impl AsyncRead + Unpin,
     name: Option<String>,
     roots_in: RootsIn,
+    look: Look<'_>,
 ) -> Result<ImportSummary, ImportError> {
-    let taken = take_car(store, reader, roots_in, &|_| Ok(())).await?;
+    import_car_into(Addition::begin(store).await?, reader, name, roots_in, look).await
+}
+
+/// The same into what was begun already.
+///
+/// # Errors
+/// The same.
+pub async fn import_car_into(
+    addition: Addition,
+    reader: impl AsyncRead + Unpin,
+    name: Option<String>,
+    roots_in: RootsIn,
+    look: Look<'_>,
+) -> Result<ImportSummary, ImportError> {
+    let taken = take_car(addition, reader, roots_in, look).await?;
     let pins = taken.addition.pin(&taken.roots, name.as_deref()).await?;
     Ok(ImportSummary { pins, blocks: taken.blocks, bytes: taken.bytes })
 }
@@ -124,12 +139,12 @@ pub struct TakenCar {
     pub bytes: u64,
 }
 
-/// Reads a CARv1 and keeps its blocks, as long as `look` lets them in.
+/// Reads a CARv1 and keeps its blocks in an addition, as long as `look` lets them in.
 ///
 /// # Errors
 /// [`ImportError`]. Blocks that were read are let go.
 pub async fn take_car(
-    store: &dyn BlockStore,
+    addition: Addition,
     reader: impl AsyncRead + Unpin,
     roots_in: RootsIn,
     look: Look<'_>,
@@ -143,7 +158,6 @@ pub async fn take_car(
         }
         _ => {}
     }
-    let addition = Addition::begin(store).await?;
     let (mut count, mut bytes) = (0, 0);
     // In the archive's order, which is that in which they will be read, as often as not.
     let items =
@@ -180,9 +194,15 @@ pub async fn take_car(
     Ok(TakenCar { addition, roots, blocks: count, bytes })
 }
 
+/// The most blocks that are verified at a time: each may have 2 MiB.
+const VERIFIED_AT_ONCE_MAX: usize = 8;
+
+/// What one import holds of its archive, in bytes: the blocks that are verified, and the one that is read.
+pub const IMPORT_BYTES_MAX: usize = (VERIFIED_AT_ONCE_MAX + 1) * MAX_BLOCK_BYTES;
+
 /// Blocks that are verified at a time: enough that no processor waits for one that reads.
 fn verified_at_once() -> usize {
-    2 * thread::available_parallelism().map_or(1, NonZero::get)
+    (2 * thread::available_parallelism().map_or(1, NonZero::get)).min(VERIFIED_AT_ONCE_MAX)
 }
 
 /// What an archive brings.

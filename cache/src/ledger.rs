@@ -9,7 +9,7 @@
 //! Non-goals: values and where they are; whether what it says is on the disk.
 
 use crate::disk::LackingPin;
-use crate::pins::{PinId, PinRecord, PinSummary};
+use crate::pins::{PinId, PinRecord, PinState, PinSummary};
 use crate::stored::Shape;
 use content::Cid;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -197,6 +197,30 @@ impl Ledger {
             gone.push((key, bytes));
         }
         gone
+    }
+
+    /// The pins that have a block, held or not, with their roots and what they have now. Scaffolds are not among them. Looks
+    /// at every pin.
+    pub(crate) fn pins_with(&self, key: &[u8]) -> Vec<(Cid, PinRecord)> {
+        if !self.has_pin(key) {
+            return Vec::new();
+        }
+        let having = self.pins.iter().filter(|(_, pin)| pin.members.contains(key));
+        having.filter_map(|(id, pin)| Some((pin.root?, self.current(*id)?))).collect()
+    }
+
+    /// Makes pins partial that lack blocks: of what was complete, something was lost.
+    pub(crate) fn mark_lacking(&mut self) {
+        for LackingPin { root, .. } in self.lacking(&HashSet::new()) {
+            if let Some(record) = self.pin_of(&root).and_then(|pin| self.record(pin).cloned()) {
+                self.set_pin(Some(root), PinRecord { state: PinState::Partial, ..record });
+            }
+        }
+    }
+
+    /// Whether some pin is partial.
+    pub(crate) fn has_partial_pins(&self) -> bool {
+        self.pins.values().any(|pin| pin.root.is_some() && pin.record.state == PinState::Partial)
     }
 
     /// The pin of a root.

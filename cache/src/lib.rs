@@ -15,6 +15,9 @@
 //! | [`memory`] | a store in memory |
 //! | `ledger`, `ledger_store` | a store's index in memory, and a store over it |
 //! | `folder` | folders whose names outlive power loss |
+//! | `space` | what a file system has left |
+//! | `database` | a RocksDB that serves reads where there is no space to open it for writing |
+//! | `lock` | a store's directory belongs to one owner at a time |
 //! | [`stored`] | how a block lies on disk, compressed where that pays, and goes from there to a browser |
 //! | [`pins`] | recursive pins on the disk |
 //! | [`register`] | small records beside the store |
@@ -27,6 +30,8 @@
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 
 pub mod add;
+mod dag;
+mod database;
 pub mod disk;
 pub mod flat;
 pub mod flight;
@@ -34,28 +39,33 @@ mod folder;
 pub mod import;
 mod ledger;
 mod ledger_store;
+mod lock;
 pub mod memory;
 pub mod metrics;
+mod pin_journal;
 pub mod pins;
 mod queue;
 pub mod ram;
 pub mod register;
+mod space;
 pub mod store;
 pub mod stored;
 pub mod tiers;
 
 pub use crate::add::{AddError, Addition};
 pub use crate::disk::{
-    CheckReport, Disagreements, Disk, DiskOptions, Fault, Figures, Finding, LackingPin, Offline, Recompressed,
-    ScrubProgress, ScrubReport, StoreError,
+    CheckReport, Disagreements, Disk, DiskOptions, Fault, Figures, Finding, LackingPin, Offline, RebuildProgress,
+    Rebuilt, Recompressed, Repaired, ScrubProgress, ScrubReport, StoreError,
 };
 pub use crate::flight::Flights;
-pub use crate::import::{ImportError, ImportSummary, RootsIn, TakenCar, import_car, import_car_with, take_car};
+pub use crate::import::{
+    ImportError, ImportSummary, RootsIn, TakenCar, import_car, import_car_into, import_car_with, take_car,
+};
 pub use crate::metrics::{TierFigures, TierMetrics, TiersFigures};
 pub use crate::pins::{PinError, PinState, PinSummary};
 pub use crate::ram::{Ram, RamPolicy};
-pub use crate::register::Register;
-pub use crate::store::{BlockStore, Evict, Evicted, Held, ScrubPass, StoreStats};
+pub use crate::register::{Register, Salvage};
+pub use crate::store::{BlockStore, Evict, Evicted, Held, ScrubPass, Stats, StoreStats, Trouble};
 pub use crate::tiers::{Local, Through, Tiers};
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use crate::ledger::{Key, Ledger};
 use crate::ledger_store::backing::{Backing, NewValue, ScrubNote};
 use crate::ledger_store::{LedgerStore, Limits};
 use crate::pins::{PinId, PinRecord};
+use crate::space::Space;
 use crate::store::BlockStore;
 use crate::stored::{self, Shape, Stored};
 use bytes::Bytes;
@@ -97,8 +98,16 @@ impl Backing for Map {
     }
 
     /// The bound of the store is what counts.
-    fn free_bytes(&self) -> Result<u64, StoreError> {
-        Ok(u64::MAX)
+    fn space(&self) -> Result<Space, StoreError> {
+        Ok(Space { free_bytes: u64::MAX, free_files: None, total_bytes: u64::MAX })
+    }
+
+    fn refusal(&self, space: Space, needed: u64) -> StoreError {
+        StoreError::Full { free: space.free_bytes, needed }
+    }
+
+    fn probe(&self) -> Result<(), StoreError> {
+        Ok(())
     }
 
     fn write(&self, values: &[NewValue]) -> Vec<Result<(), StoreError>> {

@@ -199,8 +199,12 @@ impl Collector for AtScrape {
         out.counter("causeway_disk_recompressed_saved_bytes", saved, stats.recompressed_saved_bytes)?;
         let lacking = "Pins of which the last scrub missed blocks; they come back when they are asked for";
         out.gauge("causeway_disk_lacking_pins", lacking, stats.lacking_pins)?;
+        let rebuilds = "1 if the index was damaged when the store was opened, and was rebuilt, else 0";
+        out.gauge("causeway_disk_index_rebuilt", rebuilds, stats.index_rebuilds)?;
+        let damaged = "1 if the index turned out damaged since: restart the gateway, which rebuilds it; else 0";
+        out.gauge("causeway_disk_index_damaged", damaged, u64::from(stats.index_damaged))?;
         let degraded = "1 while the disk refuses writes and nothing is stored, else 0";
-        out.gauge("causeway_disk_degraded", degraded, u64::from(stats.degraded))
+        out.gauge("causeway_disk_degraded", degraded, u64::from(stats.degraded()))
     }
 }
 

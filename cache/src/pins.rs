@@ -11,9 +11,11 @@ use crate::store::BlockStore;
 use content::dag::{DagError, Visited};
 use content::{Block, Cid, SourceError};
 use futures::stream::{Stream, StreamExt as _};
+use std::collections::{BTreeSet, HashMap};
 use std::pin::pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::Notify;
 
 /// The longest name of a pin, in characters
 /// (<https://ipfs.github.io/pinning-services-api-spec/>, schema "Pin").
@@ -22,7 +24,8 @@ pub const NAME_CHARS_MAX: usize = 255;
 /// How far a pin has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PinState {
-    /// Some blocks are missing, those that are here are protected. Pinning the root again goes on from here.
+    /// Some blocks are missing, those that are here are protected. Pinning the root again goes on from here. A complete
+    /// pin that loses a block is partial from then on.
     Partial,
     /// Every block is here.
     Complete,
@@ -65,6 +68,12 @@ pub enum PinError {
     /// Somebody removed the pin while it was being made.
     #[error("the pin of {root} was removed while it was being made")]
     Removed {
+        /// The root that was to be pinned.
+        root: Cid,
+    },
+    /// Blocks of the pin turned out damaged, or were deleted, while it was being made.
+    #[error("blocks of {root} were lost while it was being pinned: pin it again to go on")]
+    Lost {
         /// The root that was to be pinned.
         root: Cid,
     },
@@ -148,6 +157,8 @@ pub fn check_name(name: Option<&str>) -> Result<(), PinError> {
 #[derive(Debug)]
 pub struct Attempt {
     pub(crate) pin: PinId,
+    /// How often the pin had lost blocks when this began.
+    losses: u64,
     /// `None` for a scaffold.
     pub(crate) root: Option<Cid>,
     failure: OnceLock<Failure>,
@@ -168,8 +179,9 @@ impl From<StoreError> for Failure {
 }
 
 impl Attempt {
-    pub(crate) fn new(pin: PinId, root: Option<Cid>) -> Arc<Self> {
-        Arc::new(Self { pin, root, failure: OnceLock::new() })
+    pub(crate) fn new(begun: Begun, root: Option<Cid>) -> Arc<Self> {
+        let Begun { pin, losses } = begun;
+        Arc::new(Self { pin, losses, root, failure: OnceLock::new() })
     }
 
     pub(crate) fn fail(&self, failure: Failure) {
@@ -191,6 +203,95 @@ impl Attempt {
 /// Names one pin for as long as the store lives; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PinId(pub(crate) u64);
+
+/// A pin that was begun or is gone on with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Begun {
+    pub(crate) pin: PinId,
+    /// How often it had lost blocks by then.
+    pub(crate) losses: u64,
+}
+
+/// The roots of pins that lost blocks or got some of them back, for the pin service: each root once, however often
+/// that happened, so that the memory is bounded by the number of pins.
+#[derive(Debug, Default)]
+pub struct PinChanges {
+    roots: Mutex<BTreeSet<Cid>>,
+    noted: Notify,
+}
+
+impl PinChanges {
+    /// Has the pin of a root looked at.
+    pub fn note(&self, root: Cid) {
+        self.roots.lock().unwrap_or_else(PoisonError::into_inner).insert(root);
+        self.noted.notify_one();
+    }
+
+    /// The roots that were noted since this was last called. Waits until there are some. For one caller at a time.
+    pub async fn next(&self) -> BTreeSet<Cid> {
+        loop {
+            let roots = std::mem::take(&mut *self.roots.lock().unwrap_or_else(PoisonError::into_inner));
+            if !roots.is_empty() {
+                return roots;
+            }
+            self.noted.notified().await;
+        }
+    }
+}
+
+/// How often pins lost blocks since the store was opened. Kept by the writer.
+#[derive(Debug, Default)]
+pub(crate) struct Losses {
+    counts: HashMap<PinId, u64>,
+    /// Whether some pin lacks blocks, or may: blocks that come are looked up among the members only then.
+    any: bool,
+    changes: Arc<PinChanges>,
+}
+
+impl Losses {
+    /// `any` says whether some pin is partial already.
+    pub(crate) fn new(changes: Arc<PinChanges>, any: bool) -> Self {
+        Self { counts: HashMap::new(), any, changes }
+    }
+
+    /// A pin that is begun now.
+    pub(crate) fn begun(&self, pin: PinId) -> Begun {
+        Begun { pin, losses: self.count(pin) }
+    }
+
+    fn count(&self, pin: PinId) -> u64 {
+        self.counts.get(&pin).copied().unwrap_or_default()
+    }
+
+    /// Counts that a pin lost a block.
+    pub(crate) fn lost(&mut self, pin: PinId, root: Cid) {
+        *self.counts.entry(pin).or_default() += 1;
+        self.any = true;
+        self.changes.note(root);
+    }
+
+    /// Notes that a pin may have a block back.
+    pub(crate) fn returned(&self, root: Cid) {
+        self.changes.note(root);
+    }
+
+    /// Whether some pin may lack blocks.
+    pub(crate) fn any(&self) -> bool {
+        self.any
+    }
+
+    /// Whether a pin lost nothing since an attempt began.
+    pub(crate) fn check(&self, attempt: &Attempt) -> Result<(), PinError> {
+        match attempt.root {
+            Some(root) if self.count(attempt.pin) != attempt.losses => Err(PinError::Lost { root }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn forget(&mut self, pin: PinId) {
+        self.counts.remove(&pin);
+    }
+}
 
 /// One recursive pin.
 #[derive(Debug, Clone, PartialEq, Eq)]

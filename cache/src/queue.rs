@@ -6,9 +6,10 @@
 use crate::disk::StoreError;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 /// What a command takes in the queue beside its block, in bytes.
 pub(crate) const COMMAND_BYTES: usize = 512;
@@ -25,6 +26,8 @@ pub(crate) struct Queue<C> {
     room: Arc<Semaphore>,
     bytes_max: usize,
     thread: Option<JoinHandle<()>>,
+    /// The thread holds the other end.
+    ended: watch::Receiver<()>,
 }
 
 impl<C> fmt::Debug for Queue<C> {
@@ -46,8 +49,13 @@ impl<C: Send + 'static> Queue<C> {
         let room = Arc::new(Semaphore::new(bytes_max));
         let writer = writer(Arc::clone(&room))?;
         let thread = std::thread::Builder::new().name("disk-writer".to_owned());
-        let thread = thread.spawn(move || run(writer, &receiver)).map_err(StoreError::io)?;
-        Ok(Self { sender: Some(sender), room, bytes_max, thread: Some(thread) })
+        let (running, ended) = watch::channel(());
+        let work = move || {
+            let _running = running;
+            run(writer, &receiver);
+        };
+        let thread = thread.spawn(work).map_err(StoreError::io)?;
+        Ok(Self { sender: Some(sender), room, bytes_max, thread: Some(thread), ended })
     }
 }
 
@@ -72,6 +80,15 @@ impl<C> Queue<C> {
         sender.send(command).map_err(|_| StoreError::Closed)
     }
 
+    /// Waits until the writer has ended: it was closed, or panicked.
+    pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + use<C> {
+        let mut ended = self.ended.clone();
+        async move {
+            // Nothing is ever sent: the only news is that the other end is gone.
+            while ended.changed().await.is_ok() {}
+        }
+    }
+
     /// Sends a command and waits for its answer.
     pub(crate) async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> C) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
@@ -80,17 +97,35 @@ impl<C> Queue<C> {
     }
 }
 
-/// A writer's next command, waited for if the writer `is_tidy`; `Some(None)` when there is only background work; `None` when
-/// all handles are gone.
-pub(crate) fn next_command<C>(commands: &Receiver<C>, is_tidy: bool) -> Option<Option<C>> {
-    if is_tidy {
-        return commands.recv().ok().map(Some);
-    }
-    match commands.try_recv() {
+/// How often a store that cannot write looks whether it can again.
+pub(crate) const PROBE_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a writer waits for its next command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Not at all: there is background work.
+    Never,
+    /// Until it is time to look at the disk again.
+    For(Duration),
+    /// As long as it takes.
+    Forever,
+}
+
+/// A writer's next command; `Some(None)` when it is time for background work; `None` when all handles are gone.
+pub(crate) fn next_command<C>(commands: &Receiver<C>, wait: Wait) -> Option<Option<C>> {
+    let next = match wait {
+        Wait::Forever => return commands.recv().ok().map(Some),
+        Wait::For(time) => commands.recv_timeout(time),
+        Wait::Never => commands.try_recv().map_err(|error| match error {
+            TryRecvError::Empty => RecvTimeoutError::Timeout,
+            TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+        }),
+    };
+    match next {
         Ok(command) => Some(Some(command)),
-        Err(TryRecvError::Empty) => Some(None),
+        Err(RecvTimeoutError::Timeout) => Some(None),
         // What is left to do is done when the store is opened again.
-        Err(TryRecvError::Disconnected) => None,
+        Err(RecvTimeoutError::Disconnected) => None,
     }
 }
 
@@ -101,5 +136,34 @@ impl<C> Drop for Queue<C> {
             // A writer that panicked has said so already.
             _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+
+    fn start(run: impl FnOnce(Arc<Semaphore>, &Receiver<()>) + Send + 'static) -> Queue<()> {
+        Queue::start(1 << 20, Ok, run).expect("threads can be started")
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_writer_is_told_whatever_ended_it() {
+        let works = |_: Arc<Semaphore>, commands: &Receiver<()>| while commands.recv().is_ok() {};
+        let queue = start(works);
+        let ended = queue.ended();
+        assert!(queue.ended().now_or_never().is_none(), "it waits for commands");
+        drop(queue);
+        ended.await;
+
+        let queue = start(|_, commands| {
+            _ = commands.recv();
+            panic!("a defect");
+        });
+        assert!(queue.ended().now_or_never().is_none());
+        queue.send(()).expect("the writer waits");
+        queue.ended().await;
+        queue.ended().await;
     }
 }

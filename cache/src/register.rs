@@ -7,24 +7,35 @@
 //!
 //! Records lie in a RocksDB of their own and not in the store's: every kind of store has the same register, and a store
 //! that is moved away or begun anew takes nobody's wishes with it.
+//!
+//! Damaged files do not keep it from opening: what can be read of them is written anew ([`Register::open_or_salvage`]).
+
+mod salvage;
+
+pub use self::salvage::Salvage;
 
 use crate::disk::StoreError;
-use crate::disk::store::lock;
+use crate::disk::store::{Lock, lock};
 use crate::folder;
 use rocksdb::{
     BlockBasedOptions, Cache, DB, DBRecoveryMode, Direction, IteratorMode, Options, ReadOptions, WriteBatch,
     WriteOptions,
 };
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
+use tracing::{error, warn};
 
 const MIB: usize = 1024 * 1024;
 
 /// The log of the newest records is cut at this size.
 const LOG_BYTES_MAX: u64 = 8 * 1024 * 1024;
+
+/// What says that a register is open: nothing of its content.
+const LOCK_FILES: [&str; 2] = ["LOCK", "causeway.lock"];
+
+type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// One change of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +50,7 @@ pub enum Change {
 #[derive(Debug, Clone)]
 pub struct Register {
     kind: Arc<Kind>,
+    salvage: Option<Arc<Salvage>>,
 }
 
 #[derive(Debug)]
@@ -46,21 +58,87 @@ enum Kind {
     Disk {
         // Dropped in this order: the lock outlives the database.
         db: DB,
-        _lock: File,
+        dir: PathBuf,
+        _lock: Lock,
     },
-    Memory(RwLock<BTreeMap<Vec<u8>, Vec<u8>>>),
+    Memory(RwLock<Rows>),
+    /// What was read of damaged files, which could not be written anew.
+    ReadOnly {
+        rows: Rows,
+        why: StoreError,
+        _lock: Lock,
+    },
 }
 
 impl Register {
     /// Opens the register in a folder, which is made if need be. Blocks the thread.
     ///
     /// # Errors
-    /// [`StoreError::InUse`], or what the file system said.
+    /// [`StoreError::InUse`], [`StoreError::Corrupt`] if its files are damaged, or what the file system said.
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
-        folder::make(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
-        let lock = lock(dir)?;
-        let db = DB::open(&options(), dir)?;
-        Ok(Self { kind: Arc::new(Kind::Disk { db, _lock: lock }) })
+        let lock = take(dir)?;
+        Ok(Self::of(open_sound(dir)?, dir, lock))
+    }
+
+    /// The same, whatever of its files is damaged: the records that can be read are written anew, and the damaged files are kept
+    /// beside ([`Register::salvage`]). If that is not possible, such as on a full disk, they can be read and not changed.
+    ///
+    /// # Errors
+    /// [`StoreError::InUse`], or what the file system said.
+    pub fn open_or_salvage(dir: &Path) -> Result<Self, StoreError> {
+        let lock = take(dir)?;
+        let damage = match open_sound(dir) {
+            Ok(db) => return Ok(Self::of(db, dir, lock)),
+            Err(StoreError::Corrupt(damage)) => damage,
+            Err(error) => return Err(error),
+        };
+        warn!(dir = %dir.display(), %damage, "the list of pins is damaged: what can be read of it is written anew");
+        let rows = salvage::read(dir);
+        let (damage, records) = (damage.to_string(), rows.len() as u64);
+        let mut salvage = Salvage { damage, records, kept: None, unwritten: None };
+        let kind = match salvage::replace(dir, &rows).and_then(|kept| Ok((kept, reopen(dir)?))) {
+            Ok((kept, kind)) => {
+                salvage.kept = Some(kept);
+                kind
+            }
+            Err(why) => {
+                error!(%why, "the list of pins cannot be written anew: it can be read, and not changed");
+                salvage.unwritten = Some(why.to_string());
+                Kind::ReadOnly { rows, why, _lock: lock }
+            }
+        };
+        Ok(Self { kind: Arc::new(kind), salvage: Some(Arc::new(salvage)) })
+    }
+
+    fn of(db: DB, dir: &Path, lock: Lock) -> Self {
+        Self { kind: Arc::new(Kind::Disk { db, dir: dir.to_owned(), _lock: lock }), salvage: None }
+    }
+
+    /// How many records there are, if all of them can be read. Nothing is changed.
+    ///
+    /// # Errors
+    /// [`StoreError::InUse`], [`StoreError::Corrupt`] if its files are damaged, or what the file system said.
+    pub fn check(dir: &Path) -> Result<u64, StoreError> {
+        let _lock = lock(dir)?;
+        open_checked(dir, |options| DB::open_for_read_only(options, dir, false)).map(|(_, records)| records)
+    }
+
+    /// What was done about damaged files when this was opened.
+    pub fn salvage(&self) -> Option<&Salvage> {
+        self.salvage.as_deref()
+    }
+
+    /// Whether it cannot be changed.
+    pub fn is_read_only(&self) -> bool {
+        matches!(&*self.kind, Kind::ReadOnly { .. })
+    }
+
+    /// Where it is; nowhere if it is in memory.
+    pub fn dir(&self) -> Option<&Path> {
+        match &*self.kind {
+            Kind::Disk { dir, .. } => Some(dir),
+            Kind::Memory(_) | Kind::ReadOnly { .. } => None,
+        }
     }
 
     /// Whether there is a register in a folder.
@@ -70,7 +148,7 @@ impl Register {
 
     /// An empty register that ends with the process.
     pub fn memory() -> Self {
-        Self { kind: Arc::new(Kind::Memory(RwLock::default())) }
+        Self { kind: Arc::new(Kind::Memory(RwLock::default())), salvage: None }
     }
 
     /// A record. Blocks the thread, for a moment.
@@ -81,6 +159,7 @@ impl Register {
         match &*self.kind {
             Kind::Disk { db, .. } => Ok(db.get(key)?),
             Kind::Memory(map) => Ok(map.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()),
+            Kind::ReadOnly { rows, .. } => Ok(rows.get(key).cloned()),
         }
     }
 
@@ -106,15 +185,8 @@ impl Register {
                     }
                 }
             }
-            Kind::Memory(map) => {
-                let map = map.read().unwrap_or_else(PoisonError::into_inner);
-                let from = map.range(prefix.to_vec()..).take_while(|(key, _)| key.starts_with(prefix));
-                for (key, value) in from {
-                    if visit(key, value).is_break() {
-                        break;
-                    }
-                }
-            }
+            Kind::Memory(map) => scan_rows(&map.read().unwrap_or_else(PoisonError::into_inner), prefix, visit),
+            Kind::ReadOnly { rows, .. } => scan_rows(rows, prefix, visit),
         }
         Ok(())
     }
@@ -135,6 +207,7 @@ impl Register {
     /// What the disk said.
     pub fn write_now(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         match &*self.kind {
+            Kind::ReadOnly { why, .. } => Err(why.clone()),
             Kind::Disk { db, .. } => {
                 let mut batch = WriteBatch::default();
                 for change in changes {
@@ -161,6 +234,70 @@ impl Register {
     }
 }
 
+fn scan_rows(rows: &Rows, prefix: &[u8], mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) {
+    let from = rows.range(prefix.to_vec()..).take_while(|(key, _)| key.starts_with(prefix));
+    for (key, value) in from {
+        if visit(key, value).is_break() {
+            break;
+        }
+    }
+}
+
+/// Takes a folder, which is made if need be, for this process.
+fn take(dir: &Path) -> Result<Lock, StoreError> {
+    let told = |error: std::io::Error| StoreError::io(format!("{}: {error}", dir.display()));
+    salvage::tidy(dir).map_err(told)?;
+    folder::make(dir).map_err(told)?;
+    lock(dir)
+}
+
+fn reopen(dir: &Path) -> Result<Kind, StoreError> {
+    let lock = lock(dir)?;
+    Ok(Kind::Disk { db: open_sound(dir)?, dir: dir.to_owned(), _lock: lock })
+}
+
+/// Opens a database of which every record can be read.
+fn open_sound(dir: &Path) -> Result<DB, StoreError> {
+    open_checked(dir, |options| DB::open(options, dir)).map(|(db, _)| db)
+}
+
+/// Opens a database in one way or another, and counts its records, every one of which can be read. The log must be whole,
+/// but for its end.
+fn open_checked(dir: &Path, open: impl Fn(&Options) -> Result<DB, rocksdb::Error>) -> Result<(DB, u64), StoreError> {
+    if salvage::lost_its_head(dir) {
+        return Err(headless(dir));
+    }
+    if salvage::has_unknown_tables(dir) {
+        return Err(StoreError::corrupt("the manifest of the list of pins lost changes"));
+    }
+    let mut strict = options();
+    strict.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
+    let db = match open(&strict).map_err(damage) {
+        // What a power cut leaves of the last record need not look like the beginning of one.
+        Err(StoreError::Corrupt(_)) if salvage::is_torn_tail(dir) => open(&options()).map_err(damage)?,
+        db => db?,
+    };
+    let records = salvage::count_rows(&db)?;
+    Ok((db, records))
+}
+
+/// What RocksDB says of files that are damaged, missing or cannot be read, as damage; a disk that is full, or a folder that is
+/// somebody else's, is none.
+fn damage(error: rocksdb::Error) -> StoreError {
+    use rocksdb::ErrorKind;
+    let words = error.to_string();
+    let is_unreadable = ["No such file", "Input/output error"].iter().any(|sign| words.contains(sign));
+    match error.kind() {
+        ErrorKind::Corruption | ErrorKind::InvalidArgument | ErrorKind::NotFound => StoreError::corrupt(words),
+        ErrorKind::IOError if is_unreadable => StoreError::corrupt(words),
+        _ => error.into(),
+    }
+}
+
+fn headless(dir: &Path) -> StoreError {
+    StoreError::corrupt(format!("{} has records, and the file CURRENT, which leads to them, is gone", dir.display()))
+}
+
 /// Small in every way: a million records are a few hundred megabytes at most.
 fn options() -> Options {
     let mut table = BlockBasedOptions::default();
@@ -172,7 +309,9 @@ fn options() -> Options {
     // A process that is killed leaves a log whose end may be torn: keep everything before that.
     db.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
     db.set_max_total_wal_size(LOG_BYTES_MAX);
-    db.set_write_buffer_size(2 * MIB);
+    // Small tables: one whose own index is damaged takes its records along.
+    db.set_write_buffer_size(MIB / 2);
+    db.set_target_file_size_base(MIB as u64 / 2);
     db.set_max_open_files(32);
     db.set_max_background_jobs(1);
     db.set_keep_log_file_num(2);

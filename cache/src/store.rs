@@ -12,7 +12,7 @@
 //! Non-goals: tools of one store, such as [`crate::Offline`], which mends RocksDB's index.
 
 use crate::disk::{Figures, Finding, Recompressed, ScrubProgress, ScrubReport, StoreError};
-use crate::pins::{Attempt, PinError, PinSummary};
+use crate::pins::{Attempt, PinChanges, PinError, PinSummary};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
 use content::{Block, BlockKey, BlockSource, Cid};
@@ -20,7 +20,7 @@ use futures::future::{BoxFuture, FutureExt as _, ready};
 use prometheus_client::metrics::counter::Counter;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::SystemTime;
 
 /// What is asked of every block that is to be evicted: whether somebody has it at hand for readers.
@@ -45,6 +45,9 @@ pub enum ScrubPass {
 pub trait BlockStore: BlockSource + fmt::Debug {
     /// Another handle to the same store.
     fn handle(&self) -> Arc<dyn BlockStore>;
+
+    /// Waits until nothing can be written any more: the store was closed, or its writer ended because of a defect.
+    fn ended(&self) -> BoxFuture<'static, ()>;
 
     /// The bytes of a block.
     ///
@@ -101,6 +104,10 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// Counts a block that was to be cached and was not.
     fn count_dropped_write(&self);
 
+    /// The roots of pins that lose blocks, whatever finds that, or get some of them back. A pin that loses a block is
+    /// partial before its root is noted here.
+    fn pin_changes(&self) -> Arc<PinChanges>;
+
     /// Begins a pin, or goes on with the one that the root has; a `name` replaces the one that it has.
     ///
     /// # Errors
@@ -147,7 +154,7 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>>;
 
     /// Forgets blocks, if they are here: they are not found any more when this is done. What a pin has stays one of its members
-    /// if it goes too, as a damaged block does: the pin lacks it from then on. What the disk still has of a value is
+    /// if it goes too, as a damaged block does: the pin is partial from then on. What the disk still has of a value is
     /// overwritten or deleted with what lies beside it. Any number of keys may be asked for; a few thousand at a time
     /// hold nobody up.
     ///
@@ -190,6 +197,12 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// # Errors
     /// What the disk said to the sync. Closing twice is no error.
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Done when every handle is gone and nothing in this process holds the store any more, so that it can be opened again. Ask
+    /// before the last handle goes.
+    fn released(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
+    }
 
     /// Asks this of every block that is to be evicted, and keeps those for which it is true within reason: blocks that
     /// readers have in memory are not read from here, and would go first. Only the first who wants to be asked is.
@@ -307,10 +320,88 @@ pub struct StoreStats {
     pub scrub_passes: u64,
     /// Pins that the last of these found to lack blocks.
     pub lacking_pins: u64,
+    /// Whether the index was rebuilt when the store was opened, because it was damaged: 1 or 0.
+    pub index_rebuilds: u64,
+    /// The index turned out damaged: what it cannot find is fetched, nothing is stored, and the next start rebuilds it.
+    pub index_damaged: bool,
     /// Bytes on the disk that recompressing pinned blocks saved since then.
     pub recompressed_saved_bytes: u64,
-    /// The disk refused what was last written: it serves, and stores nothing until it recovers.
-    pub degraded: bool,
+    /// Why nothing is stored at the moment, if that is so.
+    pub trouble: Option<Trouble>,
+}
+
+impl StoreStats {
+    /// Whether nothing is stored at the moment.
+    pub fn degraded(&self) -> bool {
+        self.trouble.is_some()
+    }
+}
+
+/// Why a store stores nothing at the moment. In each of these states it serves what it holds, and pins can be removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Trouble {
+    /// There is no space. Ends by itself when there is.
+    Full = 1,
+    /// The file system has no inodes left. Ends by itself when it has.
+    NoInodes,
+    /// The disk refuses to write. Ends by itself when it writes again.
+    Failing,
+    /// The disk did not keep what it had taken. Ends when the store is opened again.
+    Broken,
+    /// The index is damaged. Ends when the store is opened again, which rebuilds it.
+    IndexDamaged,
+}
+
+impl Trouble {
+    const ALL: [Self; 5] = [Self::Full, Self::NoInodes, Self::Failing, Self::Broken, Self::IndexDamaged];
+
+    /// What an error of a write stands for.
+    pub(crate) fn of(error: &StoreError) -> Self {
+        match error {
+            StoreError::Full { .. } | StoreError::MemoryFull { .. } => Self::Full,
+            StoreError::NoInodes { .. } => Self::NoInodes,
+            _ => Self::Failing,
+        }
+    }
+
+    /// A word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::NoInodes => "no_inodes",
+            Self::Failing => "failing",
+            Self::Broken => "broken",
+            Self::IndexDamaged => "index_damaged",
+        }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full => {
+                "the disk is full, so nothing is stored: make room on it, or unpin something; what is stored is served, and \
+                 storing goes on by itself when there is space"
+            }
+            Self::NoInodes => {
+                "the file system has no inodes left, so nothing is stored: delete files on it; what is stored is served, and \
+                 storing goes on by itself when there are inodes"
+            }
+            Self::Failing => {
+                "the disk refuses to write, so nothing is stored: check its health and its permissions; what is stored is \
+                 served, and storing goes on by itself when the disk writes again"
+            }
+            Self::Broken => {
+                "the disk did not keep what it had taken, so nothing is pinned: check its health, and restart; what is \
+                 stored is served"
+            }
+            Self::IndexDamaged => {
+                "the index of the store is damaged, so nothing is stored: check the disk's health, and restart, which rebuilds \
+                 the index; what it still finds is served"
+            }
+        })
+    }
 }
 
 /// Where a store leaves its figures while it works.
@@ -328,8 +419,11 @@ pub struct Stats {
     pub(crate) scrubbed_bytes: Counter,
     pub(crate) scrub_passes: Counter,
     pub(crate) lacking_pins: AtomicU64,
+    pub(crate) index_rebuilds: Counter,
+    pub(crate) index_damaged: AtomicBool,
     pub(crate) recompressed_saved_bytes: Counter,
-    pub(crate) degraded: AtomicBool,
+    /// The number of a [`Trouble`]; 0 for none.
+    trouble: AtomicU8,
 }
 
 impl Stats {
@@ -349,7 +443,22 @@ impl Stats {
             scrub_passes: self.scrub_passes.get(),
             recompressed_saved_bytes: self.recompressed_saved_bytes.get(),
             lacking_pins: self.lacking_pins.load(Ordering::Relaxed),
-            degraded: self.degraded.load(Ordering::Relaxed),
+            index_rebuilds: self.index_rebuilds.get(),
+            index_damaged: self.index_damaged.load(Ordering::Relaxed),
+            trouble: self.trouble(),
         }
+    }
+
+    /// Why nothing is stored at the moment, if that is so.
+    pub fn trouble(&self) -> Option<Trouble> {
+        if self.index_damaged.load(Ordering::Relaxed) {
+            return Some(Trouble::IndexDamaged);
+        }
+        let number = self.trouble.load(Ordering::Relaxed);
+        Trouble::ALL.into_iter().find(|trouble| *trouble as u8 == number)
+    }
+
+    pub(crate) fn set_trouble(&self, trouble: Option<Trouble>) {
+        self.trouble.store(trouble.map_or(0, |trouble| trouble as u8), Ordering::Relaxed);
     }
 }

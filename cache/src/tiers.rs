@@ -182,6 +182,11 @@ impl Inner {
         }
     }
 
+    /// The block of an identity CID, unless the policy refuses it.
+    fn inline(&self, cid: &Cid) -> Option<Block> {
+        Block::inline(cid).filter(|_| self.check_policy(cid).is_ok())
+    }
+
     /// The answer that takes no waiting. A refusal is no answer here: `get` gives its reason.
     fn peek(&self, cid: &Cid) -> Option<Block> {
         match self.admit(cid).ok()? {
@@ -255,19 +260,26 @@ impl Inner {
         if let Some(data) = self.ram.find_again(&key) {
             return Ok(Block::from_checked(cid, data));
         }
-        match self.find_on_disk(&key).await {
+        let failed = match self.find_on_disk(&key).await {
             Ok(Some(data)) => {
                 self.fill_ram(&cid, key, &data);
                 return Ok(Block::from_checked(cid, data));
             }
-            Ok(None) => {}
-            Err(error) => debug!(%cid, %error, "the disk failed to answer: asking upstream"),
-        }
+            Ok(None) => None,
+            Err(error) => {
+                debug!(%cid, %error, "the disk failed to answer: asking upstream");
+                Some(error)
+            }
+        };
         if let Some(block) = Block::empty(&cid) {
             self.fill_ram(&cid, key, block.data());
             return Ok(block);
         }
-        let block = self.ask(&*upstream, &cid).await?;
+        let block = match (self.ask(&*upstream, &cid).await, failed) {
+            // That others do not have it says nothing while the disk may.
+            (Err(SourceError::NotFound { .. }), Some(failed)) => return Err(failed),
+            (asked, _) => asked?,
+        };
         self.check_policy(&cid)?;
         self.fill_ram(&cid, key, block.data());
         self.cache_on_disk(block.clone()).await;
@@ -388,6 +400,10 @@ impl BlockSource for Local {
         self.inner.peek(cid)
     }
 
+    fn inline(&self, cid: &Cid) -> Option<Block> {
+        self.inner.inline(cid)
+    }
+
     fn read_now(&self, cid: &Cid) -> Option<Block> {
         self.inner.missed(self.inner.read_now(cid, self.fills_ram))
     }
@@ -412,6 +428,10 @@ pub struct Through {
 impl BlockSource for Through {
     fn peek(&self, cid: &Cid) -> Option<Block> {
         self.inner.peek(cid)
+    }
+
+    fn inline(&self, cid: &Cid) -> Option<Block> {
+        self.inner.inline(cid)
     }
 
     fn read_now(&self, cid: &Cid) -> Option<Block> {

@@ -23,6 +23,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     nothing_is_too_much(loaded)?;
     zstd_knows_its_levels(loaded)?;
     records_outlive_their_renewal(loaded)?;
+    caches_have_keys(loaded)?;
     admin_is_not_exposed(loaded)
 }
 
@@ -33,6 +34,8 @@ fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.header_timeout_seconds", http.header_timeout_seconds, 1),
         ("http.send_timeout_seconds", http.send_timeout_seconds, 1),
         ("http.connections_max", http.connections_max, 1),
+        ("http.client_connections_max", http.client_connections_max, 1),
+        ("http.rate_window_seconds", http.rate_window_seconds, 1),
         ("http.misses_max", http.misses_max, 1),
         ("http.client_misses_max", http.client_misses_max, 1),
         ("http.request_timeout_seconds", http.request_timeout_seconds, 1),
@@ -40,7 +43,9 @@ fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.read_ahead_total_bytes_max", http.read_ahead_total_bytes_max, 4 << 20),
         ("http.listing_entries_max", http.listing_entries_max, 1),
         ("http.archives_max", http.archives_max, 1),
+        ("http.client_archives_max", http.client_archives_max, 1),
         ("http.dag_depth_max", http.dag_depth_max, 1),
+        ("http.work_steps_max", http.work_steps_max, 1),
         ("http.dag_blocks_max", http.dag_blocks_max, 1),
         ("http.path_depth_max", http.path_depth_max, 1),
         ("http.read_ahead_bytes_max", http.read_ahead_bytes_max, 256 << 10),
@@ -49,6 +54,8 @@ fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
         ("uploads.bytes_max", uploads.bytes_max, 1),
         ("uploads.entries_max", uploads.entries_max, 1),
         ("uploads.at_once_max", uploads.at_once_max, 1),
+        // What one import of the largest blocks takes, and a walk.
+        ("uploads.memory_bytes_max", uploads.memory_bytes_max, 64 << 20),
         ("uploads.parts_hours", uploads.parts_hours, 1),
         ("p2p.reprovide_hours", p2p.reprovide_hours, 1),
         ("p2p.connections_max", p2p.connections_max, 1),
@@ -59,6 +66,7 @@ fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
         ("p2p.network_memory_bytes_max", p2p.network_memory_bytes_max, 8 << 20),
         ("names.timeout_seconds", names.timeout_seconds, 1),
         ("names.lookups_max", names.lookups_max, 1),
+        ("names.client_lookups_max", names.client_lookups_max, 1),
         ("names.republish_hours", names.republish_hours, 1),
         ("names.publish_ttl_seconds", names.publish_ttl_seconds, 1),
         ("cache.ram_bytes_max", cache.ram_bytes_max, 1 << 20),
@@ -87,10 +95,14 @@ fn nothing_is_too_much(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.send_timeout_seconds", http.send_timeout_seconds, SECONDS_MAX),
         ("http.drain_timeout_seconds", http.drain_timeout_seconds, SECONDS_MAX),
         ("http.request_timeout_seconds", http.request_timeout_seconds, SECONDS_MAX),
+        ("http.shared_max_age_seconds", http.shared_max_age_seconds, SECONDS_MAX),
         ("uploads.parts_hours", uploads.parts_hours, HOURS_MAX),
         ("p2p.ban_seconds", p2p.ban_seconds, SECONDS_MAX),
         ("p2p.provider_record_hours", p2p.provider_record_hours, HOURS_MAX),
         ("names.timeout_seconds", names.timeout_seconds, SECONDS_MAX),
+        ("names.stale_while_revalidate_seconds", names.stale_while_revalidate_seconds, SECONDS_MAX),
+        ("names.refresh_wait_seconds", names.refresh_wait_seconds, SECONDS_MAX),
+        ("names.stale_if_error_seconds", names.stale_if_error_seconds, SECONDS_MAX),
         ("names.publish_lifetime_hours", names.publish_lifetime_hours, HOURS_MAX),
         ("cache.scrub_hours", cache.scrub_hours, HOURS_MAX),
         ("policy.refresh_seconds", policy.refresh_seconds, SECONDS_MAX),
@@ -127,6 +139,15 @@ fn records_outlive_their_renewal(loaded: &Loaded) -> Result<(), ConfigError> {
             return Err(loaded.error(blamed(loaded, renewal, lifetime), reason));
         }
     }
+    let (behind, at_all) = (names.stale_while_revalidate_seconds, names.stale_if_error_seconds);
+    if at_all < behind {
+        let key = blamed(loaded, "names.stale_if_error_seconds", "names.stale_while_revalidate_seconds");
+        let reason = format!(
+            "names.stale_if_error_seconds ({at_all}) is less than names.stale_while_revalidate_seconds ({behind}): what is \
+             given at once is given at all"
+        );
+        return Err(loaded.error(key, reason));
+    }
     let (ttl, lifetime) = (names.publish_ttl_seconds, names.publish_lifetime_hours * 3600);
     if ttl > lifetime {
         let key = blamed(loaded, "names.publish_ttl_seconds", "names.publish_lifetime_hours");
@@ -134,6 +155,19 @@ fn records_outlive_their_renewal(loaded: &Loaded) -> Result<(), ConfigError> {
         return Err(loaded.error(key, reason));
     }
     Ok(())
+}
+
+/// A cache that goes by surrogate keys finds nothing by them that has none.
+fn caches_have_keys(loaded: &Loaded) -> Result<(), ConfigError> {
+    let Config { http, policy, .. } = &loaded.config;
+    match policy.caches.iter().find(|cache| cache.kind.goes_by_keys()) {
+        Some(cache) if !http.surrogate_keys => {
+            let kind = cache.kind.as_str();
+            let reason = format!("a cache of the kind {kind} goes by surrogate keys: set http.surrogate_keys = true");
+            Err(loaded.error("policy.caches", reason))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Which of two keys at odds somebody has set: the first, unless only the second was.

@@ -19,6 +19,24 @@ pub fn all() -> Vec<(String, Value)> {
     keys
 }
 
+/// The keys whose values differ between two configurations.
+pub fn changed(before: &Config, after: &Config) -> Vec<String> {
+    let keys = |config: &Config| {
+        let mut keys = Vec::new();
+        collect("", &Table::try_from(config).unwrap_or_default(), &mut keys);
+        keys
+    };
+    let differs = |(a, b): &((String, Value), (String, Value))| a.1 != b.1;
+    let mut changed: Vec<String> =
+        keys(before).into_iter().zip(keys(after)).filter(differs).map(|(a, _)| a.0).collect();
+    // Two tokens look alike as values, since both are masked.
+    let token = "admin.token".to_owned();
+    if before.admin.token != after.admin.token && !changed.contains(&token) {
+        changed.push(token);
+    }
+    changed
+}
+
 fn collect(prefix: &str, table: &Table, keys: &mut Vec<(String, Value)>) {
     for (name, value) in table {
         let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };

@@ -7,6 +7,7 @@ use crate::check::check;
 use crate::flags::Flags;
 use crate::keys;
 use crate::schema::Config;
+use crate::shape;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
@@ -172,13 +173,14 @@ struct Layers {
 impl Layers {
     /// Sets one key, after trying it on the defaults.
     fn lay(&mut self, key: &str, value: Value, origin: Origin) -> Result<(), ConfigError> {
+        let wrong = |reason| ConfigError::Value { key: key.to_owned(), reason, origin: origin.clone() };
+        let value = sized(key, value).map_err(wrong)?;
+        if let Some((_, default)) = self.known.iter().find(|(known, _)| known == key) {
+            shape::check(key, &value, default).map_err(wrong)?;
+        }
         let mut trial = keys::default_tree();
         keys::set(&mut trial, key, value.clone());
-        trial.try_into::<Config>().map_err(|error| ConfigError::Value {
-            key: key.to_owned(),
-            reason: one_line(error.message()),
-            origin: origin.clone(),
-        })?;
+        trial.try_into::<Config>().map_err(|error| wrong(shape::in_words(error.message())))?;
         keys::set(&mut self.tree, key, value);
         self.origins.insert(key.to_owned(), origin);
         Ok(())
@@ -194,7 +196,7 @@ impl Layers {
         };
         let syntax = |error: toml::de::Error| ConfigError::Syntax {
             origin: at(error.span().map_or(0, |span| span.start)),
-            reason: one_line(error.message()),
+            reason: shape::one_line(error.message()),
         };
         let values: Table = text.parse().map_err(syntax)?;
         let spans = DeTable::parse(&text).map_err(syntax)?;
@@ -236,7 +238,7 @@ impl Layers {
                 return Err(ConfigError::UnknownVariable { name: name.clone(), nearest: nearest.to_owned(), key });
             };
             let origin = Origin::Variable(name.clone());
-            match typed(text, default) {
+            match typed(key, text, default) {
                 Ok(value) => self.lay(key, value, origin)?,
                 Err(reason) => return Err(ConfigError::Value { key: key.clone(), reason, origin }),
             }
@@ -247,7 +249,7 @@ impl Layers {
     fn finish(self) -> Result<Loaded, ConfigError> {
         let config = self.tree.try_into::<Config>().map_err(|error| ConfigError::Value {
             key: "configuration".to_owned(),
-            reason: one_line(error.message()),
+            reason: shape::in_words(error.message()),
             origin: Origin::Default,
         })?;
         let loaded = Loaded { config, origins: self.origins };
@@ -267,17 +269,22 @@ fn collect_places(prefix: &str, table: &DeTable<'_>, places: &mut BTreeMap<Strin
     }
 }
 
+/// The text of a size, such as "1GiB", as a number of bytes. Any other value stays as it is.
+fn sized(key: &str, value: Value) -> Result<Value, String> {
+    match value {
+        Value::String(text) if shape::is_size(key) => crate::size::toml_value(text.trim()),
+        value => Ok(value),
+    }
+}
+
 /// A variable's text as the type that the key's default has.
-fn typed(text: &str, default: &Value) -> Result<Value, String> {
+fn typed(key: &str, text: &str, default: &Value) -> Result<Value, String> {
     let text = text.trim();
     match default {
+        Value::Integer(_) if shape::is_size(key) => Ok(Value::String(text.to_owned())),
         Value::Integer(_) => text.parse().map(Value::Integer).map_err(|_| format!("\"{text}\" is not a whole number")),
         Value::Boolean(_) => text.parse().map(Value::Boolean).map_err(|_| format!("\"{text}\" is not true or false")),
         Value::Array(_) => Ok(list(text.split(','))),
         _ => Ok(Value::String(text.to_owned())),
     }
-}
-
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -171,7 +171,7 @@ impl Default for P2p {
             connections_max: 1024,
             connections_per_ip_max: 32,
             connections_per_subnet_max: 128,
-            pending_dials_max: 128,
+            pending_dials_max: 256,
             network_memory_bytes_max: 256 << 20,
             ban_seconds: 600,
             serve_to: ServeTo::Everyone,

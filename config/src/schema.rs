@@ -3,6 +3,7 @@
 //! The doc comments here are the manual: `examples/causeway.toml` repeats them word for word, and a test keeps the two
 //! equal. Units come last in names. A list replaces the list of the layer below; it never adds to it.
 
+use crate::caches::FrontCache;
 use crate::p2p::P2p;
 use crate::values::{Secret, addresses, cids, networks};
 use ipnet::IpNet;
@@ -73,8 +74,17 @@ pub struct Http {
     pub send_timeout_seconds: u64,
     /// How long open requests may take to finish after SIGTERM or SIGINT.
     pub drain_timeout_seconds: u64,
-    /// Connections that are served at a time. Further ones wait to be accepted.
+    /// Connections that are served at a time. When there are as many, one that is idle gives way to a new one; if none is, a request
+    /// waits for up to two seconds and is then answered with 503. /healthz and /readyz are answered all the same.
     pub connections_max: u64,
+    /// Connections of one client (an IPv4 address, or an IPv6 network of 64 bits) at a time, and requests of one client behind
+    /// trusted_proxies. The proxies themselves may have any number of connections.
+    pub client_connections_max: u64,
+    /// Bytes a second that a client has to take of a response that waits for it, and to send of a body, on average over
+    /// rate_window_seconds. Slower ones are disconnected. 0 disconnects nobody for being slow.
+    pub rate_bytes_min: u64,
+    /// How long the time is that rate_bytes_min is averaged over. Only time that is spent waiting for the client counts.
+    pub rate_window_seconds: u64,
     /// Host names that this gateway answers as, each as a subdomain gateway unless it says otherwise. A name alone stands
     /// for { name = NAME, subdomains = true, inline_dnslink = true, namespaces = ["ipfs", "ipns"], deserialized = true }.
     /// What is asked under any other name, or an address, is answered by path.
@@ -108,12 +118,18 @@ pub struct Http {
     /// Archives (CAR, TAR) that are made at a time. Each may take some megabytes. Requests for further ones are answered with
     /// 429.
     pub archives_max: u64,
+    /// Archives of one client (an IPv4 address, or an IPv6 network of 64 bits) that are made at a time.
+    pub client_archives_max: u64,
     /// Levels of a DAG that an archive (CAR, TAR) of it may have.
     pub dag_depth_max: u64,
     /// Blocks of a DAG that an archive remembers in order not to repeat them (CAR), or entries that it may have (TAR).
     pub dag_blocks_max: u64,
     /// Bytes that an archive may spend on blocks that it has sent before: a small DAG can repeat itself without end.
     pub dag_repeated_bytes_max: u64,
+    /// Work that one request may cost besides what it sends, in steps of some hundred nanoseconds of a processor: links
+    /// that are looked at, rules that are asked, pieces of blocks that are decoded. Every 8 bytes that are sent earn a
+    /// step more. A request that would take more ends in an error: content can be made so that little of it costs much.
+    pub work_steps_max: u64,
     /// Segments that a path may have after the CID.
     pub path_depth_max: u64,
     /// Bytes that a request's path and query may have together.
@@ -133,6 +149,13 @@ pub struct Http {
     /// Send Surrogate-Key and Cache-Tag with content: its root CID, and the name it was asked for by. Content delivery networks
     /// purge by them, and so does the admin API here.
     pub surrogate_keys: bool,
+    /// How long shared caches (proxies, content delivery networks) may keep an answer before they ask whether it still holds,
+    /// which costs next to nothing where it does: s-maxage in Cache-Control, beside max-age for browsers. This bounds how long
+    /// content that was taken down may still come from a shared cache. 0 for as long as browsers.
+    pub shared_max_age_seconds: u64,
+    /// Pin the welcome site at the first start, and show the way to it on the page at "/". Once it is unpinned it does not come
+    /// back, whatever this says; switched off later, it stays pinned until it is unpinned.
+    pub welcome_site: bool,
 }
 
 impl Default for Http {
@@ -144,6 +167,9 @@ impl Default for Http {
             send_timeout_seconds: 60,
             drain_timeout_seconds: 30,
             connections_max: 4096,
+            client_connections_max: 512,
+            rate_bytes_min: 64,
+            rate_window_seconds: 60,
             hosts: vec![Host::named("localhost")],
             dnslink_sites: true,
             deserialized: true,
@@ -156,9 +182,11 @@ impl Default for Http {
             read_ahead_total_bytes_max: 256 * MIB,
             listing_entries_max: 2000,
             archives_max: 256,
+            client_archives_max: 64,
             dag_depth_max: 1024,
             dag_blocks_max: 4 * MIB,
             dag_repeated_bytes_max: GIB,
+            work_steps_max: 16 * MIB,
             path_depth_max: 256,
             url_bytes_max: 8192,
             head_bytes_max: 32 * 1024,
@@ -167,6 +195,8 @@ impl Default for Http {
             http10_buffer_bytes_max: 16 * MIB,
             routing_v1: false,
             surrogate_keys: false,
+            shared_max_age_seconds: 0,
+            welcome_site: true,
         }
     }
 }
@@ -236,8 +266,11 @@ pub struct Uploads {
     pub bytes_max: u64,
     /// Files, folders and links that one upload may have.
     pub entries_max: u64,
-    /// Uploads that are taken in at a time. Each may take some 32 MiB of memory. Further ones are answered with 429.
+    /// Uploads that are taken in at a time. Further ones are answered with 429. One token has at most three quarters of them.
     pub at_once_max: u64,
+    /// Bytes of memory that uploads and imports take together, and the walks over the DAGs that they pin. Most uploads take some
+    /// 32 MiB, small ones less. One that finds too little is answered with 503.
+    pub memory_bytes_max: u64,
     /// Bytes of resumable uploads that lie in data_dir until they are complete, of all tokens together.
     pub parts_bytes_max: u64,
     /// Bytes of them that one token may have there.
@@ -254,6 +287,7 @@ impl Default for Uploads {
             bytes_max: 64 * GIB,
             entries_max: 10_000_000,
             at_once_max: 4,
+            memory_bytes_max: 256 * MIB,
             parts_bytes_max: 64 * GIB,
             parts_token_bytes_max: 16 * GIB,
             parts_token_max: 64,
@@ -280,6 +314,17 @@ pub struct Names {
     /// Names that are looked up at a time, keys in the DHT and domains in the DNS each. Requests for further ones are answered
     /// with 429.
     pub lookups_max: u64,
+    /// Requests of one client (an IPv4 address, or an IPv6 network of 64 bits) that wait at a time for a name to be looked up.
+    pub client_lookups_max: u64,
+    /// How long after its time to live an answer is still given at once, while it is looked up again behind. More makes names
+    /// that are asked for now and then faster; less makes changes of them seen sooner. 0: such a request waits.
+    pub stale_while_revalidate_seconds: u64,
+    /// How long a request waits for that look-up when the answer has been out of date for longer. Then it gets the old one,
+    /// with its Age. 0: nobody waits.
+    pub refresh_wait_seconds: u64,
+    /// How long after its time to live an answer is given at all if no look-up succeeds, and no longer than an IPNS record is
+    /// valid. It must not be less than stale_while_revalidate_seconds.
+    pub stale_if_error_seconds: u64,
     /// How long the IPNS records that are published here are valid. It bounds how long the name outlives its node, and how
     /// long somebody may show an old record for a new one.
     pub publish_lifetime_hours: u64,
@@ -299,6 +344,10 @@ impl Default for Names {
             timeout_seconds: 30,
             cache_entries_max: 16 * 1024,
             lookups_max: 256,
+            client_lookups_max: 32,
+            stale_while_revalidate_seconds: 60,
+            refresh_wait_seconds: 5,
+            stale_if_error_seconds: 172_800,
             publish_lifetime_hours: 48,
             republish_hours: 4,
             publish_ttl_seconds: 300,
@@ -435,6 +484,13 @@ pub struct PolicySettings {
     pub refresh_seconds: u64,
     /// Bytes that a list may have. What a longer one has beyond is not read.
     pub list_bytes_max: u64,
+    /// Caches in front of this gateway that are sent purge requests when content is taken down or purged here:
+    /// "refresh+http://127.0.0.1" (nginx: the addresses are asked for past the cache), "purge+URL" (PURGE of the addresses),
+    /// "ban+URL" and "xkey+URL" (BAN and PURGE with surrogate keys: Varnish), or { kind = "fastly", url =
+    /// "https://api.fastly.com/service/ID", token_file = FILE } and likewise "cloudflare" with
+    /// "https://api.cloudflare.com/client/v4/zones/ID". token_env names an environment variable instead of a file, and hosts the
+    /// names that pages are asked under if these are not http.hosts. All but the first two need http.surrogate_keys.
+    pub caches: Vec<FrontCache>,
 }
 
 impl Default for PolicySettings {
@@ -446,6 +502,7 @@ impl Default for PolicySettings {
             allowlists: Vec::new(),
             refresh_seconds: 3600,
             list_bytes_max: 512 * MIB,
+            caches: Vec::new(),
         }
     }
 }
@@ -487,12 +544,27 @@ pub struct Log {
     pub level: String,
     /// "text" for people, "json" for collectors: one object a line.
     pub format: LogFormat,
+    /// "log" writes a line for each request that was answered in public, once its response has ended, with the target "access":
+    /// client, method, host, path without its query, status, duration, bytes, tier that the content came from (ram, disk,
+    /// network), and program. "off" writes none.
+    pub access: AccessLog,
 }
 
 impl Default for Log {
     fn default() -> Self {
-        Self { level: "info,libp2p=warn".to_owned(), format: LogFormat::Text }
+        Self { level: "info,libp2p=warn".to_owned(), format: LogFormat::Text, access: AccessLog::Off }
     }
+}
+
+/// Which requests are written down.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AccessLog {
+    /// None.
+    #[default]
+    Off,
+    /// Each, as a line of the log.
+    Log,
 }
 
 /// How log lines are written.

@@ -7,7 +7,7 @@ use libp2p::{Multiaddr, PeerId};
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::{self, Display};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A CID with room for the longest accepted digest: the same type as `content::Cid`.
 pub type Cid = cid::CidGeneric<128>;
@@ -71,8 +71,17 @@ fn each<'de, D: Deserializer<'de>, T>(
 
 /// Socket addresses.
 pub(crate) fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SocketAddr>, D::Error> {
-    each(deserializer, |text| {
-        text.parse().map_err(|_| format!("\"{text}\" is not an address and port, such as 127.0.0.1:8080 or [::1]:8080"))
+    each(deserializer, address)
+}
+
+/// An IP address and a port. `localhost` stands for 127.0.0.1 without asking a resolver (RFC 6761, section 6.3).
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let loopback = |(host, port): (&str, &str)| {
+        let port = port.parse().ok().filter(|_| host.eq_ignore_ascii_case("localhost"))?;
+        Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+    };
+    text.parse().ok().or_else(|| text.rsplit_once(':').and_then(loopback)).ok_or_else(|| {
+        format!("\"{text}\" is not an address and port, such as 127.0.0.1:8080, localhost:8080 or [::1]:8080")
     })
 }
 
@@ -255,7 +264,7 @@ fn multiaddr(text: &str) -> Result<Multiaddr, String> {
 
 /// CIDs in any form.
 pub(crate) fn cids<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Cid>, D::Error> {
-    each(deserializer, |text| Cid::try_from(text).map_err(|error| format!("\"{text}\" is not a CID: {error}")))
+    each(deserializer, |text| Cid::try_from(text).map_err(|_| format!("\"{text}\" is not a CID, such as bafkqaaa")))
 }
 
 /// Writes a list of values as texts.
@@ -407,6 +416,25 @@ fn serve_to(mut texts: Vec<&str>) -> Result<ServeTo, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_are_numeric_or_localhost() {
+        let table = [
+            ("127.0.0.1:8080", Some("127.0.0.1:8080")),
+            ("[::1]:0", Some("[::1]:0")),
+            ("localhost:8080", Some("127.0.0.1:8080")),
+            ("LocalHost:1", Some("127.0.0.1:1")),
+            ("localhost", None),
+            ("localhost:", None),
+            ("localhost:65536", None),
+            ("localhost.example.com:80", None),
+            ("example.com:80", None),
+            (":8080", None),
+        ];
+        for (text, expected) in table {
+            assert_eq!(address(text).ok().map(|address| address.to_string()).as_deref(), expected, "{text}");
+        }
+    }
 
     #[test]
     fn base_urls_have_a_host_and_no_query() {

@@ -75,6 +75,7 @@ fn another(key: &str, default: &Value) -> String {
         ("http.hosts", _) => "example.com,example.org".to_owned(),
         ("http.trusted_proxies", _) => "10.0.0.0/8,::1".to_owned(),
         ("policy.deny", _) => "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ".to_owned(),
+        ("policy.caches", _) => "refresh+http://127.0.0.1,purge+https://example.org".to_owned(),
         ("policy.denylists" | "policy.allowlists", _) => "lists/a.deny,https://example.org/b.deny".to_owned(),
         ("policy.mode", _) => "allow".to_owned(),
         ("names.doh", _) => "eth=https://dns.example.org/".to_owned(),
@@ -87,6 +88,7 @@ fn another(key: &str, default: &Value) -> String {
         ("cache.store", _) => "flat".to_owned(),
         (_, Value::Array(_)) => PEER.to_owned(),
         ("log.format", _) => "json".to_owned(),
+        ("log.access", _) => "log".to_owned(),
         _ => "something".to_owned(),
     }
 }
@@ -117,6 +119,15 @@ fn every_key_can_be_set_by_the_file() {
     let loaded = with(&["--config", &path], &[]).expect("loads");
     assert_eq!(loaded.config, Config::default());
     assert_eq!(loaded.origins.len(), keys::all().len());
+}
+
+#[test]
+fn sizes_have_units_in_every_layer() {
+    let (_dir, path) = file("[cache]\nram_bytes_max = \"2GiB\"\n[http]\nlisten = [\"localhost:81\"]\n");
+    let loaded = with(&["--config", &path], &[("CAUSEWAY_CACHE_DISK_BYTES_MAX", "3 TB")]).expect("loads");
+    assert_eq!(loaded.config.cache.ram_bytes_max, 2 << 30);
+    assert_eq!(loaded.config.cache.disk_bytes_max, 3_000_000_000_000);
+    assert_eq!(loaded.config.http.listen[0].to_string(), "127.0.0.1:81");
 }
 
 #[test]
@@ -198,8 +209,8 @@ fn what_is_wrong_in_the_file_is_named_with_its_line() {
         ("[htp]\nlisten = []\n", 1, "there is no setting \"htp\""),
         ("http = 3\n", 1, "http: is a section"),
         ("[http]\n\nlisten = [\"localhost\"]\n", 3, "http.listen: \"localhost\" is not an address and port"),
-        ("[http]\nlisten = 8080\n", 2, "http.listen: invalid type"),
-        ("[http]\nconnections_max = -1\n", 2, "http.connections_max: invalid value"),
+        ("[http]\nlisten = 8080\n", 2, "http.listen: 8080 is not a list: write texts"),
+        ("[http]\nconnections_max = -1\n", 2, "http.connections_max: -1 is less than zero"),
         ("[http]\nconnections_max = 0\n", 2, "http.connections_max: 0 is too little"),
         ("[p2p]\nlisten = [\"127.0.0.1\"]\n", 2, "p2p.listen: \"127.0.0.1\" is not a multiaddr"),
         ("[p2p]\npeering = [\"/ip4/127.0.0.1/tcp/1\"]\n", 2, "p2p.peering: \"/ip4/127.0.0.1/tcp/1\" names no peer"),
@@ -210,10 +221,16 @@ fn what_is_wrong_in_the_file_is_named_with_its_line() {
         ("[names]\npublish_lifetime_hours = 3\n", 2, "names.publish_lifetime_hours: names.republish_hours (4) must be"),
         ("[names]\npublish_lifetime_hours = 9999\n", 2, "names.publish_lifetime_hours: 9999 is too much"),
         ("[names]\npublish_ttl_seconds = 999999\n", 2, "names.publish_ttl_seconds: names.publish_ttl_seconds (999999)"),
+        (
+            "[names]\nstale_if_error_seconds = 59\n",
+            2,
+            "names.stale_if_error_seconds (59) is less than names.stale_while_revalidate_seconds (60)",
+        ),
+        ("[names]\nrefresh_wait_seconds = 99999999\n", 2, "names.refresh_wait_seconds: 99999999 is too much"),
         ("[names]\npublish_ttl_seconds = 0\n", 2, "names.publish_ttl_seconds: 0 is too little"),
-        ("[p2p]\ndht = \"on\"\n", 2, "p2p.dht: unknown variant"),
-        ("[cache]\nstore = \"sqlite\"\n", 2, "cache.store: unknown variant"),
-        ("[p2p]\nprovide = \"everything\"\n", 2, "p2p.provide: unknown variant"),
+        ("[p2p]\ndht = \"on\"\n", 2, "p2p.dht: \"on\" is not one of auto,"),
+        ("[cache]\nstore = \"sqlite\"\n", 2, "cache.store: \"sqlite\" is not one of rocksdb, flat"),
+        ("[p2p]\nprovide = \"everything\"\n", 2, "p2p.provide: \"everything\" is not one of roots,"),
         ("[p2p]\nreprovide_hours = 0\n", 2, "p2p.reprovide_hours: 0 is too little"),
         ("[p2p]\nreprovide_hours = 48\n", 2, "p2p.reprovide_hours: p2p.reprovide_hours (48) must be less than"),
         ("[p2p]\nprovider_record_hours = 22\n", 2, "p2p.provider_record_hours: p2p.reprovide_hours (22) must be less"),
@@ -240,13 +257,22 @@ fn what_is_wrong_in_the_file_is_named_with_its_line() {
         ("[p2p]\nserve_to = [\"everybody\"]\n", 2, "p2p.serve_to: \"everybody\" is neither \"everyone\" nor"),
         ("[p2p]\nserve_to = [\"everyone\", \"peerings\"]\n", 2, "p2p.serve_to: \"everyone\" leaves nobody"),
         ("[policy]\ndenylists = [\"ftp://a/b\"]\n", 2, "policy.denylists: \"ftp://a/b\" is no address of a list"),
+        ("[policy]\ncaches = [\"ban+http://a\"]\n", 2, "policy.caches: a cache of the kind ban goes by surrogate keys"),
         ("[policy]\ndenylists = [{ from = \"a\", status = 404 }]\n", 2, "policy.denylists: 404 is not a status"),
         ("[policy]\nmode = \"some\"\n", 2, "policy.mode: "),
         ("[policy]\ndeny = [\"hello\"]\n", 2, "policy.deny: \"hello\" is not a CID"),
-        ("[log]\nformat = \"xml\"\n", 2, "log.format: unknown variant"),
+        ("[log]\nformat = \"xml\"\n", 2, "log.format: \"xml\" is not one of text, json"),
         ("[http]\nlisten = [\n", 2, "not valid TOML"),
+        (
+            "cache.ram_bytes_max = \"1 GiBs\"\n",
+            1,
+            "cache.ram_bytes_max: \"1 GiBs\" is not a size: write a whole number",
+        ),
+        ("cache.ram_bytes_max = true\n", 1, "cache.ram_bytes_max: true is not a size: write a whole number"),
+        ("http.listen = [8080]\n", 1, "http.listen: 8080 is not a text: write each entry"),
+        ("data_dir = 3\n", 1, "data_dir: 3 is not a text: write it in quotes"),
         ("data_dir = \"\"\n", 1, "data_dir: names no folder"),
-        ("p2p.offline = \"yes\"\n", 1, "p2p.offline: invalid type"),
+        ("p2p.offline = \"yes\"\n", 1, "p2p.offline: \"yes\" is not true or false"),
     ];
     for (text, line, expected) in table {
         let (_dir, path) = file(text);
@@ -264,7 +290,7 @@ fn what_is_wrong_in_the_environment_is_named_with_its_variable() {
         ("CAUSEWAY_HTTP_LISTEN", "x", "http.listen: \"x\" is not an address and port"),
         ("CAUSEWAY_HTTP_LISTEN", "", "http.listen: needs at least one address"),
         ("CAUSEWAY_P2P_OFFLINE", "maybe", "p2p.offline: \"maybe\" is not true or false"),
-        ("CAUSEWAY_CACHE_RAM_BYTES_MAX", "lots", "cache.ram_bytes_max: \"lots\" is not a whole number"),
+        ("CAUSEWAY_CACHE_RAM_BYTES_MAX", "lots", "cache.ram_bytes_max: \"lots\" is not a size: write a whole number"),
         ("CAUSEWAY_CACHE_RAM_BYTES_MAX", "5", "cache.ram_bytes_max: 5 is too little"),
     ];
     for (variable, value, expected) in table {

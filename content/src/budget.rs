@@ -52,6 +52,18 @@ impl Share {
         granted
     }
 
+    /// Has so many bytes from now on, more or fewer than before; whether more were left. If not, it has what it had.
+    pub fn hold(&mut self, bytes: usize) -> bool {
+        if let Some(more) = bytes.checked_sub(self.bytes) {
+            return more == 0 || self.grow(more);
+        }
+        if let Some(budget) = &self.budget {
+            budget.give(self.bytes - bytes);
+        }
+        self.bytes = bytes;
+        true
+    }
+
     /// Takes `bytes`, or less if they are more than a small part of what is left, so that there is something for those who
     /// come later.
     pub fn grow_modestly(&mut self, bytes: usize) {
@@ -91,6 +103,8 @@ mod tests {
         drop(first);
         second.grow_modestly(50);
         assert_eq!((second.bytes(), budget.left()), (56, 1544));
+        assert!(second.hold(1600) && !second.hold(1601) && second.hold(10));
+        assert_eq!((second.bytes(), budget.left()), (10, 1590));
         drop(second);
         assert_eq!(budget.left(), 1600);
         let mut unlimited = Share::of(None);

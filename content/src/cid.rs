@@ -65,9 +65,25 @@ pub fn parse(text: &str) -> Result<Cid, CidError> {
     if text.len() > MAX_CID_TEXT_BYTES {
         return Err(malformed(format!("it is longer than {MAX_CID_TEXT_BYTES} characters")));
     }
-    let cid = Cid::try_from(text).map_err(|e| malformed(e.to_string()))?;
+    let cid = Cid::try_from(text).map_err(|error| malformed(why(&error).to_owned()))?;
     hashes::check_accepted(cid.hash())?;
     Ok(cid)
+}
+
+/// What is wrong with bytes or a text that are no CID, in words.
+pub fn why(error: &::cid::Error) -> &'static str {
+    use ::cid::Error;
+    match error {
+        Error::InputTooShort => "it is too short",
+        Error::InvalidCidVersion => "its version is none that exists",
+        Error::InvalidCidV0Codec
+        | Error::InvalidCidV0Multihash
+        | Error::InvalidCidV0Base
+        | Error::InvalidExplicitCidV0 => "it begins as a CIDv0, and is not the base58 of a SHA-256 multihash",
+        Error::UnknownCodec | Error::ParsingError | Error::VarIntDecodeError | Error::Io(_) => {
+            "it is cut short, or has characters that do not belong there"
+        }
+    }
 }
 
 /// Whether the CID carries its own content (<https://github.com/multiformats/cid>, identity multihash).
@@ -134,7 +150,8 @@ mod tests {
         }
         let bad = ["", "hello", "Qm", "bafy", "../etc/passwd", &"b".repeat(5_000)];
         for text in bad {
-            assert!(matches!(parse(text), Err(CidError::Malformed { .. })), "{text}");
+            let Err(CidError::Malformed { reason, .. }) = parse(text) else { panic!("{text} is a CID") };
+            assert!(reason.starts_with("it "), "{text}: {reason}");
         }
     }
 

@@ -6,14 +6,15 @@
 //! Non-goal: order. Blocks come as they arrive.
 
 use crate::block::Block;
+use crate::budget::Budget;
 use crate::cid::{BlockKey, Cid, codec};
 use crate::dagpb::PbNode;
-use crate::fingerprints::Fingerprints;
+use crate::frontier::{Frontier, Step};
 use crate::ipld::{self, IpldError};
 use crate::source::{BlockSource, SourceError, at_hand};
 use crate::unixfs::NodeError;
-use futures::FutureExt as _;
-use futures::future::{BoxFuture, ready};
+use crate::work::Work;
+use futures::future::{BoxFuture, FutureExt as _, TryFutureExt as _, ready};
 use futures::stream::{self, BoxStream, FuturesUnordered, StreamExt as _};
 use std::sync::Arc;
 
@@ -26,23 +27,38 @@ pub enum DagError {
     /// A block did not come.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// There is no memory left to remember where the walk has been.
+    #[error("there is no memory left at the moment to follow a DAG of so many blocks: try again later")]
+    Memory,
 }
 
 /// The CIDs that a block links to, in stored order, repeated as often as they occur: the links of dag-pb nodes and those
 /// of dag-cbor (tag 42, <https://ipld.io/specs/codecs/dag-cbor/spec/#links>) and dag-json documents (`{"/": "…"}`,
 /// <https://ipld.io/specs/codecs/dag-json/spec/#links>). Raw blocks and plain CBOR and JSON have none by definition.
 ///
+/// A CID takes some 150 bytes in memory, and eight in a block: [`for_each_link`] does without all of them at once.
+///
 /// # Errors
 /// [`NodeError::Unsupported`] for other codecs: their links are unknown, which is not the same as none.
 /// [`NodeError::Malformed`] for bytes that break the format, and for dag-json that is too complex to be read
 /// ([`crate::ipld`]).
 pub fn links(block: &Block) -> Result<Vec<Cid>, NodeError> {
+    let mut links = Vec::new();
+    for_each_link(block, &mut |cid| links.push(cid))?;
+    Ok(links)
+}
+
+/// Hands on what [`links`] would list, one by one. Some may have been handed on before an error.
+///
+/// # Errors
+/// Those of [`links`].
+pub fn for_each_link(block: &Block, each: &mut dyn FnMut(Cid)) -> Result<(), NodeError> {
     let cid = block.cid();
     match cid.codec() {
-        leaf if is_leaf(leaf) => Ok(Vec::new()),
-        codec::DAG_PB => links_pb(block).map_err(|reason| NodeError::malformed(cid, reason)),
-        codec::DAG_CBOR => ipld::links_cbor(block).map_err(|error| unreadable(cid, error)),
-        codec::DAG_JSON => ipld::links_json(block).map_err(|error| unreadable(cid, error)),
+        leaf if is_leaf(leaf) => Ok(()),
+        codec::DAG_PB => links_pb(block, each).map_err(|reason| NodeError::malformed(cid, reason)),
+        codec::DAG_CBOR => ipld::links_cbor(block, each).map_err(|error| unreadable(cid, error)),
+        codec::DAG_JSON => ipld::links_json(block, each).map_err(|error| unreadable(cid, error)),
         codec => Err(NodeError::Unsupported { cid: *cid, codec }),
     }
 }
@@ -54,12 +70,15 @@ fn unreadable(cid: &Cid, error: IpldError) -> NodeError {
     }
 }
 
-fn links_pb(block: &Block) -> Result<Vec<Cid>, crate::dagpb::PbError> {
-    PbNode::decode(block.data().clone())?.links().map(|link| link?.cid()).collect()
+fn links_pb(block: &Block, each: &mut dyn FnMut(Cid)) -> Result<(), crate::dagpb::PbError> {
+    for link in PbNode::decode(block.data().clone())?.links() {
+        each(link?.cid()?);
+    }
+    Ok(())
 }
 
 /// Whether blocks of a codec have no links, whatever their bytes are.
-fn is_leaf(codec: u64) -> bool {
+pub(crate) fn is_leaf(codec: u64) -> bool {
     matches!(codec, codec::RAW | codec::CBOR | codec::JSON)
 }
 
@@ -76,9 +95,9 @@ pub enum Visited {
 /// a time. Inline blocks are not emitted, since there is nothing to keep, but their links are followed. Bytes that are
 /// linked under two codecs are two blocks here, because their links differ.
 ///
-/// Memory: besides `concurrency` blocks, some 40 bytes for every block that a link was seen to: blocks are told apart by 128 bits of
-/// a hash with keys that nobody else knows, so that two are as unlikely to be taken for one as two CIDs are to be equal. After an error
-/// the stream ends.
+/// Memory: besides `concurrency` blocks, some 40 bytes for every block that was visited, and the links that are left ([`Frontier`]).
+/// Blocks are told apart by 128 bits of a hash with keys that nobody else knows, so that two are as unlikely to be taken for one as
+/// two CIDs are to be equal. After an error the stream ends.
 ///
 /// # Errors
 /// In the stream: [`DagError`].
@@ -87,7 +106,7 @@ pub fn walk_all(
     root: Cid,
     concurrency: usize,
 ) -> BoxStream<'static, Result<Block, DagError>> {
-    let blocks = walk(source, root, concurrency, true);
+    let blocks = Walk::new(source, root, concurrency, None).reading_leaves().stream();
     let block = |visited| match visited {
         Visited::Block(block) => Some(block),
         Visited::Leaf(_) => None,
@@ -95,7 +114,8 @@ pub fn walk_all(
     blocks.filter_map(move |visited| ready(visited.map(block).transpose())).boxed()
 }
 
-/// The same walk for who holds the blocks and only needs their names: those that have no links are not read.
+/// The same walk for who holds the blocks and only needs their names: those that have no links are not read. What the walk
+/// holds is taken from `memory`, if there is such a limit.
 ///
 /// # Errors
 /// In the stream: [`DagError`].
@@ -103,67 +123,78 @@ pub fn walk_links(
     source: Arc<dyn BlockSource>,
     root: Cid,
     concurrency: usize,
+    memory: Option<Arc<Budget>>,
 ) -> BoxStream<'static, Result<Visited, DagError>> {
-    walk(source, root, concurrency, false)
-}
-
-fn walk(
-    source: Arc<dyn BlockSource>,
-    root: Cid,
-    concurrency: usize,
-    reads_leaves: bool,
-) -> BoxStream<'static, Result<Visited, DagError>> {
-    let mut walk = Walk {
-        source,
-        concurrency: concurrency.max(1),
-        reads_leaves,
-        seen: Fingerprints::default(),
-        waiting: Vec::new(),
-        fetches: FuturesUnordered::new(),
-    };
-    walk.see(root);
-    stream::try_unfold(walk, |mut walk| async move { Ok(walk.next().await?.map(|block| (block, walk))) }).boxed()
+    Walk::new(source, root, concurrency, memory).stream()
 }
 
 /// A walk under way.
 struct Walk {
     source: Arc<dyn BlockSource>,
+    work: Work,
     concurrency: usize,
     reads_leaves: bool,
-    /// Every CID that is or was on the way, whatever its version: that makes no difference to what a block is.
-    seen: Fingerprints,
-    /// The last found goes first: depth before breadth keeps this short.
-    waiting: Vec<Cid>,
-    fetches: FuturesUnordered<BoxFuture<'static, Result<Block, SourceError>>>,
+    frontier: Frontier,
+    fetches: FuturesUnordered<BoxFuture<'static, Result<Read, SourceError>>>,
+}
+
+/// A block that was read, for the first time or once more.
+enum Read {
+    First(Block),
+    Again(Block),
 }
 
 impl Walk {
+    fn new(source: Arc<dyn BlockSource>, root: Cid, concurrency: usize, memory: Option<Arc<Budget>>) -> Self {
+        let frontier = Frontier::new(root, memory);
+        let (concurrency, fetches) = (concurrency.max(1), FuturesUnordered::new());
+        Self { work: source.work(), source, concurrency, reads_leaves: false, frontier, fetches }
+    }
+
+    fn reading_leaves(self) -> Self {
+        Self { reads_leaves: true, ..self }
+    }
+
+    fn stream(self) -> BoxStream<'static, Result<Visited, DagError>> {
+        stream::try_unfold(self, |mut walk| async move { Ok(walk.next().await?.map(|block| (block, walk))) }).boxed()
+    }
+
     async fn next(&mut self) -> Result<Option<Visited>, DagError> {
         loop {
-            while self.fetches.len() < self.concurrency
-                && let Some(cid) = self.waiting.pop()
-            {
-                if !self.reads_leaves && is_leaf(cid.codec()) && BlockKey::of(&cid).is_some() {
-                    return Ok(Some(Visited::Leaf(cid)));
+            self.work.turn().await?;
+            while self.fetches.len() < self.concurrency {
+                self.work.charge(1);
+                match self.frontier.step()? {
+                    Step::Visit(cid) => {
+                        if !self.reads_leaves && is_leaf(cid.codec()) && BlockKey::of(&cid).is_some() {
+                            return Ok(Some(Visited::Leaf(cid)));
+                        }
+                        self.fetch(&cid, Read::First);
+                    }
+                    Step::ReadAgain(cid) => self.fetch(&cid, Read::Again),
+                    Step::Wait | Step::Done => break,
                 }
-                self.fetches.push(match at_hand(&*self.source, &cid) {
-                    Some(block) => ready(Ok(block)).boxed(),
-                    None => self.source.get(&cid),
-                });
             }
-            let Some(block) = self.fetches.next().await.transpose()? else { return Ok(None) };
-            for link in links(&block)?.into_iter().rev() {
-                self.see(link);
-            }
+            let block = match self.fetches.next().await.transpose()? {
+                None => return Ok(None),
+                Some(Read::Again(block)) => {
+                    self.frontier.resume(&block)?;
+                    continue;
+                }
+                Some(Read::First(block)) => block,
+            };
+            self.work.charge_decoding(&block);
+            self.frontier.push(&block)?;
             if block.key().is_some() {
                 return Ok(Some(Visited::Block(block)));
             }
         }
     }
 
-    fn see(&mut self, cid: Cid) {
-        if self.seen.insert((cid.codec(), cid.hash())) {
-            self.waiting.push(cid);
-        }
+    fn fetch(&self, cid: &Cid, read: fn(Block) -> Read) {
+        self.fetches.push(match at_hand(&*self.source, cid) {
+            Some(block) => ready(Ok(read(block))).boxed(),
+            None => self.source.get(cid).map_ok(read).boxed(),
+        });
     }
 }

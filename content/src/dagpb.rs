@@ -170,12 +170,19 @@ impl<'a> PbLink<'a> {
         self.named.then_some(self.name)
     }
 
+    /// Whether the link carries the block that it points to: a CIDv1 of the identity function, whose code is zero.
+    pub(crate) fn is_inline(&self) -> bool {
+        let mut rest = self.hash;
+        let version = decode_varint(&mut rest);
+        version.is_ok_and(|version| version == 1) && decode_varint(&mut rest).is_ok() && rest.first() == Some(&0)
+    }
+
     /// What the link points to. Read when asked for, so that looking for a name does not parse every CID on the way.
     ///
     /// # Errors
     /// [`PbError::Cid`] when the bytes are not a CID. Whether its hash function is accepted shows when it is fetched.
     pub fn cid(&self) -> Result<Cid, PbError> {
-        Cid::try_from(self.hash).map_err(|error| PbError::Cid(error.to_string()))
+        Cid::try_from(self.hash).map_err(|error| PbError::Cid(crate::cid::why(&error).to_owned()))
     }
 }
 

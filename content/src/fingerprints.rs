@@ -29,6 +29,20 @@ impl Fingerprints {
         self.marks.len()
     }
 
+    /// What the set takes, in bytes. While it grows, it takes three times as much.
+    pub fn bytes(&self) -> usize {
+        // The table has a power of two of slots, of which seven eighths are used, and a byte more for each.
+        match self.marks.capacity() {
+            0 => 0,
+            capacity => (capacity + capacity / 8).next_power_of_two() * (size_of::<u128>() + 1),
+        }
+    }
+
+    /// Whether the set grows with the next thing that is new.
+    pub fn is_full(&self) -> bool {
+        self.marks.len() == self.marks.capacity()
+    }
+
     /// Whether nothing was.
     pub fn is_empty(&self) -> bool {
         self.marks.is_empty()

@@ -23,12 +23,14 @@
 //! | [`redirects`] | the `_redirects` file of a website |
 //! | [`walk`] | from a root and path segments to a block |
 //! | [`dag`] | the links of a block, and every block of a DAG |
+//! | [`frontier`] | the links that a walk over a whole DAG has yet to follow, in bounded memory |
 //! | [`fingerprints`] | what walks have met, in a few bytes for each |
 //! | [`car`] | CARv1 archives, verified block by block when read, not copied when written |
 //! | [`scope`] | which blocks answer a request for part of a DAG, in order: what a gateway's CARs hold |
 //! | [`tar`] | a file or a directory tree as a TAR archive |
 //! | [`denylist`] | lists of what is withheld, and whether a block, a path or a name is on one |
 //! | [`policy`] | [`Policy`]: whether content may be emitted at all |
+//! | [`work`] | [`Work`]: the processor budget of one request |
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 
@@ -41,6 +43,7 @@ pub mod dagpb;
 pub mod denylist;
 pub mod dnslink;
 pub mod fingerprints;
+pub mod frontier;
 pub mod hashes;
 pub mod importer;
 pub mod ipld;
@@ -54,10 +57,12 @@ pub mod source;
 pub mod tar;
 pub mod unixfs;
 pub mod walk;
+pub mod work;
 
 pub use crate::block::{Block, BlockError, MAX_BLOCK_BYTES};
 pub use crate::cid::{BlockKey, Cid, CidError, Multihash, codec};
 pub use crate::names::{Name, NameError, NameResolver, Resolution};
 pub use crate::path::ContentPath;
-pub use crate::policy::{AllowAll, DenyList, Policy, Verdict};
+pub use crate::policy::{AllowAll, DenyList, Permitted, Policy, Verdict};
 pub use crate::source::{BlockSource, MemoryBlocks, SourceError, Stall};
+pub use crate::work::Work;

@@ -147,6 +147,9 @@ pub struct Resolution {
     /// How long the answer holds from now on: the shortest time to live of all that was resolved on the way, and never
     /// longer than until the end of life of a record among it.
     pub ttl: Duration,
+    /// How long ago the oldest answer on the way was learnt, if there may be a newer one for which its time to live has
+    /// passed: nobody could be asked in time.
+    pub stale: Option<Duration>,
     /// The names on the way, the first one first, and what was to follow from what each stands for, before anything that the
     /// request adds: a path as policies have it.
     pub hops: Vec<(Name, String)>,

@@ -3,10 +3,19 @@
 //! Goals: one seam that the HTTP gateway and the Bitswap server both pass through, so that nothing refused on one way
 //! out leaks through another; a generation number, so that answers remembered under an older policy can be told.
 
-use crate::cid::{Cid, Multihash};
+use crate::block::Block;
+use crate::cid::{Cid, Multihash, is_identity};
+use crate::dag;
+use crate::dagpb::{PbLink, PbNode};
+use crate::ipld;
 use crate::names::Name;
 use crate::path::Root;
+use crate::source::{BlockSource, SourceError};
+use crate::work::Work;
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, ready};
 use std::collections::HashSet;
+use std::sync::Arc;
 
 /// What a policy says about a piece of content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,6 +41,11 @@ pub trait Policy: Send + Sync {
     /// The verdict on a block, whatever codec or CID version it is asked for by. Called for every block: it must not block
     /// or allocate, unless what it finds is rare.
     fn check(&self, cid: &Cid) -> Verdict;
+
+    /// Whether anything at all may be refused: if not, nobody needs to look for what is.
+    fn withholds(&self) -> bool {
+        true
+    }
 
     /// Whether a path may have another verdict than its root: if not, nobody needs to ask about any.
     fn decides_paths(&self) -> bool {
@@ -77,6 +91,84 @@ pub trait Policy: Send + Sync {
     }
 }
 
+/// Whether a block may be taken in, or given to an operator: not if a list withholds it. That it is on no list of what
+/// is served is no reason, for such a list is about requests of the public.
+///
+/// # Errors
+/// [`SourceError::Refused`].
+pub fn admit(policy: &dyn Policy, cid: &Cid) -> Result<(), SourceError> {
+    match policy.check(cid) {
+        verdict @ (Verdict::Gone | Verdict::Legal) => Err(SourceError::Refused { cid: *cid, verdict }),
+        Verdict::Allow | Verdict::Unlisted => Ok(()),
+    }
+}
+
+/// Blocks of a source, but for those that are withheld.
+#[derive(Clone)]
+pub struct Permitted {
+    source: Arc<dyn BlockSource>,
+    policy: Arc<dyn Policy>,
+    /// Whether a block is refused below which a path is withheld: of what is given as a whole.
+    whole: bool,
+}
+
+impl Permitted {
+    /// Blocks that are asked for one by one.
+    pub fn blocks(source: Arc<dyn BlockSource>, policy: Arc<dyn Policy>) -> Self {
+        Self { source, policy, whole: false }
+    }
+
+    /// Blocks of a DAG that is given as a whole, in which no path may be withheld either. Rules that are hashes of
+    /// paths are not found by this.
+    pub fn whole(source: Arc<dyn BlockSource>, policy: Arc<dyn Policy>) -> Self {
+        Self { source, policy, whole: true }
+    }
+
+    fn check(&self, cid: &Cid) -> Result<(), SourceError> {
+        admit(&*self.policy, cid)?;
+        if !self.whole || !self.policy.decides_paths() {
+            return Ok(());
+        }
+        match self.policy.check_below(cid, "") {
+            Verdict::Allow => Ok(()),
+            verdict => Err(SourceError::Refused { cid: *cid, verdict }),
+        }
+    }
+}
+
+impl BlockSource for Permitted {
+    /// What is refused is not at hand, so that it is asked for, and why it is refused is told.
+    fn peek(&self, cid: &Cid) -> Option<Block> {
+        self.check(cid).ok().and_then(|()| self.source.peek(cid))
+    }
+
+    fn read_now(&self, cid: &Cid) -> Option<Block> {
+        self.check(cid).ok().and_then(|()| self.source.read_now(cid))
+    }
+
+    fn inline(&self, cid: &Cid) -> Option<Block> {
+        self.check(cid).ok().and_then(|()| self.source.inline(cid))
+    }
+
+    fn work(&self) -> Work {
+        self.source.work()
+    }
+
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        match self.check(cid) {
+            Ok(()) => self.source.get(cid),
+            Err(error) => ready(Err(error)).boxed(),
+        }
+    }
+
+    fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        match self.check(cid) {
+            Ok(()) => self.source.has(cid),
+            Err(error) => ready(Err(error)).boxed(),
+        }
+    }
+}
+
 /// Allows everything.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AllowAll;
@@ -89,6 +181,35 @@ impl Policy for AllowAll {
     fn check(&self, _cid: &Cid) -> Verdict {
         Verdict::Allow
     }
+
+    fn withholds(&self) -> bool {
+        false
+    }
+}
+
+/// Asks a policy about the blocks that a block carries in its links, by identity CIDs: whoever gets the one has the
+/// others. The bytes count, whatever codec they are asked for by.
+///
+/// # Errors
+/// [`SourceError::Refused`] names the first that is refused.
+pub fn check_inlined(policy: &dyn Policy, block: &Block) -> Result<(), SourceError> {
+    if !policy.withholds() {
+        return Ok(());
+    }
+    // Each is shorter than the one that carries it.
+    let check = |cid: Cid| match (policy.check(&cid), Block::inline(&cid)) {
+        (Verdict::Allow, Some(inlined)) => check_inlined(policy, &inlined),
+        (Verdict::Allow, None) => Ok(()),
+        (verdict, _) => Err(SourceError::Refused { cid, verdict }),
+    };
+    if ipld::is_document(block.cid().codec()) {
+        // What cannot be read has no links to anybody.
+        let links = dag::links(block).unwrap_or_default();
+        return links.into_iter().filter(is_identity).try_for_each(check);
+    }
+    let Ok(node) = PbNode::decode(block.data().clone()) else { return Ok(()) };
+    let inlined = node.links().flatten().filter(PbLink::is_inline).filter_map(|link| link.cid().ok());
+    inlined.into_iter().try_for_each(check)
 }
 
 /// Refuses a fixed set of blocks, by multihash, with [`Verdict::Gone`].

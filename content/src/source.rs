@@ -7,8 +7,9 @@
 //! without waiting or allocating.
 
 use crate::block::{Block, BlockError};
-use crate::cid::{BlockKey, Cid};
+use crate::cid::{BlockKey, Cid, is_identity};
 use crate::policy::Verdict;
+use crate::work::Work;
 use bytes::Bytes;
 use futures::future::{BoxFuture, ready};
 use std::collections::HashMap;
@@ -30,6 +31,18 @@ pub trait BlockSource: Send + Sync {
         None
     }
 
+    /// The block that an identity CID carries, unless the source has a reason not to give it: [`BlockSource::get`]
+    /// tells that reason. The default knows none.
+    fn inline(&self, cid: &Cid) -> Option<Block> {
+        Block::inline(cid)
+    }
+
+    /// What counts the work that is done with these blocks. A request's own source has its budget; the default has
+    /// none, and whoever asks has a counter of its own.
+    fn work(&self) -> Work {
+        Work::unlimited()
+    }
+
     /// Finds a block. Dropping the future withdraws the caller's interest; work that nobody waits for is cancelled.
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>>;
 
@@ -44,6 +57,14 @@ impl<S: BlockSource + ?Sized> BlockSource for Arc<S> {
 
     fn read_now(&self, cid: &Cid) -> Option<Block> {
         (**self).read_now(cid)
+    }
+
+    fn inline(&self, cid: &Cid) -> Option<Block> {
+        (**self).inline(cid)
+    }
+
+    fn work(&self) -> Work {
+        (**self).work()
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
@@ -89,6 +110,12 @@ pub enum SourceError {
         /// What the policy said.
         verdict: Verdict,
     },
+    /// The request has used up its processor budget ([`crate::work`]).
+    #[error("this takes more than the {max} steps of work that one request may take")]
+    TooMuchWork {
+        /// The budget, in steps.
+        max: u64,
+    },
     /// The CID cannot be served by anyone: its hash function is not accepted.
     #[error(transparent)]
     Unacceptable(#[from] BlockError),
@@ -111,11 +138,16 @@ pub struct Stall {
     pub peers_asked: u32,
     /// Peers that answered anything at all.
     pub peers_answered: u32,
+    /// Nobody was there to ask: the node has no peers at all, so that the search was not begun.
+    pub no_peers: bool,
 }
 
 impl std::fmt::Display for Stall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { waited, providers_found, peers_asked, peers_answered } = self;
+        let Self { waited, providers_found, peers_asked, peers_answered, no_peers } = self;
+        if *no_peers {
+            return f.write_str("this gateway has no peers that it could ask");
+        }
         write!(
             f,
             "{providers_found} providers found, {peers_asked} peers asked, {peers_answered} answered, \
@@ -138,10 +170,9 @@ impl Stall {
     }
 }
 
-/// The block, if it takes no waiting: it is inline in its CID, or the source has it at hand. Sources are not asked for
-/// inline blocks, because there is nothing to find.
+/// The block, if it takes no waiting: it is inline in its CID, or the source has it at hand.
 pub(crate) fn at_hand(source: &dyn BlockSource, cid: &Cid) -> Option<Block> {
-    Block::inline(cid).or_else(|| source.peek(cid))
+    if is_identity(cid) { source.inline(cid) } else { source.peek(cid) }
 }
 
 /// The block, waiting for it only if it is not at hand.

@@ -127,6 +127,7 @@ pub async fn resolve_under(
     root: Cid,
     segments: &[String],
 ) -> Result<Resolved, WalkError> {
+    let work = source.work();
     check_path(policy, &root, segments, None)?;
     let mut block = fetch(source, &root).await?;
     let (mut roots, mut passed) = (Vec::with_capacity(segments.len() + 1), Vec::new());
@@ -134,6 +135,8 @@ pub async fn resolve_under(
     let mut rest = segments;
     while let Some(name) = rest.first() {
         let here = *block.cid();
+        work.charge_decoding(&block);
+        work.turn().await?;
         let step = match ipld::is_document(here.codec()) {
             true => through_document(&block, rest)?,
             false => through_node(source, &block, name).await?,

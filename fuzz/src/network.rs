@@ -20,6 +20,7 @@ use p2p_bridge::dht::providers::{ADDRESS_BYTES_MAX, ADDRESSES_MAX, Added, PER_KE
 use p2p_bridge::dht::store::{KEY_BYTES_MAX, Limits, Refusal, Store};
 use p2p_bridge::dht::values::LIFETIME;
 use p2p_bridge::dht::{Moment, Network, digest, kept};
+use p2p_bridge::dialable::{Host, Shape, TransportKind, first_hop, is_free_port};
 use p2p_bridge::http_source::address::{AddressError, Base, is_http};
 use p2p_bridge::names::key_format::{KeyFormat, Secret};
 use p2p_bridge::private_network::{KeyError, SwarmKey};
@@ -28,11 +29,11 @@ use p2p_bridge::providing::walk::{Peer, Walk};
 use p2p_bridge::routing_v1::ndjson::{self, Lines};
 use p2p_bridge::routing_v1::types::{self, FormatError, PEERS, PROVIDERS};
 use p2p_bridge::routing_v1::{Filters, PeerRecord};
-use p2p_bridge::scope::{Borders, Scope, is_literal, is_public};
+use p2p_bridge::scope::{Borders, Reach, Scope, is_literal, is_public};
 use prost::encoding;
 use std::borrow::Cow;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
@@ -42,13 +43,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub type Function = fn(&[u8]);
 
 /// Every function, by the name of its fuzzer and corpus.
-pub const TARGETS: [(&str, Function); 7] = [
+pub const TARGETS: [(&str, Function); 8] = [
     ("bitswap_message", bitswap_message),
     ("bitswap_frame", bitswap_frame),
     ("kad_message", kad_message),
     ("kad_records", kad_records),
     ("routing_v1", routing_v1),
     ("addresses", addresses),
+    ("dialable", dialable),
     ("key_format", key_format),
 ];
 
@@ -607,18 +609,27 @@ pub fn addresses(data: &[u8]) {
 fn check_address(address: &Multiaddr) {
     let [wan, lan] = Scope::ALL.map(|scope| scope.admits(address));
     assert!(!(wan && lan), "an address is in one scope at most");
-    let first = address.iter().next().and_then(|first| match first {
-        Protocol::Ip4(ip) => Some(IpAddr::from(ip)),
-        Protocol::Ip6(ip) => Some(IpAddr::from(ip)),
+    let shape = Shape::read(address);
+    let first = match &shape {
+        Ok(Shape { host: Host::Ip(ip), .. }) => Some(*ip),
         _ => None,
-    });
+    };
     if let Some(ip) = first {
-        assert!(is_literal(address) && (wan, lan) == (is_public(ip), !is_public(ip)));
+        let reach = Reach::of(ip);
+        assert!(is_literal(address) && (wan, lan) == (reach == Reach::Public, reach == Reach::Private), "{address}");
+    }
+    match &shape {
+        Ok(shape) => check_shape(address, shape),
+        Err(_) => assert!(!wan && !lan && !is_literal(address), "{address}"),
     }
     for scope in Scope::ALL {
         let [strict, lenient] = [false, true].map(|dial_private| Borders { dial_private });
         assert!(!strict.admits(scope, address) || lenient.admits(scope, address));
-        assert!(!strict.speaks_over(scope, address) || strict.admits(scope, address));
+        for borders in [strict, lenient] {
+            assert!(!borders.speaks_over(scope, address) || borders.admits(scope, address));
+            assert!(!borders.may_dial(scope, address) || borders.admits(scope, address));
+        }
+        assert!(!strict.may_dial(scope, address) || lenient.may_dial(scope, address));
     }
     assert_ne!(Network::of(address), Network::OURS, "nobody's address makes him the node itself");
     let base = Base::from_multiaddr(address);
@@ -629,6 +640,136 @@ fn check_address(address: &Multiaddr) {
     if first.is_some_and(|ip| !is_public(ip)) && !names_another_host {
         assert!(base.check_as_strangers().is_err(), "{address}");
     }
+}
+
+/// An address of components that the bytes choose, one after the other: any of them may follow any other.
+pub fn dialable(mut data: &[u8]) {
+    let mut address = Multiaddr::empty();
+    while let Some(component) = component(&mut data) {
+        address.push(component);
+    }
+    check_address(&address);
+    assert_eq!(Multiaddr::try_from(address.to_vec()).ok(), Some(address), "what is written is read");
+}
+
+fn take<const N: usize>(data: &mut &[u8]) -> Option<[u8; N]> {
+    let (taken, rest) = data.split_first_chunk()?;
+    *data = rest;
+    Some(*taken)
+}
+
+fn text(data: &mut &[u8]) -> Option<Cow<'static, str>> {
+    let [length] = take(data)?;
+    let (text, rest) = data.split_at_checked(usize::from(length % 64))?;
+    *data = rest;
+    Some(String::from_utf8_lossy(text).into_owned().into())
+}
+
+fn component(data: &mut &[u8]) -> Option<Protocol<'static>> {
+    let peer = |number: u8| {
+        let mut id = [number; 34];
+        (id[0], id[1]) = (0x12, 32);
+        PeerId::from_bytes(&id).map(Protocol::P2p).ok()
+    };
+    let [kind] = take(data)?;
+    Some(match kind % 27 {
+        0 => Protocol::Ip4(take(data)?.into()),
+        1 => Protocol::Ip4(Ipv4Addr::LOCALHOST),
+        2 => Protocol::Ip4(Ipv4Addr::new(8, 8, 8, 8)),
+        3 => Protocol::Ip6(take::<16>(data)?.into()),
+        4 => Protocol::Ip6(Ipv4Addr::from(take(data)?).to_ipv6_mapped()),
+        5 => Protocol::Tcp(u16::from_be_bytes(take(data)?)),
+        6 => Protocol::Udp(u16::from_be_bytes(take(data)?)),
+        7 => Protocol::QuicV1,
+        8 => Protocol::Quic,
+        9 => Protocol::Dns(text(data)?),
+        10 => Protocol::Dns4(text(data)?),
+        11 => Protocol::Dns6(text(data)?),
+        12 => Protocol::Dnsaddr(text(data)?),
+        13 => Protocol::Ws(text(data)?),
+        14 => Protocol::Wss(text(data)?),
+        15 => Protocol::Tls,
+        16 => Protocol::Sni(text(data)?),
+        17 => peer(1)?,
+        18 => peer(2)?,
+        19 => Protocol::P2pCircuit,
+        20 => Protocol::WebTransport,
+        21 => Protocol::WebRTCDirect,
+        22 => Protocol::Http,
+        23 => Protocol::Https,
+        24 => Protocol::HttpPath(text(data)?),
+        25 => Protocol::Memory(u64::from_be_bytes(take(data)?)),
+        _ => Protocol::Ws("/".into()),
+    })
+}
+
+/// What is understood has one host, at its beginning, and nothing in it that would be more than a part of a request. Where
+/// libp2p's transports would connect is what was read.
+fn check_shape(address: &Multiaddr, shape: &Shape<'_>) {
+    let is_host = |part: &Protocol<'_>| {
+        use Protocol::{Dns, Dns4, Dns6, Dnsaddr, Ip4, Ip6, Memory};
+        matches!(part, Ip4(_) | Ip6(_) | Dns(_) | Dns4(_) | Dns6(_) | Dnsaddr(_) | Memory(_))
+    };
+    assert_eq!(address.iter().filter(is_host).count(), 1, "{address}");
+    assert!(address.iter().next().is_some_and(|first| is_host(&first)), "{address}");
+    let circuits = address.iter().filter(|part| matches!(part, Protocol::P2pCircuit)).count();
+    assert!(circuits <= 1 && (circuits == 1) == shape.is_circuit(), "{address}");
+    for part in address {
+        match part {
+            Protocol::Ws(path) | Protocol::Wss(path) => {
+                assert!(path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_graphic()), "{path:?}");
+            }
+            Protocol::Sni(name) | Protocol::Dns(name) | Protocol::Dns4(name) | Protocol::Dns6(name) => {
+                let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+                assert!(name.bytes().all(is_of_name) && name.parse::<IpAddr>().is_err(), "{name:?}");
+            }
+            Protocol::HttpPath(path) => assert!(!path.chars().any(char::is_control), "{path:?}"),
+            _ => {}
+        }
+    }
+    assert_ne!(shape.port(), Some(0), "{address}");
+    check_dial(address, shape);
+}
+
+fn check_dial(address: &Multiaddr, shape: &Shape<'_>) {
+    let strict = Borders { dial_private: false };
+    if Scope::ALL.into_iter().any(|scope| strict.may_dial(scope, address)) {
+        let Host::Ip(ip) = shape.host else { panic!("a name at an untrusted peer's word: {address}") };
+        assert!(Reach::of(ip) != Reach::Nowhere && shape.is_dialled(), "{address}");
+        assert!(shape.port().is_some_and(is_free_port) && shape.has_plain_path(), "{address}");
+    }
+    let Host::Ip(ip) = shape.host else { return };
+    let first = first_hop(address);
+    assert_eq!(Shape::read(&first).map(|first| first.host == shape.host), Ok(true), "{address}");
+    let expected = shape.port().map(|port| SocketAddr::new(ip, port));
+    match shape.transport {
+        TransportKind::Tcp { .. } => assert_eq!(tcp_end(first), expected, "{address}"),
+        TransportKind::WebSocket { .. } => assert_eq!(tcp_end(without_websocket(first)), expected, "{address}"),
+        TransportKind::Quic { .. } => {
+            let parts: Vec<Protocol<'_>> = first.iter().collect();
+            let [_, Protocol::Udp(port), Protocol::QuicV1] = parts[..] else { panic!("no QUIC: {address}") };
+            assert_eq!(Some(SocketAddr::new(ip, port)), expected, "{address}");
+        }
+        _ => {}
+    }
+}
+
+/// Where libp2p's TCP transport connects: it reads an address from its end.
+fn tcp_end(mut address: Multiaddr) -> Option<SocketAddr> {
+    let Some(Protocol::Tcp(port)) = address.pop() else { return None };
+    match address.pop()? {
+        Protocol::Ip4(ip) => Some((ip, port).into()),
+        Protocol::Ip6(ip) => Some((ip, port).into()),
+        _ => None,
+    }
+}
+
+/// What libp2p's WebSocket transport hands to the one below it.
+fn without_websocket(mut address: Multiaddr) -> Multiaddr {
+    while address.iter().last().is_some_and(|part| !matches!(part, Protocol::Tcp(_))) {
+        address.pop();
+    }
+    address
 }
 
 /// A gateway's URL has one spelling, and blocks are asked of the same host. Strangers name public ones alone.

@@ -3,10 +3,11 @@
 //! A proxy in front of the gateway hides the client's address, the host name and the scheme, and reports them in
 //! `X-Forwarded-*` headers. Anybody can send those, so they count only from the proxies that the operator trusts.
 
+use crate::limiter::network_of;
 use http::HeaderMap;
 use http::request::Parts;
 use ipnet::IpNet;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 /// Who asks, under which name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +35,12 @@ impl Client {
         }
     }
 
+    /// Reads a request's head that came through the tunnel of the client at `address`. Whatever proxy the tunnel leads through does
+    /// not see what is in it.
+    pub fn in_tunnel(head: &Parts, address: IpAddr) -> Self {
+        Self { address, authority: asked_authority(head), https: false }
+    }
+
     /// The host without its port, in lower case and without a last dot.
     pub fn host(&self) -> String {
         let authority = self.authority.as_str();
@@ -52,10 +59,7 @@ impl Client {
 
     /// What limits count a client by: its address, or of IPv6 the network of 64 bits, all of which one client may have.
     pub fn group(&self) -> IpAddr {
-        match self.address {
-            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
-            v4 => v4,
-        }
+        network_of(self.address)
     }
 }
 

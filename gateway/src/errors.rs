@@ -6,6 +6,7 @@
 use crate::answer::archive::CarOptionsError;
 use crate::hosts::LabelError;
 use crate::html;
+use crate::limiter::Full;
 use crate::metrics::Abort;
 use crate::negotiate::{NotSupported, wants_html};
 use crate::routing_v1::ask::RoutingProblem;
@@ -19,7 +20,7 @@ use content::unixfs::NodeError;
 use content::unixfs::dir::DirError;
 use content::unixfs::file::ReadError;
 use content::walk::WalkError;
-use content::{Cid, CidError, SourceError, Verdict};
+use content::{Cid, CidError, Name, SourceError, Verdict};
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, VARY};
 use http::{Response, StatusCode};
 use maud::{DOCTYPE, html};
@@ -54,6 +55,15 @@ pub enum Problem {
     /// A service worker whose scope would be every site of this host.
     #[error("a service worker cannot be registered for all of /ipfs/")]
     ServiceWorker,
+    /// The header `Host` is missing, repeated or malformed.
+    #[error("the request needs one header Host, with a host name and perhaps a port")]
+    Host,
+    /// There are as many connections as there may be.
+    #[error("there are as many connections as this gateway serves at a time")]
+    Crowded,
+    /// One client has as many connections, or requests under way, as it may.
+    #[error("there are as many requests from your address as one client may have at a time")]
+    Share,
     /// A tunnel inside a tunnel.
     #[error("this is a tunnel already")]
     Tunnel,
@@ -177,6 +187,15 @@ pub enum Problem {
     },
 }
 
+/// What the policy refuses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refused {
+    /// A block, or a path below it.
+    Content(Cid),
+    /// A name, or a path below it.
+    Name(Name),
+}
+
 /// `Cache-Control` of what will hardly change.
 const BRIEFLY: HeaderValue = HeaderValue::from_static("public, max-age=60");
 /// How long that is.
@@ -243,7 +262,9 @@ impl Problem {
             ),
             Self::UrlTooLong { .. } => Page::new(StatusCode::URI_TOO_LONG, "Address too long", "Use a shorter one."),
             Self::Tunnel => Page::new(StatusCode::METHOD_NOT_ALLOWED, "A tunnel in a tunnel", "Ask for content here."),
-            Self::Busy => BUSY,
+            Self::Host => Page::new(StatusCode::BAD_REQUEST, "Host is missing or wrong", "Send one Host header."),
+            Self::Crowded => Page { status: StatusCode::SERVICE_UNAVAILABLE, title: "Too many connections", ..BUSY },
+            Self::Busy | Self::Share => BUSY,
             Self::Method => Page::new(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", "This gateway only reads."),
             Self::Format(_) | Self::NoRendering { .. } | Self::NotConverted { .. } => NO_RENDERING,
             Self::Document(error) => of_document(error),
@@ -306,6 +327,18 @@ impl Problem {
         }
     }
 
+    /// What the policy refuses, and how, if that is the problem.
+    pub fn refused(&self) -> Option<(Refused, Verdict)> {
+        match self {
+            Self::Refused { cid, verdict } => Some((Refused::Content(*cid), *verdict)),
+            Self::Name(NameError::Withheld { name, verdict }) => Some((Refused::Name(name.clone()), *verdict)),
+            _ => match self.source_error() {
+                Some(SourceError::Refused { cid, verdict }) => Some((Refused::Content(*cid), *verdict)),
+                _ => None,
+            },
+        }
+    }
+
     /// The process is stopping.
     pub fn closed() -> Self {
         Self::Walk(WalkError::Source(SourceError::Closed))
@@ -343,7 +376,13 @@ impl Problem {
             (self.as_html(&page), "text/html; charset=utf-8")
         } else {
             (
-                format!("{} {}: {self}.\n{}\n", page.status.as_u16(), page.title, page.advice),
+                format!(
+                    "{} {}: {}.\n{}\n",
+                    page.status.as_u16(),
+                    page.title,
+                    html::plain(&self.to_string()),
+                    page.advice
+                ),
                 "text/plain; charset=utf-8",
             )
         };
@@ -377,7 +416,7 @@ impl Problem {
     fn cache_control(&self, status: StatusCode) -> HeaderValue {
         match (self, status) {
             // The same address is a good one without that header.
-            (Self::ServiceWorker | Self::NotCached { .. }, _) => HeaderValue::from_static("no-store"),
+            (Self::ServiceWorker | Self::NotCached { .. } | Self::Host, _) => HeaderValue::from_static("no-store"),
             // Offline, it may be imported any moment.
             (Self::Name(NameError::Offline { .. }), _) => HeaderValue::from_static("no-store"),
             (_, StatusCode::NOT_FOUND) if self.source_error().is_some() => HeaderValue::from_static("no-store"),
@@ -396,7 +435,7 @@ impl Problem {
                 body {
                     p.code { (code) }
                     h1 { (page.title) }
-                    p { (capitalised(&self.to_string())) "." }
+                    p { (html::plain(&capitalised(&self.to_string()))) "." }
                     p.advice { (page.advice) }
                     p { a href="/" { "To the start page" } }
                 }
@@ -410,9 +449,24 @@ const STYLE: &str = ":root{color-scheme:light dark}body{max-width:38rem;margin:1
     font:1.0625rem/1.6 system-ui,sans-serif;overflow-wrap:anywhere}h1{margin:0;line-height:1.2}\
     .code,a{color:#0b7c84}@media(prefers-color-scheme:dark){.code,a{color:#5cc6c4}}.code{margin:0;font-weight:700}.advice{opacity:.75}";
 
+/// A sentence with a capital at its beginning, unless it begins with a CID, a domain or another name, whose case matters.
 fn capitalised(text: &str) -> String {
+    const WORD_BYTES_MAX: usize = 20;
+    let word = text.split(' ').next().unwrap_or_default();
+    if word.len() > WORD_BYTES_MAX || !word.bytes().all(|byte| byte.is_ascii_lowercase()) {
+        return text.to_owned();
+    }
     let mut characters = text.chars();
     characters.next().map(|first| first.to_uppercase().chain(characters).collect()).unwrap_or_default()
+}
+
+impl From<Full> for Problem {
+    fn from(full: Full) -> Self {
+        match full {
+            Full::Client => Self::Share,
+            Full::All => Self::Crowded,
+        }
+    }
 }
 
 /// What a person can take in of something that anybody may have written.
@@ -556,6 +610,15 @@ fn of_source(error: &SourceError) -> Page {
             "Not held here",
             "This gateway is offline: it serves only what it holds itself, and asks no peers.",
         ),
+        SourceError::Stalled { stall, .. } if stall.no_peers => Page {
+            retry_seconds: Some(10),
+            ..Page::new(
+                StatusCode::GATEWAY_TIMEOUT,
+                "No peers",
+                "This gateway has no peers at the moment, so there is nobody to get it from. Its operator finds out why with \
+                 \"causeway health\".",
+            )
+        },
         SourceError::Stalled { stall, .. } => Page {
             retry_seconds: Some(if stall.providers_found == 0 { 120 } else { 30 }),
             ..Page::new(
@@ -574,6 +637,7 @@ fn of_source(error: &SourceError) -> Page {
             )
         },
         SourceError::Refused { verdict, .. } => of_verdict(*verdict),
+        SourceError::TooMuchWork { .. } => TOO_MUCH,
         SourceError::Unacceptable(_) => Page {
             retry_seconds: Some(3600),
             ..Page::new(
@@ -621,6 +685,11 @@ mod tests {
         parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID")
     }
 
+    fn stall() -> Stall {
+        let waited = Duration::from_secs(30);
+        Stall { waited, providers_found: 2, peers_asked: 3, peers_answered: 1, ..Stall::default() }
+    }
+
     fn source(error: SourceError) -> Problem {
         Problem::Walk(WalkError::Source(error))
     }
@@ -628,7 +697,7 @@ mod tests {
     #[test]
     fn each_problem_has_its_status_and_nothing_temporary_is_cached() {
         let cid = cid();
-        let stall = Stall { waited: Duration::from_secs(30), providers_found: 2, peers_asked: 3, peers_answered: 1 };
+        let stall = stall();
         let table = [
             (
                 Problem::Path {
@@ -654,6 +723,7 @@ mod tests {
             (source(SourceError::Corrupt { cid }), 502, "no-store"),
             (source(SourceError::Store("disk".into())), 500, "no-store"),
             (source(SourceError::Closed), 503, "no-store"),
+            (source(SourceError::TooMuchWork { max: 5 }), 403, "no-store"),
             (Problem::NeedsHttp11 { max: 10 }, 505, "no-store"),
         ];
         for (problem, status, cache_control) in table {
@@ -665,8 +735,22 @@ mod tests {
     }
 
     #[test]
+    fn sentences_begin_with_a_capital_and_names_stay_as_they_are() {
+        let table = [
+            ("the address is too long", "The address is too long"),
+            ("bafkqac3imvwgy3zao5xxe3de is not held here", "bafkqac3imvwgy3zao5xxe3de is not held here"),
+            ("example.com has no DNSLink", "example.com has no DNSLink"),
+            ("k51qzi5uqu5dg is a key", "k51qzi5uqu5dg is a key"),
+            ("", ""),
+        ];
+        for (text, expected) in table {
+            assert_eq!(capitalised(text), expected);
+        }
+    }
+
+    #[test]
     fn a_stall_says_how_far_the_search_got_and_when_to_try_again() {
-        let stall = Stall { waited: Duration::from_secs(30), providers_found: 2, peers_asked: 3, peers_answered: 1 };
+        let stall = stall();
         let response = source(SourceError::Stalled { cid: cid(), stall }).response(&HeaderMap::new());
         assert_eq!(response.headers()[RETRY_AFTER], "30");
         for part in ["2 providers found", "3 peers asked", "1 answered", "30.0 s"] {

@@ -10,12 +10,14 @@
 //! | module | concern |
 //! |---|---|
 //! | [`server`], [`tls`] | connections: limits, timeouts, tunnels, TLS, drain |
+//! | [`admission`], [`wire`], [`rate`] | how many connections each client has; strict lines; how slow a client may be |
 //! | [`pipeline`] | one request, top to bottom |
 //! | [`client`] | who asks, and under which host name |
 //! | [`request`], [`negotiate`] | what a request is about, and which format it asks for |
 //! | [`hosts`], [`route`] | what a host name stands for, and where that leads |
 //! | [`resolve`], [`walks`] | what a path leads to, and the memory of it; one walk for all who ask at the same time |
-//! | [`source`], [`lanes`] | where blocks come from, and who may fetch |
+//! | [`source`] | where blocks come from |
+//! | [`limiter`] | how much of what is limited one client may have |
 //! | [`conditional`], [`range`] | what the client has, and which part it wants |
 //! | [`plan`] | status and headers |
 //! | [`answer`] | one module for each representation that content has |
@@ -24,22 +26,29 @@
 //! | [`encoded`] | files as zstd, made of what their blocks are stored as |
 //! | [`routing_v1`] | the API by which light clients find providers and peers |
 //! | [`respond`], [`body`] | what every response carries, and its bytes |
+//! | [`supervision`] | the parts that the gateway cannot do without, and what happens when one ends |
 //! | [`surrogate`] | what content delivery networks purge responses by |
-//! | [`running`] | the requests that are being answered |
+//! | [`workers`] | threads for answers that are made and not just read |
+//! | [`running`], [`access_log`] | the requests that are being answered; those that were |
 //! | [`errors`], [`landing`] | every problem's status and words; the page at `/` |
 //! | [`html`] | what all pages have in common |
 //!
 //! Around them: [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`]. [`upkeep`] keeps the
 //! store in order while the gateway runs; [`control`] knows what is withheld; [`pinning`] keeps what was asked to be kept, and
-//! fetches it; [`intake`] takes uploads in; [`kubo_rpc`] answers Kubo's clients; [`stores`] says which store that is; [`stamp`] tells
-//! whether a file was changed. [`commands`] is the command line; one that finds a gateway running works through its admin
-//! listener. [`operations`] is what an operator does with a node that runs, and [`logging`] what it says meanwhile.
+//! fetches it; [`caches`] tells caches in front of take-downs; [`intake`] takes uploads in; [`kubo_rpc`] answers Kubo's
+//! clients; [`stores`] says which store that is; [`stamp`] tells whether a file was changed. [`commands`] is the
+//! command line; one that finds a gateway running works through its admin listener. [`operations`] is what an operator
+//! does with a node that runs, [`logging`] what it says meanwhile, and [`redact`] what it does not say. [`preflight`] checks
+//! what a start would read, [`reload`] reads it again on SIGHUP, and [`process`] has the figures of the process.
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 
+pub mod access_log;
 pub mod admin;
+pub mod admission;
 pub mod answer;
 pub mod body;
+pub mod caches;
 pub mod client;
 pub mod commands;
 pub mod conditional;
@@ -53,7 +62,7 @@ pub mod html;
 pub mod intake;
 pub mod kubo_rpc;
 pub mod landing;
-pub mod lanes;
+pub mod limiter;
 pub mod listings;
 pub mod logging;
 pub mod metrics;
@@ -64,7 +73,12 @@ pub mod operations;
 pub mod pinning;
 pub mod pipeline;
 pub mod plan;
+pub mod preflight;
+pub mod process;
 pub mod range;
+pub mod rate;
+pub mod redact;
+pub mod reload;
 pub mod request;
 pub mod resolve;
 pub mod respond;
@@ -75,8 +89,11 @@ pub mod server;
 pub mod source;
 pub mod stamp;
 pub mod stores;
+pub mod supervision;
 pub mod surrogate;
 pub mod tls;
 pub mod upkeep;
 pub mod walks;
 pub mod welcome;
+pub mod wire;
+pub mod workers;

@@ -11,6 +11,7 @@
 //! What is remembered holds as long as the policy does, whose generation is part of the key, as is everything else that the bytes
 //! depend on. What is written and not read by all yet counts among the bytes that are read ahead over all responses.
 
+use crate::answer::selection::Selection;
 use crate::body::Content;
 use crate::errors::Problem;
 use crate::metrics::ListingMetrics;
@@ -61,6 +62,8 @@ pub struct Key {
     pub json: bool,
     /// The entry that the page begins after.
     pub after: Option<Vec<u8>>,
+    /// Which entries, and in which order.
+    pub selection: Selection,
     /// The policy's generation.
     pub generation: u64,
 }
@@ -403,13 +406,18 @@ impl Reader {
 }
 
 fn weight(key: &Key, page: &Arc<Page>) -> u32 {
-    let Key { path, shown, sent, links, after, .. } = key;
+    let Key { path, shown, sent, links, after, selection, .. } = key;
     let authority = match links {
         Links::Path => 0,
         Links::Subdomain(authority) | Links::DnsLink(authority) => authority.len(),
     };
-    let texts =
-        path.len() + shown.len() + sent.len() + authority + after.as_ref().map_or(0, Vec::len) + page.roots.len();
+    let texts = path.len()
+        + shown.len()
+        + sent.len()
+        + authority
+        + after.as_ref().map_or(0, Vec::len)
+        + selection.bytes()
+        + page.roots.len();
     u32::try_from(texts + page.bytes.len() + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX)
 }
 
@@ -426,7 +434,7 @@ impl std::fmt::Debug for Listings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lanes::Lanes;
+    use crate::limiter::Limiter;
     use crate::metrics::HttpMetrics;
     use crate::source::Sources;
     use content::walk::WalkError;
@@ -523,7 +531,7 @@ mod tests {
             let sources = Sources {
                 local: nothing(),
                 open_session: Box::new(move |_: &Cid, _| nothing() as Arc<dyn BlockSource>),
-                lanes: Arc::new(Lanes::new(1, 1)),
+                fetches: Arc::new(Limiter::new(1, 1)),
                 encoded: None,
                 policy: Arc::new(content::AllowAll),
             };
@@ -548,6 +556,7 @@ mod tests {
                 is_root: false,
                 json: true,
                 after: None,
+                selection: Selection::default(),
                 generation: 0,
             }
         }

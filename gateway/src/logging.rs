@@ -4,7 +4,7 @@
 //! There is one log in a process, so there is one level of it, behind [`level`]. A change takes effect at once, and may
 //! be for a time only.
 
-use config::{ConfigError, Loaded, LogFormat};
+use config::{AccessLog, ConfigError, Loaded, LogFormat};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::task::JoinHandle;
@@ -16,6 +16,14 @@ const HUSHED: &str = "libp2p_autonat=error";
 /// The longest level that is read, in bytes.
 const LEVEL_BYTES_MAX: usize = 1024;
 
+/// Said before the level, which may say otherwise: whether there are lines of the access log.
+const fn access_directive(access: AccessLog) -> &'static str {
+    match access {
+        AccessLog::Off => "access=off",
+        AccessLog::Log => "access=info",
+    }
+}
+
 static LEVEL: OnceLock<LogLevel> = OnceLock::new();
 
 type Apply = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
@@ -23,6 +31,7 @@ type Apply = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
 /// How much is said.
 pub struct LogLevel {
     apply: Apply,
+    access: AccessLog,
     state: Mutex<State>,
 }
 
@@ -46,11 +55,15 @@ pub struct LevelNow {
     pub until: Option<SystemTime>,
 }
 
-/// Reads a level, as `log.level` has it.
+/// Checks a level, as `log.level` has it.
 ///
 /// # Errors
 /// Words that say what is wrong.
-pub fn read(level: &str) -> Result<EnvFilter, String> {
+pub fn read(level: &str) -> Result<(), String> {
+    filter(level, AccessLog::Off).map(|_| ())
+}
+
+fn filter(level: &str, access: AccessLog) -> Result<EnvFilter, String> {
     if level.len() > LEVEL_BYTES_MAX {
         return Err(format!("it has more than {LEVEL_BYTES_MAX} bytes"));
     }
@@ -61,7 +74,8 @@ pub fn read(level: &str) -> Result<EnvFilter, String> {
             return Err(format!("\"{part}\" is neither off, error, warn, info, debug nor trace, nor MODULE=LEVEL"));
         }
     }
-    EnvFilter::try_new(format!("{HUSHED},{}", parts.join(","))).map_err(|error| error.to_string())
+    let access = access_directive(access);
+    EnvFilter::try_new(format!("{HUSHED},{access},{}", parts.join(","))).map_err(|error| error.to_string())
 }
 
 /// Begins to write the log, as the settings say. Once in a process.
@@ -70,7 +84,8 @@ pub fn read(level: &str) -> Result<EnvFilter, String> {
 /// [`ConfigError`] when the level cannot be followed.
 pub fn start(loaded: &Loaded) -> Result<(), ConfigError> {
     let level = loaded.config.log.level.clone();
-    let filter = read(&level).map_err(|reason| loaded.error("log.level", reason))?;
+    let access = loaded.config.log.access;
+    let filter = filter(&level, access).map_err(|reason| loaded.error("log.level", reason))?;
     let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter);
     let words = |error: tracing_subscriber::reload::Error| error.to_string();
     let apply: Apply = match loaded.config.log.format {
@@ -89,7 +104,7 @@ pub fn start(loaded: &Loaded) -> Result<(), ConfigError> {
         }
     };
     // Nobody else starts a log.
-    _ = LEVEL.set(LogLevel::new(level, apply));
+    _ = LEVEL.set(LogLevel::new(level, access, apply));
     Ok(())
 }
 
@@ -99,8 +114,8 @@ pub fn level() -> Option<&'static LogLevel> {
 }
 
 impl LogLevel {
-    fn new(configured: String, apply: Apply) -> Self {
-        Self { apply, state: Mutex::new(State { now: configured.clone(), configured, back: None, changes: 0 }) }
+    fn new(configured: String, access: AccessLog, apply: Apply) -> Self {
+        Self { apply, access, state: Mutex::new(State { now: configured.clone(), configured, back: None, changes: 0 }) }
     }
 
     /// How much is said now.
@@ -113,7 +128,7 @@ impl LogLevel {
     /// # Errors
     /// Words that say what is wrong with the level.
     pub fn set(&'static self, level: &str, duration: Option<Duration>) -> Result<LevelNow, String> {
-        let filter = read(level)?;
+        let filter = filter(level, self.access)?;
         let mut state = self.state();
         (self.apply)(filter)?;
         level.clone_into(&mut state.now);
@@ -132,6 +147,21 @@ impl LogLevel {
         Ok(state.tell())
     }
 
+    /// Takes a new level of the settings over. One that an operator set for a time stays until that time ends.
+    ///
+    /// # Errors
+    /// Words that say what is wrong with the level.
+    pub fn configure(&self, level: &str) -> Result<(), String> {
+        let filter = filter(level, self.access)?;
+        let mut state = self.state();
+        level.clone_into(&mut state.configured);
+        if state.back.is_none() {
+            (self.apply)(filter)?;
+            level.clone_into(&mut state.now);
+        }
+        Ok(())
+    }
+
     /// Says as much as the settings have it, unless there was another change after this one.
     fn go_back(&self, change: u64) {
         let mut state = self.state();
@@ -139,7 +169,7 @@ impl LogLevel {
             return;
         }
         let configured = state.configured.clone();
-        match read(&configured).and_then(|filter| (self.apply)(filter)) {
+        match filter(&configured, self.access).and_then(|filter| (self.apply)(filter)) {
             Ok(()) => tracing::info!(level = configured, "the log level is that of the settings again"),
             Err(error) => tracing::warn!(error, "the log level could not be set back"),
         }
@@ -183,6 +213,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn lines_of_the_access_log_are_written_as_settings_or_level_say() {
+        for (level, access, written) in [
+            ("info", AccessLog::Off, false),
+            ("trace", AccessLog::Off, false),
+            ("error", AccessLog::Log, true),
+            ("info,access=debug", AccessLog::Off, true),
+            ("info,access=off", AccessLog::Log, false),
+        ] {
+            let filter = filter(level, access).expect("is good");
+            let subscriber = tracing_subscriber::fmt().with_writer(std::io::sink).with_env_filter(filter).finish();
+            let enabled = tracing::subscriber::with_default(
+                subscriber,
+                || tracing::enabled!(target: "access", tracing::Level::INFO),
+            );
+            assert_eq!(enabled, written, "{level} {access:?}");
+        }
+    }
+
     #[tokio::test]
     async fn a_level_is_set_for_good_or_for_a_time() {
         let applied = Arc::<Mutex<Vec<String>>>::default();
@@ -191,7 +240,8 @@ mod tests {
             notes.lock().expect("is sound").push(filter.to_string());
             Ok(())
         };
-        let level: &'static LogLevel = Box::leak(Box::new(LogLevel::new("info".to_owned(), Box::new(apply))));
+        let level: &'static LogLevel =
+            Box::leak(Box::new(LogLevel::new("info".to_owned(), AccessLog::Off, Box::new(apply))));
         assert!(level.set("nonsense", None).is_err() && applied.lock().expect("is sound").is_empty());
         let set = level.set("debug", None).expect("is good");
         assert_eq!((set.level.as_str(), set.configured.as_str(), set.until), ("debug", "info", None));
@@ -214,9 +264,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_level_of_the_settings_is_taken_over_behind_one_that_is_set_for_a_time() {
+        let level: &'static LogLevel =
+            Box::leak(Box::new(LogLevel::new("info".to_owned(), AccessLog::Off, Box::new(|_| Ok(())))));
+        level.configure("warn").expect("is good");
+        assert_eq!((level.now().level.as_str(), level.now().configured.as_str()), ("warn", "warn"));
+        level.set("trace", Some(Duration::from_secs(60))).expect("is good");
+        level.configure("error").expect("is good");
+        assert_eq!((level.now().level.as_str(), level.now().configured.as_str()), ("trace", "error"));
+        let change = level.state().changes;
+        level.go_back(change);
+        assert_eq!(level.now().level, "error");
+        assert!(level.configure("nonsense").is_err() && level.now().configured == "error");
+    }
+
+    #[tokio::test]
     async fn a_time_that_ends_late_undoes_nothing() {
         let apply: Apply = Box::new(|_| Ok(()));
-        let level: &'static LogLevel = Box::leak(Box::new(LogLevel::new("info".to_owned(), apply)));
+        let level: &'static LogLevel = Box::leak(Box::new(LogLevel::new("info".to_owned(), AccessLog::Off, apply)));
         level.set("debug", Some(Duration::from_secs(60))).expect("is good");
         let first = level.state().changes;
         level.set("warn", Some(Duration::from_secs(60))).expect("is good");

@@ -3,6 +3,7 @@
 //! Goals: every request is counted once, whatever becomes of it, because an [`Exchange`] counts when it is dropped;
 //! handles are resolved at start, so a request costs atomic additions and two histograms, and no look-up by label.
 
+use crate::access_log::AccessLine;
 use http::{Method, StatusCode};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -204,6 +205,8 @@ pub struct Exchange {
     /// Those that are not counted yet.
     body_bytes: u64,
     end: Option<Abort>,
+    /// What the access log will say, if there is one.
+    access: Option<Box<AccessLine>>,
 }
 
 impl Exchange {
@@ -217,7 +220,13 @@ impl Exchange {
             head_sent: false,
             body_bytes: 0,
             end: Some(Abort::Client),
+            access: None,
         }
+    }
+
+    /// Has the exchange written to the access log when it ends.
+    pub fn log(&mut self, access: Option<Box<AccessLine>>) {
+        self.access = access;
     }
 
     /// When the request's head was read.
@@ -230,9 +239,12 @@ impl Exchange {
         self.started.elapsed()
     }
 
-    /// The head of the response is handed over.
-    pub fn head(&mut self, status: StatusCode) {
+    /// The head of the response is handed over; `tier` is where the content came from, if it is content.
+    pub fn head(&mut self, status: StatusCode, tier: Option<&'static str>) {
         self.head_sent = true;
+        if let Some(access) = &mut self.access {
+            access.head(status, tier);
+        }
         self.metrics.requests(self.method, status).inc();
         self.metrics.first_byte.observe(self.started.elapsed().as_secs_f64());
     }
@@ -240,6 +252,9 @@ impl Exchange {
     /// Some of the body is handed over.
     pub fn sent(&mut self, bytes: usize) {
         self.body_bytes += bytes as u64;
+        if let Some(access) = &mut self.access {
+            access.sent(bytes);
+        }
         // A long body counts while it is sent, so that rates are those of this moment.
         if self.body_bytes >= BYTES_AT_ONCE {
             self.metrics.bytes.inc_by(std::mem::take(&mut self.body_bytes));
@@ -262,7 +277,11 @@ impl Drop for Exchange {
         let Self { metrics, started, .. } = self;
         metrics.in_flight.dec();
         metrics.bytes.inc_by(self.body_bytes);
-        metrics.duration.observe(started.elapsed().as_secs_f64());
+        let took = started.elapsed();
+        metrics.duration.observe(took.as_secs_f64());
+        if let Some(access) = &self.access {
+            access.write(took, self.end.is_none());
+        }
         match self.end {
             Some(_) if !self.head_sent => _ = metrics.cancelled.inc(),
             Some(reason) => _ = metrics.aborted[reason as usize].inc(),
@@ -301,14 +320,14 @@ mod tests {
         let begin = |method| Exchange::begin(&metrics, &method);
 
         let mut whole = begin(Method::GET);
-        whole.head(StatusCode::OK);
+        whole.head(StatusCode::OK, None);
         whole.sent(10);
         whole.complete();
         let mut broken = begin(Method::GET);
-        broken.head(StatusCode::PARTIAL_CONTENT);
+        broken.head(StatusCode::PARTIAL_CONTENT, None);
         broken.abort(Abort::Stalled);
         let mut left = begin(Method::HEAD);
-        left.head(StatusCode::NOT_FOUND);
+        left.head(StatusCode::NOT_FOUND, None);
         let cancelled = begin(Method::PUT);
         assert!(scrape(&registry).contains("causeway_http_requests_in_flight 4\n"));
         drop((whole, broken, left, cancelled));

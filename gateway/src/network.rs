@@ -1,7 +1,7 @@
 //! The one place that knows the peer-to-peer network: started, or left out in offline mode.
 
 use crate::encoded::Encoded;
-use crate::lanes::Lanes;
+use crate::limiter::Limiter;
 use crate::pinning::Reach;
 use crate::routing_v1::finder::Neighbourhood;
 use crate::routing_v1::metrics::RoutingMetrics;
@@ -22,6 +22,7 @@ use p2p_bridge::options::{
     BitswapOptions, ConnectionBudget, DhtMode, DhtOptions, HttpOptions, NatOptions, NoAnnounce, PrivateNetwork,
     ProvideOptions, ProvideStrategy, PublishOptions, ServeTo,
 };
+use p2p_bridge::private_network::SwarmKey;
 use p2p_bridge::{Bridge, BridgeOptions, KeySource, StartError, identity};
 use prometheus_client::registry::Registry;
 use std::error::Error;
@@ -54,19 +55,18 @@ impl Network {
         if loaded.config.p2p.offline {
             return Ok(Self::Offline(peer_id(&loaded.config.data_dir)?));
         }
-        let forced = std::env::var_os(FORCE_PRIVATE).is_some_and(|value| value == "1");
-        let options = BridgeOptions { policy: Obeyed(Arc::clone(policy)), ..options(loaded, forced)? };
+        let options = BridgeOptions { policy: Obeyed(Arc::clone(policy)), ..options(loaded, forced())? };
         let bridge = Bridge::start(options, local, registry).await;
         Ok(Self::Online(bridge.map_err(|error| named(loaded, &error))?))
     }
 
     /// Where requests take blocks from: the tiers, and behind them the network.
-    pub fn sources(&self, tiers: &Tiers, lanes: Lanes, encoded: Option<Encoded>) -> Sources {
+    pub fn sources(&self, tiers: &Tiers, fetches: Limiter, encoded: Option<Encoded>) -> Sources {
         let upstream = self.upstream();
         let (local, tiers, policy) = (Arc::new(tiers.held()), tiers.clone(), Arc::clone(tiers.policy()));
         let open_session: Box<OpenSession> =
             Box::new(move |root, gate| Arc::new(tiers.through(Arc::new(Gated::new(upstream(root), gate)))));
-        Sources { local, open_session, lanes: Arc::new(lanes), encoded, policy }
+        Sources { local, open_session, fetches: Arc::new(fetches), encoded, policy }
     }
 
     /// What others have, by the root that it is asked for by.
@@ -107,10 +107,10 @@ impl Network {
         let (Self::Online(bridge), true) = (self, loaded.config.http.routing_v1) else { return None };
         let serves_everyone = serve_to(&loaded.config.p2p) == ServeTo::Everyone;
         let finder = Arc::new(Neighbourhood::new(bridge.clone(), serves_everyone));
-        let lanes = routing_v1::lanes(&loaded.config.http);
+        let searches = routing_v1::limiter(&loaded.config.http);
         let metrics = RoutingMetrics::register(registry);
         let (local, policy) = (Arc::new(tiers.local()), Arc::clone(tiers.policy()));
-        Some(Routing::new(finder, names, local, policy, lanes, routing_v1::Limits::default(), metrics))
+        Some(Routing::new(finder, names, local, policy, searches, routing_v1::Limits::default(), metrics))
     }
 
     /// What names stand for: as the operator says, as the DHT and DNS say, and as was known when the node ran last.
@@ -127,6 +127,11 @@ impl Network {
         let options = NamesOptions {
             static_map: static_map(loaded)?,
             doh: config.names.doh.iter().map(|route| (route.suffix.clone(), route.url.clone())).collect(),
+            staleness: p2p_bridge::names::Staleness {
+                while_revalidate: Duration::from_secs(config.names.stale_while_revalidate_seconds),
+                if_error: Duration::from_secs(config.names.stale_if_error_seconds),
+            },
+            refresh_wait: Duration::from_secs(config.names.refresh_wait_seconds),
             cache_entries_max: config.names.cache_entries_max,
             lookups_max: usize::try_from(config.names.lookups_max).unwrap_or(usize::MAX),
             timeout: Duration::from_secs(config.names.timeout_seconds),
@@ -219,6 +224,21 @@ impl KeySource for Provided {
     }
 }
 
+/// Reads the files that settings of the network name, as a start does.
+///
+/// # Errors
+/// [`ConfigError`] about the setting whose file cannot be used.
+pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
+    static_map(loaded)?;
+    if loaded.config.p2p.offline {
+        return Ok(());
+    }
+    let options = options(loaded, forced())?;
+    let Some(path) = options.private.key_file else { return Ok(()) };
+    let wrong = |error| loaded.error("p2p.swarm_key", format!("{}: {error}", path.display()));
+    SwarmKey::read(&path).map(drop).map_err(wrong)
+}
+
 /// The names that the operator decided about.
 fn static_map(loaded: &Loaded) -> Result<StaticMap, ConfigError> {
     let path = &loaded.config.names.dnslink_map;
@@ -267,6 +287,11 @@ pub fn state_dir(data_dir: &Path) -> PathBuf {
 
 /// Set to "1" where no node may join the public network; libp2p's other implementations honour it too.
 const FORCE_PRIVATE: &str = "LIBP2P_FORCE_PNET";
+
+/// Whether the environment wants a private network.
+fn forced() -> bool {
+    std::env::var_os(FORCE_PRIVATE).is_some_and(|value| value == "1")
+}
 
 /// What the settings ask of the bridge. `forced` says that the environment wants a private network.
 ///

@@ -6,21 +6,26 @@
 use crate::admin::access::doorkeeper::{self, Doorkeeper};
 use crate::admin::audit::AuditLog;
 use crate::admin::{self, Admin};
+use crate::admission::{Admission, Bounds, PATIENCE};
+use crate::caches::{Caches, Senders};
 use crate::control::served::Served;
+use crate::control::takedown::{Answers, InFront};
 use crate::control::{Control, Keeper, Lists, Running};
 use crate::encoded::Encoded;
-use crate::health::{Health, Stage};
+use crate::health::{Degraded, Health, Stage};
 use crate::intake::resumable::Parts;
 use crate::intake::{self, Intake};
 use crate::kubo_rpc::{self, Rpc};
-use crate::lanes::Lanes;
+use crate::limiter::Limiter;
 use crate::metrics::HttpMetrics;
 use crate::network::{self, Network};
 use crate::operations::{self, Operations};
 use crate::pinning::{PinMetrics, PinOptions, Pins, Reach};
 use crate::pipeline::{Gateway, Limits, Wiring};
-use crate::server::{Connection, ConnectionLimits, Drain, serve};
+use crate::process::{self, VERSION_AND_COMMIT};
+use crate::server::{Connection, ConnectionLimits, Drain, RequestBody, serve};
 use crate::stores;
+use crate::supervision::{EssentialTaskEnded, Supervisor};
 use crate::tls::{Tls, TlsError};
 use crate::upkeep::Upkeep;
 use crate::welcome;
@@ -40,14 +45,18 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tower::ServiceExt as _;
+use tokio_util::task::AbortOnDropHandle;
 
 /// A node that serves.
 pub struct Node {
     health: Arc<Health>,
     disk: Arc<dyn BlockStore>,
+    supervisor: Supervisor,
     upkeep: Upkeep,
     keeper: Keeper,
+    senders: Senders,
+    lists: Arc<Lists>,
+    _sweeper: AbortOnDropHandle<()>,
     network: Network,
     pins: Arc<Pins>,
     names: Arc<Names>,
@@ -61,8 +70,8 @@ pub struct Node {
     pub places: Places,
 }
 
-/// Places on the way to the network for what operators fetch; they are not the public's.
-const OPERATOR_LANES: usize = 2 * operations::OPERATIONS_MAX * operations::warm::AT_ONCE;
+/// Fetches from the network for operators; they do not count as the public's.
+const OPERATOR_FETCHES: usize = 2 * operations::OPERATIONS_MAX * operations::warm::AT_ONCE;
 
 /// The word that a node without an admin listener leaves.
 pub const NO_ADMIN: &str = "none";
@@ -80,13 +89,13 @@ pub struct Places {
     pub peer_id: PeerId,
     /// Where peers reach it; none in offline mode.
     pub p2p: Vec<Multiaddr>,
-    /// The root of the welcome site.
-    pub welcome: Cid,
+    /// The root of the welcome site, unless it is switched off or unpinned.
+    pub welcome: Option<Cid>,
 }
 
 impl fmt::Display for Places {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "Causeway {} is ready.", env!("CARGO_PKG_VERSION"))?;
+        writeln!(f, "Causeway {} is ready.", *VERSION_AND_COMMIT)?;
         self.gateway.iter().try_for_each(|address| writeln!(f, "  gateway   http://{address}"))?;
         self.admin.iter().try_for_each(|address| writeln!(f, "  admin     {}://{address}", self.admin_scheme))?;
         writeln!(f, "  peer id   {}", self.peer_id)?;
@@ -95,7 +104,11 @@ impl fmt::Display for Places {
             writeln!(f, "  p2p       offline")?;
         }
         let reachable = self.gateway.first().copied().map(reachable);
-        reachable.map_or(Ok(()), |address| writeln!(f, "  welcome   http://{address}/ipfs/{}/", self.welcome))
+        match (reachable, self.welcome) {
+            (Some(address), Some(root)) => writeln!(f, "  welcome   http://{address}/ipfs/{root}/"),
+            (Some(_), None) => writeln!(f, "  welcome   not pinned"),
+            (None, _) => Ok(()),
+        }
     }
 }
 
@@ -126,6 +139,7 @@ impl Node {
         let keys = network::open_keys(loaded).await?;
 
         let mut registry = Registry::default();
+        process::register(&mut registry);
         let lists = Lists::open(&loaded.config.policy, data_dir).await;
         let lists = lists.map_err(|error| loaded.error(error.setting, error.to_string()))?;
         let policy: Arc<dyn Policy> = Arc::clone(lists.running()) as _;
@@ -133,22 +147,28 @@ impl Node {
         let ram = Ram::with_policy(cache.ram_bytes_max, ram_policy(cache.ram_policy));
         let tiers = Tiers::new(ram, Arc::clone(&disk), Arc::clone(&policy), tier_metrics);
         let network = Network::start(loaded, Arc::new(Served::of(&tiers)), &policy, &mut registry).await?;
-        let welcome = welcome::ensure_pinned(&*disk).await?;
+        let welcome = welcome_site(loaded, &*disk).await;
         network.provide(&*disk, loaded.config.p2p.provide).await;
 
         let pins = start_pins(loaded, &disk, network.reach(loaded, &tiers, Arc::clone(&policy)), &mut registry).await?;
         let control = Arc::new(Control::new(Arc::clone(&lists), tiers.clone()).telling(&pins));
 
+        let recheck = Arc::downgrade(&pins);
+        lists.on_change(move || recheck.upgrade().iter().for_each(|pins| pins.rules_changed()));
+
         let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let health = Arc::<Health>::default();
+        watch_store(&health, disk.live_stats());
+        let supervisor = Supervisor::new(Arc::clone(&health));
         let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
-        let lanes = Lanes::new(size(http.misses_max), size(http.client_misses_max));
+        let fetches = Limiter::new(size(http.misses_max), size(http.client_misses_max));
         let encoded = http.zstd.then(|| Encoded::new(tiers.clone(), cache.encoded_bytes_max));
         let names = network.names(loaded, &policy, &mut registry)?;
         let publisher = network.publisher(loaded, keys, &names, &mut registry).await?;
         let routing = network.routing(loaded, &tiers, Arc::clone(&names) as _, &mut registry);
-        let sources = Arc::new(network.sources(&tiers, lanes, encoded));
-        let limits = Limits::of(http, cache);
+        let sources = Arc::new(network.sources(&tiers, fetches, encoded));
+        let limits =
+            Limits { client_lookups_max: size(loaded.config.names.client_lookups_max), ..Limits::of(http, cache) };
         let (intake, parts) = open_intake(loaded, &disk, &pins, Arc::clone(&policy))?;
         let rpc = Rpc::new(kubo_rpc::Parts {
             sources: Arc::clone(&sources),
@@ -169,7 +189,7 @@ impl Node {
             policy: Arc::clone(&policy),
             metrics: Arc::clone(&metrics),
             health: Arc::clone(&health),
-            welcome: Some(welcome),
+            welcome,
         };
         let gateway = Arc::new(Gateway::new(wiring, http, limits));
         let remembers = Arc::downgrade(&gateway);
@@ -184,10 +204,13 @@ impl Node {
         };
         let limits = ConnectionLimits::of(http);
         let stop = CancellationToken::new();
+        let audit = Arc::new(AuditLog::open(data_dir).map_err(|error| unwritable(loaded, "audit.log", &error))?);
+        let (caches, senders) = Caches::start(&loaded.config, &audit, &mut registry)?;
+        control.with_in_front(in_front(&caches, &gateway));
         let operations = Operations::new(operations::Parts {
             gateway: Arc::clone(&gateway),
             tiers: tiers.clone(),
-            sources: Arc::new(network.sources(&tiers, Lanes::new(OPERATOR_LANES, OPERATOR_LANES), None)),
+            sources: Arc::new(network.sources(&tiers, Limiter::new(OPERATOR_FETCHES, OPERATOR_FETCHES), None)),
             names: Arc::clone(&names),
             bridge: network.bridge(),
             health: Arc::clone(&health),
@@ -197,7 +220,16 @@ impl Node {
             stop: stop.clone(),
             pins: Some(count_pins(&pins)),
             decide: Some(decider(lists.running())),
+            caches,
         });
+        control.answered_by(predicted(&operations));
+        supervisor.watch("the store's writer", disk.ended());
+        supervisor.watch("the pin service", pins.ended());
+        supervisor.watch("the publisher of names", publisher.failed());
+        supervisor.watch("the audit log's writer", audit.ended());
+        if let Some(bridge) = network.bridge() {
+            supervisor.watch("the peer-to-peer network", bridge.ended());
+        }
         let admin = Admin {
             registry,
             health: Arc::clone(&health),
@@ -206,21 +238,25 @@ impl Node {
             sources,
             pins: Arc::clone(&pins),
             doorkeeper: doorkeeper(loaded)?,
-            audit: Arc::new(AuditLog::open(data_dir).map_err(|error| unwritable(loaded, "audit.log", &error))?),
+            audit,
             data_dir: data_dir.clone(),
             rpc,
             operations: Some(operations),
             control: Arc::clone(&control),
             intake,
-            parts,
+            parts: Arc::clone(&parts),
         };
         let node = Self {
-            public: serve_public(public, &limits, &metrics, gateway),
-            admin: serve_admin(operator, &limits, tls, &metrics, admin),
+            public: serve_public(public, &limits, &metrics, gateway, &supervisor),
+            admin: serve_admin(operator, &limits, tls, &metrics, admin, &supervisor),
             drain_timeout: Duration::from_secs(http.drain_timeout_seconds),
             health,
-            upkeep: Upkeep::start(&*disk, cache),
-            keeper: lists.keep(),
+            upkeep: Upkeep::start(&*disk, cache, &supervisor),
+            keeper: lists.keep(&supervisor),
+            senders,
+            lists,
+            _sweeper: parts.start(&supervisor),
+            supervisor,
             disk,
             network,
             pins,
@@ -244,9 +280,20 @@ impl Node {
         written.context("the keys cannot be used")?.context("the keys cannot be used")
     }
 
+    /// Puts in force what can change of the settings while the gateway runs. `running` is what it was started with, `read` what
+    /// the settings say now.
+    pub async fn reload(&self, running: &Loaded, read: Result<Loaded, ConfigError>) {
+        crate::reload::reload(running, read, &self.lists).await;
+    }
+
     /// Waits until an operator wants the process to end.
     pub async fn asked_to_stop(&self) {
         self.stop.cancelled().await;
+    }
+
+    /// Waits until a part of the node has ended that it cannot do without.
+    pub async fn failed(&self) -> EssentialTaskEnded {
+        self.supervisor.failed().await
     }
 
     /// Stops accepting, finishes what is open, leaves the network and closes the store.
@@ -255,11 +302,13 @@ impl Node {
     /// When the store could not write what it still had to.
     pub async fn drain(self) -> anyhow::Result<()> {
         self.health.enter(Stage::Ending);
+        self.supervisor.expect_end();
         if !self.public.finish(self.drain_timeout).await {
             tracing::warn!(connections = self.public.open(), "connections were still open after the drain timeout");
         }
         self.upkeep.stop();
         drop(self.keeper);
+        drop(self.senders);
         self.publisher.stop();
         self.pins.stop().await;
         self.network.shutdown().await;
@@ -269,6 +318,28 @@ impl Node {
         self.admin.finish(Duration::from_secs(1)).await;
         Ok(())
     }
+}
+
+/// The root of the welcome site, if it is to be shown and can be. That it cannot is no reason not to start.
+async fn welcome_site(loaded: &Loaded, store: &dyn BlockStore) -> Option<Cid> {
+    let Config { data_dir, http, cache, .. } = &loaded.config;
+    if !http.welcome_site {
+        return None;
+    }
+    let note = stores::welcome_note(data_dir, cache);
+    let offered = welcome::offer(store, note.as_deref()).await;
+    offered.unwrap_or_else(|error| {
+        tracing::warn!(error = format!("{error:#}"), "there is no welcome site until the next start");
+        None
+    })
+}
+
+/// Says on `/readyz` when the store stores nothing.
+fn watch_store(health: &Health, stats: Arc<cache::store::Stats>) {
+    health.watch(move || {
+        let trouble = stats.trouble()?;
+        Some(Degraded { part: "store", reason: trouble.word(), message: trouble.to_string() })
+    });
 }
 
 /// Who asked for what to be kept, and whoever fetches it.
@@ -327,6 +398,28 @@ fn unwritable(loaded: &Loaded, file: &str, error: &io::Error) -> ConfigError {
     loaded.error("data_dir", format!("{} cannot be used: {error}", loaded.config.data_dir.join(file).display()))
 }
 
+/// What is in front of the gateway, and what it may have of a block.
+fn in_front(caches: &Caches, gateway: &Arc<Gateway>) -> InFront {
+    let gateway = Arc::downgrade(gateway);
+    let paths_through = move |cid: &Cid| {
+        let gateway = gateway.upgrade();
+        gateway.map_or_else(Vec::new, |gateway| gateway.paths_through(cid, PATHS_TOLD_MAX))
+    };
+    InFront { caches: caches.clone(), paths_through: Arc::new(paths_through) }
+}
+
+/// Paths that lead through one block of which caches in front are told.
+const PATHS_TOLD_MAX: usize = 256;
+
+/// What checks of content control go by: what the gateway would answer.
+fn predicted(operations: &Operations) -> Answers {
+    let operations = operations.clone();
+    Box::new(move |subject| {
+        let operations = operations.clone();
+        Box::pin(async move { operations.predict(&subject).await })
+    })
+}
+
 /// What takes uploads in, and the uploads that come in parts.
 fn open_intake(
     loaded: &Loaded,
@@ -338,14 +431,17 @@ fn open_intake(
     let limits = intake::Limits::new(uploads, cache);
     let intake = Intake::new(store, policy, Arc::clone(pins), limits, data_dir);
     let intake = intake.map_err(|error| unwritable(loaded, intake::FOLDER, &error))?;
-    let parts = Parts::open(intake.clone(), &data_dir.join(intake::FOLDER).join("parts"), uploads.into());
+    let (folder, holders) = (data_dir.join(intake::FOLDER).join("parts"), doorkeeper::holders(data_dir));
+    let parts = Parts::open(intake.clone(), &folder, uploads.into(), holders);
     let parts = parts.map_err(|error| unwritable(loaded, intake::FOLDER, &error))?;
-    parts.start();
     Ok((intake, parts))
 }
 
 /// What the admin listener is encrypted with, if it is.
-fn admin_tls(loaded: &Loaded) -> Result<Option<Arc<Tls>>, ConfigError> {
+///
+/// # Errors
+/// [`ConfigError`] about the file that cannot be used.
+pub fn admin_tls(loaded: &Loaded) -> Result<Option<Arc<Tls>>, ConfigError> {
     let config::Admin { tls_certificate, tls_key, .. } = &loaded.config.admin;
     if tls_certificate.as_os_str().is_empty() {
         return Ok(None);
@@ -375,6 +471,8 @@ fn count_pins(pins: &Arc<Pins>) -> operations::PinCounts {
             ("pending", counts.pending),
             ("pinned", counts.pinned),
             ("failed", counts.failed),
+            ("withheld", counts.withheld),
+            ("incomplete_roots", counts.incomplete_roots),
             ("queued_roots", counts.queued_roots),
             ("active_roots", counts.active_roots),
         ];
@@ -399,6 +497,7 @@ fn serve_public(
     limits: &ConnectionLimits,
     metrics: &Arc<HttpMetrics>,
     gateway: Arc<Gateway>,
+    supervisor: &Supervisor,
 ) -> Drain {
     let drain = Drain::default();
     for listener in listeners {
@@ -407,13 +506,16 @@ fn serve_public(
             let gateway = Arc::clone(&gateway);
             async move { gateway.handle(request, connection).await }
         };
-        tokio::spawn(serve(listener, limits.clone(), Arc::clone(metrics), drain.clone(), handler));
+        let serving = serve(listener, limits.clone(), Arc::clone(metrics), drain.clone(), handler);
+        supervisor.spawn("a public listener", serving).detach();
     }
     drain
 }
 
 /// Connections that the operator may have at a time; they do not count against the public's.
 const ADMIN_CONNECTIONS_MAX: usize = 64;
+/// Those of one client.
+const ADMIN_CLIENT_CONNECTIONS_MAX: usize = 48;
 
 fn serve_admin(
     listeners: Vec<TcpListener>,
@@ -421,25 +523,66 @@ fn serve_admin(
     tls: Option<Arc<Tls>>,
     metrics: &Arc<HttpMetrics>,
     admin: Admin,
+    supervisor: &Supervisor,
 ) -> Drain {
     let drain = Drain::default();
-    let connections = Arc::new(tokio::sync::Semaphore::new(ADMIN_CONNECTIONS_MAX));
-    let limits = ConnectionLimits { connections, tls, ..limits.clone() };
+    let (all, each) = (ADMIN_CONNECTIONS_MAX, ADMIN_CLIENT_CONNECTIONS_MAX);
+    let admission = Arc::new(Admission::new(Bounds { all, each, exempt: Vec::new(), patience: PATIENCE }));
+    let limits = ConnectionLimits { admission, tls, ..limits.clone() };
     let router = admin::router(admin);
     for listener in listeners {
         let router = router.clone();
-        let handler = move |request: http::Request<hyper::body::Incoming>, connection: Arc<Connection>| {
-            let mut request = request.map(Body::new);
-            request.extensions_mut().insert(connection);
-            let answering = router.clone().oneshot(request);
-            async move {
-                match answering.await {
-                    Ok(response) => response,
-                    Err(never) => match never {},
-                }
-            }
+        let handler = move |request: http::Request<RequestBody>, connection: Arc<Connection>| {
+            admin::answer(router.clone(), request.map(Body::new), connection)
         };
-        tokio::spawn(serve(listener, limits.clone(), Arc::clone(metrics), drain.clone(), handler));
+        let serving = serve(listener, limits.clone(), Arc::clone(metrics), drain.clone(), handler);
+        supervisor.spawn("an admin listener", serving).detach();
     }
     drain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operations::testing::settings;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::time::timeout;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    async fn readiness(address: SocketAddr) -> String {
+        let mut socket = tokio::net::TcpStream::connect(address).await.expect("it listens");
+        let request = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        socket.write_all(request).await.expect("it reads");
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await.expect("it answers");
+        answer
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_node_whose_store_writes_no_more_says_so_and_ends() {
+        let dir = tempfile::tempdir().expect("the temporary folder is writable");
+        let anywhere = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
+        let loaded = settings(|config| {
+            config.data_dir = dir.path().to_owned();
+            config.http.listen = anywhere.clone();
+            config.admin.listen = anywhere.clone();
+            config.p2p.offline = true;
+        });
+        let node = Node::start(&loaded).await.expect("it starts");
+        let listeners = [node.places.gateway[0], node.places.admin[0]];
+        for address in listeners {
+            assert!(readiness(address).await.starts_with("HTTP/1.1 200"));
+        }
+        // The writer is gone, and the node did not want it.
+        node.disk.close().await.expect("it writes what is queued");
+        let failure = timeout(PATIENCE, node.failed()).await.expect("in time");
+        assert_eq!(failure, EssentialTaskEnded("the store's writer"));
+        for address in listeners {
+            let answer = readiness(address).await;
+            let said = answer.starts_with("HTTP/1.1 503") && answer.contains("failed: the store's writer has ended");
+            assert!(said, "{answer}");
+        }
+        timeout(PATIENCE, node.drain()).await.expect("it ends in time").expect("in good order");
+    }
 }

@@ -12,6 +12,7 @@
 //! A future is as large as the largest of all that it may wait for, and hyper keeps a place for it with each connection. So what
 //! a hit in memory never waits for is boxed, as is the whole: 4 KB in the place of 11, and none while a connection is idle.
 
+use crate::access_log::AccessLine;
 use crate::answer::file::OpenFile;
 use crate::answer::site::Sites;
 use crate::answer::{Context, archive, directory, document, file, record, site};
@@ -22,6 +23,7 @@ use crate::errors::Problem;
 use crate::health::Health;
 use crate::hosts::Hosts;
 use crate::landing;
+use crate::limiter::{Limiter, Permit};
 use crate::listings::Listings;
 use crate::metrics::{Exchange, HttpMetrics};
 use crate::negotiate::Format;
@@ -31,10 +33,11 @@ use crate::resolve::{Entity, Found, Freshness, Paths, Target, etag_of, header};
 use crate::respond::{self, Draft, Finish};
 use crate::route::{Place, Route, Router};
 use crate::routing_v1::Routing;
-use crate::running::{Phase, Running, Waits};
+use crate::running::{Listed, Phase, Running, Waits};
 use crate::server::Connection;
 use crate::source::{RootSource, Sources, Tier};
 use crate::walks::Walks;
+use crate::workers::Workers;
 use content::budget::{Budget, Share};
 use content::path::Root;
 use content::redirects;
@@ -42,17 +45,17 @@ use content::scope::ScopeLimits;
 use content::tar::TarLimits;
 use content::unixfs::file::ReadLimits;
 use content::walk::WalkError;
-use content::{Cid, ContentPath, NameError, NameResolver, Policy, SourceError, Verdict};
+use content::{BlockSource as _, Cid, ContentPath, NameError, NameResolver, Policy, SourceError, Verdict, Work};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use ipnet::IpNet;
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use std::time::{Duration, Instant};
 
 mod inspection;
 
@@ -81,12 +84,20 @@ pub struct Limits {
     pub listing_entries_max: usize,
     /// Archives that are made at a time.
     pub archives_max: usize,
+    /// Archives that are made for one client at a time.
+    pub client_archives_max: usize,
+    /// Requests of one client behind trusted proxies that are answered at a time.
+    pub client_requests_max: usize,
+    /// Requests of one client that wait for names at a time.
+    pub client_lookups_max: usize,
     /// What a CAR may hold.
     pub scope: ScopeLimits,
     /// What a TAR may hold.
     pub tar: TarLimits,
     /// Whether codecs are converted.
     pub convert_codecs: bool,
+    /// Steps of work, besides those that are earned by what is sent.
+    pub work_steps_max: u64,
 }
 
 impl Default for Limits {
@@ -112,7 +123,10 @@ impl Limits {
             response_bytes_max: http.response_bytes_max,
             request_timeout: Duration::from_secs(http.request_timeout_seconds),
             listing_entries_max: size(http.listing_entries_max),
-            archives_max: size(http.archives_max).min(Semaphore::MAX_PERMITS),
+            archives_max: size(http.archives_max),
+            client_archives_max: size(http.client_archives_max),
+            client_requests_max: size(http.client_connections_max),
+            client_lookups_max: size(config::Names::default().client_lookups_max),
             scope: ScopeLimits {
                 depth_max: size(http.dag_depth_max),
                 seen_max: size(http.dag_blocks_max),
@@ -126,6 +140,7 @@ impl Limits {
                 window_bytes_max,
             },
             convert_codecs: http.convert_codecs,
+            work_steps_max: http.work_steps_max,
         }
     }
 }
@@ -146,7 +161,13 @@ pub struct Gateway {
     /// The pages of listings.
     pub listings: Listings,
     router: Router,
-    archives: Arc<Semaphore>,
+    archives: Arc<Limiter>,
+    /// Requests of clients behind trusted proxies that are not answered at once. The others' connections are limited.
+    forwarded: Arc<Limiter>,
+    /// Requests that wait for a name to be looked up.
+    lookups: Arc<Limiter>,
+    /// Where answers are made that are not just read.
+    pub workers: Workers,
     trusted_proxies: Vec<IpNet>,
     routing: Option<Routing>,
     metrics: Arc<HttpMetrics>,
@@ -157,6 +178,8 @@ pub struct Gateway {
     welcome: Option<Cid>,
     /// Whether responses carry what content delivery networks purge them by.
     surrogate_keys: bool,
+    /// How long caches that many share may keep an answer without asking; 0 for as long as browsers.
+    shared_max_age_seconds: u64,
     /// The requests that are not answered at once.
     pub running: Running,
 }
@@ -194,7 +217,10 @@ impl Gateway {
             walks: Walks::new(metrics.walks_joined.clone()),
             listings: Listings::new(limits.listings_bytes_max, limits.response_bytes_max, budget, listings),
             router: Router::new(Hosts::of(http), Arc::clone(&names), limits.path_depth_max),
-            archives: Arc::new(Semaphore::new(limits.archives_max)),
+            archives: Arc::new(Limiter::new(limits.archives_max, limits.client_archives_max)),
+            forwarded: Arc::new(Limiter::new(usize::MAX, limits.client_requests_max)),
+            lookups: Arc::new(Limiter::new(usize::MAX, limits.client_lookups_max)),
+            workers: Workers::default(),
             trusted_proxies: http.trusted_proxies.clone(),
             routing,
             metrics,
@@ -203,6 +229,7 @@ impl Gateway {
             welcome,
             names,
             surrogate_keys: http.surrogate_keys,
+            shared_max_age_seconds: http.shared_max_age_seconds,
             running: Running::default(),
         }
     }
@@ -217,37 +244,81 @@ impl Gateway {
         }
     }
 
-    /// A place for one more archive.
+    /// A permit for one more archive for a client.
     ///
     /// # Errors
     /// [`Problem::Busy`] when as many are being made as may.
-    pub fn begin_archive(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        Arc::clone(&self.archives).try_acquire_owned().map_err(|_| Problem::Busy)
+    pub fn begin_archive(&self, client: IpAddr) -> Result<Permit, Problem> {
+        self.archives.try_acquire(client).map_err(|_| Problem::Busy)
+    }
+
+    /// Lists a request that is not answered at once. One of a client behind a proxy has to be within the client's share.
+    fn list(
+        &self,
+        head: &Parts,
+        client: &Client,
+        since: Instant,
+        connection: &Arc<Connection>,
+    ) -> Result<Listed, Problem> {
+        let is_forwarded = client.address != connection.peer().ip().to_canonical();
+        let permit = is_forwarded.then(|| self.forwarded.try_acquire(client.address)).transpose()?;
+        Ok(self.running.list(head, client, since, connection).holding(permit))
+    }
+
+    /// Waits for a name within the client's share. What is known takes no permit.
+    async fn looked_up<T>(
+        &self,
+        client: &Client,
+        looking: impl Future<Output = Result<T, Problem>>,
+    ) -> Result<T, Problem> {
+        let mut looking = pin!(looking);
+        if let Poll::Ready(found) = futures::poll!(looking.as_mut()) {
+            return found;
+        }
+        let _permit = self.lookups.try_acquire(client.address).map_err(|_| Problem::Name(NameError::Busy))?;
+        looking.await
     }
 
     /// Answers a request. Whatever it is about, there is a response.
-    pub async fn handle<B>(&self, mut request: Request<B>, connection: Arc<Connection>) -> Response<Body> {
-        let asks_for_tunnel = request.method() == Method::CONNECT;
+    pub async fn handle<B>(&self, request: Request<B>, connection: Arc<Connection>) -> Response<Body> {
+        let (mut head, body) = request.into_parts();
+        let client = match connection.tunnel_client() {
+            Some(address) => Client::in_tunnel(&head, address),
+            None => Client::of(&head, connection.peer().ip(), &self.trusted_proxies),
+        };
+        let asks_for_tunnel = head.method == Method::CONNECT;
         if asks_for_tunnel {
-            connection.become_tunnel(&mut request);
+            let mut request = Request::from_parts(head, body);
+            connection.become_tunnel(&mut request, client.address);
+            head = request.into_parts().0;
         }
-        let head = request.into_parts().0;
-        let exchange = Exchange::begin(&self.metrics, &head.method);
-        let client = Client::of(&head, connection.peer().ip(), &self.trusted_proxies);
+        let mut exchange = Exchange::begin(&self.metrics, &head.method);
+        exchange.log(AccessLine::begin(&head, &client));
         connection.phase.enter(Waits::Route);
         let mut listed = None;
         // Most answers are there at once, and need no timer.
         let answer = {
-            let mut answering = pin!(self.answer(&head, &client, &connection.phase));
+            let mut answering = pin!(self.answer_admitted(&head, &client, &connection));
             match futures::poll!(answering.as_mut()) {
                 Poll::Ready(answer) => answer,
-                Poll::Pending => {
-                    listed = Some(self.running.list(&head, &client, exchange.started(), &connection));
-                    let timeout = tokio::time::timeout(self.limits.request_timeout, answering);
-                    timeout.await.unwrap_or(Err(Problem::TooSlow))
-                }
+                Poll::Pending => match self.list(&head, &client, exchange.started(), &connection) {
+                    Ok(entry) => {
+                        listed = Some(entry);
+                        let timeout = tokio::time::timeout(self.limits.request_timeout, answering);
+                        timeout.await.unwrap_or(Err(Problem::TooSlow))
+                    }
+                    Err(problem) => Err(problem),
+                },
             }
         };
+        let head_only = head.method == Method::HEAD;
+        // Whose body takes more than one step is listed until its end.
+        let answer = answer.and_then(|draft| {
+            if listed.is_none() && !head_only && !draft.body().is_at_hand() {
+                listed = Some(self.list(&head, &client, exchange.started(), &connection)?);
+            }
+            Ok(draft)
+        });
         let mut draft = match answer {
             Ok(_) if asks_for_tunnel && !connection.may_become_tunnel() => {
                 respond::page(Problem::Tunnel.response(&head.headers))
@@ -258,15 +329,7 @@ impl Gateway {
                 respond::page(problem.response(&head.headers))
             }
         };
-        tracing::debug!(target: "access", client = %client.address, host = client.authority, method = %head.method,
-            path = head.uri.path(), status = draft.status().as_u16());
-        if self.surrogate_keys {
-            respond::add_surrogate_keys(draft.headers_mut());
-        }
-        let head_only = head.method == Method::HEAD;
-        if listed.is_none() && !head_only && !draft.body().is_at_hand() {
-            listed = Some(self.running.list(&head, &client, exchange.started(), &connection));
-        }
+        self.add_cache_headers(draft.headers_mut());
         let finish = Finish {
             head_only,
             exchange,
@@ -281,10 +344,27 @@ impl Gateway {
     /// What a request would be answered with, without sending it. Nothing is counted.
     pub async fn preview(&self, head: &Parts, client: &Client) -> Result<Draft, Problem> {
         let mut draft = self.answer(head, client, &Phase::default()).await?;
-        if self.surrogate_keys {
-            respond::add_surrogate_keys(draft.headers_mut());
-        }
+        self.add_cache_headers(draft.headers_mut());
         Ok(draft)
+    }
+
+    /// What caches that many share are told of an answer.
+    fn add_cache_headers(&self, headers: &mut HeaderMap) {
+        if self.surrogate_keys {
+            respond::add_surrogate_keys(headers);
+        }
+        if self.shared_max_age_seconds > 0 {
+            respond::bound_shared_age(headers, self.shared_max_age_seconds);
+        }
+    }
+
+    /// Answers what came over a connection, once there is room for that.
+    async fn answer_admitted(&self, head: &Parts, client: &Client, connection: &Connection) -> Result<Draft, Problem> {
+        request::check_host(head)?;
+        if !request::is_about_health(head.uri.path()) {
+            connection.admitted().await?;
+        }
+        self.answer(head, client, &connection.phase).await
     }
 
     async fn answer(&self, head: &Parts, client: &Client, phase: &Phase) -> Result<Draft, Problem> {
@@ -294,7 +374,9 @@ impl Gateway {
             Subject::Tunnel => return Ok(Response::new(Content::Empty)),
             // A site that has its origin for itself may have files of these names; elsewhere they are ours.
             Subject::Health if !self.router.is_site(client) => return Ok(respond::page(Health::alive())),
-            Subject::Ready if !self.router.is_site(client) => return Ok(respond::page(self.health.ready())),
+            Subject::Ready if !self.router.is_site(client) => {
+                return Ok(respond::page(self.health.ready(&head.headers)));
+            }
             Subject::Routing => {
                 if let Some(routing) = self.routing.as_ref().filter(|_| !self.router.is_site(client)) {
                     let draft = Box::pin(routing.answer(head, client)).await?;
@@ -304,7 +386,7 @@ impl Gateway {
             Subject::Health | Subject::Ready | Subject::Content => {}
         }
         let mut ask = Ask::read(head)?;
-        let draft = match self.router.route(client, &mut ask).await? {
+        let draft = match self.looked_up(client, self.router.route(client, &mut ask)).await? {
             Route::Content(place) => self.content(&ask, &place, client, phase).await?,
             Route::Landing => respond::page(landing::page(self.welcome.as_ref())),
             Route::Redirect(status, location) => redirect(status, location),
@@ -352,9 +434,9 @@ impl Gateway {
         phase.enter(Waits::Name);
         if ask.wanted.format == Format::IpnsRecord {
             self.check_record(&path)?;
-            return record::record(ask, &path, &*self.names).await;
+            return self.looked_up(client, record::record(ask, &path, &*self.names)).await;
         }
-        let mut target = Target::of(path, &*self.names, &*self.policy).await?;
+        let mut target = self.looked_up(client, Target::of(path, &*self.names, &*self.policy)).await?;
         phase.enter(Waits::Content);
         if !place.certain {
             target.freshness = Freshness::For(Duration::ZERO);
@@ -370,10 +452,12 @@ impl Gateway {
             return Ok(draft);
         }
         self.metrics.path_misses.inc();
-        if let Some(draft) = not_modified_by_cid(ask, &target) {
+        let source = self.source(target.root, client, ask);
+        if let Some(draft) = not_modified_by_cid(ask, &target)
+            && source.has(&target.root).await == Ok(true)
+        {
             return Ok(draft);
         }
-        let source = RootSource::new(&self.sources, target.root, client.group(), ask.only_if_cached);
         let cx = Context { gateway: self, ask, place, target: &target, as_asked: true, source: &source, generation };
         let represented = match self.represent(&cx).await.map_err(|problem| unless_cached(ask, problem)) {
             // Whoever has the origin for itself may say what its missing paths mean.
@@ -386,8 +470,19 @@ impl Gateway {
         };
         represented.or_else(|problem| match target.freshness {
             Freshness::Immutable => Err(problem),
-            Freshness::For(ttl) => Ok(respond::page(problem.response_for(ttl, ask.headers))),
+            Freshness::For(ttl) | Freshness::Stale { ttl, .. } => {
+                let mut draft = respond::page(problem.response_for(ttl, ask.headers));
+                // For who looks into the gateway.
+                draft.extensions_mut().insert(Arc::new(problem));
+                Ok(draft)
+            }
         })
+    }
+
+    /// Where a request's blocks come from.
+    fn source(&self, root: Cid, client: &Client, ask: &Ask<'_>) -> Arc<RootSource> {
+        let work = Work::new(self.limits.work_steps_max);
+        RootSource::within(&self.sources, root, client.group(), ask.only_if_cached, work)
     }
 
     fn parse(&self, ask: &Ask<'_>) -> Result<ContentPath, Problem> {
@@ -462,7 +557,7 @@ impl Gateway {
             }
             Found::Symlink(entity, target) => Ok(file::symlink(&cx.about(&entity.roots), &entity, target)),
             Found::SlashMissing(roots) => Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty)),
-            Found::Document(resolved) => document::document(cx, resolved),
+            Found::Document(resolved) => document::document(cx, resolved).await,
             Found::Directory { block, .. } if cx.ask.wanted.format == Format::Cbor => {
                 Err(Problem::NotConverted { cid: *block.cid(), wanted: Format::Cbor.name() })
             }
@@ -493,7 +588,7 @@ impl Gateway {
         if let Some(draft) = file::head_only(&about(Tier::Ram), &entity, self.limits.response_bytes_max) {
             return Ok(draft);
         }
-        let source = RootSource::new(&self.sources, entity.root, client.group(), ask.only_if_cached);
+        let source = self.source(entity.root, client, ask);
         let fetched = source.fetch(&entity.cid).await.map_err(|error| Problem::Walk(WalkError::Source(error)));
         let block = fetched.map_err(|problem| unless_cached(ask, problem))?;
         let open = OpenFile { source: &source, block: &block, limits: &self.limits.read };
@@ -512,8 +607,10 @@ impl Gateway {
                 if location.len() > LOCATION_BYTES_MAX {
                     return Err(problem);
                 }
-                let cache_control = cx.target.freshness.cache_control(false);
-                Ok(plan::redirect(status, header(&location), cache_control).map(|()| Content::Empty))
+                let freshness = cx.target.freshness;
+                let mut head = plan::redirect(status, header(&location), freshness.cache_control(false));
+                freshness.say(head.headers_mut(), false);
+                Ok(head.map(|()| Content::Empty))
             }
             redirects::Target::Path(path) => {
                 let Ok(target) = cx.target.within_site(&path, self.limits.path_depth_max) else { return Err(problem) };
@@ -542,8 +639,9 @@ fn refuse_wide_service_worker(ask: &Ask<'_>) -> Result<(), Problem> {
     if script && at_root { Err(Problem::ServiceWorker) } else { Ok(()) }
 }
 
-/// What stands at a bare CID has that CID for its entity tag, whatever it is: no block is needed to say that the client
-/// has it.
+/// What stands at a bare CID has that CID for its entity tag, whatever it is: no block has to be read to say that the
+/// client has it. It has to be here, though: a condition is about what would be sent (RFC 9110, section 13.1.2), and of
+/// what nobody has, nothing would be.
 fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
     if !target.segments.is_empty() {
         return None;

@@ -8,8 +8,9 @@ use crate::resolve::{Entity, Freshness, header};
 use crate::route::with_query;
 use crate::source::Tier;
 use http::header::{
-    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_LOCATION, CONTENT_RANGE, CONTENT_TYPE,
-    ETAG, HeaderMap, HeaderName, HeaderValue, LAST_MODIFIED, LOCATION, RANGE, VARY, X_CONTENT_TYPE_OPTIONS,
+    ACCEPT_RANGES, AGE, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_LOCATION, CONTENT_RANGE,
+    CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue, LAST_MODIFIED, LOCATION, RANGE, VARY,
+    X_CONTENT_TYPE_OPTIONS,
 };
 use http::{Response, StatusCode};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -32,7 +33,16 @@ impl Freshness {
         match self {
             Self::Immutable if generated => GENERATED,
             Self::Immutable => IMMUTABLE,
-            Self::For(ttl) => header(&format!("public, max-age={}", ttl.as_secs())),
+            Self::For(ttl) | Self::Stale { ttl, .. } => header(&format!("public, max-age={}", ttl.as_secs())),
+        }
+    }
+
+    /// `Cache-Control`, and `Age` (RFC 9111, section 5.1) of what is stale: caches then see that it has outlived its
+    /// `max-age`, which is short, for those that do not look at `Age`.
+    pub fn say(self, headers: &mut HeaderMap, generated: bool) {
+        headers.insert(CACHE_CONTROL, self.cache_control(generated));
+        if let Self::Stale { age, .. } = self {
+            headers.insert(AGE, HeaderValue::from(age.as_secs()));
         }
     }
 }
@@ -101,10 +111,10 @@ pub struct About<'a> {
 
 impl About<'_> {
     /// What all heads have in common, 304 and 416 included (RFC 9110, section 15.4.5).
-    fn common(&self, etag: &HeaderValue, cache_control: HeaderValue) -> HeaderMap {
+    fn common(&self, etag: &HeaderValue, generated: bool) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(24);
         headers.insert(ETAG, etag.clone());
-        headers.insert(CACHE_CONTROL, cache_control);
+        self.freshness.say(&mut headers, generated);
         self.trail(&mut headers);
         if self.ask.wanted.by_accept {
             headers.insert(CONTENT_LOCATION, self.location_of_format());
@@ -145,12 +155,22 @@ impl About<'_> {
     }
 }
 
+/// What each tier is called, in `Server-Timing` and in the access log.
+const TIERS: [(Tier, &str, &str); 3] = [
+    (Tier::Ram, "ram", "tier;desc=\"ram\""),
+    (Tier::Disk, "disk", "tier;desc=\"disk\""),
+    (Tier::Network, "network", "tier;desc=\"network\""),
+];
+
 fn timing(tier: Tier) -> HeaderValue {
-    HeaderValue::from_static(match tier {
-        Tier::Ram => "tier;desc=\"ram\"",
-        Tier::Disk => "tier;desc=\"disk\"",
-        Tier::Network => "tier;desc=\"network\"",
-    })
+    let timing = TIERS.iter().find(|(known, ..)| *known == tier).map_or("", |(.., timing)| timing);
+    HeaderValue::from_static(timing)
+}
+
+/// Which tier a response's content came from, if it is content.
+pub fn tier_of(headers: &HeaderMap) -> Option<&'static str> {
+    let mut timings = headers.get_all(SERVER_TIMING).iter();
+    timings.find_map(|value| TIERS.iter().find(|(.., timing)| value == timing).map(|(_, name, _)| *name))
 }
 
 fn head(status: StatusCode, headers: HeaderMap) -> Head {
@@ -179,7 +199,7 @@ pub struct Representation<'a> {
 
 /// The head for a representation of which `decision` is sent.
 pub fn sized(about: &About<'_>, it: &Representation<'_>, decision: &Decision) -> Head {
-    let mut headers = about.common(it.etag, about.freshness.cache_control(false));
+    let mut headers = about.common(it.etag, false);
     if let Some(modified) = it.modified.and_then(http_date) {
         headers.insert(LAST_MODIFIED, modified);
     }
@@ -209,7 +229,7 @@ pub fn file_disposition(ask: &Ask<'_>) -> Option<HeaderValue> {
 
 /// The head for something whose length nobody knows yet, and of which there are no ranges: a page or an archive.
 pub fn stream(about: &About<'_>, etag: &HeaderValue, content_type: HeaderValue, generated: bool) -> Head {
-    let mut headers = about.common(etag, about.freshness.cache_control(generated));
+    let mut headers = about.common(etag, generated);
     headers.insert(CONTENT_TYPE, content_type);
     headers.insert(X_CONTENT_TYPE_OPTIONS, NOSNIFF);
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("none"));
@@ -218,7 +238,7 @@ pub fn stream(about: &About<'_>, etag: &HeaderValue, content_type: HeaderValue, 
 
 /// The head of a 304 that needs no block.
 pub fn not_modified(about: &About<'_>, etag: &HeaderValue, generated: bool) -> Head {
-    head(StatusCode::NOT_MODIFIED, about.common(etag, about.freshness.cache_control(generated)))
+    head(StatusCode::NOT_MODIFIED, about.common(etag, generated))
 }
 
 /// To the same path with a slash at its end, keeping the query
@@ -226,7 +246,7 @@ pub fn not_modified(about: &About<'_>, etag: &HeaderValue, generated: bool) -> H
 pub fn add_slash(about: &About<'_>) -> Head {
     let mut headers = HeaderMap::with_capacity(12);
     headers.insert(LOCATION, header(&with_query(&format!("{}/", about.ask.sent), about.ask.query)));
-    headers.insert(CACHE_CONTROL, about.freshness.cache_control(false));
+    about.freshness.say(&mut headers, false);
     about.trail(&mut headers);
     head(StatusCode::MOVED_PERMANENTLY, headers)
 }

@@ -3,11 +3,32 @@
 use crate::errors::Problem;
 use crate::negotiate::{self, Wanted};
 use crate::routing_v1;
-use http::header::CACHE_CONTROL;
+use http::header::{CACHE_CONTROL, HOST};
 use http::request::Parts;
-use http::{HeaderMap, Method};
-use percent_encoding::percent_decode;
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Method, Version};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode};
 use std::borrow::Cow;
+
+/// What is encoded in a segment of a path: all but what browsers leave as it is (RFC 3986, section 3.3, "pchar").
+pub const PATH_SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'!')
+    .remove(b'$')
+    .remove(b'&')
+    .remove(b'\'')
+    .remove(b'(')
+    .remove(b')')
+    .remove(b'*')
+    .remove(b'+')
+    .remove(b',')
+    .remove(b';')
+    .remove(b'=')
+    .remove(b':')
+    .remove(b'@');
 
 /// What a request is about, by its method and path.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,6 +45,32 @@ pub enum Subject {
     Routing,
     /// Anything else: where it leads depends on the host.
     Content,
+}
+
+/// That a request of HTTP/1.1 has one header `Host`, and no request more than one, and that it can be understood (RFC 9112, section
+/// 3.2). A proxy in front may have gone by another one than we would.
+///
+/// # Errors
+/// [`Problem::Host`].
+pub fn check_host(head: &Parts) -> Result<(), Problem> {
+    let mut hosts = head.headers.get_all(HOST).iter();
+    let is_good = match (hosts.next(), hosts.next()) {
+        (None, _) => head.version < Version::HTTP_11,
+        // An empty one is for URLs without a host.
+        (Some(host), None) => host.is_empty() || is_authority(host),
+        (Some(_), Some(_)) => false,
+    };
+    if is_good { Ok(()) } else { Err(Problem::Host) }
+}
+
+fn is_authority(host: &HeaderValue) -> bool {
+    let authority = Authority::try_from(host.as_bytes());
+    authority.is_ok_and(|authority| !authority.as_str().contains('@'))
+}
+
+/// Whether a path asks for the health of the process, which is answered however many connections there are.
+pub fn is_about_health(path: &str) -> bool {
+    matches!(path, "/healthz" | "/readyz")
 }
 
 /// Sorts a request.

@@ -25,6 +25,13 @@ pub enum Freshness {
     Immutable,
     /// As long as the names on the way hold.
     For(Duration),
+    /// A name on the way may stand for something newer, and nobody could be asked in time.
+    Stale {
+        /// How long to believe it all the same.
+        ttl: Duration,
+        /// How long ago it was learnt.
+        age: Duration,
+    },
 }
 
 /// An immutable path that is to be walked.
@@ -61,7 +68,11 @@ impl Target {
         found.hops.iter().try_for_each(|(name, below)| check_name(policy, name, below, &asked))?;
         let site = found.segments.len();
         let segments = found.segments.into_iter().chain(segments).collect();
-        Ok(Self { root: found.root, segments, site, trailing_slash, freshness: Freshness::For(found.ttl) })
+        let freshness = match found.stale {
+            None => Freshness::For(found.ttl),
+            Some(age) => Freshness::Stale { ttl: found.ttl, age },
+        };
+        Ok(Self { root: found.root, segments, site, trailing_slash, freshness })
     }
 
     /// The last name, if there is one: what a file is called.
@@ -286,6 +297,12 @@ impl Paths {
     pub fn forget_where(&self, concerns: impl Fn(&str, &Entity) -> bool) -> u64 {
         let concerned = self.cache.iter().filter(|(path, entity)| concerns(path, entity));
         concerned.inspect(|(path, _)| self.cache.invalidate(&***path)).count() as u64
+    }
+
+    /// At most so many of the paths that `concerns` says are concerned.
+    pub fn keys_where(&self, concerns: impl Fn(&str, &Entity) -> bool, max: usize) -> Vec<String> {
+        let concerned = self.cache.iter().filter(|(path, entity)| concerns(path, entity));
+        concerned.take(max).map(|(path, _)| path.to_string()).collect()
     }
 
     /// What an immutable path leads to, if that was found out under this generation of the policy.

@@ -3,6 +3,7 @@
 use crate::body::{Body, BodyLimits, Content};
 use crate::errors::Problem;
 use crate::metrics::Exchange;
+use crate::plan;
 use crate::resolve::header;
 use crate::running::Listed;
 use crate::server::Connection;
@@ -14,13 +15,16 @@ use futures::StreamExt as _;
 use http::Response;
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue,
+    ACCESS_CONTROL_EXPOSE_HEADERS, CACHE_CONTROL, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue,
 };
 use std::sync::Arc;
 use std::time::Duration;
 
 const SURROGATE_KEY: HeaderName = HeaderName::from_static("surrogate-key");
 const CACHE_TAG: HeaderName = HeaderName::from_static("cache-tag");
+
+/// CIDs of a path that are keys of its answer.
+const ROOTS_KEYED_MAX: usize = 16;
 
 /// A response that is complete but for what [`finish`] adds.
 pub type Draft = Response<Content>;
@@ -33,14 +37,37 @@ pub fn page(response: Response<String>) -> Draft {
     draft
 }
 
-/// Adds what content delivery networks purge a response by: the root CID of its path, and the name if it was asked for by one.
-/// `Surrogate-Key` has them with spaces between, `Cache-Tag` with commas. What is no content has none, and does not live long.
+/// Bounds for how long caches that many share keep an answer without asking whether it still holds: `s-maxage` (RFC
+/// 9111, section
+/// 5.2.2.10) beside a longer `max-age`, which is for browsers.
+pub fn bound_shared_age(headers: &mut HeaderMap, seconds: u64) {
+    let Some(told) = headers.get(CACHE_CONTROL).and_then(|value| value.to_str().ok()) else { return };
+    let directives = || told.split(',').map(str::trim);
+    let max_age = directives().find_map(|directive| directive.strip_prefix("max-age=")?.parse::<u64>().ok());
+    let is_shared = directives().any(|directive| directive == "public");
+    if is_shared && max_age.is_some_and(|max_age| max_age > seconds) {
+        let bounded = header(&format!("{told}, s-maxage={seconds}"));
+        headers.insert(CACHE_CONTROL, bounded);
+    }
+}
+
+/// Adds what content delivery networks purge a response by: the CIDs on its path, the root's first, and the name if it
+/// was asked for by one. `Surrogate-Key` has them with spaces between, `Cache-Tag` with commas. What is no content has
+/// none, and does not live long.
 pub fn add_surrogate_keys(headers: &mut HeaderMap) {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-    let roots = text("x-ipfs-roots").unwrap_or_default();
-    let root = roots.split(',').next().and_then(|root| cid::parse(root).ok()).map(|root| surrogate::of_root(&root));
+    let roots: Vec<&str> = text("x-ipfs-roots").unwrap_or_default().split(',').collect();
+    // The first, and the last of those behind it: what is shown, and the folders right above.
+    let skipped = roots.len().saturating_sub(ROOTS_KEYED_MAX).max(1);
+    let keyed = roots.iter().take(1).chain(roots.iter().skip(skipped));
+    let keyed = keyed.filter_map(|root| cid::parse(root).ok()).map(|root| surrogate::of_root(&root));
     let name = text("x-ipfs-path").and_then(surrogate::of_path);
-    let keys: Vec<String> = root.into_iter().chain(name).collect();
+    let mut keys: Vec<String> = Vec::new();
+    for key in keyed.chain(name) {
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
     if !keys.is_empty() {
         headers.insert(SURROGATE_KEY, header(&keys.join(" ")));
         headers.insert(CACHE_TAG, header(&keys.join(",")));
@@ -86,7 +113,7 @@ pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
     allow_every_origin(draft.headers_mut());
     let took = header(&format!("total;dur={:.3}", exchange.elapsed().as_secs_f64() * 1e3));
     draft.headers_mut().append("server-timing", took);
-    exchange.head(draft.status());
+    exchange.head(draft.status(), plan::tier_of(draft.headers()));
     if let Some(listed) = &listed {
         listed.answered(draft.status());
     }

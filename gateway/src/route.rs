@@ -310,7 +310,8 @@ mod tests {
         fn resolve(&self, name: &Name) -> BoxFuture<'static, Result<Resolution, NameError>> {
             let Name::Domain(domain) = name.clone() else { panic!("a domain") };
             let root = content::cid::parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID");
-            let found = Resolution { root, segments: Vec::new(), ttl: Duration::from_secs(60), hops: Vec::new() };
+            let found =
+                Resolution { root, segments: Vec::new(), ttl: Duration::from_secs(60), stale: None, hops: Vec::new() };
             ready(match domain.as_str() {
                 "linked.example" => Ok(found),
                 "failing.example" => Err(NameError::Dns { domain, reason: "no answer".to_owned() }),

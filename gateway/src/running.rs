@@ -7,6 +7,7 @@
 //! Non-goals: requests that have ended, which the access log tells of.
 
 use crate::client::Client;
+use crate::limiter::Permit;
 use crate::server::Connection;
 use http::StatusCode;
 use http::request::Parts;
@@ -121,6 +122,8 @@ pub struct Listed {
     list: Arc<Inner>,
     id: u64,
     entry: Arc<Entry>,
+    /// The request's part of what its client may have under way.
+    permit: Option<Permit>,
 }
 
 fn cut(text: &str) -> String {
@@ -142,7 +145,7 @@ impl Running {
             connection: Arc::clone(connection),
         });
         self.inner.entries().insert(id, Arc::clone(&entry));
-        Listed { list: Arc::clone(&self.inner), id, entry }
+        Listed { list: Arc::clone(&self.inner), id, entry, permit: None }
     }
 
     /// The requests, those first that have been here for longest; how many there are in all.
@@ -188,6 +191,13 @@ impl Entry {
 }
 
 impl Listed {
+    /// The same, which holds a permit until its end.
+    #[must_use]
+    pub fn holding(mut self, permit: Option<Permit>) -> Self {
+        self.permit = permit;
+        self
+    }
+
     /// The response's head is handed over.
     pub fn answered(&self, status: StatusCode) {
         self.entry.status.store(status.as_u16(), Ordering::Relaxed);

@@ -1,12 +1,13 @@
 //! Where a request's blocks come from: the local tiers at once, the network only when they do not suffice, and only if
-//! there is a place for the request ([`crate::lanes`]).
+//! the request gets a permit ([`crate::limiter`]).
 //!
 //! A session with the network costs something to set up, and a request that is answered from memory needs none. So
 //! [`RootSource`] opens its root's session at the first block that is not at hand.
 
 use crate::encoded::Encoded;
-use crate::lanes::{Lanes, Pass};
-use content::{Block, BlockSource, Cid, Policy, SourceError};
+use crate::limiter::{Limiter, Permit};
+use content::cid::is_identity;
+use content::{Block, BlockSource, Cid, Policy, SourceError, Work};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use std::net::IpAddr;
@@ -23,8 +24,8 @@ pub struct Sources {
     pub local: Arc<dyn BlockSource>,
     /// Everything, for one root.
     pub open_session: Box<OpenSession>,
-    /// The places on the way to the network.
-    pub lanes: Arc<Lanes>,
+    /// Who may fetch from the network.
+    pub fetches: Arc<Limiter>,
     /// Files as their blocks are stored, for clients who accept that.
     pub encoded: Option<Encoded>,
     /// What may be served: of paths, for blocks are checked where they come from.
@@ -70,18 +71,30 @@ pub struct RootSource {
     local_only: bool,
     farthest: Arc<Farthest>,
     session: OnceLock<Arc<dyn BlockSource>>,
+    /// What is done with these blocks.
+    work: Work,
 }
 
 impl RootSource {
-    /// The source for `root`; nothing is opened yet.
+    /// The source for `root`; nothing is opened yet. What is done with its blocks has no limit but is counted.
     pub fn new(sources: &Arc<Sources>, root: Cid, client: IpAddr, local_only: bool) -> Arc<Self> {
+        Self::within(sources, root, client, local_only, Work::unlimited())
+    }
+
+    /// The same for a request with a processor budget.
+    pub fn within(sources: &Arc<Sources>, root: Cid, client: IpAddr, local_only: bool, work: Work) -> Arc<Self> {
         let (sources, farthest) = (Arc::clone(sources), Arc::default());
-        Arc::new(Self { sources, root, client, local_only, farthest, session: OnceLock::new() })
+        Arc::new(Self { sources, root, client, local_only, farthest, session: OnceLock::new(), work })
     }
 
     /// The root that the blocks are asked for by.
     pub fn root(&self) -> &Cid {
         &self.root
+    }
+
+    /// Whom it is for.
+    pub fn client(&self) -> IpAddr {
+        self.client
     }
 
     /// How far the search had to go until now.
@@ -104,6 +117,11 @@ impl RootSource {
         &*self.sources.policy
     }
 
+    /// The same, to be kept.
+    pub fn policy_handle(&self) -> &Arc<dyn Policy> {
+        &self.sources.policy
+    }
+
     /// Files as their blocks are stored, if they are sent so.
     pub fn encoded(&self) -> Option<&Encoded> {
         self.sources.encoded.as_ref()
@@ -111,7 +129,7 @@ impl RootSource {
 
     fn session(&self) -> &Arc<dyn BlockSource> {
         let gate = || Gate {
-            lanes: Arc::clone(&self.sources.lanes),
+            fetches: Arc::clone(&self.sources.fetches),
             client: self.client,
             farthest: Arc::clone(&self.farthest),
             place: Arc::default(),
@@ -141,9 +159,18 @@ impl BlockSource for RootSource {
         })
     }
 
+    fn inline(&self, cid: &Cid) -> Option<Block> {
+        self.sources.local.inline(cid)
+    }
+
+    fn work(&self) -> Work {
+        self.work.clone()
+    }
+
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         self.farthest.reach(Tier::Disk);
-        if self.local_only { self.sources.local.get(cid) } else { self.session().get(cid) }
+        // Nobody else has more of what a CID carries.
+        if self.local_only || is_identity(cid) { self.sources.local.get(cid) } else { self.session().get(cid) }
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
@@ -154,20 +181,20 @@ impl BlockSource for RootSource {
 /// What a request has to pass on its way to the network.
 #[derive(Clone)]
 pub struct Gate {
-    lanes: Arc<Lanes>,
+    fetches: Arc<Limiter>,
     client: IpAddr,
     farthest: Arc<Farthest>,
     /// The request's place, as long as anything is being fetched for it.
-    place: Arc<Mutex<Weak<Pass>>>,
+    place: Arc<Mutex<Weak<Permit>>>,
 }
 
 impl Gate {
-    async fn pass(&self) -> Result<Arc<Pass>, SourceError> {
+    async fn pass(&self) -> Result<Arc<Permit>, SourceError> {
         let mut held = self.place.lock().await;
         if let Some(place) = held.upgrade() {
             return Ok(place);
         }
-        let place = Arc::clone(&self.lanes).enter(self.client).await.ok_or(SourceError::Busy)?;
+        let place = self.fetches.acquire_soon(self.client).await.map_err(|_| SourceError::Busy)?;
         let place = Arc::new(place);
         *held = Arc::downgrade(&place);
         Ok(place)

@@ -6,6 +6,7 @@
 //! Non-goals: how it is done without getting in the way, which [`BlockStore::scrub`] sees to; what is over budget, which the
 //! store sees to as it writes.
 
+use crate::supervision::Supervisor;
 use cache::{BlockStore, ScrubPass, ScrubReport, StoreError};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -33,14 +34,14 @@ struct Pace {
 
 impl Upkeep {
     /// Begins, if the settings want it.
-    pub fn start(store: &dyn BlockStore, cache: &config::Cache) -> Self {
+    pub fn start(store: &dyn BlockStore, cache: &config::Cache, supervisor: &Supervisor) -> Self {
         let pace = Pace {
             every: Duration::from_secs(cache.scrub_hours.saturating_mul(3600)),
             bytes_per_second: cache.scrub_bytes_per_second,
             pinned_level: cache.zstd_pinned_level,
         };
-        let task =
-            (pace.bytes_per_second > 0).then(|| AbortOnDropHandle::new(tokio::spawn(keep(store.handle(), pace))));
+        let task = (pace.bytes_per_second > 0)
+            .then(|| supervisor.spawn("the upkeep of the store", keep(store.handle(), pace)));
         Self { task }
     }
 
@@ -91,7 +92,7 @@ fn report(report: &ScrubReport) {
     tracing::info!(blocks, bytes, progress.damaged, progress.unreadable, "the store was checked");
     for pin in lacking.iter().take(PINS_LOGGED_MAX) {
         let (root, missing) = (pin.root, pin.missing);
-        tracing::warn!(%root, name = pin.name, missing, "a pin lacks blocks: they come back when somebody asks for them");
+        tracing::warn!(%root, name = pin.name, missing, "a pin lacks blocks: they are fetched again");
     }
     if lacking.len() > PINS_LOGGED_MAX {
         tracing::warn!(pins = lacking.len(), "that many pins lack blocks; causeway store check lists them");

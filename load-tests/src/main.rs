@@ -104,7 +104,8 @@ struct RelayOptions {
 impl RelayOptions {
     fn link(&self) -> anyhow::Result<Link> {
         let delay = Duration::try_from_secs_f64(self.delay_ms / 1e3)?;
-        Ok(Link { delay, bits_per_second: self.rate_mbit.map(|rate| (rate * 1e6) as u64) })
+        let bits_per_second = self.rate_mbit.map(|rate| (rate * 1e6) as u64);
+        Ok(Link { delay, bits_per_second, lose_one_in: None })
     }
 }
 

@@ -178,6 +178,16 @@ impl Kubo {
         post(&format!("{}/api/v0/{command}?arg={argument}", self.api)).await
     }
 
+    /// Closes all connections but those with one peer.
+    pub async fn disconnect_all_but(&self, kept: &str) -> Result<()> {
+        let said: Value = serde_json::from_str(&post(&format!("{}/api/v0/swarm/peers", self.api)).await?)?;
+        let peers = said["Peers"].as_array().cloned().unwrap_or_default();
+        for peer in peers.iter().filter_map(|peer| peer["Peer"].as_str()).filter(|peer| *peer != kept) {
+            self.call("swarm/disconnect", &format!("/p2p/{peer}")).await?;
+        }
+        Ok(())
+    }
+
     /// CIDs of all blocks below a path, without the root.
     pub async fn blocks_below(&self, path: &str) -> Result<Vec<String>> {
         let answer = self.call("refs", &format!("{path}&recursive=true&unique=true")).await?;

@@ -6,6 +6,7 @@
 //! an address belongs to ([`crate::scope`]).
 
 use crate::options::{BridgeOptions, NoAnnounce};
+use crate::scope::Borders;
 use libp2p::core::Endpoint;
 use libp2p::core::transport::PortUse;
 use libp2p::swarm::behaviour::{ExternalAddrConfirmed, ExternalAddrExpired};
@@ -58,7 +59,8 @@ impl Announced {
     }
 }
 
-/// A protocol that tells peers our addresses, and hears only of those that it may tell.
+/// A protocol that tells peers our addresses, and hears only of those that it may tell. What it knows of others' addresses is
+/// dialled if an untrusted peer may name it.
 ///
 /// A protocol that was told to hide its listening addresses may need to know them all the same: identify compares them with
 /// what others observe. So `as_external` passes all of them, and those that may be told as external ones beside.
@@ -119,7 +121,10 @@ impl<B: NetworkBehaviour> NetworkBehaviour for Telling<B> {
         addresses: &[Multiaddr],
         role: Endpoint,
     ) -> Result<Vec<Multiaddr>, ConnectionDenied> {
-        self.inner.handle_pending_outbound_connection(connection, peer, addresses, role)
+        let mut known = self.inner.handle_pending_outbound_connection(connection, peer, addresses, role)?;
+        // Multicast DNS names whatever was in a packet.
+        known.retain(|address| Borders::default().may_dial_in_any(address));
+        Ok(known)
     }
 
     fn handle_established_outbound_connection(

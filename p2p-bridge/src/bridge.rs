@@ -1,5 +1,6 @@
 //! [`Bridge`]: the handle by which the rest of the process uses the network.
 
+use crate::address_filter::OperatorAddresses;
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
 use crate::announced::Announced;
@@ -32,6 +33,7 @@ use crate::task::announce::Announcing;
 use crate::task::nat::Nat;
 use crate::task::{Acquaintances, Command, Delegation, Task};
 use crate::tls;
+use crate::transport;
 use crate::udp;
 use crate::wants::Wants;
 use bytes::Bytes;
@@ -113,6 +115,7 @@ pub struct Bridge {
     peer_id: PeerId,
     policy: Obeyed,
     dial_private: bool,
+    operator: OperatorAddresses,
     bandwidth: Arc<Bandwidth>,
     metrics: Arc<Metrics>,
 }
@@ -156,8 +159,10 @@ impl Bridge {
         let admission = Admission::new(limits(&options.budget), options.budget.ban, trusted);
         let dhts = start_dhts(peer_id, &options, DhtMetrics::register(registry)).await?;
         let bandwidth = Bandwidth::register(registry);
-        let mut swarm = swarm::build(keypair, private, admission, bitswap, dhts, &options, &bandwidth)
-            .await
+        let settings = options.peering.iter().chain(&options.bootstrap).chain(&options.nat.relays);
+        let operator = OperatorAddresses::new(options.dial_private, settings);
+        let shared = transport::Shared { bandwidth: &bandwidth, operator: operator.clone() };
+        let mut swarm = swarm::build(keypair, private, admission, bitswap, dhts, &options, shared)
             .map_err(|error| StartError::Transport(error.to_string()))?;
         for address in Announced::new(&options).named() {
             swarm.add_external_address(address.clone());
@@ -189,6 +194,7 @@ impl Bridge {
             peer_id,
             policy,
             dial_private,
+            operator,
             bandwidth,
             metrics,
         })
@@ -228,6 +234,7 @@ impl Bridge {
         patience: Duration,
     ) -> Result<Connected, ConnectError> {
         let addresses = connecting::allowed(addresses, named_by, self.dial_private)?;
+        let _trusted = (named_by == NamedBy::Operator).then(|| self.operator.give(&addresses));
         let connecting = async {
             let _place = self.connects.acquire().await.map_err(|_| ConnectError::Stopped)?;
             let (reply, outcome) = oneshot::channel();
@@ -384,6 +391,12 @@ impl Bridge {
             return 0;
         }
         self.routers.publish(*key, record).await
+    }
+
+    /// Waits until the swarm task has ended: the network was stopped, or the task panicked.
+    pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let commands = self.commands.clone();
+        async move { commands.closed().await }
     }
 
     /// Stops the network. Returns when everything that outlives a restart is written.

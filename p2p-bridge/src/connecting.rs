@@ -8,7 +8,8 @@
 //! when there are too many ([`crate::admission::trim`]).
 
 use crate::admission::budget::Refusal;
-use crate::scope::{Borders, Scope, is_literal};
+use crate::dialable::{Shape, ShapeError};
+use crate::scope::{Borders, Scope};
 use libp2p::core::transport::TransportError;
 use libp2p::swarm::{ConnectionDenied, ConnectionId, DialError};
 use libp2p::{Multiaddr, PeerId};
@@ -50,6 +51,11 @@ pub enum ConnectError {
     /// Nothing is left to dial.
     #[error("none of its addresses may be dialled: they are private, or host names, and come from outside")]
     NotAllowed,
+    /// An address is of no known shape.
+    #[error(
+        "its address is not understood: {0}; name one as in /ip4/192.0.2.1/tcp/4001/p2p/ID or /dns4/peer.example/tcp/443/wss/p2p/ID"
+    )]
+    NotUnderstood(ShapeError),
     /// There are more addresses than are dialled for anybody.
     #[error("at most {ADDRESSES_MAX} addresses of a peer are dialled")]
     TooMany,
@@ -82,7 +88,7 @@ pub type Reply = oneshot::Sender<Result<Connected, ConnectError>>;
 /// The addresses that may be dialled on somebody's word.
 ///
 /// # Errors
-/// [`ConnectError`] when there are too many, or none may be while some were named.
+/// [`ConnectError`] when there are too many, or none may be dialled while some were named.
 pub fn allowed(
     addresses: Vec<Multiaddr>,
     named_by: NamedBy,
@@ -92,12 +98,18 @@ pub fn allowed(
         return Err(ConnectError::TooMany);
     }
     let borders = Borders { dial_private };
-    let may = |address: &Multiaddr| {
-        named_by == NamedBy::Operator || borders.admits(Scope::Wan, address) && (dial_private || is_literal(address))
-    };
-    let named = addresses.len();
-    let allowed: Vec<Multiaddr> = addresses.into_iter().filter(may).collect();
-    if allowed.is_empty() && named > 0 { Err(ConnectError::NotAllowed) } else { Ok(allowed) }
+    let (mut allowed, mut why_not) = (Vec::new(), None);
+    for address in addresses {
+        let understood = Shape::read(&address).map(drop);
+        match understood {
+            Err(error) if named_by == NamedBy::Operator => {
+                _ = why_not.get_or_insert(ConnectError::NotUnderstood(error))
+            }
+            Ok(()) if named_by == NamedBy::Operator || borders.may_dial(Scope::Wan, &address) => allowed.push(address),
+            _ => why_not = Some(ConnectError::NotAllowed),
+        }
+    }
+    why_not.filter(|_| allowed.is_empty()).map_or(Ok(allowed), Err)
 }
 
 /// What a failed dial is told as.
@@ -186,6 +198,11 @@ impl Connects {
         self.waiting.retain(|_, waiting| !waiting.is_empty());
     }
 
+    /// Whether somebody waits for this peer.
+    pub fn is_waited_for(&self, peer: &PeerId) -> bool {
+        self.waiting.contains_key(peer)
+    }
+
     /// Whether nobody waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
@@ -223,15 +240,17 @@ mod tests {
             ("/dns4/example.org/tcp/4001", true, false, true),
             ("/dns4/localhost/tcp/4001", true, false, true),
             ("/dnsaddr/bootstrap.libp2p.io", true, false, true),
+            ("/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/5001", false, false, false),
+            ("/ip4/8.8.8.8/tcp/443/x-parity-ws/%2F%0D%0APOST", false, false, false),
         ];
         for (text, operator, stranger, tolerated) in table {
             let may = |by, private| allowed(vec![address(text)], by, private).is_ok();
-            assert!(may(NamedBy::Operator, false) == operator, "{text}");
+            assert_eq!(may(NamedBy::Operator, false), operator, "{text}");
             assert_eq!((may(NamedBy::Stranger, false), may(NamedBy::Stranger, true)), (stranger, tolerated), "{text}");
         }
-        let both = vec![address("/ip4/10.0.0.1/tcp/1"), address("/ip4/8.8.8.8/tcp/1")];
+        let both = vec![address("/ip4/10.0.0.1/tcp/4001"), address("/ip4/8.8.8.8/tcp/4001")];
         let left = allowed(both, NamedBy::Stranger, false).expect("one is left");
-        assert_eq!(left, [address("/ip4/8.8.8.8/tcp/1")]);
+        assert_eq!(left, [address("/ip4/8.8.8.8/tcp/4001")]);
         assert_eq!(allowed(Vec::new(), NamedBy::Stranger, false), Ok(Vec::new()), "the DHT may know");
         let many = vec![address("/ip4/8.8.8.8/tcp/1"); ADDRESSES_MAX + 1];
         assert_eq!(allowed(many, NamedBy::Operator, true), Err(ConnectError::TooMany));

@@ -1,9 +1,9 @@
 //! The node's key pair: made once, kept for ever, readable by its owner alone.
 
+use crate::durable;
 use libp2p::identity::Keypair;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The file in the bridge's directory that holds the private key, in libp2p's protobuf encoding
@@ -42,23 +42,14 @@ pub fn load_or_create(directory: &Path) -> Result<Keypair, IdentityError> {
     match fs::read(&path) {
         Ok(bytes) => Keypair::from_protobuf_encoding(&bytes).map_err(|_| IdentityError::Malformed { path }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::create_dir_all(directory).map_err(at(directory))?;
+            durable::create_folder(directory).map_err(at(directory))?;
             let keypair = Keypair::generate_ed25519();
             let bytes = keypair.to_protobuf_encoding().map_err(|_| IdentityError::Malformed { path: path.clone() })?;
-            write_new(&path, &bytes).map_err(at(&path))?;
+            durable::write(&path, &bytes).map_err(at(&path))?;
             Ok(keypair)
         }
         Err(source) => Err(IdentityError::Io { path, source }),
     }
-}
-
-/// Writes a file that was not there, whole or not at all, and makes it durable.
-fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let partial = path.with_extension("partial");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&partial, path)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@
 //! | [`http_source`] | trustless gateways, asked as peers are |
 //! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
 //! | [`discovery`] | providers: remembered, named, dialled, or absent |
+//! | [`no_peers`] | whether there is anybody to ask |
 //! | [`lookups`], [`puts`] | searches for value records in the DHT, and putting them there |
 //! | [`finders`] | searches for providers and peers on behalf of others |
 //! | [`routing_v1`] | delegated routers, and what they and we exchange |
@@ -27,25 +28,30 @@
 //! | [`admission`] | who may be connected: budgets, bans, trimming |
 //! | [`options`] | what all of it is started with |
 //! | [`obeyed`] | the policy: what is neither fetched nor announced, nor told to others |
+//! | [`dialable`], [`address_filter`] | the shapes of addresses that are known; nothing else is dialled |
 //! | [`scope`], [`dht`] | public and local DHT, the wall between them, and what is kept for others |
 //! | [`announced`] | which of our addresses others are told |
 //! | [`reachability`], [`nat`] | whether peers can reach us, and detours for when they cannot |
 //! | [`private_network`] | the key that keeps strangers out |
 //! | [`durable`], [`epoch`] | files that are whole or not there; times as they are kept in them |
+//! | [`essential`] | tasks that must not panic unnoticed |
 //! | [`udp`] | room in the kernel for QUIC's bursts |
 //! | [`tls`], [`retry_after`] | what HTTP clients encrypt with, and how long servers ask to be spared |
 //! | [`providing`] | announcing what we hold, in sweeps |
 //! | [`redial`], [`peerbook`], [`identity`] | peerings, remembered peers, the key |
 
+pub mod address_filter;
 pub mod admission;
 pub mod announced;
 pub mod bitswap;
 pub mod connecting;
 pub mod counted;
 pub mod dht;
+pub mod dialable;
 pub mod discovery;
 pub mod durable;
 pub mod epoch;
+pub mod essential;
 pub mod finders;
 pub mod http_source;
 pub mod identity;
@@ -53,6 +59,7 @@ pub mod lookups;
 pub mod metrics;
 pub mod names;
 pub mod nat;
+pub mod no_peers;
 pub mod obeyed;
 pub mod options;
 pub mod peerbook;

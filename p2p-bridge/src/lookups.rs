@@ -199,6 +199,11 @@ impl Lookups {
         self.lookups.retain(|_, lookup| !lookup.is_over(now, hope));
     }
 
+    /// Ends the searches that nobody was asked for: nobody is there, nor about to be.
+    pub fn fail_without_peers(&mut self) {
+        self.lookups.retain(|_, lookup| lookup.scopes.values().any(|state| *state != State::Waiting));
+    }
+
     /// Forgets the searches that nobody listens to any more. Returns their queries, which are to be ended.
     pub fn sweep(&mut self) -> Vec<(Scope, QueryId)> {
         self.lookups.retain(|_, lookup| !lookup.sink.sender.is_closed());
@@ -318,5 +323,19 @@ mod tests {
         drop(search);
         assert_eq!(lookups.sweep(), [(Scope::Lan, query)]);
         assert!(lookups.lookups.is_empty() && lookups.running().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_search_that_nobody_was_asked_for_ends_when_nobody_will_come() {
+        let [query] = queries();
+        let mut lookups = Lookups::default();
+        let (_asks, sink) = Search::new(None);
+        lookups.add(key(), sink, Instant::now());
+        lookups.started(lookups.next, Scope::Lan, query);
+        let (mut alone, sink) = Search::new(None);
+        lookups.add(key(), sink, Instant::now());
+        lookups.fail_without_peers();
+        assert_eq!(alone.next().await, None);
+        assert_eq!(lookups.lookups.len(), 1, "somebody was asked for the other");
     }
 }

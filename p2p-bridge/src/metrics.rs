@@ -115,6 +115,10 @@ pub struct Metrics {
     pub sent_blocks: Counter,
     /// Messages that could not be decoded, or broke the protocol.
     pub faults: Counter,
+    /// Dials of providers that took longer than such dials do.
+    pub overdue_dials: Counter,
+    /// Overdue dials that were aborted because others needed their place.
+    pub displaced_dials: Counter,
     /// Established connections.
     pub connections: Gauge,
     /// Peers disconnected to make room for others.
@@ -143,6 +147,8 @@ impl Default for Metrics {
             sent_bytes: Counter::default(),
             sent_blocks: Counter::default(),
             faults: Counter::default(),
+            overdue_dials: Counter::default(),
+            displaced_dials: Counter::default(),
             connections: Gauge::default(),
             trimmed: Counter::default(),
             banned: Gauge::default(),
@@ -190,6 +196,16 @@ impl Metrics {
             "causeway_bitswap_block_bytes",
             "Block bytes received, by what they were to us",
             m.block_bytes.clone(),
+        );
+        add.register(
+            "causeway_p2p_dials_overdue",
+            "Dials of providers that took longer than such dials usually do, so that others were dialled meanwhile",
+            m.overdue_dials.clone(),
+        );
+        add.register(
+            "causeway_p2p_dials_displaced",
+            "Overdue dials of providers that were aborted because others needed their place",
+            m.displaced_dials.clone(),
         );
         add.register("causeway_p2p_connections", "Established libp2p connections", m.connections.clone());
         add.register("causeway_p2p_trimmed", "Peers disconnected to make room for others", m.trimmed.clone());

@@ -243,7 +243,7 @@ impl Default for ConnectionBudget {
             connections_max: 1024,
             per_ip_max: 32,
             per_subnet_max: 128,
-            pending_dials_max: 128,
+            pending_dials_max: 256,
             memory_bytes_max: 256 << 20,
             ban: Duration::from_secs(600),
         }

@@ -7,7 +7,8 @@
 //! A peer may be a neighbour and in the public network at once. What it says of itself over a connection of one scope replaces
 //! what it said over others of that scope, and leaves its addresses of the other scope alone.
 
-use crate::epoch;
+use crate::dialable::Shape;
+use crate::{durable, epoch};
 use libp2p::{Multiaddr, PeerId};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
@@ -58,7 +59,11 @@ impl Peerbook {
             }
         };
         let mut book = Self { path, peers, changed: false };
-        book.peers.values_mut().for_each(|entry| entry.addresses.truncate(ALL_ADDRESSES_MAX));
+        for entry in book.peers.values_mut() {
+            // An earlier version may have written others.
+            entry.addresses.retain(|address| Shape::read(address).is_ok());
+            entry.addresses.truncate(ALL_ADDRESSES_MAX);
+        }
         book.make_room();
         book
     }
@@ -144,13 +149,7 @@ pub fn save(path: &Path, bytes: &[u8]) -> io::Result<()> {
     /// The last writing before the end may come while another one is under way.
     static WRITING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = WRITING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let partial = path.with_extension("partial");
-    let mut file = fs::File::create(&partial)?;
-    io::Write::write_all(&mut file, bytes)?;
-    file.sync_all()?;
-    fs::rename(&partial, path)?;
-    // The new name is on the disk when its folder is.
-    path.parent().map_or(Ok(()), |folder| fs::File::open(folder)?.sync_all())
+    durable::write(path, bytes)
 }
 
 #[cfg(test)]
@@ -178,7 +177,8 @@ mod tests {
         assert_eq!(Peerbook::load(directory.path()).peers(), [(peer, vec![address(1)])]);
         fs::write(&path, b"{").expect("damages");
         assert_eq!(Peerbook::load(directory.path()).peers(), []);
-        fs::write(&path, format!(r#"{{"{peer}":{{"addresses":["/ip4/127.0.0.1/tcp/7"],"seen":9}},"x":{{}}}}"#))
+        let addresses = r#"["/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/7","/ip4/127.0.0.1/tcp/7"]"#;
+        fs::write(&path, format!(r#"{{"{peer}":{{"addresses":{addresses},"seen":9}},"x":{{}}}}"#))
             .expect("an old file");
         assert_eq!(Peerbook::load(directory.path()).peers(), [(peer, vec![address(7)])]);
     }

@@ -57,6 +57,11 @@ impl Redial {
         self.targets.keys().copied()
     }
 
+    /// Whether there are no targets.
+    pub fn is_empty(&self) -> bool {
+        self.targets.is_empty()
+    }
+
     /// Whether there are targets, and none of them is connected.
     pub fn is_lonely(&self) -> bool {
         !self.targets.is_empty() && self.targets.values().all(|target| target.connected.is_none())

@@ -1,12 +1,15 @@
-//! The two scopes of the DHT, public and local, and which addresses belong to which.
+//! The two scopes of the DHT, public and local, which addresses belong to which, and which are dialled at whose word.
 //!
 //! Kubo runs two Kademlia networks side by side: `/ipfs/kad/1.0.0` among public addresses, `/ipfs/lan/kad/1.0.0` among
-//! private and loopback ones. [`crate::dht::behaviour`] keeps them apart, in both directions. So a private address that a
-//! stranger put into the public DHT is never dialled (hosters complain of such scans), and our private addresses are never
-//! published there.
+//! private and loopback ones. [`crate::dht::behaviour`] keeps them apart, in both directions. So a private address that an
+//! untrusted peer put into the public DHT is never dialled (hosters complain of such scans), and our private addresses are
+//! never published there.
+//!
+//! Addresses are judged by their whole shape ([`crate::dialable`]): what is of no known shape belongs nowhere. What a name
+//! stands for is judged when it is resolved ([`crate::address_filter`]).
 
 pub use crate::dht::behaviour::Scoped;
-use libp2p::multiaddr::Protocol;
+use crate::dialable::{Host, Shape};
 use libp2p::{Multiaddr, StreamProtocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -31,58 +34,108 @@ impl Scope {
         })
     }
 
-    /// Whether an address belongs here. Host names count as public, but for those that no public server knows.
+    /// Whether an address belongs here. Host names count as public, but for those that no public server knows. What is of no
+    /// known shape belongs to neither scope.
     pub fn admits(self, address: &Multiaddr) -> bool {
-        let public = match address.iter().next() {
-            Some(Protocol::Ip4(ip)) => is_public(ip.into()),
-            Some(Protocol::Ip6(ip)) => is_public(ip.into()),
-            Some(Protocol::Dns(name) | Protocol::Dns4(name) | Protocol::Dns6(name) | Protocol::Dnsaddr(name)) => {
-                !is_local_name(&name)
-            }
-            _ => return false,
+        Shape::read(address).is_ok_and(|shape| self.has(&shape))
+    }
+
+    fn has(self, shape: &Shape<'_>) -> bool {
+        let scope = match &shape.host {
+            Host::Ip(ip) => Reach::of(*ip).scope(),
+            Host::Name(name) if is_local_name(name) => Some(Self::Lan),
+            Host::Name(_) => Some(Self::Wan),
+            Host::Memory => None,
         };
-        public == (self == Self::Wan)
+        scope == Some(self)
     }
 }
 
-/// Whether an address says where it leads. A name may lead anywhere, our own network included, once it is resolved: so names
-/// are dialled if the operator gave them, and not on a stranger's word.
-pub fn is_literal(address: &Multiaddr) -> bool {
-    matches!(address.iter().next(), Some(Protocol::Ip4(_) | Protocol::Ip6(_) | Protocol::Memory(_)))
+/// How far an IP address reaches (IANA special-purpose address registries).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// From everywhere.
+    Public,
+    /// Within a network of somebody's own, this machine's included.
+    Private,
+    /// To no host in particular, or to one that another address hides: unspecified, multicast, broadcast and reserved
+    /// addresses, and those of tunnels, which carry the address of an IPv4 host in them (6to4, Teredo).
+    Nowhere,
 }
 
-/// Whether an IP address is reachable from the public internet (IANA special-purpose address registries).
+impl Reach {
+    /// How far an IP address reaches.
+    pub fn of(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(ip) => Self::of_v4(ip),
+            IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or_else(|| Self::of_v6(ip), Self::of_v4),
+        }
+    }
+
+    fn of_v4(ip: Ipv4Addr) -> Self {
+        let [a, b, c, _] = ip.octets();
+        let shared = a == 100 && (64..128).contains(&b);
+        let protocol_assignments = a == 192 && b == 0 && c == 0;
+        let benchmarking = a == 198 && (b == 18 || b == 19);
+        // 192.88.99.0/24 was where tunnels of 6to4 began.
+        let relay_anycast = a == 192 && b == 88 && c == 99;
+        if a == 0 || a >= 224 || relay_anycast {
+            Self::Nowhere
+        } else if ip.is_private()
+            || ip.is_loopback()
+            || ip.is_link_local()
+            || ip.is_documentation()
+            || shared
+            || protocol_assignments
+            || benchmarking
+        {
+            Self::Private
+        } else {
+            Self::Public
+        }
+    }
+
+    fn of_v6(ip: Ipv6Addr) -> Self {
+        let [first, second, third, fourth, fifth, sixth, high, low] = ip.segments();
+        // NAT64 (RFC 6052): a router translates, and an IPv4 host is what is reached. Only public ones may be named so.
+        if [first, second, third, fourth, fifth, sixth] == [0x0064, 0xff9b, 0, 0, 0, 0] {
+            let [a, b] = high.to_be_bytes();
+            let [c, d] = low.to_be_bytes();
+            let is_public = Self::of_v4(Ipv4Addr::new(a, b, c, d)) == Self::Public;
+            return if is_public { Self::Public } else { Self::Nowhere };
+        }
+        let is_unique_local = first & 0xfe00 == 0xfc00;
+        // fe80::/10 is link-local, fec0::/10 was site-local.
+        let is_of_link_or_site = first & 0xff80 == 0xfe80;
+        let is_documentation = (first == 0x2001 && second == 0x0db8) || (first == 0x3fff && second < 0x1000);
+        if ip.is_loopback() || is_unique_local || is_of_link_or_site || is_documentation {
+            return Self::Private;
+        }
+        // Only 2000::/3 is global unicast; in it, 2001::/23 is for protocols, of which Teredo (2001::/32) leads to IPv4
+        // addresses as 6to4 (2002::/16) does, and those may be anybody's.
+        let is_assignment = first == 0x2001 && second < 0x0200;
+        let is_global = first & 0xe000 == 0x2000 && first != 0x2002 && !is_assignment;
+        if is_global { Self::Public } else { Self::Nowhere }
+    }
+
+    fn scope(self) -> Option<Scope> {
+        match self {
+            Self::Public => Some(Scope::Wan),
+            Self::Private => Some(Scope::Lan),
+            Self::Nowhere => None,
+        }
+    }
+}
+
+/// Whether an IP address is reachable from the public internet.
 pub fn is_public(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => is_public_v4(ip),
-        IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or_else(|| is_public_v6(ip), is_public_v4),
-    }
+    Reach::of(ip) == Reach::Public
 }
 
-fn is_public_v4(ip: Ipv4Addr) -> bool {
-    let [a, b, c, _] = ip.octets();
-    let shared = a == 100 && (64..128).contains(&b);
-    let protocol_assignments = a == 192 && b == 0 && c == 0;
-    let benchmarking = a == 198 && (b == 18 || b == 19);
-    let reserved = a == 0 || a >= 240;
-    !(ip.is_private()
-        || ip.is_loopback()
-        || ip.is_link_local()
-        || ip.is_documentation()
-        || ip.is_multicast()
-        || shared
-        || protocol_assignments
-        || benchmarking
-        || reserved)
-}
-
-fn is_public_v6(ip: Ipv6Addr) -> bool {
-    // Only 2000::/3 is global unicast; in it, 2001::/23 is for protocols, of which Teredo (2001::/32) leads to IPv4 addresses
-    // as 6to4 (2002::/16) does, and those may be anybody's; 2001:db8::/32 and 3fff::/20 are documentation.
-    let [first, second, ..] = ip.segments();
-    let assignments = first == 0x2001 && second < 0x0200;
-    let documentation = (first == 0x2001 && second == 0x0db8) || (first == 0x3fff && second < 0x1000);
-    first & 0xe000 == 0x2000 && first != 0x2002 && !assignments && !documentation
+/// Whether an address is of a known shape and says where it leads. A name may lead anywhere, our own network included, once
+/// it is resolved: so names are dialled if the operator gave them, and not at an untrusted peer's word.
+pub fn is_literal(address: &Multiaddr) -> bool {
+    Shape::read(address).is_ok_and(|shape| shape.is_literal())
 }
 
 /// Which addresses belong to which scope on this node.
@@ -95,20 +148,33 @@ pub struct Borders {
 impl Borders {
     /// Whether an address belongs to a scope.
     pub fn admits(self, scope: Scope, address: &Multiaddr) -> bool {
-        let tolerated = || self.dial_private && scope == Scope::Wan && is_reachable_privately(address);
-        scope.admits(address) || tolerated()
+        Shape::read(address).is_ok_and(|shape| self.has(scope, &shape))
+    }
+
+    fn has(self, scope: Scope, shape: &Shape<'_>) -> bool {
+        let tolerated = || Scope::Lan.has(shape) || shape.host == Host::Memory;
+        scope.has(shape) || self.dial_private && scope == Scope::Wan && tolerated()
+    }
+
+    /// Whether an address that an untrusted peer named may be dialled in a scope: by a transport of the swarm, without asking
+    /// the DNS, at a port of no other service, and with no request of the peer's choice.
+    pub fn may_dial(self, scope: Scope, address: &Multiaddr) -> bool {
+        Shape::read(address).is_ok_and(|shape| {
+            let is_harmless = shape.is_literal() && shape.has_free_port() && shape.has_plain_path();
+            shape.is_dialled() && self.has(scope, &shape) && (self.dial_private || is_harmless)
+        })
+    }
+
+    /// The same for whichever scope the address is of, where it was not the public network that named it.
+    pub fn may_dial_in_any(self, address: &Multiaddr) -> bool {
+        Scope::ALL.into_iter().any(|scope| self.may_dial(scope, address))
     }
 
     /// Whether the DHT of a scope is spoken over a connection with this remote address. Not through relays, whose
     /// connections are few and short.
     pub fn speaks_over(self, scope: Scope, remote: &Multiaddr) -> bool {
-        self.admits(scope, remote) && !remote.iter().any(|part| part == Protocol::P2pCircuit)
+        Shape::read(remote).is_ok_and(|shape| self.has(scope, &shape) && !shape.is_circuit())
     }
-}
-
-/// Private addresses, and those of simulated networks.
-fn is_reachable_privately(address: &Multiaddr) -> bool {
-    Scope::Lan.admits(address) || matches!(address.iter().next(), Some(Protocol::Memory(_)))
 }
 
 /// Whether a host name can only be of the local network: one label, as containers have, or a domain that is not public
@@ -125,7 +191,7 @@ mod tests {
 
     #[test]
     fn every_special_range_is_kept_out_of_the_public_scope() {
-        let public = ["8.8.8.8", "192.0.1.1", "100.128.0.1", "2606:4700::1111", "::ffff:8.8.8.8"];
+        let public = ["8.8.8.8", "192.0.1.1", "100.128.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"];
         let special = [
             "0.0.0.0",
             "10.1.2.3",
@@ -149,12 +215,96 @@ mod tests {
             "3fff:fff::1",
             "ff02::1",
             "::ffff:10.0.0.1",
+            "192.88.99.1",
+            "239.255.255.250",
+            "240.0.0.1",
+            "::8.8.8.8",
+            "::127.0.0.1",
+            "64:ff9b::127.0.0.1",
+            "64:ff9b:1::8.8.8.8",
+            "2002:808:808::1",
         ];
         for ip in public {
             assert!(is_public(ip.parse().expect("ip")), "{ip}");
         }
         for ip in special {
             assert!(!is_public(ip.parse().expect("ip")), "{ip}");
+        }
+    }
+
+    #[test]
+    fn what_reaches_no_host_is_of_no_scope() {
+        let nowhere = [
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "ff02::1",
+            "64:ff9b::10.0.0.1",
+            "64:ff9b::1",
+            "2002:7f00:1::",
+            "2001::1",
+            "::127.0.0.1",
+            "100::1",
+        ];
+        for ip in nowhere {
+            assert_eq!(Reach::of(ip.parse().expect("ip")), Reach::Nowhere, "{ip}");
+            let family = if ip.contains(':') { "ip6" } else { "ip4" };
+            let address: Multiaddr = format!("/{family}/{ip}/tcp/4001").parse().expect("address");
+            let lenient = Borders { dial_private: true };
+            assert!(Scope::ALL.into_iter().all(|scope| !lenient.may_dial(scope, &address)), "{ip}");
+        }
+        for ip in
+            ["10.0.0.1", "127.0.0.1", "169.254.1.1", "192.168.0.1", "::1", "fe80::1", "fc00::1", "::ffff:10.0.0.1"]
+        {
+            assert_eq!(Reach::of(ip.parse().expect("ip")), Reach::Private, "{ip}");
+        }
+    }
+
+    #[test]
+    fn an_address_with_more_than_one_host_is_of_no_scope() {
+        let others = [
+            "/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/5001",
+            "/ip4/8.8.8.8/tcp/1/dns4/localhost/tcp/5001",
+            "/ip4/8.8.8.8/udp/1/quic-v1/ip4/127.0.0.1/tcp/5001",
+            "/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/5001/ws",
+            "/dns4/example.org/tcp/1/ip4/127.0.0.1/tcp/5001",
+            "/ip4/127.0.0.1/tcp/1/ip4/8.8.8.8/tcp/5001",
+        ];
+        for text in others {
+            let address: Multiaddr = text.parse().expect(text);
+            for borders in [false, true].map(|dial_private| Borders { dial_private }) {
+                for scope in Scope::ALL {
+                    let judged = [borders.admits(scope, &address), borders.may_dial(scope, &address)];
+                    assert_eq!(judged, [false; 2], "{text}");
+                    assert!(!borders.speaks_over(scope, &address), "{text}");
+                }
+            }
+            assert!(!is_literal(&address), "{text}");
+        }
+    }
+
+    #[test]
+    fn untrusted_peers_choose_neither_names_nor_services_nor_requests() {
+        // An address, and whether it is dialled at an untrusted peer's word: strictly, and with `dial_private`.
+        let table = [
+            ("/ip4/8.8.8.8/tcp/4001", true, true),
+            ("/ip4/8.8.8.8/udp/4001/quic-v1", true, true),
+            ("/ip4/8.8.8.8/tcp/443/tls/ws", true, true),
+            ("/ip4/8.8.8.8/tcp/443/tls/sni/example.org/ws", true, true),
+            ("/ip4/8.8.8.8/tcp/80/ws", true, true),
+            ("/ip4/8.8.8.8/tcp/25", false, true),
+            ("/ip4/8.8.8.8/udp/53/quic-v1", false, true),
+            ("/ip4/8.8.8.8/tcp/443/x-parity-ws/%2Fapi%2Fv0%2Fid", false, true),
+            ("/dns4/example.org/tcp/4001", false, true),
+            ("/ip4/10.0.0.1/tcp/4001", false, true),
+            ("/ip4/8.8.8.8/udp/4001/quic-v1/webtransport", false, false),
+            ("/ip4/8.8.8.8/tcp/443/https", false, false),
+        ];
+        for (text, strictly, told) in table {
+            let address: Multiaddr = text.parse().expect(text);
+            let may = |dial_private| Borders { dial_private }.may_dial(Scope::Wan, &address);
+            assert_eq!((may(false), may(true)), (strictly, told), "{text}");
         }
     }
 

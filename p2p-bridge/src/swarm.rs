@@ -5,7 +5,6 @@
 use crate::admission::Admission;
 use crate::announced::{Announced, Telling};
 use crate::bitswap;
-use crate::counted::Bandwidth;
 use crate::dht::behaviour::Scoped;
 use crate::nat::guarded::Guarded;
 use crate::nat::port_mapping::PortMapping;
@@ -78,14 +77,14 @@ impl Behaviour {
 ///
 /// # Errors
 /// When the TLS or Noise keys cannot be derived from the identity, or the system's resolver is not to be had.
-pub async fn build(
+pub fn build(
     keypair: Keypair,
     private: Option<SwarmKey>,
     admission: Admission,
     bitswap: bitswap::behaviour::Behaviour,
     [wan, lan]: [Scoped; 2],
     options: &BridgeOptions,
-    bandwidth: &Bandwidth,
+    shared: transport::Shared<'_>,
 ) -> Result<Swarm<Behaviour>, transport::TransportError> {
     let announced = Announced::new(options);
     let behaviour = |keypair: &Keypair, relay: relay::client::Behaviour| {
@@ -124,8 +123,8 @@ pub async fn build(
             .with_substream_upgrade_protocol_override(Version::V1Lazy)
     };
     match private {
-        Some(key) => transport::private(keypair, key, behaviour, swarm_config, bandwidth),
-        None => transport::public(keypair, behaviour, swarm_config, bandwidth).await,
+        Some(key) => transport::private(keypair, key, behaviour, swarm_config, shared),
+        None => transport::public(keypair, behaviour, swarm_config, shared),
     }
 }
 

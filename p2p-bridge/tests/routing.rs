@@ -169,6 +169,38 @@ async fn content_is_found_by_what_a_router_says_and_private_addresses_only_if_th
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_living_provider_is_found_behind_many_that_accept_and_say_nothing() {
+    const DEAD: usize = 40;
+    /// What a dial may hang that nobody gives up.
+    const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+    let held = block("held by the last of many");
+    let provider = Node::start(&[&held], |_| ()).await;
+    let (mut silent, mut records) = (Vec::new(), Vec::new());
+    for _ in 0..DEAD {
+        // The kernel accepts for it.
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = format!("/ip4/127.0.0.1/tcp/{}", listener.local_addr().expect("is bound").port());
+        records.push(PeerRecord::new(PeerId::random(), vec![address.parse().expect("an address")]).to_json());
+        silent.push(listener);
+    }
+    records.push(PeerRecord::new(provider.peer(), provider.addresses.clone()).to_json());
+    let url = router("application/x-ndjson", records.join("\n")).await;
+    let asker = Node::start(&[], |options| {
+        options.http.routers = vec![url];
+        options.dial_private = true;
+    })
+    .await;
+    let begun = Instant::now();
+    let fetched = asker.bridge.session(held.cid()).get(held.cid()).await.expect("is found");
+    assert_eq!(fetched.data(), held.data());
+    assert!(begun.elapsed() < DIAL_TIMEOUT / 2, "after {:?}", begun.elapsed());
+    drop(silent);
+    for node in [provider, asker] {
+        node.bridge.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn ipns_records_come_from_routers_too() {
     let key = Key::parse("k51qzi5uqu5dlvj2baxnqndepeb86cbk3ng7n3i46uzyxzyqj2xjonzllnv0v8").expect("a key");
     let url = router("application/vnd.ipfs.ipns-record", "a record").await;

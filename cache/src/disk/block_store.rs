@@ -2,7 +2,7 @@
 
 use super::writer::Command;
 use super::{Disk, Figures, Recompressed, ScrubReport, StoreError};
-use crate::pins::{Attempt, PinError, PinSummary};
+use crate::pins::{Attempt, PinChanges, PinError, PinSummary};
 use crate::store::{BlockStore, Evict, Evicted, Held, IsFavoured, OnProgress, ScrubPass, Stats};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
@@ -14,6 +14,10 @@ use std::time::SystemTime;
 impl BlockStore for Disk {
     fn handle(&self) -> Arc<dyn BlockStore> {
         Arc::new(self.clone())
+    }
+
+    fn ended(&self) -> BoxFuture<'static, ()> {
+        self.queue().ended().boxed()
     }
 
     fn find<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Bytes>, StoreError>> {
@@ -54,6 +58,10 @@ impl BlockStore for Disk {
 
     fn count_dropped_write(&self) {
         self.count_dropped_write();
+    }
+
+    fn pin_changes(&self) -> Arc<PinChanges> {
+        self.pin_changes()
     }
 
     fn begin_pin(&self, root: Cid, name: Option<String>) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
@@ -123,6 +131,10 @@ impl BlockStore for Disk {
 
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         self.close().boxed()
+    }
+
+    fn released(&self) -> BoxFuture<'static, ()> {
+        self.released()
     }
 
     fn favour(&self, is_favoured: IsFavoured) {

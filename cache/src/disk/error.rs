@@ -1,6 +1,7 @@
 //! [`StoreError`]: what can go wrong with the disk, and what its owner can do about it.
 
 use content::SourceError;
+use rustix::io::Errno;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -55,7 +56,8 @@ pub enum StoreError {
     Io(Arc<str>),
     /// The file system is as full as it may become.
     #[error(
-        "the disk has {} MiB left, and {} MiB are to stay free (cache.disk_free_bytes_min): make room on it",
+        "the disk has {} MiB left, and {} MiB are to stay free (cache.disk_free_bytes_min, and what the index needs): make room \
+         on it, or unpin something",
         free >> 20, needed >> 20
     )]
     Full {
@@ -63,6 +65,16 @@ pub enum StoreError {
         free: u64,
         /// What is to stay free, in bytes.
         needed: u64,
+    },
+    /// The file system has space, and no file can be made on it.
+    #[error(
+        "the file system of {} has no inodes left, though it may have space: delete files on it, or make it anew with more \
+         inodes",
+        dir.display()
+    )]
+    NoInodes {
+        /// A path on that file system.
+        dir: PathBuf,
     },
     /// A store in memory has no room for more pins.
     #[error(
@@ -75,11 +87,14 @@ pub enum StoreError {
         bytes_max: u64,
     },
     /// What was read is not what was written.
-    #[error(
-        "the store is damaged ({0}): check the disk's health; to start afresh, move the store's directory away, import \
-         pinned content again and let the rest be fetched"
-    )]
+    #[error("the store is damaged ({0}): check the disk's health, stop the gateway and run \"causeway store repair\"")]
     Corrupt(Arc<str>),
+    /// The index cannot be read, or lost what was acknowledged. The blocks are there, and a start rebuilds it from them.
+    #[error(
+        "the index of the store is damaged ({0}): check the disk's health and start the gateway again, or stop it and run \
+         \"causeway store repair\"; either rebuilds the index from the stored blocks"
+    )]
+    IndexDamaged(Arc<str>),
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
@@ -90,6 +105,15 @@ impl StoreError {
         Self::Corrupt(what.to_string().into())
     }
 
+    pub(crate) fn index_damaged(what: impl std::fmt::Display) -> Self {
+        Self::IndexDamaged(what.to_string().into())
+    }
+
+    /// Whether there is no room for what was to be stored.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Full { .. } | Self::NoInodes { .. } | Self::MemoryFull { .. })
+    }
+
     pub(crate) fn io(what: impl std::fmt::Display) -> Self {
         Self::Io(what.to_string().into())
     }
@@ -98,11 +122,23 @@ impl StoreError {
 impl From<rocksdb::Error> for StoreError {
     fn from(error: rocksdb::Error) -> Self {
         match error.kind() {
-            rocksdb::ErrorKind::Corruption => Self::corrupt(error),
+            rocksdb::ErrorKind::Corruption => Self::index_damaged(error),
+            // One of its files is gone.
+            rocksdb::ErrorKind::IOError if error.as_ref().contains("No such file") => Self::index_damaged(error),
             rocksdb::ErrorKind::ShutdownInProgress => Self::Closed,
+            // By how much the disk is full, whoever knows where it is may add.
+            _ if says_full(error.as_ref()) => Self::Full { free: 0, needed: 0 },
             _ => Self::io(error),
         }
     }
+}
+
+/// Whether the text of an error has the system's words for a disk without space. RocksDB hands on nothing else of it.
+fn says_full(text: &str) -> bool {
+    [Errno::NOSPC, Errno::DQUOT].into_iter().any(|errno| {
+        let words = std::io::Error::from(errno).to_string();
+        words.split(" (os error").next().is_some_and(|words| text.contains(words))
+    })
 }
 
 impl From<StoreError> for SourceError {
@@ -110,6 +146,27 @@ impl From<StoreError> for SourceError {
         match error {
             StoreError::Closed => Self::Closed,
             other => Self::Store(other.to_string().into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_from_a_broken_one() {
+        let table = [
+            (
+                "IO error: No space left on device: While appending to file: /store/000012.log: No space left on device",
+                true,
+            ),
+            ("IO error: Disk quota exceeded: While open a file for appending", true),
+            ("IO error: Input/output error: While fdatasync", false),
+            ("", false),
+        ];
+        for (text, full) in table {
+            assert_eq!(says_full(text), full, "{text}");
         }
     }
 }

@@ -10,20 +10,26 @@
 use super::error::StoreError;
 #[cfg(test)]
 use super::faults::{Call, Fault, Faults};
+use crate::folder;
+use crate::space::{self, Space};
 use bytes::Bytes;
 use moka::sync::Cache;
 use rustix::buffer::spare_capacity;
-use rustix::fs::{Advice, fadvise, statvfs};
+use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv, preadv2};
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSliceMut, Write as _};
 use std::num::NonZero;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const SUFFIX: &str = "segment";
+
+/// What is written to see whether the disk takes it.
+const PROBE: &str = "probe";
 
 /// The segment files of a store.
 #[derive(Debug)]
@@ -56,7 +62,7 @@ pub(crate) struct Volatile {
 impl Files {
     /// Files in `dir`, which is created if need be. At most `open_max` are kept open.
     pub(crate) fn open(dir: PathBuf, open_max: u64) -> Result<Self, StoreError> {
-        let sync_parent = || dir.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all());
+        let sync_parent = || dir.parent().map_or(Ok(()), folder::sync);
         fs::create_dir_all(&dir).and_then(|()| sync_parent()).map_err(|error| failed(&dir, &error))?;
         let open = Cache::new(open_max);
         Ok(Self {
@@ -190,7 +196,12 @@ impl Files {
         self.faults.check(Call::SyncNames).map_err(|error| failed(&self.dir, &error))?;
         #[cfg(test)]
         self.volatile.lock().expect("no test panics here").names.clear();
-        File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(|error| failed(&self.dir, &error))
+        folder::sync(&self.dir).map_err(|error| failed(&self.dir, &error))
+    }
+
+    /// Whether there is a file of a segment.
+    pub(crate) fn has(&self, segment: u32) -> bool {
+        self.path(segment).exists()
     }
 
     /// Deletes a segment. One that is not there is no error. A read that has begun goes on.
@@ -235,10 +246,52 @@ impl Files {
         names.filter_map(|path| path.map(|path| segment(&path)).transpose()).collect()
     }
 
-    /// What the file system has left for us, in bytes.
-    pub(crate) fn free_bytes(&self) -> Result<u64, StoreError> {
-        let stat = statvfs(&self.dir).map_err(|error| failed(&self.dir, &error.into()))?;
-        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    /// What the file system has left for us.
+    pub(crate) fn space(&self) -> Result<Space, StoreError> {
+        Space::of(&self.dir).map_err(|error| failed(&self.dir, &error))
+    }
+
+    /// Makes the space of what was deleted available.
+    pub(crate) fn settle(&self) {
+        space::settle(&self.dir);
+    }
+
+    /// Why there is no space, for who needs so many bytes left.
+    pub(crate) fn refusal(&self, space: Space, needed: u64) -> StoreError {
+        space.refusal(&self.dir, needed)
+    }
+
+    /// Makes a file, writes to it, forces it to the disk and deletes it: an error says that values would meet it too.
+    pub(crate) fn probe(&self) -> Result<(), StoreError> {
+        #[cfg(test)]
+        for call in [Call::Create, Call::Write] {
+            self.faults.check(call).map_err(|error| failed(&self.dir, &error))?;
+        }
+        let path = self.dir.join(PROBE);
+        let probed = File::create(&path).and_then(|mut file| {
+            file.write_all(&[0; 4096])?;
+            file.sync_all()
+        });
+        _ = fs::remove_file(&path);
+        probed.map_err(|error| failed(&path, &error))
+    }
+
+    /// Cuts a segment off behind so many bytes. What lies there must never have been named.
+    pub(crate) fn cut(&self, segment: u32, len: u32) -> Result<(), StoreError> {
+        let cut = self.file(segment, false).and_then(|file| file.set_len(u64::from(len)));
+        cut.map_err(|error| failed(&self.path(segment), &error))
+    }
+
+    /// Gives the space of a stretch of a segment back, and says whether the file system does that. It reads as zeros from then
+    /// on. That nothing in it is needed must be on the disk.
+    pub(crate) fn punch(&self, segment: u32, stretch: Range<u32>) -> Result<bool, StoreError> {
+        let (offset, len) = (u64::from(stretch.start), u64::from(stretch.end.saturating_sub(stretch.start)));
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match self.file(segment, false).and_then(|file| Ok(fallocate(&*file, flags, offset, len)?)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(false),
+            Err(error) => Err(failed(&self.path(segment), &error)),
+        }
     }
 
     fn file(&self, segment: u32, create: bool) -> io::Result<Arc<File>> {
@@ -286,6 +339,10 @@ fn segment(path: &Path) -> Option<u32> {
 }
 
 fn failed(path: &Path, error: &io::Error) -> StoreError {
+    if space::is_full(error) {
+        // By how much, the writer tells.
+        return StoreError::Full { free: 0, needed: 0 };
+    }
     StoreError::io(format!("{}: {error}", path.display()))
 }
 

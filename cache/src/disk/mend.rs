@@ -11,7 +11,7 @@ use super::schema::{
     released_pin,
 };
 use super::store::Store;
-use super::{StoreError, record};
+use super::{StoreError, rebuild, record};
 use content::BlockKey;
 use rocksdb::WriteBatch;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,7 +45,7 @@ pub(super) fn survey(store: &Store, mend: bool) -> Result<Disagreements, StoreEr
     let mut survey = Survey { store, mend, batch: WriteBatch::default(), found: Disagreements::default() };
     survey.places()?;
     survey.index()?;
-    let segments = survey.segments(survey.count()?)?;
+    let segments = survey.segments(count_all(store)?)?;
     survey.counters(&segments)?;
     survey.write()?;
     survey.files(&segments)?;
@@ -118,18 +118,6 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// Counts what is in each segment.
-    fn count(&self) -> Result<Segments, StoreError> {
-        let mut counted = Segments::new();
-        for row in self.store.rows_from(INDEX, &[])? {
-            let (block, record) = row?;
-            if let Some(record) = IndexRecord::from_bytes(&record) {
-                count(&mut counted, &block, record);
-            }
-        }
-        Ok(counted)
-    }
-
     /// Makes the records count what was counted. Gives the segments that there are then.
     fn segments(&mut self, mut counted: Segments) -> Result<Segments, StoreError> {
         let family = self.store.family(SEGMENTS)?;
@@ -194,11 +182,12 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// Deletes files that nobody names, when it is on the disk that nobody does.
+    /// Takes in what files have that nobody names, and deletes those that have nothing, when it is on the disk that nobody
+    /// names them.
     fn files(&mut self, segments: &Segments) -> Result<(), StoreError> {
         for file in self.store.files.list()?.into_iter().filter(|file| !segments.contains_key(file)) {
             self.found.files += 1;
-            if self.mend {
+            if self.mend && !rebuild::adopt(self.store, file)? {
                 self.store.files.delete(file)?;
             }
         }
@@ -220,9 +209,22 @@ fn index(store: &Store, block: &[u8]) -> Result<Option<IndexRecord>, StoreError>
     Ok(store.pinned(INDEX, block)?.and_then(|record| IndexRecord::from_bytes(&record)))
 }
 
-fn count(counted: &mut Segments, block: &[u8], record: IndexRecord) {
+/// Counts what is in each segment.
+pub(super) fn count_all(store: &Store) -> Result<BTreeMap<u32, SegmentRecord>, StoreError> {
+    let mut counted = Segments::new();
+    for row in store.rows_from(INDEX, &[])? {
+        let (block, record) = row?;
+        if let Some(record) = IndexRecord::from_bytes(&record) {
+            let segment = counted.entry(record.place.segment).or_insert_with(|| SegmentRecord::new(record.kind));
+            count_block(segment, &block, record);
+        }
+    }
+    Ok(counted)
+}
+
+/// Counts a block that is in a segment.
+pub(super) fn count_block(segment: &mut SegmentRecord, block: &[u8], record: IndexRecord) {
     let bytes = u32::try_from(record::record_bytes(block, record.shape.value_bytes())).unwrap_or(u32::MAX);
-    let segment = counted.entry(record.place.segment).or_insert_with(|| SegmentRecord::new(record.kind));
     segment.blocks += 1;
     segment.live = segment.live.saturating_add(bytes);
     segment.written = segment.written.max(record.place.offset.saturating_add(bytes));

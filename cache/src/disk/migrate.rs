@@ -29,7 +29,8 @@ const PROGRESS_BLOCKS: u64 = 100_000;
 pub(crate) fn run(store: Store, options: &DiskOptions) -> Result<Store, StoreError> {
     info!("the store was written by an earlier release: moving its blocks; nothing is lost if this is interrupted");
     let store = Arc::new(store);
-    let blocks = Writer::new(Arc::clone(&store), Arc::default(), options, Arc::new(Semaphore::new(0)))?.migrate()?;
+    let blocks = Writer::new(Arc::clone(&store), Arc::default(), Arc::default(), options, Arc::new(Semaphore::new(0)))?
+        .migrate()?;
     let mut store = Arc::into_inner(store).ok_or(StoreError::Closed)?;
     store.write_schema()?;
     store.drop_legacy()?;

@@ -18,8 +18,9 @@
 //! Measured before, and why it is so: with the values in RocksDB (BlobDB), half of a fetching client's processor time went
 //! to the log, blob files and their collection, each of which copies and sums every block.
 //!
-//! A limit to know of: RocksDB stops taking writes when its own compaction meets damage. The store then goes on reading,
-//! says so once, and has to be replaced; what it cached is fetched again, and pins are imported again.
+//! RocksDB stops taking writes when its own compaction meets damage. The store then goes on reading, says so, and rebuilds its
+//! index when it is next opened: values tell by themselves whose they are, and the pin journal
+//! ([`crate::pin_journal`]) says which pins there were.
 //!
 //! | module | concern |
 //! |---|---|
@@ -30,7 +31,10 @@
 //! | `touched` | what was read since it was written |
 //! | [`scrub`] | every value checked, in the background |
 //! | `recompress` | pinned values made smaller, in the background |
+//! | `reserve` | space that is kept for the day when the disk is full |
 //! | [`offline`], `mend` | looking at a store that no gateway runs on, and mending its index |
+//! | [`rebuild`], `scan`, `index_files` | an index that is damaged, made anew from the segments |
+//! | `watermarks` | whether the index has everything that was acknowledged |
 //! | `migrate` | stores of earlier releases |
 //! | `block_store` | all of it as a [`crate::BlockStore`] |
 //!
@@ -41,27 +45,33 @@ mod error;
 #[cfg(test)]
 pub(crate) mod faults;
 pub(crate) mod files;
+mod index_files;
 mod mend;
 mod migrate;
 pub mod offline;
 mod reads;
+pub mod rebuild;
 mod recompress;
 pub(crate) mod record;
+pub(crate) mod reserve;
+mod scan;
 pub(crate) mod schema;
 pub(crate) mod scrub;
 pub(crate) mod store;
 mod touched;
+mod watermarks;
 pub(crate) mod writer;
 
 pub use self::error::StoreError;
 pub use self::mend::Disagreements;
-pub use self::offline::{CheckReport, Figures, Offline};
+pub use self::offline::{CheckReport, Figures, Offline, Repaired};
+pub use self::rebuild::{RebuildProgress, Rebuilt};
 pub use self::recompress::Recompressed;
 pub use self::scrub::{Fault, Finding, LackingPin, ScrubProgress, ScrubReport};
 
 use self::reads::Reads;
 use self::schema::{INDEX, IndexRecord, PINS, PinRecord};
-use self::store::Store;
+use self::store::{Lock, Store};
 use self::writer::{Command, Queue};
 use bytes::Bytes;
 use content::{Block, BlockKey, BlockSource, Cid, SourceError};
@@ -71,7 +81,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::Semaphore;
 
-use crate::pins::{PinState, PinSummary};
+use crate::pins::{PinChanges, PinState, PinSummary};
 use crate::store::{Held, Stats, StoreStats};
 use crate::stored::{self, Shape, Stored};
 
@@ -84,6 +94,9 @@ pub struct DiskOptions {
     /// What is left free on the file system, in bytes. Where there is less, the cache shrinks; when it is gone, nothing
     /// is stored and pins fail.
     pub free_bytes_min: u64,
+    /// The most that is kept for the day when the disk is full, in bytes, out of what is left free: a 32nd of the file system where
+    /// that is less. 0 for nothing.
+    pub reserve_bytes_max: u64,
     /// How long a segment file grows, in bytes; those of cached blocks at most to a sixteenth of their budget.
     pub segment_bytes_max: u32,
     /// How blocks are compressed.
@@ -104,6 +117,8 @@ impl Default for DiskOptions {
         Self {
             cache_bytes_max: 20 * 1024 * 1024 * 1024,
             free_bytes_min: 1024 * 1024 * 1024,
+            // Tests copy whole stores, and there are many at a time.
+            reserve_bytes_max: if cfg!(test) { 0 } else { 64 * 1024 * 1024 },
             segment_bytes_max: 256 * 1024 * 1024,
             zstd: stored::Options::default(),
             queue_bytes_max: 16 * 1024 * 1024,
@@ -127,22 +142,44 @@ struct Inner {
     look_ups: Arc<Reads>,
     reads: Arc<Semaphore>,
     stats: Arc<Stats>,
+    changes: Arc<PinChanges>,
     store: Arc<Store>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // A read that nobody waits for any more may hold the store for a moment longer.
+        self.store.lock().note_closed();
+    }
 }
 
 impl Disk {
     /// Opens the store in `dir`, creating it if need be. Blocks the thread: the log of a process that was killed is
-    /// replayed here, and a store that an earlier release wrote is brought up to date.
+    /// replayed here, a store that an earlier release wrote is brought up to date, and an index that turns out damaged is
+    /// rebuilt, which reads every block. A store that this process has closed, and that a read still holds, is waited for, for ten
+    /// seconds at most.
     ///
     /// # Errors
     /// [`StoreError::InUse`], [`StoreError::NewerSchema`], or what the file system said.
     pub fn open(dir: &Path, options: DiskOptions) -> Result<Self, StoreError> {
-        let store = Arc::new(open_store(dir, &options)?);
+        let lock = store::lock(dir)?;
         let stats = Arc::<Stats>::default();
-        let queue = writer::start(Arc::clone(&store), Arc::clone(&stats), &options)?;
+        let opened = Self::try_open(dir, &options, &lock, &stats);
+        let Err(StoreError::IndexDamaged(reason)) = opened else { return opened };
+        let rebuilt = rebuild::run(dir, &options, &lock, &reason, &mut rebuild::log_progress())?;
+        stats.index_rebuilds.inc();
+        stats.lacking_pins.store(rebuilt.lacking.len() as u64, Ordering::Relaxed);
+        Self::try_open(dir, &options, &lock, &stats)
+    }
+
+    fn try_open(dir: &Path, options: &DiskOptions, lock: &Lock, stats: &Arc<Stats>) -> Result<Self, StoreError> {
+        let store = Arc::new(open_store(dir, options, lock)?);
+        store.report_to(stats);
+        let (stats, changes) = (Arc::clone(stats), Arc::<PinChanges>::default());
+        let queue = writer::start(Arc::clone(&store), Arc::clone(&stats), Arc::clone(&changes), options)?;
         let reads = Arc::new(Semaphore::new(options.reads_max.max(1)));
         let look_ups = Reads::new(Arc::clone(&store), options.reads_max);
-        Ok(Self { inner: Arc::new(Inner { queue, look_ups, reads, stats, store }) })
+        Ok(Self { inner: Arc::new(Inner { queue, look_ups, reads, stats, changes, store }) })
     }
 
     /// Whether there is a store in a directory.
@@ -250,10 +287,14 @@ impl Disk {
     /// # Errors
     /// What the disk said to the sync. Closing twice is no error.
     pub async fn close(&self) -> Result<(), StoreError> {
-        match self.inner.queue.ask(|reply| Command::Close { reply }).await {
-            Ok(synced) => synced,
-            Err(_) => Ok(()),
-        }
+        let closed = self.inner.queue.ask(|reply| Command::Close { reply }).await;
+        self.inner.store.lock().note_closed();
+        closed.unwrap_or(Ok(()))
+    }
+
+    /// Done when nothing in this process holds the store any more, so that it can be opened again.
+    pub(crate) fn released(&self) -> BoxFuture<'static, ()> {
+        self.inner.store.lock().freed().boxed()
     }
 
     /// Asks this of every block that is to be evicted, and keeps those for which it is true: blocks that readers have in
@@ -319,6 +360,11 @@ impl Disk {
         Ok(None)
     }
 
+    /// The pins that lose blocks or get them back, for a reader that must not keep the store open.
+    pub(crate) fn pin_changes(&self) -> Arc<PinChanges> {
+        Arc::clone(&self.inner.changes)
+    }
+
     fn count_scrubbed(&self, step: &scrub::Step) {
         self.inner.stats.scrubbed_blocks.inc_by(step.blocks);
         self.inner.stats.scrubbed_bytes.inc_by(step.bytes);
@@ -362,15 +408,31 @@ impl Disk {
     }
 }
 
-/// Opens a store and brings it up to date.
-fn open_store(dir: &Path, options: &DiskOptions) -> Result<Store, StoreError> {
-    let store = Store::open(dir, options)?;
-    if store.is_legacy() { migrate::run(store, options) } else { Ok(store) }
+/// Opens a store whose folder is locked, and brings it up to date.
+///
+/// # Errors
+/// Those of [`Disk::open`], and [`StoreError::IndexDamaged`].
+fn open_store(dir: &Path, options: &DiskOptions, lock: &Lock) -> Result<Store, StoreError> {
+    if let Some(reason) = index_files::unusable(dir)? {
+        return Err(StoreError::index_damaged(reason));
+    }
+    let store = Store::open(dir, options, Lock::clone(lock))?;
+    match store.is_legacy() {
+        // It would be moved, which takes space.
+        true if !store.is_writable() => Err(StoreError::Full { free: 0, needed: 0 }),
+        true => migrate::run(store, options),
+        false => Ok(store),
+    }
 }
 
-fn summary((root, record): &store::Row) -> Result<PinSummary, StoreError> {
+fn parse_pin((root, record): &store::Row) -> Result<(Cid, PinRecord), StoreError> {
     let root = Cid::try_from(&**root).map_err(StoreError::corrupt)?;
     let record = PinRecord::from_bytes(record).ok_or_else(|| StoreError::corrupt("a pin is malformed"))?;
+    Ok((root, record))
+}
+
+fn summary(row: &store::Row) -> Result<PinSummary, StoreError> {
+    let (root, record) = parse_pin(row)?;
     Ok(record.summary(root))
 }
 

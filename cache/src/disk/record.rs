@@ -12,7 +12,9 @@
 //! Goals: a record that is read through a stale or damaged index, or whose bytes rotted, is told from the one that was
 //! asked for; a segment can be read without an index.
 
+use crate::stored::SHAPE_HEAD_BYTES;
 use bytes::Bytes;
+use content::{BlockKey, MAX_BLOCK_BYTES};
 
 const FORMAT: u8 = 1;
 
@@ -56,6 +58,50 @@ pub(crate) fn unchecked_value<'a>(record: &'a [u8], key: &[u8]) -> Option<(&'a [
     let bytes = u32::from_be_bytes(*head[2..].first_chunk()?);
     let ours = head[0] == FORMAT && usize::from(head[1]) == key.len();
     ours.then_some((value, usize::try_from(bytes).ok()?))
+}
+
+/// The longest record that a store writes, in bytes.
+pub(crate) const RECORD_BYTES_MAX: usize = HEAD_BYTES + u8::MAX as usize + SHAPE_HEAD_BYTES + MAX_BLOCK_BYTES;
+
+/// What bytes begin with, for who has no index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Begins {
+    /// A record that is whole, of so many bytes.
+    Record {
+        /// Whose value it has.
+        key: BlockKey,
+        /// The value.
+        value: Bytes,
+        /// The length of the record.
+        bytes: usize,
+    },
+    /// No record that is whole.
+    Nothing,
+}
+
+/// Whether a record may begin with this.
+pub(crate) fn may_begin(byte: u8) -> bool {
+    byte == FORMAT
+}
+
+/// Reads the record that bytes begin with.
+pub(crate) fn read_first(bytes: &Bytes) -> Begins {
+    let Some((key, len)) = read_head(bytes).filter(|(_, len)| *len <= bytes.len()) else { return Begins::Nothing };
+    match value(bytes.slice(..len), &key.to_bytes()) {
+        Some(value) => Begins::Record { key, value, bytes: len },
+        None => Begins::Nothing,
+    }
+}
+
+/// The key of a head, and how long its record is, if they can be true.
+fn read_head(bytes: &[u8]) -> Option<(BlockKey, usize)> {
+    let (head, rest) = bytes.split_first_chunk::<HEAD_BYTES>()?;
+    let value_bytes = usize::try_from(u32::from_be_bytes(*head[2..].first_chunk()?)).ok()?;
+    if head[0] != FORMAT || value_bytes > SHAPE_HEAD_BYTES + MAX_BLOCK_BYTES {
+        return None;
+    }
+    let key = rest.get(..usize::from(head[1]))?;
+    Some((BlockKey::from_bytes(key)?, record_bytes(key, value_bytes)))
 }
 
 fn checksum<'a>(lengths: &[u8], key: &[u8], value: impl Iterator<Item = &'a [u8]>) -> u32 {

@@ -2,7 +2,7 @@
 //!
 //! | family | key | value |
 //! |---|---|---|
-//! | `meta` | a name | schema version; [`Counters`]; [`ScrubRecord`]; [`TriedRecord`]; the end of what is synced; `release/` + pin id for members that are to be let go |
+//! | `meta` | a name | schema version; [`Counters`]; [`ScrubRecord`]; [`TriedRecord`]; the end of what is synced; `release/` + pin id for members that are to be let go; `members`; `damaged/` + multihash for values to be forgotten |
 //! | `index` | multihash | [`IndexRecord`]: where the value is; answers `has` and sizes without touching it |
 //! | `places` | [`Place`] | multihash of the block whose value is there, in the order of the disk |
 //! | `segments` | segment | [`SegmentRecord`] |
@@ -40,6 +40,11 @@ pub(crate) const KEY_SCRUB: &[u8] = b"scrub";
 /// The [`Place`] before which every pinned value is on the disk for certain. Earlier releases pass it over.
 pub(crate) const KEY_SYNCED: &[u8] = b"synced";
 pub(crate) const KEY_TRIED: &[u8] = b"recompressed";
+/// Says that every pin was compared with the blocks that are here, and that losses were noted since. Where it is
+/// absent, that is done when the store is opened.
+pub(crate) const KEY_MEMBERS: &[u8] = b"members";
+/// Begins the keys of blocks that a check found damaged while no writer ran, before the multihash.
+pub(crate) const DAMAGED: &[u8] = b"damaged/";
 const RELEASE: &[u8] = b"release/";
 
 /// What a block costs on disk beside its record in a segment, in bytes: its rows in `index` and `places`, and RocksDB's own

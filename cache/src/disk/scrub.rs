@@ -8,8 +8,9 @@
 //! through the writer, which reads it again first: what moves while it is looked at is not damaged. What the system cannot
 //! read at all is counted and left where it is, since it may be the wire and not the disk.
 //!
-//! Non-goals: fetching anew what was forgotten, which happens when somebody asks for it (a member of a pin comes back as
-//! one); what lies in the page cache and not on the disk yet, which the next pass sees.
+//! Pins that lack blocks are partial from then on, and whoever looks after pins is told ([`crate::pins::PinChanges`]).
+//!
+//! Non-goals: fetching anew what was forgotten, which the pin service does for pins, and readers do for the rest; what lies in the page cache and not on the disk yet, which the next pass sees.
 
 use super::record;
 use super::schema::{BLOCKS_BY_PIN, INDEX, KEY_SCRUB, PLACES, Place, ScrubRecord, take_u64};
@@ -144,6 +145,10 @@ impl Disk {
         self.flush().await?;
         let lacking = self.read(|store| lacking(store, &BTreeMap::new())).await?;
         self.count_pass(lacking.len());
+        let roots: Vec<Cid> = lacking.iter().map(|pin| pin.root).collect();
+        if !roots.is_empty() {
+            self.queue().ask(|reply| Command::Lacking { roots, reply }).await??;
+        }
         Ok(ScrubReport { progress, lacking })
     }
 
@@ -275,23 +280,23 @@ pub(crate) fn rest(bytes: u64, worked: Duration, bytes_per_second: Option<u64>) 
     due.saturating_sub(worked).max(worked * REST)
 }
 
-/// The pins of which members are not in the index, or are among `damaged`, which counts such by pin.
+/// The pins of which members are not in the index, or not even known any more, or are among `damaged`, which counts such by
+/// pin.
 pub(super) fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec<LackingPin>, StoreError> {
-    let mut missing = damaged.clone();
+    let (mut missing, mut members) = (damaged.clone(), BTreeMap::<u64, u64>::new());
     for row in store.rows_from(BLOCKS_BY_PIN, &[])? {
         let (row, _) = row?;
         let mut block = &*row;
         let pin = take_u64(&mut block).ok_or_else(|| StoreError::corrupt("a pin's member is malformed"))?;
+        *members.entry(pin).or_default() += 1;
         if !store.holds(INDEX, block)? {
             *missing.entry(pin).or_default() += 1;
         }
     }
-    if missing.is_empty() {
-        return Ok(Vec::new());
-    }
     let lacks = |pin: PinSummary| {
-        let missing = *missing.get(&pin.id)?;
-        Some(LackingPin { root: pin.root, name: pin.name, missing, blocks: pin.blocks })
+        let unknown = pin.blocks.saturating_sub(members.get(&pin.id).copied().unwrap_or_default());
+        let missing = missing.get(&pin.id).copied().unwrap_or_default() + unknown;
+        (missing > 0).then_some(LackingPin { root: pin.root, name: pin.name, missing, blocks: pin.blocks })
     };
     Ok(store.pins()?.into_iter().filter_map(lacks).collect())
 }

@@ -6,15 +6,24 @@ use super::error::StoreError;
 #[cfg(test)]
 use super::faults::{Call, Fault};
 use super::files::Files;
+use super::index_files::{self, Stage};
+use super::reserve::Reserve;
 use super::schema::{
     BLOCKS_BY_PIN, Counters, FAMILIES, INDEX, IndexRecord, KEY_COUNTERS, KEY_SCHEMA, KEY_SCRUB, KEY_SYNCED, KEY_TRIED,
-    META, PINS, PINS_BY_BLOCK, PinRecord, Place, SCHEMA, SEGMENTS, ScrubRecord, SegmentRecord, TriedRecord, take_u32,
+    Kind, META, PINS, PINS_BY_BLOCK, PLACES, PinRecord, Place, SCHEMA, SEGMENTS, ScrubRecord, SegmentRecord,
+    TriedRecord, release_key, take_u32,
 };
 use super::touched::Touched;
-use super::{DiskOptions, migrate, record, summary};
-use crate::folder;
-use crate::pins::PinSummary;
+use super::watermarks::Watermarks;
+use super::{DiskOptions, migrate, parse_pin, record, summary};
+use crate::database::{self, Access, Database};
+use crate::lock::{DirLock, LockError};
+use crate::pin_journal::{self, Condition, PinJournal};
+use crate::pins::{PinId, PinState, PinSummary};
+use crate::space::Space;
+use crate::store::Stats;
 use crate::stored::{Stored, ValueError};
+use crate::{dag, folder};
 use bytes::Bytes;
 use content::block::BlockError;
 use content::{Block, BlockKey, Cid, codec};
@@ -22,61 +31,240 @@ use rocksdb::{
     BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType, DBPinnableSlice,
     DBRecoveryMode, Direction, IteratorMode, Options, ReadOptions, ReadTier, WriteBatch, WriteOptions,
 };
-use std::fs::{File, TryLockError};
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tracing::{error, info, warn};
 
 const MIB: usize = 1024 * 1024;
 
-/// Held for as long as the store is open. RocksDB has a lock of its own, but only says so in prose.
-const LOCK_FILE: &str = "causeway.lock";
-
 /// Where the segment files are.
-const SEGMENTS_DIR: &str = "segments";
+pub(super) const SEGMENTS_DIR: &str = "segments";
 
-/// The log is cut at this size: a quiet family must not keep all of it alive.
-const WAL_BYTES_MAX: u64 = 256 * 1024 * 1024;
+/// How much of a family's newest rows is in memory at most, in bytes, before they become a file.
+const WRITE_BUFFER_BYTES_MAX: usize = 8 * MIB;
 
 const BLOOM_BITS_PER_KEY: f64 = 10.0;
 
 pub(crate) type Row = (Box<[u8]>, Box<[u8]>);
 
+/// Keeps others out of a store.
+pub(crate) type Lock = Arc<DirLock>;
+
 #[derive(Debug)]
 pub(crate) struct Store {
     // Dropped in this order: the lock outlives the database.
-    db: DB,
+    database: Database,
     pub(crate) files: Files,
+    pub(crate) reserve: Reserve,
     pub(crate) touched: Touched,
-    _lock: File,
+    dir: PathBuf,
+    watermarks: Mutex<Watermarks>,
+    /// Whether the index is known to have everything that was acknowledged.
+    is_whole: bool,
+    /// RocksDB found its own files damaged.
+    damaged: AtomicBool,
+    /// Where that is told.
+    stats: OnceLock<Arc<Stats>>,
+    lock: Lock,
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.watermarks().note_manifest(&self.dir);
+    }
 }
 
 impl Store {
-    pub(crate) fn open(dir: &Path, options: &DiskOptions) -> Result<Self, StoreError> {
-        folder::make(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
-        let lock = lock(dir)?;
-        refuse_lost_index(dir)?;
+    /// Opens the store in `dir`, which is `lock`ed, and compares its index with the pin journal.
+    ///
+    /// # Errors
+    /// [`StoreError::IndexDamaged`] if RocksDB or the journal finds it so, [`StoreError::NewerSchema`], or what the file system
+    /// said.
+    pub(crate) fn open(dir: &Path, options: &DiskOptions, lock: Lock) -> Result<Self, StoreError> {
+        let manifest = index_files::manifest(dir);
         let legacy = refuse_unknown_families(dir)?;
-        let db = DB::open_cf_descriptors(&db_options(options), dir, families(options, &legacy))?;
-        let open_max = u64::try_from(options.open_files_max).unwrap_or(u64::MAX) / 2;
-        let store = Self {
-            db,
-            files: Files::open(dir.join(SEGMENTS_DIR), open_max)?,
-            touched: Touched::default(),
-            _lock: lock,
-        };
+        let mut store = Self::open_families(dir, options, lock, &legacy)?;
         store.check_schema(dir)?;
+        store.compare_with_journal(manifest)?;
         Ok(store)
+    }
+
+    /// Opens the store in `dir` whatever its journal says.
+    pub(super) fn open_families(
+        dir: &Path,
+        options: &DiskOptions,
+        lock: Lock,
+        legacy: &[String],
+    ) -> Result<Self, StoreError> {
+        let reserve = reserve(dir, options)?;
+        let (bounds, at, settings) = (IndexBounds::of(&reserve), dir.to_owned(), options.clone());
+        let legacy = legacy.to_vec();
+        let database = Database::open(move |access| open_database(&at, &settings, bounds, &legacy, access))?;
+        let open_max = u64::try_from(options.open_files_max).unwrap_or(u64::MAX) / 2;
+        let files = Files::open(dir.join(SEGMENTS_DIR), open_max)?;
+        // Only now: a journal without an index tells of one that was lost.
+        let (journal, found) = PinJournal::open(dir).map_err(|error| unjournaled(dir, &error))?;
+        Ok(Self {
+            database,
+            files,
+            reserve,
+            touched: Touched::default(),
+            dir: dir.to_owned(),
+            watermarks: Watermarks::new(journal, found).into(),
+            is_whole: false,
+            damaged: AtomicBool::new(false),
+            stats: OnceLock::new(),
+            lock,
+        })
+    }
+
+    /// What keeps other owners out of the directory.
+    pub(crate) fn lock(&self) -> &Lock {
+        &self.lock
     }
 
     /// Whether there is a store in a directory.
     pub(crate) fn is_in(dir: &Path) -> bool {
-        dir.join("CURRENT").exists()
+        index_files::is_store(dir)
+    }
+
+    /// Where the store tells that its index is damaged.
+    pub(crate) fn report_to(&self, stats: &Arc<Stats>) {
+        _ = self.stats.set(Arc::clone(stats));
+    }
+
+    /// Whether the index is known to have everything that was acknowledged, so that what it does not name is garbage.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Finds out whether the index lost writes that were acknowledged, and brings the journal up to date. `manifest` is what
+    /// was there before RocksDB opened it.
+    fn compare_with_journal(&mut self, manifest: Option<(u64, u64)>) -> Result<(), StoreError> {
+        let Some(found) = self.watermarks().take_found() else { return Ok(()) };
+        let rewrites = found.is_worth_rewriting();
+        let known = found.watermark.unwrap_or_default();
+        if self.database.now().latest_sequence_number() < known.sequence {
+            return Err(StoreError::index_damaged("its log lost writes that were acknowledged"));
+        }
+        if manifest.is_some_and(|manifest| manifest < (known.manifest, known.manifest_bytes)) {
+            return Err(StoreError::index_damaged("its manifest lost changes"));
+        }
+        let mut standing = found.pins;
+        let (mut missing, mut removed) = (Vec::new(), Vec::new());
+        for row in self.rows_from(PINS, &[])? {
+            let (root, record) = parse_pin(&row?)?;
+            match standing.remove(&record.id) {
+                _ if found.removed.contains(&record.id) => removed.push((root, record.id)),
+                Some((_, entered)) if entered.blocks > record.blocks => {
+                    return Err(StoreError::index_damaged(format!("it lost members of the pin of {root}")));
+                }
+                Some((_, entered)) if entered.name == record.name && entered.state == record.state => {}
+                _ => missing.push((root, record)),
+            }
+        }
+        let lost = standing.values().filter(|(_, record)| record.state == PinState::Complete);
+        if let Some((root, _)) = lost.clone().next() {
+            let (lost, root) = (lost.count(), *root);
+            return Err(StoreError::index_damaged(format!("it lost {lost} pins, that of {root} among them")));
+        }
+        // An index that is only read is opened again later.
+        for (root, pin) in removed.into_iter().filter(|_| self.is_writable()) {
+            info!(%root, "a pin is removed, as was asked for when the store was last open");
+            if let Err(error) = self.remove_pin_rows(&root, pin) {
+                warn!(%root, %error, "it cannot be removed now, and is when the store is next opened");
+            }
+        }
+        self.is_whole = found.condition == Condition::Whole && known.sequence > 0;
+        let entered = match rewrites || !standing.is_empty() {
+            true => self.rewrite_journal(),
+            false => self.enter_pins(&missing, true),
+        };
+        if let Err(error) = entered {
+            warn!(%error, "the pin journal could not be brought up to date, and is when the store is next opened");
+        }
+        Ok(())
+    }
+
+    /// Takes a pin away whose members are to be let go.
+    fn remove_pin_rows(&self, root: &Cid, pin: PinId) -> Result<(), StoreError> {
+        let mut batch = WriteBatch::default();
+        batch.delete_cf(self.family(PINS)?, root.to_bytes());
+        batch.put_cf(self.family(META)?, release_key(pin), []);
+        self.write(batch, true)
+    }
+
+    /// Makes the journal say what the index says, anew.
+    pub(super) fn rewrite_journal(&self) -> Result<(), StoreError> {
+        let pins: Vec<_> = self.rows_from(PINS, &[])?.map(|row| parse_pin(&row?)).collect::<Result<_, _>>()?;
+        self.sync_log()?;
+        let mut watermarks = self.watermarks();
+        let noted = watermarks.noted();
+        let rewritten = watermarks.journal.rewrite(SCHEMA, noted, pins.into_iter());
+        rewritten.map_err(|error| unjournaled(&self.dir, &error))
+    }
+
+    /// Enters pins in the journal, which the index has already.
+    pub(crate) fn enter_pins(&self, pins: &[(Cid, PinRecord)], durable: bool) -> Result<(), StoreError> {
+        if pins.is_empty() {
+            return Ok(());
+        }
+        self.watermarks().journal.enter(pins, durable).map_err(|error| unjournaled(&self.dir, &error))
+    }
+
+    /// Strikes a pin out of the journal, before the index lets it go.
+    pub(crate) fn strike_out_pin(&self, pin: PinId) -> Result<(), StoreError> {
+        self.watermarks().journal.strike_out(pin).map_err(|error| unjournaled(&self.dir, &error))
+    }
+
+    /// The same taken back: the index has not let it go.
+    pub(crate) fn restore_pin(&self, pin: PinId) {
+        if let Err(error) = self.watermarks().journal.restore(pin) {
+            warn!(%error, "a pin could not be removed, and is when the store is next opened");
+        }
+    }
+
+    fn watermarks(&self) -> MutexGuard<'_, Watermarks> {
+        // Every change of them is a write to a file, which may fail as well.
+        self.watermarks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_synced(&self) {
+        self.watermarks().note_sequence(self.database.now().latest_sequence_number(), &self.dir);
+    }
+
+    /// An error of RocksDB's. If it says that the index is damaged, that is noted for the next start, and told.
+    fn said(&self, error: rocksdb::Error) -> StoreError {
+        let error = StoreError::from(error);
+        if matches!(error, StoreError::IndexDamaged(_)) && !self.damaged.swap(true, Ordering::Relaxed) {
+            error!(%error, "the index of the store is damaged; the next start rebuilds it");
+            if let Err(error) = index_files::mark(&self.dir, Stage::Damaged) {
+                error!(%error, "that could not be noted for the next start");
+            }
+            if let Some(stats) = self.stats.get() {
+                stats.index_damaged.store(true, Ordering::Relaxed);
+            }
+        }
+        error
+    }
+
+    /// A row.
+    pub(crate) fn pinned(&self, family: &str, key: &[u8]) -> Result<Option<DBPinnableSlice<'_>>, StoreError> {
+        let (db, family) = self.database.family(family)?;
+        db.get_pinned_cf(family, key).map_err(|error| self.said(error))
     }
 
     /// A store of an earlier schema keeps its number until [`super::migrate`] is done with it.
     fn check_schema(&self, dir: &Path) -> Result<(), StoreError> {
-        match self.db.get_cf(self.family(META)?, KEY_SCHEMA)? {
+        match self.pinned(META, KEY_SCHEMA)? {
             None => {
-                self.db.put_cf(self.family(META)?, KEY_SYNCED, Place::default().to_key())?;
+                let (db, meta) = self.database.family(META)?;
+                db.put_cf(meta, KEY_SYNCED, Place::default().to_key())?;
                 self.write_schema()
             }
             Some(found) => known_schema(dir, &found),
@@ -84,29 +272,46 @@ impl Store {
     }
 
     pub(crate) fn write_schema(&self) -> Result<(), StoreError> {
-        Ok(self.db.put_cf(self.family(META)?, KEY_SCHEMA, SCHEMA.to_be_bytes())?)
+        let (db, meta) = self.database.family(META)?;
+        db.put_cf(meta, KEY_SCHEMA, SCHEMA.to_be_bytes()).map_err(|error| self.said(error))
     }
 
     /// Whether there is anything of an earlier schema.
     pub(crate) fn is_legacy(&self) -> bool {
-        migrate::FAMILIES.iter().any(|name| self.db.cf_handle(name).is_some())
+        migrate::FAMILIES.iter().any(|name| self.database.now().cf_handle(name).is_some())
     }
 
     /// Takes away what only earlier schemas have.
     pub(crate) fn drop_legacy(&mut self) -> Result<(), StoreError> {
-        for name in migrate::FAMILIES.iter().filter(|name| self.db.cf_handle(name).is_some()).collect::<Vec<_>>() {
-            self.db.drop_cf(name)?;
+        let db = self.database.exclusive();
+        for name in migrate::FAMILIES.iter().filter(|name| db.cf_handle(name).is_some()).collect::<Vec<_>>() {
+            db.drop_cf(name)?;
         }
         Ok(())
     }
 
+    /// A family, for a batch.
     pub(crate) fn family(&self, name: &str) -> Result<&ColumnFamily, StoreError> {
-        self.db.cf_handle(name).ok_or_else(|| StoreError::corrupt(format!("column family {name} is missing")))
+        Ok(self.database.family(name)?.1)
+    }
+
+    /// Whether the index can be changed. A disk without space may let it be read only.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.database.is_writable()
+    }
+
+    /// Opens the index for writing, if it is not. For the thread that writes.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] while there is no space for that.
+    pub(crate) fn make_writable(&self) -> Result<(), StoreError> {
+        self.database.make_writable()
     }
 
     /// Whether a block may be here, from memory alone: `false` is certain.
     pub(crate) fn may_hold(&self, block: &[u8]) -> bool {
-        self.family(INDEX).map_or(true, |index| self.db.key_may_exist_cf(index, block))
+        let is_damaged = self.damaged.load(Ordering::Relaxed);
+        is_damaged || self.database.family(INDEX).map_or(true, |(db, index)| db.key_may_exist_cf(index, block))
     }
 
     /// A block as it is stored. [`StoreError::Corrupt`] means that this value cannot be read and never will.
@@ -189,7 +394,8 @@ impl Store {
 
     /// The same without waiting: `None` as well where memory does not tell.
     fn index_now(&self, block: &[u8]) -> Option<IndexRecord> {
-        let bytes = self.db.get_pinned_cf_opt(self.family(INDEX).ok()?, block, &from_memory()).ok()??;
+        let (db, index) = self.database.family(INDEX).ok()?;
+        let bytes = db.get_pinned_cf_opt(index, block, &from_memory()).ok()??;
         IndexRecord::from_bytes(&bytes)
     }
 
@@ -198,13 +404,14 @@ impl Store {
         &self,
         blocks: impl Iterator<Item = &'a [u8]> + Clone,
     ) -> Vec<Result<Option<IndexRecord>, StoreError>> {
-        let index = match self.family(INDEX) {
-            Ok(index) => index,
+        let (db, index) = match self.database.family(INDEX) {
+            Ok(found) => found,
             Err(_) => return blocks.map(|block| self.index(block)).collect(),
         };
-        let found = self.db.batched_multi_get_cf(index, blocks, true);
+        let found = db.batched_multi_get_cf(index, blocks, true);
         found
             .into_iter()
+            .map(|row| row.map_err(|error| self.said(error)))
             .map(|row| row?.map(|bytes| read_record(INDEX, &bytes, IndexRecord::from_bytes)).transpose())
             .collect()
     }
@@ -251,10 +458,6 @@ impl Store {
         Ok(self.pinned(family, key)?.is_some())
     }
 
-    pub(crate) fn pinned(&self, family: &str, key: &[u8]) -> Result<Option<DBPinnableSlice<'_>>, StoreError> {
-        Ok(self.db.get_pinned_cf(self.family(family)?, key)?)
-    }
-
     fn record<T>(&self, family: &str, key: &[u8], read: impl Fn(&[u8]) -> Option<T>) -> Result<Option<T>, StoreError> {
         self.pinned(family, key)?.map(|bytes| read_record(family, &bytes, read)).transpose()
     }
@@ -269,8 +472,9 @@ impl Store {
         options.fill_cache(false);
         options.set_iterate_lower_bound(from);
         let mode = IteratorMode::From(from, Direction::Forward);
-        let rows = self.db.iterator_cf_opt(self.family(family)?, options, mode);
-        Ok(rows.map(|row| row.map_err(StoreError::from)))
+        let (db, family) = self.database.family(family)?;
+        let rows = db.iterator_cf_opt(family, options, mode);
+        Ok(rows.map(|row| row.map_err(|error| self.said(error))))
     }
 
     /// The keys that begin with `prefix`.
@@ -300,27 +504,43 @@ impl Store {
         let fault = self.files.faults.meet(Call::Batch);
         #[cfg(test)]
         if let Some(fault @ (Fault::Refused(_) | Fault::Half(_))) = fault {
-            return Err(StoreError::io(fault.error()));
+            return Err(of_fault(fault));
         }
         #[cfg(test)]
         let volatile = self.files.volatile.lock().expect("no test panics here");
         let mut options = WriteOptions::default();
         options.set_sync(sync);
-        self.db.write_opt(batch, &options)?;
+        self.database.now().write_opt(batch, &options).map_err(|error| self.said(error))?;
         #[cfg(test)]
         if let Some(fault) = fault {
-            return Err(StoreError::io(fault.error()));
+            return Err(of_fault(fault));
         }
         #[cfg(test)]
         if sync {
             self.note_synced_logs(volatile);
         }
+        if sync {
+            self.note_synced();
+        }
         Ok(())
+    }
+
+    /// Writes a batch that is on the disk when its families were flushed.
+    pub(super) fn write_unlogged(&self, batch: WriteBatch) -> Result<(), StoreError> {
+        let mut options = WriteOptions::default();
+        options.disable_wal(true);
+        self.database.now().write_opt(batch, &options).map_err(|error| self.said(error))
+    }
+
+    /// Forces to the disk what was written to a family, log or no log.
+    pub(super) fn flush_family(&self, family: &str) -> Result<(), StoreError> {
+        let (db, family) = self.database.family(family)?;
+        db.flush_cf(family).map_err(|error| self.said(error))
     }
 
     #[cfg(test)]
     fn note_synced_logs(&self, mut volatile: std::sync::MutexGuard<'_, super::files::Volatile>) {
-        for entry in std::fs::read_dir(self.db.path()).expect("reads").flatten() {
+        for entry in std::fs::read_dir(self.database.now().path()).expect("reads").flatten() {
             let is_log = entry.path().extension().is_some_and(|extension| extension == "log");
             // One that is done with may go at any time.
             if let (true, Ok(log)) = (is_log, entry.metadata()) {
@@ -329,10 +549,87 @@ impl Store {
         }
     }
 
+    /// Deletes the file of the oldest cached segment that has one, but for the one that is written to, and says whether there
+    /// was one. Its blocks are not found any more, and their rows go when the segment is evicted. The last file of all stays: a
+    /// store without any looks as if its disk were not mounted.
+    pub(crate) fn give_up_cached(&self, segments: &BTreeMap<u32, SegmentRecord>, tail: Option<u32>) -> bool {
+        let Ok(files) = self.files.list() else { return false };
+        let is_cached = |segment: &u32| {
+            segments.get(segment).is_some_and(|record| record.kind == Kind::Cached && Some(*segment) != tail)
+        };
+        let Some(oldest) = files.iter().copied().filter(is_cached).min().filter(|_| files.len() > 1) else {
+            return false;
+        };
+        warn!(segment = oldest, "the disk is full: a segment of cached blocks was given up");
+        let is_deleted = self.files.delete(oldest).is_ok();
+        self.files.settle();
+        is_deleted
+    }
+
+    /// Gives the dead stretches of a segment back to the file system, and says whether it takes them. A segment of which the
+    /// rows do not agree is left as it is.
+    pub(crate) fn punch_dead(&self, segment: u32, written: u32) -> Result<bool, StoreError> {
+        // What is dead must be so after a power cut too.
+        self.sync_index()?;
+        let Some(stretches) = self.dead_stretches(segment, written)? else { return Ok(true) };
+        for stretch in stretches {
+            if !self.files.punch(segment, stretch)? {
+                return Ok(false);
+            }
+        }
+        self.files.settle();
+        Ok(true)
+    }
+
+    /// What lies between the records of a segment, in whole blocks of the file system. `None` if a row names what the index
+    /// does not.
+    fn dead_stretches(&self, segment: u32, written: u32) -> Result<Option<Vec<Range<u32>>>, StoreError> {
+        let (mut dead, mut end) = (Vec::new(), 0);
+        for row in self.rows_from(PLACES, &segment.to_be_bytes())? {
+            let (place, block) = row?;
+            let Some(place) = Place::from_key(&place) else { return Ok(None) };
+            if place.segment != segment {
+                break;
+            }
+            let Some(record) = self.index(&block)?.filter(|record| record.place == place) else { return Ok(None) };
+            dead.extend(whole_blocks(end..place.offset));
+            let bytes = record::record_bytes(&block, record.shape.value_bytes());
+            end = place.offset.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
+        }
+        dead.extend(whole_blocks(end..written));
+        Ok(Some(dead))
+    }
+
+    /// Forces to the disk what the index says, also one that is open for reading: another process may have written its log.
+    fn sync_index(&self) -> Result<(), StoreError> {
+        if self.is_writable() {
+            return self.sync_log();
+        }
+        let dir = self.database.now().path();
+        let failed = |error: io::Error| StoreError::io(format!("{}: {error}", dir.display()));
+        for entry in std::fs::read_dir(dir).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if path.extension().is_some_and(|extension| extension == "log") {
+                File::open(&path).and_then(|log| log.sync_all()).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Rewrites every family of the index without what was deleted from it.
     pub(crate) fn compact_index(&self) -> Result<(), StoreError> {
         for name in FAMILIES {
-            self.db.compact_range_cf(self.family(name)?, None::<&[u8]>, None::<&[u8]>);
+            let (db, family) = self.database.family(name)?;
+            // It is written anew before the old goes.
+            let bytes = db.property_int_value_cf(family, "rocksdb.live-sst-files-size")?.unwrap_or_default();
+            if self.files.space()?.free_bytes < bytes.saturating_add(self.reserve.headroom_bytes()) {
+                warn!(
+                    family = name,
+                    bytes, "the disk has no space to rewrite this part of the index: it is left as it is"
+                );
+                continue;
+            }
+            db.compact_range_cf(family, None::<&[u8]>, None::<&[u8]>);
         }
         Ok(())
     }
@@ -341,11 +638,51 @@ impl Store {
     pub(crate) fn sync_log(&self) -> Result<(), StoreError> {
         #[cfg(test)]
         self.files.faults.check(Call::SyncLog).map_err(StoreError::io)?;
-        self.db.flush_wal(true)?;
+        self.database.now().flush_wal(true).map_err(|error| self.said(error))?;
         #[cfg(test)]
         self.note_synced_logs(self.files.volatile.lock().expect("no test panics here"));
+        self.note_synced();
         Ok(())
     }
+}
+
+impl dag::Stored for Store {
+    fn block_bytes(&self, key: &BlockKey) -> Result<Option<usize>, StoreError> {
+        match self.index(&key.to_bytes()) {
+            Err(StoreError::Corrupt(_)) => Ok(None),
+            held => Ok(held?.map(|held| held.shape.block_bytes())),
+        }
+    }
+
+    fn block(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+        match self.look(key) {
+            Err(StoreError::Corrupt(_)) => Ok(None),
+            looked => looked,
+        }
+    }
+}
+
+fn unjournaled(dir: &Path, error: &io::Error) -> StoreError {
+    if crate::space::is_full(error) {
+        // By how much, the writer tells.
+        return StoreError::Full { free: 0, needed: 0 };
+    }
+    StoreError::io(format!("{}: {error}", dir.join(pin_journal::NAME).display()))
+}
+
+#[cfg(test)]
+fn of_fault(fault: Fault) -> StoreError {
+    let error = fault.error();
+    if crate::space::is_full(&error) { StoreError::Full { free: 0, needed: 0 } } else { StoreError::io(error) }
+}
+
+/// What file systems give back at a time, in bytes: most have blocks of this size, and larger ones take what they can.
+const HOLE_BYTES: u32 = 4096;
+
+/// The whole blocks in a stretch, if there are any. What shares a block with a record is left: it is in one page with it.
+fn whole_blocks(stretch: Range<u32>) -> Option<Range<u32>> {
+    let (start, end) = (stretch.start.checked_next_multiple_of(HOLE_BYTES)?, stretch.end / HOLE_BYTES * HOLE_BYTES);
+    (start < end).then_some(start..end)
 }
 
 fn read_record<T>(family: &str, bytes: &[u8], read: impl Fn(&[u8]) -> Option<T>) -> Result<T, StoreError> {
@@ -377,31 +714,23 @@ fn from_memory() -> ReadOptions {
     options
 }
 
-pub(crate) fn lock(dir: &Path) -> Result<File, StoreError> {
-    let path = dir.join(LOCK_FILE);
-    let failed = |error: std::io::Error| StoreError::io(format!("{}: {error}", path.display()));
-    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(StoreError::InUse { dir: dir.to_owned() }),
-        Err(TryLockError::Error(error)) => Err(failed(error)),
+/// Locks a folder, which is made if need be. RocksDB has a lock of its own, but only says so in prose.
+pub(crate) fn lock(dir: &Path) -> Result<Lock, StoreError> {
+    folder::make(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
+    match DirLock::take(dir) {
+        Ok(lock) => Ok(Arc::new(lock)),
+        Err(LockError::InUse) => Err(StoreError::InUse { dir: dir.to_owned() }),
+        Err(LockError::Unsupported) => {
+            Err(StoreError::io(format!("{}: this file system does not lock files", dir.display())))
+        }
+        Err(LockError::Io(error)) => Err(StoreError::io(format!("{}: {error}", dir.display()))),
     }
-}
-
-/// Segments that no index knows would be deleted as left over: their pins were acknowledged by somebody.
-fn refuse_lost_index(dir: &Path) -> Result<(), StoreError> {
-    let segments = dir.join(SEGMENTS_DIR);
-    let has_segments = !Store::is_in(dir) && segments.is_dir() && !Files::list_in(&segments)?.is_empty();
-    if has_segments {
-        return Err(StoreError::corrupt(format!("{} has blocks, and the index beside it is gone", segments.display())));
-    }
-    Ok(())
 }
 
 /// The families of earlier schemas that are here. A newer schema may have families that RocksDB would not open without
 /// being told how. So that the refusal can name the schema, it is read from the families that are known, without writing.
 fn refuse_unknown_families(dir: &Path) -> Result<Vec<String>, StoreError> {
-    if !Store::is_in(dir) {
+    if index_files::manifest(dir).is_none() {
         return Ok(Vec::new());
     }
     let mut found = DB::list_cf(&Options::default(), dir)?;
@@ -423,13 +752,55 @@ fn known_schema(dir: &Path, found: &[u8]) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn db_options(options: &DiskOptions) -> Options {
-    let mut db = Options::default();
+/// The reserve of a store. It is given up now if there is too little space to open the index.
+fn reserve(dir: &Path, options: &DiskOptions) -> Result<Reserve, StoreError> {
+    let space = Space::of(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
+    let reserve = Reserve::of(dir, space, options.reserve_bytes_max);
+    if !reserve.is_enough_to_open(space) {
+        reserve.release();
+    }
+    Ok(reserve)
+}
+
+/// How much of the index is in its log alone, in bytes: what is in the log when a process is killed is written to files when
+/// the store is opened again, and the reserve has room for that.
+#[derive(Debug, Clone, Copy)]
+struct IndexBounds {
+    log_bytes: u64,
+    write_buffer_bytes: usize,
+}
+
+impl IndexBounds {
+    fn of(reserve: &Reserve) -> Self {
+        // A quiet family must not keep all of the log alive, whether there is a reserve or not.
+        let log_bytes = if reserve.bytes() == 0 { 64 * MIB as u64 } else { reserve.bytes() / 2 };
+        let write_buffer = usize::try_from(log_bytes / 4).unwrap_or(usize::MAX);
+        Self { log_bytes, write_buffer_bytes: write_buffer.min(WRITE_BUFFER_BYTES_MAX) }
+    }
+}
+
+fn open_database(
+    dir: &Path,
+    options: &DiskOptions,
+    bounds: IndexBounds,
+    legacy: &[String],
+    access: Access,
+) -> Result<DB, rocksdb::Error> {
+    let (settings, families) = (db_options(options, bounds), families(options, bounds, legacy));
+    match access {
+        Access::Write => DB::open_cf_descriptors(&settings, dir, families),
+        Access::ReadOnly => DB::open_cf_descriptors_read_only(&settings, dir, families, false),
+    }
+}
+
+fn db_options(options: &DiskOptions, bounds: IndexBounds) -> Options {
+    let mut db = database::options();
     db.create_if_missing(true);
     db.create_missing_column_families(true);
-    // A process that is killed leaves a log whose end may be torn: keep everything before that.
+    // A process that is killed, or a machine that loses its power, leaves a log whose end may be torn in any way: keep everything
+    // before that. Whether more than an end is gone, the watermark in the pin journal tells.
     db.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
-    db.set_max_total_wal_size(WAL_BYTES_MAX);
+    db.set_max_total_wal_size(bounds.log_bytes);
     db.set_max_open_files((options.open_files_max / 2).max(16));
     db.set_max_background_jobs(2);
     // Written pages go out steadily instead of in one burst that stalls a synced pin.
@@ -440,7 +811,7 @@ fn db_options(options: &DiskOptions) -> Options {
     db
 }
 
-fn families(options: &DiskOptions, legacy: &[String]) -> Vec<ColumnFamilyDescriptor> {
+fn families(options: &DiskOptions, bounds: IndexBounds, legacy: &[String]) -> Vec<ColumnFamilyDescriptor> {
     let cache = Cache::new_lru_cache(options.block_cache_bytes);
     let family = |name: &str| {
         let mut table = BlockBasedOptions::default();
@@ -455,7 +826,7 @@ fn families(options: &DiskOptions, legacy: &[String]) -> Vec<ColumnFamilyDescrip
         cf.set_block_based_table_factory(&table);
         // Keys are digests: nothing is left to gain.
         cf.set_compression_type(DBCompressionType::None);
-        cf.set_write_buffer_size(8 * MIB);
+        cf.set_write_buffer_size(bounds.write_buffer_bytes);
         if name == BLOCKS_BY_PIN || name == PINS_BY_BLOCK {
             // Each pin id is repeated for all of its blocks.
             cf.set_compression_type(DBCompressionType::Lz4);

@@ -32,13 +32,15 @@ fn write_pieces(path: &Path, pieces: &[&[u8]]) -> io::Result<File> {
     Ok(file)
 }
 
-/// Writes behind the first `length` bytes of a file, which is made if need be; what came after those is gone.
-pub(super) fn append(path: &Path, length: u64, bytes: &[u8]) -> io::Result<()> {
+/// Writes behind the first `length` bytes of a file, which is made if need be; what came after those is gone. The file is to be
+/// kept open until it is synced: the system tells of a write that failed later to who had it open meanwhile.
+pub(super) fn append(path: &Path, length: u64, bytes: &[u8]) -> io::Result<File> {
     #[cfg(test)]
     let _met = meet(Call::Write(path, length))?;
     let file = File::options().create(true).truncate(false).write(true).open(path)?;
     file.set_len(length)?;
-    file.write_all_at(bytes, length)
+    file.write_all_at(bytes, length)?;
+    Ok(file)
 }
 
 /// Forces the content of a file to the disk.

@@ -53,7 +53,7 @@ pub(super) struct Files {
 
 /// A file that was found.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct FoundFile {
     pub(super) key: Key,
     /// What it takes.
     pub(super) bytes: u64,
@@ -125,6 +125,16 @@ impl Files {
         in_threads(folders.len(), &folders, |folder| sync_folder(folder)).into_iter().collect()
     }
 
+    /// Takes a block's file out of the way, as one that is not finished: it counts no more, and is deleted with such.
+    pub(super) fn set_aside(&self, key: &[u8]) -> Result<(), StoreError> {
+        let path = names::path(&self.dir, key);
+        let folder = path.parent().unwrap_or(&self.dir);
+        match calls::rename(&path, &temporary(folder)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(&path, &error)),
+            _ => sync_folder(folder),
+        }
+    }
+
     /// The value of a block, if there is a file of it.
     pub(super) fn read(&self, key: &[u8]) -> Result<Option<Stored>, StoreError> {
         let len_max = record::record_bytes(key, MAX_BLOCK_BYTES + SHAPE_HEAD_BYTES);
@@ -164,7 +174,7 @@ impl Files {
     }
 
     /// Every file of a block, in no order. With `tidy`, what a process left unfinished is deleted.
-    pub(super) fn list(&self, tidy: bool) -> Result<Vec<Found>, StoreError> {
+    pub(super) fn list(&self, tidy: bool) -> Result<Vec<FoundFile>, StoreError> {
         let folders = entries(&self.dir)?;
         let listed = in_threads(folders.len().div_ceil(64), &folders, |folder| list_folder(folder, tidy));
         listed.into_iter().try_fold(Vec::new(), |mut found, folder| {
@@ -188,7 +198,7 @@ fn read_up_to(path: &Path, len_max: usize) -> io::Result<Bytes> {
     Ok(bytes.into())
 }
 
-fn list_folder(folder: &Path, tidy: bool) -> Result<Vec<Found>, StoreError> {
+fn list_folder(folder: &Path, tidy: bool) -> Result<Vec<FoundFile>, StoreError> {
     let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let mut found = Vec::new();
     for path in entries(folder)? {
@@ -212,7 +222,7 @@ fn list_folder(folder: &Path, tidy: bool) -> Result<Vec<Found>, StoreError> {
             continue;
         }
         let modified = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-        found.push(Found { key, bytes: cost_of_file(meta.len()), modified });
+        found.push(FoundFile { key, bytes: cost_of_file(meta.len()), modified });
     }
     Ok(found)
 }

@@ -11,14 +11,13 @@
 //! counts, so that a container that comes back under another name is not kept out.
 
 use crate::disk::StoreError;
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use crate::lock::{DirLock, LockError};
+use futures::future::{BoxFuture, FutureExt as _, ready};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-const LOCK_FILE: &str = "causeway.lock";
 const OWNER_FILE: &str = "owner";
 
 /// The file systems that lie on a disk or in the memory of this machine (statfs(2)); all others may be shared.
@@ -38,7 +37,8 @@ const LOCAL_FILE_SYSTEMS: [u32; 10] = [
 /// Held for as long as the store is open.
 #[derive(Debug)]
 pub(super) struct Lock {
-    _file: File,
+    /// `None` where the file system does not lock files.
+    dir: Option<DirLock>,
     /// The note, if there is one.
     owner: Option<PathBuf>,
 }
@@ -55,17 +55,25 @@ impl Lock {
     /// # Errors
     /// [`StoreError::InUse`], [`StoreError::InUseElsewhere`], or what the file system said.
     pub(super) fn take(dir: &Path) -> Result<Self, StoreError> {
-        let path = dir.join(LOCK_FILE);
-        let failed = |error: io::Error| StoreError::io(format!("{}: {error}", path.display()));
-        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
-        let told = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => true,
-            Err(Errno::WOULDBLOCK) => return Err(StoreError::InUse { dir: dir.to_owned() }),
-            Err(Errno::NOLCK | Errno::NOTSUP | Errno::NOSYS | Errno::INVAL) => false,
-            Err(error) => return Err(failed(error.into())),
+        let locked = match DirLock::take(dir) {
+            Ok(lock) => Some(lock),
+            Err(LockError::Unsupported) => None,
+            Err(LockError::InUse) => return Err(StoreError::InUse { dir: dir.to_owned() }),
+            Err(LockError::Io(error)) => return Err(StoreError::io(format!("{}: {error}", dir.display()))),
         };
-        let owner = if told && is_local(&file) { None } else { Some(note(dir)?) };
-        Ok(Self { _file: file, owner })
+        let is_enough = locked.as_ref().and_then(DirLock::file).is_some_and(is_local);
+        let owner = if is_enough { None } else { Some(note(dir)?) };
+        Ok(Self { dir: locked, owner })
+    }
+
+    /// Says that the store is closed.
+    pub(super) fn note_closed(&self) {
+        self.dir.iter().for_each(DirLock::note_closed);
+    }
+
+    /// Done when the lock is free.
+    pub(super) fn released(&self) -> BoxFuture<'static, ()> {
+        self.dir.as_ref().map_or_else(|| ready(()).boxed(), |lock| lock.freed().boxed())
     }
 }
 

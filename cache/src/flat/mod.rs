@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! schema                 the layout's number
+//! pins.journal           the pins once more, and the layout's number
 //! causeway.lock, owner   who has the store
 //! scrub                  how far the scrub has come
 //! blocks/2i/afkrei…2ia   a block
@@ -49,26 +50,30 @@ mod pins;
 #[cfg(test)]
 pub(crate) mod power;
 
-use self::files::{Files, Found};
+use self::files::{Files, FoundFile};
 use self::lock::Lock;
 use self::pins::{FoundPin, PinFiles};
 use crate::disk::StoreError;
-use crate::folder;
+use crate::disk::store::check_hash;
 use crate::ledger::{Held, Key, Ledger};
 use crate::ledger_store::backing::{Backing, NewValue, ScrubNote};
 use crate::ledger_store::{LedgerStore, Limits};
+use crate::pin_journal::{self, Found, PinJournal};
 use crate::pins::{PinId, PinRecord, PinState};
+use crate::space::{self, Space};
 use crate::store::BlockStore;
 use crate::stored::{self, Shape, Stored};
-use content::Cid;
-use rustix::fs::statvfs;
+use crate::{dag, folder};
+use bytes::Bytes;
+use content::{BlockKey, Cid};
+use futures::future::BoxFuture;
 use std::cmp::Reverse;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tracing::debug;
+use tracing::{debug, error, warn};
 
 /// The layout that this release reads and writes. A change that an older release would misread adds one.
 const SCHEMA: u32 = 1;
@@ -110,8 +115,7 @@ impl Default for FlatOptions {
 /// Opens the store in `dir`, creating it if need be. Blocks the thread, while the name and the length of every file are read.
 ///
 /// # Errors
-/// [`StoreError::InUse`], [`StoreError::InUseElsewhere`], [`StoreError::NewerSchema`], [`StoreError::Corrupt`] if what is known
-/// of a pin cannot be read, or what the file system said.
+/// [`StoreError::InUse`], [`StoreError::InUseElsewhere`], [`StoreError::NewerSchema`], or what the file system said.
 pub fn open(dir: &Path, options: &FlatOptions) -> Result<Arc<dyn BlockStore>, StoreError> {
     let limits = Limits {
         cache_bytes_max: options.cache_bytes_max,
@@ -127,7 +131,7 @@ pub fn open(dir: &Path, options: &FlatOptions) -> Result<Arc<dyn BlockStore>, St
         let part = dir.join(part);
         fs::create_dir_all(&part).map_err(|error| failed(&part, &error))?;
     }
-    if !is_in(dir) {
+    if read_schema(dir)? != Some(SCHEMA) {
         replace(&dir.join(SCHEMA_FILE), format!("{SCHEMA}\n").as_bytes())?;
     }
     // Whoever made what is here may have been killed before its names were synced, and a pin that is found counts as there.
@@ -139,7 +143,7 @@ pub fn open(dir: &Path, options: &FlatOptions) -> Result<Arc<dyn BlockStore>, St
 
 /// Whether there is a store in a folder.
 pub fn is_in(dir: &Path) -> bool {
-    dir.join(SCHEMA_FILE).exists()
+    dir.join(SCHEMA_FILE).exists() || dir.join(BLOCKS_DIR).exists()
 }
 
 /// The files of a store.
@@ -148,18 +152,22 @@ struct Folder {
     dir: PathBuf,
     files: Files,
     pins: PinFiles,
+    /// What the pin journal said when it was opened.
+    journaled: Found,
     /// What is left free, for an error to tell.
     free_bytes_min: u64,
-    _lock: Lock,
+    lock: Lock,
 }
 
 impl Folder {
     /// Takes a folder that is there, and looks at its schema.
     fn open(dir: &Path, free_bytes_min: u64) -> Result<Self, StoreError> {
         let lock = Lock::take(dir)?;
-        check_schema(dir)?;
-        let (files, pins) = (Files::new(dir.join(BLOCKS_DIR)), PinFiles::new(dir.join(PINS_DIR)));
-        Ok(Self { dir: dir.to_owned(), files, pins, free_bytes_min, _lock: lock })
+        let unread = |error: io::Error| failed(&dir.join(pin_journal::NAME), &error);
+        check_schema(dir, &PinJournal::read(dir).map_err(unread)?)?;
+        let (journal, journaled) = PinJournal::open(dir).map_err(unread)?;
+        let (files, pins) = (Files::new(dir.join(BLOCKS_DIR)), PinFiles::new(dir.join(PINS_DIR), journal));
+        Ok(Self { dir: dir.to_owned(), files, pins, journaled, free_bytes_min, lock })
     }
 
     /// What the files say. With `tidy`, what was left unfinished is taken away.
@@ -167,35 +175,74 @@ impl Folder {
         let mut found = self.files.list(tidy)?;
         found.sort_unstable_by_key(|found| found.modified);
         let mut ledger = Ledger::default();
-        for Found { key, bytes, .. } in found {
+        for FoundFile { key, bytes, .. } in found {
             ledger.put(&key, Held { bytes, shape: None, durable: false });
         }
-        let mut pins = self.pins.load(tidy)?;
+        let mut pins = self.pins.load(&self.journaled, tidy)?;
         pins.sort_unstable_by_key(|found| Reverse((found.record.state == PinState::Complete, found.record.id)));
-        for FoundPin { root, record, members } in pins {
-            let (pin, acknowledged) = (record.id, acknowledged(&record));
-            if ledger.pin_of(&root).is_some() {
-                // Begun while the disk failed, and begun once more: a root has one pin.
-                if tidy {
-                    self.pins.remove(pin)?;
-                }
-                continue;
-            }
-            ledger.set_pin(Some(root), record);
-            for (at, (key, block_bytes)) in members.iter().enumerate() {
-                ledger.add_member(pin, key, *block_bytes);
-                if (at as u64) < acknowledged {
-                    ledger.mark_durable(key);
-                }
+        for found in pins {
+            self.take_pin_in(&mut ledger, found, tidy)?;
+        }
+        ledger.mark_lacking();
+        Ok(ledger)
+    }
+
+    fn take_pin_in(&self, ledger: &mut Ledger, found: FoundPin, tidy: bool) -> Result<(), StoreError> {
+        let FoundPin { root, record, members } = found;
+        let (pin, acknowledged) = (record.id, acknowledged(&record));
+        if root.is_some_and(|root| ledger.pin_of(&root).is_some()) {
+            // Begun while the disk failed, and begun once more: a root has one pin.
+            return if tidy { self.pins.remove(pin) } else { Ok(()) };
+        }
+        let is_short = record.state == PinState::Complete && (members.len() as u64) < record.blocks;
+        ledger.set_pin(root, record.clone());
+        for (at, (key, block_bytes)) in members.iter().enumerate() {
+            ledger.add_member(pin, key, *block_bytes);
+            if (at as u64) < acknowledged {
+                ledger.mark_durable(key);
             }
         }
-        Ok(ledger)
+        match root {
+            Some(root) if is_short => self.find_members(ledger, root, record, tidy),
+            _ => Ok(()),
+        }
+    }
+
+    /// Finds members of a pin whose list lost some, by a walk over the blocks that are here.
+    fn find_members(&self, ledger: &mut Ledger, root: Cid, record: PinRecord, tidy: bool) -> Result<(), StoreError> {
+        let (pin, mut found, mut missing) = (record.id, Vec::new(), 0);
+        let walked = dag::walk(self, root, &mut |visited| {
+            let (key, bytes) = (Key::from(visited.key.to_bytes()), visited.block_bytes.unwrap_or_default() as u64);
+            missing += u64::from(visited.block_bytes.is_none());
+            if ledger.add_member(pin, &key, bytes) {
+                found.push((key, bytes));
+            }
+            Ok(())
+        })?;
+        let blocks = ledger.current(pin).map_or(0, |record| record.blocks);
+        if walked && missing == 0 && blocks == record.blocks {
+            warn!(%root, members = found.len(), "the list of a pin's members was damaged: it was made anew");
+        } else {
+            error!(%root, "members of a pin were lost: pin it again to make it complete");
+            ledger.set_pin(Some(root), PinRecord { state: PinState::Partial, ..record.clone() });
+        }
+        if tidy {
+            self.pins.add(pin, &found)?;
+            self.pins.sync()?;
+            found.iter().for_each(|(key, _)| ledger.mark_durable(key));
+        }
+        Ok(())
+    }
+
+    /// Takes a damaged file out of the way.
+    fn set_aside(&self, key: &[u8]) -> Result<(), StoreError> {
+        self.files.set_aside(key)
     }
 
     /// An error of a write; a full disk is told from others.
     fn refused(&self, error: StoreError) -> StoreError {
-        match (&error, self.free_bytes()) {
-            (StoreError::Full { .. }, Ok(free)) => StoreError::Full { free, needed: self.free_bytes_min },
+        match (&error, self.space()) {
+            (StoreError::Full { .. }, Ok(space)) => self.refusal(space, self.free_bytes_min),
             _ => error,
         }
     }
@@ -213,9 +260,19 @@ impl Backing for Folder {
         Files::cost(key, value_bytes)
     }
 
-    fn free_bytes(&self) -> Result<u64, StoreError> {
-        let stat = statvfs(&self.dir).map_err(|error| failed(&self.dir, &error.into()))?;
-        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    fn space(&self) -> Result<Space, StoreError> {
+        Space::of(&self.dir).map_err(|error| failed(&self.dir, &error))
+    }
+
+    fn refusal(&self, space: Space, needed: u64) -> StoreError {
+        space.refusal(&self.dir, needed)
+    }
+
+    fn probe(&self) -> Result<(), StoreError> {
+        let path = temporary(&self.dir.join(PINS_DIR));
+        let written = calls::write_new(&path, &[&[0; 4096]], true);
+        _ = fs::remove_file(&path);
+        written.map_err(|error| self.refused(failed(&path, &error)))
     }
 
     fn write(&self, values: &[NewValue]) -> Vec<Result<(), StoreError>> {
@@ -255,6 +312,14 @@ impl Backing for Folder {
         self.pins.sync()
     }
 
+    fn note_closed(&self) {
+        self.lock.note_closed();
+    }
+
+    fn released(&self) -> BoxFuture<'static, ()> {
+        self.lock.released()
+    }
+
     fn scrub_note(&self) -> ScrubNote {
         let text = fs::read_to_string(self.dir.join(SCRUB_FILE)).unwrap_or_default();
         parse_note(&text).unwrap_or_default()
@@ -275,18 +340,46 @@ fn parse_note(text: &str) -> Option<ScrubNote> {
     Some(ScrubNote { ended_ms: ended_ms.parse().ok()?, at: names::bytes(at)? })
 }
 
-fn check_schema(dir: &Path) -> Result<(), StoreError> {
-    let path = dir.join(SCHEMA_FILE);
-    let text = match fs::read_to_string(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        text => text.map_err(|error| failed(&path, &error))?,
-    };
-    let malformed = |_| StoreError::corrupt(format!("{} names no schema", path.display()));
-    let found: u32 = text.trim().parse().map_err(malformed)?;
-    if found > SCHEMA {
-        return Err(StoreError::NewerSchema { dir: dir.to_owned(), found, known: SCHEMA });
+impl dag::Stored for Folder {
+    fn block_bytes(&self, key: &BlockKey) -> Result<Option<usize>, StoreError> {
+        match self.shape(&key.to_bytes()) {
+            Err(StoreError::Corrupt(_)) => Ok(None),
+            shape => Ok(shape?.map(Shape::block_bytes)),
+        }
     }
-    Ok(())
+
+    fn block(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
+        match self.read(&key.to_bytes()) {
+            Err(StoreError::Corrupt(_)) => Ok(None),
+            Ok(Some(stored)) if check_hash(key, &stored).is_ok() => Ok(stored.block().ok()),
+            read => read.map(|_| None),
+        }
+    }
+}
+
+/// Refuses a layout that a later release made. A number that is damaged is told by the journal, which has it too.
+fn check_schema(dir: &Path, journal: &Found) -> Result<(), StoreError> {
+    let newer = journal.schema.or(read_schema(dir)?).filter(|schema| *schema > SCHEMA);
+    match newer {
+        Some(found) => Err(StoreError::NewerSchema { dir: dir.to_owned(), found, known: SCHEMA }),
+        None => Ok(()),
+    }
+}
+
+/// The layout's number, if there is one that can be read.
+fn read_schema(dir: &Path) -> Result<Option<u32>, StoreError> {
+    let path = dir.join(SCHEMA_FILE);
+    match fs::read(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(&path, &error)),
+        Ok(text) => {
+            let schema = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
+            if schema.is_none() {
+                warn!(path = %path.display(), "the number of the store's layout is damaged: it is written anew");
+            }
+            Ok(schema)
+        }
+    }
 }
 
 /// A name in a folder that nothing has, for a file that is not finished. Processes that end leave none with theirs: each tidies
@@ -316,8 +409,8 @@ fn sync_folder(folder: &Path) -> Result<(), StoreError> {
 
 /// What the file system said of a path. That it is full is told apart, though not by how much.
 fn failed(path: &Path, error: &io::Error) -> StoreError {
-    match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => StoreError::Full { free: 0, needed: 0 },
-        _ => StoreError::io(format!("{}: {error}", path.display())),
+    match space::is_full(error) {
+        true => StoreError::Full { free: 0, needed: 0 },
+        false => StoreError::io(format!("{}: {error}", path.display())),
     }
 }

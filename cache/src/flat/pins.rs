@@ -6,21 +6,25 @@
 //! | `ID.members` | for each member: length of its multihash (1 byte), multihash, bytes of the block (4 bytes), CRC-32 of all that |
 //! | `next` | the first pin id that nobody took, or may have taken: 8 bytes |
 //!
+//! The pin journal ([`crate::pin_journal`]) has each pin once more, so that an `ID.pin` that is damaged or gone is made anew. One that
+//! the journal does not have either keeps its members, and has no root any more.
+//!
 //! Numbers are big-endian. `ID.pin` is replaced as a whole, and taken away to remove the pin; members are appended. A tail that
 //! was cut off is told by its checksum, and what was acknowledged lies before it.
 
 use super::files::entries;
-use super::{calls, failed, names, replace, sync_folder};
+use super::{SCHEMA, calls, failed, names, replace, sync_folder};
 use crate::disk::StoreError;
 use crate::ledger::Key;
+use crate::pin_journal::{self, Found, PinJournal, Watermark};
 use crate::pins::{PinId, PinRecord, PinState};
 use content::{BlockKey, Cid};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tracing::error;
+use tracing::{error, warn};
 
 const FORMAT: u8 = 1;
 const HEADER: &str = "pin";
@@ -30,10 +34,14 @@ const NEXT: &str = "next";
 /// Pin ids that are set aside at a time, so that most pins need no write for theirs.
 const IDS_AT_ONCE: u64 = 1024;
 
+/// A higher number was written by nobody.
+const NEXT_MAX: u64 = 1 << 48;
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct PinFiles {
     dir: PathBuf,
+    journal: Mutex<PinJournal>,
     state: Mutex<State>,
 }
 
@@ -44,23 +52,32 @@ struct State {
     reserved: u64,
     /// How much of each list of members is good, in bytes.
     lengths: HashMap<PinId, u64>,
-    /// Lists that were written to since they were synced.
-    unsynced: HashSet<PinId>,
+    /// Lists that were written to since they were synced, open since then.
+    unsynced: HashMap<PinId, File>,
 }
 
 /// A pin as it was found.
 #[derive(Debug)]
 pub(super) struct FoundPin {
-    pub(super) root: Cid,
+    /// `None` if nothing tells it any more.
+    pub(super) root: Option<Cid>,
     pub(super) record: PinRecord,
     /// Members and their bytes as blocks, in the order in which they came.
     pub(super) members: Vec<(Key, u64)>,
 }
 
 impl PinFiles {
-    /// Pins in `dir`, which is there.
-    pub(super) fn new(dir: PathBuf) -> Self {
-        Self { dir, state: Mutex::default() }
+    /// Pins in `dir`, which is there or will be, with a journal.
+    pub(super) fn new(dir: PathBuf, journal: PinJournal) -> Self {
+        Self { dir, journal: journal.into(), state: Mutex::default() }
+    }
+
+    fn journal(&self) -> MutexGuard<'_, PinJournal> {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unjournaled(&self, error: &io::Error) -> StoreError {
+        failed(&self.dir.with_file_name(pin_journal::NAME), error)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -83,7 +100,9 @@ impl PinFiles {
     }
 
     pub(super) fn write(&self, root: &Cid, record: &PinRecord) -> Result<(), StoreError> {
-        replace(&self.path(record.id, HEADER), &header(root, record))
+        replace(&self.path(record.id, HEADER), &header(root, record))?;
+        let entered = self.journal().enter(&[(*root, record.clone())], record.state == PinState::Complete);
+        entered.map_err(|error| self.unjournaled(&error))
     }
 
     pub(super) fn add(&self, pin: PinId, members: &[(Key, u64)]) -> Result<(), StoreError> {
@@ -94,18 +113,21 @@ impl PinFiles {
             put_member(&mut bytes, key, *block_bytes);
         }
         // What comes after that, if anything, was never known to be there.
-        let written = calls::append(&path, length, &bytes);
-        written.map_err(|error| failed(&path, &error))?;
+        let file = calls::append(&path, length, &bytes).map_err(|error| failed(&path, &error))?;
         state.lengths.insert(pin, length + bytes.len() as u64);
-        state.unsynced.insert(pin);
+        state.unsynced.entry(pin).or_insert(file);
         Ok(())
     }
 
     /// The pin is gone when its header is.
     pub(super) fn remove(&self, pin: PinId) -> Result<(), StoreError> {
         let path = self.path(pin, HEADER);
+        self.journal().strike_out(pin).map_err(|error| self.unjournaled(&error))?;
         match calls::remove(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(&path, &error)),
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                _ = self.journal().restore(pin);
+                return Err(failed(&path, &error));
+            }
             _ => {}
         }
         sync_folder(&self.dir)?;
@@ -120,66 +142,136 @@ impl PinFiles {
     /// Forces every list of members to the disk.
     pub(super) fn sync(&self) -> Result<(), StoreError> {
         let unsynced = std::mem::take(&mut self.state().unsynced);
-        for pin in &unsynced {
+        for (pin, file) in &unsynced {
             let path = self.path(*pin, MEMBERS);
-            let file = File::options().write(true).open(&path);
-            file.and_then(|file| calls::sync(&file, &path)).map_err(|error| failed(&path, &error))?;
+            calls::sync(file, &path).map_err(|error| failed(&path, &error))?;
         }
         if unsynced.is_empty() { Ok(()) } else { sync_folder(&self.dir) }
     }
 
-    /// Every pin. With `tidy`, what was left unfinished is taken away, and ids go on from here.
-    pub(super) fn load(&self, tidy: bool) -> Result<Vec<FoundPin>, StoreError> {
-        let (mut pins, mut lists, mut next) = (Vec::new(), Vec::new(), 1);
-        for path in entries(&self.dir)? {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if name == NEXT {
-                next = next.max(read_next(&path)?);
-            } else if name.starts_with(names::UNFINISHED) {
-                lists.push(path);
-            } else if let Some(pin) = pin_of(name, HEADER) {
-                next = next.max(pin.0 + 1);
-                pins.push(self.read(pin, tidy)?);
-            } else if pin_of(name, MEMBERS).is_some_and(|pin| !self.path(pin, HEADER).exists()) {
-                lists.push(path);
+    /// Every pin, by its own file, or by what the journal said when it was opened. With `tidy`, what was left unfinished is taken
+    /// away, files that were lost are made anew, and ids go on from here.
+    pub(super) fn load(&self, journal: &Found, tidy: bool) -> Result<Vec<FoundPin>, StoreError> {
+        let listed = self.list()?;
+        let mut pins = Vec::new();
+        for pin in &listed.headers {
+            // Whoever removed it was cut off.
+            if journal.removed.contains(pin) {
+                if tidy {
+                    self.remove(*pin)?;
+                }
+                continue;
+            }
+            pins.push(self.read(*pin, journal, tidy)?);
+        }
+        for (pin, (root, record)) in journal.pins.iter().filter(|(pin, _)| !listed.headers.contains(pin)) {
+            // One that was only begun may not have got its own file.
+            if record.state == PinState::Complete {
+                warn!(%root, "the file of a pin was lost: it is made anew from the pin journal");
+                if tidy {
+                    replace(&self.path(*pin, HEADER), &header(root, record))?;
+                }
+                pins.push(self.with_members(Some(*root), record.clone(), tidy)?);
             }
         }
         if tidy {
-            lists.iter().for_each(|path| _ = fs::remove_file(path));
+            let is_known = |path: &PathBuf| pins.iter().any(|found| *path == self.path(found.record.id, MEMBERS));
+            listed.leftovers.iter().filter(|path| !is_known(path)).for_each(|path| _ = fs::remove_file(path));
+            self.bring_up_to_date(journal, &pins);
+            let ids = journal.pins.keys().chain(&journal.removed).map(|pin| pin.0 + 1).max().unwrap_or_default();
+            let next = listed.next.max(ids);
             let mut state = self.state();
             (state.next, state.reserved) = (next, next);
         }
         Ok(pins)
     }
 
-    fn read(&self, pin: PinId, tidy: bool) -> Result<FoundPin, StoreError> {
+    fn list(&self) -> Result<Listed, StoreError> {
+        let mut listed = Listed { next: 1, ..Listed::default() };
+        for path in entries(&self.dir)? {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if name == NEXT {
+                listed.next = listed.next.max(read_next(&path)?);
+            } else if let Some(pin) = pin_of(name, HEADER) {
+                listed.next = listed.next.max(pin.0 + 1);
+                listed.headers.insert(pin);
+            } else if let Some(pin) = pin_of(name, MEMBERS) {
+                listed.next = listed.next.max(pin.0 + 1);
+                if !self.path(pin, HEADER).exists() {
+                    listed.leftovers.push(path);
+                }
+            } else if name.starts_with(names::UNFINISHED) {
+                listed.leftovers.push(path);
+            }
+        }
+        Ok(listed)
+    }
+
+    /// Makes the journal say what the files say.
+    fn bring_up_to_date(&self, journal: &Found, pins: &[FoundPin]) {
+        let known = pins.iter().filter_map(|found| Some((found.root?, found.record.clone())));
+        let is_new = |(_, record): &(Cid, PinRecord)| {
+            let entered = journal.pins.get(&record.id).map(|(_, entered)| (entered.state, &entered.name));
+            entered != Some((record.state, &record.name))
+        };
+        let brought = if journal.is_worth_rewriting() {
+            self.journal().rewrite(SCHEMA, Watermark::default(), known)
+        } else {
+            self.journal().enter(&known.filter(is_new).collect::<Vec<_>>(), true)
+        };
+        if let Err(error) = brought {
+            warn!(%error, "the pin journal could not be brought up to date, and is when the store is next opened");
+        }
+    }
+
+    fn read(&self, pin: PinId, journal: &Found, tidy: bool) -> Result<FoundPin, StoreError> {
         let path = self.path(pin, HEADER);
         let bytes = fs::read(&path).map_err(|error| failed(&path, &error))?;
-        let damaged = || {
-            let path = path.display();
-            StoreError::corrupt(format!("{path} is no pin; to open the store without it, move that file away"))
+        if let Some((root, record)) = parse_header(&bytes).filter(|(_, record)| record.id == pin) {
+            return self.with_members(Some(root), record, tidy);
+        }
+        let Some((root, record)) = journal.pins.get(&pin) else {
+            error!(
+                path = %path.display(),
+                "a pin is damaged and nothing tells its root any more: its blocks stay; pin it again and delete that file"
+            );
+            return self.with_members(None, PinRecord::new(pin, None), tidy);
         };
-        let (root, mut record) = parse_header(&bytes).filter(|(_, record)| record.id == pin).ok_or_else(damaged)?;
-        let list = self.path(pin, MEMBERS);
+        warn!(%root, path = %path.display(), "the file of a pin was damaged: it is made anew from the pin journal");
+        if tidy {
+            replace(&path, &header(root, record))?;
+        }
+        self.with_members(Some(*root), record.clone(), tidy)
+    }
+
+    fn with_members(&self, root: Option<Cid>, record: PinRecord, tidy: bool) -> Result<FoundPin, StoreError> {
+        let (pin, list) = (record.id, self.path(record.id, MEMBERS));
         let bytes = match fs::read(&list) {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             bytes => bytes.map_err(|error| failed(&list, &error))?,
         };
         let (members, good) = parse_members(&bytes);
-        if record.state == PinState::Complete && (members.len() as u64) < record.blocks {
-            error!(%root, path = %list.display(), "members of a pin were lost: pin it again to make it complete");
-            record.state = PinState::Partial;
-        }
         if tidy {
             let mut state = self.state();
             state.lengths.insert(pin, good as u64);
             // Whoever wrote it may have been killed before it was synced, and nobody writes these members again.
             if record.state == PinState::Partial && good > 0 {
-                state.unsynced.insert(pin);
+                let file = File::options().write(true).open(&list).map_err(|error| failed(&list, &error))?;
+                state.unsynced.insert(pin, file);
             }
         }
         Ok(FoundPin { root, record, members })
     }
+}
+
+/// The files of pins.
+#[derive(Debug, Default)]
+struct Listed {
+    headers: BTreeSet<PinId>,
+    /// What was not finished, and lists of members without a pin.
+    leftovers: Vec<PathBuf>,
+    /// The first id that nobody took, as far as files tell.
+    next: u64,
 }
 
 fn pin_of(name: &str, what: &str) -> Option<PinId> {
@@ -190,7 +282,10 @@ fn pin_of(name: &str, what: &str) -> Option<PinId> {
 fn read_next(path: &Path) -> Result<u64, StoreError> {
     let bytes = fs::read(path).map_err(|error| failed(path, &error))?;
     let next = bytes.try_into().ok().map(u64::from_be_bytes);
-    next.ok_or_else(|| StoreError::corrupt(format!("{} is damaged", path.display())))
+    if next.is_none_or(|next| next > NEXT_MAX) {
+        warn!(path = %path.display(), "the next pin id is damaged: ids go on behind those that are known");
+    }
+    Ok(next.filter(|next| *next <= NEXT_MAX).unwrap_or_default())
 }
 
 fn header(root: &Cid, record: &PinRecord) -> Vec<u8> {
@@ -297,8 +392,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let mut last = 0;
         for _ in 0..3 {
-            let pins = PinFiles::new(dir.path().to_owned());
-            pins.load(true).expect("loads");
+            let (journal, found) = PinJournal::open(dir.path()).expect("opens");
+            let pins = PinFiles::new(dir.path().to_owned(), journal);
+            pins.load(&found, true).expect("loads");
             for _ in 0..IDS_AT_ONCE + 5 {
                 let PinId(id) = pins.take().expect("takes");
                 assert!(id > last, "{id}");

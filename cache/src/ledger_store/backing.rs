@@ -3,9 +3,11 @@
 use crate::disk::StoreError;
 use crate::ledger::Key;
 use crate::pins::{PinId, PinRecord};
+use crate::space::Space;
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
 use content::Cid;
+use futures::future::{BoxFuture, FutureExt as _, ready};
 use std::fmt;
 
 /// A value on its way.
@@ -37,8 +39,14 @@ pub(crate) trait Backing: fmt::Debug + Send + Sync + 'static {
     /// What a value takes, in bytes, with what is around it.
     fn cost(&self, key: &[u8], value_bytes: usize) -> u64;
 
-    /// What is left, in bytes, of what others use as well.
-    fn free_bytes(&self) -> Result<u64, StoreError>;
+    /// What is left of what others use as well.
+    fn space(&self) -> Result<Space, StoreError>;
+
+    /// Why there is no space, for who needs so many bytes left.
+    fn refusal(&self, space: Space, needed: u64) -> StoreError;
+
+    /// Writes a little, and takes it away again: an error says that values would meet it too.
+    fn probe(&self) -> Result<(), StoreError>;
 
     /// Writes values, each as a whole or not at all, and in the place of a former one if there is one. What became of each is
     /// told in their order. No two have the same key.
@@ -67,6 +75,14 @@ pub(crate) trait Backing: fmt::Debug + Send + Sync + 'static {
 
     /// Forces to the disk which durable values there are, and the members of pins.
     fn sync(&self) -> Result<(), StoreError>;
+
+    /// Takes note that the store is closed. A read may hold it for a moment longer.
+    fn note_closed(&self) {}
+
+    /// Done when nothing in this process holds the store any more.
+    fn released(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
+    }
 
     /// How far the scrub has come. Advice that cannot be read is no advice.
     fn scrub_note(&self) -> ScrubNote;

@@ -23,7 +23,7 @@ use self::writer::{Command, Write, Writer};
 use crate::disk::store::unreadable;
 use crate::disk::{Figures, ScrubReport, StoreError};
 use crate::ledger::{Key, Ledger};
-use crate::pins::{Attempt, PinError, PinState, PinSummary};
+use crate::pins::{Attempt, PinChanges, PinError, PinState, PinSummary};
 use crate::queue::Queue;
 use crate::store::{BlockStore, Evict, Evicted, Held, IsFavoured, OnProgress, ScrubPass, Stats};
 use crate::stored::{self, Shape, Stored, ValueError};
@@ -71,11 +71,18 @@ struct Inner<B: Backing> {
     shared: Arc<Shared<B>>,
 }
 
+impl<B: Backing> Drop for Inner<B> {
+    fn drop(&mut self) {
+        self.shared.backing.note_closed();
+    }
+}
+
 /// What readers and the writer share.
 struct Shared<B: Backing> {
     ledger: RwLock<Ledger>,
     backing: B,
     stats: Arc<Stats>,
+    changes: Arc<PinChanges>,
     favoured: OnceLock<IsFavoured>,
 }
 
@@ -105,8 +112,13 @@ impl<B: Backing> Shared<B> {
 impl<B: Backing> LedgerStore<B> {
     /// Runs a store with what the ledger says is held.
     pub(crate) fn start(backing: B, ledger: Ledger, limits: &Limits) -> Result<Self, StoreError> {
-        let shared =
-            Shared { ledger: RwLock::new(ledger), backing, stats: Arc::<Stats>::default(), favoured: OnceLock::new() };
+        let shared = Shared {
+            ledger: RwLock::new(ledger),
+            backing,
+            stats: Arc::<Stats>::default(),
+            changes: Arc::<PinChanges>::default(),
+            favoured: OnceLock::new(),
+        };
         let shared = Arc::new(shared);
         let writer = |room| Writer::new(Arc::clone(&shared), limits.clone(), room);
         let queue = Queue::start(limits.queue_bytes_max, writer, Writer::run)?;
@@ -221,6 +233,10 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         Arc::new(self.clone())
     }
 
+    fn ended(&self) -> BoxFuture<'static, ()> {
+        self.inner.queue.ended().boxed()
+    }
+
     fn find<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Bytes>, StoreError>> {
         self.look_up(key, |stored| stored.block()).boxed()
     }
@@ -284,6 +300,10 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         self.inner.shared.stats.dropped_writes.inc();
     }
 
+    fn pin_changes(&self) -> Arc<PinChanges> {
+        Arc::clone(&self.inner.shared.changes)
+    }
+
     fn begin_pin(&self, root: Cid, name: Option<String>) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
         let begun = self.inner.queue.ask(move |reply| Command::Begin { root, name, reply });
         async move { Ok(Attempt::new(begun.await??, Some(root))) }.boxed()
@@ -342,7 +362,16 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
 
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         let closed = self.inner.queue.ask(|reply| Command::Close { reply });
-        async move { closed.await.unwrap_or(Ok(())) }.boxed()
+        async move {
+            let closed = closed.await.unwrap_or(Ok(()));
+            self.inner.shared.backing.note_closed();
+            closed
+        }
+        .boxed()
+    }
+
+    fn released(&self) -> BoxFuture<'static, ()> {
+        self.inner.shared.backing.released()
     }
 
     fn favour(&self, is_favoured: IsFavoured) {

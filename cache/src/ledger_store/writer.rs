@@ -10,9 +10,9 @@ use super::backing::{Backing, NewValue};
 use super::{Limits, Shared, scrub};
 use crate::disk::StoreError;
 use crate::ledger::{Held, Key};
-use crate::pins::{Attempt, Failure, PinError, PinId, PinRecord, PinState, PinSummary};
-use crate::queue::{COMMAND_BYTES, Reply, Room, next_command};
-use crate::store::{Evict, Evicted};
+use crate::pins::{Attempt, Begun, Failure, Losses, PinError, PinId, PinRecord, PinState, PinSummary};
+use crate::queue::{COMMAND_BYTES, PROBE_EVERY, Reply, Room, Wait, next_command};
+use crate::store::{Evict, Evicted, Trouble};
 use crate::stored::Encoder;
 use content::{Block, BlockKey, Cid};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -53,11 +53,11 @@ pub(super) enum Command {
     Begin {
         root: Cid,
         name: Option<String>,
-        reply: Reply<Result<PinId, StoreError>>,
+        reply: Reply<Result<Begun, StoreError>>,
     },
     /// Begin a scaffold. It stands in the ledger alone, so that nothing is left of it when the process ends.
     Scaffold {
-        reply: Reply<Result<PinId, StoreError>>,
+        reply: Reply<Result<Begun, StoreError>>,
     },
     /// Mark a pin complete, if all of its members were written.
     Finish {
@@ -111,13 +111,15 @@ pub(super) struct Writer<B: Backing> {
     target_bytes: u64,
     /// Whoever waits for everything to be done.
     flushes: Vec<Reply<Result<(), StoreError>>>,
-    /// Writes are refused: said once, not for every batch.
-    failing: bool,
+    /// Why writes are refused, if they are: said once, not for every batch.
+    failing: Option<Trouble>,
     /// What was said to a sync that was refused. What had not been written then may be lost although a later sync succeeds,
     /// so nothing is acknowledged until the store is opened again.
     unsyncable: Option<StoreError>,
     /// Pins of which it is not known whether they are written, since they could not be removed.
     doubted: HashSet<PinId>,
+    /// What pins lost since the store was opened.
+    losses: Losses,
     room: Arc<Semaphore>,
 }
 
@@ -131,6 +133,8 @@ struct Batch {
     bytes: usize,
     /// By how much what is pinned grows.
     pinned_bytes: u64,
+    /// The roots of pins that may have a block back by it.
+    returned: Vec<Cid>,
 }
 
 /// A write that waits for its value.
@@ -154,6 +158,7 @@ impl<B: Backing> Writer<B> {
     pub(super) fn new(shared: Arc<Shared<B>>, limits: Limits, room: Arc<Semaphore>) -> Result<Self, StoreError> {
         let encoder = Encoder::new(limits.zstd).map_err(StoreError::io)?;
         let target_bytes = limits.cache_bytes_max;
+        let losses = Losses::new(Arc::clone(&shared.changes), shared.ledger().has_partial_pins());
         let writer = Self {
             shared,
             limits,
@@ -161,9 +166,10 @@ impl<B: Backing> Writer<B> {
             waiting: None,
             target_bytes,
             flushes: Vec::new(),
-            failing: false,
+            failing: None,
             unsyncable: None,
             doubted: HashSet::new(),
+            losses,
             room,
         };
         writer.publish();
@@ -194,7 +200,12 @@ impl<B: Backing> Writer<B> {
     /// The next command: first one that was taken already, then as [`next_command`] has it.
     fn next(&mut self, commands: &Receiver<Command>) -> Option<Option<Command>> {
         let waiting = self.waiting.take().map(Some);
-        waiting.or_else(|| next_command(commands, self.is_tidy()))
+        let wait = match self.is_tidy() {
+            false => Wait::Never,
+            true if self.failing.is_some() => Wait::For(PROBE_EVERY),
+            true => Wait::Forever,
+        };
+        waiting.or_else(|| next_command(commands, wait))
     }
 
     fn is_tidy(&self) -> bool {
@@ -204,6 +215,9 @@ impl<B: Backing> Writer<B> {
 
     /// A chunk of background work.
     fn tidy(&mut self) {
+        if self.is_tidy() {
+            return self.probe();
+        }
         let leaving = self.shared.ledger().is_leaving();
         if leaving { self.release_chunk() } else { self.evict_chunk() }
     }
@@ -226,8 +240,14 @@ impl<B: Backing> Writer<B> {
                 self.publish();
                 _ = reply.send(Ok(more));
             }
-            Command::Begin { root, name, reply } => _ = reply.send(self.begin(root, name)),
-            Command::Scaffold { reply } => _ = reply.send(self.scaffold()),
+            Command::Begin { root, name, reply } => {
+                let pin = self.begin(root, name);
+                _ = reply.send(pin.map(|pin| self.losses.begun(pin)));
+            }
+            Command::Scaffold { reply } => {
+                let pin = self.scaffold();
+                _ = reply.send(pin.map(|pin| self.losses.begun(pin)));
+            }
             Command::Finish { attempt, reply } => _ = reply.send(self.finish(&attempt)),
             Command::Remove { root, reply } => _ = reply.send(self.remove(&root)),
             Command::Release { pin } => self.shared.ledger_mut().remove_pin(pin),
@@ -264,6 +284,9 @@ impl<B: Backing> Writer<B> {
             return;
         }
         let (held, has_pin) = (ledger.held(&key), ledger.has_pin(&key));
+        if held.is_none() && has_pin && self.losses.any() {
+            batch.returned.extend(ledger.pins_with(&key).into_iter().map(|(root, _)| root));
+        }
         drop(ledger);
         // A member of a pin that was found damaged and forgotten comes back as a member.
         let durable = attempt.is_some() || has_pin;
@@ -340,6 +363,7 @@ impl<B: Backing> Writer<B> {
         for (pin, writes) in members {
             self.add_members(pin, &writes);
         }
+        batch.returned.iter().for_each(|root| self.losses.returned(*root));
     }
 
     fn write_values(&mut self, batch: &Batch) -> Vec<Result<(), StoreError>> {
@@ -384,6 +408,11 @@ impl<B: Backing> Writer<B> {
         }
     }
 
+    fn take_pin(&mut self) -> Result<PinId, StoreError> {
+        let taken = self.shared.backing.take_pin();
+        taken.inspect_err(|error| self.note_refusal(error))
+    }
+
     fn begin(&mut self, root: Cid, name: Option<String>) -> Result<PinId, StoreError> {
         let former = {
             let ledger = self.shared.ledger();
@@ -392,7 +421,7 @@ impl<B: Backing> Writer<B> {
         let record = match former {
             Some(record) if name.is_none() || record.name == name => return Ok(record.id),
             Some(record) => PinRecord { name, ..record },
-            None => PinRecord::new(self.shared.backing.take_pin()?, name),
+            None => PinRecord::new(self.take_pin()?, name),
         };
         let pin = record.id;
         if let Err(error) = self.shared.backing.write_pin(&root, &record) {
@@ -408,13 +437,14 @@ impl<B: Backing> Writer<B> {
     }
 
     fn scaffold(&mut self) -> Result<PinId, StoreError> {
-        let pin = self.shared.backing.take_pin()?;
+        let pin = self.take_pin()?;
         self.shared.ledger_mut().set_pin(None, PinRecord::new(pin, None));
         Ok(pin)
     }
 
     fn finish(&mut self, attempt: &Attempt) -> Result<PinSummary, PinError> {
         attempt.check()?;
+        self.losses.check(attempt)?;
         let Some(root) = attempt.root else { return Err(PinError::Store(StoreError::Closed)) };
         let (former, current) = {
             let ledger = self.shared.ledger();
@@ -444,6 +474,7 @@ impl<B: Backing> Writer<B> {
             return Err(error);
         }
         self.doubted.remove(&pin);
+        self.losses.forget(pin);
         self.shared.ledger_mut().remove_pin(pin);
         Ok(true)
     }
@@ -491,7 +522,7 @@ impl<B: Backing> Writer<B> {
                 evicted.pinned += 1;
                 continue;
             }
-            self.shared.ledger_mut().lose(&key);
+            self.lose(&key);
             if let Err(error) = self.shared.backing.delete(&key) {
                 warn!(%error, "a block that is to be gone could not be deleted");
                 failed = Some(error);
@@ -501,6 +532,20 @@ impl<B: Backing> Writer<B> {
         self.shared.stats.evicted_blocks.inc_by(evicted.blocks);
         self.shared.stats.evicted_bytes.inc_by(evicted.bytes);
         failed.map_or(Ok(evicted), Err)
+    }
+
+    /// Notes that a value is gone. Pins that have it are partial from then on: the file that is missing says so when the store
+    /// is next opened.
+    fn lose(&mut self, key: &[u8]) {
+        let mut ledger = self.shared.ledger_mut();
+        for (root, record) in ledger.pins_with(key) {
+            let pin = record.id;
+            if record.state == PinState::Complete {
+                ledger.set_pin(Some(root), PinRecord { state: PinState::Partial, ..record });
+            }
+            self.losses.lost(pin, root);
+        }
+        ledger.lose(key);
     }
 
     /// Deletes a value that the ledger has let go of. What is left behind is found when the store is next opened.
@@ -524,11 +569,25 @@ impl<B: Backing> Writer<B> {
     }
 
     fn check_free_space(&self, bytes: usize) -> Result<(), StoreError> {
-        let (free, needed) = (self.shared.backing.free_bytes()?, self.limits.free_bytes_min);
-        if free < needed.saturating_add(bytes as u64) {
-            return Err(StoreError::Full { free, needed });
+        let (space, needed) = (self.shared.backing.space()?, self.limits.free_bytes_min);
+        if space.free_bytes < needed.saturating_add(bytes as u64) || space.has_no_files() {
+            return Err(self.shared.backing.refusal(space, needed));
         }
         Ok(())
+    }
+
+    /// Looks whether writes are taken again.
+    fn probe(&mut self) {
+        let Some(trouble) = self.failing else { return };
+        let probed = self.check_free_space(BATCH_BYTES_MAX + content::MAX_BLOCK_BYTES);
+        match probed.and_then(|()| self.shared.backing.probe()) {
+            Ok(()) => self.note_recovery(),
+            Err(error) => self.failing = Some(Trouble::of(&error)),
+        }
+        if self.failing != Some(trouble) {
+            // What was refused for lack of space may be evicted for less of it.
+            self.aim();
+        }
     }
 
     /// How much less is left to others than they are to be left, with what a batch may take, in bytes.
@@ -537,6 +596,8 @@ impl<B: Backing> Writer<B> {
             Err(StoreError::Full { free, needed }) => {
                 needed.saturating_add((BATCH_BYTES_MAX + content::MAX_BLOCK_BYTES) as u64) - free
             }
+            // Each block has an inode, so a batch of blocks that go makes room for one that comes.
+            Err(StoreError::NoInodes { .. }) => BATCH_BYTES_MAX as u64,
             _ => 0,
         }
     }
@@ -557,7 +618,7 @@ impl<B: Backing> Writer<B> {
             }
         };
         let pinned = self.shared.ledger().has_pin(&bytes);
-        self.shared.ledger_mut().lose(&bytes);
+        self.lose(&bytes);
         self.delete(&bytes);
         self.shared.stats.corrupt_blocks.inc();
         error!(?key, pinned, %reason, "a block is damaged on disk: forgotten, to be fetched again");
@@ -600,14 +661,14 @@ impl<B: Backing> Writer<B> {
     /// Says when writes begin to be refused.
     fn note_refusal(&mut self, error: &StoreError) {
         self.shared.stats.write_errors.inc();
-        if !std::mem::replace(&mut self.failing, true) {
+        if self.failing.replace(Trouble::of(error)).is_none() {
             error!(%error, "the disk refuses writes: nothing is cached on it and pins fail until it recovers");
         }
     }
 
     /// Says when that ends, which the next value that is written shows.
     fn note_recovery(&mut self) {
-        if std::mem::replace(&mut self.failing, false) {
+        if self.failing.take().is_some() {
             info!("the disk takes writes again");
         }
     }
@@ -617,7 +678,7 @@ impl<B: Backing> Writer<B> {
         stats.cached_bytes.store(ledger.cached_bytes(), Ordering::Relaxed);
         stats.pinned_bytes.store(ledger.pinned_bytes(), Ordering::Relaxed);
         stats.blocks.store(ledger.count(), Ordering::Relaxed);
-        stats.degraded.store(self.failing || self.unsyncable.is_some(), Ordering::Relaxed);
+        stats.set_trouble(self.unsyncable.as_ref().map_or(self.failing, |_| Some(Trouble::Broken)));
     }
 }
 

@@ -1,11 +1,11 @@
 //! Whether a store's families agree with each other, row by row.
 
-use crate::Disk;
 use crate::disk::schema::{
     BLOCKS_BY_PIN, INDEX, IndexRecord, Kind, META, PINS, PINS_BY_BLOCK, PLACES, PinId, PinRecord, Place,
     ROW_OVERHEAD_BYTES, SegmentRecord, pin_of_block, released_pin,
 };
 use crate::disk::store::{Row, Store};
+use crate::{Disk, PinState};
 use std::collections::{BTreeMap, BTreeSet};
 
 type Bytes = Box<[u8]>;
@@ -31,7 +31,7 @@ pub(super) fn audit_lacking(disk: &Disk, lacking: usize) {
 
     let by_block: BTreeSet<Bytes> = rows(store, PINS_BY_BLOCK).into_iter().map(|(key, _)| key).collect();
     let mut members: BTreeMap<u64, u64> = BTreeMap::new();
-    let (mut mirrored, mut missing) = (BTreeSet::new(), BTreeSet::new());
+    let (mut mirrored, mut missing, mut lacking_pins) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for (row, _) in rows(store, BLOCKS_BY_PIN) {
         let (pin, block) = row.split_at(8);
         let pin = u64::from_be_bytes(pin.try_into().expect("a pin id"));
@@ -39,7 +39,10 @@ pub(super) fn audit_lacking(disk: &Disk, lacking: usize) {
         mirrored.insert(pin_of_block(block, PinId(pin)).into_boxed_slice());
         match index.get(block) {
             Some(record) => assert!(record.pinned(), "a member that is held is pinned"),
-            None => _ = missing.insert(block.to_vec()),
+            None => {
+                missing.insert(block.to_vec());
+                lacking_pins.insert(pin);
+            }
         }
     }
     assert_eq!(missing.len(), lacking, "a member is held, but for those that were to go");
@@ -53,6 +56,7 @@ pub(super) fn audit_lacking(disk: &Disk, lacking: usize) {
     let pins: BTreeMap<u64, PinRecord> = pins.map(|pin| (pin.id.0, pin)).collect();
     for pin in pins.values() {
         assert_eq!(members.get(&pin.id.0).copied().unwrap_or_default(), pin.blocks, "a pin counts its members");
+        assert!(pin.state == PinState::Partial || !lacking_pins.contains(&pin.id.0), "a complete pin lacks nothing");
     }
     let released: BTreeSet<u64> =
         rows(store, META).iter().filter_map(|(key, _)| released_pin(key)).map(|pin| pin.0).collect();

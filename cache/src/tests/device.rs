@@ -11,7 +11,7 @@
 use super::Random;
 use super::crash::{DIR, Debts, Life, Task, child, rounds, setup};
 use super::suite::{Kind, Opened};
-use crate::{ScrubPass, StoreError};
+use crate::ScrubPass;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -30,9 +30,10 @@ const SHUT_OFF: &str = r#"
 "#;
 
 /// A file system on a file.
-struct Device {
+pub(super) struct Device {
     image: PathBuf,
-    mounted: PathBuf,
+    pub(super) mounted: PathBuf,
+    bytes: u64,
 }
 
 fn run(command: &str, arguments: &[&Path]) -> Result<(), String> {
@@ -43,13 +44,26 @@ fn run(command: &str, arguments: &[&Path]) -> Result<(), String> {
 
 impl Device {
     fn new(dir: &Path) -> Self {
-        Self { image: dir.join("image"), mounted: dir.join("mounted") }
+        Self::of_bytes(dir, 512 << 20)
+    }
+
+    /// One of this size.
+    pub(super) fn of_bytes(dir: &Path, bytes: u64) -> Self {
+        Self { image: dir.join("image"), mounted: dir.join("mounted"), bytes }
     }
 
     /// Makes an empty file system and mounts it.
     fn begin(&self) -> Result<(), String> {
+        self.begin_with("")
+    }
+
+    /// The same, made in a way that mkfs is told.
+    pub(super) fn begin_with(&self, options: &str) -> Result<(), String> {
+        let bytes = self.bytes;
         run(
-            "rm -f \"$1\" && truncate -s 512M \"$1\" && mkfs.ext4 -q -F \"$1\" && mkdir -p \"$2\"",
+            &format!(
+                "rm -f \"$1\" && truncate -s {bytes} \"$1\" && mkfs.ext4 -q -F {options} \"$1\" && mkdir -p \"$2\""
+            ),
             &[&self.image, &self.mounted],
         )?;
         self.mount()
@@ -60,7 +74,7 @@ impl Device {
     }
 
     /// Whoever has a file open yet lets go of it soon.
-    fn unmount(&self) {
+    pub(super) fn unmount(&self) {
         let begun = Instant::now();
         while let Err(error) = run("umount \"$1\"", &[&self.mounted]) {
             assert!(begun.elapsed() < Duration::from_secs(20), "{error}");
@@ -83,7 +97,7 @@ impl Device {
 
 /// What is owed is there after the power came back, and the store works.
 async fn check(kind: Kind, dir: &Path, debts: &Debts) {
-    let store = open(kind, dir).await;
+    let store = open(kind, dir);
     debts.check(&store).await;
     // What is cached may be lost, and is told when it is read.
     store.scrub(ScrubPass::All, None, &mut |_, _| ()).await.expect("scrubs");
@@ -92,14 +106,8 @@ async fn check(kind: Kind, dir: &Path, debts: &Debts) {
     store.shut().await;
 }
 
-async fn open(kind: Kind, dir: &Path) -> Opened {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        match super::suite::open(kind, dir, setup()) {
-            Err(StoreError::InUse { .. }) if Instant::now() < deadline => tokio::task::yield_now().await,
-            opened => return opened.expect("opens"),
-        }
-    }
+fn open(kind: Kind, dir: &Path) -> Opened {
+    super::suite::open(kind, dir, setup()).expect("opens")
 }
 
 async fn power_goes_again_and_again(kind: Kind, dir: &Path) {
@@ -161,7 +169,7 @@ async fn child_of_the_device_test() {
 }
 
 /// Runs something where whatever is mounted is gone with it.
-fn in_a_namespace(command: &Command, dir: &Path) -> Output {
+pub(super) fn in_a_namespace(command: &Command, dir: &Path) -> Output {
     let mut unshared = Command::new("unshare");
     unshared.arg("--mount").arg(command.get_program()).args(command.get_args());
     unshared.env(DIR, dir).output().expect("unshare is there")

@@ -10,6 +10,8 @@ use futures::StreamExt as _;
 use rocksdb::{DB, Options};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
 
 async fn held(disk: &Disk, block: &Block) -> bool {
     match disk.get(block.cid()).await {
@@ -152,20 +154,41 @@ async fn the_space_of_what_is_unpinned_comes_back() {
     audit(&disk);
 }
 
+/// A read that nobody waits for any more holds the store for longer than its last handle lives.
 #[tokio::test]
-async fn segments_without_their_index_are_left_alone() {
+async fn a_store_is_opened_again_as_soon_as_its_last_read_has_ended() {
     let dir = tempfile::tempdir().expect("a directory");
-    let blocks: Vec<_> = (0..3).map(|seed| noisy(seed, 5_000)).collect();
-    let disk = open(dir.path());
-    disk.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
+    let (disk, block) = (open(dir.path()), noisy(1, 5_000));
+    cache(&disk, std::slice::from_ref(&block)).await;
+    // The writer, which is waited for when the last handle goes, meets no fault that blocks.
+    disk.close().await.expect("closes");
+    let (read_begins, begun) = mpsc::channel();
+    let (end_read, ended) = mpsc::channel::<()>();
+    disk.store().files.faults.plan(move |call| {
+        if call == Call::Read {
+            _ = read_begins.send(());
+            _ = ended.recv();
+        }
+        None
+    });
+    // A look has the value from the disk itself.
+    let (reader, sought) = (disk.clone(), super::key(&block));
+    let read = tokio::spawn(async move { reader.look(&sought).await });
+    let begun = tokio::task::spawn_blocking(move || begun.recv());
+    begun.await.expect("does not panic").expect("the read begins");
+    read.abort();
+    assert!(read.await.expect_err("nobody waits for it").is_cancelled());
+
+    let released = disk.released();
     drop(disk);
-    let (current, away) = (dir.path().join("CURRENT"), dir.path().join("away"));
-    std::fs::rename(&current, &away).expect("renames");
-    let error = open_with(dir.path(), DiskOptions::default()).map(drop).expect_err("it would begin anew");
-    assert!(matches!(error, StoreError::Corrupt(_)) && error.to_string().contains("segments"), "{error}");
-    std::fs::rename(&away, &current).expect("renames");
-    let disk = open(dir.path());
-    for block in &blocks {
-        assert_eq!(disk.get(block.cid()).await.as_ref(), Ok(block));
-    }
+    let (says, opened) = mpsc::channel();
+    let path = dir.path().to_owned();
+    let successor = std::thread::spawn(move || _ = says.send(open_with(&path, DiskOptions::default())));
+    let early = opened.recv_timeout(Duration::from_millis(50));
+    assert!(matches!(early, Err(mpsc::RecvTimeoutError::Timeout)), "the successor waits: {early:?}");
+    end_read.send(()).expect("the read waits");
+    released.await;
+    let disk = opened.recv().expect("does not panic").expect("opens");
+    successor.join().expect("does not panic");
+    assert!(held(&disk, &block).await);
 }

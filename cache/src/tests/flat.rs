@@ -1,8 +1,10 @@
 //! What only a store of files has to show; the rest is in [`super::suite`].
 
+use super::corruption::dag;
 use super::suite::{Home, Kind, Setup};
 use super::{key, noisy, supply};
 use crate::flat::offline::Offline;
+use crate::pin_journal::{self, PinJournal, Watermark};
 use crate::{Fault, PinError, PinState, StoreError};
 use content::Block;
 use std::fs;
@@ -60,16 +62,23 @@ async fn a_newer_schema_is_refused_and_nothing_is_changed() {
     let schema = home.dir.path().join("schema");
     let written = fs::read_to_string(&schema).expect("reads");
     fs::write(&schema, "2\n").expect("writes");
+    // The journal of a later release has its number too.
+    let (mut journal, _) = PinJournal::open(home.dir.path()).expect("opens");
+    journal.rewrite(2, Watermark::default(), std::iter::empty()).expect("writes");
     fs::create_dir_all(home.dir.path().join("blocks/aa")).expect("creates");
     fs::write(home.dir.path().join("blocks/aa/.new-1-1"), "of a later release").expect("writes");
     let before = files(home.dir.path());
     let error = home.try_open(Setup::default()).map(drop).expect_err("newer");
     assert!(matches!(error, StoreError::NewerSchema { found: 2, known: 1, .. }), "{error}");
     assert_eq!(files(home.dir.path()), before);
-    fs::write(&schema, "none").expect("writes");
-    assert!(matches!(home.try_open(Setup::default()).map(drop), Err(StoreError::Corrupt(_))));
-    fs::write(&schema, written).expect("writes");
+    journal.rewrite(1, Watermark::default(), std::iter::empty()).expect("writes");
     drop(home.open(Setup::default()).await);
+    // The number is damaged, and the journal knows better.
+    for damaged in ["none", "", "3\n", "\u{fffd}"] {
+        fs::write(&schema, damaged).expect("writes");
+        drop(home.open(Setup::default()).await);
+        assert_eq!(fs::read_to_string(&schema).expect("reads"), written);
+    }
 }
 
 #[tokio::test]
@@ -118,7 +127,7 @@ async fn what_was_left_unfinished_is_taken_away_and_foreign_files_are_left_alone
     let before = files(dir);
     let looked = Offline::open(dir).expect("opens");
     assert_eq!(looked.figures().expect("reads").all().blocks, 3);
-    assert!(looked.check(|_, _| ()).is_clean());
+    assert!(looked.check(|_, _| ()).expect("checks").is_clean());
     drop(looked);
     assert_eq!(files(dir), before);
     let store = home.open(Setup::default()).await;
@@ -166,11 +175,50 @@ async fn a_damaged_pin_is_no_reason_to_let_go_of_its_blocks() {
     let mut bytes = fs::read(&header).expect("reads");
     bytes[20] ^= 1;
     fs::write(&header, bytes).expect("writes");
-    let error = home.try_open(Setup::default()).map(drop).expect_err("damaged");
-    assert!(matches!(error, StoreError::Corrupt(_)) && error.to_string().contains("0000000000000001.pin"), "{error}");
-    fs::remove_file(header).expect("moves it away");
     let store = home.open(Setup::default()).await;
-    assert_eq!((store.stats().blocks, store.stats().pinned_bytes), (3, 0));
+    let pins = store.pins().await.expect("lists");
+    assert_eq!((pins.len(), pins[0].root, pins[0].state), (1, *blocks[0].cid(), PinState::Complete));
+    store.shut().await;
+    // The journal is gone as well: nothing tells the root.
+    fs::write(&header, "damaged").expect("writes");
+    fs::remove_file(home.dir.path().join(pin_journal::NAME)).expect("deletes");
+    for _ in 0..2 {
+        let store = home.open_for(0).await;
+        store.flush().await.expect("flushes");
+        assert_eq!((store.stats().blocks, store.pins().await.expect("lists").len()), (3, 0));
+        assert!(store.is_pinned(&key(&blocks[1])).await.expect("reads"));
+        store.shut().await;
+    }
+    let store = home.open_for(0).await;
+    store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
+    store.shut().await;
+    fs::remove_file(header).expect("as the log says");
+    let store = home.open_for(0).await;
+    assert!(store.holds_all(&blocks).await);
+    assert_eq!(store.pins().await.expect("lists").len(), 1);
+}
+
+#[tokio::test]
+async fn the_file_of_a_pin_and_its_members_are_made_anew() {
+    for lost in ["pin", "members", "next"] {
+        let home = home();
+        let store = home.open(Setup::default()).await;
+        let dag = dag(1);
+        store.pin_recursive(*dag[0].cid(), Some("mine".to_owned()), supply(&dag)).await.expect("pins");
+        store.shut().await;
+        let name = if lost == "next" { lost.to_owned() } else { format!("0000000000000001.{lost}") };
+        fs::remove_file(home.dir.path().join("pins").join(name)).expect("deletes");
+        let store = home.open_for(0).await;
+        store.flush().await.expect("flushes");
+        assert!(store.holds_all(&dag).await, "{lost}");
+        let pins = store.pins().await.expect("lists");
+        assert_eq!((pins[0].state, pins[0].blocks), (PinState::Complete, dag.len() as u64), "{lost}");
+        assert_eq!(pins[0].name.as_deref(), Some("mine"));
+        let more = noisy(77, 100);
+        store.pin_recursive(*more.cid(), None, supply(std::slice::from_ref(&more))).await.expect("pins");
+        let pins = store.pins().await.expect("lists");
+        assert_ne!(pins[0].id, pins[1].id, "{lost}");
+    }
 }
 
 #[tokio::test]
@@ -206,13 +254,13 @@ async fn a_disk_that_refuses_writes_still_reads_and_recovers() {
     let pinned = store.pin_recursive(*blocks[2].cid(), None, supply(&blocks[2..3])).await;
     assert!(matches!(pinned, Err(PinError::Store(StoreError::Io(_)))), "{pinned:?}");
     let stats = store.stats();
-    assert!(stats.dropped_writes == 1 && stats.write_errors >= 1 && stats.degraded, "{stats:?}");
+    assert!(stats.dropped_writes == 1 && stats.write_errors >= 1 && stats.degraded(), "{stats:?}");
     assert!(store.holds(&blocks[0]).await && !store.holds(&blocks[1]).await);
     for folder in &away {
         fs::remove_file(folder).expect("deletes");
     }
     store.cache(&blocks).await;
-    assert!(store.holds_all(&blocks).await && !store.stats().degraded);
+    assert!(store.holds_all(&blocks).await && !store.stats().degraded());
     store.pin_recursive(*blocks[2].cid(), None, supply(&blocks[2..3])).await.expect("pins");
 }
 
@@ -231,12 +279,17 @@ async fn a_look_at_a_store_tells_what_is_wrong_with_it() {
     fs::remove_file(file(&home, &blocks[3])).expect("deletes");
     let looked = Offline::open(home.dir.path()).expect("opens");
     let figures = looked.figures().expect("reads");
-    assert_eq!((figures.pinned.blocks, figures.cached.blocks, figures.pins), (4, 5, 1));
+    assert_eq!((figures.pinned.blocks, figures.cached.blocks, figures.pins, figures.partial_pins), (4, 5, 0, 1));
     let mut found = Vec::new();
-    let report = looked.check(|_, findings| found.extend_from_slice(findings));
+    let report = looked.check(|_, findings| found.extend_from_slice(findings)).expect("checks");
     assert_eq!((report.progress.blocks, report.progress.damaged, found.len()), (9, 2, 2));
     assert!(found.iter().all(|finding| finding.fault == Fault::Damaged));
     assert_eq!((report.lacking.len(), report.lacking[0].missing, report.lacking[0].blocks), (1, 2, 5));
     assert_eq!(report.lacking[0].name.as_deref(), Some("mine"));
     assert!(!report.is_clean());
+    drop(looked);
+    // The damaged files count no more.
+    let looked = Offline::open(home.dir.path()).expect("opens");
+    let report = looked.check(|_, _| ()).expect("checks");
+    assert_eq!((report.progress.blocks, report.progress.damaged, report.lacking[0].missing), (7, 0, 2));
 }

@@ -26,12 +26,12 @@ fn options() -> DiskOptions {
 }
 
 /// A DAG of 1 MB.
-fn dag(number: u64) -> Vec<Block> {
+pub(super) fn dag(number: u64) -> Vec<Block> {
     (0..20).map(|i| noisy(number * 100 + i, 50_000)).collect()
 }
 
 /// What takes the space away.
-enum Filler {
+pub(super) enum Filler {
     /// A file beside the store.
     Ballast(PathBuf),
     /// Calls that say so.
@@ -40,7 +40,7 @@ enum Filler {
 
 impl Filler {
     /// Leaves not a byte.
-    fn fill(&self, disk: &Disk) {
+    pub(super) fn fill(&self, disk: &Disk) {
         match self {
             Self::Ballast(path) => {
                 let mut file = File::options().append(true).create(true).open(path).expect("opens");
@@ -55,7 +55,7 @@ impl Filler {
         }
     }
 
-    fn free(&self, disk: &Disk) {
+    pub(super) fn free(&self, disk: &Disk) {
         match self {
             Self::Ballast(path) => fs::remove_file(path).expect("deletes"),
             Self::Injected => disk.store().files.faults.clear(),
@@ -63,7 +63,7 @@ impl Filler {
     }
 }
 
-async fn pin(disk: &Disk, number: u64) -> Result<(), StoreError> {
+pub(super) async fn pin(disk: &Disk, number: u64) -> Result<(), StoreError> {
     let dag = dag(number);
     match disk.pin_recursive(*dag[0].cid(), None, supply(&dag)).await {
         Ok(_) => Ok(()),
@@ -72,13 +72,13 @@ async fn pin(disk: &Disk, number: u64) -> Result<(), StoreError> {
     }
 }
 
-fn assert_tells_of_space(error: &StoreError) {
+pub(super) fn assert_tells_of_space(error: &StoreError) {
     let said = error.to_string();
     assert!(matches!(error, StoreError::Io(_) | StoreError::Full { .. }), "{said}");
     assert!(said.contains("No space left") || said.contains("MiB left"), "{said}");
 }
 
-async fn assert_pinned(disk: &Disk, numbers: impl IntoIterator<Item = u64>) {
+pub(super) async fn assert_pinned(disk: &Disk, numbers: impl IntoIterator<Item = u64>) {
     for number in numbers {
         for block in dag(number) {
             assert_eq!(disk.get(block.cid()).await, Ok(block), "a block of {number}");
@@ -87,7 +87,7 @@ async fn assert_pinned(disk: &Disk, numbers: impl IntoIterator<Item = u64>) {
 }
 
 /// Tries again until it is done.
-async fn eventually(what: &str, mut attempt: impl AsyncFnMut() -> Result<(), StoreError>) {
+pub(super) async fn eventually(what: &str, mut attempt: impl AsyncFnMut() -> Result<(), StoreError>) {
     let begun = Instant::now();
     while let Err(error) = attempt().await {
         assert!(begun.elapsed() < PATIENCE, "{what}: {error}");
@@ -106,7 +106,7 @@ async fn cache_until_refused(disk: &Disk, filler: &Filler) {
         }
         // Whether it may sync is not the question.
         _ = disk.flush().await;
-        if disk.stats().dropped_writes > before && disk.stats().degraded {
+        if disk.stats().dropped_writes > before && disk.stats().degraded() {
             return;
         }
     }
@@ -134,7 +134,7 @@ async fn a_disk_fills_and_has_space_again(dir: &Path, filler: Filler) {
         }
     };
     assert_tells_of_space(&refused);
-    assert!(disk.stats().degraded && disk.stats().write_errors > 0);
+    assert!(disk.stats().degraded() && disk.stats().write_errors > 0);
     assert_pinned(&disk, 0..number).await;
 
     // It recovers by itself.
@@ -144,7 +144,7 @@ async fn a_disk_fills_and_has_space_again(dir: &Path, filler: Filler) {
     eventually("caching when there is space", async || {
         disk.put_cached(fresh.clone()).await;
         disk.flush().await?;
-        if disk.stats().degraded { Err(StoreError::io("is degraded")) } else { Ok(()) }
+        if disk.stats().degraded() { Err(StoreError::io("is degraded")) } else { Ok(()) }
     })
     .await;
     assert_eq!(disk.get(fresh.cid()).await.as_ref(), Ok(&fresh));
@@ -155,7 +155,7 @@ async fn a_disk_fills_and_has_space_again(dir: &Path, filler: Filler) {
         number += 1;
         filler.fill(&disk);
     }
-    assert!(disk.stats().degraded);
+    assert!(disk.stats().degraded());
     drop(disk);
     if let Err(error) = open_with(&store, options()) {
         assert_tells_of_space(&error);
@@ -191,7 +191,7 @@ async fn pins_fill_the_disk(disk: &Disk, mut number: u64) {
     assert_tells_of_space(&refused);
     assert!(number > 10, "most of it was usable: {number}");
     assert_pinned(disk, 0..number).await;
-    assert!(disk.stats().degraded);
+    assert!(disk.stats().degraded());
     for gone in 0..8 {
         eventually("an unpinning", async || disk.remove_pin(dag(gone)[0].cid()).await.map(drop)).await;
     }

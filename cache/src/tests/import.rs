@@ -156,7 +156,7 @@ async fn roots_that_are_known_last_are_named_by_the_last_block_which_is_not_kept
     let list = content::car::roots_block(&[right, left, right]).expect("a short list");
     let import = async |roots: &[Cid], blocks: &[Block]| {
         let bytes = car(roots, blocks);
-        import_car_with(&disk, &bytes[..], Some("mine".to_owned()), RootsIn::LastBlock).await
+        import_car_with(&disk, &bytes[..], Some("mine".to_owned()), RootsIn::LastBlock, &|_| Ok(())).await
     };
     let blocks = archive.blocks();
     let with = |last: &Block| [&blocks[..], std::slice::from_ref(last)].concat();
@@ -197,7 +197,7 @@ async fn what_is_here_already_need_only_be_named() {
                 .iter()
                 .chain([&list])
                 .for_each(|block| section(&[&block.cid().to_bytes(), block.data()], &mut bytes));
-            import_car_with(&*store, &bytes[..], None, roots_in).await
+            import_car_with(&*store, &bytes[..], None, roots_in, &|_| Ok(())).await
         };
         let (held, rest) = archive.leaves.split_at(5);
         let rest: Vec<Block> = rest.iter().chain([&archive.left]).cloned().collect();

@@ -36,7 +36,7 @@ async fn pins_have_room_before_the_cache_and_more_of_them_fail() {
     assert_eq!((store.stats().cached_bytes, store.stats().pinned_bytes), (0, 20 * COST));
     let states: Vec<_> = store.pins().await.expect("lists").into_iter().map(|pin| (pin.root, pin.state)).collect();
     assert!(states.contains(&(*second[0].cid(), PinState::Partial)) && states.len() == 2);
-    assert!(!store.stats().degraded, "it is the pins that are too many");
+    assert!(!store.stats().degraded(), "it is the pins that are too many");
 
     // What is unpinned makes room.
     assert!(store.remove_pin(first[0].cid()).await.expect("removes"));

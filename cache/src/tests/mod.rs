@@ -2,9 +2,11 @@
 
 mod add;
 mod audit;
+mod corruption;
 mod crash;
 mod device;
 mod disk;
+mod failing;
 mod faults;
 mod flat;
 mod flight;
@@ -20,8 +22,10 @@ mod power;
 mod power_flat;
 mod ram;
 mod reads;
+mod rebuild;
 mod register;
 mod scrub;
+mod small;
 mod sources;
 mod suite;
 mod tiers;

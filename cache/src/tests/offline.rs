@@ -71,7 +71,7 @@ async fn figures_come_from_the_index() {
 }
 
 #[tokio::test]
-async fn a_check_finds_damage_and_changes_nothing() {
+async fn a_check_finds_damage_and_notes_it_for_the_writer() {
     let dir = tempfile::tempdir().expect("a directory");
     let (disk, blocks) = filled(dir.path()).await;
     drop(disk);
@@ -91,7 +91,14 @@ async fn a_check_finds_damage_and_changes_nothing() {
         let [pin] = &*report.lacking else { panic!("{:?}", report.lacking) };
         assert_eq!((pin.root, pin.missing, pin.blocks), (*blocks[0].cid(), 1, 10));
     }
-    assert_eq!(open(dir.path()).stats().blocks, 20);
+    // The pin says so before any writer runs, which then forgets what was noted.
+    let looked = offline(dir.path());
+    assert_eq!(looked.noted().expect("reads").len(), 2);
+    assert_eq!(looked.figures().expect("reads").partial_pins, 1);
+    drop(looked);
+    assert_eq!(open(dir.path()).stats().blocks, 18);
+    let looked = offline(dir.path());
+    assert!(looked.noted().expect("reads").is_empty());
 }
 
 /// What happens to some rows of an index.

@@ -389,3 +389,23 @@ async fn what_is_refused_while_it_is_fetched_stays_in_no_tier() {
     assert!(!ram.holds(&key(&block)));
     assert_eq!(disk.has(block.cid()).await, Ok(false));
 }
+
+/// That others do not have a block says nothing about one that the disk cannot look up.
+#[tokio::test]
+async fn what_the_disk_cannot_tell_is_not_said_to_be_nowhere() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (held, absent) = (noisy(1, 3_000), noisy(2, 3_000));
+    let disk = open(dir.path());
+    cache(&disk, std::slice::from_ref(&held)).await;
+    drop(disk);
+    let disk = open(dir.path());
+    let through = |blocks: &[Block]| {
+        let upstream: Arc<MemoryBlocks> = Arc::new(blocks.iter().cloned().collect());
+        tiers(Ram::new(1 << 24), &disk).through(upstream)
+    };
+    disk.store().files.faults.refuse(Call::Read, Errno::IO);
+    let got = through(&[]).get(held.cid()).await;
+    assert!(matches!(got, Err(SourceError::Store(_))), "{got:?}");
+    assert_eq!(through(&[]).get(absent.cid()).await, Err(SourceError::NotFound { cid: *absent.cid() }));
+    assert_eq!(through(std::slice::from_ref(&held)).get(held.cid()).await.as_ref(), Ok(&held), "others have it");
+}

@@ -30,8 +30,9 @@ pub struct Header {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// A later version of the format may mean something else by the same rules.
-    #[error("the list is of version {0:?} of the format, and only version 1 is understood")]
-    Version(String),
+    /// What the list says is not repeated: who sent it may have sent something else.
+    #[error("the list is of another version of the format than version 1, which alone is understood")]
+    Version,
 }
 
 impl Header {
@@ -56,7 +57,7 @@ impl Header {
             open = name.trim().to_owned();
             let value = scalar(value);
             if open == "version" && !matches!(value.as_str(), "" | "1") {
-                return Err(HeaderError::Version(value.chars().take(20).collect()));
+                return Err(HeaderError::Version);
             }
             if let Some(text) = header.text(&open) {
                 // A text in the lines below begins with a sign of how to join them.

@@ -260,6 +260,10 @@ impl Policy for Matcher {
         self.has_paths()
     }
 
+    fn withholds(&self) -> bool {
+        !self.is_empty()
+    }
+
     fn hides_paths(&self) -> bool {
         !self.functions.is_empty()
     }

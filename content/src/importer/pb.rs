@@ -42,6 +42,9 @@ pub(super) const HEAD_ROOM: usize = 16;
 /// What a dag-pb leaf without attributes has after its content at most, in bytes.
 pub(super) const TAIL_ROOM: usize = 8;
 
+/// What the size of a part takes in the message of a node at most, in bytes: a key, and a varint.
+pub(super) const BLOCK_SIZE_BYTES_MAX: usize = 11;
+
 fn put_varint(out: &mut Vec<u8>, tag: u32, value: u64) {
     encode_key(tag, WireType::Varint, out);
     encode_varint(value, out);

@@ -3,6 +3,9 @@
 //! The published ones are those of IPIP-0499 (<https://specs.ipfs.tech/ipips/ipip-0499/>).
 
 use super::chunker::Chunking;
+use super::layout::SUBTREES_OF_A_DEPTH;
+use super::pb;
+use crate::block::MAX_BLOCK_BYTES;
 use crate::cid::MAX_DIGEST_BYTES;
 use crate::hashes;
 use crate::unixfs::ShardNode;
@@ -86,6 +89,17 @@ pub enum ProfileError {
         /// The number found.
         links: usize,
     },
+    /// An inner node would be larger than a block may be.
+    #[error(
+        "an inner node of {links} links would be larger than a block may be ({MAX_BLOCK_BYTES} bytes): \
+         with these choices, a node has at most {links_max} links"
+    )]
+    FileNode {
+        /// The number found.
+        links: usize,
+        /// The most that fits.
+        links_max: usize,
+    },
     /// More than a CID holds.
     #[error("blocks of up to {MAX_DIGEST_BYTES} bytes can be written into their CID, not of {bytes}")]
     Inline {
@@ -167,6 +181,41 @@ impl Profile {
         (self.hash_code, self.digest_bytes) == (hashes::SHA2_256, 32)
     }
 
+    /// The most links that an inner node of a file may have, so that it fits in a block whatever the sizes are that it names.
+    fn file_links_bound(&self) -> usize {
+        // What a trickle node has besides its leaves: four sub-trees of each depth, of which there are fewer than 64.
+        let (subtrees, room) = (SUBTREES_MAX * self.file_link_bytes_max(), MAX_BLOCK_BYTES - NODE_ROOM_BYTES);
+        (room - if self.layout == Layout::Trickle { subtrees } else { 0 }) / self.file_link_bytes_max()
+    }
+
+    /// What a child takes in an inner node at most, in bytes: the link, and the size of its content.
+    fn file_link_bytes_max(&self) -> usize {
+        // The version and the codec, and the multihash: its function, its length and the digest.
+        let cid_bytes = |code: u64, digest: usize| 2 + varint_bytes(code) + varint_bytes(digest as u64) + digest;
+        let inlined = cid_bytes(hashes::IDENTITY, self.inline_bytes_max.unwrap_or(0));
+        let cid_bytes = cid_bytes(self.hash_code, self.digest_bytes).max(inlined);
+        pb::link_bytes(cid_bytes, 0, u64::MAX) + pb::BLOCK_SIZE_BYTES_MAX
+    }
+
+    /// What the inner nodes of one file hold while it is made, in bytes, if the file has so many bytes at most: an unfinished
+    /// node for each level.
+    pub fn layout_bytes_max(&self, file_bytes_max: u64) -> usize {
+        let subtrees = if self.layout == Layout::Trickle { SUBTREES_MAX } else { 0 };
+        // The links as they will be written and the sizes as numbers, in lists that double as they grow.
+        let node = 2
+            * (self.file_links_max.saturating_add(subtrees))
+                .saturating_mul(self.file_link_bytes_max() + size_of::<u64>());
+        let leaves = (file_bytes_max / self.chunking.bytes_min().max(1) as u64).saturating_add(1);
+        // A trickle file has five times as many leaves for each level below the first.
+        let base = match self.layout {
+            Layout::Balanced => self.file_links_max as u64,
+            Layout::Trickle => SUBTREES_OF_A_DEPTH as u64 + 1,
+        };
+        // A file of a few leaves has a few links, however many there may be.
+        let few = usize::try_from(leaves).unwrap_or(usize::MAX).saturating_mul(node / self.file_links_max.max(1) + 1);
+        node.saturating_mul(levels(leaves, base)).min(few.saturating_mul(2))
+    }
+
     /// Whether blocks can be made with it, and read back.
     pub(super) fn check(&self) -> Result<(), ProfileError> {
         let (code, bytes) = (self.hash_code, self.digest_bytes);
@@ -179,6 +228,10 @@ impl Profile {
         if self.file_links_max < 2 {
             return Err(ProfileError::FileLinks { links: self.file_links_max });
         }
+        let links_max = self.file_links_bound();
+        if self.file_links_max > links_max {
+            return Err(ProfileError::FileNode { links: self.file_links_max, links_max });
+        }
         if let Some(bytes) = self.inline_bytes_max.filter(|bytes| *bytes > MAX_DIGEST_BYTES) {
             return Err(ProfileError::Inline { bytes });
         }
@@ -186,6 +239,26 @@ impl Profile {
         let accepted = (ShardNode::FANOUT_MIN..=ShardNode::FANOUT_MAX).contains(&(fanout as u64));
         if accepted && fanout.is_power_of_two() { Ok(()) } else { Err(ProfileError::Fanout { fanout }) }
     }
+}
+
+/// Sub-trees of a trickle node.
+const SUBTREES_MAX: usize = 64 * SUBTREES_OF_A_DEPTH;
+/// What an inner node has besides its links and their sizes at most, in bytes.
+const NODE_ROOM_BYTES: usize = 128;
+
+/// The bytes of a number as a varint.
+fn varint_bytes(number: u64) -> usize {
+    (64 - number.leading_zeros() as usize).div_ceil(7).max(1)
+}
+
+/// How many levels it takes above so many leaves, the root's included.
+fn levels(leaves: u64, base: u64) -> usize {
+    let (mut reached, mut levels) = (1_u64, 1);
+    while reached < leaves {
+        reached = reached.saturating_mul(base.max(2));
+        levels += 1;
+    }
+    levels
 }
 
 impl Default for Profile {

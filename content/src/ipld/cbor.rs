@@ -41,10 +41,32 @@ pub(super) fn decode(bytes: &Bytes, dialect: Dialect) -> Result<Ipld, Fault> {
     if reader.rest.is_empty() { Ok(value) } else { Err(trailing()) }
 }
 
-/// The links of a dag-cbor document, in stored order. Only what it takes to find them is checked, in a straight line: there
-/// is no tree in memory, however large or deep the document is.
-pub(super) fn links(bytes: &Bytes) -> Result<Vec<Cid>, Fault> {
-    Reader { bytes, rest: bytes, dialect: Dialect::Dag, budget: Budget::new() }.links()
+/// Hands on the links of a dag-cbor document, in stored order. Only what it takes to find them is checked, in a straight
+/// line: there is no tree in memory, however large or deep the document is.
+pub(super) fn links(bytes: &Bytes, each: &mut dyn FnMut(Cid)) -> Result<(), Fault> {
+    Reader { bytes, rest: bytes, dialect: Dialect::Dag, budget: Budget::new() }.links(each)
+}
+
+/// The links of what is CBOR, whatever rules of dag-cbor it breaks: whatever is tagged as a link and is one.
+pub(super) fn links_leniently(bytes: &Bytes) -> Result<Vec<Cid>, Fault> {
+    let mut reader = Reader { bytes, rest: bytes, dialect: Dialect::Plain, budget: Budget::new() };
+    let mut links = Vec::new();
+    // What is inside of what makes no difference to them, so one value comes after the other.
+    while !reader.rest.is_empty() {
+        let head = reader.head()?;
+        match head.major {
+            major::BYTES | major::TEXT if !head.is_indefinite() => _ = reader.take(head.argument)?,
+            major::TAG if head.argument == LINK => {
+                let before = reader.rest;
+                match reader.link(LINK) {
+                    Ok(link) => links.push(link),
+                    Err(_) => reader.rest = before,
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(links)
 }
 
 struct Reader<'a> {
@@ -164,8 +186,7 @@ impl<'a> Reader<'a> {
         self.head()
     }
 
-    fn links(&mut self) -> Result<Vec<Cid>, Fault> {
-        let mut links = Vec::new();
+    fn links(&mut self, each: &mut dyn FnMut(Cid)) -> Result<(), Fault> {
         // Values and keys that are still to come. Each takes a byte at least.
         let mut left = 1_usize;
         while left > 0 {
@@ -175,7 +196,7 @@ impl<'a> Reader<'a> {
                 major::MAP => 2 * self.count(head.argument, 2)?,
                 major::BYTES | major::TEXT => self.take(head.argument).map(|_| 0)?,
                 major::TAG => {
-                    links.push(self.link(head.argument)?);
+                    each(self.link(head.argument)?);
                     0
                 }
                 major::SIMPLE => self.simple(head).map(|_| 0)?,
@@ -186,7 +207,7 @@ impl<'a> Reader<'a> {
                 return Err(truncated());
             }
         }
-        if self.rest.is_empty() { Ok(links) } else { Err(trailing()) }
+        if self.rest.is_empty() { Ok(()) } else { Err(trailing()) }
     }
 
     fn link(&mut self, tag: u64) -> Result<Cid, Fault> {

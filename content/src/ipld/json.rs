@@ -272,7 +272,7 @@ fn link(text: &str) -> Result<Ipld, String> {
     if text.len() > MAX_LINK_BYTES {
         return Err(format!("a link is longer than {MAX_LINK_BYTES} bytes"));
     }
-    let cid = Cid::try_from(text).map_err(|error| format!("a link is no CID: {error}"))?;
+    let cid = Cid::try_from(text).map_err(|error| format!("a link is no CID: {}", crate::cid::why(&error)))?;
     Ok(Ipld::Link(Box::new(cid)))
 }
 

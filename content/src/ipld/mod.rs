@@ -143,24 +143,34 @@ pub fn decode(block: &Block) -> Result<Ipld, IpldError> {
     document.map_err(|fault| fault.of(cid))
 }
 
-/// The links of a dag-cbor block, in stored order and without limits: a list of links is no work beside fetching them.
-pub(crate) fn links_cbor(block: &Block) -> Result<Vec<Cid>, IpldError> {
-    cbor::links(block.data()).map_err(|fault| fault.of(block.cid()))
+/// Hands on the links of a dag-cbor block, in stored order and without limits: a list of links is no work beside fetching
+/// them.
+pub(crate) fn links_cbor(block: &Block, each: &mut dyn FnMut(Cid)) -> Result<(), IpldError> {
+    cbor::links(block.data(), each).map_err(|fault| fault.of(block.cid()))
 }
 
-/// The links of a dag-json block, by the keys that they are below: in stored order, if the document is as the codec wants it.
-pub(crate) fn links_json(block: &Block) -> Result<Vec<Cid>, IpldError> {
+/// The links of a block that is to be dag-cbor, even if it breaks the rules of that; none if it is no CBOR at all.
+pub(crate) fn links_cbor_leniently(block: &Block) -> Vec<Cid> {
     let mut links = Vec::new();
-    collect_links(decode(block)?, &mut links);
-    Ok(links)
+    match cbor::links(block.data(), &mut |cid| links.push(cid)) {
+        Ok(()) => links,
+        Err(_) => cbor::links_leniently(block.data()).unwrap_or_default(),
+    }
+}
+
+/// Hands on the links of a dag-json block, by the keys that they are below: in stored order, if the document is as the
+/// codec wants it.
+pub(crate) fn links_json(block: &Block, each: &mut dyn FnMut(Cid)) -> Result<(), IpldError> {
+    each_link(decode(block)?, each);
+    Ok(())
 }
 
 /// As deep as documents are, which is bounded.
-fn collect_links(value: Ipld, links: &mut Vec<Cid>) {
+fn each_link(value: Ipld, each: &mut dyn FnMut(Cid)) {
     match value {
-        Ipld::Link(cid) => links.push(*cid),
-        Ipld::List(list) => list.into_iter().for_each(|value| collect_links(value, links)),
-        Ipld::Map(map) => map.0.into_iter().for_each(|(_, value)| collect_links(value, links)),
+        Ipld::Link(cid) => each(*cid),
+        Ipld::List(list) => list.into_iter().for_each(|value| each_link(value, each)),
+        Ipld::Map(map) => map.0.into_iter().for_each(|(_, value)| each_link(value, each)),
         _ => {}
     }
 }

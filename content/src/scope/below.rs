@@ -5,6 +5,7 @@ use crate::block::{Block, MAX_BLOCK_BYTES};
 use crate::cid::{Cid, codec};
 use crate::dag;
 use crate::dagpb::PbNode;
+use crate::ipld::{self, IpldError};
 use crate::unixfs::dir::{decode_child_shard, next_child_shard};
 use crate::unixfs::{FileNode, Node, NodeError, ShardNode};
 use std::ops::Range;
@@ -117,6 +118,16 @@ fn below_all(block: &Block) -> Result<Option<Below>, NodeError> {
         codec::DAG_PB => {
             let node = PbNode::decode(block.data().clone());
             Children::Pb(node.map_err(|reason| NodeError::malformed(block.cid(), reason))?)
+        }
+        codec::DAG_CBOR => Children::Links(CidList::of(&ipld::links_cbor_leniently(block))),
+        codec::DAG_JSON => {
+            let mut links = Vec::new();
+            match ipld::links_json(block, &mut |cid| links.push(cid)) {
+                Ok(()) => Children::Links(CidList::of(&links)),
+                Err(IpldError::TooComplex { .. }) => return dag::links(block).map(|_| None),
+                // What is no JSON has no links that anybody could follow.
+                Err(_) => return Ok(None),
+            }
         }
         _ => match dag::links(block) {
             Ok(links) => Children::Links(CidList::of(&links)),

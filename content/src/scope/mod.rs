@@ -17,6 +17,10 @@
 //! doubles, up to [`ScopeLimits::look_ahead_bytes_max`], each time the walk has to wait. While every block is at hand
 //! nothing is asked for ahead of its turn.
 //!
+//! A document that breaks the rules of its codec is carried as it is: its readers can tell as well as anybody. Of
+//! dag-cbor the links are found as long as it is CBOR at all; what is not even that, or no JSON, has none that anybody
+//! could follow.
+//!
 //! Inline blocks (identity CIDs) are walked through and never emitted: whoever has a link to one has the block.
 
 mod below;
@@ -30,9 +34,10 @@ pub(crate) use self::below::expected_bytes;
 use self::below::{Below, Child, Role};
 use self::seen::{Full, Seen};
 use crate::block::Block;
-use crate::cid::{Cid, is_identity};
+use crate::cid::{Cid, codec, is_identity};
 use crate::source::{BlockSource, SourceError, at_hand};
 use crate::unixfs::NodeError;
+use crate::work::Work;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, FuturesUnordered, StreamExt as _};
@@ -46,8 +51,8 @@ const WINDOW_BYTES_START: usize = 1024 * 1024;
 const BLOCK_OVERHEAD_BYTES: usize = 4 * 1024;
 /// What the nodes may take together whose children are not all asked for, in bytes: far more than any honest DAG needs.
 const INNER_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// How many links are passed over before other tasks get a turn.
-const LINKS_PER_TURN: usize = 4 * 1024;
+/// Places of the line that are looked at in a step.
+const PLACES_PER_STEP: u64 = 64;
 /// What a section of an archive has besides the bytes of its block, in bytes, about.
 const SECTION_OVERHEAD_BYTES: u64 = 40;
 
@@ -160,13 +165,33 @@ pub fn blocks(
     options: ScopeOptions,
     limits: ScopeLimits,
 ) -> BoxStream<'static, Result<Block, ScopeError>> {
-    let walk = Walk::new(source, path, terminal, options, limits);
-    stream::try_unfold(walk, |mut walk| async move { Ok(walk.next().await?.map(|block| (block, walk))) }).boxed()
+    Walk::new(source, path, terminal, options, limits).into_stream()
+}
+
+/// What is asked about blocks that are not read.
+pub type Ask = dyn Fn(&Cid) -> Result<(), SourceError> + Send + Sync;
+
+/// What [`blocks`] would emit but the raw blocks, which are not read: `ask` is asked about each of them.
+///
+/// # Errors
+/// In the stream: [`ScopeError`], of `ask` or of the walk.
+pub fn survey(
+    source: Arc<dyn BlockSource>,
+    path: Vec<Cid>,
+    terminal: Block,
+    options: ScopeOptions,
+    limits: ScopeLimits,
+    ask: Box<Ask>,
+) -> BoxStream<'static, Result<Block, ScopeError>> {
+    Walk { ask: Some(ask), ..Walk::new(source, path, terminal, options, limits) }.into_stream()
 }
 
 /// A walk under way.
 struct Walk {
     source: Arc<dyn BlockSource>,
+    work: Work,
+    /// What is asked about leaves in the place of reading them.
+    ask: Option<Box<Ask>>,
     duplicates: bool,
     limits: ScopeLimits,
     line: VecDeque<Place>,
@@ -184,8 +209,6 @@ struct Walk {
     began: bool,
     /// The last fetch that the walk waited for.
     stalled_at: Option<u64>,
-    /// Links that were passed over since other tasks had a turn.
-    passed: usize,
 }
 
 /// A place in the line. What is below a block follows it, at greater depths.
@@ -228,7 +251,9 @@ impl Walk {
         limits: ScopeLimits,
     ) -> Self {
         let mut walk = Self {
+            work: source.work(),
             source,
+            ask: None,
             duplicates: options.duplicates,
             limits,
             line: VecDeque::new(),
@@ -241,7 +266,6 @@ impl Walk {
             inner_bytes: 0,
             began: false,
             stalled_at: None,
-            passed: 0,
         };
         let cid = *terminal.cid();
         walk.insert(0, 0, What::Below(Box::new(Below::path(path, cid))));
@@ -250,24 +274,26 @@ impl Walk {
         walk
     }
 
+    fn into_stream(self) -> BoxStream<'static, Result<Block, ScopeError>> {
+        stream::try_unfold(self, |mut walk| async move { Ok(walk.next().await?.map(|block| (block, walk))) }).boxed()
+    }
+
     async fn next(&mut self) -> Result<Option<Block>, ScopeError> {
         loop {
+            self.work.turn().await?;
             let Some(Place { depth, what }) = self.line.front() else { return Ok(None) };
             match what {
-                What::Below(_) => self.ask(0),
+                What::Below(_) => self.ask_at(0),
                 What::Block(child, _) if self.is_repeat(child) => self.drop_subtree(*depth),
                 What::Block(_, State::Fetching(number)) => self.wait(*number).await?,
                 What::Block(_, State::Arrived { .. } | State::Failed(_)) | What::Error(_) => {
                     if let Some(block) = self.take()? {
                         self.keep_ahead().await;
                         self.began = true;
+                        self.work.earn(block.data().len() + SECTION_OVERHEAD_BYTES as usize);
                         return Ok(Some(block));
                     }
                 }
-            }
-            if self.passed >= LINKS_PER_TURN {
-                self.passed = 0;
-                tokio::task::yield_now().await;
             }
         }
     }
@@ -281,7 +307,7 @@ impl Walk {
 
     /// Asks for the next child of the `Below` at `index`: takes it if it is at hand, fetches it if not. Its place is in
     /// front of the `Below`, which is removed when it has no more.
-    fn ask(&mut self, index: usize) {
+    fn ask_at(&mut self, index: usize) {
         let Some(Place { depth, what: What::Below(below) }) = self.line.get_mut(index) else { return };
         let depth = *depth;
         let child = match below.next() {
@@ -295,8 +321,14 @@ impl Walk {
                 return self.insert(index, depth, What::Error(Box::new(error.into())));
             }
         };
-        self.passed += 1;
+        self.work.charge(1);
         if self.is_repeat(&child) {
+            return;
+        }
+        if let Some(ask) = self.ask.as_ref().filter(|_| child.cid.codec() == codec::RAW) {
+            if let Err(error) = ask(&child.cid) {
+                self.insert(index, depth, What::Error(Box::new(error.into())));
+            }
             return;
         }
         let state = match at_hand(&*self.source, &child.cid) {
@@ -350,6 +382,9 @@ impl Walk {
     }
 
     fn below(&self, depth: usize, child: &Child, block: &Block) -> Result<Option<Below>, ScopeError> {
+        if !child.is_leaf() {
+            self.work.charge_decoding(block);
+        }
         let below = child.below(block)?;
         let fits = |below: &Below| {
             depth < self.limits.depth_max && self.inner_bytes.saturating_add(below.bytes) <= INNER_BYTES_MAX
@@ -410,12 +445,12 @@ impl Walk {
 
     /// Asks for blocks ahead of their turn, in order, while the window has room.
     fn look_ahead(&mut self) {
-        for _ in 0..LINKS_PER_TURN {
+        while !self.work.is_due() && self.used_bytes < self.window_bytes {
             let first_below = self.line.iter().position(|place| matches!(place.what, What::Below(_)));
-            match first_below {
-                Some(index) if self.used_bytes < self.window_bytes => self.ask(index),
-                _ => return,
-            }
+            let Some(index) = first_below else { return };
+            // Finding it takes a moment, too.
+            self.work.charge(index as u64 / PLACES_PER_STEP);
+            self.ask_at(index);
         }
     }
 
@@ -438,7 +473,9 @@ impl Walk {
             return;
         }
         self.look_ahead();
-        while let Poll::Ready(Some(arrival)) = futures::poll!(self.fetches.next()) {
+        while !self.work.is_due()
+            && let Poll::Ready(Some(arrival)) = futures::poll!(self.fetches.next())
+        {
             self.arrive(arrival);
             self.look_ahead();
         }

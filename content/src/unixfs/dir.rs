@@ -7,10 +7,12 @@
 //! Non-goal: sorting. The stored order of a plain directory is by name; that of a HAMT is by hash.
 
 use super::{Node, NodeError, ShardNode};
-use crate::block::Block;
+use crate::block::{Block, MAX_BLOCK_BYTES};
+use crate::budget::{Budget, Share};
 use crate::cid::Cid;
 use crate::dagpb::{PbLink, PbNode};
 use crate::source::{BlockSource, SourceError, at_hand, fetch};
+use crate::work::Work;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{self, BoxStream, FuturesOrdered, StreamExt as _};
@@ -21,6 +23,8 @@ pub(crate) const HASH_BITS: u32 = u64::BITS;
 
 /// How many shards a listing fetches ahead, over all levels.
 const SHARDS_AHEAD: usize = 8;
+/// A listing that shares a budget fetches ahead as long as so many times what that may take are left.
+const AHEAD_PART: usize = 16;
 
 /// Why a directory cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -78,9 +82,12 @@ pub(crate) async fn lookup_through(
     name: &str,
     passed: &mut Vec<Cid>,
 ) -> Result<Option<Cid>, DirError> {
+    let work = source.work();
+    work.charge_decoding(dir);
+    work.turn().await?;
     match Node::decode(dir)? {
         Node::Directory(node) => lookup_link(dir.cid(), &node, name),
-        Node::HamtShard(shard) => lookup_hamt(source, *dir.cid(), shard, name, passed).await,
+        Node::HamtShard(shard) => lookup_hamt(source, &work, *dir.cid(), shard, name, passed).await,
         _ => Err(DirError::NotADirectory { cid: *dir.cid() }),
     }
 }
@@ -98,6 +105,7 @@ pub(crate) fn lookup_link(cid: &Cid, node: &PbNode, name: &str) -> Result<Option
 
 async fn lookup_hamt(
     source: &dyn BlockSource,
+    work: &Work,
     mut cid: Cid,
     mut shard: ShardNode,
     name: &str,
@@ -113,7 +121,10 @@ async fn lookup_hamt(
                 return Ok(Some(link.cid().map_err(|reason| NodeError::malformed(&cid, reason))?));
             }
             ShardLink::Shard(child) => {
-                shard = decode_shard(&fetch(source, &child).await?)?;
+                let block = fetch(source, &child).await?;
+                work.charge_decoding(&block);
+                work.turn().await?;
+                shard = decode_shard(&block)?;
                 passed.push(child);
                 cid = child;
             }
@@ -181,21 +192,62 @@ fn shard_link<'a>(
 
 /// The links of one block by what they are called, if it is one whose links have names: a directory, a shard of one, or a plain
 /// node. Shards below are called nothing. What is malformed is left out: whoever reads the block hears of it.
-pub fn named_links(block: &Block) -> Vec<(String, Cid)> {
-    let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
-    match Node::decode(block) {
-        Ok(Node::Directory(node) | Node::Plain(node)) => {
-            node.links().flatten().filter_map(|link| Some((text(link.name), link.cid().ok()?))).collect()
-        }
-        Ok(Node::HamtShard(shard)) => {
-            let links = (0..shard.node.link_count()).filter_map(|at| shard_link(block.cid(), &shard, at, None).ok());
-            let named = |link| match link {
-                ShardLink::Entry(link) => Some((text(link.name), link.cid().ok()?)),
+pub fn named_links(block: &Block) -> NamedLinks {
+    let links = match Node::decode(block) {
+        Ok(Node::Directory(node) | Node::Plain(node)) => Links::Of(node),
+        Ok(Node::HamtShard(shard)) => Links::OfShard(shard),
+        _ => Links::None,
+    };
+    NamedLinks { cid: *block.cid(), links, next: 0 }
+}
+
+/// See [`named_links`]. Each link is decoded when it is asked for.
+pub struct NamedLinks {
+    cid: Cid,
+    links: Links,
+    next: usize,
+}
+
+enum Links {
+    Of(PbNode),
+    OfShard(ShardNode),
+    None,
+}
+
+impl NamedLinks {
+    /// How many links are left, those that are malformed included.
+    pub fn left(&self) -> usize {
+        let count = match &self.links {
+            Links::Of(node) | Links::OfShard(ShardNode { node, .. }) => node.link_count(),
+            Links::None => 0,
+        };
+        count.saturating_sub(self.next)
+    }
+
+    fn link(&self, at: usize) -> Option<(String, Cid)> {
+        let named = |link: PbLink<'_>| Some((String::from_utf8_lossy(link.name).into_owned(), link.cid().ok()?));
+        match &self.links {
+            Links::Of(node) => named(node.link(at)?.ok()?),
+            Links::OfShard(shard) => match shard_link(&self.cid, shard, at, None).ok()? {
+                ShardLink::Entry(link) => named(link),
                 ShardLink::Shard(child) => Some((String::new(), child)),
-            };
-            links.filter_map(named).collect()
+            },
+            Links::None => None,
         }
-        _ => Vec::new(),
+    }
+}
+
+impl Iterator for NamedLinks {
+    type Item = (String, Cid);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.left() > 0 {
+            self.next += 1;
+            if let Some(link) = self.link(self.next - 1) {
+                return Some(link);
+            }
+        }
+        None
     }
 }
 
@@ -237,13 +289,24 @@ fn decode_shard(block: &Block) -> Result<ShardNode, NodeError> {
 /// # Errors
 /// In the stream, as for [`lookup`].
 pub fn list(source: Arc<dyn BlockSource>, dir: Block) -> BoxStream<'static, Result<Entry, DirError>> {
-    let cid = *dir.cid();
+    list_within(source, dir, None)
+}
+
+/// The same, of which the shards that are held count against a budget. When it is used up, only the current shard is held: nothing is
+/// fetched ahead, and shards that are come back to are read again.
+///
+/// # Errors
+/// The same.
+pub fn list_within(
+    source: Arc<dyn BlockSource>,
+    dir: Block,
+    memory: Option<Arc<Budget>>,
+) -> BoxStream<'static, Result<Entry, DirError>> {
+    let (cid, work) = (*dir.cid(), source.work());
+    work.charge_decoding(&dir);
     match Node::decode(&dir) {
-        Ok(Node::Directory(node)) => list_links(cid, node, 0),
-        Ok(Node::HamtShard(shard)) => {
-            let bits = shard.slot_bits();
-            Listing { source, levels: vec![Level::new(cid, shard, bits)], ahead: 0 }.into_entries()
-        }
+        Ok(Node::Directory(node)) => list_links(work, cid, node, 0),
+        Ok(Node::HamtShard(shard)) => Listing::of(source, work, Level::new(cid, shard), memory).into_entries(),
         Ok(_) => stream::once(ready(Err(DirError::NotADirectory { cid }))).boxed(),
         Err(error) => stream::once(ready(Err(error.into()))).boxed(),
     }
@@ -251,7 +314,8 @@ pub fn list(source: Arc<dyn BlockSource>, dir: Block) -> BoxStream<'static, Resu
 
 /// Every entry that comes after the one called `name`: how a long listing is cut into pages. In a sharded directory it goes
 /// there by the hash of the name, so that the last page costs no more than the first. The name is as [`Entry::name_bytes`]
-/// has it; of several equal ones the last counts, so that pages come to an end. `None` if there is no such entry.
+/// has it; of several equal ones the last counts, so that pages come to an end. `None` if there is no such entry. What is held
+/// counts against a budget, as with [`list_within`].
 ///
 /// # Errors
 /// As for [`lookup`]; in the stream as for [`list`].
@@ -259,31 +323,33 @@ pub async fn list_after(
     source: Arc<dyn BlockSource>,
     dir: Block,
     name: &[u8],
+    memory: Option<Arc<Budget>>,
 ) -> Result<Option<BoxStream<'static, Result<Entry, DirError>>>, DirError> {
-    let cid = *dir.cid();
+    let (cid, work) = (*dir.cid(), source.work());
+    work.charge_decoding(&dir);
+    work.turn().await?;
     match Node::decode(&dir)? {
         Node::Directory(node) => {
             let links = node.links().enumerate();
             let last = links.filter(|(_, link)| link.as_ref().is_ok_and(|link| link.name == name)).last();
             let after = last.map(|(position, _)| position + 1);
-            Ok(after.map(|after| list_links(cid, node, after)))
+            Ok(after.map(|after| list_links(work, cid, node, after)))
         }
         Node::HamtShard(shard) => {
-            let bits = shard.slot_bits();
-            let mut listing = Listing { source, levels: vec![Level::new(cid, shard, bits)], ahead: 0 };
+            let mut listing = Listing::of(source, work, Level::new(cid, shard), memory);
             Ok(listing.seek_after(name).await?.then(|| listing.into_entries()))
         }
         _ => Err(DirError::NotADirectory { cid }),
     }
 }
 
-fn list_links(cid: Cid, node: PbNode, first: usize) -> BoxStream<'static, Result<Entry, DirError>> {
-    let entries = stream::try_unfold(first, move |index| {
-        let entry = node.link(index).map(|link| {
-            let entry = link.and_then(|link| entry_of(&link)).map_err(|reason| NodeError::malformed(&cid, reason))?;
-            Ok((entry, index + 1))
-        });
-        ready(entry.transpose())
+fn list_links(work: Work, cid: Cid, node: PbNode, first: usize) -> BoxStream<'static, Result<Entry, DirError>> {
+    let entries = stream::try_unfold((work, node, first), move |(work, node, index)| async move {
+        let Some(link) = node.link(index) else { return Ok(None) };
+        let entry = link.and_then(|link| entry_of(&link)).map_err(|reason| NodeError::malformed(&cid, reason))?;
+        work.charge_text(entry.name.len());
+        work.turn().await?;
+        Ok(Some((entry, (work, node, index + 1))))
     });
     entries.boxed()
 }
@@ -297,15 +363,20 @@ fn entry_of(link: &PbLink<'_>) -> Result<Entry, crate::dagpb::PbError> {
 /// A walk over the shards of a directory, depth first.
 struct Listing {
     source: Arc<dyn BlockSource>,
+    work: Work,
     levels: Vec<Level>,
     /// Shards that are being fetched or wait to be walked, over all levels.
     ahead: usize,
+    budget: Option<Arc<Budget>>,
+    /// What the shards count for.
+    share: Share,
 }
 
 /// A shard that is being walked.
 struct Level {
     cid: Cid,
-    shard: ShardNode,
+    /// `None` while there is no memory for it and another one is being walked.
+    shard: Option<ShardNode>,
     /// Bits of hash that the shards down to and with this one use.
     bits: u32,
     /// The link that comes next.
@@ -316,19 +387,74 @@ struct Level {
 }
 
 impl Level {
-    fn new(cid: Cid, shard: ShardNode, bits: u32) -> Self {
-        Self { cid, shard, bits, next: 0, asked: 0, fetches: FuturesOrdered::new() }
+    /// The root of a directory.
+    fn new(cid: Cid, shard: ShardNode) -> Self {
+        let bits = shard.slot_bits();
+        Self::below(cid, (shard, bits))
+    }
+
+    fn below(cid: Cid, (shard, bits): (ShardNode, u32)) -> Self {
+        Self { cid, shard: Some(shard), bits, next: 0, asked: 0, fetches: FuturesOrdered::new() }
+    }
+
+    fn bytes(&self) -> usize {
+        self.shard.as_ref().map_or(0, |shard| shard.node.block_bytes())
     }
 
     /// The next child shard that was not asked for, if there is one.
     fn next_to_ask(&mut self) -> Result<Option<Cid>, NodeError> {
-        let found = next_child_shard(&self.cid, &self.shard, self.asked)?;
-        self.asked = found.map_or(self.shard.node.link_count(), |(after, _)| after);
+        let Some(shard) = &self.shard else { return Ok(None) };
+        let found = next_child_shard(&self.cid, shard, self.asked)?;
+        self.asked = found.map_or(shard.node.link_count(), |(after, _)| after);
         Ok(found.map(|(_, child)| child))
     }
 }
 
 impl Listing {
+    fn of(source: Arc<dyn BlockSource>, work: Work, root: Level, budget: Option<Arc<Budget>>) -> Self {
+        let share = Share::of(budget.clone());
+        let mut listing = Self { source, work, levels: vec![root], ahead: 0, budget, share };
+        listing.account();
+        listing
+    }
+
+    /// Has the share follow what is held. Where there is no memory, the shards above the current one are let go of.
+    fn account(&mut self) {
+        let bytes = |levels: &[Level]| levels.iter().map(Level::bytes).sum::<usize>();
+        // A shard that is fetched may be as large as any block.
+        let ahead = self.ahead * MAX_BLOCK_BYTES;
+        if self.share.hold(bytes(&self.levels) + ahead) {
+            return;
+        }
+        let above = self.levels.len().saturating_sub(1);
+        self.levels[..above].iter_mut().for_each(|level| level.shard = None);
+        // What is being read right now comes on top of what there is.
+        if !self.share.hold(bytes(&self.levels) + ahead) {
+            self.share.hold(0);
+        }
+    }
+
+    /// Whether there is memory for one more shard ahead, and for others.
+    fn may_look_ahead(&self) -> bool {
+        let has_room = |budget: &Arc<Budget>| budget.left() / AHEAD_PART >= MAX_BLOCK_BYTES;
+        self.ahead < SHARDS_AHEAD && self.budget.as_ref().is_none_or(has_room)
+    }
+
+    /// The current shard, read again if it was let go of; `None` when all were walked.
+    async fn current(&mut self) -> Result<Option<&mut Level>, DirError> {
+        let Some(level) = self.levels.last() else { return Ok(None) };
+        if level.shard.is_none() {
+            let block = fetch(&*self.source, &level.cid).await?;
+            self.work.charge_decoding(&block);
+            let shard = decode_shard(&block)?;
+            if let Some(level) = self.levels.last_mut() {
+                level.shard = Some(shard);
+            }
+            self.account();
+        }
+        Ok(self.levels.last_mut())
+    }
+
     fn into_entries(self) -> BoxStream<'static, Result<Entry, DirError>> {
         let entries = stream::try_unfold(self, |mut listing| async move {
             let entry = listing.next().await?;
@@ -341,15 +467,20 @@ impl Listing {
     async fn seek_after(&mut self, name: &[u8]) -> Result<bool, DirError> {
         let mut hash = NameHash::of(name);
         while let Some(level) = self.levels.last_mut() {
-            let slot = hash.take(level.shard.slot_bits()).ok_or_else(|| too_deep(&level.cid))?;
-            let Some(index) = level.shard.link_index(slot) else { return Ok(false) };
+            let Some(shard) = &level.shard else { return Ok(false) };
+            let slot = hash.take(shard.slot_bits()).ok_or_else(|| too_deep(&level.cid))?;
+            let Some(index) = shard.link_index(slot) else { return Ok(false) };
             (level.next, level.asked) = (index + 1, index + 1);
-            match shard_link(&level.cid, &level.shard, index, Some(slot))? {
+            match shard_link(&level.cid, shard, index, Some(slot))? {
                 ShardLink::Entry(link) => return Ok(link.name == name),
                 ShardLink::Shard(child) => {
                     let above = level.bits;
-                    let (shard, bits) = decode_child_shard(&fetch(&*self.source, &child).await?, above)?;
-                    self.levels.push(Level::new(child, shard, bits));
+                    let block = fetch(&*self.source, &child).await?;
+                    self.work.charge_decoding(&block);
+                    self.work.turn().await?;
+                    let shard = decode_child_shard(&block, above)?;
+                    self.levels.push(Level::below(child, shard));
+                    self.account();
                 }
             }
         }
@@ -357,39 +488,49 @@ impl Listing {
     }
 
     async fn next(&mut self) -> Result<Option<Entry>, DirError> {
-        while let Some(level) = self.levels.last_mut() {
-            if level.next == level.shard.node.link_count() {
+        let work = self.work.clone();
+        loop {
+            work.turn().await?;
+            let Some(level) = self.current().await? else { return Ok(None) };
+            let Some(shard) = &level.shard else { return Ok(None) };
+            if level.next == shard.node.link_count() {
                 self.levels.pop();
+                self.account();
                 continue;
             }
             level.next += 1;
-            match shard_link(&level.cid, &level.shard, level.next - 1, None)? {
+            match shard_link(&level.cid, shard, level.next - 1, None)? {
                 ShardLink::Entry(link) => {
+                    work.charge_text(link.name.len());
                     return Ok(Some(entry_of(&link).map_err(|reason| NodeError::malformed(&level.cid, reason))?));
                 }
                 ShardLink::Shard(child) => self.descend(child).await?,
             }
         }
-        Ok(None)
     }
 
     /// Makes the child shard that comes next the one being walked, fetching those after it meanwhile.
     async fn descend(&mut self, child: Cid) -> Result<(), DirError> {
-        let Some(level) = self.levels.last_mut() else { return Ok(()) };
-        let bits = level.bits;
-        while level.fetches.is_empty() || self.ahead < SHARDS_AHEAD {
+        while self.levels.last().is_some_and(|level| level.fetches.is_empty()) || self.may_look_ahead() {
+            let Some(level) = self.levels.last_mut() else { return Ok(()) };
             let Some(cid) = level.next_to_ask()? else { break };
             level.fetches.push_back(match at_hand(&*self.source, &cid) {
                 Some(block) => ready(Ok(block)).boxed(),
                 None => self.source.get(&cid),
             });
             self.ahead += 1;
+            self.account();
         }
+        let Some(level) = self.levels.last_mut() else { return Ok(()) };
+        let above = level.bits;
         // Every child was asked for before it is its turn.
         let block = level.fetches.next().await.unwrap_or(Err(SourceError::Closed));
         self.ahead -= 1;
-        let (shard, bits) = decode_child_shard(&block?, bits)?;
-        self.levels.push(Level::new(child, shard, bits));
+        let block = block?;
+        self.work.charge_decoding(&block);
+        let shard = decode_child_shard(&block, above)?;
+        self.levels.push(Level::below(child, shard));
+        self.account();
         Ok(())
     }
 }
@@ -397,6 +538,9 @@ impl Listing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::importer::{Attributes, Estimate, Importer, Profile, Sharding, SinkError};
+    use crate::source::MemoryBlocks;
+    use futures::executor::block_on;
 
     #[test]
     fn hash_bits_are_given_out_from_the_first_to_the_last() {
@@ -412,5 +556,65 @@ mod tests {
             let found: Vec<usize> = std::iter::from_fn(|| hash.take(width)).collect();
             assert_eq!((found.len(), &found[..expected.len()]), (count, expected), "{width}");
         }
+    }
+
+    /// A directory of so many entries in shards of eight slots, which makes it deep.
+    fn deep(entries: usize) -> (Arc<MemoryBlocks>, Block) {
+        let profile = Profile {
+            sharding: Sharding { estimate: Estimate::Off, threshold_bytes: 0, links_max: Some(0), fanout: 8 },
+            ..Profile::UNIXFS_V1_2025
+        };
+        let (importer, blocks) = (Importer::new(profile).expect("a profile"), Arc::new(MemoryBlocks::new()));
+        let mut sink = |block: Block| {
+            blocks.insert(&block);
+            Ok::<(), SinkError>(())
+        };
+        let mut directory = importer.directory(Attributes::default());
+        for number in 0..entries {
+            let name = format!("entry-{number}");
+            let part = importer.symlink(name.as_bytes(), Attributes::default(), &mut sink).expect("short");
+            directory.add(name.as_bytes(), &part).expect("a name");
+        }
+        let root = directory.finish(&mut sink).expect("finishes").cid;
+        let block = blocks.peek(&root).expect("it was stored");
+        (blocks, block)
+    }
+
+    fn names(entries: BoxStream<'static, Result<Entry, DirError>>) -> Vec<String> {
+        block_on(entries.map(|entry| entry.expect("an entry").name).collect())
+    }
+
+    #[test]
+    fn a_listing_is_the_same_whatever_memory_there_is_and_gives_it_back() {
+        let (blocks, root) = deep(2_000);
+        let whole = names(list(Arc::clone(&blocks) as _, root.clone()));
+        assert_eq!(whole.len(), 2_000);
+        for bytes in [0, 1_000, 3_000, 64 * MAX_BLOCK_BYTES] {
+            let budget = Arc::new(Budget::new(bytes));
+            let memory = || Some(Arc::clone(&budget));
+            assert_eq!(names(list_within(Arc::clone(&blocks) as _, root.clone(), memory())), whole, "{bytes}");
+            for at in [0, 7, 1_500] {
+                let name = whole[at].as_bytes();
+                let rest = list_after(Arc::clone(&blocks) as _, root.clone(), name, memory());
+                let rest = block_on(rest).expect("reads").expect("there is such an entry");
+                assert_eq!(names(rest), whole[at + 1..], "{bytes}");
+            }
+            assert_eq!(budget.left(), bytes);
+        }
+    }
+
+    #[test]
+    fn what_a_listing_holds_is_counted() {
+        let (blocks, root) = deep(2_000);
+        let budget = Arc::new(Budget::new(64 * MAX_BLOCK_BYTES));
+        let mut entries = list_within(blocks as _, root.clone(), Some(Arc::clone(&budget)));
+        block_on(entries.next()).expect("one").expect("an entry");
+        let held = 64 * MAX_BLOCK_BYTES - budget.left();
+        // The shards on the way, and those that come next.
+        assert!(held > root.data().len() && held <= SHARDS_AHEAD * MAX_BLOCK_BYTES + 64 * 1024, "{held}");
+        let others = budget.left();
+        assert!(budget.take(others));
+        let rest = block_on(entries.collect::<Vec<_>>());
+        assert!(rest.len() == 1_999 && rest.iter().all(Result::is_ok), "it makes do with the current shard");
     }
 }

@@ -26,6 +26,7 @@ use crate::block::{Block, MAX_BLOCK_BYTES};
 use crate::budget::{Budget, Share};
 use crate::cid::Cid;
 use crate::source::{BlockSource, SourceError, at_hand};
+use crate::work::Work;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, Stream, StreamExt as _};
@@ -40,6 +41,11 @@ use std::task::{Context, Poll};
 const DEPTH_MAX: u32 = 64;
 /// What the inner nodes that are in use may take together, in bytes. Those of a petabyte take a few hundred KiB.
 const INNER_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// How many bytes that are no content may be decoded before the first byte is read: four of the largest blocks. On the
+/// way to a byte of an honest file are a few hundred KiB.
+const DECODED_BYTES_MAX: u64 = 4 * MAX_BLOCK_BYTES as u64;
+/// How many more of them for each byte that is read: a link takes about 50, and the smallest leaf has one byte.
+const DECODED_BYTES_PER_BYTE: u64 = 128;
 /// The window before the reader ever waited, in bytes: 1 MiB of leaves and the node above them.
 const WINDOW_BYTES_START: usize = (1024 + 64) * 1024;
 /// How many windows ahead of the reader inner nodes are asked for.
@@ -157,6 +163,7 @@ fn decode_file(block: &Block) -> Result<FileNode, ReadError> {
 /// and none is empty. After an error the stream ends. Dropping the reader cancels what it is fetching.
 pub struct FileReader {
     source: Arc<dyn BlockSource>,
+    work: Work,
     root: Cid,
     /// What is still to be emitted.
     range: Range<u64>,
@@ -170,6 +177,8 @@ pub struct FileReader {
     window: Window,
     /// Bytes emitted so far. Before the first, waiting says nothing about the reader's speed.
     read_bytes: u64,
+    /// What was decoded until now and is no content, in bytes.
+    decoded_bytes: u64,
     /// The offset of the last part that the reader waited for.
     stalled_at: Option<u64>,
 }
@@ -260,8 +269,9 @@ impl Tail {
 /// What the reader finds at its position.
 enum Head {
     Bytes(Bytes),
+    /// Others run first.
+    Due,
     Waiting(u64),
-    End,
 }
 
 impl FileReader {
@@ -276,6 +286,8 @@ impl FileReader {
         range: Range<u64>,
         limits: ReadLimits,
     ) -> Result<Self, ReadError> {
+        let work = source.work();
+        work.charge_decoding(&root);
         let file = decode_file(&root)?;
         let Range { start, end } = range;
         let size = file.size();
@@ -284,6 +296,7 @@ impl FileReader {
         }
         let mut reader = Self {
             source,
+            work,
             root: *root.cid(),
             range,
             parts: BTreeMap::new(),
@@ -293,6 +306,7 @@ impl FileReader {
             inner_bytes: 0,
             window: Window::new(limits),
             read_bytes: 0,
+            decoded_bytes: 0,
             stalled_at: None,
         };
         reader.place(0, 0, &root, file)?;
@@ -312,25 +326,28 @@ impl FileReader {
 
     /// Goes to the reader's position, asking for what is needed there on the way.
     fn head(&mut self) -> Result<Head, ReadError> {
-        loop {
+        while !self.work.is_due() {
             let part = self.parts.first_key_value().map(|(offset, _)| *offset);
             let tail = self.tails.first_key_value().map(|(offset, _)| *offset);
             match (part, tail) {
-                (None, None) => return self.end(),
+                (None, None) => return Err(self.too_short()),
                 (part, Some(tail)) if part.is_none_or(|part| tail < part) => self.start_child(tail),
                 (Some(part), _) => return self.take_part(part),
                 (None, Some(tail)) => self.start_child(tail),
             }
         }
+        Ok(Head::Due)
     }
 
-    /// Nothing is left to read: that has to be the end of the range.
-    fn end(&self) -> Result<Head, ReadError> {
-        if self.range.is_empty() {
-            return Ok(Head::End);
-        }
+    /// Whether all was emitted that will be.
+    fn is_over(&self) -> bool {
+        self.range.is_empty() && self.parts.is_empty() && self.tails.is_empty()
+    }
+
+    /// Nothing is left to read before the end of the range.
+    fn too_short(&self) -> ReadError {
         let Range { start: actual, end: expected } = self.range;
-        Err(ReadError::SizeMismatch { cid: self.root, expected, actual })
+        ReadError::SizeMismatch { cid: self.root, expected, actual }
     }
 
     fn take_part(&mut self, offset: u64) -> Result<Head, ReadError> {
@@ -342,6 +359,7 @@ impl FileReader {
                 self.used_bytes -= cost_bytes;
                 self.range.start += bytes.len() as u64;
                 self.read_bytes += bytes.len() as u64;
+                self.work.earn(bytes.len());
                 Ok(Head::Bytes(bytes))
             }
             Some(Part::Failed(error)) => Err(error),
@@ -352,6 +370,7 @@ impl FileReader {
     /// Asks for the first child of the tail at `offset`: takes it if it is at hand, fetches it if not.
     fn start_child(&mut self, offset: u64) {
         let Some(mut tail) = self.tails.remove(&offset) else { return };
+        self.work.charge(1);
         let child = tail.next_child();
         let after = offset.saturating_add(tail.next_size());
         tail.next += 1;
@@ -385,16 +404,26 @@ impl FileReader {
 
     fn settle(&mut self, offset: u64, child: Child, result: Result<Block, SourceError>) {
         let placed = result.map_err(ReadError::from).and_then(|block| {
+            self.work.charge_decoding(&block);
             let file = decode_file(&block)?;
             let (expected, actual) = (child.size, file.size());
             if expected != actual {
                 return Err(ReadError::SizeMismatch { cid: child.cid, expected, actual });
             }
+            self.count_decoded(&block, &file)?;
             self.place(offset, child.depth, &block, file)
         });
         if let Err(error) = placed {
             self.parts.insert(offset, Part::Failed(error));
         }
+    }
+
+    /// Counts what of a block is no content. A few blocks that are mostly that, linked to over and over, would cost
+    /// much for each byte.
+    fn count_decoded(&mut self, block: &Block, file: &FileNode) -> Result<(), ReadError> {
+        self.decoded_bytes += (block.data().len() - file.data.len()) as u64;
+        let max = DECODED_BYTES_MAX.saturating_add(self.read_bytes.saturating_mul(DECODED_BYTES_PER_BYTE));
+        if self.decoded_bytes > max { Err(ReadError::TooDeep { cid: *block.cid() }) } else { Ok(()) }
     }
 
     /// Puts a node in its place: its own bytes become a part, its children a tail.
@@ -451,7 +480,7 @@ impl FileReader {
         while let Some((&offset, tail)) = self.tails.first_key_value() {
             let distance = offset.saturating_sub(self.range.start);
             let used_bytes = self.used_bytes + fetch_cost(tail.next_size());
-            if distance > self.window.bytes as u64 || used_bytes > self.window.bytes {
+            if distance > self.window.bytes as u64 || used_bytes > self.window.bytes || self.work.is_due() {
                 break;
             }
             self.start_child(offset);
@@ -464,7 +493,7 @@ impl FileReader {
     /// Where the next inner node is that should be asked for by now, if there is one. They are few: each stands for more
     /// bytes than any block has.
     fn inner_ahead(&self) -> Option<u64> {
-        if self.fetches.is_empty() || self.inner_bytes + INNER_COST > INNER_BYTES_MAX {
+        if self.fetches.is_empty() || self.work.is_due() || self.inner_bytes + INNER_COST > INNER_BYTES_MAX {
             return None;
         }
         let horizon = self.range.start.saturating_add(self.window.bytes as u64 * INNER_WINDOWS);
@@ -484,7 +513,9 @@ impl FileReader {
 
     /// Lets every fetch make progress, and takes in those that ended.
     fn poll_fetches(&mut self, cx: &mut Context<'_>) {
-        while let Poll::Ready(Some((offset, result))) = self.fetches.poll_next_unpin(cx) {
+        while !self.work.is_due()
+            && let Poll::Ready(Some((offset, result))) = self.fetches.poll_next_unpin(cx)
+        {
             self.arrive(offset, result);
             self.look_ahead();
         }
@@ -515,8 +546,14 @@ impl Stream for FileReader {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
         loop {
+            if this.is_over() {
+                return Poll::Ready(None);
+            }
+            if let Err(error) = ready!(this.work.poll_turn(cx)) {
+                return Poll::Ready(Some(Err(this.fail(error.into()))));
+            }
             match this.head() {
-                Ok(Head::End) => return Poll::Ready(None),
+                Ok(Head::Due) => {}
                 Ok(Head::Bytes(bytes)) => {
                     // With nothing else fetched or in flight, everything so far was at hand: no need to look ahead.
                     if !this.fetches.is_empty() || !this.parts.is_empty() {

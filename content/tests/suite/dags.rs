@@ -170,7 +170,7 @@ fn a_walk_by_links_reads_no_leaf_and_names_all() {
     assert!(raw.len() > 40);
     raw.iter().for_each(|block| assert!(blocks.remove(block.cid())));
     for concurrency in [1, 5] {
-        let walk = walk_links(blocks.clone(), *root.cid(), concurrency).collect::<Vec<_>>();
+        let walk = walk_links(blocks.clone(), *root.cid(), concurrency, None).collect::<Vec<_>>();
         let visited = block_on(walk).into_iter().collect::<Result<Vec<_>, _>>().expect("no leaf is read");
         assert_eq!(visited.len(), all.len());
         assert_eq!(cids(&visited), all.iter().map(|block| *block.cid()).collect());

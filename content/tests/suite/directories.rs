@@ -145,7 +145,7 @@ impl Shard {
     }
 }
 
-fn shard_node(links: &[Link], bitfield: &[u8], fanout: u64) -> Vec<u8> {
+pub fn shard_node(links: &[Link], bitfield: &[u8], fanout: u64) -> Vec<u8> {
     let data = Message::default().varint(1, HAMT_SHARD).bytes(2, bitfield).varint(5, 0x22).varint(6, fanout);
     pb_node(links, Some(&data.0), false)
 }

@@ -291,7 +291,10 @@ fn a_crowd_of_tiny_blocks_at_hand_does_not_fill_memory() {
     let source = Arc::new(AtHand { distant: Distant::silent(blocks), but: Some(*head.cid()) });
     let mut reader = FileReader::new(source.clone(), root, 0..15_004, ReadLimits::default()).expect("a file");
     let mut cx = Context::from_waker(Waker::noop());
-    assert!(std::pin::Pin::new(&mut reader).poll_next(&mut cx).is_pending());
+    // More often than it yields.
+    for _ in 0..100 {
+        assert!(std::pin::Pin::new(&mut reader).poll_next(&mut cx).is_pending());
+    }
     let looked_at = Counts::get(&source.distant.counts.peeks);
     assert!((2..MIB / 256).contains(&looked_at), "{looked_at}");
 }
@@ -490,13 +493,14 @@ fn a_cycle_ends_even_if_a_store_made_one() {
 }
 
 #[test]
-fn bulky_inner_nodes_do_not_pile_up() {
+fn bulky_inner_nodes_do_not_pile_up_and_few_of_them_are_decoded_for_a_few_bytes() {
     // Each level is a node of almost the largest size, full of empty children, around the next level.
-    for (last_has_bytes, readable) in [(false, true), (true, false)] {
+    for (last_has_bytes, levels, readable) in [(false, 4, true), (true, 4, true), (false, 10, false), (true, 10, false)]
+    {
         let blocks = MemoryBlocks::new();
         let (empty, last) = (*inline(codec::RAW, b"").cid(), *inline(codec::RAW, b"!").cid());
         let mut root = leaf(&blocks, LeafKind::RawCodec, b"hello");
-        for _ in 0..10 {
+        for _ in 0..levels {
             let mut children = vec![(*root.cid(), file_size(&root).expect("a file"))];
             children.resize(135_000, (empty, 0));
             children.extend(last_has_bytes.then_some((last, 1)));
@@ -504,8 +508,10 @@ fn bulky_inner_nodes_do_not_pile_up() {
         }
         let size = file_size(&root).expect("a file");
         let (bytes, error) = read_all(Arc::new(blocks), &root, 0..size);
-        // A node whose last child with bytes was asked for is let go, so only the second file piles up.
-        assert_eq!((bytes == b"hello", matches!(error, Some(ReadError::TooDeep { .. }))), (readable, !readable));
+        assert_eq!(
+            (bytes.starts_with(b"hello"), matches!(error, Some(ReadError::TooDeep { .. }))),
+            (readable, !readable)
+        );
     }
 }
 

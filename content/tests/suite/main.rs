@@ -12,3 +12,4 @@ mod robustness;
 mod scopes;
 mod support;
 mod tars;
+mod work;

@@ -195,7 +195,7 @@ fn naive(blocks: &MemoryBlocks, block: &Block, duplicates: bool, seen: &mut Hash
 }
 
 /// A dag-cbor list of links.
-fn cbor_links(links: &[Cid]) -> Vec<u8> {
+pub fn cbor_links(links: &[Cid]) -> Vec<u8> {
     let mut out = vec![0x98, u8::try_from(links.len()).expect("few")];
     if links.len() < 24 {
         out = vec![0x80 | links.len() as u8];
@@ -422,7 +422,19 @@ fn errors_come_at_their_place() {
         }
     }
     let root = directory(&blocks, &[("u", &unknown), ("z", &z)]);
-    assert_eq!(emit(blocks.clone(), &[], &root, all, LIMITS), (vec![root, unknown, z], None));
+    assert_eq!(emit(blocks.clone(), &[], &root, all, LIMITS), (vec![root, unknown, z.clone()], None));
+    // What breaks the rules of its codec is carried, and its links are followed as long as there is a way to find them.
+    let linked = [0xd8, 42, 0x58, 37, 0].into_iter().chain(a.cid().to_bytes()).collect::<Vec<u8>>();
+    let list = |head: &[u8], tail: &[u8]| add(&blocks, codec::DAG_CBOR, [head, &linked, tail].concat());
+    let (trailing, endless, cut) = (list(&[0x81], &[0]), list(&[0x9f], &[0xff]), list(&[0x81], &[0x18]));
+    let (no_json, no_cbor) =
+        (add(&blocks, codec::DAG_JSON, b"{".to_vec()), add(&blocks, codec::DAG_CBOR, vec![0xff, 0x1c]));
+    for (broken, follows) in [(trailing, true), (endless, true), (cut, false), (no_json, false), (no_cbor, false)] {
+        let root = directory(&blocks, &[("b", &broken), ("z", &z)]);
+        let below = follows.then(|| a.clone());
+        let expected = [root.clone(), broken].into_iter().chain(below).chain([z.clone()]).collect();
+        assert_eq!(emit(blocks.clone(), &[], &root, all, LIMITS), (expected, None));
+    }
     let lying = add(&blocks, codec::DAG_PB, file_node(&[], &[(*a.cid(), 7)], false, false));
     let (found, error) = emit(blocks.clone(), &[], &lying, entity(""), LIMITS);
     assert!(found.len() == 2 && matches!(error, Some(ScopeError::Node(NodeError::Malformed { .. }))), "{error:?}");

@@ -98,7 +98,7 @@ pub fn routes(data_dir: &Path, audit: &Arc<AuditLog>) -> OpenApiRouter {
 
 impl From<BookError> for Refusal {
     fn from(error: BookError) -> Self {
-        Self(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+        Self(error.status(), error.to_string())
     }
 }
 

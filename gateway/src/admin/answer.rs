@@ -10,6 +10,7 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use cache::StoreError;
+use content::Verdict;
 use futures::future::ready;
 use futures::stream::{self, StreamExt as _};
 use http_body::Body as _;
@@ -115,7 +116,7 @@ impl Dialect {
                 json(status, &KuboError { message: words, code, kind: "error".to_owned() })
             }
         };
-        if status == StatusCode::TOO_MANY_REQUESTS {
+        if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_SECONDS));
         }
         response
@@ -174,12 +175,21 @@ impl IntoResponse for Refusal {
 
 impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
-        let status = match error {
-            StoreError::Full { .. } | StoreError::MemoryFull { .. } => StatusCode::INSUFFICIENT_STORAGE,
+        let status = match &error {
+            error if error.is_full() => StatusCode::INSUFFICIENT_STORAGE,
             StoreError::Closed => return stopping(),
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self(status, error.to_string())
+    }
+}
+
+/// The status of what the policy does not let out or in.
+pub fn status_of(verdict: Verdict) -> StatusCode {
+    match verdict {
+        Verdict::Legal => StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS,
+        Verdict::Unlisted => StatusCode::FORBIDDEN,
+        Verdict::Gone | Verdict::Allow => StatusCode::GONE,
     }
 }
 

@@ -9,7 +9,7 @@
 //! Limits: sessions are kept for [`SESSIONS_MAX`] roots and [`IDLE`] after the last block. A search ends by itself
 //! (`http.stall_timeout_seconds`), and the places on the way to the network are those of all requests.
 
-use super::answer::{Answer, ErrorView, Refusal, stopping};
+use super::answer::{Answer, ErrorView, Refusal, status_of, stopping};
 use super::parameters::{Parameters, wrong};
 use super::refusals::DiskFailed;
 use crate::source::{RootSource, Sources};
@@ -18,7 +18,7 @@ use axum::extract::{Path, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{StatusCode, Uri};
 use axum::response::IntoResponse as _;
-use content::{Block, Cid, SourceError, Verdict};
+use content::{Block, Cid, SourceError};
 use moka::sync::Cache;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -61,6 +61,8 @@ async fn fetch(State(fetcher): State<Fetcher>, Path((root, cid)): Path<(String, 
     Parameters::of(&uri, &[])?;
     let parse = |text: &str| content::cid::parse(text).map_err(wrong);
     let (root, cid) = (parse(&root)?, parse(&cid)?);
+    // A block that is written into its CID has no tier that would ask.
+    content::policy::admit(&*fetcher.sources.policy, &cid).map_err(unfetched)?;
     let block = match Block::inline(&cid) {
         Some(block) => block,
         None => fetcher.session(root).fetch(&cid).await.map_err(unfetched)?,
@@ -82,9 +84,8 @@ fn unfetched(error: SourceError) -> Refusal {
         SourceError::NotFound { .. } | SourceError::Stalled { .. } => StatusCode::NOT_FOUND,
         SourceError::Busy => StatusCode::TOO_MANY_REQUESTS,
         SourceError::Corrupt { .. } => StatusCode::BAD_GATEWAY,
-        SourceError::Refused { verdict: Verdict::Legal, .. } => StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS,
-        SourceError::Refused { verdict: Verdict::Unlisted, .. } => StatusCode::FORBIDDEN,
-        SourceError::Refused { .. } => StatusCode::GONE,
+        SourceError::Refused { verdict, .. } => status_of(verdict),
+        SourceError::TooMuchWork { .. } => StatusCode::FORBIDDEN,
         SourceError::Unacceptable(_) => StatusCode::BAD_REQUEST,
         SourceError::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
         SourceError::Closed => return stopping(),
@@ -95,7 +96,7 @@ fn unfetched(error: SourceError) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lanes::Lanes;
+    use crate::limiter::Limiter;
     use axum::http::Request;
     use content::{BlockSource, MemoryBlocks, codec, hashes};
     use http_body_util::BodyExt as _;
@@ -121,7 +122,7 @@ mod tests {
                 noted.lock().expect("is sound").push(*root);
                 Arc::clone(&network) as Arc<dyn BlockSource>
             }),
-            lanes: Arc::new(Lanes::new(8, 8)),
+            fetches: Arc::new(Limiter::new(8, 8)),
             encoded: None,
             policy: Arc::new(content::AllowAll),
         };

@@ -11,14 +11,14 @@ use super::Shared;
 use super::access::doorkeeper::{FAILURES_WITHIN, Turned};
 use super::access::{Bearer, Scope};
 use super::answer::{Dialect, Refusal, while_sending};
-use super::audit::{self, Detail};
+use super::audit::{self, Detail, Space};
 use super::noted::Noted;
 use super::openapi::Asked;
 use crate::intake::resumable::api::only_looks;
 use crate::server::Connection;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -31,17 +31,41 @@ const METRICS: &str = "/metrics";
 /// Changes nothing, and has too long a question for an address.
 const HAVE: &str = "/api/v1/store/have";
 
-/// Lets requests through, or answers them; writes changes to the audit log.
+/// What takes space on the disk, as routes. Everything else may use up what the audit log keeps for a full disk.
+pub(super) const TAKES_SPACE: [&str; 14] = [
+    "/api/v0/add",
+    "/api/v0/block/put",
+    "/api/v0/dag/import",
+    "/api/v0/dag/put",
+    "/api/v0/pin/add",
+    "/api/v0/pin/update",
+    "/api/v1/store/import",
+    "/api/v1/upload",
+    "/api/v1/uploads",
+    "/api/v1/uploads/{id}",
+    "/api/v1/warm",
+    "/psa/pins",
+    "/psa/pins/{requestid}",
+    "/upload",
+];
+
+/// Lets requests through, or answers them. A change is made when the audit log has it, and answered when the log has
+/// its outcome.
 pub async fn check(State(admin): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
     let (dialect, from) = (Dialect::of(request.uri().path()), peer(&request));
     let (bearer, scope) = match judge(&admin, &request, from) {
         Ok(admitted) => admitted,
         Err(refusal) => return turn_away(refusal, dialect, request),
     };
-    let change = scope.filter(|scope| *scope != Scope::Read && changes(&request));
-    let change = change.map(|scope| audit::Begun::new(&bearer, scope, from, request.method(), request.uri()));
     let noted = Noted::default();
-    let mut change = change.map(|begun| admin.audit.follow(begun, noted.clone()));
+    let mut change = None;
+    if let Some(scope) = scope.filter(|scope| *scope != Scope::Read && changes(&request)) {
+        let begun = audit::Begun::new(&bearer, scope, from, request.method(), request.uri());
+        match admin.audit.begin(begun, noted.clone(), space(&request)).await {
+            Ok(begun) => change = Some(begun),
+            Err(error) => return turn_away(error.into(), dialect, request),
+        }
+    }
     request.extensions_mut().insert(bearer);
     request.extensions_mut().insert(noted);
     let mut response = next.run(request).await;
@@ -55,9 +79,18 @@ pub async fn check(State(admin): State<Arc<Shared>>, mut request: Request, next:
 /// Whether a request may change anything (RFC 9110, section 9.2.1). Commands of Kubo are all sent with POST; those for which
 /// looking is enough change nothing.
 fn changes(request: &Request) -> bool {
-    let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let route = route(request);
     let only_looks = request.uri().path() == HAVE || only_looks(route, request.method(), request.headers());
     !request.method().is_safe() && !only_looks
+}
+
+fn space(request: &Request) -> Space {
+    let takes = request.method() != Method::DELETE && TAKES_SPACE.contains(&route(request));
+    if takes { Space::Taken } else { Space::Returned }
+}
+
+fn route(request: &Request) -> &str {
+    request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str)
 }
 
 fn peer(request: &Request) -> Option<SocketAddr> {

@@ -1,7 +1,9 @@
 //! What operations that take long have in common: a place among so many, work that goes on without whoever asked for it,
 //! and lines of JSON that tell how far it has come.
 
+use super::access::Bearer;
 use super::answer::{Refusal, stopping};
+use crate::limiter::{Full, Limiter, Permit};
 use axum::body::Body;
 use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -10,20 +12,27 @@ use bytes::Bytes;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// How often it is told how far an operation has come.
 pub const PROGRESS_EVERY: Duration = Duration::from_millis(250);
 /// The media type of lines of JSON.
 const LINES: &str = "application/x-ndjson";
 
-/// A place for an operation that takes long.
+/// A permit for an operation that takes long.
 ///
 /// # Errors
-/// 429 with the words for whoever finds none.
-pub fn place(places: &Arc<Semaphore>, words: impl FnOnce() -> String) -> Result<OwnedSemaphorePermit, Refusal> {
-    let place = Arc::clone(places).try_acquire_owned();
-    place.map_err(|_| Refusal(StatusCode::TOO_MANY_REQUESTS, words()))
+/// 429: with the words if there are no more, and with others for a token that has its share.
+pub fn place(limiter: &Arc<Limiter>, bearer: &Bearer, words: impl FnOnce() -> String) -> Result<Permit, Refusal> {
+    limiter.try_acquire(bearer).map_err(|full| {
+        let words = match full {
+            Full::All => words(),
+            Full::Client => {
+                "this token has as many such operations under way as one token may have: try again when one has ended"
+                    .to_owned()
+            }
+        };
+        Refusal(StatusCode::TOO_MANY_REQUESTS, words)
+    })
 }
 
 /// Work that goes on when whoever asked for it leaves, and keeps its place until it is done.
@@ -31,7 +40,7 @@ pub fn place(places: &Arc<Semaphore>, words: impl FnOnce() -> String) -> Result<
 /// # Errors
 /// 503 if it came to no end.
 pub async fn apart<T: Send + 'static>(
-    place: OwnedSemaphorePermit,
+    place: impl Send + 'static,
     work: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, Refusal> {
     let working = tokio::spawn(async move {

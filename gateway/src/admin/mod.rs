@@ -1,7 +1,7 @@
 //! The operator's listener: health without a token, everything else with one.
 //!
 //! ```text
-//! guard.rs      who asks (access/), whether the token is good for it (openapi.rs), and what goes into the audit log (audit.rs)
+//! guard.rs      who asks (access/), whether the token is good for it (openapi.rs), and what goes into the audit log (audit/)
 //!   → the area that the path belongs to, each with routes of its own
 //!   → answer.rs   JSON, and words for what goes wrong
 //! ```
@@ -46,12 +46,16 @@ use self::answer::{Dialect, Refusal, while_sending};
 use self::audit::AuditLog;
 use self::openapi::Permissions;
 use crate::control::{self, Control};
+use crate::errors::Problem;
 use crate::health::Health;
 use crate::intake::resumable::{self, Parts};
 use crate::intake::{self, Intake};
 use crate::kubo_rpc::{self, Rpc};
 use crate::operations::{self, Operations};
 use crate::pinning::{Pins, overview, psa};
+use crate::redact;
+use crate::request;
+use crate::server::Connection;
 use crate::source::Sources;
 use axum::Router;
 use axum::extract::Request;
@@ -65,6 +69,7 @@ use prometheus_client::registry::Registry;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tower::ServiceExt as _;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::timeout::TimeoutLayer;
 use tower_http::trace::TraceLayer;
@@ -128,7 +133,7 @@ pub fn described(admin: Admin) -> (Router, OpenApi) {
     let Admin { rpc, operations: on_node, control, intake, parts, .. } = admin;
     let names = publisher.map(names_api::routes);
     let own = [
-        store_api::quick_routes(&store, &pins),
+        store_api::quick_routes(&store, &pins, &intake, &sources.policy),
         have_api::routes(&store),
         access_api::routes(&data_dir, &audit),
         psa::routes(Arc::clone(&pins)),
@@ -139,7 +144,7 @@ pub fn described(admin: Admin) -> (Router, OpenApi) {
     let quick = quick.fold(OpenApiRouter::default(), OpenApiRouter::merge);
     let timeout = TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, TIMEOUT);
     let long = [
-        store_api::long_routes(&store, &pins),
+        store_api::long_routes(&store, &pins, &intake, &sources.policy),
         fetch_api::long_routes(&sources),
         kubo_rpc::long_routes(rpc),
         control::long_routes(control),
@@ -169,7 +174,31 @@ pub fn described(admin: Admin) -> (Router, OpenApi) {
         .fallback(nothing)
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), guard::check));
     let router = health_routes.with_state(shared).merge(guarded);
-    (router.layer(CatchPanicLayer::new()).layer(TraceLayer::new_for_http()), document)
+    (router.layer(CatchPanicLayer::new()).layer(TraceLayer::new_for_http().make_span_with(span)), document)
+}
+
+/// What the log says of a request: never what is in its query, where a client may have put a token.
+fn span(request: &Request) -> tracing::Span {
+    tracing::debug_span!("request", method = %request.method(), uri = redact::without_values(request.uri()))
+}
+
+/// Answers what came over a connection, once there is room for that: health at once.
+pub async fn answer(router: Router, mut request: Request, connection: Arc<Connection>) -> Response {
+    let (head, body) = request.into_parts();
+    let admitted = match request::check_host(&head) {
+        Ok(()) if request::is_about_health(head.uri.path()) => Ok(()),
+        Ok(()) => connection.admitted().await.map_err(Problem::from),
+        Err(problem) => Err(problem),
+    };
+    request = Request::from_parts(head, body);
+    if let Err(problem) = admitted {
+        return refuse(problem.status(), &problem.to_string(), request);
+    }
+    request.extensions_mut().insert(connection);
+    match router.oneshot(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    }
 }
 
 async fn nothing(request: Request) -> Response {

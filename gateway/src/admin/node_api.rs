@@ -5,8 +5,8 @@ use super::answer::{Answer, json};
 use super::store_views::VersionView;
 use crate::health::Health;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
@@ -36,9 +36,10 @@ async fn healthz() -> Response {
 /// Whether the gateway answers requests.
 #[utoipa::path(get, path = "/readyz", tag = "health", responses(
     (status = 200, description = "It does", content_type = "text/plain"),
-    (status = 503, description = "It is starting or draining", content_type = "text/plain")))]
-async fn readyz(State(shared): State<Arc<Shared>>) -> Response {
-    shared.health.ready().into_response()
+    (status = 503, content_type = "text/plain",
+        description = "It is starting, draining, or degraded, and says why; in JSON for clients that accept it")))]
+async fn readyz(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    shared.health.ready(&headers).into_response()
 }
 
 /// Every metric, in the OpenMetrics text format.

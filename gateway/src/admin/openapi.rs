@@ -47,7 +47,7 @@ const TAGS: [(&str, &str); 10] = [
 ];
 
 /// The statuses that any operation may have, before its handler is asked.
-const COMMON: [(u16, &str); 10] = [
+const COMMON: [(u16, &str); 11] = [
     (401, "There is no token, or it is wrong, revoked or expired"),
     (403, "The token is not good for this, or a web page of another site asks"),
     (404, "There is no such thing"),
@@ -56,8 +56,9 @@ const COMMON: [(u16, &str); 10] = [
     (413, "More was sent than is taken"),
     (415, "What was sent is of another media type"),
     (429, "Too much is under way, or too many wrong tokens came from there; Retry-After says when to try again"),
-    (503, "The gateway is stopping"),
+    (503, "The gateway is stopping, or the audit log cannot be written, without which nothing is changed"),
     (504, "It took too long"),
+    (507, "The disk is full"),
 ];
 
 /// The bytes of a body that is no JSON.

@@ -21,3 +21,13 @@ pub struct WrongParameters(pub ErrorView);
 #[derive(IntoResponses)]
 #[response(status = 500, description = "The disk failed")]
 pub struct DiskFailed(pub ErrorView);
+
+/// 410: the policy withholds content.
+#[derive(IntoResponses)]
+#[response(status = 410, description = "It is withheld here")]
+pub struct Withheld(pub ErrorView);
+
+/// 451: the policy withholds content for legal reasons.
+#[derive(IntoResponses)]
+#[response(status = 451, description = "It is withheld here for legal reasons")]
+pub struct WithheldByLaw(pub ErrorView);

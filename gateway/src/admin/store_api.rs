@@ -11,7 +11,9 @@
 //!
 //! Goals: a body of any length goes through in little memory, either way; an export that cannot be completed breaks off; a
 //! request that takes long ends when its sender leaves, except where it is in the middle of changing the store: a compaction goes
-//! on, and what was uploaded whole is pinned. Nothing here is fetched from anybody, and nothing counts as read.
+//! on, and what was uploaded whole is pinned. Nothing here is fetched from anybody, and nothing counts as read. What
+//! the policy withholds is neither sent nor taken in, whatever the token: the only way to it is the disk, while no
+//! gateway runs.
 //!
 //! Limits: so many operations that take long at once ([`OPERATIONS_MAX`], 429 beyond that); a block of an archive has at most 2
 //! MiB, and its header 1 MiB; an upload that is silent for a minute is ended. There is no limit to time or to bytes in all.
@@ -21,14 +23,16 @@
 //! them ([`content::car::reference`], [`super::have_api`]).
 
 use super::access::Bearer;
-use super::answer::{Answer, ErrorView, Refusal, json, stopping};
+use super::answer::{Answer, ErrorView, Refusal, json, status_of, stopping};
 use super::audit::Detail;
 use super::long::{self, PROGRESS_EVERY, apart};
 use super::openapi::Binary;
 use super::parameters::{Parameters, wrong};
-use super::refusals::{DiskFailed, WrongParameters};
+use super::refusals::{DiskFailed, Withheld, WithheldByLaw, WrongParameters};
 use super::store_views::{CheckLine, CheckView, CompactedView, FiguresView, FindingView, ImportedView, ProgressView};
 use super::upload::Upload;
+use crate::intake::{Intake, memory_for};
+use crate::limiter::{Limiter, Permit};
 use crate::pinning::{Owner, Pins, PinsError};
 use crate::server::Connection;
 use axum::body::Body;
@@ -37,22 +41,24 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, X_CONTENT_TYPE
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use cache::import::ImportError;
+use cache::import::{IMPORT_BYTES_MAX, ImportError};
 use cache::{BlockStore, Finding, ImportSummary, PinError, RootsIn, ScrubPass, ScrubProgress, StoreError};
+use content::budget::Share;
 use content::car::{self, CarError};
 use content::dag::DagError;
+use content::policy::admit;
 use content::scope::{self, ScopeLimits, ScopeOptions};
-use content::{Block, BlockKey, BlockSource, Cid, SourceError};
+use content::{Block, BlockKey, BlockSource, Cid, MAX_BLOCK_BYTES, Permitted, Policy, SourceError};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{self, Stream, StreamExt as _};
+use http_body::Body as _;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Instant;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -69,28 +75,48 @@ const RAW: &str = "application/vnd.ipld.raw";
 struct Api {
     store: Arc<dyn BlockStore>,
     pins: Arc<Pins>,
-    operations: Arc<Semaphore>,
+    policy: Arc<dyn Policy>,
+    intake: Intake,
+    operations: Arc<Limiter>,
 }
 
 /// The routes whose answers are at hand.
-pub fn quick_routes(store: &Arc<dyn BlockStore>, pins: &Arc<Pins>) -> OpenApiRouter {
-    OpenApiRouter::default().routes(routes!(block)).with_state(Api::new(store, pins))
+pub fn quick_routes(
+    store: &Arc<dyn BlockStore>,
+    pins: &Arc<Pins>,
+    intake: &Intake,
+    policy: &Arc<dyn Policy>,
+) -> OpenApiRouter {
+    OpenApiRouter::default().routes(routes!(block)).with_state(Api::new(store, pins, intake, policy))
 }
 
 /// The routes that may take as long as they need.
-pub fn long_routes(store: &Arc<dyn BlockStore>, pins: &Arc<Pins>) -> OpenApiRouter {
+pub fn long_routes(
+    store: &Arc<dyn BlockStore>,
+    pins: &Arc<Pins>,
+    intake: &Intake,
+    policy: &Arc<dyn Policy>,
+) -> OpenApiRouter {
     let routes = OpenApiRouter::default().routes(routes!(stats)).routes(routes!(check)).routes(routes!(compact));
-    routes.routes(routes!(export)).routes(routes!(import)).with_state(Api::new(store, pins))
+    routes.routes(routes!(export)).routes(routes!(import)).with_state(Api::new(store, pins, intake, policy))
 }
 
 impl Api {
-    fn new(store: &Arc<dyn BlockStore>, pins: &Arc<Pins>) -> Self {
-        Self { store: Arc::clone(store), pins: Arc::clone(pins), operations: Arc::new(Semaphore::new(OPERATIONS_MAX)) }
+    fn new(store: &Arc<dyn BlockStore>, pins: &Arc<Pins>, intake: &Intake, policy: &Arc<dyn Policy>) -> Self {
+        let operations = Arc::new(Limiter::shared(OPERATIONS_MAX));
+        let (store, pins, policy) = (Arc::clone(store), Arc::clone(pins), Arc::clone(policy));
+        Self { store, pins, policy, intake: intake.clone(), operations }
+    }
+
+    /// A slot and memory for an import whose body has so many bytes at most.
+    fn begin_import(&self, bearer: &Bearer, body_bytes_max: Option<u64>) -> Result<(Permit, Share), Refusal> {
+        let bytes = memory_for(IMPORT_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max);
+        Ok((self.begin(bearer)?, self.intake.reserve(bytes)?))
     }
 
     /// A place for an operation that takes long.
-    fn begin(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        long::place(&self.operations, || {
+    fn begin(&self, bearer: &Bearer) -> Result<Permit, Refusal> {
+        long::place(&self.operations, bearer, || {
             format!("{OPERATIONS_MAX} operations on the store are under way: try again when one has ended")
         })
     }
@@ -103,9 +129,9 @@ fn parse(cid: &str) -> Result<Cid, Refusal> {
 /// What the store holds, and what that takes.
 #[utoipa::path(get, path = "/api/v1/store/stats", tag = "store", security(("bearer" = ["read"])), responses(
     (status = 200, description = "The figures", body = FiguresView), WrongParameters, DiskFailed))]
-async fn stats(State(api): State<Api>, uri: Uri) -> Answer {
+async fn stats(State(api): State<Api>, bearer: Bearer, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
-    let (place, store) = (api.begin()?, api.store);
+    let (place, store) = (api.begin(&bearer)?, api.store);
     let figures = apart(place, async move { store.figures().await }).await??;
     Ok(json(StatusCode::OK, &FiguresView::from(&figures)))
 }
@@ -113,9 +139,9 @@ async fn stats(State(api): State<Api>, uri: Uri) -> Answer {
 /// Gives back space that nothing needs.
 #[utoipa::path(post, path = "/api/v1/store/compact", tag = "store", security(("bearer" = ["operate"])), responses(
     (status = 200, description = "What it came to", body = CompactedView), WrongParameters, DiskFailed))]
-async fn compact(State(api): State<Api>, uri: Uri) -> Answer {
+async fn compact(State(api): State<Api>, bearer: Bearer, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
-    let (place, store) = (api.begin()?, api.store);
+    let (place, store) = (api.begin(&bearer)?, api.store);
     let done = apart(place, async move {
         let total = || store.stats().cached_bytes + store.stats().pinned_bytes;
         let bytes_before = total();
@@ -130,10 +156,10 @@ async fn compact(State(api): State<Api>, uri: Uri) -> Answer {
     params(("bytes_per_second" = Option<u64>, Query, minimum = 1, description = "Reads no faster than that")),
     responses((status = 200, description = "Lines of JSON", body = CheckLine, content_type = "application/x-ndjson"),
         WrongParameters))]
-async fn check(State(api): State<Api>, uri: Uri) -> Answer {
+async fn check(State(api): State<Api>, bearer: Bearer, uri: Uri) -> Answer {
     let parameters = Parameters::of(&uri, &["bytes_per_second"])?;
     let rate = parameters.get("bytes_per_second").map(|text| rate(&text)).transpose()?;
-    Ok(long::lines(Body::from_stream(lines(api.begin()?, api.store, rate))))
+    Ok(long::lines(Body::from_stream(lines(api.begin(&bearer)?, api.store, rate))))
 }
 
 fn rate(text: &str) -> Result<u64, Refusal> {
@@ -157,7 +183,7 @@ impl Said {
 
 /// The lines of a check, which goes on while they are read: what is not read yet is what one step has found.
 fn lines(
-    place: OwnedSemaphorePermit,
+    place: Permit,
     store: Arc<dyn BlockStore>,
     rate: Option<u64>,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
@@ -221,6 +247,7 @@ fn unread(error: SourceError) -> Refusal {
     match error {
         SourceError::NotFound { cid } => Refusal(StatusCode::NOT_FOUND, format!("{cid} is not in the store")),
         SourceError::Closed => stopping(),
+        SourceError::Refused { verdict, .. } => Refusal(status_of(verdict), error.to_string()),
         SourceError::Unacceptable(error) => wrong(error),
         other => Refusal(StatusCode::INTERNAL_SERVER_ERROR, other.to_string()),
     }
@@ -237,11 +264,12 @@ fn bytes_of(media_type: &'static str, body: Body) -> Response {
 #[utoipa::path(get, path = "/api/v1/store/blocks/{cid}", tag = "store", security(("bearer" = ["read"])),
     params(("cid" = String, Path, description = "The block's CID")),
     responses((status = 200, description = "The block's bytes", content_type = "application/vnd.ipld.raw"),
-        (status = 400, description = "This is no CID that can be looked up", body = ErrorView), DiskFailed))]
+        (status = 400, description = "This is no CID that can be looked up", body = ErrorView), Withheld, WithheldByLaw,
+        DiskFailed))]
 async fn block(State(api): State<Api>, method: Method, Path(cid): Path<String>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let cid = parse(&cid)?;
-    let held = Looked(api.store);
+    let held = Permitted::blocks(Arc::new(Looked(api.store)), api.policy);
     if method == Method::HEAD {
         let has = held.has(&cid).await.map_err(unread)?;
         return if has { Ok(bytes_of(RAW, Body::empty())) } else { Err(unread(SourceError::NotFound { cid })) };
@@ -254,12 +282,13 @@ async fn block(State(api): State<Api>, method: Method, Path(cid): Path<String>, 
 #[utoipa::path(get, path = "/api/v1/store/export/{cid}", tag = "store", security(("bearer" = ["read"])),
     params(("cid" = String, Path, description = "The root's CID")),
     responses((status = 200, description = "A CARv1", content_type = "application/vnd.ipld.car"),
-        (status = 400, description = "This is no CID that can be looked up", body = ErrorView), DiskFailed))]
-async fn export(State(api): State<Api>, Path(cid): Path<String>, request: Request) -> Answer {
+        (status = 400, description = "This is no CID that can be looked up", body = ErrorView), Withheld, WithheldByLaw,
+        DiskFailed))]
+async fn export(State(api): State<Api>, bearer: Bearer, Path(cid): Path<String>, request: Request) -> Answer {
     Parameters::of(request.uri(), &[])?;
     let root = parse(&cid)?;
-    let place = api.begin()?;
-    let held: Arc<dyn BlockSource> = Arc::new(Looked(api.store));
+    let place = api.begin(&bearer)?;
+    let held: Arc<dyn BlockSource> = Arc::new(Permitted::whole(Arc::new(Looked(api.store)), api.policy));
     let first = held.get(&root).await.map_err(unread)?;
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
     // A stranger's request is bounded; the operator may have all that is here.
@@ -313,19 +342,27 @@ impl Terms {
     request_body(content = inline(Binary), content_type = "application/vnd.ipld.car"),
     responses((status = 200, description = "What was pinned", body = ImportedView),
         (status = 400, description = "The archive or the parameters are wrong", body = ErrorView),
+        Withheld, WithheldByLaw,
         (status = 409, description = "Somebody removed the pin meanwhile, or the token's quota is used up", body = ErrorView),
         DiskFailed,
         (status = 507, description = "The disk is full", body = ErrorView)))]
 async fn import(State(api): State<Api>, bearer: Bearer, request: Request) -> Response {
     let terms = Terms::of(request.uri(), request.headers());
-    let (Terms { roots_in, name }, place) = match terms.and_then(|terms| Ok((terms, api.begin()?))) {
+    let body_bytes_max = request.body().size_hint().upper();
+    let begun = terms.and_then(|terms| Ok((terms, api.begin_import(&bearer, body_bytes_max)?)));
+    let (Terms { roots_in, name }, (place, memory)) = match begun {
         Ok(begun) => begun,
         Err(refusal) => return refusal.to_sender(request.into_body()),
     };
     let mut upload = Upload::new(request.into_body());
     // What has come whole is pinned, whether or not anybody waits to hear of it.
     let imported = apart(place, async move {
-        let imported = cache::import_car_with(&*api.store, &mut upload, name, roots_in).await;
+        let _memory = memory;
+        let look = |cid: &Cid| Ok(admit(&*api.policy, cid)?);
+        let imported = match api.intake.begin_addition().await {
+            Ok(addition) => cache::import_car_into(addition, &mut upload, name, roots_in, &look).await,
+            Err(error) => Err(error.into()),
+        };
         if let Ok(summary) = &imported
             && let Err(error) = record(&api.pins, &Owner::from(&bearer), summary).await
         {
@@ -370,10 +407,15 @@ fn refusal(error: ImportError) -> Refusal {
         }
         ImportError::Pin { error: PinError::Blocks(error), .. } => match error.downcast_ref() {
             Some(DagError::Source(SourceError::Closed)) => stopping(),
+            Some(DagError::Memory) => Refusal(StatusCode::SERVICE_UNAVAILABLE, words),
             Some(DagError::Source(SourceError::Store(_))) => Refusal(StatusCode::INTERNAL_SERVER_ERROR, words),
             _ => wrong(words),
         },
-        ImportError::Pin { error: PinError::Removed { .. }, .. } | ImportError::Gone { .. } => {
+        ImportError::Refused(error) => match error.downcast_ref() {
+            Some(SourceError::Refused { verdict, .. }) => Refusal(status_of(*verdict), words),
+            _ => wrong(words),
+        },
+        ImportError::Pin { error: PinError::Removed { .. } | PinError::Lost { .. }, .. } | ImportError::Gone { .. } => {
             Refusal(StatusCode::CONFLICT, words)
         }
         _ => wrong(words),

@@ -3,6 +3,7 @@
 use cache::disk::offline::{Amount, SegmentsAmount};
 use cache::{CheckReport, Disagreements, Fault, Figures, Finding, ImportSummary, LackingPin, PinSummary};
 use cache::{ScrubProgress, ScrubReport};
+use content::Cid;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -238,13 +239,23 @@ pub struct CheckView {
     pub pins_lacking_blocks: Vec<LackingPinView>,
     /// The index, which is looked at while no gateway runs.
     pub index_disagreements: Option<IndexView>,
+    /// Roots that the list of pins says are pinned, and of which the store has no pin. Looked for while no gateway runs.
+    pub pins_missing: Vec<String>,
+    /// Blocks that are kept although no pin is known to have them: index and pin journal were damaged at once.
+    pub unclaimed_blocks: u64,
 }
 
 impl CheckView {
-    fn new(progress: &ScrubProgress, lacking: &[LackingPin], index: Option<IndexView>) -> Self {
-        let clean = progress.is_clean() && lacking.is_empty() && index.is_none_or(|index| index.total() == 0);
-        let pins_lacking_blocks = lacking.iter().map(LackingPinView::from).collect();
-        Self { clean, checked: progress.into(), pins_lacking_blocks, index_disagreements: index }
+    /// What was found in a store that no gateway runs on, and the roots that the list of pins has and the store has not.
+    pub fn of_stopped(report: &CheckReport, missing: Vec<Cid>) -> Self {
+        Self {
+            clean: report.is_clean() && missing.is_empty(),
+            checked: (&report.progress).into(),
+            pins_lacking_blocks: report.lacking.iter().map(LackingPinView::from).collect(),
+            index_disagreements: Some((&report.index).into()),
+            pins_missing: missing.iter().map(Cid::to_string).collect(),
+            unclaimed_blocks: report.unclaimed,
+        }
     }
 
     /// For people.
@@ -253,6 +264,20 @@ impl CheckView {
         for LackingPinView { root, name, missing, blocks } in &self.pins_lacking_blocks {
             let name = name.as_ref().map(|name| format!(" ({name:?})")).unwrap_or_default();
             _ = writeln!(out, "pin {root}{name} lacks {missing} of {blocks} blocks");
+        }
+        for root in &self.pins_missing {
+            _ = writeln!(
+                out,
+                "pin {root} is in the list of pins and not in the store: the gateway pins it again when it runs"
+            );
+        }
+        if self.unclaimed_blocks > 0 {
+            let blocks = self.unclaimed_blocks;
+            _ = writeln!(
+                out,
+                "{blocks} blocks are kept although no pin is known to have them: when \"causeway pin ls\" shows every pin that you \
+                 expect as pinned, \"causeway store repair --release-unclaimed\" lets go of the rest"
+            );
         }
         if let Some(index) = self.index_disagreements.filter(|index| index.total() > 0) {
             let IndexView { blocks, places, segments, files } = index;
@@ -280,19 +305,22 @@ impl CheckView {
             "unreadable": cids(FaultView::Unreadable),
             "pins_lacking_blocks": self.pins_lacking_blocks,
             "index_disagreements": self.index_disagreements,
+            "pins_missing": self.pins_missing,
+            "unclaimed_blocks": self.unclaimed_blocks,
         })
-    }
-}
-
-impl From<&CheckReport> for CheckView {
-    fn from(report: &CheckReport) -> Self {
-        Self::new(&report.progress, &report.lacking, Some((&report.index).into()))
     }
 }
 
 impl From<&ScrubReport> for CheckView {
     fn from(report: &ScrubReport) -> Self {
-        Self::new(&report.progress, &report.lacking, None)
+        Self {
+            clean: report.progress.is_clean() && report.lacking.is_empty(),
+            checked: (&report.progress).into(),
+            pins_lacking_blocks: report.lacking.iter().map(LackingPinView::from).collect(),
+            index_disagreements: None,
+            pins_missing: Vec::new(),
+            unclaimed_blocks: 0,
+        }
     }
 }
 
@@ -396,15 +424,21 @@ mod tests {
     fn lines_of_a_check_are_objects_with_one_name() {
         let progress = ProgressView { blocks: 3, bytes: 5, damaged: 1, unreadable: 0 };
         let finding = FindingView { fault: FaultView::Damaged, cid: "bafy".to_owned() };
-        let report =
-            CheckView { clean: false, checked: progress, pins_lacking_blocks: Vec::new(), index_disagreements: None };
+        let report = CheckView {
+            clean: false,
+            checked: progress,
+            pins_lacking_blocks: Vec::new(),
+            index_disagreements: None,
+            pins_missing: vec!["bafy".to_owned()],
+            unclaimed_blocks: 2,
+        };
         let table = [
             (CheckLine::Progress(progress), r#"{"progress":{"blocks":3,"bytes":5,"damaged":1,"unreadable":0}}"#),
             (CheckLine::Finding(finding), r#"{"finding":{"fault":"damaged","cid":"bafy"}}"#),
             (
                 CheckLine::Report(report),
                 "{\"report\":{\"clean\":false,\"blocks\":3,\"bytes\":5,\"damaged\":1,\"unreadable\":0,\
-                 \"pins_lacking_blocks\":[],\"index_disagreements\":null}}",
+                 \"pins_lacking_blocks\":[],\"index_disagreements\":null,\"pins_missing\":[\"bafy\"],\"unclaimed_blocks\":2}}",
             ),
             (CheckLine::Error("it ended".to_owned()), r#"{"error":"it ended"}"#),
         ];

@@ -22,7 +22,6 @@ use serde_json::{Value, json};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
-use tower::ServiceExt as _;
 
 /// A listener, and the folder of its data.
 struct Listener {
@@ -36,12 +35,18 @@ const SETTINGS: &str = "secret";
 
 /// All there is, with a store in memory.
 fn listener(health: Arc<Health>) -> Listener {
-    let dir = tempfile::tempdir().expect("a folder");
+    listener_in(tempfile::tempdir().expect("a folder"), health)
+}
+
+/// The same, with what is in a folder already.
+fn listener_in(dir: tempfile::TempDir, health: Arc<Health>) -> Listener {
     let local = doorkeeper::local(dir.path()).expect("makes");
     let store = memory::open(&MemoryOptions::default()).expect("opens");
-    let (sources, pins) = (Arc::new(held(&store)), Pins::idle(&store));
+    let lists = lists(dir.path());
+    let (sources, pins) = (Arc::new(held(&store, &lists)), Pins::idle(&store));
     let intake = intake(&store, &pins, dir.path());
-    let parts = Parts::open(intake.clone(), &dir.path().join("parts"), (&config::Uploads::default()).into());
+    let bounds = (&config::Uploads::default()).into();
+    let parts = Parts::open(intake.clone(), &dir.path().join("parts"), bounds, doorkeeper::holders(dir.path()));
     let (names, publisher) = publisher(&dir.path().join("p2p"));
     let rpc = Rpc::new(kubo_rpc::Parts {
         sources: Arc::clone(&sources),
@@ -69,7 +74,7 @@ fn listener(health: Arc<Health>) -> Listener {
         audit: Arc::new(AuditLog::open(dir.path()).expect("opens")),
         data_dir: dir.path().to_owned(),
         operations: Some(node.operations),
-        control: control(dir.path(), &store),
+        control: control(lists, &store),
         intake,
         parts: parts.expect("opens"),
     };
@@ -77,9 +82,12 @@ fn listener(health: Arc<Health>) -> Listener {
     Listener { router, document, store, dir }
 }
 
-fn control(dir: &std::path::Path, store: &Arc<dyn BlockStore>) -> Arc<Control> {
+fn lists(dir: &std::path::Path) -> Arc<control::Lists> {
     let settings = config::PolicySettings::default();
-    let lists = futures::executor::block_on(control::Lists::open(&settings, dir)).expect("opens");
+    futures::executor::block_on(control::Lists::open(&settings, dir)).expect("opens")
+}
+
+fn control(lists: Arc<control::Lists>, store: &Arc<dyn BlockStore>) -> Arc<Control> {
     let metrics = cache::TierMetrics::register(&mut Registry::default());
     let policy = Arc::clone(lists.running()) as _;
     let tiers = cache::Tiers::new(cache::Ram::new(1 << 20), Arc::clone(store), policy, metrics);
@@ -87,15 +95,15 @@ fn control(dir: &std::path::Path, store: &Arc<dyn BlockStore>) -> Arc<Control> {
 }
 
 /// What the store has, and nobody else.
-fn held(store: &Arc<dyn BlockStore>) -> Sources {
+fn held(store: &Arc<dyn BlockStore>, lists: &control::Lists) -> Sources {
     let (local, again) = (store.handle(), store.handle());
     let open = move |_: &content::Cid, _| again.handle() as Arc<dyn content::BlockSource>;
     Sources {
         local,
         open_session: Box::new(open),
-        lanes: Arc::new(crate::lanes::Lanes::new(8, 8)),
+        fetches: Arc::new(crate::limiter::Limiter::new(8, 8)),
         encoded: None,
-        policy: Arc::new(content::AllowAll),
+        policy: Arc::clone(lists.running()) as _,
     }
 }
 
@@ -267,8 +275,45 @@ async fn every_change_is_in_the_audit_log_and_nothing_else() {
     let view: access_api::AuditView = serde_json::from_slice(answer.body()).expect("a view");
     let told = |entry: &audit::Entry| (entry.method.clone(), entry.path.clone(), entry.status, entry.token.clone());
     let expected = [("DELETE", "/api/v1/names/keys/nobody", 404), ("POST", "/api/v1/store/compact?why=not", 400)];
-    let expected = expected.map(|(method, path, status)| (method.into(), path.into(), status, "operator".into()));
+    let expected = expected.map(|(method, path, status)| (method.into(), path.into(), Some(status), "operator".into()));
     assert_eq!(view.entries.iter().map(told).collect::<Vec<_>>(), expected);
+}
+
+#[tokio::test]
+async fn what_takes_space_on_the_disk_is_an_operation() {
+    let listener = listener(Arc::default());
+    for route in guard::TAKES_SPACE {
+        assert!(listener.document.paths.paths.contains_key(route), "{route}");
+    }
+}
+
+/// The audit log of this one is a file that takes nothing.
+#[tokio::test]
+async fn a_change_that_cannot_be_recorded_is_not_made() {
+    let dir = tempfile::tempdir().expect("a folder");
+    std::os::unix::fs::symlink("/dev/full", dir.path().join("audit.log")).expect("links");
+    let listener = listener_in(dir, Arc::default());
+    let ask = async |method: &str, path: &str, body: String| {
+        let request = Request::builder().method(method).uri(path).header(AUTHORIZATION, format!("Bearer {SETTINGS}"));
+        send(&listener.router, request, Body::from(body)).await
+    };
+    let rule = json!({"cid": absent().cid().to_string()}).to_string();
+    for (path, body) in
+        [("/api/v1/denylists/local/rules", rule), ("/api/v1/names/keys", json!({"name": "new"}).to_string())]
+    {
+        let (status, answer) = ask("POST", path, body).await;
+        let words = error(&answer);
+        assert!(status == 507 && words.contains("nothing was changed"), "{path}: {status} {words}");
+    }
+    let (status, answer) = ask("GET", "/api/v1/denylists/local/rules", String::new()).await;
+    let rules: Value = serde_json::from_slice(answer.body()).expect("JSON");
+    assert_eq!((status, &rules["rules"]), (200, &json!([])));
+    let (status, answer) = ask("GET", "/api/v1/names/keys", String::new()).await;
+    assert!(status == 200 && !String::from_utf8_lossy(answer.body()).contains("new"), "{answer:?}");
+    // Kubo's clients hear it in their own form.
+    let (status, answer) = ask("POST", "/api/v0/key/gen?arg=new", String::new()).await;
+    let told: Value = serde_json::from_slice(answer.body()).expect("JSON");
+    assert!(status == 507 && told["Message"].as_str().unwrap_or_default().contains("nothing was changed"), "{told}");
 }
 
 /// The entries of the audit log, the newest first.
@@ -510,6 +555,64 @@ async fn an_archive_goes_in_and_comes_out_again() {
     assert_eq!(compacted["bytes_before"], compacted["bytes_after"], "{compacted}");
 }
 
+/// A token that may look sees nothing that the public does not, and no token brings back what was taken down.
+#[tokio::test]
+async fn what_is_withheld_is_neither_sent_nor_taken_in() {
+    let (router, behind) = for_the_operator();
+    let raw = |data: &'static [u8]| Block::of(codec::RAW, hashes::SHA2_256, 32, data.into()).expect("a block");
+    let (denied, below, free) = (raw(b"denied"), raw(b"below"), raw(b"free"));
+    let inline = "bafkqaddjnzzxazldoqwxizltoq";
+    let deny = async |path: String, status: u16| {
+        let body = json!({"path": path, "status": status}).to_string();
+        let request = Request::builder().method("POST").uri("/api/v1/denylists/local/rules");
+        assert_eq!(send(&router, request, Body::from(body)).await.0, 201, "{path}");
+    };
+    deny(format!("/ipfs/{}", denied.cid()), 451).await;
+    deny(format!("/ipfs/{}/a", below.cid()), 410).await;
+    deny(format!("/ipfs/{inline}"), 410).await;
+    // They are held all the same: another process put them there, or a list came later.
+    for block in [&denied, &below, &free] {
+        behind.store.put_cached(block.clone()).await;
+    }
+    behind.store.flush().await.expect("flushes");
+    let get = async |method: &'static str, path: String| {
+        let request = Request::builder().method(method).uri(format!("/api/v1/{path}"));
+        send(&router, request, Body::empty()).await.0
+    };
+    let (denied_cid, below_cid, free_cid) = (denied.cid(), below.cid(), free.cid());
+    let table = [
+        (format!("store/blocks/{denied_cid}"), 451),
+        (format!("store/export/{denied_cid}"), 451),
+        (format!("fetch/{free_cid}/{denied_cid}"), 451),
+        (format!("store/blocks/{inline}"), 410),
+        (format!("fetch/{free_cid}/{inline}"), 410),
+        // A block below which a path is withheld is a block like any other, and its DAG is not given as a whole.
+        (format!("store/blocks/{below_cid}"), 200),
+        (format!("store/export/{below_cid}"), 410),
+        (format!("store/export/{free_cid}"), 200),
+    ];
+    for (path, expected) in table {
+        assert_eq!(get("GET", path.clone()).await, expected, "{path}");
+    }
+    assert_eq!(get("HEAD", format!("store/blocks/{denied_cid}")).await, 451);
+    // With or without its bytes, as a member or as a root.
+    let reference = car::reference(denied_cid).to_vec();
+    let list = car::roots_block(&[*free_cid]).expect("a short list");
+    let named = [archive(&[], &[&free]), reference, archive(&[], &[&list])[car::header(&[]).len()..].to_vec()].concat();
+    let imports = [
+        ("", archive(&[&free], &[&free, &denied]), 451),
+        ("", archive(&[&denied], &[&denied]), 451),
+        ("?roots=last", named, 451),
+        ("", archive(&[&free], &[&free]), 200),
+    ];
+    for (query, body, expected) in imports {
+        let request = Request::builder().method("POST").uri(format!("/api/v1/store/import{query}"));
+        let request = request.header(CONTENT_TYPE, store_api::CAR);
+        let (status, answer) = send(&router, request, Body::from(body)).await;
+        assert_eq!(status, expected, "{query}: {}", error(&answer));
+    }
+}
+
 #[tokio::test]
 async fn a_few_operations_are_under_way_at_a_time() {
     let (router, _behind) = for_the_operator();
@@ -524,16 +627,18 @@ async fn a_few_operations_are_under_way_at_a_time() {
         }))
     };
     let mut uploads = Vec::new();
-    for _ in 0..store_api::OPERATIONS_MAX {
+    // One token has no more than three of the four.
+    let share = store_api::OPERATIONS_MAX - 1;
+    for _ in 0..share {
         let request = request().header(CONTENT_TYPE, store_api::CAR).body(endless()).expect("a request");
         uploads.push(tokio::spawn(router.clone().oneshot(request)));
     }
-    while begun.load(Ordering::Relaxed) < store_api::OPERATIONS_MAX {
+    while begun.load(Ordering::Relaxed) < share {
         tokio::task::yield_now().await;
     }
     assert_eq!(status(&router, "/api/v1/store/stats", None).await, 429);
     let (status, answer) = send(&router, request().header(CONTENT_TYPE, store_api::CAR), Body::empty()).await;
-    assert!(status == 429 && answer.headers().contains_key(RETRY_AFTER) && error(&answer).contains("4 operations"));
+    assert!(status == 429 && answer.headers().contains_key(RETRY_AFTER) && error(&answer).contains("this token has"));
     let one = format!("/api/v1/store/blocks/{}", absent().cid());
     assert_eq!(self::status(&router, &one, None).await, 404, "what is at hand is answered");
     uploads.iter().for_each(|upload| upload.abort());

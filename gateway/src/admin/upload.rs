@@ -41,7 +41,6 @@ impl Upload {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         if let Poll::Ready(next) = self.body.poll_next_unpin(cx) {
             self.waiting = false;
-            let broken = |error| io::Error::new(io::ErrorKind::ConnectionAborted, error);
             return Poll::Ready(next.transpose().map_err(broken));
         }
         if !std::mem::replace(&mut self.waiting, true) {
@@ -52,6 +51,20 @@ impl Upload {
         let words = format!("nothing came for {} s", self.patience.as_secs());
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, words)))
     }
+}
+
+/// What went wrong with a body, to whoever reads it: that its sender is too slow ([`crate::rate`]), or anything else.
+pub fn broken(error: axum::Error) -> io::Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(found) = cause {
+        match found.downcast_ref::<io::Error>() {
+            Some(slow) if slow.kind() == io::ErrorKind::TimedOut => {
+                return io::Error::new(io::ErrorKind::TimedOut, slow.to_string());
+            }
+            _ => cause = found.source(),
+        }
+    }
+    io::Error::new(io::ErrorKind::ConnectionAborted, error)
 }
 
 impl AsyncRead for Upload {
@@ -95,8 +108,13 @@ mod tests {
         let mut read = Vec::new();
         let error = upload.read_to_end(&mut read).await.expect_err("it never ends");
         assert_eq!((error.kind(), &read[..]), (io::ErrorKind::TimedOut, &b"onetwo"[..]));
-        let broken = stream::iter([Err::<Bytes, _>(io::Error::other("the other end is gone"))]);
-        let error = Upload::new(Body::from_stream(broken)).read_to_end(&mut read).await.expect_err("broken off");
-        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
+        for (kind, expected) in [
+            (io::ErrorKind::Other, io::ErrorKind::ConnectionAborted),
+            (io::ErrorKind::TimedOut, io::ErrorKind::TimedOut),
+        ] {
+            let broken = stream::iter([Err::<Bytes, _>(io::Error::new(kind, "what went wrong"))]);
+            let error = Upload::new(Body::from_stream(broken)).read_to_end(&mut read).await.expect_err("broken off");
+            assert_eq!(error.kind(), expected);
+        }
     }
 }

@@ -4,25 +4,26 @@
 //! honest status; what goes wrong later breaks the connection off.
 
 use super::Context;
-use super::whole::Whole;
+use super::whole::{Nearby, Whole};
 use crate::body::Content;
 use crate::conditional::none_match;
 use crate::errors::Problem;
+use crate::limiter::Permit;
 use crate::plan;
 use crate::request::Ask;
 use crate::resolve::{self, header};
 use crate::respond::Draft;
 use bytes::Bytes;
 use content::budget::Share;
-use content::scope::{self, DagScope, EntityBytes, ScopeLimits, ScopeOptions};
+use content::policy::check_inlined;
+use content::scope::{self, DagScope, EntityBytes, ScopeError, ScopeLimits, ScopeOptions};
 use content::tar::TarLimits;
 use content::walk::{Resolved, WalkError};
-use content::{BlockSource, Cid, car, tar};
+use content::{BlockSource, Cid, Policy, SourceError, Verdict, car, tar};
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::HeaderValue;
 use http::header::CONTENT_DISPOSITION;
 use std::sync::Arc;
-use tokio::sync::OwnedSemaphorePermit;
 
 /// What a request says of the CAR that it wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,8 +59,8 @@ pub enum CarOptionsError {
 }
 
 impl CarOptions {
-    /// Reads a request: parameters of the query come before those of the media type (IPIP-0523). Without any, all of the
-    /// DAG is sent, depth first and without repeats.
+    /// Reads a request: parameters of the query come before those of the media type (IPIP-0523). Without any, all of
+    /// the DAG is sent, depth first and without repeats.
     ///
     /// # Errors
     /// [`CarOptionsError`] names what is not supported.
@@ -130,27 +131,34 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     let resolved = cx.walk().await?;
     let roots = resolve::roots_header(&resolved);
     let (about, etag) = (cx.about(&roots), options.etag(&resolved));
-    if none_match(cx.ask.headers, without_weakness(&etag), true) {
+    let CarOptions { scope, entity_bytes, duplicates } = options;
+    let surveyed = survey(cx, &resolved, ScopeOptions { scope, entity_bytes, duplicates: false }).await?;
+    if surveyed == Surveyed::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
         return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
     }
     let mut head = plan::stream(&about, &etag, options.media_type(), false);
     head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "car"))));
-    let source: Arc<dyn BlockSource> = match options.scope {
-        DagScope::All => Arc::new(whole(cx, &resolved)?),
-        DagScope::Block | DagScope::Entity => Arc::clone(cx.source) as _,
-    };
     if cx.ask.head_only {
         return Ok(head.map(|()| Content::Empty));
     }
-    let place = cx.gateway.begin_archive()?;
+    let place = cx.gateway.begin_archive(cx.source.client())?;
+    let source: Arc<dyn BlockSource> = match scope {
+        DagScope::All => Arc::new(whole(cx, &resolved).await?),
+        DagScope::Block | DagScope::Entity => Arc::clone(cx.source) as _,
+    };
     let Resolved { block, passed, .. } = resolved;
     let header = car::header(&[*block.cid()]);
-    let CarOptions { scope, entity_bytes, duplicates } = options;
     let options = ScopeOptions { scope, entity_bytes, duplicates };
     let limits = &cx.gateway.limits;
     let ahead = share(cx, limits.scope.look_ahead_bytes_max);
     let limits = ScopeLimits { look_ahead_bytes_max: ahead.bytes(), ..limits.scope };
     let blocks = scope::blocks(source, passed, block, options, limits);
+    let policy = Arc::clone(cx.source.policy_handle());
+    let blocks = blocks.map(move |block| -> Result<_, ScopeError> {
+        let block = block?;
+        check_inlined(&*policy, &block)?;
+        Ok(block)
+    });
     let sections = blocks.flat_map(|block| {
         let parts = match block {
             Ok(block) => <[_; 2]>::from(car::section(&block)).map(Ok).to_vec(),
@@ -159,7 +167,7 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
         stream::iter(parts)
     });
     let first = stream::once(async move { Ok(header) });
-    begin(head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST, (ahead, place)).await
+    begin(cx, head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST, (ahead, place)).await
 }
 
 /// Chunks of a CAR that come before its head is sent: the header and the first block, whose absence is a plain error.
@@ -179,24 +187,86 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     }
     let roots = resolve::roots_header(&resolved);
     let (about, etag) = (cx.about(&roots), header(&format!("W/\"{cid}.x-tar\"")));
-    if none_match(cx.ask.headers, without_weakness(&etag), true) {
+    let surveyed = survey(cx, &resolved, ScopeOptions::default()).await?;
+    if surveyed == Surveyed::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
         return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
     }
     let mut head = plan::stream(&about, &etag, HeaderValue::from_static("application/x-tar"), false);
     head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "tar"))));
-    let source = Arc::new(whole(cx, &resolved)?);
-    let place = cx.gateway.begin_archive()?;
+    let place = cx.gateway.begin_archive(cx.source.client())?;
+    let source = Arc::new(whole(cx, &resolved).await?);
     // One window for the file that is being read, and one for the entries that come next.
     let ahead = share(cx, 2 * cx.gateway.limits.tar.window_bytes_max);
     let limits = TarLimits { window_bytes_max: ahead.bytes() / 2, ..cx.gateway.limits.tar };
     let stream = tar::stream(source, cid.to_string(), resolved.block, limits);
     let stream = stream.map(|chunk| chunk.map_err(Problem::Tar)).boxed();
-    begin(head, stream, TAR_CHUNKS_FIRST, (ahead, place)).await
+    begin(cx, head, stream, TAR_CHUNKS_FIRST, (ahead, place)).await
 }
 
 /// The blocks below the end of a path, of which none may be missing.
-fn whole(cx: &Context<'_>, resolved: &Resolved) -> Result<Whole, Problem> {
-    Ok(Whole::below(cx.source, resolved, &cx.target.segments).map_err(WalkError::Source)?)
+async fn whole(cx: &Context<'_>, resolved: &Resolved) -> Result<Whole, Problem> {
+    let (source, policy) = (Arc::clone(cx.source), Arc::clone(cx.source.policy_handle()));
+    let (resolved, segments) = (resolved.clone(), cx.target.segments.clone());
+    let below = async move { Whole::below(source, policy, &resolved, &segments).await };
+    let whole = cx.gateway.workers.run(below).await.ok_or_else(Problem::closed)?;
+    Ok(whole.map_err(WalkError::Source)?)
+}
+
+/// What is known of an archive before it is begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Surveyed {
+    /// Nothing that would be in it is withheld.
+    Served,
+    /// Something of it is not at hand, or there is too much of it to look at first.
+    Unknown,
+}
+
+/// What looking for something withheld may cost before an archive is begun, in steps: some tens of milliseconds.
+const SURVEY_STEPS_MAX: u64 = 512 * 1024;
+
+/// Looks in what is at hand for something that is withheld, so that whoever asks for the archive, for its head, or
+/// whether it has changed, hears the same: that there is none.
+///
+/// # Errors
+/// [`SourceError::Refused`] if something in the archive is withheld.
+async fn survey(cx: &Context<'_>, resolved: &Resolved, options: ScopeOptions) -> Result<Surveyed, Problem> {
+    let policy = Arc::clone(cx.source.policy_handle());
+    if !policy.withholds() {
+        return Ok(Surveyed::Served);
+    }
+    let nearby = Nearby::new(cx.source, SURVEY_STEPS_MAX);
+    let (resolved, segments, limits) = (resolved.clone(), cx.target.segments.clone(), cx.gateway.limits.scope);
+    let looked = cx.gateway.workers.run(look(nearby, policy, resolved, segments, options, limits)).await;
+    match looked.ok_or_else(Problem::closed)? {
+        Ok(()) => Ok(Surveyed::Served),
+        Err(ScopeError::Source(error @ SourceError::Refused { .. })) => Err(WalkError::Source(error).into()),
+        Err(_) => Ok(Surveyed::Unknown),
+    }
+}
+
+async fn look(
+    nearby: Nearby,
+    policy: Arc<dyn Policy>,
+    resolved: Resolved,
+    segments: Vec<String>,
+    options: ScopeOptions,
+    limits: ScopeLimits,
+) -> Result<(), ScopeError> {
+    let mut source: Arc<dyn BlockSource> = Arc::new(nearby);
+    if options.scope == DagScope::All {
+        source = Arc::new(Whole::below(source, Arc::clone(&policy), &resolved, &segments).await?);
+    }
+    let Resolved { block, passed, .. } = resolved;
+    let leaves = Arc::clone(&policy);
+    let ask = move |leaf: &Cid| match leaves.check(leaf) {
+        Verdict::Allow => Ok(()),
+        verdict => Err(SourceError::Refused { cid: *leaf, verdict }),
+    };
+    let mut inner = scope::survey(source, passed, block, options, limits, Box::new(ask));
+    while let Some(block) = inner.next().await {
+        check_inlined(&*policy, &block?)?;
+    }
+    Ok(())
 }
 
 /// What may be fetched ahead of one archive's reader, of what there is for all responses.
@@ -208,11 +278,17 @@ fn share(cx: &Context<'_>, bytes: usize) -> Share {
 
 /// Waits for the first chunks, so that what fails early has a status of its own. The share is held until the last.
 async fn begin(
+    cx: &Context<'_>,
     head: plan::Head,
-    mut stream: BoxStream<'static, Result<Bytes, Problem>>,
+    stream: BoxStream<'static, Result<Bytes, Problem>>,
     chunks: usize,
-    held: (Share, OwnedSemaphorePermit),
+    held: (Share, Permit),
 ) -> Result<Draft, Problem> {
+    let held = move |chunk| {
+        let _held = &held;
+        chunk
+    };
+    let mut stream = cx.gateway.workers.stream(stream.map(held).boxed());
     let mut first = Vec::with_capacity(chunks);
     while first.len() < chunks {
         match stream.next().await {
@@ -220,11 +296,7 @@ async fn begin(
             None => break,
         }
     }
-    let held = move |chunk| {
-        let _held = &held;
-        chunk
-    };
-    let stream = stream::iter(first).chain(stream).map(held).boxed();
+    let stream = stream::iter(first).chain(stream).boxed();
     Ok(head.map(|()| Content::Stream { stream, remaining: None }))
 }
 

@@ -4,30 +4,34 @@
 //! in chunks, and long ones are cut into pages, each of which is found without reading those before it; a page is written once
 //! for all who ask for it ([`crate::listings`]); the page reads well on a phone and on a desktop, in the light and in the dark, without asking for anything else.
 //!
-//! Non-goals: sorting, which would need the whole directory. Entries come in stored order: by name, or in sharded
-//! directories by the hash of the name.
+//! Entries come in stored order, which is by name, or in sharded directories by the hash of the name; a query selects among
+//! them and orders them ([`super::selection`]).
 //!
 //! The JSON is `{"cid", "path", "entries": [{"name", "cid", "size"?, "type"?}], "next"?}`, where `next` is the address of
 //! the next page, and `type` is told where the CID alone tells it.
 
 use super::Context;
+use super::selection::{Entries, Selection, Sort};
 use crate::body::Content;
 use crate::errors::Problem;
 use crate::html;
 use crate::listings::{Chunks, Key, Listings, Wanted};
 use crate::negotiate::Format;
 use crate::plan::{self, About};
-use crate::request::Ask;
+use crate::request::{Ask, PATH_SEGMENT};
 use crate::resolve::{Target, header};
 use crate::respond::Draft;
 use crate::route::{Links, Place};
 use crate::source::{RootSource, Tier};
+use crate::workers::Workers;
 use bytes::Bytes;
-use content::unixfs::dir::{self, DirError, Entry};
-use content::{Block, Cid, codec};
+use content::budget::Budget;
+use content::cid::is_identity;
+use content::unixfs::dir::{self, Entry};
+use content::{Block, BlockSource as _, Cid, Policy, Verdict, Work, codec};
 use futures::FutureExt as _;
 use futures::future::ready;
-use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use http::HeaderValue;
 use http::header::CONTENT_LENGTH;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -36,29 +40,16 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Part of the entity tag: to be raised whenever a listing looks different.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// What is rendered at a time, in bytes, before the entry that exceeds it.
 const CHUNK_BYTES: usize = 16 * 1024;
+/// What writing a row counts for, in steps.
+const STEPS_PER_ROW: u64 = 32;
 /// The longest name that is shown and linked to, in bytes. No address could have a longer one.
 const NAME_BYTES_MAX: usize = 4 * 1024;
 
-/// What a path segment need not encode (RFC 3986, section 3.3), `:` apart.
-const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~')
-    .remove(b'!')
-    .remove(b'$')
-    .remove(b'&')
-    .remove(b'(')
-    .remove(b')')
-    .remove(b'*')
-    .remove(b'+')
-    .remove(b',')
-    .remove(b';')
-    .remove(b'=')
-    .remove(b'@');
+/// What is encoded in a link: what any segment of a path encodes, `:`, which would make a scheme of what stands before it, and `'`.
+const SEGMENT: &AsciiSet = &PATH_SEGMENT.add(b':').add(b'\'');
 
 /// What a value in a query need not encode.
 const VALUE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -82,9 +73,14 @@ pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) ->
     }
     let view = Arc::new(View::of(&key, cid));
     let (after, entries_max) = (key.after.clone(), cx.gateway.limits.listing_entries_max);
+    let (memory, workers) = (cx.gateway.limits.read.shared.clone(), cx.gateway.workers.clone());
     let writer = Arc::new(move |source| {
         let (directory, after, view) = (directory.clone(), after.clone(), Arc::clone(&view));
-        stream::once(write(source, directory, after, view, entries_max)).try_flatten().boxed()
+        let limits = (entries_max, memory.clone());
+        let selects = view.selection().sort.is_some() || view.selection().search.is_some();
+        let page = stream::once(write(workers.clone(), source, directory, after, view, limits)).try_flatten().boxed();
+        // A search may read much before there is anything to be seen.
+        if selects { workers.stream(page) } else { page }
     });
     let json = key.json;
     let wanted = Wanted { key, etag: etag.clone(), roots: roots.clone(), writer };
@@ -121,6 +117,7 @@ fn key(ask: &Ask<'_>, place: &Place, target: &Target, generation: u64) -> Key {
         is_root: target.segments.len() == target.site,
         json: ask.wanted.format == Format::Json,
         after: ask.parameter_bytes("after").map(Cow::into_owned),
+        selection: Selection::of(ask),
         generation,
     }
 }
@@ -139,39 +136,55 @@ fn page(about: &About<'_>, etag: &HeaderValue, json: bool, content: Content) -> 
     head.map(|()| if about.ask.head_only { Content::Empty } else { content })
 }
 
-/// Writes a page in chunks: first its opening and the first entries.
+/// Writes a page in chunks: first its opening and the first entries. What these do not end with is written on other
+/// threads.
 ///
 /// # Errors
 /// [`Problem`] when the first entries do not come, or there is no such page.
 async fn write(
+    workers: Workers,
     source: Arc<RootSource>,
     directory: Block,
     after: Option<Vec<u8>>,
     view: Arc<View>,
-    entries_max: usize,
+    (entries_max, memory): (usize, Option<Arc<Budget>>),
 ) -> Result<Chunks, Problem> {
+    let work = source.work();
     let entries = match after {
-        None => dir::list(source, directory),
-        Some(after) => dir::list_after(source, directory, &after).await?.ok_or(Problem::NoSuchEntry)?,
+        None => dir::list_within(Arc::clone(&source) as _, directory, memory),
+        Some(after) => {
+            let listed = dir::list_after(Arc::clone(&source) as _, directory, &after, memory);
+            listed.await?.ok_or(Problem::NoSuchEntry)?
+        }
     };
-    let mut pages = Pages { entries, view, left: entries_max, begun: false, over: false, last: None };
+    let selected = view.selection().apply(entries, entries_max, &work).await?;
+    let (entries, too_long_to_sort) = (selected.entries, selected.too_long_to_sort);
+    let policy = Arc::clone(source.policy_handle());
+    let (left, over, last) = (entries_max, false, None);
+    let mut pages = Pages { entries, policy, work, view, too_long_to_sort, entries_max, left, over, last };
     let opening = pages.view.opening() + &pages.next_chunk().await?.unwrap_or_default();
+    let opening = stream::once(ready(Ok(Bytes::from(opening))));
+    if pages.over {
+        return Ok(opening.boxed());
+    }
     let rest = stream::try_unfold(pages, |mut pages| async move {
         let chunk = pages.next_chunk().await?;
         Ok(chunk.map(|chunk| (Bytes::from(chunk), pages)))
     });
-    Ok(stream::once(ready(Ok(Bytes::from(opening)))).chain(rest).boxed())
+    Ok(opening.chain(workers.stream(rest.boxed())).boxed())
 }
-
-type Entries = BoxStream<'static, Result<Entry, DirError>>;
 
 /// A page that is being written.
 struct Pages {
     entries: Entries,
+    policy: Arc<dyn Policy>,
+    work: Work,
     view: Arc<View>,
-    /// Entries that the page still has room for.
+    /// Whether they were to be sorted, and are in stored order all the same.
+    too_long_to_sort: bool,
+    /// Entries that the page has room for, in all and still.
+    entries_max: usize,
     left: usize,
-    begun: bool,
     over: bool,
     /// The entry that was written last.
     last: Option<Entry>,
@@ -195,19 +208,34 @@ impl Pages {
         Ok((!chunk.is_empty()).then_some(chunk))
     }
 
+    /// Entries that were written.
+    fn shown(&self) -> usize {
+        self.entries_max - self.left
+    }
+
+    /// The end of the page; `last` is the entry that the next one begins after.
+    fn end(&self, last: Option<&Entry>) -> String {
+        self.view.end(last, self.shown(), self.too_long_to_sort)
+    }
+
     fn write(&mut self, entry: Option<Entry>, chunk: &mut String) {
         let Some(entry) = entry else {
-            chunk.push_str(&self.view.end(None));
+            chunk.push_str(&self.end(None));
             self.over = true;
             return;
         };
         if self.left == 0 {
-            chunk.push_str(&self.view.end(self.last.as_ref()));
+            chunk.push_str(&self.end(self.last.as_ref()));
             self.over = true;
             return;
         }
-        self.view.row(&entry, self.begun, chunk);
-        (self.begun, self.left) = (true, self.left - 1);
+        let before = chunk.len();
+        // Such a CID is the content.
+        let withheld = is_identity(&entry.cid) && self.policy.check(&entry.cid) != Verdict::Allow;
+        self.view.row(&entry, withheld, self.shown() > 0, chunk);
+        self.work.charge(STEPS_PER_ROW);
+        self.work.earn(chunk.len() - before);
+        self.left -= 1;
         self.last = Some(entry).filter(|_| self.left == 0);
     }
 }
@@ -215,7 +243,7 @@ impl Pages {
 /// How a listing is written.
 enum View {
     Html(Page),
-    Json { cid: Cid, path: String, sent: String },
+    Json { cid: Cid, path: String, sent: String, selection: Selection },
 }
 
 /// What the page of a directory refers to.
@@ -227,15 +255,23 @@ struct Page {
     path: String,
     links: Links,
     is_root: bool,
+    selection: Selection,
 }
 
 impl View {
     fn of(key: &Key, cid: Cid) -> Self {
-        let (path, sent) = (key.shown.clone(), key.sent.clone());
+        let (path, sent, selection) = (key.shown.clone(), key.sent.clone(), key.selection.clone());
         if key.json {
-            return Self::Json { cid, path, sent };
+            return Self::Json { cid, path, sent, selection };
         }
-        Self::Html(Page { cid, sent, path, links: key.links.clone(), is_root: key.is_root })
+        Self::Html(Page { cid, sent, path, links: key.links.clone(), is_root: key.is_root, selection })
+    }
+
+    fn selection(&self) -> &Selection {
+        match self {
+            Self::Html(page) => &page.selection,
+            Self::Json { selection, .. } => selection,
+        }
     }
 
     fn opening(&self) -> String {
@@ -247,28 +283,29 @@ impl View {
         }
     }
 
-    fn row(&self, entry: &Entry, begun: bool, out: &mut String) {
+    /// Writes an entry; one whose CID is `withheld` without that.
+    fn row(&self, entry: &Entry, withheld: bool, begun: bool, out: &mut String) {
         match self {
             Self::Html(page) => {
-                out.push_str(&page.row(entry).into_string());
+                out.push_str(&page.row(entry, withheld).into_string());
                 out.push('\n');
             }
             Self::Json { .. } => {
                 out.push_str(if begun { ",\n" } else { "\n" });
-                out.push_str(&json_row(entry).to_string());
+                out.push_str(&json_row(entry, withheld).to_string());
             }
         }
     }
 
-    /// The end of the page; `last` is the entry that the next one begins after.
-    fn end(&self, last: Option<&Entry>) -> String {
+    /// The end of a page with so many entries; `last` is the entry that the next one begins after.
+    fn end(&self, last: Option<&Entry>, entries: usize, too_long_to_sort: bool) -> String {
         match self {
-            Self::Html(page) => page.end(last),
-            Self::Json { sent, .. } => match last {
+            Self::Html(page) => page.end(last, entries, too_long_to_sort),
+            Self::Json { sent, selection, .. } => match last {
                 None => "\n]}\n".to_owned(),
                 Some(last) => {
-                    let next =
-                        format!("{sent}?format=json&after={}", percent_encode(last.name_bytes(), NON_ALPHANUMERIC));
+                    let after = percent_encode(last.name_bytes(), NON_ALPHANUMERIC);
+                    let next = format!("{sent}?format=json&{}after={after}", selection.query());
                     format!("\n],\"next\":{}}}\n", serde_json::Value::from(next))
                 }
             },
@@ -276,8 +313,11 @@ impl View {
     }
 }
 
-fn json_row(entry: &Entry) -> serde_json::Value {
-    let mut row = serde_json::json!({ "name": shown(&entry.name), "cid": entry.cid.to_string() });
+fn json_row(entry: &Entry, withheld: bool) -> serde_json::Value {
+    let mut row = serde_json::json!({ "name": shown(&entry.name) });
+    if !withheld {
+        row["cid"] = entry.cid.to_string().into();
+    }
     if let Some(size) = entry.tsize {
         row["size"] = size.into();
     }
@@ -300,12 +340,33 @@ impl Page {
             header {
                 h1 { span.hidden { "Index of " } (self.crumbs()) }
                 p.cid { @if !self.is_root { "CID " code translate="no" { (self.cid) } " · " } a href="?format=raw" { "raw block" } " · " a href="?format=car" { "CAR" } " · " a href="?format=tar" { "TAR" } " · " a href="?format=json" { "JSON" } }
+                (self.search())
             }
         };
         // The document is left open: the rows and the end follow.
         let open = markup.into_string();
         let open = open.strip_suffix("</html>").unwrap_or(&open);
         format!("{open}<body>{}<main><ul>{}", header.into_string(), self.parent())
+    }
+
+    /// What selects among the entries, without a script.
+    fn search(&self) -> Markup {
+        let Selection { search, sort } = &self.selection;
+        html! {
+            form role="search" {
+                input type="search" name="search" value=[search.as_deref()] placeholder="Search this folder" aria-label="Search this folder" autocomplete="off" spellcheck="false";
+                @if let Some(order) = sort { input type="hidden" name="sort" value=(order.name()); }
+                button { "Search" }
+                span {
+                    "Sort by "
+                    @for (index, order) in Sort::ALL.into_iter().enumerate() {
+                        @if index > 0 { " · " }
+                        @let other = Selection { search: search.clone(), sort: Some(order) };
+                        a href=(format!("?{}", other.query().trim_end_matches('&'))) aria-current=[(*sort == Some(order)).then_some("true")] { (order.name()) }
+                    }
+                }
+            }
+        }
     }
 
     /// The way up, except from the root of a site.
@@ -339,8 +400,8 @@ impl Page {
         }
     }
 
-    fn row(&self, entry: &Entry) -> Markup {
-        if entry.name.len() > NAME_BYTES_MAX {
+    fn row(&self, entry: &Entry, withheld: bool) -> Markup {
+        if entry.name.len() > NAME_BYTES_MAX || !is_segment(&entry.name) {
             return html! { li { i class="file" {} span { (shown(&entry.name)) } @if let Some(size) = entry.tsize { small { (human_size(size)) } } } };
         }
         let encoded = utf8_percent_encode(&entry.name, SEGMENT).to_string();
@@ -349,7 +410,7 @@ impl Page {
                 i class=(icon(entry)) {}
                 (PreEscaped(format!("<a href=\"{}{}\">", html_attribute(&self.sent), html_attribute(&encoded)))) (entry.name) (PreEscaped("</a>"))
                 @if let Some(size) = entry.tsize { small { (human_size(size)) } }
-                (self.hash_link(entry, &encoded))
+                @if !withheld { (self.hash_link(entry, &encoded)) }
             }
         }
     }
@@ -373,13 +434,36 @@ impl Page {
         html! { a class="ipfs-hash" translate="no" href=(href) { (short) } }
     }
 
-    fn end(&self, last: Option<&Entry>) -> String {
-        let next = last.map(|last| format!("?after={}", percent_encode(last.name_bytes(), NON_ALPHANUMERIC)));
+    fn end(&self, last: Option<&Entry>, entries: usize, too_long_to_sort: bool) -> String {
+        let after = |last: &Entry| percent_encode(last.name_bytes(), NON_ALPHANUMERIC).to_string();
+        let next = last.map(|last| format!("?{}after={}", self.selection.query(), after(last)));
         let markup = html! {
+            p.count { (count(entries, next.is_some(), &self.selection)) @if too_long_to_sort { "; too many to be sorted" } }
             @if let Some(next) = next { nav.next { a rel="next" href=(next) { "Next page" } } }
         };
         format!("</ul>{}</main></body></html>\n", markup.into_string())
     }
+}
+
+/// How many entries a page has, in words.
+fn count(entries: usize, more_follow: bool, selection: &Selection) -> String {
+    let what = match (entries, more_follow) {
+        (0, _) if selection.search.is_none() => return "This folder is empty.".to_owned(),
+        (0, _) => "no entry".to_owned(),
+        (1, false) => "1 entry".to_owned(),
+        (entries, false) => format!("{entries} entries"),
+        (entries, true) => format!("{entries} entries on this page, and more on the next"),
+    };
+    match &selection.search {
+        Some(text) => format!("{what} with “{}” in the name", html::plain(text)),
+        None => what,
+    }
+}
+
+/// Whether an address can have a name as one of its parts: a slash parts it, whether encoded or not, and dots lead
+/// elsewhere.
+fn is_segment(name: &str) -> bool {
+    !matches!(name, "" | "." | "..") && !name.contains('/')
 }
 
 /// A name, shortened if it is too long for any address.
@@ -427,6 +511,10 @@ const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--l
     *{box-sizing:border-box}body{margin:0;font:1rem/1.5 system-ui,sans-serif}\
     header,main{max-width:60rem;margin:0 auto;padding:1rem}\
     h1{margin:0;font-size:1.15rem;font-weight:600;line-height:1.4;overflow-wrap:anywhere}\
+    form{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;margin:.75rem 0 0;font-size:.9rem}form span{color:var(--soft)}\
+    form input[type=search]{flex:1 1 12rem;min-width:0}form input,form button{font:inherit;padding:.35rem .6rem;min-height:2rem}\
+    form a{display:inline-block;padding:.35rem 0}[aria-current]{font-weight:600;text-decoration:none}\
+    h1 a{unicode-bidi:isolate}.count{margin:1rem .25rem;color:var(--soft);font-size:.85rem}\
     .hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}\
     .cid{margin:.25rem 0 0;color:var(--soft);font-size:.85rem;overflow-wrap:anywhere}\
     a{color:var(--link)}ul{list-style:none;margin:0;padding:0;border-top:1px solid var(--line)}\
@@ -462,16 +550,41 @@ mod tests {
 
     fn page(path: &str, sent: &str, links: Links) -> Page {
         let cid = content::cid::parse(PB).expect("a CID");
-        Page { cid, sent: sent.to_owned(), path: path.to_owned(), links, is_root: false }
+        Page {
+            cid,
+            sent: sent.to_owned(),
+            path: path.to_owned(),
+            links,
+            is_root: false,
+            selection: Selection::default(),
+        }
     }
 
     #[test]
     fn rows_escape_names_for_html_and_for_links() {
         let page = page("/ipfs/x/", "/ipfs/x/", Links::Path);
-        let html = page.row(&entry("a b<i>%2F?#\"é&c", RAW, Some(2048))).into_string();
+        let html = page.row(&entry("a b<i>%2F?#\"é&c", RAW, Some(2048)), false).into_string();
         assert!(html.contains("href=\"/ipfs/x/a%20b%3Ci%3E%252F%3F%23%22%C3%A9&amp;c\""), "{html}");
         assert!(html.contains("a b&lt;i&gt;%2F?#&quot;é&amp;c") && html.contains("2.0 KiB"), "{html}");
-        assert!(page.row(&entry("javascript:alert(1)", RAW, None)).into_string().contains("/x/javascript%3A"));
+        assert!(page.row(&entry("javascript:alert(1)", RAW, None), false).into_string().contains("/x/javascript%3A"));
+    }
+
+    #[test]
+    fn names_that_no_address_has_are_shown_and_not_linked_to() {
+        let page = page("/ipfs/x/", "/ipfs/x/", Links::Path);
+        for name in ["a/b", "..", "."] {
+            let html = page.row(&entry(name, PB, None), false).into_string();
+            assert!(html.contains(&format!("<span>{name}</span>")) && !html.contains("href"), "{html}");
+        }
+    }
+
+    #[test]
+    fn a_cid_that_carries_what_is_withheld_is_not_shown() {
+        let page = page("/ipfs/x/", "/ipfs/x/", Links::Path);
+        let (inlined, json) =
+            (entry("a", RAW, None), |withheld| json_row(&entry("a", RAW, None), withheld).to_string());
+        assert!(page.row(&inlined, false).into_string().contains(RAW) && json(false).contains(RAW));
+        assert!(!page.row(&inlined, true).into_string().contains(RAW) && !json(true).contains(RAW));
     }
 
     #[test]
@@ -484,6 +597,23 @@ mod tests {
         let sizes = [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_572_864, "1.5 MiB"), (u64::MAX, "16.0 EiB")];
         for (bytes, expected) in sizes {
             assert_eq!(human_size(bytes), expected);
+        }
+    }
+
+    #[test]
+    fn pages_say_how_many_entries_they_have() {
+        let all = Selection::default();
+        let search = Selection { search: Some("a\u{202e}b".to_owned()), sort: None };
+        let table = [
+            (0, false, &all, "This folder is empty."),
+            (1, false, &all, "1 entry"),
+            (2, false, &all, "2 entries"),
+            (2000, true, &all, "2000 entries on this page, and more on the next"),
+            (0, false, &search, "no entry with “a\u{fffd}b” in the name"),
+            (1, false, &search, "1 entry with “a\u{fffd}b” in the name"),
+        ];
+        for (entries, more, selection, expected) in table {
+            assert_eq!(count(entries, more, selection), expected);
         }
     }
 
@@ -511,9 +641,9 @@ mod tests {
     #[test]
     fn json_names_what_is_known() {
         assert_eq!(
-            json_row(&entry("a\"b", RAW, Some(3))).to_string(),
+            json_row(&entry("a\"b", RAW, Some(3)), false).to_string(),
             format!("{{\"cid\":\"{RAW}\",\"name\":\"a\\\"b\",\"size\":3,\"type\":\"file\"}}")
         );
-        assert_eq!(json_row(&entry("d", PB, None)).to_string(), format!("{{\"cid\":\"{PB}\",\"name\":\"d\"}}"));
+        assert_eq!(json_row(&entry("d", PB, None), false).to_string(), format!("{{\"cid\":\"{PB}\",\"name\":\"d\"}}"));
     }
 }

@@ -15,12 +15,15 @@ use crate::request::Ask;
 use crate::resolve::{self, etag_of, header};
 use crate::respond::{self, Draft};
 use crate::route::Links;
-use content::ipld::{self, Kind, Label, Outline, OutlineLimits};
+use content::ipld::{self, IpldError, Kind, Label, Outline, OutlineLimits};
+use content::policy::check_inlined;
 use content::walk::{Resolved, WalkError};
-use content::{Block, Cid, codec};
+use content::{Block, BlockSource as _, Cid, codec};
 use http::HeaderValue;
 use maud::{DOCTYPE, Markup, html};
 
+/// Documents that are read where they are asked for, in bytes: that takes less than a millisecond.
+const READ_HERE_BYTES_MAX: usize = 16 * 1024;
 /// Part of the entity tag of a preview: to be raised whenever it looks different.
 const VERSION: u32 = 1;
 
@@ -53,7 +56,7 @@ fn is_same_syntax(stored: Format, wanted: Format) -> bool {
 ///
 /// # Errors
 /// [`Problem`] when the path leads into it, or it cannot be had in that format.
-pub fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Problem> {
+pub async fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Problem> {
     let cid = *resolved.block.cid();
     if !resolved.remainder.is_empty() {
         return Err(Problem::InsideDocument { cid });
@@ -62,13 +65,14 @@ pub fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Problem> 
         // What is inside a document is at a path of it.
         resolved.check_below(cx.source.policy(), &cx.target.segments).map_err(WalkError::Source)?;
     }
+    check_inlined(cx.source.policy(), &resolved.block).map_err(WalkError::Source)?;
     let roots = resolve::roots_header(&resolved);
     let native = native_format(&cid).unwrap_or(Format::Raw);
     match cx.ask.wanted.format {
-        Format::Native if shows_preview(cx.ask) => preview(cx, &resolved.block, &roots),
+        Format::Native if shows_preview(cx.ask) => preview(cx, &resolved.block, &roots).await,
         Format::Native => Ok(stored(cx, &resolved.block, native, &roots)),
         wanted if is_same_syntax(native, wanted) => Ok(stored(cx, &resolved.block, wanted, &roots)),
-        wanted => converted(cx, &resolved.block, wanted, &roots),
+        wanted => converted(cx, &resolved.block, wanted, &roots).await,
     }
 }
 
@@ -78,7 +82,7 @@ pub fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Problem> 
 /// [`Problem`] when the path leads nowhere, or to what cannot be had in that format.
 pub async fn of_anything(cx: &Context<'_>) -> Result<Draft, Problem> {
     let resolved = cx.walk().await?;
-    document(cx, resolved)
+    document(cx, resolved).await
 }
 
 /// A browser is shown a page, unless it is to save the document.
@@ -90,12 +94,12 @@ fn stored(cx: &Context<'_>, block: &Block, format: Format, roots: &HeaderValue) 
     in_format(cx, block.cid(), block.data().clone(), format, roots)
 }
 
-fn converted(cx: &Context<'_>, block: &Block, wanted: Format, roots: &HeaderValue) -> Result<Draft, Problem> {
+async fn converted(cx: &Context<'_>, block: &Block, wanted: Format, roots: &HeaderValue) -> Result<Draft, Problem> {
     let cid = *block.cid();
     if !cx.gateway.limits.convert_codecs {
         return Err(Problem::NotConverted { cid, wanted: wanted.name() });
     }
-    let bytes = ipld::convert(block, codec_of(wanted))?;
+    let bytes = read(cx, block, move |block| ipld::convert(block, codec_of(wanted))).await?;
     Ok(in_format(cx, &cid, bytes, wanted, roots))
 }
 
@@ -122,15 +126,32 @@ pub fn preview_etag(cid: &Cid) -> HeaderValue {
     header(&format!("\"DagIndex-{VERSION}_CID-{cid}\""))
 }
 
-fn preview(cx: &Context<'_>, block: &Block, roots: &HeaderValue) -> Result<Draft, Problem> {
+async fn preview(cx: &Context<'_>, block: &Block, roots: &HeaderValue) -> Result<Draft, Problem> {
     let (about, etag) = (cx.about(roots), preview_etag(block.cid()));
     if none_match(cx.ask.headers, etag.as_bytes(), true) {
         return Ok(plan::not_modified(&about, &etag, true).map(|()| Content::Empty));
     }
-    let outline = ipld::outline(&ipld::decode(block)?, OutlineLimits::default());
+    let outline = read(cx, block, |block| Ok(ipld::outline(&ipld::decode(block)?, OutlineLimits::default()))).await?;
     let page = page(cx, block, &outline).into_string();
     let head = plan::stream(&about, &etag, HeaderValue::from_static("text/html; charset=utf-8"), true);
     Ok(respond::page(head.map(|()| page)))
+}
+
+/// Reads a document: a small one here, and one that takes a while on other threads.
+async fn read<T: Send + 'static>(
+    cx: &Context<'_>,
+    block: &Block,
+    reading: impl FnOnce(&Block) -> Result<T, IpldError> + Send + 'static,
+) -> Result<T, Problem> {
+    let work = cx.source.work();
+    work.charge_decoding(block);
+    work.turn().await.map_err(WalkError::Source)?;
+    if block.data().len() <= READ_HERE_BYTES_MAX {
+        return Ok(reading(block)?);
+    }
+    let block = block.clone();
+    let read = cx.gateway.workers.run(async move { reading(&block) }).await;
+    Ok(read.ok_or_else(Problem::closed)??)
 }
 
 fn page(cx: &Context<'_>, block: &Block, outline: &Outline) -> Markup {

@@ -14,12 +14,14 @@ use crate::respond::Draft;
 use crate::source::RootSource;
 use bytes::Bytes;
 use content::budget::Share;
+use content::policy::check_inlined;
 use content::unixfs::file::{FileReader, ReadLimits};
+use content::walk::WalkError;
 use content::{Block, codec};
 use futures::future::try_join;
 use futures::stream::{self, StreamExt as _};
-use http::HeaderValue;
 use http::header::{ACCEPT_RANGES, CONTENT_ENCODING, RANGE};
+use http::{HeaderValue, StatusCode};
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,7 +66,7 @@ pub async fn file(
         None => Box::pin(file.open_and_sniff(wanted, sniffs_first.then_some(entity.size))).await?,
     };
     if sniffs {
-        let sniffed = sniffed.unwrap_or_else(|| content_type::by_content(first_of(&content)));
+        let sniffed = sniffed.unwrap_or_else(|| content_type::by_content(file.first_of(&content)));
         Arc::make_mut(&mut entity).content_type = Some(sniffed);
         learnt(&entity);
     }
@@ -188,7 +190,7 @@ impl OpenFile<'_> {
         match wanted {
             None => Some(Content::Empty),
             Some(range) if self.block.cid().codec() == codec::RAW => {
-                Some(Content::Bytes(slice(self.block.data(), range)))
+                Some(of_block(self.source, self.block, range, self.limits))
             }
             Some(_) => None,
         }
@@ -224,8 +226,73 @@ impl OpenFile<'_> {
     /// The media type that a file's first bytes look like, when they are not being sent anyway.
     async fn sniff(&self, size: u64) -> Result<HeaderValue, Problem> {
         let content = self.open(0..size.min(content_type::SNIFF_BYTES)).await?;
-        Ok(content_type::by_content(first_of(&content)))
+        Ok(content_type::by_content(self.first_of(&content)))
     }
+
+    /// The bytes that are sent first, of content that begins with the file.
+    fn first_of<'a>(&'a self, content: &'a Content) -> &'a [u8] {
+        match content {
+            Content::Bytes(bytes) | Content::File { first: Some(bytes), .. } => bytes,
+            _ if self.block.cid().codec() == codec::RAW => self.block.data(),
+            _ => &[],
+        }
+    }
+}
+
+/// A block of fewer bytes is not counted among what is held for clients.
+const COUNTED_BYTES_MIN: usize = 64 * 1024;
+/// What is read at a time of a block for which there is no memory, in bytes.
+const PIECE_BYTES: u64 = 256 * 1024;
+
+/// Bytes that count among those of all responses until they are sent.
+struct Counted {
+    bytes: Bytes,
+    _share: Share,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Bytes of a block, which count against what may be held for clients; `None` if there is no room.
+fn counted(bytes: Bytes, block: &Block, limits: &ReadLimits) -> Option<Bytes> {
+    if block.data().len() < COUNTED_BYTES_MIN {
+        return Some(bytes);
+    }
+    // A few bytes are copied, lest they hold on to the block.
+    let (bytes, held) = match bytes.len() < block.data().len() / 2 {
+        true => (Bytes::copy_from_slice(&bytes), bytes.len()),
+        false => (bytes, block.data().len()),
+    };
+    let mut share = Share::of(limits.shared.clone());
+    share.grow(held).then(|| Bytes::from_owner(Counted { bytes, _share: share }))
+}
+
+/// What is wanted of a block whose bytes are the content. Where there is no memory for all of it, the block is let go of and read
+/// again for each piece that the client takes.
+fn of_block(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &ReadLimits) -> Content {
+    match counted(slice(block.data(), range), block, limits) {
+        Some(bytes) => Content::Bytes(bytes),
+        None => in_pieces(source, block, range.clone()),
+    }
+}
+
+fn in_pieces(source: &Arc<RootSource>, block: &Block, range: Range<u64>) -> Content {
+    let (source, cid, end) = (Arc::clone(source), *block.cid(), range.end);
+    let pieces = stream::try_unfold(range.start, move |at| {
+        let source = Arc::clone(&source);
+        async move {
+            if at >= end {
+                return Ok(None);
+            }
+            let block = source.fetch(&cid).await.map_err(WalkError::Source)?;
+            let until = end.min(at + PIECE_BYTES);
+            Ok(Some((Bytes::copy_from_slice(&slice(block.data(), &(at..until))), until)))
+        }
+    });
+    Content::Stream { stream: pieces.boxed(), remaining: Some(range.end - range.start) }
 }
 
 async fn open(
@@ -235,7 +302,7 @@ async fn open(
     limits: &ReadLimits,
 ) -> Result<Content, Problem> {
     if block.cid().codec() == codec::RAW {
-        return Ok(Content::Bytes(slice(block.data(), &range)));
+        return Ok(of_block(source, block, &range, limits));
     }
     let remaining = range.end - range.start;
     let mut reader = FileReader::new(Arc::clone(source) as _, block.clone(), range, limits.clone())?;
@@ -272,13 +339,6 @@ fn several(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content
 /// Whether what is sent first shows what a file looks like.
 fn shows_beginning(range: &Range<u64>, size: u64) -> bool {
     range.start == 0 && range.end >= size.min(content_type::SNIFF_BYTES)
-}
-
-fn first_of(content: &Content) -> &[u8] {
-    match content {
-        Content::Bytes(bytes) | Content::File { first: Some(bytes), .. } => bytes,
-        _ => &[],
-    }
 }
 
 /// The bytes of a range that was checked against their number.
@@ -356,15 +416,22 @@ pub async fn raw(cx: &Context<'_>) -> Result<Draft, Problem> {
     if !resolved.remainder.is_empty() {
         return Err(Problem::InsideDocument { cid: *resolved.block.cid() });
     }
+    check_inlined(cx.source.policy(), &resolved.block).map_err(WalkError::Source)?;
     let roots = resolve::roots_header(&resolved);
     let block = resolved.block;
+    let counted = counted(block.data().clone(), &block, &cx.gateway.limits.read);
+    let has_room = counted.is_some();
     let it = AtHand {
-        bytes: block.data().clone(),
+        bytes: counted.unwrap_or_else(|| block.data().clone()),
         etag: raw_etag(block.cid()),
         content_type: HeaderValue::from_static(Format::Raw.media_type()),
         disposition: Some(plan::disposition(cx.ask, true, Some(format!("{}.bin", block.cid())))),
     };
-    Ok(at_hand(&cx.about(&roots), it))
+    let mut draft = at_hand(&cx.about(&roots), it);
+    if !has_room && draft.status() == StatusCode::OK && !cx.ask.head_only {
+        *draft.body_mut() = in_pieces(cx.source, &block, 0..block.data().len() as u64);
+    }
+    Ok(draft)
 }
 
 /// The entity tag of a block as it is hashed.

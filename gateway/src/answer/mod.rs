@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`file`] | files, symlinks and raw blocks: bytes of a known length, in ranges |
 //! | [`directory`] | listings, as HTML and as JSON |
+//! | [`selection`] | which entries of a directory a listing shows, and in which order |
 //! | [`document`] | dag-json, dag-cbor, json and cbor, and the page that shows them |
 //! | [`archive`] | CAR and TAR |
 //! | [`whole`] | the blocks of an archive, in which nothing may be withheld |
@@ -15,6 +16,7 @@ pub mod directory;
 pub mod document;
 pub mod file;
 pub mod record;
+pub mod selection;
 pub mod site;
 pub mod whole;
 

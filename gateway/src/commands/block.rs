@@ -43,7 +43,9 @@ Examples:
   causeway block check https://bafy….ipfs.gateway.example.org/page
   causeway block check --json bafy… | jq '.decisions[] | select(.blocked)'
 
-Exit codes: 0 it is served; 1 it is blocked.";
+What is said is what a request would be answered with. Nothing is fetched for it; names are looked up.
+
+Exit codes: 0 it is not blocked; 1 it is blocked.";
 
 /// `causeway block`
 #[derive(Debug, Subcommand)]
@@ -52,13 +54,13 @@ pub enum BlockCommand {
     /// Block content, and take it out of memory and off the disk
     #[command(after_help = ADD)]
     Add(AddArgs),
-    /// Block something no longer: what \"add\" was told
+    /// Block something no longer: what "add" was told
     #[command(
         alias = "remove",
         after_help = "Examples:\n  causeway block rm bafy…\n  causeway block rm --rule '/ipns/example.org/files/*'"
     )]
     Rm {
-        /// What: as for \"add\"
+        /// What: as for "add"
         #[command(flatten)]
         what: What,
         /// How it is asked.
@@ -90,7 +92,7 @@ pub enum BlockCommand {
     /// Look at lists now, and not when it is time
     #[command(after_help = "Examples:\n  causeway block reload\n  causeway block reload /etc/causeway/own.deny")]
     Reload {
-        /// Which, as \"ls\" says; all of them if left out
+        /// Which, as "ls" says; all of them if left out
         list: Option<String>,
         /// How it is asked.
         #[command(flatten)]
@@ -163,7 +165,7 @@ pub async fn run(loaded: &Loaded, command: BlockCommand) -> anyhow::Result<()> {
             let rule = rule(what)?;
             let path = format!("/api/v1/denylists/local/rules{}", query(&[("rule", rule.clone())]));
             let removed: RemovedView = running(loaded, &asking.node).await?.delete(&path).await?;
-            print_view(asking.json, &removed, |_| format!("the local list no longer has {rule}\n"))
+            print_view(asking.json, &removed, |removed| removed_text(&rule, removed.removed))
         }
         BlockCommand::Ls { rules: true, asking } => rules(loaded, &asking).await,
         BlockCommand::Ls { rules: false, asking } => {
@@ -224,6 +226,12 @@ async fn add(loaded: &Loaded, args: AddArgs) -> anyhow::Result<()> {
     print_view(asking.json, &added, added_text)
 }
 
+fn removed_text(rule: &str, removed: u64) -> String {
+    let further = removed.saturating_sub(1);
+    let more = if further == 0 { String::new() } else { format!(", nor {} that came with it", count(further, "rule")) };
+    format!("the local list no longer has {rule}{more}\n")
+}
+
 fn added_text(added: &AddedView) -> String {
     let AddedView { rule, evicted_blocks, evicted_bytes, .. } = added;
     let mut text = format!("{rule}\n{}\n", if added.added { "in force" } else { "was in force already" });
@@ -234,6 +242,9 @@ fn added_text(added: &AddedView) -> String {
     // What goes with a pin is not counted.
     if *evicted_blocks > 0 {
         _ = writeln!(text, "{} left the disk ({})", count(*evicted_blocks, "block"), size(*evicted_bytes));
+    }
+    if added.caches_notified > 0 {
+        _ = writeln!(text, "purge requests go to {}", count(added.caches_notified, "cache"));
     }
     let unpinned = added.unpinned.iter();
     unpinned.for_each(|root| _ = writeln!(text, "unpinned {root}, and what no other pin has of it is gone"));
@@ -283,9 +294,22 @@ fn lists_text(lists: &ListsView) -> String {
 }
 
 fn check_text(check: &CheckView) -> String {
-    let mut text = match check.status {
-        Some(status) if check.blocked => format!("{} is blocked: {status}\n", check.subject),
-        _ => format!("{} is served\n", check.subject),
+    let CheckView { subject, status, answer, unknown, .. } = check;
+    let mut text = match (status, answer, unknown) {
+        // The head is sent before that part is reached.
+        (Some(status), Some(answer), _) if check.blocked && answer != status => {
+            format!("{subject} is blocked in part: the answer, {answer}, breaks off where it would be {status}\n")
+        }
+        (Some(status), ..) if check.blocked => format!("{subject} is blocked: {status}\n"),
+        (_, Some(answer @ ..400), None) => format!("{subject} is served: {answer}\n"),
+        (_, Some(answer @ ..400), Some(unknown)) => {
+            format!("{subject} is served as far as it is held here: {answer} ({unknown})\n")
+        }
+        (_, Some(answer), _) => format!("{subject} is not blocked; a request for it is answered {answer}\n"),
+        (_, None, unknown) => {
+            let why = unknown.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
+            format!("{subject} is not blocked as far as is known{why}\n")
+        }
     };
     for DecisionView { of, blocked, list, line, rule, .. } in &check.decisions {
         let Some(list) = list else { continue };
@@ -313,6 +337,32 @@ mod tests {
         assert_eq!(asked(KEY).name.as_deref(), Some(KEY));
         let url = format!("https://{CID}.ipfs.example.org/a");
         assert_eq!(asked(&url).url, Some(url));
+    }
+
+    #[test]
+    fn what_was_checked_is_told_as_it_would_be_answered() {
+        let check = |blocked, status, answer, unknown: Option<&str>| CheckView {
+            subject: "/ipfs/x".to_owned(),
+            blocked,
+            status,
+            answer,
+            unknown: unknown.map(str::to_owned),
+            decisions: Vec::new(),
+        };
+        let part = "/ipfs/x is blocked in part: the answer, 200, breaks off where it would be 410\n";
+        let table = [
+            (check(true, Some(451), Some(451), None), "/ipfs/x is blocked: 451\n"),
+            (check(true, Some(410), None, Some("why")), "/ipfs/x is blocked: 410\n"),
+            (check(true, Some(410), Some(200), None), part),
+            (check(false, None, Some(200), None), "/ipfs/x is served: 200\n"),
+            (check(false, None, Some(200), Some("why")), "/ipfs/x is served as far as it is held here: 200 (why)\n"),
+            (check(false, None, Some(404), None), "/ipfs/x is not blocked; a request for it is answered 404\n"),
+            (check(false, None, None, Some("why")), "/ipfs/x is not blocked as far as is known: why\n"),
+            (check(false, None, None, None), "/ipfs/x is not blocked as far as is known\n"),
+        ];
+        for (check, expected) in table {
+            assert_eq!(check_text(&check), expected);
+        }
     }
 
     #[test]

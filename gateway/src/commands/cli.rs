@@ -3,24 +3,29 @@
 use super::block::{self, BlockCommand};
 use super::names_cli::{self, KeyCommand, NameCommand};
 use super::ops;
-use super::output::{EXIT_FORCED, EXITS, exit_code, print};
+use super::output::{EXIT_FAILURE, EXIT_FORCED, EXITS, exit_code, print};
+use super::ownership::Ownership;
 use super::pin::{self, PinCommand};
 use super::place::{Place, REACH};
 use super::shell;
 use super::store_admin::{self, ImportArgs, StoreCommand};
 use super::store_cli::{add, cat, get, ls};
 use super::token::{self, TokenCommand};
-use crate::logging;
 use crate::network;
 use crate::node::Node;
+use crate::process::VERSION_AND_COMMIT;
+use crate::supervision::EssentialTaskEnded;
+use crate::{logging, preflight};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use config::{ConfigError, Flags, Loaded};
+use std::sync::OnceLock;
+use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// An IPFS HTTP gateway: runs it, fills it, and looks after it
 #[derive(Debug, Parser)]
-#[command(name = "causeway", version, after_help = format!("{START}\n\n{PRECEDENCE}\n\n{EXITS}"))]
+#[command(name = "causeway", version = VERSION_AND_COMMIT.as_str(), after_help = format!("{START}\n\n{PRECEDENCE}\n\n{EXITS}"))]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -118,7 +123,7 @@ Examples:
 enum ConfigCommand {
     /// Print the settings that the gateway that runs goes by, and who set them
     Running(ops::changes::SettingsArgs),
-    /// Say whether the settings are valid
+    /// Say whether the settings are valid and the files that they name can be used
     #[command(after_help = "Example:\n  causeway config check --config /etc/causeway.toml")]
     Check(Box<Flags>),
     /// Print every setting as it would be used; secrets are shown as ***
@@ -128,7 +133,13 @@ enum ConfigCommand {
 
 /// Runs a command line and says with which code the process is to exit. Errors are one line on standard error.
 pub fn run(cli: Cli) -> i32 {
-    match check_processor().and_then(|()| dispatch(cli.command)) {
+    let done = check_processor().and_then(|()| dispatch(cli.command));
+    if let Some(Err(error)) = OWNERSHIP.get().and_then(Option::as_ref).map(Ownership::restore) {
+        eprintln!(
+            "warning: some files in the data folder belong to root, and the gateway may not be able to read them: {error}"
+        );
+    }
+    match done {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -151,11 +162,11 @@ fn check_processor() -> anyhow::Result<()> {
 
 fn dispatch(command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Serve(flags) => serve(&load(&flags)?),
+        Command::Serve(flags) => serve(&flags),
         Command::Config(ConfigCommand::Check(flags)) => {
             let loaded = load(&flags)?;
-            logging::read(&loaded.config.log.level).map_err(|reason| loaded.error("log.level", reason))?;
-            print("The settings are valid.\n")
+            preflight::check(&loaded)?;
+            print("The settings are valid, and the files that they name can be used.\n")
         }
         Command::Config(ConfigCommand::Show(flags)) => print(&toml::to_string(&load(&flags)?.config)?),
         Command::Config(ConfigCommand::Running(args)) => {
@@ -206,58 +217,114 @@ fn asking(flags: &Flags, ask: impl AsyncFnOnce(&Loaded) -> anyhow::Result<()>) -
     runtime()?.block_on(ask(&loaded))
 }
 
+/// Who owns the data folder that the command is about, if it leaves files there that are not its owner's.
+static OWNERSHIP: OnceLock<Option<Ownership>> = OnceLock::new();
+
+/// Reads the settings of a command other than `serve`.
 fn load(flags: &Flags) -> Result<Loaded, ConfigError> {
+    let loaded = read(flags)?;
+    OWNERSHIP.get_or_init(|| Ownership::of(&loaded.config.data_dir));
+    Ok(loaded)
+}
+
+fn read(flags: &Flags) -> Result<Loaded, ConfigError> {
     config::load(flags, std::env::vars_os())
 }
 
-fn serve(loaded: &Loaded) -> anyhow::Result<()> {
-    logging::start(loaded)?;
+fn serve(flags: &Flags) -> anyhow::Result<()> {
+    let loaded = read(flags)?;
+    logging::start(&loaded)?;
     // A connection is a file: the soft limit that most systems set is far below what they allow.
     if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
         tracing::warn!(%error, "the limit of open files could not be raised");
     }
     let runtime = runtime()?;
-    let result = runtime.block_on(until_signalled(loaded));
+    let result = runtime.block_on(until_signalled(&loaded, flags));
     // Whatever still runs after the drain is not waited for.
     runtime.shutdown_background();
     result
 }
 
-async fn until_signalled(loaded: &Loaded) -> anyhow::Result<()> {
+async fn until_signalled(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     let node = tokio::select! {
         node = Node::start(loaded) => node?,
-        () = signals.next() => return Ok(()),
+        () = signals.end() => return Ok(()),
     };
     print(&node.places.to_string())?;
-    tokio::select! {
-        () = signals.next() => {}
-        () = node.asked_to_stop() => {}
+    loop {
+        tokio::select! {
+            wanted = signals.next() => match wanted {
+                Wanted::End => break,
+                // Lists may be fetched meanwhile, which an end does not wait for.
+                Wanted::Reload => tokio::select! {
+                    () = node.reload(loaded, read(flags)) => {}
+                    () = signals.end() => break,
+                },
+            },
+            () = node.asked_to_stop() => break,
+            failure = node.failed() => return Err(end_after(failure, node).await),
+        }
     }
     tracing::info!("draining; a second signal ends the process at once");
     tokio::select! {
         result = node.drain() => result,
         // Not `std::process::exit`: it runs RocksDB's destructors, which wait for compactions.
-        () = signals.next() => signal_hook::low_level::exit(EXIT_FORCED),
+        () = signals.end() => signal_hook::low_level::exit(EXIT_FORCED),
     }
+}
+
+/// What a signal asks for.
+enum Wanted {
+    End,
+    Reload,
+}
+
+/// How long a node of which a part is gone may take to end.
+const FAILED_DRAIN_MAX: Duration = Duration::from_secs(10);
+
+/// Ends a node of which a part is gone, in good order as far as that is still possible: soon, for as long as it answers nothing,
+/// nobody starts it again.
+async fn end_after(failure: EssentialTaskEnded, node: Node) -> anyhow::Error {
+    match tokio::time::timeout(FAILED_DRAIN_MAX, node.drain()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::error!(error = format!("{error:#}"), "the end was not an orderly one"),
+        Err(_) => {
+            tracing::error!("the process ends at once: what is left of it did not end in time");
+            signal_hook::low_level::exit(EXIT_FAILURE);
+        }
+    }
+    failure.into()
 }
 
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hang_up: Signal,
 }
 
 impl Signals {
+    /// From here on none of them ends the process by itself. One that arrives before it is waited for is kept.
     fn listen() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("signals cannot be listened for");
-        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hang_up: listen(SignalKind::hangup())?,
+        })
     }
 
-    async fn next(&mut self) {
+    async fn next(&mut self) -> Wanted {
         tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => Wanted::End,
+            _ = self.interrupt.recv() => Wanted::End,
+            _ = self.hang_up.recv() => Wanted::Reload,
         }
+    }
+
+    /// The next one that asks the process to end.
+    async fn end(&mut self) {
+        while let Wanted::Reload = self.next().await {}
     }
 }
 

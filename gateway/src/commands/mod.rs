@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`cli`] | the command line as a whole, and the process: settings, log, signals |
 //! | [`place`] | which node is meant |
+//! | [`ownership`] | who owns what a command of root's leaves in a data folder |
 //! | [`remote`] | a gateway that runs, as commands see it: the client of the admin API |
 //! | [`values`] | amounts, times and moments, typed and shown |
 //! | [`output`], [`progress`] | what is printed, and what codes mean; the line that says how far something is |
@@ -17,6 +18,7 @@
 //! | [`block`] | `block`: what is not served |
 //! | [`pin`] | `pin`: what is kept for good |
 //! | [`token`] | `token`: who may use the admin API |
+//! | [`withheld`] | what commands refuse while no gateway runs |
 //! | [`shell`] | `completions`, `man` |
 
 pub mod block;
@@ -24,6 +26,7 @@ pub mod cli;
 pub mod names_cli;
 pub mod ops;
 pub mod output;
+pub mod ownership;
 pub mod pin;
 pub mod place;
 pub mod progress;
@@ -33,6 +36,7 @@ pub mod store_admin;
 pub mod store_cli;
 pub mod token;
 pub mod values;
+pub mod withheld;
 
 #[cfg(test)]
 mod tests;

@@ -10,19 +10,24 @@
 use crate::admin::store_views::{
     CheckLine, CheckView, CompactedView, FiguresView, FindingView, ImportedView, ProgressView,
 };
-use crate::commands::output::{print, print_view};
+use crate::commands::output::{count, print, print_view};
 use crate::commands::place::{Asking, NodePlace, REACH};
 use crate::commands::progress::{self, Progress, Watched};
 use crate::commands::remote::{self, Worker, reach};
 use crate::commands::values;
+use crate::commands::withheld;
+use crate::pinning::{self, DamageReport, Pins, index::Outcome};
 use crate::stores::{self, Looked};
 use anyhow::{Context as _, ensure};
-use cache::{BlockStore, CheckReport, Finding, ScrubPass, ScrubProgress};
+use cache::{
+    BlockStore, CheckReport, Finding, RebuildProgress, Rebuilt, Repaired, RootsIn, Salvage, ScrubPass, ScrubProgress,
+};
 use clap::{Args, Subcommand};
 use config::{Flags, Loaded};
 use content::scope::{self, ScopeError, ScopeLimits, ScopeOptions};
-use content::{BlockSource, Cid, SourceError, car};
+use content::{BlockSource, Cid, Permitted, SourceError, car};
 use futures::TryStreamExt as _;
+use std::collections::{BTreeSet, HashSet};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -39,7 +44,7 @@ const STANDARD: &str = "-";
 const STORE_HELP: &str = "\
 Only \"repair\" needs the gateway to be stopped. While it runs, the gateway checks the store by itself \
 (cache.scrub_bytes_per_second, cache.scrub_hours); \"check\" has it do so now.\n\n\
-What is forgotten is fetched again when somebody asks for it, and is a member of its pins again then.";
+What is forgotten is fetched again: what a pin has, by the gateway as soon as it can; the rest, when somebody asks for it.";
 
 const EXPORT_HELP: &str = "\
 Examples:
@@ -62,7 +67,8 @@ pub enum StoreCommand {
         asking: Asking,
     },
     /// Read and check everything; print the CIDs of damaged blocks and the pins that lack blocks, and exit with 1 if anything is
-    /// wrong. Nothing is changed, but a gateway that runs forgets what is damaged, so that it is fetched again
+    /// wrong. What is damaged is forgotten, by a gateway that runs at once and else at the next start, so that it is fetched again;
+    /// pins that lack blocks are incomplete until then
     #[command(
         after_help = "Examples:\n  causeway store check\n  causeway store check --rate 20MiB --json > report.json"
     )]
@@ -77,9 +83,13 @@ pub enum StoreCommand {
         #[command(flatten)]
         node: NodePlace,
     },
-    /// Mend the index, check everything and forget what is damaged; the gateway must not be running
+    /// Mend or rebuild the index and the list of pins, check everything and forget what is damaged; the gateway must not be running
     #[command(after_help = "Example:\n  causeway store repair --data-dir /var/lib/causeway")]
     Repair {
+        /// Let go of blocks that are kept although no pin is known to have them, which "causeway store check" counts. Do so when
+        /// "causeway pin ls" shows every pin that you expect as pinned
+        #[arg(long)]
+        release_unclaimed: bool,
         /// Which node is meant.
         #[command(flatten)]
         node: NodePlace,
@@ -141,7 +151,7 @@ impl StoreCommand {
         match self {
             Self::Stats { asking } => &asking.node,
             Self::Check { node, .. }
-            | Self::Repair { node }
+            | Self::Repair { node, .. }
             | Self::Compact { node, .. }
             | Self::Export { node, .. } => node,
             Self::Import(args) => &args.node,
@@ -157,7 +167,7 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, command: StoreCommand) -> anyhow:
     match command {
         StoreCommand::Stats { asking } => runtime.block_on(stats(loaded, &asking)),
         StoreCommand::Check { json, rate, node } => runtime.block_on(check(loaded, json, rate, &node)),
-        StoreCommand::Repair { node } => repair(loaded, runtime, &node),
+        StoreCommand::Repair { release_unclaimed, node } => repair(loaded, runtime, release_unclaimed, &node),
         StoreCommand::Compact { json, node } => runtime.block_on(compact(loaded, json, &node)),
         StoreCommand::Export { cid, file, node } => runtime.block_on(export(loaded, &cid, &file, &node)),
         StoreCommand::Import(args) => import(loaded, runtime, &args),
@@ -181,7 +191,11 @@ pub fn import(loaded: &Loaded, runtime: &Runtime, args: &ImportArgs) -> anyhow::
         match open(loaded, node).await? {
             Worker::There(remote) => remote.import(archive).await.with_context(unimported),
             Worker::Here(store) => {
-                let importing = async |store: &dyn BlockStore| Ok(cache::import_car(store, archive, None).await);
+                let importing = async |store: &dyn BlockStore| {
+                    let policy = withheld::policy(loaded).await?;
+                    let look = withheld::look(&policy);
+                    Ok(cache::import_car_with(store, archive, None, RootsIn::Header, &look).await)
+                };
                 let summary = and_close(store, importing).await?.with_context(unimported)?;
                 Ok(ImportedView::from(&summary))
             }
@@ -200,15 +214,19 @@ async fn stats(loaded: &Loaded, asking: &Asking) -> anyhow::Result<()> {
 
 async fn check(loaded: &Loaded, json: bool, rate: Option<u64>, node: &NodePlace) -> anyhow::Result<()> {
     let (mut shown, mut found) = (Progress::new(), Found::new(json));
+    // A gateway that runs has read its list of pins when it started.
+    let mut here = None;
     let (report, remedy) = match reach(loaded, node, async || Looked::open(loaded)).await? {
         Worker::Here(store) => {
+            here = stores::check_register(&loaded.config.data_dir, &loaded.config.cache)?;
             let pace = Pace::new(rate);
             let report = store.check(|progress, findings| {
                 shown.show(|time| line(&progress.into(), time));
                 findings.iter().for_each(|finding| found.take(&mut shown, finding.into()));
                 pace.keep(progress.bytes);
             })?;
-            (CheckView::from(&report), "\"causeway store repair\" mends what can be mended")
+            let unknown = unknown_pins(loaded, &store.pinned_roots()?)?;
+            (CheckView::of_stopped(&report, unknown), "\"causeway store repair\" mends what can be mended")
         }
         Worker::There(remote) => {
             let show = |said: CheckLine| match said {
@@ -218,19 +236,42 @@ async fn check(loaded: &Loaded, json: bool, rate: Option<u64>, node: &NodePlace)
             };
             (
                 remote.check(rate, show).await?,
-                "what was damaged has been forgotten, and is fetched again when somebody asks for it",
+                "what was damaged has been forgotten; what pins lack of it is fetched again now",
             )
         }
     };
     drop(shown);
     let findings = found.end()?;
     if json {
-        print(&format!("{:#}\n", report.json(&findings)))?;
+        let mut said = report.json(&findings);
+        if let (Some(list), Some(here)) = (said.as_object_mut(), &here) {
+            list.insert("pins_list".to_owned(), list_json(here));
+        }
+        print(&format!("{said:#}\n"))?;
     } else {
         print(&report.text())?;
+        here.iter().try_for_each(|here| print(&list_text(here)))?;
     }
     ensure!(report.clean, "the store is damaged: {remedy}");
+    ensure!(
+        !matches!(here, Some(Err(_))),
+        "the list of pins is damaged: \"causeway store repair\", or the next start, makes it anew of what can be read"
+    );
     Ok(())
+}
+
+fn list_text(list: &Result<u64, String>) -> String {
+    match list {
+        Ok(records) => format!("read {} of the list of pins\n", count(*records, "record")),
+        Err(damage) => format!("the list of pins is damaged: {damage}\n"),
+    }
+}
+
+fn list_json(list: &Result<u64, String>) -> serde_json::Value {
+    match list {
+        Ok(records) => serde_json::json!({ "clean": true, "records": records }),
+        Err(damage) => serde_json::json!({ "clean": false, "damage": damage }),
+    }
 }
 
 /// What is printed as it is found, or gathered to be printed at the end.
@@ -284,12 +325,17 @@ fn line(progress: &ProgressView, time: Duration) -> String {
     format!("{blocks} blocks, {}, {damaged} damaged", progress::bytes(*bytes, None, time))
 }
 
-fn repair(loaded: &Loaded, runtime: &Runtime, node: &NodePlace) -> anyhow::Result<()> {
+fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &NodePlace) -> anyhow::Result<()> {
     ensure!(node.admin().is_none(), STOP_FIRST);
     // The index first, and without the writer, which believes it.
-    let opened = Looked::open(loaded);
-    let looked = opened.map_err(|error| if remote::is_in_use(&error) { error.context(STOP_FIRST) } else { error })?;
-    let index = looked.mend()?;
+    let Repaired { index, rebuilt } = repair_index(loaded)?;
+    let looked = Looked::open(loaded)?;
+    if release_unclaimed {
+        looked.release_unclaimed()?;
+    }
+    let unclaimed = if release_unclaimed { 0 } else { rebuilt.as_ref().map_or(0, |rebuilt| rebuilt.unclaimed) };
+    let unknown = unknown_pins(loaded, &looked.pinned_roots()?)?;
+    let noted = looked.noted()?;
     drop(looked);
     let scrub = async |store: &dyn BlockStore| {
         let (mut shown, mut found) = (Progress::new(), Found::new(false));
@@ -297,16 +343,92 @@ fn repair(loaded: &Loaded, runtime: &Runtime, node: &NodePlace) -> anyhow::Resul
             shown.show(|time| line(&progress.into(), time));
             findings.iter().for_each(|finding| found.take(&mut shown, finding.into()));
         };
+        // What an earlier check found was forgotten when the store was opened.
+        let earlier = noted.len() as u64;
+        show(&ScrubProgress { blocks: earlier, damaged: earlier, ..ScrubProgress::default() }, &noted);
         let report = store.scrub(ScrubPass::All, None, &mut show).await?;
         drop(shown);
         found.end()?;
-        let unreadable = report.progress.unreadable;
-        let report = CheckReport { progress: report.progress, index, lacking: report.lacking };
-        print(&CheckView::from(&report).text())?;
+        let ScrubProgress { blocks, damaged, unreadable, .. } = report.progress;
+        let progress = ScrubProgress { blocks: blocks + earlier, damaged: damaged + earlier, ..report.progress };
+        let report = CheckReport { progress, index, lacking: report.lacking, unclaimed };
+        print(&CheckView::of_stopped(&report, unknown).text())?;
         ensure!(unreadable == 0, "{unreadable} blocks cannot be read: check the disk's health");
         print("The index was mended and damaged blocks were forgotten.\n")
     };
-    runtime.block_on(async { and_close(stores::open_alone(loaded).await?, scrub).await })
+    runtime.block_on(async {
+        let store = stores::open_existing(loaded).await?;
+        and_close(Arc::clone(&store), async |store| {
+            let scrubbed = scrub(store).await;
+            // Whatever became of the blocks.
+            repair_pins(loaded, &store.handle()).await.and(scrubbed)
+        })
+        .await
+    })
+}
+
+/// Makes the list of pins anew of what can be read of it and of the store's own pins, if it is damaged.
+async fn repair_pins(loaded: &Loaded, store: &Arc<dyn BlockStore>) -> anyhow::Result<()> {
+    let register = stores::open_register(&loaded.config.data_dir, &loaded.config.cache).await?;
+    let pins = Pins::alone(register, store).await?;
+    print(&pins_repaired(pins.damage().as_ref()))?;
+    let unwritten = pins.damage().and_then(|damage| damage.salvage?.unwritten);
+    let unwritten =
+        unwritten.map_or(Ok(()), |why| Err(anyhow::anyhow!("the list of pins cannot be written anew: {why}")));
+    pins.stop().await;
+    unwritten
+}
+
+/// What became of the list of pins.
+fn pins_repaired(damage: Option<&DamageReport>) -> String {
+    let Some(DamageReport { salvage, unreadable, taken_in }) = damage else {
+        return "The list of pins is sound.\n".to_owned();
+    };
+    let mut said = String::from("The list of pins was damaged.");
+    if let Some(Salvage { damage, records, kept, .. }) = salvage {
+        said = format!("The list of pins was damaged ({damage}). {} could be read", count(*records, "record"));
+        if let Some(kept) = kept {
+            said += &format!(" and were written anew; the damaged files are kept in {}", kept.display());
+        }
+        said.push('.');
+    }
+    if *unreadable > 0 {
+        said += &format!(" {} could not be understood.", count(*unreadable as u64, "record"));
+    }
+    said.push('\n');
+    for root in taken_in {
+        said += &format!("pin {root} has lost its owner, origins and metadata: it is the operator's now\n");
+    }
+    said + "No block was lost by it.\n"
+}
+
+fn repair_index(loaded: &Loaded) -> anyhow::Result<Repaired> {
+    let mut shown = Progress::new();
+    let repaired = stores::repair(loaded, &mut |progress| shown.show(|time| rebuild_line(progress, time)));
+    let repaired =
+        repaired.map_err(|error| if remote::is_in_use(&error) { error.context(STOP_FIRST) } else { error })?;
+    drop(shown);
+    if let Some(Rebuilt { reason, progress, .. }) = &repaired.rebuilt {
+        let RebuildProgress { segments, blocks, pins, .. } = progress;
+        print(&format!("The index was rebuilt ({reason}); segments: {segments}, values: {blocks}, pins: {pins}\n"))?;
+    }
+    Ok(repaired)
+}
+
+/// How far a rebuild of the index has come.
+fn rebuild_line(progress: &RebuildProgress, time: Duration) -> String {
+    let RebuildProgress { segments, segments_total, bytes, pins, pins_total, .. } = *progress;
+    let read = progress::bytes(bytes, None, time);
+    format!("rebuilding the index: {segments} of {segments_total} segments, {read}; {pins} of {pins_total} pins")
+}
+
+/// Roots that the list of pins says are pinned, and of which the store has no pin.
+fn unknown_pins(loaded: &Loaded, roots: &HashSet<Cid>) -> anyhow::Result<Vec<Cid>> {
+    let Some(register) = stores::open_register_alone(loaded)? else { return Ok(Vec::new()) };
+    let requests = pinning::record::load(&register)?.entries.into_iter();
+    let pinned = requests.filter(|entry| entry.outcome == Outcome::Pinned).map(|entry| entry.root);
+    let unknown: BTreeSet<Cid> = pinned.filter(|root| !roots.contains(root)).collect();
+    Ok(unknown.into_iter().collect())
 }
 
 async fn compact(loaded: &Loaded, json: bool, node: &NodePlace) -> anyhow::Result<()> {
@@ -330,7 +452,10 @@ async fn export(loaded: &Loaded, cid: &str, file: &Path, node: &NodePlace) -> an
     match open_existing(loaded, node).await? {
         Worker::There(remote) => export_from(Arc::new(remote.blocks()), root, file).await,
         Worker::Here(store) => {
-            let exporting = async |store: &dyn BlockStore| export_from(store.handle(), root, file).await;
+            let exporting = async |store: &dyn BlockStore| {
+                let policy = withheld::policy(loaded).await?;
+                export_from(Arc::new(Permitted::whole(store.handle(), policy)), root, file).await
+            };
             and_close(store, exporting).await
         }
     }
@@ -404,16 +529,12 @@ fn is_standard(file: &Path) -> bool {
 
 /// Opens the store, which is made if need be, unless a gateway has it.
 async fn open(loaded: &Loaded, node: &NodePlace) -> anyhow::Result<Worker<Arc<dyn BlockStore>>> {
-    reach(loaded, node, async || stores::open_alone(loaded).await).await
+    reach(loaded, node, async || stores::open_or_create(loaded).await).await
 }
 
 /// The same for a store that has to be there.
 async fn open_existing(loaded: &Loaded, node: &NodePlace) -> anyhow::Result<Worker<Arc<dyn BlockStore>>> {
-    let opening = async || {
-        Looked::open(loaded).map(drop)?;
-        stores::open_alone(loaded).await
-    };
-    reach(loaded, node, opening).await
+    reach(loaded, node, async || stores::open_existing(loaded).await).await
 }
 
 /// Does something with a store, and closes it.

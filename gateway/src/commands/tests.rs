@@ -34,10 +34,12 @@ fn the_command_line_is_sound() {
 #[test]
 fn every_command_and_option_says_what_it_does() {
     for (path, command) in commands() {
-        assert!(command.get_about().is_some(), "{path} says nothing");
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        assert!(!about.is_empty() && !about.contains('\\'), "{path}: {about}");
         for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
             let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
             assert!(!help.is_empty(), "{path} {} says nothing", argument.get_id());
+            assert!(!help.contains('\\'), "{path} {}: {help}", argument.get_id());
             assert!(!help.ends_with('.') || argument.get_id() == "help", "{path} {}: {help}", argument.get_id());
         }
     }

@@ -3,9 +3,10 @@
 //! Goals: a token is made and revoked on the gateway's machine and nowhere else, whether the gateway runs or not; its secret is
 //! shown once, alone on standard output, so that it goes from there into a file or a store of secrets.
 
-use crate::admin::access::book::{Book, Terms};
+use crate::admin::access::book::{Book, BookError, Terms};
 use crate::admin::access::{Quota, Scope};
 use crate::admin::access_api::{TokenView, TokensView};
+use crate::admin::audit::LocalChange;
 use crate::admin::store_views::size;
 use crate::commands::output::{print_view, table};
 use crate::commands::place::{Asking, Place, RUNNING};
@@ -14,6 +15,8 @@ use crate::commands::values::{bytes, duration, moment};
 use clap::{Args, Subcommand};
 use config::{Flags, Loaded};
 use serde::Serialize;
+use serde_json::{Value, json};
+use std::path::Path;
 use std::time::Duration;
 
 const HELP: &str = "\
@@ -129,18 +132,18 @@ struct CreatedView {
 /// # Errors
 /// One line of what went wrong, and what to do.
 pub async fn run(loaded: &Loaded, command: TokenCommand) -> anyhow::Result<()> {
-    let book = Book::of(&loaded.config.data_dir);
+    let data_dir = &loaded.config.data_dir;
     match command {
-        TokenCommand::Create(args) => create(&book, args),
+        TokenCommand::Create(args) => create(data_dir, args),
         TokenCommand::Rm { token, json, .. } => {
-            let removed = TokenView::from(book.remove(&token)?);
+            let removed = remove(data_dir, &token)?;
             print_view(json, &removed, |view| format!("revoked {} ({})\n", view.name, view.id))
         }
         TokenCommand::Ls { asking } => {
             let tokens = if asking.node.admin().is_some() {
                 running(loaded, &asking.node).await?.get("/api/v1/tokens").await?
             } else {
-                TokensView { tokens: book.list()?.into_iter().map(TokenView::from).collect() }
+                TokensView { tokens: Book::of(data_dir).list()?.into_iter().map(TokenView::from).collect() }
             };
             print_view(asking.json, &tokens, list)
         }
@@ -151,19 +154,62 @@ pub async fn run(loaded: &Loaded, command: TokenCommand) -> anyhow::Result<()> {
     }
 }
 
-fn create(book: &Book, args: CreateArgs) -> anyhow::Result<()> {
-    let CreateArgs { scope, name, pins_max, bytes_max, expires, json, .. } = args;
-    let name = match name {
-        Some(name) => name,
-        None => free_name(book)?,
-    };
-    let quota = Quota { pins_max, bytes_max };
-    let (kept, token) = book.create(Terms { name, scopes: scope.into_iter().collect(), quota, lifetime: expires })?;
-    let created = CreatedView { token: token.reveal(), kept: kept.into() };
+fn create(data_dir: &Path, args: CreateArgs) -> anyhow::Result<()> {
+    let json = args.json;
+    let created = make(data_dir, args)?;
     print_view(json, &created, |created| format!("{}\n", created.token))?;
     let TokenView { id, name, .. } = &created.kept;
     eprintln!("This is the only time that the token is shown. It is called \"{name}\"; its id is {id}.");
     Ok(())
+}
+
+fn make(data_dir: &Path, args: CreateArgs) -> anyhow::Result<CreatedView> {
+    let CreateArgs { scope, name, pins_max, bytes_max, expires, .. } = args;
+    let book = Book::of(data_dir);
+    let name = match name {
+        Some(name) => name,
+        None => free_name(&book)?,
+    };
+    let quota = Quota { pins_max, bytes_max };
+    let asked =
+        json!({"name": name, "scopes": scope, "quota": quota, "expires_seconds": expires.map(|time| time.as_secs())});
+    let terms = Terms { name, scopes: scope.into_iter().collect(), quota, lifetime: expires };
+    let (kept, token) = recorded(
+        data_dir,
+        "token create",
+        &asked,
+        || {
+            let (kept, token) = book.create(terms)?;
+            Ok((TokenView::from(kept), token))
+        },
+        |(kept, _)| kept,
+    )?;
+    Ok(CreatedView { token: token.reveal(), kept })
+}
+
+fn remove(data_dir: &Path, token: &str) -> anyhow::Result<TokenView> {
+    let remove = || Ok(TokenView::from(Book::of(data_dir).remove(token)?));
+    recorded(data_dir, "token rm", &json!({"token": token}), remove, |removed| removed)
+}
+
+/// Makes a change with a record in the audit log before it and another one after it, which says what `tell` picks.
+fn recorded<T>(
+    data_dir: &Path,
+    words: &str,
+    asked: &Value,
+    change: impl FnOnce() -> Result<T, BookError>,
+    tell: impl FnOnce(&T) -> &TokenView,
+) -> anyhow::Result<T> {
+    let record = LocalChange::begin(data_dir, words, asked)?;
+    let changed = change();
+    let ended = match &changed {
+        Ok(changed) => record.end(200, tell(changed)),
+        Err(error) => record.end(error.status().as_u16(), &json!({"asked": asked, "error": error.to_string()})),
+    };
+    if let Err(error) = ended {
+        eprintln!("warning: the audit log says that this was begun, and not how it ended: {error}");
+    }
+    Ok(changed?)
 }
 
 /// The first of "token-1", "token-2" and so on that nobody is called.
@@ -194,4 +240,52 @@ fn rows(tokens: &[TokenView]) -> String {
         ]
     };
     table(["ID", "NAME", "SCOPES", "PINS", "BYTES", "CREATED", "EXPIRES"], tokens.iter().map(row))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::audit::AuditLog;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(subcommand)]
+        command: TokenCommand,
+    }
+
+    fn create(data_dir: &Path, line: &str) -> anyhow::Result<CreatedView> {
+        let words = ["token", "create"].into_iter().chain(line.split_whitespace());
+        match Line::try_parse_from(words)?.command {
+            TokenCommand::Create(args) => make(data_dir, args),
+            other => anyhow::bail!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn tokens_that_are_made_and_revoked_are_in_the_audit_log() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let created = create(dir.path(), "--scope pin,read --name ci --pins-max 7 --expires 90d").expect("makes");
+        create(dir.path(), "--scope pin --name ci").expect_err("the name is taken");
+        remove(dir.path(), "ci").expect("is there");
+        remove(dir.path(), "ci").expect_err("is gone");
+        let log = AuditLog::open(dir.path()).expect("opens").last(9).expect("reads");
+        let told = log.iter().map(|entry| (entry.path.as_str(), entry.status)).collect::<Vec<_>>();
+        let (create, rm) = ("token create", "token rm");
+        assert_eq!(told, [(rm, Some(404)), (rm, Some(200)), (create, Some(409)), (create, Some(200))]);
+        let detail = log[3].detail.as_ref().expect("is told");
+        assert_eq!((&detail["id"], &detail["scopes"]), (&json!(created.kept.id), &json!(["read", "pin"])), "{detail}");
+        let text = std::fs::read_to_string(dir.path().join("audit.log")).expect("reads");
+        let secret = created.token.rsplit_once('_').expect("a secret").1;
+        assert!(!text.contains(secret), "{text}");
+    }
+
+    #[test]
+    fn a_token_that_cannot_be_recorded_is_not_made() {
+        let dir = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(dir.path().join("audit.log")).expect("makes");
+        let error = create(dir.path(), "--scope pin").expect_err("there is no log");
+        assert!(error.to_string().contains("nothing was changed"), "{error}");
+        assert_eq!(Book::of(dir.path()).list().expect("reads"), []);
+    }
 }

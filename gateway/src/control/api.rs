@@ -208,7 +208,8 @@ fn parse(line: &str) -> Result<Rule, Refusal> {
     }
 }
 
-/// Removes a rule from the local list: all of its lines that are about the same. What was forgotten is fetched when it is wanted.
+/// Removes a rule from the local list: all of its lines that are about the same, also as a double hash, and those that
+/// were added with it for the blocks below (`deep`). What was forgotten is fetched when it is wanted.
 #[utoipa::path(delete, path = "/api/v1/denylists/local/rules", tag = "control", security(("bearer" = ["takedown"])),
     params(("rule" = String, Query, description = "The rule as it is listed; its hints do not matter.")),
     responses(
@@ -220,7 +221,13 @@ fn parse(line: &str) -> Result<Rule, Refusal> {
 async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let rule = Parameters::of(&uri, &["rule"])?.get("rule");
     let rule = parse(&rule.ok_or_else(|| wrong("the parameter \"rule\" says which rule"))?)?;
-    let removed = control.remove(rule.clone()).await?;
+    let mut removed = control.remove(rule.clone()).await?;
+    // The same may have been written as a double hash, of which nobody can tell what it is about.
+    let hashed =
+        subject_of(&rule.target).filter(|_| removed == 0).and_then(|subject| parse(&subject.double_hash()).ok());
+    if let Some(hashed) = hashed {
+        removed = control.remove(Rule { allows: rule.allows, ..hashed }).await?;
+    }
     if removed == 0 {
         let words = "the local list has no such rule: \"causeway block ls --rules\" lists those that it has";
         return Err(Refusal(StatusCode::NOT_FOUND, words.to_owned()));
@@ -229,8 +236,8 @@ async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     Ok((Extension(detail), json(StatusCode::OK, &RemovedView { removed })).into_response())
 }
 
-/// Whether something is withheld, and by which line of which list. Nothing is fetched or looked up for it: of a path, the
-/// steps are told as far as their blocks are held here.
+/// Whether something is withheld, and by which line of which list. A request for it is answered as one of the public
+/// would be, with what is held here: nothing is fetched for it, and names are looked up.
 #[utoipa::path(get, path = "/api/v1/denylists/check", tag = "control", security(("bearer" = ["read"])),
     params(("subject" = String, Query, description = "A CID, a path, a name or the address of a page.")),
     responses(
@@ -241,13 +248,15 @@ async fn check(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let subject = subject.ok_or_else(|| wrong("the parameter \"subject\" says what is to be checked"))?;
     let subject = Subject::of_anything(&subject).map_err(wrong)?;
     let mut decisions = Vec::new();
-    for decision in control.decide(&subject).await {
+    let (predicted, decided) = control.check(&subject).await;
+    for decision in decided {
         let rule = text_of(&control, &decision).await;
         decisions.push(DecisionView::of(decision, rule));
     }
     let refused = decisions.iter().find(|decision| decision.blocked);
     let (blocked, status) = (refused.is_some(), refused.and_then(|decision| decision.status));
-    Ok(json(StatusCode::OK, &CheckView { subject: subject.to_string(), blocked, status, decisions }))
+    let (answer, unknown) = (predicted.status, predicted.unknown);
+    Ok(json(StatusCode::OK, &CheckView { subject: subject.to_string(), blocked, status, answer, unknown, decisions }))
 }
 
 /// The line that decided.

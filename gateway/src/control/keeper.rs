@@ -2,6 +2,7 @@
 //! say, and sooner after a failure, at first after some seconds and then twice as long each time.
 
 use super::lists::{Entry, Kind, Lists};
+use crate::supervision::Supervisor;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::task::AbortOnDropHandle;
@@ -19,9 +20,10 @@ pub struct Keeper {
 
 impl Keeper {
     /// Begins, at once with what has an address.
-    pub(super) fn start(lists: &Arc<Lists>) -> Self {
-        let keep =
-            |entry: &Arc<Entry>| AbortOnDropHandle::new(tokio::spawn(keep(Arc::clone(lists), Arc::clone(entry))));
+    pub(super) fn start(lists: &Arc<Lists>, supervisor: &Supervisor) -> Self {
+        let keep = |entry: &Arc<Entry>| {
+            supervisor.spawn("the task that looks after a denylist", keep(Arc::clone(lists), Arc::clone(entry)))
+        };
         Self { _tasks: lists.entries().iter().map(keep).collect() }
     }
 }

@@ -5,6 +5,7 @@ use super::local;
 use super::reader::{self, Found, Reader};
 use super::running::{Rules, Running};
 use super::subscription::{Fetched, Subscription};
+use crate::supervision::Supervisor;
 use config::{ListPlace, ListSetting, PolicyMode, PolicySettings};
 use content::denylist::{List, Matcher, PathPattern, Rule, Source, Target};
 use content::{Verdict, hashes};
@@ -15,6 +16,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
+/// Where lists are kept, below the data folder.
+const FOLDER: &str = "denylists";
 /// What the local list is called.
 pub const LOCAL: &str = "local";
 /// What `policy.deny` is called.
@@ -135,16 +138,30 @@ impl Lists {
     /// [`StartError`] about a file that is not there or no list: a gateway that was told to withhold something does not start
     /// without. A list from an address that was never fetched is not waited for.
     pub async fn open(settings: &PolicySettings, data_dir: &Path) -> Result<Arc<Self>, StartError> {
-        let dir = data_dir.join("denylists");
+        Self::open_as(settings, data_dir, true).await
+    }
+
+    /// The same for a command beside which no gateway runs: nothing is made that is not there.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn open_as_they_are(settings: &PolicySettings, data_dir: &Path) -> Result<Arc<Self>, StartError> {
+        Self::open_as(settings, data_dir, false).await
+    }
+
+    async fn open_as(settings: &PolicySettings, data_dir: &Path, makes: bool) -> Result<Arc<Self>, StartError> {
+        let dir = data_dir.join(FOLDER);
         let unusable = |place: &Path, error: &dyn std::fmt::Display| StartError {
             setting: "data_dir",
             place: place.display().to_string(),
             reason: format!("cannot be used: {error}"),
         };
         let subscriptions = dir.join("subscriptions");
-        durable::create_folder(&subscriptions).map_err(|error| unusable(&subscriptions, &error))?;
         let local = local::path(&dir);
-        local::ensure(&local).map_err(|error| unusable(&local, &error))?;
+        if makes {
+            durable::create_folder(&subscriptions).map_err(|error| unusable(&subscriptions, &error))?;
+            local::ensure(&local).map_err(|error| unusable(&local, &error))?;
+        }
         let bytes_max = settings.list_bytes_max;
         let mut entries = Vec::new();
         for (allows, list) in settings
@@ -155,8 +172,10 @@ impl Lists {
         {
             entries.push(Arc::new(entry(allows, list, &subscriptions, bytes_max)?));
         }
-        let id = LOCAL.into();
-        entries.push(Arc::new(Entry::new(id, Kind::Local, false, Verdict::Gone, local)));
+        if makes || local.try_exists().map_err(|error| unusable(&local, &error))? {
+            let id = LOCAL.into();
+            entries.push(Arc::new(Entry::new(id, Kind::Local, false, Verdict::Gone, local)));
+        }
         let denied = settings.deny.iter().map(|cid| {
             let path = PathPattern::default();
             Rule::deny(Target::Content { hash: *cid.hash(), path })
@@ -190,9 +209,33 @@ impl Lists {
         Ok(lists)
     }
 
+    /// Reads every list that is a file, as [`Self::open`] does, and keeps nothing of it.
+    ///
+    /// # Errors
+    /// [`StartError`] about a file that is not there or is no list.
+    pub fn check(settings: &PolicySettings, data_dir: &Path) -> Result<(), StartError> {
+        let local = local::path(&data_dir.join(FOLDER));
+        let of_settings = [("policy.denylists", &settings.denylists), ("policy.allowlists", &settings.allowlists)];
+        let named = of_settings.into_iter().flat_map(|(setting, lists)| {
+            lists.iter().filter_map(move |list| match &list.from {
+                ListPlace::File(path) => Some((setting, path)),
+                ListPlace::Url(_) => None,
+            })
+        });
+        for (setting, path) in named.chain(local.exists().then_some(("data_dir", &local))) {
+            let looked = Reader::default().look(path, settings.list_bytes_max);
+            looked.map_err(|error| StartError {
+                setting,
+                place: path.display().to_string(),
+                reason: error.to_string(),
+            })?;
+        }
+        Ok(())
+    }
+
     /// Looks after the lists for as long as the tasks are held.
-    pub fn keep(self: &Arc<Self>) -> keeper::Keeper {
-        keeper::Keeper::start(self)
+    pub fn keep(self: &Arc<Self>, supervisor: &Supervisor) -> keeper::Keeper {
+        keeper::Keeper::start(self, supervisor)
     }
 
     /// The policy that the lists make.
@@ -326,12 +369,17 @@ impl Lists {
         self.change_local(move |path| local::append(path, &lines)).await
     }
 
-    /// Takes rules away from the local list, and says how many. They are out of force when this returns.
+    /// Takes rules away from the local list, with those that were added for the blocks below (`deep`), and says how
+    /// many. They are out of force when this returns.
     ///
     /// # Errors
     /// What is wrong.
     pub async fn remove(&self, rule: Rule) -> Result<u64, String> {
-        let is_meant = move |other: &Rule| other.target == rule.target && other.allows == rule.allows;
+        let order = order_of(&rule.target);
+        let is_meant = move |other: &Rule| {
+            other.allows == rule.allows
+                && (other.target == rule.target || other.hint(ORDER_HINT).is_some_and(|hint| hint == order))
+        };
         self.change_local(move |path| local::remove(path, is_meant)).await
     }
 
@@ -361,6 +409,17 @@ impl Lists {
         read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }
 }
+
+/// The hint of a rule that was added for a block below what an order was about: which order that was.
+pub const ORDER_HINT: &str = "order";
+
+/// What an order about a target is called in that hint. It tells no more than the rule itself does.
+pub fn order_of(target: &Target) -> String {
+    fingerprint(&target.to_string())[..ORDER_CHARS].to_owned()
+}
+
+/// As much of a hash as tells the orders of a list apart.
+const ORDER_CHARS: usize = 16;
 
 /// Lines that are no rules and are logged one by one.
 const REPORTED_MAX: usize = 5;

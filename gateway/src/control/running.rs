@@ -91,6 +91,10 @@ impl Policy for Running {
         self.rules().deny.check_block(cid)
     }
 
+    fn withholds(&self) -> bool {
+        self.has_rules.load(Ordering::Acquire)
+    }
+
     fn decides_paths(&self) -> bool {
         self.decides_paths.load(Ordering::Acquire)
     }

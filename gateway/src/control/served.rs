@@ -2,9 +2,11 @@
 //! that what is pinned or on a list.
 
 use cache::{Local, Tiers};
+use content::policy::check_inlined;
 use content::{Block, BlockKey, BlockSource, Cid, SourceError, Verdict};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use std::sync::Arc;
 
 /// See the module.
 #[derive(Clone)]
@@ -35,6 +37,11 @@ impl Served {
         if self.tiers.disk().is_pinned(&key).await? { Ok(()) } else { Err(refused) }
     }
 
+    /// A block, unless it carries one in its links that is refused.
+    fn whole(&self, found: Option<Block>) -> Option<Block> {
+        found.filter(|block| check_inlined(&**self.tiers.policy(), block).is_ok())
+    }
+
     /// Asks the tiers for a block if it is given to peers.
     fn if_given<T: Send + 'static>(
         &self,
@@ -55,15 +62,25 @@ impl Served {
 
 impl BlockSource for Served {
     fn peek(&self, cid: &Cid) -> Option<Block> {
-        if self.is_given(cid) { self.local.peek(cid) } else { None }
+        if self.is_given(cid) { self.whole(self.local.peek(cid)) } else { None }
     }
 
     fn read_now(&self, cid: &Cid) -> Option<Block> {
-        if self.is_given(cid) { self.local.read_now(cid) } else { None }
+        if self.is_given(cid) { self.whole(self.local.read_now(cid)) } else { None }
+    }
+
+    fn inline(&self, cid: &Cid) -> Option<Block> {
+        if self.is_given(cid) { self.whole(self.local.inline(cid)) } else { None }
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        self.if_given(cid, |local, cid| local.get(cid))
+        let (found, policy) = (self.if_given(cid, |local, cid| local.get(cid)), Arc::clone(self.tiers.policy()));
+        async move {
+            let block = found.await?;
+            check_inlined(&*policy, &block)?;
+            Ok(block)
+        }
+        .boxed()
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {

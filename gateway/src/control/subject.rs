@@ -1,10 +1,12 @@
 //! [`Subject`]: what an operator means: a CID, a path, a name or the address of a page, in whatever form it was reported.
 
 use crate::hosts;
+use crate::request::PATH_SEGMENT;
 use ::cid::multibase::Base;
 use content::denylist::{PathPattern, Target};
 use content::path::{Namespace, Root};
 use content::{Cid, ContentPath, Name, cid, codec, hashes};
+use percent_encoding::utf8_percent_encode;
 use std::fmt;
 
 /// Segments that a path may have.
@@ -120,6 +122,16 @@ impl Subject {
     /// The rest of the path, as policies have it.
     pub fn path(&self) -> String {
         self.segments.join("/")
+    }
+
+    /// The path of a request for it, percent-encoded.
+    pub fn request_path(&self) -> String {
+        let root = match &self.root {
+            Root::Cid(cid) => format!("/ipfs/{cid}"),
+            Root::Name(name) => format!("/ipns/{name}"),
+        };
+        let segments = self.segments.iter().map(|name| format!("/{}", utf8_percent_encode(name, PATH_SEGMENT)));
+        std::iter::once(root).chain(segments).collect()
     }
 
     /// What a rule about it is about; `below` means everything that its path begins.

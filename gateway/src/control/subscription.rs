@@ -5,7 +5,12 @@
 //! anyway, since a line in its middle may have changed. A list is appended to where it is kept, or replaced by a move, so
 //! that what is kept is a list at any moment, and the next request goes on from what is really there.
 //!
-//! Goals: no more bytes than a list may have, however many are sent; an error page is no list.
+//! Goals: no more bytes than a list may have, however many are sent; an error page is no list; who serves a list cannot
+//! have this machine ask others of its private network, or learn what they answered.
+//!
+//! The operator's own address may be anywhere. Where its answer redirects to may not: from a public address to public
+//! ones only, by name and by what the name stands for, and never from HTTPS to HTTP. From an address of the private
+//! network a redirect may stay in it. No message repeats what was sent.
 //!
 //! Non-goals: lists that are packed; users and passwords other than in the address.
 
@@ -13,14 +18,18 @@ use super::reader::{ReadError, Reader};
 use futures::StreamExt as _;
 use http::StatusCode;
 use http::header::{
-    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap, HeaderName, IF_MODIFIED_SINCE, IF_NONE_MATCH,
-    LAST_MODIFIED, RANGE,
+    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap, HeaderName, HeaderValue, IF_MODIFIED_SINCE,
+    IF_NONE_MATCH, LAST_MODIFIED, LOCATION, RANGE,
 };
-use p2p_bridge::{durable, epoch, tls};
-use reqwest::Response;
+use p2p_bridge::http_source::address::check_as_strangers;
+use p2p_bridge::http_source::dialling;
+use p2p_bridge::scope::is_public;
+use p2p_bridge::{durable, epoch};
+use reqwest::{Client, Response, Url};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,12 +47,19 @@ const WHOLE_EVERY_SECONDS: u64 = 24 * 3600;
 const NOTE_BYTES_MAX: usize = 64 * 1024;
 /// What an entity tag or a date may have, in bytes.
 const VALIDATOR_BYTES_MAX: usize = 1024;
+/// Redirects that are followed.
+const REDIRECTS_MAX: usize = 5;
 
 /// A list at an address.
 #[derive(Debug)]
 pub struct Subscription {
     url: String,
-    client: reqwest::Client,
+    /// Reaches what the operator named.
+    client: Client,
+    /// Reaches public addresses alone.
+    public: Client,
+    /// What is a public address; tests have no other than private ones.
+    is_public: fn(IpAddr) -> bool,
     file: PathBuf,
     bytes_max: u64,
     /// Bytes that came so far of what is being fetched.
@@ -81,8 +97,14 @@ pub enum FetchError {
     #[error("the source answered {0}")]
     Status(StatusCode),
     /// It is packed, which was not asked for.
-    #[error("the source sent it packed as {0}, which was not asked for")]
-    Packed(String),
+    #[error("the source sent it compressed, which was not asked for")]
+    Packed,
+    /// It leads from one place to another and never ends.
+    #[error("the source redirected more than {REDIRECTS_MAX} times")]
+    Redirects,
+    /// It leads where it may not.
+    #[error("the source redirected to a place that is not asked: {0}")]
+    Redirect(&'static str),
     /// It is longer than a list may be.
     #[error("it has more than {0} bytes (policy.list_bytes_max)")]
     TooLong(u64),
@@ -115,18 +137,12 @@ impl Subscription {
     /// # Errors
     /// When there is no speaking HTTP.
     pub fn new(url: &str, file: PathBuf, bytes_max: u64) -> Result<Self, FetchError> {
-        tls::use_ring();
-        let builder = || {
-            reqwest::Client::builder()
-                .user_agent(concat!("causeway/", env!("CARGO_PKG_VERSION")))
-                .redirect(reqwest::redirect::Policy::limited(5))
-                .connect_timeout(CONNECT)
-                .read_timeout(SILENCE)
-                .no_proxy()
-        };
+        let builder = |private_too| dialling::builder(private_too).connect_timeout(CONNECT).read_timeout(SILENCE);
         // A system without any certificates can still ask by http://.
-        let client = builder().build().or_else(|_| builder().tls_certs_only([]).build())?;
-        Ok(Self { url: url.to_owned(), client, file, bytes_max, progress: AtomicU64::new(0) })
+        let client =
+            |private_too| builder(private_too).build().or_else(|_| builder(private_too).tls_certs_only([]).build());
+        let (url, progress) = (url.to_owned(), AtomicU64::new(0));
+        Ok(Self { url, client: client(true)?, public: client(false)?, is_public, file, bytes_max, progress })
     }
 
     /// Fetches what is new. What is kept is a list at any moment.
@@ -179,20 +195,41 @@ impl Subscription {
 
     async fn ask(&self, note: &Note, from: Option<u64>) -> Result<Response, FetchError> {
         // A packed answer could not be gone on with, and nothing here unpacks any.
-        let mut request = self.client.get(&self.url).header(ACCEPT_ENCODING, "identity");
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        // What was a header value once is one again.
+        let mut add = |name: HeaderName, text: &str| text.parse().map(|value| headers.insert(name, value)).ok();
         if let Some(from) = from {
-            request = request.header(RANGE, format!("bytes={from}-"));
+            add(RANGE, &format!("bytes={from}-"));
         }
         if let Some(etag) = &note.etag {
-            request = request.header(IF_NONE_MATCH, etag);
+            add(IF_NONE_MATCH, etag);
         } else if let Some(date) = &note.last_modified {
-            request = request.header(IF_MODIFIED_SINCE, date);
+            add(IF_MODIFIED_SINCE, date);
         }
-        let response = request.send().await?;
-        match response.headers().get(CONTENT_ENCODING).map(|value| String::from_utf8_lossy(value.as_bytes())) {
-            Some(packed) if packed != "identity" => Err(FetchError::Packed(packed.into_owned())),
+        let response = self.send(&headers).await?;
+        match response.headers().get(CONTENT_ENCODING) {
+            Some(packed) if packed != "identity" => Err(FetchError::Packed),
             _ => Ok(response),
         }
+    }
+
+    /// Sends a request, and again to where it is redirected.
+    async fn send(&self, headers: &HeaderMap) -> Result<Response, FetchError> {
+        let own = Url::parse(&self.url).map_err(|_| FetchError::Redirect("it is no URL"))?;
+        let (mut client, mut url) = (&self.client, own.clone());
+        for _ in 0..=REDIRECTS_MAX {
+            let response = client.get(url.clone()).headers(headers.clone()).send().await?;
+            let Some(next) = redirected(&response, &url)? else { return Ok(response) };
+            let from_public = response.remote_addr().is_none_or(|address| (self.is_public)(address.ip()));
+            let is_own = next.origin() == own.origin();
+            client = if is_own || !from_public { &self.client } else { &self.public };
+            if !is_own && from_public {
+                check_as_strangers(&next).map_err(|_| FetchError::Redirect("it is in a private network"))?;
+            }
+            url = next;
+        }
+        Err(FetchError::Redirects)
     }
 
     /// Adds what came to what is kept; `None` if the list was something else before.
@@ -301,6 +338,24 @@ impl Subscription {
     }
 }
 
+/// Where an answer redirects to (RFC 9110, section 15.4), if it does.
+fn redirected(response: &Response, from: &Url) -> Result<Option<Url>, FetchError> {
+    let is_redirect = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
+    let Some(location) = response.headers().get(LOCATION).filter(|_| is_redirect) else { return Ok(None) };
+    let location = location.to_str().ok().and_then(|text| from.join(text).ok());
+    let mut next = location.ok_or(FetchError::Redirect("it is no URL"))?;
+    match (from.scheme(), next.scheme()) {
+        (_, "https") | ("http", "http") => {}
+        ("https", "http") => return Err(FetchError::Redirect("it is not encrypted any more")),
+        _ => return Err(FetchError::Redirect("it is neither http nor https")),
+    }
+    // A password is for whom the operator gave it, and nobody else names one.
+    let (user, password) = if next.origin() == from.origin() { (from.username(), from.password()) } else { ("", None) };
+    let named = next.set_username(user).and_then(|()| next.set_password(password));
+    named.map_err(|()| FetchError::Redirect("it is no URL"))?;
+    Ok(Some(next))
+}
+
 /// A file to be appended to, and the last of what it has.
 fn open_at_end(path: &Path, bytes: usize) -> io::Result<(File, Vec<u8>)> {
     let mut file = OpenOptions::new().read(true).append(true).open(path)?;
@@ -319,4 +374,93 @@ fn begins_at(headers: &HeaderMap, from: u64) -> bool {
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::Router;
+    use axum::extract::Request;
+    use http::header::AUTHORIZATION;
+    use std::net::SocketAddr;
+    use std::sync::{Arc, Mutex};
+
+    const LIST: &str = "---\n/ipfs/bafkqac3imvwgy3zao5xxe3de\n";
+
+    /// A server that redirects paths as told, and sends a list at "/list"; what it was asked, with or without
+    /// credentials.
+    async fn serve(redirects: Vec<(&'static str, String)>) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let noted = Arc::clone(&asked);
+        let handler = move |request: Request| {
+            let path = request.uri().path().to_owned();
+            let by = if request.headers().contains_key(AUTHORIZATION) { "with a password" } else { "without" };
+            noted.lock().expect("is sound").push(format!("{path} {by}"));
+            let to = redirects.iter().find(|(from, _)| *from == path).map(|(_, to)| to.clone());
+            async move {
+                let answer = http::Response::builder();
+                let answer = match &to {
+                    Some(to) => answer.status(302).header(LOCATION, to),
+                    None => answer.status(if path == "/list" { 200 } else { 404 }),
+                };
+                answer.body(axum::body::Body::from(LIST)).expect("a response")
+            }
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("is bound");
+        tokio::spawn(async move { axum::serve(listener, Router::new().fallback(handler)).await });
+        (address, asked)
+    }
+
+    fn subscription(url: &str, dir: &Path, is_public: fn(IpAddr) -> bool) -> Subscription {
+        let subscription = Subscription::new(url, dir.join("list.deny"), 1 << 20).expect("a client");
+        Subscription { is_public, ..subscription }
+    }
+
+    #[tokio::test]
+    async fn redirects_lead_to_public_addresses_only() {
+        let (secret, asked) = serve(Vec::new()).await;
+        let elsewhere = [
+            format!("http://{secret}/list"),
+            format!("http://localhost:{}/list", secret.port()),
+            format!("http://[::ffff:127.0.0.1]:{}/list", secret.port()),
+            "ftp://127.0.0.1/list".to_owned(),
+            "http://".to_owned(),
+        ];
+        for to in elsewhere {
+            let dir = tempfile::tempdir().expect("a folder");
+            let (public, _) = serve(vec![("/start", to.clone())]).await;
+            let fetched = subscription(&format!("http://{public}/start"), dir.path(), |_| true).fetch().await;
+            let error = fetched.expect_err(&to).to_string();
+            assert!(!error.contains("bafk") && !dir.path().join("list.deny").exists(), "{to}: {error}");
+        }
+        assert!(asked.lock().expect("is sound").is_empty(), "nobody was asked in the private network");
+    }
+
+    #[tokio::test]
+    async fn redirects_may_stay_where_the_operator_sent_us() {
+        // From an address of the private network to another one there; and at the same server, whatever it is.
+        let (other, others) = serve(Vec::new()).await;
+        let (own, owns) = serve(vec![("/start", format!("http://{other}/list")), ("/here", "/list".to_owned())]).await;
+        type IsPublic = fn(IpAddr) -> bool;
+        let table: [(&str, IsPublic); 2] = [("start", |_| false), ("here", |_| true)];
+        for (path, is_public) in table {
+            let dir = tempfile::tempdir().expect("a folder");
+            let url = format!("http://user:password@{own}/{path}");
+            let fetched = subscription(&url, dir.path(), is_public).fetch().await;
+            assert_eq!(fetched.expect(path), Fetched::Whole(LIST.len() as u64));
+        }
+        let told = |asked: &Mutex<Vec<String>>| asked.lock().expect("is sound").clone();
+        assert_eq!(told(&others), ["/list without"]);
+        assert_eq!(told(&owns), ["/start with a password", "/here with a password", "/list with a password"]);
+    }
+
+    #[tokio::test]
+    async fn a_circle_of_redirects_ends() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (own, asked) = serve(vec![("/a", "/b".to_owned()), ("/b", "/a".to_owned())]).await;
+        let error = subscription(&format!("http://{own}/a"), dir.path(), |_| false).fetch().await.expect_err("no list");
+        assert!(matches!(error, FetchError::Redirects), "{error}");
+        assert_eq!(asked.lock().expect("is sound").len(), 1 + REDIRECTS_MAX);
+    }
 }

@@ -8,24 +8,33 @@
 //! * With `deep`, every block below that is held here is withheld by its own hash, and forgotten.
 //! * A path or a name is withheld as such. Its blocks may belong to other content too, so that they go only with `deep`.
 //!
+//! Letting out again takes the rule away, and those that `deep` added for it: they say in a hint which order they are
+//! of.
+//!
 //! Requests of the pin service for what is withheld fail, whoever's they are, so that they are not fetched again and again.
 //!
 //! What was remembered (paths, listings, what sites say, files as zstd) is forgotten with every change of the rules, and
 //! work that is under way is checked at its next block.
 //!
+//! Caches in front of the gateway are told ([`crate::caches`]), once all of this is done.
+//!
 //! What the disk still has of a block that was forgotten is overwritten with what lies beside it: nobody gets it from here.
 
-use super::lists::{Entry, Lists};
+use super::lists::{Entry, Lists, ORDER_HINT, order_of};
 use super::subject::Subject;
+use crate::caches::Caches;
+use crate::errors::Refused;
 use crate::pinning::Pins;
 use cache::{Evict, Evicted, StoreError, Tiers};
 use content::denylist::{Hit, Rule, RuleError, Target};
 use content::path::Root;
 use content::walk::{self, Resolved};
 use content::{Block, BlockKey, BlockSource, Cid, SourceError, Verdict, dag};
+use futures::future::BoxFuture;
 use p2p_bridge::epoch;
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::fmt::Write as _;
+use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Blocks below a root that are withheld with it at most. The rest is told of.
@@ -42,6 +51,36 @@ pub struct Control {
     changing: Mutex<()>,
     /// Who keeps books of pins.
     pins: Option<Arc<Pins>>,
+    /// What answers requests.
+    answers: OnceLock<Answers>,
+    /// What is in front of the gateway, and which paths are remembered that lead through a block.
+    in_front: OnceLock<InFront>,
+}
+
+/// What is in front of the gateway.
+pub struct InFront {
+    /// Caches that are told.
+    pub caches: Caches,
+    /// Says which paths to files are remembered that lead through a block. Blocks the thread.
+    pub paths_through: PathsThrough,
+}
+
+/// See [`InFront::paths_through`].
+pub type PathsThrough = Arc<dyn Fn(&Cid) -> Vec<String> + Send + Sync>;
+
+/// Says what a request for a subject would be answered with, by the code that answers requests and with what is held
+/// here.
+pub type Answers = Box<dyn Fn(Subject) -> BoxFuture<'static, Predicted> + Send + Sync>;
+
+/// What a request would be answered with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Predicted {
+    /// The status; none if that cannot be told.
+    pub status: Option<u16>,
+    /// What of it is refused, and how.
+    pub refused: Option<(Refused, Verdict)>,
+    /// Why it cannot be told, or not to its end.
+    pub unknown: Option<String>,
 }
 
 /// A rule that is to be added.
@@ -72,6 +111,8 @@ pub struct Done {
     pub evicted: Evicted,
     /// Pins that were removed.
     pub unpinned: Vec<Cid>,
+    /// Caches in front that are told.
+    pub caches_notified: u64,
 }
 
 /// Why something was not done.
@@ -99,7 +140,26 @@ pub struct Decision {
 impl Control {
     /// Controls what leaves these tiers by these lists.
     pub fn new(lists: Arc<Lists>, tiers: Tiers) -> Self {
-        Self { lists, tiers, changing: Mutex::default(), pins: None }
+        Self {
+            lists,
+            tiers,
+            changing: Mutex::default(),
+            pins: None,
+            answers: OnceLock::new(),
+            in_front: OnceLock::new(),
+        }
+    }
+
+    /// Caches in front are told of what is taken down, from now on.
+    pub fn with_in_front(&self, in_front: InFront) {
+        // There is one gateway, which is made once.
+        _ = self.in_front.set(in_front);
+    }
+
+    /// Checks are made by what answers requests, from now on.
+    pub fn answered_by(&self, answers: Answers) {
+        // There is one gateway, which is made once.
+        _ = self.answers.set(answers);
     }
 
     /// The same, and requests for pins that are withheld fail.
@@ -124,6 +184,7 @@ impl Control {
             Some(subject) if order.deep && !order.rule.allows => self.held(subject).await,
             _ => None,
         };
+        let passed = self.passed(&order).await;
         if !self.is_there(&order.rule).await? {
             self.write(vec![order.line.clone()]).await?;
             done.added = true;
@@ -150,7 +211,37 @@ impl Control {
         for root in &gone {
             self.fail_requests(root).await;
         }
+        done.caches_notified = self.notify_caches(&order, passed, &done.unpinned).await;
         Ok(done)
+    }
+
+    /// The paths that are remembered to lead through what an order is about: a cache in front may have answers to
+    /// requests for them.
+    async fn passed(&self, order: &Order) -> Vec<Subject> {
+        let Some(in_front) = self.in_front.get().filter(|in_front| !in_front.caches.is_empty()) else {
+            return Vec::new();
+        };
+        let Some(subject) = order.subject.as_ref().filter(|_| !order.rule.allows) else { return Vec::new() };
+        let cid = match (&subject.root, self.held(subject).await) {
+            (_, Some(resolved)) => *resolved.block.cid(),
+            (Root::Cid(cid), None) if subject.segments.is_empty() => *cid,
+            _ => return Vec::new(),
+        };
+        let through = Arc::clone(&in_front.paths_through);
+        let paths = tokio::task::spawn_blocking(move || through(&cid)).await.unwrap_or_default();
+        paths.iter().filter_map(|path| Subject::of_path(path).ok()).collect()
+    }
+
+    /// Has caches in front told of what is gone. A double hash is to tell nobody what it is about, the audit log
+    /// included.
+    async fn notify_caches(&self, order: &Order, passed: Vec<Subject>, unpinned: &[Cid]) -> u64 {
+        let Some(in_front) = self.in_front.get() else { return 0 };
+        let unpinned = unpinned.iter().map(|root| Subject { root: Root::Cid(*root), segments: Vec::new() });
+        let mut subjects: Vec<Subject> = order.subject.iter().cloned().chain(unpinned).chain(passed).collect();
+        let mut seen = HashSet::new();
+        subjects.retain(|subject| seen.insert(subject.request_path()));
+        let hidden = order.double_hash.then(|| order.rule.target.to_string());
+        in_front.caches.invalidate(&subjects, hidden.as_deref()).await
     }
 
     /// Whoever asked for it to be kept hears why it is not.
@@ -221,7 +312,8 @@ impl Control {
     async fn add_blocks(&self, order: &Order, cids: Vec<Cid>, done: &mut Done) -> Result<(), ControlError> {
         let mut lines = Vec::with_capacity(cids.len());
         let mut withheld = Vec::with_capacity(cids.len());
-        let hints: String = order.rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+        let mut hints: String = order.rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+        _ = write!(hints, " {ORDER_HINT}={}", order_of(&order.rule.target));
         for cid in cids {
             let subject = Subject { root: Root::Cid(cid), segments: Vec::new() };
             // What is empty is part of much else.
@@ -275,6 +367,25 @@ impl Control {
             }
         }
         decisions
+    }
+
+    /// What a request for something would be answered with, and what decides about it: at every step that can be told
+    /// from what is held here, and last what the answer is refused for, if none of these is.
+    pub async fn check(&self, subject: &Subject) -> (Predicted, Vec<Decision>) {
+        let mut decisions = self.decide(subject).await;
+        let predicted = match self.answers.get() {
+            Some(answers) => answers(subject.clone()).await,
+            None => Predicted::default(),
+        };
+        let is_told = decisions.iter().any(|decision| decision.verdict != Verdict::Allow);
+        if let Some((refused, verdict)) = predicted.refused.as_ref().filter(|_| !is_told) {
+            let (of, hit) = match refused {
+                Refused::Content(cid) => (format!("/ipfs/{cid}"), self.lists.running().find_block(cid)),
+                Refused::Name(name) => (format!("/ipns/{name}"), self.lists.running().find_name(name, "")),
+            };
+            decisions.push(Decision { of, verdict: *verdict, hit: hit.filter(|hit| hit.verdict == *verdict) });
+        }
+        (predicted, decisions)
     }
 
     fn decide_step(&self, root: &Cid, rest: &[String]) -> Vec<Decision> {

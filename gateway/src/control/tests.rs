@@ -4,6 +4,7 @@ use super::lists::{Lists, State};
 use super::subject::Subject;
 use super::subscription::Fetched;
 use super::takedown::{Control, Order, hints};
+use crate::supervision::Supervisor;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State as Shared};
@@ -231,7 +232,7 @@ async fn tasks_look_after_files_and_addresses() {
     let counted = Arc::clone(&changes);
     lists.on_change(move || _ = counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst));
     assert_eq!((running.check(a.cid()), running.check(block("d").cid())), (Verdict::Legal, Verdict::Gone));
-    let keeper = lists.keep();
+    let keeper = lists.keep(&Supervisor::default());
     until("the subscription", || running.check(c.cid()) == Verdict::Gone).await;
     fs::OpenOptions::new().append(true).open(&file).expect("opens").write_all(rule_of(&b).as_bytes()).expect("writes");
     until("the file", || running.check(b.cid()) == Verdict::Legal).await;
@@ -413,6 +414,20 @@ async fn deep_down_every_block_is_withheld_by_its_own_hash() {
         let text = fs::read_to_string(dir.path().join("denylists/local.deny")).expect("reads");
         assert_eq!(text.contains("/ipfs/"), !double_hash, "{text}");
         assert_eq!(text.matches("reason=some%20reason").count(), 5, "{text}");
+    }
+    // What an order withheld is let out by its name alone, and what another withheld stays.
+    for double_hash in [false, true] {
+        let dir = TempDir::new().expect("a folder");
+        let world = world(dir.path()).await;
+        let own = order(&world.leaves[1].to_string(), false, false);
+        world.control.add(own).await.expect("adds");
+        let all = order(&world.root.to_string(), true, double_hash);
+        assert_eq!(world.control.add(all.clone()).await.expect("adds").deep_rules, 3, "one leaf is gone already");
+        assert_eq!(world.control.remove(all.rule).await.expect("removes"), 4);
+        let verdicts: Vec<_> = world.leaves.iter().chain([&world.root]).map(|cid| world.verdict(cid)).collect();
+        assert_eq!(verdicts, [Verdict::Allow, Verdict::Legal, Verdict::Allow, Verdict::Allow]);
+        let left = world.control.lists.local_rules(0, 10).await.expect("reads");
+        assert_eq!(left.len(), 1, "{left:?}");
     }
     // A path is withheld as such; its blocks go only with `deep`.
     let dir = TempDir::new().expect("a folder");

@@ -119,6 +119,9 @@ pub struct AddedView {
     pub evicted_bytes: u64,
     /// The roots of pins that were removed.
     pub unpinned: Vec<String>,
+    /// Caches in front of the gateway that are sent a purge request, now or as soon as they can be reached.
+    #[serde(default)]
+    pub caches_notified: u64,
 }
 
 /// What removing a rule did.
@@ -162,8 +165,15 @@ pub struct CheckView {
     pub subject: String,
     /// Whether it is withheld.
     pub blocked: bool,
-    /// What it is answered with, if it is: 403, 410 or 451.
+    /// What it is answered with, if it is: 403, 410 or 451. If only a part of it is withheld, what that part is
+    /// answered with.
     pub status: Option<u16>,
+    /// What a request for it is answered with; left out if that cannot be told by what is held here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<u16>,
+    /// Why that cannot be told, or not to its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
     /// What was decided at each step that can be told from what is held here.
     pub decisions: Vec<DecisionView>,
 }
@@ -245,6 +255,7 @@ impl AddedView {
             evicted_blocks: done.evicted.blocks,
             evicted_bytes: done.evicted.bytes,
             unpinned: done.unpinned.iter().map(ToString::to_string).collect(),
+            caches_notified: done.caches_notified,
         }
     }
 }

@@ -42,6 +42,21 @@ pub enum IntakeError {
     /// As many uploads as there may be are under way.
     #[error("{0} uploads are being taken in: try again when one has ended")]
     Busy(usize),
+    /// The token has its share of the uploads that may be under way.
+    #[error("this token has as many uploads under way as one token may have: try again when one has ended")]
+    Share,
+    /// Whose it would become may have nothing here any more.
+    #[error("the token that this was begun with was revoked, or has expired")]
+    Revoked,
+    /// Uploads have as much memory as they may.
+    #[error(
+        "uploads and imports have all but too little of the {bytes_max} bytes of memory that they may take together \
+         (uploads.memory_bytes_max): try again when one has ended"
+    )]
+    Memory {
+        /// What they may have.
+        bytes_max: usize,
+    },
     /// The operator does not have this here.
     #[error("{cid} must not be kept here: {}", why(*.verdict))]
     Denied {
@@ -139,7 +154,8 @@ impl IntakeError {
             Self::Quota { .. } | Self::Pins(_) => StatusCode::INSUFFICIENT_STORAGE,
             Self::LargerThanCache { .. } | Self::NotCached { .. } => StatusCode::INSUFFICIENT_STORAGE,
             Self::Conflict(_) => StatusCode::CONFLICT,
-            Self::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Revoked => StatusCode::FORBIDDEN,
+            Self::Busy(_) | Self::Share => StatusCode::TOO_MANY_REQUESTS,
             Self::Denied { verdict: Verdict::Legal, .. } => StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS,
             Self::Denied { .. } => StatusCode::GONE,
             Self::Unheard => StatusCode::REQUEST_TIMEOUT,
@@ -147,14 +163,28 @@ impl IntakeError {
             Self::Scratch(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Store(error) => of_store(error),
             Self::Pin { error, .. } => of_pin(error),
-            Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Memory { .. } | Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
+impl IntakeError {
+    /// Whether it may be taken in when others have ended.
+    fn is_short_of_memory(&self) -> bool {
+        match self {
+            Self::Memory { .. } => true,
+            Self::Pin { error, .. } => match &**error {
+                PinError::Blocks(error) => matches!(error.downcast_ref(), Some(DagError::Memory)),
+                _ => false,
+            },
+            _ => false,
         }
     }
 }
 
 fn of_store(error: &StoreError) -> StatusCode {
     match error {
-        StoreError::Full { .. } | StoreError::MemoryFull { .. } => StatusCode::INSUFFICIENT_STORAGE,
+        error if error.is_full() => StatusCode::INSUFFICIENT_STORAGE,
         StoreError::Closed => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
@@ -163,9 +193,9 @@ fn of_store(error: &StoreError) -> StatusCode {
 fn of_pin(error: &PinError) -> StatusCode {
     match error {
         PinError::Store(error) => of_store(error),
-        PinError::Removed { .. } => StatusCode::CONFLICT,
+        PinError::Removed { .. } | PinError::Lost { .. } => StatusCode::CONFLICT,
         PinError::Blocks(error) => match error.downcast_ref() {
-            Some(DagError::Source(SourceError::Closed)) => StatusCode::SERVICE_UNAVAILABLE,
+            Some(DagError::Source(SourceError::Closed) | DagError::Memory) => StatusCode::SERVICE_UNAVAILABLE,
             Some(DagError::Source(SourceError::Store(_))) => StatusCode::INTERNAL_SERVER_ERROR,
             // A block that cannot be understood, or none that could.
             _ => StatusCode::BAD_REQUEST,
@@ -177,7 +207,7 @@ fn of_pin(error: &PinError) -> StatusCode {
 impl From<IntakeError> for Refusal {
     fn from(error: IntakeError) -> Self {
         match error.status() {
-            StatusCode::SERVICE_UNAVAILABLE => stopping(),
+            StatusCode::SERVICE_UNAVAILABLE if !error.is_short_of_memory() => stopping(),
             status => Self(status, error.to_string()),
         }
     }

@@ -7,7 +7,7 @@
 //! needs the room, like everything in there; waiting for what else the store has to do.
 
 use super::{Intake, IntakeError, Limits};
-use cache::{Addition, BlockStore};
+use cache::{Addition, BlockStore, StoreError};
 use content::{Block, BlockKey};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -74,13 +74,21 @@ impl Keeping {
 }
 
 impl Intake {
+    /// Begins to take blocks that are to be pinned. Walks over their DAGs take from the memory of uploads.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub async fn begin_addition(&self) -> Result<Addition, StoreError> {
+        Ok(Addition::begin(&*self.store).await?.within(Arc::clone(&self.memory)))
+    }
+
     /// Begins to take blocks.
     ///
     /// # Errors
     /// What the disk said.
     pub async fn begin(&self, keep: Keep) -> Result<Keeping, IntakeError> {
         Ok(match keep {
-            Keep::Pinned => Keeping::Pinned(Addition::begin(&*self.store).await?),
+            Keep::Pinned => Keeping::Pinned(self.begin_addition().await?),
             Keep::Cached => {
                 let cached = Cached::new(Arc::clone(&self.store), self.folder.clone(), &self.limits);
                 Keeping::Cached(Box::new(cached))

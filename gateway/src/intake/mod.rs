@@ -48,18 +48,21 @@ pub use self::keeping::{Keep, Keeping};
 use self::body::{Allowance, Meter};
 use crate::admin::access::Bearer;
 use crate::admin::answer::Refusal;
+use crate::limiter::{Full, Limiter, Permit};
 use crate::pinning::Pins;
 use axum::body::Body;
 use axum::response::Response;
 use cache::BlockStore;
-use content::importer::{Part, Profile};
-use content::{Cid, Policy};
+use content::budget::{Budget, Share};
+use content::importer::{Importer, Part, Profile};
+use content::{Cid, MAX_BLOCK_BYTES, Policy};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use std::time::Duration;
+use tokio::sync::mpsc;
 
 /// The most uploads at a time, whatever the settings say. Each has a thread of tokio's 512, and others of them have to hash for it.
 const AT_ONCE_MAX: usize = 128;
@@ -75,7 +78,8 @@ pub struct Intake {
     limits: Limits,
     /// Where entries wait that find no room in memory.
     folder: PathBuf,
-    places: Arc<Semaphore>,
+    uploads: Arc<Limiter>,
+    memory: Arc<Budget>,
 }
 
 /// How much is taken in.
@@ -91,6 +95,8 @@ pub struct Limits {
     pub cache_bytes_max: u64,
     /// Bytes that are left free where uploads put things aside.
     pub free_bytes_min: u64,
+    /// Bytes of memory that uploads and imports take together.
+    pub memory_bytes_max: usize,
 }
 
 impl Limits {
@@ -104,6 +110,7 @@ impl Limits {
             at_once_max: usize::try_from(uploads.at_once_max).unwrap_or(usize::MAX).min(AT_ONCE_MAX),
             cache_bytes_max: cache.disk_bytes_max.min(store_bytes_max),
             free_bytes_min: cache.disk_free_bytes_min,
+            memory_bytes_max: usize::try_from(uploads.memory_bytes_max).unwrap_or(usize::MAX),
         }
     }
 }
@@ -279,6 +286,22 @@ impl Failed {
     }
 }
 
+/// What an upload has while it is taken in: its slot, and its memory.
+type Held = (Permit, Share);
+
+/// How often is looked whether there is memory for what waits for it.
+const MEMORY_EVERY: Duration = Duration::from_millis(250);
+/// Bytes of memory for each byte of a body, at most: a byte may become a link of an inner node, and an entry of a form a record.
+const HELD_PER_BYTE: usize = 64;
+/// What even the smallest upload takes, in bytes.
+const HELD_BYTES_MIN: usize = 1 << 20;
+
+/// What is taken for a body that may have so many bytes: `most`, or less for a short one, of which each piece takes `least`.
+pub fn memory_for(most: usize, least: usize, body_bytes_max: Option<u64>) -> usize {
+    let body = body_bytes_max.map_or(usize::MAX, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    most.min(body.saturating_mul(HELD_PER_BYTE).saturating_add(HELD_BYTES_MIN + least))
+}
+
 impl Intake {
     /// What takes uploads into a store, and puts aside what it has to in `data_dir`.
     ///
@@ -293,8 +316,34 @@ impl Intake {
     ) -> io::Result<Self> {
         let folder = data_dir.join(FOLDER);
         p2p_bridge::durable::create_folder(&folder)?;
-        let places = Arc::new(Semaphore::new(limits.at_once_max));
-        Ok(Self { store: Arc::clone(store), policy, pins, limits, folder, places })
+        let uploads = Arc::new(Limiter::shared(limits.at_once_max));
+        let memory = Arc::new(Budget::new(limits.memory_bytes_max));
+        Ok(Self { store: Arc::clone(store), policy, pins, limits, folder, uploads, memory })
+    }
+
+    /// The memory that uploads, imports and their walks share.
+    pub fn memory(&self) -> &Arc<Budget> {
+        &self.memory
+    }
+
+    /// Takes memory for an upload or import.
+    ///
+    /// # Errors
+    /// [`IntakeError::Memory`] when too little is left.
+    pub fn reserve(&self, bytes: usize) -> Result<Share, IntakeError> {
+        let mut share = Share::of(Some(Arc::clone(&self.memory)));
+        if share.grow(bytes) { Ok(share) } else { Err(IntakeError::Memory { bytes_max: self.limits.memory_bytes_max }) }
+    }
+
+    /// What an upload holds in memory at most, in bytes, if its body has so many at most.
+    fn memory_bytes(&self, terms: &Terms, form: &Form, body_bytes_max: Option<u64>) -> Result<usize, IntakeError> {
+        if matches!(form, Form::Car { .. }) {
+            return Ok(memory_for(cache::import::IMPORT_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max));
+        }
+        let importer = Importer::new(terms.profile.clone())?;
+        let made = pipeline::memory_bytes_max(&importer, body_bytes_max.unwrap_or(self.limits.bytes_max));
+        let least = 2 * terms.profile.chunking.bytes_max();
+        Ok(memory_for(tree::MEMORY_BYTES_MAX + made, least, body_bytes_max))
     }
 
     /// Takes a body in to its end. What is pinned or cached is on the disk when this returns; pins count for the owner.
@@ -309,10 +358,11 @@ impl Intake {
             Ok(allowance) => allowance,
             Err(error) => return Err(Failed { error, rest: body }),
         };
+        let body_bytes_max = http_body::Body::size_hint(&body).upper();
         let meter = Meter::of_body(body, allowance);
-        let taken = match Arc::clone(&self.places).try_acquire_owned() {
-            Ok(place) => self.take_at(place, order, meter.clone()).await,
-            Err(_) => Err(IntakeError::Busy(self.limits.at_once_max)),
+        let taken = match self.begin_at_once(&order, body_bytes_max) {
+            Ok(held) => self.take_at(held, order, meter.clone()).await,
+            Err(error) => Err(error),
         };
         taken.map_err(|error| Failed { error, rest: meter.into_rest() })
     }
@@ -322,7 +372,12 @@ impl Intake {
     /// # Errors
     /// [`IntakeError`] when that is too much.
     pub fn allowance(&self, owner: &Bearer, keep: Keep, expected: u64) -> Result<Allowance, IntakeError> {
-        let quota = if keep == Keep::Pinned { claims::quota(&self.pins, owner)? } else { None };
+        let quota = match keep {
+            Keep::Pinned => claims::quota(&self.pins, owner)?,
+            // Nobody has more hashed at a time than it may keep.
+            Keep::Nothing => owner.quota.bytes_max.map(|bytes_max| (bytes_max, bytes_max)),
+            Keep::Cached => None,
+        };
         let allowance = Allowance { quota, ..self.bounds(keep) };
         allowance.check(expected)?;
         Ok(allowance)
@@ -339,21 +394,37 @@ impl Intake {
         self.limits
     }
 
-    /// [`Intake::take`] of what is here already, and was allowed. It waits for its turn.
+    /// [`Intake::take`] of so many bytes that are here already, and were allowed. It waits for its turn.
     ///
     /// # Errors
     /// The same, without what is still to be sent.
-    pub async fn take_in_turn(&self, order: Order, meter: Meter) -> Result<Taken, IntakeError> {
-        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| IntakeError::Stopping)?;
-        self.take_at(place, order, meter).await
+    pub async fn take_in_turn(&self, order: Order, meter: Meter, bytes: u64) -> Result<Taken, IntakeError> {
+        let place = self.uploads.acquire(&order.owner).await.map_err(|_| IntakeError::Stopping)?;
+        let bytes = self.memory_bytes(&order.terms, &order.form, Some(bytes))?;
+        let share = loop {
+            match self.reserve(bytes) {
+                Err(IntakeError::Memory { bytes_max }) if bytes <= bytes_max => tokio::time::sleep(MEMORY_EVERY).await,
+                reserved => break reserved?,
+            }
+        };
+        self.take_at((place, share), order, meter).await
     }
 
-    async fn take_at(&self, place: OwnedSemaphorePermit, order: Order, meter: Meter) -> Result<Taken, IntakeError> {
+    fn begin_at_once(&self, order: &Order, body_bytes_max: Option<u64>) -> Result<Held, IntakeError> {
+        let place = self.uploads.try_acquire(&order.owner).map_err(|full| match full {
+            Full::Client => IntakeError::Share,
+            Full::All => IntakeError::Busy(self.limits.at_once_max),
+        })?;
+        let bytes = self.memory_bytes(&order.terms, &order.form, body_bytes_max)?;
+        Ok((place, self.reserve(bytes)?))
+    }
+
+    async fn take_at(&self, held: Held, order: Order, meter: Meter) -> Result<Taken, IntakeError> {
         let work = work::Work { intake: self.clone(), order, meter };
         // What has come whole is pinned, whether or not anybody waits to hear of it.
         let working = tokio::spawn(async move {
             let taken = work.run().await;
-            drop(place);
+            drop(held);
             taken
         });
         working.await.unwrap_or(Err(IntakeError::Stopping))

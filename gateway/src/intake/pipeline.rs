@@ -2,8 +2,8 @@
 //!
 //! One thread reads and cuts, others hash, and the first links what they made in the order in which it was read. What was
 //! read and is not linked yet is a line of [`Step`]s, which several files share, so that many small ones keep every
-//! processor as busy as one large one does. Memory: the chunks that are being hashed, two for each processor, and the links of
-//! the folders from the root to here.
+//! processor as busy as one large one does. Memory: the chunks that are being hashed, two for each processor, the inner nodes of
+//! the file ([`memory_bytes_max`]), and the links of the folders from the root to here.
 
 use super::IntakeError;
 use super::names::Path;
@@ -24,6 +24,23 @@ const READ_BYTES: usize = 256 * 1024;
 const HANDED_BYTES_MIN: usize = 16 * 1024;
 /// How many steps are in the line, so that small files do not pile up.
 const STEPS_MAX: usize = 256;
+/// Bytes of chunks that are hashed at a time, unless two chunks have more.
+const HASHING_BYTES_MAX: usize = 16 << 20;
+
+/// Chunks of a size that are hashed at a time: two for each processor.
+fn hashed_at_once(chunk_bytes_max: usize) -> usize {
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    (2 * processors).min((HASHING_BYTES_MAX / chunk_bytes_max.max(1)).max(2))
+}
+
+/// What a pipeline holds in memory at most, in bytes, if no file has more than so many: what is read, the chunk that is cut, those that
+/// are hashed, small ones that wait to be linked, and the inner nodes of the file.
+pub fn memory_bytes_max(importer: &Importer, file_bytes_max: u64) -> usize {
+    let profile = importer.profile();
+    let chunk = profile.chunking.bytes_max();
+    let waiting = STEPS_MAX * (chunk.min(HANDED_BYTES_MIN) + size_of::<Step>() + size_of::<Hashed>());
+    READ_BYTES + (hashed_at_once(chunk) + 2) * chunk + waiting + profile.layout_bytes_max(file_bytes_max)
+}
 
 /// Who is told what happens, and keeps what is complete.
 pub trait Watch {
@@ -108,10 +125,10 @@ enum Leaf {
 impl<'a> Pipeline<'a> {
     /// A pipeline whose blocks go to `sink`, and what is complete to `watch`. The runtime's threads hash.
     pub fn new(importer: Importer, runtime: Handle, sink: &'a mut dyn BlockSink, watch: &'a mut dyn Watch) -> Self {
-        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        let hashing_max = hashed_at_once(importer.profile().chunking.bytes_max());
         let builder = Builder { importer, sink, watch, layout: None, open: Vec::new() };
         let steps = VecDeque::with_capacity(STEPS_MAX + 1);
-        Self { runtime, steps, hashing: 0, hashing_max: 2 * processors, builder, buffer: vec![0; READ_BYTES] }
+        Self { runtime, steps, hashing: 0, hashing_max, builder, buffer: vec![0; READ_BYTES] }
     }
 
     /// Reads a file to its end. Without a name it is called by its CID.

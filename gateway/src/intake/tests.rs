@@ -2,7 +2,8 @@
 
 use super::resumable::{self, Parts};
 use super::*;
-use crate::admin::access::Quota;
+use crate::admin::access::doorkeeper::Holders;
+use crate::admin::access::{OPERATOR, Quota};
 use axum::Router;
 use axum::http::{HeaderMap, Method, Request};
 use bytes::Bytes;
@@ -21,8 +22,14 @@ pub struct Site {
     pub store: Arc<dyn BlockStore>,
     pub pins: Arc<Pins>,
     pub parts: Arc<Parts>,
+    pub intake: Intake,
     pub dir: tempfile::TempDir,
+    /// Whose tokens are good: of everybody who ever asked, until a test revokes them.
+    pub tokens: Tokens,
 }
+
+/// By the identifiers of their tokens.
+pub type Tokens = Arc<std::sync::Mutex<std::collections::HashMap<String, Bearer>>>;
 
 /// What a test changes.
 pub struct Setup {
@@ -46,10 +53,16 @@ pub fn site_at(dir: tempfile::TempDir, store: &Arc<dyn BlockStore>, setup: Setup
     let pins = Pins::idle(store);
     let limits = Limits::new(&settings, &config::Cache::default());
     let intake = Intake::new(store, policy, Arc::clone(&pins), limits, dir.path()).expect("opens");
-    let parts = Parts::open(intake.clone(), &dir.path().join("parts"), (&settings).into()).expect("opens");
-    let routes = api::long_routes(intake).merge(resumable::api::long_routes(Arc::clone(&parts)));
+    let tokens = Tokens::default();
+    let known = Arc::clone(&tokens);
+    let holders: Holders = Arc::new(move |id| match id {
+        OPERATOR => Some(Bearer::operator()),
+        id => known.lock().expect("is sound").get(id).cloned(),
+    });
+    let parts = Parts::open(intake.clone(), &dir.path().join("parts"), (&settings).into(), holders).expect("opens");
+    let routes = api::long_routes(intake.clone()).merge(resumable::api::long_routes(Arc::clone(&parts)));
     let router = routes.split_for_parts().0;
-    Site { router, store: Arc::clone(store), pins, parts, dir }
+    Site { router, store: Arc::clone(store), pins, parts, intake, dir, tokens }
 }
 
 /// An answer with its body.
@@ -83,6 +96,7 @@ pub fn bearer(id: &str, bytes_max: Option<u64>) -> Bearer {
 
 impl Site {
     pub async fn ask(&self, bearer: &Bearer, request: axum::http::request::Builder, body: Body) -> Answer {
+        self.tokens.lock().expect("is sound").insert(bearer.id.to_string(), bearer.clone());
         let request = request.extension(bearer.clone()).body(body).expect("a request");
         let (head, body) = self.router.clone().oneshot(request).await.expect("answers").into_parts();
         let body = body.collect().await.expect("a body").to_bytes();
@@ -630,29 +644,88 @@ async fn a_pin_that_was_there_outlives_an_upload_that_fails() {
     assert_eq!(site.pins().await, [one.cid().to_string()]);
 }
 
-#[tokio::test]
-async fn so_many_uploads_run_at_a_time() {
-    let settings = config::Uploads { at_once_max: 2, ..config::Uploads::default() };
-    let site = Arc::new(site(Setup { settings, ..Setup::default() }));
-    let (mut senders, mut running) = (Vec::new(), Vec::new());
-    for _ in 0..2 {
+/// An upload that goes on until its sender is dropped.
+struct Begun {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    upload: tokio::task::JoinHandle<Answer>,
+}
+
+impl Begun {
+    async fn begin(site: &Arc<Site>, bearer: Bearer) -> Self {
         let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(1);
         let body =
             Body::from_stream(stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver))));
-        let site = Arc::clone(&site);
-        running.push(tokio::spawn(async move { site.upload("", "", body).await.status }));
-        // The second piece has room when the first is being read.
-        sender.send(Ok(Bytes::from_static(b"x"))).await.expect("is read");
-        sender.send(Ok(Bytes::from_static(b"y"))).await.expect("is read");
-        senders.push(sender);
+        let site = Arc::clone(site);
+        let upload = tokio::spawn(async move { site.upload_as(&bearer, "", body).await });
+        // The second piece has room when the first is being read, or the upload was refused.
+        _ = sender.send(Ok(Bytes::from_static(b"x"))).await;
+        _ = sender.send(Ok(Bytes::from_static(b"y"))).await;
+        Self { sender, upload }
     }
-    let answer = site.upload("", "", "z").await;
+
+    async fn end(self) -> Answer {
+        drop(self.sender);
+        self.upload.await.expect("ends")
+    }
+}
+
+impl Site {
+    async fn upload_as(&self, bearer: &Bearer, query: &str, body: impl Into<Body>) -> Answer {
+        let request = Request::builder().method(Method::POST).uri(format!("/upload?{query}"));
+        self.ask(bearer, request, body.into()).await
+    }
+}
+
+#[tokio::test]
+async fn so_many_uploads_run_at_a_time_and_one_token_has_not_all_of_them() {
+    let settings = config::Uploads { at_once_max: 4, ..config::Uploads::default() };
+    let site = Arc::new(site(Setup { settings, ..Setup::default() }));
+    let (alice, bob) = (bearer("alice", None), bearer("bob", None));
+    let mut running = Vec::new();
+    for _ in 0..3 {
+        running.push(Begun::begin(&site, alice.clone()).await);
+    }
+    let answer = site.upload_as(&alice, "", "z").await;
     assert!(answer.status == 429 && answer.headers.contains_key("retry-after"), "{}", answer.status);
-    drop(senders);
+    assert!(answer.error().contains("this token has"), "{}", answer.error());
+    assert_eq!(site.upload_as(&bob, "", "z").await.status, 200);
+    running.push(Begun::begin(&site, bob.clone()).await);
+    let answer = site.upload_as(&bob, "", "z").await;
+    assert!(answer.status == 429 && answer.error().contains("4 uploads"), "{} {}", answer.status, answer.error());
     for upload in running {
-        assert_eq!(upload.await.expect("ends"), 200);
+        assert_eq!(upload.end().await.status, 200);
     }
-    assert_eq!(site.upload("", "", "z").await.status, 200);
+    assert_eq!(site.upload_as(&alice, "", "z").await.status, 200);
+}
+
+#[tokio::test]
+async fn uploads_share_their_memory_and_a_small_one_takes_little() {
+    let settings = config::Uploads { memory_bytes_max: 64 << 20, ..config::Uploads::default() };
+    let site = Arc::new(site(Setup { settings, ..Setup::default() }));
+    let me = bearer("me", None);
+    // Nobody knows how long it will be.
+    let unknown = || Body::from_stream(stream::iter([Ok::<_, io::Error>("z")]));
+    let greedy = "chunker=size-2096896&name=f";
+    let first = Begun::begin(&site, me.clone()).await;
+    let answer = site.upload_as(&me, greedy, unknown()).await;
+    assert!(answer.status == 503 && answer.headers.contains_key("retry-after"), "{}", answer.status);
+    assert!(answer.error().contains("uploads.memory_bytes_max"), "{}", answer.error());
+    assert_eq!(site.upload_as(&me, "name=f", "short").await.status, 200);
+    assert_eq!(first.end().await.status, 200);
+    assert_eq!(site.upload_as(&me, greedy, unknown()).await.status, 200);
+    assert_eq!(site.intake.memory().left(), 64 << 20, "all of it is given back");
+}
+
+#[tokio::test]
+async fn what_is_only_hashed_is_no_longer_than_what_may_be_kept() {
+    let site = site(Setup::default());
+    let me = bearer("me", Some(5));
+    assert_eq!(site.upload_as(&me, "only-hash", "12345").await.status, 200);
+    let known = site.upload_as(&me, "only-hash", "123456").await;
+    let streamed = Body::from_stream(stream::iter([Ok::<_, io::Error>("123"), Ok("456")]));
+    for answer in [known, site.upload_as(&me, "only-hash", streamed).await] {
+        assert!(answer.status == 507 && answer.error().contains("quota"), "{} {}", answer.status, answer.error());
+    }
 }
 
 #[tokio::test]
@@ -746,7 +819,7 @@ async fn what_is_left_to_the_cache_is_there_or_is_refused() {
     assert!(matches!(refused, Err(IntakeError::Quota { .. })));
     let taken = take(&intake, &owner, &small, kept(Keep::Cached)).await.expect("has room");
     assert_eq!((taken.roots[0].cid.to_string(), &taken.roots[0].pin), (file_cid(&Profile::default(), &small), &None));
-    let blocks = content::dag::walk_links(Arc::clone(&store) as _, taken.roots[0].cid, 1).count().await as u64;
+    let blocks = content::dag::walk_links(Arc::clone(&store) as _, taken.roots[0].cid, 1, None).count().await as u64;
     assert_eq!((blocks, store.stats().blocks), (taken.blocks, taken.blocks), "every block is there, and nothing else");
     // What never has room pushes nothing out.
     let error = take(&intake, &owner, &noise(8_000_000, 4), kept(Keep::Cached)).await.expect_err("has no room");

@@ -17,6 +17,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const ROOM_BYTES: usize = 16 << 20;
 /// A folder of up to so many bytes of entries is made in memory.
 const SMALL_BYTES: u64 = 4 << 20;
+/// What a catalogue takes in memory at most, in bytes: its entries, those of one folder that is made, and a list that grows.
+pub const MEMORY_BYTES_MAX: usize = ROOM_BYTES + 2 * SMALL_BYTES as usize;
 /// How many things may be at the top of an upload without a folder around them: each becomes a pin of its own.
 pub const ROOTS_MAX: usize = 1_000;
 

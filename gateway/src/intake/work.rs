@@ -73,7 +73,7 @@ impl Work {
         let policy = std::sync::Arc::clone(&intake.policy);
         let look = move |cid: &Cid| check(&*policy, cid).map_err(SinkError::from);
         let TakenCar { addition, roots, blocks, bytes } =
-            cache::take_car(&*intake.store, meter, roots_in, &look).await?;
+            cache::take_car(intake.begin_addition().await?, meter, roots_in, &look).await?;
         let (sizes, pins) = pin(&intake, &owner, &terms, addition, &roots).await?;
         let root = |cid: &Cid| Root {
             name: String::new(),

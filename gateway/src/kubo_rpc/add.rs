@@ -349,6 +349,8 @@ mod tests {
             "empty-dirs=false",
             "max-hamt-fanout=3",
             "max-file-links=1",
+            "max-file-links=2147483647",
+            "only-hash=true&chunker=size-1&max-file-links=2147483647",
             "max-file-links=-1",
         ];
         for query in bad {

@@ -11,6 +11,7 @@ use crate::admin::access::Bearer;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use content::hashes::{self, IDENTITY, SHA2_256};
+use content::policy::check_inlined;
 use content::{Block, Cid, codec};
 use futures::future::ready;
 use futures::stream::{self, StreamExt as _};
@@ -74,6 +75,7 @@ pub async fn block_get(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&BLOCK_GET, request).await?;
     call.within(async {
         let found = rpc.find(&call, call.argument()).await?;
+        check_inlined(&*rpc.policy, &found.resolved.block)?;
         let data = found.resolved.block.data().clone();
         answer::bytes(&call, "application/vnd.ipld.raw", stream::once(ready(Ok(data))).boxed()).await
     })

@@ -8,6 +8,7 @@ use super::command::{self, Answers, Arguments, Command, Input};
 use super::problem::RpcError;
 use axum::extract::{Request, State};
 use content::ipld::{self, Ipld};
+use content::policy::check_inlined;
 use content::scope::{self, ScopeLimits, ScopeOptions};
 use content::{Block, BlockSource, Cid, car};
 use futures::future::ready;
@@ -156,7 +157,8 @@ pub async fn dag_get(State(rpc): State<Rpc>, request: Request) -> Answer {
     let codec = call.text("output-codec").map_or(Ok(content::codec::DAG_JSON), codecs::named)?;
     call.within(async {
         let found = rpc.find(&call, call.argument()).await?;
-        found.below()?;
+        found.below().await?;
+        check_inlined(found.source.policy(), &found.resolved.block)?;
         let resolved = found.resolved;
         let written = if resolved.remainder.is_empty() {
             ipld::convert(&resolved.block, codec)?
@@ -194,7 +196,9 @@ pub async fn dag_export(State(rpc): State<Rpc>, request: Request) -> Answer {
     call.within(async {
         let found = rpc.find(&call, call.argument()).await?.whole()?;
         let header = stream::once(ready(Ok(car::header(&[*found.cid()]))));
-        let sections = blocks(found.below()?, found.resolved.block, rpc.limits.scope).flat_map(|block| {
+        let policy = Arc::clone(found.source.policy_handle());
+        let sections = blocks(found.below().await?, found.resolved.block, rpc.limits.scope).flat_map(move |block| {
+            let block = block.and_then(|block| check_inlined(&*policy, &block).map(|()| block).map_err(RpcError::from));
             stream::iter(match block {
                 Ok(block) => <[_; 2]>::from(car::section(&block)).map(Ok).to_vec(),
                 Err(error) => vec![Err(error)],
@@ -223,7 +227,7 @@ pub async fn dag_stat(State(rpc): State<Rpc>, request: Request) -> Answer {
         for argument in &call.arguments {
             let found = rpc.find(&call, argument).await?.whole()?;
             let stat = DagStatView { cid: call.cids.show(found.cid()), size: 0, num_blocks: 0 };
-            dags.push((stat, blocks(found.below()?, found.resolved.block, rpc.limits.scope)));
+            dags.push((stat, blocks(found.below().await?, found.resolved.block, rpc.limits.scope)));
         }
         let progress = call.flag("progress") != Some(false);
         let counting = Counting::new(dags, progress, rpc.limits.scope.seen_max);

@@ -165,13 +165,14 @@ fn rewritten(data: Bytes, input: u64, output: u64) -> Result<Bytes, RpcError> {
 #[utoipa::path(post, path = "/api/v0/dag/import", tag = "kubo", security(("bearer" = ["pin"])), responses(
     (status = 200, description = "What became of each root, and what came.", body = DagImportView)))]
 pub async fn dag_import(State(rpc): State<Rpc>, bearer: Bearer, request: Request) -> Response {
+    let body_bytes_max = http_body::Body::size_hint(request.body()).upper();
     let (call, files) = match files::receive(&DAG_IMPORT, request) {
         Ok(received) => received,
         Err(response) => return response,
     };
     let rest = files.rest();
     let done = call.within(async {
-        let (place, pins) = (rpc.begin_import()?, call.flag("pin-roots") != Some(false));
+        let (place, pins) = (rpc.begin_import(&bearer, body_bytes_max)?, call.flag("pin-roots") != Some(false));
         // What has come whole is pinned, whether or not anybody waits to hear of it.
         let importing = tokio::spawn(async move {
             let imported = import(&rpc, &bearer, files, pins).await;

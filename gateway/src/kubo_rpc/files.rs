@@ -9,6 +9,7 @@ use super::call::Call;
 use super::command::Command;
 use super::problem::RpcError;
 use crate::admin::answer;
+use crate::admin::upload::broken;
 use axum::body::{Body, BodyDataStream};
 use axum::extract::Request;
 use axum::http::header::CONTENT_TYPE;
@@ -172,7 +173,6 @@ impl Pieces {
         };
         if let Poll::Ready(next) = next {
             self.waiting = false;
-            let broken = |error| io::Error::new(io::ErrorKind::ConnectionAborted, error);
             return Poll::Ready(next.map(|piece| piece.map_err(broken)));
         }
         if !std::mem::replace(&mut self.waiting, true) {

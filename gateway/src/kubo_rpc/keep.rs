@@ -12,7 +12,7 @@ use crate::intake::body::Allowance;
 use crate::intake::{IntakeError, Keep, Keeping};
 use crate::pinning::{Meta, Owner, PinsError, Request, Room, Status, Wanted};
 use axum::http::StatusCode;
-use cache::add::{AddError, Addition};
+use cache::add::AddError;
 use content::dag::DagError;
 use content::{Block, Cid, SourceError, Verdict};
 use std::sync::Arc;
@@ -208,7 +208,7 @@ pub type OnProgress<'a> = &'a mut (dyn FnMut(&Request) + Send);
 impl Rpc {
     /// Pins a root in the store, and puts that down as somebody's.
     async fn pin_whole(&self, owner: &Owner, root: Cid, name: Option<String>) -> Result<(), Unpinned> {
-        let addition = Addition::begin(&*self.store).await.map_err(RpcError::from)?;
+        let addition = self.intake.begin_addition().await.map_err(RpcError::from)?;
         addition.pin(&[root], name.as_deref()).await?;
         self.pins.record(owner, root, name, Meta::new()).await.map_err(RpcError::from)?;
         Ok(())

@@ -49,18 +49,21 @@ mod tests;
 
 use self::command::Command;
 use self::problem::RpcError;
-use crate::intake::Intake;
+use crate::admin::access::Bearer;
+use crate::intake::{Intake, memory_for};
+use crate::limiter::{Limiter, Permit};
 use crate::pinning::Pins;
 use crate::pipeline::Limits;
 use crate::source::Sources;
 use cache::BlockStore;
-use content::{NameResolver, Policy};
+use cache::import::IMPORT_BYTES_MAX;
+use content::budget::Share;
+use content::{MAX_BLOCK_BYTES, NameResolver, Policy};
 use libp2p::PeerId;
 use p2p_bridge::Bridge;
 use p2p_bridge::names::publish::Publisher;
 use std::ops::Deref;
 use std::sync::Arc;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -99,8 +102,8 @@ pub struct Rpc(Arc<Inner>);
 
 struct Inner {
     parts: Parts,
-    imports: Arc<Semaphore>,
-    puts: Arc<Semaphore>,
+    imports: Arc<Limiter>,
+    puts: Arc<Limiter>,
 }
 
 impl Deref for Rpc {
@@ -114,23 +117,25 @@ impl Deref for Rpc {
 impl Rpc {
     /// Commands that work with these parts.
     pub fn new(parts: Parts) -> Self {
-        let [imports, puts] = [IMPORTS_MAX, PUTS_MAX].map(|places| Arc::new(Semaphore::new(places)));
+        let [imports, puts] = [IMPORTS_MAX, PUTS_MAX].map(|places| Arc::new(Limiter::shared(places)));
         Self(Arc::new(Inner { parts, imports, puts }))
     }
 
-    /// A place for an import.
-    fn begin_import(&self) -> Result<OwnedSemaphorePermit, RpcError> {
-        place(&self.0.imports, || format!("{IMPORTS_MAX} imports are under way: try again when one has ended"))
+    /// A slot and memory for an import whose body has so many bytes at most.
+    fn begin_import(&self, bearer: &Bearer, body_bytes_max: Option<u64>) -> Result<(Permit, Share), RpcError> {
+        let words = || format!("{IMPORTS_MAX} imports are under way: try again when one has ended");
+        let bytes = memory_for(IMPORT_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max);
+        Ok((place(&self.0.imports, bearer, words)?, self.intake.reserve(bytes)?))
     }
 
     /// A place for blocks or documents that are put.
-    fn begin_put(&self) -> Result<OwnedSemaphorePermit, RpcError> {
-        place(&self.0.puts, || format!("{PUTS_MAX} requests put blocks: try again when one has ended"))
+    fn begin_put(&self, bearer: &Bearer) -> Result<Permit, RpcError> {
+        place(&self.0.puts, bearer, || format!("{PUTS_MAX} requests put blocks: try again when one has ended"))
     }
 }
 
-fn place(places: &Arc<Semaphore>, words: impl FnOnce() -> String) -> Result<OwnedSemaphorePermit, RpcError> {
-    Ok(crate::admin::long::place(places, words)?)
+fn place(limiter: &Arc<Limiter>, bearer: &Bearer, words: impl FnOnce() -> String) -> Result<Permit, RpcError> {
+    Ok(crate::admin::long::place(limiter, bearer, words)?)
 }
 
 /// Every command.

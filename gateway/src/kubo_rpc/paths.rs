@@ -12,7 +12,7 @@ use crate::source::RootSource;
 use content::names::NameError;
 use content::path::{Namespace, PathError, Root};
 use content::walk::Resolved;
-use content::{BlockSource, Cid, ContentPath, Verdict};
+use content::{BlockSource, Cid, ContentPath, Verdict, Work};
 use std::sync::Arc;
 
 /// How many segments are followed.
@@ -51,8 +51,9 @@ impl Found {
     ///
     /// # Errors
     /// That something below it is withheld.
-    pub fn below(&self) -> Result<Arc<dyn BlockSource>, RpcError> {
-        Ok(Arc::new(Whole::below(&self.source, &self.resolved, &self.segments)?))
+    pub async fn below(&self) -> Result<Arc<dyn BlockSource>, RpcError> {
+        let (source, policy) = (Arc::clone(&self.source), Arc::clone(self.source.policy_handle()));
+        Ok(Arc::new(Whole::below(source, policy, &self.resolved, &self.segments).await?))
     }
 
     /// Whether what has a name at the path's end is not withheld by that path.
@@ -105,7 +106,8 @@ impl Rpc {
     /// That it leads nowhere, or a block does not come.
     pub async fn find(&self, call: &Call, argument: &str) -> Result<Found, RpcError> {
         let target = self.target(argument).await?;
-        let source = RootSource::new(&self.sources, target.root, call.client, call.offline);
+        let work = Work::new(self.limits.work_steps_max);
+        let source = RootSource::within(&self.sources, target.root, call.client, call.offline, work);
         let resolved = resolve::walk(&source, &target).await?;
         Ok(Found { source, resolved, segments: target.segments })
     }

@@ -340,7 +340,7 @@ pub async fn pin_ls(State(rpc): State<Rpc>, bearer: Bearer, request: Request) ->
     let kinds = Kinds::of(&call)?;
     call.within(async {
         let pins = match call.arguments.is_empty() {
-            true => rpc.pinned(&bearer, &call, kinds),
+            true => rpc.pinned(&bearer, &call, kinds).await,
             false => rpc.looked_up(&bearer, &call, kinds).await?,
         };
         if call.flag("stream") == Some(true) {
@@ -363,22 +363,22 @@ type Lines = BoxStream<'static, Result<PinLineView, RpcError>>;
 
 impl Rpc {
     /// What is pinned for somebody, newest first, each root once.
-    fn pinned_for(&self, bearer: &Bearer, name: Option<&str>) -> Vec<Pin> {
+    async fn pinned_for(&self, bearer: &Bearer, name: Option<&str>, roots: Vec<Cid>) -> Vec<Pin> {
         let name = name.map(|name| (name.to_owned(), NameMatch::Partial));
-        let filter = Filter { statuses: vec![Status::Pinned], name, limit: usize::MAX, ..Filter::default() };
+        let filter = Filter { statuses: vec![Status::Pinned], name, roots, limit: usize::MAX, ..Filter::default() };
         let page = match bearer.is_operator() {
-            true => self.pins.list_all(&filter),
-            false => self.pins.list(&bearer.id, &filter),
+            true => self.pins.list_all(&filter).await,
+            false => self.pins.list(&bearer.id, &filter).await,
         };
         let mut seen = HashSet::new();
         page.requests.into_iter().filter(|pin| seen.insert(pin.root)).collect()
     }
 
     /// Everything that is pinned for somebody.
-    fn pinned(&self, bearer: &Bearer, call: &Call, kinds: Kinds) -> Lines {
+    async fn pinned(&self, bearer: &Bearer, call: &Call, kinds: Kinds) -> Lines {
         let wanted = call.text("name");
         let names = call.flag("names") == Some(true) || wanted.is_some();
-        let pins = self.pinned_for(bearer, wanted);
+        let pins = self.pinned_for(bearer, wanted, Vec::new()).await;
         let cids = call.cids;
         let roots: Vec<Cid> = pins.iter().map(|pin| pin.root).collect();
         let line = move |pin: Pin| PinLineView {
@@ -403,7 +403,7 @@ impl Rpc {
         let mut seen: HashSet<u128> = roots.iter().map(short).collect();
         let store = self.store.handle();
         let of_root = move |root: Cid| {
-            let visited = dag::walk_links(Arc::clone(&store) as _, root, WALK_CONCURRENCY);
+            let visited = dag::walk_links(Arc::clone(&store) as _, root, WALK_CONCURRENCY, None);
             visited.map(move |visited| Ok((visited?, root)))
         };
         let visited = stream::iter(roots).flat_map(of_root);
@@ -431,10 +431,10 @@ impl Rpc {
     /// How each of the arguments is pinned.
     async fn looked_up(&self, bearer: &Bearer, call: &Call, kinds: Kinds) -> Result<Lines, RpcError> {
         let names = call.flag("names") == Some(true) || call.text("name").is_some();
-        let pins = self.pinned_for(bearer, None);
         let mut lines = Vec::with_capacity(call.arguments.len());
         for argument in &call.arguments {
             let cid = self.cid_of(call, argument).await?;
+            let pins = self.pinned_for(bearer, None, vec![cid]).await;
             let own = pins.iter().find(|pin| pin.root == cid && kinds.recursive);
             let line =
                 |name: &str, kind: String| PinLineView { cid: call.cids.show(&cid), name: name.to_owned(), kind };
@@ -443,7 +443,7 @@ impl Rpc {
                     Some(line(pin.name.as_deref().filter(|_| names).unwrap_or_default(), "recursive".to_owned()))
                 }
                 None if kinds.indirect => {
-                    let above = self.above(&pins, &cid).await?;
+                    let above = self.above(bearer, &cid).await?;
                     above.map(|root| line("", format!("indirect through {}", call.cids.show(&root))))
                 }
                 None => None,
@@ -454,11 +454,12 @@ impl Rpc {
     }
 
     /// A pinned root that a block is below.
-    async fn above(&self, pins: &[Pin], cid: &Cid) -> Result<Option<Cid>, RpcError> {
+    async fn above(&self, bearer: &Bearer, cid: &Cid) -> Result<Option<Cid>, RpcError> {
         let Some(key) = BlockKey::of(cid) else { return Ok(None) };
         if !self.store.is_pinned(&key).await? {
             return Ok(None);
         }
+        let pins = self.pinned_for(bearer, None, Vec::new()).await;
         let mut below = self.below(pins.iter().map(|pin| pin.root).collect());
         while let Some((found, root)) = below.next().await.transpose()? {
             if found.hash() == cid.hash() {

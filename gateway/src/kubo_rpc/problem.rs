@@ -94,7 +94,7 @@ impl IntoResponse for RpcError {
     fn into_response(self) -> Response {
         let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")];
         let mut response = (self.status, headers, self.line()).into_response();
-        if self.status == StatusCode::TOO_MANY_REQUESTS {
+        if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_SECONDS));
         }
         response
@@ -161,6 +161,7 @@ impl From<DagError> for RpcError {
         match error {
             DagError::Node(error) => error.into(),
             DagError::Source(error) => error.into(),
+            DagError::Memory => Self { status: StatusCode::SERVICE_UNAVAILABLE, message: error.to_string() },
         }
     }
 }
@@ -183,7 +184,7 @@ impl From<PinError> for RpcError {
         match error {
             PinError::Store(error) => error.into(),
             PinError::NameTooLong { .. } => Self::bad(words),
-            PinError::Removed { .. } => Self { status: StatusCode::CONFLICT, message: words },
+            PinError::Removed { .. } | PinError::Lost { .. } => Self { status: StatusCode::CONFLICT, message: words },
             PinError::RootMissing { .. } => Self::cannot(words),
             PinError::Blocks(error) => match error.downcast::<DagError>() {
                 Ok(error) => Self { message: words, ..Self::from(*error) },

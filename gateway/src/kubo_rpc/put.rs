@@ -49,7 +49,7 @@ impl<M, V> Put<M, V> {
         };
         let rest = files.rest();
         let done = call.within(async {
-            let (_place, make) = (rpc.begin_put()?, makes(&call)?);
+            let (_place, make) = (rpc.begin_put(bearer)?, makes(&call)?);
             let mut keeper = Keeper::begin(rpc, bearer, call.flag("pin") == Some(true)).await?;
             let mut views = Vec::new();
             while let Some(data) = next(&mut files).await? {

@@ -71,7 +71,7 @@ pub async fn get(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&GET, request).await?;
     call.within(async {
         let found = rpc.find(&call, call.argument()).await?.whole()?;
-        let source = found.below()?;
+        let source = found.below().await?;
         let name = call.argument().trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();
         let stream = tar::stream(source, name, found.resolved.block, rpc.limits.tar);
         let chunks = stream.map(|chunk| chunk.map_err(|error| crate::errors::Problem::Tar(error).into())).boxed();

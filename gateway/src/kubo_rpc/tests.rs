@@ -4,7 +4,7 @@ use super::*;
 use crate::admin::access::{Bearer, Quota};
 use crate::admin::answer::KuboError;
 use crate::intake::tests::noise;
-use crate::lanes::Lanes;
+use crate::limiter::Limiter;
 use crate::pinning::{PinMetrics, PinOptions, Reach};
 use axum::Router;
 use axum::body::Body;
@@ -90,9 +90,14 @@ impl World {
         let open_session =
             move |_: &Cid, _| Arc::new(through.through(Arc::clone(&upstream) as _)) as Arc<dyn BlockSource>;
         let local: Arc<dyn BlockSource> = Arc::new(tiers.held());
-        let lanes = Arc::new(Lanes::new(8, 8));
-        let sources =
-            Sources { local, open_session: Box::new(open_session), lanes, encoded: None, policy: Arc::clone(&policy) };
+        let fetches = Arc::new(Limiter::new(8, 8));
+        let sources = Sources {
+            local,
+            open_session: Box::new(open_session),
+            fetches,
+            encoded: None,
+            policy: Arc::clone(&policy),
+        };
         let sources = Arc::new(sources);
         let upstream = Arc::clone(&elsewhere);
         let reach = Reach {
@@ -403,7 +408,8 @@ async fn what_the_disk_refuses_is_not_told_as_missing() {
 async fn so_much_is_put_or_imported_at_a_time() {
     let uploads = config::Uploads { bytes_max: 1_000, ..config::Uploads::default() };
     let world = World::taking_in([], &MemoryOptions::default(), uploads).await;
-    let places: Vec<_> = (0..PUTS_MAX).map(|_| world.rpc.begin_put().expect("a place")).collect();
+    let bearer = |number: usize| Bearer { id: number.to_string().into(), ..Bearer::operator() };
+    let places: Vec<_> = (0..PUTS_MAX).map(|number| world.rpc.begin_put(&bearer(number)).expect("a permit")).collect();
     world.send("block/put", &[b"hello"]).await.refused(429);
     world.send("dag/put", &[b"{}"]).await.refused(429);
     drop(places);

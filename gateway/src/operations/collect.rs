@@ -1,6 +1,7 @@
 //! `POST /api/v1/store/gc`: cached blocks go now, and not when their room is needed.
 
 use super::Operations;
+use crate::admin::access::Bearer;
 use crate::admin::answer::{Answer, Refusal, json};
 use crate::admin::long::apart;
 use crate::admin::noted::Noted;
@@ -43,10 +44,10 @@ pub struct CollectedView {
 #[utoipa::path(post, path = "/api/v1/store/gc", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = CollectRequest, content_type = "application/json"),
     responses((status = 200, description = "What went", body = CollectedView), WrongRequest, DiskFailed))]
-pub async fn collect(State(operations): State<Operations>, noted: Noted, body: Bytes) -> Answer {
+pub async fn collect(State(operations): State<Operations>, bearer: Bearer, noted: Noted, body: Bytes) -> Answer {
     let request: CollectRequest = read_body(&body)?;
     noted.note(&request);
-    let place = operations.begin()?;
+    let place = operations.begin(&bearer)?;
     let collected = apart(place, async move { operations.shrink(request.cached_bytes_max.unwrap_or(0)).await });
     Ok(json(StatusCode::OK, &collected.await?.map_err(Refusal::from)?))
 }

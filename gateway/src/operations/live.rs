@@ -6,10 +6,12 @@
 
 use super::Operations;
 use super::peers::CarriedView;
+use crate::admin::access::Bearer;
 use crate::admin::answer::{Answer, Refusal, json, seconds};
 use crate::admin::long;
 use crate::admin::parameters::Parameters;
 use crate::admin::refusals::WrongRequest;
+use crate::limiter::{Limiter, Permit};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -25,7 +27,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 use utoipa::ToSchema;
@@ -98,8 +100,11 @@ pub struct StoreView {
     pub pinned_bytes: u64,
     /// Blocks evicted since the start.
     pub evicted_blocks: u64,
-    /// Whether the disk refuses to write.
+    /// Whether nothing is stored at the moment.
     pub degraded: bool,
+    /// Why: `full`, `no_inodes`, `failing` or `broken`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
 }
 
 /// The network.
@@ -177,9 +182,9 @@ pub async fn stats(State(operations): State<Operations>, uri: Uri) -> Answer {
 #[utoipa::path(get, path = "/api/v1/events", tag = "operations", security(("bearer" = ["read"])),
     responses((status = 200, description = "Events, each with the figures as JSON", body = StatsView,
             content_type = "text/event-stream"), WrongRequest))]
-pub async fn events(State(operations): State<Operations>, uri: Uri) -> Answer {
+pub async fn events(State(operations): State<Operations>, bearer: Bearer, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
-    let watcher = operations.watch()?;
+    let watcher = operations.watch(&bearer)?;
     let first = stream::once(async { Ok::<Bytes, Infallible>(Bytes::from_static(b"retry: 2000\n\n")) });
     let events = stream::unfold(watcher, |mut watcher| async move {
         // It ends with the process.
@@ -195,13 +200,13 @@ pub async fn events(State(operations): State<Operations>, uri: Uri) -> Answer {
 /// The figures that are taken for all who read along.
 #[derive(Clone)]
 pub(super) struct Live {
-    places: Arc<Semaphore>,
+    limiter: Arc<Limiter>,
     current: Arc<Mutex<Option<Current>>>,
 }
 
 impl Default for Live {
     fn default() -> Self {
-        Self { places: Arc::new(Semaphore::new(WATCHERS_MAX)), current: Arc::default() }
+        Self { limiter: Arc::new(Limiter::shared(WATCHERS_MAX)), current: Arc::default() }
     }
 }
 
@@ -215,7 +220,7 @@ struct Current {
 struct Watcher {
     events: watch::Receiver<Bytes>,
     live: Live,
-    _place: OwnedSemaphorePermit,
+    _permit: Permit,
 }
 
 impl Drop for Watcher {
@@ -240,9 +245,9 @@ struct Taken {
 }
 
 impl Operations {
-    fn watch(&self) -> Result<Watcher, Refusal> {
+    fn watch(&self, bearer: &Bearer) -> Result<Watcher, Refusal> {
         let live = &self.inner.live;
-        let place = long::place(&live.places, || {
+        let permit = long::place(&live.limiter, bearer, || {
             format!("{WATCHERS_MAX} readers have the events already: try again when one has left")
         })?;
         let mut current = live.current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -257,7 +262,7 @@ impl Operations {
         if !events.borrow().is_empty() {
             events.mark_changed();
         }
-        Ok(Watcher { events, live: live.clone(), _place: place })
+        Ok(Watcher { events, live: live.clone(), _permit: permit })
     }
 
     async fn take_figures(self, events: watch::Sender<Bytes>) {
@@ -304,7 +309,8 @@ impl Operations {
                 cached_bytes: store.cached_bytes,
                 pinned_bytes: store.pinned_bytes,
                 evicted_blocks: store.evicted_blocks,
-                degraded: store.degraded,
+                degraded: store.degraded(),
+                trouble: store.trouble.map(|trouble| trouble.word().to_owned()),
             },
             network: NetworkView {
                 peers: load.peers,

@@ -39,9 +39,12 @@ pub(crate) mod testing;
 mod tests;
 pub mod warm;
 
+use crate::admin::access::Bearer;
 use crate::admin::answer::Refusal;
 use crate::admin::long;
+use crate::caches::Caches;
 use crate::health::Health;
+use crate::limiter::{Limiter, Permit};
 use crate::metrics::HttpMetrics;
 use crate::node::Places;
 use crate::pipeline::Gateway;
@@ -54,7 +57,6 @@ use p2p_bridge::{Bridge, Names};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -94,6 +96,8 @@ pub struct Parts {
     pub pins: Option<PinCounts>,
     /// Which list decides about content.
     pub decide: Option<Decider>,
+    /// Caches in front of the gateway.
+    pub caches: Caches,
 }
 
 /// What operators do. Clones are the same.
@@ -106,7 +110,9 @@ struct Inner {
     parts: Parts,
     /// The gateway for whoever only looks.
     looking: Gateway,
-    places: Arc<Semaphore>,
+    /// The same, which has names looked up.
+    resolving: Gateway,
+    limiter: Arc<Limiter>,
     live: live::Live,
     /// When all of it began.
     since: (SystemTime, Instant),
@@ -117,9 +123,10 @@ impl Operations {
     pub fn new(parts: Parts) -> Self {
         let Parts { gateway, tiers, names, loaded, .. } = &parts;
         let looking = gateway.looking(&loaded.config.http, Arc::new(tiers.local()), names.known_only());
-        let places = Arc::new(Semaphore::new(OPERATIONS_MAX));
+        let resolving = gateway.looking(&loaded.config.http, Arc::new(tiers.local()), Arc::clone(names) as _);
+        let limiter = Arc::new(Limiter::shared(OPERATIONS_MAX));
         let since = (SystemTime::now(), Instant::now());
-        Self { inner: Arc::new(Inner { parts, looking, places, live: live::Live::default(), since }) }
+        Self { inner: Arc::new(Inner { parts, looking, resolving, limiter, live: live::Live::default(), since }) }
     }
 
     fn parts(&self) -> &Parts {
@@ -136,9 +143,9 @@ impl Operations {
         self.parts().bridge.as_ref().ok_or_else(|| Refusal(StatusCode::CONFLICT, words.to_owned()))
     }
 
-    /// A place for an operation that takes long.
-    fn begin(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        long::place(&self.inner.places, || {
+    /// A permit for an operation that takes long.
+    fn begin(&self, bearer: &Bearer) -> Result<Permit, Refusal> {
+        long::place(&self.inner.limiter, bearer, || {
             format!("{OPERATIONS_MAX} operations are under way: try again when one has ended")
         })
     }

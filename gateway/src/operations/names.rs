@@ -1,6 +1,7 @@
 //! `POST /api/v1/names/refresh`: what a name stands for is looked up now, whatever is remembered of it.
 
 use super::Operations;
+use crate::admin::access::Bearer;
 use crate::admin::answer::{Answer, json, seconds};
 use crate::admin::noted::Noted;
 use crate::admin::parameters::{read_body, wrong};
@@ -91,11 +92,11 @@ pub fn read_name(text: &str) -> Result<Name, content::names::NotAName> {
 #[utoipa::path(post, path = "/api/v1/names/refresh", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = RefreshRequest, content_type = "application/json"),
     responses((status = 200, description = "What it stood for and stands for", body = RefreshedView), WrongRequest))]
-pub async fn refresh(State(operations): State<Operations>, noted: Noted, body: Bytes) -> Answer {
+pub async fn refresh(State(operations): State<Operations>, bearer: Bearer, noted: Noted, body: Bytes) -> Answer {
     let request: RefreshRequest = read_body(&body)?;
     noted.note(&request);
     let name = read_name(&request.name).map_err(wrong)?;
-    let _place = operations.begin()?;
+    let _place = operations.begin(&bearer)?;
     let refreshed = operations.parts().names.refresh(&name).await;
     let old = refreshed.old.as_ref().map(path_of);
     let new = refreshed.new.as_ref().ok().map(path_of);

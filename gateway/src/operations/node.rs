@@ -7,6 +7,7 @@ use crate::admin::refusals::WrongRequest;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use p2p_bridge::epoch;
+use p2p_bridge::no_peers::ADVICE;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -33,8 +34,15 @@ pub struct NodeView {
     pub stopping: bool,
     /// Whether it asks nobody and answers no peers.
     pub offline: bool,
-    /// The root of the welcome site.
-    pub welcome: String,
+    /// Connected peers.
+    #[serde(default)]
+    pub peers: usize,
+    /// What to do if it has none although it is online.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
+    /// The root of the welcome site, unless it is switched off or unpinned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub welcome: Option<String>,
 }
 
 /// Which node this is, and where it is to be found.
@@ -43,9 +51,9 @@ pub struct NodeView {
 pub async fn read(State(operations): State<Operations>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let parts = operations.parts();
-    let addresses = match &parts.bridge {
-        Some(bridge) => bridge.addresses().await,
-        None => Vec::new(),
+    let (addresses, peers) = match &parts.bridge {
+        Some(bridge) => (bridge.addresses().await, bridge.load().await.peers),
+        None => (Vec::new(), 0),
     };
     let (started, since) = operations.inner.since;
     let stage = operations.stage();
@@ -60,7 +68,9 @@ pub async fn read(State(operations): State<Operations>, uri: Uri) -> Answer {
         stage: stage.stage,
         stopping: stage.stopping,
         offline: parts.bridge.is_none(),
-        welcome: parts.places.welcome.to_string(),
+        peers,
+        advice: (parts.bridge.is_some() && peers == 0).then(|| format!("this node has no peers: {ADVICE}")),
+        welcome: parts.places.welcome.as_ref().map(ToString::to_string),
     };
     Ok(json(StatusCode::OK, &view))
 }

@@ -5,11 +5,13 @@
 
 use super::Operations;
 use super::dag::{Frontier, Step};
+use crate::admin::access::Bearer;
 use crate::admin::answer::{Answer, ErrorView, Refusal, json};
 use crate::admin::long::apart;
 use crate::admin::noted::Noted;
 use crate::admin::parameters::{read_body, wrong};
 use crate::admin::refusals::{DiskFailed, WrongRequest};
+use crate::control::subject::Subject;
 use crate::errors::Problem;
 use crate::pipeline::Forgotten;
 use crate::resolve::Target;
@@ -74,6 +76,13 @@ pub struct PurgedView {
     pub encoded: u64,
     /// Names that are known no longer.
     pub names: Vec<String>,
+    /// Caches in front of the gateway that are sent a purge request, now or as soon as they can be reached.
+    #[serde(default)]
+    pub caches_notified: u64,
+}
+
+fn whole(root: Root) -> Subject {
+    Subject { root, segments: Vec::new() }
 }
 
 /// What goes.
@@ -98,11 +107,11 @@ struct Gone {
     request_body(content = PurgeRequest, content_type = "application/json"),
     responses((status = 200, description = "What was removed", body = PurgedView), WrongRequest,
         (status = 422, description = "It has more blocks than are walked", body = ErrorView), DiskFailed))]
-pub async fn purge(State(operations): State<Operations>, noted: Noted, body: Bytes) -> Answer {
+pub async fn purge(State(operations): State<Operations>, bearer: Bearer, noted: Noted, body: Bytes) -> Answer {
     let request: PurgeRequest = read_body(&body)?;
     noted.note(&request);
     let below = request.below.unwrap_or(true);
-    let place = operations.begin()?;
+    let place = operations.begin(&bearer)?;
     let order = operations.order(request).await?;
     let purged = apart(place, async move { operations.carry_out(order, below).await });
     Ok(json(StatusCode::OK, &purged.await??))
@@ -162,15 +171,19 @@ impl Operations {
     async fn carry_out(&self, order: Order, below: bool) -> Result<PurgedView, Refusal> {
         let Order { roots, names, missing } = order;
         let mut forgotten = Vec::new();
+        let told: Vec<Subject> = names.iter().map(|name| whole(Root::Name(name.clone()))).collect();
         for name in names {
             if self.parts().names.forget(&name) {
                 forgotten.push(name.to_string());
             }
         }
+        let in_front: Vec<Subject> =
+            told.into_iter().chain(roots.iter().map(|root| Root::Cid(*root)).map(whole)).collect();
         let mut gone = Gone::default();
         if !roots.is_empty() {
             gone = self.remove(&roots, below).await?;
         }
+        let caches_notified = self.parts().caches.invalidate(&in_front, None).await;
         tracing::info!(?roots, gone.evicted.blocks, gone.evicted.bytes, names = forgotten.len(), "purged");
         let Gone { evicted, ram, forgotten: Forgotten { paths, listings, sites, encoded }, .. } = gone;
         Ok(PurgedView {
@@ -185,6 +198,7 @@ impl Operations {
             sites,
             encoded,
             names: forgotten,
+            caches_notified,
         })
     }
 

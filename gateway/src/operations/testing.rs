@@ -3,7 +3,7 @@
 use super::{Operations, Parts};
 use crate::encoded::Encoded;
 use crate::health::{Health, Stage};
-use crate::lanes::Lanes;
+use crate::limiter::Limiter;
 use crate::metrics::HttpMetrics;
 use crate::node::Places;
 use crate::pipeline::{Gateway, Limits, Wiring};
@@ -79,7 +79,7 @@ pub(crate) fn world_over(
             open_session: Box::new(move |_: &Cid, gate| {
                 Arc::new(tiers.through(Arc::new(Gated::new(upstream(), gate))))
             }),
-            lanes: Arc::new(Lanes::new(512, 512)),
+            fetches: Arc::new(Limiter::new(512, 512)),
             encoded,
             policy: Arc::clone(&policy),
         })
@@ -106,7 +106,7 @@ pub(crate) fn world_over(
         admin_scheme: "http",
         peer_id: PeerId::random(),
         p2p: Vec::new(),
-        welcome: root,
+        welcome: Some(root),
     };
     let stop = CancellationToken::new();
     let operations = Operations::new(Parts {
@@ -122,6 +122,7 @@ pub(crate) fn world_over(
         stop: stop.clone(),
         pins: None,
         decide: None,
+        caches: crate::caches::Caches::default(),
     });
     health.enter(Stage::Serving);
     World { operations, gateway, tiers, store, health, stop, network }

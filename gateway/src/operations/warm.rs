@@ -7,6 +7,7 @@
 
 use super::Operations;
 use super::dag::{Frontier, Step, TooMany};
+use crate::admin::access::Bearer;
 use crate::admin::answer::{Answer, Refusal, seconds};
 use crate::admin::long::{self, PROGRESS_EVERY};
 use crate::admin::noted::Noted;
@@ -116,11 +117,11 @@ pub enum WarmLine {
     request_body(content = WarmRequest, content_type = "application/json"),
     responses((status = 200, description = "Lines of JSON", body = WarmLine, content_type = "application/x-ndjson"),
         WrongRequest))]
-pub async fn warm(State(operations): State<Operations>, noted: Noted, body: Bytes) -> Answer {
+pub async fn warm(State(operations): State<Operations>, bearer: Bearer, noted: Noted, body: Bytes) -> Answer {
     let request: WarmRequest = read_body(&body)?;
     noted.note(&request);
     let path = operations.path_to_warm(&request)?;
-    let place = operations.begin()?;
+    let place = operations.begin(&bearer)?;
     let (lines, mut told) = mpsc::channel(LINES_MAX);
     let warming = AbortOnDropHandle::new(tokio::spawn(async move {
         let _place = place;

@@ -21,6 +21,14 @@ pub enum FetchError {
     /// It could not be pinned.
     #[error(transparent)]
     Pin(#[from] PinError),
+    /// All of it is here but blocks that a rule of this gateway withholds.
+    #[error("{}", withheld_words(.blocks, .first))]
+    Withheld {
+        /// How many those are.
+        blocks: u64,
+        /// One of them.
+        first: Cid,
+    },
     /// A defect of this program.
     #[error("something went wrong here: the log says what")]
     Broken,
@@ -41,6 +49,16 @@ pub enum Verdict {
     Never,
     /// Somebody removed the pin meanwhile.
     Removed,
+    /// What is missing is withheld: it is not fetched until the rules change.
+    Withheld,
+}
+
+fn withheld_words(blocks: &u64, first: &Cid) -> String {
+    let (are, others) = if *blocks == 1 { ("block is", "") } else { ("blocks are", " and others") };
+    format!(
+        "{blocks} {are} withheld by a rule of this gateway ({first}{others}); the rest is kept. When the rule is removed, \
+         what is missing is fetched again"
+    )
 }
 
 /// An attempt under way: whatever is not here of a DAG is fetched, as members of its pin. What an earlier attempt had
@@ -75,9 +93,15 @@ impl Fetch {
     /// Takes the next block in; `None` when that was all.
     ///
     /// # Errors
-    /// [`FetchError`]; what came stays, as a partial pin.
+    /// [`FetchError`]; what came stays, as a partial pin. [`FetchError::Withheld`] at the end of a walk that passes over what
+    /// is withheld.
     pub async fn step(&mut self) -> Result<Option<Step>, FetchError> {
-        let Some(Found { visited, bytes, fetched }) = self.walk.next().await? else { return Ok(None) };
+        let Some(Found { visited, bytes, fetched }) = self.walk.next().await? else {
+            return self
+                .walk
+                .withheld()
+                .map_or(Ok(None), |(blocks, first)| Err(FetchError::Withheld { blocks, first }));
+        };
         match visited {
             Visited::Block(block) => self.store.put_member(&block, &self.attempt).await?,
             Visited::Leaf(cid) => self.store.put_held_member(cid, &self.attempt).await?,
@@ -103,14 +127,13 @@ impl FetchError {
             Self::Walk(WalkError::TooLarge(_)) => (Verdict::Never, "too_large"),
             Self::Walk(WalkError::Dag(error)) => of_dag(error),
             Self::Broken => (Verdict::Later, "defect"),
+            Self::Withheld { .. } => (Verdict::Withheld, "withheld"),
             Self::Pin(PinError::Removed { .. }) => (Verdict::Removed, "removed"),
-            Self::Pin(PinError::Store(StoreError::Full { .. } | StoreError::MemoryFull { .. })) => {
-                (Verdict::Later, "full")
-            }
+            Self::Pin(PinError::Store(error)) if error.is_full() => (Verdict::Later, "full"),
             Self::Pin(PinError::NameTooLong { .. }) => (Verdict::Never, "name"),
-            Self::Pin(PinError::Store(_) | PinError::Blocks(_) | PinError::RootMissing { .. }) => {
-                (Verdict::Later, "store")
-            }
+            Self::Pin(
+                PinError::Store(_) | PinError::Blocks(_) | PinError::RootMissing { .. } | PinError::Lost { .. },
+            ) => (Verdict::Later, "store"),
         }
     }
 }
@@ -119,6 +142,7 @@ fn of_dag(error: &DagError) -> (Verdict, &'static str) {
     match error {
         DagError::Node(NodeError::Unsupported { .. }) => (Verdict::Never, "unsupported"),
         DagError::Node(_) => (Verdict::Never, "malformed"),
+        DagError::Memory => (Verdict::Later, "busy"),
         DagError::Source(error) => match error {
             SourceError::Refused { .. } => (Verdict::Never, "refused"),
             SourceError::Unacceptable(_) => (Verdict::Never, "unsupported"),
@@ -126,6 +150,8 @@ fn of_dag(error: &DagError) -> (Verdict, &'static str) {
             SourceError::Stalled { .. } => (Verdict::Later, "stalled"),
             SourceError::Busy => (Verdict::Later, "busy"),
             SourceError::Corrupt { .. } => (Verdict::Later, "corrupt"),
+            // Pins have no such budget.
+            SourceError::TooMuchWork { .. } => (Verdict::Never, "work"),
             SourceError::Store(_) => (Verdict::Later, "store"),
             SourceError::Closed => (Verdict::Later, "closed"),
         },

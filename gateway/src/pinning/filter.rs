@@ -48,25 +48,45 @@ pub struct Page {
     pub requests: Vec<Request>,
 }
 
+/// Requests that are looked at in one go, before others get their turn: a fraction of a millisecond.
+const AT_ONCE: usize = 512;
+
 impl Page {
-    /// Lists requests, which come newest first.
-    pub(super) fn of<'a>(index: &'a Index, entries: impl Iterator<Item = &'a Entry>, filter: &Filter) -> Self {
-        let sieve = Sieve::of(filter);
-        let mut page = Self::default();
-        for entry in entries.filter(|entry| sieve.admits(index, entry)) {
-            page.count += 1;
-            if page.requests.len() < filter.limit {
-                page.requests.push(index.show(entry));
+    /// Adds some requests: of an owner, or everybody's; those from before a time, the newest first. Returns the time before which
+    /// to go on, unless that was all.
+    pub(super) fn extend(
+        &mut self,
+        index: &Index,
+        owner: Option<&str>,
+        sieve: &Sieve<'_>,
+        before_ms: u64,
+    ) -> Option<u64> {
+        let stretch = match (sieve.roots.is_empty(), owner) {
+            (false, _) => index.newest_for(&sieve.versions, owner, before_ms, AT_ONCE),
+            (true, Some(owner)) => index.newest_of(owner, before_ms, AT_ONCE),
+            (true, None) => index.newest(before_ms, AT_ONCE),
+        };
+        for entry in stretch.entries {
+            if entry.created_ms < sieve.after_ms {
+                return None;
+            }
+            if sieve.admits(index, entry) {
+                self.count += 1;
+                if self.requests.len() < sieve.filter.limit {
+                    self.requests.push(index.show(entry));
+                }
             }
         }
-        page
+        stretch.next_ms
     }
 }
 
 /// A filter that is made ready to be asked of thousands.
-struct Sieve<'a> {
+pub(super) struct Sieve<'a> {
     filter: &'a Filter,
     roots: HashSet<Cid>,
+    /// The same, in every version that requests may have.
+    versions: Vec<Cid>,
     /// As it is compared.
     name: Option<(String, NameMatch)>,
     /// Times below this one are before.
@@ -76,7 +96,7 @@ struct Sieve<'a> {
 }
 
 impl<'a> Sieve<'a> {
-    fn of(filter: &'a Filter) -> Self {
+    pub(super) fn of(filter: &'a Filter) -> Self {
         let folded = |(name, how): &(String, NameMatch)| match how {
             NameMatch::Exact | NameMatch::Partial => (name.clone(), *how),
             NameMatch::IgnoringCase | NameMatch::PartialIgnoringCase => (name.to_lowercase(), *how),
@@ -86,10 +106,16 @@ impl<'a> Sieve<'a> {
         Self {
             filter,
             roots: filter.roots.iter().map(whatever_version).collect(),
+            versions: versions(&filter.roots),
             name: filter.name.as_ref().map(folded),
             before_ms: filter.before.map_or(u64::MAX, |before| before.checked_add(up).map_or(u64::MAX, millis)),
             after_ms: filter.after.map_or(0, |after| millis(after) + 1),
         }
+    }
+
+    /// The time before which requests are meant.
+    pub(super) fn before_ms(&self) -> u64 {
+        self.before_ms
     }
 
     fn admits(&self, index: &Index, entry: &Entry) -> bool {
@@ -111,6 +137,14 @@ impl<'a> Sieve<'a> {
             NameMatch::PartialIgnoringCase => name.to_lowercase().contains(sought.as_str()),
         }
     }
+}
+
+/// Roots in every version that they can have, each once.
+fn versions(roots: &[Cid]) -> Vec<Cid> {
+    let both = |root: &Cid| [Some(whatever_version(root)), Cid::new_v0(*root.hash()).ok()];
+    let same = |root: &Cid, version: &Cid| version.codec() == root.codec();
+    let versions = roots.iter().flat_map(|root| both(root).into_iter().flatten().filter(|version| same(root, version)));
+    versions.collect::<HashSet<_>>().into_iter().collect()
 }
 
 fn whatever_version(cid: &Cid) -> Cid {

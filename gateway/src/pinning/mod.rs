@@ -7,6 +7,7 @@
 //! | [`service`] | [`Pins`]: everything that is done with requests |
 //! | [`index`] | all requests in memory, and the queue |
 //! | [`record`] | how they lie in the register |
+//! | [`clock`] | time that no step of the wall clock changes |
 //! | `workers` | who fetches, when, and what follows from a failure |
 //! | [`fetch`], [`walk`] | one attempt at a DAG |
 //! | [`reach`] | the network, as far as it is needed here |
@@ -24,7 +25,12 @@
 //! store and then has it recorded ([`Pins::record`]), and whoever unpins removes requests ([`Pins::remove`]), never the
 //! store's pin. Pins that are found in the store when a gateway starts, and that nobody asked for, become requests of
 //! [`OPERATOR`].
+//!
+//! A pin that was here in full and loses a block, whatever finds that, is partial in the store from then on, and its requests
+//! are pending again: what is missing is fetched again, for as long as it takes, and the rest is kept. What is missing because a
+//! rule withholds it is not fetched; the requests say so until the rules change.
 
+pub mod clock;
 pub mod fetch;
 pub mod filter;
 pub mod index;
@@ -42,7 +48,7 @@ pub use self::filter::{Filter, NameMatch, Page};
 pub use self::metrics::PinMetrics;
 pub use self::reach::Reach;
 pub use self::request::{Meta, OPERATOR, Owner, Progress, Request, Status, Wanted};
-pub use self::service::{PinOptions, Pins, PinsError, Protection, Room, Used};
+pub use self::service::{DamageReport, PinOptions, Pins, PinsError, Protection, Room, Used};
 
 #[cfg(test)]
 mod tests;

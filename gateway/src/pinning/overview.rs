@@ -159,8 +159,8 @@ async fn list(State(pins): State<Arc<Pins>>, uri: Uri) -> Answer {
         ..Filter::default()
     };
     let page = match text("owner") {
-        Some(owner) => pins.list(&owner, &filter),
-        None => pins.list_all(&filter),
+        Some(owner) => pins.list(&owner, &filter).await,
+        None => pins.list_all(&filter).await,
     };
     let shown = page.requests.iter().map(OwnedPinView::from).collect();
     Ok(json(StatusCode::OK, &OwnedPinsView { count: page.count as u64, pins: shown }))

@@ -6,6 +6,7 @@
 //! | `request/ID` | [`Record`] | a request, and what became of it |
 //! | `work/CID` | [`Work`] | attempts to fetch a DAG that is not here yet |
 //! | `orphan/CID` | [`Orphan`] | a pin that the store may still have, and nobody wants |
+//! | `unreadable/KEY` | anything | a record under a former key that this release cannot read: kept for whoever can |
 
 use super::index::{Entry, Outcome};
 use super::request::{Meta, Wanted};
@@ -16,6 +17,7 @@ use libp2p::Multiaddr;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 
 /// What this release writes.
@@ -24,6 +26,7 @@ const KEY_FORMAT: &[u8] = b"format";
 const REQUEST: &str = "request/";
 const WORK: &str = "work/";
 const ORPHAN: &str = "orphan/";
+const UNREADABLE: &str = "unreadable/";
 
 /// A request.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,6 +41,10 @@ struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     origins: Vec<Multiaddr>,
     outcome: Outcome,
+    /// The outcome is a failure, and what is here is kept all the same: [`Outcome::Withheld`], which earlier releases do not
+    /// know.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    withheld: bool,
     /// The owner's quota when this was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     bytes_max: Option<u64>,
@@ -49,7 +56,7 @@ struct Record {
     taken_in: bool,
 }
 
-/// Attempts to fetch a DAG.
+/// Attempts to fetch a DAG. Times are those of the process's [`Clock`](super::clock::Clock).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
     /// Those that failed.
@@ -60,6 +67,13 @@ pub struct Work {
     pub due_ms: u64,
     /// What stopped the last one.
     pub reason: Option<String>,
+    /// For how long nothing arrived when this was written, in milliseconds, not counting what passed while no process ran:
+    /// the clock may have been set since.
+    #[serde(default)]
+    pub waited_ms: u64,
+    /// The DAG was here in full, and lost blocks since.
+    #[serde(default)]
+    pub lost: bool,
 }
 
 /// A pin that is to go.
@@ -78,6 +92,8 @@ pub struct Found {
     pub works: Vec<(Cid, Work)>,
     /// Roots whose pins are to go.
     pub orphans: Vec<(Cid, Orphan)>,
+    /// Records that cannot be understood, with their keys.
+    pub unreadable: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// The change that writes a request.
@@ -92,7 +108,11 @@ pub fn put(entry: &Entry) -> Result<Change, StoreError> {
         name: entry.name.clone(),
         meta: entry.meta.clone(),
         origins: entry.origins.clone(),
-        outcome: entry.outcome.clone(),
+        outcome: match &entry.outcome {
+            Outcome::Withheld(reason) => Outcome::Failed(Arc::clone(reason)),
+            outcome => outcome.clone(),
+        },
+        withheld: matches!(entry.outcome, Outcome::Withheld(_)),
         bytes_max: entry.bytes_max,
         keeps: entry.keeps.map(|root| root.to_string()),
         taken_in: entry.taken_in,
@@ -134,51 +154,63 @@ pub fn delete_orphan(root: &Cid) -> Change {
 /// Reads everything. Blocks the thread.
 ///
 /// # Errors
-/// What the disk said, or that a record is none: what was acknowledged is not passed over in silence.
+/// What the disk said, or [`StoreError::NewerSchema`].
 pub fn load(register: &Register) -> Result<Found, StoreError> {
     check_format(register)?;
     let mut found = Found::default();
-    each(register, REQUEST, |id, record: Record| {
+    let mut unreadable = Vec::new();
+    each(register, REQUEST, &mut unreadable, |id, record: Record| {
         found.entries.push(entry(id, record)?);
         Some(())
     })?;
-    each(register, WORK, |root, work| {
+    each(register, WORK, &mut unreadable, |root, work| {
         found.works.push((root.parse().ok()?, work));
         Some(())
     })?;
-    each(register, ORPHAN, |root, orphan| {
+    each(register, ORPHAN, &mut unreadable, |root, orphan| {
         found.orphans.push((root.parse().ok()?, orphan));
         Some(())
     })?;
+    found.unreadable = unreadable;
     Ok(found)
 }
 
+/// The changes that put records aside which cannot be understood.
+pub fn put_aside(unreadable: &[(Vec<u8>, Vec<u8>)]) -> Vec<Change> {
+    let moves = unreadable.iter().flat_map(|(key, value)| {
+        [Change::Put([UNREADABLE.as_bytes(), key].concat(), value.clone()), Change::Delete(key.clone())]
+    });
+    moves.collect()
+}
+
 fn check_format(register: &Register) -> Result<(), StoreError> {
-    match register.get(KEY_FORMAT)? {
+    let known = register.get(KEY_FORMAT)?.and_then(|text| serde_json::from_slice::<u32>(&text).ok());
+    match known {
+        Some(found) if found > FORMAT => {
+            let dir = register.dir().map(Path::to_owned).unwrap_or_default();
+            Err(StoreError::NewerSchema { dir, found, known: FORMAT })
+        }
+        Some(_) => Ok(()),
+        None if register.is_read_only() => Ok(()),
         None => register.write_now(vec![Change::Put(KEY_FORMAT.to_vec(), written(&FORMAT)?)]),
-        Some(text) => match serde_json::from_slice::<u32>(&text) {
-            Ok(found) if found <= FORMAT => Ok(()),
-            _ => Err(damaged("the list of pins was written by a newer release")),
-        },
     }
 }
 
 fn each<T: DeserializeOwned>(
     register: &Register,
     prefix: &str,
+    unreadable: &mut Vec<(Vec<u8>, Vec<u8>)>,
     mut take: impl FnMut(&str, T) -> Option<()>,
 ) -> Result<(), StoreError> {
-    let mut wrong = None;
     register.scan(prefix.as_bytes(), |key, value| {
         let taken = std::str::from_utf8(key)
             .ok()
             .and_then(|key| take(key.strip_prefix(prefix)?, serde_json::from_slice(value).ok()?));
         if taken.is_none() {
-            wrong = Some(String::from_utf8_lossy(key).into_owned());
+            unreadable.push((key.to_vec(), value.to_vec()));
         }
-        if taken.is_some() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    })?;
-    wrong.map_or(Ok(()), |key| Err(damaged(&format!("the record {key} of the list of pins cannot be read"))))
+        ControlFlow::Continue(())
+    })
 }
 
 fn entry(id: &str, record: Record) -> Option<Entry> {
@@ -189,7 +221,10 @@ fn entry(id: &str, record: Record) -> Option<Entry> {
         owner: record.owner.into(),
         wanted: Arc::new(wanted),
         created_ms: record.created_ms,
-        outcome: record.outcome,
+        outcome: match record.outcome {
+            Outcome::Failed(reason) if record.withheld => Outcome::Withheld(reason),
+            outcome => outcome,
+        },
         bytes_max: record.bytes_max,
         keeps: record.keeps.map(|root| root.parse()).transpose().ok()?,
         taken_in: record.taken_in,
@@ -242,7 +277,8 @@ mod tests {
             taken_in: true,
             ..full.clone()
         };
-        vec![full, bare]
+        let withheld = Entry { id: "89ab".into(), outcome: Outcome::Withheld("a rule".into()), ..full.clone() };
+        vec![full, bare, withheld]
     }
 
     #[test]
@@ -251,7 +287,7 @@ mod tests {
         assert!(load(&register).expect("reads").entries.is_empty());
         let entries = entries();
         let root = entries[0].root;
-        let work = Work { attempts: 3, since_ms: 1, due_ms: 2, reason: Some("why".into()) };
+        let work = Work { attempts: 3, since_ms: 1, due_ms: 2, reason: Some("why".into()), waited_ms: 4, lost: true };
         let mut changes: Vec<_> = entries.iter().map(|entry| put(entry).expect("can be written")).collect();
         changes.push(put_work(&root, &work).expect("can be written"));
         changes.push(put_orphan(&root, 9).expect("can be written"));
@@ -261,24 +297,34 @@ mod tests {
         assert_eq!(found.works, [(root, work)]);
         assert_eq!(found.orphans, [(root, Orphan { at_ms: 9 })]);
         register
-            .write_now(vec![delete("0123"), delete("4567"), delete_work(&root), delete_orphan(&root)])
+            .write_now(vec![delete("0123"), delete("4567"), delete("89ab"), delete_work(&root), delete_orphan(&root)])
             .expect("writes");
         let found = load(&register).expect("reads");
         assert!(found.entries.is_empty() && found.works.is_empty() && found.orphans.is_empty());
     }
 
     #[test]
-    fn what_cannot_be_read_is_told() {
-        let damaged: [(&str, &str); 4] = [
+    fn what_cannot_be_read_is_put_aside_and_what_is_newer_is_refused() {
+        let unreadable = [
             ("request/1", "{}"),
             ("request/1", "not JSON"),
             ("work/nothing", "{\"attempts\":0,\"since_ms\":0,\"due_ms\":0,\"reason\":null}"),
-            ("format", "2"),
         ];
-        for (key, value) in damaged {
+        for (key, value) in unreadable {
             let register = Register::memory();
-            register.write_now(vec![Change::Put(key.into(), value.into())]).expect("writes");
-            assert!(matches!(load(&register), Err(StoreError::Corrupt(_))), "{key} {value}");
+            let sound = &entries()[0];
+            let written = vec![Change::Put(key.into(), value.into()), put(sound).expect("can be written")];
+            register.write_now(written).expect("writes");
+            let found = load(&register).expect("reads");
+            assert_eq!(found.entries, std::slice::from_ref(sound), "{key} {value}");
+            assert_eq!(found.unreadable, [(key.into(), value.into())]);
+            register.write_now(put_aside(&found.unreadable)).expect("writes");
+            assert_eq!(load(&register).expect("reads").unreadable, []);
+            let kept = register.get(format!("unreadable/{key}").as_bytes()).expect("reads");
+            assert_eq!(kept.as_deref(), Some(value.as_bytes()));
         }
+        let register = Register::memory();
+        register.write_now(vec![Change::Put(KEY_FORMAT.into(), b"2".to_vec())]).expect("writes");
+        assert!(matches!(load(&register), Err(StoreError::NewerSchema { found: 2, .. })));
     }
 }

@@ -30,6 +30,9 @@ pub struct Places {
     pub upstream: Arc<dyn BlockSource>,
     /// What may be kept.
     pub policy: Arc<dyn Policy>,
+    /// Whether what is withheld is passed over instead of ending the walk: the DAG was here in full before, and the rest of it
+    /// is to be so again.
+    pub passes_withheld: bool,
 }
 
 /// Why a DAG cannot be walked to its end.
@@ -47,6 +50,13 @@ impl From<SourceError> for WalkError {
     fn from(error: SourceError) -> Self {
         Self::Dag(error.into())
     }
+}
+
+/// What a walk came to.
+enum Reached {
+    Found(Found),
+    /// A block that is not here, and must not be fetched.
+    Withheld(Cid),
 }
 
 /// A block that a walk came to, and whether it had to be fetched.
@@ -74,7 +84,9 @@ pub struct Walk {
     seen: Fingerprints,
     /// The CIDs of links, in binary; the last found goes first, which keeps this short.
     waiting: Vec<Box<[u8]>>,
-    fetches: FuturesUnordered<BoxFuture<'static, Result<Found, SourceError>>>,
+    fetches: FuturesUnordered<BoxFuture<'static, Result<Reached, SourceError>>>,
+    /// How many blocks are missing that are withheld, and one of them.
+    withheld: Option<(u64, Cid)>,
 }
 
 impl Walk {
@@ -86,6 +98,7 @@ impl Walk {
             seen: Fingerprints::default(),
             waiting: Vec::new(),
             fetches: FuturesUnordered::new(),
+            withheld: None,
         };
         walk.see(&root);
         walk
@@ -103,7 +116,15 @@ impl Walk {
             {
                 self.fetches.push(find(self.places.clone(), cid).boxed());
             }
-            let Some(found) = self.fetches.next().await.transpose()? else { return Ok(None) };
+            let found = match self.fetches.next().await.transpose()? {
+                None => return Ok(None),
+                Some(Reached::Found(found)) => found,
+                Some(Reached::Withheld(cid)) => {
+                    let (blocks, first) = self.withheld.unwrap_or((0, cid));
+                    self.withheld = Some((blocks + 1, first));
+                    continue;
+                }
+            };
             let Visited::Block(block) = &found.visited else { return Ok(Some(found)) };
             let links = dag::links(block).map_err(DagError::from)?;
             for link in links.iter().rev() {
@@ -114,6 +135,11 @@ impl Walk {
                 return Ok(Some(found));
             }
         }
+    }
+
+    /// How many blocks are missing so far that are withheld, and one of them.
+    pub fn withheld(&self) -> Option<(u64, Cid)> {
+        self.withheld
     }
 
     fn check(&self) -> Result<(), WalkError> {
@@ -136,7 +162,22 @@ impl Walk {
     }
 }
 
-async fn find(places: Places, cid: Cid) -> Result<Found, SourceError> {
+async fn find(places: Places, cid: Cid) -> Result<Reached, SourceError> {
+    match find_allowed(&places, cid).await {
+        Err(SourceError::Refused { .. }) if places.passes_withheld => find_withheld(&*places.store, cid).await,
+        found => found.map(Reached::Found),
+    }
+}
+
+/// What is withheld is still a member of its pin where it is here, and what lies below it is looked at: it leaves this node no
+/// more than before.
+async fn find_withheld(store: &dyn BlockStore, cid: Cid) -> Result<Reached, SourceError> {
+    let Some(key) = BlockKey::of(&cid) else { return Ok(Reached::Withheld(cid)) };
+    let data = store.look(&key).await?;
+    Ok(data.map_or(Reached::Withheld(cid), |data| Reached::Found(Found::block(Block::from_checked(cid, data), false))))
+}
+
+async fn find_allowed(places: &Places, cid: Cid) -> Result<Found, SourceError> {
     check(&*places.policy, &cid)?;
     if let Some(block) = Block::inline(&cid).or_else(|| Block::empty(&cid)) {
         return Ok(Found::block(block, false));

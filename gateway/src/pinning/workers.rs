@@ -8,9 +8,9 @@ use super::fetch::{Fetch, FetchError, Step, Verdict};
 use super::index::Outcome;
 use super::record::Work;
 use super::request::ORIGINS_MAX;
-use super::service::{PinOptions, Pins, PinsError, now_ms, progress};
+use super::service::{PinOptions, Pins, PinsError, progress};
 use super::walk::Places;
-use cache::PinSummary;
+use cache::{PinState, PinSummary};
 use content::Cid;
 use futures::FutureExt as _;
 use std::hash::{BuildHasher as _, RandomState};
@@ -23,6 +23,9 @@ use tokio_util::sync::CancellationToken;
 
 /// How long after somebody removed a pin that is being made it is begun anew, if anybody still wants it.
 const AFTER_REMOVAL: Duration = Duration::from_secs(1);
+
+/// The most by which a wait is drawn out, in eighths of it.
+const EIGHTHS_MAX: u32 = 10;
 
 /// What came of an attempt; `None` if it was called off.
 type Attempted = Option<Result<PinSummary, FetchError>>;
@@ -54,7 +57,8 @@ impl Pins {
         let mut workers = self.workers();
         let mut index = self.index_mut();
         let share = most - most / 4;
-        let root = index.take_next(now_ms(), share).or_else(|| index.take_next(now_ms(), most))?;
+        let now_ms = index.clock.now_ms();
+        let root = index.take_next(now_ms, share).or_else(|| index.take_next(now_ms, most))?;
         self.metrics.show(&index.counts());
         let worker = self.stopping.child_token();
         workers.insert(root, worker.clone());
@@ -62,8 +66,9 @@ impl Pins {
     }
 
     fn until_due(&self, most: usize) -> Option<Duration> {
-        let due_ms = self.index().next_due_ms(most)?;
-        Some(Duration::from_millis(due_ms.saturating_sub(now_ms())))
+        let index = self.index();
+        let due_ms = index.next_due_ms(most)?;
+        Some(Duration::from_millis(due_ms.saturating_sub(index.clock.now_ms())))
     }
 
     async fn work(self: Arc<Self>, root: Cid, worker: CancellationToken) {
@@ -91,6 +96,7 @@ impl Pins {
             local: Arc::clone(&self.reach.local),
             upstream: (self.reach.session)(root),
             policy: Arc::clone(&self.reach.policy),
+            passes_withheld: self.index().root(root).is_some_and(|root| root.work.lost),
         };
         let mut fetch = Fetch::begin(places, *root).await?;
         while let Some(step) = fetch.step().await? {
@@ -134,6 +140,11 @@ impl Pins {
     }
 
     async fn end_well(&self, root: &Cid, summary: &PinSummary) -> Result<(), PinsError> {
+        // It may have lost a block since; that was noted before anybody was told to look.
+        let now = self.store.pin(root).await?;
+        if now.is_some_and(|pin| pin.state == PinState::Partial) {
+            return self.begin_anew(root).await;
+        }
         self.index_mut().note_progress(root, progress(summary), true);
         self.settle_complete(root).await?;
         self.forget_work(root).await?;
@@ -147,22 +158,27 @@ impl Pins {
     async fn end_badly(&self, root: &Cid, error: &FetchError, arrived: bool) -> Result<(), PinsError> {
         let (verdict, reason) = error.verdict();
         let former = self.index().root(root).map(|root| root.work.clone()).unwrap_or_default();
-        let now = now_ms();
+        let now = self.index().clock.now_ms();
         match verdict {
             Verdict::Removed => {
                 let due_ms = now + millis(AFTER_REMOVAL);
                 self.index_mut().note_work(root, Work { due_ms, ..former });
                 return Ok(());
             }
-            Verdict::Never => {
+            Verdict::Withheld => {
+                tracing::warn!(%root, %error, "a pin lacks blocks that are withheld");
+                return self.withhold(root, error.to_string()).await;
+            }
+            // What was here in full is never given up: the rest of it would go.
+            Verdict::Never if !former.lost => {
                 self.metrics.failed(reason);
                 tracing::info!(%root, %error, "a pin failed");
                 return self.give_up(root, error.to_string()).await;
             }
-            Verdict::Later => self.metrics.failed(reason),
+            Verdict::Never | Verdict::Later => self.metrics.failed(reason),
         }
         let work = next_work(&former, error, arrived, now, &self.options);
-        if now.saturating_sub(work.since_ms) >= millis(self.options.give_up) {
+        if !work.lost && now.saturating_sub(work.since_ms) >= millis(self.options.give_up) {
             tracing::info!(%root, %error, attempts = work.attempts, "a pin is given up");
             let hours = self.options.give_up.as_secs() / 3600;
             return self.give_up(root, format!("given up after {hours} hours without anything new: {error}")).await;
@@ -184,15 +200,27 @@ fn next_work(former: &Work, error: &FetchError, arrived: bool, now_ms: u64, opti
     let attempts = if arrived { 1 } else { former.attempts.saturating_add(1) };
     let since_ms = if arrived || former.since_ms == 0 { now_ms } else { former.since_ms };
     let wait = wait(attempts, options, RandomState::new().hash_one(attempts));
-    Work { attempts, since_ms, due_ms: now_ms.saturating_add(millis(wait)), reason: Some(error.to_string()) }
+    Work {
+        attempts,
+        since_ms,
+        due_ms: now_ms.saturating_add(millis(wait)),
+        reason: Some(error.to_string()),
+        waited_ms: now_ms.saturating_sub(since_ms),
+        lost: former.lost,
+    }
 }
 
 /// How long to wait after so many failures: twice as long each time, and up to a quarter more or less, so that what
 /// failed together is not tried together for ever.
 fn wait(attempts: u32, options: &PinOptions, random: u64) -> Duration {
     let doubled = options.retry_first.saturating_mul(2_u32.saturating_pow(attempts.saturating_sub(1)));
-    let eighths = 6 + u32::try_from(random % 5).unwrap_or_default();
+    let eighths = EIGHTHS_MAX - u32::try_from(random % 5).unwrap_or_default();
     doubled.min(options.retry_max).saturating_mul(eighths) / 8
+}
+
+/// The longest wait of all.
+pub(super) fn wait_max(options: &PinOptions) -> Duration {
+    options.retry_max.saturating_mul(EIGHTHS_MAX) / 8
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -220,9 +248,9 @@ mod tests {
     fn an_attempt_that_brought_something_begins_anew() {
         let options = PinOptions::default();
         let error = FetchError::Walk(WalkError::TooLarge("something".to_owned()));
-        let former = Work { attempts: 5, since_ms: 1000, due_ms: 2000, reason: None };
+        let former = Work { attempts: 5, since_ms: 1000, due_ms: 2000, ..Work::default() };
         let work = next_work(&former, &error, false, 9000, &options);
-        assert_eq!((work.attempts, work.since_ms), (6, 1000));
+        assert_eq!((work.attempts, work.since_ms, work.waited_ms), (6, 1000, 8000));
         assert_eq!(work.reason.as_deref(), Some("something"));
         let work = next_work(&former, &error, true, 9000, &options);
         assert_eq!((work.attempts, work.since_ms), (1, 9000));

@@ -8,7 +8,7 @@ use crate::client::Client;
 use crate::encoded::Encoded;
 use crate::errors::Problem;
 use crate::health::Health;
-use crate::lanes::Lanes;
+use crate::limiter::Limiter;
 use crate::metrics::HttpMetrics;
 use crate::request::Ask;
 use crate::resolve::{Entity, Target};
@@ -44,7 +44,7 @@ impl Gateway {
             sources: Arc::new(Sources {
                 local,
                 open_session: Box::new(|_: &Cid, _| Arc::new(MemoryBlocks::new())),
-                lanes: Arc::new(Lanes::new(1, 1)),
+                fetches: Arc::new(Limiter::new(1, 1)),
                 encoded: None,
                 policy: Arc::clone(&self.policy),
             }),
@@ -56,7 +56,7 @@ impl Gateway {
             welcome: self.welcome,
         };
         let twin = Self::new(wiring, http, self.limits.clone());
-        Self { paths: self.paths.reader(), ..twin }
+        Self { paths: self.paths.reader(), workers: self.workers.clone(), ..twin }
     }
 
     /// Where a request leads.
@@ -93,6 +93,17 @@ impl Gateway {
     /// What is known of files as they are sent to clients who accept zstd.
     pub fn encoded(&self) -> Option<&Encoded> {
         self.sources.encoded.as_ref()
+    }
+
+    /// The paths that are remembered to lead to or through a block, at most so many. Reads all that is remembered,
+    /// which takes a while: not for the runtime's threads.
+    pub fn paths_through(&self, cid: &Cid, max: usize) -> Vec<String> {
+        let hash = cid.hash();
+        let leads_through = |roots: &HeaderValue| {
+            let roots = roots.to_str().unwrap_or_default().split(',');
+            roots.filter_map(|root| cid::parse(root).ok()).any(|root| root.hash() == hash)
+        };
+        self.paths.keys_where(|_, entity| entity.cid.hash() == hash || leads_through(&entity.roots), max)
     }
 
     /// What may be served.

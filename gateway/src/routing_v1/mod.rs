@@ -22,7 +22,7 @@ mod answer;
 
 use crate::client::Client;
 use crate::errors::Problem;
-use crate::lanes::Lanes;
+use crate::limiter::Limiter;
 use crate::request;
 use crate::respond::Draft;
 use ask::{Asked, Format, RoutingProblem};
@@ -65,7 +65,7 @@ pub struct Routing {
     names: Arc<dyn NameResolver>,
     /// What is held here.
     local: Arc<dyn BlockSource>,
-    lanes: Arc<Lanes>,
+    searches: Arc<Limiter>,
     policy: Arc<dyn Policy>,
     limits: Limits,
     metrics: RoutingMetrics,
@@ -76,10 +76,10 @@ pub fn is_below(path: &str) -> bool {
     path.starts_with(ask::BASE)
 }
 
-/// The places on the way to the network that searches have, by the settings for requests that fetch from it.
-pub fn lanes(http: &config::Http) -> Lanes {
+/// Who may search, by the settings for requests that fetch from it.
+pub fn limiter(http: &config::Http) -> Limiter {
     let size = |value: u64, max: u64| usize::try_from(value.min(max)).unwrap_or(usize::MAX);
-    Lanes::new(size(http.misses_max, SEARCHES_MAX), size(http.client_misses_max, CLIENT_SEARCHES_MAX))
+    Limiter::new(size(http.misses_max, SEARCHES_MAX), size(http.client_misses_max, CLIENT_SEARCHES_MAX))
 }
 
 impl Routing {
@@ -89,11 +89,11 @@ impl Routing {
         names: Arc<dyn NameResolver>,
         local: Arc<dyn BlockSource>,
         policy: Arc<dyn Policy>,
-        lanes: Lanes,
+        searches: Limiter,
         limits: Limits,
         metrics: RoutingMetrics,
     ) -> Self {
-        Self { finder, names, local, lanes: Arc::new(lanes), policy, limits, metrics }
+        Self { finder, names, local, searches: Arc::new(searches), policy, limits, metrics }
     }
 
     /// Answers a request.
@@ -148,7 +148,7 @@ impl Routing {
         let format = Format::of_peers(&head.headers)?;
         let parameter = |name| head.uri.query().and_then(|query| request::parameter(query, name));
         let filters = Filters::read(parameter(FILTER_ADDRS).as_deref(), parameter(FILTER_PROTOCOLS).as_deref());
-        let place = Arc::clone(&self.lanes).enter(client.group()).await.ok_or(RoutingProblem::Busy)?;
+        let place = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
         let list = asked.list();
         let filters = if matches!(asked, Asked::Closest(_)) { Filters::default() } else { filters };
         let audience = if is_public(client.address) { Audience::Outside } else { Audience::Inside };
@@ -188,7 +188,7 @@ impl Routing {
     /// An IPNS record, or that there is none.
     async fn record(&self, key: Key, head: &Parts, client: &Client) -> Result<(Draft, bool), Problem> {
         ask::accepts_record(&head.headers)?;
-        let _place = Arc::clone(&self.lanes).enter(client.group()).await.ok_or(RoutingProblem::Busy)?;
+        let _place = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
         match tokio::time::timeout(self.limits.time, self.names.record(&key)).await {
             Ok(Ok(record)) => Ok((answer::record(&key, &record, &head.headers), true)),
             Ok(Err(error @ (NameError::Busy | NameError::Withheld { .. }))) => Err(error.into()),

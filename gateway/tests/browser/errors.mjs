@@ -14,7 +14,7 @@ export default function errors({ gateway, alone, browser, content }) {
     ["no-such-page", 404, `${gateway.origin}/nothing/here`, /not found/i],
     ["not-held-here", 404, `${gateway.origin}/ipfs/${NOWHERE}`, /held/i],
     ["not-a-cid", 400, `${gateway.origin}/ipfs/not-a-cid${"x".repeat(200)}`, /not a cid/i],
-    ["not-found-in-time", 504, `${alone.origin}/ipfs/${NOWHERE}`, /in time/i],
+    ["no-peers", 504, `${alone.origin}/ipfs/${NOWHERE}`, /no peers/i],
   ];
 
   describe("a page for a failure", () => {

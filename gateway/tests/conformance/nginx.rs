@@ -3,22 +3,16 @@
 
 use crate::fixtures::{FILES, LISTING, MISSING, read_car};
 use crate::socket::{Reply, exchange};
-use crate::support::eventually;
-use crate::support::process::Process;
+use crate::support::nginx::{Nginx, free_address};
 use crate::world::gateway;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
 use tempfile::TempDir;
-use tokio::net::TcpStream;
-
-const PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cache_keeps_what_is_whole_and_nothing_else() {
     let dir = TempDir::with_prefix("causeway-nginx-").expect("the temporary folder is writable");
-    let nginx = Nginx::start(dir.path(), gateway().await).await;
+    let nginx = World::start(dir.path(), gateway().await).await;
 
     for target in
         [format!("/ipfs/{MISSING}?format=car"), format!("/ipfs/{MISSING}?format=tar"), format!("/ipfs/{MISSING}")]
@@ -54,20 +48,16 @@ async fn a_cache_keeps_what_is_whole_and_nothing_else() {
     assert!(listing.text().contains("</html>"));
 }
 
-struct Nginx {
+struct World {
     address: SocketAddr,
-    _process: Process,
+    _nginx: Nginx,
 }
 
-impl Nginx {
+impl World {
     async fn start(dir: &Path, upstream: SocketAddr) -> Self {
         let address = free_address();
-        std::fs::write(dir.join("nginx.conf"), configuration(address, upstream)).expect("the folder is writable");
-        let mut command = Command::new(binary());
-        command.arg("-p").arg(dir).args(["-c", "nginx.conf", "-e", "error.log"]);
-        let process = Process::spawn("nginx", &mut command, dir);
-        eventually("nginx listens", PATIENCE, async || TcpStream::connect(address).await.map(drop)).await;
-        Self { address, _process: process }
+        let nginx = Nginx::start(dir, &configuration(address, upstream), address).await;
+        Self { address, _nginx: nginx }
     }
 
     async fn get(&self, target: &str) -> Result<Reply, String> {
@@ -82,34 +72,17 @@ impl Nginx {
     }
 }
 
-/// nginx takes no port 0. This one was free a moment ago.
-fn free_address() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-    listener.local_addr().expect("it is bound")
-}
-
-/// Distributions put it where only administrators look.
-fn binary() -> &'static str {
-    if Path::new("/usr/sbin/nginx").exists() { "/usr/sbin/nginx" } else { "nginx" }
-}
-
-/// As in nginx's own examples for a cache. One process, so that none outlives the test.
+/// As in nginx's own examples for a cache.
 fn configuration(listen: SocketAddr, upstream: SocketAddr) -> String {
     format!(
-        "daemon off;\nmaster_process off;\npid nginx.pid;\nevents {{}}\n\
-         http {{\n\
-           access_log off;\n\
-           client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi;\n\
-           scgi_temp_path scgi;\n\
-           proxy_cache_path cache keys_zone=gateway:1m;\n\
-           server {{\n\
-             listen {listen};\n\
-             location / {{\n\
-               proxy_pass http://{upstream};\n\
-               proxy_http_version 1.0;\n\
-               proxy_cache gateway;\n\
-               add_header X-Cache $upstream_cache_status always;\n\
-             }}\n\
+        "proxy_cache_path cache keys_zone=gateway:1m;\n\
+         server {{\n\
+           listen {listen};\n\
+           location / {{\n\
+             proxy_pass http://{upstream};\n\
+             proxy_http_version 1.0;\n\
+             proxy_cache gateway;\n\
+             add_header X-Cache $upstream_cache_status always;\n\
            }}\n\
          }}\n"
     )

@@ -196,6 +196,14 @@ async fn progress_is_drawn_on_terminals_only() {
     let home = folder();
     let launch = Launch::new(home.path());
     fs::write(home.path().join("big"), Noise::bytes(44, 5_000_000)).expect("the folder is ours");
+    fs::write(home.path().join("small"), "a").expect("the folder is ours");
+    // That a store is created is said, once.
+    let output = launch.output(&["add", "small"], b"");
+    assert!(
+        output.status.success() && text(&output.stderr).starts_with("created a store in "),
+        "{}",
+        text(&output.stderr)
+    );
     let output = launch.output(&["add", "big"], b"");
     assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
     let Some(drawn) = launch.on_terminal(&["add", "big"]) else { return };

@@ -2,8 +2,8 @@
 //! takes the rest of it.
 
 use crate::support::causeway::{Causeway, Launch};
-use crate::support::eventually;
 use crate::support::noise::Noise;
+use crate::support::{client, eventually, get as get_url};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -40,6 +40,35 @@ fn fill(path: &Path) {
     for piece in [1 << 20, 4096, 1] {
         while file.write_all(&vec![1; piece]).is_ok() {}
     }
+}
+
+/// It lives and serves, and says on both listeners that requests had better go elsewhere, and why.
+async fn assert_is_degraded(node: &Causeway, reason: &str) {
+    for base in [node.url(""), node.admin_url().trim_end_matches('/').to_owned()] {
+        assert_eq!(get_url(&format!("{base}/healthz")).await.status, 200);
+        let ready = get_url(&format!("{base}/readyz")).await;
+        assert_eq!(ready.status, 503, "{}", ready.text());
+        assert!(ready.text().starts_with("degraded\nstore: the disk is full"), "{}", ready.text());
+        let json = client().get(format!("{base}/readyz")).header("accept", "application/json");
+        let json = json.send().await.expect("answers").text().await.expect("a body");
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        assert_eq!(json["degraded"][0]["reason"], reason, "{json}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_starts_where_less_is_free_than_is_to_stay_free() {
+    let dir = TempDir::new().expect("the temporary folder is writable");
+    let launch = Launch::new(dir.path()).in_small_file_system(SMALL_BYTES);
+    if !launch.small_file_systems_can_be_mounted() {
+        return;
+    }
+    // A gigabyte is to stay free, and there are 64 megabytes.
+    let node = launch.start().await;
+    assert_eq!(node.welcome(), "not pinned");
+    assert_is_degraded(&node, "full").await;
+    assert_eq!(node.get("/").await.status, 200);
+    node.stop().await;
 }
 
 async fn is_degraded(node: &Causeway) -> bool {
@@ -84,14 +113,20 @@ async fn a_node_whose_disk_is_full_serves_on_says_so_and_stores_again_when_there
         fetched += 1;
         dropped = node.metrics().await.sample("causeway_disk_dropped_writes_total");
     }
-    node.assert_healthy().await;
+    assert_is_degraded(&node, "full").await;
     assert!(node.metrics().await.sample("causeway_disk_write_errors_total") > 0);
     let said = node.process.stdout() + &node.process.stderr();
     assert!(said.contains("the disk refuses writes"), "{said}");
     get(0).await;
-    node.assert_healthy().await;
 
     fs::remove_file(&ballast).expect("deletes");
+    // Balancers send nobody meanwhile, so that nothing is asked of the store.
+    eventually("the node is ready again by itself", PATIENCE, async || {
+        let ready = get_url(&node.url("/readyz")).await;
+        if ready.status == 200 { Ok(()) } else { Err(ready.text()) }
+    })
+    .await;
+    node.assert_healthy().await;
     eventually("the node stores again", PATIENCE, async || {
         get(fetched).await;
         // What is in memory or on the disk already is not written again, so another file is wanted each time.

@@ -24,8 +24,10 @@
 //! | [`operator`] | the operator's commands with a gateway that runs |
 //! | [`through_admin`] | the same and files and folders, while the gateway runs: over its admin listener |
 //! | [`control`] | what is taken down: refused to clients and peers, neither fetched nor announced, also after a restart |
+//! | [`front_caches`] | what is taken down, behind nginx as it is shipped |
 //! | [`stores`] | a store of files and one in memory |
 //! | [`uploads`] | files, forms, TARs and CARs over the admin listener; uploads in parts |
+//! | [`no_peers`] | a gateway without peers, and how it says so |
 //! | [`operations`] | peers, explanations, warming, purging, the log level, draining: on a node that runs |
 //! | [`pinning`] | remote pins that Kubo drives; a pin that is killed and goes on; many blocks |
 //! | [`kubo_rpc`] | Kubo's command line as a client of ours |
@@ -40,11 +42,13 @@ mod commands;
 mod control;
 mod dht;
 mod encoded;
+mod front_caches;
 mod full;
 mod gateways;
 mod kubo_rpc;
 mod malice;
 mod names;
+mod no_peers;
 mod operations;
 mod operator;
 mod pinning;

@@ -4,6 +4,7 @@ use crate::support::eventually;
 use crate::support::kubo::Kubo;
 use content::names::Key;
 use content::{MemoryBlocks, Name, NameError, NameResolver};
+use p2p_bridge::names::Staleness;
 use p2p_bridge::{Bridge, BridgeOptions, Names, NamesOptions};
 use prometheus_client::registry::Registry;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A node without HTTP, which knows the given peers.
 async fn node(dir: &Path, bootstrap: &[&str]) -> (Bridge, Arc<Names>) {
+    node_with(dir, bootstrap, NamesOptions::default()).await
+}
+
+/// The same with other options about names.
+async fn node_with(dir: &Path, bootstrap: &[&str], options: NamesOptions) -> (Bridge, Arc<Names>) {
+    let about_names = NamesOptions { state_dir: Some(dir.to_owned()), ..options };
     let address = |text: &str| text.parse().expect("a multiaddr");
     let options = BridgeOptions {
         listen: vec![address("/ip4/127.0.0.1/tcp/0"), address("/ip4/127.0.0.1/udp/0/quic-v1")],
@@ -26,8 +33,7 @@ async fn node(dir: &Path, bootstrap: &[&str]) -> (Bridge, Arc<Names>) {
     };
     let mut registry = Registry::default();
     let bridge = Bridge::start(options, Arc::new(MemoryBlocks::new()), &mut registry).await.expect("starts");
-    let options = NamesOptions { state_dir: Some(dir.to_owned()), ..NamesOptions::default() };
-    let names = Names::new(options, Some(bridge.clone()), &mut registry).expect("good options");
+    let names = Names::new(about_names, Some(bridge.clone()), &mut registry).expect("good options");
     (bridge, names)
 }
 
@@ -102,5 +108,42 @@ async fn names_that_kubo_published_are_resolved_and_outlive_a_restart() {
         assert_eq!(found, *path, "{name}");
         assert!(took < Duration::from_secs(5), "{name} took {took:?} although it is known");
     }
+    bridge.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_kubo_publishes_is_seen_by_the_next_visit_once_the_old_record_has_been_stale_for_long() {
+    const TTL: Duration = Duration::from_secs(1);
+    let (publisher, third) = (Kubo::start().await, Kubo::start().await);
+    publisher.connect(third.tcp()).await;
+    let name = Name::parse(&publisher.publish_for("1s", &format!("{CONTENT}/first"))).expect("a name");
+    let dir = TempDir::new().expect("the temporary folder is writable");
+    let staleness = Staleness { while_revalidate: Duration::ZERO, ..Staleness::default() };
+    let wait = Duration::from_secs(2);
+    let options = NamesOptions { staleness, refresh_wait: PATIENCE, ..NamesOptions::default() };
+    let (bridge, names) = node_with(dir.path(), &[third.tcp()], options).await;
+    assert!(resolve(&names, &name).await.0.ends_with("/first"));
+    for value in ["second", "third"] {
+        publisher.publish_for("1s", &format!("{CONTENT}/{value}"));
+        tokio::time::sleep(TTL + Duration::from_millis(200)).await;
+        let (found, took) = resolve(&names, &name).await;
+        assert!(found.ends_with(value) && took < PATIENCE, "{found} after {took:?}, and not {value}");
+    }
+    names.save().await;
+    bridge.shutdown().await;
+    drop(names);
+
+    // Nobody is there any more: a restarted node waits for its bound, and says how old its answer is.
+    for kubo in [publisher, third] {
+        kubo.stop().await;
+    }
+    tokio::time::sleep(TTL).await;
+    let options = NamesOptions { staleness, refresh_wait: wait, ..NamesOptions::default() };
+    let (bridge, names) = node_with(dir.path(), &[], options).await;
+    let begun = Instant::now();
+    let found = names.resolve(&name).await.expect("the last record is valid for a day");
+    assert!(found.stale.is_some_and(|age| age >= TTL), "{:?}", found.stale);
+    assert_eq!(found.segments, ["third"]);
+    assert!(begun.elapsed() >= wait, "a refresh was waited for");
     bridge.shutdown().await;
 }

@@ -188,8 +188,10 @@ async fn a_name_is_refreshed_before_its_time() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_is_watched_quietened_drained_and_ended() {
-    let dir = TempDir::new().expect("the temporary folder is writable");
-    let launch = Launch::new(dir.path()).set("CAUSEWAY_HTTP_CONNECTIONS_MAX", 500);
+    let (dir, of_peer) = (TempDir::new().expect("a folder"), TempDir::new().expect("a folder"));
+    // Without a peer, nothing would be waited for.
+    let peer = Launch::new(of_peer.path()).start().await;
+    let launch = Launch::new(dir.path()).set("CAUSEWAY_HTTP_CONNECTIONS_MAX", 500).peering(peer.tcp());
     let mut causeway = launch.start().await;
     let (status, level) = ask(&causeway, "GET", "log/level", Value::Null).await;
     assert_eq!((status, &level["level"]), (200, &json!("info,libp2p=warn")), "{level}");
@@ -271,4 +273,5 @@ async fn a_process_is_watched_quietened_drained_and_ended() {
     assert_eq!(ask(&causeway, "POST", "drain", json!({"stop": true})).await.0, 202);
     let status = causeway.process.ended(PATIENCE).await;
     assert!(status.success(), "it ended with {status}: {}", causeway.process.stderr());
+    peer.stop().await;
 }

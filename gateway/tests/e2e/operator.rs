@@ -54,7 +54,7 @@ async fn what_is_blocked_is_gone_and_can_be_let_out_again() {
     let root = run(&launch, &["add", "-Q", "--cid-version=1", "site"]);
     let (a, b) = (format!("/ipfs/{root}/a.txt"), format!("/ipfs/{root}/b.txt"));
     assert_eq!((status(&node, &a).await, status(&node, &b).await), (200, 200));
-    assert!(run(&launch, &["block", "check", &a]).ends_with("is served"));
+    assert!(run(&launch, &["block", "check", &a]).ends_with("is served: 200"));
 
     // A path, as an address, for legal reasons; its rule, and where it is found again.
     let address = format!("https://{root}.ipfs.gateway.example.org/a.txt");

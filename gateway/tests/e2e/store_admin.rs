@@ -1,6 +1,6 @@
 //! `causeway store`: archives that go in and out as Kubo writes them; damage that is found, named, mended and made good.
 
-use crate::support::causeway::Launch;
+use crate::support::causeway::{Causeway, Launch};
 use crate::support::corpus::{self, Item};
 use crate::support::eventually;
 use crate::support::kubo::Kubo;
@@ -169,6 +169,120 @@ async fn a_gateway_that_runs_finds_damage_by_itself() {
     let node = launch.start().await;
     assert_eq!(node.get("/").await.status, 200);
     assert_eq!(node.metrics().await.sample("causeway_disk_scrubbed_blocks_total"), 0);
+    node.stop().await;
+    world.kubo.stop().await;
+}
+
+/// What is said of a pin, as (status, details).
+async fn said_of(node: &Causeway, cid: &str) -> (String, String) {
+    let path = format!("/psa/pins?cid={cid}&status=queued,pinning,pinned,failed");
+    let (_, page) = node.admin("GET", &path, None).await;
+    let pin = &page["results"][0];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    (text(&pin["status"]), text(&pin["info"]["status_details"]))
+}
+
+async fn until_said(node: &Causeway, cid: &str, what: &str, good: impl Fn(&str, &str) -> bool) {
+    eventually(what, Duration::from_secs(120), async || {
+        let (status, details) = said_of(node, cid).await;
+        if good(&status, &details) { Ok(()) } else { Err(format!("{status}: {details}")) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pin_that_lacks_a_block_says_so_and_gets_it_again() {
+    let world = World::new().await;
+    let (launch, root) = (world.launch(), world.item.root.as_str());
+    launch.import(&world.archive());
+    assert!(launch.run(&["pin", "status", root]).expect("is told").contains("pinned"));
+    let damaged = world.damage(3);
+    // Without a gateway: a check finds it, and from then on the pin is not said to be here.
+    assert_eq!(launch.output(&["store", "check"], &[]).status.code(), Some(1));
+    assert!(!launch.run(&["pin", "ls"]).expect("lists").contains(root));
+    let said = launch.run(&["pin", "status", root]).expect("is told");
+    assert!(said.contains("queued") && said.contains("blocks of it are missing here"), "{said}");
+    // A gateway that knows nobody waits for it.
+    let node = launch.clone().start().await;
+    until_said(&node, root, "it waits", |status, details| {
+        matches!(status, "queued" | "pinning") && details.contains("blocks of it were lost")
+    })
+    .await;
+    assert_eq!(node.metrics().await.sample("causeway_pins_incomplete"), 1);
+    let (status, pins) = node.admin("POST", &format!("/api/v0/pin/ls?arg={root}&type=recursive"), None).await;
+    assert!(status >= 400, "{pins}");
+    node.stop().await;
+    // One that has a peer with it fetches it, and nothing else.
+    let sent = world.kubo.sent().await.blocks;
+    let node = launch.clone().peering(world.kubo.tcp()).start().await;
+    until_said(&node, root, "it is whole", |status, _| status == "pinned").await;
+    assert_eq!(world.kubo.sent().await.blocks - sent, 1);
+    assert_eq!(node.metrics().await.sample("causeway_pins_incomplete"), 0);
+    // A leaf that is withheld is told apart, and comes back when it is not any more.
+    launch.run(&["block", "add", &damaged]).expect("withholds");
+    until_said(&node, root, "it is told apart", |status, details| status == "failed" && details.contains("withheld"))
+        .await;
+    assert_eq!(node.metrics().await.sample("causeway_pins_incomplete"), 0);
+    launch.run(&["block", "rm", &damaged]).expect("lets it out again");
+    until_said(&node, root, "it is whole again", |status, _| status == "pinned").await;
+    crate::tiers::expect(&node, &world.item).await;
+    node.stop().await;
+    launch.run(&["store", "check"]).expect("nothing is wrong");
+    world.kubo.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_to_the_list_of_pins_is_told_and_repaired_and_stops_nothing() {
+    let world = World::new().await;
+    let (launch, root) = (world.launch(), world.item.root.as_str());
+    launch.import(&world.archive());
+    let node = launch.start().await;
+    node.stop().await;
+    let manifest = || {
+        let files = fs::read_dir(world.path("data/pins")).expect("lists").map(|file| file.expect("lists").path());
+        files.max_by_key(|path| path.to_string_lossy().contains("MANIFEST")).expect("a manifest")
+    };
+    let break_it = || {
+        let mut bytes = fs::read(manifest()).expect("reads");
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(manifest(), bytes).expect("writes");
+    };
+    break_it();
+    let output = launch.output(&["store", "check"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("the list of pins is damaged"), "{}", text(&output.stdout));
+    let said = launch.run(&["store", "repair"]).expect("repairs");
+    assert!(said.contains("The list of pins was damaged") && said.contains("pins.damaged-1"), "{said}");
+    assert!(launch.run(&["store", "check"]).expect("nothing is wrong").contains("of the list of pins"));
+    // A gateway starts whatever is wrong with it.
+    break_it();
+    let node = launch.start().await;
+    assert_eq!(said_of(&node, root).await.0, "pinned");
+    assert_eq!(node.metrics().await.sample("causeway_pins_list_rebuilt"), 1);
+    node.stop().await;
+    assert!(world.path("data/pins.damaged-2").exists());
+    world.kubo.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_that_is_damaged_is_told_and_rebuilt() {
+    let world = World::new().await;
+    let launch = world.launch();
+    launch.import(&world.archive());
+    let damage = || fs::write(world.path("data/store/CURRENT"), "?").expect("writes");
+    damage();
+    let complaint = launch.run(&["store", "check"]).expect_err("it cannot be read");
+    assert!(complaint.contains("CURRENT is damaged") && complaint.contains("causeway store repair"), "{complaint}");
+    let said = launch.run(&["store", "repair"]).expect("repairs");
+    assert!(said.starts_with("The index was rebuilt (its file CURRENT is damaged); segments: 1, values: 13"), "{said}");
+    let said = launch.run(&["store", "check"]).expect("nothing is wrong");
+    assert!(said.starts_with("checked 13 blocks, "), "{said}");
+    // A start does the same.
+    damage();
+    let node = launch.start().await;
+    crate::tiers::expect(&node, &world.item).await;
+    assert_eq!(node.metrics().await.sample("causeway_disk_index_rebuilt"), 1);
     node.stop().await;
     world.kubo.stop().await;
 }

@@ -301,7 +301,9 @@ async fn an_upload_that_is_broken_off_leaves_nothing_pinned() {
     assert!(sent.is_err(), "{sent:?}");
     eventually("it is over", PATIENCE, async || {
         let (_, log) = node.admin("GET", "/api/v1/audit", None).await;
-        let over = log["entries"].as_array().is_some_and(|all| all.iter().any(|entry| entry["path"] == "/upload"));
+        // Until there is a status, it is under way.
+        let is_over = |entry: &Value| entry["path"] == "/upload" && entry["status"].is_number();
+        let over = log["entries"].as_array().is_some_and(|all| all.iter().any(is_over));
         if over { Ok(()) } else { Err(log) }
     })
     .await;

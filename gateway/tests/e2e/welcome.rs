@@ -16,3 +16,28 @@ async fn the_welcome_page_needs_no_network() {
     causeway.assert_healthy().await;
     causeway.stop().await;
 }
+
+/// What the operator has unpinned stays so; and who wants none has none.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_welcome_site_is_unpinned_for_good_and_can_be_switched_off() {
+    let dir = TempDir::new().expect("the temporary folder is writable");
+    let launch = Launch::new(dir.path());
+    let causeway = launch.start().await;
+    let root = causeway.welcome().trim_end_matches('/').rsplit('/').next().expect("a CID").to_owned();
+    launch.run(&["pin", "rm", &root]).expect("unpins");
+    causeway.stop().await;
+    for _ in 0..2 {
+        let causeway = launch.start().await;
+        assert_eq!(causeway.welcome(), "not pinned");
+        let landing = causeway.get("/").await;
+        assert!(landing.status == 200 && !landing.text().contains(&root), "{}", landing.text());
+        causeway.assert_healthy().await;
+        causeway.stop().await;
+    }
+
+    let dir = TempDir::new().expect("the temporary folder is writable");
+    let causeway = Launch::new(dir.path()).set("CAUSEWAY_HTTP_WELCOME_SITE", false).start().await;
+    assert_eq!(causeway.welcome(), "not pinned");
+    assert_eq!(causeway.metrics().await.sample("causeway_disk_pinned_bytes"), 0);
+    causeway.stop().await;
+}

@@ -1,13 +1,14 @@
 //! Connections: their limits, and their end.
 
 use crate::dag::{file, noise, raw};
-use crate::site::{PATIENCE, Setup, until};
+use crate::site::{PATIENCE, Setup, Site, header, until};
 use content::Block;
 use gateway::metrics::HttpMetrics;
 use gateway::server::{ConnectionLimits, Drain, serve};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 #[tokio::test]
 async fn requests_share_a_connection() {
@@ -77,18 +78,189 @@ async fn a_head_that_is_too_long_is_refused() {
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
 }
 
+/// A file that takes a slow reader long.
+fn long_file() -> (Block, Vec<Block>) {
+    let leaves: Vec<Block> = (0..16).map(|seed| raw(noise(seed, 1 << 20))).collect();
+    (file(&leaves), leaves)
+}
+
+/// A connection whose client reads the beginning of a long answer.
+async fn reads_slowly(site: &Site, large: &Block) -> TcpStream {
+    let mut reader = site.connect(&format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", large.cid())).await;
+    reader.read_exact(&mut [0; 1000]).await.expect("a head");
+    reader
+}
+
 #[tokio::test]
-async fn connections_over_the_limit_wait_for_their_turn() {
-    let mut setup = Setup::new(&[]);
+async fn requests_over_the_limit_wait_for_a_while_and_health_does_not() {
+    let (large, leaves) = long_file();
+    let text = raw("hello");
+    let mut setup = Setup::new(&leaves.iter().chain([&large, &text]).collect::<Vec<_>>());
     setup.http.connections_max = 1;
     let site = setup.start().await;
-    let mut first = site.connect("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await;
-    let mut byte = [0];
-    first.read_exact(&mut byte).await.expect("an answer");
-    let mut second = site.connect("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await;
-    assert_eq!(site.metric("causeway_http_requests_total{method=\"GET\",code=\"2xx\"}"), 1);
-    drop(first);
-    tokio::time::timeout(PATIENCE, second.read_exact(&mut byte)).await.expect("in time").expect("an answer");
+    let busy = reads_slowly(&site, &large).await;
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(site.get(path).await.status(), 200, "{path}");
+    }
+    let refused = site.get(&format!("/ipfs/{}", text.cid())).await;
+    assert_eq!((refused.status().as_u16(), header(&refused, "retry-after")), (503, "5"));
+    let mut next = site.connect(&format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", text.cid())).await;
+    site.until_metric("causeway_http_requests_in_flight", 2).await;
+    drop(busy);
+    let mut answer = [0; 15];
+    tokio::time::timeout(PATIENCE, next.read_exact(&mut answer)).await.expect("in time").expect("an answer");
+    assert_eq!(&answer, b"HTTP/1.1 200 OK");
+}
+
+/// Connects from another address of this machine.
+async fn connect_from(address: [u8; 4], site: &Site, request: &str) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.bind((address, 0).into()).expect("an address of this machine");
+    let mut stream = socket.connect(site.address).await.expect("connects");
+    stream.write_all(request.as_bytes()).await.expect("sends");
+    stream
+}
+
+/// The answer to a whole request from another address, whose connection is closed then.
+async fn ask_from(address: [u8; 4], site: &Site, path: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let mut stream = connect_from(address, site, &request).await;
+    let mut answer = String::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.expect("in time");
+    read.map(|_| answer).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn one_address_does_not_shut_others_out() {
+    let (large, leaves) = long_file();
+    let text = raw("hello");
+    let mut setup = Setup::new(&leaves.iter().chain([&large, &text]).collect::<Vec<_>>());
+    (setup.http.connections_max, setup.http.client_connections_max) = (40, 30);
+    let site = setup.start().await;
+    let path = format!("/ipfs/{}", text.cid());
+    let slow = format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", large.cid());
+    // Heads that never end, and answers that are never read.
+    for sent in ["GET / HTT", &slow] {
+        let mut flood = Vec::new();
+        for _ in 0..100 {
+            flood.push(connect_from([127, 0, 0, 2], &site, sent).await);
+        }
+        for address in [[127, 0, 0, 3], [127, 0, 0, 4]] {
+            let answer = ask_from(address, &site, &path).await;
+            assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("hello"), "{sent:?}: {answer}");
+        }
+        let health = ask_from([127, 0, 0, 2], &site, "/healthz").await;
+        assert!(health.starts_with("HTTP/1.1 200"), "{sent:?}: {health}");
+        until(|| site.metric("causeway_http_connections") <= 30 + 8, "the others to end").await;
+        drop(flood);
+        site.until_metric("causeway_http_connections", 0).await;
+    }
+}
+
+#[tokio::test]
+async fn the_one_that_is_idle_for_longest_gives_way() {
+    let text = raw("hello");
+    let mut setup = Setup::new(&[&text]);
+    setup.http.connections_max = 3;
+    let site = setup.start().await;
+    let path = format!("/ipfs/{}", text.cid());
+    let mut idle = Vec::new();
+    for last in 2..5 {
+        idle.push(connect_from([127, 0, 0, last], &site, "GET / HTT").await);
+        site.until_metric("causeway_http_connections", u64::from(last) - 1).await;
+    }
+    let answer = ask_from([127, 0, 0, 9], &site, &path).await;
+    assert!(answer.ends_with("hello"), "{answer}");
+    let ended = tokio::time::timeout(PATIENCE, idle[0].read(&mut [0; 1])).await.expect("in time");
+    assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
+    // The others are still there.
+    for stream in &mut idle[1..] {
+        stream.write_all(b"P/1.1\r\nHost: x\r\n\r\n").await.expect("sends");
+        let mut answer = [0; 8];
+        tokio::time::timeout(PATIENCE, stream.read_exact(&mut answer)).await.expect("in time").expect("an answer");
+        assert_eq!(&answer, b"HTTP/1.1");
+    }
+}
+
+#[tokio::test]
+async fn a_client_behind_a_proxy_has_its_share_of_requests_and_the_proxy_has_none() {
+    let (large, leaves) = long_file();
+    let text = raw("hello");
+    let mut setup = Setup::new(&leaves.iter().chain([&large, &text]).collect::<Vec<_>>());
+    setup.http.client_connections_max = 2;
+    setup.limits = gateway::pipeline::Limits::of(&setup.http, &config::Cache::default());
+    setup.http.trusted_proxies = vec!["127.0.0.1/32".parse().expect("an address")];
+    let site = setup.start().await;
+    let slow =
+        |client: &str| format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: {client}\r\n\r\n", large.cid());
+    let mut busy = Vec::new();
+    for client in ["192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.3"] {
+        let mut stream = site.connect(&slow(client)).await;
+        let mut head = [0; 15];
+        tokio::time::timeout(PATIENCE, stream.read_exact(&mut head)).await.expect("in time").expect("an answer");
+        assert_eq!(&head, b"HTTP/1.1 200 OK", "{client}");
+        busy.push(stream);
+    }
+    let path = format!("/ipfs/{}", large.cid());
+    let refused = site.send("GET", &path, &[("x-forwarded-for", "192.0.2.1")]).await;
+    assert_eq!((refused.status().as_u16(), header(&refused, "retry-after")), (429, "5"));
+    let other = site.send("GET", &path, &[("x-forwarded-for", "192.0.2.4")]).await;
+    assert_eq!(other.status(), 200);
+    let short = format!("/ipfs/{}", text.cid());
+    let hit = site.send("GET", &short, &[("x-forwarded-for", "192.0.2.2")]).await;
+    assert_eq!(hit.status(), 200, "what is answered at once counts for nothing");
+}
+
+#[tokio::test]
+async fn whoever_reads_a_trickle_is_let_go() {
+    let leaves: Vec<Block> = (0..8).map(|seed| raw(noise(seed, 1 << 20))).collect();
+    let large = file(&leaves.iter().cycle().take(64).cloned().collect::<Vec<_>>());
+    let mut setup = Setup::new(&leaves.iter().chain([&large]).collect::<Vec<_>>());
+    (setup.http.rate_bytes_min, setup.http.rate_window_seconds) = (4 << 20, 1);
+    let site = setup.start().await;
+    let mut slow = site.connect_slowly(&format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", large.cid())).await;
+    let begun = std::time::Instant::now();
+    // A quarter of what is asked for.
+    let mut piece = vec![0; 100 << 10];
+    while slow.read_exact(&mut piece).await.is_ok() {
+        assert!(begun.elapsed() < PATIENCE, "it is never let go");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    site.until_metric("causeway_http_responses_aborted_total{reason=\"client\"}", 1).await;
+}
+
+#[tokio::test]
+async fn a_request_has_one_host_and_its_lines_end_with_cr_lf() {
+    let text = raw("hello");
+    let site = Setup::new(&[&text]).start().await;
+    let path = format!("/ipfs/{}", text.cid());
+    let table = [
+        (format!("GET {path} HTTP/1.1\r\nHost: x\r\n"), "200"),
+        (format!("GET {path} HTTP/1.1\r\nHost:\r\n"), "200"),
+        (format!("GET {path} HTTP/1.1\r\nHost: [::1]:8080\r\n"), "200"),
+        (format!("GET {path} HTTP/1.0\r\n"), "200"),
+        (format!("GET {path} HTTP/1.1\r\n"), "400"),
+        (format!("GET {path} HTTP/1.1\r\nHost: x\r\nHost: x\r\n"), "400"),
+        (format!("GET {path} HTTP/1.1\r\nHost: x\r\nhost: y\r\n"), "400"),
+        (format!("GET {path} HTTP/1.0\r\nHost: x\r\nHost: y\r\n"), "400"),
+        (format!("GET {path} HTTP/1.1\r\nHost: a b\r\n"), "400"),
+        (format!("GET {path} HTTP/1.1\r\nHost: user@x\r\n"), "400"),
+        (format!("GET http://x{path} HTTP/1.1\r\n"), "400"),
+        (format!("GET {path} HTTP/1.1\nHost: x\r\n"), "400"),
+        (format!("GET {path} HTTP/1.1\r\nHost: x\n"), "400"),
+        (format!("GET {path} HTTP/1.1\r\nHost: x\r\nX: a\nY: b\r\n"), "400"),
+    ];
+    for (head, status) in table {
+        let (answer, _) = site.exchange(&format!("{head}Connection: close\r\n\r\n")).await;
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.get(9..12) == Some(status), "{head:?}: {answer}");
+    }
+    // So it is behind a body, and at the end of a head.
+    let smuggled =
+        "GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na\nbGET /healthz HTTP/1.1\r\nHost: x\r\n\n";
+    let (answer, _) = site.exchange(smuggled).await;
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("HTTP/1.1 400"), "{answer}");
 }
 
 #[tokio::test]
@@ -134,7 +306,7 @@ async fn a_defect_ends_one_connection_and_is_counted() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("is bound");
     let limits = ConnectionLimits::of(&config::Http::default());
-    let handler = |request: http::Request<hyper::body::Incoming>, _| async move {
+    let handler = |request: http::Request<gateway::server::RequestBody>, _| async move {
         assert_ne!(request.uri().path(), "/defect", "a defect of the test's own");
         http::Response::new(http_body_util::Full::new(bytes::Bytes::from_static(b"fine")))
     };

@@ -41,7 +41,7 @@ impl NameResolver for Names {
         };
         let segments = hops.last().filter(|(_, below)| !below.is_empty()).map(|(_, below)| below.clone());
         let segments = segments.into_iter().collect();
-        ready(Ok(Resolution { root: self.site, segments, ttl: Duration::from_secs(60), hops })).boxed()
+        ready(Ok(Resolution { root: self.site, segments, ttl: Duration::from_secs(60), stale: None, hops })).boxed()
     }
 
     fn record(&self, key: &Key) -> BoxFuture<'static, Result<Record, NameError>> {
@@ -124,13 +124,13 @@ impl World {
     }
 }
 
-fn matcher(lines: &str) -> Matcher {
+pub fn matcher(lines: &str) -> Matcher {
     let list = List::parse(lines.as_bytes()).expect("a list");
     assert_eq!(list.malformed(), 0, "{lines}: {:?}", list.reported());
     Matcher::new([Source { id: "test".into(), list, status: Verdict::Gone }])
 }
 
-fn double(text: &str) -> String {
+pub fn double(text: &str) -> String {
     let hash = hashes::digest(hashes::SHA2_256, 32, text.as_bytes()).expect("accepted");
     format!("//{}", hash.digest().iter().map(|byte| format!("{byte:02x}")).collect::<String>())
 }

@@ -20,6 +20,11 @@ pub fn raw(data: impl Into<Bytes>) -> Block {
     block(codec::RAW, data)
 }
 
+/// A block that its own CID carries.
+pub fn inline(data: &[u8]) -> Block {
+    Block::of(codec::RAW, hashes::IDENTITY, data.len(), Bytes::copy_from_slice(data)).expect("short enough")
+}
+
 /// A dag-cbor block that says `{}`.
 pub fn cbor() -> Block {
     cbor_of(vec![0xa0])

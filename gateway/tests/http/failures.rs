@@ -9,7 +9,13 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 
 fn stalled(cid: Cid) -> SourceError {
-    let stall = Stall { waited: Duration::from_secs(30), providers_found: 3, peers_asked: 2, peers_answered: 1 };
+    let stall = Stall {
+        waited: Duration::from_secs(30),
+        providers_found: 3,
+        peers_asked: 2,
+        peers_answered: 1,
+        ..Stall::default()
+    };
     SourceError::Stalled { cid, stall }
 }
 

@@ -1,7 +1,8 @@
 //! Host names: what is served under each of them, and how names and proxies come in.
 
 use crate::dag::{directory, raw};
-use crate::site::{PATIENCE, Setup, Site, header};
+use crate::site::{PATIENCE, Setup, Site, header, until};
+use crate::upstream::Shelf;
 use config::Host;
 use content::ipns::Record;
 use content::names::{Domain, Key};
@@ -18,6 +19,9 @@ const KEY: &str = "k51qzi5uqu5dk3v4rmjber23h16xnr23bsggmqqil9z2gduiis5se8dht36da
 const PEER: &str = "12D3KooWLQzUv2FHWGVPXTXSZpdHs7oHbXub2G5WC8Tx4NQhyd2d";
 const V0: &str = "QmWvY6FaqFMS89YAQ9NAPjVP4WZKA1qbHbicc9HeSKQTgt";
 
+/// How long ago it was learnt what one of the names stands for.
+const OLD: Duration = Duration::from_secs(391);
+
 /// What names stand for here: those that begin with `site` for a site, some below a folder of it, the rest for errors.
 pub struct Names {
     pub site: Cid,
@@ -27,7 +31,8 @@ impl NameResolver for Names {
     fn resolve(&self, name: &Name) -> BoxFuture<'static, Result<Resolution, NameError>> {
         let stands_for = |segments: &[&str], seconds| {
             let segments = segments.iter().map(|segment| (*segment).to_owned()).collect();
-            Ok(Resolution { root: self.site, segments, ttl: Duration::from_secs(seconds), hops: Vec::new() })
+            let ttl = Duration::from_secs(seconds);
+            Ok(Resolution { root: self.site, segments, ttl, stale: None, hops: Vec::new() })
         };
         let (name, text) = (name.clone(), name.to_string());
         let Name::Domain(domain) = name.clone() else {
@@ -36,6 +41,7 @@ impl NameResolver for Names {
         let resolved = match text.as_str() {
             "site.example" => stands_for(&[], 60),
             "folder.site.example" | "en.folder-site.example" => stands_for(&["folder", "inner"], 5),
+            "old.example" => stands_for(&[], 5).map(|found| Resolution { stale: Some(OLD), ..found }),
             "gw.example" | "plain.example" => Err(NameError::NoDnsLink { domain }),
             "stale.example" => Err(NameError::NoRecord { key: key(), waited: Duration::from_secs(1), peers_asked: 3 }),
             "refused.example" => Err(NameError::Refused { key: key(), reason: "it is signed by nobody".to_owned() }),
@@ -253,6 +259,25 @@ async fn what_a_name_stands_for_is_kept_as_long_as_it_holds() {
             assert_eq!(header(&same, "cache-control"), format!("public, max-age={seconds}"), "{host}{path}");
         }
     }
+}
+
+#[tokio::test]
+async fn what_a_name_stood_for_long_ago_says_its_age() {
+    let world = world().await;
+    let paths = ["/", "/folder", "/folder/", "/folder/inner/hello.txt", "/?format=car", "/?format=raw"];
+    for path in paths.map(|path| format!("/ipns/old.example{path}")) {
+        let response = world.get("127.0.0.1", &path).await;
+        // A cache takes it for out of date (RFC 9111, section 4.2), and one that knows no Age keeps it for a moment only.
+        let say = |response: &Response| [header(response, "cache-control"), header(response, "age")].map(str::to_owned);
+        assert_eq!(say(&response), ["public, max-age=5", "391"], "{path}");
+        let tag = header(&response, "etag").to_owned();
+        if !tag.is_empty() {
+            let same = world.site.send("GET", &path, &[("host", "127.0.0.1"), ("if-none-match", &tag)]).await;
+            assert_eq!((same.status().as_u16(), say(&same)), (304, say(&response)), "{path}");
+        }
+    }
+    let fresh = world.get("127.0.0.1", &format!("/ipns/{KEY}/")).await;
+    assert!(fresh.headers().get("age").is_none(), "what is fresh counts from now on");
 }
 
 #[tokio::test]
@@ -554,6 +579,59 @@ async fn a_tunnel_leads_to_the_sites_here_and_nowhere_else() {
         assert!(listener.accept().now_or_never().is_none(), "nobody was called");
     }
     world.site.until_metric("causeway_http_connections", 0).await;
+}
+
+/// Whoever is at the other end of a tunnel is not the proxy that the tunnel leads through.
+#[tokio::test]
+async fn what_is_forwarded_inside_a_tunnel_is_not_believed() {
+    let text = raw("hello");
+    let mut setup = Setup::new(&[&text]);
+    setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
+    setup.http.hosts = vec![config::Host::named("gateway.example")];
+    let site = setup.start().await;
+    let forwarded = "X-Forwarded-For: 203.0.113.7\r\nX-Forwarded-Host: gateway.example\r\nX-Forwarded-Proto: https\r\n";
+    let get = |host: &str| {
+        format!("GET /ipfs/{} HTTP/1.1\r\nHost: {host}\r\n{forwarded}Connection: close\r\n\r\n", text.cid())
+    };
+    // Outside, the proxy is believed.
+    let (answer, _) = site.exchange(&get("inner.example")).await;
+    let answer = String::from_utf8_lossy(&answer).to_ascii_lowercase();
+    assert!(answer.contains(&format!("location: https://{}.ipfs.gateway.example/", text.cid())), "{answer}");
+
+    for (host, expected) in [("inner.example", "\r\n\r\nhello"), ("gateway.example", "location: http://")] {
+        let connect = "CONNECT x:80 HTTP/1.1\r\nHost: x:80\r\nX-Forwarded-For: 192.0.2.1\r\n\r\n";
+        let mut stream = site.connect(connect).await;
+        assert!(read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
+        let (answer, _) = through(&mut stream, &get(host)).await;
+        let answer = String::from_utf8_lossy(&answer).to_ascii_lowercase();
+        assert!(answer.contains(expected), "{host}: {answer}");
+    }
+}
+
+/// Nor is whom it says that it is: limits count the client who asked for the tunnel.
+#[tokio::test]
+async fn whoever_asked_for_a_tunnel_is_who_limits_count() {
+    let blocks = [raw("far away"), raw("as far")];
+    let shelf = Shelf::new(&blocks, &blocks);
+    let mut setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[]) };
+    setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
+    setup.http.client_misses_max = 1;
+    let site = setup.start().await;
+    let miss = |number: usize| {
+        let (cid, other) = (blocks[number].cid(), format!("X-Forwarded-For: 203.0.113.{number}"));
+        format!("GET /ipfs/{cid} HTTP/1.1\r\nHost: x\r\n{other}\r\nConnection: close\r\n\r\n")
+    };
+    let connect = "CONNECT x:80 HTTP/1.1\r\nHost: x:80\r\nX-Forwarded-For: 192.0.2.1\r\n\r\n";
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        let mut stream = site.connect(connect).await;
+        assert!(read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
+        streams.push(stream);
+    }
+    streams[0].write_all(miss(0).as_bytes()).await.expect("sends");
+    until(|| shelf.waiting() == 1, "the first to be fetched").await;
+    let (answer, _) = through(&mut streams[1], &miss(1)).await;
+    assert!(answer.starts_with(b"HTTP/1.1 429"), "{}", String::from_utf8_lossy(&answer));
 }
 
 #[tokio::test]

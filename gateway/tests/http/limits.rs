@@ -4,6 +4,8 @@ use crate::dag::{cbor_of, directory, doubled_directory, doubled_file, file, nois
 use crate::site::{Nothing, PATIENCE, Setup, Site, header, until};
 use crate::upstream::Shelf;
 use content::{Block, BlockSource, Cid, SourceError, Stall};
+use futures::StreamExt as _;
+use gateway::client::Client;
 use reqwest::Response;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -497,4 +499,95 @@ async fn an_archive_that_breaks_off_never_looks_complete() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_block_counts_among_what_is_held_for_clients_and_comes_in_pieces_where_there_is_no_room() {
+    const TOTAL: usize = 5 << 20;
+    let large = raw(noise(1, 2 << 20));
+    let mut setup = Setup::new(&[&large]);
+    (setup.http.read_ahead_total_bytes_max, setup.http.zstd) = (TOTAL as u64, false);
+    setup.limits = gateway::pipeline::Limits::of(&setup.http, &config::Cache::default());
+    let site = setup.start().await;
+    let budget = Arc::clone(site.gateway.limits.read.shared.as_ref().expect("a budget"));
+    let client = Client { address: [192, 0, 2, 1].into(), authority: "x".to_owned(), https: false };
+    for path in [format!("/ipfs/{}", large.cid()), format!("/ipfs/{}?format=raw", large.cid())] {
+        let head = http::Request::get(&path).body(()).expect("a request").into_parts().0;
+        // Answers that nobody reads yet.
+        let mut answers = Vec::new();
+        for number in 1..=4 {
+            answers.push(site.gateway.preview(&head, &client).await.expect("an answer"));
+            let held = TOTAL - budget.left();
+            assert_eq!(held, number.min(2) * (2 << 20), "{path}: held for {number}");
+        }
+        for answer in answers {
+            let mut content = answer.into_body();
+            assert_eq!(content.length(), Some(2 << 20));
+            let mut read = Vec::new();
+            while let Some(bytes) = content.next().await {
+                read.extend_from_slice(&bytes.expect("it is stored"));
+            }
+            assert!(read == *large.data(), "{path}");
+        }
+        assert_eq!(budget.left(), TOTAL, "{path}: everything is given back");
+        let part = site.send("GET", &path, &[("range", "bytes=1000000-1999999")]).await;
+        assert_eq!(part.bytes().await.expect("a complete body"), large.data()[1_000_000..2_000_000], "{path}");
+    }
+}
+
+#[tokio::test]
+async fn one_clients_slow_archives_leave_some_to_others() {
+    let leaves: Vec<Block> = (0..16).map(|seed| raw(noise(seed, 1 << 20))).collect();
+    let large = file(&leaves);
+    let mut setup = Setup::new(&leaves.iter().chain([&large]).collect::<Vec<_>>());
+    (setup.http.archives_max, setup.http.client_archives_max) = (3, 2);
+    setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
+    setup.limits = gateway::pipeline::Limits::of(&setup.http, &config::Cache::default());
+    let site = setup.start().await;
+    let path = format!("/ipfs/{}?format=car", large.cid());
+    let mut slow = Vec::new();
+    for _ in 0..2 {
+        let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 192.0.2.1\r\n\r\n");
+        let mut stream = site.connect(&head).await;
+        stream.read_exact(&mut [0; 1000]).await.expect("a head");
+        slow.push(stream);
+    }
+    assert_is_busy(&site.send("GET", &path, &[("x-forwarded-for", "192.0.2.1")]).await);
+    let other = site.send("GET", &path, &[("x-forwarded-for", "192.0.2.2")]).await;
+    assert_eq!(other.status(), 200);
+    assert_is_busy(&site.send("GET", &path, &[("x-forwarded-for", "192.0.2.3")]).await);
+}
+
+#[tokio::test]
+async fn names_that_hang_in_the_dns_take_one_clients_share_only() {
+    // A server that answers nothing.
+    let silent = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
+    let options = p2p_bridge::names::NamesOptions {
+        dns_servers: vec![silent.local_addr().expect("is bound")],
+        lookups_max: 8,
+        ..Default::default()
+    };
+    let mut registry = prometheus_client::registry::Registry::default();
+    let names = p2p_bridge::Names::new(options, None, &mut registry).expect("good options");
+    let mut setup = Setup { names: names as _, ..Setup::new(&[]) };
+    setup.limits.client_lookups_max = 3;
+    setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
+    let site = setup.start().await;
+    let mut waiting = Vec::new();
+    let ask = |client: &str, number: usize| {
+        format!("GET /ipns/name-{number}.example/ HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: {client}\r\n\r\n")
+    };
+    for number in 0..3 {
+        waiting.push(site.connect(&ask("192.0.2.1", number)).await);
+    }
+    until(|| site.gateway.running.len() == 3, "three look-ups").await;
+    for number in 3..20 {
+        let path = format!("/ipns/name-{number}.example/");
+        assert_is_busy(&site.send("GET", &path, &[("x-forwarded-for", "192.0.2.1")]).await);
+    }
+    // Another client's name is looked up.
+    waiting.push(site.connect(&ask("192.0.2.2", 30)).await);
+    until(|| site.gateway.running.len() == 4, "one more look-up").await;
+    drop(waiting);
+    until(|| site.gateway.running.is_empty(), "all to end").await;
 }

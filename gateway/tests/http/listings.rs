@@ -288,3 +288,36 @@ async fn names_that_no_address_could_have_are_cut_and_not_linked() {
     assert_eq!((names.len(), next), (2, None));
     assert!(names[0].len() < 5000 && names[1] == "short");
 }
+
+#[tokio::test]
+async fn entries_are_found_and_sorted_without_a_script() {
+    let leaf = raw("x");
+    let names = ["b.txt", "a.txt", "c.png"].map(|name| name.as_bytes().to_vec());
+    let (site, roots) = site_of_both(&names, &leaf, 2).await;
+    for root in roots {
+        let json = async |query: &str| {
+            let response = site.get(&format!("/ipfs/{root}/?format=json&{query}")).await;
+            read_json(&response.text().await.expect("text"))
+        };
+        let (mut found, next) = json("search=.TXT").await;
+        found.sort();
+        assert_eq!((found, next), (vec!["a.txt".to_owned(), "b.txt".to_owned()], None));
+        assert_eq!(json("search=.txt&sort=name").await.0, ["a.txt", "b.txt"]);
+        assert_eq!(json("search=nothing").await, (Vec::new(), None));
+        let (first, next) = json("search=.").await;
+        let next = next.expect("two of three fit on a page");
+        assert!(next.contains("search=%2E&after="), "{next}");
+        let rest = read_json(&site.get(&next).await.text().await.expect("text"));
+        assert_eq!((first.len(), rest.0.len(), rest.1), (2, 1, None));
+        let html = site.get(&format!("/ipfs/{root}/?sort=size")).await.text().await.expect("text");
+        assert!(html.contains("too many to be sorted") && html.contains("role=\"search\""), "{html}");
+    }
+}
+
+#[tokio::test]
+async fn an_empty_folder_has_a_page() {
+    let empty = directory(&[]);
+    let site = site_of(std::slice::from_ref(&empty), 10).await;
+    let html = site.get(&format!("/ipfs/{}/", empty.cid())).await.text().await.expect("text");
+    assert!(html.contains("This folder is empty."), "{html}");
+}

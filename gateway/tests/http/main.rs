@@ -15,3 +15,5 @@ mod routing;
 mod site;
 mod tls;
 mod upstream;
+mod withheld;
+mod work;

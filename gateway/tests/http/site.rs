@@ -10,7 +10,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use gateway::encoded::Encoded;
 use gateway::health::{Health, Stage};
-use gateway::lanes::Lanes;
+use gateway::limiter::Limiter;
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Limits, Wiring};
 use gateway::routing_v1::finder::Finder;
@@ -79,7 +79,7 @@ impl Setup {
                 names,
                 Arc::new(tiers.local()),
                 Arc::clone(tiers.policy()),
-                routing_v1::lanes(http),
+                routing_v1::limiter(http),
                 limits,
                 metrics,
             )
@@ -113,9 +113,9 @@ fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config:
     let local = Arc::new(Watched { source: tiers.held(), looks: Arc::clone(looks) });
     let through = tiers.clone();
     let open = move |_: &Cid, gate| Arc::new(through.through(Arc::new(Gated::new(Arc::clone(&upstream), gate)))) as _;
-    let lanes = Arc::new(Lanes::new(http.misses_max as usize, http.client_misses_max as usize));
+    let fetches = Arc::new(Limiter::new(http.misses_max as usize, http.client_misses_max as usize));
     let encoded = http.zstd.then(|| Encoded::new(tiers.clone(), 16 << 20));
-    Sources { local, open_session: Box::new(open), lanes, encoded, policy: Arc::clone(tiers.policy()) }
+    Sources { local, open_session: Box::new(open), fetches, encoded, policy: Arc::clone(tiers.policy()) }
 }
 
 /// How often requests looked for a block before anything else: memory and disk come behind that.
@@ -131,6 +131,10 @@ impl<S: BlockSource> BlockSource for Watched<S> {
     fn peek(&self, cid: &Cid) -> Option<Block> {
         *self.looks.lock().expect("is sound").entry(*cid).or_default() += 1;
         self.source.peek(cid)
+    }
+
+    fn inline(&self, cid: &Cid) -> Option<Block> {
+        self.source.inline(cid)
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
@@ -211,6 +215,15 @@ impl Site {
     /// Connects and sends bytes as they are.
     pub async fn connect(&self, request: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).await.expect("connects");
+        stream.write_all(request.as_bytes()).await.expect("sends");
+        stream
+    }
+
+    /// The same of a client whose system takes in little that it does not read.
+    pub async fn connect_slowly(&self, request: &str) -> TcpStream {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(4096).expect("a size");
+        let mut stream = socket.connect(self.address).await.expect("connects");
         stream.write_all(request.as_bytes()).await.expect("sends");
         stream
     }

@@ -183,6 +183,11 @@ impl Kubo {
         run(self.command().args(["name", "publish", "-Q", "--resolve=false", path]))
     }
 
+    /// The same with a time to live, such as "2s".
+    pub fn publish_for(&self, ttl: &str, path: &str) -> String {
+        run(self.command().args(["name", "publish", "-Q", "--resolve=false", "--ttl", ttl, path]))
+    }
+
     /// What a name stands for, from the DHT and nowhere else.
     pub fn try_resolve(&self, name: &str) -> Result<String, String> {
         let resolve = self.command().args(["name", "resolve", "--nocache", "--recursive=false", name]).output();

@@ -12,6 +12,7 @@ pub mod hostile;
 pub mod ipfs;
 pub mod kubo;
 pub mod metrics;
+pub mod nginx;
 pub mod noise;
 pub mod process;
 pub mod wire;

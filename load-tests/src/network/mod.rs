@@ -5,7 +5,7 @@
 //! seen); what arrives is compared byte for byte, after the clock has stopped; rivals take turns in rotated order and
 //! medians count. A row that fails does not keep the others from being measured.
 //!
-//! Non-goals: loss and jitter (see the relay), and absolute figures: everything shares one machine.
+//! Non-goals: jitter (see the relay), and absolute figures: everything shares one machine.
 //!
 //! | module | concern |
 //! |---|---|
@@ -15,6 +15,8 @@
 //! | [`bulk`] | 100 MiB: from Kubo, from Causeway, on loopback, from four sources |
 //! | [`latency`] | first bytes: a page, a range, a small file on a used connection |
 //! | [`routing`], [`neighbourhood`] | providers that only the DHT knows; a DHT of twenty nodes |
+//! | [`stale`], [`silent`] | the same beside many providers that do not answer |
+//! | [`names`] | how soon a change of a name is seen |
 //! | [`browser`] | a page with 40 assets in Chromium |
 //! | [`memory`] | resident memory with many connections and streaming misses |
 //! | [`table`] | rows to Markdown and JSON |
@@ -25,8 +27,11 @@ pub mod bulk;
 pub mod figures;
 pub mod latency;
 pub mod memory;
+pub mod names;
 pub mod neighbourhood;
 pub mod routing;
+pub mod silent;
+pub mod stale;
 pub mod streams;
 pub mod table;
 pub mod world;
@@ -117,6 +122,31 @@ pub enum RowName {
     DhtFar,
     /// Publication of a provider record among them
     Publish,
+    /// First byte, 20 of 21 providers are silent
+    #[value(name = "silent-20")]
+    Silent20,
+    /// 50 of 51
+    #[value(name = "silent-50")]
+    Silent50,
+    /// 100 of 101
+    #[value(name = "silent-100")]
+    Silent100,
+    /// The same silent providers for several files in a row
+    SilentAgain,
+    /// 100 of 101 providers refuse
+    Refusing,
+    /// The living provider is far away, the others are silent
+    SilentSlow,
+    /// The living provider's packets are lost, the others are silent
+    SilentLossy,
+    /// The other providers are behind relays that are gone
+    DeadRelays,
+    /// Most addresses of the only provider are wrong
+    WrongAddresses,
+    /// From publishing a name until it is seen by those who visit often
+    NamesOften,
+    /// The same for those who visit rarely
+    NamesRare,
     /// A cold page with 40 assets in Chromium, over TCP
     BrowserTcp,
     /// The same over QUIC
@@ -148,6 +178,17 @@ impl RowName {
             Self::DhtNear => routing::near(options).await,
             Self::DhtFar => routing::far(options).await,
             Self::Publish => routing::publish(options).await,
+            Self::Silent20 => stale::silent(options, 20, 1.0).await,
+            Self::Silent50 => stale::silent(options, 50, 1.0).await,
+            Self::Silent100 => stale::silent(options, 100, 1.5).await,
+            Self::SilentAgain => stale::again(options).await,
+            Self::Refusing => stale::refusing(options).await,
+            Self::SilentSlow => stale::slow(options).await,
+            Self::SilentLossy => stale::lossy(options).await,
+            Self::DeadRelays => stale::relays(options).await,
+            Self::WrongAddresses => stale::wrong(options).await,
+            Self::NamesOften => names::often(options).await,
+            Self::NamesRare => names::rare(options).await,
             Self::BrowserTcp => browser::page(options, Transport::Tcp).await,
             Self::BrowserQuic => browser::page(options, Transport::Quic).await,
             Self::Memory => memory::resident(options).await,

@@ -25,10 +25,10 @@ const SETTLE: Duration = Duration::from_secs(15);
 /// How long a record may take to be published.
 const PATIENCE: Duration = Duration::from_secs(120);
 const PAGE: usize = 24 << 10;
-const RIVALS: [Who; 2] = [Who::Kubo, Who::Causeway];
+pub const RIVALS: [Who; 2] = [Who::Kubo, Who::Causeway];
 
 /// A source that is no DHT node itself, so that nobody meets it on a walk.
-fn no_server(settings: &mut Value) {
+pub fn no_server(settings: &mut Value) {
     settings["Routing"]["Type"] = json!("dhtclient");
 }
 
@@ -100,7 +100,7 @@ fn cid(path: &str) -> &str {
 }
 
 /// A fresh client that knows the first of `dht`, and has had time to learn of the others.
-async fn joined(who: Who, options: &Options, dht: &[String]) -> Result<Server> {
+pub async fn joined(who: Who, options: &Options, dht: &[String]) -> Result<Server> {
     let first = dht.first().context("a DHT without nodes")?;
     let enough = (dht.len() * 3).div_ceil(4);
     let begun = Instant::now();

@@ -4,7 +4,9 @@
 //! queues that push back on TCP and drop datagrams, but hold enough not to be the bottleneck by themselves; a count of
 //! bytes each way, so that a measurement can prove that nothing went round it.
 //!
-//! Non-goals: loss, jitter and reordering. TCP is ended on both sides, so that a sender's slow start sees the loopback's
+//! Datagrams can be lost, every so many; that is all.
+//!
+//! Non-goals: loss of TCP, jitter and reordering. TCP is ended on both sides, so that a sender's slow start sees the loopback's
 //! round trip, not the relay's; its handshake does take a round trip, because the kernel's own answer to it is made up for
 //! (`tcp`). QUIC and all else over UDP sees the whole round trip.
 //!
@@ -46,6 +48,8 @@ pub struct Link {
     pub delay: Duration,
     /// For each direction, and all connections together.
     pub bits_per_second: Option<u64>,
+    /// Of so many datagrams one is lost, in each direction; TCP is ended here, so that it loses nothing.
+    pub lose_one_in: Option<u64>,
 }
 
 impl Link {
@@ -56,7 +60,7 @@ impl Link {
 
     /// A delay without a limit of the rate.
     pub fn delay(delay: Duration) -> Self {
-        Self { delay, bits_per_second: None }
+        Self { delay, bits_per_second: None, lose_one_in: None }
     }
 }
 
@@ -75,7 +79,7 @@ pub struct Passed {
     pub up: u64,
     /// To them.
     pub down: u64,
-    /// Datagrams that found a queue full.
+    /// Datagrams that found a queue full, or were to be lost.
     pub dropped: u64,
 }
 
@@ -146,16 +150,26 @@ struct Direction {
     shaper: Mutex<Shaper>,
     bytes: AtomicU64,
     dropped: AtomicU64,
+    datagrams: AtomicU64,
+    lose_one_in: Option<u64>,
 }
 
 impl Direction {
     fn new(link: Link) -> Self {
-        Self { shaper: Mutex::new(Shaper::new(link)), bytes: AtomicU64::new(0), dropped: AtomicU64::new(0) }
+        let [bytes, dropped, datagrams] = [0; 3].map(AtomicU64::new);
+        Self { shaper: Mutex::new(Shaper::new(link)), bytes, dropped, datagrams, lose_one_in: link.lose_one_in }
     }
 
     /// When this many bytes come out at the other end.
     fn due(&self, now: Instant, bytes: usize) -> Instant {
         self.shaper.lock().unwrap_or_else(|broken| broken.into_inner()).due(now, bytes)
+    }
+
+    /// Whether the next datagram is lost.
+    fn loses_one(&self) -> bool {
+        let before = self.datagrams.fetch_add(1, Ordering::Relaxed);
+        // The first of a connection is as likely to be lost as any other, over several connections.
+        self.lose_one_in.is_some_and(|one_in| before % one_in.max(1) == one_in / 2)
     }
 
     fn count(&self, bytes: usize) {

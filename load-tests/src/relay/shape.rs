@@ -63,7 +63,7 @@ mod tests {
     const DELAY: Duration = Duration::from_millis(25);
 
     fn link(bits_per_second: Option<u64>) -> Link {
-        Link { delay: DELAY, bits_per_second }
+        Link { delay: DELAY, bits_per_second, lose_one_in: None }
     }
 
     #[test]

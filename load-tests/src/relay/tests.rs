@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
 const LOOPBACK: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
-const LINK: Link = Link { delay: Duration::from_millis(5), bits_per_second: None };
+const LINK: Link = Link { delay: Duration::from_millis(5), bits_per_second: None, lose_one_in: None };
 
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index * 31 % 251) as u8).collect()
@@ -110,7 +110,7 @@ async fn datagrams_find_their_way_back() {
 
 #[tokio::test]
 async fn a_full_line_drops_datagrams() {
-    let link = Link { delay: Duration::ZERO, bits_per_second: Some(8_000) };
+    let link = Link { delay: Duration::ZERO, bits_per_second: Some(8_000), lose_one_in: None };
     let relay = Relay::bind(Protocol::Udp, LOOPBACK.into(), link).await.expect("it starts");
     let server = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
     relay.forward_to(server.local_addr().expect("it is bound"));
@@ -121,4 +121,25 @@ async fn a_full_line_drops_datagrams() {
         tokio::task::yield_now().await;
     }
     assert!(relay.passed().up <= 256 << 10, "{:?}", relay.passed());
+}
+
+#[tokio::test]
+async fn a_lossy_line_loses_one_datagram_of_so_many() {
+    let link = Link { lose_one_in: Some(10), ..LINK };
+    let relay = Relay::bind(Protocol::Udp, LOOPBACK.into(), link).await.expect("it starts");
+    let server = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
+    relay.forward_to(server.local_addr().expect("it is bound"));
+    let caller = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
+    for n in 0..100 {
+        caller.send_to(&[n], relay.address()).await.expect("it is sent");
+    }
+    let mut arrived = Vec::new();
+    for _ in 0..90 {
+        let mut buffer = [0; 8];
+        server.recv_from(&mut buffer).await.expect("it arrives");
+        arrived.push(buffer[0]);
+    }
+    let lost: Vec<u8> = (0..100).filter(|n| !arrived.contains(n)).collect();
+    assert_eq!(lost, [5, 15, 25, 35, 45, 55, 65, 75, 85, 95]);
+    assert_eq!(relay.passed().dropped, 10);
 }

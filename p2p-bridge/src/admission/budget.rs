@@ -32,7 +32,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self::of(1_024, 32, 128, 128)
+        Self::of(1_024, 32, 128, 256)
     }
 }
 

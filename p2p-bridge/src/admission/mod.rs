@@ -57,6 +57,11 @@ impl Admission {
         Self { budget: Budget::new(limits), reputation: Reputation::new(ban), trusted }
     }
 
+    /// Dials that may be under way.
+    pub fn pending_dials_max(&self) -> usize {
+        self.budget.limits().pending_outgoing
+    }
+
     /// A peer did something wrong, from `ip` if that is known; what it is to us from now on. Whoever is banned is to be
     /// disconnected by the caller. A trusted peer is throttled at worst.
     pub fn offended(&mut self, peer: PeerId, ip: Option<IpAddr>, offence: Offence, now: Instant) -> Standing {

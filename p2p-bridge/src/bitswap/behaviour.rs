@@ -159,6 +159,16 @@ impl Behaviour {
         self.client.search_finished(session, Instant::now());
     }
 
+    /// Fails every want if nobody is connected, gateways included: nobody is about to be either.
+    pub fn fail_without_peers(&mut self) {
+        self.client.fail_without_peers(Instant::now());
+    }
+
+    /// Whether anybody is connected who can be asked: peers that speak Bitswap, and gateways.
+    pub fn has_anybody(&self) -> bool {
+        self.client.has_anybody()
+    }
+
     /// Whether a peer owes us anything, and when it last gave us something.
     pub fn usefulness(&self, peer: &PeerId) -> (bool, Option<Instant>) {
         self.client.usefulness(peer)

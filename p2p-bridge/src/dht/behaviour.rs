@@ -45,6 +45,10 @@ const FAILURES_MAX: u8 = 3;
 /// Peers whose failures are counted: more than a routing table has.
 const FAILING_MAX: usize = 4096;
 
+/// The largest message, in bytes. Kubo sends all providers that it knows of with all their addresses, so that a hundred of
+/// them do not fit into the 16 KiB that libp2p has by default, and the whole answer would be lost. A peer may be in the
+/// middle of 32 messages at a time.
+const MESSAGE_BYTES_MAX: usize = 128 << 10;
 /// How often the records are written, if they changed.
 const SAVE_EVERY: Duration = Duration::from_secs(600);
 /// How long one query may take.
@@ -253,9 +257,9 @@ impl Scoped {
         Ok(known)
     }
 
-    /// Whether an address that a stranger named may be dialled.
+    /// Whether an address that an untrusted peer named may be dialled.
     pub fn may_dial(&self, address: &Multiaddr) -> bool {
-        self.admits(address) && (self.borders.dial_private || is_literal(address))
+        self.on && self.borders.may_dial(self.scope, address)
     }
 
     /// Replaces what the routing table knows of a peer's addresses by what the peer says itself, so that no peer can make the
@@ -283,7 +287,13 @@ impl Scoped {
     /// to dial.
     pub fn addresses_of(&mut self, peer: PeerId) -> Vec<Multiaddr> {
         let nobody = ConnectionId::new_unchecked(usize::MAX);
-        self.known(nobody, Some(peer), &[], Endpoint::Dialer).unwrap_or_default()
+        let known = self.inner.handle_pending_outbound_connection(nobody, Some(peer), &[], Endpoint::Dialer);
+        let mut known = known.unwrap_or_default();
+        // Gateways over HTTP are among them, which the swarm does not dial.
+        let tells = |address: &Multiaddr| self.admits(address) && (self.borders.dial_private || is_literal(address));
+        known.retain(tells);
+        known.truncate(DIALLED_ADDRESSES_MAX);
+        known
     }
 
     /// Kademlia dials peers that it is not connected to; there may be a connection all the same, of the other scope.
@@ -378,6 +388,7 @@ fn config(scope: Scope, options: &BridgeOptions) -> kad::Config {
         .set_provider_publication_interval(None)
         .set_periodic_bootstrap_interval(on.then_some(REFRESH_EVERY))
         .set_parallelism(PARALLELISM)
+        .set_max_packet_size(MESSAGE_BYTES_MAX)
         .set_query_timeout(QUERY_TIMEOUT);
     config
 }

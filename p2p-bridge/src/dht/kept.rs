@@ -9,6 +9,7 @@
 
 use super::store::{KEY_BYTES_MAX, Store};
 use super::{Moment, Network, digest};
+use crate::dialable::Shape;
 use crate::peerbook;
 use crate::scope::Scope;
 use bytes::Bytes;
@@ -171,7 +172,11 @@ fn decode_peer(rest: &mut Rest<'_>) -> Result<(PeerId, Network, Vec<Multiaddr>),
     let mut addresses = Vec::new();
     for _ in 0..rest.u32()? {
         let address = rest.bytes(super::providers::ADDRESS_BYTES_MAX)?;
-        addresses.push(Multiaddr::try_from(address.to_vec()).map_err(|_| Damaged)?);
+        let address = Multiaddr::try_from(address.to_vec()).map_err(|_| Damaged)?;
+        // An earlier version may have written others.
+        if Shape::read(&address).is_ok() {
+            addresses.push(address);
+        }
     }
     Ok((peer, network, addresses))
 }

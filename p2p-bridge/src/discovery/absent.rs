@@ -66,8 +66,9 @@ impl Absent {
     pub fn looked(&mut self, missing: Missing, outcome: Result<(), &SourceError>, now: Instant) {
         match outcome {
             // Only what nobody had is worth remembering. A peer that stalled, or a place in a queue, is another matter.
+            // Nor is it worth anything that a node without peers found nothing.
             Err(error @ SourceError::Stalled { stall, .. })
-                if stall.peers_answered == 0 || stall.providers_found == 0 =>
+                if !stall.no_peers && (stall.peers_answered == 0 || stall.providers_found == 0) =>
             {
                 self.make_room(now);
                 self.order.push_back((now, missing));
@@ -108,7 +109,7 @@ mod tests {
     fn missing(n: u64) -> (Missing, SourceError) {
         let data = Bytes::copy_from_slice(&n.to_be_bytes());
         let block = Block::of(codec::RAW, hashes::SHA2_256, 32, data).expect("block");
-        let stall = Stall { waited: Duration::from_secs(30), providers_found: 0, peers_asked: 1, peers_answered: 1 };
+        let stall = Stall { waited: Duration::from_secs(30), peers_asked: 1, peers_answered: 1, ..Stall::default() };
         ((*block.cid().hash(), block.key().expect("key")), SourceError::Stalled { cid: *block.cid(), stall })
     }
 
@@ -138,8 +139,10 @@ mod tests {
         let (missing, error) = missing(1);
         let SourceError::Stalled { cid, mut stall } = error else { unreachable!() };
         stall.providers_found = 2;
+        let alone = Stall { no_peers: true, ..Stall::default() };
         let mut absent = Absent::default();
-        for error in [SourceError::Stalled { cid, stall }, SourceError::Busy, SourceError::Closed] {
+        let stalled = |stall| SourceError::Stalled { cid, stall };
+        for error in [stalled(stall), stalled(alone), SourceError::Busy, SourceError::Closed] {
             absent.looked(missing, Err(&error), now);
             assert_eq!(absent.advise(&missing, now), Advice::Fetch, "{error:?}");
         }

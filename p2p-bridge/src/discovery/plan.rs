@@ -1,24 +1,39 @@
 //! Which of the providers that were found are dialled, and when: a hedge over providers as Happy Eyeballs (RFC 8305) is one
 //! over addresses.
 //!
-//! The first few are dialled at once, whoever names them. After that, one more at a time: when a dial fails, or when none of those
-//! under way has brought a member within [`HEDGE_AFTER`]. So neither an address that swallows packets nor a list of a thousand
-//! dead providers delays the one that works, and nobody can have us dial a thousand hosts. A state machine that is handed the
-//! clock; one for each search.
+//! A window of dials is under way. A dial that is overdue by what has been learnt of round trips ([`super::dial_times`]) leaves
+//! the window and widens it by one: it may still succeed, but the next providers are dialled meanwhile. So the window doubles
+//! with each deadline that passes in silence, as TCP's does in slow start, and a hundred dead providers delay the living one by
+//! three or four deadlines. A dial that fails makes room for the next one at once.
+//!
+//! Providers are dialled in the order of their [`Rank`], and within one rank those first whose network failed least in this
+//! search. Everything is bounded, because records cost nothing: dials of a search in all and under way, providers that wait (the
+//! network with the most of them makes room), attempts and addresses of one provider. A state machine that is handed the clock;
+//! one for each search.
 
+use super::dialer::PATIENCE;
+use crate::dht::Network;
 use libp2p::{Multiaddr, PeerId};
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::collections::HashMap;
+use std::time::Instant;
 
-/// Providers that are dialled at once when they are found.
-const AT_ONCE: usize = 3;
-/// Another is dialled when those under way took this long.
-const HEDGE_AFTER: Duration = Duration::from_millis(250);
-/// Dials of one search that may be under way.
-const UNDER_WAY_MAX: usize = 8;
-/// Providers that one search dials at most.
-const DIALLED_MAX: usize = 32;
-/// Providers that wait to be dialled; further ones are forgotten.
+/// Dials in the window when a search begins.
+const WINDOW: usize = 8;
+/// Dials in the window at most.
+const WINDOW_MAX: usize = 64;
+/// Dials in the window, and under way in all, while somebody serves the session but more could.
+const SERVED_WINDOW: usize = 3;
+const SERVED_UNDER_WAY_MAX: usize = 8;
+/// Dials of one search in all.
+const DIALS_MAX: usize = 256;
+/// Dials of one search to providers that were unreachable lately: in the window, and in all.
+const UNREACHABLE_WINDOW: usize = 4;
+const UNREACHABLE_MAX: usize = 16;
+/// Dials of one provider in one search: further ones are of addresses that were not tried yet.
+const ATTEMPTS_MAX: u8 = 3;
+/// Addresses of one provider that are remembered.
+const ADDRESSES_MAX: usize = 24;
+/// Providers that wait to be dialled.
 const WAITING_MAX: usize = 256;
 /// Members of a session that are enough: more add duplicates rather than speed.
 pub const MEMBERS_ENOUGH: usize = 4;
@@ -32,142 +47,251 @@ pub struct Provider {
     pub addresses: Vec<Multiaddr>,
 }
 
-/// The dials of one search.
+/// How promising a provider is, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rank {
+    /// It was connected lately.
+    SeenAlive,
+    /// It has a direct address over QUIC, which takes the fewest round trips.
+    Quic,
+    /// It has another direct address.
+    Direct,
+    /// It is behind relays only, or has to be looked up in the DHT.
+    Indirect,
+    /// It was dialled in this search; other addresses are left.
+    Again,
+    /// None of its addresses led to it lately.
+    Unreachable,
+}
+
+#[derive(Debug)]
+struct Candidate {
+    provider: Provider,
+    rank: Rank,
+    network: Network,
+    order: u64,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    began: Instant,
+    /// When it is overdue; none if it is already.
+    deadline: Option<Instant>,
+    rank: Rank,
+    network: Network,
+    /// Addresses that this dial does not try.
+    rest: Vec<Multiaddr>,
+}
+
 #[derive(Debug, Default)]
+struct Dialled {
+    attempts: u8,
+    addresses: Vec<Multiaddr>,
+}
+
+/// The dials of one search.
+#[derive(Debug)]
 pub struct Plan {
-    waiting: VecDeque<PeerId>,
-    addresses: HashMap<PeerId, Vec<Multiaddr>>,
-    under_way: HashSet<PeerId>,
-    dialled: HashSet<PeerId>,
-    latest: Option<Instant>,
+    waiting: Vec<Candidate>,
+    under_way: HashMap<PeerId, UnderWay>,
+    dialled: HashMap<PeerId, Dialled>,
+    /// Dials of each network in this search that were overdue or failed.
+    trouble: HashMap<Network, u32>,
+    window: usize,
+    dials: usize,
+    dials_of_unreachable: usize,
+    next_order: u64,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            waiting: Vec::new(),
+            under_way: HashMap::new(),
+            dialled: HashMap::new(),
+            trouble: HashMap::new(),
+            window: WINDOW,
+            dials: 0,
+            dials_of_unreachable: 0,
+            next_order: 0,
+        }
+    }
 }
 
 impl Plan {
-    /// Somebody named a provider. Addresses of one that waits already are added to those it has.
-    pub fn add(&mut self, provider: Provider) {
-        let Provider { peer, addresses } = provider;
-        if self.dialled.contains(&peer) {
+    /// Somebody named a provider. Addresses of one that waits already are added to those it has; one that was dialled already
+    /// waits again if there are addresses that were not tried. `rank` judges what is known of it then.
+    pub fn add(&mut self, provider: Provider, rank: impl Fn(&Provider) -> Rank) {
+        let Provider { peer, mut addresses } = provider;
+        if let Some(dialled) = self.dialled.get(&peer) {
+            addresses.retain(|address| !dialled.addresses.contains(address));
+        }
+        if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.provider.peer == peer) {
+            merge(&mut waiting.provider.addresses, addresses);
+            waiting.network = network(&waiting.provider);
+            if waiting.rank != Rank::Again {
+                waiting.rank = rank(&waiting.provider);
+            }
             return;
         }
-        if !self.addresses.contains_key(&peer) {
-            if self.waiting.len() >= WAITING_MAX {
-                return;
+        match self.dialled.get(&peer) {
+            None => {
+                let mut provider = Provider { peer, addresses: Vec::new() };
+                merge(&mut provider.addresses, addresses);
+                let rank = rank(&provider);
+                self.wait(provider, rank);
             }
-            self.waiting.push_back(peer);
-        }
-        let known = self.addresses.entry(peer).or_default();
-        for address in addresses {
-            if !known.contains(&address) {
-                known.push(address);
+            Some(dialled) if dialled.attempts < ATTEMPTS_MAX && dialled.addresses.len() < ADDRESSES_MAX => {
+                self.wait_again(peer, addresses);
             }
+            Some(_) => {}
         }
     }
 
-    /// The next provider to dial, if it is time for one: call it until it returns `None`. `members` says how many providers
-    /// the session has that proved themselves.
-    pub fn next(&mut self, members: usize, now: Instant) -> Option<Provider> {
-        let full = self.under_way.len() >= UNDER_WAY_MAX || self.dialled.len() >= DIALLED_MAX;
-        if full || members >= MEMBERS_ENOUGH || !self.is_due(now) {
+    /// The next provider to dial, if it is time for one: call it until it returns `None`, and tell what became of each by
+    /// [`Plan::began`], [`Plan::postpone`] or nothing at all if it is not to be dialled. `members` says how many providers the
+    /// session has that proved themselves, and `under_way_max` how many dials of one search may be under way.
+    pub fn next(&mut self, members: usize, under_way_max: usize, now: Instant) -> Option<(Provider, Rank)> {
+        self.widen(now);
+        if members >= MEMBERS_ENOUGH || self.dials >= DIALS_MAX {
             return None;
         }
-        let peer = self.waiting.pop_front()?;
-        self.under_way.insert(peer);
-        self.dialled.insert(peer);
-        self.latest = Some(now);
-        Some(Provider { peer, addresses: self.addresses.remove(&peer).unwrap_or_default() })
+        let served = members > 0;
+        let (window, under_way_max) = match served {
+            true => (SERVED_WINDOW, under_way_max.min(SERVED_UNDER_WAY_MAX)),
+            false => (self.window, under_way_max),
+        };
+        let in_time = || self.under_way.values().filter(|dial| dial.deadline.is_some());
+        if in_time().count() >= window || self.under_way.len() >= under_way_max {
+            return None;
+        }
+        let best = self.best()?;
+        if self.waiting.get(best)?.rank == Rank::Unreachable {
+            let hopeless = in_time().filter(|dial| dial.rank == Rank::Unreachable).count();
+            if served || hopeless >= UNREACHABLE_WINDOW || self.dials_of_unreachable >= UNREACHABLE_MAX {
+                return None;
+            }
+        }
+        let Candidate { provider, rank, .. } = self.waiting.swap_remove(best);
+        self.dials += 1;
+        self.dials_of_unreachable += usize::from(rank == Rank::Unreachable);
+        let dialled = self.dialled.entry(provider.peer).or_default();
+        dialled.attempts = dialled.attempts.saturating_add(1);
+        merge(&mut dialled.addresses, provider.addresses.clone());
+        Some((provider, rank))
     }
 
-    fn is_due(&self, now: Instant) -> bool {
-        let late = self.latest.is_none_or(|latest| now.saturating_duration_since(latest) >= HEDGE_AFTER);
-        self.under_way.len() < AT_ONCE || late
+    /// A dial of this provider is under way, and overdue at `deadline`. It does not try the addresses that are the `rest`.
+    pub fn began(&mut self, provider: &Provider, rank: Rank, rest: Vec<Multiaddr>, deadline: Instant, now: Instant) {
+        let dial = UnderWay { began: now, deadline: Some(deadline), rank, network: network(provider), rest };
+        self.under_way.insert(provider.peer, dial);
     }
 
-    /// A dial ended, one way or the other.
-    pub fn ended(&mut self, peer: &PeerId) {
-        self.under_way.remove(peer);
+    /// The dials that are to be aborted because others wait and no more may be under way: those that are overdue and had
+    /// [`PATIENCE`], the oldest first.
+    pub fn displaced(&self, members: usize, under_way_max: usize, now: Instant) -> Vec<PeerId> {
+        if members > 0 || self.under_way.len() < under_way_max || !self.is_waiting() {
+            return Vec::new();
+        }
+        let is_old = |dial: &UnderWay| dial.deadline.is_none() && now.saturating_duration_since(dial.began) >= PATIENCE;
+        let mut old: Vec<_> = self.under_way.iter().filter(|(_, dial)| is_old(dial)).collect();
+        old.sort_by_key(|(_, dial)| dial.began);
+        old.into_iter().take(self.waiting.len()).map(|(peer, _)| *peer).collect()
+    }
+
+    /// A dial could not begin, for a reason that is not the provider's: its turn comes again.
+    pub fn postpone(&mut self, provider: Provider, rank: Rank) {
+        self.dials = self.dials.saturating_sub(1);
+        self.dials_of_unreachable = self.dials_of_unreachable.saturating_sub(usize::from(rank == Rank::Unreachable));
+        if let Some(dialled) = self.dialled.get_mut(&provider.peer) {
+            dialled.attempts = dialled.attempts.saturating_sub(1);
+        }
+        self.wait(provider, rank);
+    }
+
+    /// The dials of a provider ended, one way or the other. Those addresses that are `untried` may still lead to it.
+    pub fn ended(&mut self, peer: &PeerId, connected: bool, untried: &[Multiaddr]) {
+        let Some(mut dial) = self.under_way.remove(peer) else { return };
+        if connected {
+            return;
+        }
+        if dial.deadline.is_some() {
+            *self.trouble.entry(dial.network).or_default() += 1;
+        }
+        merge(&mut dial.rest, untried.to_vec());
+        self.wait_again(*peer, dial.rest);
     }
 
     /// Whether somebody waits to be dialled, and will be.
     pub fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty() && self.dialled.len() < DIALLED_MAX
+        let hope =
+            |candidate: &Candidate| candidate.rank != Rank::Unreachable || self.dials_of_unreachable < UNREACHABLE_MAX;
+        self.dials < DIALS_MAX && self.waiting.iter().any(hope)
     }
 
-    /// A dial could not begin, for a reason that is not the provider's: its turn comes again.
-    pub fn postpone(&mut self, provider: Provider) {
-        let Provider { peer, addresses } = provider;
-        self.under_way.remove(&peer);
-        self.dialled.remove(&peer);
-        self.waiting.push_front(peer);
-        self.addresses.insert(peer, addresses);
+    /// Overdue dials leave the window and widen it. Addresses that they did not try wait for their turn.
+    fn widen(&mut self, now: Instant) {
+        let mut untried = Vec::new();
+        for (peer, dial) in &mut self.under_way {
+            if dial.deadline.is_some_and(|deadline| deadline <= now) {
+                dial.deadline = None;
+                self.window = (self.window + 1).min(WINDOW_MAX);
+                *self.trouble.entry(dial.network).or_default() += 1;
+                untried.push((*peer, std::mem::take(&mut dial.rest)));
+            }
+        }
+        for (peer, addresses) in untried {
+            self.wait_again(peer, addresses);
+        }
+    }
+
+    fn best(&self) -> Option<usize> {
+        let trouble = |network: &Network| self.trouble.get(network).copied().unwrap_or(0);
+        let key = |(_, candidate): &(usize, &Candidate)| (candidate.rank, trouble(&candidate.network), candidate.order);
+        self.waiting.iter().enumerate().min_by_key(key).map(|(place, _)| place)
+    }
+
+    fn wait_again(&mut self, peer: PeerId, untried: Vec<Multiaddr>) {
+        let attempts = self.dialled.get(&peer).map_or(0, |dialled| dialled.attempts);
+        if !untried.is_empty() && attempts < ATTEMPTS_MAX {
+            self.wait(Provider { peer, addresses: untried }, Rank::Again);
+        }
+    }
+
+    /// A provider waits. If too many do, one of the network that most of them are of makes room: the newcomer, if it is of
+    /// that network itself.
+    fn wait(&mut self, provider: Provider, rank: Rank) {
+        let network = network(&provider);
+        if self.waiting.len() >= WAITING_MAX {
+            let mut networks: HashMap<Network, usize> = HashMap::new();
+            for waiting in &self.waiting {
+                *networks.entry(waiting.network).or_default() += 1;
+            }
+            let heaviest = networks.into_iter().max_by_key(|(_, count)| *count).map(|(network, _)| network);
+            let of_heaviest = |candidate: &Candidate| Some(candidate.network) == heaviest;
+            let Some(place) = self.waiting.iter().rposition(of_heaviest).filter(|_| heaviest != Some(network)) else {
+                return;
+            };
+            self.waiting.remove(place);
+        }
+        let order = self.next_order;
+        self.next_order += 1;
+        self.waiting.push(Candidate { provider, rank, network, order });
+    }
+}
+
+fn network(provider: &Provider) -> Network {
+    provider.addresses.first().map_or_else(Network::default, Network::of)
+}
+
+/// Adds addresses that are not there yet, as many as are remembered.
+fn merge(known: &mut Vec<Multiaddr>, addresses: Vec<Multiaddr>) {
+    for address in addresses {
+        if known.len() < ADDRESSES_MAX && !known.contains(&address) {
+            known.push(address);
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn provider() -> Provider {
-        Provider { peer: PeerId::random(), addresses: Vec::new() }
-    }
-
-    fn dials(plan: &mut Plan, members: usize, now: Instant) -> Vec<PeerId> {
-        std::iter::from_fn(|| plan.next(members, now)).map(|provider| provider.peer).collect()
-    }
-
-    #[test]
-    fn a_few_at_once_then_one_for_each_failure_or_delay() {
-        let start = Instant::now();
-        let mut plan = Plan::default();
-        let all: Vec<Provider> = (0..100).map(|_| provider()).collect();
-        let peers: Vec<PeerId> = all.iter().map(|provider| provider.peer).collect();
-        all.into_iter().for_each(|provider| plan.add(provider));
-        assert_eq!(dials(&mut plan, 0, start), peers[..3]);
-        assert_eq!(dials(&mut plan, 0, start + HEDGE_AFTER / 2), []);
-        plan.ended(&peers[1]);
-        assert_eq!(dials(&mut plan, 0, start + HEDGE_AFTER / 2), peers[3..4]);
-        let later = start + HEDGE_AFTER * 2;
-        assert_eq!(dials(&mut plan, 0, later), peers[4..5], "one hedge at a time");
-        assert_eq!(dials(&mut plan, MEMBERS_ENOUGH, later + HEDGE_AFTER), [], "there are enough");
-        let mut clock = later;
-        let mut total = 5;
-        for _ in 0..100 {
-            clock += HEDGE_AFTER;
-            total += dials(&mut plan, 0, clock).len();
-            assert!(plan.under_way.len() <= UNDER_WAY_MAX);
-        }
-        assert_eq!(plan.under_way.len(), UNDER_WAY_MAX);
-        for peer in &peers {
-            plan.ended(peer);
-            clock += HEDGE_AFTER;
-            total += dials(&mut plan, 0, clock).len();
-        }
-        assert_eq!(total, DIALLED_MAX, "nobody can have us dial everybody");
-        assert!(!plan.is_waiting(), "who will never be dialled is not waited for");
-    }
-
-    #[test]
-    fn addresses_of_one_provider_are_merged_and_it_is_dialled_once() {
-        let now = Instant::now();
-        let mut plan = Plan::default();
-        let addresses: Vec<Multiaddr> =
-            [1, 2].map(|port| format!("/ip4/192.0.2.1/tcp/{port}").parse().expect("address")).into();
-        let peer = PeerId::random();
-        for known in [&addresses[..1], &addresses[..], &addresses[1..]] {
-            plan.add(Provider { peer, addresses: known.to_vec() });
-        }
-        assert_eq!(plan.next(0, now), Some(Provider { peer, addresses }));
-        plan.add(Provider { peer, addresses: Vec::new() });
-        assert!(!plan.is_waiting() && plan.next(0, now).is_none());
-        let turned_away = provider();
-        plan.add(turned_away.clone());
-        plan.add(provider());
-        assert_eq!(plan.next(0, now).as_ref(), Some(&turned_away));
-        plan.postpone(turned_away.clone());
-        assert_eq!(plan.next(0, now), Some(turned_away), "first in line again");
-        assert!(plan.next(0, now).is_some());
-        for _ in 0..2 * WAITING_MAX {
-            plan.add(provider());
-        }
-        assert_eq!((plan.waiting.len(), plan.addresses.len()), (WAITING_MAX, WAITING_MAX));
-    }
-}
+mod tests;

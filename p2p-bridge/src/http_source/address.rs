@@ -14,19 +14,17 @@
 //!
 //! The port defaults to the scheme's. With `/sni/NAME` the name is the host, and the DNS says where it is: a certificate
 //! is checked against a name, and an address beside it adds nothing that could be trusted. `/dns4` and `/dns6` are read as
-//! `/dns`.
+//! `/dns`. Whether an address has one of these forms is found out with all others ([`crate::dialable`]).
 
+use crate::dialable::{Host, Shape, TransportKind, is_free_port};
 use crate::scope::is_public;
 use content::{Cid, hashes};
-use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
 use reqwest::Url;
 use std::net::IpAddr;
 
 /// The longest base URL, in bytes.
 const URL_BYTES_MAX: usize = 512;
-/// Ports below this belong to services of their own, except for HTTP's two.
-const UNPRIVILEGED_PORTS: u16 = 1024;
 
 /// Why an address is not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -143,16 +141,24 @@ impl Base {
     /// # Errors
     /// [`AddressError::Refused`] for addresses of private networks, and for ports of other services.
     pub fn check_as_strangers(&self) -> Result<(), AddressError> {
-        let host = self.url.host_str().unwrap_or_default();
-        if let Ok(ip) = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>()
-            && !is_public(ip)
-        {
-            return Err(AddressError::Refused("it is an address of a private network"));
-        }
-        match self.url.port_or_known_default() {
-            Some(80 | 443 | UNPRIVILEGED_PORTS..) => Ok(()),
-            _ => Err(AddressError::Refused("its port belongs to another service")),
-        }
+        check_as_strangers(&self.url)
+    }
+}
+
+/// Whether untrusted parties may send us to a URL, as far as it tells by itself.
+///
+/// # Errors
+/// [`AddressError::Refused`] for addresses of private networks, and for ports of other services.
+pub fn check_as_strangers(url: &Url) -> Result<(), AddressError> {
+    let host = url.host_str().unwrap_or_default();
+    if let Ok(ip) = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>()
+        && !is_public(ip)
+    {
+        return Err(AddressError::Refused("it is an address of a private network"));
+    }
+    match url.port_or_known_default() {
+        Some(port) if is_free_port(port) => Ok(()),
+        _ => Err(AddressError::Refused("its port belongs to another service")),
     }
 }
 
@@ -169,7 +175,6 @@ fn id_of(url: &Url) -> Option<PeerId> {
 }
 
 /// What a multiaddr says, before anything is believed.
-#[derive(Default)]
 struct Parts {
     host: String,
     port: Option<u16>,
@@ -179,41 +184,15 @@ struct Parts {
 
 impl Parts {
     fn read(address: &Multiaddr) -> Result<Self, AddressError> {
-        let mut protocols = address.iter().peekable();
-        let host = match protocols.next() {
-            Some(Protocol::Ip4(ip)) => ip.to_string(),
-            Some(Protocol::Ip6(ip)) => format!("[{ip}]"),
-            Some(Protocol::Dns(name) | Protocol::Dns4(name) | Protocol::Dns6(name)) => name.into_owned(),
-            _ => return Err(AddressError::NotHttp),
+        let shape = Shape::read(address).map_err(|_| AddressError::NotHttp)?;
+        let TransportKind::Http { port, tls, sni, path } = shape.transport else { return Err(AddressError::NotHttp) };
+        let host = match (sni, shape.host) {
+            (Some(name), _) | (None, Host::Name(name)) => name.into_owned(),
+            (None, Host::Ip(IpAddr::V4(ip))) => ip.to_string(),
+            (None, Host::Ip(IpAddr::V6(ip))) => format!("[{ip}]"),
+            (None, Host::Memory) => return Err(AddressError::NotHttp),
         };
-        let mut parts = Self { host, ..Self::default() };
-        if let Some(Protocol::Tcp(port)) = protocols.peek() {
-            parts.port = Some(*port);
-            protocols.next();
-        }
-        match protocols.next() {
-            Some(Protocol::Http) => {}
-            Some(Protocol::Https) => parts.tls = true,
-            Some(Protocol::Tls) => {
-                parts.tls = true;
-                if let Some(Protocol::Sni(name)) = protocols.peek() {
-                    parts.host = name.clone().into_owned();
-                    protocols.next();
-                }
-                if protocols.next() != Some(Protocol::Http) {
-                    return Err(AddressError::NotHttp);
-                }
-            }
-            _ => return Err(AddressError::NotHttp),
-        }
-        for rest in protocols {
-            match rest {
-                Protocol::HttpPath(path) if parts.path.is_empty() => parts.path = path.into_owned(),
-                Protocol::P2p(_) => {}
-                _ => return Err(AddressError::NotHttp),
-            }
-        }
-        Ok(parts)
+        Ok(Self { host, port, tls, path: path.into_owned() })
     }
 }
 
@@ -221,6 +200,7 @@ impl Parts {
 mod tests {
     use super::*;
     use content::cid::parse;
+    use libp2p::multiaddr::Protocol;
     use proptest::prelude::*;
 
     fn base(address: &str) -> Result<Base, AddressError> {
@@ -240,7 +220,6 @@ mod tests {
             ("/ip4/1.2.3.4/tcp/443/tls/sni/example.org/http", "https://example.org/"),
             ("/dns/example.org/https/http-path/a%2Fb", "https://example.org/a/b"),
             ("/dns/example.org/https/http-path/%2Fa%2F", "https://example.org/a"),
-            ("/dns/example.org/https/http-path/a%2F%09%2F%09", "https://example.org/a"),
             ("/dns/example.org/https/http-path/..%2F..%2Fa%3Fb=c%23d", "https://example.org/a%3Fb=c%23d"),
             ("/dns/example.org/https/p2p/12D3KooWCRscMgHgEo3ojm8ovzheydpvTEqsDtq7Vby38cMHrYjt", "https://example.org/"),
         ];
@@ -271,13 +250,21 @@ mod tests {
 
     #[test]
     fn a_host_is_a_host_and_nothing_more() {
-        for host in ["user@example.org", "example.org:22", "a?b", "a#b", "", "exa mple", "[::1", "a\\b"] {
+        // The last two are other spellings of 127.0.0.1.
+        let hosts =
+            ["user@a.b", "a.b:22", "a?b", "a#b", "", "exa mple", "[::1", "a\\b", "a\r\nb", "2130706433", "0x7f.1"];
+        for host in hosts {
             let address = Multiaddr::empty().with(Protocol::Dns(host.into())).with(Protocol::Https);
-            assert!(matches!(Base::from_multiaddr(&address), Err(AddressError::Malformed(_))), "{host}");
+            assert_eq!(Base::from_multiaddr(&address), Err(AddressError::NotHttp), "{host}");
+        }
+        for path in ["a\tb", "a\r\nHost: b"] {
+            let address =
+                "/dns/a.b/https".parse::<Multiaddr>().expect("an address").with(Protocol::HttpPath(path.into()));
+            assert_eq!(Base::from_multiaddr(&address), Err(AddressError::NotHttp), "{path}");
         }
         let port_zero =
             Multiaddr::empty().with(Protocol::Dns("a.b".into())).with(Protocol::Tcp(0)).with(Protocol::Http);
-        assert!(matches!(Base::from_multiaddr(&port_zero), Err(AddressError::Malformed(_))));
+        assert_eq!(Base::from_multiaddr(&port_zero), Err(AddressError::NotHttp));
     }
 
     #[test]
@@ -312,9 +299,6 @@ mod tests {
             ("/ip6/::1/https", false),
             ("/ip6/::ffff:192.168.0.1/https", false),
             ("/ip6/fe80::1/https", false),
-            // Other spellings of 127.0.0.1.
-            ("/dns/2130706433/https", false),
-            ("/dns/0x7f.1/https", false),
             ("/dns/example.org/tcp/22/http", false),
             ("/dns/example.org/tcp/25/tls/http", false),
             ("/dns/example.org/tcp/1024/http", true),

@@ -117,7 +117,11 @@ fn build(private_too: bool) -> Result<Client, reqwest::Error> {
     })
 }
 
-fn builder(private_too: bool) -> ClientBuilder {
+/// What a client of another kind is made of that untrusted parties may name addresses to: as above, with the connection
+/// made to addresses that were checked. With `private_too`, the operator has named the address. Redirects are not
+/// followed.
+pub fn builder(private_too: bool) -> ClientBuilder {
+    tls::use_ring();
     Client::builder()
         .user_agent(concat!("causeway/", env!("CARGO_PKG_VERSION")))
         .dns_resolver(Arc::new(Guard { private_too }))

@@ -1,7 +1,9 @@
 //! What is remembered of names, and how good it still is.
 //!
-//! A record is *fresh* for its time to live and then *stale* until its end of life: it still holds, for its owner signed
-//! it to that end, but there may be a newer one. A DNSLink has a time to live only. That a name could not be resolved is
+//! An answer is *fresh* for its time to live and then *stale*: a record still holds until its end of life, for its owner
+//! signed it to that end, but there may be a newer one. How stale an answer may be is bounded as HTTP caches do it (RFC 5861):
+//! for a short time it is given at once, and refreshed behind (`stale-while-revalidate`); for a longer one it is given only if
+//! the look-up that was waited for brings nothing (`stale-if-error`); then it is gone. That a name could not be resolved is
 //! remembered as well, for a moment, so that a popular name that is gone costs one search and not one for each reader.
 
 use content::ipns::Record;
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime};
 pub(super) const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How long an answer may be taken for true while a newer one is looked for.
 pub(super) const STALE_TTL: Duration = Duration::from_secs(5);
-/// How long a stale record is left in peace after a search that found none.
+/// How long a stale answer is left in peace after a look-up that found none.
 const REFRESH_PAUSE: Duration = Duration::from_secs(30);
 /// The first moment after an answer does not count, so that a minute is a minute to everybody who asked together.
 pub(super) const MOMENT: Duration = Duration::from_secs(1);
@@ -25,6 +27,24 @@ pub(super) const MOMENT: Duration = Duration::from_secs(1);
 const FAILURES_MAX: u64 = 4096;
 /// The weight of one entry, in bytes: what a usual record takes.
 const ENTRY_BYTES: usize = 1024;
+
+/// How long after its time to live an answer may be given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Staleness {
+    /// At once, while it is refreshed behind.
+    pub while_revalidate: Duration,
+    /// If a look-up that is waited for brings nothing: never less than `while_revalidate`.
+    pub if_error: Duration,
+}
+
+impl Default for Staleness {
+    fn default() -> Self {
+        Self { while_revalidate: Duration::from_secs(60), if_error: Duration::from_secs(48 * 3600) }
+    }
+}
+
+/// Peers that agree on a record, so that it is taken for the newest.
+pub(super) const AGREED: u32 = 4;
 
 /// What was learnt of one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,9 +59,13 @@ pub(super) enum Answer {
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub outcome: Result<Answer, NameError>,
-    /// When it was learnt.
+    /// When it was learnt in this run.
     pub learnt: Instant,
-    fresh_until: Instant,
+    /// How long it had been known by then, from an earlier run.
+    known_before: Duration,
+    /// How many sources of the look-up that brought it have said the same, or something older.
+    pub agreed: u32,
+    fresh_for: Duration,
     refresh_after: Instant,
 }
 
@@ -56,6 +80,8 @@ pub(super) enum Standing {
         ttl: Duration,
         /// Whether to look for something newer.
         refresh: bool,
+        /// Whether to wait for that, because it has been stale for long.
+        wait: bool,
     },
     /// No longer good for anything.
     Gone,
@@ -63,26 +89,42 @@ pub(super) enum Standing {
 
 impl Entry {
     pub fn new(outcome: Result<Answer, NameError>, ttl: Duration, now: Instant) -> Self {
-        let fresh_until = now + ttl.min(TTL_MAX);
-        Self { outcome, learnt: now, fresh_until, refresh_after: fresh_until }
+        let fresh_for = ttl.min(TTL_MAX);
+        // What the DNS says is final; records gather votes.
+        let agreed = if matches!(outcome, Ok(Answer::Record(_))) { 1 } else { AGREED };
+        Self { outcome, learnt: now, known_before: Duration::ZERO, agreed, fresh_for, refresh_after: now }
     }
 
-    /// A record from an earlier run of the node: good, but to be refreshed when it is first asked for.
-    pub fn kept(record: Record, now: Instant) -> Self {
-        Self::new(Ok(Answer::Record(record)), Duration::ZERO, now)
+    /// A record from an earlier run of the node, which learnt it so long ago.
+    pub fn kept(record: Record, known_before: Duration, now: Instant) -> Self {
+        let ttl = record.ttl();
+        Self { known_before, ..Self::new(Ok(Answer::Record(record)), ttl, now) }
     }
 
-    pub fn standing(&self, now: Instant, wall: SystemTime) -> Standing {
-        let now = if now.saturating_duration_since(self.learnt) < MOMENT { self.learnt } else { now };
-        let fresh = self.fresh_until.saturating_duration_since(now);
-        let Ok(Answer::Record(record)) = &self.outcome else {
-            return if fresh.is_zero() { Standing::Gone } else { Standing::Fresh(fresh) };
+    /// How long ago it was learnt.
+    pub fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.learnt).saturating_add(self.known_before)
+    }
+
+    fn standing(&self, staleness: Staleness, now: Instant, wall: SystemTime) -> Standing {
+        let passed = now.saturating_duration_since(self.learnt);
+        let age = self.age(if passed < MOMENT { self.learnt } else { now });
+        let left = match &self.outcome {
+            Ok(Answer::Record(record)) => match record.end_of_life().duration_since(wall) {
+                Ok(life) => life,
+                Err(_) => return Standing::Gone,
+            },
+            Ok(Answer::Link(_)) | Err(_) => Duration::MAX,
         };
-        match record.end_of_life().duration_since(wall) {
-            Err(_) => Standing::Gone,
-            Ok(life) if !fresh.is_zero() => Standing::Fresh(fresh.min(life)),
-            Ok(life) => Standing::Stale { ttl: STALE_TTL.min(life), refresh: now >= self.refresh_after },
+        if let Some(fresh) = self.fresh_for.checked_sub(age).filter(|fresh| !fresh.is_zero()) {
+            return Standing::Fresh(fresh.min(left));
         }
+        let stale_for = age.saturating_sub(self.fresh_for);
+        let wait = stale_for >= staleness.while_revalidate;
+        if self.outcome.is_err() || (wait && stale_for >= staleness.if_error) {
+            return Standing::Gone;
+        }
+        Standing::Stale { ttl: STALE_TTL.min(left), refresh: now >= self.refresh_after, wait }
     }
 
     /// Whether it may be handed to somebody who waited for it. A record may have died while it was on its way; a DNSLink
@@ -106,16 +148,27 @@ impl Entry {
 
 /// The memory of names: what was used least recently goes first, whatever was popular once.
 pub(super) struct Cache {
+    staleness: Staleness,
     answers: Moka<Name, Arc<Entry>>,
     failures: Moka<Name, Arc<Entry>>,
 }
 
 impl Cache {
     /// Room for so many usual answers; larger ones count as several. Failures have room beside them.
-    pub fn new(entries_max: u64) -> Self {
+    pub fn new(entries_max: u64, staleness: Staleness) -> Self {
         let room = |max: u64| Moka::builder().max_capacity(max).eviction_policy(EvictionPolicy::lru());
         let answers = room(entries_max).weigher(|_: &Name, entry: &Arc<Entry>| entry.weight()).build();
-        Self { answers, failures: room(entries_max.min(FAILURES_MAX)).build() }
+        Self { staleness, answers, failures: room(entries_max.min(FAILURES_MAX)).build() }
+    }
+
+    /// How stale an answer may be.
+    pub fn staleness(&self) -> Staleness {
+        self.staleness
+    }
+
+    /// How good an entry is.
+    pub fn standing(&self, entry: &Entry, now: Instant, wall: SystemTime) -> Standing {
+        entry.standing(self.staleness, now, wall)
     }
 
     pub fn get(&self, name: &Name) -> Option<Arc<Entry>> {
@@ -135,9 +188,16 @@ impl Cache {
         self.answers.remove(name).is_some() || failure
     }
 
-    /// A record was found: the better one of it and what is known is fresh from now on. Returns that, and whether it is the
-    /// one that was found.
-    pub fn improve(&self, name: &Name, found: Record, now: Instant, wall: SystemTime) -> (Arc<Entry>, bool) {
+    /// A record was found: the better one of it and what is known is fresh from now on. `agreed` says how many sources have
+    /// said so. Returns that, and whether it is the one that was found.
+    pub fn improve(
+        &self,
+        name: &Name,
+        found: Record,
+        agreed: u32,
+        now: Instant,
+        wall: SystemTime,
+    ) -> (Arc<Entry>, bool) {
         let mut news = true;
         let entry = self.answers.entry_by_ref(name).and_upsert_with(|known| {
             let known = known.map(moka::Entry::into_value);
@@ -149,18 +209,18 @@ impl Cache {
                 _ => found.clone(),
             };
             let ttl = best.ttl();
-            Arc::new(Entry::new(Ok(Answer::Record(best)), ttl, now))
+            Arc::new(Entry { agreed, ..Entry::new(Ok(Answer::Record(best)), ttl, now) })
         });
         self.failures.invalidate(name);
         (entry.into_value(), news)
     }
 
-    /// A search failed. A record that holds is left as it is, for a while without another search; otherwise the failure
-    /// is remembered. Returns what counts now.
+    /// A look-up failed. An answer that may still be given is left as it is, for a while without another look-up; otherwise
+    /// the failure is remembered. Returns what counts now.
     pub fn fail(&self, name: &Name, error: NameError, ttl: Duration, now: Instant, wall: SystemTime) -> Arc<Entry> {
         let mut counts = Arc::new(Entry::new(Err(error), ttl, now));
         let _ = self.answers.entry_by_ref(name).and_compute_with(|known| match known.map(moka::Entry::into_value) {
-            Some(entry) if entry.standing(now, wall) != Standing::Gone => {
+            Some(entry) if self.standing(&entry, now, wall) != Standing::Gone => {
                 counts = Arc::new(Entry { refresh_after: now + REFRESH_PAUSE, ..Entry::clone(&entry) });
                 Op::Put(Arc::clone(&counts))
             }

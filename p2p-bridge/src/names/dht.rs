@@ -1,12 +1,13 @@
 //! IPNS over the DHT: the first good record answers, and the search goes on behind for a better one.
 //!
 //! Waiting for many peers to agree, as is common, takes the slowest of them. Instead whoever asked first gets the first
-//! record that holds; should another peer have a newer one, everybody who asks from then on gets that.
+//! record that holds; should another peer have a newer one, everybody who asks from then on gets that. Only those whose known
+//! record has been stale for long wait for a newer one, for some peers to agree that there is none, or for a moment.
 
-use super::cache::Entry;
+use super::cache::{Answer, Entry};
 use super::{FAILURE_TTL, Inner};
 use crate::bridge::Bridge;
-use crate::lookups::Search;
+use crate::lookups::{Holder, Search};
 use content::ipns::Record;
 use content::names::Key;
 use content::{Name, NameError};
@@ -17,7 +18,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 /// Good records that end a search.
-const GOOD_MAX: usize = 16;
+const GOOD_MAX: u32 = 16;
 /// Bad records that end a search: more peers than that are never near a key.
 const BAD_MAX: usize = 64;
 
@@ -37,12 +38,13 @@ impl Records for Bridge {
     }
 }
 
-/// Searches to the end; `answer` is called with every better answer, the first as soon as it is there, or with the failure.
+/// Searches to the end; `answer` is called with the best answer so far for each good record, the first as soon as it is there,
+/// or with the failure.
 pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut answer: impl FnMut(Arc<Entry>)) {
     let begun = Instant::now();
     let name = Name::Key(key);
     let deadline = begun + inner.timeout;
-    let (mut good, mut bad, mut refusal) = (0, 0, None);
+    let (mut good, mut bad, mut refusal) = (0_u32, 0, None);
     let Ok(mut search) = timeout_at(deadline, records.find(key)).await else {
         inner.metrics.busy(&name);
         return answer(inner.fail(&name, NameError::Busy, Duration::ZERO));
@@ -50,15 +52,15 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
     while good < GOOD_MAX && bad < BAD_MAX {
         let Ok(Some(found)) = timeout_at(deadline, search.next()).await else { break };
         match check(inner, &key, &found.bytes) {
+            // A copy that was put here some time ago confirms nothing.
+            Ok(record) if found.holder == Holder::Ourselves && is_known(inner, &name, &record) => {}
             Ok(record) => {
                 good += 1;
                 if good == 1 {
                     inner.metrics.looked_up(&name, None, begun.elapsed());
                 }
-                let (best, news) = inner.improve(&name, record);
-                if news || good == 1 {
-                    answer(best);
-                }
+                // Whoever waits for a refresh wants to know how many peers agree.
+                answer(inner.improve(&name, record, good).0);
             }
             Err(reason) => {
                 bad += 1;
@@ -75,6 +77,13 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
         inner.metrics.looked_up(&name, Some(&error), begun.elapsed());
         answer(inner.fail(&name, error, FAILURE_TTL));
     }
+}
+
+/// Whether what is remembered of a name is as new as a record.
+fn is_known(inner: &Inner, name: &Name, record: &Record) -> bool {
+    let known = inner.cache.get(name);
+    let known = known.as_ref().and_then(|entry| entry.outcome.as_ref().ok());
+    matches!(known, Some(Answer::Record(known)) if !record.newer_than(known))
 }
 
 /// The record, if it is one and still holds; otherwise why not.

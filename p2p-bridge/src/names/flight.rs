@@ -5,11 +5,12 @@
 //! that still has no answer when the last who waits has left is ended. The DHT and the DNS have places of their own, so that
 //! neither's trouble is the other's.
 
-use super::Inner;
-use super::cache::Entry;
+use super::cache::{AGREED, Entry};
+use super::{Inner, SETTLE};
 use content::Name;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
 type Board = watch::Sender<Option<Arc<Entry>>>;
@@ -61,16 +62,40 @@ struct Underway {
     id: u64,
     board: Board,
     behind: bool,
+    begun: Instant,
 }
 
-/// A look-up, as seen by who waits for it.
-pub(super) struct Flight(watch::Receiver<Option<Arc<Entry>>>);
+/// A look-up, as seen by who waits for it, and when it began.
+pub(super) struct Flight(watch::Receiver<Option<Arc<Entry>>>, Instant);
 
 impl Flight {
+    /// How long the look-up has been under way.
+    pub fn age(&self) -> Duration {
+        self.1.elapsed()
+    }
+
     /// The first answer of the look-up that is `good`, or why there is none; `None` if it ended without either.
     pub async fn answer(mut self, good: impl Fn(&Entry) -> bool) -> Option<Arc<Entry>> {
         let is_good = |entry: &Option<Arc<Entry>>| entry.as_deref().is_some_and(&good);
         self.0.wait_for(is_good).await.ok().and_then(|entry| entry.clone())
+    }
+
+    /// Waits until the look-up has brought something newer than what is `known`, or enough sources agree that there is
+    /// nothing newer, or a moment after its first answer, or until it has ended.
+    pub async fn settled(self, known: &Entry) {
+        let first = Self(self.0.clone(), self.1);
+        let is_settled = |entry: &Entry| entry.agreed >= AGREED || entry.outcome != known.outcome;
+        let is_late = async {
+            if first.answer(|entry| entry.learnt > known.learnt).await.is_some() {
+                tokio::time::sleep(SETTLE).await;
+            } else {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            _ = self.answer(is_settled) => {}
+            () = is_late => {}
+        }
     }
 
     /// The last answer of the look-up, once it has ended; `None` if it had none.
@@ -90,9 +115,9 @@ impl Flights {
         self.depart(inner, name, false)
     }
 
-    /// Starts a look-up that nobody waits for, unless there is one, or no room for it.
-    pub fn refresh(&self, inner: &Arc<Inner>, name: &Name) {
-        let _ = self.depart(inner, name, true);
+    /// Starts a look-up that goes on whether or not anybody waits for it, unless there is one; `None` if there is no room.
+    pub fn refresh(&self, inner: &Arc<Inner>, name: &Name) -> Option<Flight> {
+        self.depart(inner, name, true)
     }
 
     fn depart(&self, inner: &Arc<Inner>, name: &Name, behind: bool) -> Option<Flight> {
@@ -110,7 +135,7 @@ impl Flights {
     fn seat(&self, name: &Name, behind: bool) -> Option<(Flight, Option<(u64, Board)>)> {
         let mut state = self.state();
         if let Some(flight) = state.flights.get(name) {
-            return Some((Flight(flight.board.subscribe()), None));
+            return Some((Flight(flight.board.subscribe(), flight.begun), None));
         }
         let places = state.places(name);
         if places.all >= self.max || (behind && places.behind >= self.behind_max) {
@@ -121,8 +146,9 @@ impl Flights {
         let (board, seat) = watch::channel(None);
         state.last += 1;
         let id = state.last;
-        state.flights.insert(name.clone(), Underway { id, board: board.clone(), behind });
-        Some((Flight(seat), Some((id, board))))
+        let begun = Instant::now();
+        state.flights.insert(name.clone(), Underway { id, board: board.clone(), behind, begun });
+        Some((Flight(seat, begun), Some((id, board))))
     }
 
     /// A look-up has answered. Returns whether there is room for it to go on.

@@ -4,7 +4,7 @@
 //! takes nothing away that still holds.
 
 use super::cache::{Answer, Entry, Standing};
-use super::{Ask, Inner, Names, STEPS_MAX, follow, path_of};
+use super::{Ask, Inner, Names, STEPS_MAX, Said, follow, path_of};
 use content::ipns::Record;
 use content::names::Key;
 use content::path::{ContentPath, Root};
@@ -55,7 +55,7 @@ pub struct NameStep {
     pub error: Option<NameError>,
     /// How long that has been known.
     pub age: Option<Duration>,
-    /// How long it counts as fresh. Nothing: readers get it, and it is looked up again behind.
+    /// How long it counts as fresh. Nothing: it is looked up again when it is next asked for.
     pub fresh_for: Option<Duration>,
     /// Until when the record holds.
     pub valid_until: Option<SystemTime>,
@@ -154,8 +154,8 @@ impl Inner {
             let root = path_of(name, &Answer::Record(record.clone())).ok().and_then(|path| next(&path.root));
             return (NameStep { source: StepSource::Published, ..of_record(unknown, &record) }, root);
         };
-        let mut step = NameStep { age: Some(now.saturating_duration_since(entry.learnt)), ..unknown };
-        step.fresh_for = match entry.standing(now, wall) {
+        let mut step = NameStep { age: Some(entry.age(now)), ..unknown };
+        step.fresh_for = match self.cache.standing(&entry, now, wall) {
             Standing::Fresh(ttl) => Some(ttl),
             Standing::Stale { .. } | Standing::Gone => None,
         };
@@ -170,7 +170,7 @@ impl Inner {
                     }
                     Answer::Link(link) => step.value = Some(link.to_string()),
                 }
-                let holds = entry.standing(now, wall) != Standing::Gone;
+                let holds = self.cache.standing(&entry, now, wall) != Standing::Gone;
                 let path = path_of(name, answer);
                 step.error = path.as_ref().err().cloned();
                 (step, path.ok().filter(|_| holds).and_then(|path| next(&path.root)))
@@ -209,16 +209,8 @@ impl Inner {
         if !self.is_reachable(name) {
             return Err(NameError::Offline { name: name.clone() });
         }
-        let before = self.cache.get(name).filter(|entry| entry.outcome.is_ok());
         let flight = self.flights.join(self, name).ok_or(NameError::Busy)?;
-        let found = flight.end().await.ok_or(NameError::Busy)?;
-        // What the DNS cannot say for a moment is no reason to forget what it said.
-        if let (Err(NameError::Dns { .. }), Some(before)) = (&found.outcome, before)
-            && before.standing((self.clock.now)(), (self.clock.wall)()) != Standing::Gone
-        {
-            self.cache.put(name.clone(), before);
-        }
-        Ok(found)
+        flight.end().await.ok_or(NameError::Busy)
     }
 }
 
@@ -259,8 +251,8 @@ impl NameResolver for KnownOnly {
             return ready(Err(error)).boxed();
         }
         let known = match self.0.known(&name) {
-            Some((Ok(Answer::Record(record)), _)) => Ok(record),
-            Some((Err(error), _)) => Err(error),
+            Some(Ok(Said { answer: Answer::Record(record), .. })) => Ok(record),
+            Some(Err(error)) => Err(error),
             _ => Err(NameError::Offline { name }),
         };
         ready(known).boxed()

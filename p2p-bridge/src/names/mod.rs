@@ -1,14 +1,16 @@
 //! [`Names`]: what names stand for, by the operator's list, IPNS records from the DHT, and DNSLinks from the DNS.
 //!
-//! Goals: a name that was ever resolved is answered at once for as long as that holds, also after a restart; a record that
-//! may have been replaced is refreshed behind the reader's back; nobody waits for more than the first peer that has a good
-//! record; whatever is asked of us, look-ups are bounded in number and time, and a name costs one of them at a time.
+//! Goals: a name that is resolved now and then is answered at once, also after a restart, and refreshed behind; what is
+//! answered is bounded in how stale it is, unless nobody can be asked; nobody waits for more than the first peer that has a
+//! good record when nothing is known, nor for longer than a bound when something is; whatever is asked of us, look-ups are
+//! bounded in number and time, and a name costs one of them at a time.
 //!
 //! How a name is resolved, step by step, for names stand for names:
 //!
 //! 1. the operator's list, which beats everything;
-//! 2. what is remembered (`cache.rs`): fresh, or stale and refreshed behind;
-//! 3. one look-up for all who wait: the DHT (`dht.rs`) for a key, the DNS (`dns.rs`) for a domain.
+//! 2. what is remembered (`cache.rs`): fresh, or stale for a short time and refreshed behind;
+//! 3. one look-up for all who wait: the DHT (`dht.rs`) for a key, the DNS (`dns.rs`) for a domain. Who waits although something
+//!    is remembered, because it has been stale for longer, waits up to a bound, and then gets that, with its age.
 //!
 //! Names whose keys are kept here are published by [`publish`], and what is published here is known without a search.
 //!
@@ -25,8 +27,11 @@ pub mod keystore;
 mod metrics;
 pub mod publish;
 #[cfg(test)]
+mod stale_tests;
+#[cfg(test)]
 mod tests;
 
+pub use cache::Staleness;
 pub use dns::DohError;
 pub use inspect::{NameStep, Refreshed, StepSource};
 
@@ -62,6 +67,8 @@ const DEPTH_MAX: usize = 256;
 const MAP_TTL: Duration = Duration::from_secs(60);
 /// How long it is remembered that the DHT has no record of a key.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
+/// How long the first answer of a refresh that is waited for, if it is no news, is held back for a newer one.
+const SETTLE: Duration = Duration::from_secs(1);
 /// How long after a change the records are written.
 const SAVE_AFTER: Duration = Duration::from_secs(5);
 
@@ -81,6 +88,10 @@ pub struct NamesOptions {
     pub lookups_max: usize,
     /// How long a name may be searched for in the DHT.
     pub timeout: Duration,
+    /// How long after its time to live an answer may be given.
+    pub staleness: Staleness,
+    /// How long a refresh may be waited for while there is an answer, if a stale one. Counted from the refresh's beginning.
+    pub refresh_wait: Duration,
     /// Contact nobody, not even DNS servers.
     pub offline: bool,
     /// Where records are kept over a restart. Nowhere if it is not set.
@@ -98,6 +109,8 @@ impl Default for NamesOptions {
             cache_entries_max: 16 * 1024,
             lookups_max: 256,
             timeout: Duration::from_secs(30),
+            staleness: Staleness::default(),
+            refresh_wait: Duration::from_secs(5),
             offline: false,
             state_dir: None,
             policy: Obeyed::default(),
@@ -141,6 +154,7 @@ struct Inner {
     own: RwLock<HashMap<Key, Record>>,
     flights: Flights,
     timeout: Duration,
+    refresh_wait: Duration,
     clock: Clock,
     kept: Option<Kept>,
     changed: Arc<Notify>,
@@ -175,14 +189,20 @@ impl Names {
         clock: Clock,
         registry: &mut Registry,
     ) -> Arc<Self> {
+        let mut staleness = options.staleness;
+        if records.is_none() && links.is_none() {
+            // Nobody will ever say anything newer.
+            staleness.if_error = Duration::MAX;
+        }
         let inner = Arc::new(Inner {
             static_map: options.static_map,
             records,
             links,
-            cache: Cache::new(options.cache_entries_max),
+            cache: Cache::new(options.cache_entries_max, staleness),
             own: RwLock::default(),
             flights: Flights::new(options.lookups_max),
             timeout: options.timeout,
+            refresh_wait: options.refresh_wait,
             clock,
             kept: options.state_dir.as_deref().map(Kept::new),
             changed: Arc::default(),
@@ -206,7 +226,7 @@ impl Names {
         }
         drop(own);
         if record.is_valid_at((self.inner.clock.wall)()) {
-            self.inner.improve(&name, record);
+            self.inner.improve(&name, record, cache::AGREED);
         }
     }
 
@@ -245,8 +265,10 @@ impl NameResolver for Names {
         async move {
             inner.check_policy(&Name::Key(key), &[])?;
             match inner.answer(&Name::Key(key)).await? {
-                (Answer::Record(record), _) => Ok(record),
-                (Answer::Link(_), _) => Err(NameError::Refused { key, reason: "a DNSLink is no record".to_owned() }),
+                Said { answer: Answer::Record(record), .. } => Ok(record),
+                Said { answer: Answer::Link(_), .. } => {
+                    Err(NameError::Refused { key, reason: "a DNSLink is no record".to_owned() })
+                }
             }
         }
         .boxed()
@@ -279,13 +301,25 @@ enum Ask {
     Nobody,
 }
 
+/// What one name stands for, as it is told.
+#[derive(Debug, Clone)]
+struct Said<T = Answer> {
+    answer: T,
+    /// How long to take it for true.
+    ttl: Duration,
+    /// How long ago it was learnt, if that is longer than it is fresh.
+    stale: Option<Duration>,
+}
+
 /// Where a name leads to; `None` if that was over before the end was reached.
 async fn follow(inner: &Arc<Inner>, first: &Name, ask: Ask) -> Result<Option<Resolution>, NameError> {
     let (mut name, mut below, mut lease, mut hops) = (first.clone(), Vec::new(), None, Vec::new());
+    let mut oldest: Option<Duration> = None;
     for _ in 0..STEPS_MAX {
         inner.check_policy(&name, &below)?;
         hops.push((name.clone(), below.join("/")));
-        let (path, ttl) = inner.step(&name, ask).await?;
+        let Said { answer: path, ttl, stale } = inner.step(&name, ask).await?;
+        oldest = oldest.max(stale);
         lease = Some(Lease::new(ttl, (inner.clock.now)()).or_shorter(lease));
         let mut segments = path.segments;
         if segments.len() + below.len() > DEPTH_MAX {
@@ -295,7 +329,7 @@ async fn follow(inner: &Arc<Inner>, first: &Name, ask: Ask) -> Result<Option<Res
         match path.root {
             Root::Cid(root) => {
                 let left = lease.and_then(|lease| lease.left((inner.clock.now)()));
-                return Ok(left.map(|ttl| Resolution { root, segments, ttl, hops }));
+                return Ok(left.map(|ttl| Resolution { root, segments, ttl, stale: oldest, hops }));
             }
             Root::Name(next) => (name, below) = (next, segments),
         }
@@ -355,64 +389,94 @@ impl Inner {
     }
 
     /// What one name stands for, and for how long.
-    async fn step(self: &Arc<Self>, name: &Name, ask: Ask) -> Result<(ContentPath, Duration), NameError> {
+    async fn step(self: &Arc<Self>, name: &Name, ask: Ask) -> Result<Said<ContentPath>, NameError> {
         if let Some(path) = self.static_map.get(name) {
             if ask == Ask::IfNeeded {
                 self.metrics.hit(Hit::Map);
             }
-            return Ok((path.clone(), MAP_TTL));
+            return Ok(Said { answer: path.clone(), ttl: MAP_TTL, stale: None });
         }
-        let (answer, ttl) = match ask {
+        let Said { answer, ttl, stale } = match ask {
             Ask::IfNeeded => self.answer(name).await?,
-            Ask::Nobody => {
-                let (known, ttl) = self.known(name).ok_or_else(|| NameError::Offline { name: name.clone() })?;
-                (known?, ttl)
-            }
+            Ask::Nobody => self.known(name).ok_or_else(|| NameError::Offline { name: name.clone() })??,
         };
-        Ok((path_of(name, &answer)?, ttl))
+        Ok(Said { answer: path_of(name, &answer)?, ttl, stale })
+    }
+
+    fn standing(&self, entry: &Entry) -> Standing {
+        self.cache.standing(entry, (self.clock.now)(), (self.clock.wall)())
+    }
+
+    /// An entry as it is told.
+    fn say(&self, entry: &Entry) -> Result<Said, NameError> {
+        let (ttl, stale) = match self.standing(entry) {
+            Standing::Fresh(ttl) => (ttl, None),
+            Standing::Stale { ttl, .. } => (ttl, Some(entry.age((self.clock.now)()))),
+            Standing::Gone => (Duration::ZERO, None),
+        };
+        entry.outcome.clone().map(|answer| Said { answer, ttl, stale })
     }
 
     /// What is known of a name that holds, and for how long.
-    fn known(&self, name: &Name) -> Option<(Result<Answer, NameError>, Duration)> {
+    fn known(&self, name: &Name) -> Option<Result<Said, NameError>> {
         if let Some(entry) = self.cache.get(name)
-            && let Standing::Fresh(ttl) | Standing::Stale { ttl, .. } =
-                entry.standing((self.clock.now)(), (self.clock.wall)())
+            && self.standing(&entry) != Standing::Gone
         {
-            return Some((entry.outcome.clone(), ttl));
+            return Some(self.say(&entry));
         }
         self.own_record(name).map(|record| {
             let ttl = record.ttl();
-            (Ok(Answer::Record(record)), ttl)
+            Ok(Said { answer: Answer::Record(record), ttl, stale: None })
         })
     }
 
     /// What is known of a name, or else what a look-up finds.
-    async fn answer(self: &Arc<Self>, name: &Name) -> Result<(Answer, Duration), NameError> {
-        if let Some(entry) = self.cache.get(name) {
-            match entry.standing((self.clock.now)(), (self.clock.wall)()) {
-                Standing::Fresh(ttl) => {
+    async fn answer(self: &Arc<Self>, name: &Name) -> Result<Said, NameError> {
+        let known = self.cache.get(name);
+        if let Some(entry) = &known {
+            match self.standing(entry) {
+                Standing::Fresh(_) => {
                     self.metrics.hit(if entry.outcome.is_ok() { Hit::Fresh } else { Hit::Failure });
-                    return entry.outcome.clone().map(|answer| (answer, ttl));
+                    return self.say(entry);
                 }
-                Standing::Stale { ttl, refresh } => {
+                Standing::Stale { refresh, wait, .. } if !(refresh && wait && self.is_reachable(name)) => {
                     self.metrics.hit(Hit::Stale);
                     if refresh {
                         self.refresh(name);
                     }
-                    return entry.outcome.clone().map(|answer| (answer, ttl));
+                    return self.say(entry);
                 }
-                Standing::Gone => {}
+                Standing::Stale { .. } | Standing::Gone => {}
             }
         }
-        let entry = match self.own_record(name) {
-            Some(record) => self.improve(name, record).0,
-            None => self.look_up(name).await?,
-        };
-        let ttl = match entry.standing((self.clock.now)(), (self.clock.wall)()) {
-            Standing::Fresh(ttl) | Standing::Stale { ttl, .. } => ttl,
-            Standing::Gone => Duration::ZERO,
-        };
-        entry.outcome.clone().map(|answer| (answer, ttl))
+        if let Some(record) = self.own_record(name) {
+            return self.say(&self.improve(name, record, cache::AGREED).0);
+        }
+        match known.filter(|entry| self.standing(entry) != Standing::Gone) {
+            Some(stale) => self.await_refresh(name, &stale).await,
+            None => self.say(&*self.look_up(name).await?),
+        }
+    }
+
+    /// What a refresh brings within the time that it may be waited for, or else what is known, which has been stale for long.
+    async fn await_refresh(self: &Arc<Self>, name: &Name, stale: &Entry) -> Result<Said, NameError> {
+        // With as much to do as there may be, what is known is told.
+        let flight = self.flights.refresh(self, name).or_else(|| self.flights.join(self, name));
+        if let Some(flight) = flight {
+            let patience = self.refresh_wait.saturating_sub(flight.age());
+            // The time alone that passes is no failure: the look-up goes on behind.
+            let _ = tokio::time::timeout(patience, flight.settled(stale)).await;
+        }
+        let known = self.cache.get(name);
+        match known.filter(|entry| self.standing(entry) != Standing::Gone) {
+            Some(entry) => {
+                if !matches!(self.standing(&entry), Standing::Fresh(_)) {
+                    self.metrics.hit(Hit::Stale);
+                }
+                self.say(&entry)
+            }
+            None => self.say(&*self.look_up(name).await?),
+        }
     }
 
     /// Whether there is anybody to ask about a name.
@@ -452,7 +516,7 @@ impl Inner {
     /// Looks for something newer, if nobody does and there is time for it.
     fn refresh(self: &Arc<Self>, name: &Name) {
         if self.is_reachable(name) {
-            self.flights.refresh(self, name);
+            let _ = self.flights.refresh(self, name);
         }
     }
 
@@ -470,8 +534,13 @@ impl Inner {
         }
     }
 
-    /// Remembers what a domain stands for, or that it stands for nothing.
+    /// Remembers what a domain stands for, or that it stands for nothing. What the DNS cannot say for a moment is no reason
+    /// to forget what it said.
     fn learn(&self, name: &Name, outcome: Result<Answer, NameError>, ttl: Duration) -> Arc<Entry> {
+        if let Err(error @ NameError::Dns { .. }) = &outcome {
+            self.fail(name, error.clone(), ttl);
+            return Arc::new(Entry::new(outcome, ttl, (self.clock.now)()));
+        }
         let entry = Arc::new(Entry::new(outcome, ttl, (self.clock.now)()));
         // That we are busy says nothing about the domain.
         if entry.outcome != Err(NameError::Busy) {
@@ -488,9 +557,9 @@ impl Inner {
     }
 
     /// See [`Cache::improve`]. What is published here may be better than what was found.
-    fn improve(&self, name: &Name, record: Record) -> (Arc<Entry>, bool) {
+    fn improve(&self, name: &Name, record: Record, agreed: u32) -> (Arc<Entry>, bool) {
         let record = self.own_record(name).filter(|own| own.newer_than(&record)).unwrap_or(record);
-        let (entry, news) = self.cache.improve(name, record, (self.clock.now)(), (self.clock.wall)());
+        let (entry, news) = self.cache.improve(name, record, agreed, (self.clock.now)(), (self.clock.wall)());
         if news {
             self.changed.notify_one();
         }
@@ -500,7 +569,7 @@ impl Inner {
     /// See [`Cache::fail`].
     fn fail(&self, name: &Name, error: NameError, ttl: Duration) -> Arc<Entry> {
         if let Some(own) = self.own_record(name) {
-            return self.improve(name, own).0;
+            return self.improve(name, own, cache::AGREED).0;
         }
         self.cache.fail(name, error, ttl, (self.clock.now)(), (self.clock.wall)())
     }
@@ -508,8 +577,9 @@ impl Inner {
     /// Takes the records of the last run.
     fn remember(&self) {
         let Some(kept) = &self.kept else { return };
-        for (key, record) in kept.load((self.clock.wall)()) {
-            self.cache.put(Name::Key(key), Arc::new(Entry::kept(record, (self.clock.now)())));
+        for (key, record, age) in kept.load((self.clock.wall)()) {
+            let age = age.unwrap_or_else(|| record.ttl().saturating_add(self.cache.staleness().while_revalidate));
+            self.cache.put(Name::Key(key), Arc::new(Entry::kept(record, age, (self.clock.now)())));
         }
     }
 
@@ -519,12 +589,13 @@ impl Inner {
         let _saving = self.saving.lock().await;
         let mut records = self.cache.records();
         records.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.learnt));
+        let (now, wall) = ((self.clock.now)(), (self.clock.wall)());
         let write = move || {
             let entries = records.iter().filter_map(|(name, entry)| match (name, &entry.outcome) {
-                (Name::Key(key), Ok(Answer::Record(record))) => Some((*key, record)),
+                (Name::Key(key), Ok(Answer::Record(record))) => Some((*key, record, entry.age(now))),
                 _ => None,
             });
-            kept.save(entries);
+            kept.save(entries, wall);
         };
         let _ = tokio::task::spawn_blocking(write).await;
     }

@@ -57,24 +57,24 @@ fn pair(n: u8) -> Keypair {
     Keypair::ed25519_from_bytes([n; 32]).expect("any 32 bytes will do")
 }
 
-fn key(n: u8) -> Key {
+pub(super) fn key(n: u8) -> Key {
     Key::from(pair(n).public().to_peer_id())
 }
 
-fn name(n: u8) -> Name {
+pub(super) fn name(n: u8) -> Name {
     Name::Key(key(n))
 }
 
-fn domain(text: &str) -> Name {
+pub(super) fn domain(text: &str) -> Name {
     Name::parse(text).expect("a domain")
 }
 
 /// A record with a minute to remember it and an hour to live.
-fn signed(n: u8, sequence: u64, value: &str) -> Bytes {
+pub(super) fn signed(n: u8, sequence: u64, value: &str) -> Bytes {
     signed_until(n, sequence, value, wall() + HOUR)
 }
 
-fn signed_until(n: u8, sequence: u64, value: &str, end_of_life: SystemTime) -> Bytes {
+pub(super) fn signed_until(n: u8, sequence: u64, value: &str, end_of_life: SystemTime) -> Bytes {
     let draft = Draft { value: value.to_owned(), sequence, end_of_life, ttl: MINUTE };
     Record::sign(&pair(n), &draft).expect("signs").bytes().clone()
 }
@@ -91,11 +91,11 @@ pub(super) struct Dht {
 }
 
 impl Dht {
-    fn open() -> Arc<Self> {
+    pub fn open() -> Arc<Self> {
         Arc::new(Self { open: true, ..Self::default() })
     }
 
-    fn has(&self, n: u8, records: impl IntoIterator<Item = Bytes>) {
+    pub fn has(&self, n: u8, records: impl IntoIterator<Item = Bytes>) {
         self.records.lock().expect("no panics").insert(key(n), records.into_iter().collect());
     }
 
@@ -108,22 +108,22 @@ impl Dht {
     }
 
     /// A record turns up in every open search.
-    fn finds(&self, bytes: Bytes) {
+    pub fn finds(&self, bytes: Bytes) {
         for sink in self.sinks.lock().expect("no panics").iter() {
             sink.put(Found { holder: Holder::Peer(PeerId::random()), bytes: bytes.clone() });
         }
     }
 
-    fn end_searches(&self) {
+    pub fn end_searches(&self) {
         self.sinks.lock().expect("no panics").clear();
     }
 
     /// Whether every search was ended by whoever searched.
-    fn is_left(&self) -> bool {
+    pub fn is_left(&self) -> bool {
         self.sinks.lock().expect("no panics").iter().all(Sink::is_closed)
     }
 
-    fn searches(&self) -> usize {
+    pub fn searches(&self) -> usize {
         self.searches.load(Ordering::Relaxed)
     }
 }
@@ -147,7 +147,7 @@ impl Records for Dht {
 
 /// A DNS with some links, each for a minute.
 #[derive(Default)]
-struct Zone(HashMap<&'static str, String>);
+pub(super) struct Zone(HashMap<&'static str, String>);
 
 impl Links for Zone {
     fn look_up(&self, domain: Domain) -> BoxFuture<'static, dns::Looked> {
@@ -157,7 +157,7 @@ impl Links for Zone {
     }
 }
 
-fn names_with(options: NamesOptions, dht: &Arc<Dht>, zone: Zone) -> Arc<Names> {
+pub(super) fn names_with(options: NamesOptions, dht: &Arc<Dht>, zone: Zone) -> Arc<Names> {
     Names::with(options, Some(Arc::clone(dht) as _), Some(Arc::new(zone)), CLOCK, &mut Registry::default())
 }
 
@@ -380,7 +380,7 @@ async fn look_ups_are_bounded_and_refreshes_leave_room() {
         dht.end_searches();
         until("the search is over", || names.inner.flights.under_way() == 0).await;
     }
-    advance(2 * MINUTE);
+    advance(MINUTE + MINUTE / 2);
     for n in 6..=9 {
         assert_eq!(leads(&names, &name(n)).await.1, cache::STALE_TTL);
     }
@@ -428,10 +428,10 @@ fn a_runtime_that_has_stopped_ends_look_ups_at_once() {
 
 #[test]
 fn what_was_used_last_is_remembered_and_failures_displace_no_records() {
-    let cache = Cache::new(4);
+    let cache = Cache::new(4, Staleness::default());
     let put = |n: u8| {
         let record = Record::verify(&key(n), signed(n, 1, &to("a"))).expect("good");
-        cache.improve(&name(n), record, now(), wall());
+        cache.improve(&name(n), record, 1, now(), wall());
         cache.settle();
     };
     let known = |n: u8| cache.get(&name(n)).is_some_and(|entry| entry.outcome.is_ok());
@@ -508,7 +508,7 @@ async fn known_records_outlive_a_restart_and_serve_offline() {
     names.save().await;
     drop(names);
 
-    advance(2 * MINUTE);
+    advance(MINUTE + MINUTE / 2);
     let nobody = || Names::with(kept(), None, None, CLOCK, &mut Registry::default());
     let offline = nobody();
     assert_eq!(leads(&offline, &name(1)).await, ("a".to_owned(), cache::STALE_TTL));
@@ -525,10 +525,15 @@ async fn known_records_outlive_a_restart_and_serve_offline() {
     let file = state.path().join("names.json");
     let text = std::fs::read_to_string(&file).expect("it was written");
     let stored: HashMap<String, String> = serde_json::from_str(&text).expect("it is JSON");
-    let (_, bytes) = multibase::decode(&stored[&key(1).to_string()]).expect("base64");
+    let (record, confirmed) = stored[&key(1).to_string()].split_once(' ').expect("a record and a moment");
+    let (_, bytes) = multibase::decode(record).expect("base64");
     let other_base = HashMap::from([(key(1).to_string(), multibase::encode(Base::Base58Btc, bytes))]);
+    std::fs::write(&file, text.replace(&format!(" {confirmed}"), "")).expect("writes");
+    let old = nobody().resolve(&name(1)).await.expect("what an older version wrote holds");
+    assert!(old.stale >= Some(2 * MINUTE), "and is old enough to be asked for: {:?}", old.stale);
     let damaged = [
         text.replace(&key(1).to_string(), &key(2).to_string()),
+        text.replace(confirmed, "yesterday"),
         serde_json::to_string(&other_base).expect("it is JSON"),
         "{".to_owned(),
         String::new(),

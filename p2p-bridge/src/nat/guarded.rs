@@ -1,8 +1,10 @@
-//! [`Guarded`]: a behaviour that acts on addresses which strangers name, kept on a short lead.
+//! [`Guarded`]: an address-filtering wrapper for behaviours that act on addresses which untrusted peers name.
 //!
 //! - It does not dial what [`Rules`] refuse. AutoNAT's server and hole punching would otherwise have us try any door in our
 //!   own network at the word of a stranger. A dial with a refused address among others is refused as a whole. Nor does it
 //!   dial more than once a second for long.
+//! - It adds no addresses to anybody's dial. AutoNAT's requests keep every address that a peer says it listens on, and would
+//!   have it tried whenever that peer is dialled.
 //! - It hears of few candidates for our own address, and only of such as could be. Each peer can make up any number.
 //! - It hears of our confirmed addresses as candidates too. Hole punching names only candidates to the other side, and what
 //!   is confirmed is not reported as one any more, so that a node which everybody can reach would have nothing to name.
@@ -100,7 +102,7 @@ impl<B> Guarded<B> {
         if !self.dials.remove(&id) {
             return Ok(());
         }
-        if !addresses.iter().all(|address| self.rules.admit(address)) {
+        if !addresses.iter().all(|address| self.rules.admit_dial(address)) {
             return Err(Refusal::NotPublic);
         }
         if self.begun_since.elapsed() > MINUTE {
@@ -173,7 +175,7 @@ impl<B: NetworkBehaviour> NetworkBehaviour for Guarded<B> {
         role: Endpoint,
     ) -> Result<Vec<Multiaddr>, ConnectionDenied> {
         self.admit_dial(id, addresses).map_err(ConnectionDenied::new)?;
-        self.inner.handle_pending_outbound_connection(id, peer, addresses, role)
+        self.inner.handle_pending_outbound_connection(id, peer, addresses, role).map(|_| Vec::new())
     }
 
     fn handle_established_outbound_connection(

@@ -17,8 +17,9 @@ pub mod metrics;
 pub mod port_mapping;
 pub mod relays;
 
+use crate::dialable::{Host, Shape};
 use crate::options::{BridgeOptions, NatOptions};
-use crate::scope::Scope;
+use crate::scope::{Borders, Scope};
 use guarded::Guarded;
 use libp2p::autonat::{v1, v2};
 use libp2p::multiaddr::Protocol;
@@ -85,7 +86,7 @@ fn autonat_v1(local: PeerId, rules: Rules) -> v1::Behaviour {
     v1::Behaviour::new(local, config)
 }
 
-/// Which addresses strangers may name.
+/// Which addresses untrusted peers may name.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     /// Private ones too: a test, or a network of one's own.
@@ -93,11 +94,20 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Whether an address that a stranger names may be dialled, or be ours. Names are refused with the private addresses:
-    /// nothing is known about where they lead. So are circuits, which lead on to somebody else.
+    /// Whether an address that an untrusted peer names may be ours. Names are refused with the private addresses: nothing is
+    /// known about where they lead. So are circuits, which lead on to somebody else.
     pub fn admit(self, address: &Multiaddr) -> bool {
-        let literal = matches!(address.iter().next(), Some(Protocol::Ip4(_) | Protocol::Ip6(_)));
-        literal && !is_circuit(address) && (self.private || Scope::Wan.admits(address))
+        let is_direct = |shape: Shape<'_>| matches!(shape.host, Host::Ip(_)) && !shape.is_circuit();
+        Shape::read(address).is_ok_and(is_direct) && self.borders().admits(Scope::Wan, address)
+    }
+
+    /// Whether an address that an untrusted peer names may be dialled.
+    pub fn admit_dial(self, address: &Multiaddr) -> bool {
+        self.admit(address) && self.borders().may_dial(Scope::Wan, address)
+    }
+
+    fn borders(self) -> Borders {
+        Borders { dial_private: self.private }
     }
 }
 
@@ -123,12 +133,19 @@ mod tests {
             ("/dns4/example.org/tcp/4001", false, false),
             (&relayed, false, false),
             ("/memory/1", false, false),
+            ("/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/5001", false, false),
+            ("/ip4/8.8.8.8/tcp/1/dns4/localhost/tcp/5001", false, false),
+            ("/ip4/0.0.0.0/tcp/4001", false, false),
         ];
         for (address, public, private) in table {
             let parsed: Multiaddr = address.parse().expect("a multiaddr");
-            assert_eq!(Rules { private: false }.admit(&parsed), public, "{address}");
-            assert_eq!(Rules { private: true }.admit(&parsed), private, "{address}");
+            for (rules, expected) in [(Rules { private: false }, public), (Rules { private: true }, private)] {
+                assert_eq!((rules.admit(&parsed), rules.admit_dial(&parsed)), (expected, expected), "{address}");
+            }
         }
+        let service: Multiaddr = "/ip4/8.8.8.8/tcp/25".parse().expect("a multiaddr");
+        let strict = Rules { private: false };
+        assert_eq!((strict.admit(&service), strict.admit_dial(&service)), (true, false), "ours may be at any port");
     }
 
     #[test]

@@ -202,7 +202,7 @@ impl Task {
             Outcome::Answered(mut closer) => {
                 let dht = self.swarm.behaviour_mut().dht(scope);
                 for peer in &mut closer {
-                    peer.addresses.retain(|address| dht.admits(address));
+                    peer.addresses.retain(|address| dht.may_dial(address));
                     peer.addresses.truncate(ADDRESSES_MAX);
                 }
                 sweep.answered(id, Some(closer));

@@ -1,6 +1,7 @@
 //! Connections that somebody asked for, and what is told of those that there are ([`crate::connecting`], [`crate::peers`]).
 
 use super::Task;
+use super::search::EndedDial;
 use crate::connecting::{self, ConnectError, Connected, Reply};
 use crate::discovery::history::Informant;
 use crate::discovery::plan::Provider;
@@ -28,7 +29,7 @@ impl Task {
                 reply.send(Ok(Connected { peer, address: address.unwrap_or_else(Multiaddr::empty), already: true }));
             return;
         }
-        let known = self.peerbook.addresses(&peer);
+        let known = self.remembered_addresses(&peer);
         let opts = DialOpts::peer_id(peer)
             // Somebody else may be dialling it, but by other addresses.
             .condition(PeerCondition::Disconnected)
@@ -52,8 +53,11 @@ impl Task {
         if !self.connects.is_empty() {
             self.connects.failed(&peer, dial, &connecting::reason(error));
         }
-        let why = || Some(connecting::reason(error).to_string());
-        self.history.dial_ended(&peer, Instant::now(), why);
+        if let Some(untried) = self.learn_of_failure(&peer, dial, error) {
+            let why = || Some(connecting::reason(error).to_string());
+            self.history.dial_ended(&peer, Instant::now(), why);
+            self.ended_dials.push(EndedDial::failed(peer, untried));
+        }
     }
 
     /// Somebody who wants a DAG says who has it: they are asked as soon as it is searched for.

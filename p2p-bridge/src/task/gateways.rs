@@ -2,9 +2,8 @@
 
 use super::Task;
 use crate::http_source::address::is_http;
-use crate::scope::Scope;
 use crate::wants::SessionId;
-use libp2p::{Multiaddr, PeerId};
+use libp2p::Multiaddr;
 
 impl Task {
     /// Has the gateways among a provider's addresses asked, and takes them out: no transport of the swarm could dial them.
@@ -16,11 +15,5 @@ impl Task {
         }
         self.swarm.behaviour_mut().bitswap.addresses_found(session, &gateways);
         !addresses.is_empty()
-    }
-
-    /// The same for the addresses in the DHT's answers. Those live in the running query, which shows them to whoever dials.
-    pub(super) fn offer_gateways_in_answers(&mut self, scope: Scope, session: SessionId, peer: PeerId) {
-        let mut answers = self.swarm.behaviour_mut().dht(scope).addresses_of(peer);
-        self.offer_gateways(session, &mut answers);
     }
 }

@@ -10,6 +10,7 @@
 //! | [`routers`] | delegated routers, asked at the same moment |
 //! | [`finding`] | providers and peers for whoever asks us over HTTP |
 //! | [`gateways`] | the HTTP gateways among a provider's addresses |
+//! | [`no_peers`] | searches with nobody to ask |
 //! | [`values`] | value records |
 //! | [`dht`] | what the DHTs report, and records that others want stored |
 //! | [`announce`] | what we provide |
@@ -23,6 +24,7 @@ mod dht;
 mod finding;
 mod gateways;
 pub mod nat;
+mod no_peers;
 mod peers;
 mod routers;
 mod search;
@@ -30,12 +32,14 @@ mod values;
 
 use crate::bitswap::behaviour::Event as BitswapEvent;
 use crate::connecting::{Connects, Reply};
+use crate::discovery::dialer::Dialer;
 use crate::discovery::history::History;
 use crate::discovery::memory::Memory;
 use crate::discovery::plan::Provider;
 use crate::finders::{Finders, Sought};
 use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
+use crate::no_peers::NoPeers;
 use crate::peerbook::Peerbook;
 use crate::peers::{ConnectedPeer, Identity, Load, RootState};
 use crate::providing::KeySource;
@@ -53,7 +57,7 @@ use libp2p::swarm::{ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm, identify, mdns, ping};
 use nat::Nat;
 pub use routers::Delegation;
-use search::Search;
+use search::{EndedDial, Search};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -124,8 +128,8 @@ pub struct Task {
     /// Walks to peers whose addresses nobody knows.
     peer_walks: HashMap<(Scope, QueryId), PeerId>,
     memory: Memory,
-    /// Dials that ended since the searches were last told, and whether they succeeded.
-    ended_dials: Vec<(PeerId, bool)>,
+    /// Dials that ended since the searches were last told.
+    ended_dials: Vec<EndedDial>,
     lookups: Lookups,
     puts: Puts,
     delegation: Delegation,
@@ -146,11 +150,14 @@ pub struct Task {
     round_trips: HashMap<PeerId, Duration>,
     /// Whoever waits for a connection that they asked for.
     connects: Connects,
+    /// The dials of providers.
+    dialer: Dialer,
     /// How the last searches for providers went.
     history: History,
     /// Who has which DAG, as those said who want it.
     suggestions: HashMap<SessionId, Vec<Provider>>,
     nat: Nat,
+    no_peers: NoPeers,
     round: u32,
 }
 
@@ -166,6 +173,7 @@ impl Task {
         nat: Nat,
     ) -> Self {
         let Acquaintances { peerings, bootstraps, peerbook, memory } = acquaintances;
+        let dialer = Dialer::new(swarm.behaviour().admission.pending_dials_max());
         Self {
             swarm,
             commands,
@@ -191,9 +199,11 @@ impl Task {
             identities: HashMap::new(),
             round_trips: HashMap::new(),
             connects: Connects::default(),
+            dialer,
             history: History::default(),
             suggestions: HashMap::new(),
             nat,
+            no_peers: NoPeers::new(Instant::now()),
             round: 0,
         }
     }
@@ -289,7 +299,18 @@ impl Task {
             })) => {
                 self.on_identified(connection_id, peer_id, info);
             }
-            SwarmEvent::ConnectionEstablished { peer_id, connection_id, endpoint, .. } => {
+            SwarmEvent::ConnectionEstablished {
+                peer_id,
+                connection_id,
+                endpoint,
+                concurrent_dial_errors,
+                established_in,
+                ..
+            } => {
+                let failed = concurrent_dial_errors.unwrap_or_default();
+                let failed: Vec<Multiaddr> = failed.into_iter().map(|(address, _)| address).collect();
+                let dialled = endpoint.is_dialer().then(|| (endpoint.get_remote_address(), established_in));
+                self.dialer.connected(peer_id, dialled, &failed, Instant::now());
                 self.on_connected(peer_id, connection_id, &endpoint);
             }
             SwarmEvent::ConnectionClosed { peer_id, connection_id, num_established, .. } => {
@@ -321,7 +342,6 @@ impl Task {
             SwarmEvent::OutgoingConnectionError { peer_id, error, connection_id } => {
                 tracing::debug!(?peer_id, %error, "could not connect");
                 self.on_dial_failed(peer_id, connection_id, &error);
-                self.ended_dials.extend(peer_id.map(|peer| (peer, false)));
             }
             _ => {}
         }
@@ -342,6 +362,7 @@ impl Task {
         self.tend_reachability(now);
         self.tend_relays(now);
         self.tend_searches();
+        self.tend_no_peers(now);
         self.connects.tend();
         self.trim(now);
         self.forgive(now);

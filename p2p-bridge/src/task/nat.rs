@@ -195,7 +195,7 @@ impl Task {
         if self.nat.relayed.contains_key(&connection) || !info.protocols.contains(&relay::HOP_PROTOCOL_NAME) {
             return;
         }
-        if let Some(address) = info.listen_addrs.iter().find(|address| self.nat.rules.admit(address)) {
+        if let Some(address) = info.listen_addrs.iter().find(|address| self.nat.rules.admit_dial(address)) {
             self.nat.relays.met(peer, address.clone());
         }
     }

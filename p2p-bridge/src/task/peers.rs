@@ -1,12 +1,13 @@
 //! Connections, what peers say about themselves, and the table of good peers.
 
+use super::search::EndedDial;
 use super::{ADDRESSES_MAX, Task};
 use crate::admission::ip_of;
 use crate::admission::reputation::{Offence, Standing};
 use crate::admission::trim::{self, Candidate};
 use crate::peerbook;
 use crate::peers::Identity;
-use crate::scope::Scope;
+use crate::scope::{Borders, Scope};
 use libp2p::core::ConnectedPoint;
 use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId, identify};
@@ -29,7 +30,7 @@ impl Task {
             self.dialled.insert(connection, address.clone());
         }
         // Whoever came by itself need not be dialled any more either.
-        self.ended_dials.push((peer, true));
+        self.ended_dials.push(EndedDial::succeeded(peer));
         if self.throttled.contains(&peer) {
             self.swarm.behaviour_mut().bitswap.throttle(peer, true);
         }
@@ -49,6 +50,7 @@ impl Task {
         self.dialled.remove(&connection);
         if was_last {
             let now = Instant::now();
+            self.dialer.disconnected(peer, now);
             self.connected.remove(&peer);
             self.listening.remove(&peer);
             self.identities.remove(&peer);
@@ -127,6 +129,18 @@ impl Task {
         self.connected.iter().map(candidate).collect()
     }
 
+    /// Whether an address that an untrusted peer named may be dialled, in whichever scope it is.
+    pub(super) fn may_dial(&self, address: &Multiaddr) -> bool {
+        Borders { dial_private: self.delegation.dial_private }.may_dial_in_any(address)
+    }
+
+    /// Where a peer was, as far as it may be dialled there.
+    pub(super) fn remembered_addresses(&self, peer: &PeerId) -> Vec<Multiaddr> {
+        let mut known = self.peerbook.addresses(peer);
+        known.retain(|address| self.may_dial(address));
+        known
+    }
+
     /// A peer said which protocols it speaks and where it listens: the only way into a routing table.
     pub(super) fn on_identified(&mut self, connection: ConnectionId, peer: PeerId, info: identify::Info) {
         self.meet_relay(connection, peer, &info);
@@ -192,7 +206,7 @@ impl Task {
     pub(super) fn on_neighbours(&mut self, found: Vec<(PeerId, Multiaddr)>) {
         let mut neighbours: HashMap<PeerId, Vec<Multiaddr>> = HashMap::new();
         for (peer, address) in found {
-            if Scope::Lan.admits(&address) && !self.swarm.is_connected(&peer) {
+            if Borders::default().may_dial(Scope::Lan, &address) && !self.swarm.is_connected(&peer) {
                 neighbours.entry(peer).or_default().push(address);
             }
         }

@@ -6,20 +6,20 @@
 use super::Task;
 use crate::discovery::history::Informant;
 use crate::discovery::plan::Provider;
+use crate::http_source::address::is_http;
 use crate::routing_v1::types::BITSWAP;
 use crate::routing_v1::{Found, PeerRecord, Question, Routers};
-use crate::scope::Scope;
+use crate::scope::{Borders, Scope};
 use crate::wants::SessionId;
 use content::{Cid, Multihash, codec};
 use libp2p::Multiaddr;
-use libp2p::multiaddr::Protocol;
 use std::time::Instant;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Records that routers may contribute to one search: those of a thousand providers that are not there would use up all of
-/// its dials.
-const RECORDS_MAX: usize = 24;
+/// Records that routers may contribute to one search: those of a thousand providers that are not there use up half of its
+/// dials at most.
+const RECORDS_MAX: usize = 128;
 /// What may wait for the swarm task of what routers said.
 const TOLD_WAITING_MAX: usize = 64;
 
@@ -38,6 +38,11 @@ impl Delegation {
     pub fn new(routers: Routers, dial_private: bool) -> Self {
         let (teller, told) = mpsc::channel(TOLD_WAITING_MAX);
         Self { routers, dial_private, teller, told, errands: 0 }
+    }
+
+    /// Whether there are any routers.
+    pub(super) fn asks_anybody(&self) -> bool {
+        !self.routers.is_empty()
     }
 
     /// What a router said next.
@@ -153,9 +158,10 @@ fn ways_to(record: &PeerRecord, dial_private: bool) -> (Vec<Multiaddr>, Option<V
 
 /// The addresses that may be dialled: those of HTTP servers, and those of libp2p peers.
 fn sort(addresses: &[Multiaddr], dial_private: bool) -> (Vec<Multiaddr>, Vec<Multiaddr>) {
-    let is_allowed = |address: &&Multiaddr| Scope::Wan.admits(address) || dial_private && Scope::Lan.admits(address);
-    let is_http = |address: &Multiaddr| address.iter().any(|part| matches!(part, Protocol::Http | Protocol::Https));
-    addresses.iter().filter(is_allowed).cloned().partition(is_http)
+    let borders = Borders { dial_private };
+    let over_http = addresses.iter().filter(|address| is_http(address) && borders.admits(Scope::Wan, address));
+    let to_dial = addresses.iter().filter(|address| borders.may_dial(Scope::Wan, address));
+    (over_http.cloned().collect(), to_dial.cloned().collect())
 }
 
 #[cfg(test)]
@@ -175,7 +181,7 @@ mod tests {
             "/memory/1",
         ];
         let addresses = texts.map(|text| text.parse::<Multiaddr>().expect("an address"));
-        let table: [(bool, &[usize], &[usize]); 2] = [(false, &[3, 4], &[0, 6]), (true, &[3, 4, 5], &[0, 1, 2, 6])];
+        let table: [(bool, &[usize], &[usize]); 2] = [(false, &[3, 4], &[0]), (true, &[3, 4, 5], &[0, 1, 2, 6, 7])];
         for (dial_private, http, dialled) in table {
             let pick = |places: &[usize]| places.iter().map(|place| addresses[*place].clone()).collect::<Vec<_>>();
             assert_eq!(sort(&addresses, dial_private), (pick(http), pick(dialled)), "{dial_private}");

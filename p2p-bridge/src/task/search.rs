@@ -2,7 +2,8 @@
 //!
 //! Everything that may know a provider is asked at the same moment: the memory of earlier fetches, both DHTs and the
 //! routers. Whoever is named goes through [`Task::provider_named`] into the search's [`Plan`] of dials. A provider that nobody knows an address of is
-//! looked up in the DHT itself. When nobody proved to have the root, a block below it is searched for once: parts of a DAG may be announced
+//! looked up in the DHT itself. How many dials there are and by which addresses is for the [`crate::discovery::dialer`] to say.
+//! When nobody proved to have the root, a block below it is searched for once: parts of a DAG may be announced
 //! where the whole is not.
 
 use super::routers::Errand;
@@ -10,34 +11,61 @@ use super::{ADDRESSES_MAX, Task};
 use crate::admission::budget::Refusal;
 use crate::admission::ip_of;
 use crate::connecting::ConnectError;
+use crate::discovery::dialer::{Failure, Start};
 use crate::discovery::history::Informant;
 use crate::discovery::plan::{Plan, Provider};
-use crate::scope::{Scope, is_literal};
+use crate::scope::{Borders, Scope};
 use crate::wants::SessionId;
+use libp2p::core::transport::TransportError;
 use libp2p::kad::store::RecordStore;
 use libp2p::kad::{PeerInfo, QueryId, RecordKey};
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
-use libp2p::swarm::{ConnectionDenied, DialError};
+use libp2p::swarm::{ConnectionDenied, ConnectionId, DialError};
 use libp2p::{Multiaddr, PeerId};
 use std::collections::HashSet;
 use std::time::{Duration, Instant, SystemTime};
 
 /// How often searches look whether it is time for another dial.
-pub(super) const PACE: Duration = Duration::from_millis(50);
+pub(super) const PACE: Duration = Duration::from_millis(20);
 /// Walks to providers without an address that may be under way.
 const PEER_WALKS_MAX: usize = 32;
+/// Providers that are taken from one answer.
+const NAMED_AT_ONCE_MAX: usize = 256;
 
-/// What became of a wish to dial.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Dial {
-    /// It is under way, or its end is told by [`Task::settle_dials`].
-    Begun,
+/// What became of a provider whose turn it was.
+#[derive(Debug)]
+enum Begun {
+    /// Its dial is under way, or its end is told by [`Task::settle_dials`].
+    Yes { rest: Vec<Multiaddr>, deadline: Instant },
     /// Too many dials are under way.
     NoRoom,
+    /// It is not dialled.
+    No,
 }
 
 fn is_for_want_of_room(cause: &ConnectionDenied) -> bool {
     cause.downcast_ref::<Refusal>() == Some(&Refusal::PendingOutgoing)
+}
+
+/// The dials of a peer that ended since the searches were last told.
+#[derive(Debug)]
+pub(super) struct EndedDial {
+    peer: PeerId,
+    succeeded: bool,
+    /// Addresses that may still lead to it.
+    untried: Vec<Multiaddr>,
+}
+
+impl EndedDial {
+    /// It is connected.
+    pub(super) fn succeeded(peer: PeerId) -> Self {
+        Self { peer, succeeded: true, untried: Vec::new() }
+    }
+
+    /// It is not, and these addresses were not really tried.
+    pub(super) fn failed(peer: PeerId, untried: Vec<Multiaddr>) -> Self {
+        Self { peer, succeeded: false, untried }
+    }
 }
 
 /// A search for the providers of one root, over both scopes.
@@ -67,6 +95,7 @@ impl Task {
         }
         self.ask_dht(session, &RecordKey::new(&session.to_bytes()));
         self.end_search_if_over(session);
+        self.fail_if_no_peers(Instant::now());
     }
 
     fn ask_dht(&mut self, session: SessionId, key: &RecordKey) {
@@ -96,8 +125,7 @@ impl Task {
         }
     }
 
-    /// The DHT named providers. Those addresses that are not handed out here live in the running query, which adds them to
-    /// a dial.
+    /// The DHT named providers. Most of their addresses live in the running query, which shows them to whoever dials.
     pub(super) fn on_providers(
         &mut self,
         scope: Scope,
@@ -106,8 +134,7 @@ impl Task {
         providers: HashSet<PeerId>,
     ) {
         self.metrics.providers_found(scope, providers.len());
-        for peer in providers {
-            self.offer_gateways_in_answers(scope, session, peer);
+        for peer in providers.into_iter().take(NAMED_AT_ONCE_MAX) {
             let stored = self.swarm.behaviour_mut().dht(scope).store_mut().providers(key);
             let stored = stored.into_iter().filter(|record| record.provider == peer);
             let addresses = stored.flat_map(|record| record.addresses).collect();
@@ -122,6 +149,9 @@ impl Task {
         }
         let is_connected = self.swarm.is_connected(&provider.peer);
         self.history.named(&session, provider.peer, by, is_connected, Instant::now());
+        if !is_connected && self.searches.contains_key(&session) {
+            self.add_known_addresses(&mut provider);
+        }
         let is_peer = self.offer_gateways(session, &mut provider.addresses);
         let Some(search) = self.searches.get_mut(&session) else { return };
         search.found = true;
@@ -132,14 +162,25 @@ impl Task {
         if is_connected {
             return;
         }
-        provider.addresses.extend(self.peerbook.addresses(&provider.peer));
-        provider.addresses.retain(|address| self.delegation.dial_private || is_literal(address));
-        search.plan.add(provider);
-        self.pace(session, Instant::now());
+        let borders = Borders { dial_private: self.delegation.dial_private };
+        provider.addresses.retain(|address| borders.may_dial_in_any(address));
+        let (dialer, now) = (&self.dialer, Instant::now());
+        search.plan.add(provider, |provider| dialer.rank(provider, now));
+        self.pace(session, now);
+    }
+
+    /// Adds where else a provider may be: those addresses first at which it was found good before.
+    fn add_known_addresses(&mut self, Provider { peer, addresses }: &mut Provider) {
+        addresses.splice(0..0, self.peerbook.addresses(peer));
+        for scope in Scope::ALL {
+            addresses.extend(self.swarm.behaviour_mut().dht(scope).addresses_of(*peer));
+        }
     }
 
     /// Dials whom it is time for, in every search.
     pub(super) fn pace_all(&mut self, now: Instant) {
+        let overdue = self.dialer.tick(now);
+        self.metrics.overdue_dials.inc_by(overdue as u64);
         let waiting = self.searches.iter().filter(|(_, search)| search.plan.is_waiting());
         let waiting: Vec<SessionId> = waiting.map(|(session, _)| *session).collect();
         for session in waiting {
@@ -149,22 +190,110 @@ impl Task {
 
     fn pace(&mut self, session: SessionId, now: Instant) {
         let members = self.swarm.behaviour().bitswap.members(&session);
-        let next = |task: &mut Self| task.searches.get_mut(&session)?.plan.next(members, now);
-        while let Some(Provider { peer, addresses }) = next(self) {
-            if self.dial(peer, addresses.clone()) == Dial::NoRoom {
-                if let Some(search) = self.searches.get_mut(&session) {
-                    search.plan.postpone(Provider { peer, addresses });
+        let under_way_max = self.dialer.search_max();
+        let next = |task: &mut Self| task.searches.get_mut(&session)?.plan.next(members, under_way_max, now);
+        while let Some((provider, rank)) = next(self) {
+            let begun = self.dial_provider(&provider, now);
+            let Some(search) = self.searches.get_mut(&session) else { return };
+            match begun {
+                Begun::Yes { rest, deadline } => {
+                    search.plan.began(&provider, rank, rest, deadline, now);
+                    if !self.swarm.is_connected(&provider.peer) {
+                        self.history.dialled(&session, provider.peer, now);
+                    }
                 }
-                return;
+                Begun::NoRoom => return search.plan.postpone(provider, rank),
+                Begun::No => {}
             }
-            if !self.swarm.is_connected(&peer) {
-                self.history.dialled(&session, peer, now);
+        }
+        let search = self.searches.get(&session);
+        let displaced = search.map(|search| search.plan.displaced(members, under_way_max, now)).unwrap_or_default();
+        for peer in displaced {
+            if self.only_searches_wait_for(&peer) {
+                self.abort_dial(peer);
             }
         }
     }
 
-    /// Dials a peer. What comes of it is heard later, so that no failure can lead to another dial from within this one.
-    pub(super) fn dial(&mut self, peer: PeerId, known: Vec<Multiaddr>) -> Dial {
+    /// Whether nobody but searches has asked for a connection with this peer.
+    fn only_searches_wait_for(&self, peer: &PeerId) -> bool {
+        !self.connects.is_waited_for(peer) && !self.peerings.peers().any(|known| known == *peer)
+    }
+
+    /// Ends a provider's dial, which is heard of later.
+    fn abort_dial(&mut self, peer: PeerId) {
+        if !self.swarm.is_connected(&peer) && self.dialer.abort(&peer) {
+            self.metrics.displaced_dials.inc();
+            // An error says that nothing was established, which is so: what is pending is aborted.
+            let _ = self.swarm.disconnect_peer_id(peer);
+        }
+    }
+
+    /// Dials a provider, if there is room, by those of its addresses that are promising.
+    fn dial_provider(&mut self, provider: &Provider, now: Instant) -> Begun {
+        let peer = provider.peer;
+        match self.dialer.start(provider, now) {
+            Start::Dial { addresses, rest, deadline } => self.dial_by(provider, addresses, rest, deadline, now),
+            Start::UnderWay { deadline } => Begun::Yes { rest: Vec::new(), deadline },
+            Start::LookUp { deadline } => {
+                self.dialer.dialling(peer, None, Vec::new(), deadline, now);
+                self.look_for_peer(peer);
+                Begun::Yes { rest: Vec::new(), deadline }
+            }
+            Start::Full => {
+                let displaced = self.dialer.oldest_overdue(now, |peer| self.only_searches_wait_for(peer));
+                displaced.into_iter().for_each(|peer| self.abort_dial(peer));
+                Begun::NoRoom
+            }
+            Start::Limited => Begun::No,
+        }
+    }
+
+    fn dial_by(
+        &mut self,
+        provider: &Provider,
+        addresses: Vec<Multiaddr>,
+        rest: Vec<Multiaddr>,
+        deadline: Instant,
+        now: Instant,
+    ) -> Begun {
+        let peer = provider.peer;
+        // A second dial beside one of ours is for addresses that the first did not try.
+        let condition = match self.dialer.is_under_way(&peer) {
+            true => PeerCondition::Disconnected,
+            false => PeerCondition::DisconnectedAndNotDialing,
+        };
+        let opts = DialOpts::peer_id(peer).condition(condition).addresses(addresses.clone()).build();
+        let dial = opts.connection_id();
+        match self.swarm.dial(opts) {
+            Ok(()) => {
+                self.dialer.dialling(peer, Some(dial), addresses, deadline, now);
+                return Begun::Yes { rest, deadline };
+            }
+            Err(DialError::DialPeerConditionFalse(_)) if self.swarm.is_connected(&peer) => {
+                self.ended_dials.push(EndedDial::succeeded(peer));
+            }
+            // The DHT dials it, perhaps by other addresses: ours are tried when that is overdue.
+            Err(DialError::DialPeerConditionFalse(_)) => {
+                self.dialer.not_begun(&addresses);
+                return Begun::Yes { rest: provider.addresses.clone(), deadline };
+            }
+            Err(DialError::Denied { ref cause }) if is_for_want_of_room(cause) => {
+                self.dialer.not_begun(&addresses);
+                return Begun::NoRoom;
+            }
+            Err(error) => {
+                tracing::debug!(%peer, %error, "not dialled");
+                self.ended_dials.push(EndedDial::failed(peer, Vec::new()));
+            }
+        }
+        self.dialer.not_begun(&addresses);
+        Begun::Yes { rest, deadline }
+    }
+
+    /// Dials a peer that is no provider, but a neighbour or a host that the operator named. What comes of it is heard later, so
+    /// that no failure can lead to another dial from within this one.
+    pub(super) fn dial(&mut self, peer: PeerId, known: Vec<Multiaddr>) {
         let opts = DialOpts::peer_id(peer)
             .condition(PeerCondition::DisconnectedAndNotDialing)
             .addresses(known)
@@ -175,16 +304,14 @@ impl Task {
             Err(DialError::NoAddresses) => self.look_for_peer(peer),
             // It is connected, which ends its dial, or is being dialled already.
             Err(DialError::DialPeerConditionFalse(_)) if self.swarm.is_connected(&peer) => {
-                self.ended_dials.push((peer, true));
+                self.ended_dials.push(EndedDial::succeeded(peer));
             }
             Err(DialError::DialPeerConditionFalse(_)) => {}
-            Err(DialError::Denied { ref cause }) if is_for_want_of_room(cause) => return Dial::NoRoom,
             Err(error) => {
                 tracing::debug!(%peer, %error, "not dialled");
-                self.ended_dials.push((peer, false));
+                self.ended_dials.push(EndedDial::failed(peer, Vec::new()));
             }
         }
-        Dial::Begun
     }
 
     /// Nobody said where a provider is: the peers around its id may know.
@@ -199,7 +326,7 @@ impl Task {
             self.peer_walks.insert((scope, query), peer);
         }
         if !self.peer_walks.values().any(|other| *other == peer) {
-            self.ended_dials.push((peer, false));
+            self.not_found(peer);
         }
     }
 
@@ -215,10 +342,50 @@ impl Task {
             .collect();
         addresses.truncate(ADDRESSES_MAX);
         let last = !self.peer_walks.values().any(|other| *other == wanted);
-        if !addresses.is_empty() {
-            self.dial(wanted, addresses);
-        } else if last && !self.swarm.is_connected(&wanted) {
-            self.ended_dials.push((wanted, false));
+        if addresses.is_empty() {
+            if last {
+                self.not_found(wanted);
+            }
+            return;
+        }
+        if !self.dialer.is_under_way(&wanted) {
+            // Somebody else than a search wants it.
+            return self.dial(wanted, addresses);
+        }
+        let begun = self.dial_provider(&Provider { peer: wanted, addresses }, Instant::now());
+        if !matches!(begun, Begun::Yes { .. }) && last {
+            self.not_found(wanted);
+        }
+    }
+
+    /// Nobody knows where a peer is; unless it is being dialled meanwhile, that is the end of it.
+    fn not_found(&mut self, peer: PeerId) {
+        self.dialer.not_found(&peer);
+        if !self.dialer.is_under_way(&peer) && !self.swarm.is_connected(&peer) {
+            self.ended_dials.push(EndedDial::failed(peer, Vec::new()));
+        }
+    }
+
+    /// What is learnt of a dial that failed: see [`crate::discovery::dialer::Dialer::failed`].
+    pub(super) fn learn_of_failure(
+        &mut self,
+        peer: &PeerId,
+        dial: ConnectionId,
+        error: &DialError,
+    ) -> Option<Vec<Multiaddr>> {
+        let now = Instant::now();
+        match error {
+            DialError::Transport(tried) => {
+                // An address that no transport here dials says nothing about its host.
+                let answered = |error: &TransportError<_>| matches!(error, TransportError::Other(_));
+                let tried = tried.iter().filter(|(_, error)| answered(error));
+                let tried: Vec<Multiaddr> = tried.map(|(address, _)| address.clone()).collect();
+                self.dialer.failed(peer, dial, Failure::Addresses(&tried), now)
+            }
+            DialError::WrongPeerId { address, .. } => {
+                self.dialer.failed(peer, dial, Failure::AnotherPeer(address), now)
+            }
+            _ => self.dialer.failed(peer, dial, Failure::Ours, now),
         }
     }
 
@@ -227,14 +394,14 @@ impl Task {
         if self.ended_dials.is_empty() {
             return;
         }
-        for (peer, succeeded) in std::mem::take(&mut self.ended_dials) {
+        for EndedDial { peer, succeeded, untried } in std::mem::take(&mut self.ended_dials) {
             if !succeeded {
                 self.connects.not_found(&peer);
                 let why = || Some(ConnectError::Unknown.to_string());
                 self.history.dial_ended(&peer, Instant::now(), why);
             }
             for (session, search) in &mut self.searches {
-                search.plan.ended(&peer);
+                search.plan.ended(&peer, succeeded, &untried);
                 if !succeeded && !self.swarm.is_connected(&peer) {
                     self.memory.failed(session, &peer);
                 }

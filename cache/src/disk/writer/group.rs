@@ -15,12 +15,12 @@ use crate::stored::Shape;
 use bytes::Bytes;
 use content::{BlockKey, Cid};
 use rocksdb::WriteBatch;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use tracing::warn;
 
 /// A group is written when its values have grown to this size, or when nothing more is waiting.
-const GROUP_BYTES_MAX: usize = 2 * 1024 * 1024;
+pub(super) const GROUP_BYTES_MAX: usize = 2 * 1024 * 1024;
 
 /// Pieces from this size on are written from where they are; smaller ones are gathered first.
 const GATHER_BELOW_BYTES: usize = 32 * 1024;
@@ -70,12 +70,18 @@ pub(crate) struct Group {
     pub(crate) index: HashMap<BlockKey, Option<IndexRecord>>,
     pub(super) members: HashSet<(BlockKey, PinId)>,
     pub(super) pins: HashMap<Cid, Option<PinRecord>>,
+    /// Pins that were begun or completed: they are entered in the journal when they are in the index.
+    pub(super) entered: Vec<(Cid, PinRecord)>,
+    /// Pins that lose blocks by it.
+    pub(super) lost: Vec<(PinId, Cid)>,
+    /// Roots of pins that may have a block back by it.
+    pub(super) returned: Vec<Cid>,
     pub(super) counters: Counters,
     /// On the disk when it is written, with all before it.
     pub(crate) sync: bool,
     /// Its values are on the disk before its rows may be: what those replace is all that is kept of pinned blocks.
     pub(crate) values_first: bool,
-    /// It may use the space that is to stay free.
+    /// It gives back more than it takes, so it may use the space that is to stay free.
     pub(crate) into_reserve: bool,
     pub(super) cached: u64,
     pub(super) attempts: Vec<Arc<Attempt>>,
@@ -128,6 +134,9 @@ impl Writer {
             index: HashMap::new(),
             members: HashSet::new(),
             pins: HashMap::new(),
+            entered: Vec::new(),
+            lost: Vec::new(),
+            returned: Vec::new(),
             counters: self.counters,
             sync: false,
             values_first: false,
@@ -279,7 +288,7 @@ impl Writer {
 
     /// Writes the group and tells everyone who has a part in it.
     pub(super) fn commit(&mut self, mut group: Group) {
-        let written = self.write(&mut group);
+        let written = self.write(&mut group).and_then(|()| self.enter_pins(&group));
         if let Err(error) = &written {
             self.drop_cached(group.cached, error);
             for attempt in &group.attempts {
@@ -291,11 +300,18 @@ impl Writer {
         }
     }
 
+    /// Enters pins in the journal before they are acknowledged. One that was only begun does without if need be.
+    fn enter_pins(&self, group: &Group) -> Result<(), StoreError> {
+        let entered = self.store.enter_pins(&group.entered, group.sync);
+        if group.sync { entered.map_err(|error| self.told(error)) } else { Ok(()) }
+    }
+
     pub(crate) fn write(&mut self, group: &mut Group) -> Result<(), StoreError> {
         if group.batch.is_empty() && group.segments.is_empty() && !group.sync {
             return Ok(());
         }
-        let written = self.write_parts(group);
+        self.keep_headroom();
+        let written = self.write_parts(group).map_err(|error| self.told(error));
         match &written {
             Ok(()) => self.adopt(group),
             Err(_) => self.abandon(group),
@@ -330,7 +346,7 @@ impl Writer {
         }
         batch.put_cf(meta, KEY_COUNTERS, group.counters.to_bytes());
         group.handed_over = true;
-        self.store.write(batch, sync)
+        if group.appends.is_empty() { self.write_rows(batch, sync) } else { self.store.write(batch, sync) }
     }
 
     /// Appends the group's values to their segments.
@@ -338,9 +354,8 @@ impl Writer {
         if group.appends.is_empty() {
             return Ok(());
         }
-        if !group.into_reserve {
-            self.check_free_space(group.appended_bytes)?;
-        }
+        let needed = if group.into_reserve { self.headroom_bytes() } else { self.free_bytes_min() };
+        self.check_free_space(needed, group.appended_bytes)?;
         group.appending = true;
         self.names_unsynced |= group.segments.keys().any(|segment| !self.segments.contains_key(segment));
         let mut gathered = Gathered::at(&self.store.files, group.appends[0].place);
@@ -373,33 +388,20 @@ impl Writer {
         }
     }
 
-    fn check_free_space(&self, bytes: usize) -> Result<(), StoreError> {
-        let (free, needed) = (self.store.files.free_bytes()?, self.options.free_bytes_min);
-        if free < needed.saturating_add(bytes as u64) {
-            return Err(StoreError::Full { free, needed });
-        }
-        Ok(())
-    }
-
-    /// How much less the file system has left than is to be left free, with what a group may take, in bytes.
-    pub(crate) fn shortage_bytes(&self) -> u64 {
-        match self.check_free_space(GROUP_BYTES_MAX + content::MAX_BLOCK_BYTES) {
-            Err(StoreError::Full { free, needed }) => {
-                needed.saturating_add((GROUP_BYTES_MAX + content::MAX_BLOCK_BYTES) as u64) - free
-            }
-            _ => 0,
-        }
-    }
-
     /// The group is in the store.
     fn adopt(&mut self, group: &mut Group) {
         (self.counters, self.tails) = (group.counters, group.tails);
+        group.lost.drain(..).for_each(|(pin, root)| self.losses.lost(pin, root));
+        group.returned.drain(..).for_each(|root| self.losses.returned(root));
         for (segment, record) in std::mem::take(&mut group.segments) {
             let former = self.segments.insert(segment, record);
             former.into_iter().for_each(|former| self.sums.remove(former));
             self.sums.add(record);
             if former.is_none() && record.kind == Kind::Cached {
                 self.store.touched.watch(segment, record.written.max(self.segment_bytes_max(Kind::Cached)));
+            }
+            if former.is_some_and(|former| former.written != record.written) {
+                self.punched.remove(&segment);
             }
             if record.blocks == 0 && !self.tails.contain(segment) {
                 self.delete_segment(segment, record);
@@ -414,6 +416,7 @@ impl Writer {
         self.segments.remove(&segment);
         self.unsynced.remove(&segment);
         self.sparse.remove(&segment);
+        self.punched.remove(&segment);
         self.store.touched.forget(segment);
         if let Err(error) = self.store.files.delete(segment) {
             warn!(%error, "a segment could not be deleted; it is when the store is next opened");
@@ -421,16 +424,24 @@ impl Writer {
     }
 
     /// The group is not in the store, or only in a log that may come back: what it took is not used again. One that came to
-    /// nothing before any of it was written took nothing: a disk that is full for long uses up no numbers.
+    /// nothing before any of it was written took nothing: a disk that is full for long uses up no numbers. Values that no row
+    /// can name are cut off, for nobody would ever give their space back.
     fn abandon(&mut self, group: &Group) {
         if !group.appending && !group.handed_over {
             return;
         }
         self.counters = group.counters;
-        for segment in group.appends.iter().map(|append| append.place.segment) {
-            match self.segments.get(&segment) {
-                // Something may lie beyond its end.
-                Some(record) => self.tails.set(record.kind, None),
+        for segment in group.appends.iter().map(|append| append.place.segment).collect::<BTreeSet<_>>() {
+            match self.segments.get(&segment).copied() {
+                Some(record) => {
+                    // Something may lie beyond its end, all the same.
+                    self.tails.set(record.kind, None);
+                    if !group.handed_over
+                        && let Err(error) = self.store.files.cut(segment, record.written)
+                    {
+                        warn!(segment, %error, "what was written in vain could not be cut off");
+                    }
+                }
                 None if group.handed_over => {}
                 None => {
                     self.unsynced.remove(&segment);

@@ -5,9 +5,10 @@
 //! Between groups the thread evicts what is over budget, lets go of the members of removed pins and moves together what
 //! is left of sparse segments, a chunk at a time, so that nothing holds up what is waiting for long.
 //!
-//! A write that fails takes its group with it: cached blocks are dropped and counted, pins get the error. Part of it may be
-//! found in the log after a crash: segment and pin numbers that it used are not used again by this process, and
-//! files that it wrote stay until the store is next opened.
+//! A write that fails takes its group with it: cached blocks are dropped and counted, pins get the error. Values that were appended
+//! for it are cut off again, unless RocksDB was asked to write the rows: those may be found in the log after a crash, so segment
+//! and pin numbers that they used are not used again by this process, and files that hold their values stay until the store is
+//! next opened.
 //!
 //! What power loss may leave: a value that the index knows and the disk never got. It is told by its checksum: a cached one is
 //! forgotten when it is read, a pinned one when the store is opened. Pins are acknowledged when their values, then the batch that
@@ -18,24 +19,32 @@
 //! | [`queue`] | what can be asked for, and the bounded way to here |
 //! | [`group`] | values and rows of one batch, staged and written |
 //! | [`pinning`] | pins, their members and scaffolds |
+//! | [`loss`] | pins that lose blocks |
 //! | [`reclaim`] | eviction, sparse segments, damaged blocks |
+//! | [`shortage`] | a disk that is full: what is given up for it, and when it is over |
+//! | [`waiting`] | the writer of a store whose index cannot be opened for writing yet |
 
 mod group;
+mod loss;
 mod pinning;
 mod queue;
 mod reclaim;
+mod shortage;
+mod waiting;
 
 pub(crate) use self::queue::{Command, Queue, start};
 
 use self::group::{Group, Tails};
 use super::schema::{Counters, KEY_SYNCED, Kind, META, PLACES, PinId, Place, SegmentRecord, released_pin};
 use super::store::Store;
-use super::{DiskOptions, StoreError};
-use crate::queue::{Reply, next_command};
-use crate::store::Stats;
+use super::{DiskOptions, StoreError, rebuild};
+use crate::pins::{Losses, PinChanges};
+use crate::queue::{PROBE_EVERY, Reply, Wait, next_command};
+use crate::store::{Stats, Trouble};
 use crate::stored::Encoder;
 use content::{Block, BlockKey};
 use rocksdb::WriteBatch;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -75,10 +84,16 @@ pub(crate) struct Writer {
     unsyncable: Option<StoreError>,
     /// Pinned segments of which little is left.
     sparse: BTreeSet<u32>,
+    /// Those of them whose dead space was given back where it is, and how much was live then, in bytes.
+    punched: BTreeMap<u32, u32>,
     /// The segment that is being evicted, and what was given a second chance of what it costs.
     rescued: (u32, u64),
     /// Whether eviction is worth a try: not after it failed or found nothing, until something else was written.
     evicts: bool,
+    /// What pins lost since the store was opened.
+    losses: Losses,
+    /// Which root each pin has, once that was needed.
+    roots: RefCell<Option<loss::Roots>>,
     /// Pins whose members are still to be let go.
     releasing: VecDeque<PinId>,
     /// The last member of the first of them that was let go: what lies before it is not gone through for each chunk again.
@@ -93,8 +108,8 @@ pub(crate) struct Writer {
     uncollected: Option<StoreError>,
     /// Whoever waits for all of that to end.
     flushes: Vec<Flush>,
-    /// The disk refuses writes: said once, not for every batch.
-    failing: bool,
+    /// Why the disk refuses writes, if it does: said once, not for every batch.
+    failing: Option<Trouble>,
     room: Arc<Semaphore>,
 }
 
@@ -143,9 +158,12 @@ impl Writer {
     pub(super) fn new(
         store: Arc<Store>,
         stats: Arc<Stats>,
+        changes: Arc<PinChanges>,
         options: &DiskOptions,
         room: Arc<Semaphore>,
     ) -> Result<Self, StoreError> {
+        Self::check_mounted(store.files.list()?.len(), store.segments()?.len())?;
+        Self::take_in_unnamed(&store)?;
         let mut writer = Self {
             encoder: Encoder::new(options.zstd).map_err(StoreError::io)?,
             counters: store.counters()?,
@@ -162,26 +180,39 @@ impl Writer {
             names_unsynced: false,
             unsyncable: None,
             sparse: BTreeSet::new(),
+            punched: BTreeMap::new(),
             rescued: (0, 0),
+            losses: Losses::default(),
+            roots: RefCell::default(),
             evicts: true,
             releases: true,
             unreleased: None,
             compacts: false,
             uncollected: None,
             flushes: Vec::new(),
-            failing: false,
+            failing: None,
             room,
         };
         writer.take_stock()?;
-        if let Err(error) = writer.check_unsynced() {
+        let checked = writer.check_unsynced();
+        if let Err(error @ StoreError::IndexDamaged(_)) = checked {
+            return Err(error);
+        }
+        if let Err(error) = checked {
             error!(%error, "what was written last cannot be checked: no pin is made until the store is opened again");
             writer.unsyncable = Some(error);
         }
+        writer.losses = Losses::new(changes, writer.has_partial_pins()?);
+        if let Err(error) = writer.check_members() {
+            error!(%error, "whether pins lack blocks cannot be checked; the next scrub tells");
+        }
+        writer.look_at_the_disk();
+        writer.note_shortage();
         writer.publish();
         Ok(writer)
     }
 
-    /// Sums up the segments, goes on with the youngest of each kind, and deletes files that a write which was cut off left.
+    /// Sums up the segments, and goes on with the youngest of each kind.
     fn take_stock(&mut self) -> Result<(), StoreError> {
         let files: BTreeSet<u32> = self.store.files.list()?.into_iter().collect();
         let synced = self.store.synced()?.unwrap_or_default();
@@ -205,23 +236,42 @@ impl Writer {
         }
         self.names_unsynced = !self.unsynced.is_empty();
         self.sparse = self.segments.keys().copied().filter(|segment| self.is_sparse(*segment)).collect();
-        // After power loss a file may be missing that nothing acknowledged needs. All of them are never missing by that.
-        if files.is_empty() && self.segments.len() > 1 {
+        Ok(())
+    }
+
+    /// After power loss a file may be missing that nothing acknowledged needs. All of them are never missing by that.
+    fn check_mounted(files: usize, segments: usize) -> Result<(), StoreError> {
+        if files == 0 && segments > 1 {
             return Err(StoreError::io("the folder of segments is empty: is what it is on not mounted?"));
         }
-        for segment in files.into_iter().filter(|segment| !self.segments.contains_key(segment)) {
-            if self.rows(segment, 1)?.is_empty() {
-                self.store.files.delete(segment)?;
-            } else {
+        Ok(())
+    }
+
+    /// Deletes files of segments that the index let go or that a write which was cut off left, and takes in those that it
+    /// may have lost.
+    fn take_in_unnamed(store: &Store) -> Result<(), StoreError> {
+        let named: BTreeMap<u32, SegmentRecord> = store.segments()?.into_iter().collect();
+        let counters = store.counters()?;
+        for segment in store.files.list()?.into_iter().filter(|segment| !named.contains_key(segment)) {
+            // Numbers grow: an index that has everything named this one, and let it go.
+            let was_let_go = store.is_whole() && segment < counters.segment;
+            if store.keys_with_prefix(PLACES, &segment.to_be_bytes())?.next().transpose()?.is_some() {
                 warn!(segment, "a segment with blocks in it has no record: causeway store repair makes a new one");
+            } else if was_let_go || !rebuild::adopt(store, segment)? {
+                store.files.delete(segment)?;
             }
         }
         Ok(())
     }
 
-    pub(super) fn run(mut self, commands: &Receiver<Command>) {
+    pub(super) fn run(self, commands: &Receiver<Command>) {
+        self.run_from(None, commands);
+    }
+
+    /// Runs with a command that was taken already, if there is one.
+    pub(super) fn run_from(mut self, mut taken: Option<Command>, commands: &Receiver<Command>) {
         self.evict();
-        while let Some(first) = next_command(commands, self.is_tidy()) {
+        while let Some(first) = self.next(&mut taken, commands) {
             match first {
                 Some(first) => {
                     if self.group(first, commands) == Next::Stop {
@@ -239,6 +289,15 @@ impl Writer {
         }
     }
 
+    fn next(&self, taken: &mut Option<Command>, commands: &Receiver<Command>) -> Option<Option<Command>> {
+        let wait = match self.is_tidy() {
+            false => Wait::Never,
+            true if self.failing.is_some() || self.wants_reserve() => Wait::For(PROBE_EVERY),
+            true => Wait::Forever,
+        };
+        taken.take().map(Some).or_else(|| next_command(commands, wait))
+    }
+
     fn is_tidy(&self) -> bool {
         !self.has_to_release() && self.sparse.is_empty() && !self.has_to_evict()
     }
@@ -249,6 +308,8 @@ impl Writer {
             self.release_chunk();
         } else if !self.sparse.is_empty() {
             self.collect_chunk();
+        } else if !self.has_to_evict() {
+            self.look_at_the_disk();
         }
     }
 
@@ -293,6 +354,11 @@ impl Writer {
                 Command::Shrink { cached_bytes, reply } => {
                     self.commit(group);
                     _ = reply.send(self.shrink(cached_bytes));
+                    return Next::Continue;
+                }
+                Command::Lacking { roots, reply } => {
+                    self.commit(group);
+                    _ = reply.send(self.mark_lacking(&roots));
                     return Next::Continue;
                 }
                 Command::Remove { root, reply } => {
@@ -345,17 +411,18 @@ impl Writer {
             }
             Command::Begin { root, name, reply } => {
                 let pin = self.stage_begin(group, root, name);
-                group.notify(pin, reply);
+                group.notify(pin.map(|pin| self.losses.begun(pin)), reply);
             }
             Command::Scaffold { reply } => {
                 let pin = self.stage_scaffold(group);
-                group.notify(pin, reply);
+                group.notify(pin.map(|pin| self.losses.begun(pin)), reply);
             }
             Command::Finish { attempt, reply } => self.stage_finish(group, attempt, reply),
             // Handled by `group`.
             Command::Forget { .. }
             | Command::Evict { .. }
             | Command::Shrink { .. }
+            | Command::Lacking { .. }
             | Command::Remove { .. }
             | Command::Release { .. }
             | Command::Written { .. }
@@ -376,6 +443,9 @@ impl Writer {
     }
 
     fn stage_block(&mut self, group: &mut Group, key: BlockKey, block: &Block, kind: Kind) -> Result<(), StoreError> {
+        if kind == Kind::Pinned {
+            self.stage_return(group, &key)?;
+        }
         let (shape, value) = self.encoder.encode_in_pieces(block);
         self.stage_value(group, key, kind, shape, value)
     }
@@ -384,18 +454,21 @@ impl Writer {
     /// a full disk takes those.
     fn note(&mut self, written: &Result<(), StoreError>, has_values: bool) {
         match written {
-            Ok(()) if self.failing && has_values => {
-                info!("the disk takes writes again");
-                self.failing = false;
-            }
+            Ok(()) if has_values => self.note_recovery(),
             Ok(()) => {}
             Err(error) => {
                 self.stats.write_errors.inc();
-                if !self.failing {
+                if self.failing.is_none() {
                     error!(%error, "the disk refuses writes: nothing is cached on it and pins fail until it recovers");
                 }
-                self.failing = true;
+                self.failing = Some(Trouble::of(error));
             }
+        }
+    }
+
+    fn note_recovery(&mut self) {
+        if self.failing.take().is_some() {
+            info!("the disk takes writes again");
         }
     }
 
@@ -410,8 +483,7 @@ impl Writer {
         self.stats.cached_bytes.store(self.sums.cached_bytes, Ordering::Relaxed);
         self.stats.pinned_bytes.store(self.sums.pinned_bytes, Ordering::Relaxed);
         self.stats.blocks.store(self.sums.blocks, Ordering::Relaxed);
-        let degraded = self.failing || self.unsyncable.is_some();
-        self.stats.degraded.store(degraded, Ordering::Relaxed);
+        self.stats.set_trouble(self.unsyncable.as_ref().map_or(self.failing, |_| Some(Trouble::Broken)));
     }
 
     /// Forces everything to the disk.
@@ -434,7 +506,7 @@ impl Writer {
         let mut unsynced = self.unsynced.iter().filter(|(_, kind)| kinds.contains(kind));
         let values = unsynced.try_for_each(|(segment, _)| files.sync(*segment));
         let synced = values.and_then(|()| if self.names_unsynced { files.sync_names() } else { Ok(()) });
-        if let Err(error) = synced {
+        if let Err(error) = synced.map_err(|error| self.told(error)) {
             error!(%error, "the disk refused to keep what it had taken: no pin is made until the store is opened again");
             self.unsyncable = Some(error.clone());
             self.publish();
@@ -490,7 +562,7 @@ impl Writer {
             *checked += 1;
             if let Err(error) = store.verified(&key, held) {
                 debug!(?key, %error, "a block never reached the disk: forgotten");
-                self.stage_removal(&mut group, &key, held)?;
+                self.stage_loss(&mut group, &key, held)?;
                 (*lost, staged) = (*lost + 1, staged + 1);
             }
             if staged == CHUNK_ROWS {

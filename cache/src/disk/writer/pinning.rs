@@ -21,7 +21,9 @@ impl Writer {
             None => PinRecord::new(group.counters.take_pin(), name),
         };
         let pin = record.id;
-        self.stage_pin(group, root, record)?;
+        self.note_root(pin, &root);
+        self.stage_pin(group, root, record.clone())?;
+        group.entered.push((root, record));
         Ok(pin)
     }
 
@@ -111,6 +113,7 @@ impl Writer {
 
     fn finished(&self, group: &mut Group, attempt: &Attempt) -> Result<PinSummary, PinError> {
         attempt.check()?;
+        self.losses.check(attempt)?;
         let Some(root) = attempt.root else { return Err(PinError::Store(StoreError::Closed)) };
         let record = self.pin(group, root)?.filter(|record| record.id == attempt.pin);
         let record = record.ok_or(PinError::Removed { root })?;
@@ -122,7 +125,8 @@ impl Writer {
         }
         let record = PinRecord { state: PinState::Complete, ..record };
         let summary = record.summary(root);
-        self.stage_pin(group, root, record)?;
+        self.stage_pin(group, root, record.clone())?;
+        group.entered.push((root, record));
         Ok(summary)
     }
 
@@ -130,6 +134,7 @@ impl Writer {
     pub(super) fn remove(&mut self, root: Cid, reply: Reply<Result<bool, StoreError>>) {
         let removed = self.remove_record(root);
         if let Ok(Some(pin)) = removed {
+            self.forget_root(pin);
             self.releasing.push_back(pin);
         }
         _ = reply.send(removed.map(|pin| pin.is_some()));
@@ -141,7 +146,8 @@ impl Writer {
         group.batch.delete_cf(self.store.family(PINS)?, root.to_bytes());
         group.batch.put_cf(self.store.family(META)?, release_key(record.id), []);
         group.sync = true;
-        self.write(&mut group)?;
+        self.store.strike_out_pin(record.id)?;
+        self.write(&mut group).inspect_err(|_| self.store.restore_pin(record.id))?;
         Ok(Some(record.id))
     }
 

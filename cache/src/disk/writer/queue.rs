@@ -3,8 +3,8 @@
 use super::super::schema::{PinId, Place};
 use super::super::store::Store;
 use super::super::{DiskOptions, StoreError};
-use super::Writer;
-use crate::pins::{Attempt, PinError, PinSummary};
+use super::waiting::Start;
+use crate::pins::{Attempt, Begun, PinChanges, PinError, PinSummary};
 use crate::queue::{self, Reply, Room};
 use crate::store::{Evict, Evicted, Stats};
 use crate::stored::Stored;
@@ -27,15 +27,17 @@ pub(crate) enum Command {
     /// Collect every pinned segment that is worth it, and answer as to `Flush`.
     Compact { reply: Reply<Result<(), StoreError>> },
     /// Begin a pin, or go on with the one that this root has.
-    Begin { root: Cid, name: Option<String>, reply: Reply<Result<PinId, StoreError>> },
+    Begin { root: Cid, name: Option<String>, reply: Reply<Result<Begun, StoreError>> },
     /// Begin a scaffold: a pin without a root or record that protects blocks until it is released or the store reopened.
-    Scaffold { reply: Reply<Result<PinId, StoreError>> },
+    Scaffold { reply: Reply<Result<Begun, StoreError>> },
     /// Keep a block as a member of a pin.
     Member { block: Block, attempt: Arc<Attempt>, room: Room },
     /// The same for a block without links that is here and was not read for it.
     Held { cid: Cid, attempt: Arc<Attempt>, room: Room },
     /// Mark a pin complete, if all of its members were written.
     Finish { attempt: Arc<Attempt>, reply: Reply<Result<PinSummary, PinError>> },
+    /// Make pins partial that were found to lack blocks.
+    Lacking { roots: Vec<Cid>, reply: Reply<Result<(), StoreError>> },
     /// Take a pin away; its members are let go later.
     Remove { root: Cid, reply: Reply<Result<bool, StoreError>> },
     /// Let go of a scaffold.
@@ -52,6 +54,11 @@ pub(crate) enum Command {
 pub(crate) type Queue = queue::Queue<Command>;
 
 /// Starts the writer.
-pub(crate) fn start(store: Arc<Store>, stats: Arc<Stats>, options: &DiskOptions) -> Result<Queue, StoreError> {
-    Queue::start(options.queue_bytes_max, |room| Writer::new(store, stats, options, room), Writer::run)
+pub(crate) fn start(
+    store: Arc<Store>,
+    stats: Arc<Stats>,
+    changes: Arc<PinChanges>,
+    options: &DiskOptions,
+) -> Result<Queue, StoreError> {
+    Queue::start(options.queue_bytes_max, |room| Start::new(store, stats, changes, options, room), Start::run)
 }

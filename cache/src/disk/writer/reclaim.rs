@@ -77,6 +77,8 @@ impl Writer {
         if self.rescued.0 != segment {
             self.rescued = (segment, 0);
         }
+        // One that was given up for its space has nothing to be kept.
+        let rescue = rescue && self.store.files.has(segment);
         let before = self.sums.cached_bytes;
         let (mut group, mut evicted) = (self.begin(), 0);
         let rows = self.rows(segment, CHUNK_ROWS)?;
@@ -163,7 +165,7 @@ impl Writer {
             Ok(value) => self.stage_value(group, key, kind, held.shape, [value, Bytes::new()]),
             Err(StoreError::Corrupt(reason)) => {
                 self.report_damage(&key, held, &reason);
-                self.stage_removal(group, &key, held)
+                self.stage_loss(group, &key, held)
             }
             Err(error) => Err(error),
         }
@@ -173,7 +175,8 @@ impl Writer {
     pub(super) fn is_sparse(&self, segment: u32) -> bool {
         self.segments.get(&segment).is_some_and(|record| {
             let filling = self.tails.contain(segment) && record.blocks > 0 && record.written < SPARSE_TAIL_BYTES_MIN;
-            record.kind == Kind::Pinned && !filling && record.live < record.written.div_ceil(2)
+            let gave_back = self.punched.get(&segment).is_some_and(|live| record.live > live / 2);
+            record.kind == Kind::Pinned && !filling && !gave_back && record.live < record.written.div_ceil(2)
         })
     }
 
@@ -185,10 +188,16 @@ impl Writer {
         pinned.filter(|(_, record)| worth(record)).map(|(segment, _)| *segment).collect()
     }
 
-    /// Moves some of what is left in a sparse segment to the end; the last of it takes the segment away.
+    /// Moves some of what is left in a sparse segment to the end; the last of it takes the segment away. Where there is no space
+    /// for that, the dead part of the segment is given back where it is.
     pub(super) fn collect_chunk(&mut self) {
         let Some(segment) = self.sparse.first().copied() else { return };
-        if let Err(error) = self.collect(segment) {
+        let collected = if self.has_room_for(segment) { self.collect(segment) } else { self.punch(segment) };
+        let collected = match collected {
+            Err(error) if error.is_full() && self.sparse.contains(&segment) => self.punch(segment).map_err(|_| error),
+            collected => collected,
+        };
+        if let Err(error) = collected {
             // Taken up again when something else in it goes, or when the store is opened.
             warn!(%error, "a sparse segment could not be collected");
             self.sparse.remove(&segment);
@@ -218,6 +227,23 @@ impl Writer {
         self.write(&mut group)
     }
 
+    /// Whether all that is left of a segment can be moved, so that no disk is full of halves.
+    fn has_room_for(&self, segment: u32) -> bool {
+        let live = self.segments.get(&segment).map_or(0, |record| record.live);
+        self.check_free_space(self.headroom_bytes(), live as usize).is_ok()
+    }
+
+    /// Gives back what is dead of a pinned segment, where it is. That takes no space.
+    fn punch(&mut self, segment: u32) -> Result<(), StoreError> {
+        let Some(record) = self.segments.get(&segment).copied() else { return Ok(()) };
+        if !self.store.punch_dead(segment, record.written)? {
+            return Err(self.told(StoreError::Full { free: 0, needed: 0 }));
+        }
+        self.punched.insert(segment, record.live);
+        self.sparse.remove(&segment);
+        Ok(())
+    }
+
     /// Stages a value for a block that still has its former one where it was.
     pub(super) fn stage_replacement(
         &self,
@@ -242,7 +268,7 @@ impl Writer {
         let Some(held) = self.store.index(&key.to_bytes())? else { return Ok(()) };
         let Err(StoreError::Corrupt(reason)) = self.store.verified(key, held) else { return Ok(()) };
         let mut group = self.begin();
-        self.stage_removal(&mut group, key, held)?;
+        self.stage_loss(&mut group, key, held)?;
         self.write(&mut group)?;
         self.report_damage(key, held, &reason);
         Ok(())
@@ -277,7 +303,7 @@ impl Writer {
             staged.pinned += 1;
             return Ok(());
         }
-        self.stage_removal(group, key, held)?;
+        self.stage_loss(group, key, held)?;
         // It must not come back with a power cut: who asked for it relies on it.
         group.sync = true;
         staged.blocks += 1;

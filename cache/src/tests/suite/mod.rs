@@ -5,6 +5,7 @@
 //! | [`blocks`] | what is put is found; what is damaged is not; opening and closing |
 //! | [`budget`] | what goes first, and how much stays |
 //! | [`pins`] | what stays |
+//! | [`losses`] | pins whose blocks are lost |
 //! | [`upkeep`] | the scrub |
 //! | [`histories`] | anything in any order, against a model |
 //!
@@ -13,6 +14,7 @@
 mod blocks;
 mod budget;
 mod histories;
+mod losses;
 mod pins;
 mod upkeep;
 
@@ -26,7 +28,7 @@ use std::fs;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// Runs tests, which are given a [`Home`], on every store.
@@ -115,16 +117,8 @@ impl Home {
         self.open(Setup { cache_bytes_max, ..Setup::default() }).await
     }
 
-    /// Opens the store as soon as its former handle is gone everywhere: a read that nobody waits for any more may hold it for
-    /// a moment longer than the test does.
     pub(super) async fn open(&self, setup: Setup) -> Opened {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        loop {
-            match self.try_open(setup.clone()) {
-                Err(StoreError::InUse { .. }) if Instant::now() < deadline => tokio::task::yield_now().await,
-                opened => return opened.expect("opens"),
-            }
-        }
+        self.try_open(setup).expect("opens")
     }
 
     pub(super) fn try_open(&self, setup: Setup) -> Result<Opened, StoreError> {
@@ -238,8 +232,11 @@ impl Opened {
         true
     }
 
-    /// Closes the store and lets go of it.
+    /// Closes the store, and waits until nothing in this process holds it.
     pub(super) async fn shut(self) {
         self.close().await.expect("closes");
+        let released = self.released();
+        drop(self);
+        tokio::time::timeout(Duration::from_secs(60), released).await.expect("nobody holds the store for long");
     }
 }

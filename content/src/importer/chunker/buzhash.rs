@@ -5,7 +5,7 @@
 
 /// The largest chunk, in bytes.
 pub(super) const BYTES_MAX: usize = 512 * 1024;
-const BYTES_MIN: usize = 128 * 1024;
+pub(super) const BYTES_MIN: usize = 128 * 1024;
 /// The bits of the hash that have to be zero.
 const MASK: u32 = (1 << 17) - 1;
 const WINDOW_BYTES: usize = 32;

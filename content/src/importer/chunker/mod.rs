@@ -76,6 +76,15 @@ impl Chunking {
         Self::rabin(average / 3, average, average.saturating_add(average / 2))
     }
 
+    /// The smallest chunk that it makes, in bytes; the last of a stream may be smaller.
+    pub fn bytes_min(&self) -> usize {
+        match self.0 {
+            Kind::Size(bytes) => bytes,
+            Kind::Rabin { min, .. } => min,
+            Kind::Buzhash => buzhash::BYTES_MIN,
+        }
+    }
+
     /// The largest chunk that it makes, in bytes.
     pub fn bytes_max(&self) -> usize {
         match self.0 {

@@ -43,6 +43,11 @@ impl Balanced {
         Ok(())
     }
 
+    /// What the unfinished nodes hold, in bytes.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.levels.iter().map(Inner::held_bytes).sum()
+    }
+
     /// The root; `None` if there were no leaves.
     pub(super) fn finish(
         mut self,

@@ -6,6 +6,8 @@
 mod balanced;
 mod trickle;
 
+pub(super) use self::trickle::SUBTREES_OF_A_DEPTH;
+
 use self::balanced::Balanced;
 use self::trickle::Trickle;
 use super::leaf::Leaves;
@@ -51,6 +53,14 @@ impl FileLayout {
         }
     }
 
+    /// What the inner nodes hold that are not finished, in bytes: no more than [`Profile::layout_bytes_max`] says.
+    pub fn held_bytes(&self) -> usize {
+        match &self.shape {
+            Shape::Balanced(balanced) => balanced.held_bytes(),
+            Shape::Trickle(trickle) => trickle.held_bytes(),
+        }
+    }
+
     /// Ends the file.
     ///
     /// # Errors
@@ -83,6 +93,11 @@ impl Inner {
     /// How many children it has.
     fn len(&self) -> usize {
         self.sizes.len()
+    }
+
+    /// What it holds, in bytes.
+    fn held_bytes(&self) -> usize {
+        self.links.capacity() + self.sizes.capacity() * size_of::<u64>()
     }
 
     fn push(&mut self, child: &Part) {

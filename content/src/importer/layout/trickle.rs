@@ -5,7 +5,7 @@ use super::Inner;
 use crate::importer::{Attributes, ImportError, Output, Part};
 
 /// How many sub-trees of the same depth come one after the other.
-const SUBTREES_OF_A_DEPTH: usize = 4;
+pub(in crate::importer) const SUBTREES_OF_A_DEPTH: usize = 4;
 
 /// A trickle file that is being built.
 #[derive(Debug)]
@@ -65,6 +65,11 @@ impl Trickle {
         above.node.push(&part);
         above.subtrees += 1;
         Ok(())
+    }
+
+    /// What the unfinished nodes hold, in bytes.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.open.iter().chain([&self.root]).map(|subtree| subtree.node.held_bytes()).sum()
     }
 
     pub(super) fn finish(mut self, attributes: Attributes, output: &mut Output<'_>) -> Result<Part, ImportError> {

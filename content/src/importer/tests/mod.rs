@@ -3,6 +3,7 @@
 
 mod cases;
 mod kubo;
+mod memory;
 mod order;
 mod round_trip;
 

@@ -10,6 +10,7 @@
 use super::secret::{Hash, Token};
 use super::{Quota, Scopes};
 use crate::stamp::Stamp;
+use http::StatusCode;
 use p2p_bridge::{durable, epoch};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -109,6 +110,19 @@ pub enum BookError {
     },
 }
 
+impl BookError {
+    /// What HTTP has for it.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Name | Self::NoScopes => StatusCode::BAD_REQUEST,
+            Self::Taken(_) => StatusCode::CONFLICT,
+            Self::Missing(_) => StatusCode::NOT_FOUND,
+            Self::Full => StatusCode::INSUFFICIENT_STORAGE,
+            Self::Damaged { .. } | Self::Io { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
 /// The file's content.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -196,7 +210,8 @@ impl Book {
         let done = change(&mut tokens)?;
         let path = self.path();
         let written = serde_json::to_vec_pretty(&Page { tokens }).map_err(io::Error::other);
-        let written = written.and_then(|bytes| durable::write(&path, &bytes)).and_then(|()| self.hand_over(&path));
+        let written =
+            written.and_then(|bytes| durable::write(&path, &bytes)).and_then(|()| hand_over(&self.dir, &path));
         written.map(|()| done).map_err(|said| BookError::Io { path, said })
     }
 
@@ -205,25 +220,28 @@ impl Book {
         let open = || {
             durable::create_folder(&self.dir)?;
             let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
-            self.hand_over(&path)?;
+            hand_over(&self.dir, &path)?;
             file.lock()?;
             Ok(file)
         };
         open().map_err(|said| BookError::Io { path: path.clone(), said })
     }
 
-    /// Gives a file to whoever has the folder: a command that root types must not keep the gateway from reading it.
-    fn hand_over(&self, path: &Path) -> io::Result<()> {
-        let (folder, file) = (fs::metadata(&self.dir)?, fs::metadata(path)?);
-        if (folder.uid(), folder.gid()) == (file.uid(), file.gid()) || !rustix::process::geteuid().is_root() {
-            return Ok(());
-        }
-        chown(path, Some(folder.uid()), Some(folder.gid()))
-    }
-
     fn path(&self) -> PathBuf {
         self.dir.join(FILE)
     }
+}
+
+/// Gives a file to whoever has its folder: a command that root runs must not keep the gateway from reading it.
+///
+/// # Errors
+/// Whatever the file system says.
+pub(in crate::admin) fn hand_over(dir: &Path, path: &Path) -> io::Result<()> {
+    let (folder, file) = (fs::metadata(dir)?, fs::metadata(path)?);
+    if (folder.uid(), folder.gid()) == (file.uid(), file.gid()) || !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    chown(path, Some(folder.uid()), Some(folder.gid()))
 }
 
 /// The tokens that hold now, each with the hash of its secret.

@@ -4,7 +4,7 @@
 //! [`FAILURES_WITHIN`] is answered with 429, right or wrong, until that is over. Tokens that are 256 bits of randomness need no such
 //! protection, and are always looked at: a stranger behind the same proxy must not lock the operator out.
 
-use super::book::{Book, OpenBook};
+use super::book::{Book, Entry, OpenBook};
 use super::secret::{Hash, Token};
 use super::{Bearer, OPERATOR};
 use moka::sync::Cache;
@@ -90,8 +90,27 @@ impl Doorkeeper {
         let (kept, entry) = self.book.find(token.id())?;
         // An id like the operator's is not given out; a file that was edited by hand might hold one.
         let good = kept.is(&hash) && !entry.is_expired(now) && entry.id != OPERATOR;
-        good.then(|| Bearer { id: entry.id.into(), name: entry.name.into(), scopes: entry.scopes, quota: entry.quota })
+        good.then(|| bearer_of(entry))
     }
+}
+
+/// Tells who has a token now, and what they may have, by the token's identifier; nobody for one that was revoked or has expired. For
+/// what goes on after the request that the token came with.
+pub type Holders = Arc<dyn Fn(&str) -> Option<Bearer> + Send + Sync>;
+
+/// The holders of a data folder's tokens.
+pub fn holders(data_dir: &Path) -> Holders {
+    let book = OpenBook::new(Book::of(data_dir));
+    Arc::new(move |id| match id {
+        OPERATOR => Some(Bearer::operator()),
+        id => {
+            book.find(id).filter(|(_, entry)| !entry.is_expired(SystemTime::now())).map(|(_, entry)| bearer_of(entry))
+        }
+    })
+}
+
+fn bearer_of(entry: Entry) -> Bearer {
+    Bearer { id: entry.id.into(), name: entry.name.into(), scopes: entry.scopes, quota: entry.quota }
 }
 
 /// Whom failures count for: an address, or its /64.

@@ -88,6 +88,9 @@ fn purged_text(purged: &PurgedView) -> String {
         _ = writeln!(text, "{pages} paths and pages are remembered no longer");
     }
     purged.names.iter().for_each(|name| _ = writeln!(text, "{name} is looked up anew"));
+    if purged.caches_notified > 0 {
+        _ = writeln!(text, "purge requests go to {}", count(purged.caches_notified, "cache"));
+    }
     text
 }
 

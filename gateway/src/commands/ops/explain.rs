@@ -62,6 +62,12 @@ pub async fn explain(loaded: &Loaded, args: ExplainArgs) -> anyhow::Result<()> {
 }
 
 fn text(view: &ExplainView) -> String {
+    let then = view.then.as_deref().map(text).unwrap_or_default();
+    let own = own_text(view);
+    if then.is_empty() { own } else { format!("{own}\n{then}") }
+}
+
+fn own_text(view: &ExplainView) -> String {
     let mut text = format!("{} {}{}\n", view.method, view.host.as_deref().unwrap_or_default(), printable(&view.path));
     let mut say = |what: &str, words: &str| _ = writeln!(text, "{what:10} {}", printable(words));
     match &view.answer {
@@ -70,6 +76,9 @@ fn text(view: &ExplainView) -> String {
             say("answer", "not known: not all of it is here, and the gateway is offline");
         }
         None => say("answer", "not known without asking others (--fetch)"),
+    }
+    if let Some(problem) = view.answer.as_ref().and_then(|answer| answer.breaks_off.as_ref()) {
+        say("breaks off", problem);
     }
     if let Some(fetched) = &view.fetched {
         let end = if fetched.in_time { "could begin" } else { "was given up" };

@@ -102,7 +102,12 @@ fn stats_text(stats: &StatsView) -> String {
         let TierView { hits, misses, bytes, .. } = tier;
         _ = writeln!(text, "{name:12} {hits} blocks ({}), {misses} not there", size(*bytes));
     }
-    let degraded = if store.degraded { "; THE DISK REFUSES TO WRITE" } else { "" };
+    let degraded = match store.trouble.as_deref() {
+        Some("full") => "; THE DISK IS FULL",
+        Some("no_inodes") => "; THE FILE SYSTEM HAS NO INODES LEFT",
+        _ if store.degraded => "; THE DISK REFUSES TO WRITE",
+        _ => "",
+    };
     _ = writeln!(text, "in memory    {} blocks, {}", store.ram_blocks, size(store.ram_bytes));
     _ = writeln!(
         text,
@@ -206,7 +211,10 @@ fn node_text(node: &NodeView) -> String {
     node.addresses.iter().for_each(|address| _ = writeln!(text, "p2p       {address}"));
     if node.offline {
         text.push_str("p2p       offline\n");
+    } else {
+        _ = writeln!(text, "peers     {}", node.peers);
     }
-    _ = writeln!(text, "welcome   /ipfs/{}/", node.welcome);
+    node.welcome.iter().for_each(|root| _ = writeln!(text, "welcome   /ipfs/{root}/"));
+    node.advice.iter().for_each(|advice| _ = writeln!(text, "{advice}"));
     text
 }

@@ -6,10 +6,11 @@ use crate::admin::store_views::VersionView;
 use crate::commands::output::{print_view, table};
 use crate::commands::place::{Asking, RUNNING};
 use crate::commands::remote::address::query;
-use crate::commands::remote::client::{AskError, Wait};
+use crate::commands::remote::client::Wait;
 use crate::commands::remote::{client_of, running};
 use crate::commands::store_cli::printable;
 use crate::commands::values::moment;
+use crate::operations::node::NodeView;
 use anyhow::bail;
 use clap::Args;
 use config::Loaded;
@@ -35,10 +36,18 @@ pub struct HealthArgs {
 struct HealthView {
     /// Whether requests are welcome.
     ready: bool,
-    /// "ready", "starting" or "draining".
+    /// "ready", "starting", "draining" or "degraded".
     stage: String,
+    /// What is degraded and why, in sentences.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    degraded: Vec<String>,
     /// Which release answers, if a token is taken.
     version: Option<String>,
+    /// Connected peers, if a token is taken.
+    peers: Option<usize>,
+    /// What to do if there are none although the gateway is online.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<String>,
 }
 
 /// Says whether the gateway is ready. This needs no token.
@@ -48,22 +57,24 @@ struct HealthView {
 pub async fn health(loaded: &Loaded, args: HealthArgs) -> anyhow::Result<()> {
     let Asking { json, node } = args.asking;
     let client = client_of(loaded, &node).await?;
-    let (ready, stage) = match client.bytes("/readyz", HEALTH_BYTES_MAX).await {
-        Ok(said) => (true, String::from_utf8_lossy(&said).trim().to_owned()),
-        Err(error) if AskError::status(&error) == Some(StatusCode::SERVICE_UNAVAILABLE) => {
-            // The word is the last of what was answered.
-            (false, error.to_string().rsplit(' ').next().unwrap_or_default().to_owned())
-        }
-        Err(error) => return Err(error),
-    };
+    let (status, said) = client.readiness("/readyz", HEALTH_BYTES_MAX).await?;
+    let ready = status == StatusCode::OK;
+    let said = String::from_utf8_lossy(&said);
+    // A word, and a sentence for each part that is degraded.
+    let mut lines = said.lines().map(|line| printable(line).into_owned());
+    let (stage, degraded) = (lines.next().unwrap_or_default(), lines.collect());
     let version = client.ask::<VersionView>(Method::GET, "/api/v1/version", None::<&()>, Wait::Short).await;
-    let view = HealthView { ready, stage, version: version.ok().map(|view| view.version) };
+    let node = client.ask::<NodeView>(Method::GET, "/api/v1/node", None::<&()>, Wait::Short).await.ok();
+    let (peers, advice) = node.map_or((None, None), |node| (Some(node.peers), node.advice));
+    let view = HealthView { ready, stage, degraded, version: version.ok().map(|view| view.version), peers, advice };
     print_view(json, &view, |view| {
         let version = view.version.as_deref().map(|version| format!(" (Causeway {version})")).unwrap_or_default();
-        format!("{}{version}\n", view.stage)
+        let degraded: String = view.degraded.iter().map(|reason| format!("  {reason}\n")).collect();
+        let advice = view.advice.as_deref().map(|advice| format!("{advice}\n")).unwrap_or_default();
+        format!("{}{version}\n{degraded}{advice}", view.stage)
     })?;
     if !ready {
-        bail!("the gateway at {} takes no requests: it is {}", client.url(), view.stage);
+        bail!("the gateway at {} had better get no requests: it is {}", client.url(), view.stage);
     }
     Ok(())
 }
@@ -71,7 +82,9 @@ pub async fn health(loaded: &Loaded, args: HealthArgs) -> anyhow::Result<()> {
 const AUDIT: &str = "\
 Examples:
   causeway audit                         the last hundred changes
-  causeway audit --json | jq -r '.entries[] | select(.status >= 400)'";
+  causeway audit --json | jq -r '.entries[] | select(.status >= 400)'
+
+A change without a status is under way, or the gateway ended while it was: then it may have been made or not.";
 
 /// `causeway audit`
 #[derive(Debug, Args)]
@@ -110,7 +123,7 @@ fn audit_text(changes: &AuditView) -> String {
     let row = |entry: &Entry| {
         [
             moment(entry.at as u64),
-            entry.status.to_string(),
+            entry.status.map_or_else(|| "-".to_owned(), |status| status.to_string()),
             entry.name.clone(),
             entry.from.clone().unwrap_or_else(|| "-".to_owned()),
             format!("{} {}{}", entry.method, printable(&entry.path), detail(entry)),

@@ -31,6 +31,8 @@ Examples:
 
 Without a gateway that runs, the pins of the store are listed, whoever asked for them.";
 
+const STATUS: &str = "Without a gateway that runs, what the store has of a CID is told.";
+
 /// `causeway pin`
 #[derive(Debug, Subcommand)]
 #[command(after_help = HELP)]
@@ -58,7 +60,7 @@ pub enum PinCommand {
         node: NodePlace,
     },
     /// Say how far a pin is; exit with 1 if it has failed
-    #[command(after_help = format!("Examples:\n  causeway pin status bafy…\n  causeway pin status --watch ID\n\n{RUNNING}"))]
+    #[command(after_help = format!("Examples:\n  causeway pin status bafy…\n  causeway pin status --watch ID\n\n{STATUS}"))]
     Status {
         /// Which: the ID of a request, or a CID for the newest request for it
         #[arg(value_name = "ID|CID")]

@@ -61,9 +61,16 @@ pub async fn run(loaded: &Loaded, command: PinCommand) -> anyhow::Result<()> {
         }
         PinCommand::Owners { asking } => everybody::owners(loaded, &asking).await,
         PinCommand::Status { pin, watch, json, node } => {
-            let remote = running(loaded, &node).await?;
-            let found = one(&remote, &pin).await?;
-            let found = if watch { wait(&remote, found, None).await? } else { found };
+            let found = match reach(loaded, &node, async || stores::open_existing(loaded).await).await? {
+                Worker::There(remote) => {
+                    let found = one(&remote, &pin).await?;
+                    if watch { wait(&remote, found, None).await? } else { found }
+                }
+                Worker::Here(store) => {
+                    let found = one_here(&*store, &pin).await;
+                    and_close_now(&*store, found).await?
+                }
+            };
             print_view(json, &found, describe)?;
             check(&found)
         }
@@ -73,7 +80,7 @@ pub async fn run(loaded: &Loaded, command: PinCommand) -> anyhow::Result<()> {
 
 async fn add(loaded: &Loaded, args: &AddArgs) -> anyhow::Result<()> {
     let named = args.paths.iter().map(|path| Named::parse(path)).collect::<anyhow::Result<Vec<_>>>()?;
-    match reach(loaded, &args.node, async || stores::open_alone(loaded).await).await? {
+    match reach(loaded, &args.node, async || stores::open_existing(loaded).await).await? {
         Worker::There(remote) => {
             let mut asked = Vec::new();
             for named in &named {
@@ -210,6 +217,15 @@ async fn one(remote: &Remote, pin: &str) -> anyhow::Result<PinStatusView> {
     newest.with_context(|| format!("nothing of {cid} is pinned or asked for with this token"))
 }
 
+/// The pin of a CID in a store that no gateway runs on.
+async fn one_here(store: &dyn BlockStore, pin: &str) -> anyhow::Result<PinStatusView> {
+    let cid = pin.parse::<Cid>();
+    let cid = cid.ok().with_context(|| format!("\"{pin}\" is no CID: identifiers are known to a gateway that runs"))?;
+    let pins = store.pins().await?;
+    let found = pins.iter().find(|pin| pin.root.hash() == cid.hash() && pin.root.codec() == cid.codec());
+    Ok(of_store(found.with_context(|| format!("{cid} is not pinned here"))?))
+}
+
 /// Where a request is.
 fn request(id: &str) -> String {
     format!("/psa/pins/{}", segment(id))
@@ -225,13 +241,14 @@ fn statuses(statuses: &[StatusView]) -> (&'static str, String) {
 
 async fn ls(loaded: &Loaded, args: &LsArgs) -> anyhow::Result<()> {
     let limit = args.limit.unwrap_or(usize::MAX);
-    let found: Vec<PinStatusView> = match reach(loaded, &args.node, async || stores::open_alone(loaded).await).await? {
-        Worker::There(remote) => all(&remote, &filter(args), limit).try_collect().await?,
-        Worker::Here(store) => {
-            let pins = store.pins().await.map_err(anyhow::Error::from);
-            of_store_filtered(and_close_now(&*store, pins).await?, args, limit)
-        }
-    };
+    let found: Vec<PinStatusView> =
+        match reach(loaded, &args.node, async || stores::open_existing(loaded).await).await? {
+            Worker::There(remote) => all(&remote, &filter(args), limit).try_collect().await?,
+            Worker::Here(store) => {
+                let pins = store.pins().await.map_err(anyhow::Error::from);
+                of_store_filtered(and_close_now(&*store, pins).await?, args, limit)
+            }
+        };
     let view = PinResultsView { count: i32::try_from(found.len()).unwrap_or(i32::MAX), results: found };
     print_view(args.json, &view, |view| rows(&view.results))
 }
@@ -285,6 +302,11 @@ fn all<'a>(
 /// A pin of a store that no gateway runs on.
 fn of_store(pin: &PinSummary) -> PinStatusView {
     let info = [("blocks", pin.blocks), ("bytes", pin.bytes)].map(|(key, value)| (key.to_owned(), value.to_string()));
+    let mut info: BTreeMap<String, String> = info.into();
+    if pin.state == PinState::Partial {
+        let words = "blocks of it are missing here: the gateway fetches them when it runs";
+        info.insert("status_details".to_owned(), words.to_owned());
+    }
     PinStatusView {
         requestid: String::new(),
         status: match pin.state {
@@ -294,7 +316,7 @@ fn of_store(pin: &PinSummary) -> PinStatusView {
         created: rfc3339(pin.created),
         pin: PinView { cid: pin.root.to_string(), name: pin.name.clone(), origins: None, meta: None },
         delegates: Vec::new(),
-        info: info.into(),
+        info,
     }
 }
 

@@ -4,7 +4,7 @@
 //! between here and there can pass one for another. What the gateway does not hold it fetches, if that is wanted.
 
 use super::client::{AskError, Client};
-use content::{Block, BlockSource, Cid, MAX_BLOCK_BYTES, SourceError};
+use content::{Block, BlockSource, Cid, MAX_BLOCK_BYTES, SourceError, Verdict};
 use futures::future::{BoxFuture, FutureExt as _, ready};
 use http::StatusCode;
 use std::sync::{Arc, OnceLock};
@@ -50,8 +50,13 @@ impl RemoteBlocks {
 impl RemoteBlocks {
     fn failed(&self, cid: Cid, error: anyhow::Error) -> SourceError {
         let words = format!("{error:#}");
-        if AskError::status(&error) != Some(StatusCode::NOT_FOUND) {
-            return SourceError::Store(words.into());
+        match AskError::status(&error) {
+            Some(StatusCode::NOT_FOUND) => {}
+            Some(StatusCode::GONE) => return SourceError::Refused { cid, verdict: Verdict::Gone },
+            Some(StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS) => {
+                return SourceError::Refused { cid, verdict: Verdict::Legal };
+            }
+            _ => return SourceError::Store(words.into()),
         }
         if self.root.is_some() {
             _ = self.failure.set(words);

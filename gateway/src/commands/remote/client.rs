@@ -160,6 +160,23 @@ impl Client {
         self.in_time(asking).await
     }
 
+    /// The same, and what is answered by a gateway that wants no requests (503).
+    ///
+    /// # Errors
+    /// The same, for any other status.
+    pub async fn readiness(&self, path: &str, bytes_max: usize) -> anyhow::Result<(StatusCode, Bytes)> {
+        let asking = async {
+            let answer = self.send(&Method::GET, path, Bytes::new()).await?;
+            let answer = match answer.response.status() {
+                StatusCode::SERVICE_UNAVAILABLE => answer,
+                _ => self.good(answer).await?,
+            };
+            let status = answer.response.status();
+            Ok((status, self.collect(answer, bytes_max).await?))
+        };
+        self.in_time(asking).await
+    }
+
     /// Whether there is something, by a request for its head.
     ///
     /// # Errors

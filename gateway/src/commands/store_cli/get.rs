@@ -5,7 +5,8 @@
 //!
 //! Non-goals: modes and times.
 
-use super::{Named, Reading, still_read, tree, with_blocks};
+use super::tree::{self, LeftOut};
+use super::{Named, Reading, printable, still_read, with_blocks};
 use crate::commands::place::REACH;
 use crate::commands::progress::{self, Progress};
 use anyhow::{Context as _, bail, ensure};
@@ -37,8 +38,8 @@ To look at:             causeway get CID/index.html -o - | less\n\
 To move it elsewhere:   causeway get --car CID -o site.car     then there: causeway import site.car\n\
 As one stream:          causeway get --tar CID | ssh host tar x\n\n\
 What exists is never overwritten. Content is written under another name first, and gets its own when it is whole. Symlinks \
-are written as they are; they are never followed, and names that lead out of the folder are refused. In a TAR, symlinks \
-that lead out of it are refused as well.";
+are written as they are and never followed; those that lead out of the folder are left out, which is said, and names that lead out \
+of it are refused. In a TAR, symlinks that lead out of it are refused.";
 
 /// `causeway get`
 #[derive(Debug, Args)]
@@ -137,7 +138,13 @@ async fn get(source: Arc<dyn BlockSource>, named: &Named, form: Form, target: &T
             bail!("it is a folder: standard output can take it as an archive (--tar, --car)")
         }
         (Node::Symlink { target }, Target::New(path)) => {
-            symlink(OsStr::from_bytes(&target), path).with_context(|| unwritable(path))
+            let target = Path::new(OsStr::from_bytes(&target));
+            ensure!(
+                tree::stays_inside(target, 0),
+                "it is a symlink to {}, which may lead anywhere: make it with \"ln -s\" if you want it",
+                printable(&target.to_string_lossy())
+            );
+            symlink(target, path).with_context(|| unwritable(path))
         }
         (Node::Symlink { .. }, Target::Stdout) => bail!("it is a symlink, which has no content"),
         (Node::Plain(_), _) => bail!("it is no file or folder: --car can take it"),
@@ -214,9 +221,23 @@ async fn write_folder(source: Arc<dyn BlockSource>, root: Block, path: &Path) ->
     let unfinished = Builder::new().prefix(UNFINISHED).tempdir_in(folder_of(path));
     let unfinished = unfinished.with_context(|| unwritable(path))?;
     let whole = unfinished.path().join("content");
-    tree::write(source, root, &whole).await?;
+    let left_out = tree::write(source, root, &whole).await?;
     // Of what may have come into being here meanwhile, this takes the place of an empty folder and of nothing else.
-    fs::rename(&whole, path).with_context(|| unwritable(path))
+    fs::rename(&whole, path).with_context(|| unwritable(path))?;
+    tell(&left_out);
+    Ok(())
+}
+
+/// Says which symlinks were left out.
+fn tell(left_out: &LeftOut) {
+    for (path, target) in &left_out.shown {
+        let (path, target) = (path.to_string_lossy(), target.to_string_lossy());
+        eprintln!("left out: {} is a symlink to {}, which is not in the folder", printable(&path), printable(&target));
+    }
+    let more = left_out.count - left_out.shown.len() as u64;
+    if more > 0 {
+        eprintln!("left out: {more} more such symlinks");
+    }
 }
 
 /// Hands chunks over for as long as they are taken; whether all were.

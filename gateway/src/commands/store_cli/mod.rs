@@ -22,12 +22,13 @@ pub mod tree;
 
 use crate::commands::place::NodePlace;
 use crate::commands::remote::{Worker, reach};
+use crate::commands::withheld;
 use crate::stores;
 use cache::BlockStore;
 use clap::Args;
 use config::Loaded;
 use content::path::Root;
-use content::{Block, BlockSource, Cid, ContentPath, walk};
+use content::{Block, BlockSource, Cid, ContentPath, Permitted, walk};
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write};
@@ -37,9 +38,18 @@ use tokio::runtime::Runtime;
 /// How many names a path may have.
 const PATH_DEPTH_MAX: usize = 1024;
 
-/// Opens the store, or finds the gateway that has it.
-fn store(loaded: &Loaded, runtime: &Runtime, place: &NodePlace) -> anyhow::Result<Worker<Arc<dyn BlockStore>>> {
-    runtime.block_on(reach(loaded, place, async || stores::open_alone(loaded).await))
+/// Opens the store that is written to, which is created if need be, or finds the gateway that has it.
+fn store_to_write(
+    loaded: &Loaded,
+    runtime: &Runtime,
+    place: &NodePlace,
+) -> anyhow::Result<Worker<Arc<dyn BlockStore>>> {
+    runtime.block_on(reach(loaded, place, async || stores::open_or_create(loaded).await))
+}
+
+/// Opens the store that is read, or finds the gateway that has it.
+fn store_to_read(loaded: &Loaded, runtime: &Runtime, place: &NodePlace) -> anyhow::Result<Worker<Arc<dyn BlockStore>>> {
+    runtime.block_on(reach(loaded, place, async || stores::open_existing(loaded).await))
 }
 
 /// What is read, and how.
@@ -69,9 +79,12 @@ fn with_blocks<T>(
     root: Cid,
     work: impl FnOnce(Blocks) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let remote = match store(loaded, runtime, &reading.node)? {
+    let remote = match store_to_read(loaded, runtime, &reading.node)? {
         Worker::Here(store) => {
-            let done = work(Blocks { held: store.handle(), all: store.handle() });
+            let done = runtime.block_on(withheld::policy(loaded)).and_then(|policy| {
+                let held: Arc<dyn BlockSource> = Arc::new(Permitted::blocks(store.handle(), policy));
+                work(Blocks { all: Arc::clone(&held), held })
+            });
             return and_close(runtime, &store, done);
         }
         Worker::There(remote) => remote,

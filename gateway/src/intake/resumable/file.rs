@@ -3,7 +3,6 @@
 //! The record says up to where the bytes are synced, and is written after that. Bytes behind that were never acknowledged, and are cut
 //! off when the gateway starts. Everything here blocks.
 
-use crate::admin::access::Quota;
 use crate::intake::api::{FailureView, UploadView};
 use p2p_bridge::durable;
 use serde::{Deserialize, Serialize};
@@ -24,11 +23,6 @@ const BYTES: &str = "part";
 pub struct Record {
     /// Whose it is.
     pub owner: String,
-    /// What that token is called.
-    pub owner_name: String,
-    /// What the owner might keep when the upload was begun.
-    #[serde(default)]
-    pub quota: Quota,
     /// How many bytes it will have.
     pub length: u64,
     /// How many of them are here and synced.

@@ -1,12 +1,14 @@
 //! [`Parts`]: the resumable uploads that there are.
 
 use super::file::{Folder, Outcome, Record};
-use crate::admin::access::{Bearer, Scopes};
-use crate::admin::answer::{Refusal, stopping};
+use crate::admin::access::doorkeeper::Holders;
+use crate::admin::access::{Bearer, Scope};
+use crate::admin::answer::Refusal;
 use crate::admin::upload::Upload;
 use crate::intake::api::{FailureView, UploadView};
 use crate::intake::body::{Allowance, Meter};
 use crate::intake::{Intake, IntakeError, Order, Watchers, query};
+use crate::supervision::Supervisor;
 use axum::body::Body;
 use axum::http::StatusCode;
 use std::collections::HashMap;
@@ -18,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _};
 use tokio::sync::{Notify, OwnedMutexGuard};
+use tokio_util::task::AbortOnDropHandle;
 
 /// How many bytes come before they are synced and the offset is written, so that a killed gateway loses no more than that.
 const SYNC_EVERY: u64 = 32 << 20;
@@ -112,9 +115,9 @@ impl From<PartsError> for Refusal {
             }
             PartsError::Intake(error) => error.status(),
         };
-        match status {
-            StatusCode::SERVICE_UNAVAILABLE => stopping(),
-            status => Self(status, error.to_string()),
+        match error {
+            PartsError::Intake(error) => (*error).into(),
+            error => Self(status, error.to_string()),
         }
     }
 }
@@ -152,6 +155,7 @@ impl Piece {
 /// The resumable uploads of everybody.
 pub struct Parts {
     intake: Intake,
+    holders: Holders,
     folder: Folder,
     bounds: Bounds,
     uploads: Mutex<HashMap<String, Arc<One>>>,
@@ -211,18 +215,19 @@ async fn apart<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 
 }
 
 impl Parts {
-    /// Opens the uploads that lie in `folder`; those that are complete and were not taken in are, from now on. Blocks the thread.
+    /// Opens the uploads that lie in `folder`, of those whom `holders` knows; those that are complete and were not taken in are, from now on. Blocks the thread.
     ///
     /// # Errors
     /// What the disk said.
-    pub fn open(intake: Intake, folder: &Path, bounds: Bounds) -> io::Result<Arc<Self>> {
+    pub fn open(intake: Intake, folder: &Path, bounds: Bounds, holders: Holders) -> io::Result<Arc<Self>> {
         let folder = Folder::open(folder)?;
         let uploads = folder.load()?.into_iter().map(|(id, record)| (id.clone(), One::new(id, record))).collect();
-        Ok(Arc::new(Self { intake, folder, bounds, uploads: Mutex::new(uploads) }))
+        Ok(Arc::new(Self { intake, holders, folder, bounds, uploads: Mutex::new(uploads) }))
     }
 
-    /// Goes on with what was complete when the gateway ended, and removes what has expired, for as long as somebody has this.
-    pub fn start(self: &Arc<Self>) {
+    /// Goes on with what was complete when the gateway ended, and removes what has expired, for as long as the task is held that
+    /// is returned.
+    pub fn start(self: &Arc<Self>, supervisor: &Supervisor) -> AbortOnDropHandle<()> {
         for upload in self.lock().values().cloned().collect::<Vec<_>>() {
             let is_ready = {
                 let record = upload.record();
@@ -237,16 +242,13 @@ impl Parts {
                 });
             }
         }
-        let parts = Arc::downgrade(self);
-        tokio::spawn(async move {
+        let parts = Arc::clone(self);
+        supervisor.spawn("the task that removes expired uploads", async move {
             loop {
                 tokio::time::sleep(SWEEP_EVERY).await;
-                match parts.upgrade() {
-                    Some(parts) => parts.sweep(now()).await,
-                    None => return,
-                }
+                parts.sweep(now()).await;
             }
-        });
+        })
     }
 
     /// The largest upload that may be begun, in bytes.
@@ -285,8 +287,6 @@ impl Parts {
         let at = now();
         let record = Record {
             owner: owner.id.to_string(),
-            owner_name: owner.name.to_string(),
-            quota: owner.quota,
             length: wanted.length,
             offset: 0,
             query: wanted.query,
@@ -414,6 +414,9 @@ impl Parts {
                 _ => Ok(record),
             };
         }
+        // What the token may keep now, and not when the upload was begun.
+        let (terms, _) = query::stored(&record.query, &record.media_type, record.name.as_deref())?;
+        self.intake.allowance(owner, terms.keep, record.length)?;
         if piece.bytes > record.length - record.offset {
             return Err(PartsError::TooLong { length: record.length });
         }
@@ -544,18 +547,14 @@ impl Parts {
 
     async fn taken(&self, upload: &One, record: &Record) -> Result<UploadView, IntakeError> {
         let (terms, form) = query::stored(&record.query, &record.media_type, record.name.as_deref())?;
-        let owner = Bearer {
-            id: record.owner.as_str().into(),
-            name: record.owner_name.as_str().into(),
-            scopes: Scopes::default(),
-            quota: record.quota,
-        };
+        // The token may have been revoked, or have another quota, since the upload was begun.
+        let owner = (self.holders)(&record.owner).filter(|owner| owner.may(Scope::Pin)).ok_or(IntakeError::Revoked)?;
         let (folder, id) = (self.folder.clone(), upload.id.clone());
         let file = apart(move || folder.bytes(&id)).await?;
         let allowance = self.intake.allowance(&owner, terms.keep, record.length)?;
         let meter = Meter::of_file(tokio::fs::File::from_std(file), Allowance { bytes_max: u64::MAX, ..allowance });
         let order = Order { owner, terms, form, watchers: Watchers::default() };
-        let taken = self.intake.take_in_turn(order, meter).await?;
+        let taken = self.intake.take_in_turn(order, meter, record.length).await?;
         Ok(taken.into())
     }
 

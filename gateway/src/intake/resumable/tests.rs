@@ -4,6 +4,7 @@ use super::file::Outcome;
 use super::parts::{Piece, Wanted};
 use crate::admin::access::Bearer;
 use crate::intake::tests::{Answer, Setup, Site, bearer, site, site_at};
+use crate::supervision::Supervisor;
 use axum::body::Body;
 use axum::http::{Method, Request};
 use bytes::Bytes;
@@ -246,8 +247,8 @@ async fn what_nobody_goes_on_with_expires() {
 
 /// A restart: the process is gone without a word, and another one finds what is on the disk.
 fn restarted(site: Site) -> Site {
-    let Site { store, dir, parts, router, pins } = site;
-    drop((parts, router, pins));
+    let Site { store, dir, parts, router, pins, intake, tokens: _ } = site;
+    drop((parts, router, pins, intake));
     site_at(dir, &store, Setup::default())
 }
 
@@ -268,7 +269,7 @@ async fn what_was_complete_is_taken_in_after_a_restart() {
     std::fs::write(folder.join("broken.json"), "x").expect("writes");
     let second = restarted(first);
     assert!(!folder.join("orphan.part").exists() && folder.join("broken.json").exists());
-    second.parts.start();
+    let _sweeper = second.parts.start(&Supervisor::default());
     let done = async {
         loop {
             let view = second.does(&me, Method::GET, &at).await.json();
@@ -350,4 +351,49 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("starts");
         runtime.block_on(follow(steps, length))?;
     }
+}
+
+#[tokio::test]
+async fn a_piece_is_taken_by_the_quota_that_the_token_has_now() {
+    let site = site(Setup::default());
+    let at = place(&site.create(&bearer("alice", None), "", 12, "").await);
+    assert_eq!(site.send(&bearer("alice", Some(12)), &at, 0, "hello").await.status, 204);
+    let less = bearer("alice", Some(11));
+    let refused = site.send(&less, &at, 5, " world\n").await;
+    assert!(refused.status == 507 && refused.error().contains("quota"), "{} {}", refused.status, refused.error());
+    assert_eq!(site.send(&bearer("alice", None), &at, 5, " world\n").await.status, 204);
+}
+
+#[tokio::test]
+async fn what_a_token_began_that_was_revoked_meanwhile_is_not_pinned() {
+    let site = site(Setup::default());
+    let alice = bearer("alice", None);
+    let at = place(&site.create(&alice, "", 12, "").await);
+    let tokens = Arc::clone(&site.tokens);
+    let last = stream::once(async move {
+        tokens.lock().expect("is sound").clear();
+        Ok::<_, io::Error>(Bytes::from_static(b"hello world\n"))
+    });
+    let refused = site.send(&alice, &at, 0, Body::from_stream(last)).await;
+    assert!(refused.status == 403 && refused.error().contains("revoked"), "{} {}", refused.status, refused.error());
+    assert_eq!(site.store.pins().await.expect("lists"), []);
+    // It has ended, and leaves no bytes behind.
+    let view = site.does(&alice, Method::GET, &at).await.json();
+    assert_eq!((&view["state"], &view["failure"]["status"]), (&"failed".into(), &403.into()));
+    let left = std::fs::read_dir(site.dir.path().join("parts")).expect("lists").count();
+    assert_eq!(left, 1, "the record alone");
+}
+
+#[tokio::test]
+async fn a_token_that_is_given_less_ends_with_what_it_has_then() {
+    let site = site(Setup::default());
+    let at = place(&site.create(&bearer("alice", None), "", 12, "").await);
+    let tokens = Arc::clone(&site.tokens);
+    let last = stream::once(async move {
+        tokens.lock().expect("is sound").insert("alice".to_owned(), bearer("alice", Some(3)));
+        Ok::<_, io::Error>(Bytes::from_static(b"hello world\n"))
+    });
+    let refused = site.send(&bearer("alice", None), &at, 0, Body::from_stream(last)).await;
+    assert!(refused.status == 507 && refused.error().contains("quota"), "{} {}", refused.status, refused.error());
+    assert_eq!(site.store.pins().await.expect("lists"), []);
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`views`] | what is told |
 //! | `request` | where a request leads, by the code that requests go through |
+//! | `answered` | what it is answered with, to the last byte |
 //! | `holdings` | what is here of a path, in which tier |
 //! | `network` | what is known of those who have it, and how the search for them went |
 //!
@@ -12,30 +13,31 @@
 //! ([`crate::pipeline::Gateway::looking`]). With `fetch=true` the real one is asked as well, and what that took is
 //! told.
 //!
-//! Bounds: so many blocks are counted below what a path leads to, and for so long; no answer is read further than its
-//! first bytes.
+//! Bounds: so many blocks are counted below what a path leads to, and for so long; so much is read of an answer, and
+//! for so long.
 
+mod answered;
 mod holdings;
 mod network;
 mod request;
 pub mod views;
 
+use self::answered::{Answered, REDIRECTS_MAX, Unknown};
 use self::request::Asked;
 use self::views::{ExplainView, FetchedView, PolicyView};
 use super::Operations;
 use super::names::{NameStepView, path_of};
+use crate::admin::access::Bearer;
 use crate::admin::answer::{Answer, json, seconds};
 use crate::admin::parameters::{Parameters, wrong};
 use crate::admin::refusals::WrongRequest;
-use crate::client::Client;
-use crate::errors::Problem;
+use crate::errors::{Problem, Refused};
 use crate::resolve::Target;
 use crate::route::Route;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use content::path::Root;
 use content::{Cid, ContentPath, NameError, Resolution, Verdict};
-use http::request::Parts;
 use std::time::{Duration, Instant};
 
 /// How long a fetch may take.
@@ -51,7 +53,7 @@ const ASKED_BYTES_MAX: usize = 8192;
         ("url" = Option<String>, Query, description = "An address as a client would ask it, for its host: http://HOST/…"),
         ("fetch" = Option<bool>, Query, description = "Whether it is fetched if it is not here")),
     responses((status = 200, description = "What would be answered, and why", body = ExplainView), WrongRequest))]
-pub async fn explain(State(operations): State<Operations>, uri: Uri) -> Answer {
+pub async fn explain(State(operations): State<Operations>, bearer: Bearer, uri: Uri) -> Answer {
     let parameters = Parameters::of(&uri, &["path", "url", "fetch"])?;
     let fetch = match parameters.get("fetch").as_deref() {
         None | Some("false") => false,
@@ -64,11 +66,24 @@ pub async fn explain(State(operations): State<Operations>, uri: Uri) -> Answer {
         (Some(_), None) | (None, Some(_)) => return Err(wrong(format!("it has more than {ASKED_BYTES_MAX} bytes"))),
         _ => return Err(wrong("name one of \"path\" and \"url\"")),
     };
-    let _place = operations.begin()?;
-    Ok(json(StatusCode::OK, &operations.explain(&asked, fetch).await))
+    let _place = operations.begin(&bearer)?;
+    Ok(json(StatusCode::OK, &operations.explain_all(asked, fetch).await))
 }
 
 impl Operations {
+    /// Explains a request, and then the one that its answer redirects to, as a client would go on.
+    async fn explain_all(&self, asked: Asked, fetch: bool) -> ExplainView {
+        let (mut views, mut next) = (Vec::new(), Some(asked));
+        while let Some(asked) = next.take() {
+            let view = self.explain(&asked, fetch).await;
+            let location = view.answer.as_ref().and_then(|answer| answer.location.as_deref());
+            next = location.filter(|_| views.len() < REDIRECTS_MAX).and_then(|location| asked.redirected(location));
+            views.push(view);
+        }
+        let chain = |then: Option<ExplainView>, view| Some(ExplainView { then: then.map(Box::new), ..view });
+        views.into_iter().rev().fold(None, chain).unwrap_or_default()
+    }
+
     async fn explain(&self, asked: &Asked, fetch: bool) -> ExplainView {
         let begun = Instant::now();
         let mut view =
@@ -114,25 +129,53 @@ impl Operations {
                 Err(problem) => view.notes.push(problem.to_string()),
             }
         }
-        if view.answer.is_none() {
-            self.preview_here(&head, &client, view).await;
+        self.answer_here(asked, view).await;
+    }
+
+    /// What would be answered with what is here, if it was not asked for already; and whether that would be to the end.
+    async fn answer_here(&self, asked: &Asked, view: &mut ExplainView) {
+        let Answered { view: answer, refused, unknown } = Answered::here(&self.inner.looking, asked).await;
+        match (unknown, &mut view.answer) {
+            (Some(Unknown::Name), None) if self.parts().bridge.is_some() => {
+                view.notes.push("the name is not known here: fetch=true has it looked up".to_owned());
+            }
+            (Some(unknown @ Unknown::Head), None) => {
+                view.notes.push(format!("{}: fetch=true finds out what it would be", unknown.words()));
+            }
+            (unknown, told) => {
+                view.notes.extend(
+                    unknown
+                        .filter(|unknown| !matches!(unknown, Unknown::Head | Unknown::Name))
+                        .map(|unknown| format!("{}: whether it would break off is not known", unknown.words())),
+                );
+                match told {
+                    Some(told) if told.status == answer.status => told.breaks_off = answer.breaks_off,
+                    Some(_) => return,
+                    None => view.answer = Some(answer),
+                }
+            }
+        }
+        if let Some((refused, verdict)) = refused {
+            self.explain_refusal(&refused, verdict, view);
         }
     }
 
-    /// What would be answered with what is here.
-    async fn preview_here(&self, head: &Parts, client: &Client, view: &mut ExplainView) {
-        let outcome = self.inner.looking.preview(head, client).await;
-        match outcome {
-            Err(problem) if request::is_for_want_of_blocks(&problem) => {
-                view.notes.push(
-                    "not all that the answer begins with is here: fetch=true finds out what it would be".to_owned(),
-                );
-            }
-            Err(Problem::Name(NameError::Offline { .. })) if self.parts().bridge.is_some() => {
-                view.notes.push("the name is not known here: fetch=true has it looked up".to_owned());
-            }
-            outcome => view.answer = Some(request::answer_of(outcome, head)),
+    /// The answer is what counts: what it is refused for is what the policy says.
+    fn explain_refusal(&self, refused: &Refused, verdict: Verdict, view: &mut ExplainView) {
+        let verdict = verdict_name(verdict).to_owned();
+        if view.policy.as_ref().is_some_and(|policy| policy.verdict == verdict) {
+            return;
         }
+        let decided_by = match refused {
+            Refused::Content(cid) => self.parts().decide.as_ref().and_then(|decide| decide(cid, "")),
+            Refused::Name(_) => None,
+        };
+        let refused = match refused {
+            Refused::Content(cid) => cid.to_string(),
+            Refused::Name(name) => name.to_string(),
+        };
+        let generation = self.parts().gateway.policy().generation();
+        view.policy = Some(PolicyView { verdict, refused: Some(refused), decided_by, generation });
     }
 
     /// What a path means, whether it may be served, and what is here of it.
@@ -144,10 +187,17 @@ impl Operations {
         let known = names.known_only();
         let target = match Target::of(path, &*known, &**self.parts().gateway.policy()).await {
             Ok(target) => target,
+            // What the answer is says so.
+            Err(Problem::Name(NameError::Offline { .. })) if self.parts().bridge.is_some() => return,
             Err(problem) => return view.notes.push(problem.to_string()),
         };
-        let resolution =
-            Resolution { root: target.root, segments: target.segments.clone(), ttl: Duration::ZERO, hops: Vec::new() };
+        let resolution = Resolution {
+            root: target.root,
+            segments: target.segments.clone(),
+            ttl: Duration::ZERO,
+            stale: None,
+            hops: Vec::new(),
+        };
         view.resolved = Some(path_of(&resolution));
         view.root = Some(target.root.to_string());
         self.explain_holdings(key, &target, view).await;

@@ -13,11 +13,16 @@ use content::SourceError;
 use http::header::{CACHE_CONTROL, HOST, LOCATION};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri};
+use reqwest::Url;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 /// Characters of a header's value that are told.
 const VALUE_CHARS_MAX: usize = 2048;
+
+/// What stands for a host where none is asked. No name ends so (RFC 6761, section 6.4).
+const NO_HOST: &str = "nobody.invalid";
 
 /// A request that is to be explained.
 pub(super) struct Asked {
@@ -55,6 +60,25 @@ impl Asked {
 
     pub(super) fn path(&self) -> String {
         self.target.to_string()
+    }
+
+    /// The request that a client sends when the answer redirects there; none if that is no address of this gateway:
+    /// another path, or another host above or below the one that was asked.
+    pub(super) fn redirected(&self, location: &str) -> Option<Self> {
+        let scheme = if self.https { "https" } else { "http" };
+        let host = self.host.as_deref().unwrap_or(NO_HOST);
+        let base = Url::parse(&format!("{scheme}://{host}{}", self.target)).ok()?;
+        let next = base.join(location).ok()?;
+        let (from, to) = (base.host_str()?, next.host_str()?);
+        let is_below = |one: &str, other: &str| one.strip_suffix(other).is_some_and(|rest| rest.ends_with('.'));
+        if !matches!(next.scheme(), "http" | "https") || !(from == to || is_below(from, to) || is_below(to, from)) {
+            return None;
+        }
+        let query = next.query().map(|query| format!("?{query}")).unwrap_or_default();
+        let target = format!("{}{query}", next.path()).parse().ok()?;
+        let port = next.port().map(|port| format!(":{port}")).unwrap_or_default();
+        let host = self.host.is_some().then(|| format!("{to}{port}"));
+        Some(Self { target, host, https: next.scheme() == "https" })
     }
 
     /// The request's head; one that wants nothing fetched says so.
@@ -132,9 +156,17 @@ pub(super) fn is_for_want_of_blocks(problem: &Problem) -> bool {
 /// What was answered.
 pub(super) fn answer_of(outcome: Result<Draft, Problem>, head: &Parts) -> AnswerView {
     match outcome {
-        Ok(draft) => view(draft.status(), draft.headers(), draft.body().length(), None),
+        Ok(draft) => {
+            let problem = problem_of(&draft).map(|problem| problem.to_string());
+            view(draft.status(), draft.headers(), draft.body().length(), problem)
+        }
         Err(problem) => problem_view(&problem, head),
     }
+}
+
+/// The problem that an answer tells of which is good for as long as a name.
+pub(super) fn problem_of(draft: &Draft) -> Option<Arc<Problem>> {
+    draft.extensions().get().cloned()
 }
 
 /// What a problem is answered with.
@@ -152,12 +184,35 @@ fn view(status: StatusCode, headers: &HeaderMap, bytes: Option<u64>, problem: Op
         let value: String = text(value);
         told.entry(name.to_string()).and_modify(|known| *known = format!("{known}, {value}")).or_insert(value);
     }
-    AnswerView { status: status.as_u16(), headers: told, bytes, location, problem }
+    AnswerView { status: status.as_u16(), headers: told, bytes, location, problem, breaks_off: None }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn redirects_are_followed_as_far_as_they_lead_here() {
+        // What is asked, where that redirects to, and what is asked then.
+        let table = [
+            ("/ipfs/x", "/ipfs/x/?a=b", Some((None, "/ipfs/x/?a=b"))),
+            ("/ipfs/x/y", "z", Some((None, "/ipfs/x/z"))),
+            ("/ipfs/x", "https://example.org/", None),
+            ("http://host:8080/ipfs/x/", "http://x.ipfs.host:8080/", Some((Some("x.ipfs.host:8080"), "/"))),
+            ("http://x.ipfs.host/", "http://host/ipfs/y", Some((Some("host"), "/ipfs/y"))),
+            ("http://host/ipfs/x", "https://host/ipfs/x", Some((Some("host"), "/ipfs/x"))),
+            ("http://host/ipfs/x", "//elsewhere/", None),
+            ("http://host/ipfs/x", "http://myhost/", None),
+            ("http://host/ipfs/x", "ftp://host/", None),
+        ];
+        for (asked, location, expected) in table {
+            let asked = if asked.starts_with('/') { Asked::of_path(asked) } else { Asked::of_url(asked) };
+            let next = asked.expect("a request").redirected(location).map(|next| (next.host(), next.path()));
+            let expected =
+                expected.map(|(host, path): (Option<&str>, &str)| (host.map(str::to_owned), path.to_owned()));
+            assert_eq!(next, expected, "{location}");
+        }
+    }
 
     #[test]
     fn requests_are_as_a_client_would_send_them() {

@@ -44,6 +44,10 @@ pub struct ExplainView {
     pub notes: Vec<String>,
     /// How long it took to find all this out.
     pub seconds: f64,
+    /// The same for where the answer redirects to, if that is an address of this gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(no_recursion)]
+    pub then: Option<Box<ExplainView>>,
 }
 
 /// Where a request leads.
@@ -294,6 +298,9 @@ pub struct AnswerView {
     pub location: Option<String>,
     /// What went wrong, if the answer is no content.
     pub problem: Option<String>,
+    /// What the body breaks off with after the head was sent, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub breaks_off: Option<String>,
 }
 
 /// What became of fetching.

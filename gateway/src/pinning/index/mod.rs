@@ -9,19 +9,22 @@
 //! | `reading` | what can be told from it |
 //! | `queue` | which root is fetched next |
 //!
-//! Terms: a request is *live* while it is pending or pinned; a failed one holds nothing. A root is *needed* while it
+//! Terms: a request is *live* while it is pending or pinned, also if some of its blocks are withheld; a failed one holds nothing. A root is *needed* while it
 //! has a live request, or while somebody keeps its pin for another reason (a replacement under way, an upload about to
 //! be recorded).
 
 mod queue;
 mod reading;
 
+pub use self::reading::Stretch;
+
+use super::clock::Clock;
 use super::record::Work;
 use super::request::{Progress, Wanted};
 use content::Cid;
 use libp2p::Multiaddr;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -36,6 +39,9 @@ pub enum Outcome {
     Pinned,
     /// It will not come, for this reason.
     Failed(#[serde(with = "text")] Arc<str>),
+    /// It was here; blocks of it are missing now and must not be fetched. The rest is kept.
+    #[serde(skip)]
+    Withheld(Arc<str>),
 }
 
 /// A shared text, written as any other.
@@ -82,7 +88,7 @@ impl Deref for Entry {
 }
 
 impl Entry {
-    /// It is pending or pinned.
+    /// It keeps what is here of its DAG: it is pending, pinned, or pinned but for what is withheld.
     pub fn is_live(&self) -> bool {
         !matches!(self.outcome, Outcome::Failed(_))
     }
@@ -169,6 +175,10 @@ pub struct Counts {
     pub pinned: u64,
     /// Those that failed.
     pub failed: u64,
+    /// Those whose DAG was here, and lacks blocks now that are withheld.
+    pub withheld: u64,
+    /// Roots of DAGs that were here, lost blocks, and are being fetched again.
+    pub incomplete_roots: u64,
     /// Roots that wait for their turn.
     pub queued_roots: u64,
     /// Roots that a worker is at.
@@ -180,9 +190,15 @@ pub struct Counts {
 pub struct Index {
     owners: BTreeMap<Arc<str>, OwnerRows>,
     ids: HashMap<Arc<str>, (Arc<str>, u64)>,
+    /// Everybody's requests by their times: whose they are.
+    times: BTreeMap<u64, Arc<str>>,
     roots: HashMap<Cid, Root>,
+    /// Roots of DAGs that lost blocks, which are to be fetched again.
+    lost: HashSet<Cid>,
     /// Whom each active root is fetched for.
     fetched_for: HashMap<Cid, Arc<str>>,
+    /// By which roots are due.
+    pub clock: Clock,
     newest_ms: u64,
     text_bytes: u64,
     turns: u64,
@@ -207,7 +223,7 @@ impl Index {
 
     /// How many there are of each kind.
     pub fn counts(&self) -> Counts {
-        self.counts
+        Counts { incomplete_roots: self.lost.len() as u64, ..self.counts }
     }
 
     /// Takes a request in, and puts its root into the queue if it is pending and the root's work is known to be due
@@ -217,6 +233,7 @@ impl Index {
         self.newest_ms = self.newest_ms.max(created_ms);
         self.text_bytes += entry.text_bytes();
         self.ids.insert(Arc::clone(&entry.id), (Arc::clone(&owner), created_ms));
+        self.times.insert(created_ms, Arc::clone(&owner));
         self.count(&entry, true);
         if let Some(kept) = entry.keeps.filter(|_| entry.is_pending()) {
             self.hold(kept);
@@ -238,6 +255,7 @@ impl Index {
     /// Takes a request out.
     pub fn remove(&mut self, id: &str) -> Option<Entry> {
         let (owner, created_ms) = self.ids.remove(id)?;
+        self.times.remove(&created_ms);
         let rows = self.owners.get_mut(&owner)?;
         let entry = rows.requests.remove(&created_ms)?;
         self.text_bytes = self.text_bytes.saturating_sub(entry.text_bytes());
@@ -289,6 +307,7 @@ impl Index {
             Outcome::Pending => &mut self.counts.pending,
             Outcome::Pinned => &mut self.counts.pinned,
             Outcome::Failed(_) => &mut self.counts.failed,
+            Outcome::Withheld(_) => &mut self.counts.withheld,
         };
         *count = if more { *count + 1 } else { count.saturating_sub(1) };
     }

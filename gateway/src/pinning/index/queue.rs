@@ -51,9 +51,16 @@ impl Index {
         let Some(root) = self.roots.get_mut(cid) else { return };
         let work = &mut root.work;
         if root.pending.len() <= 1 {
-            *work = Work { since_ms: now_ms, ..Work::default() };
+            *work = Work { since_ms: now_ms, lost: work.lost, ..Work::default() };
         }
         work.due_ms = now_ms;
+        self.requeue(cid);
+    }
+
+    /// Has a root that waits fetched by then at the latest, since something of it came by another way.
+    pub fn hasten(&mut self, cid: &Cid, due_ms: u64) {
+        let Some(root) = self.roots.get_mut(cid).filter(|root| root.work.due_ms > due_ms) else { return };
+        root.work.due_ms = due_ms;
         self.requeue(cid);
     }
 
@@ -68,6 +75,7 @@ impl Index {
     /// Puts a root where it belongs in the queue, or takes it out.
     pub(super) fn requeue(&mut self, cid: &Cid) {
         self.dequeue(cid);
+        self.count_lost(cid);
         let Some(root) = self.roots.get(cid) else { return };
         let Some((created_ms, owner)) = root.pending.first_key_value().filter(|_| !root.active) else { return };
         let (created_ms, owner, due_ms) = (*created_ms, Arc::clone(owner), root.work.due_ms);
@@ -76,6 +84,14 @@ impl Index {
         self.counts.queued_roots += 1;
         if let Some(root) = self.roots.get_mut(cid) {
             root.queued = Some((owner, due_ms, created_ms));
+        }
+    }
+
+    fn count_lost(&mut self, cid: &Cid) {
+        if self.roots.get(cid).is_some_and(|root| root.work.lost && !root.pending.is_empty()) {
+            self.lost.insert(*cid);
+        } else {
+            self.lost.remove(cid);
         }
     }
 

@@ -1,5 +1,6 @@
 //! What can be told from an index.
 
+use super::super::record::Work;
 use super::super::request::{Request, Status};
 use super::{Entry, Index, Outcome, Root, time};
 use content::Cid;
@@ -66,9 +67,33 @@ impl Index {
         (&*entry.owner == owner).then(|| self.show(entry))
     }
 
-    /// An owner's requests, newest first.
-    pub fn of_owner(&self, owner: &str) -> impl Iterator<Item = &Entry> {
-        self.owners.get(owner).into_iter().flat_map(|rows| rows.requests.values().rev())
+    /// So many of an owner's requests from before a time, newest first.
+    pub fn newest_of(&self, owner: &str, before_ms: u64, most: usize) -> Stretch<'_> {
+        let Some(rows) = self.owners.get(owner) else { return Stretch::default() };
+        Stretch::of(rows.requests.range(..before_ms).rev().take(most).map(|(at, entry)| (*at, Some(entry))), most)
+    }
+
+    /// So many of everybody's requests from before a time, newest first.
+    pub fn newest(&self, before_ms: u64, most: usize) -> Stretch<'_> {
+        let newest = self.times.range(..before_ms).rev().take(most);
+        Stretch::of(newest.map(|(at, owner)| (*at, self.at(owner, *at))), most)
+    }
+
+    /// So many requests for any of these roots from before a time, newest first; of those, an owner's if one is named.
+    pub fn newest_for(&self, roots: &[Cid], owner: Option<&str>, before_ms: u64, most: usize) -> Stretch<'_> {
+        let of_root = |cid: &Cid| {
+            let root = self.roots.get(cid).into_iter();
+            root.flat_map(move |root| root.requests.range(..before_ms).rev().take(most))
+        };
+        let mut newest: Vec<(&u64, &Arc<str>)> = roots.iter().flat_map(of_root).collect();
+        newest.sort_unstable_by_key(|(at, _)| std::cmp::Reverse(**at));
+        newest.truncate(most);
+        let is_meant = |of: &Arc<str>| owner.is_none_or(|owner| **of == *owner);
+        Stretch::of(newest.into_iter().map(|(at, of)| (*at, self.at(of, *at).filter(|_| is_meant(of)))), most)
+    }
+
+    fn at(&self, owner: &str, created_ms: u64) -> Option<&Entry> {
+        self.owners.get(owner)?.requests.get(&created_ms)
     }
 
     /// Everybody's requests, in no order.
@@ -123,7 +148,7 @@ impl Index {
     pub fn status(&self, entry: &Entry) -> Status {
         match entry.outcome {
             Outcome::Pinned => Status::Pinned,
-            Outcome::Failed(_) => Status::Failed,
+            Outcome::Failed(_) | Outcome::Withheld(_) => Status::Failed,
             Outcome::Pending if self.roots.get(&entry.root).is_some_and(|root| root.active) => Status::Pinning,
             Outcome::Pending => Status::Queued,
         }
@@ -136,11 +161,11 @@ impl Index {
         let pending = entry.is_pending();
         let work = root.map(|root| &root.work).filter(|_| pending);
         let details = match &entry.outcome {
-            Outcome::Failed(reason) => Some(Arc::clone(reason)),
-            _ => work.and_then(|work| work.reason.as_deref().map(Arc::from)),
+            Outcome::Failed(reason) | Outcome::Withheld(reason) => Some(Arc::clone(reason)),
+            _ => work.and_then(details),
         };
         let attempts = work.map_or(0, |work| work.attempts);
-        let due_ms = work.filter(|_| attempts > 0 && status == Status::Queued).map(|work| work.due_ms);
+        let due = work.filter(|_| attempts > 0 && status == Status::Queued).map(|work| self.clock.wall(work.due_ms));
         let progress = root.filter(|_| entry.is_live()).map(|root| root.progress).unwrap_or_default();
         Request {
             id: Arc::clone(&entry.id),
@@ -151,7 +176,39 @@ impl Index {
             progress,
             details,
             attempts,
-            next_attempt: due_ms.map(time),
+            next_attempt: due,
         }
     }
+}
+
+/// Some requests in a row, newest first.
+#[derive(Debug, Default)]
+pub struct Stretch<'a> {
+    /// The requests.
+    pub entries: Vec<&'a Entry>,
+    /// The time before which to go on, unless that was all.
+    pub next_ms: Option<u64>,
+}
+
+impl<'a> Stretch<'a> {
+    /// What was looked at, of which some is meant. As many as there may be are followed by more.
+    fn of(looked_at: impl Iterator<Item = (u64, Option<&'a Entry>)>, most: usize) -> Self {
+        let (mut stretch, mut count) = (Self::default(), 0);
+        for (at, entry) in looked_at {
+            count += 1;
+            stretch.entries.extend(entry);
+            stretch.next_ms = (count == most).then_some(at);
+        }
+        stretch
+    }
+}
+
+/// What stopped the last attempt, and that blocks were lost.
+fn details(work: &Work) -> Option<Arc<str>> {
+    let reason = work.reason.as_deref();
+    if !work.lost {
+        return reason.map(Arc::from);
+    }
+    let words = "it was here in full; blocks of it were lost since, and are fetched again";
+    Some(reason.map_or_else(|| words.into(), |reason| format!("{words}: {reason}").into()))
 }

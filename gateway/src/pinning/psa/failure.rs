@@ -66,9 +66,8 @@ impl From<PinsError> for PsaFailure {
             PinsError::NotFound => StatusCode::NOT_FOUND,
             PinsError::Invalid(_) => StatusCode::BAD_REQUEST,
             PinsError::Quota(_) => StatusCode::CONFLICT,
-            PinsError::Full(_) | PinsError::Store(StoreError::Full { .. } | StoreError::MemoryFull { .. }) => {
-                StatusCode::INSUFFICIENT_STORAGE
-            }
+            PinsError::Full(_) => StatusCode::INSUFFICIENT_STORAGE,
+            PinsError::Store(error) if error.is_full() => StatusCode::INSUFFICIENT_STORAGE,
             PinsError::Store(StoreError::Closed) => StatusCode::SERVICE_UNAVAILABLE,
             PinsError::NotHeld { .. } | PinsError::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };

@@ -94,7 +94,7 @@ impl From<&Bearer> for Owner {
 async fn list(State(pins): State<Arc<Pins>>, bearer: Bearer, uri: Uri) -> Answer {
     let filter = filter(uri.query().unwrap_or_default())?;
     let delegates = views::delegates(&pins).await;
-    let page = pins.list(&bearer.id, &filter);
+    let page = pins.list(&bearer.id, &filter).await;
     Ok(json(StatusCode::OK, &PinResultsView::of(&page, &delegates)))
 }
 

@@ -138,7 +138,8 @@ impl From<StatusView> for Status {
 fn info(request: &Request) -> BTreeMap<String, String> {
     let mut info = BTreeMap::new();
     let mut say = |key: &str, value: String| _ = info.insert(key.to_owned(), value);
-    if request.status != Status::Failed {
+    // What failed has nothing here, but where the rest is withheld.
+    if request.status != Status::Failed || request.progress.blocks > 0 {
         say("blocks", request.progress.blocks.to_string());
         say("bytes", request.progress.bytes.to_string());
     }
@@ -152,6 +153,7 @@ fn info(request: &Request) -> BTreeMap<String, String> {
         (Status::Queued, Some(why), Some(next)) => {
             Some(format!("attempt {} failed: {why}; the next one is due at {}", request.attempts, rfc3339(next)))
         }
+        (Status::Queued | Status::Pinning, Some(why), _) if request.attempts == 0 => Some(why.to_string()),
         (Status::Queued, ..) => Some("waiting for its turn".to_owned()),
         (Status::Pinning, Some(why), _) => Some(format!("fetching again, after this failed: {why}")),
         (Status::Pinning, ..) => Some("fetching".to_owned()),

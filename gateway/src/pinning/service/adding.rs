@@ -46,6 +46,7 @@ impl Pins {
         wanted: Wanted,
         replaced: Option<&str>,
     ) -> Result<Request, PinsError> {
+        self.look_at(&wanted.root).await?;
         let (entry, replaced, left) = {
             let index = self.index();
             let replaced = match replaced {
@@ -64,6 +65,7 @@ impl Pins {
                 replaced.as_ref().filter(|_| outcome == Outcome::Pending).and_then(|former| match former.outcome {
                     Outcome::Pinned => Some(former.root),
                     Outcome::Pending => former.keeps,
+                    Outcome::Withheld(_) => Some(former.root),
                     Outcome::Failed(_) => None,
                 });
             let entry = self.entry(&index, owner, wanted, outcome, keeps)?;
@@ -82,7 +84,8 @@ impl Pins {
                 index.remove(&former.id);
             }
             if pending {
-                index.hurry(&root, now_ms());
+                let now_ms = index.clock.now_ms();
+                index.hurry(&root, now_ms);
             }
             index.get(&owner.id, &id)
         };
@@ -196,6 +199,8 @@ impl Pins {
         root: Cid,
         name: Option<String>,
     ) -> Result<Request, PinsError> {
+        let looking = Arc::clone(self);
+        self.apart(async move { looking.look_at(&root).await }).await?;
         let own = self.of_root(&owner.id, &root).into_iter().find(|request| request.status == Status::Pinned);
         match own {
             Some(own) if name.is_none() || own.name.as_deref() == name.as_deref() => Ok(own),

@@ -1,14 +1,15 @@
 //! What a service begins with: the register, and what the store has.
 
 use super::super::index::{Entry, Index, Outcome, Root, millis};
-use super::super::record;
+use super::super::record::{self, Work};
 use super::super::request::{Owner, Wanted};
 use super::{Pins, progress};
+use crate::pinning::workers::wait_max;
 use cache::register::Change;
-use cache::{PinState, PinSummary, StoreError};
+use cache::{PinState, PinSummary, Register, Salvage, StoreError};
 use content::Cid;
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 impl Pins {
     /// Reads the register and looks at what the store has.
@@ -20,16 +21,32 @@ impl Pins {
         let mut held: HashMap<Cid, PinSummary> = held.into_iter().map(|pin| (pin.root, pin)).collect();
         let _turn = self.changes.lock().await;
         self.drop_orphans(&found.orphans, &mut held, &found.entries).await?;
-        let (mut entries, mut changes) = reconcile(found.entries, &held);
-        self.take_in(&mut entries, &held, &mut changes)?;
-        self.register.write(changes).await?;
+        let (mut entries, mut changes, mut lost) = reconcile(found.entries, &held);
+        let damage = Damage::of(&self.register, found.unreadable.len());
+        changes.extend(record::put_aside(&found.unreadable));
+        let taken_in = self.take_in(&mut entries, &held, damage.is_some(), &mut changes)?;
+        lost.extend(taken_in.iter().filter(|root| held.get(root).is_some_and(|pin| pin.state == PinState::Partial)));
+        self.save(changes).await?;
+        if let Some(damage) = damage {
+            damage.tell(&taken_in);
+            self.metrics.show_damage(self.register.is_read_only());
+            *self.damage.lock().unwrap_or_else(PoisonError::into_inner) = Some(damage.summary(taken_in));
+        }
         {
             let mut index = self.index_mut();
             entries.into_iter().for_each(|entry| index.insert(entry));
             for (root, pin) in &held {
                 index.note_progress(root, progress(pin), pin.state == PinState::Complete);
             }
-            found.works.into_iter().for_each(|(root, work)| index.note_work(&root, work));
+            let wait_max = wait_max(&self.options);
+            for (root, work) in found.works {
+                let work = index.clock.adopt(work, wait_max);
+                index.note_work(&root, work);
+            }
+            for root in lost {
+                let work = index.root(&root).map(|root| root.work.clone()).unwrap_or_default();
+                index.note_work(&root, Work { lost: true, ..work });
+            }
         }
         // What was complete when the process was killed, and had not been said to be.
         let complete: Vec<Cid> = {
@@ -61,34 +78,95 @@ impl Pins {
             }
             changes.push(record::delete_orphan(root));
         }
-        if changes.is_empty() { Ok(()) } else { self.register.write(changes).await }
+        self.save(changes).await
     }
 
-    /// Makes requests of pins that nobody asked for.
+    /// Makes requests of pins that nobody asked for, and returns their roots. A pin that is not complete and that a request names
+    /// is what is left of one that was given up, unless records were lost. One that no request names was made by a command
+    /// while no gateway ran, and has lost blocks since or never had all of them.
     fn take_in(
         &self,
         entries: &mut Vec<Entry>,
         held: &HashMap<Cid, PinSummary>,
+        partial_too: bool,
         changes: &mut Vec<Change>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Vec<Cid>, StoreError> {
         let needed = needed(entries);
-        let is_strange = |pin: &&PinSummary| pin.state == PinState::Complete && !needed.contains(&pin.root);
+        let named: HashSet<Cid> = entries.iter().map(|entry| entry.root).collect();
+        let is_strange = |pin: &&PinSummary| {
+            let is_left_over = pin.state == PinState::Partial && named.contains(&pin.root) && !partial_too;
+            !needed.contains(&pin.root) && !is_left_over
+        };
         let mut strange: Vec<&PinSummary> = held.values().filter(is_strange).collect();
         strange.sort_by_key(|pin| (pin.created, pin.id));
         let mut taken: HashSet<u64> = entries.iter().map(|entry| entry.created_ms).collect();
         let operator = Owner::operator();
-        for pin in strange {
+        for pin in &strange {
             let mut created_ms = millis(pin.created);
             while !taken.insert(created_ms) {
                 created_ms += 1;
             }
             let wanted = Wanted { name: pin.name.clone(), ..Wanted::new(pin.root) };
-            let entry = self.entry(&Index::default(), &operator, wanted, Outcome::Pinned, None)?;
+            let outcome = if pin.state == PinState::Complete { Outcome::Pinned } else { Outcome::Pending };
+            let entry = self.entry(&Index::default(), &operator, wanted, outcome, None)?;
             let entry = Entry { created_ms, taken_in: true, ..entry };
             changes.push(record::put(&entry)?);
             entries.push(entry);
         }
-        Ok(())
+        Ok(strange.into_iter().map(|pin| pin.root).collect())
+    }
+
+    /// Writes what was decided at the start. A register that cannot be changed is served from as it was read.
+    async fn save(&self, changes: Vec<Change>) -> Result<(), StoreError> {
+        if changes.is_empty() || self.register.is_read_only() { Ok(()) } else { self.register.write(changes).await }
+    }
+}
+
+/// Roots that are logged one by one.
+const ROOTS_LOGGED_MAX: usize = 100;
+
+/// What was lost of the register.
+struct Damage {
+    salvage: Option<Salvage>,
+    unreadable: usize,
+}
+
+/// What a damaged register came to, for the operator.
+#[derive(Debug, Clone)]
+pub struct DamageReport {
+    /// What was done about its files, if they were damaged.
+    pub salvage: Option<Salvage>,
+    /// Records that could not be understood.
+    pub unreadable: usize,
+    /// The roots of pins of which no record was left: they are the operator's now. Their names are those in the store; what else
+    /// was kept with them, and whose they were, is lost.
+    pub taken_in: Vec<Cid>,
+}
+
+impl Damage {
+    fn of(register: &Register, unreadable: usize) -> Option<Self> {
+        let salvage = register.salvage().cloned();
+        (salvage.is_some() || unreadable > 0).then_some(Self { salvage, unreadable })
+    }
+
+    fn tell(&self, taken_in: &[Cid]) {
+        let records = self.salvage.as_ref().map(|salvage| salvage.records);
+        let kept = self.salvage.as_ref().and_then(|salvage| salvage.kept.as_deref()).map(|kept| kept.display());
+        let kept = kept.map(|kept| kept.to_string());
+        tracing::error!(
+            records,
+            unreadable = self.unreadable,
+            pins_without_record = taken_in.len(),
+            damaged_files = kept,
+            "the list of pins was damaged and is made anew; no block was lost by it"
+        );
+        for root in taken_in.iter().take(ROOTS_LOGGED_MAX) {
+            tracing::warn!(%root, "whose pin this is was lost, and what was kept with it: it is the operator's now");
+        }
+    }
+
+    fn summary(self, taken_in: Vec<Cid>) -> DamageReport {
+        DamageReport { salvage: self.salvage, unreadable: self.unreadable, taken_in }
     }
 }
 
@@ -98,18 +176,26 @@ fn needed(entries: &[Entry]) -> HashSet<Cid> {
     live.flat_map(|entry| [Some(entry.root), entry.keeps]).flatten().collect()
 }
 
-/// Makes requests agree with what the store has: whoever was told that something is pinned, and it is not, gets it
-/// again; what was only taken in goes.
-fn reconcile(entries: Vec<Entry>, held: &HashMap<Cid, PinSummary>) -> (Vec<Entry>, Vec<Change>) {
-    let mut changes = Vec::new();
+/// Makes requests agree with what the store has: whoever was told that something is pinned, and it is not or lacks blocks, gets
+/// it again, as does whoever was told that something is withheld, which may have changed; what was only taken in goes with its
+/// pin. Returns the roots of pins that lost something as well.
+fn reconcile(entries: Vec<Entry>, held: &HashMap<Cid, PinSummary>) -> (Vec<Entry>, Vec<Change>, HashSet<Cid>) {
+    let (mut changes, mut lost) = (Vec::new(), HashSet::new());
     let mut kept = Vec::with_capacity(entries.len());
     for entry in entries {
-        let complete = held.get(&entry.root).is_some_and(|pin| pin.state == PinState::Complete);
+        let state = held.get(&entry.root).map(|pin| pin.state);
         match entry.outcome {
-            Outcome::Pinned if !complete && entry.taken_in => changes.push(record::delete(&entry.id)),
-            Outcome::Pinned if !complete => kept.push(Entry { outcome: Outcome::Pending, ..entry }),
+            Outcome::Pinned if state.is_none() && entry.taken_in => changes.push(record::delete(&entry.id)),
+            Outcome::Pinned if state != Some(PinState::Complete) => {
+                lost.insert(entry.root);
+                kept.push(Entry { outcome: Outcome::Pending, ..entry });
+            }
+            Outcome::Withheld(_) => {
+                lost.insert(entry.root);
+                kept.push(Entry { outcome: Outcome::Pending, ..entry });
+            }
             _ => kept.push(entry),
         }
     }
-    (kept, changes)
+    (kept, changes, lost)
 }

@@ -5,6 +5,7 @@
 //! | `adding` | new requests |
 //! | `settling` | what becomes of them, and of pins that nobody needs any more |
 //! | `loading` | what a service begins with |
+//! | `losing` | pins that lose blocks |
 //!
 //! One change at a time: it is decided from the index, written, and only then made in the index, so that nobody sees
 //! what a power cut may undo. A change goes on when whoever asked for it leaves.
@@ -13,12 +14,15 @@
 //! decided it, and taken back once it has gone, so that a process which is killed in between leaves no pin that belongs
 //! to nobody.
 
+pub use self::loading::DamageReport;
+
 mod adding;
 mod loading;
+mod losing;
 mod settling;
 
-use super::filter::{Filter, Page};
-use super::index::{Counts, Entry, Index, millis, time};
+use super::filter::{Filter, Page, Sieve};
+use super::index::{Counts, Index, millis, time};
 use super::metrics::PinMetrics;
 use super::reach::Reach;
 use super::request::{Owner, Progress, Request};
@@ -146,7 +150,11 @@ pub struct Pins {
     index: RwLock<Index>,
     changes: tokio::sync::Mutex<()>,
     dispatcher: Mutex<Option<JoinHandle<()>>>,
+    /// Cancelled when the dispatcher has ended.
+    ended: CancellationToken,
+    damage: Mutex<Option<DamageReport>>,
 }
+
 impl Pins {
     /// Starts with what the register says and the store has, and goes on with what was under way.
     ///
@@ -161,7 +169,12 @@ impl Pins {
     ) -> Result<Arc<Self>, StoreError> {
         let pins = Arc::new(Self::new(options, register, store, reach, metrics));
         pins.load().await?;
-        *pins.dispatcher() = Some(tokio::spawn(Arc::clone(&pins).dispatch()));
+        let (dispatching, ended) = (Arc::clone(&pins).dispatch(), pins.ended.clone().drop_guard());
+        *pins.dispatcher() = Some(tokio::spawn(async move {
+            let _ended = ended;
+            dispatching.await;
+        }));
+        tokio::spawn(losing::watch(Arc::downgrade(&pins), pins.stopping.clone(), pins.store.pin_changes()));
         Ok(pins)
     }
 
@@ -209,7 +222,14 @@ impl Pins {
             index: RwLock::default(),
             changes: tokio::sync::Mutex::default(),
             dispatcher: Mutex::default(),
+            ended: CancellationToken::new(),
+            damage: Mutex::default(),
         }
+    }
+
+    /// What was lost of the register before this began, if anything was.
+    pub fn damage(&self) -> Option<DamageReport> {
+        self.damage.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Ends the workers, and waits until they have. What they fetched stays; the next start goes on with it.
@@ -219,6 +239,11 @@ impl Pins {
         if let Some(dispatcher) = dispatcher {
             _ = dispatcher.await;
         }
+    }
+
+    /// Waits until nothing is fetched for pins any more: the service was stopped, or ended because of a defect.
+    pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.ended.clone().cancelled_owned()
     }
 
     /// An owner's request.
@@ -233,18 +258,27 @@ impl Pins {
         ids.iter().filter_map(|id| index.get(owner, id)).collect()
     }
 
-    /// Those of an owner's requests that a filter means.
-    pub fn list(&self, owner: &str, filter: &Filter) -> Page {
-        let index = self.index();
-        Page::of(&index, index.of_owner(owner), filter)
+    /// Those of an owner's requests that a filter means. Others get their turn in between, and work that nobody waits for any
+    /// more ends; what changes meanwhile may be shown as it was before or after.
+    pub async fn list(&self, owner: &str, filter: &Filter) -> Page {
+        self.list_of(Some(owner), filter).await
     }
 
-    /// Those of everybody's requests that a filter means: for the operator.
-    pub fn list_all(&self, filter: &Filter) -> Page {
-        let index = self.index();
-        let mut entries: Vec<&Entry> = index.all().collect();
-        entries.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.created_ms));
-        Page::of(&index, entries.into_iter(), filter)
+    /// Those of everybody's requests that a filter means, in the same way: for the operator.
+    pub async fn list_all(&self, filter: &Filter) -> Page {
+        self.list_of(None, filter).await
+    }
+
+    async fn list_of(&self, owner: Option<&str>, filter: &Filter) -> Page {
+        let (sieve, mut page) = (Sieve::of(filter), Page::default());
+        let mut before_ms = sieve.before_ms();
+        loop {
+            // The lock is held for a moment at a time.
+            let next_ms = page.extend(&self.index(), owner, &sieve, before_ms);
+            let Some(next_ms) = next_ms else { return page };
+            before_ms = next_ms;
+            tokio::task::yield_now().await;
+        }
     }
 
     /// When a request was made, whoever's it is.

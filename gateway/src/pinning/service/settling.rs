@@ -116,6 +116,9 @@ impl Pins {
     pub(in crate::pinning) async fn settle_exceeding(&self, root: &Cid) -> Result<(), PinsError> {
         let outcomes: Vec<_> = {
             let index = self.index();
+            // What was here in full was acknowledged.
+            let lost = index.root(root).is_some_and(|root| root.work.lost);
+            let exceeded = if lost { Vec::new() } else { index.exceeded(root) };
             let fail = |(owner, most): (Arc<str>, u64)| {
                 let reason = format!("the token may have {most} bytes pinned, and this is more than is left of them");
                 let reason: Arc<str> = reason.into();
@@ -123,7 +126,7 @@ impl Pins {
                 let ids = index.requests_for(root, pending);
                 ids.into_iter().map(move |id| (id, Outcome::Failed(Arc::clone(&reason)))).collect::<Vec<_>>()
             };
-            index.exceeded(root).into_iter().flat_map(fail).collect()
+            exceeded.into_iter().flat_map(fail).collect()
         };
         if !outcomes.is_empty() {
             self.metrics.failed("quota");

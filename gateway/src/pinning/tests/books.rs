@@ -1,6 +1,6 @@
 //! The index beside a plain account of the same requests.
 
-use crate::pinning::index::{Counts, Entry, Index, Outcome};
+use crate::pinning::index::{Counts, Entry, Index, Outcome, Stretch};
 use crate::pinning::record::Work;
 use crate::pinning::{Progress, Wanted};
 use content::{Block, Cid};
@@ -28,17 +28,18 @@ fn outcome(number: u8) -> Outcome {
     match number {
         0 => Outcome::Pending,
         1 => Outcome::Pinned,
+        2 => Outcome::Withheld("a rule".into()),
         _ => Outcome::Failed("why".into()),
     }
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let insert = (0..3_usize, 0..4_usize, 0..3_u8, proptest::option::of(0..4_usize))
+    let insert = (0..3_usize, 0..4_usize, 0..4_u8, proptest::option::of(0..4_usize))
         .prop_map(|(owner, root, outcome, keeps)| Step::Insert { owner, root, outcome, keeps });
     prop_oneof![
         4 => insert,
         2 => (0..32_usize).prop_map(Step::Remove),
-        3 => (0..32_usize, 0..3_u8).prop_map(|(which, outcome)| Step::Settle(which, outcome)),
+        3 => (0..32_usize, 0..4_u8).prop_map(|(which, outcome)| Step::Settle(which, outcome)),
         2 => (0..4_usize, 0..100_u64).prop_map(|(root, bytes)| Step::Progress(root, bytes)),
         2 => Just(Step::Take),
         1 => (0..4_usize).prop_map(Step::End),
@@ -69,6 +70,8 @@ fn compare(index: &Index, entries: &[Entry], progress: &[u64; 4], active: &BTree
         pending: count(|outcome| *outcome == Outcome::Pending),
         pinned: count(|outcome| *outcome == Outcome::Pinned),
         failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
+        withheld: count(|outcome| matches!(outcome, Outcome::Withheld(_))),
+        incomplete_roots: 0,
         queued_roots: waiting.difference(active).count() as u64,
         active_roots: active.len() as u64,
     };
@@ -91,7 +94,8 @@ fn compare(index: &Index, entries: &[Entry], progress: &[u64; 4], active: &BTree
         assert_eq!(index.used(owner), (own.len() as u64, bytes), "{owner}");
         let mut newest: Vec<_> = own.iter().map(|entry| entry.created_ms).collect();
         newest.reverse();
-        assert_eq!(index.of_owner(owner).map(|entry| entry.created_ms).collect::<Vec<_>>(), newest);
+        let times = |stretch: Stretch<'_>| stretch.entries.iter().map(|entry| entry.created_ms).collect::<Vec<_>>();
+        assert_eq!(times(index.newest_of(owner, u64::MAX, usize::MAX)), newest);
     }
 }
 

@@ -8,8 +8,8 @@ fn all() -> Filter {
     Filter { limit: 1000, ..Filter::default() }
 }
 
-fn names(pins: &Pins, filter: &Filter) -> (usize, Vec<String>) {
-    let page = pins.list("somebody", filter);
+async fn names(pins: &Pins, filter: &Filter) -> (usize, Vec<String>) {
+    let page = pins.list("somebody", filter).await;
     let name = |request: &Request| request.name.as_deref().unwrap_or("-").to_owned();
     (page.count, page.requests.iter().map(name).collect())
 }
@@ -69,12 +69,12 @@ async fn filters_mean_what_they_say() {
         ("together", Filter { statuses: vec![Status::Pinned], ..called("alpha", NameMatch::IgnoringCase) }, vec![3]),
     ];
     for (what, filter, expected) in table {
-        assert_eq!(names(&pins, &filter), (expected.len(), pick(&expected)), "{what}");
+        assert_eq!(names(&pins, &filter).await, (expected.len(), pick(&expected)), "{what}");
     }
     let first = Filter { limit: 1, ..all() };
-    assert_eq!(names(&pins, &first), (4, pick(&[0])), "a page is told how much there is");
-    assert_eq!(pins.list_all(&all()).count, 5);
-    assert!(pins.list("nobody", &all()).requests.is_empty());
+    assert_eq!(names(&pins, &first).await, (4, pick(&[0])), "a page is told how much there is");
+    assert_eq!(pins.list_all(&all()).await.count, 5);
+    assert!(pins.list("nobody", &all()).await.requests.is_empty());
 }
 
 #[tokio::test]
@@ -88,19 +88,57 @@ async fn pages_miss_nothing_and_repeat_nothing() {
         ids.push(request.expect("is asked for").id);
     }
     ids.reverse();
-    let walk = |limit: usize| {
+    let walk = async |limit: usize| {
         let mut seen = Vec::new();
         let mut filter = Filter { limit, ..Filter::default() };
         loop {
-            let page = pins.list("somebody", &filter);
+            let page = pins.list("somebody", &filter).await;
             let Some(last) = page.requests.last() else { return seen };
             filter.before = Some(last.created);
             seen.extend(page.requests.into_iter().map(|request| request.id));
         }
     };
     for limit in [1, 7, 10, 60, 1000] {
-        assert_eq!(walk(limit), ids, "{limit}");
+        assert_eq!(walk(limit).await, ids, "{limit}");
     }
+}
+
+/// How often a future gives others their turn until it is done.
+async fn turns<T>(work: impl Future<Output = T>) -> (T, usize) {
+    let (mut work, mut turns) = (std::pin::pin!(work), 0);
+    let done = std::future::poll_fn(|context| {
+        turns += 1;
+        work.as_mut().poll(context)
+    });
+    let done = done.await;
+    (done, turns)
+}
+
+#[tokio::test]
+async fn however_many_there_are_others_get_their_turn() {
+    const COUNT: u64 = 5_000;
+    let world = World::new();
+    let outcome = crate::pinning::index::Outcome::Failed("nobody has it".into());
+    let entry =
+        |at| books::entry(at, if at % 2 == 0 { "even" } else { "odd" }, *leaf(at % 3).cid(), outcome.clone(), None);
+    let changes = (1..=COUNT).map(|at| crate::pinning::record::put(&entry(at)).expect("can be written")).collect();
+    world.register.write(changes).await.expect("writes");
+    let pins = world.start().await;
+    let none = Filter { name: Some(("none".to_owned(), NameMatch::PartialIgnoringCase)), ..all() };
+    for (filter, count) in [(all(), COUNT), (none, 0)] {
+        let (page, turns) = self::turns(pins.list_all(&filter)).await;
+        assert_eq!((page.count as u64, page.requests.len() as u64), (count, count.min(1000)));
+        assert!(turns as u64 >= COUNT / 600, "{turns}");
+        assert!(page.requests.windows(2).all(|pair| pair[0].created > pair[1].created), "the newest first");
+    }
+    let (page, turns) = self::turns(pins.list("odd", &all())).await;
+    assert!(page.count as u64 == COUNT / 2 && turns as u64 >= COUNT / 2 / 600, "{turns}");
+    // By root, those of others are passed over and not shown.
+    let of_root = Filter { roots: vec![*leaf(1).cid()], ..all() };
+    let (page, _) = self::turns(pins.list("odd", &of_root)).await;
+    let expected = (1..=COUNT).filter(|at| at % 2 == 1 && at % 3 == 1).count();
+    assert_eq!(page.count, expected);
+    assert_eq!(pins.list_all(&of_root).await.count, (1..=COUNT).filter(|at| at % 3 == 1).count());
 }
 
 /// `cargo test -- --ignored --nocapture ten_thousand` prints how long pages take.
@@ -132,7 +170,7 @@ async fn ten_thousand_are_listed_and_filtered_in_milliseconds() {
     ];
     for (what, filter) in table {
         let begun = Instant::now();
-        let page = pins.list("somebody", &filter);
+        let page = pins.list("somebody", &filter).await;
         println!("{what}: {} of {} in {:?}", page.requests.len(), page.count, begun.elapsed());
     }
 }

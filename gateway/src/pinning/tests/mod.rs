@@ -3,6 +3,7 @@
 //! | module | shows |
 //! |---|---|
 //! | [`lives`] | what becomes of requests: fetched, shared, refused, tried again, given up |
+//! | [`losing`] | pins that lose blocks, and what is withheld |
 //! | [`restarts`] | what the next process finds, after an orderly end and without one |
 //! | [`quotas`] | who may have how much |
 //! | [`lists`] | filters, pages and times; how long 10,000 take |
@@ -12,6 +13,7 @@
 mod books;
 mod lists;
 mod lives;
+mod losing;
 mod psa;
 mod quotas;
 mod restarts;
@@ -94,7 +96,7 @@ impl World {
     fn on_disk(dir: &Path) -> Self {
         let options = DiskOptions { free_bytes_min: 0, ..DiskOptions::default() };
         let store = Arc::new(Disk::open(&dir.join("store"), options).expect("opens"));
-        Self::with(store, Register::open(&dir.join("pins")).expect("opens"))
+        Self::with(store, Register::open_or_salvage(&dir.join("pins")).expect("opens"))
     }
 
     fn with(store: Arc<dyn BlockStore>, register: Register) -> Self {

@@ -78,7 +78,7 @@ async fn pins_that_nobody_asked_for_are_the_operators() {
     store(&world, &first, "first").await;
     store(&world, &second, "second").await;
     let pins = world.start().await;
-    let page = pins.list(OPERATOR, &Filter { limit: 10, ..Filter::default() });
+    let page = pins.list(OPERATOR, &Filter { limit: 10, ..Filter::default() }).await;
     let names: Vec<_> = page.requests.iter().map(|request| request.name.as_deref().expect("a name")).collect();
     assert_eq!((page.count, names), (2, vec!["second", "first"]));
     assert_eq!(pins.used(OPERATOR).bytes, bytes_of(&first) + bytes_of(&second));
@@ -92,7 +92,7 @@ async fn pins_that_nobody_asked_for_are_the_operators() {
     // What is unpinned while no service runs is no longer there.
     world.store.remove_pin(first[0].cid()).await.expect("removes");
     let pins = world.start().await;
-    assert_eq!(pins.list(OPERATOR, &Filter::default()).count, 0);
+    assert_eq!(pins.list(OPERATOR, &Filter::default()).await.count, 0);
 }
 
 #[tokio::test]
@@ -126,7 +126,7 @@ async fn a_removal_that_was_interrupted_is_completed() {
     changes.push(record::put(&failed).expect("can be written"));
     world.register.write(changes).await.expect("writes");
     let pins = world.start().await;
-    assert_eq!(pins.list(OPERATOR, &Filter::default()).count, 2);
+    assert_eq!(pins.list(OPERATOR, &Filter::default()).await.count, 2);
     assert!(!world.pinned().await.contains(gone[0].cid()));
     assert_eq!(record::load(&world.register).expect("reads").orphans, []);
     let again = pins.request(&owner("somebody"), wanted(&gone)).await.expect("is asked for");
@@ -145,4 +145,47 @@ async fn a_pin_that_was_complete_before_it_was_said_to_be_is_pinned() {
     let now = pins.get("somebody", &request.id).expect("is there");
     assert_eq!(now.status, Status::Pinned);
     assert_eq!(world.pinned().await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_damaged_list_is_made_anew_and_no_pin_goes() {
+    const PINS: u64 = 60;
+    let dir = tempfile::tempdir().expect("a directory");
+    let somebody = owner("somebody");
+    {
+        let world = World::on_disk(dir.path());
+        let pins = world.start().await;
+        for number in 0..PINS {
+            let blocks = dag(&format!("dag {number}"), number * 10..number * 10 + 2);
+            world.upstream.has(&blocks);
+            pin(&pins, &somebody, Wanted { meta: [("text".to_owned(), "x".repeat(2_000))].into(), ..wanted(&blocks) })
+                .await;
+        }
+        pins.stop().await;
+        world.store.close().await.expect("closes");
+    }
+    let log = std::fs::read_dir(dir.path().join("pins")).expect("lists").map(|entry| entry.expect("lists").path());
+    let log = log.filter(|path| path.extension().is_some_and(|end| end == "log"));
+    let log = log.max_by_key(|path| std::fs::metadata(path).expect("is there").len()).expect("a log");
+    let mut bytes = std::fs::read(&log).expect("reads");
+    let middle = bytes.len() / 2;
+    bytes[middle..middle + 64].fill(0xff);
+    std::fs::write(&log, bytes).expect("writes");
+
+    let world = World::on_disk(dir.path());
+    let pins = world.start().await;
+    let damage = pins.damage().expect("it is told of");
+    let kept = damage.salvage.as_ref().and_then(|salvage| salvage.kept.clone()).expect("the damaged files are kept");
+    assert!(kept.join(log.file_name().expect("a name")).exists());
+    let (own, operators) = (pins.used("somebody").pins, pins.used(OPERATOR).pins);
+    assert!(own > 0 && operators > 0 && own + operators == PINS, "{own} and {operators}");
+    assert_eq!(damage.taken_in.len() as u64, operators, "each that lost its owner is told of");
+    assert_eq!((pins.counts().pinned, world.pinned().await.len() as u64), (PINS, PINS));
+    let blocks = dag("later", 0..1);
+    world.upstream.has(&blocks);
+    pin(&pins, &somebody, wanted(&blocks)).await;
+    pins.stop().await;
+    let pins = world.start().await;
+    assert_eq!(pins.counts().pinned, PINS + 1);
+    pins.stop().await;
 }

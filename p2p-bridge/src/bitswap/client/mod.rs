@@ -25,7 +25,8 @@
 //!    blocks; 250 ms to 5 s) gets nothing new, and all that it owes is asked of others too. A block that merely takes more
 //!    than twice as long as it should is asked of a second member only within a budget of one in [`BLOCKS_PER_HEDGE`]. One
 //!    that is owed by a peer that proved nothing, while another says HAVE, is late as soon as it takes longer than it should.
-//! 6. A want fails when nothing came for [`Config::stall_timeout`]: as corrupt if a peer sent other bytes instead.
+//! 6. A want fails when nothing came for [`Config::stall_timeout`]: as corrupt if a peer sent other bytes instead. It fails
+//!    at once when nobody is there to ask ([`crate::no_peers`]).
 //!
 //! | module | concern |
 //! |---|---|
@@ -172,6 +173,11 @@ impl Client {
     /// Whether [`Client::tick`] has anything to watch.
     pub fn is_idle(&self) -> bool {
         self.sessions.is_empty()
+    }
+
+    /// Whether anybody is connected.
+    pub fn has_anybody(&self) -> bool {
+        !self.peers.is_empty()
     }
 
     /// Whether a peer owes us anything, and when it last gave us something.

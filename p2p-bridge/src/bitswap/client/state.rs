@@ -353,6 +353,7 @@ impl Session {
             providers_found: count(&self.providers),
             peers_asked: count(&self.asked),
             peers_answered: count(&self.answered),
+            no_peers: false,
         }
     }
 }

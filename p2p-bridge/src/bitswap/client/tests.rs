@@ -307,6 +307,29 @@ fn a_session_whose_members_all_deny_searches_again_at_once() {
 }
 
 #[test]
+fn with_no_peers_wants_fail_at_once_and_the_next_one_searches_again() {
+    let mut bench = Bench::new();
+    for round in 1..=2 {
+        bench.want(0);
+        bench.want(1);
+        bench.client.search_finished(bench.session(), bench.now);
+        bench.client.fail_without_peers(bench.now);
+        bench.drain();
+        let stalls = bench.failures.drain(..).filter_map(|(_, error)| match error {
+            SourceError::Stalled { stall, .. } => Some(stall),
+            _ => None,
+        });
+        assert_eq!(stalls.filter(|stall| stall.no_peers).count(), 2, "{round}");
+        assert_eq!(bench.searches.len(), round, "nothing rests");
+    }
+    bench.connect(false);
+    bench.want(0);
+    bench.client.fail_without_peers(bench.now);
+    bench.drain();
+    assert!(bench.failures.is_empty(), "somebody can be asked");
+}
+
+#[test]
 fn a_search_that_was_stopped_begins_anew_at_once() {
     let mut bench = Bench::new();
     bench.want(0);

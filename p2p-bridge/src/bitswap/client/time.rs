@@ -3,7 +3,7 @@
 use super::state::{Peer, Question, Search, Session, Want};
 use super::{Action, Client, Failure};
 use crate::wants::SessionId;
-use content::{BlockKey, SourceError};
+use content::{BlockKey, SourceError, Stall};
 use libp2p::PeerId;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -145,6 +145,29 @@ impl Client {
             self.retract(key, &want, None, now);
         }
         true
+    }
+
+    /// Fails every want at once if nobody is connected who could be asked: nobody is about to be either.
+    pub fn fail_without_peers(&mut self, now: Instant) {
+        if !self.peers.is_empty() {
+            return;
+        }
+        for (key, want) in self.wants.drain() {
+            for id in want.sessions {
+                let Some(session) = self.sessions.get_mut(&id) else { continue };
+                let since = session.wants.get(&key).copied().unwrap_or(want.since);
+                session.ended(&key, want.order, now);
+                let stall = Stall { no_peers: true, ..session.stall(now.saturating_duration_since(since)) };
+                let error = SourceError::Stalled { cid: want.cid, stall };
+                self.actions.push_back(Action::Fail(Box::new(Failure { key, session: id, error })));
+            }
+        }
+        for (id, session) in &mut self.sessions {
+            // Whoever comes next begins anew.
+            if std::mem::take(&mut session.search) == Search::Running {
+                self.actions.push_back(Action::StopSearch(*id));
+            }
+        }
     }
 
     /// When anything last happened that may lead to this block: its debtors sent something, or, if it waits for its turn,

@@ -30,6 +30,7 @@ pub use target::{Target, targets};
 use super::dht::Records;
 use super::keystore::{KeyError, KeyInfo, Keystore};
 use super::{Clock, DEPTH_MAX, Names, SYSTEM_CLOCK};
+use crate::essential::EssentialTasks;
 use crate::lookups::Holder;
 use crate::options::PublishOptions;
 use content::Name;
@@ -126,6 +127,8 @@ struct Inner {
     /// Counts what becomes of puts, for those who wait for them.
     rounds: watch::Sender<u64>,
     metrics: Metrics,
+    /// The tasks of all names.
+    essential: EssentialTasks,
 }
 
 /// The task of a name.
@@ -178,6 +181,7 @@ impl Publisher {
             changing: Mutex::default(),
             rounds: watch::Sender::default(),
             metrics: Metrics::register(registry),
+            essential: EssentialTasks::default(),
         });
         for entry in inner.book.list() {
             if inner.keys.find(&entry.key).is_none() {
@@ -280,6 +284,11 @@ impl Publisher {
         .await
     }
 
+    /// Waits until the task of a name has panicked: what is published is renewed no longer.
+    pub fn failed(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.inner.essential.failed()
+    }
+
     /// Puts nothing any more. What is published is written already.
     pub fn stop(&self) {
         self.inner.tended().drain().for_each(|(_, tended)| tended.task.abort());
@@ -365,7 +374,8 @@ impl Inner {
             Some(tended) => tended.changed.notify_one(),
             None => {
                 let changed = Arc::new(Notify::new());
-                let task = tokio::spawn(tend(Arc::clone(self), key, Arc::clone(&changed)));
+                let task = self.essential.clone().guard(tend(Arc::clone(self), key, Arc::clone(&changed)));
+                let task = tokio::spawn(task);
                 tended.insert(key, Tended { changed, task: task.abort_handle() });
             }
         }

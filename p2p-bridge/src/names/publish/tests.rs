@@ -173,9 +173,11 @@ async fn a_newer_record_of_others_is_outbid_once() {
     assert_eq!(node.leads(key).await, "mine");
 
     // Somebody else who has the key goes on with it: that is theirs now, until we publish again.
-    node.names
-        .inner
-        .improve(&Name::Key(key), Record::verify(&key, others(9, SystemTime::now() + 100 * HOUR)).expect("good"));
+    node.names.inner.improve(
+        &Name::Key(key),
+        Record::verify(&key, others(9, SystemTime::now() + 100 * HOUR)).expect("good"),
+        1,
+    );
     assert_eq!(node.leads(key).await, "other");
     until("what was under way is written", || !node.entry().puts.is_empty()).await;
     advance(5 * HOUR);

@@ -20,10 +20,11 @@ pub mod report;
 
 use self::files::Input;
 use self::report::{Lines, Report};
-use super::{and_close, store};
+use super::{and_close, store_to_write};
 use crate::commands::place::{NodePlace, REACH};
 use crate::commands::remote::client::AskError;
 use crate::commands::remote::{Remote, Worker};
+use crate::commands::withheld;
 use crate::intake::pipeline::Pipeline;
 use crate::intake::query::chosen;
 use anyhow::Context as _;
@@ -31,8 +32,9 @@ use cache::{Addition, BlockStore};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use config::{Flags, Loaded};
-use content::Block;
 use content::importer::{BlockSink, Chunking, Importer, Part, Profile, SinkError, Version};
+use content::policy::admit;
+use content::{Block, Policy};
 use http::StatusCode;
 use std::path::PathBuf;
 use tokio::runtime::Runtime;
@@ -146,9 +148,10 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result
         return report.end();
     }
     let name = args.name.as_deref();
-    match store(loaded, runtime, &args.node)? {
+    match store_to_write(loaded, runtime, &args.node)? {
         Worker::Here(store) => {
-            let added = add_here(runtime, &*store, work, name, &mut report);
+            let policy = runtime.block_on(withheld::policy(loaded));
+            let added = policy.and_then(|policy| add_here(runtime, &*store, &*policy, work, name, &mut report));
             and_close(runtime, &store, added)?;
         }
         Worker::There(remote) => add_there(runtime, &remote, work, name, &mut report)?,
@@ -159,12 +162,16 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result
 fn add_here(
     runtime: &Runtime,
     store: &dyn BlockStore,
+    policy: &dyn Policy,
     work: Work,
     name: Option<&str>,
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let addition = runtime.block_on(Addition::begin(store))?;
-    let mut sink = |block: Block| -> Result<(), SinkError> { Ok(runtime.block_on(addition.put(&block))?) };
+    let mut sink = |block: Block| -> Result<(), SinkError> {
+        admit(policy, block.cid())?;
+        Ok(runtime.block_on(addition.put(&block))?)
+    };
     let roots = work.import(runtime, &mut sink, report)?;
     report.pinning();
     let roots: Vec<_> = roots.into_iter().map(|root| root.cid).collect();

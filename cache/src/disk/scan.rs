@@ -1,0 +1,193 @@
+//! Reads the records of a segment without an index.
+//!
+//! Goals: every record that is whole is found, whatever lies between; memory does not grow with the segment.
+//!
+//! Behind a record that does not pass, the next is looked for byte by byte, since the length in a damaged head may lead
+//! anywhere. What is found like that may be the content of a block that somebody made to look like records, so that the
+//! bytes of every block are hashed: its name is not believed.
+//!
+//! Everything here blocks.
+
+use super::StoreError;
+use super::files::Files;
+use super::record::{self, Begins, RECORD_BYTES_MAX};
+use super::schema::Place;
+use super::store::check_hash;
+use crate::stored::Stored;
+use bytes::Bytes;
+use content::BlockKey;
+
+/// What is read at a time: room for several records of the longest sort.
+const WINDOW_BYTES: usize = 4 * RECORD_BYTES_MAX;
+
+/// A value that was found.
+#[derive(Debug)]
+pub(super) struct FoundValue {
+    pub(super) key: BlockKey,
+    pub(super) place: Place,
+    pub(super) value: Stored,
+}
+
+/// What a scan came to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Scanned {
+    /// Records that are whole.
+    pub(super) blocks: u64,
+    /// Bytes that were read.
+    pub(super) bytes: u64,
+    /// Bytes that belong to no record that is whole.
+    pub(super) damaged_bytes: u64,
+}
+
+/// Shows every value of a segment, in the order of the disk.
+///
+/// # Errors
+/// What the system said when the segment was read, or what `visit` said.
+pub(super) fn segment(
+    files: &Files,
+    segment: u32,
+    visit: &mut dyn FnMut(FoundValue) -> Result<(), StoreError>,
+) -> Result<Scanned, StoreError> {
+    let mut scanned = Scanned::default();
+    let (mut from, mut whole_bytes) = (Some(0_u32), 0);
+    while let Some(offset) = from {
+        let window = files.read(segment, offset, WINDOW_BYTES)?;
+        let is_last = window.len() < WINDOW_BYTES;
+        let used = read_window(&window, is_last, &mut |at, key, value, bytes| {
+            let place = u32::try_from(at).ok().and_then(|at| offset.checked_add(at));
+            // What lies beyond 4 GiB was written by nobody.
+            let Some(offset) = place else { return Ok(false) };
+            let Some(value) = whole(&key, value) else { return Ok(false) };
+            scanned.blocks += 1;
+            whole_bytes += bytes as u64;
+            visit(FoundValue { key, place: Place { segment, offset }, value }).map(|()| true)
+        })?;
+        scanned.bytes += used as u64;
+        from = u32::try_from(used).ok().filter(|_| !is_last).and_then(|used| offset.checked_add(used));
+    }
+    scanned.damaged_bytes = scanned.bytes.saturating_sub(whole_bytes);
+    Ok(scanned)
+}
+
+/// The value, if it is what its name says.
+fn whole(key: &BlockKey, value: Bytes) -> Option<Stored> {
+    let stored = Stored::read(value).ok()?;
+    check_hash(key, &stored).ok()?;
+    Some(stored)
+}
+
+/// Shows each record of a window, which says whether it is one, and gives how much of the window need not be looked at
+/// again.
+fn read_window(
+    window: &Bytes,
+    is_last: bool,
+    found: &mut dyn FnMut(usize, BlockKey, Bytes, usize) -> Result<bool, StoreError>,
+) -> Result<usize, StoreError> {
+    let mut at = 0;
+    while at < window.len() {
+        // What begins here may end behind the window.
+        if !is_last && window.len() - at < RECORD_BYTES_MAX {
+            return Ok(at);
+        }
+        if !record::may_begin(window[at]) {
+            at += 1;
+            continue;
+        }
+        at += match record::read_first(&window.slice(at..)) {
+            Begins::Record { key, value, bytes } => match found(at, key, value, bytes)? {
+                true => bytes,
+                false => 1,
+            },
+            Begins::Nothing => 1,
+        };
+    }
+    Ok(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use content::{Cid, codec, hashes};
+    use proptest::prelude::*;
+
+    /// A record of a block, and the name of that.
+    fn record_of(data: &[u8]) -> (BlockKey, Vec<u8>) {
+        let hash = hashes::digest(hashes::SHA2_256, 32, data).expect("sha2-256 is accepted");
+        let key = BlockKey::of(&Cid::new_v1(codec::RAW, hash)).expect("not an inline block");
+        let length = u32::try_from(data.len()).expect("small").to_be_bytes();
+        let value = [Bytes::from([&[2_u8], &length[..]].concat()), Bytes::copy_from_slice(data)];
+        (key, [record::head(&key.to_bytes(), &value).expect("lengths are small"), value.concat()].concat())
+    }
+
+    fn found(bytes: &[u8]) -> (Vec<(usize, BlockKey)>, Scanned) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let files = Files::open(dir.path().join("segments"), 4).expect("opens");
+        files.write(3, 0, bytes, false).expect("writes");
+        let mut found = Vec::new();
+        let scanned = segment(&files, 3, &mut |value| {
+            assert_eq!(value.place.segment, 3);
+            found.push((value.place.offset as usize, value.key));
+            Ok(())
+        });
+        (found, scanned.expect("reads"))
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_whole_is_found_whatever_was_damaged(
+            blocks in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..300), 1..12),
+            damage in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(), bit in 0..8_u32,
+            gap in proptest::collection::vec(any::<u8>(), 0..40)
+        ) {
+            let damaged = damage.index(blocks.len());
+            let (mut bytes, mut expected) = (Vec::new(), Vec::new());
+            for (number, data) in blocks.iter().enumerate() {
+                let (key, mut record) = record_of(data);
+                if number == damaged {
+                    let at = at.index(record.len());
+                    record[at] ^= 1 << bit;
+                    bytes.extend(&gap);
+                } else {
+                    expected.push((bytes.len(), key));
+                }
+                bytes.extend(record);
+            }
+            let (found, scanned) = found(&bytes);
+            prop_assert_eq!(&found, &expected);
+            prop_assert_eq!(scanned.blocks, expected.len() as u64);
+            let (_, whole) = record_of(&blocks[damaged]);
+            prop_assert_eq!(scanned.damaged_bytes, (whole.len() + gap.len()) as u64);
+            prop_assert_eq!(scanned.bytes, bytes.len() as u64);
+        }
+    }
+
+    /// A block whose bytes are a record of another block with other bytes: with the first head gone, it comes next.
+    #[test]
+    fn a_name_is_not_believed() {
+        let (_, mut inner) = record_of(b"what it says");
+        let at = inner.len() - 3;
+        inner[at] ^= 1;
+        // Its checksum is made right.
+        let key = record_of(b"what it says").0.to_bytes();
+        let value = [Bytes::copy_from_slice(&inner[10 + key.len()..]), Bytes::new()];
+        let inner = [record::head(&key, &value).expect("small"), value.concat()].concat();
+        let (_, mut outer) = record_of(&inner);
+        outer[0] ^= 0x40;
+        let (behind, last) = record_of(b"behind");
+        let length = outer.len();
+        let (found, _) = found(&[outer, last].concat());
+        assert_eq!(found, [(length, behind)]);
+    }
+
+    #[test]
+    fn records_are_found_across_windows() {
+        let blocks: Vec<Vec<u8>> = (0..14_u8).map(|seed| vec![seed; 1_000_000 + usize::from(seed) * 70_001]).collect();
+        let records: Vec<_> = blocks.iter().map(|data| record_of(data)).collect();
+        let bytes: Vec<u8> = records.iter().flat_map(|(_, record)| record.clone()).collect();
+        assert!(bytes.len() > WINDOW_BYTES * 2);
+        let (found, scanned) = found(&bytes);
+        let keys: Vec<_> = found.into_iter().map(|(_, key)| key).collect();
+        assert_eq!(keys, records.into_iter().map(|(key, _)| key).collect::<Vec<_>>());
+        assert_eq!((scanned.damaged_bytes, scanned.bytes), (0, bytes.len() as u64));
+    }
+}

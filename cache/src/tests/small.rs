@@ -1,0 +1,304 @@
+//! A small file system, for real: ext4 on a loop device of some dozens of MiB, which pins fill, other files fill to the last byte,
+//! or which runs out of inodes. In all of these states the store opens, serves what it holds, lets go of pins and gives their
+//! space back; and it stores again by itself when there is space.
+//!
+//! Whoever may not mount a file system is told so.
+
+use super::audit::audit;
+use super::crash::{DIR, child};
+use super::device::{Device, in_a_namespace};
+use super::full::{Filler, assert_pinned, assert_tells_of_space, dag, eventually, pin};
+use super::{open_with, suite};
+use crate::space::Space;
+use crate::store::Trouble;
+use crate::{Disk, DiskOptions, PinError, StoreError};
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const TASK: &str = "CAUSEWAY_SMALL_TASK";
+const MIB: u64 = 1 << 20;
+
+fn options() -> DiskOptions {
+    DiskOptions {
+        free_bytes_min: 4 * MIB,
+        segment_bytes_max: 16 << 20,
+        reserve_bytes_max: 64 * MIB,
+        cache_bytes_max: 8 * MIB,
+        ..DiskOptions::default()
+    }
+}
+
+fn free_bytes(dir: &Path) -> u64 {
+    Space::of(dir).expect("is there").free_bytes
+}
+
+/// Pins DAGs of a megabyte until the disk takes no more, and says where the numbers end.
+async fn fill_with_pins(disk: &Disk, from: u64) -> u64 {
+    for number in from.. {
+        assert!(number < from + 200, "the disk is small");
+        if let Err(error) = pin(disk, number).await {
+            assert_tells_of_space(&error);
+            // What was begun of it is no help to anybody.
+            disk.remove_pin(dag(number)[0].cid()).await.expect("removes");
+            disk.flush().await.expect("flushes");
+            return number;
+        }
+    }
+    unreachable!("the numbers do not end")
+}
+
+/// Pinned segments of which a third is left do not fit beside themselves.
+async fn space_of_what_is_unpinned_comes_back(home: &Path) {
+    let mut disk = open_with(home, options()).expect("opens");
+    let mut pinned: Vec<u64> = Vec::new();
+    let mut next = 0;
+    for round in 0..4 {
+        let end = fill_with_pins(&disk, next).await;
+        assert!(round > 0 || end > 30, "most of the disk is usable: {end}");
+        assert_eq!(disk.stats().trouble, Some(Trouble::Full));
+        pinned.extend(next..end);
+        next = end + 1;
+        let (gone, kept): (Vec<u64>, Vec<u64>) = pinned.iter().partition(|number| **number % 3 != round % 3);
+        let before = free_bytes(home);
+        for number in &gone {
+            assert!(disk.remove_pin(dag(*number)[0].cid()).await.expect("removes"), "{number}");
+        }
+        disk.flush().await.expect("gives the space back");
+        let (given_back, unpinned) = (free_bytes(home).saturating_sub(before), gone.len() as u64 * 1_000_000);
+        assert!(given_back > unpinned / 10 * 8, "round {round}: {given_back} of {unpinned}");
+        assert_pinned(&disk, kept.iter().copied()).await;
+        disk.compact().await.expect("collects what is worth it, as far as there is room");
+        assert_pinned(&disk, kept.iter().copied()).await;
+        audit(&disk);
+        pinned = kept;
+        drop(disk);
+        disk = open_with(home, options()).expect("opens");
+        assert_pinned(&disk, pinned.iter().copied()).await;
+        disk.flush().await.expect("flushes");
+        audit(&disk);
+    }
+    assert_eq!(disk.stats().corrupt_blocks, 0);
+}
+
+/// Waits until the store says that it stores again, without asking it for anything.
+async fn until_it_recovers(disk: &Disk) {
+    let recovers = async || match disk.stats().trouble {
+        None => Ok(()),
+        Some(trouble) => Err(StoreError::io(trouble)),
+    };
+    eventually("the store recovers by itself", recovers).await;
+}
+
+/// Others fill the disk to the last byte, while the store is open and while it is not.
+async fn a_disk_without_a_byte_is_served_from(home: &Path, ballast: &Filler) {
+    let disk = open_with(home, options()).expect("opens");
+    let end = fill_with_pins(&disk, 0).await;
+    assert!(disk.store().reserve.held_bytes() > 0, "there is a reserve");
+    fill_to_the_last_byte(home, ballast);
+    assert!(disk.remove_pin(dag(0)[0].cid()).await.expect("the reserve is for this"));
+    disk.flush().await.expect("gives the space back");
+    drop(disk);
+
+    // With what the reserve was, and what was given back, in the hands of others.
+    let disk = open_with(home, options()).expect("opens");
+    ballast.fill(&disk);
+    drop(disk);
+    fill_to_the_last_byte(home, ballast);
+    let disk = open_with(home, options()).expect("opens without a byte");
+    assert_eq!(disk.stats().trouble, Some(Trouble::Full));
+    assert_pinned(&disk, 1..end).await;
+    let refused = pin(&disk, end + 10).await.expect_err("there is no space");
+    assert_tells_of_space(&refused);
+    assert_pinned(&disk, 1..end).await;
+
+    ballast.free(&disk);
+    // The pins alone fill the disk: it takes some of them away until there is room for anything else.
+    for number in 1..11 {
+        let gone = async || disk.remove_pin(dag(number)[0].cid()).await.map(drop);
+        eventually("an unpinning", gone).await;
+    }
+    until_it_recovers(&disk).await;
+    eventually("the reserve is made again", async || match disk.store().reserve.held_bytes() {
+        0 => Err(StoreError::io("there is none")),
+        _ => Ok(()),
+    })
+    .await;
+    disk.flush().await.expect("flushes");
+    pin(&disk, end + 10).await.expect("there is space again");
+    assert_pinned(&disk, (11..end).chain([end + 10])).await;
+    audit(&disk);
+    assert_eq!(disk.stats().corrupt_blocks, 0);
+}
+
+/// The reserve is what a store is opened with on a full disk.
+async fn the_reserve_opens_a_store_on_a_full_disk(home: &Path, ballast: &Filler) {
+    let disk = open_with(home, options()).expect("opens");
+    let end = fill_with_pins(&disk, 0).await;
+    assert!(disk.store().reserve.held_bytes() > 0, "there is a reserve");
+    drop(disk);
+    fill_to_the_last_byte(home, ballast);
+    let disk = open_with(home, options()).expect("opens");
+    assert!(disk.store().is_writable(), "by what was kept for it: {:?}", disk.store().make_writable());
+    for number in 0..end / 2 {
+        assert!(disk.remove_pin(dag(number)[0].cid()).await.expect("removes"));
+    }
+    disk.flush().await.expect("gives the space back");
+    until_it_recovers(&disk).await;
+    pin(&disk, end + 10).await.expect("there is space again");
+    assert_pinned(&disk, (end / 2..end).chain([end + 10])).await;
+    audit(&disk);
+}
+
+/// Without a reserve, what is cached goes before the store is closed to writers.
+async fn cached_blocks_go_before_the_store_is_read_only(home: &Path, ballast: &Filler) {
+    let without = || DiskOptions { cache_bytes_max: 32 * MIB, reserve_bytes_max: 0, ..options() };
+    let disk = open_with(home, without()).expect("opens");
+    for number in 0..4 {
+        pin(&disk, number).await.expect("pins");
+    }
+    for seed in 0..400 {
+        disk.put_cached(super::noisy(900_000 + seed, 50_000)).await;
+    }
+    disk.flush().await.expect("flushes");
+    assert!(disk.stats().cached_bytes > 10_000_000);
+    drop(disk);
+    fill_to_the_last_byte(home, ballast);
+    let disk = open_with(home, DiskOptions { reserve_bytes_max: 4 * MIB, ..without() }).expect("opens");
+    assert!(disk.store().is_writable(), "{:?}", disk.store().make_writable());
+    assert_pinned(&disk, 0..4).await;
+    for number in 0..4 {
+        assert!(disk.remove_pin(dag(number)[0].cid()).await.expect("removes"));
+    }
+    ballast.free(&disk);
+    until_it_recovers(&disk).await;
+    disk.flush().await.expect("flushes");
+    audit(&disk);
+}
+
+/// What has no inodes left says so, and not that it has no bytes.
+async fn a_lack_of_inodes_is_told_from_one_of_bytes(home: &Path) {
+    let crowd = home.with_file_name("crowd");
+    fs::create_dir_all(&crowd).expect("makes");
+    let take_all_inodes = || {
+        let mut number = 0;
+        while File::create(crowd.join(number.to_string())).is_ok() {
+            number += 1;
+        }
+    };
+    let give_them_back = || {
+        fs::remove_dir_all(&crowd).expect("deletes");
+        fs::create_dir_all(&crowd).expect("makes");
+    };
+    for kind in [suite::Kind::Flat, suite::Kind::Rocksdb] {
+        let dir = home.with_file_name(format!("{kind:?}"));
+        let setup = suite::Setup { free_bytes_min: 0, segment_bytes_max: 1 << 20, ..suite::Setup::default() };
+        let store = suite::open(kind, &dir, setup).expect("opens");
+        let put = async |number: u64| {
+            let dag = dag(number);
+            store.pin_recursive(*dag[0].cid(), None, super::supply(&dag)).await.map(drop)
+        };
+        put(1).await.expect("pins");
+        take_all_inodes();
+        let refused = async {
+            for number in 2.. {
+                if let Err(PinError::Store(error)) = put(number).await {
+                    return error;
+                }
+            }
+            unreachable!("the numbers do not end")
+        };
+        let refused = refused.await;
+        assert!(matches!(refused, StoreError::NoInodes { .. }), "{kind:?}: {refused}");
+        assert_eq!(store.stats().trouble, Some(Trouble::NoInodes), "{kind:?}");
+        assert!(free_bytes(home.parent().expect("a folder")) > 0);
+        for block in dag(1) {
+            assert_eq!(store.get(block.cid()).await, Ok(block), "{kind:?}");
+        }
+        give_them_back();
+        let recovers = async || match store.stats().trouble {
+            None => Ok(()),
+            Some(trouble) => Err(StoreError::io(trouble)),
+        };
+        eventually("the store recovers by itself", recovers).await;
+        put(1_000).await.expect("pins again");
+        store.settle().await;
+        store.shut().await;
+    }
+}
+
+/// Leaves not a byte, nor a block that a short write would find.
+fn fill_to_the_last_byte(home: &Path, ballast: &Filler) {
+    let Filler::Ballast(path) = ballast else { return };
+    let mut file = File::options().append(true).create(true).open(path).expect("opens");
+    while free_bytes(home) > 0 {
+        for piece in [MIB as usize, 4096, 1] {
+            while file.write_all(&vec![1; piece]).is_ok() {}
+        }
+        file.sync_all().ok();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn child_of_the_tests_of_small_file_systems() {
+    let (Ok(dir), Ok(task)) = (std::env::var(DIR), std::env::var(TASK)) else { return };
+    let device = Device::of_bytes(Path::new(&dir), 64 * MIB);
+    device.begin_with(if task == "inodes" { "-m 0 -N 400" } else { "-m 0" }).expect("mounts");
+    let home: PathBuf = device.mounted.join("store");
+    let ballast = Filler::Ballast(device.mounted.join("ballast"));
+    match &*task {
+        "unpinned" => space_of_what_is_unpinned_comes_back(&home).await,
+        "bytes" => a_disk_without_a_byte_is_served_from(&home, &ballast).await,
+        "reserve" => the_reserve_opens_a_store_on_a_full_disk(&home, &ballast).await,
+        "cached" => cached_blocks_go_before_the_store_is_read_only(&home, &ballast).await,
+        "inodes" => a_lack_of_inodes_is_told_from_one_of_bytes(&home).await,
+        other => panic!("{other} is no task"),
+    }
+    device.unmount();
+}
+
+fn on_a_small_file_system(task: &str) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let trial = "truncate -s 8M \"$1/trial\" && mkfs.ext4 -q -F \"$1/trial\" && mkdir \"$1/at\" && mount -o loop \"$1/trial\" \"$1/at\"";
+    let mut tried = Command::new("sh");
+    tried.args(["-c", trial, "sh"]).arg(dir.path());
+    let tried = in_a_namespace(&tried, dir.path());
+    if !tried.status.success() {
+        let why = String::from_utf8_lossy(&tried.stderr).trim().to_owned();
+        let said = writeln!(std::io::stderr(), "WARNING: this system lets nobody mount a file system ({why})");
+        said.expect("somebody listens");
+        return;
+    }
+    let child = child("tests::small::child_of_the_tests_of_small_file_systems", dir.path());
+    let mut command = Command::new("env");
+    command.arg(format!("{TASK}={task}")).arg(child.get_program()).args(child.get_args());
+    let ran = in_a_namespace(&command, dir.path());
+    let said = [ran.stdout, ran.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn space_of_what_is_unpinned_comes_back_where_nothing_can_be_moved() {
+    on_a_small_file_system("unpinned");
+}
+
+#[test]
+fn a_store_without_a_byte_of_space_serves_and_stores_again_by_itself() {
+    on_a_small_file_system("bytes");
+}
+
+#[test]
+fn a_full_disk_is_opened_and_emptied_by_the_reserve() {
+    on_a_small_file_system("reserve");
+}
+
+#[test]
+fn a_full_disk_without_a_reserve_loses_what_is_cached_first() {
+    on_a_small_file_system("cached");
+}
+
+#[test]
+fn a_file_system_without_inodes_is_named_as_such() {
+    on_a_small_file_system("inodes");
+}

@@ -1,0 +1,148 @@
+//! Pins whose blocks are lost: partial from then on, told of, and complete again when they have their blocks.
+
+use super::super::{key, noisy, supply};
+use super::{Home, Opened, Setup, on_every_store};
+use crate::{Evict, PinError, PinState, ScrubPass};
+use content::{Block, Cid};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+on_every_store!(
+    a_pin_that_loses_a_block_is_partial_until_it_has_it_again,
+    every_pin_that_has_a_block_loses_it,
+    damage_that_a_read_finds_makes_its_pins_partial,
+    damage_that_a_scrub_finds_makes_its_pins_partial,
+    a_pin_that_loses_a_block_while_it_is_made_is_not_complete,
+);
+
+fn blocks(seeds: std::ops::Range<u64>) -> Vec<Block> {
+    seeds.map(|seed| noisy(seed, 5_000)).collect()
+}
+
+async fn pin(store: &Opened, blocks: &[Block]) -> Cid {
+    let root = *blocks[0].cid();
+    store.pin_recursive(root, None, supply(blocks)).await.expect("pins");
+    root
+}
+
+async fn state(store: &Opened, root: &Cid) -> PinState {
+    store.pin(root).await.expect("reads").expect("there is a pin").state
+}
+
+async fn remove(store: &Opened, block: &Block) {
+    let evicted = store.evict(vec![key(block)], Evict::Everything).await.expect("evicts");
+    assert_eq!(evicted.blocks, 1);
+}
+
+/// The roots that were told of, which they are already.
+async fn told(store: &Opened) -> BTreeSet<Cid> {
+    let changes = store.pin_changes();
+    tokio::time::timeout(Duration::from_secs(30), changes.next()).await.expect("somebody is told")
+}
+
+async fn a_pin_that_loses_a_block_is_partial_until_it_has_it_again(home: Home) {
+    let mut store = home.open(Setup::default()).await;
+    let dag = blocks(0..6);
+    let root = pin(&store, &dag).await;
+    remove(&store, &dag[4]).await;
+    assert_eq!(state(&store, &root).await, PinState::Partial);
+    assert_eq!(told(&store).await, [root].into());
+    store.settle_lacking(1).await;
+    if home.lasts() {
+        store.shut().await;
+        store = home.open(Setup::default()).await;
+        assert_eq!(state(&store, &root).await, PinState::Partial, "the next process knows");
+    }
+    // It comes by way of the cache: whoever looks after pins hears of it, and goes on with the pin.
+    store.cache(&dag[4..5]).await;
+    assert_eq!(told(&store).await, [root].into());
+    assert!(store.is_pinned(&key(&dag[4])).await.expect("reads"));
+    let again = store.pin_recursive(root, None, supply(&dag)).await.expect("pins");
+    assert_eq!((again.state, again.blocks, again.bytes), (PinState::Complete, 6, 30_000));
+    store.settle().await;
+    if home.lasts() {
+        store.shut().await;
+        store = home.open(Setup::default()).await;
+        assert_eq!(state(&store, &root).await, PinState::Complete);
+    }
+    store.settle().await;
+}
+
+async fn every_pin_that_has_a_block_loses_it(home: Home) {
+    let store = home.open(Setup::default()).await;
+    let shared = blocks(100..101);
+    let dags: Vec<Vec<Block>> = (0..5).map(|dag| [blocks(dag * 10..dag * 10 + 3), shared.clone()].concat()).collect();
+    let other = pin(&store, &blocks(200..203)).await;
+    let mut roots = BTreeSet::new();
+    for dag in &dags {
+        roots.insert(pin(&store, dag).await);
+    }
+    let gone = pin(&store, &[blocks(90..91), shared.clone()].concat()).await;
+    assert!(store.remove_pin(&gone).await.expect("removes"));
+    remove(&store, &shared[0]).await;
+    assert_eq!(told(&store).await, roots);
+    for root in &roots {
+        assert_eq!(state(&store, root).await, PinState::Partial);
+    }
+    assert_eq!(state(&store, &other).await, PinState::Complete);
+    // One that has it again brings it back to all of them.
+    pin(&store, &dags[0]).await;
+    assert_eq!(told(&store).await, roots);
+    for dag in &dags[1..] {
+        pin(&store, dag).await;
+    }
+    store.settle().await;
+}
+
+async fn damage_that_a_read_finds_makes_its_pins_partial(home: Home) {
+    if !home.lasts() {
+        return;
+    }
+    let store = home.open(Setup::default()).await;
+    let dag = blocks(0..4);
+    let root = pin(&store, &dag).await;
+    store.shut().await;
+    home.damage(&dag[2]);
+    let store = home.open(Setup::default()).await;
+    assert_eq!(state(&store, &root).await, PinState::Complete, "nobody has looked yet");
+    assert!(!store.holds(&dag[2]).await);
+    assert_eq!(told(&store).await, [root].into());
+    assert_eq!(state(&store, &root).await, PinState::Partial);
+    store.settle_lacking(1).await;
+}
+
+async fn damage_that_a_scrub_finds_makes_its_pins_partial(home: Home) {
+    if !home.lasts() {
+        return;
+    }
+    let store = home.open(Setup::default()).await;
+    let (dag, whole) = (blocks(0..4), blocks(10..14));
+    let (root, other) = (pin(&store, &dag).await, pin(&store, &whole).await);
+    store.shut().await;
+    home.damage(&dag[2]);
+    let store = home.open(Setup::default()).await;
+    let report = store.scrub(ScrubPass::All, None, &mut |_, _| ()).await.expect("scrubs");
+    assert_eq!(report.lacking.len(), 1);
+    assert_eq!(told(&store).await, [root].into());
+    assert_eq!(state(&store, &root).await, PinState::Partial);
+    assert_eq!(state(&store, &other).await, PinState::Complete);
+    store.settle_lacking(1).await;
+}
+
+async fn a_pin_that_loses_a_block_while_it_is_made_is_not_complete(home: Home) {
+    let store = home.open(Setup::default()).await;
+    let dag = blocks(0..4);
+    let root = *dag[0].cid();
+    let attempt = store.begin_pin(root, None).await.expect("begins");
+    for block in &dag {
+        store.put_member(block, &attempt).await.expect("puts");
+    }
+    store.written().await.expect("writes");
+    remove(&store, &dag[2]).await;
+    let finished = store.finish_pin(attempt).await;
+    assert!(matches!(finished, Err(PinError::Lost { .. })), "{finished:?}");
+    assert_eq!(state(&store, &root).await, PinState::Partial);
+    assert_eq!(pin(&store, &dag).await, root);
+    assert_eq!(state(&store, &root).await, PinState::Complete);
+    store.settle().await;
+}

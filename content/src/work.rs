@@ -1,0 +1,203 @@
+//! [`Work`]: the processor budget of one request, and when it yields to others.
+//!
+//! What is read was written by others, who may have arranged it so that reading costs much and yields nothing. So
+//! whatever walks through blocks counts what it does, in steps: a link that is looked at, a part of a path, a rule that
+//! is asked, a piece of a block that is decoded. The walk gets its counter from its source
+//! ([`crate::BlockSource::work`]), so that all that one request does counts together.
+//!
+//! Two rules follow. A walk yields to the scheduler every [`STEPS_PER_TURN`], which is also when a task ends whose
+//! client has left. And a request that has used up its budget ends in an error; what it emits earns it more, so that
+//! long answers are made to their end and the work for any is linear in what it emits.
+//!
+//! Non-goals: time. A step is some hundred nanoseconds of a processor, whatever it is of.
+
+use crate::block::{Block, MAX_BLOCK_BYTES};
+use crate::cid::codec;
+use crate::source::SourceError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+/// Steps after which a walk yields: about a millisecond.
+pub const STEPS_PER_TURN: u64 = 8 * 1024;
+/// Steps that decoding one block takes at most: nothing yields within a block.
+pub const STEPS_PER_BLOCK_MAX: u64 = 1 + MAX_BLOCK_BYTES as u64 / DOCUMENT_BYTES_PER_STEP;
+/// Bytes of a dag-pb node that are decoded in a step. A link takes eight at least.
+const NODE_BYTES_PER_STEP: u64 = 32;
+/// Bytes of a document that are decoded in a step. A value takes one at least.
+const DOCUMENT_BYTES_PER_STEP: u64 = 16;
+/// Bytes of names and paths that are looked at in a step.
+const TEXT_BYTES_PER_STEP: u64 = 64;
+/// Bytes that are emitted for each step that they earn.
+const EMITTED_BYTES_PER_STEP: u64 = 8;
+
+/// A counter of steps. Clones count together.
+#[derive(Debug, Clone)]
+pub struct Work(Arc<Counter>);
+
+#[derive(Debug)]
+struct Counter {
+    steps_max: u64,
+    spent: AtomicU64,
+    emitted_bytes: AtomicU64,
+    /// What was spent when the walk yielded last.
+    turn_began: AtomicU64,
+    longest_turn: AtomicU64,
+}
+
+impl Work {
+    /// A budget of that many steps, besides those that are earned.
+    pub fn new(steps_max: u64) -> Self {
+        Self(Arc::new(Counter {
+            steps_max,
+            spent: AtomicU64::new(0),
+            emitted_bytes: AtomicU64::new(0),
+            turn_began: AtomicU64::new(0),
+            longest_turn: AtomicU64::new(0),
+        }))
+    }
+
+    /// Counts only, so that the walk yields: for work that the operator asks for.
+    pub fn unlimited() -> Self {
+        Self::new(u64::MAX)
+    }
+
+    /// Counts steps that are being done.
+    pub fn charge(&self, steps: u64) {
+        self.0.spent.fetch_add(steps, Ordering::Relaxed);
+    }
+
+    /// Counts a block that is being decoded.
+    pub fn charge_decoding(&self, block: &Block) {
+        let bytes = block.data().len() as u64;
+        self.charge(match block.cid().codec() {
+            codec::RAW => 1,
+            codec::DAG_PB => 1 + bytes / NODE_BYTES_PER_STEP,
+            _ => 1 + bytes / DOCUMENT_BYTES_PER_STEP,
+        });
+    }
+
+    /// Counts a name or a path of so many bytes that is being looked at.
+    pub fn charge_text(&self, bytes: usize) {
+        self.charge(1 + bytes as u64 / TEXT_BYTES_PER_STEP);
+    }
+
+    /// Counts bytes that are emitted, which earn steps.
+    pub fn earn(&self, bytes: usize) {
+        self.0.emitted_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Steps that were done until now.
+    pub fn spent(&self) -> u64 {
+        self.0.spent.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that were emitted until now.
+    pub fn emitted_bytes(&self) -> u64 {
+        self.0.emitted_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The most steps that were done from one yield to the next.
+    pub fn longest_turn(&self) -> u64 {
+        self.0.longest_turn.load(Ordering::Relaxed).max(self.since_turn())
+    }
+
+    fn since_turn(&self) -> u64 {
+        self.spent().saturating_sub(self.0.turn_began.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is time to yield.
+    pub fn is_due(&self) -> bool {
+        self.since_turn() >= STEPS_PER_TURN
+    }
+
+    /// Yields if that is due.
+    ///
+    /// # Errors
+    /// [`SourceError::TooMuchWork`] once the budget is used up.
+    pub async fn turn(&self) -> Result<(), SourceError> {
+        if self.is_due() {
+            self.end_turn();
+            tokio::task::yield_now().await;
+        }
+        self.check()
+    }
+
+    /// The same for what is polled: pending, and woken at once, if it is time to yield.
+    ///
+    /// # Errors
+    /// [`SourceError::TooMuchWork`] once the budget is used up.
+    pub fn poll_turn(&self, cx: &Context<'_>) -> Poll<Result<(), SourceError>> {
+        if self.is_due() {
+            self.end_turn();
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(self.check())
+    }
+
+    fn end_turn(&self) {
+        self.0.longest_turn.fetch_max(self.since_turn(), Ordering::Relaxed);
+        self.0.turn_began.store(self.spent(), Ordering::Relaxed);
+    }
+
+    fn check(&self) -> Result<(), SourceError> {
+        let max = self.0.steps_max;
+        let earned = self.emitted_bytes() / EMITTED_BYTES_PER_STEP;
+        if self.spent() > max.saturating_add(earned) { Err(SourceError::TooMuchWork { max }) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+
+    #[test]
+    fn a_walk_yields_after_each_turn_and_ends_with_its_budget() {
+        let work = Work::new(3 * STEPS_PER_TURN);
+        let mut yields = 0;
+        let ended = loop {
+            work.charge(STEPS_PER_TURN / 4);
+            let mut turn = Box::pin(work.turn());
+            match turn.as_mut().now_or_never() {
+                Some(Ok(())) => {}
+                Some(Err(error)) => break error,
+                None => {
+                    yields += 1;
+                    if let Some(Err(error)) = turn.now_or_never() {
+                        break error;
+                    }
+                }
+            }
+        };
+        assert_eq!(ended, SourceError::TooMuchWork { max: 3 * STEPS_PER_TURN });
+        assert_eq!((yields, work.longest_turn()), (3, STEPS_PER_TURN));
+        assert!(work.spent() <= 3 * STEPS_PER_TURN + STEPS_PER_TURN / 4);
+    }
+
+    #[test]
+    fn what_is_emitted_earns_steps_for_all_clones() {
+        let work = Work::new(10);
+        work.charge(20);
+        assert!(work.turn().now_or_never().expect("not due").is_err());
+        work.clone().earn(80);
+        assert_eq!(work.turn().now_or_never(), Some(Ok(())));
+        work.clone().charge(1);
+        assert!(work.turn().now_or_never().expect("not due").is_err());
+        let unlimited = Work::unlimited();
+        unlimited.charge(u64::MAX / 2);
+        assert_eq!(unlimited.turn().now_or_never(), None, "it yields all the same");
+        assert_eq!(unlimited.turn().now_or_never(), Some(Ok(())));
+    }
+
+    #[test]
+    fn a_poll_yields_once_and_goes_on() {
+        let (work, waker) = (Work::unlimited(), futures::task::noop_waker());
+        let cx = Context::from_waker(&waker);
+        assert_eq!(work.poll_turn(&cx), Poll::Ready(Ok(())));
+        work.charge(STEPS_PER_TURN);
+        assert_eq!(work.poll_turn(&cx), Poll::Pending);
+        assert_eq!(work.poll_turn(&cx), Poll::Ready(Ok(())));
+    }
+}

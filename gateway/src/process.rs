@@ -1,0 +1,145 @@
+//! Figures of the process itself, under the names that Prometheus clients use for them
+//! (<https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>), and what was built.
+//!
+//! They are read when they are asked for. On systems without `/proc`, only the time of the start and the build are told.
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::registry::{Registry, Unit};
+use std::fmt;
+use std::sync::LazyLock;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// The version of this build.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The commit that was built, in short form; `None` for a build outside of a Git checkout. It ends in `-dirty` when files of the
+/// checkout had been changed.
+pub const COMMIT: Option<&str> = option_env!("SOURCE_COMMIT");
+
+/// The version, and the commit if it is known: `0.1.0 (1a2b3c4d5e6f)`.
+pub static VERSION_AND_COMMIT: LazyLock<String> = LazyLock::new(|| match COMMIT {
+    Some(commit) => format!("{VERSION} ({commit})"),
+    None => VERSION.to_owned(),
+});
+
+/// Registers the figures of the process and its build. Call it once for a registry.
+pub fn register(registry: &mut Registry) {
+    let build = Family::<Vec<(&'static str, &'static str)>, Gauge>::default();
+    build.get_or_create(&vec![("version", VERSION), ("commit", COMMIT.unwrap_or("unknown"))]).set(1);
+    registry.register("causeway_build_info", "What was built: always 1, with the version and the commit", build);
+    registry.register_collector(Box::new(Process::started_now()));
+}
+
+#[derive(Debug)]
+struct Process {
+    started: Instant,
+    started_at_seconds: f64,
+}
+
+impl Process {
+    fn started_now() -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { started: Instant::now(), started_at_seconds: now.as_secs_f64() }
+    }
+}
+
+/// What the system says of a process.
+struct Usage {
+    cpu_seconds: f64,
+    resident_bytes: u64,
+    virtual_bytes: u64,
+    threads: i64,
+    open_files: Option<u64>,
+    open_files_max: Option<u64>,
+}
+
+/// The figures of this process; `None` where the system has no `/proc`.
+#[cfg(target_os = "linux")]
+fn usage() -> Option<Usage> {
+    use procfs::WithCurrentSystemInfo as _;
+    use procfs::process::{LimitValue, Process};
+    let process = Process::myself().ok()?;
+    let stat = process.stat().ok()?;
+    let open_files_max = process.limits().ok().and_then(|limits| match limits.max_open_files.soft_limit {
+        LimitValue::Value(files) => Some(files),
+        LimitValue::Unlimited => None,
+    });
+    Some(Usage {
+        cpu_seconds: (stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64,
+        resident_bytes: stat.rss_bytes().get(),
+        virtual_bytes: stat.vsize,
+        threads: stat.num_threads,
+        open_files: process.fd_count().ok().map(|files| files as u64),
+        open_files_max,
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn usage() -> Option<Usage> {
+    None
+}
+
+impl Collector for Process {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut gauge = |name: &str, help: &str, unit: Option<&Unit>, value: f64| {
+            let gauge = ConstGauge::new(value);
+            gauge.encode(encoder.encode_descriptor(name, help, unit, gauge.metric_type())?)
+        };
+        gauge(
+            "process_start_time",
+            "When the process started, in seconds since the Unix epoch",
+            Some(&Unit::Seconds),
+            self.started_at_seconds,
+        )?;
+        gauge(
+            "causeway_uptime",
+            "How long the process has run",
+            Some(&Unit::Seconds),
+            self.started.elapsed().as_secs_f64(),
+        )?;
+        let Some(usage) = usage() else { return Ok(()) };
+        gauge("process_resident_memory", "Resident memory", Some(&Unit::Bytes), usage.resident_bytes as f64)?;
+        gauge("process_virtual_memory", "Virtual memory", Some(&Unit::Bytes), usage.virtual_bytes as f64)?;
+        gauge("process_threads", "Threads", None, usage.threads as f64)?;
+        if let Some(files) = usage.open_files {
+            gauge("process_open_fds", "Open file descriptors", None, files as f64)?;
+        }
+        if let Some(files) = usage.open_files_max {
+            gauge("process_max_fds", "File descriptors that may be open", None, files as f64)?;
+        }
+        let cpu = ConstCounter::new(usage.cpu_seconds);
+        let help = "Processor time, in user space and in the kernel";
+        cpu.encode(encoder.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), cpu.metric_type())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_figures_have_the_names_that_prometheus_clients_use() {
+        let mut registry = Registry::default();
+        register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).expect("encodes");
+        let value = |name: &str| {
+            let line = text.lines().find(|line| line.split([' ', '{']).next() == Some(name));
+            let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
+            line.rsplit(' ').next().and_then(|number| number.parse::<f64>().ok()).expect("a number")
+        };
+        assert_eq!(value("causeway_build_info"), 1.0);
+        assert!(text.contains(&format!("version=\"{VERSION}\"")), "{text}");
+        assert!(value("process_start_time_seconds") > 1.7e9 && value("causeway_uptime_seconds") >= 0.0);
+        if cfg!(target_os = "linux") {
+            assert!(value("process_cpu_seconds_total") >= 0.0);
+            assert!(value("process_resident_memory_bytes") > 1e6 && value("process_virtual_memory_bytes") > 1e6);
+            assert!(value("process_open_fds") >= 3.0 && value("process_threads") >= 1.0);
+            assert!(value("process_max_fds") >= value("process_open_fds"));
+        }
+    }
+}

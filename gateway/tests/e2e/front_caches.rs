@@ -1,0 +1,144 @@
+//! nginx as it is shipped (`deploy/nginx/causeway.conf`) in front of a gateway: what is taken down leaves its cache, at
+//! once if Causeway tells it, else when it asks whether its answer still holds; and what would be kept for longer is
+//! not kept.
+
+use crate::support::causeway::{Causeway, Launch};
+use crate::support::nginx::{Nginx, free_address};
+use crate::support::{client, eventually};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const SHIPPED: &str = include_str!("../../../deploy/nginx/causeway.conf");
+const HOST: &str = "gateway.example.org";
+
+/// The shipped configuration for this machine: other ports and folders, and no TLS, for which there is no certificate.
+fn shipped(listen: SocketAddr, refresh: SocketAddr, upstream: &str, dir: &Path) -> String {
+    let servers: Vec<&str> = SHIPPED.split("\nserver {\n").collect();
+    // The second of them has the content; the first redirects to it.
+    assert!(servers.len() == 3 && servers[2].contains("listen 443 ssl"), "the configuration has changed");
+    let whole = format!("{}\nserver {{\n{}", servers[0], servers[2]);
+    let lines = whole.lines().filter(|line| !line.contains("ssl_certificate") && !line.contains("listen [::]"));
+    let lines: String = lines.map(|line| format!("{line}\n")).collect();
+    lines
+        .replace("listen 443 ssl http2;", &format!("listen {listen};"))
+        .replace("127.0.0.1:8080", upstream)
+        .replace("8079", &refresh.port().to_string())
+        .replace("default  $scheme;", "default  https;")
+        .replace("/var/cache/nginx/causeway", &dir.join("cache").display().to_string())
+}
+
+/// A gateway with a folder of its own, behind nginx.
+struct World {
+    causeway: Causeway,
+    listen: SocketAddr,
+    root: String,
+    leaf: String,
+    _nginx: Nginx,
+    _dir: TempDir,
+}
+
+impl World {
+    async fn start(set: impl FnOnce(Launch, SocketAddr) -> Launch) -> Self {
+        let dir = TempDir::with_prefix("causeway-nginx-").expect("the temporary folder is writable");
+        let (listen, refresh) = (free_address(), free_address());
+        let launch =
+            Launch::new(dir.path()).set("CAUSEWAY_HTTP_HOSTS", HOST).set("CAUSEWAY_HTTP_TRUSTED_PROXIES", "127.0.0.1");
+        let launch = set(launch, refresh);
+        let folder = dir.path().join("site");
+        std::fs::create_dir(&folder).expect("the folder is ours");
+        std::fs::write(folder.join("page.txt"), "something that is taken down later").expect("the folder is ours");
+        let folder = folder.display().to_string();
+        let root = launch.run(&["add", "-Q", "--cid-version=1", &folder]).expect("adds");
+        let leaf = launch.run(&["add", "-Q", "--cid-version=1", &format!("{folder}/page.txt")]).expect("adds");
+        let causeway = launch.start().await;
+        let upstream = causeway.url("").trim_start_matches("http://").trim_end_matches('/').to_owned();
+        let nginx = Nginx::start(dir.path(), &shipped(listen, refresh, &upstream, dir.path()), listen).await;
+        Self { causeway, listen, root, leaf, _nginx: nginx, _dir: dir }
+    }
+
+    /// The status of a page through nginx, and whether it was cached there.
+    async fn get(&self, host: &str, path: &str) -> (u16, String) {
+        let request = client().get(format!("http://{}{path}", self.listen)).header("Host", host);
+        let answer = request.send().await.expect("nginx answers");
+        let cached =
+            answer.headers().get("x-cache-status").map_or("", |value| value.to_str().expect("text")).to_owned();
+        let status = answer.status().as_u16();
+        answer.bytes().await.expect("a body");
+        (status, cached)
+    }
+
+    async fn take_down(&self, what: &str) -> serde_json::Value {
+        let rule = serde_json::json!({ "cid": what, "status": 451 }).to_string();
+        let (status, answer) = self.causeway.admin("POST", "/api/v1/denylists/local/rules", Some(&rule)).await;
+        assert_eq!(status, 201, "{answer}");
+        answer
+    }
+
+    /// Has a page cached.
+    async fn warm(&self, host: &str, path: &str) {
+        for _ in 0..2 {
+            assert_eq!(self.get(host, path).await.0, 200, "{host} {path}");
+        }
+        assert_eq!(self.get(host, path).await, (200, "HIT".to_owned()), "{host} {path}");
+    }
+
+    async fn until_gone(&self, host: &str, path: &str) {
+        eventually("the page is gone from nginx", PATIENCE, async || {
+            let answer = self.get(host, path).await;
+            if answer.0 == 451 { Ok(()) } else { Err(format!("{answer:?}")) }
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_taken_down_leaves_nginx_at_once_when_it_is_told() {
+    let world = World::start(|launch, refresh| {
+        launch
+            .set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 3600)
+            .set("CAUSEWAY_POLICY_CACHES", format!("refresh+http://{refresh}"))
+    })
+    .await;
+    let (site, origin) = (format!("{}.ipfs.{HOST}", world.root), format!("{}.ipfs.{HOST}", world.leaf));
+    // Below the folder, where the leaf was asked for by a path, and by its own CID.
+    for (host, path) in [(&*site, "/page.txt"), (&*origin, "/")] {
+        world.warm(host, path).await;
+    }
+    let told = world.take_down(&world.leaf).await;
+    assert_eq!(told["caches_notified"], serde_json::json!(1), "{told}");
+    for (host, path) in [(&*site, "/page.txt"), (&*origin, "/")] {
+        world.until_gone(host, path).await;
+    }
+    eventually("the audit log says so", PATIENCE, async || {
+        let (_, log) = world.causeway.admin("GET", "/api/v1/audit", None).await;
+        let told = log["entries"].as_array().into_iter().flatten().any(|entry| entry["detail"]["result"] == "done");
+        if told { Ok(()) } else { Err(log) }
+    })
+    .await;
+    world.causeway.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_taken_down_leaves_nginx_by_itself_when_its_time_has_come() {
+    let world = World::start(|launch, _| launch.set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 2)).await;
+    let site = format!("{}.ipfs.{HOST}", world.root);
+    world.warm(&site, "/page.txt").await;
+    world.take_down(&world.leaf).await;
+    world.until_gone(&site, "/page.txt").await;
+    world.causeway.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nginx_keeps_nothing_that_it_would_never_ask_about_again() {
+    let world = World::start(|launch, _| launch).await;
+    let site = format!("{}.ipfs.{HOST}", world.root);
+    for _ in 0..4 {
+        assert_eq!(world.get(&site, "/page.txt").await, (200, "MISS".to_owned()));
+    }
+    world.take_down(&world.leaf).await;
+    assert_eq!(world.get(&site, "/page.txt").await.0, 451);
+    world.causeway.stop().await;
+}

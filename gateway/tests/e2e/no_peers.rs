@@ -1,0 +1,45 @@
+//! A gateway that has no peers says so: in the log, on the page, and to the operator's commands.
+
+use crate::support::causeway::Launch;
+use crate::support::eventually;
+use serde_json::Value;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What nobody has.
+const ABSENT: &str = "/ipfs/bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn that_there_are_no_peers_is_said_wherever_somebody_looks() {
+    let home = TempDir::new().expect("the temporary folder is writable");
+    let launch = Launch::new(home.path());
+    let node = launch.start().await;
+    let begun = Instant::now();
+    let answer = node.get(ABSENT).await;
+    assert_eq!(answer.status, 504, "{}", answer.text());
+    assert!(answer.text().contains("no peers"), "{}", answer.text());
+    // A search that goes on takes half a minute.
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    eventually("the log says it", PATIENCE, async || {
+        let said = node.process.stderr();
+        if said.contains("no peers") && said.contains("p2p.bootstrap") { Ok(()) } else { Err(said) }
+    })
+    .await;
+    for command in ["health", "node"] {
+        let said = launch.run(&[command]).expect("it runs");
+        assert!(said.contains("this node has no peers") && said.contains("p2p.bootstrap"), "{command}: {said}");
+        let said = launch.run(&[command, "--json"]).expect("it runs");
+        let view: Value = serde_json::from_str(&said).expect("JSON");
+        assert!(view["peers"] == 0 && view["advice"].is_string(), "{command}: {view}");
+    }
+
+    // With somebody there, nothing of it is said.
+    let other_home = TempDir::new().expect("the temporary folder is writable");
+    let other = Launch::new(other_home.path()).start().await;
+    launch.run(&["peers", "connect", other.tcp()]).expect("it listens");
+    let said = launch.run(&["health"]).expect("it runs");
+    assert!(said.starts_with("ready") && !said.contains("no peers"), "{said}");
+    other.stop().await;
+    node.stop().await;
+}

@@ -1,0 +1,353 @@
+//! [`Shape`]: the multiaddrs that are understood, each read as a whole.
+//!
+//! A multiaddr is a list of components in any order and number, and libp2p's transports do not agree on where to look: TCP
+//! reads it from its end, WebSocket takes the host from its beginning and the path from its end, the DNS transport resolves
+//! every name in it. Whoever judges such an address by its first component judges something else than what is dialled. So
+//! there are few known shapes, everything else is refused, and what was read is all that there is:
+//!
+//! ```text
+//! ADDRESS  = DIRECT / DIRECT-with-peer "/p2p-circuit" [PEER] / "/memory/N" [PEER]
+//! DIRECT   = HOST TRANSPORT [PEER] / "/dnsaddr/NAME" [PEER]
+//! HOST     = "/ip4/IP" / "/ip6/IP" / "/dns/NAME" / "/dns4/NAME" / "/dns6/NAME"
+//! TRANSPORT  = "/tcp/PORT" [ WS ] / "/udp/PORT/quic-v1" / BROWSER / HTTP
+//! WS       = "/ws" / "/wss" / "/tls/ws" / "/tls/sni/NAME/ws"       (each with "/" or a path of its own)
+//! BROWSER  = "/udp/PORT/quic-v1/webtransport" *CERTHASH / "/udp/PORT/webrtc-direct" *CERTHASH
+//! HTTP     = ["/tcp/PORT"] ( "/http" / "/https" / "/tls/http" / "/tls/sni/NAME/http" ) ["/http-path/PATH"]
+//! PEER     = "/p2p/ID"
+//! ```
+//!
+//! A name is one of hosts (RFC 1123, section 2.1), and none that is read as an IP address. A path is one of a URL (RFC 3986,
+//! section 3.3) without a query. No port is zero. Browsers' transports and HTTP are told to others and not dialled by the
+//! swarm.
+//!
+//! Non-goals: which scope an address belongs to, and who may have it dialled ([`crate::scope`]).
+
+use libp2p::multiaddr::{Iter, Protocol};
+use libp2p::{Multiaddr, PeerId};
+use std::borrow::Cow;
+use std::iter::Peekable;
+use std::net::IpAddr;
+
+/// The longest address that is read, in bytes.
+const BYTES_MAX: usize = 1024;
+/// The longest path, in bytes.
+const PATH_BYTES_MAX: usize = 256;
+/// The longest host name (RFC 1035, section 2.3.4), and the longest of its labels.
+const NAME_BYTES_MAX: usize = 253;
+const LABEL_BYTES_MAX: usize = 63;
+/// Certificates of one address: those of today and tomorrow.
+const CERTHASHES_MAX: usize = 4;
+/// Ports below this belong to services of their own, except for HTTP's two.
+const UNPRIVILEGED_PORTS: u16 = 1024;
+
+/// Why an address is not understood. The text continues "it is not dialled: ".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ShapeError(&'static str);
+
+const TOO_LONG: ShapeError = ShapeError("it is too long");
+const NO_HOST: ShapeError = ShapeError("it does not begin with an IP address or a host name");
+const NO_NAME: ShapeError = ShapeError("its host name is none (letters, digits, hyphens and dots)");
+const NO_TRANSPORT: ShapeError = ShapeError("it names no transport that is known here (TCP, WebSocket, QUIC)");
+const NO_PORT: ShapeError = ShapeError("its port is zero");
+const NO_PATH: ShapeError = ShapeError("its path is not one of a URL");
+const NO_RELAY: ShapeError = ShapeError("it does not say which peer the relay is");
+const MORE: ShapeError = ShapeError("something follows where it should end");
+
+/// Where an address leads first: to a peer, or to the relay before it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Host<'a> {
+    /// An IP address.
+    Ip(IpAddr),
+    /// A host name. What it stands for is known when it is resolved.
+    Name(Cow<'a, str>),
+    /// This process, in tests.
+    Memory,
+}
+
+/// What is spoken there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TransportKind<'a> {
+    /// TCP.
+    Tcp {
+        /// Where to.
+        port: u16,
+    },
+    /// WebSocket over TCP.
+    WebSocket {
+        /// Where to.
+        port: u16,
+        /// In TLS.
+        tls: bool,
+        /// The name that TLS asks for, if it is not the host's.
+        sni: Option<Cow<'a, str>>,
+        /// The path of the request.
+        path: Cow<'a, str>,
+    },
+    /// QUIC, version 1.
+    Quic {
+        /// Where to.
+        port: u16,
+    },
+    /// WebTransport or WebRTC, which browsers dial.
+    Browser {
+        /// Where to.
+        port: u16,
+    },
+    /// HTTP, which no transport of the swarm dials ([`crate::http_source`]).
+    Http {
+        /// Where to, if it is not the scheme's own port.
+        port: Option<u16>,
+        /// In TLS.
+        tls: bool,
+        /// The name that TLS asks for, if it is not the host's.
+        sni: Option<Cow<'a, str>>,
+        /// Below which path; empty if that is not said.
+        path: Cow<'a, str>,
+    },
+    /// `/dnsaddr`: TXT records of the name say it.
+    Records,
+    /// This process, in tests.
+    Memory,
+}
+
+/// An address of a known shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape<'a> {
+    /// Where it leads first.
+    pub host: Host<'a>,
+    /// What is spoken there.
+    pub transport: TransportKind<'a>,
+    /// Who is there, if that is said.
+    pub peer: Option<PeerId>,
+    /// Through that peer as a relay, and to whom, if that is said.
+    pub circuit: Option<Option<PeerId>>,
+}
+
+impl<'a> Shape<'a> {
+    /// Reads an address. No address of a known shape has a component that is not in what is returned, but for the hashes of
+    /// browsers' certificates and the family of a name.
+    ///
+    /// # Errors
+    /// [`ShapeError`] for every address that is none of the shapes above.
+    pub fn read(address: &'a Multiaddr) -> Result<Self, ShapeError> {
+        if address.len() > BYTES_MAX {
+            return Err(TOO_LONG);
+        }
+        let mut parts = Parts(address.iter().peekable());
+        let (host, transport) = parts.first_hop()?;
+        let peer = parts.peer();
+        let circuit = parts.circuit(&transport, peer)?;
+        match parts.0.next() {
+            None => Ok(Self { host, transport, peer, circuit }),
+            Some(_) => Err(MORE),
+        }
+    }
+
+    /// Whether it says where it leads, so that nothing is left to resolve.
+    pub fn is_literal(&self) -> bool {
+        !matches!(self.host, Host::Name(_))
+    }
+
+    /// Whether it leads through a relay.
+    pub fn is_circuit(&self) -> bool {
+        self.circuit.is_some()
+    }
+
+    /// Whether a transport of the swarm dials such addresses.
+    pub fn is_dialled(&self) -> bool {
+        !matches!(self.transport, TransportKind::Browser { .. } | TransportKind::Http { .. })
+    }
+
+    /// The port, where one is named.
+    pub fn port(&self) -> Option<u16> {
+        match self.transport {
+            TransportKind::Tcp { port }
+            | TransportKind::WebSocket { port, .. }
+            | TransportKind::Quic { port }
+            | TransportKind::Browser { port } => Some(port),
+            TransportKind::Http { port, .. } => port,
+            TransportKind::Records | TransportKind::Memory => None,
+        }
+    }
+
+    /// Whether the port may be dialled at an untrusted peer's word: none of another service, which would take a handshake for
+    /// an attack, or for a request.
+    pub fn has_free_port(&self) -> bool {
+        self.port().is_none_or(is_free_port)
+    }
+
+    /// Whether nobody chose what is requested: a WebSocket's path is written into a request of HTTP.
+    pub fn has_plain_path(&self) -> bool {
+        !matches!(&self.transport, TransportKind::WebSocket { path, .. } if path != "/")
+    }
+}
+
+/// Whether a port belongs to no service of its own, or to HTTP.
+pub fn is_free_port(port: u16) -> bool {
+    matches!(port, 80 | 443 | UNPRIVILEGED_PORTS..)
+}
+
+/// The part of an address up to the first peer: where it leads first, and nothing else.
+pub fn first_hop(address: &Multiaddr) -> Multiaddr {
+    address.iter().take_while(|part| !matches!(part, Protocol::P2p(_) | Protocol::P2pCircuit)).collect()
+}
+
+/// The components that are still to be read.
+struct Parts<'a>(Peekable<Iter<'a>>);
+
+impl<'a> Parts<'a> {
+    fn next_if(&mut self, expected: &Protocol<'_>) -> bool {
+        self.0.next_if(|part| part == expected).is_some()
+    }
+
+    fn first_hop(&mut self) -> Result<(Host<'a>, TransportKind<'a>), ShapeError> {
+        let host = match self.0.next().ok_or(NO_HOST)? {
+            Protocol::Ip4(ip) => Host::Ip(ip.into()),
+            Protocol::Ip6(ip) => Host::Ip(ip.into()),
+            Protocol::Dns(name) | Protocol::Dns4(name) | Protocol::Dns6(name) => Host::Name(checked_name(name)?),
+            Protocol::Dnsaddr(name) => return Ok((Host::Name(checked_name(name)?), TransportKind::Records)),
+            Protocol::Memory(_) => return Ok((Host::Memory, TransportKind::Memory)),
+            _ => return Err(NO_HOST),
+        };
+        Ok((host, self.transport()?))
+    }
+
+    fn transport(&mut self) -> Result<TransportKind<'a>, ShapeError> {
+        match self.0.peek() {
+            Some(Protocol::Tcp(port)) => {
+                let port = checked_port(*port)?;
+                self.0.next();
+                self.over_tcp(Some(port))
+            }
+            Some(Protocol::Udp(port)) => {
+                let port = checked_port(*port)?;
+                self.0.next();
+                self.over_udp(port)
+            }
+            _ => self.over_tcp(None),
+        }
+    }
+
+    fn over_udp(&mut self, port: u16) -> Result<TransportKind<'a>, ShapeError> {
+        let is_browser = match self.0.next() {
+            Some(Protocol::QuicV1) => self.next_if(&Protocol::WebTransport),
+            Some(Protocol::WebRTCDirect) => true,
+            _ => return Err(NO_TRANSPORT),
+        };
+        if !is_browser {
+            return Ok(TransportKind::Quic { port });
+        }
+        for _ in 0..CERTHASHES_MAX {
+            self.0.next_if(|part| matches!(part, Protocol::Certhash(_)));
+        }
+        Ok(TransportKind::Browser { port })
+    }
+
+    fn over_tcp(&mut self, port: Option<u16>) -> Result<TransportKind<'a>, ShapeError> {
+        let outer = self.next_if(&Protocol::Tls);
+        let sni = match self.0.peek() {
+            Some(Protocol::Sni(name)) if outer => {
+                let name = checked_name(name.clone())?;
+                self.0.next();
+                Some(name)
+            }
+            _ => None,
+        };
+        let is_ours = |part: &Protocol<'_>| match part {
+            Protocol::Ws(_) => port.is_some(),
+            Protocol::Wss(_) => port.is_some() && !outer,
+            Protocol::Https => !outer,
+            Protocol::Http => true,
+            _ => false,
+        };
+        match (self.0.next_if(is_ours), port) {
+            (Some(Protocol::Ws(path)), Some(port)) => {
+                Ok(TransportKind::WebSocket { port, tls: outer, sni, path: checked_path(path)? })
+            }
+            (Some(Protocol::Wss(path)), Some(port)) => {
+                Ok(TransportKind::WebSocket { port, tls: true, sni, path: checked_path(path)? })
+            }
+            (Some(http), port) => {
+                Ok(TransportKind::Http { port, tls: outer || http == Protocol::Https, sni, path: self.http_path()? })
+            }
+            (None, Some(port)) if !outer => Ok(TransportKind::Tcp { port }),
+            (None, _) => Err(NO_TRANSPORT),
+        }
+    }
+
+    fn http_path(&mut self) -> Result<Cow<'a, str>, ShapeError> {
+        match self.0.next_if(|part| matches!(part, Protocol::HttpPath(_))) {
+            // It is written into a URL segment by segment, with what is special in it escaped.
+            Some(Protocol::HttpPath(path)) if path.len() <= PATH_BYTES_MAX && !path.chars().any(char::is_control) => {
+                Ok(path)
+            }
+            Some(_) => Err(NO_PATH),
+            None => Ok(Cow::Borrowed("")),
+        }
+    }
+
+    fn peer(&mut self) -> Option<PeerId> {
+        match self.0.peek() {
+            Some(Protocol::P2p(peer)) => {
+                let peer = *peer;
+                self.0.next();
+                Some(peer)
+            }
+            _ => None,
+        }
+    }
+
+    fn circuit(
+        &mut self,
+        first: &TransportKind<'_>,
+        relay: Option<PeerId>,
+    ) -> Result<Option<Option<PeerId>>, ShapeError> {
+        if !self.next_if(&Protocol::P2pCircuit) {
+            return Ok(None);
+        }
+        match first {
+            TransportKind::Browser { .. } | TransportKind::Http { .. } | TransportKind::Memory => Err(MORE),
+            _ if relay.is_none() => Err(NO_RELAY),
+            _ => Ok(Some(self.peer())),
+        }
+    }
+}
+
+fn checked_port(port: u16) -> Result<u16, ShapeError> {
+    if port == 0 { Err(NO_PORT) } else { Ok(port) }
+}
+
+fn checked_name(name: Cow<'_, str>) -> Result<Cow<'_, str>, ShapeError> {
+    if is_host_name(&name) { Ok(name) } else { Err(NO_NAME) }
+}
+
+fn checked_path(path: Cow<'_, str>) -> Result<Cow<'_, str>, ShapeError> {
+    let is_path = path.len() <= PATH_BYTES_MAX && path.starts_with('/') && path.bytes().all(is_of_path);
+    if is_path { Ok(path) } else { Err(NO_PATH) }
+}
+
+/// What a path consists of: `pchar` of RFC 3986, and slashes.
+fn is_of_path(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@%".contains(&byte)
+}
+
+/// Whether a text is a host name and nothing else. Underscores are no part of one, but containers are named with them. A last
+/// label that is a number makes an IP address of it, in one of many spellings (<https://url.spec.whatwg.org/#ends-in-a-number-checker>).
+fn is_host_name(name: &str) -> bool {
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let is_of_label = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    let is_label = |label: &str| {
+        (1..=LABEL_BYTES_MAX).contains(&label.len())
+            && label.bytes().all(is_of_label)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let last = name.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+    let hexadecimal = last.strip_prefix("0x").is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
+    let is_number = hexadecimal || last.bytes().all(|byte| byte.is_ascii_digit());
+    name.len() <= NAME_BYTES_MAX && !is_number && name.split('.').all(is_label)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,311 @@
+//! Tables, and whole searches among simulated providers: silent, refusing, slow and living ones.
+
+use super::super::plan::Plan;
+use super::*;
+use crate::discovery::dial_times;
+use libp2p::multiaddr::Protocol;
+use proptest::prelude::*;
+use std::collections::HashSet;
+
+const MS: Duration = Duration::from_millis(1);
+/// How often the swarm task looks.
+const PACE: Duration = Duration::from_millis(20);
+
+fn address(text: &str) -> Multiaddr {
+    text.parse().expect("an address")
+}
+
+/// The n-th provider: a host of its own.
+fn provider(n: u16) -> Provider {
+    let address = address(&format!("/ip4/8.{}.{}.1/tcp/4001", n / 250, n % 250));
+    Provider { peer: PeerId::random(), addresses: vec![address] }
+}
+
+/// Has a provider dialled as the swarm task would.
+fn dial(dialer: &mut Dialer, provider: &Provider, id: usize, now: Instant) -> Start {
+    let start = dialer.start(provider, now);
+    if let Start::Dial { addresses, deadline, .. } = &start {
+        dialer.dialling(provider.peer, Some(ConnectionId::new_unchecked(id)), addresses.clone(), *deadline, now);
+    }
+    start
+}
+
+#[test]
+fn ranks_follow_what_is_known_of_a_peer_and_its_addresses() {
+    let (mut dialer, now) = (Dialer::new(64), Instant::now());
+    let (peer, relay) = (PeerId::random(), PeerId::random());
+    let quic = address("/ip4/8.8.8.8/udp/4001/quic-v1");
+    let tcp = address("/ip4/8.8.8.8/tcp/4001");
+    let circuit = tcp.clone().with(Protocol::P2p(relay)).with(Protocol::P2pCircuit);
+    let of = |addresses: &[&Multiaddr]| Provider { peer, addresses: addresses.iter().map(|a| (*a).clone()).collect() };
+    let table = [
+        (of(&[&tcp, &quic]), Rank::Quic),
+        (of(&[&circuit, &tcp]), Rank::Direct),
+        (of(&[&circuit]), Rank::Indirect),
+        (of(&[]), Rank::Indirect),
+    ];
+    for (provider, expected) in table {
+        assert_eq!(dialer.rank(&provider, now), expected, "{provider:?}");
+    }
+    dialer.failed(&peer, ConnectionId::new_unchecked(1), Failure::Addresses(std::slice::from_ref(&quic)), now);
+    assert_eq!(dialer.rank(&of(&[&quic, &tcp]), now), Rank::Direct, "the address that is left counts");
+    assert_eq!(dialer.rank(&of(&[&quic]), now), Rank::Unreachable);
+    dialer.connected(peer, None, &[], now + MS);
+    assert_eq!(dialer.rank(&of(&[&quic]), now + MS), Rank::SeenAlive);
+}
+
+#[test]
+fn a_dial_tries_promising_addresses_first_and_the_others_are_left() {
+    let (mut dialer, now, peer) = (Dialer::new(64), Instant::now(), PeerId::random());
+    let many: Vec<Multiaddr> = (1..=10).map(|n| address(&format!("/ip4/8.8.{n}.8/tcp/1"))).collect();
+    let quic = address("/ip4/8.8.8.8/udp/1/quic-v1");
+    dialer.failed(&peer, ConnectionId::new_unchecked(1), Failure::Addresses(&many[..2]), now);
+    let all = Provider { peer, addresses: many.iter().cloned().chain([quic.clone()]).collect() };
+    let Start::Dial { addresses, rest, .. } = dial(&mut dialer, &all, 2, now) else { panic!("there is room") };
+    assert_eq!(addresses[0], quic);
+    assert_eq!(addresses[1..], many[2..9]);
+    assert_eq!(rest, [&many[9], &many[0], &many[1]].map(Clone::clone), "unreachable ones last");
+    assert_eq!(
+        dialer.start(&all, now),
+        Start::Dial { addresses: vec![many[9].clone()], rest: many[..2].to_vec(), deadline: now + dial_times::INITIAL }
+    );
+    let same = Provider { peer, addresses: addresses[..3].to_vec() };
+    assert_eq!(dialer.start(&same, now), Start::UnderWay { deadline: now + dial_times::INITIAL });
+    let nowhere = Provider { peer: PeerId::random(), addresses: Vec::new() };
+    assert!(matches!(dialer.start(&nowhere, now), Start::LookUp { .. }));
+}
+
+#[test]
+fn overdue_dials_make_room_when_others_need_it_and_not_before() {
+    let (mut dialer, start) = (Dialer::new(8), Instant::now());
+    let all: Vec<Provider> = (0..20).map(provider).collect();
+    for (n, provider) in all.iter().enumerate().take(6) {
+        assert!(matches!(dial(&mut dialer, provider, n, start + MS * n as u32), Start::Dial { .. }), "{n}");
+    }
+    let full = |dialer: &mut Dialer, now| assert_eq!(dial(dialer, &all[7], 7, now), Start::Full, "a quarter is left");
+    full(&mut dialer, start);
+    let now = start + dial_times::CEILING;
+    dialer.tick(now);
+    full(&mut dialer, now);
+    let anybody = |_: &PeerId| true;
+    assert_eq!(dialer.oldest_overdue(now, anybody), None, "overdue, but not for long");
+    let now = start + PATIENCE + MS * 10;
+    assert_eq!(dialer.oldest_overdue(now, anybody), Some(all[0].peer));
+    assert_eq!(dialer.oldest_overdue(now, |peer| *peer != all[0].peer), Some(all[1].peer), "the oldest that may");
+    assert!(dialer.abort(&all[1].peer) && !dialer.abort(&all[1].peer), "once");
+    assert!(matches!(dial(&mut dialer, &all[6], 6, now), Start::Dial { .. }), "it has made room");
+    assert!(dialer.failed(&all[1].peer, ConnectionId::new_unchecked(1), Failure::Ours, now).is_some());
+    full(&mut dialer, now);
+}
+
+#[test]
+fn dials_of_others_do_not_end_those_of_a_search() {
+    let (mut dialer, now, provider) = (Dialer::new(8), Instant::now(), provider(1));
+    dial(&mut dialer, &provider, 1, now);
+    let [own, other] = [1, 2].map(ConnectionId::new_unchecked);
+    assert!(dialer.failed(&provider.peer, other, Failure::Ours, now).is_none() && dialer.is_under_way(&provider.peer));
+    assert!(dialer.failed(&provider.peer, own, Failure::Ours, now).is_some() && !dialer.is_under_way(&provider.peer));
+}
+
+#[test]
+fn where_another_peer_answers_the_other_addresses_are_left_to_try() {
+    let (mut dialer, now, peer) = (Dialer::new(8), Instant::now(), PeerId::random());
+    let [usurped, good] = [1, 2].map(|port| address(&format!("/ip4/8.8.8.8/tcp/{port}")));
+    let provider = Provider { peer, addresses: vec![usurped.clone(), good.clone()] };
+    dial(&mut dialer, &provider, 1, now);
+    let told = usurped.clone().with(Protocol::P2p(peer));
+    let left = dialer.failed(&peer, ConnectionId::new_unchecked(1), Failure::AnotherPeer(&told), now);
+    assert_eq!(left, Some(vec![good.clone()]));
+    let Start::Dial { addresses, rest, .. } = dial(&mut dialer, &provider, 2, now) else { panic!("there is room") };
+    assert_eq!((addresses, rest), (vec![good], vec![usurped]), "and it is remembered");
+}
+
+/// What becomes of a dial in the simulation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    /// Nothing, for ten seconds.
+    Silent,
+    /// Refused after this time.
+    Refused(Duration),
+    /// Connected after this time.
+    Alive(Duration),
+}
+
+/// What came of a simulated search.
+#[derive(Debug)]
+struct Outcome {
+    found_after: Option<Duration>,
+    dials: usize,
+    under_way_max: usize,
+}
+
+/// One search among providers that are all named at the beginning, in this order, as the swarm task conducts it.
+fn search(dialer: &mut Dialer, providers: &[(Provider, Fate)], begun: Instant) -> Outcome {
+    let mut plan = Plan::default();
+    for (provider, _) in providers {
+        plan.add(provider.clone(), |provider| dialer.rank(provider, begun));
+    }
+    let mut ends: Vec<(Instant, PeerId, ConnectionId, Fate)> = Vec::new();
+    let (mut dials, mut under_way_max, mut now) = (0, 0, begun);
+    while now < begun + Duration::from_secs(30) {
+        ends.sort_by_key(|(at, ..)| *at);
+        while ends.first().is_some_and(|(at, ..)| *at <= now) {
+            let (at, peer, id, fate) = ends.remove(0);
+            let addresses = providers.iter().find(|(provider, _)| provider.peer == peer).map(|(p, _)| &p.addresses);
+            let addresses = addresses.expect("a provider");
+            match fate {
+                Fate::Alive(took) => {
+                    dialer.connected(peer, Some((&addresses[0], took)), &[], at);
+                    let found_after = Some(at - begun);
+                    // The others go on, and fail.
+                    for (_, peer, id, _) in ends {
+                        let named = providers.iter().find(|(provider, _)| provider.peer == peer);
+                        let failure = Failure::Addresses(named.map_or(&[], |(provider, _)| &provider.addresses));
+                        dialer.failed(&peer, id, failure, at);
+                    }
+                    return Outcome { found_after, dials, under_way_max };
+                }
+                _ => assert_eq!(dialer.failed(&peer, id, Failure::Addresses(addresses), at), Some(Vec::new())),
+            }
+            plan.ended(&peer, false, &[]);
+        }
+        dialer.tick(now);
+        while let Some((provider, rank)) = plan.next(0, dialer.search_max(), now) {
+            let id = ConnectionId::new_unchecked(dials);
+            match dialer.start(&provider, now) {
+                Start::Dial { addresses, rest, deadline } => {
+                    dialer.dialling(provider.peer, Some(id), addresses, deadline, now);
+                    plan.began(&provider, rank, rest, deadline, now);
+                    let fate = providers.iter().find(|(other, _)| other.peer == provider.peer).expect("a provider").1;
+                    let takes = match fate {
+                        Fate::Silent => Duration::from_secs(10),
+                        Fate::Refused(takes) | Fate::Alive(takes) => takes,
+                    };
+                    ends.push((now + takes, provider.peer, id, fate));
+                    dials += 1;
+                }
+                Start::Limited => {}
+                // There is one search, whose share is less than all.
+                other => panic!("{other:?}"),
+            }
+            under_way_max = under_way_max.max(ends.len());
+        }
+        for peer in plan.displaced(0, dialer.search_max(), now) {
+            assert!(dialer.abort(&peer));
+            let place = ends.iter().position(|(_, other, ..)| *other == peer).expect("it is under way");
+            let (_, _, id, _) = ends.remove(place);
+            assert_eq!(dialer.failed(&peer, id, Failure::Ours, now), Some(Vec::new()));
+            plan.ended(&peer, false, &[]);
+        }
+        now += PACE;
+    }
+    for (_, peer, id, _) in &ends {
+        dialer.failed(peer, *id, Failure::Ours, now);
+    }
+    Outcome { found_after: None, dials, under_way_max }
+}
+
+/// One living provider, named last of all.
+fn among(dead: u16, fate: Fate, alive: Duration) -> Vec<(Provider, Fate)> {
+    let dead = (0..dead).map(|n| (provider(n), fate));
+    dead.chain([(provider(9_999), Fate::Alive(alive))]).collect()
+}
+
+#[test]
+fn the_living_provider_is_found_beside_any_number_of_dead_ones() {
+    // Dead providers, what they do, how far away the living one is, and when it is connected at the latest, in milliseconds:
+    // on a fresh node, and on one that has learnt what dials of that way take.
+    let refused = Fate::Refused(MS * 5);
+    let table = [
+        (0, Fate::Silent, 5, 5, 5),
+        (20, Fate::Silent, 5, 300, 150),
+        (50, Fate::Silent, 5, 600, 200),
+        (100, Fate::Silent, 5, 800, 260),
+        (100, refused, 5, 400, 400),
+        (50, Fate::Silent, 300, 900, 1_500),
+        (100, Fate::Silent, 900, 1_900, 4_000),
+        (240, Fate::Silent, 5, 1_600, 500),
+    ];
+    for (dead, fate, alive, fresh, learnt) in table {
+        let mut dialer = Dialer::new(512);
+        for (what, limit) in [("fresh", fresh), ("learnt", learnt)] {
+            let outcome = search(&mut dialer, &among(dead, fate, MS * alive), Instant::now());
+            let found = outcome.found_after.unwrap_or_else(|| panic!("{dead} {fate:?}, {what}: not found"));
+            assert!(found <= MS * limit, "{dead} {fate:?}, alive after {alive} ms, {what}: {found:?}");
+            for _ in 0..20 {
+                dialer.connected(PeerId::random(), Some((&provider(1).addresses[0], MS * alive)), &[], Instant::now());
+            }
+            // Another day: nothing is cached but the times.
+            let times = std::mem::take(&mut dialer.times);
+            dialer = Dialer { times, ..Dialer::new(512) };
+        }
+    }
+}
+
+#[test]
+fn dead_providers_are_remembered_over_searches() {
+    let (mut dialer, start) = (Dialer::new(256), Instant::now());
+    let dead: Vec<(Provider, Fate)> = (0..20).map(|n| (provider(n), Fate::Silent)).collect();
+    for n in 0..6 {
+        let alive = (provider(1_000 + n), Fate::Alive(MS * 5));
+        let all: Vec<_> = dead.iter().cloned().chain([alive]).collect();
+        let outcome = search(&mut dialer, &all, start + Duration::from_secs(2) * u32::from(n));
+        let found = outcome.found_after.expect("found");
+        if n > 0 {
+            assert!(found <= MS * 5 && outcome.dials <= 5, "search {n}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn a_flood_of_dead_providers_costs_bounded_dials_and_harms_nobody() {
+    let (mut dialer, mut now) = (Dialer::new(256), Instant::now());
+    let honest = (provider(9_999), Fate::Alive(MS * 5));
+    for _ in 0..5 {
+        let flood: Vec<(Provider, Fate)> = (0..1_000).map(|n| (provider(n), Fate::Silent)).collect();
+        let outcome = search(&mut dialer, &flood, now);
+        assert!(outcome.found_after.is_none() && outcome.dials <= 256, "{} dials", outcome.dials);
+        assert!(outcome.under_way_max <= 128, "{} under way", outcome.under_way_max);
+        now += Duration::from_secs(40);
+    }
+    let outcome = search(&mut dialer, &[honest], now);
+    assert!(outcome.found_after.is_some_and(|after| after <= MS * 5), "{outcome:?}");
+}
+
+#[test]
+fn a_victim_is_not_dialled_for_every_record_that_names_it() {
+    let (mut dialer, now) = (Dialer::new(256), Instant::now());
+    let victim = address("/ip4/8.8.8.8/tcp/443");
+    let records: Vec<(Provider, Fate)> = (0..1_000)
+        .map(|_| (Provider { peer: PeerId::random(), addresses: vec![victim.clone()] }, Fate::Refused(MS * 20)))
+        .collect();
+    let dials: usize = (0..10).map(|n| search(&mut dialer, &records, now + Duration::from_secs(n)).dials).sum();
+    assert!(dials <= 8, "{dials} dials of one socket");
+}
+
+proptest! {
+    /// Whatever a search meets, a living provider is found in the end if there is room for everybody, no dial is begun beyond
+    /// the budget, and nothing is left under way in the books.
+    #[test]
+    fn a_living_provider_is_found_among_any(
+        fates in prop::collection::vec((0_u8..3, 1_u32..3_000), 0..150),
+        alive in 1_u32..900,
+        place in 0_usize..150,
+        dials_max in 2_usize..300,
+    ) {
+        let mut dialer = Dialer::new(dials_max);
+        let mut all: Vec<(Provider, Fate)> = fates
+            .iter()
+            .enumerate()
+            .map(|(n, (what, takes))| (provider(n as u16), if *what == 0 { Fate::Refused(MS * *takes) } else { Fate::Silent }))
+            .collect();
+        all.insert(place.min(all.len()), (provider(9_999), Fate::Alive(MS * alive)));
+        let outcome = search(&mut dialer, &all, Instant::now());
+        prop_assert!(outcome.under_way_max <= dials_max);
+        if dials_max >= 64 {
+            prop_assert!(outcome.found_after.is_some(), "{outcome:?}");
+        }
+        let left: HashSet<&PeerId> = dialer.under_way.keys().collect();
+        prop_assert!(left.is_empty(), "{left:?}");
+    }
+}

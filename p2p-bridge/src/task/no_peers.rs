@@ -1,0 +1,41 @@
+//! Searches with nobody to ask, and a node that has no peers ([`crate::no_peers`]).
+
+use super::Task;
+use crate::no_peers::{ADVICE, Available, News};
+use std::time::Instant;
+
+impl Task {
+    /// Says that there are no peers, or that there are some again, and ends what waits in vain.
+    pub(super) fn tend_no_peers(&mut self, now: Instant) {
+        self.fail_if_no_peers(now);
+        match self.no_peers.news(now) {
+            Some(News::None) => tracing::warn!("this node has no peers, so it fetches nothing: {ADVICE}"),
+            Some(News::Some) => tracing::info!(peers = self.connected.len(), "there are peers now"),
+            None => {}
+        }
+    }
+
+    /// Fails what waits for peers, if there are none and none are coming.
+    pub(super) fn fail_if_no_peers(&mut self, now: Instant) {
+        let available = self.available();
+        self.no_peers.note(available, now);
+        if self.no_peers.is_settled(now) {
+            self.swarm.behaviour_mut().bitswap.fail_without_peers();
+            self.lookups.fail_without_peers();
+        }
+    }
+
+    fn available(&mut self) -> Available {
+        let peers = self.connected.len();
+        if peers > 0 {
+            return Available { peers, others: true, dials: true };
+        }
+        let tables: usize = self.table_sizes().into_iter().map(|(_, peers)| peers).sum();
+        let dialling = self.swarm.network_info().connection_counters().num_pending_outgoing() > 0;
+        Available {
+            peers,
+            others: tables > 0 || self.delegation.asks_anybody() || self.swarm.behaviour().bitswap.has_anybody(),
+            dials: dialling || !self.bootstraps.is_empty() || !self.peerings.is_empty(),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Peers that would have a node connect where they must not send it. What listens there notes who connects, and what is said.
+
+use crate::support::{NEVER, Node, PATIENCE, options, until};
+use futures::StreamExt as _;
+use libp2p::swarm::behaviour::NewExternalAddrCandidate;
+use libp2p::swarm::{FromSwarm, NetworkBehaviour, Swarm, SwarmEvent};
+use libp2p::{Multiaddr, PeerId, SwarmBuilder, autonat, identify, noise, tcp, yamux};
+use p2p_bridge::connecting::{ConnectError, NamedBy};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+const TCP: &[&str] = &["/ip4/127.0.0.1/tcp/0"];
+
+/// A service of this machine that was never meant for peers.
+struct Service {
+    port: u16,
+    /// What each connection said so far.
+    heard: Arc<Mutex<Vec<Vec<u8>>>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Service {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let heard: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+        let all = Arc::clone(&heard);
+        let task = tokio::spawn(async move {
+            loop {
+                let Ok((mut socket, _)) = listener.accept().await else { return };
+                let mut said = vec![0; 4096];
+                let read = tokio::time::timeout(Duration::from_secs(1), socket.read(&mut said)).await;
+                said.truncate(read.map_or(0, |read| read.unwrap_or_default()));
+                all.lock().expect("no panic before").push(said);
+            }
+        });
+        Self { port, heard, task }
+    }
+
+    /// Who connected, in words.
+    fn heard(&self) -> Vec<String> {
+        let heard = self.heard.lock().expect("no panic before");
+        heard.iter().map(|said| String::from_utf8_lossy(said).into_owned()).collect()
+    }
+}
+
+#[derive(NetworkBehaviour)]
+struct Asking {
+    autonat: autonat::v2::client::Behaviour,
+    identify: identify::Behaviour,
+}
+
+/// A peer that connects with a node.
+async fn attacker(node: &Node) -> Swarm<Asking> {
+    let mut swarm = SwarmBuilder::with_new_identity()
+        .with_tokio()
+        .with_tcp(tcp::Config::default(), noise::Config::new, yamux::Config::default)
+        .expect("keys")
+        .with_behaviour(|key| Asking {
+            autonat: autonat::v2::client::Behaviour::default(),
+            identify: identify::Behaviour::new(identify::Config::new("test".to_owned(), key.public())),
+        })
+        .expect("a behaviour")
+        .with_swarm_config(|config| config.with_idle_connection_timeout(PATIENCE))
+        .build();
+    swarm.dial(node.address("/tcp/")).expect("dials");
+    swarm
+}
+
+/// Has a node dial addresses back, and waits for its answers: those that it says it reached.
+async fn dial_back(node: &Node, addresses: &[Multiaddr]) -> Vec<Multiaddr> {
+    let mut swarm = attacker(node).await;
+    for addr in addresses {
+        let candidate = FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr });
+        swarm.behaviour_mut().autonat.on_swarm_event(candidate);
+    }
+    let (mut answers, mut reached) = (0, Vec::new());
+    let answered = async {
+        while answers < addresses.len() {
+            if let SwarmEvent::Behaviour(AskingEvent::Autonat(event)) = swarm.select_next_some().await {
+                answers += 1;
+                reached.extend(event.result.is_ok().then_some(event.tested_addr));
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, answered).await.expect("the node answers");
+    reached
+}
+
+#[tokio::test]
+async fn no_dial_back_leads_to_a_service_of_this_machine() {
+    let (service, node) = (Service::start().await, Node::start(options(TCP)).await);
+    let port = service.port;
+    let request = "%2F%20HTTP%2F1.1%0D%0AHost:%20localhost%0D%0A%0D%0APOST%20%2Fapi%2Fv0%2Fshutdown";
+    let addresses = [
+        format!("/ip4/127.0.0.1/tcp/{port}"),
+        format!("/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/{port}"),
+        format!("/ip4/8.8.8.8/tcp/1/dns4/localhost/tcp/{port}"),
+        format!("/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/{port}/ws"),
+        format!("/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/{port}/x-parity-ws/{request}"),
+        format!("/ip6/::ffff:127.0.0.1/tcp/{port}"),
+    ];
+    let addresses = addresses.map(|text| text.parse::<Multiaddr>().expect("a multiaddr"));
+    let reached = dial_back(&node, &addresses).await;
+    assert_eq!((reached, service.heard()), (vec![], vec![]));
+}
+
+#[tokio::test]
+async fn what_a_peer_says_of_itself_leads_to_no_service_of_this_machine() {
+    let (service, node) = (Service::start().await, Node::start(options(TCP)).await);
+    let mut swarm = attacker(&node).await;
+    // Identify tells these, to whoever listens to the node's events as well.
+    swarm.add_external_address(format!("/ip4/127.0.0.1/tcp/{}", service.port).parse().expect("a multiaddr"));
+    let liar = *swarm.local_peer_id();
+    let heard_of = async || {
+        let peers = node.bridge.peers().await;
+        peers.iter().any(|peer| peer.peer == liar && peer.agent.is_some())
+    };
+    let talk = tokio::spawn(async move {
+        loop {
+            swarm.select_next_some().await;
+        }
+    });
+    until("the node knows what the peer says", heard_of).await;
+    talk.abort();
+    until("the peer left", async || node.bridge.peers().await.is_empty()).await;
+    let found = node.bridge.connect(liar, Vec::new(), NamedBy::Stranger, NEVER).await;
+    assert_eq!((found, service.heard()), (Err(ConnectError::Unknown), vec![]));
+}
+
+#[tokio::test]
+async fn the_operator_is_told_which_addresses_are_not_understood_and_may_use_names() {
+    let (service, node) = (Service::start().await, Node::start(options(TCP)).await);
+    let connect = async |text: String, by| {
+        let address = text.parse().expect("a multiaddr");
+        node.bridge.connect(PeerId::random(), vec![address], by, NEVER).await
+    };
+    let port = service.port;
+    let nested = connect(format!("/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/{port}"), NamedBy::Operator).await;
+    assert!(matches!(nested, Err(ConnectError::NotUnderstood(_))), "{nested:?}");
+    let name = format!("/dns4/localhost/tcp/{port}");
+    assert_eq!(connect(name.clone(), NamedBy::Stranger).await, Err(ConnectError::NotAllowed));
+    assert!(service.heard().is_empty());
+    assert!(connect(name, NamedBy::Operator).await.is_err(), "no peer answers there");
+    until("the name was resolved", async || !service.heard().is_empty()).await;
+}

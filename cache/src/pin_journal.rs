@@ -174,15 +174,16 @@ impl PinJournal {
     /// Puts a journal of these pins in the place of the present one, durably.
     ///
     /// # Errors
-    /// What the file system said; the present one stays then.
+    /// What the file system said; the present one stays then, unless it was the folder that could not be synced.
     pub(crate) fn rewrite(
         &mut self,
         schema: u32,
         watermark: Watermark,
         pins: impl Iterator<Item = (Cid, PinRecord)>,
     ) -> io::Result<()> {
+        // From the renaming on it is the journal, whatever becomes of the folder.
         *self = Self::make(self.path.clone(), schema, watermark, pins)?;
-        Ok(())
+        folder::sync(self.path.parent().unwrap_or(&self.path))
     }
 
     fn make(
@@ -202,7 +203,6 @@ impl PinJournal {
         file.write_all_at(&bytes, 0)?;
         file.sync_data()?;
         fs::rename(&unfinished, &path)?;
-        folder::sync(path.parent().unwrap_or(&path))?;
         Ok(Self { path, file: Some(file), end: bytes.len() as u64, entries, struck_out: None, dead: 0 })
     }
 
@@ -221,16 +221,23 @@ impl PinJournal {
             places.push((record.id, self.end + bytes.len() as u64));
             put_entry(&mut bytes, root, record);
         }
-        file.write_all_at(&bytes, self.end)?;
-        if durable {
-            file.sync_data()?;
+        let written = file.write_all_at(&bytes, self.end);
+        if let Err(error) = written.and_then(|()| if durable { file.sync_data() } else { Ok(()) }) {
+            // An entry that is there by half would stand for a pin that is removed later. Cutting takes no space.
+            if let Err(error) = file.set_len(self.end) {
+                warn!(%error, "an entry of the pin journal that was not acknowledged could not be taken back");
+            }
+            return Err(error);
         }
         self.end += bytes.len() as u64;
         for (pin, place) in places {
             self.dead += usize::from(self.entries.insert(pin, place).is_some());
         }
-        if is_mostly_dead(self.dead, self.entries.len()) {
-            self.compact()?;
+        // They are entered, whether or not the others can be left out.
+        if is_mostly_dead(self.dead, self.entries.len())
+            && let Err(error) = self.compact()
+        {
+            warn!(%error, "the pin journal could not be made shorter");
         }
         Ok(())
     }

@@ -162,6 +162,12 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// [`StoreError::Closed`], or what the disk said; some may be gone then.
     fn evict(&self, keys: Vec<BlockKey>, which: Evict) -> BoxFuture<'_, Result<Evicted, StoreError>>;
 
+    /// What [`Self::evict`] would answer now if these keys, all of them different, were to go unless they are pinned. Nothing goes.
+    ///
+    /// # Errors
+    /// What the disk said.
+    fn evictable(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Evicted, StoreError>>;
+
     /// Removes some of the blocks that were cached longest ago, whoever has them in memory, and says whether more are to go until
     /// the rest takes no more than `cached_bytes`. So much at a time that others can write in between: ask until it is `false`.
     ///

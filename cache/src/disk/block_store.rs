@@ -108,6 +108,10 @@ impl BlockStore for Disk {
         async move { evicted.await? }.boxed()
     }
 
+    fn evictable(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Evicted, StoreError>> {
+        self.evictable(keys).boxed()
+    }
+
     fn shrink(&self, cached_bytes: u64) -> BoxFuture<'_, Result<bool, StoreError>> {
         let more = self.queue().ask(move |reply| Command::Shrink { cached_bytes, reply });
         async move { more.await? }.boxed()

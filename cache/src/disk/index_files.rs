@@ -18,6 +18,9 @@ const MANIFEST: &str = "MANIFEST-";
 /// There while the index is to be rebuilt.
 const MARK: &str = "index.rebuild";
 
+/// There while blocks are kept that no known pin has.
+const UNCLAIMED: &str = "pins.unclaimed";
+
 /// Where the damaged index is kept, until the next one is.
 const ASIDE: &str = "index.damaged";
 
@@ -116,6 +119,36 @@ pub(super) fn mark(dir: &Path, stage: Stage) -> Result<(), StoreError> {
 pub(super) fn unmark(dir: &Path) -> Result<(), StoreError> {
     let path = dir.join(MARK);
     fs::remove_file(&path).and_then(|()| folder::sync(dir)).map_err(|error| failed(&path, &error))
+}
+
+/// Notes, durably, that blocks are kept that no pin of the journal may have: whoever rebuilds the index again keeps them too.
+///
+/// # Errors
+/// What the file system said.
+pub(super) fn note_unclaimed(dir: &Path) -> Result<(), StoreError> {
+    let path = dir.join(UNCLAIMED);
+    let write = || {
+        File::create(&path)?.sync_all()?;
+        folder::sync(dir)
+    };
+    write().map_err(|error: io::Error| failed(&path, &error))
+}
+
+/// Whether that is noted.
+pub(super) fn has_unclaimed(dir: &Path) -> bool {
+    dir.join(UNCLAIMED).exists()
+}
+
+/// Takes the note away: the operator lets go of them.
+///
+/// # Errors
+/// What the file system said.
+pub(super) fn forget_unclaimed(dir: &Path) -> Result<(), StoreError> {
+    let path = dir.join(UNCLAIMED);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed.and_then(|()| folder::sync(dir)).map_err(|error| failed(&path, &error)),
+    }
 }
 
 /// Moves the files of the damaged index into a folder of their own, in the place of one that is there. Whoever was

@@ -82,7 +82,7 @@ use std::sync::atomic::Ordering;
 use tokio::sync::Semaphore;
 
 use crate::pins::{PinChanges, PinState, PinSummary};
-use crate::store::{Held, Stats, StoreStats};
+use crate::store::{Evicted, Held, Stats, StoreStats};
 use crate::stored::{self, Shape, Stored};
 
 /// How a store is to be run. Every field has a default that suits a small server.
@@ -320,6 +320,25 @@ impl Disk {
     pub async fn shapes(&self, keys: Vec<BlockKey>) -> Result<Vec<Option<Shape>>, StoreError> {
         let shape = |store: &Store, key: &BlockKey| Ok(store.index(&key.to_bytes())?.map(|record| record.shape));
         self.read(move |store| keys.iter().map(|key| shape(store, key)).collect()).await
+    }
+
+    /// What an eviction of blocks, all of them different, that spares what is pinned would come to.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub(crate) async fn evictable(&self, keys: Vec<BlockKey>) -> Result<Evicted, StoreError> {
+        self.read(move |store| {
+            let mut evictable = Evicted::default();
+            for block in keys.iter().map(BlockKey::to_bytes) {
+                evictable += match store.index(&block)? {
+                    None => Evicted::default(),
+                    Some(_) if store.has_pin(&block)? => Evicted { pinned: 1, ..Evicted::default() },
+                    Some(held) => Evicted { blocks: 1, bytes: held.cost(&block), pinned: 0 },
+                };
+            }
+            Ok(evictable)
+        })
+        .await
     }
 
     /// The bytes of a block. A block that turns out damaged is not here, and is on its way to be forgotten.

@@ -6,6 +6,7 @@
 //!
 //! Everything of [`Offline`] blocks the thread.
 
+use super::index_files;
 use super::mend::{self, Disagreements};
 use super::rebuild::{self, OnRebuild, Rebuilt};
 use super::schema::{
@@ -146,7 +147,8 @@ impl Offline {
     /// # Errors
     /// What the disk said.
     pub fn release_unclaimed(&self) -> Result<(), StoreError> {
-        rebuild::release_unclaimed(&self.store)
+        rebuild::release_unclaimed(&self.store)?;
+        index_files::forget_unclaimed(self.store.dir())
     }
 
     /// What the store holds.

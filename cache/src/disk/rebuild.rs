@@ -118,7 +118,7 @@ pub(super) fn run(
     index_files::delete(dir)?;
     let rebuilt = match rebuild(dir, options, lock, reason, &pins, &mut *on_progress) {
         // The damaged one may take the space that the new one needs.
-        Err(error) if index_files::clear_aside(dir)? => {
+        Err(error) if error.is_full() && index_files::clear_aside(dir)? => {
             warn!(%error, "the index could not be rebuilt: the damaged one is deleted, and it is tried again");
             index_files::delete(dir)?;
             rebuild(dir, options, lock, reason, &pins, on_progress)?
@@ -159,16 +159,17 @@ fn known_pins(dir: &Path, options: &DiskOptions, lock: &Lock) -> Result<KnownPin
     let found = PinJournal::read(dir).map_err(|error| StoreError::io(format!("{}: {error}", path.display())))?;
     let (mut pins, removed) = (found.pins, found.removed);
     if found.condition == Condition::Whole {
-        return Ok(KnownPins { pins, are_all: true });
+        // One that was written by a rebuild from less does not know whose the unclaimed blocks are.
+        return Ok(KnownPins { pins, are_all: !index_files::has_unclaimed(dir) });
     }
     warn!(condition = ?found.condition, "the pin journal is not whole: looking for pins in the damaged index");
     let harvested =
         if index_files::stage(dir)? == Some(Stage::Rebuilding) { None } else { harvest(dir, options, lock) };
-    let are_all = harvested.is_some();
+    let (is_read, are_all) = (harvested.is_some(), harvested.is_some() && !index_files::has_unclaimed(dir));
     for (root, record) in harvested.into_iter().flatten().filter(|(_, record)| !removed.contains(&record.id)) {
         pins.entry(record.id).or_insert((root, record));
     }
-    if are_all {
+    if is_read {
         // Who begins again finds no index to ask.
         let enter = || PinJournal::open(dir)?.0.rewrite(SCHEMA, Watermark::default(), pins.values().cloned());
         enter().map_err(|error| StoreError::io(format!("{}: {error}", path.display())))?;
@@ -202,7 +203,7 @@ fn rebuild(
     known: &KnownPins,
     on_progress: OnRebuild<'_>,
 ) -> Result<Rebuilt, StoreError> {
-    let store = Store::open_families(dir, options, Lock::clone(lock), &[])?;
+    let mut store = Store::open_families(dir, options, Lock::clone(lock), &[])?;
     let mut rebuild = Rebuild { store: &store, batch: WriteBatch::default(), staged: HashMap::new(), on_progress };
     let mut progress = RebuildProgress { pins_total: known.pins.len(), ..RebuildProgress::default() };
     let segments = rebuild.read_segments(&mut progress)?;
@@ -216,7 +217,11 @@ fn rebuild(
     rebuild.write()?;
     store.write_schema()?;
     FAMILIES.iter().try_for_each(|family| store.flush_family(family))?;
+    if unclaimed > 0 {
+        index_files::note_unclaimed(dir)?;
+    }
     store.rewrite_journal()?;
+    store.agrees = true;
     let lacking = scrub::lacking(&store, &BTreeMap::new())?;
     Ok(Rebuilt { reason: reason.to_owned(), progress, lacking, unclaimed })
 }
@@ -312,7 +317,7 @@ impl Rebuild<'_> {
         for row in store.rows_from(INDEX, &[])? {
             let (block, record) = row?;
             if let Some(record) = IndexRecord::from_bytes(&record) {
-                *has_members.entry(record.place.segment).or_default() |= has_pin(store, &block)?;
+                *has_members.entry(record.place.segment).or_default() |= store.has_pin(&block)?;
             }
         }
         let mut unclaimed = 0;
@@ -320,7 +325,7 @@ impl Rebuild<'_> {
             let (block, record) = row?;
             let Some(record) = IndexRecord::from_bytes(&record) else { continue };
             let is_pinned = has_members.get(&record.place.segment) == Some(&true);
-            match (has_pin(store, &block)?, is_pinned) {
+            match (store.has_pin(&block)?, is_pinned) {
                 (true, _) => self.keep_pinned(&block, record)?,
                 (false, _) if !are_all => {
                     self.claim(&block)?;
@@ -383,10 +388,6 @@ impl Rebuild<'_> {
     }
 }
 
-fn has_pin(store: &Store, block: &[u8]) -> Result<bool, StoreError> {
-    store.keys_with_prefix(PINS_BY_BLOCK, block)?.next().transpose().map(|row| row.is_some())
-}
-
 /// How many blocks stay that no known pin has.
 pub(super) fn count_unclaimed(store: &Store) -> Result<u64, StoreError> {
     let prefix = UNCLAIMED.0.to_be_bytes();
@@ -416,7 +417,7 @@ pub(super) fn adopt(store: &Store, segment: u32) -> Result<bool, StoreError> {
     let scanned = scan::segment(&store.files, segment, &mut |value| {
         let block = value.key.to_bytes();
         if store.index(&block)?.is_none() {
-            wanted |= has_pin(store, &block)?;
+            wanted |= store.has_pin(&block)?;
             found.insert(block, (value.place, value.value.shape()));
         }
         Ok(())
@@ -425,7 +426,7 @@ pub(super) fn adopt(store: &Store, segment: u32) -> Result<bool, StoreError> {
     let mut record = SegmentRecord::new(kind);
     let mut batch = WriteBatch::default();
     for (block, (place, shape)) in found {
-        if wanted && !has_pin(store, &block)? {
+        if wanted && !store.has_pin(&block)? {
             continue;
         }
         let index = IndexRecord { shape, kind, place };

@@ -18,6 +18,7 @@
 
 pub(crate) use crate::pins::{PinId, PinRecord};
 
+use super::record::record_bytes;
 use crate::stored::Shape;
 
 /// The layout that this release reads and writes. A change that an older release would misread adds one.
@@ -97,6 +98,11 @@ pub(crate) struct IndexRecord {
 impl IndexRecord {
     pub(crate) fn pinned(self) -> bool {
         self.kind == Kind::Pinned
+    }
+
+    /// What a block takes in the store, in bytes.
+    pub(crate) fn cost(self, block: &[u8]) -> u64 {
+        record_bytes(block, self.shape.value_bytes()) as u64 + ROW_OVERHEAD_BYTES
     }
 
     pub(crate) fn to_bytes(self) -> [u8; INDEX_BYTES] {

@@ -66,6 +66,8 @@ pub(crate) struct Store {
     watermarks: Mutex<Watermarks>,
     /// Whether the index is known to have everything that was acknowledged.
     is_whole: bool,
+    /// Whether the index was found to agree with the journal. One that does not must not tell the journal what it has.
+    pub(super) agrees: bool,
     /// RocksDB found its own files damaged.
     damaged: AtomicBool,
     /// Where that is told.
@@ -75,7 +77,9 @@ pub(crate) struct Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        self.watermarks().note_manifest(&self.dir);
+        if self.agrees {
+            self.watermarks().note_manifest(&self.dir);
+        }
     }
 }
 
@@ -90,7 +94,15 @@ impl Store {
         let legacy = refuse_unknown_families(dir)?;
         let mut store = Self::open_families(dir, options, lock, &legacy)?;
         store.check_schema(dir)?;
-        store.compare_with_journal(manifest)?;
+        store.compare_with_journal(manifest).inspect_err(|error| {
+            // Whoever opens it next must not have to find out again.
+            if matches!(error, StoreError::IndexDamaged(_))
+                && let Err(error) = index_files::mark(dir, Stage::Damaged)
+            {
+                warn!(%error, "that the index is damaged could not be noted");
+            }
+        })?;
+        store.agrees = true;
         Ok(store)
     }
 
@@ -117,10 +129,16 @@ impl Store {
             dir: dir.to_owned(),
             watermarks: Watermarks::new(journal, found).into(),
             is_whole: false,
+            agrees: false,
             damaged: AtomicBool::new(false),
             stats: OnceLock::new(),
             lock,
         })
+    }
+
+    /// Where it is.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// What keeps other owners out of the directory.
@@ -161,7 +179,8 @@ impl Store {
             let (root, record) = parse_pin(&row?)?;
             match standing.remove(&record.id) {
                 _ if found.removed.contains(&record.id) => removed.push((root, record.id)),
-                Some((_, entered)) if entered.blocks > record.blocks => {
+                // What is partial grows without a sync, here and there.
+                Some((_, entered)) if entered.state == PinState::Complete && entered.blocks > record.blocks => {
                     return Err(StoreError::index_damaged(format!("it lost members of the pin of {root}")));
                 }
                 Some((_, entered)) if entered.name == record.name && entered.state == record.state => {}
@@ -486,6 +505,11 @@ impl Store {
         self.keys_with_prefix_from(family, prefix, prefix)
     }
 
+    /// Whether any pin has a block.
+    pub(crate) fn has_pin(&self, block: &[u8]) -> Result<bool, StoreError> {
+        self.keys_with_prefix(PINS_BY_BLOCK, block)?.next().transpose().map(|row| row.is_some())
+    }
+
     /// The keys that begin with `prefix`, from `from` on.
     pub(crate) fn keys_with_prefix_from<'a>(
         &'a self,
@@ -568,10 +592,10 @@ impl Store {
 
     /// Gives the dead stretches of a segment back to the file system, and says whether it takes them. A segment of which the
     /// rows do not agree is left as it is.
-    pub(crate) fn punch_dead(&self, segment: u32, written: u32) -> Result<bool, StoreError> {
+    pub(crate) fn punch_dead(&self, segment: u32, record: SegmentRecord) -> Result<bool, StoreError> {
         // What is dead must be so after a power cut too.
         self.sync_index()?;
-        let Some(stretches) = self.dead_stretches(segment, written)? else { return Ok(true) };
+        let Some(stretches) = self.dead_stretches(segment, record)? else { return Ok(true) };
         for stretch in stretches {
             if !self.files.punch(segment, stretch)? {
                 return Ok(false);
@@ -582,9 +606,9 @@ impl Store {
     }
 
     /// What lies between the records of a segment, in whole blocks of the file system. `None` if a row names what the index
-    /// does not.
-    fn dead_stretches(&self, segment: u32, written: u32) -> Result<Option<Vec<Range<u32>>>, StoreError> {
-        let (mut dead, mut end) = (Vec::new(), 0);
+    /// does not, or no row names what the index does.
+    fn dead_stretches(&self, segment: u32, counted: SegmentRecord) -> Result<Option<Vec<Range<u32>>>, StoreError> {
+        let (mut dead, mut end, mut live) = (Vec::new(), 0, 0_u64);
         for row in self.rows_from(PLACES, &segment.to_be_bytes())? {
             let (place, block) = row?;
             let Some(place) = Place::from_key(&place) else { return Ok(None) };
@@ -594,10 +618,11 @@ impl Store {
             let Some(record) = self.index(&block)?.filter(|record| record.place == place) else { return Ok(None) };
             dead.extend(whole_blocks(end..place.offset));
             let bytes = record::record_bytes(&block, record.shape.value_bytes());
+            live += bytes as u64;
             end = place.offset.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
         }
-        dead.extend(whole_blocks(end..written));
-        Ok(Some(dead))
+        dead.extend(whole_blocks(end..counted.written));
+        Ok((live == u64::from(counted.live)).then_some(dead))
     }
 
     /// Forces to the disk what the index says, also one that is open for reading: another process may have written its log.

@@ -337,6 +337,18 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         async move { evicted.await? }.boxed()
     }
 
+    fn evictable(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Evicted, StoreError>> {
+        let (ledger, mut evictable) = (self.inner.shared.ledger(), Evicted::default());
+        for key in keys.iter().map(BlockKey::to_bytes) {
+            evictable += match ledger.held(&key) {
+                None => Evicted::default(),
+                Some(_) if ledger.has_pin(&key) => Evicted { pinned: 1, ..Evicted::default() },
+                Some(held) => Evicted { blocks: 1, bytes: held.bytes, pinned: 0 },
+            };
+        }
+        ready(Ok(evictable)).boxed()
+    }
+
     fn shrink(&self, cached_bytes: u64) -> BoxFuture<'_, Result<bool, StoreError>> {
         let more = self.inner.queue.ask(move |reply| Command::Shrink { cached_bytes, reply });
         async move { more.await? }.boxed()

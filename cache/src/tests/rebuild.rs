@@ -332,6 +332,29 @@ async fn a_removal_that_was_cut_off_is_completed() {
     audit(&disk);
 }
 
+/// A command that looks at the store refuses a manifest that lost its end. The gateway that starts next rebuilds the index: what the
+/// journal says of the manifest is still what was acknowledged.
+#[tokio::test]
+async fn a_look_that_is_refused_does_not_hide_why() {
+    for cut in [1, 7, 30] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let dags = pinned(dir.path(), 0..6).await;
+        let entries = fs::read_dir(dir.path()).expect("lists").map(|entry| entry.expect("lists").path());
+        let is_manifest =
+            |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"MANIFEST-"));
+        let manifest = entries.filter(is_manifest).max().expect("there is one");
+        let file = fs::File::options().write(true).open(&manifest).expect("opens");
+        file.set_len(manifest.metadata().expect("is there").len() - cut).expect("cuts");
+        for _ in 0..2 {
+            let refused = Offline::open(dir.path(), &small()).map(drop);
+            assert!(matches!(refused, Err(StoreError::IndexDamaged(_))), "{cut}: {refused:?}");
+        }
+        let disk = open_with(dir.path(), small()).expect("opens");
+        assert_eq!(disk.stats().index_rebuilds, 1, "{cut}");
+        assert!(has_all(&disk, &dags).await, "{cut}");
+    }
+}
+
 #[tokio::test]
 async fn a_journal_that_is_lost_or_damaged_is_made_anew_from_the_index() {
     for damage in ["gone", "empty", "header", "entry"] {
@@ -373,6 +396,15 @@ async fn without_index_and_journal_every_block_stays_until_it_is_released() {
     let root = *dags[0][0].cid();
     let held: Vec<Block> = vec![dags[0][0].clone()];
     disk.pin_recursive(root, None, supply(&held)).await.expect("pins");
+    drop(disk);
+    // The journal is whole now, and does not know of them: they stay all the same when the index is lost once more.
+    fs::remove_file(dir.path().join("CURRENT")).expect("deletes");
+    assert_eq!(repair(dir.path()).rebuilt.expect("rebuilds").unclaimed, rebuilt.unclaimed - 1);
+    let disk = open_with(dir.path(), options.clone()).expect("opens");
+    disk.flush().await.expect("flushes");
+    for block in dags.iter().flatten() {
+        assert_eq!(disk.get(block.cid()).await.as_ref(), Ok(block), "after the second rebuild");
+    }
     drop(disk);
     let offline = Offline::open(dir.path(), &small()).expect("opens");
     let report = offline.check(|_, _| ()).expect("reads");

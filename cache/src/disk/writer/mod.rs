@@ -503,7 +503,10 @@ impl Writer {
             return Err(error.clone());
         }
         let files = &self.store.files;
-        let mut unsynced = self.unsynced.iter().filter(|(_, kind)| kinds.contains(kind));
+        // A cached segment that was given up for its space has no file any more.
+        let is_there = |segment: u32, kind: Kind| kind == Kind::Pinned || files.has(segment);
+        let mut unsynced =
+            self.unsynced.iter().filter(|(segment, kind)| kinds.contains(kind) && is_there(**segment, **kind));
         let values = unsynced.try_for_each(|(segment, _)| files.sync(*segment));
         let synced = values.and_then(|()| if self.names_unsynced { files.sync_names() } else { Ok(()) });
         if let Err(error) = synced.map_err(|error| self.told(error)) {

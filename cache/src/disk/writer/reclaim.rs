@@ -2,8 +2,7 @@
 //! pinned segments of which little is left, whose rest is moved together; and blocks found damaged.
 
 use super::super::StoreError;
-use super::super::record::record_bytes;
-use super::super::schema::{IndexRecord, Kind, PLACES, Place, ROW_OVERHEAD_BYTES, SegmentRecord};
+use super::super::schema::{IndexRecord, Kind, PLACES, Place, SegmentRecord};
 use super::group::Group;
 use super::{CHUNK_ROWS, Writer};
 use crate::store::{Evict, Evicted};
@@ -121,7 +120,7 @@ impl Writer {
         rescue: bool,
     ) -> Result<bool, StoreError> {
         let Some((key, held)) = self.named(group, place, block)? else { return Ok(false) };
-        let bytes = record_bytes(block, held.shape.value_bytes()) as u64 + ROW_OVERHEAD_BYTES;
+        let bytes = held.cost(block);
         let wanted = rescue && self.is_wanted(&key, place);
         // At most half of a segment, so that eviction gets on whatever is wanted.
         let half = self.segments.get(&place.segment).map_or(0, |record| u64::from(record.written) / 2);
@@ -236,7 +235,7 @@ impl Writer {
     /// Gives back what is dead of a pinned segment, where it is. That takes no space.
     fn punch(&mut self, segment: u32) -> Result<(), StoreError> {
         let Some(record) = self.segments.get(&segment).copied() else { return Ok(()) };
-        if !self.store.punch_dead(segment, record.written)? {
+        if !self.store.punch_dead(segment, record)? {
             return Err(self.told(StoreError::Full { free: 0, needed: 0 }));
         }
         self.punched.insert(segment, record.live);
@@ -307,7 +306,7 @@ impl Writer {
         // It must not come back with a power cut: who asked for it relies on it.
         group.sync = true;
         staged.blocks += 1;
-        staged.bytes += record_bytes(&key.to_bytes(), held.shape.value_bytes()) as u64 + ROW_OVERHEAD_BYTES;
+        staged.bytes += held.cost(&key.to_bytes());
         Ok(())
     }
 

@@ -11,9 +11,10 @@ use super::{Command, Writer};
 use crate::pins::{Failure, PinChanges, PinError};
 use crate::queue::{PROBE_EVERY, Wait, next_command};
 use crate::store::{Stats, Trouble};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::time::Instant;
 use tokio::sync::Semaphore;
 use tracing::{debug, error, info, warn};
 
@@ -32,6 +33,8 @@ pub(super) struct Waiting {
     room: Option<Arc<Semaphore>>,
     /// What is missing.
     refusal: StoreError,
+    /// Segments whose dead parts were given back.
+    punched: BTreeSet<u32>,
 }
 
 impl Drop for Waiting {
@@ -52,7 +55,8 @@ impl Start {
             return Ok(Self::Now(Box::new(Writer::new(store, stats, changes, options, room)?)));
         }
         let refusal = StoreError::Full { free: 0, needed: 0 };
-        let mut waiting = Waiting { store, stats, changes, options: options.clone(), room: Some(room), refusal };
+        let (options, punched) = (options.clone(), BTreeSet::new());
+        let mut waiting = Waiting { store, stats, changes, options, room: Some(room), refusal, punched };
         if let Some(writer) = waiting.try_open() {
             return Ok(Self::Now(Box::new(writer)));
         }
@@ -70,14 +74,22 @@ impl Start {
 
 impl Waiting {
     fn run(mut self, commands: &Receiver<Command>) {
+        let mut probe_at = Instant::now() + PROBE_EVERY;
         while let Some(command) = next_command(commands, Wait::For(PROBE_EVERY)) {
+            // A gateway with traffic has something to cache all the time.
+            let is_due = Instant::now() >= probe_at;
+            if is_due {
+                probe_at = Instant::now() + PROBE_EVERY;
+            }
             let gives_back = matches!(
                 command,
                 None | Some(
                     Command::Remove { .. } | Command::Evict { .. } | Command::Shrink { .. } | Command::Compact { .. }
                 )
             );
-            if gives_back && let Some(writer) = self.try_open() {
+            if (gives_back || is_due)
+                && let Some(writer) = self.try_open()
+            {
                 info!("there is space again: the store is open for writing");
                 return writer.run_from(command, commands);
             }
@@ -124,8 +136,8 @@ impl Waiting {
             .ok()
     }
 
-    fn make_space(&self) -> Result<(), StoreError> {
-        let store = &self.store;
+    fn make_space(&mut self) -> Result<(), StoreError> {
+        let store = Arc::clone(&self.store);
         let has_enough = || store.files.space().is_ok_and(|space| store.reserve.is_enough_to_open(space));
         if has_enough() {
             return Ok(());
@@ -134,10 +146,13 @@ impl Waiting {
         let segments: BTreeMap<u32, _> = store.segments()?.into_iter().collect();
         if !has_enough() {
             for (segment, record) in segments.iter().filter(|(_, record)| record.kind == Kind::Pinned) {
-                if record.live < record.written
-                    && let Err(error) = store.punch_dead(*segment, record.written)
-                {
-                    debug!(segment, %error, "the dead part of a segment could not be given back");
+                // Nothing of it dies while the index is not written.
+                if record.live == record.written || self.punched.contains(segment) {
+                    continue;
+                }
+                match store.punch_dead(*segment, *record) {
+                    Ok(_) => _ = self.punched.insert(*segment),
+                    Err(error) => debug!(segment, %error, "the dead part of a segment could not be given back"),
                 }
             }
         }

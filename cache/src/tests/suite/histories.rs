@@ -44,7 +44,8 @@ async fn run(kind: Kind, steps: Vec<Step>) {
             Step::Cache(i) => store.put_cached(blocks[i].clone()).await,
             Step::Read(i) => _ = store.holds(&blocks[i]).await,
             Step::Evict(i) => {
-                let evicted = store.evict(vec![super::super::key(&blocks[i])], Evict::Unpinned).await.expect("evicts");
+                let keys = vec![super::super::key(&blocks[i])];
+                let evicted = store.evict(keys, Evict::Unpinned).await.expect("evicts");
                 let pinned = model.values().any(|(members, _)| members.contains(&i));
                 assert!(evicted.blocks == 0 || !pinned && !store.holds(&blocks[i]).await, "{evicted:?}");
                 assert!(evicted.pinned <= u64::from(pinned) || evicted.blocks == 0);

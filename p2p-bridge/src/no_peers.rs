@@ -23,7 +23,7 @@ pub const ADVICE: &str = "check that p2p.bootstrap or p2p.peering names peers th
 pub struct Available {
     /// Connected peers.
     pub peers: usize,
-    /// Whether anybody else can be asked: peers of the routing tables, routers, gateways.
+    /// Whether anybody else can be asked: peers of the routing tables, routers, gateways, providers whose dials are not overdue.
     pub others: bool,
     /// Whether peers are being dialled, now or again in a moment.
     pub dials: bool,

@@ -10,6 +10,7 @@ use super::dial_times::DialTimes;
 use super::plan::{Provider, Rank};
 use super::targets::Targets;
 use super::unreachable::Unreachable;
+use crate::admission::ip_of;
 use crate::counted::Via;
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::ConnectionId;
@@ -125,7 +126,9 @@ impl Dialer {
         {
             return Start::UnderWay { deadline: dial.deadline };
         }
-        if before.is_none() && self.occupied() >= self.under_way_max {
+        // A peer that was looked up has its place already; a further dial of one that has more addresses takes another.
+        let own = before.map_or(0, |dial| usize::from(dial.dials.is_empty() && !dial.is_leaving));
+        if self.occupied() >= self.under_way_max + own {
             return Start::Full;
         }
         if untried.is_empty() {
@@ -203,8 +206,13 @@ impl Dialer {
         if let Some((address, took)) = dialled {
             self.times.succeeded(address, took);
         }
-        // Those that the dial would have tried next owe nothing either.
-        before.iter().flat_map(|dial| &dial.addresses).for_each(|address| self.targets.give_back(address));
+        // Those at the same host owe nothing either. Another host that the peer named need not be its own.
+        if let Some((dialled, _)) = dialled {
+            let host = ip_of(dialled);
+            let is_there = |address: &&Multiaddr| is_same(address, dialled) || host.is_some() && ip_of(address) == host;
+            let addresses = before.iter().flat_map(|dial| &dial.addresses).filter(is_there);
+            addresses.for_each(|address| self.targets.give_back(address));
+        }
         self.unreachable.alive(peer, dialled.map(|(address, _)| address), now);
     }
 
@@ -222,9 +230,14 @@ impl Dialer {
         failure: Failure<'_>,
         now: Instant,
     ) -> Option<Vec<Multiaddr>> {
+        let is_of_a_search = self.under_way.get(peer).is_some_and(|under_way| under_way.dials.contains(&dial));
         match failure {
-            Failure::Addresses(addresses) => {
+            Failure::Addresses(addresses) if is_of_a_search => {
                 addresses.iter().for_each(|address| self.unreachable.address_failed(peer, address, now));
+            }
+            // A hole punch may be made to fail, at an address that the other side names.
+            Failure::Addresses(addresses) => {
+                addresses.iter().for_each(|address| self.unreachable.pair_failed(peer, address, now));
             }
             Failure::AnotherPeer(address) => self.unreachable.pair_failed(peer, address, now),
             Failure::Ours => {}
@@ -240,6 +253,11 @@ impl Dialer {
             Failure::Addresses(_) | Failure::Ours => addresses.clear(),
         }
         Some(addresses)
+    }
+
+    /// Whether a dial is under way that is not overdue.
+    pub fn has_dials_in_time(&self, now: Instant) -> bool {
+        self.under_way.values().any(|dial| !dial.dials.is_empty() && dial.deadline > now)
     }
 
     /// Nobody knows where a peer is.
@@ -267,8 +285,9 @@ impl Dialer {
         self.under_way.get_mut(peer).is_some_and(|dial| !std::mem::replace(&mut dial.is_leaving, true))
     }
 
+    /// Connections that are being opened, and look-ups.
     fn occupied(&self) -> usize {
-        self.under_way.values().filter(|dial| !dial.is_leaving).count()
+        self.under_way.values().filter(|dial| !dial.is_leaving).map(|dial| dial.dials.len().max(1)).sum()
     }
 
     /// The oldest of the dials that are overdue and had [`PATIENCE`], of those that may be aborted.

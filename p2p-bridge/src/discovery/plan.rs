@@ -15,7 +15,7 @@ use super::dialer::PATIENCE;
 use crate::dht::Network;
 use libp2p::{Multiaddr, PeerId};
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Dials in the window when a search begins.
 const WINDOW: usize = 8;
@@ -26,7 +26,7 @@ const SERVED_WINDOW: usize = 3;
 const SERVED_UNDER_WAY_MAX: usize = 8;
 /// Dials of one search in all.
 const DIALS_MAX: usize = 256;
-/// Dials of one search to providers that were unreachable lately: in the window, and in all.
+/// Dials of one search to providers that were unreachable lately: in the window (one, while somebody serves), and in all.
 const UNREACHABLE_WINDOW: usize = 4;
 const UNREACHABLE_MAX: usize = 16;
 /// Dials of one provider in one search: further ones are of addresses that were not tried yet.
@@ -35,6 +35,8 @@ const ATTEMPTS_MAX: u8 = 3;
 const ADDRESSES_MAX: usize = 24;
 /// Providers that wait to be dialled.
 const WAITING_MAX: usize = 256;
+/// How long a provider waits whose addresses were dialled too often.
+const DELAY: Duration = Duration::from_secs(3);
 /// Members of a session that are enough: more add duplicates rather than speed.
 pub const MEMBERS_ENOUGH: usize = 4;
 
@@ -94,6 +96,8 @@ struct Dialled {
 pub struct Plan {
     waiting: Vec<Candidate>,
     under_way: HashMap<PeerId, UnderWay>,
+    /// Providers that wait until then.
+    delayed: Vec<(Instant, Provider, Rank)>,
     dialled: HashMap<PeerId, Dialled>,
     /// Dials of each network in this search that were overdue or failed.
     trouble: HashMap<Network, u32>,
@@ -108,6 +112,7 @@ impl Default for Plan {
         Self {
             waiting: Vec::new(),
             under_way: HashMap::new(),
+            delayed: Vec::new(),
             dialled: HashMap::new(),
             trouble: HashMap::new(),
             window: WINDOW,
@@ -168,7 +173,8 @@ impl Plan {
         let best = self.best()?;
         if self.waiting.get(best)?.rank == Rank::Unreachable {
             let hopeless = in_time().filter(|dial| dial.rank == Rank::Unreachable).count();
-            if served || hopeless >= UNREACHABLE_WINDOW || self.dials_of_unreachable >= UNREACHABLE_MAX {
+            let window = if served { 1 } else { UNREACHABLE_WINDOW };
+            if hopeless >= window || self.dials_of_unreachable >= UNREACHABLE_MAX {
                 return None;
             }
         }
@@ -201,11 +207,7 @@ impl Plan {
 
     /// A dial could not begin, for a reason that is not the provider's: its turn comes again.
     pub fn postpone(&mut self, provider: Provider, rank: Rank) {
-        self.dials = self.dials.saturating_sub(1);
-        self.dials_of_unreachable = self.dials_of_unreachable.saturating_sub(usize::from(rank == Rank::Unreachable));
-        if let Some(dialled) = self.dialled.get_mut(&provider.peer) {
-            dialled.attempts = dialled.attempts.saturating_sub(1);
-        }
+        self.forget_dial(&provider.peer, rank);
         self.wait(provider, rank);
     }
 
@@ -222,15 +224,45 @@ impl Plan {
         self.wait_again(*peer, dial.rest);
     }
 
-    /// Whether somebody waits to be dialled, and will be.
+    /// Whether somebody waits to be dialled, and will be: now, after a while, or by further addresses when a dial is overdue.
     pub fn is_waiting(&self) -> bool {
         let hope =
             |candidate: &Candidate| candidate.rank != Rank::Unreachable || self.dials_of_unreachable < UNREACHABLE_MAX;
-        self.dials < DIALS_MAX && self.waiting.iter().any(hope)
+        let has_more = |(peer, dial): (&PeerId, &UnderWay)| {
+            dial.deadline.is_some() && !dial.rest.is_empty() && self.attempts(peer) < ATTEMPTS_MAX
+        };
+        let waits = || self.waiting.iter().any(hope) || !self.delayed.is_empty();
+        self.dials < DIALS_MAX && (waits() || self.under_way.iter().any(has_more))
     }
 
-    /// Overdue dials leave the window and widen it. Addresses that they did not try wait for their turn.
+    fn attempts(&self, peer: &PeerId) -> u8 {
+        self.dialled.get(peer).map_or(0, |dialled| dialled.attempts)
+    }
+
+    /// A provider's addresses were dialled too often, by whomever: its turn comes again after [`DELAY`]. Records that name somebody
+    /// else's addresses hold up a dial of these, and forbid none.
+    pub fn delay(&mut self, provider: Provider, rank: Rank, now: Instant) {
+        if self.delayed.len() < WAITING_MAX {
+            self.forget_dial(&provider.peer, rank);
+            self.delayed.push((now + DELAY, provider, rank));
+        }
+    }
+
+    /// A dial that was counted and did not begin.
+    fn forget_dial(&mut self, peer: &PeerId, rank: Rank) {
+        self.dials = self.dials.saturating_sub(1);
+        self.dials_of_unreachable = self.dials_of_unreachable.saturating_sub(usize::from(rank == Rank::Unreachable));
+        if let Some(dialled) = self.dialled.get_mut(peer) {
+            dialled.attempts = dialled.attempts.saturating_sub(1);
+        }
+    }
+
+    /// Overdue dials leave the window and widen it. Addresses that they did not try wait for their turn, and so do providers whose
+    /// delay is over.
     fn widen(&mut self, now: Instant) {
+        for (_, provider, rank) in self.delayed.extract_if(.., |(until, ..)| *until <= now).collect::<Vec<_>>() {
+            self.wait(provider, rank);
+        }
         let mut untried = Vec::new();
         for (peer, dial) in &mut self.under_way {
             if dial.deadline.is_some_and(|deadline| deadline <= now) {
@@ -252,8 +284,7 @@ impl Plan {
     }
 
     fn wait_again(&mut self, peer: PeerId, untried: Vec<Multiaddr>) {
-        let attempts = self.dialled.get(&peer).map_or(0, |dialled| dialled.attempts);
-        if !untried.is_empty() && attempts < ATTEMPTS_MAX {
+        if !untried.is_empty() && self.attempts(&peer) < ATTEMPTS_MAX {
             self.wait(Provider { peer, addresses: untried }, Rank::Again);
         }
     }

@@ -129,6 +129,11 @@ impl Names {
         known
     }
 
+    /// Whether [`Self::forget`] would forget anything.
+    pub fn remembers(&self, name: &Name) -> bool {
+        self.inner.cache.get(name).is_some()
+    }
+
     /// The same names, of which only what is known already is told. Nobody is asked.
     pub fn known_only(&self) -> Arc<dyn NameResolver> {
         Arc::new(KnownOnly(Arc::clone(&self.inner)))

@@ -17,7 +17,7 @@ impl Task {
 
     /// Fails what waits for peers, if there are none and none are coming.
     pub(super) fn fail_if_no_peers(&mut self, now: Instant) {
-        let available = self.available();
+        let available = self.available(now);
         self.no_peers.note(available, now);
         if self.no_peers.is_settled(now) {
             self.swarm.behaviour_mut().bitswap.fail_without_peers();
@@ -25,7 +25,7 @@ impl Task {
         }
     }
 
-    fn available(&mut self) -> Available {
+    fn available(&mut self, now: Instant) -> Available {
         let peers = self.connected.len();
         if peers > 0 {
             return Available { peers, others: true, dials: true };
@@ -34,7 +34,10 @@ impl Task {
         let dialling = self.swarm.network_info().connection_counters().num_pending_outgoing() > 0;
         Available {
             peers,
-            others: tables > 0 || self.delegation.asks_anybody() || self.swarm.behaviour().bitswap.has_anybody(),
+            others: tables > 0
+                || self.delegation.asks_anybody()
+                || self.swarm.behaviour().bitswap.has_anybody()
+                || self.dialer.has_dials_in_time(now),
             dials: dialling || !self.bootstraps.is_empty() || !self.peerings.is_empty(),
         }
     }

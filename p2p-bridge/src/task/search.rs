@@ -39,8 +39,8 @@ enum Begun {
     Yes { rest: Vec<Multiaddr>, deadline: Instant },
     /// Too many dials are under way.
     NoRoom,
-    /// It is not dialled.
-    No,
+    /// It was dialled too often.
+    Later,
 }
 
 fn is_for_want_of_room(cause: &ConnectionDenied) -> bool {
@@ -203,7 +203,7 @@ impl Task {
                     }
                 }
                 Begun::NoRoom => return search.plan.postpone(provider, rank),
-                Begun::No => {}
+                Begun::Later => search.plan.delay(provider, rank, now),
             }
         }
         let search = self.searches.get(&session);
@@ -245,7 +245,7 @@ impl Task {
                 displaced.into_iter().for_each(|peer| self.abort_dial(peer));
                 Begun::NoRoom
             }
-            Start::Limited => Begun::No,
+            Start::Limited => Begun::Later,
         }
     }
 
@@ -284,6 +284,8 @@ impl Task {
             }
             Err(error) => {
                 tracing::debug!(%peer, %error, "not dialled");
+                // If it was looked up, that has ended too.
+                self.dialer.not_found(&peer);
                 self.ended_dials.push(EndedDial::failed(peer, Vec::new()));
             }
         }

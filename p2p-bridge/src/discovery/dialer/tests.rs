@@ -273,6 +273,36 @@ fn a_flood_of_dead_providers_costs_bounded_dials_and_harms_nobody() {
 }
 
 #[test]
+fn every_connection_that_is_being_opened_takes_a_place() {
+    let (mut dialer, now, peer) = (Dialer::new(4), Instant::now(), PeerId::random());
+    let of = |from: u16| {
+        let addresses = (from..from + 8).map(|n| address(&format!("/ip4/8.7.{n}.1/tcp/4001"))).collect();
+        Provider { peer, addresses }
+    };
+    for (id, from) in [(1, 0), (2, 8), (3, 16)] {
+        assert!(matches!(dial(&mut dialer, &of(from), id, now), Start::Dial { .. }), "{from}");
+    }
+    assert!(matches!(dial(&mut dialer, &of(24), 4, now), Start::Full), "three of four are for searches");
+    assert!(matches!(dial(&mut dialer, &provider(1), 5, now), Start::Full));
+}
+
+#[test]
+fn what_another_host_owes_is_not_given_back_for_a_living_address() {
+    let (mut dialer, mut now) = (Dialer::new(64), Instant::now());
+    let (victim, own) = (address("/ip4/8.8.8.8/udp/443/quic-v1"), address("/ip4/8.9.9.9/tcp/4001"));
+    let mut dials = 0;
+    for id in 0..20 {
+        let liar = Provider { peer: PeerId::random(), addresses: vec![victim.clone(), own.clone()] };
+        if let Start::Dial { addresses, .. } = dial(&mut dialer, &liar, id, now) {
+            dials += usize::from(addresses.contains(&victim));
+            dialer.connected(liar.peer, Some((&own, MS)), &[], now);
+        }
+        now += MS;
+    }
+    assert!(dials <= 4, "{dials} dials of the victim");
+}
+
+#[test]
 fn a_victim_is_not_dialled_for_every_record_that_names_it() {
     let (mut dialer, now) = (Dialer::new(256), Instant::now());
     let victim = address("/ip4/8.8.8.8/tcp/443");

@@ -112,9 +112,10 @@ fn unreachable_ones_are_dialled_when_nothing_better_is_left_and_only_some() {
         plan.add(provider(1, port), |_| Rank::Unreachable);
     }
     assert_eq!(dials(&mut plan, 0, start).len(), UNREACHABLE_WINDOW);
-    assert_eq!(dials(&mut plan, 1, start + DEADLINE), [], "not while somebody serves");
+    let served = dials(&mut plan, 1, start + DEADLINE).len();
+    assert_eq!(served, 1, "one at a time while somebody serves, who may lack some of it");
     let later = (1..20).map(|n| dials(&mut plan, 0, start + DEADLINE * n).len()).sum::<usize>();
-    assert_eq!(UNREACHABLE_WINDOW + later, UNREACHABLE_MAX);
+    assert_eq!(UNREACHABLE_WINDOW + served + later, UNREACHABLE_MAX);
     assert!(!plan.is_waiting(), "who will never be dialled is not waited for");
     plan.add(provider(1, 1), direct);
     assert!(plan.is_waiting());
@@ -210,4 +211,29 @@ proptest! {
         }
         prop_assert!(plan.dialled.values().all(|dialled| dialled.attempts <= ATTEMPTS_MAX));
     }
+}
+
+#[test]
+fn a_provider_whose_addresses_are_used_up_has_its_turn_later() {
+    let start = Instant::now();
+    let mut plan = Plan::default();
+    plan.add(provider(1, 1), direct);
+    let (limited, rank) = plan.next(0, 8, start).expect("it is its turn");
+    plan.delay(limited.clone(), rank, start);
+    assert!(plan.is_waiting(), "the search goes on for it");
+    assert_eq!(plan.next(0, 8, start + DELAY / 2), None);
+    assert_eq!(plan.next(0, 8, start + DELAY).map(|(provider, _)| provider), Some(limited));
+}
+
+#[test]
+fn a_search_goes_on_while_a_dial_has_addresses_left() {
+    let start = Instant::now();
+    let mut plan = Plan::default();
+    plan.add(provider(1, 1), direct);
+    let (only, rank) = plan.next(0, 8, start).expect("it is its turn");
+    let left: Multiaddr = "/ip4/192.0.2.9/tcp/9".parse().expect("an address");
+    plan.began(&only, rank, vec![left.clone()], start + DEADLINE, start);
+    assert!(plan.is_waiting());
+    let next = plan.next(0, 8, start + DEADLINE).map(|(provider, _)| provider.addresses);
+    assert_eq!(next, Some(vec![left]));
 }

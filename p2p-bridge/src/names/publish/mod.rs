@@ -425,7 +425,7 @@ impl Inner {
         let renewed = self.change(entry, move |entry, keypair| entry.renewed(keypair, wall)).await;
         self.metrics.renewed(renewed.is_ok());
         if let Err(error) = &renewed {
-            tracing::error!(name = %entry.key, %error, "a published name could not be renewed; it is tried again");
+            tracing::warn!(name = %entry.key, %error, "a published name could not be renewed; it is tried again");
         }
         renewed.is_ok()
     }

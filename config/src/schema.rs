@@ -136,7 +136,7 @@ pub struct Http {
     pub url_bytes_max: u64,
     /// Bytes that a request's head may have.
     pub head_bytes_max: u64,
-    /// Send files that are stored compressed as they are stored, to clients who accept zstd.
+    /// Send files that are stored compressed as they are stored, to clients who accept zstd; small ones as brotli or gzip to others.
     pub zstd: bool,
     /// Bytes of a file that are fetched ahead of the client who reads it, for each response.
     pub read_ahead_bytes_max: u64,
@@ -379,7 +379,7 @@ pub struct Cache {
     pub memory_bytes_max: u64,
     /// How hard blocks are compressed on disk, from 1 (fast) to 22 (small). Those that would not shrink are not.
     pub zstd_level: u8,
-    /// Bytes of small files held in memory as they are sent to clients who accept zstd.
+    /// Bytes of small files held in memory as they are sent to clients who accept zstd, brotli or gzip.
     pub encoded_bytes_max: u64,
     /// How hard what is pinned is compressed later, in the background and by at most a quarter of a processor core: when
     /// the gateway starts, and every scrub_hours. 0 leaves it as it is, and so does any store but "rocksdb".

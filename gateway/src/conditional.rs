@@ -1,9 +1,12 @@
-//! `If-None-Match`, `If-Modified-Since` and `If-Range` (RFC 9110, section 13).
+//! `If-Match`, `If-Unmodified-Since`, `If-None-Match`, `If-Modified-Since` and `If-Range` (RFC 9110, section 13).
 //!
 //! Content below a CID has no date unless its writer gave it one (UnixFS `mtime`), and then a condition by date counts only
 //! where none by entity tag is made.
 
-use http::header::{HeaderMap, HeaderValue, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE};
+use http::header::{
+    ETAG, HeaderMap, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE,
+    LAST_MODIFIED,
+};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// `Last-Modified` of a date: whole seconds, and nothing before 1970, which HTTP dates of other software cannot say.
@@ -24,6 +27,30 @@ pub fn unmodified_since(headers: &HeaderMap, modified: Option<SystemTime>) -> bo
     since.is_some_and(|since| since <= modified && modified < since + Duration::from_secs(1))
 }
 
+/// Whether a request makes a condition that [`is_met`] looks at.
+pub fn is_demanding(asked: &HeaderMap) -> bool {
+    asked.contains_key(IF_MATCH) || asked.contains_key(IF_UNMODIFIED_SINCE)
+}
+
+/// Whether what `If-Match` demands is true of an answer with these headers, or, where there is no `If-Match`, what
+/// `If-Unmodified-Since` demands. Entity tags are compared strongly, so that a weak one is never what is demanded.
+pub fn is_met(asked: &HeaderMap, answer: &HeaderMap) -> bool {
+    let etag = answer.get(ETAG).map_or(&b""[..], HeaderValue::as_bytes);
+    if asked.contains_key(IF_MATCH) {
+        let names_it = |value: &[u8]| strong_tags(value).any(|tag| tag == etag);
+        return asked
+            .get_all(IF_MATCH)
+            .iter()
+            .any(|value| value.as_bytes().trim_ascii() == b"*" || names_it(value.as_bytes()));
+    }
+    let date = |headers: &HeaderMap, name| httpdate::parse_http_date(headers.get(name)?.to_str().ok()?).ok();
+    match (date(asked, IF_UNMODIFIED_SINCE), date(answer, LAST_MODIFIED)) {
+        (Some(since), Some(modified)) => modified <= since,
+        // A date that is none, and content that has none, are no condition (section 13.1.4).
+        _ => true,
+    }
+}
+
 /// Whether `If-None-Match` names the entity tag, by weak comparison. `*` counts only if `exists` is known.
 pub fn none_match(headers: &HeaderMap, etag: &[u8], exists: bool) -> bool {
     let etag = etag.strip_prefix(b"W/").unwrap_or(etag);
@@ -38,12 +65,22 @@ pub fn range_counts(headers: &HeaderMap, etag: &[u8]) -> bool {
     headers.get(IF_RANGE).is_none_or(|value| value.as_bytes().trim_ascii() == etag)
 }
 
-/// The quoted tags of a list, quotes included, without `W/`. A tag may contain commas, so the quotes decide.
-fn tags(mut list: &[u8]) -> impl Iterator<Item = &[u8]> {
+/// The quoted tags of a list, quotes included, without `W/`.
+fn tags(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    each_tag(list).map(|(tag, _)| tag)
+}
+
+/// Those of the tags that are not weak.
+fn strong_tags(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    each_tag(list).filter(|(_, is_weak)| !is_weak).map(|(tag, _)| tag)
+}
+
+/// The quoted tags of a list, and whether each is weak. A tag may contain commas, so the quotes decide.
+fn each_tag(mut list: &[u8]) -> impl Iterator<Item = (&[u8], bool)> {
     std::iter::from_fn(move || {
         let start = list.iter().position(|byte| *byte == b'"')?;
         let length = list[start + 1..].iter().position(|byte| *byte == b'"')? + 2;
-        let tag = &list[start..start + length];
+        let tag = (&list[start..start + length], list[..start].ends_with(b"W/"));
         list = &list[start + length..];
         Some(tag)
     })
@@ -98,6 +135,41 @@ mod tests {
         let mut both = since("Sun, 06 Nov 1994 08:49:37 GMT");
         both.insert(IF_NONE_MATCH, HeaderValue::from_static("\"b\""));
         assert!(!unmodified_since(&both, Some(modified)));
+    }
+
+    #[test]
+    fn what_is_demanded_is_compared_strongly() {
+        let date = "Sun, 06 Nov 1994 08:49:37 GMT";
+        let answer = |etag: &'static str| {
+            HeaderMap::from_iter([
+                (ETAG, HeaderValue::from_static(etag)),
+                (LAST_MODIFIED, HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT")),
+            ])
+        };
+        let table = [
+            (IF_MATCH, "\"a\"", "\"a\"", true),
+            (IF_MATCH, "\"b\", \"a\"", "\"a\"", true),
+            (IF_MATCH, "*", "W/\"a\"", true),
+            (IF_MATCH, "\"b\"", "\"a\"", false),
+            (IF_MATCH, "W/\"a\"", "\"a\"", false),
+            (IF_MATCH, "\"a\"", "W/\"a\"", false),
+            (IF_MATCH, "", "\"a\"", false),
+            (IF_UNMODIFIED_SINCE, date, "\"a\"", true),
+            (IF_UNMODIFIED_SINCE, "Sun, 06 Nov 1994 08:49:38 GMT", "\"a\"", true),
+            (IF_UNMODIFIED_SINCE, "Sun, 06 Nov 1994 08:49:36 GMT", "\"a\"", false),
+            (IF_UNMODIFIED_SINCE, "yesterday", "\"a\"", true),
+        ];
+        for (name, value, etag, expected) in table {
+            let asked = HeaderMap::from_iter([(name.clone(), HeaderValue::from_static(value))]);
+            assert!(is_demanding(&asked));
+            assert_eq!(is_met(&asked, &answer(etag)), expected, "{name}: {value} of {etag}");
+        }
+        let old = HeaderValue::from_static("Sun, 06 Nov 1994 08:49:36 GMT");
+        let mut both = HeaderMap::from_iter([(IF_UNMODIFIED_SINCE, old)]);
+        assert!(is_met(&both, &HeaderMap::new()), "what has no date was not changed");
+        both.insert(IF_MATCH, HeaderValue::from_static("\"a\""));
+        assert!(is_met(&both, &answer("\"a\"")), "a date does not count beside a tag");
+        assert!(!is_demanding(&HeaderMap::new()));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Files as `Content-Encoding: zstd`: the frames that their blocks are stored as, one after the other (RFC 8878, section 3).
+//! Files with a `Content-Encoding`: as zstd, which is the frames that their blocks are stored as, one after the other (RFC 8878, section
+//! 3), and small ones as brotli (RFC 7932) or gzip (RFC 1952).
 //!
 //! Goals: fewer bytes to send and none to compress; a length that is known before the first byte, from the index alone; a hot
 //! small file costs one look-up.
@@ -8,25 +9,34 @@
 //! is sent as it is, as are ranges, which are of the bytes as they are. A file that is still being fetched, or is in
 //! memory only, is sent as it is too: nothing is compressed while a client waits.
 //!
+//! Clients that do not know zstd get brotli or gzip of the small files whose body is remembered. That is made once, behind the first
+//! request for it, from what is remembered, by at most a quarter of a processor core; until it is there the file is sent as it is.
+//!
 //! What is remembered holds as long as the policy does, which was asked about every block of it. The leaves of a longer file may
 //! have left the disk since, or come back in another form: their lengths are added up anew each time. What is not all on the
 //! disk, or cannot be read, is looked at again after a while.
 
+use brotli::enc::BrotliEncoderParams;
 use bytes::Bytes;
 use cache::Tiers;
 use cache::stored::{Shape, body};
 use content::budget::Share;
 use content::unixfs::Node;
 use content::{BlockSource as _, Cid, SourceError};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use futures::future::ready;
 use futures::stream::{self, StreamExt as _};
 use moka::sync::Cache;
+use std::io::{Read as _, Write as _};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::Semaphore;
+use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::body::Content;
 use crate::errors::Problem;
+use crate::forget::{PurgeMode, forget_where};
+use crate::negotiate::Coding;
 
 /// Files with more leaves are sent as they are: 256 MiB, if they are of the usual size.
 const LEAVES_MAX: usize = 1024;
@@ -45,6 +55,13 @@ const SHAPES_AT_ONCE: usize = 256;
 const BODY_BYTES_MAX: u64 = 1024 * 1024;
 /// A body has to be smaller than the file by one part in this many.
 const SAVING_MIN: u64 = 16;
+/// Files up to this size are encoded anew for clients who do not know zstd, in bytes.
+const RECODED_BYTES_MAX: u64 = 4 * 1024 * 1024;
+/// How long nothing is encoded anew after something was, in times of what that took.
+const REST: u32 = 3;
+/// How hard brotli and gzip compress, of 11 and 9: what is still quick, and clearly smaller than the next lower.
+const BROTLI_QUALITY: i32 = 5;
+const GZIP_LEVEL: u32 = 6;
 /// Leaves that are read ahead of the client.
 const LEAVES_AHEAD: usize = 4;
 /// What an entry counts for besides what is in it, in bytes.
@@ -81,35 +98,36 @@ enum Found {
     Missing,
 }
 
+/// A file, the generation of the policy that it was looked at under, and a coding.
+type Key = (Cid, u64, Coding);
+
 /// Which files are sent encoded, and how. Clones share what is known.
 #[derive(Clone)]
 pub struct Encoded {
     tiers: Tiers,
-    known: Cache<(Cid, u64), Known>,
+    known: Cache<Key, Known>,
     not_yet: Cache<(Cid, u64), ()>,
     looks: Arc<Semaphore>,
+    /// One file at a time is encoded anew.
+    recoding: Arc<Semaphore>,
     body_bytes_max: u64,
 }
 
 impl Encoded {
     /// Files of what is stored in these tiers. What is known of them takes at most `memory_bytes_max`.
     pub fn new(tiers: Tiers, memory_bytes_max: u64) -> Self {
-        let weight = |_: &(Cid, u64), known: &Known| u32::try_from(known.memory_bytes()).unwrap_or(u32::MAX);
+        let weight = |_: &Key, known: &Known| u32::try_from(known.memory_bytes()).unwrap_or(u32::MAX);
         let known = Cache::builder().name("encoded").max_capacity(memory_bytes_max).weigher(weight).build();
         let not_yet = Cache::builder().max_capacity(NOT_YET_MAX).time_to_live(NOT_YET).build();
         let (looks, body_bytes_max) = (Arc::new(Semaphore::new(LOOKS_MAX)), BODY_BYTES_MAX.min(memory_bytes_max / 16));
-        Self { tiers, known, not_yet, looks, body_bytes_max }
+        Self { tiers, known, not_yet, looks, recoding: Arc::new(Semaphore::new(1)), body_bytes_max }
     }
 
     /// The encoded bytes of a file, and their number, if it is sent so. `generation` is the policy's; `share` is what the
     /// leaves that are read ahead count against.
     pub async fn file(&self, cid: &Cid, size: u64, generation: u64, share: Share) -> Option<(u64, Content)> {
-        let key = (*cid, generation);
-        let known = match self.known.get(&key) {
-            Some(known) => known,
-            None => Box::pin(self.look_once(key, size)).await?,
-        };
-        match known {
+        let key = (*cid, generation, Coding::Zstd);
+        match self.as_zstd(cid, size, generation).await? {
             Known::Plain => None,
             Known::Body(body) => Some((body.len() as u64, Content::Bytes(body))),
             Known::Leaves(leaves) => {
@@ -122,20 +140,56 @@ impl Encoded {
         }
     }
 
+    /// The same in another coding than zstd, if the file was asked for in it before, and is small.
+    pub async fn recoded(&self, cid: &Cid, size: u64, generation: u64, coding: Coding) -> Option<(u64, Content)> {
+        let key = (*cid, generation, coding);
+        match self.known.get(&key) {
+            Some(Known::Body(body)) => return Some((body.len() as u64, Content::Bytes(body))),
+            // It is being encoded, or becomes no smaller.
+            Some(_) => return None,
+            None => {}
+        }
+        if let Known::Body(frames) = self.as_zstd(cid, size, generation).await?
+            && size <= RECODED_BYTES_MAX
+            && let Ok(place) = Arc::clone(&self.recoding).try_acquire_owned()
+        {
+            self.known.insert(key, Known::Plain);
+            tokio::spawn(self.clone().recode(key, frames, size, place));
+        }
+        None
+    }
+
+    /// Encodes a file anew, and rests.
+    async fn recode(self, key: Key, frames: Bytes, size: u64, place: OwnedSemaphorePermit) {
+        let begun = Instant::now();
+        let encode = move || encode(&frames, size, key.2).filter(|body| body.len() as u64 <= size - size / SAVING_MIN);
+        if let Ok(Some(body)) = tokio::task::spawn_blocking(encode).await {
+            self.known.insert(key, Known::Body(body));
+        }
+        tokio::time::sleep(begun.elapsed() * REST).await;
+        drop(place);
+    }
+
+    async fn as_zstd(&self, cid: &Cid, size: u64, generation: u64) -> Option<Known> {
+        match self.known.get(&(*cid, generation, Coding::Zstd)) {
+            Some(known) => Some(known),
+            None => Box::pin(self.look_once((*cid, generation), size)).await,
+        }
+    }
+
     /// What is known of a file, if it was looked at under this generation of the policy: whether it is sent encoded, and the
     /// bytes of it that are in memory.
     pub fn known(&self, cid: &Cid, generation: u64) -> Option<(bool, u64)> {
-        let known = self.known.get(&(*cid, generation))?;
+        let known = self.known.get(&(*cid, generation, Coding::Zstd))?;
         let held = if let Known::Body(body) = &known { body.len() as u64 } else { 0 };
         Some((!matches!(known, Known::Plain), held))
     }
 
     /// Forgets what is known of files that are concerned; how many these were.
-    pub fn forget_where(&self, concerns: impl Fn(&Cid) -> bool) -> u64 {
-        let unjudged = self.not_yet.iter().filter(|(key, ())| concerns(&key.0));
-        unjudged.for_each(|(key, ())| self.not_yet.invalidate(&*key));
-        let concerned = self.known.iter().filter(|(key, _)| concerns(&key.0));
-        concerned.inspect(|(key, _)| self.known.invalidate(&**key)).count() as u64
+    pub fn forget_where(&self, concerns: impl Fn(&Cid) -> bool, mode: PurgeMode) -> u64 {
+        // Those that are still looked at are known to nobody.
+        forget_where(&self.not_yet, |(cid, _), ()| concerns(cid), mode);
+        forget_where(&self.known, |(cid, ..), _| concerns(cid), mode)
     }
 
     /// Forgets what is known of all files.
@@ -151,7 +205,7 @@ impl Encoded {
         let _place = self.looks.try_acquire().ok()?;
         match self.look(&key.0, size).await {
             Ok(Some(known)) => {
-                self.known.insert(key, known.clone());
+                self.known.insert((key.0, key.1, Coding::Zstd), known.clone());
                 Some(known)
             }
             // An error will show where the file is sent as it is.
@@ -273,6 +327,30 @@ impl Encoded {
     }
 }
 
+/// The bytes of a file of so many, which are given as zstd, in another coding; `None` if that fails.
+fn encode(frames: &[u8], size: u64, coding: Coding) -> Option<Bytes> {
+    let mut plain = Vec::with_capacity(usize::try_from(size).ok()?);
+    zstd::Decoder::new(frames).ok()?.take(size + 1).read_to_end(&mut plain).ok()?;
+    if plain.len() as u64 != size {
+        return None;
+    }
+    let mut body = Vec::new();
+    match coding {
+        Coding::Zstd => return None,
+        Coding::Brotli => {
+            let parameters =
+                BrotliEncoderParams { quality: BROTLI_QUALITY, size_hint: plain.len(), ..Default::default() };
+            brotli::BrotliCompress(&mut &plain[..], &mut body, &parameters).ok()?;
+        }
+        Coding::Gzip => {
+            let mut encoder = GzEncoder::new(&mut body, Compression::new(GZIP_LEVEL));
+            encoder.write_all(&plain).ok()?;
+            encoder.finish().ok()?;
+        }
+    }
+    Some(body.into())
+}
+
 impl Known {
     fn memory_bytes(&self) -> usize {
         ENTRY_OVERHEAD_BYTES
@@ -299,5 +377,31 @@ async fn parts(tiers: &Tiers, cid: &Cid, bytes: u64) -> Result<Vec<Bytes>, Probl
 impl std::fmt::Debug for Encoded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Encoded").field("files", &self.known.entry_count()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_encoded_anew_decodes_to_the_same() {
+        let plain: Vec<u8> = (0..5_000).flat_map(|line| format!("line {line} is a line\n").into_bytes()).collect();
+        let size = plain.len() as u64;
+        // As blocks are stored: a frame each.
+        let frames: Vec<u8> =
+            plain.chunks(30_000).flat_map(|leaf| zstd::encode_all(leaf, 3).expect("encodes")).collect();
+        let gzip = encode(&frames, size, Coding::Gzip).expect("encodes");
+        let mut decoded = Vec::new();
+        flate2::read::GzDecoder::new(&gzip[..]).read_to_end(&mut decoded).expect("decodes");
+        assert!(decoded == plain && gzip.len() < plain.len() / 4);
+        let brotli = encode(&frames, size, Coding::Brotli).expect("encodes");
+        decoded.clear();
+        brotli::BrotliDecompress(&mut &brotli[..], &mut decoded).expect("decodes");
+        assert!(decoded == plain && brotli.len() < gzip.len());
+        for wrong in [size - 1, size + 1] {
+            assert_eq!(encode(&frames, wrong, Coding::Gzip), None, "it is not as long as it is to be");
+        }
+        assert_eq!(encode(b"no frame", size, Coding::Gzip), None);
     }
 }

@@ -105,6 +105,9 @@ pub enum Problem {
         /// What is missing.
         cid: Cid,
     },
+    /// The request demands by `If-Match` or `If-Unmodified-Since` what is not so.
+    #[error("what is at this address is not what the request demands with If-Match or If-Unmodified-Since")]
+    NotAsDemanded,
     /// A request to the routing API that cannot be answered.
     #[error(transparent)]
     Routing(#[from] RoutingProblem),
@@ -286,6 +289,11 @@ impl Problem {
                 StatusCode::PRECONDITION_FAILED,
                 "Not held here",
                 "Ask without only-if-cached to have it fetched.",
+            ),
+            Self::NotAsDemanded => Page::new(
+                StatusCode::PRECONDITION_FAILED,
+                "Something else is here",
+                "Ask without the condition for what is here now.",
             ),
             Self::Routing(problem) => of_routing(problem),
             Self::NoSuchPage => Page::new(StatusCode::NOT_FOUND, "Not found", "Try /ipfs/ and a CID."),

@@ -34,7 +34,7 @@
 //! | [`html`] | what all pages have in common |
 //!
 //! Around them: [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`]. [`upkeep`] keeps the
-//! store in order while the gateway runs; [`control`] knows what is withheld; [`pinning`] keeps what was asked to be kept, and
+//! store in order while the gateway runs; [`forget`] is what a purge does to what is remembered; [`control`] knows what is withheld; [`pinning`] keeps what was asked to be kept, and
 //! fetches it; [`caches`] tells caches in front of take-downs; [`intake`] takes uploads in; [`kubo_rpc`] answers Kubo's
 //! clients; [`stores`] says which store that is; [`stamp`] tells whether a file was changed. [`commands`] is the
 //! command line; one that finds a gateway running works through its admin listener. [`operations`] is what an operator
@@ -56,6 +56,7 @@ pub mod content_type;
 pub mod control;
 pub mod encoded;
 pub mod errors;
+pub mod forget;
 pub mod health;
 pub mod hosts;
 pub mod html;

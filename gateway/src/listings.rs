@@ -14,6 +14,7 @@
 use crate::answer::selection::Selection;
 use crate::body::Content;
 use crate::errors::Problem;
+use crate::forget::{PurgeMode, forget_where};
 use crate::metrics::ListingMetrics;
 use crate::route::Links;
 use crate::source::{RootSource, Tier};
@@ -167,10 +168,8 @@ impl Listings {
     }
 
     /// Forgets the pages that are concerned, by their key and by what is remembered; how many these were.
-    pub fn forget_where(&self, concerns: impl Fn(&Key, &Page) -> bool) -> u64 {
-        let known = &self.inner.known;
-        let concerned = known.iter().filter(|(key, page)| concerns(key, page));
-        concerned.inspect(|(key, _)| known.invalidate(&**key)).count() as u64
+    pub fn forget_where(&self, concerns: impl Fn(&Key, &Page) -> bool, mode: PurgeMode) -> u64 {
+        forget_where(&self.inner.known, |key, page| concerns(key, page), mode)
     }
 
     /// A page with blocks of `source`. Waits for the first of it only, so that a directory that cannot be read at all is

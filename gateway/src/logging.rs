@@ -11,8 +11,9 @@ use tokio::task::JoinHandle;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
-/// Said unless the level names the same module: it warns of every malformed request, which any stranger can send.
-const HUSHED: &str = "libp2p_autonat=error";
+/// Said unless the level names the same module. libp2p's AutoNAT warns of every malformed request, and yamux calls it an error, which
+/// any stranger can send; mDNS calls it an error that a network interface carries no multicast.
+const HUSHED: &str = "libp2p_autonat=error,yamux=off,libp2p_mdns=off";
 /// The longest level that is read, in bytes.
 const LEVEL_BYTES_MAX: usize = 1024;
 
@@ -22,6 +23,19 @@ const fn access_directive(access: AccessLog) -> &'static str {
         AccessLog::Off => "access=off",
         AccessLog::Log => "access=info",
     }
+}
+
+/// An error and its causes, each once: many say their cause in their own words already.
+pub fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 static LEVEL: OnceLock<LogLevel> = OnceLock::new();
@@ -193,6 +207,14 @@ impl State {
 mod tests {
     use super::*;
     use std::sync::Arc;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let error = anyhow::anyhow!("no such file");
+        let error = error.context("it cannot be read: no such file").context("nothing was imported");
+        assert_eq!(format!("{error:#}"), "nothing was imported: it cannot be read: no such file: no such file");
+        assert_eq!(chain(&error), "nothing was imported: it cannot be read: no such file");
+    }
 
     #[test]
     fn levels_are_read_strictly() {

@@ -42,6 +42,9 @@ const FORMATS: [(Format, &str, &str); 8] = [
     (Format::DagCbor, "dag-cbor", "application/vnd.ipld.dag-cbor"),
 ];
 
+/// What `?format=` calls the content by itself, shown as a page if it is a document: for browsers, whose `Accept` says so too.
+const HTML: &str = "html";
+
 impl Format {
     /// What `?format=` calls it; empty for the native one.
     pub fn name(self) -> &'static str {
@@ -61,7 +64,9 @@ impl Format {
 
 /// A format that was asked for and does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no format \"{asked}\"; there are raw, car, ipns-record, tar, json, cbor, dag-json and dag-cbor")]
+#[error(
+    "there is no format \"{asked}\"; there are html, raw, car, ipns-record, tar, json, cbor, dag-json and dag-cbor"
+)]
 pub struct NotSupported {
     asked: String,
 }
@@ -87,6 +92,7 @@ pub fn wanted(query: Option<&str>, headers: &HeaderMap) -> Result<Wanted, NotSup
     let best = best_range(headers);
     match query {
         None | Some("") => Ok(best),
+        Some(HTML) => Ok(Wanted { format: Format::Native, by_accept: false, parameters: Vec::new(), html: true }),
         Some(name) => match FORMATS.iter().find(|(_, known, _)| *known == name) {
             // The media range still says how, if it is of the same format.
             Some((format, ..)) if *format == best.format => Ok(Wanted { by_accept: false, ..best }),
@@ -96,14 +102,44 @@ pub fn wanted(query: Option<&str>, headers: &HeaderMap) -> Result<Wanted, NotSup
     }
 }
 
-/// Whether `Accept-Encoding` names zstd (RFC 9110, section 12.5.3), and does not name the bytes as they are with a higher weight.
-/// A wildcard does not count: whoever knows zstd says so.
-pub fn accepts_zstd(headers: &HeaderMap) -> bool {
+/// How a file's bytes may be encoded on the way (`Content-Encoding`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Coding {
+    /// RFC 8878.
+    Zstd,
+    /// RFC 7932.
+    Brotli,
+    /// RFC 1952.
+    Gzip,
+}
+
+impl Coding {
+    /// All of them, the best first: blocks are stored as zstd already, and brotli is smaller than gzip.
+    pub const ALL: [Self; 3] = [Self::Zstd, Self::Brotli, Self::Gzip];
+
+    /// As `Content-Encoding` has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Zstd => "zstd",
+            Self::Brotli => "br",
+            Self::Gzip => "gzip",
+        }
+    }
+}
+
+/// The codings that a client accepts, the best first.
+pub fn codings(headers: &HeaderMap) -> impl Iterator<Item = Coding> {
+    Coding::ALL.into_iter().filter(|coding| accepts_coding(headers, coding.name()))
+}
+
+/// Whether `Accept-Encoding` names a coding (RFC 9110, section 12.5.3), and does not name the bytes as they are with a higher weight.
+/// A wildcard does not count: whoever knows a coding says so.
+fn accepts_coding(headers: &HeaderMap, coding: &str) -> bool {
     let weight_of = |coding: &str| {
         let lists = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
         lists.flat_map(|list| list.split(',')).find_map(|element| coding_weight(element, coding))
     };
-    weight_of("zstd").is_some_and(|weight| weight > 0.0 && weight_of("identity").is_none_or(|other| other <= weight))
+    weight_of(coding).is_some_and(|weight| weight > 0.0 && weight_of("identity").is_none_or(|other| other <= weight))
 }
 
 /// The weight of an element of `Accept-Encoding`, if it is of that coding. One that is malformed is 0.
@@ -223,6 +259,7 @@ mod tests {
             (Some("car"), BROWSER, Car),
             (Some("ipns-record"), "", IpnsRecord),
             (Some(""), "application/vnd.ipld.raw", Raw),
+            (Some("html"), "application/vnd.ipld.raw", Native),
         ];
         for (query, accept, expected) in table {
             assert_eq!(read(query, accept).map(|wanted| wanted.format), Ok(expected), "{query:?} {accept}");
@@ -258,14 +295,16 @@ mod tests {
         ];
         for (value, expected) in table {
             let headers = HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static(value))]);
-            assert_eq!(accepts_zstd(&headers), expected, "{value}");
+            assert_eq!(codings(&headers).any(|coding| coding == Coding::Zstd), expected, "{value}");
         }
         let mut headers = HeaderMap::new();
-        assert!(!accepts_zstd(&headers));
+        assert_eq!(codings(&headers).count(), 0);
         for value in ["gzip", "caf\u{e9}", "zstd"] {
             headers.append(ACCEPT_ENCODING, HeaderValue::from_bytes(value.as_bytes()).expect("a header"));
         }
-        assert!(accepts_zstd(&headers), "what is no text is passed over");
+        assert!(codings(&headers).eq([Coding::Zstd, Coding::Gzip]), "what is no text is passed over");
+        let all = HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static("gzip, deflate, br;q=0.1"))]);
+        assert!(codings(&all).eq([Coding::Brotli, Coding::Gzip]));
     }
 
     #[test]
@@ -277,6 +316,7 @@ mod tests {
         assert_eq!((both.by_accept, both.parameters.len()), (false, 1));
         let other = read(Some("raw"), "application/vnd.ipld.car;dups=y").expect("a format");
         assert_eq!((other.by_accept, other.parameters.len()), (false, 0));
+        assert!(read(Some("html"), "*/*").expect("a format").html);
         assert!(read(None, BROWSER).expect("a format").html && !read(None, "*/*").expect("a format").html);
     }
 }

@@ -17,6 +17,7 @@ use crate::intake::resumable::Parts;
 use crate::intake::{self, Intake};
 use crate::kubo_rpc::{self, Rpc};
 use crate::limiter::Limiter;
+use crate::logging::chain;
 use crate::metrics::HttpMetrics;
 use crate::network::{self, Network};
 use crate::operations::{self, Operations};
@@ -205,7 +206,7 @@ impl Node {
         let limits = ConnectionLimits::of(http);
         let stop = CancellationToken::new();
         let audit = Arc::new(AuditLog::open(data_dir).map_err(|error| unwritable(loaded, "audit.log", &error))?);
-        let (caches, senders) = Caches::start(&loaded.config, &audit, &mut registry)?;
+        let (caches, senders) = Caches::start(&loaded.config, &audit, &mut registry, &supervisor)?;
         control.with_in_front(in_front(&caches, &gateway));
         let operations = Operations::new(operations::Parts {
             gateway: Arc::clone(&gateway),
@@ -329,7 +330,7 @@ async fn welcome_site(loaded: &Loaded, store: &dyn BlockStore) -> Option<Cid> {
     let note = stores::welcome_note(data_dir, cache);
     let offered = welcome::offer(store, note.as_deref()).await;
     offered.unwrap_or_else(|error| {
-        tracing::warn!(error = format!("{error:#}"), "there is no welcome site until the next start");
+        tracing::warn!(error = chain(&error), "there is no welcome site until the next start");
         None
     })
 }
@@ -489,7 +490,7 @@ fn ram_policy(policy: config::RamPolicy) -> RamPolicy {
 
 /// An error of the store, as one about the setting that says where it is.
 fn named(loaded: &Loaded, error: &anyhow::Error) -> ConfigError {
-    loaded.error("data_dir", format!("{error:#}"))
+    loaded.error("data_dir", chain(error))
 }
 
 fn serve_public(

@@ -18,7 +18,7 @@ use crate::answer::site::Sites;
 use crate::answer::{Context, archive, directory, document, file, record, site};
 use crate::body::{Body, Content};
 use crate::client::Client;
-use crate::conditional::none_match;
+use crate::conditional::{is_demanding, is_met, none_match};
 use crate::errors::Problem;
 use crate::health::Health;
 use crate::hosts::Hosts;
@@ -46,7 +46,7 @@ use content::tar::TarLimits;
 use content::unixfs::file::ReadLimits;
 use content::walk::WalkError;
 use content::{BlockSource as _, Cid, ContentPath, NameError, NameResolver, Policy, SourceError, Verdict, Work};
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::header::CACHE_CONTROL;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use ipnet::IpNet;
@@ -361,7 +361,8 @@ impl Gateway {
     /// Answers what came over a connection, once there is room for that.
     async fn answer_admitted(&self, head: &Parts, client: &Client, connection: &Connection) -> Result<Draft, Problem> {
         request::check_host(head)?;
-        if !request::is_about_health(head.uri.path()) {
+        // On the origin of a site it is a file of the site that is asked for.
+        if !request::is_about_health(head.uri.path()) || self.router.is_site(client) {
             connection.admitted().await?;
         }
         self.answer(head, client, &connection.phase).await
@@ -387,7 +388,7 @@ impl Gateway {
         }
         let mut ask = Ask::read(head)?;
         let draft = match self.looked_up(client, self.router.route(client, &mut ask)).await? {
-            Route::Content(place) => self.content(&ask, &place, client, phase).await?,
+            Route::Content(place) => as_demanded(&ask, self.content(&ask, &place, client, phase).await?)?,
             Route::Landing => respond::page(landing::page(self.welcome.as_ref())),
             Route::Redirect(status, location) => redirect(status, location),
         };
@@ -551,9 +552,8 @@ impl Gateway {
                 learnt(&entity);
                 let roots = entity.roots.clone();
                 let open = OpenFile { source: cx.source, block: &block, limits: &self.limits.read };
-                let cid = entity.cid;
-                let draft = file::file(&cx.about(&roots), entity, open, self.limits.response_bytes_max, learnt).await?;
-                require_type(cx.ask, draft, cid)
+                // A file is what it is, whatever media type is asked for: clients that ask for JSON first accept others too.
+                file::file(&cx.about(&roots), entity, open, self.limits.response_bytes_max, learnt).await
             }
             Found::Symlink(entity, target) => Ok(file::symlink(&cx.about(&entity.roots), &entity, target)),
             Found::SlashMissing(roots) => Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty)),
@@ -662,17 +662,17 @@ fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
     Some(plan::not_modified(&about, &etag, generated).map(|()| Content::Empty))
 }
 
-/// A file that is asked for as JSON has to be JSON, and no file is CBOR
-/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#accept-request-header>).
-fn require_type(ask: &Ask<'_>, draft: Draft, cid: Cid) -> Result<Draft, Problem> {
-    let wanted = ask.wanted.format;
-    let is_other = |found: &HeaderValue| found.as_bytes() != wanted.media_type().as_bytes();
-    match draft.headers().get(CONTENT_TYPE) {
-        Some(found) if wanted != Format::Native && is_other(found) => {
-            Err(Problem::NotConverted { cid, wanted: wanted.name() })
-        }
-        _ => Ok(draft),
+/// Refuses what a request demands to be otherwise. A condition is about what would be sent (RFC 9110, section 13.2.1): of an error
+/// or a redirect there is none.
+fn as_demanded(ask: &Ask<'_>, draft: Draft) -> Result<Draft, Problem> {
+    let is_content = matches!(
+        draft.status(),
+        StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::NOT_MODIFIED | StatusCode::RANGE_NOT_SATISFIABLE
+    );
+    if is_content && is_demanding(ask.headers) && !is_met(ask.headers, draft.headers()) {
+        return Err(Problem::NotAsDemanded);
     }
+    Ok(draft)
 }
 
 /// The longest address that a site's rule may lead to, in bytes.

@@ -7,7 +7,7 @@
 //! lists at a URL can be fetched, which a start does not wait for either.
 
 use crate::control::Lists;
-use crate::{logging, network, node};
+use crate::{caches, logging, network, node};
 use config::{ConfigError, Loaded};
 use std::path::Path;
 
@@ -20,6 +20,7 @@ pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     data_dir(&loaded.config.data_dir).map_err(|reason| loaded.error("data_dir", reason))?;
     node::admin_tls(loaded)?;
     network::check(loaded)?;
+    caches::check(loaded)?;
     Lists::check(&loaded.config.policy, &loaded.config.data_dir)
         .map_err(|error| loaded.error(error.setting, error.to_string()))
 }

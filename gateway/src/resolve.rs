@@ -6,6 +6,7 @@
 
 use crate::content_type;
 use crate::errors::Problem;
+use crate::forget::{PurgeMode, forget_where};
 use crate::source::RootSource;
 use bytes::Bytes;
 use content::path::{PathError, Root};
@@ -294,9 +295,8 @@ impl Paths {
     }
 
     /// Forgets the paths that `concerns` says are concerned; how many these were.
-    pub fn forget_where(&self, concerns: impl Fn(&str, &Entity) -> bool) -> u64 {
-        let concerned = self.cache.iter().filter(|(path, entity)| concerns(path, entity));
-        concerned.inspect(|(path, _)| self.cache.invalidate(&***path)).count() as u64
+    pub fn forget_where(&self, concerns: impl Fn(&str, &Entity) -> bool, mode: PurgeMode) -> u64 {
+        forget_where(&self.cache, |path, entity| concerns(path, entity), mode)
     }
 
     /// At most so many of the paths that `concerns` says are concerned.

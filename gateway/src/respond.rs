@@ -58,7 +58,7 @@ pub fn add_surrogate_keys(headers: &mut HeaderMap) {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let roots: Vec<&str> = text("x-ipfs-roots").unwrap_or_default().split(',').collect();
     // The first, and the last of those behind it: what is shown, and the folders right above.
-    let skipped = roots.len().saturating_sub(ROOTS_KEYED_MAX).max(1);
+    let skipped = roots.len().saturating_sub(ROOTS_KEYED_MAX - 1).max(1);
     let keyed = roots.iter().take(1).chain(roots.iter().skip(skipped));
     let keyed = keyed.filter_map(|root| cid::parse(root).ok()).map(|root| surrogate::of_root(&root));
     let name = text("x-ipfs-path").and_then(surrogate::of_path);

@@ -98,7 +98,9 @@ impl Follower {
         self.line_bytes += of_line.len() as u64;
         self.last = of_line.last().copied().unwrap_or(self.last);
         let Some(end) = end else { return bytes.len() };
-        if self.line_bytes == 0 || self.last != b'\r' {
+        // What frames a body has to be known whole: padding would hide it.
+        let is_hidden = self.line_bytes > FRAMING_LINE_BYTES_MAX as u64 && self.is_framing();
+        if self.line_bytes == 0 || self.last != b'\r' || is_hidden {
             bytes[end] = 0;
             self.place = Place::Lost;
             return bytes.len();
@@ -125,12 +127,22 @@ impl Follower {
         }
     }
 
+    fn begins(&self, name: &[u8]) -> bool {
+        self.line.get(..name.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(name))
+    }
+
+    fn is_framing(&self) -> bool {
+        match self.place {
+            Place::Head => self.begins(TRANSFER_ENCODING) || self.begins(CONTENT_LENGTH),
+            Place::ChunkSize => true,
+            _ => false,
+        }
+    }
+
     fn note_framing(&mut self) {
-        let begins = |name: &[u8]| self.line.get(..name.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(name));
-        if begins(TRANSFER_ENCODING) {
+        if self.begins(TRANSFER_ENCODING) {
             self.chunked = true;
-        } else if begins(CONTENT_LENGTH) {
-            // A longer line says something else as well, and is refused by hyper.
+        } else if self.begins(CONTENT_LENGTH) {
             let value = self.line.get(CONTENT_LENGTH.len()..).unwrap_or_default().trim_ascii();
             self.content_length = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
         }
@@ -253,6 +265,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_frames_a_body_is_not_hidden_by_padding() {
+        let padding = " ".repeat(FRAMING_LINE_BYTES_MAX);
+        let zeros = "0".repeat(FRAMING_LINE_BYTES_MAX + 1);
+        for bad in [
+            format!("POST / HTTP/1.1\r\nContent-Length:{padding}1\r\n"),
+            format!("POST / HTTP/1.1\r\ntransfer-encoding:{padding}chunked\r\n"),
+            format!("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{zeros}\r\n"),
+        ] {
+            for piece in [1, 7, 1000] {
+                assert_eq!(followed(&bad, piece), format!("{}\0", &bad[..bad.len() - 1]).as_bytes(), "{bad:?}");
+            }
+        }
+        let good = format!("GET / HTTP/1.1\r\nX-Padded:{padding}1\r\n\r\n");
+        assert_eq!(followed(&good, 7), good.as_bytes());
     }
 
     proptest! {

@@ -49,6 +49,10 @@ pub(super) const TAKES_SPACE: [&str; 14] = [
     "/upload",
 ];
 
+/// What others than the operator hear of what is for the operator alone.
+const FOR_THE_OPERATOR: &str =
+    "this needs the operator's own token: the one in the settings (admin.token), or in DATA_DIR/admin.token";
+
 /// Lets requests through, or answers them. A change is made when the audit log has it, and answered when the log has
 /// its outcome.
 pub async fn check(State(admin): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
@@ -110,6 +114,8 @@ fn judge(admin: &Shared, request: &Request, from: Option<SocketAddr>) -> Result<
     match admin.permissions.asked(path.as_str(), request.method()) {
         Some(Asked::AnyToken) => Ok((bearer, None)),
         Some(Asked::Scope(scope)) if bearer.may(scope) => Ok((bearer, Some(scope))),
+        Some(Asked::Operator) if bearer.is_operator() => Ok((bearer, Some(Scope::Operate))),
+        Some(Asked::Operator) => Err(Refusal(StatusCode::FORBIDDEN, FOR_THE_OPERATOR.to_owned())),
         Some(Asked::Scope(scope)) => Err(too_little(&bearer, scope)),
         None => Err(Refusal(StatusCode::FORBIDDEN, "no token is good for this".to_owned())),
     }

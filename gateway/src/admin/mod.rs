@@ -42,6 +42,7 @@ pub mod store_views;
 pub mod upload;
 
 use self::access::Doorkeeper;
+use self::access::book::Book;
 use self::answer::{Dialect, Refusal, while_sending};
 use self::audit::AuditLog;
 use self::openapi::Permissions;
@@ -137,7 +138,7 @@ pub fn described(admin: Admin) -> (Router, OpenApi) {
         have_api::routes(&store),
         access_api::routes(&data_dir, &audit),
         psa::routes(Arc::clone(&pins)),
-        overview::routes(Arc::clone(&pins)),
+        overview::routes(Arc::clone(&pins), Book::of(&data_dir)),
         control::routes(Arc::clone(&control)),
     ];
     let quick = names.into_iter().chain(own).chain(on_node.clone().map(operations::routes));

@@ -69,7 +69,7 @@ pub struct PublishedView {
     /// How often it has changed.
     pub sequence: u64,
     /// Until when the record holds, in seconds since the Unix epoch. It is renewed long before.
-    pub valid_until: u64,
+    pub valid_until_at: u64,
     /// How long others may remember it.
     pub ttl_seconds: u64,
     /// Where the record is: on how many peers of which DHT, or with which routers.
@@ -92,7 +92,7 @@ impl PublishedView {
             name: format!("/ipns/{}", entry.key),
             value: entry.record.value().to_owned(),
             sequence: entry.record.sequence(),
-            valid_until: epoch::seconds(entry.record.end_of_life()),
+            valid_until_at: epoch::seconds(entry.record.end_of_life()),
             ttl_seconds: entry.record.ttl().as_secs(),
             puts: entry.puts.iter().map(|(target, put)| (target.clone(), put.peers)).collect(),
             status,

@@ -6,7 +6,7 @@
 //!
 //! `gateway/openapi.json` is the document as it is served; a test compares them, and writes it anew with `CAUSEWAY_BLESS=1`.
 
-use super::access::Scope;
+use super::access::{OPERATOR, Scope};
 use super::answer::Dialect;
 use http::Method;
 use std::collections::HashMap;
@@ -23,8 +23,11 @@ const ABOUT: &str = "\
 The API of a Causeway gateway for its operator and for clients that pin content.
 
 Everything but health needs the header `Authorization: Bearer TOKEN`, with a token that is good for the scope that the operation
-names: `read`, `pin`, `operate` or `takedown`. `causeway token create` makes one. Commands on the gateway's own data folder use
-the token in the file `admin.token` there.
+names: `read`, `pin`, `operate` or `takedown`. `causeway token create` makes one. Where the operation names `operator`, the operator's
+own token is needed: the one in the settings, or in the file `admin.token` of the data folder, which commands there use.
+
+Times are seconds since the Unix epoch, in members that are called `at` or end in `_at`; those of the Pinning Service API are as its
+specification has them.
 
 What goes wrong is answered with `{\"error\": \"…\"}`, in words that say what to do; below `/psa` and `/api/v0` in the form that the
 Pinning Service API and Kubo's RPC have for it.";
@@ -165,6 +168,7 @@ fn asked_by(operation: &Operation) -> Option<Asked> {
     let scopes = required.find_map(|requirement| requirement.get(BEARER).cloned())?;
     match scopes.get(0) {
         None => Some(Asked::AnyToken),
+        Some(name) if name == OPERATOR => Some(Asked::Operator),
         Some(scope) => scope.as_str()?.parse().ok().map(Asked::Scope),
     }
 }
@@ -176,6 +180,8 @@ pub enum Asked {
     AnyToken,
     /// A token that is good for this.
     Scope(Scope),
+    /// The operator's own token. No scope is enough.
+    Operator,
 }
 
 /// Who may use which operation: by path template and method.

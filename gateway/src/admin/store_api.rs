@@ -31,7 +31,7 @@ use super::parameters::{Parameters, wrong};
 use super::refusals::{DiskFailed, Withheld, WithheldByLaw, WrongParameters};
 use super::store_views::{CheckLine, CheckView, CompactedView, FiguresView, FindingView, ImportedView, ProgressView};
 use super::upload::Upload;
-use crate::intake::{Intake, memory_for};
+use crate::intake::{Intake, claims, memory_for};
 use crate::limiter::{Limiter, Permit};
 use crate::pinning::{Owner, Pins, PinsError};
 use crate::server::Connection;
@@ -42,7 +42,7 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use cache::import::{IMPORT_BYTES_MAX, ImportError};
-use cache::{BlockStore, Finding, ImportSummary, PinError, RootsIn, ScrubPass, ScrubProgress, StoreError};
+use cache::{BlockStore, Finding, ImportSummary, PinError, RootsIn, ScrubPass, ScrubProgress, StoreError, TakenCar};
 use content::budget::Share;
 use content::car::{self, CarError};
 use content::dag::DagError;
@@ -358,17 +358,8 @@ async fn import(State(api): State<Api>, bearer: Bearer, request: Request) -> Res
     // What has come whole is pinned, whether or not anybody waits to hear of it.
     let imported = apart(place, async move {
         let _memory = memory;
-        let look = |cid: &Cid| Ok(admit(&*api.policy, cid)?);
-        let imported = match api.intake.begin_addition().await {
-            Ok(addition) => cache::import_car_into(addition, &mut upload, name, roots_in, &look).await,
-            Err(error) => Err(error.into()),
-        };
-        if let Ok(summary) = &imported
-            && let Err(error) = record(&api.pins, &Owner::from(&bearer), summary).await
-        {
-            return (Err(error), upload);
-        }
-        (imported.map_err(refusal), upload)
+        let imported = api.take_in(&Owner::from(&bearer), &mut upload, roots_in, name.as_deref()).await;
+        (imported, upload)
     });
     match imported.await {
         Ok((Ok(summary), _)) => {
@@ -378,6 +369,36 @@ async fn import(State(api): State<Api>, bearer: Bearer, request: Request) -> Res
         }
         Ok((Err(refusal), upload)) => refusal.to_sender(upload.into_rest()),
         Err(refusal) => refusal.into_response(),
+    }
+}
+
+impl Api {
+    /// Takes in an archive and pins its roots for somebody. If that is refused, nothing of it stays pinned.
+    async fn take_in(
+        &self,
+        owner: &Owner,
+        upload: &mut Upload,
+        roots_in: RootsIn,
+        name: Option<&str>,
+    ) -> Result<ImportSummary, Refusal> {
+        let look = |cid: &Cid| Ok(admit(&*self.policy, cid)?);
+        let addition = self.intake.begin_addition().await.map_err(|error| refusal(error.into()))?;
+        let taken = cache::take_car(addition, upload, roots_in, &look).await.map_err(refusal)?;
+        let TakenCar { addition, roots, blocks, bytes } = taken;
+        // So that nobody else removes the pins before it is noted whose they are.
+        let protected: Vec<_> = roots.iter().map(|root| self.pins.protect(*root)).collect();
+        let pinned = match addition.pin(&roots, name).await {
+            Ok(pins) => {
+                let summary = ImportSummary { pins, blocks, bytes };
+                record(&self.pins, owner, &summary).await.map(|()| summary)
+            }
+            Err(error) => Err(refusal(error.into())),
+        };
+        drop(protected);
+        if pinned.is_err() {
+            claims::let_go(&self.pins, &roots).await;
+        }
+        pinned
     }
 }
 

@@ -114,9 +114,15 @@ impl FiguresView {
         let segments = [("pinned", self.pinned_segments), ("cached", self.cached_segments)];
         for (what, amount) in segments.into_iter().filter(|_| has_segments) {
             let SegmentsView { segments, bytes, dead_bytes } = amount;
-            _ = writeln!(out, "{segments} segments of {what} blocks, {}, {} of it dead", size(bytes), size(dead_bytes));
+            _ = writeln!(
+                out,
+                "{} of {what} blocks, {}, {} of it dead",
+                count(segments, "segment"),
+                size(bytes),
+                size(dead_bytes)
+            );
         }
-        _ = writeln!(out, "{} pins, and {} that are not complete", self.pins, self.partial_pins);
+        _ = writeln!(out, "complete pins {}, partial pins {}", self.pins, self.partial_pins);
         out
     }
 }
@@ -263,7 +269,7 @@ impl CheckView {
         let mut out = String::new();
         for LackingPinView { root, name, missing, blocks } in &self.pins_lacking_blocks {
             let name = name.as_ref().map(|name| format!(" ({name:?})")).unwrap_or_default();
-            _ = writeln!(out, "pin {root}{name} lacks {missing} of {blocks} blocks");
+            _ = writeln!(out, "pin {root}{name} lacks {missing} of {}", count(*blocks, "block"));
         }
         for root in &self.pins_missing {
             _ = writeln!(
@@ -272,10 +278,10 @@ impl CheckView {
             );
         }
         if self.unclaimed_blocks > 0 {
-            let blocks = self.unclaimed_blocks;
+            let blocks = count(self.unclaimed_blocks, "block");
             _ = writeln!(
                 out,
-                "{blocks} blocks are kept although no pin is known to have them: when \"causeway pin ls\" shows every pin that you \
+                "kept although no pin is known to have them: {blocks}. When \"causeway pin ls\" shows every pin that you \
                  expect as pinned, \"causeway store repair --release-unclaimed\" lets go of the rest"
             );
         }
@@ -283,11 +289,16 @@ impl CheckView {
             let IndexView { blocks, places, segments, files } = index;
             _ = writeln!(
                 out,
-                "index: {blocks} blocks, {places} places, {segments} segments and {files} files disagree"
+                "rows of the index that disagree: blocks {blocks}, places {places}, segments {segments}, files {files}"
             );
         }
         let ProgressView { blocks, bytes, damaged, unreadable } = self.checked;
-        _ = writeln!(out, "checked {blocks} blocks, {}: {damaged} damaged, {unreadable} unreadable", size(bytes));
+        _ = writeln!(
+            out,
+            "checked {}, {}: {damaged} damaged, {unreadable} unreadable",
+            count(blocks, "block"),
+            size(bytes)
+        );
         out
     }
 
@@ -394,9 +405,14 @@ impl ImportedView {
     /// For people.
     pub fn text(&self) -> String {
         let mut out: String = self.pins.iter().map(|pin| format!("pinned {}\n", pin.root)).collect();
-        _ = writeln!(out, "imported {} blocks, {} bytes", self.blocks, self.bytes);
+        _ = writeln!(out, "imported {}, {}", count(self.blocks, "block"), count(self.bytes, "byte"));
         out
     }
+}
+
+/// A number of things for people.
+pub fn count(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 /// A number of bytes for people.

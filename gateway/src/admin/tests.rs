@@ -1,7 +1,7 @@
 //! The listener as a whole: who is let in, and what the store's routes answer.
 
 use super::access::book::{Book, Terms};
-use super::access::{Quota, Scope, doorkeeper};
+use super::access::{Quota, Scope, Scopes, doorkeeper};
 use super::openapi::Asked;
 use super::*;
 use crate::health::Stage;
@@ -126,7 +126,7 @@ impl Listener {
     /// A token that is good for this alone.
     fn token(&self, scope: Scope) -> String {
         let scopes = [scope].into_iter().collect();
-        let terms = Terms { name: scope.to_string(), scopes, quota: Quota::default(), lifetime: None };
+        let terms = Terms { name: Some(scope.to_string()), scopes, quota: Quota::default(), lifetime: None };
         Book::of(self.dir.path()).create(terms).expect("makes").1.reveal()
     }
 }
@@ -213,6 +213,7 @@ async fn every_operation_asks_for_the_scope_that_its_description_names() {
             assert_eq!(response.headers()[WWW_AUTHENTICATE], "Bearer", "{method} {path}");
         }
         for (scope, token) in &tokens {
+            // No token that was given out is the operator's.
             let good = asked == Asked::AnyToken || asked == Asked::Scope(*scope);
             let status = ask(Some(token)).await.status().as_u16();
             assert_eq!(status != 403, good, "{method} {path} with {scope}: {status}");
@@ -221,6 +222,45 @@ async fn every_operation_asks_for_the_scope_that_its_description_names() {
         seen += 1;
     }
     assert!(seen >= 20, "{seen} operations were tried");
+}
+
+#[tokio::test]
+async fn tokens_are_made_and_revoked_by_the_operator_alone() {
+    let listener = listener(Arc::default());
+    let all = Scopes::all();
+    let terms = Terms { name: Some("all".to_owned()), scopes: all, quota: Quota::default(), lifetime: None };
+    let (_, good_for_all) = Book::of(listener.dir.path()).create(terms).expect("makes");
+    let ask = async |method: &str, path: &str, token: &str, body: Value| {
+        let request = Request::builder().method(method).uri(path).header(AUTHORIZATION, format!("Bearer {token}"));
+        let (status, answer) = send(&listener.router, request, Body::from(body.to_string())).await;
+        (status, serde_json::from_slice::<Value>(answer.body()).unwrap_or_default())
+    };
+    let asked = json!({"scopes": ["read"], "name": "ci", "quota": {"pins_max": 3}, "expires_seconds": 60});
+    let (status, told) = ask("POST", "/api/v1/tokens", &good_for_all.reveal(), asked.clone()).await;
+    assert!(status == 403 && told["error"].as_str().unwrap_or_default().contains("operator's own token"), "{told}");
+
+    let (status, made) = ask("POST", "/api/v1/tokens", SETTINGS, asked.clone()).await;
+    assert_eq!((status, &made["name"], &made["quota"]["pins_max"]), (201, &json!("ci"), &json!(3)), "{made}");
+    let token = made["token"].as_str().expect("it is shown").to_owned();
+    let (status, own) = ask("GET", "/api/v1/token", &token, Value::Null).await;
+    assert_eq!((status, &own["id"], &own["scopes"]), (200, &made["id"], &json!(["read"])), "it is good at once");
+    assert_eq!(ask("POST", "/api/v1/tokens", SETTINGS, asked).await.0, 409);
+    for wrong in
+        [json!({"scopes": []}), json!({"scopes": ["root"]}), json!({"scopes": ["read"], "name": ""}), json!({})]
+    {
+        assert_eq!(ask("POST", "/api/v1/tokens", SETTINGS, wrong.clone()).await.0, 400, "{wrong}");
+    }
+    let (_, unnamed) = ask("POST", "/api/v1/tokens", SETTINGS, json!({"scopes": ["pin"]})).await;
+    assert_eq!(unnamed["name"], "token-1");
+
+    assert_eq!(ask("DELETE", "/api/v1/tokens/ci", &good_for_all.reveal(), Value::Null).await.0, 403);
+    assert_eq!(ask("DELETE", "/api/v1/tokens/ci", SETTINGS, Value::Null).await.0, 200);
+    assert_eq!(ask("DELETE", "/api/v1/tokens/ci", SETTINGS, Value::Null).await.0, 404);
+    assert_eq!(ask("GET", "/api/v1/token", &token, Value::Null).await.0, 401, "it is good for nothing any more");
+    // The log knows the token and not its secret.
+    let log = std::fs::read_to_string(listener.dir.path().join("audit.log")).expect("reads");
+    let secret = token.rsplit_once('_').expect("a secret").1;
+    assert!(log.contains(made["id"].as_str().expect("an id")) && !log.contains(secret), "{log}");
 }
 
 #[tokio::test]

@@ -132,6 +132,7 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     let roots = resolve::roots_header(&resolved);
     let (about, etag) = (cx.about(&roots), options.etag(&resolved));
     let CarOptions { scope, entity_bytes, duplicates } = options;
+    let place = cx.gateway.begin_archive(cx.source.client())?;
     let surveyed = survey(cx, &resolved, ScopeOptions { scope, entity_bytes, duplicates: false }).await?;
     if surveyed == Surveyed::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
         return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
@@ -141,7 +142,6 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     if cx.ask.head_only {
         return Ok(head.map(|()| Content::Empty));
     }
-    let place = cx.gateway.begin_archive(cx.source.client())?;
     let source: Arc<dyn BlockSource> = match scope {
         DagScope::All => Arc::new(whole(cx, &resolved).await?),
         DagScope::Block | DagScope::Entity => Arc::clone(cx.source) as _,
@@ -187,13 +187,13 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     }
     let roots = resolve::roots_header(&resolved);
     let (about, etag) = (cx.about(&roots), header(&format!("W/\"{cid}.x-tar\"")));
+    let place = cx.gateway.begin_archive(cx.source.client())?;
     let surveyed = survey(cx, &resolved, ScopeOptions::default()).await?;
     if surveyed == Surveyed::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
         return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
     }
     let mut head = plan::stream(&about, &etag, HeaderValue::from_static("application/x-tar"), false);
     head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "tar"))));
-    let place = cx.gateway.begin_archive(cx.source.client())?;
     let source = Arc::new(whole(cx, &resolved).await?);
     // One window for the file that is being read, and one for the entries that come next.
     let ahead = share(cx, 2 * cx.gateway.limits.tar.window_bytes_max);

@@ -2,10 +2,11 @@
 
 use super::Context;
 use crate::body::Content;
-use crate::conditional::none_match;
+use crate::conditional::{is_demanding, none_match};
 use crate::content_type;
+use crate::encoded::Encoded;
 use crate::errors::Problem;
-use crate::negotiate::{self, Format};
+use crate::negotiate::{self, Coding, Format};
 use crate::plan::{self, About, Decision, Representation};
 use crate::range::Multipart;
 use crate::request::Ask;
@@ -79,9 +80,9 @@ pub async fn file(
     Ok(plan::sized(about, &it, &decision).map(|()| content))
 }
 
-/// A whole file as zstd, if the client accepts that and it is stored so. It is a representation of its own, with an entity tag
-/// of its own and no ranges: those are of the bytes as they are. If what it is shows only in its first bytes, these are looked
-/// at, and `entity` knows it from then on.
+/// A whole file in a coding that the client accepts, if it is stored as zstd or was encoded before. It is a representation of its own,
+/// with an entity tag of its own and no ranges: those are of the bytes as they are. If what it is shows only in its first bytes, these
+/// are looked at, and `entity` knows it from then on.
 async fn encoded(
     about: &About<'_>,
     entity: &mut Arc<Entity>,
@@ -89,19 +90,21 @@ async fn encoded(
     response_bytes_max: u64,
 ) -> Option<Draft> {
     let ask = about.ask;
-    let encoded = file.source.encoded().filter(|_| is_native(ask) && negotiate::accepts_zstd(ask.headers))?;
-    // Whoever has it as it is need not fetch it anew.
-    if ask.headers.contains_key(RANGE) || none_match(ask.headers, entity.etag.as_bytes(), true) {
+    let encoded =
+        file.source.encoded().filter(|_| is_native(ask) && negotiate::codings(ask.headers).next().is_some())?;
+    // Whoever has it as it is need not fetch it anew; and a weak entity tag is never what is demanded.
+    let asks_as_is = ask.headers.contains_key(RANGE) || is_demanding(ask.headers);
+    if asks_as_is || none_match(ask.headers, entity.etag.as_bytes(), true) {
         return None;
     }
-    let etag = encoded_etag(&entity.etag);
-    if none_match(ask.headers, etag.as_bytes(), true) {
+    let mut tags = negotiate::codings(ask.headers).map(|coding| encoded_etag(&entity.etag, coding));
+    if let Some(etag) = tags.find(|etag| none_match(ask.headers, etag.as_bytes(), true)) {
         // It decodes to the same for ever: nothing has to be read to say so.
         let it = Representation { etag: &etag, ..of_file(ask, entity) };
         return Some(plan::sized(about, &it, &Decision::NotModified).map(|()| Content::Empty));
     }
-    let share = Share::of(file.limits.shared.clone());
-    let (size, content) = encoded.file(&entity.cid, entity.size, entity.generation, share).await?;
+    let (coding, size, content) = in_some_coding(ask, encoded, entity, file).await?;
+    let etag = encoded_etag(&entity.etag, coding);
     if size > response_bytes_max {
         return None;
     }
@@ -116,15 +119,37 @@ async fn encoded(
     if !decision.has_body() {
         return Some(head.map(|()| Content::Empty));
     }
-    head.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("zstd"));
+    head.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(coding.name()));
     head.headers_mut().insert(ACCEPT_RANGES, HeaderValue::from_static("none"));
     Some(head.map(|()| content))
 }
 
-/// The entity tag of a file as zstd: a weak one, for its bytes depend on how and when its blocks were stored.
-fn encoded_etag(etag: &HeaderValue) -> HeaderValue {
+/// A file in the first of the codings that the client accepts and that it is there in.
+async fn in_some_coding(
+    ask: &Ask<'_>,
+    encoded: &Encoded,
+    entity: &Entity,
+    file: &OpenFile<'_>,
+) -> Option<(Coding, u64, Content)> {
+    for coding in negotiate::codings(ask.headers) {
+        let found = match coding {
+            Coding::Zstd => {
+                let share = Share::of(file.limits.shared.clone());
+                encoded.file(&entity.cid, entity.size, entity.generation, share).await
+            }
+            _ => encoded.recoded(&entity.cid, entity.size, entity.generation, coding).await,
+        };
+        if let Some((size, content)) = found {
+            return Some((coding, size, content));
+        }
+    }
+    None
+}
+
+/// The entity tag of an encoded file: a weak one, for its bytes depend on how and when its blocks were stored.
+fn encoded_etag(etag: &HeaderValue, coding: Coding) -> HeaderValue {
     let tag = String::from_utf8_lossy(etag.as_bytes());
-    header(&format!("W/{}.zstd\"", tag.trim_end_matches('"')))
+    header(&format!("W/{}.{}\"", tag.trim_end_matches('"'), coding.name()))
 }
 
 /// The head of a file, when no byte of it is needed for that (as it is to tell whether it is sent encoded), and its bytes are not too many to be sent.
@@ -132,7 +157,7 @@ pub fn head_only(about: &About<'_>, entity: &Entity, response_bytes_max: u64) ->
     let decision = Decision::of(about.ask, &entity.etag, entity.modified, entity.size);
     check_length(&decision, entity.size, response_bytes_max).ok()?;
     let needs_block =
-        !about.ask.head_only || entity.content_type.is_none() || negotiate::accepts_zstd(about.ask.headers);
+        !about.ask.head_only || entity.content_type.is_none() || negotiate::codings(about.ask.headers).next().is_some();
     if decision.has_body() && needs_block {
         return None;
     }

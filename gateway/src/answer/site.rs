@@ -6,6 +6,7 @@
 
 use super::Context;
 use crate::errors::Problem;
+use crate::forget::{PurgeMode, forget_where};
 use crate::resolve::{self, Target};
 use crate::source::RootSource;
 use content::redirects::{FILE_BYTES_MAX, Match, RedirectsError, Rules};
@@ -36,9 +37,8 @@ impl Sites {
     }
 
     /// Forgets what the sites say whose path is concerned; how many these were.
-    pub fn forget_where(&self, concerns: impl Fn(&str) -> bool) -> u64 {
-        let concerned = self.known.iter().filter(|(key, _)| concerns(&key.0));
-        concerned.inspect(|(key, _)| self.known.invalidate(&**key)).count() as u64
+    pub fn forget_where(&self, concerns: impl Fn(&str) -> bool, mode: PurgeMode) -> u64 {
+        forget_where(&self.known, |(site, _), _| concerns(site), mode)
     }
 
     /// Forgets all of them.

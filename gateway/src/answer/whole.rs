@@ -78,6 +78,8 @@ struct Place {
 struct Entries {
     links: NamedLinks,
     here: Vec<Arc<Place>>,
+    /// How many of its places are asked about then.
+    upto: usize,
     /// Whether the last of these is the directory as its own root.
     is_root: bool,
     /// The entry that is being asked about, and the place that comes next.
@@ -155,8 +157,8 @@ impl Whole {
         if links.left() == 0 {
             return Ok(None);
         }
-        let (here, is_root) = self.places().to_ask(cid);
-        Ok(Some(Entries { links, here, is_root, at: None }))
+        let (here, upto, is_root) = self.places().to_ask(cid);
+        Ok(Some(Entries { links, here, upto, is_root, at: None }))
     }
 
     /// Asks about some of the entries, until others are to have a turn; whether there are more.
@@ -210,14 +212,16 @@ impl Whole {
 
 impl Places {
     /// The places of a directory that were not asked about: those that were found since it was met last, and if it is
-    /// no shard of another, itself, which is the last then.
-    fn to_ask(&self, cid: &Cid) -> (Vec<Arc<Place>>, bool) {
+    /// no shard of another, itself, which is the last then; and how many of its places are asked about with these.
+    fn to_ask(&self, cid: &Cid) -> (Vec<Arc<Place>>, usize, bool) {
         let itself = || Arc::new(Place { root: *cid, path: String::new(), depth: 0, is_shard: false });
-        let Some(known) = BlockKey::of(cid).and_then(|key| self.of.get(&key)) else { return (vec![itself()], true) };
+        let Some(known) = BlockKey::of(cid).and_then(|key| self.of.get(&key)) else {
+            return (vec![itself()], 0, true);
+        };
         let mut here: Vec<Arc<Place>> = known.places.iter().skip(known.asked).cloned().collect();
         let is_root = !known.is_root && !known.places.iter().any(|place| place.is_shard);
         here.extend(is_root.then(itself));
-        (here, is_root)
+        (here, known.places.len(), is_root)
     }
 
     /// Remembers that all entries of a directory were asked about.
@@ -228,7 +232,8 @@ impl Places {
         }
         let known = self.of.entry(key).or_default();
         known.is_root |= entries.is_root;
-        known.asked += entries.here.len() - usize::from(entries.is_root);
+        // Others may have asked about the same places meanwhile.
+        known.asked = known.asked.max(entries.upto);
     }
 
     fn add(&mut self, cid: &Cid, place: Place) {

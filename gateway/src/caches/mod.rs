@@ -22,7 +22,9 @@ mod sender;
 use self::queue::{Item, Queue};
 use crate::admin::audit::AuditLog;
 use crate::control::subject::Subject;
-use config::{Config, FrontCache, Host};
+use crate::supervision::Supervisor;
+use config::{Config, ConfigError, FrontCache, Host, Loaded};
+use p2p_bridge::durable;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -43,6 +45,8 @@ struct Inner {
     caches: Vec<FrontCache>,
     hosts: Vec<Host>,
     queue: Mutex<Queue>,
+    /// Held by whoever writes the queue to the disk.
+    writing: Mutex<()>,
     /// Wakes the senders.
     changed: Notify,
     audit: Arc<AuditLog>,
@@ -55,12 +59,26 @@ pub struct Senders {
     _tasks: Vec<AbortOnDropHandle<()>>,
 }
 
+/// Checks that the token of each cache can be had.
+///
+/// # Errors
+/// [`ConfigError`] about the first that cannot.
+pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
+    let mut tokens = loaded.config.policy.caches.iter().map(message::token);
+    tokens.try_for_each(|token| token.map(drop)).map_err(|error| loaded.error("policy.caches", error.to_string()))
+}
+
 impl Caches {
     /// The caches of the settings, and those who tell them. What was not sent before a restart is sent now.
     ///
     /// # Errors
     /// The cache whose token cannot be had, or what the system said of the queue.
-    pub fn start(config: &Config, audit: &Arc<AuditLog>, registry: &mut Registry) -> anyhow::Result<(Self, Senders)> {
+    pub fn start(
+        config: &Config,
+        audit: &Arc<AuditLog>,
+        registry: &mut Registry,
+        supervisor: &Supervisor,
+    ) -> anyhow::Result<(Self, Senders)> {
         let caches = config.policy.caches.clone();
         if caches.is_empty() {
             return Ok(Self::default()).map(|caches| (caches, Senders::default()));
@@ -71,13 +89,16 @@ impl Caches {
             caches: caches.clone(),
             hosts: config.http.hosts.clone(),
             queue: Mutex::new(queue),
+            writing: Mutex::default(),
             changed: Notify::new(),
             audit: Arc::clone(audit),
             metrics: CacheMetrics::register(registry),
         });
         inner.show();
-        let send =
-            |(cache, token)| Ok(AbortOnDropHandle::new(tokio::spawn(sender::start(Arc::clone(&inner), cache, token)?)));
+        let send = |(cache, token)| {
+            let sender = sender::start(Arc::clone(&inner), cache, token)?;
+            Ok(supervisor.spawn("the sender of purge requests to caches", sender))
+        };
         let tasks = caches.into_iter().zip(tokens).map(send).collect::<anyhow::Result<Vec<_>>>()?;
         Ok((Self { inner: Some(inner) }, Senders { _tasks: tasks }))
     }
@@ -85,6 +106,11 @@ impl Caches {
     /// Whether there are any.
     pub fn is_empty(&self) -> bool {
         self.inner.is_none()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.inner.as_ref().map_or(0, |inner| inner.caches.len() as u64)
     }
 
     /// Has every cache told that some content is not what it was; how many caches that are. Done when that is on the
@@ -120,9 +146,12 @@ impl Inner {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes what waits. Blocks the thread.
+    /// Writes what waits. Blocks the thread, and keeps nobody else from the queue meanwhile.
     fn save(&self) {
-        if let Err(error) = self.queue().save() {
+        // One at a time, so that what was taken first is not written last.
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = self.queue().written();
+        if let Err(error) = written.and_then(|(file, text)| durable::write(&file, &text)) {
             tracing::error!(%error, "the queue of purge requests to caches could not be written: a restart would lose it");
         }
     }

@@ -92,10 +92,10 @@ impl Queue {
         self.items.retain(|other| other.cache != item.cache || other.path != item.path);
     }
 
-    /// Puts something behind all others of its cache, after the cache refused it.
+    /// Puts something behind all others of its cache.
     pub fn put_off(&mut self, item: &Item) {
         self.remove(item);
-        self.items.push_back(Item { refusals: item.refusals + 1, ..item.clone() });
+        self.items.push_back(item.clone());
     }
 
     /// How much waits for a cache.
@@ -112,9 +112,18 @@ impl Queue {
     ///
     /// # Errors
     /// What the system said.
+    #[cfg(test)]
     pub fn save(&self) -> io::Result<()> {
-        let text = serde_json::to_vec(&self.items).map_err(io::Error::other)?;
-        durable::write(&self.file, &text)
+        let (file, text) = self.written()?;
+        durable::write(&file, &text)
+    }
+
+    /// What waits as it is written, and where.
+    ///
+    /// # Errors
+    /// That it cannot be written as JSON.
+    pub fn written(&self) -> io::Result<(PathBuf, Vec<u8>)> {
+        Ok((self.file.clone(), serde_json::to_vec(&self.items).map_err(io::Error::other)?))
     }
 }
 
@@ -144,7 +153,7 @@ mod tests {
         let mut queue = Queue::open(dir.path(), &caches(&["http://a", "http://b"])).expect("opens");
         queue.add(vec![item(a, "/1"), item(b, "/1"), item(a, "/2"), item(a, "/1")]);
         assert_eq!((queue.waiting(a), queue.waiting(b)), (2, 1), "nothing is told twice");
-        queue.put_off(&item(a, "/1"));
+        queue.put_off(&Item { refusals: 1, ..item(a, "/1") });
         assert_eq!(queue.next(a).map(|item| item.path), Some("/2".to_owned()));
         queue.save().expect("writes");
         let mut again = Queue::open(dir.path(), &caches(&["http://a"])).expect("opens");

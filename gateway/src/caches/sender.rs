@@ -24,6 +24,8 @@ const REFUSALS_MAX: u32 = 5;
 /// Why something was not told.
 struct Failure {
     meaning: Meaning,
+    /// Whether the cache was reached at all.
+    reached: bool,
     /// The status, if there was one.
     status: Option<u16>,
     words: String,
@@ -35,8 +37,10 @@ enum Outcome {
     Done,
     /// It is tried again.
     Waits,
-    /// It is tried again when everything else was.
+    /// It is tried again when everything else was: it concerns this alone, for the cache answers.
     PutOff,
+    /// The same, and the cache refused it.
+    Refused,
     GivenUp,
 }
 
@@ -44,7 +48,9 @@ impl Outcome {
     fn of(failure: &Failure, item: &Item) -> Self {
         match failure.meaning {
             Meaning::Refused if item.refusals + 1 >= REFUSALS_MAX => Self::GivenUp,
-            Meaning::Refused => Self::PutOff,
+            Meaning::Refused => Self::Refused,
+            // What Causeway itself cannot answer, say because nobody has it, must not keep take-downs behind it waiting.
+            Meaning::Later | Meaning::Done if failure.reached => Self::PutOff,
             Meaning::Later | Meaning::Done => Self::Waits,
         }
     }
@@ -52,7 +58,7 @@ impl Outcome {
     fn name(self) -> &'static str {
         match self {
             Self::Done => "done",
-            Self::Waits | Self::PutOff => "failed",
+            Self::Waits | Self::PutOff | Self::Refused => "failed",
             Self::GivenUp => "refused",
         }
     }
@@ -112,7 +118,7 @@ impl Sender {
 
     /// Sends all that one thing takes.
     async fn send(&self, item: &Item) -> Result<(), Failure> {
-        let refused = |words: String| Failure { meaning: Meaning::Refused, status: None, words };
+        let refused = |words: String| Failure { meaning: Meaning::Refused, reached: false, status: None, words };
         let subject = Subject::of_path(&item.path).map_err(|error| refused(error.to_string()))?;
         let token = self.token.as_ref().and_then(Secret::reveal);
         for message in message::messages(&self.cache, &self.inner.hosts, &subject, token) {
@@ -127,8 +133,9 @@ impl Sender {
         let request = body.into_iter().fold(request, |request, body| request.body(body));
         // Neither the address nor what was answered is repeated.
         let failed = |error: reqwest::Error| {
+            let reached = error.is_timeout() && !error.is_connect();
             let words = innermost(&error.without_url());
-            Failure { meaning: Meaning::Later, status: None, words }
+            Failure { meaning: Meaning::Later, reached, status: None, words }
         };
         let mut response = request.send().await.map_err(failed)?;
         let (status, mut bytes) = (response.status(), 0);
@@ -141,7 +148,10 @@ impl Sender {
         }
         match message::meaning(self.cache.kind, status) {
             Meaning::Done => Ok(()),
-            meaning => Err(Failure { meaning, status: Some(status.as_u16()), words: format!("it answered {status}") }),
+            meaning => {
+                let words = format!("it answered {status}");
+                Err(Failure { meaning, reached: true, status: Some(status.as_u16()), words })
+            }
         }
     }
 
@@ -152,13 +162,14 @@ impl Sender {
         match outcome {
             Outcome::Done => told(200).await,
             Outcome::GivenUp => told(502).await,
-            Outcome::PutOff => {}
+            Outcome::PutOff | Outcome::Refused => {}
             Outcome::Waits => return,
         }
         let inner = Arc::clone(&self.inner);
         let saving = tokio::task::spawn_blocking(move || {
             match outcome {
                 Outcome::PutOff => inner.queue().put_off(&item),
+                Outcome::Refused => inner.queue().put_off(&Item { refusals: item.refusals + 1, ..item.clone() }),
                 _ => inner.queue().remove(&item),
             }
             inner.save();
@@ -198,6 +209,22 @@ fn pause(failures: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_concerns_one_thing_alone_keeps_nothing_else_waiting() {
+        let item = |refusals| Item { cache: String::new(), path: String::new(), shown: String::new(), refusals };
+        let failure = |meaning, reached| Failure { meaning, reached, status: None, words: String::new() };
+        let table = [
+            (failure(Meaning::Later, false), 0, Outcome::Waits),
+            (failure(Meaning::Later, true), 0, Outcome::PutOff),
+            (failure(Meaning::Later, true), 99, Outcome::PutOff),
+            (failure(Meaning::Refused, true), 0, Outcome::Refused),
+            (failure(Meaning::Refused, true), REFUSALS_MAX - 1, Outcome::GivenUp),
+        ];
+        for (failure, refusals, expected) in table {
+            assert_eq!(Outcome::of(&failure, &item(refusals)), expected);
+        }
+    }
 
     #[test]
     fn a_cache_that_fails_is_spared_more_and_more() {

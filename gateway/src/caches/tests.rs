@@ -45,7 +45,8 @@ fn settings(dir: &TempDir, caches: &[(CacheKind, SocketAddr)]) -> Config {
 
 fn start(config: &Config) -> (Caches, Senders, Arc<AuditLog>) {
     let audit = Arc::new(AuditLog::open(&config.data_dir).expect("opens"));
-    let (caches, senders) = Caches::start(config, &audit, &mut Registry::default()).expect("starts");
+    let (caches, senders) =
+        Caches::start(config, &audit, &mut Registry::default(), &Supervisor::default()).expect("starts");
     (caches, senders, audit)
 }
 

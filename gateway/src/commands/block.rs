@@ -237,7 +237,7 @@ fn added_text(added: &AddedView) -> String {
     let mut text = format!("{rule}\n{}\n", if added.added { "in force" } else { "was in force already" });
     if added.deep_rules > 0 || !added.complete {
         let more = if added.complete { "" } else { ", and there is more below than is walked" };
-        _ = writeln!(text, "{} rules for what is below{more}", added.deep_rules);
+        _ = writeln!(text, "{} for what is below{more}", count(added.deep_rules, "rule"));
     }
     // What goes with a pin is not counted.
     if *evicted_blocks > 0 {
@@ -274,10 +274,10 @@ fn lists_text(lists: &ListsView) -> String {
     let row = |list: &ListView| {
         let checked = list.checked_at.map_or_else(|| "never".to_owned(), moment);
         let state = match (&list.error, list.fetching_bytes) {
-            (Some(error), _) => format!("failed {} times: {}", list.failures, printable(error)),
-            (None, Some(bytes)) => format!("{} are here", size(bytes)),
+            (Some(error), _) => format!("{}: {}", count(list.failures.into(), "failure"), printable(error)),
+            (None, Some(bytes)) => format!("fetching: {} so far", size(bytes)),
             (None, None) if list.cut_off => "too long: its end is not read".to_owned(),
-            (None, None) if list.malformed > 0 => format!("{} lines are no rules", list.malformed),
+            (None, None) if list.malformed > 0 => format!("malformed: {}", count(list.malformed, "line")),
             (None, None) => "good".to_owned(),
         };
         let kind = if list.allows { format!("{}, allows", list.kind) } else { list.kind.clone() };

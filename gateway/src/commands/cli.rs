@@ -11,6 +11,7 @@ use super::shell;
 use super::store_admin::{self, ImportArgs, StoreCommand};
 use super::store_cli::{add, cat, get, ls};
 use super::token::{self, TokenCommand};
+use crate::logging::chain;
 use crate::network;
 use crate::node::Node;
 use crate::process::VERSION_AND_COMMIT;
@@ -142,7 +143,7 @@ pub fn run(cli: Cli) -> i32 {
     match done {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", chain(&error));
             exit_code(&error)
         }
     }
@@ -260,6 +261,8 @@ async fn until_signalled(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()> {
                 Wanted::Reload => tokio::select! {
                     () = node.reload(loaded, read(flags)) => {}
                     () = signals.end() => break,
+                    () = node.asked_to_stop() => break,
+                    failure = node.failed() => return Err(end_after(failure, node).await),
                 },
             },
             () = node.asked_to_stop() => break,
@@ -288,7 +291,7 @@ const FAILED_DRAIN_MAX: Duration = Duration::from_secs(10);
 async fn end_after(failure: EssentialTaskEnded, node: Node) -> anyhow::Error {
     match tokio::time::timeout(FAILED_DRAIN_MAX, node.drain()).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::error!(error = format!("{error:#}"), "the end was not an orderly one"),
+        Ok(Err(error)) => tracing::error!(error = chain(&error), "the end was not an orderly one"),
         Err(_) => {
             tracing::error!("the process ends at once: what is left of it did not end in time");
             signal_hook::low_level::exit(EXIT_FAILURE);

@@ -360,9 +360,9 @@ fn table(keys: &[KeyView]) -> String {
 
 /// A few lines about a name.
 fn describe(published: &PublishedView) -> String {
-    let PublishedView { key, name, value, sequence, valid_until, status, .. } = published;
+    let PublishedView { key, name, value, sequence, valid_until_at, status, .. } = published;
     let key = key.as_deref().unwrap_or("a key that is not here");
-    let until = UNIX_EPOCH.checked_add(Duration::from_secs(*valid_until)).unwrap_or(UNIX_EPOCH);
+    let until = UNIX_EPOCH.checked_add(Duration::from_secs(*valid_until_at)).unwrap_or(UNIX_EPOCH);
     // What dates can be written as ends with the year 9999, as it does for records.
     let until = httpdate::fmt_http_date(until);
     format!("{name} -> {value}\n  key {key}, sequence number {sequence}, valid until {until}\n  {status}\n")

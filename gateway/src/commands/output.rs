@@ -1,6 +1,7 @@
 //! What commands print: text for people, JSON for scripts; and which code they exit with.
 
 use super::remote::client::AskError;
+pub use crate::admin::store_views::count;
 use config::ConfigError;
 use http::StatusCode;
 use serde::Serialize;
@@ -60,11 +61,6 @@ pub fn print_json(view: &impl Serialize) -> anyhow::Result<()> {
 /// Prints a view as JSON, or as text.
 pub fn print_view<T: Serialize>(json: bool, view: &T, text: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
     if json { print_json(view) } else { print(&text(view)) }
-}
-
-/// So many of something: "1 block", "2 blocks".
-pub fn count(number: u64, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 /// Rows whose cells line up; the last cell of a row is as long as it is.

@@ -37,9 +37,13 @@ impl Ownership {
     pub fn restore(&self) -> io::Result<()> {
         let mut folders = vec![self.folder.clone()];
         while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(&folder)? {
+            // A gateway that runs may remove folders and files meanwhile.
+            let entries = match fs::read_dir(&folder) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                entries => entries?,
+            };
+            for entry in entries {
                 let entry = entry?;
-                // A gateway that runs may remove files meanwhile.
                 let Ok(found) = entry.metadata() else { continue };
                 if found.uid() == 0 {
                     self.give(&entry.path())?;

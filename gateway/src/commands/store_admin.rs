@@ -322,7 +322,7 @@ impl Pace {
 /// How far a check has come.
 fn line(progress: &ProgressView, time: Duration) -> String {
     let ProgressView { blocks, bytes, damaged, .. } = progress;
-    format!("{blocks} blocks, {}, {damaged} damaged", progress::bytes(*bytes, None, time))
+    format!("{}, {}, {damaged} damaged", count(*blocks, "block"), progress::bytes(*bytes, None, time))
 }
 
 fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &NodePlace) -> anyhow::Result<()> {
@@ -353,7 +353,7 @@ fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &No
         let progress = ScrubProgress { blocks: blocks + earlier, damaged: damaged + earlier, ..report.progress };
         let report = CheckReport { progress, index, lacking: report.lacking, unclaimed };
         print(&CheckView::of_stopped(&report, unknown).text())?;
-        ensure!(unreadable == 0, "{unreadable} blocks cannot be read: check the disk's health");
+        ensure!(unreadable == 0, "cannot be read: {}. Check the disk's health", count(unreadable, "block"));
         print("The index was mended and damaged blocks were forgotten.\n")
     };
     runtime.block_on(async {
@@ -480,7 +480,7 @@ async fn export_from(source: Arc<dyn BlockSource>, root: Cid, file: &Path) -> an
         Ok(blocks)
     });
     match written {
-        Ok(blocks) => print(&format!("exported {blocks} blocks\n")),
+        Ok(blocks) => print(&format!("exported {}\n", count(blocks, "block"))),
         Err(error) => {
             _ = std::fs::remove_file(file);
             Err(error)

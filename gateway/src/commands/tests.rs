@@ -128,13 +128,15 @@ const FOR_KUBO: &str = "Kubo's own commands and client libraries ask it";
 const FOR_PROGRAMS: &str = "for programs; \"add\" and \"import\" send content to the store";
 
 /// Every operation, by the beginning of "METHOD /path".
-const ASKED_BY: [(&str, By); 62] = [
+const ASKED_BY: [(&str, By); 64] = [
     ("GET /healthz", N("\"health\" asks whether it is ready, which says more")),
     ("GET /readyz", C("health")),
     ("GET /metrics", N("for Prometheus; \"stats\" has the figures that people want")),
     ("GET /api/v1/version", C("health")),
     ("GET /api/v1/openapi.json", N("for whoever writes programs")),
     ("GET /api/v1/tokens", C("token ls")),
+    ("POST /api/v1/tokens", C("token create")),
+    ("DELETE /api/v1/tokens/", C("token rm")),
     ("GET /api/v1/token", C("token show")),
     ("GET /api/v1/audit", C("audit")),
     ("GET /api/v1/names/keys", C("key list")),

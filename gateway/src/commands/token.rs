@@ -1,20 +1,20 @@
 //! `causeway token`: who may use the admin API.
 //!
-//! Goals: a token is made and revoked on the gateway's machine and nowhere else, whether the gateway runs or not; its secret is
-//! shown once, alone on standard output, so that it goes from there into a file or a store of secrets.
+//! Goals: a token is made and revoked on the gateway's machine, whether the gateway runs or not, or from afar with the operator's own
+//! token; its secret is shown once, alone on standard output, so that it goes from there into a file or a store of secrets.
 
-use crate::admin::access::book::{Book, BookError, Terms};
+use crate::admin::access::book::{Book, BookError};
 use crate::admin::access::{Quota, Scope};
-use crate::admin::access_api::{TokenView, TokensView};
+use crate::admin::access_api::{CreateToken, CreatedToken, TokenView, TokensView};
 use crate::admin::audit::LocalChange;
 use crate::admin::store_views::size;
 use crate::commands::output::{print_view, table};
-use crate::commands::place::{Asking, Place, RUNNING};
+use crate::commands::place::{Asking, RUNNING};
 use crate::commands::remote::running;
 use crate::commands::values::{bytes, duration, moment};
 use clap::{Args, Subcommand};
 use config::{Flags, Loaded};
-use serde::Serialize;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
@@ -28,13 +28,15 @@ A token is good for what its scopes say, and for nothing else:
             drain, keys and names, everybody's pins; explain; the audit log
   takedown  deciding what is not served
 
-Commands on the gateway's own data folder need none: they use the one in DATA_DIR/admin.token.";
+Commands on the gateway's own data folder need none: they use the one in DATA_DIR/admin.token. With --admin, tokens are made and \
+revoked by the operator's own token alone.";
 
 const CREATE: &str = "\
 Examples:
   causeway token create --scope pin --name ci --expires 90d > ci.token
   causeway token create --scope pin --pins-max 100 --bytes-max 50GiB
   causeway token create --scope read,operate --name console --json
+  causeway token create --scope read --admin https://gw.example:8081
 For Kubo:
   ipfs pin remote service add causeway http://127.0.0.1:8081/psa \"$(cat ci.token)\"";
 
@@ -66,12 +68,9 @@ pub enum TokenCommand {
         /// Its name or its id
         #[arg(value_name = "NAME|ID")]
         token: String,
-        /// Print JSON: what it was
-        #[arg(long)]
-        json: bool,
-        /// Which node is meant.
+        /// How it is asked.
         #[command(flatten)]
-        place: Place,
+        asking: Asking,
     },
     /// Say whose token this is that commands here show to the gateway, and what it is good for
     #[command(after_help = format!("{SHOW}\n\n{RUNNING}"))]
@@ -100,31 +99,19 @@ pub struct CreateArgs {
     /// For how long it is good, such as 90d; until it is revoked if left out
     #[arg(long, value_name = "TIME", value_parser = duration)]
     expires: Option<Duration>,
-    /// Print JSON: token, and what "ls" says of it
-    #[arg(long)]
-    json: bool,
-    /// Which node is meant.
+    /// How it is asked.
     #[command(flatten)]
-    place: Place,
+    asking: Asking,
 }
 
 impl TokenCommand {
     /// The settings that were given.
     pub fn flags(&self) -> Flags {
         match self {
-            Self::Create(CreateArgs { place, .. }) | Self::Rm { place, .. } => place.into(),
+            Self::Create(CreateArgs { asking, .. }) | Self::Rm { asking, .. } => asking.flags(),
             Self::Ls { asking } | Self::Show { asking } => asking.flags(),
         }
     }
-}
-
-/// A token that was made.
-#[derive(Debug, Serialize)]
-struct CreatedView {
-    /// In the clear.
-    token: String,
-    #[serde(flatten)]
-    kept: TokenView,
 }
 
 /// Runs a command.
@@ -134,10 +121,15 @@ struct CreatedView {
 pub async fn run(loaded: &Loaded, command: TokenCommand) -> anyhow::Result<()> {
     let data_dir = &loaded.config.data_dir;
     match command {
-        TokenCommand::Create(args) => create(data_dir, args),
-        TokenCommand::Rm { token, json, .. } => {
-            let removed = remove(data_dir, &token)?;
-            print_view(json, &removed, |view| format!("revoked {} ({})\n", view.name, view.id))
+        TokenCommand::Create(args) => create(loaded, args).await,
+        TokenCommand::Rm { token, asking } => {
+            let removed = if asking.node.admin().is_some() {
+                let path = format!("/api/v1/tokens/{}", utf8_percent_encode(&token, NON_ALPHANUMERIC));
+                running(loaded, &asking.node).await?.delete(&path).await?
+            } else {
+                remove(data_dir, &token)?
+            };
+            print_view(asking.json, &removed, |view| format!("revoked {} ({})\n", view.name, view.id))
         }
         TokenCommand::Ls { asking } => {
             let tokens = if asking.node.admin().is_some() {
@@ -154,37 +146,33 @@ pub async fn run(loaded: &Loaded, command: TokenCommand) -> anyhow::Result<()> {
     }
 }
 
-fn create(data_dir: &Path, args: CreateArgs) -> anyhow::Result<()> {
-    let json = args.json;
-    let created = make(data_dir, args)?;
-    print_view(json, &created, |created| format!("{}\n", created.token))?;
+async fn create(loaded: &Loaded, args: CreateArgs) -> anyhow::Result<()> {
+    let CreateArgs { scope, name, pins_max, bytes_max, expires, asking } = args;
+    let quota = Quota { pins_max, bytes_max };
+    let asked = CreateToken { scopes: scope, name, quota, expires_seconds: expires.map(|time| time.as_secs()) };
+    let created = if asking.node.admin().is_some() {
+        running(loaded, &asking.node).await?.post("/api/v1/tokens", &asked).await?
+    } else {
+        make(&loaded.config.data_dir, asked)?
+    };
+    print_view(asking.json, &created, |created| format!("{}\n", created.token))?;
     let TokenView { id, name, .. } = &created.kept;
     eprintln!("This is the only time that the token is shown. It is called \"{name}\"; its id is {id}.");
     Ok(())
 }
 
-fn make(data_dir: &Path, args: CreateArgs) -> anyhow::Result<CreatedView> {
-    let CreateArgs { scope, name, pins_max, bytes_max, expires, .. } = args;
-    let book = Book::of(data_dir);
-    let name = match name {
-        Some(name) => name,
-        None => free_name(&book)?,
-    };
-    let quota = Quota { pins_max, bytes_max };
-    let asked =
-        json!({"name": name, "scopes": scope, "quota": quota, "expires_seconds": expires.map(|time| time.as_secs())});
-    let terms = Terms { name, scopes: scope.into_iter().collect(), quota, lifetime: expires };
+fn make(data_dir: &Path, asked: CreateToken) -> anyhow::Result<CreatedToken> {
     let (kept, token) = recorded(
         data_dir,
         "token create",
-        &asked,
+        &json!(asked),
         || {
-            let (kept, token) = book.create(terms)?;
+            let (kept, token) = Book::of(data_dir).create(asked.clone().into())?;
             Ok((TokenView::from(kept), token))
         },
         |(kept, _)| kept,
     )?;
-    Ok(CreatedView { token: token.reveal(), kept })
+    Ok(CreatedToken { token: token.reveal(), kept })
 }
 
 fn remove(data_dir: &Path, token: &str) -> anyhow::Result<TokenView> {
@@ -210,14 +198,6 @@ fn recorded<T>(
         eprintln!("warning: the audit log says that this was begun, and not how it ended: {error}");
     }
     Ok(changed?)
-}
-
-/// The first of "token-1", "token-2" and so on that nobody is called.
-fn free_name(book: &Book) -> anyhow::Result<String> {
-    let taken: Vec<String> = book.list()?.into_iter().map(|entry| entry.name).collect();
-    let mut names = (1..=taken.len() + 1).map(|number| format!("token-{number}"));
-    // Of one more than are taken, one is free.
-    Ok(names.find(|name| !taken.contains(name)).unwrap_or_default())
 }
 
 fn list(tokens: &TokensView) -> String {
@@ -246,27 +226,18 @@ fn rows(tokens: &[TokenView]) -> String {
 mod tests {
     use super::*;
     use crate::admin::audit::AuditLog;
-    use clap::Parser;
 
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(subcommand)]
-        command: TokenCommand,
-    }
-
-    fn create(data_dir: &Path, line: &str) -> anyhow::Result<CreatedView> {
-        let words = ["token", "create"].into_iter().chain(line.split_whitespace());
-        match Line::try_parse_from(words)?.command {
-            TokenCommand::Create(args) => make(data_dir, args),
-            other => anyhow::bail!("{other:?}"),
-        }
+    fn create(data_dir: &Path, scopes: &[Scope], name: Option<&str>) -> anyhow::Result<CreatedToken> {
+        let quota = Quota { pins_max: Some(7), bytes_max: None };
+        let name = name.map(str::to_owned);
+        make(data_dir, CreateToken { scopes: scopes.to_vec(), name, quota, expires_seconds: Some(7_776_000) })
     }
 
     #[test]
     fn tokens_that_are_made_and_revoked_are_in_the_audit_log() {
         let dir = tempfile::tempdir().expect("a folder");
-        let created = create(dir.path(), "--scope pin,read --name ci --pins-max 7 --expires 90d").expect("makes");
-        create(dir.path(), "--scope pin --name ci").expect_err("the name is taken");
+        let created = create(dir.path(), &[Scope::Pin, Scope::Read], Some("ci")).expect("makes");
+        create(dir.path(), &[Scope::Pin], Some("ci")).expect_err("the name is taken");
         remove(dir.path(), "ci").expect("is there");
         remove(dir.path(), "ci").expect_err("is gone");
         let log = AuditLog::open(dir.path()).expect("opens").last(9).expect("reads");
@@ -284,7 +255,7 @@ mod tests {
     fn a_token_that_cannot_be_recorded_is_not_made() {
         let dir = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(dir.path().join("audit.log")).expect("makes");
-        let error = create(dir.path(), "--scope pin").expect_err("there is no log");
+        let error = create(dir.path(), &[Scope::Pin], None).expect_err("there is no log");
         assert!(error.to_string().contains("nothing was changed"), "{error}");
         assert_eq!(Book::of(dir.path()).list().expect("reads"), []);
     }

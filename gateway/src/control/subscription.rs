@@ -64,6 +64,8 @@ pub struct Subscription {
     bytes_max: u64,
     /// Bytes that came so far of what is being fetched.
     pub progress: AtomicU64,
+    /// One fetch at a time: the list's own, and one that SIGHUP asks for.
+    fetching: tokio::sync::Mutex<()>,
 }
 
 /// What is known of a list that was fetched.
@@ -142,7 +144,16 @@ impl Subscription {
         let client =
             |private_too| builder(private_too).build().or_else(|_| builder(private_too).tls_certs_only([]).build());
         let (url, progress) = (url.to_owned(), AtomicU64::new(0));
-        Ok(Self { url, client: client(true)?, public: client(false)?, is_public, file, bytes_max, progress })
+        Ok(Self {
+            url,
+            client: client(true)?,
+            public: client(false)?,
+            is_public,
+            file,
+            bytes_max,
+            progress,
+            fetching: tokio::sync::Mutex::default(),
+        })
     }
 
     /// Fetches what is new. What is kept is a list at any moment.
@@ -150,6 +161,8 @@ impl Subscription {
     /// # Errors
     /// [`FetchError`]; what is kept is what was, or more of it.
     pub async fn fetch(&self) -> Result<Fetched, FetchError> {
+        // Two who write the same file at a time would mix what they write.
+        let _alone = self.fetching.lock().await;
         self.progress.store(0, Ordering::Relaxed);
         let fetched = tokio::time::timeout(IN_ALL, self.fetch_unhurried()).await;
         self.progress.store(0, Ordering::Relaxed);

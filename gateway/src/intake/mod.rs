@@ -26,7 +26,7 @@
 
 pub mod api;
 pub mod body;
-mod claims;
+pub(crate) mod claims;
 pub mod error;
 pub mod keeping;
 pub mod multipart;

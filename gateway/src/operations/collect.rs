@@ -24,16 +24,20 @@ pub struct CollectRequest {
     /// How much cached blocks may take after it, in bytes. All of them go if this is left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_bytes_max: Option<u64>,
+    /// Whether to say only what would go.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
 }
 
-/// What went.
+/// What went; of a dry run, what would go.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CollectedView {
-    /// Blocks that went.
-    pub blocks: u64,
+    /// Blocks that went. Left out of a dry run that would keep some: it is not known which go before they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u64>,
     /// What these took.
     pub bytes: u64,
-    /// What cached blocks take now.
+    /// What cached blocks take after it.
     pub cached_bytes: u64,
     /// What pinned blocks take, which never go.
     pub pinned_bytes: u64,
@@ -47,8 +51,13 @@ pub struct CollectedView {
 pub async fn collect(State(operations): State<Operations>, bearer: Bearer, noted: Noted, body: Bytes) -> Answer {
     let request: CollectRequest = read_body(&body)?;
     noted.note(&request);
+    let CollectRequest { cached_bytes_max, dry_run } = request;
+    let cached_bytes = cached_bytes_max.unwrap_or(0);
+    if dry_run {
+        return Ok(json(StatusCode::OK, &operations.would_go(cached_bytes).await?));
+    }
     let place = operations.begin(&bearer)?;
-    let collected = apart(place, async move { operations.shrink(request.cached_bytes_max.unwrap_or(0)).await });
+    let collected = apart(place, async move { operations.shrink(cached_bytes).await });
     Ok(json(StatusCode::OK, &collected.await?.map_err(Refusal::from)?))
 }
 
@@ -67,6 +76,18 @@ impl Operations {
         let blocks = after.evicted_blocks.saturating_sub(before.evicted_blocks);
         let bytes = after.evicted_bytes.saturating_sub(before.evicted_bytes);
         tracing::info!(blocks, bytes, after.cached_bytes, "cached blocks were deleted on request");
-        Ok(CollectedView { blocks, bytes, cached_bytes: after.cached_bytes, pinned_bytes: after.pinned_bytes })
+        let (cached_bytes, pinned_bytes) = (after.cached_bytes, after.pinned_bytes);
+        Ok(CollectedView { blocks: Some(blocks), bytes, cached_bytes, pinned_bytes })
+    }
+
+    async fn would_go(&self, cached_bytes: u64) -> Result<CollectedView, StoreError> {
+        let now = self.store().stats();
+        let bytes = now.cached_bytes.saturating_sub(cached_bytes);
+        let blocks = match bytes {
+            0 => Some(0),
+            _ if cached_bytes == 0 => Some(self.store().figures().await?.cached.blocks),
+            _ => None,
+        };
+        Ok(CollectedView { blocks, bytes, cached_bytes: now.cached_bytes - bytes, pinned_bytes: now.pinned_bytes })
     }
 }

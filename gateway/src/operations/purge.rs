@@ -13,6 +13,7 @@ use crate::admin::parameters::{read_body, wrong};
 use crate::admin::refusals::{DiskFailed, WrongRequest};
 use crate::control::subject::Subject;
 use crate::errors::Problem;
+use crate::forget::PurgeMode;
 use crate::pipeline::Forgotten;
 use crate::resolve::Target;
 use crate::surrogate::SurrogateKey;
@@ -49,9 +50,12 @@ pub struct PurgeRequest {
     /// `false`: the block alone, and nothing below it. Everything below it goes if this is left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub below: Option<bool>,
+    /// Whether to say only what would be purged.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
 }
 
-/// What was purged.
+/// What was purged; of a dry run, what would be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PurgedView {
     /// Where the purge began.
@@ -110,16 +114,17 @@ struct Gone {
 pub async fn purge(State(operations): State<Operations>, bearer: Bearer, noted: Noted, body: Bytes) -> Answer {
     let request: PurgeRequest = read_body(&body)?;
     noted.note(&request);
-    let below = request.below.unwrap_or(true);
+    let (below, mode) =
+        (request.below.unwrap_or(true), if request.dry_run { PurgeMode::DryRun } else { PurgeMode::Remove });
     let place = operations.begin(&bearer)?;
     let order = operations.order(request).await?;
-    let purged = apart(place, async move { operations.carry_out(order, below).await });
+    let purged = apart(place, async move { operations.carry_out(order, below, mode).await });
     Ok(json(StatusCode::OK, &purged.await??))
 }
 
 impl Operations {
     async fn order(&self, request: PurgeRequest) -> Result<Order, Refusal> {
-        let PurgeRequest { cid, path, surrogate_key, name, below: _ } = request;
+        let PurgeRequest { cid, path, surrogate_key, name, below: _, dry_run: _ } = request;
         match (cid, path, surrogate_key, name) {
             (Some(cid), None, None, None) => {
                 let root = content::cid::parse(&cid).map_err(wrong)?;
@@ -168,12 +173,16 @@ impl Operations {
         }
     }
 
-    async fn carry_out(&self, order: Order, below: bool) -> Result<PurgedView, Refusal> {
+    async fn carry_out(&self, order: Order, below: bool, mode: PurgeMode) -> Result<PurgedView, Refusal> {
         let Order { roots, names, missing } = order;
         let mut forgotten = Vec::new();
         let told: Vec<Subject> = names.iter().map(|name| whole(Root::Name(name.clone()))).collect();
         for name in names {
-            if self.parts().names.forget(&name) {
+            let known = match mode {
+                PurgeMode::Remove => self.parts().names.forget(&name),
+                PurgeMode::DryRun => self.parts().names.remembers(&name),
+            };
+            if known {
                 forgotten.push(name.to_string());
             }
         }
@@ -181,10 +190,13 @@ impl Operations {
             told.into_iter().chain(roots.iter().map(|root| Root::Cid(*root)).map(whole)).collect();
         let mut gone = Gone::default();
         if !roots.is_empty() {
-            gone = self.remove(&roots, below).await?;
+            gone = self.remove(&roots, below, mode).await?;
         }
-        let caches_notified = self.parts().caches.invalidate(&in_front, None).await;
-        tracing::info!(?roots, gone.evicted.blocks, gone.evicted.bytes, names = forgotten.len(), "purged");
+        let caches_notified = match mode {
+            PurgeMode::Remove => self.parts().caches.invalidate(&in_front, None).await,
+            PurgeMode::DryRun => self.parts().caches.count(),
+        };
+        tracing::info!(?roots, gone.evicted.blocks, gone.evicted.bytes, names = forgotten.len(), ?mode, "purged");
         let Gone { evicted, ram, forgotten: Forgotten { paths, listings, sites, encoded }, .. } = gone;
         Ok(PurgedView {
             roots: roots.iter().map(ToString::to_string).collect(),
@@ -203,7 +215,7 @@ impl Operations {
     }
 
     /// Takes the blocks below some roots out of the tiers, and what is made of them out of the memories above.
-    async fn remove(&self, roots: &[Cid], below: bool) -> Result<Gone, Refusal> {
+    async fn remove(&self, roots: &[Cid], below: bool, mode: PurgeMode) -> Result<Gone, Refusal> {
         let blocks_max = usize::try_from(self.parts().loaded.config.http.dag_blocks_max).unwrap_or(usize::MAX);
         let mut frontier = Frontier::new(roots, (!below).then_some(0), blocks_max);
         let (mut gone, mut batch) = (Gone::default(), Vec::with_capacity(AT_ONCE));
@@ -217,19 +229,20 @@ impl Operations {
             }
             batch.extend(BlockKey::of(&cid));
             if batch.len() >= AT_ONCE {
-                self.evict(&mut batch, &mut gone).await?;
+                self.evict(&mut batch, &mut gone, mode).await?;
             }
             if walked.is_err() {
                 break;
             }
         }
-        self.evict(&mut batch, &mut gone).await?;
+        self.evict(&mut batch, &mut gone, mode).await?;
         // Reading all that is remembered may take a while.
         let gateway = self.parts().gateway.clone();
-        let forget = move || gateway.purge(&|cid| frontier.has_met(cid));
+        let forget = move || gateway.purge(&|cid| frontier.has_met(cid), mode);
         gone.forgotten = tokio::task::spawn_blocking(forget).await.unwrap_or_default();
         walked.map_err(|too_many| {
-            Refusal(StatusCode::UNPROCESSABLE_ENTITY, format!("{too_many}: what was found first is gone"))
+            let so_far = if mode == PurgeMode::Remove { ": what was found first is gone" } else { "" };
+            Refusal(StatusCode::UNPROCESSABLE_ENTITY, format!("{too_many}{so_far}"))
         })?;
         Ok(gone)
     }
@@ -247,10 +260,13 @@ impl Operations {
         Ok(data.map(|data| dag::links(&Block::from_checked(*cid, data)).unwrap_or_default()))
     }
 
-    async fn evict(&self, batch: &mut Vec<BlockKey>, gone: &mut Gone) -> Result<(), StoreError> {
+    async fn evict(&self, batch: &mut Vec<BlockKey>, gone: &mut Gone, mode: PurgeMode) -> Result<(), StoreError> {
         let tiers = &self.parts().tiers;
         gone.ram += batch.iter().filter(|key| tiers.ram().holds(key)).count() as u64;
-        gone.evicted += tiers.evict(batch, Evict::Unpinned).await?;
+        gone.evicted += match mode {
+            PurgeMode::Remove => tiers.evict(batch, Evict::Unpinned).await?,
+            PurgeMode::DryRun => self.store().evictable(batch.clone()).await?,
+        };
         batch.clear();
         Ok(())
     }

@@ -74,8 +74,11 @@ async fn a_purge_takes_everything_below_a_root_out_of_every_tier() {
     let in_ram = world.tiers.ram().entries();
     assert!(in_ram > 0 && world.store.stats().blocks == blocks as u64);
 
+    let (_, would) = ask(&world, "POST", "/api/v1/purge", json!({"cid": root.to_string(), "dry_run": true})).await;
+    assert!(world.store.stats().blocks == blocks as u64 && world.tiers.ram().entries() == in_ram, "nothing went");
     let (status, purged) = ask(&world, "POST", "/api/v1/purge", json!({"surrogate_key": root.to_string()})).await;
     assert_eq!(status, 200, "{purged}");
+    assert_eq!(would, purged, "the dry run said it");
     assert_eq!(purged["disk_blocks"], json!(blocks), "{purged}");
     assert!(purged["ram_blocks"].as_u64() > Some(0) && purged["paths"] == json!(1), "{purged}");
     assert_eq!((purged["pinned_blocks"].as_u64(), purged["missing_blocks"].as_u64()), (Some(0), Some(0)), "{purged}");
@@ -430,6 +433,12 @@ async fn warming_brings_a_dag_here_as_deep_as_it_is_wanted() {
 async fn cached_blocks_go_on_request_and_pinned_ones_stay() {
     let (world, _, blocks) = with_site(plain()).await;
     let before = world.store.stats();
+    let gc = async |request: Value| ask(&world, "POST", "/api/v1/store/gc", request).await.1;
+    let would = gc(json!({"dry_run": true})).await;
+    assert_eq!((&would["blocks"], &would["bytes"]), (&json!(blocks), &json!(before.cached_bytes)), "{would}");
+    let most = gc(json!({"dry_run": true, "cached_bytes_max": 1})).await;
+    assert_eq!((&most["bytes"], &most["blocks"]), (&json!(before.cached_bytes - 1), &Value::Null), "{most}");
+    assert_eq!(world.store.stats().blocks, before.blocks, "nothing went");
     let (status, nothing) =
         ask(&world, "POST", "/api/v1/store/gc", json!({"cached_bytes_max": before.cached_bytes})).await;
     assert_eq!((status, &nothing["blocks"]), (200, &json!(0)), "{nothing}");

@@ -11,7 +11,9 @@
 use super::psa::query::{self, MatchView};
 use super::psa::views::StatusView;
 use super::{Filter, Meta, Pins, PinsError, Request};
-use crate::admin::answer::{Answer, ErrorView, Refusal, json};
+use crate::admin::access::OPERATOR;
+use crate::admin::access::book::Book;
+use crate::admin::answer::{Answer, ErrorView, Refusal, json, stopping};
 use crate::admin::parameters::{Parameters, wrong};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -20,6 +22,7 @@ use axum::response::IntoResponse;
 use libp2p::Multiaddr;
 use p2p_bridge::epoch;
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::sync::Arc;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -30,8 +33,45 @@ const LIMIT: usize = 100;
 const LIMIT_MAX: usize = 1000;
 
 /// The routes; their answers are at hand.
-pub fn routes(pins: Arc<Pins>) -> OpenApiRouter {
-    OpenApiRouter::default().routes(routes!(list)).routes(routes!(owners)).routes(routes!(remove)).with_state(pins)
+pub fn routes(pins: Arc<Pins>, book: Book) -> OpenApiRouter {
+    let routes = OpenApiRouter::default().routes(routes!(list)).routes(routes!(owners)).routes(routes!(remove));
+    routes.with_state(Overview { pins, book })
+}
+
+/// The pins of all tokens, and what the tokens are called.
+#[derive(Clone)]
+struct Overview {
+    pins: Arc<Pins>,
+    book: Book,
+}
+
+/// What tokens are called, by their identifiers.
+struct TokenNames(HashMap<String, String>);
+
+impl TokenNames {
+    fn of(&self, id: &str) -> Option<String> {
+        if id == OPERATOR { Some(OPERATOR.to_owned()) } else { self.0.get(id).cloned() }
+    }
+
+    /// The identifier of a token that is named by that, or by what it is called. One that was revoked has pins all the same.
+    fn id_of(&self, owner: String) -> String {
+        if owner == OPERATOR {
+            return owner;
+        }
+        let called = self.0.iter().find(|(_, name)| **name == owner).map(|(id, _)| id.clone());
+        if self.0.contains_key(&owner) { owner } else { called.unwrap_or(owner) }
+    }
+}
+
+impl Overview {
+    /// None if they cannot be read: the pins are shown all the same.
+    async fn token_names(&self) -> Result<TokenNames, Refusal> {
+        let book = self.book.clone();
+        let tokens = tokio::task::spawn_blocking(move || book.list()).await.map_err(|_| stopping())?;
+        let tokens =
+            tokens.inspect_err(|error| tracing::warn!(%error, "owners of pins are not named")).unwrap_or_default();
+        Ok(TokenNames(tokens.into_iter().map(|token| (token.id, token.name)).collect()))
+    }
 }
 
 /// A pin, and whose it is.
@@ -41,6 +81,9 @@ pub struct OwnedPinView {
     pub requestid: String,
     /// The identifier of the token that asked for it.
     pub owner: String,
+    /// What that token is called; left out if it was revoked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner_name: Option<String>,
     /// The root of the DAG.
     pub cid: String,
     /// What it is called.
@@ -79,6 +122,9 @@ pub struct OwnedPinsView {
 pub struct OwnerView {
     /// The identifier of the token.
     pub owner: String,
+    /// What it is called; left out if it was revoked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner_name: Option<String>,
     /// Pins, whatever became of them.
     pub pins: u64,
     /// Bytes of their DAGs as far as they are here, each counted in full and once.
@@ -102,11 +148,12 @@ pub struct OwnersView {
     pub active_roots: u64,
 }
 
-impl From<&Request> for OwnedPinView {
-    fn from(request: &Request) -> Self {
+impl OwnedPinView {
+    fn new(request: &Request, names: &TokenNames) -> Self {
         Self {
             requestid: request.id.to_string(),
             owner: request.owner.to_string(),
+            owner_name: names.of(&request.owner),
             cid: request.root.to_string(),
             name: request.name.clone(),
             meta: request.meta.clone(),
@@ -125,7 +172,7 @@ impl From<&Request> for OwnedPinView {
 /// Lists pins, whoever's they are, the newest first.
 #[utoipa::path(get, path = "/api/v1/pins", tag = "pinning", security(("bearer" = ["operate"])),
     params(
-        ("owner" = Option<String>, Query, description = "Those of this token, by its identifier"),
+        ("owner" = Option<String>, Query, description = "Those of this token, by its identifier or its name"),
         ("cid" = Option<String>, Query, description = "Those with this root, or any of several, with commas"),
         ("name" = Option<String>, Query, description = "Those of this name", max_length = 255),
         ("match" = Option<MatchView>, Query, description = "How the name is compared; exact if left out"),
@@ -137,7 +184,8 @@ impl From<&Request> for OwnedPinView {
         (status = 200, description = "The pins", body = OwnedPinsView),
         (status = 400, description = "A parameter is wrong", body = ErrorView),
         (status = 404, description = "There is no pin that older_than names", body = ErrorView)))]
-async fn list(State(pins): State<Arc<Pins>>, uri: Uri) -> Answer {
+async fn list(State(overview): State<Overview>, uri: Uri) -> Answer {
+    let pins = &overview.pins;
     let known = ["owner", "cid", "name", "match", "status", "older_than", "limit"];
     let parameters = Parameters::of(&uri, &known)?;
     let text = |name: &str| parameters.get(name).map(|text| text.into_owned());
@@ -158,11 +206,12 @@ async fn list(State(pins): State<Arc<Pins>>, uri: Uri) -> Answer {
         limit: parameters.number("limit", 1..=LIMIT_MAX)?.unwrap_or(LIMIT),
         ..Filter::default()
     };
-    let page = match text("owner") {
+    let names = overview.token_names().await?;
+    let page = match text("owner").map(|owner| names.id_of(owner)) {
         Some(owner) => pins.list(&owner, &filter).await,
         None => pins.list_all(&filter).await,
     };
-    let shown = page.requests.iter().map(OwnedPinView::from).collect();
+    let shown = page.requests.iter().map(|request| OwnedPinView::new(request, &names)).collect();
     Ok(json(StatusCode::OK, &OwnedPinsView { count: page.count as u64, pins: shown }))
 }
 
@@ -170,11 +219,13 @@ async fn list(State(pins): State<Arc<Pins>>, uri: Uri) -> Answer {
 #[utoipa::path(get, path = "/api/v1/pins/owners", tag = "pinning", security(("bearer" = ["operate"])),
     responses((status = 200, description = "Everybody who has pins", body = OwnersView),
         (status = 400, description = "A parameter is wrong", body = ErrorView)))]
-async fn owners(State(pins): State<Arc<Pins>>, uri: Uri) -> Answer {
+async fn owners(State(overview): State<Overview>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
+    let (pins, names) = (&overview.pins, overview.token_names().await?);
     let counts = pins.counts();
     let view = |(owner, used): (Arc<str>, super::Used)| OwnerView {
         owner: owner.to_string(),
+        owner_name: names.of(&owner),
         pins: used.pins,
         bytes: used.bytes,
     };
@@ -195,10 +246,10 @@ async fn owners(State(pins): State<Arc<Pins>>, uri: Uri) -> Answer {
     responses((status = 204, description = "It is removed"),
         (status = 400, description = "A parameter is wrong", body = ErrorView),
         (status = 404, description = "There is no such pin", body = ErrorView)))]
-async fn remove(State(pins): State<Arc<Pins>>, id: Result<Path<String>, PathRejection>, uri: Uri) -> Answer {
+async fn remove(State(overview): State<Overview>, id: Result<Path<String>, PathRejection>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let Ok(Path(id)) = id else { return Err(nothing()) };
-    match pins.remove_any(&id).await {
+    match overview.pins.remove_any(&id).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT.into_response()),
         Err(PinsError::Store(error)) => Err(error.into()),
         Err(_) => Err(nothing()),

@@ -7,6 +7,7 @@ use super::{Gateway, Wiring};
 use crate::client::Client;
 use crate::encoded::Encoded;
 use crate::errors::Problem;
+use crate::forget::PurgeMode;
 use crate::health::Health;
 use crate::limiter::Limiter;
 use crate::metrics::HttpMetrics;
@@ -113,7 +114,7 @@ impl Gateway {
 
     /// Forgets what is remembered of paths that begin at, lead through or end in content that is concerned. Reads all
     /// that is remembered, which takes a while: not for the runtime's threads.
-    pub fn purge(&self, concerns: &dyn Fn(&Cid) -> bool) -> Forgotten {
+    pub fn purge(&self, concerns: &dyn Fn(&Cid) -> bool, mode: PurgeMode) -> Forgotten {
         let leads_through = |roots: &HeaderValue| {
             let roots = roots.to_str().unwrap_or_default().split(',');
             roots.filter_map(|root| cid::parse(root).ok()).any(|root| concerns(&root))
@@ -126,10 +127,10 @@ impl Gateway {
             concerns(&entity.root) || concerns(&entity.cid) || leads_through(&entity.roots) || begins_at(path)
         };
         Forgotten {
-            paths: self.paths.forget_where(entity),
-            listings: self.listings.forget_where(|key, page| begins_at(&key.path) || leads_through(&page.roots)),
-            sites: self.sites.forget_where(begins_at),
-            encoded: self.encoded().map_or(0, |encoded| encoded.forget_where(concerns)),
+            paths: self.paths.forget_where(entity, mode),
+            listings: self.listings.forget_where(|key, page| begins_at(&key.path) || leads_through(&page.roots), mode),
+            sites: self.sites.forget_where(begins_at, mode),
+            encoded: self.encoded().map_or(0, |encoded| encoded.forget_where(concerns, mode)),
         }
     }
 }

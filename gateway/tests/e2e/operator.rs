@@ -138,6 +138,8 @@ async fn content_is_warmed_explained_purged_and_collected() {
     assert!(purged["disk_blocks"].as_u64() > Some(10), "{purged}");
     assert!(run(&to, &["purge", "--name", "site.example.org"]).contains("blocks left the disk"));
     run(&to, &["warm", &root]);
+    assert!(run(&to, &["purge", "--dry-run", &root]).contains("would leave the disk"));
+    assert!(run(&to, &["gc", "--dry-run"]).contains("would go"));
     let collected = json(&to, &["gc"]);
     assert!(collected["bytes"].as_u64() > Some(3_000_000) && collected["cached_bytes"] == 0, "{collected}");
     assert!(run(&to, &["gc", "--keep", "1GiB"]).starts_with("0 cached blocks gone"));

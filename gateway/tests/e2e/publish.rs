@@ -113,13 +113,13 @@ async fn records_are_renewed_also_after_a_restart() {
     let node = launch.start().await;
     let body = format!("{{\"path\": \"{ONE}\", \"lifetime_seconds\": 10}}");
     let (_, answer) = node.admin("POST", "/api/v1/names/publish", Some(&body)).await;
-    let before = answer["valid_until"].as_u64().expect("a time");
+    let before = answer["valid_until_at"].as_u64().expect("a time");
     drop(node);
 
     let node = launch.start().await;
     eventually("the record was renewed and put", PATIENCE, async || {
         let now = published(&node).await;
-        let renewed = now["valid_until"].as_u64() > Some(before) && now["puts"]["lan"].as_u64() > Some(0);
+        let renewed = now["valid_until_at"].as_u64() > Some(before) && now["puts"]["lan"].as_u64() > Some(0);
         if renewed && now["sequence"] == answer["sequence"] { Ok(()) } else { Err(now) }
     })
     .await;

@@ -188,6 +188,52 @@ async fn what_the_client_has_is_not_sent_again() {
 }
 
 #[tokio::test]
+async fn what_is_not_as_demanded_is_not_sent() {
+    let tree = tree().await;
+    let file = format!("/ipfs/{}/large.bin", tree.root);
+    let (own, listing) = (format!("\"{}\"", tree.large.cid()), format!("/ipfs/{}/", tree.root));
+    let other = "\"other\"";
+    type Row<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], u16);
+    let table: [Row<'_>; 10] = [
+        ("GET", &file, &[("if-match", &own)], 200),
+        ("GET", &file, &[("if-match", "*"), ("range", "bytes=0-1")], 206),
+        ("GET", &file, &[("if-match", other)], 412),
+        ("HEAD", &file, &[("if-match", other)], 412),
+        ("GET", &file, &[("if-match", other), ("range", "bytes=0-1")], 412),
+        ("GET", &file, &[("if-match", other), ("range", "bytes=500000-")], 412),
+        ("GET", &file, &[("if-match", other), ("if-none-match", &own)], 412),
+        ("GET", &file, &[("if-match", &own), ("if-none-match", &own)], 304),
+        ("GET", &listing, &[("if-match", other)], 412),
+        // There is nothing that could be as demanded.
+        ("GET", "/ipfs/bafkqaaa/none", &[("if-match", other)], 404),
+    ];
+    for (method, path, headers, expected) in table {
+        // Once more when it is remembered.
+        for _ in 0..2 {
+            let response = tree.site.send(method, path, headers).await;
+            assert_eq!(response.status(), expected, "{method} {path} {headers:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_file_is_itself_whatever_media_type_is_accepted() {
+    let tree = tree().await;
+    let path = format!("/ipfs/{}/sub/hello.txt", tree.root);
+    for query in ["", "?format=json", "?format=cbor", "?format=html"] {
+        for accept in ["application/json, text/plain, */*", "application/json", "application/cbor", "text/html"] {
+            let response = tree.site.send("GET", &format!("{path}{query}"), &[("accept", accept)]).await;
+            assert_eq!(response.status(), 200, "{query} {accept}");
+            assert_eq!(header(&response, "content-type"), "text/plain; charset=utf-8", "{query} {accept}");
+            assert_eq!(response.text().await.expect("text"), "hello, world\n");
+        }
+    }
+    // A document is shown as a page.
+    let page = tree.site.get(&format!("/ipfs/{}?format=html", tree.cbor.cid())).await;
+    assert_eq!((page.status().as_u16(), header(&page, "content-type")), (200, "text/html; charset=utf-8"));
+}
+
+#[tokio::test]
 async fn directories_redirect_to_their_slash_and_show_their_index_or_their_entries() {
     let tree = tree().await;
     let page = format!("/ipfs/{}/page", tree.root);

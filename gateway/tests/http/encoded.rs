@@ -3,6 +3,7 @@
 use crate::dag::{chained_file, directory, doubled_file, file, noise, raw};
 use crate::site::{Setup, Site, header};
 use content::{Block, Cid, DenyList};
+use std::io::Read as _;
 use std::sync::Arc;
 
 const ZSTD: (&str, &str) = ("accept-encoding", "gzip, deflate, br, zstd");
@@ -201,6 +202,51 @@ async fn who_has_it_encoded_hears_so_and_nothing_is_read_for_that() {
         assert_eq!((response.status().as_u16(), header(&response, "etag")), (304, &*encoded));
     }
     assert_eq!(reads(), before);
+}
+
+#[tokio::test]
+async fn who_does_not_know_zstd_gets_brotli_or_gzip_of_a_small_file_once_it_is_made() {
+    let tree = tree();
+    let site = site(&tree).await;
+    let (name, root, bytes) = &tree.files[4];
+    let path = format!("/ipfs/{}/{name}", tree.root);
+    for (accepted, coding) in [("gzip, deflate, br", "br"), ("gzip", "gzip"), ("br;q=0, gzip;q=0.5", "gzip")] {
+        let accepts = ("accept-encoding", accepted);
+        let etag = format!("W/\"{}.{coding}\"", root.cid());
+        let response = loop {
+            let response = site.send("GET", &path, &[accepts]).await;
+            assert_eq!(header(&response, "vary"), "Accept, Accept-Encoding");
+            if header(&response, "content-encoding") == coding {
+                break response;
+            }
+            // It is being made.
+            assert_eq!(header(&response, "etag"), format!("\"{}\"", root.cid()));
+            assert_eq!(&response.bytes().await.expect("a body")[..], bytes);
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        };
+        assert_eq!((header(&response, "etag"), header(&response, "accept-ranges")), (&*etag, "none"));
+        let length: usize = header(&response, "content-length").parse().expect("a length");
+        let body = response.bytes().await.expect("a body");
+        assert!(body.len() == length && length < bytes.len() / 4, "{accepted}: {length} of {}", bytes.len());
+        let mut decoded = Vec::new();
+        match coding {
+            "br" => brotli::BrotliDecompress(&mut &body[..], &mut decoded).map(|()| 0).expect("decodes"),
+            _ => flate2::read::GzDecoder::new(&body[..]).read_to_end(&mut decoded).expect("decodes"),
+        };
+        assert!(decoded == *bytes, "{accepted}");
+        let known = site.send("GET", &path, &[accepts, ("if-none-match", &etag)]).await;
+        assert_eq!((known.status().as_u16(), header(&known, "etag")), (304, &*etag));
+        let part = site.send("GET", &path, &[accepts, ("range", "bytes=5-9")]).await;
+        assert_eq!((part.status().as_u16(), header(&part, "content-encoding")), (206, ""));
+        let head = site.send("HEAD", &path, &[accepts]).await;
+        assert_eq!((header(&head, "content-encoding"), header(&head, "etag")), (coding, &*etag));
+    }
+    // What is large is not encoded while somebody waits, nor after that.
+    let large = format!("/ipfs/{}/large.txt", tree.root);
+    for _ in 0..3 {
+        let response = site.send("HEAD", &large, &[("accept-encoding", "gzip, br")]).await;
+        assert_eq!(header(&response, "content-encoding"), "");
+    }
 }
 
 #[tokio::test]

@@ -8,15 +8,15 @@
 //! understood lets nobody in; the operator's own tokens are not in it.
 
 use super::secret::{Hash, Token};
-use super::{Quota, Scopes};
+use super::{OPERATOR, Quota, Scopes};
 use crate::stamp::Stamp;
 use http::StatusCode;
 use p2p_bridge::{durable, epoch};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, chown};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -64,8 +64,8 @@ impl Entry {
 /// What a token is to be.
 #[derive(Debug, Clone)]
 pub struct Terms {
-    /// What to call it.
-    pub name: String,
+    /// What to call it; the first of "token-1", "token-2" and so on that none is called if that is left out.
+    pub name: Option<String>,
     /// What it is to be good for.
     pub scopes: Scopes,
     /// How much may be kept for it.
@@ -78,7 +78,9 @@ pub struct Terms {
 #[derive(Debug, thiserror::Error)]
 pub enum BookError {
     /// The name cannot be used.
-    #[error("a token's name has 1 to {NAME_CHARS_MAX} characters, none of them a control character")]
+    #[error(
+        "a token's name has 1 to {NAME_CHARS_MAX} characters, none of them a control character, and is not \"{OPERATOR}\""
+    )]
     Name,
     /// Another has the name.
     #[error("there is a token called \"{0}\" already: choose another name, or remove that one first")]
@@ -166,14 +168,14 @@ impl Book {
     /// [`BookError`].
     pub fn create(&self, terms: Terms) -> Result<(Entry, Token), BookError> {
         let Terms { name, scopes, quota, lifetime } = terms;
-        let length = name.chars().count();
-        if !(1..=NAME_CHARS_MAX).contains(&length) || name.chars().any(char::is_control) {
+        if name.as_deref().is_some_and(|name| !is_name(name)) {
             return Err(BookError::Name);
         }
         if scopes.is_empty() {
             return Err(BookError::NoScopes);
         }
         self.change(|tokens| {
+            let name = name.unwrap_or_else(|| free_name(tokens));
             if tokens.iter().any(|entry| entry.name == name || entry.id == name) {
                 return Err(BookError::Taken(name));
             }
@@ -232,16 +234,30 @@ impl Book {
     }
 }
 
-/// Gives a file to whoever has its folder: a command that root runs must not keep the gateway from reading it.
+/// No token is called as the operator is.
+fn is_name(name: &str) -> bool {
+    name != OPERATOR && (1..=NAME_CHARS_MAX).contains(&name.chars().count()) && !name.chars().any(char::is_control)
+}
+
+/// The first of "token-1", "token-2" and so on that none is called.
+fn free_name(tokens: &[Entry]) -> String {
+    let taken: HashSet<&str> = tokens.iter().map(|entry| entry.name.as_str()).collect();
+    let mut names = (1..=taken.len() + 1).map(|number| format!("token-{number}"));
+    // Of one more than are taken, one is free.
+    names.find(|name| !taken.contains(name.as_str())).unwrap_or_default()
+}
+
+/// Gives a file to whoever has its folder: a command that root runs must not keep the gateway from reading it. Whoever has the folder
+/// may have put a link there, and what that leads to is not given away.
 ///
 /// # Errors
 /// Whatever the file system says.
 pub(in crate::admin) fn hand_over(dir: &Path, path: &Path) -> io::Result<()> {
-    let (folder, file) = (fs::metadata(dir)?, fs::metadata(path)?);
+    let (folder, file) = (fs::metadata(dir)?, fs::symlink_metadata(path)?);
     if (folder.uid(), folder.gid()) == (file.uid(), file.gid()) || !rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    chown(path, Some(folder.uid()), Some(folder.gid()))
+    lchown(path, Some(folder.uid()), Some(folder.gid()))
 }
 
 /// The tokens that hold now, each with the hash of its secret.
@@ -291,7 +307,12 @@ mod tests {
 
     fn terms(name: &str) -> Terms {
         let scopes = [Scope::Pin].into_iter().collect();
-        Terms { name: name.to_owned(), scopes, quota: Quota { pins_max: Some(3), bytes_max: None }, lifetime: None }
+        Terms {
+            name: Some(name.to_owned()),
+            scopes,
+            quota: Quota { pins_max: Some(3), bytes_max: None },
+            lifetime: None,
+        }
     }
 
     #[test]
@@ -324,12 +345,27 @@ mod tests {
             return;
         }
         let dir = tempfile::tempdir().expect("a folder");
-        chown(dir.path(), Some(12345), Some(12346)).expect("root may");
+        lchown(dir.path(), Some(12345), Some(12346)).expect("root may");
         Book::of(dir.path()).create(terms("ci")).expect("makes");
         for file in [FILE, LOCK_FILE] {
             let metadata = fs::metadata(dir.path().join(file)).expect("is there");
             assert_eq!((metadata.uid(), metadata.gid(), metadata.mode() & 0o777), (12345, 12346, 0o600), "{file}");
         }
+    }
+
+    #[test]
+    fn what_a_link_leads_to_is_not_given_away() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("only root can try this");
+            return;
+        }
+        let (dir, elsewhere) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+        let target = elsewhere.path().join("shadow");
+        fs::write(&target, "root's").expect("writes");
+        lchown(dir.path(), Some(12345), Some(12346)).expect("root may");
+        std::os::unix::fs::symlink(&target, dir.path().join(LOCK_FILE)).expect("links");
+        Book::of(dir.path()).create(terms("ci")).expect("makes");
+        assert_eq!(fs::metadata(&target).expect("is there").uid(), 0);
     }
 
     #[test]
@@ -340,7 +376,7 @@ mod tests {
         let none = Terms { scopes: Scopes::default(), ..terms("none") };
         assert!(matches!(book.create(terms("ci")), Err(BookError::Taken(_))));
         assert!(matches!(book.create(none), Err(BookError::NoScopes)));
-        for name in ["", "a\nb", &"a".repeat(65)] {
+        for name in ["", "a\nb", &"a".repeat(65), OPERATOR] {
             assert!(matches!(book.create(terms(name)), Err(BookError::Name)), "{name:?}");
         }
         assert_eq!(book.list().expect("reads").len(), 1);

@@ -163,7 +163,7 @@ mod tests {
     fn terms() -> Terms {
         let scopes = [Scope::Pin, Scope::Read].into_iter().collect();
         let lifetime = Some(Duration::from_secs(3600));
-        Terms { name: "ci".to_owned(), scopes, quota: Quota { pins_max: Some(1), bytes_max: Some(2) }, lifetime }
+        Terms { name: Some("ci".to_owned()), scopes, quota: Quota { pins_max: Some(1), bytes_max: Some(2) }, lifetime }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// The file, in the data folder.
@@ -84,6 +84,7 @@ impl AuditFile {
     /// # Errors
     /// [`AuditError`]. A part of the lines may have been written.
     pub fn append(&mut self, lines: &[u8]) -> Result<(), AuditError> {
+        self.go_on_in_the_newest()?;
         let bytes = self.file.metadata()?.len();
         if bytes > 0 && bytes + lines.len() as u64 > FILE_BYTES_MAX {
             // A disk that has no room for another file may have some for a longer one.
@@ -117,6 +118,16 @@ impl AuditFile {
         self.file.write_all(b"\n")
     }
 
+    /// Another process may have begun another file: this one is then the older, and would take its place.
+    fn go_on_in_the_newest(&mut self) -> io::Result<()> {
+        let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let newest = fs::metadata(self.dir.join(FILE)).map(identity);
+        if newest.is_ok_and(|newest| self.file.metadata().map(identity).is_ok_and(|own| own != newest)) {
+            self.file = open(&self.dir, FILE)?;
+        }
+        Ok(())
+    }
+
     /// Begins another file. Whenever the process ends, either file is there under its former or its latter name.
     fn rotate(&mut self) -> io::Result<()> {
         let place = |name: &str| self.dir.join(name);
@@ -133,6 +144,11 @@ impl AuditFile {
 /// keep the gateway from writing.
 fn open(dir: &Path, name: &str) -> io::Result<File> {
     let path = dir.join(name);
+    let link = fs::symlink_metadata(&path).ok().filter(fs::Metadata::is_symlink);
+    if link.is_some_and(|link| link.uid() != 0) && rustix::process::geteuid().is_root() {
+        let words = format!("{} is a link that root did not make, and does not follow", path.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, words));
+    }
     let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&path)?;
     super::super::access::book::hand_over(dir, &path)?;
     Ok(file)
@@ -162,6 +178,19 @@ mod tests {
         assert!(read(dir.path(), OLDER_FILE).starts_with("one\n"));
         assert_eq!(read(dir.path(), FILE), "two\nthree\n");
         assert!(!dir.path().join(NEXT_FILE).exists());
+    }
+
+    #[test]
+    fn the_older_file_stays_when_another_process_began_a_new_one() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut gateway = AuditFile::open(dir.path()).expect("opens");
+        gateway.append(b"one\n").expect("fits");
+        gateway.file.set_len(FILE_BYTES_MAX - 4).expect("a long file");
+        let mut command = AuditFile::open(dir.path()).expect("opens");
+        command.append(b"two\n two\n").expect("into a new one");
+        gateway.append(b"three\n").expect("into the same");
+        assert!(read(dir.path(), OLDER_FILE).starts_with("one\n"));
+        assert_eq!(read(dir.path(), FILE), "two\n two\nthree\n");
     }
 
     #[test]

@@ -24,6 +24,7 @@ Examples:
   causeway purge /ipns/example.org/old        what a path leads to
   causeway purge --surrogate-key example.org  what a CDN is purged by
   causeway purge --name example.org           what is known of a name
+  causeway purge --dry-run bafy…              nothing, but says what would go
 
 What is pinned stays on the disk. Content never changes under its CID, so this is for room, for what should not lie around, and for \
 names. What must not be served: causeway block.";
@@ -44,6 +45,9 @@ pub struct PurgeArgs {
     /// The block alone, and nothing below it
     #[arg(long)]
     this_only: bool,
+    /// Say what would go, and leave it
+    #[arg(long)]
+    dry_run: bool,
     /// How it is asked.
     #[command(flatten)]
     pub asking: Asking,
@@ -64,11 +68,11 @@ fn cid_or_path(said: &str) -> (Option<String>, Option<String>) {
 /// # Errors
 /// What was answered instead.
 pub async fn purge(loaded: &Loaded, args: PurgeArgs) -> anyhow::Result<()> {
-    let PurgeArgs { what, surrogate_key, name, this_only, asking } = args;
+    let PurgeArgs { what, surrogate_key, name, this_only, dry_run, asking } = args;
     let (cid, path) = what.as_deref().map(cid_or_path).unwrap_or_default();
-    let request = PurgeRequest { cid, path, surrogate_key, name, below: this_only.then_some(false) };
+    let request = PurgeRequest { cid, path, surrogate_key, name, below: this_only.then_some(false), dry_run };
     let purged: PurgedView = running(loaded, &asking.node).await?.post("/api/v1/purge", &request).await?;
-    print_view(asking.json, &purged, purged_text)
+    print_view(asking.json, &purged, |purged| if dry_run { purgeable_text(purged) } else { purged_text(purged) })
 }
 
 fn purged_text(purged: &PurgedView) -> String {
@@ -85,11 +89,33 @@ fn purged_text(purged: &PurgedView) -> String {
     }
     let pages = purged.paths + purged.listings + purged.sites + purged.encoded;
     if pages > 0 {
-        _ = writeln!(text, "{pages} paths and pages are remembered no longer");
+        _ = writeln!(text, "remembered paths and pages that were forgotten: {pages}");
     }
     purged.names.iter().for_each(|name| _ = writeln!(text, "{name} is looked up anew"));
     if purged.caches_notified > 0 {
         _ = writeln!(text, "purge requests go to {}", count(purged.caches_notified, "cache"));
+    }
+    text
+}
+
+fn purgeable_text(purged: &PurgedView) -> String {
+    let PurgedView { ram_blocks, disk_blocks, disk_bytes, pinned_blocks, missing_blocks, .. } = purged;
+    let blocks = count(*disk_blocks, "block");
+    let mut text = format!("{blocks} would leave the disk ({}), {ram_blocks} memory\n", size(*disk_bytes));
+    if *pinned_blocks > 0 {
+        _ = writeln!(text, "{} would stay on the disk", count(*pinned_blocks, "pinned block"));
+    }
+    if *missing_blocks > 0 {
+        let missing = count(*missing_blocks, "block");
+        _ = writeln!(text, "not here: {missing}, and what is below was not looked for");
+    }
+    let pages = purged.paths + purged.listings + purged.sites + purged.encoded;
+    if pages > 0 {
+        _ = writeln!(text, "remembered paths and pages that would be forgotten: {pages}");
+    }
+    purged.names.iter().for_each(|name| _ = writeln!(text, "{name} would be looked up anew"));
+    if purged.caches_notified > 0 {
+        _ = writeln!(text, "purge requests would go to {}", count(purged.caches_notified, "cache"));
     }
     text
 }
@@ -150,7 +176,8 @@ fn progress_text(progress: &WarmProgress) -> String {
     let WarmProgress { blocks, fetched_blocks, fetched_bytes, failed_blocks, seconds, .. } = progress;
     let rate = size((*fetched_bytes as f64 / seconds.max(0.001)) as u64);
     let failed = if *failed_blocks > 0 { format!(", {failed_blocks} did not come") } else { String::new() };
-    format!("{blocks} blocks are here, {fetched_blocks} of them new ({}, {rate}/s){failed}", size(*fetched_bytes))
+    let here = count(*blocks, "block");
+    format!("here: {here}, {fetched_blocks} of them new ({}, {rate}/s){failed}", size(*fetched_bytes))
 }
 
 fn report_text(report: &WarmReport) -> String {

@@ -19,6 +19,7 @@ const GC: &str = "\
 Examples:
   causeway gc                   all that is cached
   causeway gc --keep 10GiB      the oldest of it, until so much is left
+  causeway gc --dry-run         nothing, but says what would go
 
 Nothing that is pinned goes. What takes room and is needed by nothing: causeway store compact.";
 
@@ -29,6 +30,9 @@ pub struct GcArgs {
     /// Leave so much of what is cached, such as 10GiB
     #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     keep: Option<u64>,
+    /// Say what would go, and leave it
+    #[arg(long)]
+    dry_run: bool,
     /// How it is asked.
     #[command(flatten)]
     pub asking: Asking,
@@ -39,13 +43,17 @@ pub struct GcArgs {
 /// # Errors
 /// What was answered instead.
 pub async fn gc(loaded: &Loaded, args: GcArgs) -> anyhow::Result<()> {
-    let GcArgs { keep, asking } = args;
-    let request = CollectRequest { cached_bytes_max: keep };
+    let GcArgs { keep, dry_run, asking } = args;
+    let request = CollectRequest { cached_bytes_max: keep, dry_run };
     let collected: CollectedView = running(loaded, &asking.node).await?.post("/api/v1/store/gc", &request).await?;
     print_view(asking.json, &collected, |collected| {
         let CollectedView { blocks, bytes, cached_bytes, pinned_bytes } = collected;
-        let left = format!("{} cached and {} pinned are left", size(*cached_bytes), size(*pinned_bytes));
-        format!("{} gone, {} given back; {left}\n", count(*blocks, "cached block"), size(*bytes))
+        let (cached, pinned, bytes) = (size(*cached_bytes), size(*pinned_bytes), size(*bytes));
+        let blocks = blocks.map_or_else(|| "cached blocks".to_owned(), |blocks| count(blocks, "cached block"));
+        match dry_run {
+            true => format!("{blocks} would go, {bytes}; {cached} cached and {pinned} pinned would be left\n"),
+            false => format!("{blocks} gone, {bytes} given back; {cached} cached and {pinned} pinned are left\n"),
+        }
     })
 }
 

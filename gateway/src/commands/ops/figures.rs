@@ -2,7 +2,7 @@
 //! this is.
 
 use crate::admin::store_views::size;
-use crate::commands::output::{print_line, print_view, table};
+use crate::commands::output::{count, print_line, print_view, table};
 use crate::commands::place::{Asking, RUNNING};
 use crate::commands::progress::brief;
 use crate::commands::remote::address::query;
@@ -100,7 +100,7 @@ fn stats_text(stats: &StatsView) -> String {
     );
     for (name, tier) in [("memory", &tiers.ram), ("disk", &tiers.disk), ("network", &tiers.network)] {
         let TierView { hits, misses, bytes, .. } = tier;
-        _ = writeln!(text, "{name:12} {hits} blocks ({}), {misses} not there", size(*bytes));
+        _ = writeln!(text, "{name:12} {} ({}), {misses} not there", count(*hits, "block"), size(*bytes));
     }
     let degraded = match store.trouble.as_deref() {
         Some("full") => "; THE DISK IS FULL",
@@ -108,11 +108,11 @@ fn stats_text(stats: &StatsView) -> String {
         _ if store.degraded => "; THE DISK REFUSES TO WRITE",
         _ => "",
     };
-    _ = writeln!(text, "in memory    {} blocks, {}", store.ram_blocks, size(store.ram_bytes));
+    _ = writeln!(text, "in memory    {}, {}", count(store.ram_blocks, "block"), size(store.ram_bytes));
     _ = writeln!(
         text,
-        "stored       {} blocks, {} cached and {} pinned{degraded}",
-        store.blocks,
+        "stored       {}, {} cached and {} pinned{degraded}",
+        count(store.blocks, "block"),
         size(store.cached_bytes),
         size(store.pinned_bytes)
     );
@@ -122,7 +122,7 @@ fn stats_text(stats: &StatsView) -> String {
     }
     _ = writeln!(
         text,
-        "peers        {}; {} searches, {} blocks are waited for",
+        "peers        {}; searches {}, blocks that are waited for {}",
         network.peers, network.searches, network.wanted_blocks
     );
     for carried in network.transports.iter().filter(|carried| carried.received_bytes + carried.sent_bytes > 0) {

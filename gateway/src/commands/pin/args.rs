@@ -147,8 +147,8 @@ pub struct LsArgs {
     /// Those of all tokens, with whatever status unless --status says more
     #[arg(long)]
     pub(super) everybody: bool,
-    /// Those of the token with this id; implies --everybody
-    #[arg(long, value_name = "ID")]
+    /// Those of the token with this name or id; implies --everybody
+    #[arg(long, value_name = "NAME|ID")]
     pub(super) owner: Option<String>,
     /// The newest so many
     #[arg(long, short, value_name = "NUMBER")]

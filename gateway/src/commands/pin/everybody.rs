@@ -40,6 +40,11 @@ pub async fn ls(loaded: &Loaded, args: &LsArgs) -> anyhow::Result<()> {
     print_view(args.json, &all, |all| rows(&all.pins))
 }
 
+/// A token by its name, or by its identifier if it was revoked.
+fn owner(name: Option<&str>, id: &str) -> String {
+    name.map_or_else(|| format!("{id} (revoked)"), |name| printable(name).into_owned())
+}
+
 fn rows(pins: &[OwnedPinView]) -> String {
     let row = |pin: &OwnedPinView| {
         let here = if pin.blocks > 0 {
@@ -48,7 +53,7 @@ fn rows(pins: &[OwnedPinView]) -> String {
             "-".to_owned()
         };
         let name = printable(pin.name.as_deref().unwrap_or_default()).into_owned();
-        let (cid, id, owner) = (pin.cid.clone(), pin.requestid.clone(), pin.owner.clone());
+        let (cid, id, owner) = (pin.cid.clone(), pin.requestid.clone(), owner(pin.owner_name.as_deref(), &pin.owner));
         [cid, word(pin.status).to_owned(), here, moment(pin.created_at), owner, id, name]
     };
     match pins {
@@ -76,10 +81,12 @@ pub async fn owners(loaded: &Loaded, asking: &Asking) -> anyhow::Result<()> {
 }
 
 fn owners_text(owners: &OwnersView) -> String {
-    let row = |owner: &OwnerView| [owner.owner.clone(), owner.pins.to_string(), size(owner.bytes)];
+    let row = |owner: &OwnerView| {
+        [self::owner(owner.owner_name.as_deref(), &owner.owner), owner.pins.to_string(), size(owner.bytes)]
+    };
     let mut text = table(["OWNER", "PINS", "BYTES"], owners.owners.iter().map(row));
     let OwnersView { pending, pinned, failed, queued_roots, active_roots, .. } = owners;
     _ = writeln!(text, "{pinned} are here, {pending} are not yet, {failed} failed");
-    _ = writeln!(text, "{active_roots} DAGs are being fetched, {queued_roots} wait for their turn");
+    _ = writeln!(text, "DAGs that are being fetched: {active_roots}; that wait for their turn: {queued_roots}");
     text
 }

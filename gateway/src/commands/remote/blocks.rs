@@ -4,6 +4,7 @@
 //! between here and there can pass one for another. What the gateway does not hold it fetches, if that is wanted.
 
 use super::client::{AskError, Client};
+use crate::logging::chain;
 use content::{Block, BlockSource, Cid, MAX_BLOCK_BYTES, SourceError, Verdict};
 use futures::future::{BoxFuture, FutureExt as _, ready};
 use http::StatusCode;
@@ -49,7 +50,7 @@ impl RemoteBlocks {
 
 impl RemoteBlocks {
     fn failed(&self, cid: Cid, error: anyhow::Error) -> SourceError {
-        let words = format!("{error:#}");
+        let words = chain(&error);
         match AskError::status(&error) {
             Some(StatusCode::NOT_FOUND) => {}
             Some(StatusCode::GONE) => return SourceError::Refused { cid, verdict: Verdict::Gone },
@@ -80,7 +81,7 @@ impl BlockSource for RemoteBlocks {
         let (this, path) = (self.clone(), path(cid));
         async move {
             let _place = this.places.acquire().await.map_err(|_| SourceError::Closed)?;
-            this.client.has(&path).await.map_err(|error| SourceError::Store(format!("{error:#}").into()))
+            this.client.has(&path).await.map_err(|error| SourceError::Store(chain(&error).into()))
         }
         .boxed()
     }

@@ -9,6 +9,7 @@ use super::access::Access;
 use super::address::Address;
 use super::tls;
 use crate::admin::answer::{ErrorView, KuboError, PinningError};
+use crate::logging::chain;
 use anyhow::{Context as _, anyhow, bail};
 use bytes::Bytes;
 use futures::stream::{Stream, StreamExt as _};
@@ -275,7 +276,7 @@ impl Client {
     }
 
     fn unreachable(&self, error: &anyhow::Error) -> AskError {
-        let said = format!("no gateway can be reached at {}: {error:#}", self.url());
+        let said = format!("no gateway can be reached at {}: {}", self.url(), chain(error));
         let is_about_its_certificate = error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::get_ref)

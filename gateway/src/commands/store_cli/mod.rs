@@ -23,6 +23,7 @@ pub mod tree;
 use crate::commands::place::NodePlace;
 use crate::commands::remote::{Worker, reach};
 use crate::commands::withheld;
+use crate::logging::chain;
 use crate::stores;
 use cache::BlockStore;
 use clap::Args;
@@ -96,7 +97,7 @@ fn with_blocks<T>(
     let fetched = remote.blocks_below(root);
     let done = work(Blocks { held, all: Arc::new(fetched.clone()) });
     done.map_err(|error| match fetched.failure() {
-        Some(words) => anyhow::anyhow!("{error:#} (the gateway could not fetch it: {words})"),
+        Some(words) => anyhow::anyhow!("{} (the gateway could not fetch it: {words})", chain(&error)),
         None => error,
     })
 }

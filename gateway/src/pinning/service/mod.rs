@@ -150,7 +150,7 @@ pub struct Pins {
     index: RwLock<Index>,
     changes: tokio::sync::Mutex<()>,
     dispatcher: Mutex<Option<JoinHandle<()>>>,
-    /// Cancelled when the dispatcher has ended.
+    /// Cancelled when the dispatcher has ended, or who hears of lost blocks.
     ended: CancellationToken,
     damage: Mutex<Option<DamageReport>>,
 }
@@ -174,7 +174,12 @@ impl Pins {
             let _ended = ended;
             dispatching.await;
         }));
-        tokio::spawn(losing::watch(Arc::downgrade(&pins), pins.stopping.clone(), pins.store.pin_changes()));
+        let watching = losing::watch(Arc::downgrade(&pins), pins.stopping.clone(), pins.store.pin_changes());
+        let ended = pins.ended.clone().drop_guard();
+        tokio::spawn(async move {
+            let _ended = ended;
+            watching.await;
+        });
         Ok(pins)
     }
 

@@ -1,0 +1,50 @@
+//! [`forget_where`]: takes what is concerned out of a memory, or only counts it.
+//!
+//! Goals: whatever is remembered above the blocks is forgotten and counted by one rule, so that a dry run tells what the real one
+//! does.
+//!
+//! Non-goals: the blocks themselves, which the store counts ([`cache::BlockStore::evictable`]).
+
+use moka::sync::Cache;
+use std::hash::Hash;
+
+/// What a purge does with what it finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PurgeMode {
+    /// It goes.
+    Remove,
+    /// It stays, and is counted.
+    DryRun,
+}
+
+/// Forgets the entries that `concerns` says are concerned, or counts them; how many these are. Reads all that is remembered.
+pub fn forget_where<K, V>(memory: &Cache<K, V>, concerns: impl Fn(&K, &V) -> bool, mode: PurgeMode) -> u64
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    let concerned = memory.iter().filter(|(key, value)| concerns(key, value));
+    let met = |(key, _)| {
+        let key: std::sync::Arc<K> = key;
+        if mode == PurgeMode::Remove {
+            memory.invalidate(&*key);
+        }
+    };
+    concerned.map(met).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dry_run_counts_what_the_real_one_takes() {
+        let memory = Cache::new(100);
+        (0..10_u32).for_each(|number| memory.insert(number, ()));
+        let is_even = |number: &u32, (): &()| number.is_multiple_of(2);
+        assert_eq!(forget_where(&memory, is_even, PurgeMode::DryRun), 5);
+        assert_eq!(memory.iter().count(), 10);
+        assert_eq!(forget_where(&memory, is_even, PurgeMode::Remove), 5);
+        assert_eq!(memory.iter().count(), 5);
+    }
+}

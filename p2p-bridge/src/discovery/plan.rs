@@ -36,7 +36,7 @@ const ADDRESSES_MAX: usize = 24;
 /// Providers that wait to be dialled.
 const WAITING_MAX: usize = 256;
 /// How long a provider waits whose addresses were dialled too often.
-const DELAY: Duration = Duration::from_secs(3);
+const DELAY: Duration = Duration::from_secs(8);
 /// Members of a session that are enough: more add duplicates rather than speed.
 pub const MEMBERS_ENOUGH: usize = 4;
 
@@ -239,19 +239,23 @@ impl Plan {
         self.dialled.get(peer).map_or(0, |dialled| dialled.attempts)
     }
 
-    /// A provider's addresses were dialled too often, by whomever: its turn comes again after [`DELAY`]. Records that name somebody
-    /// else's addresses hold up a dial of these, and forbid none.
+    /// A provider's addresses were dialled too often, by whomever: its turn comes again after [`DELAY`], unless that was so
+    /// [`ATTEMPTS_MAX`] times. Records that name somebody else's addresses hold up a dial of these.
     pub fn delay(&mut self, provider: Provider, rank: Rank, now: Instant) {
-        if self.delayed.len() < WAITING_MAX {
-            self.forget_dial(&provider.peer, rank);
+        self.discount(rank);
+        if self.delayed.len() < WAITING_MAX && self.attempts(&provider.peer) < ATTEMPTS_MAX {
             self.delayed.push((now + DELAY, provider, rank));
         }
     }
 
-    /// A dial that was counted and did not begin.
-    fn forget_dial(&mut self, peer: &PeerId, rank: Rank) {
+    fn discount(&mut self, rank: Rank) {
         self.dials = self.dials.saturating_sub(1);
         self.dials_of_unreachable = self.dials_of_unreachable.saturating_sub(usize::from(rank == Rank::Unreachable));
+    }
+
+    /// A dial that was counted and did not begin.
+    fn forget_dial(&mut self, peer: &PeerId, rank: Rank) {
+        self.discount(rank);
         if let Some(dialled) = self.dialled.get_mut(peer) {
             dialled.attempts = dialled.attempts.saturating_sub(1);
         }

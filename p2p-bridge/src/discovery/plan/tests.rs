@@ -222,7 +222,12 @@ fn a_provider_whose_addresses_are_used_up_has_its_turn_later() {
     plan.delay(limited.clone(), rank, start);
     assert!(plan.is_waiting(), "the search goes on for it");
     assert_eq!(plan.next(0, 8, start + DELAY / 2), None);
-    assert_eq!(plan.next(0, 8, start + DELAY).map(|(provider, _)| provider), Some(limited));
+    for attempt in 1..ATTEMPTS_MAX {
+        let now = start + DELAY * u32::from(attempt);
+        assert_eq!(plan.next(0, 8, now).map(|(provider, _)| provider), Some(limited.clone()));
+        plan.delay(limited.clone(), rank, now);
+    }
+    assert!(!plan.is_waiting(), "not for ever");
 }
 
 #[test]

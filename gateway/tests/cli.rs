@@ -6,6 +6,8 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 use tempfile::TempDir;
 
 #[path = "http/dag.rs"]
@@ -44,12 +46,25 @@ fn path(dir: &TempDir, name: &str) -> String {
     dir.path().join(name).display().to_string()
 }
 
+/// Each line as soon as it is written, read whether or not anybody asks for it.
+fn lines_of(stderr: ChildStderr) -> mpsc::Receiver<String> {
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        BufReader::new(stderr).lines().map_while(Result::ok).try_for_each(|line| sender.send(line).map_err(drop))
+    });
+    lines
+}
+
 /// A gateway on free ports, offline, with its data in a folder.
 struct Serving {
     child: Child,
     said: Vec<String>,
-    stderr: BufReader<ChildStderr>,
+    /// Its log, line by line.
+    stderr: mpsc::Receiver<String>,
 }
+
+/// A line of the log that has not come by then never will.
+const LOGGED_WITHIN: Duration = Duration::from_secs(60);
 
 impl Serving {
     fn start(data_dir: &Path, more: &[&str]) -> Self {
@@ -60,7 +75,7 @@ impl Serving {
         let mut command = causeway(&arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
         let stdout = BufReader::new(child.stdout.take().expect("is piped"));
-        let stderr = BufReader::new(child.stderr.take().expect("is piped"));
+        let stderr = lines_of(child.stderr.take().expect("is piped"));
         let mut serving = Self { child, said: Vec::new(), stderr };
         for line in stdout.lines() {
             serving.said.push(line.expect("text"));
@@ -68,9 +83,7 @@ impl Serving {
                 return serving;
             }
         }
-        let mut complaint = String::new();
-        _ = serving.stderr.read_to_string(&mut complaint);
-        panic!("it ended early: {:?} {complaint}", serving.said);
+        panic!("it ended early: {:?} {:?}", serving.said, serving.stderr.iter().collect::<Vec<_>>());
     }
 
     fn value(&self, key: &str) -> &str {
@@ -82,12 +95,14 @@ impl Serving {
         kill(Pid::from_raw(self.child.id() as i32), signal).expect("is running");
     }
 
-    /// Reads log lines until one has `words`.
-    fn logs(&mut self, words: &str) {
-        let mut line = String::new();
-        while !line.contains(words) {
-            line.clear();
-            assert_ne!(self.stderr.read_line(&mut line).expect("text"), 0, "it ended before it logged {words}");
+    /// Reads log lines until one has `words`, and gives that one.
+    fn logs(&self, words: &str) -> String {
+        loop {
+            match self.stderr.recv_timeout(LOGGED_WITHIN) {
+                Ok(line) if line.contains(words) => return line,
+                Ok(_) => {}
+                Err(error) => panic!("it did not log {words}: {error}"),
+            }
         }
     }
 
@@ -242,7 +257,7 @@ fn a_hang_up_signal_reads_the_settings_again_and_ends_nothing() {
         std::fs::write(&file, text).expect("writes");
     };
     settings("info", "");
-    let mut serving = Serving::start(&dir.path().join("data"), &["--offline", "--config", &file]);
+    let serving = Serving::start(&dir.path().join("data"), &["--offline", "--config", &file]);
     settings("debug", "[http]\nmisses_max = 7\n");
     std::fs::write(&list, format!("version: 1\n---\n/ipfs/{}\n", root.cid())).expect("writes");
     serving.signal(Signal::SIGHUP);
@@ -400,7 +415,7 @@ fn the_operator_gets_through_however_many_connections_there_are() {
     let token = std::fs::read_to_string(dir.path().join("data/admin.token")).expect("it is left for commands");
     let ask = |path: &str| {
         let mut stream = TcpStream::connect(&admin).expect("connects");
-        stream.set_read_timeout(Some(std::time::Duration::from_secs(20))).expect("a time");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time");
         let bearing = format!("Authorization: Bearer {}\r\n", token.trim());
         let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{bearing}Connection: close\r\n\r\n");
         stream.write_all(head.as_bytes()).expect("sends");
@@ -436,18 +451,14 @@ fn each_request_has_a_line_in_the_access_log_if_that_is_asked_for() {
     let dir = TempDir::new().expect("a folder");
     let settings = path(&dir, "causeway.toml");
     std::fs::write(&settings, "[log]\naccess = \"log\"\nformat = \"json\"\n").expect("writes");
-    let mut serving = Serving::start(&dir.path().join("data"), &["--offline", "--config", &settings]);
+    let serving = Serving::start(&dir.path().join("data"), &["--offline", "--config", &settings]);
     let address = serving.value("gateway").trim_start_matches("http://").to_owned();
     let mut stream = TcpStream::connect(address).expect("connects");
     let head = "GET /ipfs/bafkqac3imvwgy3zao5xxe3de?token=secret HTTP/1.1\r\nHost: example.org\r\n";
     write!(stream, "{head}User-Agent: a\tb\"c\r\nAuthorization: Bearer secret\r\nConnection: close\r\n\r\n")
         .expect("sends");
     stream.read_to_string(&mut String::new()).expect("an answer");
-    let mut line = String::new();
-    while !line.contains("\"access\"") {
-        line.clear();
-        assert_ne!(serving.stderr.read_line(&mut line).expect("text"), 0, "it ended before it logged the request");
-    }
+    let line = serving.logs("\"access\"");
     let logged: serde_json::Value = serde_json::from_str(&line).expect("JSON");
     let fields = &logged["fields"];
     let expected = serde_json::json!({
@@ -519,7 +530,7 @@ fn busy(dir: &TempDir) -> (Serving, TcpStream, usize) {
 fn open_downloads_finish_after_a_signal() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let dir = TempDir::new().expect("a folder");
-        let (mut serving, mut stream, received) = busy(&dir);
+        let (serving, mut stream, received) = busy(&dir);
         serving.signal(signal);
         serving.logs("draining");
         let mut rest = Vec::new();
@@ -532,7 +543,7 @@ fn open_downloads_finish_after_a_signal() {
 #[test]
 fn a_second_signal_ends_the_process_at_once() {
     let dir = TempDir::new().expect("a folder");
-    let (mut serving, _unread, _) = busy(&dir);
+    let (serving, _unread, _) = busy(&dir);
     serving.signal(Signal::SIGTERM);
     serving.logs("draining");
     serving.signal(Signal::SIGINT);

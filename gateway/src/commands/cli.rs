@@ -8,6 +8,7 @@ use super::ownership::Ownership;
 use super::pin::{self, PinCommand};
 use super::place::{Place, REACH};
 use super::shell;
+use super::signals::{Signals, Wanted};
 use super::store_admin::{self, ImportArgs, StoreCommand};
 use super::store_cli::{add, cat, get, ls};
 use super::token::{self, TokenCommand};
@@ -22,7 +23,6 @@ use clap::{Parser, Subcommand};
 use config::{ConfigError, Flags, Loaded};
 use std::sync::OnceLock;
 use std::time::Duration;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// An IPFS HTTP gateway: runs it, fills it, and looks after it
 #[derive(Debug, Parser)]
@@ -277,12 +277,6 @@ async fn until_signalled(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()> {
     }
 }
 
-/// What a signal asks for.
-enum Wanted {
-    End,
-    Reload,
-}
-
 /// How long a node of which a part is gone may take to end.
 const FAILED_DRAIN_MAX: Duration = Duration::from_secs(10);
 
@@ -298,37 +292,6 @@ async fn end_after(failure: EssentialTaskEnded, node: Node) -> anyhow::Error {
         }
     }
     failure.into()
-}
-
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hang_up: Signal,
-}
-
-impl Signals {
-    /// From here on none of them ends the process by itself. One that arrives before it is waited for is kept.
-    fn listen() -> anyhow::Result<Self> {
-        let listen = |kind| signal(kind).context("signals cannot be listened for");
-        Ok(Self {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-            hang_up: listen(SignalKind::hangup())?,
-        })
-    }
-
-    async fn next(&mut self) -> Wanted {
-        tokio::select! {
-            _ = self.terminate.recv() => Wanted::End,
-            _ = self.interrupt.recv() => Wanted::End,
-            _ = self.hang_up.recv() => Wanted::Reload,
-        }
-    }
-
-    /// The next one that asks the process to end.
-    async fn end(&mut self) {
-        while let Wanted::Reload = self.next().await {}
-    }
 }
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {

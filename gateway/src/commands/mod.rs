@@ -32,6 +32,7 @@ pub mod place;
 pub mod progress;
 pub mod remote;
 pub mod shell;
+mod signals;
 pub mod store_admin;
 pub mod store_cli;
 pub mod token;

@@ -8,7 +8,8 @@
 //! Records lie in a RocksDB of their own and not in the store's: every kind of store has the same register, and a store
 //! that is moved away or begun anew takes nobody's wishes with it.
 //!
-//! Damaged files do not keep it from opening: what can be read of them is written anew ([`Register::open_or_salvage`]).
+//! Neither damaged files nor a full disk keep it from opening: what can be read of damaged files is written anew, and on a disk
+//! without space the records can be read until there is some again ([`Register::open_or_salvage`]).
 
 mod salvage;
 
@@ -24,7 +25,7 @@ use rocksdb::{
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use tracing::{error, warn};
 
 const MIB: usize = 1024 * 1024;
@@ -62,12 +63,59 @@ enum Kind {
         _lock: Lock,
     },
     Memory(RwLock<Rows>),
-    /// What was read of damaged files, which could not be written anew.
+    /// What was read of files that cannot be written.
     ReadOnly {
         rows: Rows,
         why: StoreError,
+        /// Once they can: only those of a disk that was full.
+        later: Option<Later>,
         _lock: Lock,
     },
+}
+
+/// A database that is opened when there is space for that.
+#[derive(Debug)]
+struct Later {
+    dir: PathBuf,
+    db: OnceLock<DB>,
+    opening: Mutex<()>,
+}
+
+impl Later {
+    fn of(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), db: OnceLock::new(), opening: Mutex::default() }
+    }
+
+    /// The database, which is opened now if it was not.
+    fn open(&self) -> Result<&DB, StoreError> {
+        let _turn = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.db.get() {
+            Some(db) => Ok(db),
+            None => {
+                let db = open_sound(&self.dir)?;
+                Ok(self.db.get_or_init(|| db))
+            }
+        }
+    }
+}
+
+/// Where records are read from.
+enum View<'a> {
+    Db(&'a DB),
+    Memory(&'a RwLock<Rows>),
+    Rows(&'a Rows),
+}
+
+impl Kind {
+    fn view(&self) -> View<'_> {
+        match self {
+            Self::Disk { db, .. } => View::Db(db),
+            Self::Memory(rows) => View::Memory(rows),
+            Self::ReadOnly { rows, later, .. } => {
+                later.as_ref().and_then(|later| later.db.get()).map_or(View::Rows(rows), View::Db)
+            }
+        }
+    }
 }
 
 impl Register {
@@ -81,7 +129,8 @@ impl Register {
     }
 
     /// The same, whatever of its files is damaged: the records that can be read are written anew, and the damaged files are kept
-    /// beside ([`Register::salvage`]). If that is not possible, such as on a full disk, they can be read and not changed.
+    /// beside ([`Register::salvage`]). If that is not possible, they can be read and not changed; nor can those of a full disk, until
+    /// it has space again.
     ///
     /// # Errors
     /// [`StoreError::InUse`], or what the file system said.
@@ -90,6 +139,7 @@ impl Register {
         let damage = match open_sound(dir) {
             Ok(db) => return Ok(Self::of(db, dir, lock)),
             Err(StoreError::Corrupt(damage)) => damage,
+            Err(full @ StoreError::Full { .. }) => return Self::until_there_is_space(dir, full, lock),
             Err(error) => return Err(error),
         };
         warn!(dir = %dir.display(), %damage, "the list of pins is damaged: what can be read of it is written anew");
@@ -104,10 +154,31 @@ impl Register {
             Err(why) => {
                 error!(%why, "the list of pins cannot be written anew: it can be read, and not changed");
                 salvage.unwritten = Some(why.to_string());
-                Kind::ReadOnly { rows, why, _lock: lock }
+                Kind::ReadOnly { rows, why, later: None, _lock: lock }
             }
         };
         Ok(Self { kind: Arc::new(kind), salvage: Some(Arc::new(salvage)) })
+    }
+
+    /// Opens the register in a folder only to look at it: nothing of it is changed.
+    ///
+    /// # Errors
+    /// [`StoreError::InUse`], [`StoreError::Corrupt`] if its files are damaged, or what the file system said.
+    pub fn open_to_look(dir: &Path) -> Result<Self, StoreError> {
+        let lock = lock(dir)?;
+        let (db, _) = open_checked(dir, |options| DB::open_for_read_only(options, dir, false))?;
+        let why = StoreError::io("the list of pins was opened only to look at it");
+        Ok(Self::read_only(salvage::all_rows(&db)?, why, None, lock))
+    }
+
+    fn until_there_is_space(dir: &Path, full: StoreError, lock: Lock) -> Result<Self, StoreError> {
+        let (db, records) = open_checked(dir, |options| DB::open_for_read_only(options, dir, false))?;
+        warn!(dir = %dir.display(), records, "the disk is full: the list of pins can be read, and not changed until there is space");
+        Ok(Self::read_only(salvage::all_rows(&db)?, full, Some(Later::of(dir)), lock))
+    }
+
+    fn read_only(rows: Rows, why: StoreError, later: Option<Later>, lock: Lock) -> Self {
+        Self { kind: Arc::new(Kind::ReadOnly { rows, why, later, _lock: lock }), salvage: None }
     }
 
     fn of(db: DB, dir: &Path, lock: Lock) -> Self {
@@ -130,14 +201,15 @@ impl Register {
 
     /// Whether it cannot be changed.
     pub fn is_read_only(&self) -> bool {
-        matches!(&*self.kind, Kind::ReadOnly { .. })
+        matches!(self.kind.view(), View::Rows(_))
     }
 
     /// Where it is; nowhere if it is in memory.
     pub fn dir(&self) -> Option<&Path> {
         match &*self.kind {
             Kind::Disk { dir, .. } => Some(dir),
-            Kind::Memory(_) | Kind::ReadOnly { .. } => None,
+            Kind::ReadOnly { later, .. } => later.as_ref().map(|later| &*later.dir),
+            Kind::Memory(_) => None,
         }
     }
 
@@ -156,10 +228,10 @@ impl Register {
     /// # Errors
     /// What the disk said.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
-        match &*self.kind {
-            Kind::Disk { db, .. } => Ok(db.get(key)?),
-            Kind::Memory(map) => Ok(map.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()),
-            Kind::ReadOnly { rows, .. } => Ok(rows.get(key).cloned()),
+        match self.kind.view() {
+            View::Db(db) => Ok(db.get(key)?),
+            View::Memory(rows) => Ok(rows.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()),
+            View::Rows(rows) => Ok(rows.get(key).cloned()),
         }
     }
 
@@ -173,8 +245,8 @@ impl Register {
         prefix: &[u8],
         mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        match &*self.kind {
-            Kind::Disk { db, .. } => {
+        match self.kind.view() {
+            View::Db(db) => {
                 let mut reading = ReadOptions::default();
                 // Who reads everything once leaves the cache to those who read something again.
                 reading.fill_cache(false);
@@ -185,8 +257,8 @@ impl Register {
                     }
                 }
             }
-            Kind::Memory(map) => scan_rows(&map.read().unwrap_or_else(PoisonError::into_inner), prefix, visit),
-            Kind::ReadOnly { rows, .. } => scan_rows(rows, prefix, visit),
+            View::Memory(rows) => scan_rows(&rows.read().unwrap_or_else(PoisonError::into_inner), prefix, visit),
+            View::Rows(rows) => scan_rows(rows, prefix, visit),
         }
         Ok(())
     }
@@ -207,19 +279,9 @@ impl Register {
     /// What the disk said.
     pub fn write_now(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         match &*self.kind {
-            Kind::ReadOnly { why, .. } => Err(why.clone()),
-            Kind::Disk { db, .. } => {
-                let mut batch = WriteBatch::default();
-                for change in changes {
-                    match change {
-                        Change::Put(key, value) => batch.put(key, value),
-                        Change::Delete(key) => batch.delete(key),
-                    }
-                }
-                let mut synced = WriteOptions::default();
-                synced.set_sync(true);
-                Ok(db.write_opt(batch, &synced)?)
-            }
+            Kind::ReadOnly { later: Some(later), .. } => write_to(later.open()?, changes),
+            Kind::ReadOnly { why, later: None, .. } => Err(why.clone()),
+            Kind::Disk { db, .. } => write_to(db, changes),
             Kind::Memory(map) => {
                 let mut map = map.write().unwrap_or_else(PoisonError::into_inner);
                 for change in changes {
@@ -232,6 +294,19 @@ impl Register {
             }
         }
     }
+}
+
+fn write_to(db: &DB, changes: Vec<Change>) -> Result<(), StoreError> {
+    let mut batch = WriteBatch::default();
+    for change in changes {
+        match change {
+            Change::Put(key, value) => batch.put(key, value),
+            Change::Delete(key) => batch.delete(key),
+        }
+    }
+    let mut synced = WriteOptions::default();
+    synced.set_sync(true);
+    Ok(db.write_opt(batch, &synced)?)
 }
 
 fn scan_rows(rows: &Rows, prefix: &[u8], mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) {
@@ -258,7 +333,13 @@ fn reopen(dir: &Path) -> Result<Kind, StoreError> {
 
 /// Opens a database of which every record can be read.
 fn open_sound(dir: &Path) -> Result<DB, StoreError> {
-    open_checked(dir, |options| DB::open(options, dir)).map(|(db, _)| db)
+    let opened = open_checked(dir, |options| DB::open(options, dir)).map(|(db, _)| db);
+    if let Err(StoreError::Full { .. }) = &opened {
+        // Tables that it began to make of its log: there were none that the manifest does not name before. What is in them is in
+        // the log still, and found later they would look like what a damaged manifest leaves.
+        salvage::remove_unknown_tables(dir);
+    }
+    opened
 }
 
 /// Opens a database in one way or another, and counts its records, every one of which can be read. The log must be whole,

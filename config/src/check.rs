@@ -1,5 +1,6 @@
 //! What is wrong with values that parse: too small, too large, at odds with each other. Each complaint is about one key.
 
+use crate::caches::FrontCache;
 use crate::load::{ConfigError, Loaded, Origin};
 use crate::schema::Config;
 
@@ -24,6 +25,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     zstd_knows_its_levels(loaded)?;
     records_outlive_their_renewal(loaded)?;
     caches_have_keys(loaded)?;
+    caches_know_hosts(loaded)?;
     admin_is_not_exposed(loaded)
 }
 
@@ -164,6 +166,22 @@ fn caches_have_keys(loaded: &Loaded) -> Result<(), ConfigError> {
         Some(cache) if !http.surrogate_keys => {
             let kind = cache.kind.as_str();
             let reason = format!("a cache of the kind {kind} goes by surrogate keys: set http.surrogate_keys = true");
+            Err(loaded.error("policy.caches", reason))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A cache that goes by addresses has none of this machine's own name, which is what `http.hosts` is by itself.
+fn caches_know_hosts(loaded: &Loaded) -> Result<(), ConfigError> {
+    let by_address = |cache: &&FrontCache| !cache.kind.goes_by_keys() && cache.hosts.is_empty();
+    match loaded.config.policy.caches.iter().find(by_address) {
+        Some(cache) if loaded.origin("http.hosts") == Origin::Default => {
+            let kind = cache.kind.as_str();
+            let reason = format!(
+                "a cache of the kind {kind} is told the addresses of what is taken down: set http.hosts to the names under which \
+                 the gateway is reached, or give the cache hosts of its own"
+            );
             Err(loaded.error("policy.caches", reason))
         }
         _ => Ok(()),

@@ -102,6 +102,7 @@ fn every_key_can_be_set_by_its_variable() {
         let pair = match &*key {
             "admin.tls_certificate" => Some("admin.tls_key"),
             "admin.tls_key" => Some("admin.tls_certificate"),
+            "policy.caches" => Some("http.hosts"),
             _ => None,
         };
         environment.extend(pair.map(|other| (keys::variable(other), "other".to_owned())));
@@ -258,6 +259,11 @@ fn what_is_wrong_in_the_file_is_named_with_its_line() {
         ("[p2p]\nserve_to = [\"everyone\", \"peerings\"]\n", 2, "p2p.serve_to: \"everyone\" leaves nobody"),
         ("[policy]\ndenylists = [\"ftp://a/b\"]\n", 2, "policy.denylists: \"ftp://a/b\" is no address of a list"),
         ("[policy]\ncaches = [\"ban+http://a\"]\n", 2, "policy.caches: a cache of the kind ban goes by surrogate keys"),
+        (
+            "[policy]\ncaches = [\"refresh+http://a\"]\n",
+            2,
+            "policy.caches: a cache of the kind refresh is told the addresses",
+        ),
         ("[policy]\ndenylists = [{ from = \"a\", status = 404 }]\n", 2, "policy.denylists: 404 is not a status"),
         ("[policy]\nmode = \"some\"\n", 2, "policy.mode: "),
         ("[policy]\ndeny = [\"hello\"]\n", 2, "policy.deny: \"hello\" is not a CID"),

@@ -182,6 +182,9 @@ pub enum Problem {
         "too much is being held back for other clients to find out the length of this page first, as HTTP/1.0 needs"
     )]
     NoRoom,
+    /// As much is held for clients who read slowly as there is memory for.
+    #[error("too much is held in memory for clients who read slowly")]
+    NoMemory,
     /// The page is too long to find out its length first, which HTTP/1.0 needs.
     #[error("this page is longer than {max} bytes, too long for HTTP/1.0; ask with HTTP/1.1")]
     NeedsHttp11 {
@@ -267,7 +270,7 @@ impl Problem {
             Self::Tunnel => Page::new(StatusCode::METHOD_NOT_ALLOWED, "A tunnel in a tunnel", "Ask for content here."),
             Self::Host => Page::new(StatusCode::BAD_REQUEST, "Host is missing or wrong", "Send one Host header."),
             Self::Crowded => Page { status: StatusCode::SERVICE_UNAVAILABLE, title: "Too many connections", ..BUSY },
-            Self::Busy | Self::Share => BUSY,
+            Self::Busy | Self::Share | Self::NoMemory => BUSY,
             Self::Method => Page::new(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", "This gateway only reads."),
             Self::Format(_) | Self::NoRendering { .. } | Self::NotConverted { .. } => NO_RENDERING,
             Self::Document(error) => of_document(error),

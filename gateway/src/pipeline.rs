@@ -555,7 +555,9 @@ impl Gateway {
                 // A file is what it is, whatever media type is asked for: clients that ask for JSON first accept others too.
                 file::file(&cx.about(&roots), entity, open, self.limits.response_bytes_max, learnt).await
             }
-            Found::Symlink(entity, target) => Ok(file::symlink(&cx.about(&entity.roots), &entity, target)),
+            Found::Symlink(entity, target) => {
+                file::symlink(&cx.about(&entity.roots), &entity, target, &cx.gateway.limits.read)
+            }
             Found::SlashMissing(roots) => Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty)),
             Found::Document(resolved) => document::document(cx, resolved).await,
             Found::Directory { block, .. } if cx.ask.wanted.format == Format::Cbor => {

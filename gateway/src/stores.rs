@@ -65,7 +65,7 @@ pub fn open_register_alone(loaded: &Loaded) -> anyhow::Result<Option<Register>> 
     if !Register::is_in(&dir) {
         return Ok(None);
     }
-    match Register::open(&dir) {
+    match Register::open_to_look(&dir) {
         Ok(register) => Ok(Some(register)),
         // Told of by itself ([`check_register`]).
         Err(StoreError::Corrupt(_)) => Ok(None),

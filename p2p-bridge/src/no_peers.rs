@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 const DIALS_WAITED_FOR: Duration = Duration::from_secs(10);
 /// The same when nobody is dialled: neighbours may be found by multicast DNS, or somebody may connect.
 const OTHERS_WAITED_FOR: Duration = Duration::from_secs(2);
+/// How long it counts that no peer of the routing tables could be reached. After that a search tries them again.
+const TABLES_TRIED_FOR: Duration = Duration::from_secs(60);
 /// How long after the start, or after the last peer left, it is said that there are none.
 const SAID_AFTER: Duration = Duration::from_secs(10);
 
@@ -23,8 +25,10 @@ pub const ADVICE: &str = "check that p2p.bootstrap or p2p.peering names peers th
 pub struct Available {
     /// Connected peers.
     pub peers: usize,
-    /// Whether anybody else can be asked: peers of the routing tables, routers, gateways, providers whose dials are not overdue.
+    /// Whether anybody else can be asked: routers, gateways, providers whose dials are not overdue.
     pub others: bool,
+    /// Whether the routing tables have peers: from an earlier run, it may be, so that they count only until they were tried.
+    pub tables: bool,
     /// Whether peers are being dialled, now or again in a moment.
     pub dials: bool,
 }
@@ -45,6 +49,8 @@ pub struct NoPeers {
     without_peers: Option<Instant>,
     /// Since when there has been nobody to ask at all.
     without_anybody: Option<Instant>,
+    /// Since when the peers of the routing tables are tried.
+    tables_tried: Option<Instant>,
     dials: bool,
     said: bool,
 }
@@ -52,16 +58,26 @@ pub struct NoPeers {
 impl NoPeers {
     /// A node that starts.
     pub fn new(now: Instant) -> Self {
-        Self { without_peers: Some(now), without_anybody: Some(now), dials: true, said: false }
+        Self { without_peers: Some(now), without_anybody: Some(now), tables_tried: None, dials: true, said: false }
     }
 
     /// Tells who is there. Call it about every second, and before a decision.
     pub fn note(&mut self, available: Available, now: Instant) {
-        let Available { peers, others, dials } = available;
-        let since = |before: Option<Instant>, lonely: bool| lonely.then(|| before.unwrap_or(now));
-        self.without_peers = since(self.without_peers, peers == 0);
-        self.without_anybody = since(self.without_anybody, peers == 0 && !others);
+        let Available { peers, others, tables, dials } = available;
+        let counts = |since: &Instant| now.saturating_duration_since(*since) < DIALS_WAITED_FOR + TABLES_TRIED_FOR;
+        self.tables_tried = self.tables_tried.filter(|since| peers == 0 && counts(since));
+        let in_vain = self.tables_tried.filter(|since| now.saturating_duration_since(*since) >= DIALS_WAITED_FOR);
+        let lonely = peers == 0 && !others && (!tables || in_vain.is_some());
+        self.without_peers = (peers == 0).then(|| self.without_peers.unwrap_or(now));
+        self.without_anybody = lonely.then(|| self.without_anybody.or(in_vain).unwrap_or(now));
         self.dials = dials;
+    }
+
+    /// A search asks the peers of the routing tables.
+    pub fn searched(&mut self, now: Instant) {
+        if self.without_peers.is_some() {
+            self.tables_tried.get_or_insert(now);
+        }
     }
 
     /// Whether it is no use to wait: nobody is there to ask, and has not been for a while.
@@ -87,7 +103,7 @@ impl NoPeers {
 mod tests {
     use super::*;
 
-    const NOBODY: Available = Available { peers: 0, others: false, dials: false };
+    const NOBODY: Available = Available { peers: 0, others: false, tables: false, dials: false };
 
     #[test]
     fn a_search_waits_for_dials_of_the_start_and_not_for_ever() {
@@ -96,6 +112,7 @@ mod tests {
             (NOBODY, Some(OTHERS_WAITED_FOR)),
             (Available { dials: true, ..NOBODY }, Some(DIALS_WAITED_FOR)),
             (Available { others: true, ..NOBODY }, None),
+            (Available { tables: true, ..NOBODY }, None),
             (Available { peers: 1, ..NOBODY }, None),
         ];
         let start = Instant::now();
@@ -125,6 +142,30 @@ mod tests {
         assert!(no_peers.is_settled(later + OTHERS_WAITED_FOR));
         no_peers.note(Available { others: true, ..NOBODY }, later + OTHERS_WAITED_FOR);
         assert!(!no_peers.is_settled(later + OTHERS_WAITED_FOR));
+    }
+
+    #[test]
+    fn peers_of_an_earlier_run_count_until_they_were_tried_in_vain() {
+        let (start, seconds) = (Instant::now(), Duration::from_secs);
+        let known = Available { tables: true, ..NOBODY };
+        let mut no_peers = NoPeers::new(start);
+        let mut settled_at = |available: Available, from: u64, to: u64, searches: &[u64]| {
+            let mut settled = Vec::new();
+            for second in from..to {
+                let now = start + seconds(second);
+                if searches.contains(&second) {
+                    no_peers.searched(now);
+                }
+                no_peers.note(available, now);
+                settled.extend(no_peers.is_settled(now).then_some(second));
+            }
+            settled
+        };
+        assert_eq!(settled_at(known, 0, 100, &[]), [0; 0], "nobody has tried them yet");
+        let in_vain: Vec<u64> = (110..170).collect();
+        assert_eq!(settled_at(known, 100, 300, &[100, 105, 150]), in_vain, "for a while; then they are tried again");
+        assert_eq!(settled_at(Available { peers: 1, ..known }, 300, 310, &[300]), [0; 0]);
+        assert_eq!(settled_at(known, 310, 330, &[]), [0; 0], "they were there a moment ago");
     }
 
     #[test]

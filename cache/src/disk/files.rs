@@ -31,6 +31,9 @@ const SUFFIX: &str = "segment";
 /// What is written to see whether the disk takes it.
 const PROBE: &str = "probe";
 
+/// What a device reads at a time: what of it cannot be read is lost as a whole.
+const SECTOR_BYTES: u64 = 4096;
+
 /// The segment files of a store.
 #[derive(Debug)]
 pub(crate) struct Files {
@@ -106,12 +109,40 @@ impl Files {
 
     /// Reads from a place in a segment. What the file does not hold is not there: the answer may be shorter.
     pub(crate) fn read(&self, segment: u32, offset: u32, len: usize) -> Result<Bytes, StoreError> {
+        self.try_read(segment, offset.into(), len).map_err(|error| failed(&self.path(segment), &error))
+    }
+
+    fn try_read(&self, segment: u32, offset: u64, len: usize) -> io::Result<Bytes> {
         #[cfg(test)]
-        self.faults.check(Call::Read).map_err(|error| failed(&self.path(segment), &error))?;
-        match self.file(segment, false).and_then(|file| read_at(&file, u64::from(offset), len)) {
+        self.faults.check(Call::Read)?;
+        match self.file(segment, false).and_then(|file| read_at(&file, offset, len)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Bytes::new()),
-            read => read.map_err(|error| failed(&self.path(segment), &error)),
+            read => read,
         }
+    }
+
+    /// The same past what the device cannot read, which is zeros instead; gives how many bytes of these there are.
+    pub(crate) fn read_past_damage(&self, segment: u32, offset: u32, len: usize) -> Result<(Bytes, usize), StoreError> {
+        let told = |error: io::Error| failed(&self.path(segment), &error);
+        let offset = u64::from(offset);
+        match self.try_read(segment, offset, len) {
+            Err(error) if is_unreadable(&error) => {}
+            read => return read.map(|bytes| (bytes, 0)).map_err(told),
+        }
+        let end = self.file(segment, false).and_then(|file| Ok(file.metadata()?.len())).map_err(told)?;
+        let end = end.min(offset.saturating_add(len as u64));
+        let (mut bytes, mut unreadable, mut at) = (Vec::with_capacity(len), 0, offset);
+        while at < end {
+            let piece = (SECTOR_BYTES - at % SECTOR_BYTES).min(end - at) as usize;
+            match self.try_read(segment, at, piece) {
+                Ok(read) => bytes.extend_from_slice(&read),
+                Err(error) if is_unreadable(&error) => unreadable += piece,
+                Err(error) => return Err(told(error)),
+            }
+            at += piece as u64;
+            bytes.resize(usize::try_from(at - offset).unwrap_or(usize::MAX).min(len), 0);
+        }
+        Ok((bytes.into(), unreadable))
     }
 
     /// Reads several stretches that lie one behind the other, each into a buffer of its own. What the file does not hold is
@@ -312,7 +343,7 @@ impl Files {
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn path(&self, segment: u32) -> PathBuf {
+    pub(super) fn path(&self, segment: u32) -> PathBuf {
         self.dir.join(format!("{segment:08x}.{SUFFIX}"))
     }
 }
@@ -331,6 +362,11 @@ fn read_at(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
     // The capacity may be larger than what was asked for.
     buffer.truncate(len);
     Ok(buffer.into())
+}
+
+/// Whether the device failed to read what it holds.
+fn is_unreadable(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::IO.raw_os_error())
 }
 
 fn segment(path: &Path) -> Option<u32> {

@@ -1,6 +1,7 @@
 //! Reads the records of a segment without an index.
 //!
-//! Goals: every record that is whole is found, whatever lies between; memory does not grow with the segment.
+//! Goals: every record that is whole is found, whatever lies between, sectors included that the device cannot read; memory does not
+//! grow with the segment.
 //!
 //! Behind a record that does not pass, the next is looked for byte by byte, since the length in a damaged head may lead
 //! anywhere. What is found like that may be the content of a block that somebody made to look like records, so that the
@@ -16,9 +17,14 @@ use super::store::check_hash;
 use crate::stored::Stored;
 use bytes::Bytes;
 use content::BlockKey;
+use tracing::warn;
 
 /// What is read at a time: room for several records of the longest sort.
 const WINDOW_BYTES: usize = 4 * RECORD_BYTES_MAX;
+
+/// Bytes of a segment that may be unreadable. With more, the device fails rather than a few sectors of it, and what it holds may be
+/// readable on another day or another machine.
+const UNREADABLE_BYTES_MAX: u64 = 1024 * 1024;
 
 /// A value that was found.
 #[derive(Debug)]
@@ -37,12 +43,14 @@ pub(super) struct Scanned {
     pub(super) bytes: u64,
     /// Bytes that belong to no record that is whole.
     pub(super) damaged_bytes: u64,
+    /// How many of these the device could not read, about.
+    pub(super) unreadable_bytes: u64,
 }
 
 /// Shows every value of a segment, in the order of the disk.
 ///
 /// # Errors
-/// What the system said when the segment was read, or what `visit` said.
+/// What the system said when the segment was read, but for a few sectors that cannot be; or what `visit` said.
 pub(super) fn segment(
     files: &Files,
     segment: u32,
@@ -51,7 +59,14 @@ pub(super) fn segment(
     let mut scanned = Scanned::default();
     let (mut from, mut whole_bytes) = (Some(0_u32), 0);
     while let Some(offset) = from {
-        let window = files.read(segment, offset, WINDOW_BYTES)?;
+        let (window, unreadable) = files.read_past_damage(segment, offset, WINDOW_BYTES)?;
+        scanned.unreadable_bytes += unreadable as u64;
+        if scanned.unreadable_bytes > UNREADABLE_BYTES_MAX {
+            return Err(StoreError::io(format!(
+                "much of {} cannot be read: the device fails, so copy what it holds to a sound one",
+                files.path(segment).display()
+            )));
+        }
         let is_last = window.len() < WINDOW_BYTES;
         let used = read_window(&window, is_last, &mut |at, key, value, bytes| {
             let place = u32::try_from(at).ok().and_then(|at| offset.checked_add(at));
@@ -64,6 +79,13 @@ pub(super) fn segment(
         })?;
         scanned.bytes += used as u64;
         from = u32::try_from(used).ok().filter(|_| !is_last).and_then(|used| offset.checked_add(used));
+    }
+    if scanned.unreadable_bytes > 0 {
+        warn!(
+            segment,
+            bytes = scanned.unreadable_bytes,
+            "the device cannot read some of a segment, which counts as damaged"
+        );
     }
     scanned.damaged_bytes = scanned.bytes.saturating_sub(whole_bytes);
     Ok(scanned)
@@ -106,9 +128,11 @@ fn read_window(
 
 #[cfg(test)]
 mod tests {
+    use super::super::faults::{Call, Fault};
     use super::*;
     use content::{Cid, codec, hashes};
     use proptest::prelude::*;
+    use rustix::io::Errno;
 
     /// A record of a block, and the name of that.
     fn record_of(data: &[u8]) -> (BlockKey, Vec<u8>) {
@@ -189,5 +213,43 @@ mod tests {
         let keys: Vec<_> = found.into_iter().map(|(_, key)| key).collect();
         assert_eq!(keys, records.into_iter().map(|(key, _)| key).collect::<Vec<_>>());
         assert_eq!((scanned.damaged_bytes, scanned.bytes), (0, bytes.len() as u64));
+    }
+
+    #[test]
+    fn what_lies_around_unreadable_sectors_is_found() {
+        let records: Vec<_> = (0..20_u8).map(|seed| record_of(&vec![seed; 3_000])).collect();
+        let bytes: Vec<u8> = records.iter().flat_map(|(_, record)| record.clone()).collect();
+        let dir = tempfile::tempdir().expect("a directory");
+        let files = Files::open(dir.path().join("segments"), 4).expect("opens");
+        files.write(3, 0, &bytes, false).expect("writes");
+        let scan = |refused: fn(usize) -> bool| {
+            let mut reads = 0;
+            files.faults.plan(move |call| {
+                reads += usize::from(call == Call::Read);
+                (call == Call::Read && refused(reads - 1)).then_some(Fault::Refused(Errno::IO))
+            });
+            let mut found = Vec::new();
+            let scanned = segment(&files, 3, &mut |value| {
+                found.push(value.key);
+                Ok(())
+            });
+            files.faults.clear();
+            (found, scanned)
+        };
+        // The first read is of everything, and the sixth of it alone fails.
+        let (found, scanned) = scan(|read| read == 0 || read == 6);
+        let lost = 5 * 4_096..6 * 4_096;
+        let length = bytes.len() / records.len();
+        let is_whole = |n: &usize| (n + 1) * length <= lost.start || n * length >= lost.end;
+        let expected: Vec<_> = (0..20).filter(is_whole).map(|n| records[n].0).collect();
+        assert_eq!(found, expected);
+        let scanned = scanned.expect("goes on");
+        assert_eq!((scanned.unreadable_bytes, scanned.bytes), (4_096, bytes.len() as u64));
+        assert_eq!(scanned.damaged_bytes, ((20 - expected.len()) * length) as u64);
+        // A device that reads nothing at all may read it tomorrow.
+        let large = vec![1; UNREADABLE_BYTES_MAX as usize + 10_000];
+        files.write(3, 0, &large, false).expect("writes");
+        let (found, scanned) = scan(|_| true);
+        assert!(found.is_empty() && scanned.is_err_and(|error| error.to_string().contains("the device fails")));
     }
 }

@@ -72,14 +72,28 @@ pub(super) fn lost_its_head(dir: &Path) -> bool {
 /// for a write that was cut off, and deletes them. A process that was killed while it wrote a table leaves the same; what is in
 /// that is in the log as well, so that nothing is lost by a salvage then.
 pub(super) fn has_unknown_tables(dir: &Path) -> bool {
+    !unknown_tables(dir).is_empty()
+}
+
+/// Deletes them.
+pub(super) fn remove_unknown_tables(dir: &Path) {
+    for path in unknown_tables(dir) {
+        if let Err(error) = fs::remove_file(&path) {
+            warn!(path = %path.display(), %error, "what could not be written of the list of pins cannot be deleted");
+        }
+    }
+}
+
+fn unknown_tables(dir: &Path) -> Vec<PathBuf> {
     let Ok(live) = open_to_read(dir, DBRecoveryMode::SkipAnyCorruptedRecord).and_then(|db| Ok(db.live_files()?)) else {
-        return false;
+        return Vec::new();
     };
     let number = |name: &str| name.trim_start_matches('/').strip_suffix(".sst")?.parse::<u64>().ok();
     let newest_live = live.iter().filter_map(|file| number(&file.name)).max();
-    let Ok(entries) = fs::read_dir(dir) else { return false };
-    let newest = entries.flatten().filter_map(|entry| number(entry.file_name().to_str()?)).max();
-    newest > newest_live
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let is_newer =
+        |entry: &fs::DirEntry| entry.file_name().to_str().and_then(number).is_some_and(|at| Some(at) > newest_live);
+    entries.flatten().filter(is_newer).map(|entry| entry.path()).collect()
 }
 
 /// Whether what cannot be read of the log is its end alone, as a process that was killed or a power cut leaves it: nothing
@@ -150,7 +164,7 @@ fn open_to_read(dir: &Path, mode: DBRecoveryMode) -> Result<DB, StoreError> {
 }
 
 /// Every row, or that one cannot be read.
-fn all_rows(db: &DB) -> Result<Rows, StoreError> {
+pub(super) fn all_rows(db: &DB) -> Result<Rows, StoreError> {
     let mut rows = Rows::new();
     for row in rows_from(db, b"") {
         let (key, value) = row.map_err(damage)?;

@@ -9,11 +9,13 @@ use super::crash::{DIR, child};
 use super::device::{Device, in_a_namespace};
 use super::full::{Filler, assert_pinned, assert_tells_of_space, dag, eventually, pin};
 use super::{open_with, suite};
+use crate::register::{Change, Register};
 use crate::space::Space;
 use crate::store::Trouble;
 use crate::{Disk, DiskOptions, PinError, StoreError};
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -229,6 +231,36 @@ async fn a_lack_of_inodes_is_told_from_one_of_bytes(home: &Path) {
     }
 }
 
+/// The list of pins opens on a full disk, and can be changed as soon as there is space.
+async fn the_list_of_pins_is_read_without_a_byte(home: &Path, ballast: &Path) {
+    let put = |n: u32| vec![Change::Put(format!("{n}").into(), vec![1; 1_000])];
+    let rows = |register: &Register| {
+        let mut rows = 0;
+        register
+            .scan(b"", |_, _| {
+                rows += 1;
+                ControlFlow::Continue(())
+            })
+            .expect("scans");
+        rows
+    };
+    let register = Register::open(home).expect("opens");
+    for n in 0..100 {
+        register.write(put(n)).await.expect("writes");
+    }
+    drop(register);
+    fill_to_the_last_byte(home, &Filler::Ballast(ballast.to_owned()));
+    let register = Register::open_or_salvage(home).expect("opens without a byte");
+    assert!(register.is_read_only() && register.salvage().is_none() && rows(&register) == 100);
+    assert_tells_of_space(&register.write(put(100)).await.expect_err("there is no space"));
+    assert!(matches!(Register::open_to_look(home), Err(StoreError::InUse { .. })));
+    std::fs::remove_file(ballast).expect("deletes");
+    register.write(put(100)).await.expect("there is space again");
+    assert!(!register.is_read_only() && rows(&register) == 101);
+    drop(register);
+    assert_eq!(rows(&Register::open_to_look(home).expect("opens")), 101);
+}
+
 /// Leaves not a byte, nor a block that a short write would find.
 fn fill_to_the_last_byte(home: &Path, ballast: &Filler) {
     let Filler::Ballast(path) = ballast else { return };
@@ -253,6 +285,10 @@ async fn child_of_the_tests_of_small_file_systems() {
         "bytes" => a_disk_without_a_byte_is_served_from(&home, &ballast).await,
         "reserve" => the_reserve_opens_a_store_on_a_full_disk(&home, &ballast).await,
         "cached" => cached_blocks_go_before_the_store_is_read_only(&home, &ballast).await,
+        "register" => {
+            std::fs::create_dir(&home).expect("makes");
+            the_list_of_pins_is_read_without_a_byte(&home, &device.mounted.join("ballast")).await;
+        }
         "inodes" => a_lack_of_inodes_is_told_from_one_of_bytes(&home).await,
         other => panic!("{other} is no task"),
     }
@@ -302,4 +338,9 @@ fn a_full_disk_without_a_reserve_loses_what_is_cached_first() {
 #[test]
 fn a_file_system_without_inodes_is_named_as_such() {
     on_a_small_file_system("inodes");
+}
+
+#[test]
+fn the_list_of_pins_opens_on_a_full_disk() {
+    on_a_small_file_system("register");
 }

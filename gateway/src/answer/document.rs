@@ -4,7 +4,7 @@
 //! converted to if the operator allows it, and else refused (IPIP-0524). A browser gets a page that shows what is inside.
 
 use super::Context;
-use super::file::{AtHand, at_hand};
+use super::file::{AtHand, Origin, at_hand};
 use crate::body::Content;
 use crate::conditional::none_match;
 use crate::errors::Problem;
@@ -70,8 +70,8 @@ pub async fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Pro
     let native = native_format(&cid).unwrap_or(Format::Raw);
     match cx.ask.wanted.format {
         Format::Native if shows_preview(cx.ask) => preview(cx, &resolved.block, &roots).await,
-        Format::Native => Ok(stored(cx, &resolved.block, native, &roots)),
-        wanted if is_same_syntax(native, wanted) => Ok(stored(cx, &resolved.block, wanted, &roots)),
+        Format::Native => stored(cx, &resolved.block, native, &roots),
+        wanted if is_same_syntax(native, wanted) => stored(cx, &resolved.block, wanted, &roots),
         wanted => converted(cx, &resolved.block, wanted, &roots).await,
     }
 }
@@ -90,8 +90,9 @@ pub fn shows_preview(ask: &Ask<'_>) -> bool {
     ask.wanted.html && !ask.download
 }
 
-fn stored(cx: &Context<'_>, block: &Block, format: Format, roots: &HeaderValue) -> Draft {
-    in_format(cx, block.cid(), block.data().clone(), format, roots)
+fn stored(cx: &Context<'_>, block: &Block, format: Format, roots: &HeaderValue) -> Result<Draft, Problem> {
+    let origin = Origin::Block { source: cx.source, block, limits: &cx.gateway.limits.read };
+    in_format(cx, block.cid(), block.data().clone(), origin, format, roots)
 }
 
 async fn converted(cx: &Context<'_>, block: &Block, wanted: Format, roots: &HeaderValue) -> Result<Draft, Problem> {
@@ -100,14 +101,22 @@ async fn converted(cx: &Context<'_>, block: &Block, wanted: Format, roots: &Head
         return Err(Problem::NotConverted { cid, wanted: wanted.name() });
     }
     let bytes = read(cx, block, move |block| ipld::convert(block, codec_of(wanted))).await?;
-    Ok(in_format(cx, &cid, bytes, wanted, roots))
+    in_format(cx, &cid, bytes, Origin::Made { limits: &cx.gateway.limits.read }, wanted, roots)
 }
 
-fn in_format(cx: &Context<'_>, cid: &Cid, bytes: bytes::Bytes, format: Format, roots: &HeaderValue) -> Draft {
+fn in_format(
+    cx: &Context<'_>,
+    cid: &Cid,
+    bytes: bytes::Bytes,
+    origin: Origin<'_>,
+    format: Format,
+    roots: &HeaderValue,
+) -> Result<Draft, Problem> {
     let is_json = matches!(format, Format::Json | Format::DagJson);
     let name = format!("{cid}.{}", if is_json { "json" } else { "cbor" });
     let it = AtHand {
         bytes,
+        origin,
         etag: etag(cid, format),
         content_type: HeaderValue::from_static(format.media_type()),
         // Browsers show JSON, and save CBOR.

@@ -21,8 +21,8 @@ use content::walk::WalkError;
 use content::{Block, codec};
 use futures::future::try_join;
 use futures::stream::{self, StreamExt as _};
+use http::HeaderValue;
 use http::header::{ACCEPT_RANGES, CONTENT_ENCODING, RANGE};
-use http::{HeaderValue, StatusCode};
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
@@ -281,15 +281,15 @@ impl AsRef<[u8]> for Counted {
     }
 }
 
-/// Bytes of a block, which count against what may be held for clients; `None` if there is no room.
-fn counted(bytes: Bytes, block: &Block, limits: &ReadLimits) -> Option<Bytes> {
-    if block.data().len() < COUNTED_BYTES_MIN {
+/// Bytes that keep `kept` bytes in memory, which count against what may be held for clients; `None` if there is no room.
+fn counted(bytes: Bytes, kept: usize, limits: &ReadLimits) -> Option<Bytes> {
+    if kept < COUNTED_BYTES_MIN {
         return Some(bytes);
     }
-    // A few bytes are copied, lest they hold on to the block.
-    let (bytes, held) = match bytes.len() < block.data().len() / 2 {
+    // A few bytes are copied, lest they hold on to all the others.
+    let (bytes, held) = match bytes.len() < kept / 2 {
         true => (Bytes::copy_from_slice(&bytes), bytes.len()),
-        false => (bytes, block.data().len()),
+        false => (bytes, kept),
     };
     let mut share = Share::of(limits.shared.clone());
     share.grow(held).then(|| Bytes::from_owner(Counted { bytes, _share: share }))
@@ -298,7 +298,7 @@ fn counted(bytes: Bytes, block: &Block, limits: &ReadLimits) -> Option<Bytes> {
 /// What is wanted of a block whose bytes are the content. Where there is no memory for all of it, the block is let go of and read
 /// again for each piece that the client takes.
 fn of_block(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &ReadLimits) -> Content {
-    match counted(slice(block.data(), range), block, limits) {
+    match counted(slice(block.data(), range), block.data().len(), limits) {
         Some(bytes) => Content::Bytes(bytes),
         None => in_pieces(source, block, range.clone()),
     }
@@ -373,9 +373,11 @@ fn slice(bytes: &Bytes, range: &Range<u64>) -> Bytes {
 }
 
 /// Bytes that are at hand, and what they are.
-pub struct AtHand {
+pub struct AtHand<'a> {
     /// All of them.
     pub bytes: Bytes,
+    /// Where they are from.
+    pub origin: Origin<'a>,
     /// What tells them from any others.
     pub etag: HeaderValue,
     /// Their media type.
@@ -384,28 +386,80 @@ pub struct AtHand {
     pub disposition: Option<HeaderValue>,
 }
 
+/// Where bytes are from that are at hand, which says what is done where there is no memory to hold them for a slow client.
+#[derive(Clone, Copy)]
+pub enum Origin<'a> {
+    /// They are a block's, which can be read again.
+    Block {
+        /// Where from.
+        source: &'a Arc<RootSource>,
+        /// The block.
+        block: &'a Block,
+        /// What may be held.
+        limits: &'a ReadLimits,
+    },
+    /// They were made for this answer.
+    Made {
+        /// What may be held.
+        limits: &'a ReadLimits,
+    },
+    /// They are a few and held by others as well.
+    Small,
+}
+
+impl AtHand<'_> {
+    /// A part of them as it is sent.
+    fn part(&self, range: &Range<u64>) -> Result<Content, Problem> {
+        let bytes = slice(&self.bytes, range);
+        match self.origin {
+            Origin::Block { source, block, limits } => Ok(of_block(source, block, range, limits)),
+            Origin::Made { limits } => {
+                counted(bytes, self.bytes.len(), limits).map(Content::Bytes).ok_or(Problem::NoMemory)
+            }
+            Origin::Small => Ok(Content::Bytes(bytes)),
+        }
+    }
+
+    /// Several parts of them as one body.
+    fn parts(&self, multipart: &Multipart) -> Result<Content, Problem> {
+        let length = usize::try_from(multipart.content_length).unwrap_or(usize::MAX);
+        let limits = match self.origin {
+            Origin::Block { limits, .. } | Origin::Made { limits } => limits,
+            Origin::Small => return Ok(Content::Bytes(joined(&self.bytes, multipart))),
+        };
+        // What there is no room for is not put together at all.
+        let mut share = Share::of(limits.shared.clone());
+        if length >= COUNTED_BYTES_MIN && !share.grow(length) {
+            return Err(Problem::NoMemory);
+        }
+        Ok(Content::Bytes(Bytes::from_owner(Counted { bytes: joined(&self.bytes, multipart), _share: share })))
+    }
+}
+
 /// Sends bytes that are at hand, or what is wanted of them.
-pub fn at_hand(about: &About<'_>, it: AtHand) -> Draft {
-    let AtHand { bytes, etag, content_type, disposition } = it;
-    let size = bytes.len() as u64;
-    let decision = Decision::of(about.ask, &etag, None, size);
-    let multipart = multipart(&decision, Some(&content_type), size);
+///
+/// # Errors
+/// [`Problem::NoMemory`] when there is no memory to hold them for the client, and they cannot be read again.
+pub fn at_hand(about: &About<'_>, it: AtHand<'_>) -> Result<Draft, Problem> {
+    let size = it.bytes.len() as u64;
+    let decision = Decision::of(about.ask, &it.etag, None, size);
+    let multipart = multipart(&decision, Some(&it.content_type), size);
     let content = match (&decision, &multipart) {
         _ if about.ask.head_only => Content::Empty,
-        (Decision::Whole, _) => Content::Bytes(bytes),
-        (Decision::Part(range), _) => Content::Bytes(slice(&bytes, range)),
-        (Decision::Parts(_), Some(multipart)) => Content::Bytes(joined(&bytes, multipart)),
+        (Decision::Whole, _) => it.part(&(0..size))?,
+        (Decision::Part(range), _) => it.part(range)?,
+        (Decision::Parts(_), Some(multipart)) => it.parts(multipart)?,
         _ => Content::Empty,
     };
     let it = Representation {
-        etag: &etag,
+        etag: &it.etag,
         modified: None,
         size,
-        content_type: Some(content_type),
-        disposition,
+        content_type: Some(it.content_type),
+        disposition: it.disposition,
         multipart: multipart.as_ref(),
     };
-    plan::sized(about, &it, &decision).map(|()| content)
+    Ok(plan::sized(about, &it, &decision).map(|()| content))
 }
 
 fn joined(bytes: &Bytes, multipart: &Multipart) -> Bytes {
@@ -419,12 +473,16 @@ fn joined(bytes: &Bytes, multipart: &Multipart) -> Bytes {
 }
 
 /// A symlink's target, as text.
-pub fn symlink(about: &About<'_>, entity: &Entity, target: Bytes) -> Draft {
+///
+/// # Errors
+/// As [`at_hand`].
+pub fn symlink(about: &About<'_>, entity: &Entity, target: Bytes, limits: &ReadLimits) -> Result<Draft, Problem> {
     let content_type = plan::file_type(about.ask, entity).unwrap_or(content_type::SYMLINK);
     at_hand(
         about,
         AtHand {
             bytes: target,
+            origin: Origin::Made { limits },
             etag: entity.etag.clone(),
             content_type,
             disposition: plan::file_disposition(about.ask),
@@ -444,19 +502,14 @@ pub async fn raw(cx: &Context<'_>) -> Result<Draft, Problem> {
     check_inlined(cx.source.policy(), &resolved.block).map_err(WalkError::Source)?;
     let roots = resolve::roots_header(&resolved);
     let block = resolved.block;
-    let counted = counted(block.data().clone(), &block, &cx.gateway.limits.read);
-    let has_room = counted.is_some();
     let it = AtHand {
-        bytes: counted.unwrap_or_else(|| block.data().clone()),
+        bytes: block.data().clone(),
+        origin: Origin::Block { source: cx.source, block: &block, limits: &cx.gateway.limits.read },
         etag: raw_etag(block.cid()),
         content_type: HeaderValue::from_static(Format::Raw.media_type()),
         disposition: Some(plan::disposition(cx.ask, true, Some(format!("{}.bin", block.cid())))),
     };
-    let mut draft = at_hand(&cx.about(&roots), it);
-    if !has_room && draft.status() == StatusCode::OK && !cx.ask.head_only {
-        *draft.body_mut() = in_pieces(cx.source, &block, 0..block.data().len() as u64);
-    }
-    Ok(draft)
+    at_hand(&cx.about(&roots), it)
 }
 
 /// The entity tag of a block as it is hashed.

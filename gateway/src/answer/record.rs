@@ -1,6 +1,6 @@
 //! IPNS records (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#ipns-record-responses-application-vnd-ipfs-ipns-record>).
 
-use super::file::{AtHand, at_hand};
+use super::file::{AtHand, Origin, at_hand};
 use crate::errors::Problem;
 use crate::negotiate::Format;
 use crate::plan::{self, About};
@@ -30,10 +30,11 @@ pub async fn record(ask: &Ask<'_>, path: &ContentPath, names: &dyn NameResolver)
     let it = AtHand {
         etag: etag(record.bytes()),
         bytes: record.bytes().clone(),
+        origin: Origin::Small,
         content_type: HeaderValue::from_static(Format::IpnsRecord.media_type()),
         disposition: Some(plan::disposition(ask, true, Some(format!("{key}.ipns-record")))),
     };
-    let mut draft = at_hand(&about, it);
+    let mut draft = at_hand(&about, it)?;
     // A record is no content: nothing was walked, and no tier holds it.
     draft.headers_mut().remove("x-ipfs-roots");
     draft.headers_mut().remove("server-timing");

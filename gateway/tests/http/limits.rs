@@ -536,6 +536,60 @@ async fn a_block_counts_among_what_is_held_for_clients_and_comes_in_pieces_where
 }
 
 #[tokio::test]
+async fn documents_and_parts_count_among_what_is_held_for_clients_too() {
+    const TOTAL: usize = 1 << 20;
+    // A byte string of 768 KiB, which dag-json says in base64.
+    let document = cbor_of([&[0x5a, 0, 0x0c, 0, 0][..], &noise(1, 0x0c_0000)].concat());
+    let block = raw(noise(2, 2 << 20));
+    let mut setup = Setup::new(&[&document, &block]);
+    (setup.http.read_ahead_total_bytes_max, setup.http.zstd) = (TOTAL as u64, false);
+    setup.limits = gateway::pipeline::Limits::of(&setup.http, &config::Cache::default());
+    setup.limits.convert_codecs = true;
+    let site = setup.start().await;
+    let budget = Arc::clone(site.gateway.limits.read.shared.as_ref().expect("a budget"));
+    let client = Client { address: [192, 0, 2, 1].into(), authority: "x".to_owned(), https: false };
+    let part = ("range", "bytes=100-900099");
+    let parts = ("range", "bytes=0-399999,1000000-1399999");
+    let raw = format!("/ipfs/{}?format=raw", block.cid());
+    // What is asked for, how many bytes each answer holds, and whether it can be had in pieces.
+    let table = [
+        (format!("/ipfs/{}", document.cid()), None, 0x0c_0005, true),
+        (format!("/ipfs/{}?format=dag-json", document.cid()), None, 0x10_0000, false),
+        (raw.clone(), Some(part), 900_000, true),
+        (raw, Some(parts), 800_000, false),
+    ];
+    for (path, header, least, in_pieces) in table {
+        let mut request = http::Request::get(&path);
+        if let Some((name, value)) = header {
+            request = request.header(name, value);
+        }
+        let head = request.body(()).expect("a request").into_parts().0;
+        let held = || TOTAL - budget.left();
+        let first = site.gateway.preview(&head, &client).await;
+        if !in_pieces && least >= TOTAL {
+            assert!(first.is_err_and(|problem| problem.to_string().contains("held in memory")), "{path}");
+            continue;
+        }
+        let first = first.unwrap_or_else(|problem| panic!("{path}: {problem}"));
+        assert!((least..least + 1_000).contains(&held()), "{path}: {} bytes are held", held());
+        let second = site.gateway.preview(&head, &client).await;
+        assert!((least..least + 1_000).contains(&held()), "{path}: there is no room for another");
+        match second {
+            Ok(answer) => {
+                let (mut content, mut read) = (answer.into_body(), 0);
+                while let Some(bytes) = content.next().await {
+                    read += bytes.expect("it is stored").len();
+                }
+                assert!(in_pieces && read == least, "{path}: {read} bytes in pieces");
+            }
+            Err(problem) => assert!(!in_pieces && problem.to_string().contains("held in memory"), "{path}: {problem}"),
+        }
+        drop(first);
+        assert_eq!(budget.left(), TOTAL, "{path}: everything is given back");
+    }
+}
+
+#[tokio::test]
 async fn one_clients_slow_archives_leave_some_to_others() {
     let leaves: Vec<Block> = (0..16).map(|seed| raw(noise(seed, 1 << 20))).collect();
     let large = file(&leaves);

@@ -57,7 +57,12 @@ pub enum Failure<'a> {
     /// Nothing answered at these addresses, or nothing that finished a handshake.
     Addresses(&'a [Multiaddr]),
     /// Another peer is at this address.
-    AnotherPeer(&'a Multiaddr),
+    AnotherPeer {
+        /// Where.
+        address: &'a Multiaddr,
+        /// Who proved to be there.
+        found: PeerId,
+    },
     /// For a reason of our own.
     Ours,
 }
@@ -104,7 +109,7 @@ impl Dialer {
     /// How promising a provider is.
     pub fn rank(&self, provider: &Provider, now: Instant) -> Rank {
         let Provider { peer, addresses } = provider;
-        let mut reachable = addresses.iter().filter(|address| !self.unreachable.is_unreachable(peer, address, now));
+        let mut reachable = addresses.iter().filter(|address| !self.is_unreachable(peer, address, now));
         let best = reachable.by_ref().map(carrier).min();
         match best {
             None if !addresses.is_empty() => Rank::Unreachable,
@@ -136,7 +141,7 @@ impl Dialer {
         }
         let (chosen, rest) = self.choose(peer, untried, now);
         let (chosen, too_often): (Vec<_>, Vec<_>) =
-            chosen.into_iter().partition(|address| self.targets.take(address, now));
+            chosen.into_iter().partition(|address| self.targets.take(peer, address, now));
         if chosen.is_empty() {
             tracing::debug!(%peer, addresses = too_often.len(), "not dialled: its addresses were dialled too often");
             return Start::Limited;
@@ -145,11 +150,16 @@ impl Dialer {
         Start::Dial { addresses: chosen, rest, deadline }
     }
 
+    /// Whether a dial of a peer at an address is likely to fail.
+    fn is_unreachable(&self, peer: &PeerId, address: &Multiaddr, now: Instant) -> bool {
+        self.unreachable.is_unreachable(peer, address, now) || self.targets.is_of_another(peer, address, now)
+    }
+
     /// The addresses of one dial, and the others: reachable ones first and, if there are any, alone; QUIC before TCP before
     /// circuits.
     fn choose(&self, peer: &PeerId, untried: Vec<Multiaddr>, now: Instant) -> (Vec<Multiaddr>, Vec<Multiaddr>) {
         let (mut chosen, mut rest): (Vec<_>, Vec<_>) =
-            untried.into_iter().partition(|address| !self.unreachable.is_unreachable(peer, address, now));
+            untried.into_iter().partition(|address| !self.is_unreachable(peer, address, now));
         if chosen.is_empty() {
             std::mem::swap(&mut chosen, &mut rest);
         }
@@ -205,6 +215,7 @@ impl Dialer {
         }
         if let Some((address, took)) = dialled {
             self.times.succeeded(address, took);
+            self.targets.answered(peer, address, now);
         }
         // Those at the same host owe nothing either. Another host that the peer named need not be its own.
         if let Some((dialled, _)) = dialled {
@@ -239,7 +250,10 @@ impl Dialer {
             Failure::Addresses(addresses) => {
                 addresses.iter().for_each(|address| self.unreachable.pair_failed(peer, address, now));
             }
-            Failure::AnotherPeer(address) => self.unreachable.pair_failed(peer, address, now),
+            Failure::AnotherPeer { address, found } => {
+                self.unreachable.pair_failed(peer, address, now);
+                self.targets.answered(found, address, now);
+            }
             Failure::Ours => {}
         }
         let Some(under_way) = self.under_way.get_mut(peer) else { return Some(Vec::new()) };
@@ -249,7 +263,7 @@ impl Dialer {
         }
         let mut addresses = self.under_way.remove(peer).map(|ended| ended.addresses).unwrap_or_default();
         match failure {
-            Failure::AnotherPeer(wrong) => addresses.retain(|address| !is_same(address, wrong)),
+            Failure::AnotherPeer { address: wrong, .. } => addresses.retain(|address| !is_same(address, wrong)),
             Failure::Addresses(_) | Failure::Ours => addresses.clear(),
         }
         Some(addresses)

@@ -24,5 +24,6 @@ pub mod dialer;
 pub mod history;
 pub mod memory;
 pub mod plan;
+mod recent;
 pub mod targets;
 pub mod unreachable;

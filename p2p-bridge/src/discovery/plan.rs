@@ -248,6 +248,15 @@ impl Plan {
         }
     }
 
+    /// A provider was found to be where it is said to be: if it was held up because its addresses were dialled too often, its
+    /// turn comes now.
+    pub fn hasten(&mut self, peer: &PeerId) {
+        for (_, provider, rank) in self.delayed.extract_if(.., |(_, waits, _)| waits.peer == *peer).collect::<Vec<_>>()
+        {
+            self.wait(provider, rank);
+        }
+    }
+
     fn discount(&mut self, rank: Rank) {
         self.dials = self.dials.saturating_sub(1);
         self.dials_of_unreachable = self.dials_of_unreachable.saturating_sub(usize::from(rank == Rank::Unreachable));

@@ -3,12 +3,18 @@
 //! Provider records are free, and so are peer ids: a thousand records that name one victim must not become a thousand dials
 //! of it. Every dial takes a token of the socket and one of the host (an IPv4 address, an IPv6 /64), and a dial that reached
 //! its peer gives them back. Hosts of our own networks have more tokens: only neighbours, and operators who allow private
-//! addresses, can have us dial them, and whole networks run on one machine. Bounded; the target longest unused goes first.
-//! State that is handed the clock.
+//! addresses, can have us dial them, and whole networks run on one machine.
+//!
+//! A record that names somebody else's socket must not hold up the dial of whom it belongs to either. Who answers at a socket proves
+//! its peer id in the handshake, even if another peer was expected there: from then on its own dials wait for no token, and
+//! others are not expected there.
+//!
+//! Bounded; the target longest unused goes first. State that is handed the clock.
 
+use super::recent::Recent;
 use crate::scope::is_public;
-use libp2p::Multiaddr;
 use libp2p::multiaddr::Protocol;
+use libp2p::{Multiaddr, PeerId};
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -21,6 +27,10 @@ const HOST: Rate = Rate { burst: 32, refill: Duration::from_secs(5) };
 const NEAR_HOST: Rate = Rate { burst: 1_024, refill: Duration::from_millis(50) };
 /// Targets that are counted.
 const TARGETS_MAX: usize = 8_192;
+/// Sockets whose owner is known.
+const OWNERS_MAX: usize = 8_192;
+/// How long a socket belongs to whom answered there.
+const OWNED_FOR: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug, Clone, Copy)]
 struct Rate {
@@ -45,27 +55,56 @@ impl Target {
     }
 }
 
-/// When a target's tokens will all be back (the theoretical arrival time of the generic cell rate algorithm).
-#[derive(Debug, Default)]
+/// The rates, and whom sockets belong to.
+#[derive(Debug)]
 pub struct Targets {
+    /// When a target's tokens will all be back (the theoretical arrival time of the generic cell rate algorithm).
     full_at: HashMap<Target, Instant>,
     order: VecDeque<(Instant, Target)>,
+    owners: Recent<Target, (PeerId, Instant)>,
+}
+
+impl Default for Targets {
+    fn default() -> Self {
+        Self { full_at: HashMap::new(), order: VecDeque::new(), owners: Recent::new(OWNERS_MAX) }
+    }
 }
 
 impl Targets {
-    /// Takes the tokens for a dial of an address; `false`, and none is taken, if it is dialled too often.
-    pub fn take(&mut self, address: &Multiaddr, now: Instant) -> bool {
+    /// Takes the tokens for a dial of a peer at an address; `false`, and none is taken, if that is dialled too often.
+    pub fn take(&mut self, peer: &PeerId, address: &Multiaddr, now: Instant) -> bool {
         let targets = targets(address);
-        if !targets.iter().flatten().all(|target| self.has_token(target, now)) {
+        let is_its_own = self.owner(address, now) == Some(*peer);
+        if !is_its_own && !targets.iter().flatten().all(|target| self.has_token(target, now)) {
             return false;
         }
         for target in targets.into_iter().flatten() {
             self.make_room(now);
-            let full_at = self.full_at.get(&target).map_or(now, |at| (*at).max(now)) + target.rate().refill;
+            let Rate { burst, refill } = target.rate();
+            let full_at = self.full_at.get(&target).map_or(now, |at| (*at).max(now)) + refill;
+            // Its owner may owe no more than others.
+            let full_at = full_at.min(now + refill * burst);
             self.full_at.insert(target, full_at);
             self.order.push_back((full_at, target));
         }
         true
+    }
+
+    /// A peer proved its id at an address.
+    pub fn answered(&mut self, peer: PeerId, address: &Multiaddr, now: Instant) {
+        if let Some(socket) = targets(address)[0] {
+            self.owners.insert(socket, (peer, now), now);
+        }
+    }
+
+    /// Whether somebody else than this peer answered at an address lately.
+    pub fn is_of_another(&self, peer: &PeerId, address: &Multiaddr, now: Instant) -> bool {
+        self.owner(address, now).is_some_and(|owner| owner != *peer)
+    }
+
+    fn owner(&self, address: &Multiaddr, now: Instant) -> Option<PeerId> {
+        let (owner, at) = self.owners.get(&targets(address)[0]?)?;
+        (now.saturating_duration_since(*at) < OWNED_FOR).then_some(*owner)
     }
 
     /// A dial of an address reached its peer: what it took is given back.
@@ -154,7 +193,7 @@ mod tests {
         ];
         for (what, record, expected) in table {
             let (mut targets, now) = (Targets::default(), Instant::now());
-            let taken = (0..1_000).filter(|n| targets.take(&address(&record(*n)), now)).count();
+            let taken = (0..1_000).filter(|n| targets.take(&PeerId::random(), &address(&record(*n)), now)).count();
             assert_eq!(taken, expected as usize, "{what}");
         }
     }
@@ -162,13 +201,42 @@ mod tests {
     #[test]
     fn tokens_come_back_with_time_and_with_success() {
         let (mut targets, start, socket) = (Targets::default(), Instant::now(), address("/ip4/8.8.8.8/tcp/1"));
+        let peer = PeerId::random();
         for n in 0..1_000 {
-            assert!(targets.take(&socket, start), "{n}: a peer that is reached each time may be dialled each time");
+            assert!(
+                targets.take(&peer, &socket, start),
+                "{n}: a peer that is reached each time may be dialled each time"
+            );
             targets.give_back(&socket);
         }
-        while targets.take(&socket, start) {}
-        assert!(!targets.take(&socket, start + SOCKET.refill / 2));
-        assert!(targets.take(&socket, start + SOCKET.refill) && !targets.take(&socket, start + SOCKET.refill));
+        while targets.take(&peer, &socket, start) {}
+        assert!(!targets.take(&peer, &socket, start + SOCKET.refill / 2));
+        assert!(
+            targets.take(&peer, &socket, start + SOCKET.refill) && !targets.take(&peer, &socket, start + SOCKET.refill)
+        );
+    }
+
+    #[test]
+    fn records_that_name_somebodys_socket_do_not_hold_up_its_own_dials() {
+        let (mut targets, start, socket) = (Targets::default(), Instant::now(), address("/ip4/8.8.8.8/udp/1/quic-v1"));
+        let (owner, liar) = (PeerId::random(), PeerId::random());
+        while targets.take(&liar, &socket, start) {}
+        assert!(!targets.take(&owner, &socket, start), "nobody knows yet whose it is");
+        targets.answered(owner, &socket, start);
+        for n in 0..1_000 {
+            assert!(targets.take(&owner, &socket, start), "{n}");
+        }
+        assert!(!targets.take(&liar, &socket, start) && targets.is_of_another(&liar, &socket, start));
+        let same_host = address("/ip4/8.8.8.8/udp/2/quic-v1");
+        assert!(!targets.is_of_another(&liar, &same_host, start) && !targets.is_of_another(&owner, &socket, start));
+        let later = start + OWNED_FOR;
+        assert!(!targets.is_of_another(&liar, &socket, later), "it may have moved");
+        assert!(targets.take(&liar, &socket, later));
+        // Behind a relay, nobody answers at the relay's own socket.
+        let relay = PeerId::random();
+        let relayed = address("/ip4/8.8.8.8/tcp/1").with(Protocol::P2p(relay)).with(Protocol::P2pCircuit);
+        targets.answered(owner, &relayed, later);
+        assert!(!targets.is_of_another(&relay, &address("/ip4/8.8.8.8/tcp/1"), later));
     }
 
     proptest! {
@@ -176,10 +244,11 @@ mod tests {
         #[test]
         fn the_rate_holds_over_any_history(waits in prop::collection::vec(0_u64..20_000, 1..200)) {
             let (mut targets, start, socket) = (Targets::default(), Instant::now(), address("/ip4/8.8.8.8/tcp/1"));
+            let peer = PeerId::random();
             let (mut now, mut taken) = (start, 0_u32);
             for wait in waits {
                 now += Duration::from_millis(wait);
-                taken += u32::from(targets.take(&socket, now));
+                taken += u32::from(targets.take(&peer, &socket, now));
                 let refilled = now.duration_since(start).as_millis() / SOCKET.refill.as_millis();
                 prop_assert!(u128::from(taken) <= u128::from(SOCKET.burst) + refilled);
             }
@@ -191,10 +260,15 @@ mod tests {
         let (mut targets, now) = (Targets::default(), Instant::now());
         for n in 0..2 * TARGETS_MAX as u32 {
             let ip = std::net::Ipv4Addr::from(0x0808_0000 + n);
-            assert!(targets.take(&address(&format!("/ip4/{ip}/tcp/1")), now));
+            assert!(targets.take(&PeerId::random(), &address(&format!("/ip4/{ip}/tcp/1")), now));
         }
         assert!(targets.full_at.len() <= TARGETS_MAX && targets.order.len() <= TARGETS_MAX);
-        assert!(targets.take(&address("/ip4/9.9.9.9/tcp/1"), now + HOST.refill + SOCKET.refill));
+        assert!(targets.take(&PeerId::random(), &address("/ip4/9.9.9.9/tcp/1"), now + HOST.refill + SOCKET.refill));
         assert!(targets.full_at.len() <= 4, "what is full again is not counted");
+        for n in 0..2 * OWNERS_MAX as u32 {
+            let ip = std::net::Ipv4Addr::from(0x0808_0000 + n);
+            targets.answered(PeerId::random(), &address(&format!("/ip4/{ip}/tcp/1")), now);
+        }
+        assert!(targets.owners.held() <= OWNERS_MAX);
     }
 }

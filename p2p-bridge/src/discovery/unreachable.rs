@@ -13,11 +13,11 @@
 //! Failures in a row double the time that they count, from [`FIRST`] to [`LONGEST`]. Bounded in entries; the oldest goes first.
 //! Entries are keyed hashes, so that nobody can choose what they collide with. A state machine that is handed the clock.
 
+use super::recent::Recent;
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
 use std::collections::hash_map::RandomState;
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher, Hash};
+use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
 /// How long the first failure counts.
@@ -41,39 +41,6 @@ struct Failure {
 impl Failure {
     fn counts(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.at) < self.lasts
-    }
-}
-
-/// A map that forgets the oldest entry when it is full. A later entry of the same key has a later place.
-#[derive(Debug)]
-struct Recent<K, V> {
-    entries: HashMap<K, (Instant, V)>,
-    order: VecDeque<(Instant, K)>,
-    max: usize,
-}
-
-impl<K: Copy + Eq + Hash, V> Recent<K, V> {
-    fn new(max: usize) -> Self {
-        Self { entries: HashMap::new(), order: VecDeque::new(), max }
-    }
-
-    fn get(&self, key: &K) -> Option<&V> {
-        self.entries.get(key).map(|(_, value)| value)
-    }
-
-    fn insert(&mut self, key: K, value: V, now: Instant) {
-        while self.order.len() >= self.max {
-            let Some((at, oldest)) = self.order.pop_front() else { break };
-            if self.entries.get(&oldest).is_some_and(|(latest, _)| *latest == at) {
-                self.entries.remove(&oldest);
-            }
-        }
-        self.order.push_back((now, key));
-        self.entries.insert(key, (now, value));
-    }
-
-    fn remove(&mut self, key: &K) {
-        self.entries.remove(key);
     }
 }
 
@@ -243,8 +210,8 @@ mod tests {
                     _ => cache.alive(peer, None, now),
                 }
                 now += Duration::from_millis(u64::from(n));
-                prop_assert!(cache.failures.entries.len() <= 16 && cache.failures.order.len() <= 16);
-                prop_assert!(cache.alive.entries.len() <= 8 && cache.alive.order.len() <= 8);
+                prop_assert!(cache.failures.held() <= 16);
+                prop_assert!(cache.alive.held() <= 8);
                 if what >= 2 {
                     prop_assert!(!cache.is_unreachable(&peer, &address(n), now));
                 }

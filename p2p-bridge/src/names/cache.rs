@@ -189,7 +189,8 @@ impl Cache {
     }
 
     /// A record was found: the better one of it and what is known is fresh from now on. `agreed` says how many sources have
-    /// said so. Returns that, and whether it is the one that was found.
+    /// said so; as long as these are few, they make nothing fresh again that had become stale, for the next one may have
+    /// something newer. Returns what counts, and whether it is the record that was found.
     pub fn improve(
         &self,
         name: &Name,
@@ -201,10 +202,13 @@ impl Cache {
         let mut news = true;
         let entry = self.answers.entry_by_ref(name).and_upsert_with(|known| {
             let known = known.map(moka::Entry::into_value);
-            let best = match known.as_ref().map(|entry| &entry.outcome) {
-                Some(Ok(Answer::Record(known))) if known.is_valid_at(wall) && !found.newer_than(known) => {
+            let best = match known.as_ref().map(|entry| (entry, &entry.outcome)) {
+                Some((entry, Ok(Answer::Record(record)))) if record.is_valid_at(wall) && !found.newer_than(record) => {
                     news = false;
-                    known.clone()
+                    if agreed < AGREED && matches!(self.standing(entry, now, wall), Standing::Stale { .. }) {
+                        return Arc::new(Entry { agreed, ..Entry::clone(entry) });
+                    }
+                    record.clone()
                 }
                 _ => found.clone(),
             };

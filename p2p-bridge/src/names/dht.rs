@@ -2,10 +2,11 @@
 //!
 //! Waiting for many peers to agree, as is common, takes the slowest of them. Instead whoever asked first gets the first
 //! record that holds; should another peer have a newer one, everybody who asks from then on gets that. Only those whose known
-//! record has been stale for long wait for a newer one, for some peers to agree that there is none, or for a moment.
+//! record has been stale for long wait for a newer one, or until it counts as agreed that there is none: by some peers, or by
+//! those that were heard within a moment of the first.
 
-use super::cache::{Answer, Entry};
-use super::{FAILURE_TTL, Inner};
+use super::cache::{AGREED, Answer, Entry};
+use super::{FAILURE_TTL, Inner, SETTLE};
 use crate::bridge::Bridge;
 use crate::lookups::{Holder, Search};
 use content::ipns::Record;
@@ -45,12 +46,20 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
     let name = Name::Key(key);
     let deadline = begun + inner.timeout;
     let (mut good, mut bad, mut refusal) = (0_u32, 0, None);
+    // The first record, until it counts as agreed that there is nothing newer than the best of all.
+    let mut first: Option<(Record, Instant)> = None;
     let Ok(mut search) = timeout_at(deadline, records.find(key)).await else {
         inner.metrics.busy(&name);
         return answer(inner.fail(&name, NameError::Busy, Duration::ZERO));
     };
     while good < GOOD_MAX && bad < BAD_MAX {
-        let Ok(Some(found)) = timeout_at(deadline, search.next()).await else { break };
+        let until = first.as_ref().map_or(deadline, |(_, agreed_at)| deadline.min(*agreed_at));
+        let Ok(next) = timeout_at(until, search.next()).await else {
+            let Some((record, _)) = first.take() else { break };
+            answer(inner.improve(&name, record, AGREED).0);
+            continue;
+        };
+        let Some(found) = next else { break };
         match check(inner, &key, &found.bytes) {
             // A copy that was put here some time ago confirms nothing.
             Ok(record) if found.holder == Holder::Ourselves && is_known(inner, &name, &record) => {}
@@ -58,9 +67,12 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
                 good += 1;
                 if good == 1 {
                     inner.metrics.looked_up(&name, None, begun.elapsed());
+                    first = Some((record.clone(), Instant::now() + SETTLE));
                 }
+                first = first.filter(|_| good < AGREED);
                 // Whoever waits for a refresh wants to know how many peers agree.
-                answer(inner.improve(&name, record, good).0);
+                let agreed = if first.is_some() { good } else { AGREED };
+                answer(inner.improve(&name, record, agreed).0);
             }
             Err(reason) => {
                 bad += 1;
@@ -68,6 +80,10 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
                 refusal = Some(reason);
             }
         }
+    }
+    if let Some((record, _)) = first {
+        // However few they are, nobody else has anything newer.
+        answer(inner.improve(&name, record, AGREED).0);
     }
     if good == 0 {
         let error = match refusal {

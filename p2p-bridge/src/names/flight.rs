@@ -5,8 +5,8 @@
 //! that still has no answer when the last who waits has left is ended. The DHT and the DNS have places of their own, so that
 //! neither's trouble is the other's.
 
+use super::Inner;
 use super::cache::{AGREED, Entry};
-use super::{Inner, SETTLE};
 use content::Name;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -80,22 +80,10 @@ impl Flight {
         self.0.wait_for(is_good).await.ok().and_then(|entry| entry.clone())
     }
 
-    /// Waits until the look-up has brought something newer than what is `known`, or enough sources agree that there is
-    /// nothing newer, or a moment after its first answer, or until it has ended.
+    /// Waits until the look-up has brought something newer than what is `known`, or it counts as agreed that there is nothing
+    /// newer, or until it has ended.
     pub async fn settled(self, known: &Entry) {
-        let first = Self(self.0.clone(), self.1);
-        let is_settled = |entry: &Entry| entry.agreed >= AGREED || entry.outcome != known.outcome;
-        let is_late = async {
-            if first.answer(|entry| entry.learnt > known.learnt).await.is_some() {
-                tokio::time::sleep(SETTLE).await;
-            } else {
-                std::future::pending::<()>().await;
-            }
-        };
-        tokio::select! {
-            _ = self.answer(is_settled) => {}
-            () = is_late => {}
-        }
+        self.answer(|entry| entry.agreed >= AGREED || entry.outcome != known.outcome).await;
     }
 
     /// The last answer of the look-up, once it has ended; `None` if it had none.

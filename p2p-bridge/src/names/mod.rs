@@ -67,7 +67,7 @@ const DEPTH_MAX: usize = 256;
 const MAP_TTL: Duration = Duration::from_secs(60);
 /// How long it is remembered that the DHT has no record of a key.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
-/// How long the first answer of a refresh that is waited for, if it is no news, is held back for a newer one.
+/// How long after the first record of a search others may say that there is a newer one, before it counts as the newest.
 const SETTLE: Duration = Duration::from_secs(1);
 /// How long after a change the records are written.
 const SAVE_AFTER: Duration = Duration::from_secs(5);

@@ -82,6 +82,38 @@ async fn a_refresh_that_is_waited_for_hears_more_than_the_first_peer() {
 }
 
 #[tokio::test]
+async fn one_peer_that_has_heard_nothing_makes_a_stale_answer_fresh_to_nobody() {
+    let dht = Dht::open();
+    dht.has(1, [signed(1, 1, &to("old"))]);
+    let names = names_with(patient(), &dht, Zone::default());
+    says(&names, &name(1)).await;
+    dht.end_searches();
+    idle(&names).await;
+    advance(3 * MINUTE);
+    // Its first answer is the old record.
+    let visits = [0; 2].map(|_| tokio::spawn(names.resolve(&name(1))));
+    let heard = || names.inner.cache.get(&name(1)).is_some_and(|entry| entry.agreed == 1);
+    until("the first peer has answered", || dht.searches() == 2 && heard()).await;
+    let later = tokio::spawn(names.resolve(&name(1)));
+    let entry = names.inner.cache.get(&name(1)).expect("is known");
+    assert!(matches!(names.inner.standing(&entry), Standing::Stale { wait: true, .. }));
+    dht.finds(signed(1, 2, &to("new")));
+    for visit in visits.into_iter().chain([later]) {
+        assert_eq!(visit.await.expect("no panics").expect("found").segments, ["new"]);
+    }
+    dht.end_searches();
+    idle(&names).await;
+    // A search that ends with one answer has asked everybody.
+    advance(3 * MINUTE);
+    let visit = tokio::spawn(names.resolve(&name(1)));
+    until("it is searched for", || dht.searches() == 3).await;
+    dht.finds(signed(1, 1, &to("old")));
+    dht.end_searches();
+    let resolution = visit.await.expect("no panics").expect("found");
+    assert_eq!((resolution.segments.join("/").as_str(), resolution.stale), ("new", None));
+}
+
+#[tokio::test]
 async fn a_refresh_that_does_not_come_is_waited_for_up_to_a_bound_and_the_answer_tells_its_age() {
     let dht = Dht::open();
     let wait = Duration::from_millis(100);

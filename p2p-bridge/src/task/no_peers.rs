@@ -28,16 +28,16 @@ impl Task {
     fn available(&mut self, now: Instant) -> Available {
         let peers = self.connected.len();
         if peers > 0 {
-            return Available { peers, others: true, dials: true };
+            return Available { peers, others: true, tables: true, dials: true };
         }
         let tables: usize = self.table_sizes().into_iter().map(|(_, peers)| peers).sum();
         let dialling = self.swarm.network_info().connection_counters().num_pending_outgoing() > 0;
         Available {
             peers,
-            others: tables > 0
-                || self.delegation.asks_anybody()
+            others: self.delegation.asks_anybody()
                 || self.swarm.behaviour().bitswap.has_anybody()
                 || self.dialer.has_dials_in_time(now),
+            tables: tables > 0,
             dials: dialling || !self.bootstraps.is_empty() || !self.peerings.is_empty(),
         }
     }

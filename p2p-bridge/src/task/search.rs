@@ -52,6 +52,8 @@ fn is_for_want_of_room(cause: &ConnectionDenied) -> bool {
 pub(super) struct EndedDial {
     peer: PeerId,
     succeeded: bool,
+    /// It was not given the time to succeed.
+    was_aborted: bool,
     /// Addresses that may still lead to it.
     untried: Vec<Multiaddr>,
 }
@@ -59,12 +61,17 @@ pub(super) struct EndedDial {
 impl EndedDial {
     /// It is connected.
     pub(super) fn succeeded(peer: PeerId) -> Self {
-        Self { peer, succeeded: true, untried: Vec::new() }
+        Self { peer, succeeded: true, was_aborted: false, untried: Vec::new() }
     }
 
     /// It is not, and these addresses were not really tried.
     pub(super) fn failed(peer: PeerId, untried: Vec<Multiaddr>) -> Self {
-        Self { peer, succeeded: false, untried }
+        Self { peer, succeeded: false, was_aborted: false, untried }
+    }
+
+    /// We ended it or did not let it begin, which says nothing of the peer.
+    pub(super) fn aborted(peer: PeerId) -> Self {
+        Self { peer, succeeded: false, was_aborted: true, untried: Vec::new() }
     }
 }
 
@@ -95,6 +102,7 @@ impl Task {
         }
         self.ask_dht(session, &RecordKey::new(&session.to_bytes()));
         self.end_search_if_over(session);
+        self.no_peers.searched(Instant::now());
         self.fail_if_no_peers(Instant::now());
     }
 
@@ -384,8 +392,9 @@ impl Task {
                 let tried: Vec<Multiaddr> = tried.map(|(address, _)| address.clone()).collect();
                 self.dialer.failed(peer, dial, Failure::Addresses(&tried), now)
             }
-            DialError::WrongPeerId { address, .. } => {
-                self.dialer.failed(peer, dial, Failure::AnotherPeer(address), now)
+            DialError::WrongPeerId { obtained, address } => {
+                self.searches.values_mut().for_each(|search| search.plan.hasten(obtained));
+                self.dialer.failed(peer, dial, Failure::AnotherPeer { address, found: *obtained }, now)
             }
             _ => self.dialer.failed(peer, dial, Failure::Ours, now),
         }
@@ -396,7 +405,7 @@ impl Task {
         if self.ended_dials.is_empty() {
             return;
         }
-        for EndedDial { peer, succeeded, untried } in std::mem::take(&mut self.ended_dials) {
+        for EndedDial { peer, succeeded, was_aborted, untried } in std::mem::take(&mut self.ended_dials) {
             if !succeeded {
                 self.connects.not_found(&peer);
                 let why = || Some(ConnectError::Unknown.to_string());
@@ -404,7 +413,7 @@ impl Task {
             }
             for (session, search) in &mut self.searches {
                 search.plan.ended(&peer, succeeded, &untried);
-                if !succeeded && !self.swarm.is_connected(&peer) {
+                if !succeeded && !was_aborted && !self.swarm.is_connected(&peer) {
                     self.memory.failed(session, &peer);
                 }
             }

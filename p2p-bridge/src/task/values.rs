@@ -28,6 +28,7 @@ impl Task {
         if due.is_empty() || dht.kbuckets().all(|bucket| bucket.is_empty()) {
             return;
         }
+        self.no_peers.searched(Instant::now());
         for (id, key) in due {
             let query = dht.get_record(key);
             self.metrics.query_started(scope);

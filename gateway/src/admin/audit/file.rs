@@ -128,14 +128,20 @@ impl AuditFile {
         Ok(())
     }
 
-    /// Begins another file. Whenever the process ends, either file is there under its former or its latter name.
+    /// Begins another file. Whenever the process ends, either file is there under its former or its latter name. The reserve of
+    /// this one does not come along: where there is no room for another, it goes on.
     fn rotate(&mut self) -> io::Result<()> {
         let place = |name: &str| self.dir.join(name);
         let next = open(&self.dir, NEXT_FILE)?;
         next.set_len(0)?;
+        let mut next = Self { dir: self.dir.clone(), file: next };
+        if next.room(0)? < Room::Enough {
+            fs::remove_file(place(NEXT_FILE))?;
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         fs::rename(place(FILE), place(OLDER_FILE))?;
         fs::rename(place(NEXT_FILE), place(FILE))?;
-        self.file = next;
+        self.file = next.file;
         sync_folder(&self.dir)
     }
 }

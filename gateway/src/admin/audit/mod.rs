@@ -147,11 +147,7 @@ impl Change {
     fn outcome(&self, entry: Entry) -> impl Future<Output = ()> + Send + 'static {
         let (lines, open) = (self.lines.clone(), self.open.clone());
         async move {
-            let written = write(lines, entry.clone(), Kind::Outcome).await;
-            if let Err(error) = written {
-                let record = String::from_utf8_lossy(&entry.line()).trim_end().to_owned();
-                tracing::error!(%error, record, "the outcome of a change could not be written to the audit log");
-            }
+            write_or_log(lines, entry, Kind::Outcome).await;
             drop(open);
         }
     }
@@ -190,6 +186,7 @@ impl Drop for OpenOne {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
+    /// One for which no room was kept.
     Intent(Space),
     Outcome,
 }
@@ -206,6 +203,14 @@ async fn write(lines: mpsc::Sender<Line>, entry: Entry, kind: Kind) -> Result<()
     let line = Line { kind, text: entry.line(), done };
     lines.send(line).await.map_err(|_| AuditError::Closed)?;
     written.await.unwrap_or(Err(AuditError::Closed))
+}
+
+/// Writes a record, if need be to the log of the process.
+async fn write_or_log(lines: mpsc::Sender<Line>, entry: Entry, kind: Kind) {
+    if let Err(error) = write(lines, entry.clone(), kind).await {
+        let record = String::from_utf8_lossy(&entry.line()).trim_end().to_owned();
+        tracing::error!(%error, record, "the outcome of a change could not be written to the audit log");
+    }
 }
 
 /// The log. Dropping it ends its thread.
@@ -249,16 +254,11 @@ impl AuditLog {
     }
 
     /// Records something that the gateway has done by itself, because of a change. Done when that is on the disk, or in
-    /// the log of the process because the disk has refused it.
+    /// the log of the process because the disk has refused it: the second half of the reserve is not for this.
     pub async fn record(&self, method: &str, about: &str, status: u16, detail: Option<Value>) {
-        let begun = Begun::by_gateway(method, about);
-        let mut change = Change {
-            begun: Some(begun),
-            noted: Noted::default(),
-            lines: self.lines.clone(),
-            open: Open::of(&self.open),
-        };
-        change.end(status, detail).await;
+        let entry = Begun::by_gateway(method, about).outcome(status, Noted::default().with(detail));
+        // Whoever leaves does not end the writing.
+        _ = tokio::spawn(write_or_log(self.lines.clone(), entry, Kind::Intent(Space::Taken))).await;
     }
 
     /// The last changes, the newest first. Blocks the thread.

@@ -1,7 +1,7 @@
 //! The log as a whole: what is in it, in which order, and what happens where there is no room for it.
 
 use super::super::access::{Bearer, Scope};
-use super::file::RESERVE_BYTES;
+use super::file::{FILE_BYTES_MAX, RESERVE_BYTES};
 use super::*;
 use serde_json::json;
 use std::fs;
@@ -200,6 +200,10 @@ async fn on_a_full_disk_no_change_is_made_that_is_not_in_the_log() {
         taken.into_iter().chain(returned).rev().map(|path| path[..PATH_SHOWN.min(path.len())].to_owned()).collect();
     let shown: Vec<String> = paths(all).into_iter().map(|path| path[..PATH_SHOWN.min(path.len())].to_owned()).collect();
     assert!(shown == made, "{} {}", shown.len(), made.len());
+    // What the gateway does by itself takes nothing of what is kept for those who give space back.
+    let before = std::fs::metadata(data.join(FILE)).expect("is there").len();
+    log.record("purge", "a cache", 200, None).await;
+    assert_eq!(std::fs::metadata(data.join(FILE)).expect("is there").len(), before);
     // It goes on as soon as there is room, and after a restart too.
     fs::remove_file(filling).expect("removes");
     change(&log, "/again", Space::Taken).await.expect("is written");
@@ -208,6 +212,24 @@ async fn on_a_full_disk_no_change_is_made_that_is_not_in_the_log() {
     let log = AuditLog::open(&data).expect("opens on a full disk");
     change(&log, "/restarted", Space::Returned).await.expect("the reserve outlives its process");
     fs::remove_file(filling).expect("removes");
+}
+
+#[tokio::test]
+async fn a_log_that_is_long_enough_goes_on_where_a_full_disk_has_no_room_for_another() {
+    let Some(disk) = SmallDisk::mount(96) else { return };
+    let data = disk.path().join("data");
+    std::fs::create_dir(&data).expect("makes");
+    fs::write(data.join(FILE), vec![b'\n'; FILE_BYTES_MAX as usize - 4]).expect("a long file");
+    let log = AuditLog::open(&data).expect("opens");
+    let filling = disk.fill();
+    for n in 0..20 {
+        change(&log, &format!("/{n}"), Space::Returned).await.expect("the reserve is for this");
+    }
+    assert!(!data.join(OLDER_FILE).exists(), "its reserve would not have come along");
+    fs::remove_file(filling).expect("removes");
+    change(&log, "/last", Space::Taken).await.expect("is written");
+    assert!(data.join(OLDER_FILE).exists());
+    assert_eq!(log.last(1).expect("reads")[0].path, "/last");
 }
 
 /// How much of a path tells two of them apart.

@@ -114,10 +114,32 @@ fn where_another_peer_answers_the_other_addresses_are_left_to_try() {
     let provider = Provider { peer, addresses: vec![usurped.clone(), good.clone()] };
     dial(&mut dialer, &provider, 1, now);
     let told = usurped.clone().with(Protocol::P2p(peer));
-    let left = dialer.failed(&peer, ConnectionId::new_unchecked(1), Failure::AnotherPeer(&told), now);
+    let left = dialer.failed(
+        &peer,
+        ConnectionId::new_unchecked(1),
+        Failure::AnotherPeer { address: &told, found: PeerId::random() },
+        now,
+    );
     assert_eq!(left, Some(vec![good.clone()]));
     let Start::Dial { addresses, rest, .. } = dial(&mut dialer, &provider, 2, now) else { panic!("there is room") };
     assert_eq!((addresses, rest), (vec![good], vec![usurped]), "and it is remembered");
+}
+
+#[test]
+fn records_that_name_a_providers_address_under_other_ids_do_not_hold_it_up() {
+    let (mut dialer, now) = (Dialer::new(64), Instant::now());
+    let honest = provider(1);
+    let liar = || Provider { peer: PeerId::random(), addresses: honest.addresses.clone() };
+    let liars: Vec<Provider> = (0..8).map(|_| liar()).collect();
+    let dialled = liars.iter().enumerate().filter(|(id, liar)| dial(&mut dialer, liar, *id, now) != Start::Limited);
+    assert_eq!(dialled.count(), 4);
+    assert_eq!(dialer.start(&honest, now), Start::Limited);
+    // The first of these dials shows who is there.
+    let found = Failure::AnotherPeer { address: &honest.addresses[0], found: honest.peer };
+    dialer.failed(&liars[0].peer, ConnectionId::new_unchecked(0), found, now);
+    assert!(matches!(dial(&mut dialer, &honest, 9, now), Start::Dial { .. }));
+    assert_eq!(dialer.rank(&liar(), now), Rank::Unreachable, "others are not expected there any more");
+    assert_eq!(dialer.rank(&honest, now), Rank::Direct);
 }
 
 /// What becomes of a dial in the simulation.

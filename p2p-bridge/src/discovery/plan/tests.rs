@@ -231,6 +231,19 @@ fn a_provider_whose_addresses_are_used_up_has_its_turn_later() {
 }
 
 #[test]
+fn a_provider_that_was_found_to_be_there_waits_no_longer() {
+    let start = Instant::now();
+    let mut plan = Plan::default();
+    plan.add(provider(1, 1), direct);
+    let (limited, rank) = plan.next(0, 8, start).expect("it is its turn");
+    plan.delay(limited.clone(), rank, start);
+    plan.hasten(&PeerId::random());
+    assert_eq!(plan.next(0, 8, start), None, "another one");
+    plan.hasten(&limited.peer);
+    assert_eq!(plan.next(0, 8, start), Some((limited, rank)));
+}
+
+#[test]
 fn a_search_goes_on_while_a_dial_has_addresses_left() {
     let start = Instant::now();
     let mut plan = Plan::default();

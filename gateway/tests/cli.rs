@@ -4,6 +4,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
@@ -289,6 +291,39 @@ fn a_command_in_another_folder_says_which_store_it_made_and_reads_none_that_is_n
     assert!(code == Some(0) && complaint.contains(&format!("created a store in {data}")), "{complaint}");
     let (code, complaint) = said(run(&["add", "--data-dir", &data, &path(&dir, "file")]));
     assert!(code == Some(0) && !complaint.contains("created"), "{complaint}");
+}
+
+/// Root alone can be somebody else: another user finds out nothing.
+#[test]
+fn a_command_of_root_that_is_interrupted_leaves_nothing_that_is_roots() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = TempDir::new().expect("a folder");
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).expect("makes");
+    std::os::unix::fs::chown(&data, Some(12_345), Some(12_346)).expect("gives");
+    // It waits for what is written to it, with its store open.
+    let mut add = causeway(&["add", "--data-dir", &data.display().to_string(), "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let lines = lines_of(add.stderr.take().expect("is piped"));
+    let said = lines.recv_timeout(LOGGED_WITHIN).expect("it says that it made a store");
+    assert!(said.contains("created a store"), "{said}");
+    kill(Pid::from_raw(add.id() as i32), Signal::SIGINT).expect("is running");
+    assert_eq!(add.wait().expect("ends").signal(), Some(2), "as any program");
+    let mut folders = vec![data];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("lists") {
+            let entry = entry.expect("lists");
+            let found = entry.metadata().expect("is there");
+            assert_eq!((found.uid(), found.gid()), (12_345, 12_346), "{}", entry.path().display());
+            folders.extend(found.is_dir().then(|| entry.path()));
+        }
+    }
 }
 
 #[test]

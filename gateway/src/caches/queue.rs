@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 
 /// Things that wait, over all caches.
 pub const ITEMS_MAX: usize = 10_000;
-/// The largest file that is read, in bytes: paths of 8 KiB each would be more, and are cut by that.
-const FILE_BYTES_MAX: usize = 64 << 20;
+/// Bytes of these.
+const ITEM_BYTES_MAX: usize = 16 << 20;
+/// The largest file that is read, in bytes: JSON may take several times what it says.
+const FILE_BYTES_MAX: usize = 8 * ITEM_BYTES_MAX;
 
 /// Something that one cache is to be told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,7 +70,11 @@ impl Queue {
             if self.items.iter().any(is_same) {
                 continue;
             }
-            if self.items.len() >= ITEMS_MAX
+            let is_full = |queue: &Self| {
+                queue.items.len() >= ITEMS_MAX
+                    || queue.items.iter().map(bytes).sum::<usize>() + bytes(&item) > ITEM_BYTES_MAX
+            };
+            while is_full(self)
                 && let Some(oldest) = self.items.pop_front()
             {
                 self.dropped += 1;
@@ -127,6 +133,10 @@ impl Queue {
     }
 }
 
+fn bytes(item: &Item) -> usize {
+    item.cache.len() + item.path.len() + item.shown.len()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,5 +183,21 @@ mod tests {
         queue.add(vec![item(a, "/new")]);
         assert_eq!((queue.waiting(a), queue.dropped()), (ITEMS_MAX, 1));
         assert_eq!(queue.next(a).map(|item| item.path), Some("/1".to_owned()));
+    }
+
+    /// However long they are, and however much longer as JSON, the next start reads them.
+    #[test]
+    fn what_waits_is_never_too_long_to_be_read_again() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut queue = Queue::open(dir.path(), &caches(&["http://a"])).expect("opens");
+        let long = |n: usize| item("purge+http://a", &format!("{n:05}{}", "\u{1}".repeat(8_000)));
+        queue.add((0..1_500).map(long).collect());
+        let waiting = queue.items.len();
+        assert!(
+            queue.dropped() > 0 && (ITEM_BYTES_MAX / 17_000..ITEM_BYTES_MAX / 16_000).contains(&waiting),
+            "{waiting}"
+        );
+        queue.save().expect("writes");
+        assert_eq!(Queue::open(dir.path(), &caches(&["http://a"])).expect("opens").items, queue.items);
     }
 }

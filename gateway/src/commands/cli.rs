@@ -224,7 +224,11 @@ static OWNERSHIP: OnceLock<Option<Ownership>> = OnceLock::new();
 /// Reads the settings of a command other than `serve`.
 fn load(flags: &Flags) -> Result<Loaded, ConfigError> {
     let loaded = read(flags)?;
-    OWNERSHIP.get_or_init(|| Ownership::of(&loaded.config.data_dir));
+    if let Some(ownership) = OWNERSHIP.get_or_init(|| Ownership::of(&loaded.config.data_dir))
+        && let Err(error) = ownership.restore_when_ended()
+    {
+        eprintln!("warning: if this command is interrupted, it leaves files that belong to root: {error}");
+    }
     Ok(loaded)
 }
 

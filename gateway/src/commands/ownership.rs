@@ -6,9 +6,12 @@
 //! Dropping privileges instead would keep root's own files, which `causeway add` is to read, from being read.
 
 use rustix::fs::{AtFlags, CWD, Gid, Uid, chownat};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level::{emulate_default_handler, pipe};
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// The owner of a data folder that a command of root's works on.
@@ -52,6 +55,25 @@ impl Ownership {
                     folders.push(entry.path());
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Has the same done when the process is ended by Ctrl-C or SIGTERM, and ends it then as if it were not.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn restore_when_ended(&'static self) -> io::Result<()> {
+        for signal in [SIGINT, SIGTERM] {
+            let (mut arrived, sender) = UnixStream::pair()?;
+            pipe::register(signal, sender)?;
+            std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+                if arrived.read_exact(&mut [0]).is_ok() {
+                    // Of what cannot be given nobody can be told any more.
+                    _ = self.restore();
+                    _ = emulate_default_handler(signal);
+                }
+            })?;
         }
         Ok(())
     }

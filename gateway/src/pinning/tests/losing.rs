@@ -46,6 +46,9 @@ async fn a_pin_that_loses_a_block_waits_for_it_and_is_whole_again() {
         assert!(details.contains("blocks of it were lost"), "{details}");
         assert_eq!(pins.used("somebody").bytes, bytes_of(&blocks), "it counts as before");
         assert_eq!(pins.counts(), Counts { pending: 1, incomplete_roots: 1, ..pins.counts() });
+        let poor = Owner { bytes_max: Some(bytes_of(&blocks) - 1), ..owner("poor") };
+        let refused = pins.request(&poor, wanted(&blocks)).await;
+        assert!(matches!(refused, Err(PinsError::Quota(_))), "its size is known as before: {refused:?}");
         // Whoever asks for the same is not told that it is here.
         let other = pins.request(&owner("other"), wanted(&blocks)).await.expect("is asked for");
         assert_ne!(other.status, Status::Pinned);

@@ -26,12 +26,16 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 use tracing::{error, warn};
 
 const MIB: usize = 1024 * 1024;
 
 /// The log of the newest records is cut at this size.
 const LOG_BYTES_MAX: u64 = 8 * 1024 * 1024;
+
+/// How often it is tried to open a register of a disk that was full.
+const TRIED_EVERY: Duration = Duration::from_secs(1);
 
 /// What says that a register is open: nothing of its content.
 const LOCK_FILES: [&str; 2] = ["LOCK", "causeway.lock"];
@@ -67,33 +71,40 @@ enum Kind {
     ReadOnly {
         rows: Rows,
         why: StoreError,
-        /// Once they can: only those of a disk that was full.
-        later: Option<Later>,
+        _lock: Lock,
+    },
+    /// The files of a disk that was full.
+    Later {
+        later: Later,
         _lock: Lock,
     },
 }
 
-/// A database that is opened when there is space for that.
+/// A database that is read until there is space to open it.
 #[derive(Debug)]
 struct Later {
     dir: PathBuf,
-    db: OnceLock<DB>,
-    opening: Mutex<()>,
+    read: DB,
+    opened: OnceLock<DB>,
+    /// When it was tried last, and what that said.
+    tried: Mutex<(Instant, StoreError)>,
 }
 
 impl Later {
-    fn of(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), db: OnceLock::new(), opening: Mutex::default() }
-    }
-
     /// The database, which is opened now if it was not.
     fn open(&self) -> Result<&DB, StoreError> {
-        let _turn = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.db.get() {
-            Some(db) => Ok(db),
-            None => {
-                let db = open_sound(&self.dir)?;
-                Ok(self.db.get_or_init(|| db))
+        let mut tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(db) = self.opened.get() {
+            return Ok(db);
+        }
+        if tried.0.elapsed() < TRIED_EVERY {
+            return Err(tried.1.clone());
+        }
+        match open_sound(&self.dir) {
+            Ok(db) => Ok(self.opened.get_or_init(|| db)),
+            Err(error) => {
+                *tried = (Instant::now(), error.clone());
+                Err(error)
             }
         }
     }
@@ -111,9 +122,8 @@ impl Kind {
         match self {
             Self::Disk { db, .. } => View::Db(db),
             Self::Memory(rows) => View::Memory(rows),
-            Self::ReadOnly { rows, later, .. } => {
-                later.as_ref().and_then(|later| later.db.get()).map_or(View::Rows(rows), View::Db)
-            }
+            Self::ReadOnly { rows, .. } => View::Rows(rows),
+            Self::Later { later, .. } => View::Db(later.opened.get().unwrap_or(&later.read)),
         }
     }
 }
@@ -154,7 +164,7 @@ impl Register {
             Err(why) => {
                 error!(%why, "the list of pins cannot be written anew: it can be read, and not changed");
                 salvage.unwritten = Some(why.to_string());
-                Kind::ReadOnly { rows, why, later: None, _lock: lock }
+                Kind::ReadOnly { rows, why, _lock: lock }
             }
         };
         Ok(Self { kind: Arc::new(kind), salvage: Some(Arc::new(salvage)) })
@@ -168,21 +178,26 @@ impl Register {
         let lock = lock(dir)?;
         let (db, _) = open_checked(dir, |options| DB::open_for_read_only(options, dir, false))?;
         let why = StoreError::io("the list of pins was opened only to look at it");
-        Ok(Self::read_only(salvage::all_rows(&db)?, why, None, lock))
+        Ok(Self::new(Kind::ReadOnly { rows: salvage::all_rows(&db)?, why, _lock: lock }))
     }
 
     fn until_there_is_space(dir: &Path, full: StoreError, lock: Lock) -> Result<Self, StoreError> {
-        let (db, records) = open_checked(dir, |options| DB::open_for_read_only(options, dir, false))?;
+        if !Self::is_in(dir) {
+            return Err(full);
+        }
+        let (read, records) = open_checked(dir, |options| DB::open_for_read_only(options, dir, false))?;
         warn!(dir = %dir.display(), records, "the disk is full: the list of pins can be read, and not changed until there is space");
-        Ok(Self::read_only(salvage::all_rows(&db)?, full, Some(Later::of(dir)), lock))
+        let (opened, tried) = (OnceLock::new(), Mutex::new((Instant::now(), full)));
+        let later = Later { dir: dir.to_owned(), read, opened, tried };
+        Ok(Self::new(Kind::Later { later, _lock: lock }))
     }
 
-    fn read_only(rows: Rows, why: StoreError, later: Option<Later>, lock: Lock) -> Self {
-        Self { kind: Arc::new(Kind::ReadOnly { rows, why, later, _lock: lock }), salvage: None }
+    fn new(kind: Kind) -> Self {
+        Self { kind: Arc::new(kind), salvage: None }
     }
 
     fn of(db: DB, dir: &Path, lock: Lock) -> Self {
-        Self { kind: Arc::new(Kind::Disk { db, dir: dir.to_owned(), _lock: lock }), salvage: None }
+        Self::new(Kind::Disk { db, dir: dir.to_owned(), _lock: lock })
     }
 
     /// How many records there are, if all of them can be read. Nothing is changed.
@@ -201,15 +216,19 @@ impl Register {
 
     /// Whether it cannot be changed.
     pub fn is_read_only(&self) -> bool {
-        matches!(self.kind.view(), View::Rows(_))
+        match &*self.kind {
+            Kind::ReadOnly { .. } => true,
+            Kind::Later { later, .. } => later.opened.get().is_none(),
+            Kind::Disk { .. } | Kind::Memory(_) => false,
+        }
     }
 
     /// Where it is; nowhere if it is in memory.
     pub fn dir(&self) -> Option<&Path> {
         match &*self.kind {
             Kind::Disk { dir, .. } => Some(dir),
-            Kind::ReadOnly { later, .. } => later.as_ref().map(|later| &*later.dir),
-            Kind::Memory(_) => None,
+            Kind::Later { later, .. } => Some(&later.dir),
+            Kind::Memory(_) | Kind::ReadOnly { .. } => None,
         }
     }
 
@@ -220,7 +239,7 @@ impl Register {
 
     /// An empty register that ends with the process.
     pub fn memory() -> Self {
-        Self { kind: Arc::new(Kind::Memory(RwLock::default())), salvage: None }
+        Self::new(Kind::Memory(RwLock::default()))
     }
 
     /// A record. Blocks the thread, for a moment.
@@ -279,8 +298,8 @@ impl Register {
     /// What the disk said.
     pub fn write_now(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         match &*self.kind {
-            Kind::ReadOnly { later: Some(later), .. } => write_to(later.open()?, changes),
-            Kind::ReadOnly { why, later: None, .. } => Err(why.clone()),
+            Kind::Later { later, .. } => write_to(later.open()?, changes),
+            Kind::ReadOnly { why, .. } => Err(why.clone()),
             Kind::Disk { db, .. } => write_to(db, changes),
             Kind::Memory(map) => {
                 let mut map = map.write().unwrap_or_else(PoisonError::into_inner);

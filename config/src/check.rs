@@ -176,7 +176,7 @@ fn caches_have_keys(loaded: &Loaded) -> Result<(), ConfigError> {
 fn caches_know_hosts(loaded: &Loaded) -> Result<(), ConfigError> {
     let by_address = |cache: &&FrontCache| !cache.kind.goes_by_keys() && cache.hosts.is_empty();
     match loaded.config.policy.caches.iter().find(by_address) {
-        Some(cache) if loaded.origin("http.hosts") == Origin::Default => {
+        Some(cache) if loaded.origin("http.hosts") == Origin::Default || loaded.config.http.hosts.is_empty() => {
             let kind = cache.kind.as_str();
             let reason = format!(
                 "a cache of the kind {kind} is told the addresses of what is taken down: set http.hosts to the names under which \

@@ -264,6 +264,11 @@ fn what_is_wrong_in_the_file_is_named_with_its_line() {
             2,
             "policy.caches: a cache of the kind refresh is told the addresses",
         ),
+        (
+            "[policy]\ncaches = [\"purge+http://a\"]\n[http]\nhosts = []\n",
+            2,
+            "policy.caches: a cache of the kind purge is told the addresses",
+        ),
         ("[policy]\ndenylists = [{ from = \"a\", status = 404 }]\n", 2, "policy.denylists: 404 is not a status"),
         ("[policy]\nmode = \"some\"\n", 2, "policy.mode: "),
         ("[policy]\ndeny = [\"hello\"]\n", 2, "policy.deny: \"hello\" is not a CID"),

@@ -182,8 +182,8 @@ pub enum Problem {
         "too much is being held back for other clients to find out the length of this page first, as HTTP/1.0 needs"
     )]
     NoRoom,
-    /// As much is held for clients who read slowly as there is memory for.
-    #[error("too much is held in memory for clients who read slowly")]
+    /// As much is held for other clients as there is memory for.
+    #[error("too much is held in memory for other clients at the moment")]
     NoMemory,
     /// The page is too long to find out its length first, which HTTP/1.0 needs.
     #[error("this page is longer than {max} bytes, too long for HTTP/1.0; ask with HTTP/1.1")]

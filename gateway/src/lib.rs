@@ -87,6 +87,8 @@ pub mod route;
 pub mod routing_v1;
 pub mod running;
 pub mod server;
+#[cfg(test)]
+mod small_disk;
 pub mod source;
 pub mod stamp;
 pub mod stores;

@@ -57,7 +57,8 @@ async fn keep(store: Arc<dyn BlockStore>, pace: Pace) {
     loop {
         match round(&*store, pace).await {
             Ok(()) => {}
-            Err(StoreError::Closed) => return,
+            // Its writer has ended, which is watched by itself, and told as the cause.
+            Err(StoreError::Closed) => std::future::pending().await,
             Err(error) => {
                 tracing::warn!(%error, "the store could not be checked");
                 tokio::time::sleep(RETRY).await;

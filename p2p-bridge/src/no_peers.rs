@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 const DIALS_WAITED_FOR: Duration = Duration::from_secs(10);
 /// The same when nobody is dialled: neighbours may be found by multicast DNS, or somebody may connect.
 const OTHERS_WAITED_FOR: Duration = Duration::from_secs(2);
-/// How long it counts that no peer of the routing tables could be reached. After that a search tries them again.
-const TABLES_TRIED_FOR: Duration = Duration::from_secs(60);
+/// How long it counts that no peer of the routing tables could be reached. After that a search tries them again: not long, for
+/// little else does after an outage.
+const TABLES_TRIED_FOR: Duration = Duration::from_secs(10);
 /// How long after the start, or after the last peer left, it is said that there are none.
 const SAID_AFTER: Duration = Duration::from_secs(10);
 
@@ -162,8 +163,12 @@ mod tests {
             settled
         };
         assert_eq!(settled_at(known, 0, 100, &[]), [0; 0], "nobody has tried them yet");
-        let in_vain: Vec<u64> = (110..170).collect();
-        assert_eq!(settled_at(known, 100, 300, &[100, 105, 150]), in_vain, "for a while; then they are tried again");
+        let in_vain: Vec<u64> = (110..120).chain(132..142).collect();
+        assert_eq!(
+            settled_at(known, 100, 300, &[100, 105, 115, 122]),
+            in_vain,
+            "for a while; then they are tried again"
+        );
         assert_eq!(settled_at(Available { peers: 1, ..known }, 300, 310, &[300]), [0; 0]);
         assert_eq!(settled_at(known, 310, 330, &[]), [0; 0], "they were there a moment ago");
     }

@@ -29,6 +29,8 @@ const HOUR: Duration = Duration::from_millis(7_500);
 const RUN: Duration = Duration::from_secs(15);
 /// Retrievals that there have to be meanwhile, however slow the machine is.
 const RETRIEVALS_MIN: usize = 100;
+/// When it is no use to wait for these any longer. Beside two compilers they took 150 seconds on two cores, and 35 alone.
+const RUN_MAX: Duration = Duration::from_secs(400);
 /// Retrievals under way at once.
 const READERS: usize = 16;
 const DAGS: usize = 40;
@@ -219,7 +221,7 @@ async fn every_retrieval_that_can_succeed_does_while_nodes_come_and_go() {
     let run = Instant::now();
     let mut asked = vec![HashSet::new(); DAGS];
     while run.elapsed() < RUN || times.len() < RETRIEVALS_MIN {
-        assert!(run.elapsed() < 6 * RUN, "hardly anything was read: {}", times.len());
+        assert!(run.elapsed() < RUN_MAX, "hardly anything was read: {}", times.len());
         let leaving = (stable..count).find(|place| nodes[*place].leaves_at.is_some_and(|at| at <= Instant::now()));
         if let Some(place) = leaving {
             let entries = vec![nodes[rng.below(stable)].address.clone(), nodes[rng.below(stable)].address.clone()];

@@ -407,8 +407,8 @@ pub(super) fn release_unclaimed(store: &Store) -> Result<(), StoreError> {
     store.write(batch, true)
 }
 
-/// Names the values of a segment that no row names, as far as the index does not have their blocks; gives whether there was
-/// any. One that holds a member of a pin is a segment of pinned blocks, and the rest of it is let go.
+/// Names the values of a segment that no row names, as far as the index does not have their blocks; gives whether there is
+/// anything in it that is to be kept. One that holds a member of a pin is a segment of pinned blocks, and the rest of it is let go.
 ///
 /// # Errors
 /// What the disk said.
@@ -435,7 +435,8 @@ pub(super) fn adopt(store: &Store, segment: u32) -> Result<bool, StoreError> {
         mend::count_block(&mut record, &block, index);
     }
     if record.blocks == 0 {
-        return Ok(false);
+        // What nobody has seen may be wanted: the file stays, and is looked at again.
+        return Ok(scanned.unreadable_bytes > 0);
     }
     record.written = record.written.max(u32::try_from(scanned.bytes).unwrap_or(u32::MAX));
     batch.put_cf(store.family(SEGMENTS)?, segment.to_be_bytes(), record.to_bytes());

@@ -22,9 +22,10 @@ use tracing::warn;
 /// What is read at a time: room for several records of the longest sort.
 const WINDOW_BYTES: usize = 4 * RECORD_BYTES_MAX;
 
-/// Bytes of a segment that may be unreadable. With more, the device fails rather than a few sectors of it, and what it holds may be
-/// readable on another day or another machine.
+/// Bytes of a segment that may be unreadable, and which part of it at most. With more, the device fails rather than a few sectors
+/// of it, and what it holds may be readable on another day or another machine.
 const UNREADABLE_BYTES_MAX: u64 = 1024 * 1024;
+const UNREADABLE_PART_MAX: u64 = 4;
 
 /// A value that was found.
 #[derive(Debug)]
@@ -62,10 +63,7 @@ pub(super) fn segment(
         let (window, unreadable) = files.read_past_damage(segment, offset, WINDOW_BYTES)?;
         scanned.unreadable_bytes += unreadable as u64;
         if scanned.unreadable_bytes > UNREADABLE_BYTES_MAX {
-            return Err(StoreError::io(format!(
-                "much of {} cannot be read: the device fails, so copy what it holds to a sound one",
-                files.path(segment).display()
-            )));
+            return Err(much_is_unreadable(files, segment));
         }
         let is_last = window.len() < WINDOW_BYTES;
         let used = read_window(&window, is_last, &mut |at, key, value, bytes| {
@@ -80,6 +78,9 @@ pub(super) fn segment(
         scanned.bytes += used as u64;
         from = u32::try_from(used).ok().filter(|_| !is_last).and_then(|used| offset.checked_add(used));
     }
+    if scanned.unreadable_bytes > scanned.bytes / UNREADABLE_PART_MAX {
+        return Err(much_is_unreadable(files, segment));
+    }
     if scanned.unreadable_bytes > 0 {
         warn!(
             segment,
@@ -89,6 +90,14 @@ pub(super) fn segment(
     }
     scanned.damaged_bytes = scanned.bytes.saturating_sub(whole_bytes);
     Ok(scanned)
+}
+
+fn much_is_unreadable(files: &Files, segment: u32) -> StoreError {
+    let path = files.path(segment);
+    StoreError::io(format!(
+        "much of {} cannot be read: the device fails, so copy what it holds to a sound one",
+        path.display()
+    ))
 }
 
 /// The value, if it is what its name says.
@@ -246,10 +255,12 @@ mod tests {
         let scanned = scanned.expect("goes on");
         assert_eq!((scanned.unreadable_bytes, scanned.bytes), (4_096, bytes.len() as u64));
         assert_eq!(scanned.damaged_bytes, ((20 - expected.len()) * length) as u64);
-        // A device that reads nothing at all may read it tomorrow.
+        // A device that reads nothing at all may read it tomorrow, however little it is.
         let large = vec![1; UNREADABLE_BYTES_MAX as usize + 10_000];
-        files.write(3, 0, &large, false).expect("writes");
-        let (found, scanned) = scan(|_| true);
-        assert!(found.is_empty() && scanned.is_err_and(|error| error.to_string().contains("the device fails")));
+        for more in [&[][..], &large] {
+            files.write(3, 0, more, false).expect("writes");
+            let (found, scanned) = scan(|_| true);
+            assert!(found.is_empty() && scanned.is_err_and(|error| error.to_string().contains("the device fails")));
+        }
     }
 }

@@ -18,7 +18,7 @@ use content::budget::Share;
 use content::policy::check_inlined;
 use content::unixfs::file::{FileReader, ReadLimits};
 use content::walk::WalkError;
-use content::{Block, codec};
+use content::{Block, Cid, codec};
 use futures::future::try_join;
 use futures::stream::{self, StreamExt as _};
 use http::HeaderValue;
@@ -300,12 +300,12 @@ fn counted(bytes: Bytes, kept: usize, limits: &ReadLimits) -> Option<Bytes> {
 fn of_block(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &ReadLimits) -> Content {
     match counted(slice(block.data(), range), block.data().len(), limits) {
         Some(bytes) => Content::Bytes(bytes),
-        None => in_pieces(source, block, range.clone()),
+        None => in_pieces(source, *block.cid(), range.clone()),
     }
 }
 
-fn in_pieces(source: &Arc<RootSource>, block: &Block, range: Range<u64>) -> Content {
-    let (source, cid, end) = (Arc::clone(source), *block.cid(), range.end);
+fn in_pieces(source: &Arc<RootSource>, cid: Cid, range: Range<u64>) -> Content {
+    let (source, end) = (Arc::clone(source), range.end);
     let pieces = stream::try_unfold(range.start, move |at| {
         let source = Arc::clone(&source);
         async move {
@@ -423,17 +423,32 @@ impl AtHand<'_> {
     /// Several parts of them as one body.
     fn parts(&self, multipart: &Multipart) -> Result<Content, Problem> {
         let length = usize::try_from(multipart.content_length).unwrap_or(usize::MAX);
-        let limits = match self.origin {
-            Origin::Block { limits, .. } | Origin::Made { limits } => limits,
-            Origin::Small => return Ok(Content::Bytes(joined(&self.bytes, multipart))),
-        };
-        // What there is no room for is not put together at all.
-        let mut share = Share::of(limits.shared.clone());
-        if length >= COUNTED_BYTES_MIN && !share.grow(length) {
-            return Err(Problem::NoMemory);
+        match self.origin {
+            Origin::Small => Ok(Content::Bytes(joined(&self.bytes, multipart))),
+            _ if length < COUNTED_BYTES_MIN => Ok(Content::Bytes(joined(&self.bytes, multipart))),
+            Origin::Block { source, block, .. } => Ok(parts_of_block(source, block, multipart.clone())),
+            Origin::Made { limits } => {
+                // What there is no room for is not put together at all.
+                let mut share = Share::of(limits.shared.clone());
+                if !share.grow(length) {
+                    return Err(Problem::NoMemory);
+                }
+                Ok(Content::Bytes(Bytes::from_owner(Counted { bytes: joined(&self.bytes, multipart), _share: share })))
+            }
         }
-        Ok(Content::Bytes(Bytes::from_owner(Counted { bytes: joined(&self.bytes, multipart), _share: share })))
     }
+}
+
+/// Several parts of a block, which is read again for each piece: it is not held while the client takes its time.
+fn parts_of_block(source: &Arc<RootSource>, block: &Block, multipart: Multipart) -> Content {
+    let (source, cid) = (Arc::clone(source), *block.cid());
+    let remaining = multipart.content_length;
+    let end = stream::once(async move { Ok(multipart.end) });
+    let parts = stream::iter(multipart.frames).map(move |frame| {
+        let head = stream::once(async move { Ok(frame.head) });
+        head.chain(in_pieces(&source, cid, frame.range))
+    });
+    Content::Stream { stream: parts.flatten().chain(end).boxed(), remaining: Some(remaining) }
 }
 
 /// Sends bytes that are at hand, or what is wanted of them.

@@ -121,7 +121,11 @@ impl Sender {
         let refused = |words: String| Failure { meaning: Meaning::Refused, reached: false, status: None, words };
         let subject = Subject::of_path(&item.path).map_err(|error| refused(error.to_string()))?;
         let token = self.token.as_ref().and_then(Secret::reveal);
-        for message in message::messages(&self.cache, &self.inner.hosts, &subject, token) {
+        let messages = message::messages(&self.cache, &self.inner.hosts, &subject, token);
+        if messages.is_empty() {
+            return Err(refused("there is no address under which the cache has it".to_owned()));
+        }
+        for message in messages {
             self.send_one(message).await?;
         }
         Ok(())

@@ -14,6 +14,16 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+/// How often the folder is gone through at most: a command that is interrupted may still write meanwhile.
+const PASSES_MAX: usize = 4;
+
+/// What one look at all files came to.
+#[derive(Default)]
+struct Pass {
+    given: u64,
+    failure: Option<io::Error>,
+}
+
 /// The owner of a data folder that a command of root's works on.
 #[derive(Debug)]
 pub struct Ownership {
@@ -33,33 +43,53 @@ impl Ownership {
         Some(Self { folder: folder.to_owned(), owner, group })
     }
 
-    /// Gives every file and folder of root's below the data folder to its owner. Links are not followed.
+    /// Gives every file and folder of root's below the data folder to its owner, again while there are new ones. Links are not
+    /// followed.
     ///
     /// # Errors
-    /// What the system said of the first one that could not be given.
+    /// What the system said of one that could not be given. The others were.
     pub fn restore(&self) -> io::Result<()> {
+        for _ in 0..PASSES_MAX {
+            let mut pass = Pass::default();
+            self.pass(&mut pass);
+            match pass.failure {
+                Some(error) => return Err(error),
+                None if pass.given == 0 => break,
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn pass(&self, pass: &mut Pass) {
         let mut folders = vec![self.folder.clone()];
         while let Some(folder) = folders.pop() {
-            // A gateway that runs may remove folders and files meanwhile.
             let entries = match fs::read_dir(&folder) {
+                Ok(entries) => entries,
+                // A gateway that runs may remove folders and files meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                entries => entries?,
+                Err(error) => {
+                    pass.failure = Some(error);
+                    continue;
+                }
             };
-            for entry in entries {
-                let entry = entry?;
+            for entry in entries.flatten() {
                 let Ok(found) = entry.metadata() else { continue };
                 if found.uid() == 0 {
-                    self.give(&entry.path())?;
+                    match self.give(&entry.path()) {
+                        Ok(()) => pass.given += 1,
+                        Err(error) => pass.failure = Some(error),
+                    }
                 }
                 if found.is_dir() {
                     folders.push(entry.path());
                 }
             }
         }
-        Ok(())
     }
 
-    /// Has the same done when the process is ended by Ctrl-C or SIGTERM, and ends it then as if it were not.
+    /// Has the same done when the process is ended by Ctrl-C or SIGTERM, and ends it then as if it were not. A second signal ends
+    /// it at once.
     ///
     /// # Errors
     /// What the system said.
@@ -68,10 +98,20 @@ impl Ownership {
             let (mut arrived, sender) = UnixStream::pair()?;
             pipe::register(signal, sender)?;
             std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-                if arrived.read_exact(&mut [0]).is_ok() {
-                    // Of what cannot be given nobody can be told any more.
-                    _ = self.restore();
-                    _ = emulate_default_handler(signal);
+                for is_first in [true, false] {
+                    if arrived.read_exact(&mut [0]).is_err() {
+                        return;
+                    }
+                    let end = move || {
+                        if is_first {
+                            // Of what cannot be given nobody can be told any more.
+                            _ = self.restore();
+                        }
+                        _ = emulate_default_handler(signal);
+                    };
+                    if !is_first || std::thread::Builder::new().spawn(end).is_err() {
+                        _ = emulate_default_handler(signal);
+                    }
                 }
             })?;
         }

@@ -192,7 +192,11 @@ fn check_format(register: &Register) -> Result<(), StoreError> {
         }
         Some(_) => Ok(()),
         None if register.is_read_only() => Ok(()),
-        None => register.write_now(vec![Change::Put(KEY_FORMAT.to_vec(), written(&FORMAT)?)]),
+        None => match register.write_now(vec![Change::Put(KEY_FORMAT.to_vec(), written(&FORMAT)?)]) {
+            // There is nothing in it that could be misread, and the next start writes it.
+            Err(error) if error.is_full() => Ok(()),
+            wrote => wrote,
+        },
     }
 }
 

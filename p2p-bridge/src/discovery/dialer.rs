@@ -242,6 +242,9 @@ impl Dialer {
         now: Instant,
     ) -> Option<Vec<Multiaddr>> {
         let is_of_a_search = self.under_way.get(peer).is_some_and(|under_way| under_way.dials.contains(&dial));
+        if let Failure::Addresses(addresses) = failure {
+            addresses.iter().for_each(|address| self.targets.silent(peer, address));
+        }
         match failure {
             Failure::Addresses(addresses) if is_of_a_search => {
                 addresses.iter().for_each(|address| self.unreachable.address_failed(peer, address, now));
@@ -288,7 +291,10 @@ impl Dialer {
             if dial.deadline <= now && !dial.is_overdue {
                 dial.is_overdue = true;
                 overdue += 1;
-                dial.addresses.iter().for_each(|address| self.unreachable.pair_failed(peer, address, now));
+                for address in &dial.addresses {
+                    self.unreachable.pair_failed(peer, address, now);
+                    self.targets.silent(peer, address);
+                }
             }
         }
         overdue
@@ -313,7 +319,7 @@ impl Dialer {
 }
 
 /// Whether two addresses are the same but for the peer at their end.
-fn is_same(one: &Multiaddr, other: &Multiaddr) -> bool {
+pub(super) fn is_same(one: &Multiaddr, other: &Multiaddr) -> bool {
     let bare = |address: &Multiaddr| {
         let mut address = address.clone();
         if matches!(address.iter().last(), Some(Protocol::P2p(_))) {

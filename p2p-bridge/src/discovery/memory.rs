@@ -1,8 +1,9 @@
 //! Who had which DAG: the providers that proved themselves, kept over restarts, so that a DAG that was read before is found
 //! again without asking anybody.
 //!
-//! Bounded in DAGs, in providers of one, and in addresses of those; the longest unused DAG is forgotten first. A provider that
-//! cannot be reached any more is forgotten at once: the search that runs beside finds another. Written as one JSON file, whole or
+//! Bounded in DAGs, in providers of one, and in addresses of those; the longest unused DAG is forgotten first. A provider of which
+//! a dial fails is forgotten at once, for the search that runs beside finds another; one whose dial had to make room for others is
+//! not. Written as one JSON file, whole or
 //! not at all; a damaged file costs the memory, not the start.
 
 use super::plan::Provider;

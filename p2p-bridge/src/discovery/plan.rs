@@ -11,7 +11,7 @@
 //! network with the most of them makes room), attempts and addresses of one provider. A state machine that is handed the clock;
 //! one for each search.
 
-use super::dialer::PATIENCE;
+use super::dialer::{PATIENCE, is_same};
 use crate::dht::Network;
 use libp2p::{Multiaddr, PeerId};
 use std::collections::HashMap;
@@ -248,11 +248,13 @@ impl Plan {
         }
     }
 
-    /// A provider was found to be where it is said to be: if it was held up because its addresses were dialled too often, its
-    /// turn comes now.
-    pub fn hasten(&mut self, peer: &PeerId) {
-        for (_, provider, rank) in self.delayed.extract_if(.., |(_, waits, _)| waits.peer == *peer).collect::<Vec<_>>()
-        {
+    /// A provider was found at an address. If it is held up because its addresses were dialled too often, and this is one of
+    /// them, its turn comes now.
+    pub fn hasten(&mut self, peer: &PeerId, found_at: &Multiaddr) {
+        let is_it =
+            |waits: &Provider| waits.peer == *peer && waits.addresses.iter().any(|address| is_same(address, found_at));
+        for (_, provider, rank) in self.delayed.extract_if(.., |(_, waits, _)| is_it(waits)).collect::<Vec<_>>() {
+            self.take_back_attempt(peer);
             self.wait(provider, rank);
         }
     }
@@ -265,6 +267,10 @@ impl Plan {
     /// A dial that was counted and did not begin.
     fn forget_dial(&mut self, peer: &PeerId, rank: Rank) {
         self.discount(rank);
+        self.take_back_attempt(peer);
+    }
+
+    fn take_back_attempt(&mut self, peer: &PeerId) {
         if let Some(dialled) = self.dialled.get_mut(peer) {
             dialled.attempts = dialled.attempts.saturating_sub(1);
         }

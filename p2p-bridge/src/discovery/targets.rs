@@ -6,8 +6,8 @@
 //! addresses, can have us dial them, and whole networks run on one machine.
 //!
 //! A record that names somebody else's socket must not hold up the dial of whom it belongs to either. Who answers at a socket proves
-//! its peer id in the handshake, even if another peer was expected there: from then on its own dials wait for no token, and
-//! others are not expected there.
+//! its peer id in the handshake, even if another peer was expected there: from then on its own dials wait for no token, until one
+//! of them is in vain, and others are not expected there.
 //!
 //! Bounded; the target longest unused goes first. State that is handed the clock.
 
@@ -80,10 +80,7 @@ impl Targets {
         }
         for target in targets.into_iter().flatten() {
             self.make_room(now);
-            let Rate { burst, refill } = target.rate();
-            let full_at = self.full_at.get(&target).map_or(now, |at| (*at).max(now)) + refill;
-            // Its owner may owe no more than others.
-            let full_at = full_at.min(now + refill * burst);
+            let full_at = self.full_at.get(&target).map_or(now, |at| (*at).max(now)) + target.rate().refill;
             self.full_at.insert(target, full_at);
             self.order.push_back((full_at, target));
         }
@@ -94,6 +91,14 @@ impl Targets {
     pub fn answered(&mut self, peer: PeerId, address: &Multiaddr, now: Instant) {
         if let Some(socket) = targets(address)[0] {
             self.owners.insert(socket, (peer, now), now);
+        }
+    }
+
+    /// A peer did not answer at an address: it is not known to be there any more.
+    pub fn silent(&mut self, peer: &PeerId, address: &Multiaddr) {
+        let Some(socket) = targets(address)[0] else { return };
+        if self.owners.get(&socket).is_some_and(|(owner, _)| owner == peer) {
+            self.owners.remove(&socket);
         }
     }
 
@@ -223,10 +228,15 @@ mod tests {
         while targets.take(&liar, &socket, start) {}
         assert!(!targets.take(&owner, &socket, start), "nobody knows yet whose it is");
         targets.answered(owner, &socket, start);
-        for n in 0..1_000 {
+        for n in 0..20 {
             assert!(targets.take(&owner, &socket, start), "{n}");
         }
         assert!(!targets.take(&liar, &socket, start) && targets.is_of_another(&liar, &socket, start));
+        targets.silent(&liar, &socket);
+        assert!(targets.take(&owner, &socket, start), "nobody else takes that from it");
+        targets.silent(&owner, &socket);
+        assert!(!targets.take(&owner, &socket, start), "who answers no more is dialled as rarely as anybody");
+        targets.answered(owner, &socket, start);
         let same_host = address("/ip4/8.8.8.8/udp/2/quic-v1");
         assert!(!targets.is_of_another(&liar, &same_host, start) && !targets.is_of_another(&owner, &socket, start));
         let later = start + OWNED_FOR;

@@ -237,6 +237,14 @@ impl Cache {
         counts
     }
 
+    /// There is no room for a look-up: what is known is given for a while without another one.
+    pub fn leave_in_peace(&self, name: &Name, now: Instant) {
+        let _ = self.answers.entry_by_ref(name).and_compute_with(|known| match known.map(moka::Entry::into_value) {
+            Some(entry) => Op::Put(Arc::new(Entry { refresh_after: now + REFRESH_PAUSE, ..Entry::clone(&entry) })),
+            None => Op::Nop,
+        });
+    }
+
     /// Every record that is known, in no order.
     pub fn records(&self) -> Vec<(Name, Arc<Entry>)> {
         let records = self.answers.iter().filter(|(_, entry)| matches!(entry.outcome, Ok(Answer::Record(_))));

@@ -46,16 +46,16 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
     let name = Name::Key(key);
     let deadline = begun + inner.timeout;
     let (mut good, mut bad, mut refusal) = (0_u32, 0, None);
-    // The first record, until it counts as agreed that there is nothing newer than the best of all.
-    let mut first: Option<(Record, Instant)> = None;
+    // The best record, until it counts as agreed that there is nothing newer.
+    let mut best: Option<(Record, Instant)> = None;
     let Ok(mut search) = timeout_at(deadline, records.find(key)).await else {
         inner.metrics.busy(&name);
         return answer(inner.fail(&name, NameError::Busy, Duration::ZERO));
     };
     while good < GOOD_MAX && bad < BAD_MAX {
-        let until = first.as_ref().map_or(deadline, |(_, agreed_at)| deadline.min(*agreed_at));
+        let until = best.as_ref().map_or(deadline, |(_, agreed_at)| deadline.min(*agreed_at));
         let Ok(next) = timeout_at(until, search.next()).await else {
-            let Some((record, _)) = first.take() else { break };
+            let Some((record, _)) = best.take() else { break };
             answer(inner.improve(&name, record, AGREED).0);
             continue;
         };
@@ -67,11 +67,13 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
                 good += 1;
                 if good == 1 {
                     inner.metrics.looked_up(&name, None, begun.elapsed());
-                    first = Some((record.clone(), Instant::now() + SETTLE));
+                    best = Some((record.clone(), Instant::now() + SETTLE));
                 }
-                first = first.filter(|_| good < AGREED);
+                best = best
+                    .filter(|_| good < AGREED)
+                    .map(|(best, agreed_at)| (if record.newer_than(&best) { record.clone() } else { best }, agreed_at));
                 // Whoever waits for a refresh wants to know how many peers agree.
-                let agreed = if first.is_some() { good } else { AGREED };
+                let agreed = if best.is_some() { good } else { AGREED };
                 answer(inner.improve(&name, record, agreed).0);
             }
             Err(reason) => {
@@ -81,7 +83,7 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
             }
         }
     }
-    if let Some((record, _)) = first {
+    if let Some((record, _)) = best {
         // However few they are, nobody else has anything newer.
         answer(inner.improve(&name, record, AGREED).0);
     }

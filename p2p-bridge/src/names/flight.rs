@@ -209,6 +209,8 @@ impl Landing {
         if behind || flights.fall_behind(&self.name) {
             std::future::pending::<()>().await;
         }
+        // It ends before it is agreed what is newest. Other visits are not to begin it anew at once.
+        self.inner.leave_in_peace(&self.name);
     }
 }
 

@@ -574,6 +574,11 @@ impl Inner {
         self.cache.fail(name, error, ttl, (self.clock.now)(), (self.clock.wall)())
     }
 
+    /// See [`Cache::leave_in_peace`].
+    fn leave_in_peace(&self, name: &Name) {
+        self.cache.leave_in_peace(name, (self.clock.now)());
+    }
+
     /// Takes the records of the last run.
     fn remember(&self) {
         let Some(kept) = &self.kept else { return };

@@ -56,10 +56,7 @@ impl Task {
         if let Some(untried) = self.learn_of_failure(&peer, dial, error) {
             let why = || Some(connecting::reason(error).to_string());
             self.history.dial_ended(&peer, Instant::now(), why);
-            self.ended_dials.push(match error {
-                DialError::Aborted | DialError::Denied { .. } => EndedDial::aborted(peer),
-                _ => EndedDial::failed(peer, untried),
-            });
+            self.ended_dials.push(EndedDial::of(peer, error, untried));
         }
     }
 

@@ -69,9 +69,10 @@ impl EndedDial {
         Self { peer, succeeded: false, was_aborted: false, untried }
     }
 
-    /// We ended it or did not let it begin, which says nothing of the peer.
-    pub(super) fn aborted(peer: PeerId) -> Self {
-        Self { peer, succeeded: false, was_aborted: true, untried: Vec::new() }
+    /// The same, for this reason. If we ended it or did not let it begin, that says nothing of the peer.
+    pub(super) fn of(peer: PeerId, error: &DialError, untried: Vec<Multiaddr>) -> Self {
+        let was_aborted = matches!(error, DialError::Aborted | DialError::Denied { .. });
+        Self { was_aborted, ..Self::failed(peer, untried) }
     }
 }
 
@@ -102,7 +103,6 @@ impl Task {
         }
         self.ask_dht(session, &RecordKey::new(&session.to_bytes()));
         self.end_search_if_over(session);
-        self.no_peers.searched(Instant::now());
         self.fail_if_no_peers(Instant::now());
     }
 
@@ -114,6 +114,7 @@ impl Task {
             }
             let query = dht.get_providers(key.clone());
             self.metrics.query_started(scope);
+            self.no_peers.searched(Instant::now());
             self.queries.insert((scope, query), session);
             self.history.asked(&session, Informant::Dht(scope));
             if let Some(search) = self.searches.get_mut(&session) {
@@ -294,7 +295,7 @@ impl Task {
                 tracing::debug!(%peer, %error, "not dialled");
                 // If it was looked up, that has ended too.
                 self.dialer.not_found(&peer);
-                self.ended_dials.push(EndedDial::failed(peer, Vec::new()));
+                self.ended_dials.push(EndedDial::of(peer, &error, Vec::new()));
             }
         }
         self.dialer.not_begun(&addresses);
@@ -393,7 +394,7 @@ impl Task {
                 self.dialer.failed(peer, dial, Failure::Addresses(&tried), now)
             }
             DialError::WrongPeerId { obtained, address } => {
-                self.searches.values_mut().for_each(|search| search.plan.hasten(obtained));
+                self.searches.values_mut().for_each(|search| search.plan.hasten(obtained, address));
                 self.dialer.failed(peer, dial, Failure::AnotherPeer { address, found: *obtained }, now)
             }
             _ => self.dialer.failed(peer, dial, Failure::Ours, now),

@@ -8,7 +8,7 @@
 //! is looked at instead.
 
 use super::AuditError;
-use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, fstatvfs};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -84,7 +84,7 @@ impl AuditFile {
     /// # Errors
     /// [`AuditError`]. A part of the lines may have been written.
     pub fn append(&mut self, lines: &[u8]) -> Result<(), AuditError> {
-        self.go_on_in_the_newest()?;
+        _ = self.go_on_in_the_newest()?;
         let bytes = self.file.metadata()?.len();
         if bytes > 0 && bytes + lines.len() as u64 > FILE_BYTES_MAX {
             // A disk that has no room for another file may have some for a longer one.
@@ -118,19 +118,33 @@ impl AuditFile {
         self.file.write_all(b"\n")
     }
 
-    /// Another process may have begun another file: this one is then the older, and would take its place.
-    fn go_on_in_the_newest(&mut self) -> io::Result<()> {
+    /// Another process may have begun another file: this one is then the older, and would take its place. Whether it has.
+    fn go_on_in_the_newest(&mut self) -> io::Result<bool> {
         let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
         let newest = fs::metadata(self.dir.join(FILE)).map(identity);
-        if newest.is_ok_and(|newest| self.file.metadata().map(identity).is_ok_and(|own| own != newest)) {
+        let is_older = newest.is_ok_and(|newest| self.file.metadata().map(identity).is_ok_and(|own| own != newest));
+        if is_older {
             self.file = open(&self.dir, FILE)?;
         }
-        Ok(())
+        Ok(is_older)
+    }
+
+    /// Begins another file, unless another process has done so meanwhile.
+    fn rotate(&mut self) -> io::Result<()> {
+        let former = self.file.try_clone()?;
+        // Where the file system knows no locks, two commands at the same moment are left to chance.
+        _ = flock(&former, FlockOperation::LockExclusive);
+        let rotated = match self.go_on_in_the_newest() {
+            Ok(false) => self.begin_another(),
+            gone_on => gone_on.map(drop),
+        };
+        _ = flock(&former, FlockOperation::Unlock);
+        rotated
     }
 
     /// Begins another file. Whenever the process ends, either file is there under its former or its latter name. The reserve of
     /// this one does not come along: where there is no room for another, it goes on.
-    fn rotate(&mut self) -> io::Result<()> {
+    fn begin_another(&mut self) -> io::Result<()> {
         let place = |name: &str| self.dir.join(name);
         let next = open(&self.dir, NEXT_FILE)?;
         next.set_len(0)?;

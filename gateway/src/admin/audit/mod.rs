@@ -208,8 +208,13 @@ async fn write(lines: mpsc::Sender<Line>, entry: Entry, kind: Kind) -> Result<()
 /// Writes a record, if need be to the log of the process.
 async fn write_or_log(lines: mpsc::Sender<Line>, entry: Entry, kind: Kind) {
     if let Err(error) = write(lines, entry.clone(), kind).await {
+        let reason = match &error {
+            AuditError::Full => "its disk is full",
+            AuditError::Failed(reason) => reason,
+            AuditError::Closed => "it is closed",
+        };
         let record = String::from_utf8_lossy(&entry.line()).trim_end().to_owned();
-        tracing::error!(%error, record, "the outcome of a change could not be written to the audit log");
+        tracing::error!(reason, record, "a record could not be written to the audit log");
     }
 }
 

@@ -3,10 +3,9 @@
 use super::super::access::{Bearer, Scope};
 use super::file::{FILE_BYTES_MAX, RESERVE_BYTES};
 use super::*;
+use crate::small_disk::SmallDisk;
 use serde_json::json;
 use std::fs;
-use std::io::Write as _;
-use std::process::Command;
 
 fn begun(path: &str) -> Begun {
     let uri = path.parse().expect("a path");
@@ -126,47 +125,6 @@ fn a_command_leaves_its_record_beside_a_gateway() {
     assert_eq!((entries.len(), entry.method.as_str(), entry.path.as_str()), (1, "command", "token rm ci"));
     assert!(entry.from.as_ref().is_some_and(|from| from.starts_with("uid ")), "{entry:?}");
     assert_eq!(entry.detail, Some(json!({"id": "x"})));
-}
-
-/// A file system of its own, if one may be mounted.
-struct SmallDisk {
-    dir: tempfile::TempDir,
-}
-
-impl SmallDisk {
-    fn mount(mebibytes: u32) -> Option<Self> {
-        let dir = tempfile::tempdir().expect("a folder");
-        let words = format!(
-            "truncate -s {mebibytes}M \"$1/image\" && mkfs.ext4 -q -F \"$1/image\" && mkdir \"$1/mounted\" && \
-             mount -o loop \"$1/image\" \"$1/mounted\""
-        );
-        let made = Command::new("sh").args(["-c", &words, "sh"]).arg(dir.path()).output().expect("there is a shell");
-        if !made.status.success() {
-            eprintln!("this needs to mount a file system: {}", String::from_utf8_lossy(&made.stderr));
-            return None;
-        }
-        Some(Self { dir })
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("mounted")
-    }
-
-    /// Writes until nothing more fits.
-    fn fill(&self) -> PathBuf {
-        let path = self.path().join("filling");
-        let mut file = File::create(&path).expect("opens");
-        for bytes in [1 << 16, 1 << 10, 1] {
-            while file.write_all(&vec![7; bytes]).is_ok() {}
-        }
-        path
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        _ = Command::new("umount").arg("--lazy").arg(self.path()).status();
-    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use super::super::index::{Entry, Index, Outcome, Root, millis};
 use super::super::record::{self, Work};
 use super::super::request::{Owner, Wanted};
-use super::{Pins, progress};
+use super::{Pins, PinsError, progress};
 use crate::pinning::workers::wait_max;
 use cache::register::Change;
 use cache::{PinState, PinSummary, Register, Salvage, StoreError};
@@ -55,7 +55,12 @@ impl Pins {
             index.roots().filter(waits).map(|(cid, _)| *cid).collect()
         };
         for root in complete {
-            self.settle_complete(&root).await.map_err(|error| StoreError::Io(error.to_string().into()))?;
+            match self.settle_complete(&root).await {
+                // Its worker says it once there is space.
+                Err(PinsError::Store(error)) => pass_if_full(Err(error))?,
+                Err(error) => return Err(StoreError::Io(error.to_string().into())),
+                Ok(()) => {}
+            }
         }
         self.changed();
         Ok(())
@@ -73,8 +78,15 @@ impl Pins {
         for (root, orphan) in orphans {
             let is_that = |pin: &PinSummary| millis(pin.created) <= orphan.at_ms;
             if !needed.contains(root) && held.get(root).is_some_and(is_that) {
-                self.store.remove_pin(root).await?;
                 held.remove(root);
+                match self.store.remove_pin(root).await {
+                    // It is to go at the next start then.
+                    Err(error) if error.is_full() => {
+                        pass_if_full(Err(error))?;
+                        continue;
+                    }
+                    removed => removed?,
+                };
             }
             changes.push(record::delete_orphan(root));
         }
@@ -118,7 +130,21 @@ impl Pins {
 
     /// Writes what was decided at the start. A register that cannot be changed is served from as it was read.
     async fn save(&self, changes: Vec<Change>) -> Result<(), StoreError> {
-        if changes.is_empty() || self.register.is_read_only() { Ok(()) } else { self.register.write(changes).await }
+        if changes.is_empty() || self.register.is_read_only() {
+            return Ok(());
+        }
+        pass_if_full(self.register.write(changes).await)
+    }
+}
+
+/// A full disk is no reason not to start: what could not be written is decided again at the next start.
+fn pass_if_full(written: Result<(), StoreError>) -> Result<(), StoreError> {
+    match written {
+        Err(error) if error.is_full() => {
+            tracing::warn!(%error, "the list of pins is served as it was read: the disk is full");
+            Ok(())
+        }
+        written => written,
     }
 }
 

@@ -5,6 +5,7 @@ use crate::pinning::Filter;
 use crate::pinning::OPERATOR;
 use crate::pinning::index::Outcome;
 use crate::pinning::record;
+use crate::small_disk::SmallDisk;
 use cache::PinState;
 
 async fn store(world: &World, blocks: &[Block], name: &str) {
@@ -188,4 +189,33 @@ async fn a_damaged_list_is_made_anew_and_no_pin_goes() {
     let pins = world.start().await;
     assert_eq!(pins.counts().pinned, PINS + 1);
     pins.stop().await;
+}
+
+/// The last blocks of a pin filled the disk, so that nobody could write down that it is complete.
+#[tokio::test]
+async fn a_full_disk_is_no_reason_not_to_start() {
+    let Some(disk) = SmallDisk::mount(24) else { return };
+    let dir = disk.path().join("pins");
+    let (blocks, gone) = (dag("one", 0..3), dag("gone", 3..6));
+    let mut world = World { register: Register::open_or_salvage(&dir).expect("opens"), ..World::new() };
+    world.upstream = Upstream::new(0);
+    let pins = world.start().await;
+    let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
+    pins.stop().await;
+    drop(pins);
+    store(&world, &blocks, "one").await;
+    store(&world, &gone, "gone").await;
+    let far = crate::pinning::service::now_ms() + 60_000;
+    world.register.write(vec![record::put_orphan(gone[0].cid(), far).expect("can be written")]).await.expect("writes");
+    world.register = Register::memory();
+    let filling = disk.fill();
+    world.register = until("the former is closed", async || Register::open_or_salvage(&dir).ok()).await;
+    let pins = world.start().await;
+    let now = pins.get("somebody", &request.id).expect("is there");
+    assert_eq!(now.progress.blocks, 4, "{now:?}");
+    std::fs::remove_file(filling).expect("removes");
+    becomes(&pins, &request, Status::Pinned).await;
+    pins.stop().await;
+    let pins = world.start().await;
+    assert_eq!(pins.get("somebody", &request.id).map(|request| request.status), Some(Status::Pinned));
 }

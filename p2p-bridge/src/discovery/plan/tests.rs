@@ -237,10 +237,15 @@ fn a_provider_that_was_found_to_be_there_waits_no_longer() {
     plan.add(provider(1, 1), direct);
     let (limited, rank) = plan.next(0, 8, start).expect("it is its turn");
     plan.delay(limited.clone(), rank, start);
-    plan.hasten(&PeerId::random());
-    assert_eq!(plan.next(0, 8, start), None, "another one");
-    plan.hasten(&limited.peer);
-    assert_eq!(plan.next(0, 8, start), Some((limited, rank)));
+    let (found_at, elsewhere) = (limited.addresses[0].clone(), "/ip4/192.0.2.99/tcp/9".parse().expect("an address"));
+    plan.hasten(&PeerId::random(), &found_at);
+    plan.hasten(&limited.peer, &elsewhere);
+    assert_eq!(plan.next(0, 8, start), None, "another one, and another place");
+    for _ in 0..2 * ATTEMPTS_MAX {
+        plan.hasten(&limited.peer, &found_at);
+        assert_eq!(plan.next(0, 8, start), Some((limited.clone(), rank)), "that costs no attempt");
+        plan.delay(limited.clone(), rank, start);
+    }
 }
 
 #[test]

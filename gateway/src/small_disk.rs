@@ -1,0 +1,49 @@
+//! [`SmallDisk`]: a file system that can be full, for tests.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A file system of its own, if one may be mounted.
+pub(crate) struct SmallDisk {
+    dir: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    /// One of so many MiB; `None`, with a line on standard error, where nobody may mount one.
+    pub(crate) fn mount(mebibytes: u32) -> Option<Self> {
+        let dir = tempfile::tempdir().expect("a folder");
+        let words = format!(
+            "truncate -s {mebibytes}M \"$1/image\" && mkfs.ext4 -q -F \"$1/image\" && mkdir \"$1/mounted\" && \
+             mount -o loop \"$1/image\" \"$1/mounted\""
+        );
+        let made = Command::new("sh").args(["-c", &words, "sh"]).arg(dir.path()).output().expect("there is a shell");
+        if !made.status.success() {
+            eprintln!("this needs to mount a file system: {}", String::from_utf8_lossy(&made.stderr));
+            return None;
+        }
+        Some(Self { dir })
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.dir.path().join("mounted")
+    }
+
+    /// Writes until nothing more fits.
+    pub(crate) fn fill(&self) -> PathBuf {
+        let path = self.path().join("filling");
+        let mut file = File::create(&path).expect("opens");
+        for bytes in [1 << 16, 1 << 10, 1] {
+            while file.write_all(&vec![7; bytes]).is_ok() {}
+        }
+        path
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        _ = Command::new("umount").arg("--lazy").arg(self.path()).status();
+    }
+}

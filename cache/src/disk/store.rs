@@ -70,8 +70,6 @@ pub(crate) struct Store {
     pub(super) agrees: bool,
     /// RocksDB found its own files damaged.
     damaged: AtomicBool,
-    /// Whether RocksDB had no space for its last write.
-    was_full: AtomicBool,
     /// Where that is told.
     stats: OnceLock<Arc<Stats>>,
     lock: Lock,
@@ -133,7 +131,6 @@ impl Store {
             is_whole: false,
             agrees: false,
             damaged: AtomicBool::new(false),
-            was_full: AtomicBool::new(false),
             stats: OnceLock::new(),
             lock,
         })
@@ -262,17 +259,7 @@ impl Store {
 
     /// An error of RocksDB's. If it says that the index is damaged, that is noted for the next start, and told.
     fn said(&self, error: rocksdb::Error) -> StoreError {
-        // After a write that failed, its log says no more than that one did, until it is begun anew.
-        let is_about_former = error.as_ref().contains("Writer has previous error");
-        let error = match StoreError::from(error) {
-            StoreError::Io(_) if is_about_former && self.was_full.load(Ordering::Relaxed) => {
-                StoreError::Full { free: 0, needed: 0 }
-            }
-            error => error,
-        };
-        if error.is_full() {
-            self.was_full.store(true, Ordering::Relaxed);
-        }
+        let error = StoreError::from(error);
         if matches!(error, StoreError::IndexDamaged(_)) && !self.damaged.swap(true, Ordering::Relaxed) {
             error!(%error, "the index of the store is damaged; the next start rebuilds it");
             if let Err(error) = index_files::mark(&self.dir, Stage::Damaged) {
@@ -548,7 +535,6 @@ impl Store {
         let mut options = WriteOptions::default();
         options.set_sync(sync);
         self.database.now().write_opt(batch, &options).map_err(|error| self.said(error))?;
-        self.was_full.store(false, Ordering::Relaxed);
         #[cfg(test)]
         if let Some(fault) = fault {
             return Err(of_fault(fault));

@@ -70,8 +70,13 @@ async fn space_of_what_is_unpinned_comes_back(home: &Path) {
             assert!(disk.remove_pin(dag(*number)[0].cid()).await.expect("removes"), "{number}");
         }
         disk.flush().await.expect("gives the space back");
-        let (given_back, unpinned) = (free(&disk).saturating_sub(before), gone.len() as u64 * 1_000_000);
-        assert!(given_back > unpinned / 10 * 8, "round {round}: {given_back} of {unpinned}");
+        let unpinned = gone.len() as u64 * 1_000_000;
+        // RocksDB lets go of its own files when it has time for that.
+        eventually("most of the space is given back", async || match free(&disk).saturating_sub(before) {
+            given_back if given_back > unpinned / 10 * 8 => Ok(()),
+            given_back => Err(StoreError::io(format!("round {round}: {given_back} of {unpinned}"))),
+        })
+        .await;
         assert_pinned(&disk, kept.iter().copied()).await;
         disk.compact().await.expect("collects what is worth it, as far as there is room");
         assert_pinned(&disk, kept.iter().copied()).await;

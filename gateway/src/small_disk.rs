@@ -11,7 +11,7 @@ pub(crate) struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// One of so many MiB; `None`, with a line on standard error, where nobody may mount one.
+    /// One of so many MiB; `None`, with a line on standard error, if this process may not mount a file system.
     pub(crate) fn mount(mebibytes: u32) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a folder");
         let words = format!(

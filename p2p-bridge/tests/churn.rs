@@ -29,7 +29,7 @@ const HOUR: Duration = Duration::from_millis(7_500);
 const RUN: Duration = Duration::from_secs(15);
 /// Retrievals that there have to be meanwhile, however slow the machine is.
 const RETRIEVALS_MIN: usize = 100;
-/// When it is no use to wait for these any longer. Beside two compilers they took 150 seconds on two cores, and 35 alone.
+/// A limit against hanging only. On two cores shared with two compilers, 60 retrievals took 90 seconds.
 const RUN_MAX: Duration = Duration::from_secs(400);
 /// Retrievals under way at once.
 const READERS: usize = 16;

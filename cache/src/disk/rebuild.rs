@@ -435,7 +435,7 @@ pub(super) fn adopt(store: &Store, segment: u32) -> Result<bool, StoreError> {
         mend::count_block(&mut record, &block, index);
     }
     if record.blocks == 0 {
-        // What nobody has seen may be wanted: the file stays, and is looked at again.
+        // Unreadable records may belong to a pin: the file is kept, and scanned again at the next start.
         return Ok(scanned.unreadable_bytes > 0);
     }
     record.written = record.written.max(u32::try_from(scanned.bytes).unwrap_or(u32::MAX));

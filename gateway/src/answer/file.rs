@@ -286,7 +286,7 @@ fn counted(bytes: Bytes, kept: usize, limits: &ReadLimits) -> Option<Bytes> {
     if kept < COUNTED_BYTES_MIN {
         return Some(bytes);
     }
-    // A few bytes are copied, lest they hold on to all the others.
+    // A small slice is copied, so that it does not keep the whole buffer in memory.
     let (bytes, held) = match bytes.len() < kept / 2 {
         true => (Bytes::copy_from_slice(&bytes), bytes.len()),
         false => (bytes, kept),

@@ -104,7 +104,7 @@ impl Ownership {
                     }
                     let end = move || {
                         if is_first {
-                            // Of what cannot be given nobody can be told any more.
+                            // The process ends now, so an error cannot be reported.
                             _ = self.restore();
                         }
                         _ = emulate_default_handler(signal);

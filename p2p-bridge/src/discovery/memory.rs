@@ -3,8 +3,7 @@
 //!
 //! Bounded in DAGs, in providers of one, and in addresses of those; the longest unused DAG is forgotten first. A provider of which
 //! a dial fails is forgotten at once, for the search that runs beside finds another; one whose dial had to make room for others is
-//! not. Written as one JSON file, whole or
-//! not at all; a damaged file costs the memory, not the start.
+//! not. Written as one JSON file, whole or not at all; a damaged file costs the memory, not the start.
 
 use super::plan::Provider;
 use crate::epoch;

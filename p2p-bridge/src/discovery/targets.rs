@@ -226,14 +226,14 @@ mod tests {
         let (mut targets, start, socket) = (Targets::default(), Instant::now(), address("/ip4/8.8.8.8/udp/1/quic-v1"));
         let (owner, liar) = (PeerId::random(), PeerId::random());
         while targets.take(&liar, &socket, start) {}
-        assert!(!targets.take(&owner, &socket, start), "nobody knows yet whose it is");
+        assert!(!targets.take(&owner, &socket, start), "its owner is not known yet");
         targets.answered(owner, &socket, start);
         for n in 0..20 {
             assert!(targets.take(&owner, &socket, start), "{n}");
         }
         assert!(!targets.take(&liar, &socket, start) && targets.is_of_another(&liar, &socket, start));
         targets.silent(&liar, &socket);
-        assert!(targets.take(&owner, &socket, start), "nobody else takes that from it");
+        assert!(targets.take(&owner, &socket, start), "another peer's failure changes nothing");
         targets.silent(&owner, &socket);
         assert!(!targets.take(&owner, &socket, start), "who answers no more is dialled as rarely as anybody");
         targets.answered(owner, &socket, start);
@@ -242,7 +242,7 @@ mod tests {
         let later = start + OWNED_FOR;
         assert!(!targets.is_of_another(&liar, &socket, later), "it may have moved");
         assert!(targets.take(&liar, &socket, later));
-        // Behind a relay, nobody answers at the relay's own socket.
+        // A peer behind a relay does not own the relay's socket.
         let relay = PeerId::random();
         let relayed = address("/ip4/8.8.8.8/tcp/1").with(Protocol::P2p(relay)).with(Protocol::P2pCircuit);
         targets.answered(owner, &relayed, later);

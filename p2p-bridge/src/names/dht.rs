@@ -84,7 +84,7 @@ pub(super) async fn search(inner: &Inner, records: &dyn Records, key: Key, mut a
         }
     }
     if let Some((record, _)) = best {
-        // However few they are, nobody else has anything newer.
+        // The search has ended: fewer than that many peers have a record.
         answer(inner.improve(&name, record, AGREED).0);
     }
     if good == 0 {

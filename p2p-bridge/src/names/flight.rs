@@ -209,7 +209,7 @@ impl Landing {
         if behind || flights.fall_behind(&self.name) {
             std::future::pending::<()>().await;
         }
-        // It ends before it is agreed what is newest. Other visits are not to begin it anew at once.
+        // It ends before enough peers have answered: a back-off, so that further visits do not start it again at once.
         self.inner.leave_in_peace(&self.name);
     }
 }

@@ -27,6 +27,18 @@ async fn idle(names: &Names) {
     until("no look-up is under way", || names.inner.flights.under_way() == 0).await;
 }
 
+/// A name whose cached record is so stale that a visit waits for a refresh, and a DHT that answers as tests tell it to.
+async fn stale_for_long() -> (Arc<Dht>, Arc<Names>) {
+    let dht = Dht::open();
+    dht.has(1, [signed(1, 1, &to("old"))]);
+    let names = names_with(patient(), &dht, Zone::default());
+    says(&names, &name(1)).await;
+    dht.end_searches();
+    idle(&names).await;
+    advance(3 * MINUTE);
+    (dht, names)
+}
+
 #[tokio::test]
 async fn a_visit_long_after_the_time_to_live_waits_for_what_is_published_now() {
     let dht = Arc::new(Dht::default());
@@ -46,13 +58,7 @@ async fn a_visit_long_after_the_time_to_live_waits_for_what_is_published_now() {
 
 #[tokio::test]
 async fn a_refresh_that_is_waited_for_hears_more_than_the_first_peer() {
-    let dht = Dht::open();
-    dht.has(1, [signed(1, 1, &to("old"))]);
-    let names = names_with(patient(), &dht, Zone::default());
-    says(&names, &name(1)).await;
-    dht.end_searches();
-    idle(&names).await;
-    advance(3 * MINUTE);
+    let (dht, names) = stale_for_long().await;
     // The first that answers has not heard of the new record yet.
     let visit = tokio::spawn(names.resolve(&name(1)));
     until("it is searched for", || dht.searches() == 2).await;
@@ -83,13 +89,7 @@ async fn a_refresh_that_is_waited_for_hears_more_than_the_first_peer() {
 
 #[tokio::test]
 async fn one_peer_that_has_heard_nothing_makes_a_stale_answer_fresh_to_nobody() {
-    let dht = Dht::open();
-    dht.has(1, [signed(1, 1, &to("old"))]);
-    let names = names_with(patient(), &dht, Zone::default());
-    says(&names, &name(1)).await;
-    dht.end_searches();
-    idle(&names).await;
-    advance(3 * MINUTE);
+    let (dht, names) = stale_for_long().await;
     // Its first answer is the old record.
     let visits = [0; 2].map(|_| tokio::spawn(names.resolve(&name(1))));
     let heard = || names.inner.cache.get(&name(1)).is_some_and(|entry| entry.agreed == 1);

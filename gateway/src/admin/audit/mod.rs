@@ -262,7 +262,7 @@ impl AuditLog {
     /// the log of the process because the disk has refused it: the second half of the reserve is not for this.
     pub async fn record(&self, method: &str, about: &str, status: u16, detail: Option<Value>) {
         let entry = Begun::by_gateway(method, about).outcome(status, Noted::default().with(detail));
-        // Whoever leaves does not end the writing.
+        // A task of its own, so that a caller that is dropped does not end the write.
         _ = tokio::spawn(write_or_log(self.lines.clone(), entry, Kind::Intent(Space::Taken))).await;
     }
 

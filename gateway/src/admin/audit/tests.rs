@@ -158,7 +158,7 @@ async fn on_a_full_disk_no_change_is_made_that_is_not_in_the_log() {
         taken.into_iter().chain(returned).rev().map(|path| path[..PATH_SHOWN.min(path.len())].to_owned()).collect();
     let shown: Vec<String> = paths(all).into_iter().map(|path| path[..PATH_SHOWN.min(path.len())].to_owned()).collect();
     assert!(shown == made, "{} {}", shown.len(), made.len());
-    // What the gateway does by itself takes nothing of what is kept for those who give space back.
+    // Records of the gateway itself do not use the half of the reserve that is for changes that free space.
     let before = std::fs::metadata(data.join(FILE)).expect("is there").len();
     log.record("purge", "a cache", 200, None).await;
     assert_eq!(std::fs::metadata(data.join(FILE)).expect("is there").len(), before);

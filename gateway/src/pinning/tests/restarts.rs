@@ -191,7 +191,7 @@ async fn a_damaged_list_is_made_anew_and_no_pin_goes() {
     pins.stop().await;
 }
 
-/// The last blocks of a pin filled the disk, so that nobody could write down that it is complete.
+/// The last blocks of a pin filled the disk, so that its record could not be marked as pinned.
 #[tokio::test]
 async fn a_full_disk_is_no_reason_not_to_start() {
     let Some(disk) = SmallDisk::mount(24) else { return };

@@ -38,7 +38,7 @@ install: ## Install what was built, its manual pages and completions below PREFI
 # "cargo test" leaves the binary where "cargo build" does. Another build would compile much of it once more, because the tests'
 # own dependencies ask for more features of what they share with it.
 test: lint kubo ## Check style, then run every test, those against a real Kubo and in a browser included
-	cargo test $(PROFILE) $(FILTER)
+	cargo test $(PROFILE) --no-fail-fast $(FILTER)
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
@@ -61,7 +61,7 @@ test-long: export CAUSEWAY_CRASH_ROUNDS ?= 200
 test-long: export CAUSEWAY_SOAK_SECONDS ?= 1200
 test-long: FUZZ_SECONDS ?= 600
 test-long: lint kubo ## The same with many more crash rounds and random inputs, a soak, and fuzzing; takes two to three hours
-	cargo test $(PROFILE) $(FILTER) -- --include-ignored
+	cargo test $(PROFILE) --no-fail-fast $(FILTER) -- --include-ignored
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"

@@ -5,6 +5,7 @@ use crate::disk::DiskOptions;
 use bytes::Bytes;
 use content::{Block, BlockSource as _};
 use futures::future::join_all;
+use std::task::Poll;
 use tempfile::tempdir;
 
 /// Blocks of many lengths, some of which compress.
@@ -61,7 +62,8 @@ async fn many_at_a_time_get_each_their_own() {
     }
 }
 
-/// Who leaves makes room for others, and takes nothing from its neighbours.
+/// Who leaves makes room for others, and takes nothing from its neighbours. Most reads wait when some leave; on a busy machine
+/// a thread may have answered one before it was asked whether it waits.
 #[tokio::test]
 async fn who_leaves_is_not_waited_for() {
     let dir = tempdir().expect("a folder");
@@ -74,8 +76,12 @@ async fn who_leaves_is_not_waited_for() {
             Some(Box::pin(async move { disk.find(&key).await }))
         };
         let mut reads: Vec<_> = blocks.iter().map(find).collect();
-        for read in reads.iter_mut().flatten() {
-            assert!(futures::poll!(read.as_mut()).is_pending());
+        for (slot, block) in reads.iter_mut().zip(&blocks) {
+            let read = slot.as_mut().expect("nobody has left");
+            if let Poll::Ready(found) = futures::poll!(read.as_mut()) {
+                assert_eq!(found.expect("reads").as_ref(), Some(block.data()));
+                *slot = None;
+            }
         }
         reads.iter_mut().skip(leaving).step_by(3).for_each(|read| *read = None);
         for (read, block) in reads.into_iter().zip(&blocks) {

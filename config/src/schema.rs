@@ -301,7 +301,7 @@ impl Default for Uploads {
 #[serde(deny_unknown_fields, default)]
 pub struct Names {
     /// A file of names that are not looked up: NAME:PATH entries, such as "example.org:/ipfs/CID" or "k51…:/ipns/example.org",
-    /// separated by commas or line ends. It is read at the start. Empty: every name is looked up.
+    /// separated by commas or line ends. SIGHUP has it read again. Empty: every name is looked up.
     pub dnslink_map: PathBuf,
     /// DNS-over-HTTPS services that are asked for the DNSLinks below a suffix, such as "eth=https://dns.example.org/dns-query".
     /// The longest suffix wins; "." is everything. Domains without a service are looked up as the system does it.

@@ -240,7 +240,10 @@ pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
 }
 
 /// The names that the operator decided about.
-fn static_map(loaded: &Loaded) -> Result<StaticMap, ConfigError> {
+///
+/// # Errors
+/// [`ConfigError`] about `names.dnslink_map`, if its file cannot be read or understood.
+pub fn static_map(loaded: &Loaded) -> Result<StaticMap, ConfigError> {
     let path = &loaded.config.names.dnslink_map;
     if path.as_os_str().is_empty() {
         return Ok(StaticMap::default());

@@ -284,7 +284,7 @@ impl Node {
     /// Puts in force what can change of the settings while the gateway runs. `running` is what it was started with, `read` what
     /// the settings say now.
     pub async fn reload(&self, running: &Loaded, read: Result<Loaded, ConfigError>) {
-        crate::reload::reload(running, read, &self.lists).await;
+        crate::reload::reload(running, read, &self.lists, &self.names).await;
     }
 
     /// Waits until an operator wants the process to end.

@@ -251,24 +251,34 @@ fn a_check_finds_the_files_that_would_stop_a_start() {
 #[test]
 fn a_hang_up_signal_reads_the_settings_again_and_ends_nothing() {
     let dir = TempDir::new().expect("a folder");
-    let (file, list) = (path(&dir, "causeway.toml"), path(&dir, "list.deny"));
+    let (file, list, map) = (path(&dir, "causeway.toml"), path(&dir, "list.deny"), path(&dir, "names"));
     let root = dag::raw(b"taken down later".to_vec());
     std::fs::write(&list, "version: 1\n---\n").expect("writes");
+    std::fs::write(&map, "site.example:/ipfs/bafkqaalp").expect("writes");
     let settings = |level: &str, more: &str| {
-        let text = format!("[log]\nlevel = {level:?}\n[policy]\ndenylists = [{list:?}]\n{more}");
+        let text = format!(
+            "[log]\nlevel = {level:?}\n[policy]\ndenylists = [{list:?}]\n[names]\ndnslink_map = {map:?}\n{more}"
+        );
         std::fs::write(&file, text).expect("writes");
     };
     settings("info", "");
     let serving = Serving::start(&dir.path().join("data"), &["--offline", "--config", &file]);
+    let old = serving.get("/ipns/site.example");
+    assert!(old.starts_with("HTTP/1.1 200 ") && old.ends_with('o'), "{old}");
     settings("debug", "[http]\nmisses_max = 7\n");
     std::fs::write(&list, format!("version: 1\n---\n/ipfs/{}\n", root.cid())).expect("writes");
+    std::fs::write(&map, "site.example:/ipfs/bafkqaalo").expect("writes");
     serving.signal(Signal::SIGHUP);
     serving.logs("key=\"http.misses_max\"");
     serving.logs("were read again");
     assert!(serving.get(&format!("/ipfs/{}", root.cid())).starts_with("HTTP/1.1 410 "));
+    assert!(serving.get("/ipns/site.example").ends_with('n'), "the name stands for what the file now says");
+    std::fs::write(&map, "no entry").expect("writes");
     settings("nonsense level", "");
     serving.signal(Signal::SIGHUP);
     serving.logs("log.level stays as it was");
+    serving.logs("the names of names.dnslink_map stay as they were");
+    assert!(serving.get("/ipns/site.example").ends_with('n'));
     std::fs::write(&file, "[http").expect("writes");
     serving.signal(Signal::SIGHUP);
     serving.logs("the settings cannot be used");

@@ -148,8 +148,8 @@ impl Inner {
             Root::Name(next) => Some(next.clone()),
             Root::Cid(_) => None,
         };
-        if let Some(path) = self.static_map.get(name) {
-            let value = Some(text_of(path));
+        if let Some(path) = self.mapped(name) {
+            let value = Some(text_of(&path));
             return (NameStep { source: StepSource::List, value, ..unknown }, next(&path.root));
         }
         let (now, wall) = ((self.clock.now)(), (self.clock.wall)());
@@ -194,8 +194,8 @@ impl Inner {
     async fn look_up_all(self: &Arc<Self>, name: &Name) -> Result<(), NameError> {
         let mut name = name.clone();
         for _ in 0..STEPS_MAX {
-            let path = match self.static_map.get(&name) {
-                Some(path) => path.clone(),
+            let path = match self.mapped(&name) {
+                Some(path) => path,
                 None => {
                     let entry = self.look_up_anew(&name).await?;
                     path_of(&name, &entry.outcome.clone()?)?

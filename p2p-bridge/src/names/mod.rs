@@ -63,7 +63,7 @@ use tokio::sync::{Mutex, Notify};
 pub const STEPS_MAX: usize = 32;
 /// Segments that all names on the way may add.
 const DEPTH_MAX: usize = 256;
-/// How long what the operator's list says is good: the list is read at the start only.
+/// How long what the operator's list says is good. The list changes when the operator has it read again.
 const MAP_TTL: Duration = Duration::from_secs(60);
 /// How long it is remembered that the DHT has no record of a key.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
@@ -144,7 +144,7 @@ const SYSTEM_CLOCK: Clock = Clock { now: Instant::now, wall: SystemTime::now };
 
 /// What look-ups share.
 struct Inner {
-    static_map: StaticMap,
+    static_map: RwLock<StaticMap>,
     /// None: nobody is there to ask.
     records: Option<Arc<dyn Records>>,
     /// None: nobody is there to ask.
@@ -195,7 +195,7 @@ impl Names {
             staleness.if_error = Duration::MAX;
         }
         let inner = Arc::new(Inner {
-            static_map: options.static_map,
+            static_map: RwLock::new(options.static_map),
             records,
             links,
             cache: Cache::new(options.cache_entries_max, staleness),
@@ -246,6 +246,11 @@ impl Names {
             (Some(own), Some(cached)) => Some(if cached.newer_than(&own) { cached } else { own }),
             (own, cached) => own.or(cached),
         }
+    }
+
+    /// Puts another list of the operator's in the place of the one that is in force.
+    pub fn set_static_map(&self, map: StaticMap) {
+        *self.inner.static_map.write().unwrap_or_else(PoisonError::into_inner) = map;
     }
 
     /// Writes the records that are to outlive a restart. Otherwise that happens a few seconds after a change.
@@ -388,13 +393,18 @@ impl Inner {
         }
     }
 
+    /// What the operator's list says of a name.
+    fn mapped(&self, name: &Name) -> Option<ContentPath> {
+        self.static_map.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
     /// What one name stands for, and for how long.
     async fn step(self: &Arc<Self>, name: &Name, ask: Ask) -> Result<Said<ContentPath>, NameError> {
-        if let Some(path) = self.static_map.get(name) {
+        if let Some(answer) = self.mapped(name) {
             if ask == Ask::IfNeeded {
                 self.metrics.hit(Hit::Map);
             }
-            return Ok(Said { answer: path.clone(), ttl: MAP_TTL, stale: None });
+            return Ok(Said { answer, ttl: MAP_TTL, stale: None });
         }
         let Said { answer, ttl, stale } = match ask {
             Ask::IfNeeded => self.answer(name).await?,

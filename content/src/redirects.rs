@@ -10,6 +10,7 @@
 //! Non-goals: reading the file, and when to ask it: only below a root that has an origin of its own, and only for paths
 //! that are not there.
 
+use crate::work::Work;
 use percent_encoding::{AsciiSet, CONTROLS, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::borrow::Cow;
 
@@ -17,6 +18,8 @@ use std::borrow::Cow;
 pub const FILE_BYTES_MAX: usize = 64 * 1024;
 /// The most colons in `from` and in `to`. Each can stand for a part of the path, so this bounds a target's length.
 const COLONS_MAX: usize = 64;
+/// Rules and segments that are looked at in a step.
+const LOOKS_PER_STEP: u64 = 8;
 /// What the smallest allocation takes, and what any takes beside its bytes.
 const ALLOCATION_BYTES: usize = 16;
 /// The schemes that a target elsewhere may have.
@@ -141,11 +144,19 @@ impl Rules {
     }
 
     /// What the first rule that matches says of a path below the site's root. The path is decoded, begins with a slash
-    /// and has no empty segments; a slash at its end makes no difference.
-    pub fn find(&self, path: &str) -> Option<Match> {
+    /// and has no empty segments; a slash at its end makes no difference. Counts the rules and segments that are looked at,
+    /// which are fewer than the file has bytes.
+    pub fn find(&self, path: &str, work: &Work) -> Option<Match> {
         let path = path.strip_suffix('/').unwrap_or(path);
         let segments: Vec<&str> = path.split('/').collect();
-        self.0.iter().find_map(|rule| Some(rule.apply(&rule.bind(path, &segments)?)))
+        let mut looked_at = segments.len();
+        let found = self.0.iter().find_map(|rule| {
+            let values = rule.bind(path, &segments, &mut looked_at)?;
+            work.charge_text(rule.to.len());
+            Some(rule.apply(&values))
+        });
+        work.charge(looked_at as u64 / LOOKS_PER_STEP);
+        found
     }
 
     /// What the rules take in memory, in bytes, about: a file of many short lines takes thirty times its length.
@@ -187,12 +198,18 @@ impl Rule {
 
     /// The values of the placeholders, by name, if the path fits: segment by segment, and with a splat at least one more.
     /// `segments` are those of `path`. A name that occurs twice stands for the last of its values, and so comes later.
-    fn bind<'a>(&'a self, path: &'a str, segments: &[&'a str]) -> Option<Vec<(&'a str, &'a str)>> {
+    fn bind<'a>(
+        &'a self,
+        path: &'a str,
+        segments: &[&'a str],
+        looked_at: &mut usize,
+    ) -> Option<Vec<(&'a str, &'a str)>> {
         let pattern = self.from.strip_suffix('/').unwrap_or(&self.from);
         let (pattern, has_splat) = pattern.strip_suffix("/*").map_or((pattern, false), |pattern| (pattern, true));
         let mut rest = segments.iter();
         let (mut used, mut values) = (0, vec![(SPLAT, "")]);
         for expected in pattern.split('/') {
+            *looked_at += 1;
             let segment = rest.next()?;
             used += segment.len() + 1;
             match expected.strip_prefix(':') {
@@ -308,7 +325,7 @@ mod tests {
 
     /// What a file says of a path, as "status target".
     fn answer(text: &str, path: &str) -> Option<String> {
-        rules(text).find(path).map(|found| match found.to {
+        rules(text).find(path, &Work::unlimited()).map(|found| match found.to {
             Target::Location(to) | Target::Path(to) => format!("{} {to}", found.status),
             Target::Elsewhere => format!("{} elsewhere", found.status),
         })
@@ -483,7 +500,9 @@ mod tests {
         ];
         for file in &files {
             for path in [&long, &many] {
-                if let Some(Match { to: Target::Location(to), .. }) = rules(file).find(&format!("/{path}")) {
+                if let Some(Match { to: Target::Location(to), .. }) =
+                    rules(file).find(&format!("/{path}"), &Work::unlimited())
+                {
                     assert!(to.len() <= file.len() + COLONS_MAX * path.len());
                 }
             }
@@ -494,7 +513,7 @@ mod tests {
         #[test]
         fn nothing_panics(text in "([/:*a-c%!#?ä \t\r\n]|30[12]|/:a|/\\* |200){0,60}", path in "(/[ab:ä%?]{0,3}){0,5}") {
             if let Ok(rules) = Rules::parse(text.as_bytes()) {
-                match rules.find(&path) {
+                match rules.find(&path, &Work::unlimited()) {
                     Some(Match { status: 300..400, to: Target::Location(to) }) => {
                         prop_assert!(to.bytes().all(|byte| byte.is_ascii_graphic()), "{:?}", to);
                     }
@@ -509,14 +528,14 @@ mod tests {
         #[test]
         fn any_bytes_are_rules_or_an_error(text in prop::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(rules) = Rules::parse(&text) {
-                let _ = rules.find("/a/b");
+                let _ = rules.find("/a/b", &Work::unlimited());
             }
         }
 
         #[test]
         fn placeholders_carry_segments_over(segments in prop::collection::vec("[^/\u{0}]{1,8}", 3..6)) {
             let path = format!("/{}", segments.join("/"));
-            let found = rules("/:a/:b/* /:splat/:b/:a 200").find(&path).expect("matches");
+            let found = rules("/:a/:b/* /:splat/:b/:a 200").find(&path, &Work::unlimited()).expect("matches");
             let expected = format!("/{}/{}/{}", segments[2..].join("/"), segments[1], segments[0]);
             prop_assert_eq!(found, Match { status: 200, to: Target::Path(expected) });
         }
@@ -524,7 +543,7 @@ mod tests {
         #[test]
         fn a_redirect_decodes_to_what_was_asked(segments in prop::collection::vec("[^/\u{0}]{1,8}", 1..6)) {
             let asked = segments.join("/");
-            let found = rules("/a/* /b/:splat").find(&format!("/a/{asked}")).expect("matches");
+            let found = rules("/a/* /b/:splat").find(&format!("/a/{asked}"), &Work::unlimited()).expect("matches");
             let Target::Location(to) = found.to else { return Err(TestCaseError::fail("no redirect")) };
             let decoded = crate::path::decode(&to).expect("encoded text");
             prop_assert_eq!(decoded, format!("/b/{asked}"));

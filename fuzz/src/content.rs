@@ -13,7 +13,7 @@ use content::scope::{self, DagScope, EntityBytes, ScopeLimits, ScopeOptions};
 use content::tar::{self, TarLimits};
 use content::unixfs::file::{FileReader, ReadLimits};
 use content::unixfs::{Node, dir};
-use content::{Block, BlockSource, Cid, MemoryBlocks, Policy, Verdict, codec, dag, dnslink, hashes};
+use content::{Block, BlockSource, Cid, MemoryBlocks, Policy, Verdict, Work, codec, dag, dnslink, hashes};
 use futures::StreamExt as _;
 use futures::executor::block_on;
 use libp2p_identity::Keypair;
@@ -91,11 +91,15 @@ pub fn redirects(data: &[u8]) {
     let Some(at) = data.iter().position(|byte| *byte == b'\n') else { return };
     let (path, file) = (&data[..at], &data[at + 1..]);
     let (Ok(path), Ok(rules)) = (str::from_utf8(path), Rules::parse(file)) else { return };
-    let found = rules.find(path);
+    let found = rules.find(path, &Work::unlimited());
     if !path.ends_with('/') {
-        assert_eq!(rules.find(&format!("{path}/")), found, "a slash at the end makes no difference");
+        assert_eq!(
+            rules.find(&format!("{path}/"), &Work::unlimited()),
+            found,
+            "a slash at the end makes no difference"
+        );
     }
-    let of_line = |line: &[u8]| Rules::parse(line).expect("a line of a good file").find(path);
+    let of_line = |line: &[u8]| Rules::parse(line).expect("a line of a good file").find(path, &Work::unlimited());
     assert_eq!(file.split(|byte| *byte == b'\n').find_map(of_line), found, "the first line that matches counts");
     if let Some(found) = found {
         check_match(&found, file.len() + 64 * 3 * path.len());

@@ -5,12 +5,13 @@ use crate::dags::directory;
 use crate::directories::shard_node;
 use crate::support::*;
 use content::dag::walk_all;
+use content::redirects::{self, Rules};
 use content::scope::{DagScope, ScopeLimits, ScopeOptions};
 use content::tar::{TarError, TarLimits};
 use content::unixfs::dir;
 use content::unixfs::file::{FileReader, ReadError, ReadLimits, file_size};
 use content::work::{STEPS_PER_BLOCK_MAX, STEPS_PER_TURN};
-use content::{Block, BlockSource, Cid, MemoryBlocks, SourceError, Work, codec};
+use content::{Block, BlockSource, Cid, MemoryBlocks, SourceError, Work, codec, ipld};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use futures::stream::StreamExt as _;
@@ -270,6 +271,57 @@ proptest! {
         let top = directory(&blocks, &entries.iter().map(|(name, block)| (&**name, *block)).collect::<Vec<_>>());
         for root in [&top, built.last().expect("not empty")] {
             read_in_every_way(&blocks, root, distant)?;
+        }
+    }
+}
+
+/// A pattern or a path, as repeated parts with an end.
+fn repeated() -> impl Strategy<Value = String> {
+    let part = prop::sample::select(vec!["/a", "/:a", "/:ab", "/aa", "/b", "/", "/:", "/aaaaaaaaaaaaaaaa"]);
+    let end = prop::sample::select(vec!["", "/", "/*", "/x", "/:a"]);
+    (part, 1_usize..4_000, end).prop_map(|(part, times, end)| format!("{}{end}", part.repeat(times)))
+}
+
+proptest! {
+    #[test]
+    fn rules_of_a_site_cost_what_their_file_and_the_path_are_long(
+        lines in prop::collection::vec((repeated(), repeated(), 1_usize..5_000), 1..6), path in repeated(),
+    ) {
+        let mut file = String::new();
+        for (from, to, times) in lines {
+            let room = (redirects::FILE_BYTES_MAX - file.len()) / (from.len() + to.len() + 2);
+            file.push_str(&format!("{from} {to}\n").repeat(times.min(room)));
+        }
+        if let Ok(rules) = Rules::parse(file.as_bytes()) {
+            let work = Work::unlimited();
+            rules.find(&path, &work);
+            let bound = 2 + (file.len() + path.len()) as u64 / 8;
+            prop_assert!(work.spent() <= bound, "{} steps, and not {bound}", work.spent());
+            prop_assert!(work.spent() <= STEPS_PER_TURN + STEPS_PER_BLOCK_MAX, "{} steps in one turn", work.spent());
+        }
+    }
+
+    #[test]
+    fn documents_become_pages_and_other_documents_of_bounded_length(
+        part in prop::sample::select(vec![
+            &b"\x80"[..], b"\xa0", b"\x40", b"\x60", b"\x61\x00", b"\x61\x22", b"\xf6", b"\xf4", b"\x20",
+            b"\x1b\xff\xff\xff\xff\xff\xff\xff\xff", b"\xfb\x00\x0f\xff\xff\xff\xff\xff\xff", b"\x81\x81\x81\x80",
+            b"\xd8\x2a\x45\x00\x01\x55\x00\x00",
+        ]),
+        times in 1_u32..60_000, levels in 0_usize..200,
+    ) {
+        let mut data = b"\x81".repeat(levels);
+        data.push(0x9a);
+        data.extend(times.to_be_bytes());
+        data.extend(part.repeat(times as usize));
+        let document = add(&MemoryBlocks::new(), codec::DAG_CBOR, data.clone());
+        if let Ok(json) = ipld::convert(&document, codec::DAG_JSON) {
+            prop_assert!(json.len() <= 64 + 24 * data.len(), "{} bytes of {}", json.len(), data.len());
+        }
+        if let Ok(value) = ipld::decode(&document) {
+            let limits = ipld::OutlineLimits::default();
+            let outline = ipld::outline(&value, limits);
+            prop_assert!(outline.lines.len() <= limits.lines, "{} lines", outline.lines.len());
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::errors::Problem;
 use crate::forget::{PurgeMode, forget_where};
 use crate::resolve::{self, Target};
 use crate::source::RootSource;
+use content::BlockSource as _;
 use content::redirects::{FILE_BYTES_MAX, Match, RedirectsError, Rules};
 use content::unixfs::file::{FileReader, ReadLimits, file_size};
 use content::unixfs::{Node, dir};
@@ -60,8 +61,9 @@ impl Sites {
         let said = match self.known(site, generation) {
             Some(said) => said,
             None => {
-                let text = read(source, site).await?;
-                let said = Rules::parse(&text.unwrap_or_default()).map(Arc::new);
+                let text = read(source, site).await?.unwrap_or_default();
+                source.work().charge_text(text.len());
+                let said = Rules::parse(&text).map(Arc::new);
                 self.known.insert((site.key().into(), generation), said.clone());
                 said
             }
@@ -93,7 +95,10 @@ pub async fn rule(cx: &Context<'_>) -> Result<Option<Match>, Problem> {
     };
     let asked = cx.target.segments.iter().skip(cx.target.site);
     let path: String = asked.flat_map(|segment| ["/", segment]).collect();
-    Ok(rules.find(if path.is_empty() { "/" } else { &path }))
+    let work = cx.source.work();
+    let found = rules.find(if path.is_empty() { "/" } else { &path }, &work);
+    work.turn().await.map_err(WalkError::Source)?;
+    Ok(found)
 }
 
 /// The file at the root of the site.

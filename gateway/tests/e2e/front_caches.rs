@@ -1,22 +1,31 @@
-//! nginx as it is shipped (`deploy/nginx/causeway.conf`) in front of a gateway: what is taken down leaves its cache, at
-//! once if Causeway tells it, else when it asks whether its answer still holds; and what would be kept for longer is
-//! not kept.
+//! nginx and Varnish as they are shipped (`deploy/nginx/causeway.conf`, `deploy/varnish/causeway.vcl`) in front of a gateway:
+//! what is taken down leaves their caches, at once if Causeway tells them, else when they ask whether their answer still
+//! holds; and what would be kept for longer is not kept.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::nginx::{Nginx, free_address};
+use crate::support::varnish::Varnish;
 use crate::support::{client, eventually};
+use std::any::Any;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(30);
-const SHIPPED: &str = include_str!("../../../deploy/nginx/causeway.conf");
+const NGINX: &str = include_str!("../../../deploy/nginx/causeway.conf");
+const VARNISH: &str = include_str!("../../../deploy/varnish/causeway.vcl");
 const HOST: &str = "gateway.example.org";
 
-/// The shipped configuration for this machine: other ports and folders, and no TLS, for which there is no certificate.
-fn shipped(listen: SocketAddr, refresh: SocketAddr, upstream: &str, dir: &Path) -> String {
-    let servers: Vec<&str> = SHIPPED.split("\nserver {\n").collect();
+/// What stands in front of the gateway.
+enum Front {
+    Nginx,
+    Varnish { with_xkey: bool },
+}
+
+/// nginx's shipped configuration for this machine: other ports and folders, and no TLS, for which there is no certificate.
+fn nginx(listen: SocketAddr, refresh: SocketAddr, upstream: &str, dir: &Path) -> String {
+    let servers: Vec<&str> = NGINX.split("\nserver {\n").collect();
     // The second of them has the content; the first redirects to it.
     assert!(servers.len() == 3 && servers[2].contains("listen 443 ssl"), "the configuration has changed");
     let whole = format!("{}\nserver {{\n{}", servers[0], servers[2]);
@@ -30,39 +39,63 @@ fn shipped(listen: SocketAddr, refresh: SocketAddr, upstream: &str, dir: &Path) 
         .replace("/var/cache/nginx/causeway", &dir.join("cache").display().to_string())
 }
 
-/// A gateway with a folder of its own, behind nginx.
+/// Varnish's shipped configuration for this machine, by bans or by xkey.
+fn varnish(upstream: &str, with_xkey: bool) -> String {
+    let (host, port) = upstream.split_once(':').expect("an address and a port");
+    let ours = VARNISH
+        .replace("\"127.0.0.1\";\n    .port", &format!("\"{host}\";\n    .port"))
+        .replace("\"8080\"", &format!("\"{port}\""));
+    if with_xkey { ours.replace("#xkey ", "") } else { ours }
+}
+
+/// A gateway with a folder of its own, behind a cache.
 struct World {
     causeway: Causeway,
     listen: SocketAddr,
     root: String,
     leaf: String,
-    _nginx: Nginx,
+    other: String,
+    /// The cache, which ends when it is dropped.
+    _front: Box<dyn Any>,
     _dir: TempDir,
 }
 
 impl World {
-    async fn start(set: impl FnOnce(Launch, SocketAddr) -> Launch) -> Self {
-        let dir = TempDir::with_prefix("causeway-nginx-").expect("the temporary folder is writable");
+    async fn start(front: Front, set: impl FnOnce(Launch, SocketAddr) -> Launch) -> Self {
+        let dir = TempDir::with_prefix("causeway-front-").expect("the temporary folder is writable");
+        // Varnish is told where clients come, nginx on a port of its own.
         let (listen, refresh) = (free_address(), free_address());
+        let told = if matches!(front, Front::Nginx) { refresh } else { listen };
         let launch =
             Launch::new(dir.path()).set("CAUSEWAY_HTTP_HOSTS", HOST).set("CAUSEWAY_HTTP_TRUSTED_PROXIES", "127.0.0.1");
-        let launch = set(launch, refresh);
+        let launch = set(launch, told);
         let folder = dir.path().join("site");
         std::fs::create_dir(&folder).expect("the folder is ours");
         std::fs::write(folder.join("page.txt"), "something that is taken down later").expect("the folder is ours");
         let folder = folder.display().to_string();
         let root = launch.run(&["add", "-Q", "--cid-version=1", &folder]).expect("adds");
         let leaf = launch.run(&["add", "-Q", "--cid-version=1", &format!("{folder}/page.txt")]).expect("adds");
+        let file = dir.path().join("other.txt");
+        std::fs::write(&file, "something that stays").expect("the folder is ours");
+        let other = launch.run(&["add", "-Q", "--cid-version=1", &file.display().to_string()]).expect("adds");
         let causeway = launch.start().await;
         let upstream = causeway.url("").trim_start_matches("http://").trim_end_matches('/').to_owned();
-        let nginx = Nginx::start(dir.path(), &shipped(listen, refresh, &upstream, dir.path()), listen).await;
-        Self { causeway, listen, root, leaf, _nginx: nginx, _dir: dir }
+        let front: Box<dyn Any> = match front {
+            Front::Nginx => {
+                let configuration = nginx(listen, refresh, &upstream, dir.path());
+                Box::new(Nginx::start(dir.path(), &configuration, listen).await)
+            }
+            Front::Varnish { with_xkey } => {
+                Box::new(Varnish::start(dir.path(), &varnish(&upstream, with_xkey), listen).await)
+            }
+        };
+        Self { causeway, listen, root, leaf, other, _front: front, _dir: dir }
     }
 
-    /// The status of a page through nginx, and whether it was cached there.
+    /// The status of a page through the cache, and whether it was cached there.
     async fn get(&self, host: &str, path: &str) -> (u16, String) {
         let request = client().get(format!("http://{}{path}", self.listen)).header("Host", host);
-        let answer = request.send().await.expect("nginx answers");
+        let answer = request.send().await.expect("the cache answers");
         let cached =
             answer.headers().get("x-cache-status").map_or("", |value| value.to_str().expect("text")).to_owned();
         let status = answer.status().as_u16();
@@ -86,7 +119,7 @@ impl World {
     }
 
     async fn until_gone(&self, host: &str, path: &str) {
-        eventually("the page is gone from nginx", PATIENCE, async || {
+        eventually("the page is gone from the cache", PATIENCE, async || {
             let answer = self.get(host, path).await;
             if answer.0 == 451 { Ok(()) } else { Err(format!("{answer:?}")) }
         })
@@ -96,10 +129,21 @@ impl World {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_taken_down_leaves_nginx_at_once_when_it_is_told() {
-    let world = World::start(|launch, refresh| {
+    leaves_at_once(Front::Nginx, "refresh").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_taken_down_leaves_varnish_at_once_when_it_is_told() {
+    leaves_at_once(Front::Varnish { with_xkey: false }, "ban").await;
+    leaves_at_once(Front::Varnish { with_xkey: true }, "xkey").await;
+}
+
+async fn leaves_at_once(front: Front, kind: &str) {
+    let world = World::start(front, |launch, told| {
         launch
             .set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 3600)
-            .set("CAUSEWAY_POLICY_CACHES", format!("refresh+http://{refresh}"))
+            .set("CAUSEWAY_HTTP_SURROGATE_KEYS", true)
+            .set("CAUSEWAY_POLICY_CACHES", format!("{kind}+http://{told}"))
     })
     .await;
     let (site, origin) = (format!("{}.ipfs.{HOST}", world.root), format!("{}.ipfs.{HOST}", world.leaf));
@@ -107,11 +151,14 @@ async fn what_is_taken_down_leaves_nginx_at_once_when_it_is_told() {
     for (host, path) in [(&*site, "/page.txt"), (&*origin, "/")] {
         world.warm(host, path).await;
     }
+    let other = format!("{}.ipfs.{HOST}", world.other);
+    world.warm(&other, "/").await;
     let told = world.take_down(&world.leaf).await;
     assert_eq!(told["caches_notified"], serde_json::json!(1), "{told}");
     for (host, path) in [(&*site, "/page.txt"), (&*origin, "/")] {
         world.until_gone(host, path).await;
     }
+    assert_eq!(world.get(&other, "/").await, (200, "HIT".to_owned()), "what was not taken down is still there");
     eventually("the audit log says so", PATIENCE, async || {
         let (_, log) = world.causeway.admin("GET", "/api/v1/audit", None).await;
         let told = log["entries"].as_array().into_iter().flatten().any(|entry| entry["detail"]["result"] == "done");
@@ -122,23 +169,50 @@ async fn what_is_taken_down_leaves_nginx_at_once_when_it_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_taken_down_leaves_nginx_by_itself_when_its_time_has_come() {
-    let world = World::start(|launch, _| launch.set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 2)).await;
-    let site = format!("{}.ipfs.{HOST}", world.root);
-    world.warm(&site, "/page.txt").await;
-    world.take_down(&world.leaf).await;
-    world.until_gone(&site, "/page.txt").await;
-    world.causeway.stop().await;
+async fn what_is_taken_down_leaves_by_itself_when_its_time_has_come() {
+    for front in [Front::Nginx, Front::Varnish { with_xkey: false }] {
+        let world = World::start(front, |launch, _| launch.set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 2)).await;
+        let site = format!("{}.ipfs.{HOST}", world.root);
+        eventually("the page is cached", PATIENCE, async || {
+            let answer = world.get(&site, "/page.txt").await;
+            if answer == (200, "HIT".to_owned()) { Ok(()) } else { Err(answer.1) }
+        })
+        .await;
+        world.take_down(&world.leaf).await;
+        world.until_gone(&site, "/page.txt").await;
+        world.causeway.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nginx_keeps_nothing_that_it_would_never_ask_about_again() {
-    let world = World::start(|launch, _| launch).await;
-    let site = format!("{}.ipfs.{HOST}", world.root);
-    for _ in 0..4 {
-        assert_eq!(world.get(&site, "/page.txt").await, (200, "MISS".to_owned()));
+async fn nothing_is_kept_that_would_never_be_asked_about_again() {
+    for front in [Front::Nginx, Front::Varnish { with_xkey: false }] {
+        let world = World::start(front, |launch, _| launch).await;
+        let site = format!("{}.ipfs.{HOST}", world.root);
+        for _ in 0..4 {
+            assert_eq!(world.get(&site, "/page.txt").await, (200, "MISS".to_owned()));
+        }
+        world.take_down(&world.leaf).await;
+        assert_eq!(world.get(&site, "/page.txt").await.0, 451);
+        world.causeway.stop().await;
     }
-    world.take_down(&world.leaf).await;
-    assert_eq!(world.get(&site, "/page.txt").await.0, 451);
+}
+
+/// Whoever may not say that content is gone, and what is no key, take nothing out of the cache.
+#[tokio::test(flavor = "multi_thread")]
+async fn varnish_takes_nothing_but_keys() {
+    let front = Front::Varnish { with_xkey: false };
+    let world = World::start(front, |launch, _| {
+        launch.set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 3600).set("CAUSEWAY_HTTP_SURROGATE_KEYS", true)
+    })
+    .await;
+    let site = format!("{}.ipfs.{HOST}", world.root);
+    world.warm(&site, "/page.txt").await;
+    let ban = reqwest::Method::from_bytes(b"BAN").expect("a method");
+    for (key, status) in [(". || obj.status != 0", 400), (".*", 400), (&*world.other, 200), (&world.root[1..], 200)] {
+        let request = client().request(ban.clone(), format!("http://{}/", world.listen)).header("Surrogate-Key", key);
+        assert_eq!(request.send().await.expect("Varnish answers").status(), status, "{key}");
+        assert_eq!(world.get(&site, "/page.txt").await, (200, "HIT".to_owned()), "{key}");
+    }
     world.causeway.stop().await;
 }

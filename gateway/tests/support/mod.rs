@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod nginx;
 pub mod noise;
 pub mod process;
+pub mod varnish;
 pub mod wire;
 
 use std::fmt::Display;

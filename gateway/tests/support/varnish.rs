@@ -1,0 +1,37 @@
+//! Varnish, as distributions have it, with a configuration of the test's own.
+
+use super::eventually;
+use super::process::Process;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use tokio::net::TcpStream;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running Varnish. Dropping it ends it: its worker ends when its manager is gone.
+pub struct Varnish {
+    _process: Process,
+}
+
+impl Varnish {
+    /// Starts it with a configuration in VCL, and waits until it listens.
+    pub async fn start(dir: &Path, vcl: &str, listens: SocketAddr) -> Self {
+        let file = dir.join("causeway.vcl");
+        std::fs::write(&file, vcl).expect("the folder is writable");
+        let mut command = Command::new(binary());
+        // In the foreground, as whoever runs the tests, with memory for some pages and no port of its own for administration.
+        command.args(["-F", "-j", "none", "-T", "none", "-s", "malloc,16m", "-p", "thread_pools=1"]);
+        command.args(["-p", "thread_pool_min=10"]);
+        command.arg("-f").arg(file).arg("-n").arg(dir.join("varnish")).arg("-a").arg(listens.to_string());
+        let process = Process::spawn("varnish", &mut command, dir);
+        eventually("Varnish listens", PATIENCE, async || TcpStream::connect(listens).await.map(drop)).await;
+        Self { _process: process }
+    }
+}
+
+/// Distributions put it where only administrators look.
+fn binary() -> &'static str {
+    if Path::new("/usr/sbin/varnishd").exists() { "/usr/sbin/varnishd" } else { "varnishd" }
+}

@@ -649,6 +649,38 @@ fn keys_and_names_are_managed_alike_with_and_without_a_running_node() {
 
 /// Where the settings say nothing, the data is in a folder of one name below the one where a command is typed.
 #[test]
+fn what_commands_change_without_a_gateway_is_in_the_audit_log() {
+    let dir = TempDir::new().expect("a folder");
+    let (data, file) = (path(&dir, "data"), path(&dir, "file"));
+    std::fs::write(&file, "of mine").expect("writes");
+    let root = said(&["add", "-Q", "--data-dir", &data, &file]);
+    let archive = path(&dir, "archive.car");
+    for command in [
+        &["key", "gen", "site"][..],
+        &["key", "rename", "site", "page"],
+        &["name", "publish", "--key", "page", root.trim()],
+        &["key", "rm", "page"],
+        &["pin", "add", root.trim()],
+        &["store", "export", root.trim(), &archive],
+        &["import", &archive],
+        &["key", "ls"],
+        &["pin", "ls"],
+    ] {
+        said(&[command, &["--data-dir", &data]].concat());
+    }
+    refusal(causeway(&["key", "rm", "page", "--data-dir", &data]), 1);
+    let log = std::fs::read_to_string(dir.path().join("data/audit.log")).expect("there is a log");
+    let ended = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+    let ended: Vec<_> = ended.filter(|entry| !entry["status"].is_null()).collect();
+    let told: Vec<_> =
+        ended.iter().map(|entry| (entry["path"].as_str().expect("words"), entry["status"].as_u64())).collect();
+    let done = ["add", "key create", "key rename", "name publish", "key remove", "pin add", "import"]
+        .map(|words| (words, Some(200)));
+    assert_eq!(told, [&done[..], &[("key remove", Some(500))]].concat());
+    assert_eq!(ended[0]["detail"]["roots"], serde_json::json!([root.trim()]));
+}
+
+#[test]
 fn commands_find_the_folder_that_is_meant_if_nothing_is_said() {
     let dir = TempDir::new().expect("a folder");
     let here = |arguments: &[&str]| causeway(arguments).current_dir(&dir).output().expect("the binary runs");

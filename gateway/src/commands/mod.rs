@@ -18,6 +18,7 @@
 //! | [`block`] | `block`: what is not served |
 //! | [`pin`] | `pin`: what is kept for good |
 //! | [`token`] | `token`: who may use the admin API |
+//! | [`recorded`] | changes that commands make themselves, as the audit log has them |
 //! | [`withheld`] | what commands refuse while no gateway runs |
 //! | [`shell`] | `completions`, `man` |
 
@@ -30,6 +31,7 @@ pub mod ownership;
 pub mod pin;
 pub mod place;
 pub mod progress;
+mod recorded;
 pub mod remote;
 pub mod shell;
 mod signals;

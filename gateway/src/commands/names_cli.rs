@@ -9,6 +9,7 @@ use crate::admin::names_api::{
 };
 use crate::commands::output::print_view;
 use crate::commands::place::NodePlace;
+use crate::commands::recorded::Recorded;
 use crate::commands::remote::client::Wait;
 use crate::commands::remote::{Remote, local, running};
 use crate::commands::values;
@@ -23,6 +24,7 @@ use p2p_bridge::names::keystore::{KeyError, KeyInfo, Keystore, SELF};
 use p2p_bridge::names::publish::{self, Book, Published, Terms};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::json;
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -50,7 +52,10 @@ const NAME_HELP: &str = "To publish a site under a name that stays the same:\n\
 #[command(after_help = KEY_HELP)]
 pub enum KeyCommand {
     /// Make a key, and print its name, its ID and its type
-    #[command(after_help = "Examples:\n  causeway key create site\n  causeway key create other --type secp256k1")]
+    #[command(
+        alias = "gen",
+        after_help = "Examples:\n  causeway key create site\n  causeway key create other --type secp256k1"
+    )]
     Create {
         /// What to call it: letters, digits, dots, hyphens and underscores
         name: String,
@@ -65,7 +70,7 @@ pub enum KeyCommand {
         node: NodePlace,
     },
     /// Print every key: its name, its ID and its type
-    #[command(after_help = "Example:\n  causeway key list")]
+    #[command(alias = "ls", after_help = "Example:\n  causeway key list")]
     List {
         /// Print JSON
         #[arg(long)]
@@ -127,7 +132,7 @@ pub enum KeyCommand {
         node: NodePlace,
     },
     /// Remove a key for good, and publish no longer with it; export it first if it may be needed again
-    #[command(after_help = "Example:\n  causeway key remove old-site")]
+    #[command(alias = "rm", after_help = "Example:\n  causeway key remove old-site")]
     Remove {
         /// Which key
         name: String,
@@ -255,7 +260,7 @@ pub async fn keys(loaded: &Loaded, command: KeyCommand) -> anyhow::Result<()> {
         return print_view(json, &view, |view| format!("{}\n", view.file));
     }
     let done = match Worker::find(loaded, node).await? {
-        Worker::Files(keys, book) => keys_of_files(&keys, &book, command)?,
+        Worker::Files(keys, book) => keys_of_files(&loaded.config.data_dir, &keys, &book, command)?,
         Worker::Node(remote) => keys_of_node(&remote, command).await?,
     };
     match done {
@@ -264,17 +269,30 @@ pub async fn keys(loaded: &Loaded, command: KeyCommand) -> anyhow::Result<()> {
     }
 }
 
-fn keys_of_files(keys: &Keystore, book: &Book, command: KeyCommand) -> anyhow::Result<Done> {
-    let key = match command {
-        KeyCommand::Create { name, kind, .. } => keys.create(&name, kind)?,
-        KeyCommand::Import { name, file, format, .. } => keys.import(&name, format, &read(&file)?)?,
-        KeyCommand::Rename { from, to, .. } => keys.rename(&from, &to)?,
-        KeyCommand::Remove { name, .. } => publish::remove_key(keys, book, &keys.get(&name)?.0)?,
+fn keys_of_files(data_dir: &Path, keys: &Keystore, book: &Book, command: KeyCommand) -> anyhow::Result<Done> {
+    let (words, asked) = match &command {
+        KeyCommand::Create { name, kind, .. } => ("key create", json!({ "name": name, "kind": kind.to_string() })),
+        KeyCommand::Import { name, .. } => ("key import", json!({ "name": name })),
+        KeyCommand::Rename { from, to, .. } => ("key rename", json!({ "from": from, "to": to })),
+        KeyCommand::Remove { name, .. } => ("key remove", json!({ "name": name })),
         KeyCommand::List { .. } | KeyCommand::Export { .. } => {
             return Ok(Done::Listed(KeysView { keys: keys.list().into_iter().map(KeyView::from).collect() }));
         }
     };
-    Ok(Done::Key(key.into()))
+    let record = Recorded::begin(data_dir, words, asked)?;
+    let key = record.end(changed(keys, book, &command).map(KeyView::from), |key| json!(key))?;
+    Ok(Done::Key(key))
+}
+
+/// The key that a command has changed.
+fn changed(keys: &Keystore, book: &Book, command: &KeyCommand) -> anyhow::Result<KeyInfo> {
+    Ok(match command {
+        KeyCommand::Create { name, kind, .. } => keys.create(name, *kind)?,
+        KeyCommand::Import { name, file, format, .. } => keys.import(name, *format, &read(file)?)?,
+        KeyCommand::Rename { from, to, .. } => keys.rename(from, to)?,
+        KeyCommand::Remove { name, .. } => publish::remove_key(keys, book, &keys.get(name)?.0)?,
+        KeyCommand::List { .. } | KeyCommand::Export { .. } => bail!("this command changes no key"),
+    })
 }
 
 async fn keys_of_node(remote: &Remote, command: KeyCommand) -> anyhow::Result<Done> {
@@ -321,8 +339,11 @@ pub async fn names(loaded: &Loaded, command: NameCommand) -> anyhow::Result<()> 
                     let options = network::publish_options(loaded);
                     let terms =
                         Terms { lifetime: lifetime.unwrap_or(options.lifetime), ttl: ttl.unwrap_or(options.ttl) };
-                    let published = publish::sign(book, &keypair, &path, terms, None, SystemTime::now())?;
-                    PublishedView::new(Some(info), &published, &[])
+                    let asked = json!({ "key": key, "path": path });
+                    let record = Recorded::begin(&loaded.config.data_dir, "name publish", asked)?;
+                    let signed = publish::sign(book, &keypair, &path, terms, None, SystemTime::now());
+                    let view = |published: Published| PublishedView::new(Some(info), &published, &[]);
+                    record.end(signed.map(view).map_err(Into::into), |view| json!(view))?
                 }
                 Worker::Node(remote) => {
                     let seconds = |duration: Duration| duration.as_secs();

@@ -13,6 +13,7 @@ use crate::admin::store_views::{
 use crate::commands::output::{count, print, print_view};
 use crate::commands::place::{Asking, NodePlace, REACH};
 use crate::commands::progress::{self, Progress, Watched};
+use crate::commands::recorded::Recorded;
 use crate::commands::remote::{self, Worker, reach};
 use crate::commands::values;
 use crate::commands::withheld;
@@ -27,6 +28,7 @@ use config::{Flags, Loaded};
 use content::scope::{self, ScopeError, ScopeLimits, ScopeOptions};
 use content::{BlockSource, Cid, Permitted, SourceError, car};
 use futures::TryStreamExt as _;
+use serde_json::json;
 use std::collections::{BTreeSet, HashSet};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -196,8 +198,9 @@ pub fn import(loaded: &Loaded, runtime: &Runtime, args: &ImportArgs) -> anyhow::
                     let look = withheld::look(&policy);
                     Ok(cache::import_car_with(store, archive, None, RootsIn::Header, &look).await)
                 };
-                let summary = and_close(store, importing).await?.with_context(unimported)?;
-                Ok(ImportedView::from(&summary))
+                let record = Recorded::begin(&loaded.config.data_dir, "import", json!({ "file": name }))?;
+                let imported = and_close(store, importing).await.and_then(|summary| summary.with_context(unimported));
+                record.end(imported.map(|summary| ImportedView::from(&summary)), |view| json!(view))
             }
         }
     })?;

@@ -3,19 +3,19 @@
 //! Goals: a token is made and revoked on the gateway's machine, whether the gateway runs or not, or from afar with the operator's own
 //! token; its secret is shown once, alone on standard output, so that it goes from there into a file or a store of secrets.
 
-use crate::admin::access::book::{Book, BookError};
+use crate::admin::access::book::Book;
 use crate::admin::access::{Quota, Scope};
 use crate::admin::access_api::{CreateToken, CreatedToken, TokenView, TokensView};
-use crate::admin::audit::LocalChange;
 use crate::admin::store_views::size;
 use crate::commands::output::{print_view, table};
 use crate::commands::place::{Asking, RUNNING};
+use crate::commands::recorded::Recorded;
 use crate::commands::remote::running;
 use crate::commands::values::{bytes, duration, moment};
 use clap::{Args, Subcommand};
 use config::{Flags, Loaded};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::Path;
 use std::time::Duration;
 
@@ -162,42 +162,17 @@ async fn create(loaded: &Loaded, args: CreateArgs) -> anyhow::Result<()> {
 }
 
 fn make(data_dir: &Path, asked: CreateToken) -> anyhow::Result<CreatedToken> {
-    let (kept, token) = recorded(
-        data_dir,
-        "token create",
-        &json!(asked),
-        || {
-            let (kept, token) = Book::of(data_dir).create(asked.clone().into())?;
-            Ok((TokenView::from(kept), token))
-        },
-        |(kept, _)| kept,
-    )?;
+    let record = Recorded::begin(data_dir, "token create", json!(asked))?;
+    let made = Book::of(data_dir).create(asked.into()).map_err(anyhow::Error::from);
+    let (kept, token) =
+        record.end(made.map(|(kept, token)| (TokenView::from(kept), token)), |(kept, _)| json!(kept))?;
     Ok(CreatedToken { token: token.reveal(), kept })
 }
 
 fn remove(data_dir: &Path, token: &str) -> anyhow::Result<TokenView> {
-    let remove = || Ok(TokenView::from(Book::of(data_dir).remove(token)?));
-    recorded(data_dir, "token rm", &json!({"token": token}), remove, |removed| removed)
-}
-
-/// Makes a change with a record in the audit log before it and another one after it, which says what `tell` picks.
-fn recorded<T>(
-    data_dir: &Path,
-    words: &str,
-    asked: &Value,
-    change: impl FnOnce() -> Result<T, BookError>,
-    tell: impl FnOnce(&T) -> &TokenView,
-) -> anyhow::Result<T> {
-    let record = LocalChange::begin(data_dir, words, asked)?;
-    let changed = change();
-    let ended = match &changed {
-        Ok(changed) => record.end(200, tell(changed)),
-        Err(error) => record.end(error.status().as_u16(), &json!({"asked": asked, "error": error.to_string()})),
-    };
-    if let Err(error) = ended {
-        eprintln!("warning: the audit log says that this was begun, and not how it ended: {error}");
-    }
-    Ok(changed?)
+    let record = Recorded::begin(data_dir, "token rm", json!({ "token": token }))?;
+    let removed = Book::of(data_dir).remove(token).map(TokenView::from).map_err(anyhow::Error::from);
+    record.end(removed, |removed| json!(removed))
 }
 
 fn list(tokens: &TokensView) -> String {

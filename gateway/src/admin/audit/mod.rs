@@ -3,8 +3,8 @@
 //! Goals: no change is made that is not in the log, on the disk; one line of JSON for each record, so that any tool
 //! reads it; bounded in bytes; no secret ever in it.
 //!
-//! A change is a request that a token authorises and that is no GET, HEAD or OPTIONS, or a command that makes or revokes a token in
-//! the data folder itself ([`LocalChange`]). It has two records with the same id. The intent is on the disk before the change is
+//! A change is a request that a token authorises and that is no GET, HEAD or OPTIONS, or a command that changes tokens, keys, names or
+//! pins in the data folder itself ([`LocalChange`]). It has two records with the same id. The intent is on the disk before the change is
 //! made. The outcome is on the disk before the answer begins, and says all that the intent does. When the intent cannot be
 //! written, the change is refused and nothing happens. When the outcome cannot, the change has been made and is answered;
 //! then the log of the process has the record. An intent without an outcome is a change under way, or one during which the

@@ -22,6 +22,7 @@ use self::args::STATUSES;
 use self::show::{describe, details, line, rows, short, word};
 use crate::commands::output::{print_line, print_view};
 use crate::commands::progress::Progress;
+use crate::commands::recorded::Recorded;
 use crate::commands::remote::address::{query, segment};
 use crate::commands::remote::{Remote, Worker, reach, running};
 use crate::commands::store_cli::{Named, and_close_now};
@@ -33,6 +34,7 @@ use cache::{Addition, BlockStore, PinState, PinSummary};
 use config::Loaded;
 use content::Cid;
 use futures::stream::{self, Stream, TryStreamExt as _};
+use serde_json::json;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -90,7 +92,11 @@ async fn add(loaded: &Loaded, args: &AddArgs) -> anyhow::Result<()> {
             conclude(&remote, asked, args).await
         }
         Worker::Here(store) => {
-            let added = add_here(&*store, &named, args).await;
+            let asked = json!({ "paths": args.paths, "name": args.name });
+            let added = match Recorded::begin(&loaded.config.data_dir, "pin add", asked.clone()) {
+                Ok(record) => record.end(add_here(&*store, &named, args).await, |()| asked),
+                Err(error) => Err(error),
+            };
             and_close_now(&*store, added).await
         }
     }

@@ -22,6 +22,7 @@ use self::files::Input;
 use self::report::{Lines, Report};
 use super::{and_close, store_to_write};
 use crate::commands::place::{NodePlace, REACH};
+use crate::commands::recorded::Recorded;
 use crate::commands::remote::client::AskError;
 use crate::commands::remote::{Remote, Worker};
 use crate::commands::withheld;
@@ -34,8 +35,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use config::{Flags, Loaded};
 use content::importer::{BlockSink, Chunking, Importer, Part, Profile, SinkError, Version};
 use content::policy::admit;
-use content::{Block, Policy};
+use content::{Block, Cid, Policy};
 use http::StatusCode;
+use serde_json::json;
 use std::path::PathBuf;
 use tokio::runtime::Runtime;
 
@@ -151,8 +153,16 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result
     match store_to_write(loaded, runtime, &args.node)? {
         Worker::Here(store) => {
             let policy = runtime.block_on(withheld::policy(loaded));
-            let added = policy.and_then(|policy| add_here(runtime, &*store, &*policy, work, name, &mut report));
-            and_close(runtime, &store, added)?;
+            let paths: Vec<String> = args.paths.iter().map(|path| path.display().to_string()).collect();
+            let recorded = policy.and_then(|policy| {
+                let record = Recorded::begin(&loaded.config.data_dir, "add", json!({ "paths": paths, "name": name }))?;
+                let added = add_here(runtime, &*store, &*policy, work, name, &mut report);
+                record.end(
+                    added,
+                    |roots| json!({ "roots": roots.iter().map(Cid::to_string).collect::<Vec<_>>(), "name": name }),
+                )
+            });
+            and_close(runtime, &store, recorded)?;
         }
         Worker::There(remote) => add_there(runtime, &remote, work, name, &mut report)?,
     }
@@ -166,7 +176,7 @@ fn add_here(
     work: Work,
     name: Option<&str>,
     report: &mut Report,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Vec<Cid>> {
     let addition = runtime.block_on(Addition::begin(store))?;
     let mut sink = |block: Block| -> Result<(), SinkError> {
         admit(policy, block.cid())?;
@@ -176,7 +186,7 @@ fn add_here(
     report.pinning();
     let roots: Vec<_> = roots.into_iter().map(|root| root.cid).collect();
     runtime.block_on(addition.pin(&roots, name))?;
-    Ok(())
+    Ok(roots)
 }
 
 /// The files are read and hashed here, by whoever may read them; the gateway gets blocks, but for those that it has.

@@ -359,7 +359,8 @@ impl<'a> Script<'a> {
             0 => Multiaddr::try_from(self.bytes().to_vec()).ok(),
             number => Some(Multiaddr::empty().with(Protocol::Ip4([8, 8, 8, number].into())).with(Protocol::Tcp(4001))),
         };
-        (0..count).filter_map(address).collect()
+        // The behaviour passes on what can be dialled, and nothing else is read from a file.
+        (0..count).filter_map(address).filter(|address| Shape::read(address).is_ok()).collect()
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::eventually;
 use super::process::Process;
-use std::net::{SocketAddr, TcpListener};
+use std::hash::{BuildHasher as _, RandomState};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -37,10 +38,16 @@ impl Nginx {
     }
 }
 
-/// nginx takes no port 0. This one was free a moment ago.
+/// A free port for what takes no port 0. It is none of those that the system gives to whoever asks for any: between this look and
+/// the start of a server, which may take seconds, many are asked for.
 pub fn free_address() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-    listener.local_addr().expect("it is bound")
+    let asked = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let first_of_system = asked.split_whitespace().next().and_then(|port| port.parse().ok()).unwrap_or(32_768);
+    let ports = 10_240..first_of_system.max(10_241);
+    let random = || RandomState::new().hash_one(()) % (u64::from(ports.end) - u64::from(ports.start));
+    let candidates = (0..1_000).map(|_| SocketAddr::from((Ipv4Addr::LOCALHOST, ports.start + random() as u16)));
+    let is_free = |address: &SocketAddr| TcpListener::bind(address).is_ok();
+    candidates.into_iter().find(is_free).expect("loopback has a free port")
 }
 
 /// Distributions put it where only administrators look.

@@ -19,7 +19,8 @@ backend causeway {
 }
 
 # Who may say that content is gone: Causeway alone, which is told of this cache by policy.caches = ["ban+http://127.0.0.1:6081"],
-# or "xkey+http://127.0.0.1:6081".
+# or "xkey+http://127.0.0.1:6081". What ends TLS on this machine has to tell Varnish whose connection it is (the PROXY protocol), or
+# everybody is this machine.
 acl may_purge {
     "127.0.0.1";
     "::1";
@@ -51,9 +52,9 @@ sub vcl_recv {
     # Content is the same for everybody. With a cookie, Varnish would not cache it.
     unset req.http.Cookie;
 
-    # Ranges are passed through, or Varnish would fetch whole files for them. A service worker's script is asked for under an
-    # address that is fine without that header, but refused with it.
-    if (req.http.Range || req.http.Service-Worker) {
+    # Ranges and HEAD are passed through, or Varnish would fetch whole files for them. A service worker's script is asked for under
+    # an address that is fine without that header, but refused with it.
+    if (req.http.Range || req.method == "HEAD" || req.http.Service-Worker) {
         return (pass);
     }
 }

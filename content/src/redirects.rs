@@ -60,6 +60,15 @@ pub enum Target {
     Elsewhere,
 }
 
+impl Target {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Location(text) | Self::Path(text) => text.len(),
+            Self::Elsewhere => 0,
+        }
+    }
+}
+
 /// Why a file is refused, as a whole (the specification, "Error Handling").
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RedirectsError {
@@ -152,8 +161,9 @@ impl Rules {
         let mut looked_at = segments.len();
         let found = self.0.iter().find_map(|rule| {
             let values = rule.bind(path, &segments, &mut looked_at)?;
-            work.charge_text(rule.to.len());
-            Some(rule.apply(&values))
+            let found = rule.apply(&values);
+            work.charge_text(rule.to.len() + found.to.bytes());
+            Some(found)
         });
         work.charge(looked_at as u64 / LOOKS_PER_STEP);
         found
@@ -484,6 +494,20 @@ mod tests {
         assert_eq!(short.memory_bytes(), FILE_BYTES_MAX / 4 * each, "nothing is kept for rules to come");
         let long = rules(&format!("/a /{}", "b".repeat(1000)));
         assert_eq!(long.memory_bytes(), size_of::<Rule>() + 32 + 1001 + 16);
+    }
+
+    #[test]
+    fn what_is_looked_at_and_made_counts_as_work() {
+        let table = [
+            ("/a/b /c\n".repeat(8_000), "/x".to_owned(), 1_000..3_000),
+            ("/:a/b /c\n".repeat(4_000), "/x/y".to_owned(), 1_000..3_000),
+            (format!("/* /{}", ":splat".repeat(COLONS_MAX)), format!("/{}", "a".repeat(8_000)), 8_000..9_000),
+        ];
+        for (file, path, steps) in table {
+            let work = Work::unlimited();
+            rules(&file).find(&path, &work);
+            assert!(steps.contains(&work.spent()), "{} steps", work.spent());
+        }
     }
 
     #[test]

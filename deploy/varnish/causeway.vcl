@@ -5,6 +5,9 @@ vcl 4.1;
 #
 # What is taken down at Causeway leaves this cache by BAN. With the module xkey (package varnish-modules) it leaves by PURGE,
 # which costs less in a large cache: take "#xkey " away from the lines below that begin with it.
+#
+# What is passed through waits in the storage "Transient" for clients that read slowly, and that has no bound unless it is given one:
+# start Varnish with "-s Transient=malloc,512m", and from 7.3 on with "-p transit_buffer=1m", which makes it wait for them instead.
 
 import std;
 #xkey import xkey;
@@ -52,6 +55,11 @@ sub vcl_recv {
     # Content is the same for everybody. With a cookie, Varnish would not cache it.
     unset req.http.Cookie;
 
+    # A request for what is here alone is Causeway's to answer: Varnish would drop that header, and Causeway search the network.
+    if (req.http.Cache-Control ~ "(?i)only-if-cached") {
+        return (pass);
+    }
+
     # Ranges and HEAD are passed through, or Varnish would fetch whole files for them. A service worker's script is asked for under
     # an address that is fine without that header, but refused with it.
     if (req.http.Range || req.method == "HEAD" || req.http.Service-Worker) {
@@ -63,7 +71,6 @@ sub vcl_backend_response {
     # Causeway says how long everything holds (s-maxage, if http.shared_max_age_seconds is set). Nothing stale is sent while it is
     # asked again, for it may have been taken down; whether it still holds costs it next to nothing.
     set beresp.grace = 0s;
-    set beresp.keep = 1d;
 
     # What would be kept for longer, because that setting was forgotten, is not kept at all. What is large, or of unknown length, as
     # archives are, would push everything else out of the cache.
@@ -72,6 +79,9 @@ sub vcl_backend_response {
         set beresp.uncacheable = true;
         # For so long, requests for it do not wait for each other.
         set beresp.ttl = 120s;
+    } else if (beresp.ttl > 0s && beresp.http.Cache-Control !~ "(?i)no-store|no-cache|private") {
+        # For so long, an answer whose time is over is there to be asked about.
+        set beresp.keep = 1d;
     }
     #xkey set beresp.http.xkey = beresp.http.Surrogate-Key;
 }

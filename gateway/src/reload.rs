@@ -34,7 +34,10 @@ pub async fn reload(running: &Loaded, read: Result<Loaded, ConfigError>, lists: 
         tracing::warn!(error, "log.level stays as it was");
     }
     match network::static_map(&loaded) {
-        Ok(map) => names.set_static_map(map),
+        Ok(map) => {
+            names.set_static_map(map);
+            tracing::info!("the names of names.dnslink_map were read again");
+        }
         Err(error) => tracing::warn!(%error, "the names of names.dnslink_map stay as they were"),
     }
     for key in need_restart(running, &loaded) {
@@ -43,11 +46,7 @@ pub async fn reload(running: &Loaded, read: Result<Loaded, ConfigError>, lists: 
     let looks = lists.entries().iter().map(|entry| async move { lists.look(entry).await.is_ok() });
     let read = futures::future::join_all(looks).await;
     let usable = read.iter().filter(|usable| **usable).count();
-    tracing::info!(
-        lists = read.len(),
-        usable,
-        "the settings, the names of names.dnslink_map and the lists of content were read again"
-    );
+    tracing::info!(lists = read.len(), usable, "the settings and the lists of content were read again");
 }
 
 /// The settings that differ and cannot change while the gateway runs.

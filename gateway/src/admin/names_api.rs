@@ -197,15 +197,19 @@ pub fn routes(publisher: Arc<Publisher>) -> OpenApiRouter {
     routes.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).with_state(Names { publisher })
 }
 
+/// What HTTP has for it.
+pub fn key_status(error: &KeyError) -> StatusCode {
+    match error {
+        KeyError::Name(_) | KeyError::Reserved | KeyError::Format(_) => StatusCode::BAD_REQUEST,
+        KeyError::Missing(_) => StatusCode::NOT_FOUND,
+        KeyError::Exists(_) | KeyError::Known(_) | KeyError::Full | KeyError::InUse { .. } => StatusCode::CONFLICT,
+        KeyError::Identity(_) | KeyError::Io { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
 impl From<KeyError> for Refusal {
     fn from(error: KeyError) -> Self {
-        let status = match &error {
-            KeyError::Name(_) | KeyError::Reserved | KeyError::Format(_) => StatusCode::BAD_REQUEST,
-            KeyError::Missing(_) => StatusCode::NOT_FOUND,
-            KeyError::Exists(_) | KeyError::Known(_) | KeyError::Full | KeyError::InUse { .. } => StatusCode::CONFLICT,
-            KeyError::Identity(_) | KeyError::Io { .. } => StatusCode::INTERNAL_SERVER_ERROR,
-        };
-        Self(status, error.to_string())
+        Self(key_status(&error), error.to_string())
     }
 }
 

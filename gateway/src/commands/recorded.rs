@@ -2,11 +2,13 @@
 //!
 //! Goals: what changes tokens, keys, names and pins is recorded, whether a gateway does it or a command without one.
 //!
-//! Non-goals: what puts nobody's decisions into force: blocks that are read, checked, mended or moved.
+//! Non-goals: what changes none of these: blocks that are read, checked, mended or moved.
 
 use crate::admin::access::book::BookError;
 use crate::admin::audit::LocalChange;
+use crate::admin::names_api::key_status;
 use crate::logging::chain;
+use p2p_bridge::names::keystore::KeyError;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -18,8 +20,8 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Records that a change is about to be made: `words` are those of the command, `asked` what it was told. Blocks the
-    /// thread.
+    /// Records that a change is about to be made: `words` are those of the command, `asked` what it was told. Blocks
+    /// the thread.
     ///
     /// # Errors
     /// That it cannot be recorded, and so must not be made.
@@ -47,5 +49,7 @@ impl Recorded {
 
 /// The status that the admin API would answer, as far as that is known.
 fn status(error: &anyhow::Error) -> u16 {
-    error.downcast_ref::<BookError>().map_or(500, |error| error.status().as_u16())
+    let of_token = error.downcast_ref::<BookError>().map(BookError::status);
+    let of_key = || error.downcast_ref::<KeyError>().map(key_status);
+    of_token.or_else(of_key).map_or(500, |status| status.as_u16())
 }

@@ -196,11 +196,12 @@ pub fn import(loaded: &Loaded, runtime: &Runtime, args: &ImportArgs) -> anyhow::
                 let importing = async |store: &dyn BlockStore| {
                     let policy = withheld::policy(loaded).await?;
                     let look = withheld::look(&policy);
-                    Ok(cache::import_car_with(store, archive, None, RootsIn::Header, &look).await)
+                    let record = Recorded::begin(&loaded.config.data_dir, "import", json!({ "file": name }))?;
+                    let imported = cache::import_car_with(store, archive, None, RootsIn::Header, &look).await;
+                    let imported = imported.with_context(unimported);
+                    record.end(imported.map(|summary| ImportedView::from(&summary)), |view| json!(view))
                 };
-                let record = Recorded::begin(&loaded.config.data_dir, "import", json!({ "file": name }))?;
-                let imported = and_close(store, importing).await.and_then(|summary| summary.with_context(unimported));
-                record.end(imported.map(|summary| ImportedView::from(&summary)), |view| json!(view))
+                and_close(store, importing).await
             }
         }
     })?;

@@ -2,10 +2,12 @@
 
 use super::eventually;
 use super::process::Process;
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::Duration;
 use tokio::net::TcpStream;
 
@@ -38,16 +40,22 @@ impl Nginx {
     }
 }
 
-/// A free port for what takes no port 0. It is none of those that the system gives to whoever asks for any: between this look and
-/// the start of a server, which may take seconds, many are asked for.
+/// Ports that were given to somebody in this process.
+static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+
+/// A free port for a server that takes no port 0. It is given once, and is none of those that the system gives to sockets that
+/// ask for any: between this look and the start of the server, which may take seconds, many do.
 pub fn free_address() -> SocketAddr {
     let asked = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let first_of_system = asked.split_whitespace().next().and_then(|port| port.parse().ok()).unwrap_or(32_768);
-    let ports = 10_240..first_of_system.max(10_241);
-    let random = || RandomState::new().hash_one(()) % (u64::from(ports.end) - u64::from(ports.start));
-    let candidates = (0..1_000).map(|_| SocketAddr::from((Ipv4Addr::LOCALHOST, ports.start + random() as u16)));
-    let is_free = |address: &SocketAddr| TcpListener::bind(address).is_ok();
-    candidates.into_iter().find(is_free).expect("loopback has a free port")
+    let mut of_system = asked.split_whitespace().filter_map(|port| port.parse::<u16>().ok());
+    let (first, last) = (of_system.next().unwrap_or(32_768), of_system.next().unwrap_or(60_999));
+    let ports = if first > 20_000 { 10_240..first } else { last.min(60_999)..u16::MAX };
+    let random = || RandomState::new().hash_one(()) % u64::from(ports.end - ports.start);
+    let candidates = (0..1_000).map(|_| ports.start + u16::try_from(random()).unwrap_or_default());
+    let mut given = GIVEN.lock().expect("no test panics here");
+    let address = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let is_free = |port: &u16| given.insert(*port) && TcpListener::bind(address(*port)).is_ok();
+    candidates.into_iter().find(is_free).map(address).expect("loopback has a free port")
 }
 
 /// Distributions put it where only administrators look.

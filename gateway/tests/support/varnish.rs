@@ -22,8 +22,20 @@ impl Varnish {
         std::fs::write(&file, vcl).expect("the folder is writable");
         let mut command = Command::new(binary());
         // In the foreground, as whoever runs the tests, with memory for some pages and no port of its own for administration.
-        command.args(["-F", "-j", "none", "-T", "none", "-s", "malloc,16m", "-p", "thread_pools=1"]);
-        command.args(["-p", "thread_pool_min=10"]);
+        command.args([
+            "-F",
+            "-j",
+            "none",
+            "-T",
+            "none",
+            "-s",
+            "malloc,16m",
+            "-s",
+            "Transient=malloc,16m",
+            "-p",
+            "thread_pools=1",
+        ]);
+        command.args(["-p", "thread_pool_min=10", "-p", "vsl_space=1m"]);
         command.arg("-f").arg(file).arg("-n").arg(dir.join("varnish")).arg("-a").arg(listens.to_string());
         let process = Process::spawn("varnish", &mut command, dir);
         eventually("Varnish listens", PATIENCE, async || TcpStream::connect(listens).await.map(drop)).await;

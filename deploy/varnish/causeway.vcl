@@ -1,6 +1,6 @@
 vcl 4.1;
 
-# Varnish in front of Causeway, as a cache for all who ask. For Varnish 6.6 or later, as /etc/varnish/default.vcl. Varnish ends no
+# Varnish in front of Causeway, as a shared cache. For Varnish 6.6 or later, as /etc/varnish/default.vcl. Varnish ends no
 # TLS: something in front of it does (Hitch, HAProxy, a CDN). deploy/README.md says what Causeway has to be told.
 #
 # What is taken down at Causeway leaves this cache by BAN. With the module xkey (package varnish-modules) it leaves by PURGE,
@@ -22,8 +22,8 @@ backend causeway {
 }
 
 # Who may say that content is gone: Causeway alone, which is told of this cache by policy.caches = ["ban+http://127.0.0.1:6081"],
-# or "xkey+http://127.0.0.1:6081". What ends TLS on this machine has to tell Varnish whose connection it is (the PROXY protocol), or
-# everybody is this machine.
+# or "xkey+http://127.0.0.1:6081". What ends TLS on this machine has to tell Varnish whose connection it is (the PROXY
+# protocol), or every client has the address of this machine.
 acl may_purge {
     "127.0.0.1";
     "::1";
@@ -52,7 +52,7 @@ sub vcl_recv {
     set req.http.X-Forwarded-Host = req.http.Host;
     set req.http.X-Forwarded-Proto = "https";
 
-    # Content is the same for everybody. With a cookie, Varnish would not cache it.
+    # Content is the same for every client. With a cookie, Varnish would not cache it.
     unset req.http.Cookie;
 
     # A request for what is here alone is Causeway's to answer: Varnish would drop that header, and Causeway search the network.

@@ -62,8 +62,8 @@ async fn many_at_a_time_get_each_their_own() {
     }
 }
 
-/// Who leaves makes room for others, and takes nothing from its neighbours. Most reads wait when some leave; on a busy machine
-/// a thread may have answered one before it was asked whether it waits.
+/// A reader that is dropped makes room for others, and takes nothing from its neighbours. Most reads wait when some are dropped;
+/// on a busy machine a thread may have answered one before its first poll.
 #[tokio::test]
 async fn who_leaves_is_not_waited_for() {
     let dir = tempdir().expect("a folder");
@@ -77,7 +77,7 @@ async fn who_leaves_is_not_waited_for() {
         };
         let mut reads: Vec<_> = blocks.iter().map(find).collect();
         for (slot, block) in reads.iter_mut().zip(&blocks) {
-            let read = slot.as_mut().expect("nobody has left");
+            let read = slot.as_mut().expect("no read was dropped yet");
             if let Poll::Ready(found) = futures::poll!(read.as_mut()) {
                 assert_eq!(found.expect("reads").as_ref(), Some(block.data()));
                 *slot = None;

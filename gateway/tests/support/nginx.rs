@@ -1,7 +1,7 @@
 //! nginx, as distributions have it, with a configuration of the test's own.
 
 use super::eventually;
-use super::process::Process;
+use super::process::{Process, system_program};
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -32,7 +32,7 @@ impl Nginx {
              }}\n"
         );
         std::fs::write(dir.join("nginx.conf"), configuration).expect("the folder is writable");
-        let mut command = Command::new(binary());
+        let mut command = Command::new(system_program("nginx"));
         command.arg("-p").arg(dir).args(["-c", "nginx.conf", "-e", "error.log"]);
         let process = Process::spawn("nginx", &mut command, dir);
         eventually("nginx listens", PATIENCE, async || TcpStream::connect(listens).await.map(drop)).await;
@@ -40,7 +40,7 @@ impl Nginx {
     }
 }
 
-/// Ports that were given to somebody in this process.
+/// Ports that this process has handed out.
 static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
 
 /// A free port for a server that takes no port 0. It is given once, and is none of those that the system gives to sockets that
@@ -56,9 +56,4 @@ pub fn free_address() -> SocketAddr {
     let address = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let is_free = |port: &u16| given.insert(*port) && TcpListener::bind(address(*port)).is_ok();
     candidates.into_iter().find(is_free).map(address).expect("loopback has a free port")
-}
-
-/// Distributions put it where only administrators look.
-fn binary() -> &'static str {
-    if Path::new("/usr/sbin/nginx").exists() { "/usr/sbin/nginx" } else { "nginx" }
 }

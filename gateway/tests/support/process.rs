@@ -11,6 +11,12 @@ use std::time::Duration;
 /// Lines of a process's output that a failed test shows.
 const LINES_SHOWN: usize = 60;
 
+/// A server of the distribution's. Most have these in a folder that is in the path of administrators alone.
+pub fn system_program(name: &str) -> PathBuf {
+    let path = Path::new("/usr/sbin").join(name);
+    if path.exists() { path } else { name.into() }
+}
+
 /// A running child. Dropping it kills it; a failing test shows the end of its output first.
 pub struct Process {
     name: String,

@@ -1,7 +1,7 @@
 //! Varnish, as distributions have it, with a configuration of the test's own.
 
 use super::eventually;
-use super::process::Process;
+use super::process::{Process, system_program};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
@@ -20,8 +20,8 @@ impl Varnish {
     pub async fn start(dir: &Path, vcl: &str, listens: SocketAddr) -> Self {
         let file = dir.join("causeway.vcl");
         std::fs::write(&file, vcl).expect("the folder is writable");
-        let mut command = Command::new(binary());
-        // In the foreground, as whoever runs the tests, with memory for some pages and no port of its own for administration.
+        let mut command = Command::new(system_program("varnishd"));
+        // In the foreground, as the user who runs the tests, with little storage and no management port.
         command.args([
             "-F",
             "-j",
@@ -41,9 +41,4 @@ impl Varnish {
         eventually("Varnish listens", PATIENCE, async || TcpStream::connect(listens).await.map(drop)).await;
         Self { _process: process }
     }
-}
-
-/// Distributions put it where only administrators look.
-fn binary() -> &'static str {
-    if Path::new("/usr/sbin/varnishd").exists() { "/usr/sbin/varnishd" } else { "varnishd" }
 }

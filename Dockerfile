@@ -21,7 +21,7 @@ COPY . .
 # The cache mounts only save time: what is needed afterwards is copied out of them.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked --package causeway-gateway \
+    cargo build --release --locked --package causeway \
     && install -D --strip target/release/causeway /out/causeway \
     && install -d -m 0750 /out/data
 

@@ -3,7 +3,7 @@
 //! The walk is that of [`content::dag`], without its waiting: here every block is at hand or missing. Blocks that have no links
 //! by their codec are not read.
 
-use crate::disk::StoreError;
+use crate::error::StoreError;
 use bytes::Bytes;
 use content::fingerprints::Fingerprints;
 use content::{Block, BlockKey, Cid, codec, dag};

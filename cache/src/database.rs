@@ -8,7 +8,7 @@
 //!
 //! Non-goals: damage, which fails as before.
 
-use crate::disk::StoreError;
+use crate::error::StoreError;
 use rocksdb::{ColumnFamily, DB, Options};
 use std::fmt;
 use std::sync::{Mutex, OnceLock, PoisonError};

@@ -33,6 +33,7 @@ pub mod add;
 mod dag;
 mod database;
 pub mod disk;
+mod error;
 pub mod flat;
 pub mod flight;
 mod folder;
@@ -47,8 +48,10 @@ pub mod pins;
 mod queue;
 pub mod ram;
 pub mod register;
+mod reports;
 mod space;
 pub mod store;
+mod store_pins;
 pub mod stored;
 pub mod tiers;
 

@@ -6,13 +6,10 @@
 //! Non-goals: walking. The caller supplies the blocks, from a walk over any source ([`content::dag::walk_all`]), and
 //! answers for their being the whole DAG.
 
-use crate::disk::StoreError;
-use crate::store::BlockStore;
-use content::dag::{DagError, Visited};
-use content::{Block, Cid, SourceError};
-use futures::stream::{Stream, StreamExt as _};
+use crate::error::StoreError;
+use content::dag::DagError;
+use content::{Cid, SourceError};
 use std::collections::{BTreeSet, HashMap};
-use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Notify;
@@ -94,53 +91,6 @@ impl PinError {
     /// Part of the DAG could not be read.
     pub(crate) fn unread(error: SourceError) -> Self {
         Self::Blocks(Box::new(DagError::Source(error)))
-    }
-}
-
-impl dyn BlockStore {
-    /// Pins a DAG: writes its blocks as members of the pin and, when they have all been written, marks it complete. The
-    /// pin is on the disk when this returns. Blocks that are here already are not written again.
-    ///
-    /// A root that has a pin keeps it: a partial one is gone on with, a complete one stays complete. A `name` replaces
-    /// the one that it has.
-    ///
-    /// # Errors
-    /// [`PinError`]; blocks written before stay protected, as a partial pin.
-    pub async fn pin_recursive<E>(
-        &self,
-        root: Cid,
-        name: Option<String>,
-        blocks: impl Stream<Item = Result<Block, E>> + Send,
-    ) -> Result<PinSummary, PinError>
-    where
-        E: std::error::Error + Send + Sync + 'static,
-    {
-        self.pin_visited(root, name, blocks.map(|block| block.map(Visited::Block))).await
-    }
-
-    /// The same for a DAG whose blocks are here: leaves that were not read are members as they are.
-    ///
-    /// # Errors
-    /// The same; among them that a leaf is not here.
-    pub(crate) async fn pin_visited<E>(
-        &self,
-        root: Cid,
-        name: Option<String>,
-        visited: impl Stream<Item = Result<Visited, E>> + Send,
-    ) -> Result<PinSummary, PinError>
-    where
-        E: std::error::Error + Send + Sync + 'static,
-    {
-        check_name(name.as_deref())?;
-        let attempt = self.begin_pin(root, name).await?;
-        let mut visited = pin!(visited);
-        while let Some(visited) = visited.next().await {
-            match visited.map_err(|error| PinError::Blocks(Box::new(error)))? {
-                Visited::Block(block) => self.put_member(&block, &attempt).await?,
-                Visited::Leaf(cid) => self.put_held_member(cid, &attempt).await?,
-            }
-        }
-        self.finish_pin(attempt).await
     }
 }
 

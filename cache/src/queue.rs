@@ -3,7 +3,7 @@
 //! Goals: who brings a block waits for room instead of filling memory; what has room is written, also if everybody has let go
 //! of the store since.
 
-use crate::disk::StoreError;
+use crate::error::StoreError;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};

@@ -3,7 +3,7 @@
 //! A file system without space and one without inodes refuse with the same error (`ENOSPC`), and only its figures tell which it
 //! was: who is told to make room deletes large files, who is told of inodes deletes many.
 
-use crate::disk::StoreError;
+use crate::error::StoreError;
 use rustix::fs::statvfs;
 use std::fs::File;
 use std::io::{self, ErrorKind};

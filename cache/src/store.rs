@@ -11,8 +11,9 @@
 //!
 //! Non-goals: tools of one store, such as [`crate::Offline`], which mends RocksDB's index.
 
-use crate::disk::{Figures, Finding, Recompressed, ScrubProgress, ScrubReport, StoreError};
+use crate::error::StoreError;
 use crate::pins::{Attempt, PinChanges, PinError, PinSummary};
+use crate::reports::{Figures, Finding, Recompressed, ScrubProgress, ScrubReport};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
 use content::{Block, BlockKey, BlockSource, Cid};

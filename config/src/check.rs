@@ -1,7 +1,7 @@
 //! What is wrong with values that parse: too small, too large, at odds with each other. Each complaint is about one key.
 
 use crate::caches::FrontCache;
-use crate::load::{ConfigError, Loaded, Origin};
+use crate::loaded::{ConfigError, Loaded, Origin};
 use crate::schema::Config;
 
 /// A year. Longer times would overflow the clock.

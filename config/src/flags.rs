@@ -65,7 +65,7 @@ impl Flags {
     pub(crate) fn settings(&self) -> Vec<(&'static str, &'static str, Value)> {
         let text = |text: &Option<String>| text.as_ref().map(|text| Value::String(text.clone()));
         let list =
-            |texts: &Vec<String>| (!texts.is_empty()).then(|| crate::load::list(texts.iter().map(String::as_str)));
+            |texts: &Vec<String>| (!texts.is_empty()).then(|| crate::values::list(texts.iter().map(String::as_str)));
         let yes = |given: bool| given.then_some(Value::Boolean(true));
         let all = [
             ("--data-dir", "data_dir", text(&self.data_dir)),

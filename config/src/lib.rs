@@ -23,6 +23,7 @@ pub mod caches;
 pub mod flags;
 pub mod keys;
 pub mod load;
+pub mod loaded;
 pub mod p2p;
 pub mod schema;
 pub mod size;

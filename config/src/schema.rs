@@ -5,6 +5,7 @@
 
 use crate::caches::FrontCache;
 use crate::p2p::P2p;
+pub use crate::values::{Host, ListPlace, ListSetting};
 use crate::values::{Secret, addresses, cids, networks};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -198,30 +199,6 @@ impl Default for Http {
             shared_max_age_seconds: 0,
             welcome_site: true,
         }
-    }
-}
-
-/// How a host name is answered.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Host {
-    /// The name, in lower case and without a port.
-    pub name: String,
-    /// Give every CID and name an origin of its own, `CID.ipfs.NAME`, and send those who ask by path there.
-    pub subdomains: bool,
-    /// Write a domain as one label, `en-wikipedia--on--ipfs-org.ipns.NAME`, which a wildcard certificate covers.
-    pub inline_dnslink: bool,
-    /// Which of /ipfs/ and /ipns/ are served.
-    pub namespaces: Vec<String>,
-    /// Serve files, pages and archives, and not only what the client can check for itself.
-    pub deserialized: bool,
-}
-
-impl Host {
-    /// A subdomain gateway for everything.
-    pub fn named(name: &str) -> Self {
-        let namespaces = ["ipfs", "ipns"].map(str::to_owned).to_vec();
-        let name = name.to_ascii_lowercase();
-        Self { name, subdomains: true, inline_dnslink: true, namespaces, deserialized: true }
     }
 }
 
@@ -516,24 +493,6 @@ pub enum PolicyMode {
     Deny,
     /// What is on a list.
     Allow,
-}
-
-/// A list of what is withheld or served.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ListSetting {
-    /// Where it is.
-    pub from: ListPlace,
-    /// How content is refused: 410 or 451.
-    pub status: u16,
-}
-
-/// Where a list is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ListPlace {
-    /// In a file.
-    File(PathBuf),
-    /// At an address.
-    Url(String),
 }
 
 /// What is written to standard error.

@@ -1,6 +1,5 @@
 //! Values that are checked as they are read, with messages for the person who typed them.
 
-use crate::schema::{Host, ListPlace, ListSetting};
 use ipnet::IpNet;
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
@@ -8,6 +7,50 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::{self, Display};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use toml::Value;
+
+/// How a host name is answered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Host {
+    /// The name, in lower case and without a port.
+    pub name: String,
+    /// Give every CID and name an origin of its own, `CID.ipfs.NAME`, and send those who ask by path there.
+    pub subdomains: bool,
+    /// Write a domain as one label, `en-wikipedia--on--ipfs-org.ipns.NAME`, which a wildcard certificate covers.
+    pub inline_dnslink: bool,
+    /// Which of /ipfs/ and /ipns/ are served.
+    pub namespaces: Vec<String>,
+    /// Serve files, pages and archives, and not only what the client can check for itself.
+    pub deserialized: bool,
+}
+
+impl Host {
+    /// A subdomain gateway for everything.
+    pub fn named(name: &str) -> Self {
+        let namespaces = ["ipfs", "ipns"].map(str::to_owned).to_vec();
+        let name = name.to_ascii_lowercase();
+        Self { name, subdomains: true, inline_dnslink: true, namespaces, deserialized: true }
+    }
+}
+
+/// A list of what is withheld or served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListSetting {
+    /// Where it is.
+    pub from: ListPlace,
+    /// How content is refused: 410 or 451.
+    pub status: u16,
+}
+
+/// Where a list is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListPlace {
+    /// In a file.
+    File(PathBuf),
+    /// At an address.
+    Url(String),
+}
 
 /// A CID with room for the longest accepted digest: the same type as `content::Cid`.
 pub type Cid = cid::CidGeneric<128>;
@@ -411,6 +454,15 @@ fn serve_to(mut texts: Vec<&str>) -> Result<ServeTo, String> {
             .map_err(|_| format!("\"{text}\" is neither \"{EVERYONE}\" nor \"{PEERINGS}\" nor a peer id"))
     };
     Ok(ServeTo::Only { peerings, peers: texts.iter().map(peer).collect::<Result<_, _>>()? })
+}
+
+/// A list of texts as a value; "none" alone, or nothing, is the empty list.
+pub(crate) fn list<'a>(texts: impl Iterator<Item = &'a str>) -> Value {
+    let texts: Vec<&str> = texts.map(str::trim).filter(|text| !text.is_empty()).collect();
+    if texts == ["none"] {
+        return Value::Array(Vec::new());
+    }
+    Value::Array(texts.into_iter().map(|text| Value::String(text.to_owned())).collect())
 }
 
 #[cfg(test)]

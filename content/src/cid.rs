@@ -7,19 +7,14 @@
 //! functions run to 128, so every CID here has room for 128.
 
 use crate::hashes;
+pub use crate::hashes::{MAX_DIGEST_BYTES, Multihash};
 use std::fmt;
-
-/// The largest digest of any accepted multihash, in bytes (Kubo's limit for identity and extendable-output functions).
-pub const MAX_DIGEST_BYTES: usize = 128;
 
 /// The longest textual CID worth parsing, in bytes: a CIDv1 with a 128-byte digest in base2 and a little room.
 const MAX_CID_TEXT_BYTES: usize = 1_200;
 
 /// A content identifier (<https://github.com/multiformats/cid>).
 pub type Cid = ::cid::CidGeneric<MAX_DIGEST_BYTES>;
-
-/// A self-describing digest (<https://github.com/multiformats/multihash>).
-pub type Multihash = multihash::Multihash<MAX_DIGEST_BYTES>;
 
 /// Multicodec numbers of the block formats that the project names
 /// (<https://github.com/multiformats/multicodec/blob/master/table.csv>).

@@ -14,8 +14,8 @@
 use crate::block::Block;
 use crate::budget::{Budget, Share};
 use crate::cid::{Cid, is_identity};
-use crate::dag::{DagError, for_each_link, is_leaf};
 use crate::fingerprints::Fingerprints;
+use crate::links::{DagError, for_each_link, is_leaf};
 use std::collections::VecDeque;
 use std::sync::Arc;
 

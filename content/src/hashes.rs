@@ -3,9 +3,14 @@
 //! Goal: the same allow-list as Kubo (boxo's `verifcid` defaults), so that a CID which works there works here, and no
 //! weak or truncated hash gets in by being unusual.
 
-use crate::cid::{MAX_DIGEST_BYTES, Multihash};
 use sha2::Digest as _;
 use sha3::digest::{ExtendableOutput as _, Update as _, XofReader as _};
+
+/// The largest digest of any accepted multihash, in bytes (Kubo's limit for identity and extendable-output functions).
+pub const MAX_DIGEST_BYTES: usize = 128;
+
+/// A self-describing digest (<https://github.com/multiformats/multihash>).
+pub type Multihash = multihash::Multihash<MAX_DIGEST_BYTES>;
 
 /// Multihash code of inline data.
 pub const IDENTITY: u64 = 0x00;

@@ -11,24 +11,12 @@ use crate::ipld;
 use crate::names::Name;
 use crate::path::Root;
 use crate::source::{BlockSource, SourceError};
+pub use crate::verdict::Verdict;
 use crate::work::Work;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use std::collections::HashSet;
 use std::sync::Arc;
-
-/// What a policy says about a piece of content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Verdict {
-    /// May be emitted.
-    Allow,
-    /// Removed by the operator (HTTP 410).
-    Gone,
-    /// Withheld for legal reasons (HTTP 451, RFC 7725).
-    Legal,
-    /// Not among what this node serves, which serves nothing else (HTTP 403).
-    Unlisted,
-}
 
 /// Decides whether content may leave this node.
 ///

@@ -13,7 +13,7 @@
 
 use crate::block::{Block, MAX_BLOCK_BYTES};
 use crate::cid::codec;
-use crate::source::SourceError;
+use crate::source_error::SourceError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};

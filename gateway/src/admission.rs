@@ -11,8 +11,8 @@
 //!
 //! Non-goal: what a connection may do once it is admitted.
 
-use crate::limiter::{Full, network_of};
 use ipnet::IpNet;
+use services::limiter::{Full, network_of};
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;

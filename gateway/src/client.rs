@@ -3,10 +3,10 @@
 //! A proxy in front of the gateway hides the client's address, the host name and the scheme, and reports them in
 //! `X-Forwarded-*` headers. Anybody can send those, so they count only from the proxies that the operator trusts.
 
-use crate::limiter::network_of;
 use http::HeaderMap;
 use http::request::Parts;
 use ipnet::IpNet;
+use services::limiter::network_of;
 use std::net::IpAddr;
 
 /// Who asks, under which name.

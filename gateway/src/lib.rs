@@ -1,85 +1,64 @@
-//! The HTTP front end, the admin listener and the `causeway` binary that wires everything.
+//! The public front: HTTP requests for content, and the responses to them.
 //!
 //! Goals: one request can be read from top to bottom in [`pipeline`]; everything that can be decided without I/O is a
 //! pure function with a table of tests; a response that cannot be completed never looks complete.
 //!
-//! Non-goals here: what IPFS data means (`content`), how it is kept (`cache`), and where it is found (`p2p-bridge`).
+//! Non-goals: what IPFS data means (`content`), how it is stored (`cache`), where it is found (`p2p-bridge`), what operators ask of a
+//! node (`admin`), and how a node is started (`causeway`).
 //!
 //! In the order that a request meets them:
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`server`], [`tls`] | connections: limits, timeouts, tunnels, TLS, drain |
-//! | [`admission`], [`wire`], [`rate`] | how many connections each client has; strict lines; how slow a client may be |
+//! | [`server`], [`tls`] | connections: limits, timeouts, tunnels, TLS, graceful drain |
+//! | [`admission`], [`wire`], [`rate`] | admission control of connections; strict lines; minimum rates |
 //! | [`pipeline`] | one request, top to bottom |
-//! | [`client`] | who asks, and under which host name |
+//! | [`limits`] | what one request may cost |
+//! | [`client`] | the address of the client and the host name that it asks |
 //! | [`request`], [`negotiate`] | what a request is about, and which format it asks for |
 //! | [`hosts`], [`route`] | what a host name stands for, and where that leads |
-//! | [`resolve`], [`walks`] | what a path leads to, and the memory of it; one walk for all who ask at the same time |
+//! | [`resolve`], [`walks`] | what a path leads to, and the cache of it; one walk for all requests that need it at the same time |
+//! | [`redirects`] | the cached `_redirects` of sites |
 //! | [`source`] | where blocks come from |
-//! | [`limiter`] | how much of what is limited one client may have |
-//! | [`conditional`], [`range`] | what the client has, and which part it wants |
+//! | [`conditional`], [`range`] | conditional requests and ranges |
 //! | [`plan`] | status and headers |
-//! | [`answer`] | one module for each representation that content has |
-//! | [`listings`] | pages of listings, written once and remembered |
-//! | [`content_type`] | what a file is |
+//! | [`mod@answer`] | one module for each representation that content has |
+//! | [`listings`] | pages of directory listings, written once and cached |
+//! | [`content_type`] | the media type of a file |
 //! | [`encoded`] | files as zstd, made of what their blocks are stored as |
-//! | [`routing_v1`] | the API by which light clients find providers and peers |
-//! | [`respond`], [`body`] | what every response carries, and its bytes |
-//! | [`supervision`] | the parts that the gateway cannot do without, and what happens when one ends |
-//! | [`surrogate`] | what content delivery networks purge responses by |
-//! | [`workers`] | threads for answers that are made and not just read |
-//! | [`running`], [`access_log`] | the requests that are being answered; those that were |
-//! | [`errors`], [`landing`] | every problem's status and words; the page at `/` |
-//! | [`html`] | what all pages have in common |
-//!
-//! Around them: [`node`] (start and end), [`network`], [`welcome`], [`admin`], [`health`] and [`metrics`]. [`upkeep`] keeps the
-//! store in order while the gateway runs; [`forget`] is what a purge does to what is remembered; [`control`] knows what is withheld; [`pinning`] keeps what was asked to be kept, and
-//! fetches it; [`caches`] tells caches in front of take-downs; [`intake`] takes uploads in; [`kubo_rpc`] answers Kubo's
-//! clients; [`stores`] says which store that is; [`stamp`] tells whether a file was changed. [`commands`] is the
-//! command line; one that finds a gateway running works through its admin listener. [`operations`] is what an operator
-//! does with a node that runs, [`logging`] what it says meanwhile, and [`redact`] what it does not say. [`preflight`] checks
-//! what a start would read, [`reload`] reads it again on SIGHUP, and [`process`] has the figures of the process.
+//! | [`routing_v1`] | the Delegated Routing V1 HTTP API |
+//! | [`respond`], [`body`], [`headers`] | what every response carries, and its bytes |
+//! | [`workers`] | threads for responses that take processor time |
+//! | [`running`], [`access_log`], [`metrics`] | requests under way; requests that ended; what is counted of them |
+//! | [`errors`], [`landing`] | the status and text of every problem; the page at `/` |
+//! | [`mod@html`] | what all pages have in common |
+//! | [`forget`] | what a purge does to caches |
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 
 pub mod access_log;
-pub mod admin;
 pub mod admission;
 pub mod answer;
 pub mod body;
-pub mod caches;
 pub mod client;
-pub mod commands;
 pub mod conditional;
 pub mod content_type;
-pub mod control;
 pub mod encoded;
 pub mod errors;
 pub mod forget;
-pub mod health;
+pub mod headers;
 pub mod hosts;
 pub mod html;
-pub mod intake;
-pub mod kubo_rpc;
 pub mod landing;
-pub mod limiter;
+pub mod limits;
 pub mod listings;
-pub mod logging;
 pub mod metrics;
 pub mod negotiate;
-pub mod network;
-pub mod node;
-pub mod operations;
-pub mod pinning;
 pub mod pipeline;
 pub mod plan;
-pub mod preflight;
-pub mod process;
 pub mod range;
 pub mod rate;
-pub mod redact;
-pub mod reload;
+pub mod redirects;
 pub mod request;
 pub mod resolve;
 pub mod respond;
@@ -87,16 +66,8 @@ pub mod route;
 pub mod routing_v1;
 pub mod running;
 pub mod server;
-#[cfg(test)]
-mod small_disk;
 pub mod source;
-pub mod stamp;
-pub mod stores;
-pub mod supervision;
-pub mod surrogate;
 pub mod tls;
-pub mod upkeep;
 pub mod walks;
-pub mod welcome;
 pub mod wire;
 pub mod workers;

@@ -13,23 +13,23 @@
 //! a hit in memory never waits for is boxed, as is the whole: 4 KB in the place of 11, and none while a connection is idle.
 
 use crate::access_log::AccessLine;
-use crate::answer::file::OpenFile;
-use crate::answer::site::Sites;
-use crate::answer::{Context, archive, directory, document, file, record, site};
+use crate::answer::file::{self, OpenFile};
+use crate::answer::{Context, Resources, archive, directory, document, record};
 use crate::body::{Body, Content};
 use crate::client::Client;
 use crate::conditional::{is_demanding, is_met, none_match};
 use crate::errors::Problem;
-use crate::health::Health;
+use crate::headers::header;
 use crate::hosts::Hosts;
 use crate::landing;
-use crate::limiter::{Limiter, Permit};
+use crate::limits::Limits;
 use crate::listings::Listings;
 use crate::metrics::{Exchange, HttpMetrics};
 use crate::negotiate::Format;
 use crate::plan::{self, About};
+use crate::redirects::SiteRedirects;
 use crate::request::{self, Ask, Subject};
-use crate::resolve::{Entity, Found, Freshness, Paths, Target, etag_of, header};
+use crate::resolve::{Entity, Found, Freshness, Paths, Target, etag_of};
 use crate::respond::{self, Draft, Finish};
 use crate::route::{Place, Route, Router};
 use crate::routing_v1::Routing;
@@ -38,20 +38,19 @@ use crate::server::Connection;
 use crate::source::{RootSource, Sources, Tier};
 use crate::walks::Walks;
 use crate::workers::Workers;
-use content::budget::{Budget, Share};
+use content::budget::Share;
 use content::path::Root;
-use content::redirects;
-use content::scope::ScopeLimits;
-use content::tar::TarLimits;
-use content::unixfs::file::ReadLimits;
 use content::walk::WalkError;
-use content::{BlockSource as _, Cid, ContentPath, NameError, NameResolver, Policy, SourceError, Verdict, Work};
+use content::{
+    BlockSource as _, Cid, ContentPath, NameError, NameResolver, Policy, SourceError, Verdict, Work, redirects,
+};
 use http::header::CACHE_CONTROL;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use ipnet::IpNet;
+use services::health::Health;
+use services::limiter::Limiter;
 use std::borrow::Cow;
-use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -60,90 +59,6 @@ use std::time::{Duration, Instant};
 mod inspection;
 
 pub use inspection::Forgotten;
-
-/// What a request may cost.
-#[derive(Debug, Clone)]
-pub struct Limits {
-    /// Bytes of a path and query.
-    pub url_bytes_max: usize,
-    /// Segments of a path.
-    pub path_depth_max: usize,
-    /// How far files are read ahead of a response's reader.
-    pub read: ReadLimits,
-    /// Bytes collected for an HTTP/1.0 client.
-    pub http10_buffer_bytes_max: u64,
-    /// Bytes of remembered paths, and of what sites say of those that are not there.
-    pub paths_bytes_max: u64,
-    /// Bytes of remembered pages of listings.
-    pub listings_bytes_max: u64,
-    /// Bytes of one response.
-    pub response_bytes_max: u64,
-    /// From a request's head to the last byte of its response.
-    pub request_timeout: Duration,
-    /// Entries on one page of a listing.
-    pub listing_entries_max: usize,
-    /// Archives that are made at a time.
-    pub archives_max: usize,
-    /// Archives that are made for one client at a time.
-    pub client_archives_max: usize,
-    /// Requests of one client behind trusted proxies that are answered at a time.
-    pub client_requests_max: usize,
-    /// Requests of one client that wait for names at a time.
-    pub client_lookups_max: usize,
-    /// What a CAR may hold.
-    pub scope: ScopeLimits,
-    /// What a TAR may hold.
-    pub tar: TarLimits,
-    /// Whether codecs are converted.
-    pub convert_codecs: bool,
-    /// Steps of work, besides those that are earned by what is sent.
-    pub work_steps_max: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        let http = config::Http::default();
-        Self::of(&http, &config::Cache::default())
-    }
-}
-
-impl Limits {
-    /// The limits that are configured.
-    pub fn of(http: &config::Http, cache: &config::Cache) -> Self {
-        let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
-        let window_bytes_max = size(http.read_ahead_bytes_max);
-        let shared = Arc::new(Budget::new(size(http.read_ahead_total_bytes_max)));
-        Self {
-            url_bytes_max: size(http.url_bytes_max),
-            path_depth_max: size(http.path_depth_max),
-            read: ReadLimits { window_bytes_max, shared: Some(shared) },
-            http10_buffer_bytes_max: http.http10_buffer_bytes_max,
-            paths_bytes_max: cache.paths_bytes_max,
-            listings_bytes_max: cache.listings_bytes_max,
-            response_bytes_max: http.response_bytes_max,
-            request_timeout: Duration::from_secs(http.request_timeout_seconds),
-            listing_entries_max: size(http.listing_entries_max),
-            archives_max: size(http.archives_max),
-            client_archives_max: size(http.client_archives_max),
-            client_requests_max: size(http.client_connections_max),
-            client_lookups_max: size(config::Names::default().client_lookups_max),
-            scope: ScopeLimits {
-                depth_max: size(http.dag_depth_max),
-                seen_max: size(http.dag_blocks_max),
-                repeated_bytes_max: http.dag_repeated_bytes_max,
-                look_ahead_bytes_max: window_bytes_max,
-            },
-            tar: TarLimits {
-                depth_max: size(http.dag_depth_max),
-                entries_max: http.dag_blocks_max,
-                bytes_max: http.response_bytes_max,
-                window_bytes_max,
-            },
-            convert_codecs: http.convert_codecs,
-            work_steps_max: http.work_steps_max,
-        }
-    }
-}
 
 /// Of the memory of paths, what sites say of missing ones takes this part.
 const SITES_PART: u64 = 16;
@@ -154,26 +69,17 @@ pub struct Gateway {
     names: Arc<dyn NameResolver>,
     policy: Arc<dyn Policy>,
     paths: Paths,
-    /// The walks under way.
-    pub walks: Walks,
-    /// What sites say of paths that are not there.
-    pub sites: Sites,
-    /// The pages of listings.
-    pub listings: Listings,
+    /// What representations are made with.
+    pub resources: Resources,
     router: Router,
-    archives: Arc<Limiter>,
     /// Requests of clients behind trusted proxies that are not answered at once. The others' connections are limited.
     forwarded: Arc<Limiter>,
     /// Requests that wait for a name to be looked up.
     lookups: Arc<Limiter>,
-    /// Where answers are made that are not just read.
-    pub workers: Workers,
     trusted_proxies: Vec<IpNet>,
     routing: Option<Routing>,
     metrics: Arc<HttpMetrics>,
     health: Arc<Health>,
-    /// What a request may cost.
-    pub limits: Limits,
     /// The root of the site that the landing page shows the way to.
     welcome: Option<Cid>,
     /// Whether responses carry what content delivery networks purge them by.
@@ -213,19 +119,21 @@ impl Gateway {
             sources,
             policy,
             paths: Paths::new(limits.paths_bytes_max - sites_bytes_max),
-            sites: Sites::new(sites_bytes_max),
-            walks: Walks::new(metrics.walks_joined.clone()),
-            listings: Listings::new(limits.listings_bytes_max, limits.response_bytes_max, budget, listings),
+            resources: Resources {
+                walks: Walks::new(metrics.walks_joined.clone()),
+                redirects: SiteRedirects::new(sites_bytes_max),
+                listings: Listings::new(limits.listings_bytes_max, limits.response_bytes_max, budget, listings),
+                archives: Arc::new(Limiter::new(limits.archives_max, limits.client_archives_max)),
+                workers: Workers::default(),
+                limits: limits.clone(),
+            },
             router: Router::new(Hosts::of(http), Arc::clone(&names), limits.path_depth_max),
-            archives: Arc::new(Limiter::new(limits.archives_max, limits.client_archives_max)),
             forwarded: Arc::new(Limiter::new(usize::MAX, limits.client_requests_max)),
             lookups: Arc::new(Limiter::new(usize::MAX, limits.client_lookups_max)),
-            workers: Workers::default(),
             trusted_proxies: http.trusted_proxies.clone(),
             routing,
             metrics,
             health,
-            limits,
             welcome,
             names,
             surrogate_keys: http.surrogate_keys,
@@ -234,22 +142,19 @@ impl Gateway {
         }
     }
 
+    /// What a request may cost.
+    pub fn limits(&self) -> &Limits {
+        &self.resources.limits
+    }
+
     /// Forgets what was remembered: it was found out under rules that are not in force any more.
     pub fn forget(&self) {
         self.paths.forget();
-        self.sites.forget();
-        self.listings.forget();
+        self.resources.redirects.forget();
+        self.resources.listings.forget();
         if let Some(encoded) = &self.sources.encoded {
             encoded.forget();
         }
-    }
-
-    /// A permit for one more archive for a client.
-    ///
-    /// # Errors
-    /// [`Problem::Busy`] when as many are being made as may.
-    pub fn begin_archive(&self, client: IpAddr) -> Result<Permit, Problem> {
-        self.archives.try_acquire(client).map_err(|_| Problem::Busy)
     }
 
     /// Lists a request that is not answered at once. One of a client behind a proxy has to be within the client's share.
@@ -258,11 +163,12 @@ impl Gateway {
         head: &Parts,
         client: &Client,
         since: Instant,
-        connection: &Arc<Connection>,
+        connection: &Connection,
+        phase: &Phase,
     ) -> Result<Listed, Problem> {
         let is_forwarded = client.address != connection.peer().ip().to_canonical();
         let permit = is_forwarded.then(|| self.forwarded.try_acquire(client.address)).transpose()?;
-        Ok(self.running.list(head, client, since, connection).holding(permit))
+        Ok(self.running.list(head, client, since, phase).holding(permit))
     }
 
     /// Waits for a name within the client's share. What is known takes no permit.
@@ -294,17 +200,17 @@ impl Gateway {
         }
         let mut exchange = Exchange::begin(&self.metrics, &head.method);
         exchange.log(AccessLine::begin(&head, &client));
-        connection.phase.enter(Waits::Route);
+        let phase = Phase::default();
         let mut listed = None;
         // Most answers are there at once, and need no timer.
         let answer = {
-            let mut answering = pin!(self.answer_admitted(&head, &client, &connection));
+            let mut answering = pin!(self.answer_admitted(&head, &client, &connection, &phase));
             match futures::poll!(answering.as_mut()) {
                 Poll::Ready(answer) => answer,
-                Poll::Pending => match self.list(&head, &client, exchange.started(), &connection) {
+                Poll::Pending => match self.list(&head, &client, exchange.started(), &connection, &phase) {
                     Ok(entry) => {
                         listed = Some(entry);
-                        let timeout = tokio::time::timeout(self.limits.request_timeout, answering);
+                        let timeout = tokio::time::timeout(self.limits().request_timeout, answering);
                         timeout.await.unwrap_or(Err(Problem::TooSlow))
                     }
                     Err(problem) => Err(problem),
@@ -315,7 +221,7 @@ impl Gateway {
         // Whose body takes more than one step is listed until its end.
         let answer = answer.and_then(|draft| {
             if listed.is_none() && !head_only && !draft.body().is_at_hand() {
-                listed = Some(self.list(&head, &client, exchange.started(), &connection)?);
+                listed = Some(self.list(&head, &client, exchange.started(), &connection, &phase)?);
             }
             Ok(draft)
         });
@@ -334,8 +240,8 @@ impl Gateway {
             head_only,
             exchange,
             connection,
-            response_bytes_max: self.limits.response_bytes_max,
-            request_timeout: self.limits.request_timeout,
+            response_bytes_max: self.limits().response_bytes_max,
+            request_timeout: self.limits().request_timeout,
             listed,
         };
         respond::finish(draft, finish)
@@ -359,17 +265,23 @@ impl Gateway {
     }
 
     /// Answers what came over a connection, once there is room for that.
-    async fn answer_admitted(&self, head: &Parts, client: &Client, connection: &Connection) -> Result<Draft, Problem> {
+    async fn answer_admitted(
+        &self,
+        head: &Parts,
+        client: &Client,
+        connection: &Connection,
+        phase: &Phase,
+    ) -> Result<Draft, Problem> {
         request::check_host(head)?;
         // On the origin of a site it is a file of the site that is asked for.
         if !request::is_about_health(head.uri.path()) || self.router.is_site(client) {
             connection.admitted().await?;
         }
-        self.answer(head, client, &connection.phase).await
+        self.answer(head, client, phase).await
     }
 
     async fn answer(&self, head: &Parts, client: &Client, phase: &Phase) -> Result<Draft, Problem> {
-        let subject = request::subject(head, self.limits.url_bytes_max)?;
+        let subject = request::subject(head, self.limits().url_bytes_max)?;
         match subject {
             Subject::Options => return Ok(no_content()),
             Subject::Tunnel => return Ok(Response::new(Content::Empty)),
@@ -399,8 +311,8 @@ impl Gateway {
     async fn for_version(&self, head: &Parts, draft: Draft) -> Result<Draft, Problem> {
         match head.version < Version::HTTP_11 && head.method != Method::HEAD {
             true => {
-                let share = Share::of(self.limits.read.shared.clone());
-                Box::pin(respond::with_known_length(draft, self.limits.http10_buffer_bytes_max, share)).await
+                let share = Share::of(self.limits().read.shared.clone());
+                Box::pin(respond::with_known_length(draft, self.limits().http10_buffer_bytes_max, share)).await
             }
             false => Ok(draft),
         }
@@ -449,7 +361,7 @@ impl Gateway {
                 return self.file(ask, client, target.freshness, &key, entity).await;
             }
         }
-        if let Some(draft) = directory::remembered(&self.listings, ask, place, &target, generation) {
+        if let Some(draft) = directory::remembered(&self.resources.listings, ask, place, &target, generation) {
             return Ok(draft);
         }
         self.metrics.path_misses.inc();
@@ -459,7 +371,15 @@ impl Gateway {
         {
             return Ok(draft);
         }
-        let cx = Context { gateway: self, ask, place, target: &target, as_asked: true, source: &source, generation };
+        let cx = Context {
+            resources: &self.resources,
+            ask,
+            place,
+            target: &target,
+            as_asked: true,
+            source: &source,
+            generation,
+        };
         let represented = match self.represent(&cx).await.map_err(|problem| unless_cached(ask, problem)) {
             // Whoever has the origin for itself may say what its missing paths mean.
             Err(problem @ Problem::Walk(WalkError::NoLink { .. } | WalkError::NotADirectory { .. }))
@@ -482,12 +402,12 @@ impl Gateway {
 
     /// Where a request's blocks come from.
     fn source(&self, root: Cid, client: &Client, ask: &Ask<'_>) -> Arc<RootSource> {
-        let work = Work::new(self.limits.work_steps_max);
+        let work = Work::new(self.limits().work_steps_max);
         RootSource::within(&self.sources, root, client.group(), ask.only_if_cached, work)
     }
 
     fn parse(&self, ask: &Ask<'_>) -> Result<ContentPath, Problem> {
-        let path = ContentPath::parse(&ask.path, self.limits.path_depth_max);
+        let path = ContentPath::parse(&ask.path, self.limits().path_depth_max);
         path.map_err(|error| Problem::Path { path: ask.path.to_string(), error })
     }
 
@@ -541,7 +461,7 @@ impl Gateway {
     /// What stands at the end of the path, as it is by itself.
     async fn native(&self, cx: &Context<'_>) -> Result<Draft, Problem> {
         let shows_index = cx.ask.wanted.format != Format::Json;
-        match self.walks.find(cx.source, cx.target, cx.generation, shows_index).await? {
+        match self.resources.walks.find(cx.source, cx.target, cx.generation, shows_index).await? {
             Found::File(entity, block) => {
                 let key = self.key_of(cx);
                 let learnt = |entity: &Arc<Entity>| {
@@ -551,12 +471,12 @@ impl Gateway {
                 };
                 learnt(&entity);
                 let roots = entity.roots.clone();
-                let open = OpenFile { source: cx.source, block: &block, limits: &self.limits.read };
+                let open = OpenFile { source: cx.source, block: &block, limits: &self.limits().read };
                 // A file is what it is, whatever media type is asked for: clients that ask for JSON first accept others too.
-                file::file(&cx.about(&roots), entity, open, self.limits.response_bytes_max, learnt).await
+                file::file(&cx.about(&roots), entity, open, self.limits().response_bytes_max, learnt).await
             }
             Found::Symlink(entity, target) => {
-                file::symlink(&cx.about(&entity.roots), &entity, target, &cx.gateway.limits.read)
+                file::symlink(&cx.about(&entity.roots), &entity, target, &cx.resources.limits.read)
             }
             Found::SlashMissing(roots) => Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty)),
             Found::Document(resolved) => document::document(cx, resolved).await,
@@ -587,21 +507,24 @@ impl Gateway {
         self.metrics.path_hits.inc();
         let roots = entity.roots.clone();
         let about = |tier| About { ask, freshness, roots: &roots, tier };
-        if let Some(draft) = file::head_only(&about(Tier::Ram), &entity, self.limits.response_bytes_max) {
+        if let Some(draft) = file::head_only(&about(Tier::Ram), &entity, self.limits().response_bytes_max) {
             return Ok(draft);
         }
         let source = self.source(entity.root, client, ask);
         let fetched = source.fetch(&entity.cid).await.map_err(|error| Problem::Walk(WalkError::Source(error)));
         let block = fetched.map_err(|problem| unless_cached(ask, problem))?;
-        let open = OpenFile { source: &source, block: &block, limits: &self.limits.read };
+        let open = OpenFile { source: &source, block: &block, limits: &self.limits().read };
         let learnt = |entity: &Arc<Entity>| self.paths.remember(key, entity);
-        let max = self.limits.response_bytes_max;
+        let max = self.limits().response_bytes_max;
         file::file(&about(source.tier()), Arc::clone(&entity), open, max, learnt).await
     }
 
     /// What the site's rules say of a path that is not there; if they say nothing, it is not there.
     async fn by_rule(&self, cx: &Context<'_>, problem: Problem) -> Result<Draft, Problem> {
-        let Some(rule) = site::rule(cx).await? else { return Err(problem) };
+        let Some(rule) = cx.resources.walks.rule(&cx.resources.redirects, cx.source, cx.target, cx.generation).await?
+        else {
+            return Err(problem);
+        };
         let status = StatusCode::from_u16(rule.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         match rule.to {
             redirects::Target::Location(location) => {
@@ -615,7 +538,9 @@ impl Gateway {
                 Ok(head.map(|()| Content::Empty))
             }
             redirects::Target::Path(path) => {
-                let Ok(target) = cx.target.within_site(&path, self.limits.path_depth_max) else { return Err(problem) };
+                let Ok(target) = cx.target.within_site(&path, self.limits().path_depth_max) else {
+                    return Err(problem);
+                };
                 let (nothing, mut ask) = (HeaderMap::new(), cx.ask.clone());
                 if status != StatusCode::OK {
                     // An error is no representation that a client could have, or want a part of (RFC 9110, section 13.2.1).

@@ -1,10 +1,11 @@
 //! What a response will be: decided without I/O, from the request's head and what the path leads to.
 
 use crate::conditional::{http_date, none_match, range_counts, unmodified_since};
+use crate::headers::header;
 use crate::negotiate::Format;
 use crate::range::{Multipart, Selection, select};
 use crate::request::Ask;
-use crate::resolve::{Entity, Freshness, header};
+use crate::resolve::{Entity, Freshness};
 use crate::route::with_query;
 use crate::source::Tier;
 use http::header::{

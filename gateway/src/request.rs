@@ -2,33 +2,15 @@
 
 use crate::errors::Problem;
 use crate::negotiate::{self, Wanted};
-use crate::routing_v1;
 use http::header::{CACHE_CONTROL, HOST};
 use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Version};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode};
+use services::url::{parameter, parameter_bytes};
 use std::borrow::Cow;
 
-/// What is encoded in a segment of a path: all but what browsers leave as it is (RFC 3986, section 3.3, "pchar").
-pub const PATH_SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~')
-    .remove(b'!')
-    .remove(b'$')
-    .remove(b'&')
-    .remove(b'\'')
-    .remove(b'(')
-    .remove(b')')
-    .remove(b'*')
-    .remove(b'+')
-    .remove(b',')
-    .remove(b';')
-    .remove(b'=')
-    .remove(b':')
-    .remove(b'@');
+/// Where the paths of the routing API begin (<https://specs.ipfs.tech/routing/http-routing-v1/>).
+pub const ROUTING: &str = "/routing/v1/";
 
 /// What a request is about, by its method and path.
 #[derive(Debug, PartialEq, Eq)]
@@ -91,7 +73,7 @@ pub fn subject(head: &Parts, url_bytes_max: usize) -> Result<Subject, Problem> {
     match path {
         "/healthz" => Ok(Subject::Health),
         "/readyz" => Ok(Subject::Ready),
-        _ if routing_v1::is_below(path) => Ok(Subject::Routing),
+        _ if path.starts_with(ROUTING) => Ok(Subject::Routing),
         _ => Ok(Subject::Content),
     }
 }
@@ -162,33 +144,6 @@ fn one_slash(path: &str) -> &str {
 fn only_if_cached(headers: &HeaderMap) -> bool {
     let lists = headers.get_all(CACHE_CONTROL).iter().filter_map(|value| value.to_str().ok());
     lists.flat_map(|list| list.split(',')).any(|directive| directive.trim().eq_ignore_ascii_case("only-if-cached"))
-}
-
-/// The first value of a query parameter, decoded as forms are: `+` is a space
-/// (<https://url.spec.whatwg.org/#urlencoded-parsing>).
-pub fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
-    Some(match parameter_bytes(query, name)? {
-        Cow::Borrowed(bytes) => String::from_utf8_lossy(bytes),
-        Cow::Owned(bytes) => Cow::Owned(String::from_utf8_lossy(&bytes).into_owned()),
-    })
-}
-
-fn parameter_bytes<'a>(query: &'a str, name: &str) -> Option<Cow<'a, [u8]>> {
-    let pair = query.split('&').find_map(|pair| match pair.split_once('=') {
-        Some((key, value)) => (key == name).then_some(value),
-        None => (pair == name).then_some(""),
-    })?;
-    if !pair.contains(['%', '+']) {
-        return Some(Cow::Borrowed(pair.as_bytes()));
-    }
-    Some(Cow::Owned(form_decoded(pair.as_bytes())))
-}
-
-/// A name or a value as forms are written, decoded: `+` is a space (<https://url.spec.whatwg.org/#urlencoded-parsing>). Escapes that
-/// are none stay as they are.
-pub fn form_decoded(text: &[u8]) -> Vec<u8> {
-    let spaced: Vec<u8> = text.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect();
-    percent_decode(&spaced).collect()
 }
 
 #[cfg(test)]

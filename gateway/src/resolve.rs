@@ -7,6 +7,7 @@
 use crate::content_type;
 use crate::errors::Problem;
 use crate::forget::{PurgeMode, forget_where};
+use crate::headers::header;
 use crate::source::RootSource;
 use bytes::Bytes;
 use content::path::{PathError, Root};
@@ -256,11 +257,6 @@ async fn index_of(
 /// A strong entity tag: the CID, and what else the bytes depend on.
 pub fn etag_of(cid: &Cid, suffix: &str) -> HeaderValue {
     header(&format!("\"{cid}{suffix}\""))
-}
-
-/// A header value of text that has no control characters; anything else is left out.
-pub fn header(text: &str) -> HeaderValue {
-    HeaderValue::from_bytes(text.as_bytes()).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// What an entry takes beside its texts, in bytes: the entity, its small headers, and the cache's own book-keeping.

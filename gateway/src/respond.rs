@@ -2,12 +2,11 @@
 
 use crate::body::{Body, BodyLimits, Content};
 use crate::errors::Problem;
+use crate::headers::header;
 use crate::metrics::Exchange;
 use crate::plan;
-use crate::resolve::header;
 use crate::running::Listed;
 use crate::server::Connection;
-use crate::surrogate;
 use bytes::{Bytes, BytesMut};
 use content::budget::Share;
 use content::cid;
@@ -17,6 +16,7 @@ use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, CACHE_CONTROL, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue,
 };
+use services::surrogate_keys;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,8 +60,8 @@ pub fn add_surrogate_keys(headers: &mut HeaderMap) {
     // The first, and the last of those behind it: what is shown, and the folders right above.
     let skipped = roots.len().saturating_sub(ROOTS_KEYED_MAX - 1).max(1);
     let keyed = roots.iter().take(1).chain(roots.iter().skip(skipped));
-    let keyed = keyed.filter_map(|root| cid::parse(root).ok()).map(|root| surrogate::of_root(&root));
-    let name = text("x-ipfs-path").and_then(surrogate::of_path);
+    let keyed = keyed.filter_map(|root| cid::parse(root).ok()).map(|root| surrogate_keys::of_root(&root));
+    let name = text("x-ipfs-path").and_then(surrogate_keys::of_path);
     let mut keys: Vec<String> = Vec::new();
     for key in keyed.chain(name) {
         if !keys.contains(&key) {

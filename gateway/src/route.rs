@@ -10,12 +10,13 @@
 
 use crate::client::Client;
 use crate::errors::Problem;
+use crate::headers::header;
 use crate::hosts::{self, Hosts, Site, Subdomain};
 use crate::request::Ask;
-use crate::resolve::header;
 use config::Host;
 use content::names::{Domain, NameError};
 use content::path::{Namespace, Root};
+use content::subdomain;
 use content::{ContentPath, Name, NameResolver, codec};
 use http::{HeaderValue, StatusCode};
 use moka::sync::Cache;
@@ -240,7 +241,7 @@ fn to_origin(
     ask: &Ask<'_>,
 ) -> Result<Route, Problem> {
     // One label is all that a wildcard certificate covers.
-    let label = hosts::label(root, host.inline_dnslink || client.https)?;
+    let label = subdomain::label(root, host.inline_dnslink || client.https)?;
     let (_, rest) = split_first(below);
     let rest = if rest.is_empty() { "/" } else { rest };
     Ok(to_label(&label, namespace, &client.authority, &with_query(rest, ask.query), client))

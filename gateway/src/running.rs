@@ -7,14 +7,13 @@
 //! Non-goals: requests that have ended, which the access log tells of.
 
 use crate::client::Client;
-use crate::limiter::Permit;
-use crate::server::Connection;
 use http::StatusCode;
 use http::request::Parts;
+use services::limiter::Permit;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The longest path and host that are kept, in bytes.
@@ -52,18 +51,30 @@ impl Waits {
     }
 }
 
-/// How far the request has come that a connection serves. Noting it is one store.
+/// What a request waits for at the moment. Changing it is one store and allocates nothing; once the request is listed, the list
+/// shows each change.
 #[derive(Debug, Default)]
-pub struct Phase(AtomicU8);
+pub struct Phase {
+    waits: AtomicWaits,
+    listed: OnceLock<Arc<Entry>>,
+}
 
 impl Phase {
-    /// From now on it waits for this, if it waits.
+    /// From now on the request waits for this, if it waits.
     pub fn enter(&self, waits: Waits) {
+        self.listed.get().map_or(&self.waits, |entry| &entry.waits).set(waits);
+    }
+}
+
+#[derive(Debug, Default)]
+struct AtomicWaits(AtomicU8);
+
+impl AtomicWaits {
+    fn set(&self, waits: Waits) {
         self.0.store(waits as u8, Ordering::Relaxed);
     }
 
-    /// What it waits for.
-    pub fn now(&self) -> Waits {
+    fn get(&self) -> Waits {
         Waits::ALL.get(usize::from(self.0.load(Ordering::Relaxed))).copied().unwrap_or_default()
     }
 }
@@ -101,7 +112,7 @@ struct Entry {
     /// Zero until there is one.
     status: AtomicU16,
     sent_bytes: AtomicU64,
-    connection: Arc<Connection>,
+    waits: AtomicWaits,
 }
 
 /// The list. Clones are the same one.
@@ -131,8 +142,8 @@ fn cut(text: &str) -> String {
 }
 
 impl Running {
-    /// Lists a request that came at `since`.
-    pub fn list(&self, head: &Parts, client: &Client, since: Instant, connection: &Arc<Connection>) -> Listed {
+    /// Lists a request that was received at `since`. Its entry shows what `phase` says from now on.
+    pub fn list(&self, head: &Parts, client: &Client, since: Instant, phase: &Phase) -> Listed {
         let id = self.inner.next.fetch_add(1, Ordering::Relaxed);
         let entry = Arc::new(Entry {
             method: head.method.as_str().chars().take(16).collect(),
@@ -142,8 +153,11 @@ impl Running {
             since,
             status: AtomicU16::new(0),
             sent_bytes: AtomicU64::new(0),
-            connection: Arc::clone(connection),
+            waits: AtomicWaits::default(),
         });
+        entry.waits.set(phase.waits.get());
+        // A request is listed once.
+        let _ = phase.listed.set(Arc::clone(&entry));
         self.inner.entries().insert(id, Arc::clone(&entry));
         Listed { list: Arc::clone(&self.inner), id, entry, permit: None }
     }
@@ -185,7 +199,7 @@ impl Entry {
             since: self.since.elapsed(),
             status: StatusCode::from_u16(self.status.load(Ordering::Relaxed)).ok(),
             sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
-            waits_for: self.connection.phase.now(),
+            waits_for: self.waits.get(),
         }
     }
 }
@@ -206,12 +220,12 @@ impl Listed {
     /// Some of the body is handed over, and the client has yet to take it in.
     pub fn sent(&self, bytes: usize) {
         self.entry.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.entry.connection.phase.enter(Waits::Client);
+        self.entry.waits.set(Waits::Client);
     }
 
     /// The client is ready for more, and there is none yet.
     pub fn waits(&self) {
-        self.entry.connection.phase.enter(Waits::More);
+        self.entry.waits.set(Waits::More);
     }
 }
 
@@ -229,23 +243,22 @@ mod tests {
     #[test]
     fn requests_are_listed_until_they_end() {
         let running = Running::default();
-        let connection = Arc::new(Connection::new(([192, 0, 2, 1], 7).into()));
         let path = format!("/ipfs/{}", "ä".repeat(400));
         let encoded: String = path
             .bytes()
             .map(|byte| if byte.is_ascii() { char::from(byte).to_string() } else { format!("%{byte:02X}") })
             .collect();
         let head = Request::builder().uri(format!("{encoded}?q")).body(()).expect("a request").into_parts().0;
-        let client = Client::of(&head, connection.peer().ip(), &[]);
-        let list = || running.list(&head, &client, Instant::now(), &connection);
-        let (first, second) = (list(), list());
+        let client = Client::of(&head, [192, 0, 2, 1].into(), &[]);
+        let phases = [Phase::default(), Phase::default()];
+        let [first, second] = phases.each_ref().map(|phase| running.list(&head, &client, Instant::now(), phase));
         assert_eq!((running.len(), running.requests(1).0.len(), running.requests(1).1), (2, 1, 2));
         let told = |place: usize| running.requests(9).0[place].clone();
         assert_eq!((told(0).id, told(1).id), (first.id, second.id), "the oldest is first");
         assert_eq!((told(0).method.as_str(), told(0).status, told(0).waits_for), ("GET", None, Waits::Route));
         assert!(told(0).path.len() <= TEXT_BYTES_MAX && encoded.starts_with(&told(0).path));
-        connection.phase.enter(Waits::Name);
-        assert_eq!(told(0).waits_for, Waits::Name);
+        phases[0].enter(Waits::Name);
+        assert_eq!((told(0).waits_for, told(1).waits_for), (Waits::Name, Waits::Route));
         first.answered(StatusCode::PARTIAL_CONTENT);
         first.sent(10);
         first.sent(5);

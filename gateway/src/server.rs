@@ -8,10 +8,8 @@
 //! ever being written to.
 
 use crate::admission::{self, Admission, Ticket};
-use crate::limiter::Full;
 use crate::metrics::HttpMetrics;
 use crate::rate::{Paced, Rate, RateMin, too_slow};
-use crate::running::Phase;
 use crate::tls::Tls;
 use crate::wire::StrictLines;
 use bytes::Bytes;
@@ -23,6 +21,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use services::limiter::Full;
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -109,8 +108,6 @@ pub struct Connection {
     sent: AtomicU64,
     /// Whether something waits to be sent.
     sending: AtomicBool,
-    /// How far the request has come that is being answered.
-    pub phase: Phase,
 }
 
 impl Connection {
@@ -128,7 +125,6 @@ impl Connection {
             since: Instant::now(),
             sent: AtomicU64::default(),
             sending: AtomicBool::default(),
-            phase: Phase::default(),
         }
     }
 

@@ -1,15 +1,15 @@
 //! Where a request's blocks come from: the local tiers at once, the network only when they do not suffice, and only if
-//! the request gets a permit ([`crate::limiter`]).
+//! the request gets a permit ([`services::limiter`]).
 //!
 //! A session with the network costs something to set up, and a request that is answered from memory needs none. So
 //! [`RootSource`] opens its root's session at the first block that is not at hand.
 
 use crate::encoded::Encoded;
-use crate::limiter::{Limiter, Permit};
 use content::cid::is_identity;
 use content::{Block, BlockSource, Cid, Policy, SourceError, Work};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use services::limiter::{Limiter, Permit};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, Weak};

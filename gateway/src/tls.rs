@@ -4,11 +4,11 @@
 //!
 //! Non-goals: getting certificates (ACME clients write such files), client certificates, and HTTP/2.
 
-use crate::stamp::Stamp;
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use services::fingerprint::Stamp;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio_rustls::TlsAcceptor;

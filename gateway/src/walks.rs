@@ -9,15 +9,16 @@
 //!
 //! What a site says of paths that are not there is read in the same way, by the path to the site's root.
 //!
-//! Non-goals: remembering what was found, which [`crate::resolve::Paths`] and [`Sites`] do.
+//! Non-goals: remembering what was found, which [`crate::resolve::Paths`] and [`SiteRedirects`] do.
 
-use crate::answer::site::Sites;
 use crate::errors::Problem;
+use crate::redirects::SiteRedirects;
 use crate::resolve::{self, Found, Target};
 use crate::source::{RootSource, Tier};
 use cache::flight::{Flights, aside};
-use content::redirects::Rules;
-use content::walk::Resolved;
+use content::BlockSource as _;
+use content::redirects::{Match, Rules};
+use content::walk::{Resolved, WalkError};
 use futures::FutureExt as _;
 use prometheus_client::metrics::counter::Counter;
 use std::future::Future;
@@ -83,22 +84,46 @@ impl Walks {
         self.together(&self.blocks, Key::of(source, target, generation), source, walk).await
     }
 
-    /// What the site at a path says of paths that are not there: [`Sites::rules`].
+    /// What the site at a path says of paths that are not there: [`SiteRedirects::rules`].
     ///
     /// # Errors
     /// The same.
-    pub async fn rules(
+    async fn rules(
         &self,
-        sites: &Sites,
+        redirects: &SiteRedirects,
         source: &Arc<RootSource>,
         site: &Target,
         generation: u64,
     ) -> Result<Arc<Rules>, Problem> {
         let walk = |source: Arc<RootSource>| {
-            let (sites, site) = (sites.clone(), site.clone());
-            async move { sites.rules(&source, &site, generation).await }
+            let (redirects, site) = (redirects.clone(), site.clone());
+            async move { redirects.rules(&source, &site, generation).await }
         };
         self.together(&self.rules, Key::of(source, site, generation), source, walk).await
+    }
+
+    /// The rule of the site's `_redirects` for the path, if it has one.
+    ///
+    /// # Errors
+    /// Those of [`SiteRedirects::rules`].
+    pub async fn rule(
+        &self,
+        redirects: &SiteRedirects,
+        source: &Arc<RootSource>,
+        target: &Target,
+        generation: u64,
+    ) -> Result<Option<Match>, Problem> {
+        let site = target.to_site();
+        let rules = match redirects.known(&site, generation) {
+            Some(said) => said.map_err(Problem::Redirects)?,
+            None => self.rules(redirects, source, &site, generation).await?,
+        };
+        let asked = target.segments.iter().skip(target.site);
+        let path: String = asked.flat_map(|segment| ["/", segment]).collect();
+        let work = source.work();
+        let found = rules.find(if path.is_empty() { "/" } else { &path }, &work);
+        work.turn().await.map_err(WalkError::Source)?;
+        Ok(found)
     }
 
     /// How many walks are under way.

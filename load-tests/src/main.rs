@@ -40,6 +40,7 @@ mod network;
 mod options;
 mod plot;
 mod policies;
+mod random;
 mod relay;
 mod report;
 mod results;

@@ -1,6 +1,6 @@
 //! Zipf's law: the more often something is asked for, the fewer such things there are.
 
-use crate::sample::SplitMix;
+use crate::random::SplitMix;
 
 /// Draws from so many things, of which the one of rank k (from 1) comes in proportion to 1 / k.
 #[derive(Debug, Clone)]

@@ -4,6 +4,9 @@ use crate::address_filter::OperatorAddresses;
 use crate::admission::Admission;
 use crate::admission::budget::Limits;
 use crate::announced::Announced;
+use crate::bitswap;
+use crate::bitswap::http_peers::HttpPeers;
+use crate::bitswap::http_peers::SetupError;
 use crate::bitswap::{behaviour, client, framing};
 use crate::connecting::{self, ConnectError, Connected, NamedBy, innermost};
 use crate::counted::{Bandwidth, Carried};
@@ -12,8 +15,6 @@ use crate::dht::metrics::DhtMetrics;
 use crate::discovery::memory::Memory;
 use crate::discovery::plan::Provider;
 use crate::finders::{PeerSearch, Sought};
-use crate::http_source::{self, HttpPeers};
-use crate::identity;
 use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::nat::metrics::NatMetrics;
@@ -32,14 +33,11 @@ use crate::swarm::{self, Behaviour};
 use crate::task::announce::Announcing;
 use crate::task::nat::Nat;
 use crate::task::{Acquaintances, Command, Delegation, Task};
-use crate::tls;
-use crate::transport;
-use crate::udp;
 use crate::wants::Wants;
+use crate::{http_source, identity, tls, transport, udp};
 use bytes::Bytes;
-use content::ipns;
 use content::names::Key;
-use content::{BlockKey, BlockSource, Cid};
+use content::{BlockKey, BlockSource, Cid, ipns};
 use futures::StreamExt;
 use libp2p::core::transport::ListenerId;
 use libp2p::kad::{Record, RecordKey};
@@ -99,7 +97,7 @@ pub enum StartError {
     Transport(String),
     /// The gateways that are configured cannot be asked.
     #[error("cannot ask gateways: {0}")]
-    Gateways(#[from] http_source::SetupError),
+    Gateways(#[from] SetupError),
 }
 
 /// A handle to the network. Cloning shares it; the network stops when [`Bridge::shutdown`] is called or every handle is
@@ -446,13 +444,9 @@ fn limits(budget: &ConnectionBudget) -> Limits {
 }
 
 /// The gateways to ask. A machine that cannot speak HTTP does without those that only provider records would name.
-fn gateways(
-    options: &BridgeOptions,
-    wants: Arc<Wants>,
-    registry: &mut Registry,
-) -> Result<HttpPeers, http_source::SetupError> {
+fn gateways(options: &BridgeOptions, wants: Arc<Wants>, registry: &mut Registry) -> Result<HttpPeers, SetupError> {
     let metrics = http_source::metrics::Metrics::register(registry);
-    let http = http_source::Options {
+    let http = bitswap::http_peers::Options {
         gateways: options.http.gateways.clone(),
         from_records: options.http.from_records,
         dial_private: options.dial_private,

@@ -4,6 +4,7 @@
 //! makes a list longer than the constants here.
 
 use crate::bitswap::client::inspection::SessionState;
+pub use crate::bitswap::traffic::BitswapBytes;
 use crate::discovery::history::SearchRecord;
 use libp2p::{Multiaddr, PeerId, StreamProtocol, identify};
 use std::sync::Arc;
@@ -58,15 +59,6 @@ pub struct ConnectedPeer {
     pub is_trusted: bool,
     /// Whether it is served last, for what it did.
     pub is_throttled: bool,
-}
-
-/// Bytes of one peer's Bitswap messages, since it was connected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct BitswapBytes {
-    /// From it.
-    pub received: u64,
-    /// To it.
-    pub sent: u64,
 }
 
 /// What is known of a DAG and of those who have it.

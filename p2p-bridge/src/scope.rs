@@ -8,7 +8,6 @@
 //! Addresses are judged by their whole shape ([`crate::dialable`]): what is of no known shape belongs nowhere. What a name
 //! stands for is judged when it is resolved ([`crate::address_filter`]).
 
-pub use crate::dht::behaviour::Scoped;
 use crate::dialable::{Host, Shape};
 use libp2p::{Multiaddr, StreamProtocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

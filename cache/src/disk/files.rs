@@ -7,9 +7,9 @@
 //!
 //! Everything here blocks. Reads may come from any thread; writes come from the writer thread alone.
 
-use super::error::StoreError;
 #[cfg(test)]
 use super::faults::{Call, Fault, Faults};
+use crate::error::StoreError;
 use crate::folder;
 use crate::space::{self, Space};
 use bytes::Bytes;

@@ -41,7 +41,6 @@
 //! Non-goals: exact recency, which would write on every read.
 
 mod block_store;
-mod error;
 #[cfg(test)]
 pub(crate) mod faults;
 pub(crate) mod files;
@@ -62,12 +61,12 @@ mod touched;
 mod watermarks;
 pub(crate) mod writer;
 
-pub use self::error::StoreError;
 pub use self::mend::Disagreements;
 pub use self::offline::{CheckReport, Figures, Offline, Repaired};
 pub use self::rebuild::{RebuildProgress, Rebuilt};
 pub use self::recompress::Recompressed;
 pub use self::scrub::{Fault, Finding, LackingPin, ScrubProgress, ScrubReport};
+pub use crate::error::StoreError;
 
 use self::reads::Reads;
 use self::schema::{INDEX, IndexRecord, PINS, PinRecord};

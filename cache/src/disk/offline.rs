@@ -17,6 +17,7 @@ use super::store::{self, Store};
 use super::{Disk, DiskOptions, StoreError, open_store, parse_pin};
 use crate::dag;
 use crate::pins::{PinState, PinSummary};
+pub use crate::reports::{Amount, Figures, SegmentsAmount};
 use crate::stored::Shape;
 use content::{BlockKey, Cid};
 use rocksdb::WriteBatch;
@@ -27,51 +28,6 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct Offline {
     store: Store,
-}
-
-/// Blocks of one sort.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Amount {
-    /// How many.
-    pub blocks: u64,
-    /// Their bytes, as blocks.
-    pub block_bytes: u64,
-    /// Their bytes, as they are stored.
-    pub stored_bytes: u64,
-}
-
-/// The segment files of one kind.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SegmentsAmount {
-    /// How many.
-    pub segments: u64,
-    /// Bytes in them.
-    pub bytes: u64,
-    /// Those of them that nothing needs any more.
-    pub dead_bytes: u64,
-}
-
-/// What a store holds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Figures {
-    /// Blocks that may be evicted.
-    pub cached: Amount,
-    /// Blocks that a pin protects.
-    pub pinned: Amount,
-    /// Blocks that are stored as they are.
-    pub raw: Amount,
-    /// Blocks that are stored as one zstd frame.
-    pub framed: Amount,
-    /// Leaves of which the file's bytes are a zstd frame.
-    pub enveloped: Amount,
-    /// The segments of cached blocks, in a store that has segments.
-    pub cached_segments: SegmentsAmount,
-    /// The segments of pinned blocks.
-    pub pinned_segments: SegmentsAmount,
-    /// Pins that are complete.
-    pub pins: u64,
-    /// Pins that are not.
-    pub partial_pins: u64,
 }
 
 /// What a check found.
@@ -95,6 +51,52 @@ pub struct Repaired {
     pub index: Disagreements,
     /// What became of an index that had to be rebuilt.
     pub rebuilt: Option<Rebuilt>,
+}
+
+impl Figures {
+    fn add(&mut self, record: IndexRecord) {
+        self.add_block(record.shape, record.pinned());
+    }
+
+    pub(crate) fn add_block(&mut self, shape: Shape, pinned: bool) {
+        let of_kind = if pinned { &mut self.pinned } else { &mut self.cached };
+        of_kind.add(shape);
+        match shape {
+            Shape::Raw { .. } => self.raw.add(shape),
+            Shape::Frame { .. } => self.framed.add(shape),
+            Shape::Envelope { .. } => self.enveloped.add(shape),
+        }
+    }
+
+    pub(crate) fn count_pin(&mut self, state: PinState) {
+        match state {
+            PinState::Complete => self.pins += 1,
+            PinState::Partial => self.partial_pins += 1,
+        }
+    }
+
+    /// Whether the store keeps values in segments, and has any.
+    pub fn has_segments(&self) -> bool {
+        self.cached_segments.segments + self.pinned_segments.segments > 0
+    }
+
+    /// Blocks of every sort.
+    pub fn all(&self) -> Amount {
+        let Self { cached, pinned, .. } = self;
+        Amount {
+            blocks: cached.blocks + pinned.blocks,
+            block_bytes: cached.block_bytes + pinned.block_bytes,
+            stored_bytes: cached.stored_bytes + pinned.stored_bytes,
+        }
+    }
+}
+
+impl Amount {
+    fn add(&mut self, shape: Shape) {
+        self.blocks += 1;
+        self.block_bytes += shape.block_bytes() as u64;
+        self.stored_bytes += shape.value_bytes() as u64;
+    }
 }
 
 impl CheckReport {
@@ -302,50 +304,4 @@ fn figures(store: &Store) -> Result<Figures, StoreError> {
         }
     }
     Ok(figures)
-}
-
-impl Figures {
-    fn add(&mut self, record: IndexRecord) {
-        self.add_block(record.shape, record.pinned());
-    }
-
-    pub(crate) fn add_block(&mut self, shape: Shape, pinned: bool) {
-        let of_kind = if pinned { &mut self.pinned } else { &mut self.cached };
-        of_kind.add(shape);
-        match shape {
-            Shape::Raw { .. } => self.raw.add(shape),
-            Shape::Frame { .. } => self.framed.add(shape),
-            Shape::Envelope { .. } => self.enveloped.add(shape),
-        }
-    }
-
-    pub(crate) fn count_pin(&mut self, state: PinState) {
-        match state {
-            PinState::Complete => self.pins += 1,
-            PinState::Partial => self.partial_pins += 1,
-        }
-    }
-
-    /// Whether the store keeps values in segments, and has any.
-    pub fn has_segments(&self) -> bool {
-        self.cached_segments.segments + self.pinned_segments.segments > 0
-    }
-
-    /// Blocks of every sort.
-    pub fn all(&self) -> Amount {
-        let Self { cached, pinned, .. } = self;
-        Amount {
-            blocks: cached.blocks + pinned.blocks,
-            block_bytes: cached.block_bytes + pinned.block_bytes,
-            stored_bytes: cached.stored_bytes + pinned.stored_bytes,
-        }
-    }
-}
-
-impl Amount {
-    fn add(&mut self, shape: Shape) {
-        self.blocks += 1;
-        self.block_bytes += shape.block_bytes() as u64;
-        self.stored_bytes += shape.value_bytes() as u64;
-    }
 }

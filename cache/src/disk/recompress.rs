@@ -9,10 +9,12 @@
 //! Non-goals: cached values, which are gone before it pays.
 
 use super::schema::{KEY_TRIED, Kind, PLACES, Place, TriedRecord};
-use super::scrub::{Looked, look, raw_cid, rest};
+use super::scrub::{Looked, look, rest};
 use super::store::Store;
 use super::writer::Command;
 use super::{Disk, StoreError};
+pub use crate::reports::Recompressed;
+use crate::reports::raw_cid;
 use crate::stored::{Encoder, Options, Stored};
 use content::BlockKey;
 use std::collections::VecDeque;
@@ -23,17 +25,6 @@ const STEP_BYTES: u64 = 256 * 1024;
 
 /// Steps between two notes of how far it has come.
 const REMEMBER_STEPS: u64 = 32;
-
-/// What came of it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Recompressed {
-    /// Blocks that were looked at.
-    pub blocks: u64,
-    /// Those that became smaller.
-    pub smaller: u64,
-    /// By how many bytes.
-    pub saved_bytes: u64,
-}
 
 /// One value that became smaller.
 struct Smaller {

@@ -18,8 +18,9 @@ use super::store::Store;
 use super::writer::Command;
 use super::{Disk, StoreError};
 use crate::pins::PinSummary;
+pub use crate::reports::{Fault, Finding, LackingPin, ScrubProgress, ScrubReport};
 use crate::stored::Stored;
-use content::{BlockKey, Cid, codec};
+use content::{BlockKey, Cid};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -34,57 +35,28 @@ const REMEMBER_BYTES: u64 = 8 * 1024 * 1024;
 /// Of the time that work with a rate takes, it rests at least this many times as long: a quarter of a core at most.
 const REST: u32 = 3;
 
-/// How far a pass has come.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ScrubProgress {
-    /// Blocks that were checked.
-    pub blocks: u64,
-    /// Their bytes on the disk.
-    pub bytes: u64,
-    /// Blocks whose value is not what was written, or not what their hash says.
-    pub damaged: u64,
-    /// Blocks that the system refused to read.
-    pub unreadable: u64,
-}
+impl ScrubProgress {
+    pub(super) fn add(&mut self, step: &Step) {
+        let count = |fault| step.findings.iter().filter(|finding| finding.fault == fault).count() as u64;
+        self.blocks += step.blocks;
+        self.bytes += step.bytes;
+        self.damaged += count(Fault::Damaged);
+        self.unreadable += count(Fault::Unreadable);
+    }
 
-/// What is wrong with a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// Its value is not what was written, or not what its hash says.
-    Damaged,
-    /// The system refused to read it.
-    Unreadable,
-}
+    /// Adds what came after.
+    pub(crate) fn add_up(&mut self, more: &Self) {
+        let Self { blocks, bytes, damaged, unreadable } = more;
+        self.blocks += blocks;
+        self.bytes += bytes;
+        self.damaged += damaged;
+        self.unreadable += unreadable;
+    }
 
-/// A block that did not pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Finding {
-    /// Its name: a CIDv1 of the raw codec, since the store does not know which codec it is asked for by.
-    pub cid: Cid,
-    /// What is wrong with it.
-    pub fault: Fault,
-}
-
-/// A pin of which blocks are missing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LackingPin {
-    /// The root of the DAG.
-    pub root: Cid,
-    /// What the operator calls it.
-    pub name: Option<String>,
-    /// How many of its blocks are not here, or are damaged.
-    pub missing: u64,
-    /// How many it has.
-    pub blocks: u64,
-}
-
-/// What a pass came to.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ScrubReport {
-    /// What was checked.
-    pub progress: ScrubProgress,
-    /// Pins that lack blocks, by root. Those that were forgotten in earlier passes count as well.
-    pub lacking: Vec<LackingPin>,
+    /// Whether everything that was checked is as it should be.
+    pub fn is_clean(&self) -> bool {
+        self.damaged == 0 && self.unreadable == 0
+    }
 }
 
 impl Disk {
@@ -171,40 +143,6 @@ impl Disk {
 
     fn remember_scrub(&self, record: ScrubRecord) -> Result<(), StoreError> {
         self.queue().send(Command::Remember { key: KEY_SCRUB, record: record.to_bytes().to_vec() })
-    }
-}
-
-impl Finding {
-    pub(crate) fn new(key: &BlockKey, fault: Fault) -> Self {
-        Self { cid: raw_cid(key), fault }
-    }
-
-    pub(crate) fn key(&self) -> Option<BlockKey> {
-        BlockKey::of(&self.cid)
-    }
-}
-
-impl ScrubProgress {
-    pub(super) fn add(&mut self, step: &Step) {
-        let count = |fault| step.findings.iter().filter(|finding| finding.fault == fault).count() as u64;
-        self.blocks += step.blocks;
-        self.bytes += step.bytes;
-        self.damaged += count(Fault::Damaged);
-        self.unreadable += count(Fault::Unreadable);
-    }
-
-    /// Adds what came after.
-    pub(crate) fn add_up(&mut self, more: &Self) {
-        let Self { blocks, bytes, damaged, unreadable } = more;
-        self.blocks += blocks;
-        self.bytes += bytes;
-        self.damaged += damaged;
-        self.unreadable += unreadable;
-    }
-
-    /// Whether everything that was checked is as it should be.
-    pub fn is_clean(&self) -> bool {
-        self.damaged == 0 && self.unreadable == 0
     }
 }
 
@@ -299,11 +237,6 @@ pub(super) fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec
         (missing > 0).then_some(LackingPin { root: pin.root, name: pin.name, missing, blocks: pin.blocks })
     };
     Ok(store.pins()?.into_iter().filter_map(lacks).collect())
-}
-
-/// A block's name where its codec is not known.
-pub(crate) fn raw_cid(key: &BlockKey) -> Cid {
-    Cid::new_v1(codec::RAW, *key.multihash())
 }
 
 pub(crate) fn now_ms() -> u64 {

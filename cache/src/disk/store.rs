@@ -2,7 +2,6 @@
 //!
 //! Everything here blocks. Reads may come from any thread; writes come from the writer thread alone.
 
-use super::error::StoreError;
 #[cfg(test)]
 use super::faults::{Call, Fault};
 use super::files::Files;
@@ -17,6 +16,7 @@ use super::touched::Touched;
 use super::watermarks::Watermarks;
 use super::{DiskOptions, migrate, parse_pin, record, summary};
 use crate::database::{self, Access, Database};
+use crate::error::StoreError;
 use crate::lock::{DirLock, LockError};
 use crate::pin_journal::{self, Condition, PinJournal};
 use crate::pins::{PinId, PinState, PinSummary};

@@ -2,7 +2,7 @@ use super::audit::audit;
 use super::{cache, flip, forge, key, noisy, open, place_of, raw, supply};
 use crate::disk::faults::Call;
 use crate::disk::schema::{INDEX, KEY_COUNTERS, KEY_SYNCED, Kind, META, PLACES, Place, SEGMENTS, SegmentRecord};
-use crate::disk::scrub::raw_cid;
+use crate::reports::raw_cid;
 use crate::{CheckReport, Disagreements, Disk, DiskOptions, Fault, Finding, Offline, PinState, StoreError};
 use content::{Block, BlockSource};
 use rocksdb::WriteBatch;

@@ -1,6 +1,6 @@
 use super::audit::audit;
 use super::{Random, budget, cache, flip, forge, key, noisy, open, open_with, overwrite, place_of, raw, supply};
-use crate::disk::scrub::raw_cid;
+use crate::reports::raw_cid;
 use crate::{Disk, Fault, Finding, LackingPin, ScrubProgress};
 use content::{Block, BlockSource};
 use std::sync::Arc;

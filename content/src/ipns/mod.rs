@@ -16,7 +16,7 @@ mod wire;
 pub use sign::{Draft, SignError};
 
 use crate::dagpb::PbError;
-use crate::names::Key;
+use crate::key::Key;
 use bytes::Bytes;
 use document::Document;
 use libp2p_identity::PublicKey;

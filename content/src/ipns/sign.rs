@@ -3,7 +3,7 @@
 use super::document::{UNTIL_END_OF_LIFE, key};
 use super::wire::tag;
 use super::{Record, RecordError, SIGNATURE_PREFIX};
-use crate::names::Key;
+use crate::key::Key;
 use bytes::Bytes;
 use ipld_core::ipld::Ipld;
 use libp2p_identity::{Keypair, SigningError};

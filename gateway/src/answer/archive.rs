@@ -7,22 +7,22 @@ use super::Context;
 use super::whole::{Nearby, Whole};
 use crate::body::Content;
 use crate::conditional::none_match;
-use crate::errors::Problem;
-use crate::limiter::Permit;
-use crate::plan;
+use crate::errors::{CarOptionsError, Problem};
+use crate::headers::header;
 use crate::request::Ask;
-use crate::resolve::{self, header};
 use crate::respond::Draft;
+use crate::{plan, resolve};
 use bytes::Bytes;
 use content::budget::Share;
 use content::policy::check_inlined;
 use content::scope::{self, DagScope, EntityBytes, ScopeError, ScopeLimits, ScopeOptions};
-use content::tar::TarLimits;
+use content::tar::{self, TarLimits};
 use content::walk::{Resolved, WalkError};
-use content::{BlockSource, Cid, Policy, SourceError, Verdict, car, tar};
+use content::{BlockSource, Cid, Policy, SourceError, Verdict, car};
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::HeaderValue;
 use http::header::CONTENT_DISPOSITION;
+use services::limiter::Permit;
 use std::sync::Arc;
 
 /// What a request says of the CAR that it wants.
@@ -31,31 +31,6 @@ pub struct CarOptions {
     scope: DagScope,
     entity_bytes: Option<EntityBytes>,
     duplicates: bool,
-}
-
-/// Why there is no such CAR.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CarOptionsError {
-    /// Another version of the format.
-    #[error("CAR version {0:?} is not supported, only version 1 is")]
-    Version(String),
-    /// An order that nobody promises.
-    #[error("CAR order {0:?} is not supported; there are dfs and unk")]
-    Order(String),
-    /// Neither yes nor no.
-    #[error("dups={0:?} is neither y nor n")]
-    Duplicates(String),
-    /// A part of a DAG that has no name.
-    #[error("dag-scope={0:?} is not supported; there are block, entity and all")]
-    Scope(String),
-    /// No range of bytes.
-    #[error("entity-bytes={asked:?}: {reason}")]
-    EntityBytes {
-        /// What was asked.
-        asked: String,
-        /// What is wrong with it.
-        reason: String,
-    },
 }
 
 impl CarOptions {
@@ -132,7 +107,7 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     let roots = resolve::roots_header(&resolved);
     let (about, etag) = (cx.about(&roots), options.etag(&resolved));
     let CarOptions { scope, entity_bytes, duplicates } = options;
-    let place = cx.gateway.begin_archive(cx.source.client())?;
+    let place = cx.resources.begin_archive(cx.source.client())?;
     let surveyed = survey(cx, &resolved, ScopeOptions { scope, entity_bytes, duplicates: false }).await?;
     if surveyed == Surveyed::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
         return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
@@ -149,7 +124,7 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     let Resolved { block, passed, .. } = resolved;
     let header = car::header(&[*block.cid()]);
     let options = ScopeOptions { scope, entity_bytes, duplicates };
-    let limits = &cx.gateway.limits;
+    let limits = &cx.resources.limits;
     let ahead = share(cx, limits.scope.look_ahead_bytes_max);
     let limits = ScopeLimits { look_ahead_bytes_max: ahead.bytes(), ..limits.scope };
     let blocks = scope::blocks(source, passed, block, options, limits);
@@ -187,7 +162,7 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     }
     let roots = resolve::roots_header(&resolved);
     let (about, etag) = (cx.about(&roots), header(&format!("W/\"{cid}.x-tar\"")));
-    let place = cx.gateway.begin_archive(cx.source.client())?;
+    let place = cx.resources.begin_archive(cx.source.client())?;
     let surveyed = survey(cx, &resolved, ScopeOptions::default()).await?;
     if surveyed == Surveyed::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
         return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
@@ -196,8 +171,8 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "tar"))));
     let source = Arc::new(whole(cx, &resolved).await?);
     // One window for the file that is being read, and one for the entries that come next.
-    let ahead = share(cx, 2 * cx.gateway.limits.tar.window_bytes_max);
-    let limits = TarLimits { window_bytes_max: ahead.bytes() / 2, ..cx.gateway.limits.tar };
+    let ahead = share(cx, 2 * cx.resources.limits.tar.window_bytes_max);
+    let limits = TarLimits { window_bytes_max: ahead.bytes() / 2, ..cx.resources.limits.tar };
     let stream = tar::stream(source, cid.to_string(), resolved.block, limits);
     let stream = stream.map(|chunk| chunk.map_err(Problem::Tar)).boxed();
     begin(cx, head, stream, TAR_CHUNKS_FIRST, (ahead, place)).await
@@ -208,7 +183,7 @@ async fn whole(cx: &Context<'_>, resolved: &Resolved) -> Result<Whole, Problem> 
     let (source, policy) = (Arc::clone(cx.source), Arc::clone(cx.source.policy_handle()));
     let (resolved, segments) = (resolved.clone(), cx.target.segments.clone());
     let below = async move { Whole::below(source, policy, &resolved, &segments).await };
-    let whole = cx.gateway.workers.run(below).await.ok_or_else(Problem::closed)?;
+    let whole = cx.resources.workers.run(below).await.ok_or_else(Problem::closed)?;
     Ok(whole.map_err(WalkError::Source)?)
 }
 
@@ -235,8 +210,8 @@ async fn survey(cx: &Context<'_>, resolved: &Resolved, options: ScopeOptions) ->
         return Ok(Surveyed::Served);
     }
     let nearby = Nearby::new(cx.source, SURVEY_STEPS_MAX);
-    let (resolved, segments, limits) = (resolved.clone(), cx.target.segments.clone(), cx.gateway.limits.scope);
-    let looked = cx.gateway.workers.run(look(nearby, policy, resolved, segments, options, limits)).await;
+    let (resolved, segments, limits) = (resolved.clone(), cx.target.segments.clone(), cx.resources.limits.scope);
+    let looked = cx.resources.workers.run(look(nearby, policy, resolved, segments, options, limits)).await;
     match looked.ok_or_else(Problem::closed)? {
         Ok(()) => Ok(Surveyed::Served),
         Err(ScopeError::Source(error @ SourceError::Refused { .. })) => Err(WalkError::Source(error).into()),
@@ -271,7 +246,7 @@ async fn look(
 
 /// What may be fetched ahead of one archive's reader, of what there is for all responses.
 fn share(cx: &Context<'_>, bytes: usize) -> Share {
-    let mut share = Share::of(cx.gateway.limits.read.shared.clone());
+    let mut share = Share::of(cx.resources.limits.read.shared.clone());
     share.grow_modestly(bytes);
     share
 }
@@ -288,7 +263,7 @@ async fn begin(
         let _held = &held;
         chunk
     };
-    let mut stream = cx.gateway.workers.stream(stream.map(held).boxed());
+    let mut stream = cx.resources.workers.stream(stream.map(held).boxed());
     let mut first = Vec::with_capacity(chunks);
     while first.len() < chunks {
         match stream.next().await {

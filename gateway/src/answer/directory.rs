@@ -5,21 +5,22 @@
 //! for all who ask for it ([`crate::listings`]); the page reads well on a phone and on a desktop, in the light and in the dark, without asking for anything else.
 //!
 //! Entries come in stored order, which is by name, or in sharded directories by the hash of the name; a query selects among
-//! them and orders them ([`super::selection`]).
+//! them and orders them ([`crate::listings::selection`]).
 //!
 //! The JSON is `{"cid", "path", "entries": [{"name", "cid", "size"?, "type"?}], "next"?}`, where `next` is the address of
 //! the next page, and `type` is told where the CID alone tells it.
 
 use super::Context;
-use super::selection::{Entries, Selection, Sort};
 use crate::body::Content;
 use crate::errors::Problem;
+use crate::headers::header;
 use crate::html;
+use crate::listings::selection::{Entries, Selection, Sort};
 use crate::listings::{Chunks, Key, Listings, Wanted};
 use crate::negotiate::Format;
 use crate::plan::{self, About};
-use crate::request::{Ask, PATH_SEGMENT};
-use crate::resolve::{Target, header};
+use crate::request::Ask;
+use crate::resolve::Target;
 use crate::respond::Draft;
 use crate::route::{Links, Place};
 use crate::source::{RootSource, Tier};
@@ -36,6 +37,7 @@ use http::HeaderValue;
 use http::header::CONTENT_LENGTH;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode, utf8_percent_encode};
+use services::url::PATH_SEGMENT;
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -72,8 +74,8 @@ pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) ->
         return Ok(draft);
     }
     let view = Arc::new(View::of(&key, cid));
-    let (after, entries_max) = (key.after.clone(), cx.gateway.limits.listing_entries_max);
-    let (memory, workers) = (cx.gateway.limits.read.shared.clone(), cx.gateway.workers.clone());
+    let (after, entries_max) = (key.after.clone(), cx.resources.limits.listing_entries_max);
+    let (memory, workers) = (cx.resources.limits.read.shared.clone(), cx.resources.workers.clone());
     let writer = Arc::new(move |source| {
         let (directory, after, view) = (directory.clone(), after.clone(), Arc::clone(&view));
         let limits = (entries_max, memory.clone());
@@ -84,7 +86,7 @@ pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) ->
     });
     let json = key.json;
     let wanted = Wanted { key, etag: etag.clone(), roots: roots.clone(), writer };
-    let content = cx.gateway.listings.read(wanted, cx.source).await?;
+    let content = cx.resources.listings.read(wanted, cx.source).await?;
     Ok(page(&cx.about(roots), &etag, json, content))
 }
 

@@ -8,11 +8,12 @@ use super::file::{AtHand, Origin, at_hand};
 use crate::body::Content;
 use crate::conditional::none_match;
 use crate::errors::Problem;
+use crate::headers::header;
 use crate::html;
 use crate::negotiate::Format;
 use crate::plan;
 use crate::request::Ask;
-use crate::resolve::{self, etag_of, header};
+use crate::resolve::{self, etag_of};
 use crate::respond::{self, Draft};
 use crate::route::Links;
 use content::ipld::{self, IpldError, Kind, Label, Outline, OutlineLimits};
@@ -91,17 +92,17 @@ pub fn shows_preview(ask: &Ask<'_>) -> bool {
 }
 
 fn stored(cx: &Context<'_>, block: &Block, format: Format, roots: &HeaderValue) -> Result<Draft, Problem> {
-    let origin = Origin::Block { source: cx.source, block, limits: &cx.gateway.limits.read };
+    let origin = Origin::Block { source: cx.source, block, limits: &cx.resources.limits.read };
     in_format(cx, block.cid(), block.data().clone(), origin, format, roots)
 }
 
 async fn converted(cx: &Context<'_>, block: &Block, wanted: Format, roots: &HeaderValue) -> Result<Draft, Problem> {
     let cid = *block.cid();
-    if !cx.gateway.limits.convert_codecs {
+    if !cx.resources.limits.convert_codecs {
         return Err(Problem::NotConverted { cid, wanted: wanted.name() });
     }
     let bytes = read(cx, block, move |block| ipld::convert(block, codec_of(wanted))).await?;
-    in_format(cx, &cid, bytes, Origin::Made { limits: &cx.gateway.limits.read }, wanted, roots)
+    in_format(cx, &cid, bytes, Origin::Made { limits: &cx.resources.limits.read }, wanted, roots)
 }
 
 fn in_format(
@@ -159,7 +160,7 @@ async fn read<T: Send + 'static>(
         return Ok(reading(block)?);
     }
     let block = block.clone();
-    let read = cx.gateway.workers.run(async move { reading(&block) }).await;
+    let read = cx.resources.workers.run(async move { reading(&block) }).await;
     Ok(read.ok_or_else(Problem::closed)??)
 }
 

@@ -6,11 +6,12 @@ use crate::conditional::{is_demanding, none_match};
 use crate::content_type;
 use crate::encoded::Encoded;
 use crate::errors::Problem;
+use crate::headers::header;
 use crate::negotiate::{self, Coding, Format};
 use crate::plan::{self, About, Decision, Representation};
 use crate::range::Multipart;
 use crate::request::Ask;
-use crate::resolve::{self, Entity, etag_of, header};
+use crate::resolve::{self, Entity, etag_of};
 use crate::respond::Draft;
 use crate::source::RootSource;
 use bytes::Bytes;
@@ -519,7 +520,7 @@ pub async fn raw(cx: &Context<'_>) -> Result<Draft, Problem> {
     let block = resolved.block;
     let it = AtHand {
         bytes: block.data().clone(),
-        origin: Origin::Block { source: cx.source, block: &block, limits: &cx.gateway.limits.read },
+        origin: Origin::Block { source: cx.source, block: &block, limits: &cx.resources.limits.read },
         etag: raw_etag(block.cid()),
         content_type: HeaderValue::from_static(Format::Raw.media_type()),
         disposition: Some(plan::disposition(cx.ask, true, Some(format!("{}.bin", block.cid())))),

@@ -2,40 +2,68 @@
 //!
 //! | module | formats |
 //! |---|---|
-//! | [`file`] | files, symlinks and raw blocks: bytes of a known length, in ranges |
+//! | [`mod@file`] | files, symlinks and raw blocks: bytes of a known length, in ranges |
 //! | [`directory`] | listings, as HTML and as JSON |
-//! | [`selection`] | which entries of a directory a listing shows, and in which order |
 //! | [`document`] | dag-json, dag-cbor, json and cbor, and the page that shows them |
 //! | [`archive`] | CAR and TAR |
 //! | [`whole`] | the blocks of an archive, in which nothing may be withheld |
 //! | [`record`] | IPNS records |
-//! | [`site`] | what `_redirects` says of a path that is not there |
 
 pub mod archive;
 pub mod directory;
 pub mod document;
 pub mod file;
 pub mod record;
-pub mod selection;
-pub mod site;
 pub mod whole;
 
 use crate::errors::Problem;
-use crate::pipeline::Gateway;
+use crate::limits::Limits;
+use crate::listings::Listings;
 use crate::plan::About;
+use crate::redirects::SiteRedirects;
 use crate::request::Ask;
 use crate::resolve::Target;
 use crate::route::Place;
 use crate::source::RootSource;
+use crate::walks::Walks;
+use crate::workers::Workers;
 use content::walk::Resolved;
 use http::HeaderValue;
+use services::limiter::{Limiter, Permit};
+use std::net::IpAddr;
 use std::sync::Arc;
+
+/// What representations are made with: caches, shared walks, and limits.
+pub struct Resources {
+    /// The walks under way.
+    pub walks: Walks,
+    /// The cached `_redirects` of sites.
+    pub redirects: SiteRedirects,
+    /// The cached pages of listings.
+    pub listings: Listings,
+    /// Archives that are made at a time.
+    pub archives: Arc<Limiter>,
+    /// Where answers are made that are not just read.
+    pub workers: Workers,
+    /// What a request may cost.
+    pub limits: Limits,
+}
+
+impl Resources {
+    /// A permit for one more archive for a client.
+    ///
+    /// # Errors
+    /// [`Problem::Busy`] when as many are being made as may be.
+    pub fn begin_archive(&self, client: IpAddr) -> Result<Permit, Problem> {
+        self.archives.try_acquire(client).map_err(|_| Problem::Busy)
+    }
+}
 
 /// One request for content, as far as it has come: what every representation needs to know.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// What answers.
-    pub gateway: &'a Gateway,
+    /// What representations are made with.
+    pub resources: &'a Resources,
     /// The request.
     pub ask: &'a Ask<'a>,
     /// Where the content is shown.
@@ -61,6 +89,6 @@ impl<'a> Context<'a> {
     /// # Errors
     /// [`Problem`] when the path leads nowhere or a block does not come.
     pub async fn walk(&self) -> Result<Resolved, Problem> {
-        self.gateway.walks.block(self.source, self.target, self.generation).await
+        self.resources.walks.block(self.source, self.target, self.generation).await
     }
 }

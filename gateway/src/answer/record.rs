@@ -2,10 +2,11 @@
 
 use super::file::{AtHand, Origin, at_hand};
 use crate::errors::Problem;
+use crate::headers::header;
 use crate::negotiate::Format;
 use crate::plan::{self, About};
 use crate::request::Ask;
-use crate::resolve::{Freshness, header};
+use crate::resolve::Freshness;
 use crate::respond::Draft;
 use crate::source::Tier;
 use content::path::Root;

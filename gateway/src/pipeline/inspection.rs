@@ -4,22 +4,22 @@
 //! parts, which asks nobody, keeps nothing, and counts for itself.
 
 use super::{Gateway, Wiring};
+use crate::answer::Resources;
 use crate::client::Client;
 use crate::encoded::Encoded;
 use crate::errors::Problem;
 use crate::forget::PurgeMode;
-use crate::health::Health;
-use crate::limiter::Limiter;
 use crate::metrics::HttpMetrics;
 use crate::request::Ask;
 use crate::resolve::{Entity, Target};
 use crate::route::Route;
 use crate::source::{RootSource, Sources};
-use content::cid;
 use content::walk::Resolved;
-use content::{BlockSource, Cid, ContentPath, MemoryBlocks, NameResolver, Policy};
+use content::{BlockSource, Cid, ContentPath, MemoryBlocks, NameResolver, Policy, cid};
 use http::HeaderValue;
 use prometheus_client::registry::Registry;
+use services::health::Health;
+use services::limiter::Limiter;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
@@ -56,8 +56,9 @@ impl Gateway {
             routing: None,
             welcome: self.welcome,
         };
-        let twin = Self::new(wiring, http, self.limits.clone());
-        Self { paths: self.paths.reader(), workers: self.workers.clone(), ..twin }
+        let twin = Self::new(wiring, http, self.limits().clone());
+        let resources = Resources { workers: self.resources.workers.clone(), ..twin.resources };
+        Self { paths: self.paths.reader(), resources, ..twin }
     }
 
     /// Where a request leads.
@@ -128,8 +129,11 @@ impl Gateway {
         };
         Forgotten {
             paths: self.paths.forget_where(entity, mode),
-            listings: self.listings.forget_where(|key, page| begins_at(&key.path) || leads_through(&page.roots), mode),
-            sites: self.sites.forget_where(begins_at, mode),
+            listings: self
+                .resources
+                .listings
+                .forget_where(|key, page| begins_at(&key.path) || leads_through(&page.roots), mode),
+            sites: self.resources.redirects.forget_where(begins_at, mode),
             encoded: self.encoded().map_or(0, |encoded| encoded.forget_where(concerns, mode)),
         }
     }

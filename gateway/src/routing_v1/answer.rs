@@ -4,7 +4,7 @@ use super::Audience;
 use crate::answer::record::etag;
 use crate::body::Content;
 use crate::conditional::{http_date, none_match};
-use crate::resolve::header;
+use crate::headers::header;
 use crate::respond::Draft;
 use bytes::Bytes;
 use content::ipns::Record;

@@ -1,53 +1,16 @@
 //! What a request to the routing API asks for, read from its head alone.
 
-use crate::errors::Problem;
+use crate::errors::{Problem, RoutingProblem};
 use crate::negotiate;
+use crate::request::ROUTING;
+use content::Cid;
 use content::cid;
 use content::names::Key;
-use content::{Cid, CidError};
 use http::HeaderMap;
 use http::header::ACCEPT;
 use libp2p::PeerId;
 use p2p_bridge::routing_v1::client::{IPNS_RECORD, JSON, NDJSON};
 use p2p_bridge::routing_v1::types::{PEERS, PROVIDERS};
-
-/// Where the API begins.
-pub const BASE: &str = "/routing/v1/";
-
-/// Why a request to the API is not answered.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RoutingProblem {
-    /// What providers are asked for of is no CID.
-    #[error(transparent)]
-    Cid(#[from] CidError),
-    /// What should be a peer is none.
-    #[error("\"{text}\" is not a peer id")]
-    Peer {
-        /// What was sent, shortened.
-        text: String,
-    },
-    /// What should be a name is none.
-    #[error("\"{text}\" is not the key of an IPNS name")]
-    Name {
-        /// What was sent, shortened.
-        text: String,
-    },
-    /// What should be a key of the DHT is none.
-    #[error("\"{text}\" is neither a CID nor a peer id")]
-    Key {
-        /// What was sent, shortened.
-        text: String,
-    },
-    /// There is no answer of the media types that are accepted.
-    #[error("the answer can be had as {there_is} only")]
-    NotAcceptable {
-        /// What there is.
-        there_is: &'static str,
-    },
-    /// The client, or all of them, search for as much as they may.
-    #[error("too many searches are under way at the moment")]
-    Busy,
-}
 
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,7 +31,7 @@ impl Asked {
     /// # Errors
     /// [`RoutingProblem`] when it names nothing, [`Problem::NoSuchPage`] when there is no such endpoint.
     pub fn read(path: &str) -> Result<Self, Problem> {
-        let below = path.strip_prefix(BASE).ok_or(Problem::NoSuchPage)?;
+        let below = path.strip_prefix(ROUTING).ok_or(Problem::NoSuchPage)?;
         let (endpoint, text) = below.rsplit_once('/').ok_or(Problem::NoSuchPage)?;
         let shown = || text.chars().take(80).collect::<String>();
         Ok(match endpoint {
@@ -179,7 +142,7 @@ mod tests {
             (format!("dht/closest/peers/{NAME}"), Asked::Closest(peer.to_bytes())),
         ];
         for (path, expected) in good {
-            assert_eq!(Asked::read(&format!("{BASE}{path}")), Ok(expected), "{path}");
+            assert_eq!(Asked::read(&format!("{ROUTING}{path}")), Ok(expected), "{path}");
         }
         let long = format!("providers/{}", "b".repeat(10_000));
         let bad = [
@@ -192,12 +155,12 @@ mod tests {
             &long,
         ];
         for path in bad {
-            let problem = Asked::read(&format!("{BASE}{path}")).expect_err(path);
+            let problem = Asked::read(&format!("{ROUTING}{path}")).expect_err(path);
             assert!(matches!(problem, Problem::Routing(_)) && problem.to_string().len() < 200, "{path}: {problem}");
             assert_eq!(problem.status(), 400, "{path}");
         }
         for path in ["", "providers", "elsewhere/x", &format!("providers/{CID}/"), &format!("dht/{CID}")] {
-            let problem = Asked::read(&format!("{BASE}{path}")).expect_err(path);
+            let problem = Asked::read(&format!("{ROUTING}{path}")).expect_err(path);
             assert!(matches!(problem.status().as_u16(), 400 | 404), "{path}: {problem}");
         }
     }

@@ -21,11 +21,9 @@ pub mod metrics;
 mod answer;
 
 use crate::client::Client;
-use crate::errors::Problem;
-use crate::limiter::Limiter;
-use crate::request;
+use crate::errors::{Problem, RoutingProblem};
 use crate::respond::Draft;
-use ask::{Asked, Format, RoutingProblem};
+use ask::{Asked, Format};
 use content::names::{Key, NameError};
 use content::{BlockSource, Name, NameResolver, Policy, Verdict};
 use finder::Finder;
@@ -35,6 +33,8 @@ use metrics::{Outcome, RoutingMetrics};
 use p2p_bridge::routing_v1::filters::{FILTER_ADDRS, FILTER_PROTOCOLS};
 use p2p_bridge::routing_v1::{Filters, PeerRecord};
 use p2p_bridge::scope::{Scope, is_public};
+use services::limiter::Limiter;
+use services::url::parameter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,11 +69,6 @@ pub struct Routing {
     policy: Arc<dyn Policy>,
     limits: Limits,
     metrics: RoutingMetrics,
-}
-
-/// Whether a path is one of this API.
-pub fn is_below(path: &str) -> bool {
-    path.starts_with(ask::BASE)
 }
 
 /// Who may search, by the settings for requests that fetch from it.
@@ -146,7 +141,7 @@ impl Routing {
     /// Peers, and whether there are any.
     async fn peers(&self, asked: Asked, head: &Parts, client: &Client) -> Result<(Draft, bool), Problem> {
         let format = Format::of_peers(&head.headers)?;
-        let parameter = |name| head.uri.query().and_then(|query| request::parameter(query, name));
+        let parameter = |name| head.uri.query().and_then(|query| parameter(query, name));
         let filters = Filters::read(parameter(FILTER_ADDRS).as_deref(), parameter(FILTER_PROTOCOLS).as_deref());
         let place = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
         let list = asked.list();

@@ -414,7 +414,7 @@ async fn preflights_health_and_the_landing_page_are_answered() {
     for path in ["/healthz", "/readyz"] {
         assert_eq!(tree.site.get(path).await.status(), 200);
     }
-    tree.site.health.enter(gateway::health::Stage::Draining);
+    tree.site.health.enter(services::health::Stage::Draining);
     assert_eq!(tree.site.get("/readyz").await.status(), 503);
     let landing = tree.site.get("/").await;
     assert_eq!((landing.status().as_u16(), header(&landing, "content-type")), (200, "text/html; charset=utf-8"));

@@ -9,12 +9,12 @@ use content::{Block, Cid, Name, NameError, NameResolver, Resolution, Verdict, ha
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{BoxStream, StreamExt as _};
-use gateway::control::Running;
-use gateway::control::running::Rules;
 use gateway::routing_v1::Limits;
 use gateway::routing_v1::finder::Finder;
 use libp2p::PeerId;
 use p2p_bridge::routing_v1::PeerRecord;
+use services::denylists::Running;
+use services::denylists::running::Rules;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -97,7 +97,7 @@ impl World {
         let setup = Setup {
             policy: Arc::clone(&policy) as _,
             names: Arc::new(Names { site: *root.cid() }),
-            limits: gateway::pipeline::Limits { convert_codecs: true, ..gateway::pipeline::Limits::default() },
+            limits: gateway::limits::Limits { convert_codecs: true, ..gateway::limits::Limits::default() },
             routing: Some((Arc::clone(&searches) as _, Limits { time: Duration::from_secs(5), ..Limits::default() })),
             ..Setup::new(&blocks)
         };

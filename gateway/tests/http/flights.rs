@@ -83,7 +83,7 @@ impl Deep {
     async fn until_quiet(&self) {
         self.site.until_metric("causeway_http_requests_in_flight", 0).await;
         until(|| self.shelf.waiting() == 0, "nobody to wait").await;
-        assert_eq!(self.site.gateway.walks.under_way(), 0);
+        assert_eq!(self.site.gateway.resources.walks.under_way(), 0);
     }
 }
 
@@ -91,7 +91,7 @@ impl Deep {
 async fn many_who_ask_for_a_path_walk_it_once() {
     let deep = deep().await;
     let asking = deep.many(MANY).await;
-    assert_eq!(deep.site.gateway.walks.under_way(), 1);
+    assert_eq!(deep.site.gateway.resources.walks.under_way(), 1);
     deep.shelf.gate.add_permits(1);
     for answer in all(asking).await {
         assert_eq!(answer, (200, "at the end".to_owned()));
@@ -112,7 +112,7 @@ async fn other_representations_and_other_paths_have_walks_of_their_own() {
     until_walks_joined(&deep.site, 1 + 3).await;
     asking.push(ask(&deep.site, deep.path.trim_end_matches('/'), &[]));
     asking.push(ask(&deep.site, &format!("{}?format=json", deep.path), &[]));
-    until(|| deep.site.gateway.walks.under_way() == 4, "four walks").await;
+    until(|| deep.site.gateway.resources.walks.under_way() == 4, "four walks").await;
     deep.shelf.gate.add_permits(1);
     let statuses: Vec<u16> = all(asking).await.into_iter().map(|(status, _)| status).collect();
     assert_eq!(statuses, [200, 200, 200, 200, 200, 200, 301, 200]);
@@ -128,7 +128,7 @@ async fn a_walk_goes_on_for_the_others_when_whoever_began_it_leaves() {
     until_walks_joined(&deep.site, 3).await;
     drop(first);
     deep.site.until_metric("causeway_http_requests_cancelled_total", 1).await;
-    assert_eq!((deep.shelf.waiting(), deep.site.gateway.walks.under_way()), (1, 1), "it goes on");
+    assert_eq!((deep.shelf.waiting(), deep.site.gateway.resources.walks.under_way()), (1, 1), "it goes on");
     deep.shelf.gate.add_permits(1);
     for answer in all(others).await {
         assert_eq!(answer, (200, "at the end".to_owned()));
@@ -311,7 +311,7 @@ async fn the_rules_of_a_site_are_read_once_for_all_of_its_missing_paths_and_reme
             assert_eq!(ruled.ask(path).await.expect("does not panic").0, status, "{rules} {path}");
         }
         assert_eq!((ruled.site.looks(&ruled.rules), ruled.shelf.waiting()), (1, 0), "{rules}");
-        assert_eq!(ruled.site.gateway.walks.under_way(), 0);
+        assert_eq!(ruled.site.gateway.resources.walks.under_way(), 0);
     }
 }
 
@@ -377,7 +377,7 @@ impl Sharded {
     async fn begin_many(&self, count: u64) -> Vec<Reading> {
         let reading = join_all((0..count).map(|_| self.begin())).await;
         until(|| self.shelf.waiting() == 1, "the listing to wait").await;
-        assert_eq!(self.site.gateway.listings.under_way(), 1);
+        assert_eq!(self.site.gateway.resources.listings.under_way(), 1);
         reading
     }
 
@@ -443,10 +443,10 @@ async fn a_listing_goes_on_for_the_others_when_whoever_began_it_leaves_and_ends_
     drop(first);
     let left = "causeway_http_responses_aborted_total{reason=\"client\"}";
     listing.site.until_metric(left, 1).await;
-    assert_eq!((listing.site.gateway.listings.under_way(), listing.shelf.waiting()), (1, 1));
+    assert_eq!((listing.site.gateway.resources.listings.under_way(), listing.shelf.waiting()), (1, 1));
     others.pop();
     listing.site.until_metric(left, 2).await;
-    assert_eq!((listing.site.gateway.listings.under_way(), listing.shelf.waiting()), (1, 1));
+    assert_eq!((listing.site.gateway.resources.listings.under_way(), listing.shelf.waiting()), (1, 1));
     let last = others.pop().expect("one is left");
     let asked = listing.shelf.asked();
     listing.shelf.gate.add_permits(1);
@@ -460,7 +460,7 @@ async fn a_listing_ends_when_all_have_left_and_is_not_remembered() {
     drop(listing.begin_many(3).await);
     listing.site.until_metric("causeway_http_requests_in_flight", 0).await;
     until(|| listing.shelf.waiting() == 0, "nothing to be fetched").await;
-    assert_eq!(listing.site.gateway.listings.under_way(), 0);
+    assert_eq!(listing.site.gateway.resources.listings.under_way(), 0);
     let asking = ask(&listing.site, &listing.path, &[]);
     until(|| listing.shelf.waiting() == 1, "the listing to wait").await;
     listing.shelf.gate.add_permits(1);
@@ -478,7 +478,7 @@ async fn a_listing_that_breaks_off_breaks_off_for_all_and_is_not_remembered() {
         assert!(reading.finish().await.is_err(), "there is no end of it");
     }
     listing.site.until_metric("causeway_http_responses_aborted_total{reason=\"corrupt\"}", 5).await;
-    assert_eq!(listing.site.gateway.listings.under_way(), 0);
+    assert_eq!(listing.site.gateway.resources.listings.under_way(), 0);
     listing.shelf.gate.add_permits(1);
     listing.assert_is_whole(&listing.begin().await.finish().await.expect("an end"));
     assert_eq!(listing.site.metric("causeway_http_listings_total{result=\"hit\"}"), 0);
@@ -509,7 +509,7 @@ async fn a_listing_that_is_too_long_for_one_writer_comes_whole_to_all() {
         let mut setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[]) };
         setup.http.listing_entries_max = 10_000;
         setup.http.read_ahead_total_bytes_max = total_bytes_max;
-        setup.limits = gateway::pipeline::Limits::of(&setup.http, &config::Cache::default());
+        setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
         let site = Arc::new(setup.start().await);
         let path = format!("/ipfs/{}/", blocks[blocks.len() - 1].cid());
         let asking: Vec<_> = (0..4).map(|_| ask(&site, &path, &[])).collect();

@@ -5,9 +5,9 @@ use crate::control::matcher;
 use crate::dag::{cbor_of, directory, file, inline, raw, symlink};
 use crate::site::{Nothing, Setup, Site, header};
 use content::{Block, BlockSource, Cid, SourceError};
-use gateway::control::Running;
-use gateway::control::running::Rules;
-use gateway::pipeline::Limits;
+use gateway::limits::Limits;
+use services::denylists::Running;
+use services::denylists::running::Rules;
 use std::sync::Arc;
 
 struct World {

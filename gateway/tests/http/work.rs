@@ -4,9 +4,9 @@ use crate::control::{double, matcher};
 use crate::dag::{directory, raw};
 use crate::site::{PATIENCE, Setup, Site};
 use content::Block;
-use gateway::control::Running;
-use gateway::control::running::Rules;
-use gateway::pipeline::Limits;
+use gateway::limits::Limits;
+use services::denylists::Running;
+use services::denylists::running::Rules;
 use std::sync::Arc;
 use std::time::Instant;
 

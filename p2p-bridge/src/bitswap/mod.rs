@@ -15,6 +15,7 @@ pub mod behaviour;
 pub mod client;
 pub mod framing;
 pub mod handler;
+pub mod http_peers;
 pub mod message;
 pub mod outbox;
 pub mod server;

@@ -4,9 +4,17 @@
 //! expected is a question about the peer. And a large message over a slow link takes long to be complete: that its bytes
 //! are coming has to be known before, or the peer would be taken for silent.
 
-use crate::peers::BitswapBytes;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+/// Bytes of one peer's Bitswap messages, since it was connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BitswapBytes {
+    /// From it.
+    pub received: u64,
+    /// To it.
+    pub sent: u64,
+}
 
 /// Times of one peer's traffic. Shared by its connections and the behaviour.
 #[derive(Debug)]

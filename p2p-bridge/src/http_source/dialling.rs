@@ -93,7 +93,7 @@ impl Clients {
 
     /// Clients that reach everywhere, of a system that believes this certificate too.
     #[cfg(test)]
-    pub(super) fn believing(root: reqwest::Certificate) -> Self {
+    pub(crate) fn believing(root: reqwest::Certificate) -> Self {
         tls::use_ring();
         let client = builder(true).tls_certs_merge([root]).build().expect("a client");
         Self { configured: client.clone(), strangers: client }

@@ -17,7 +17,7 @@
 //! | [`breaker`] | when a gateway is left alone: a state machine without I/O |
 //! | [`dialling`] | HTTP clients that reach only where they may |
 //! | [`client`] | one question to one gateway |
-//! | [`peers`] | the gateways that are known, what each owes, and how much is asked at once |
+//! | [`crate::bitswap::http_peers`] | the gateways that are known, what each owes, and how much is asked at once |
 //! | `source` | one gateway: what it owes, what waits |
 //! | [`metrics`] | requests, blocks, breakers |
 
@@ -26,10 +26,8 @@ pub mod breaker;
 pub mod client;
 pub mod dialling;
 pub mod metrics;
-pub mod peers;
-mod source;
+pub(crate) mod source;
 #[cfg(test)]
-mod test_server;
+pub(crate) mod test_server;
 
 pub use address::AddressError;
-pub use peers::{HttpPeers, Options, SetupError};

@@ -11,15 +11,15 @@ use std::time::Instant;
 use tokio::task::{AbortHandle, Id};
 
 /// Requests to one origin at once over HTTP/1.1, where each has a connection.
-pub(super) const ORIGIN_CONNECTIONS_MAX: usize = 16;
+pub(crate) const ORIGIN_CONNECTIONS_MAX: usize = 16;
 /// The same over HTTP/2, where they share one.
-pub(super) const ORIGIN_STREAMS_MAX: usize = 64;
+pub(crate) const ORIGIN_STREAMS_MAX: usize = 64;
 /// Requests at once to an origin that strangers named and that gave nothing yet.
-pub(super) const UNPROVEN_MAX: usize = 4;
+pub(crate) const UNPROVEN_MAX: usize = 4;
 
 /// Something that a gateway is asked.
 #[derive(Debug)]
-pub(super) struct Want {
+pub(crate) struct Want {
     pub cid: Cid,
     pub question: Question,
     pub failures: u32,
@@ -27,7 +27,7 @@ pub(super) struct Want {
 }
 
 /// A gateway.
-pub(super) struct Source {
+pub(crate) struct Source {
     pub base: Arc<Base>,
     pub origin: Arc<str>,
     pub trust: Trust,
@@ -102,7 +102,7 @@ impl Source {
 
 /// What is known of an origin while it is in use.
 #[derive(Debug, Default)]
-pub(super) struct Load {
+pub(crate) struct Load {
     pub running: usize,
     pub proven: bool,
     pub multiplexed: bool,

@@ -1,6 +1,6 @@
 use super::super::{key, noisy, raw, supply};
 use super::{Home, Opened, Setup, on_every_store};
-use crate::disk::scrub::raw_cid;
+use crate::reports::raw_cid;
 use crate::{Fault, Finding, LackingPin, ScrubPass, ScrubProgress};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;

@@ -1,0 +1,332 @@
+//! Content control in the admin API.
+//!
+//! | request | does |
+//! |---|---|
+//! | `GET /api/v1/denylists` | every list, and what became of it |
+//! | `POST /api/v1/denylists/reload?list=` | looks at a list now, or at all of them |
+//! | `GET /api/v1/denylists/local/rules?after=&limit=` | the rules that were added here |
+//! | `POST /api/v1/denylists/local/rules` | adds one: a take-down |
+//! | `DELETE /api/v1/denylists/local/rules?rule=` | removes one |
+//! | `GET /api/v1/denylists/check?subject=` | whether something is withheld, and by which line of which list |
+
+use crate::http::answer::{Answer, Refusal, json, stopping};
+use crate::http::extract::Audited;
+use crate::http::parameters::{Parameters, wrong};
+use api::denylists::{AddRule, AddedView, CheckView, ListsView, RemovedView, RuleView, RulesView};
+use api::error::ErrorView;
+use axum::Extension;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{StatusCode, Uri};
+use axum::response::IntoResponse as _;
+use cache::StoreError;
+use config::PolicyMode;
+use content::Policy as _;
+use content::denylist::{Rule, RuleError};
+use services::audit::Detail;
+use services::denylists::lists::SETTINGS;
+use services::denylists::takedown::{Control, ControlError, Decision, Order, hints, subject_of};
+use services::denylists::views;
+use services::subject::Subject;
+use std::sync::Arc;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes as route;
+
+/// Rules of the local list in one answer.
+const RULES_MAX: usize = 1000;
+/// A request to add a rule has so many bytes at most.
+const BODY_BYTES_MAX: usize = 64 * 1024;
+/// A reason has so many characters at most.
+const REASON_MAX: usize = 1000;
+
+/// The routes whose answers are at hand.
+pub fn routes(control: Arc<Control>) -> OpenApiRouter {
+    OpenApiRouter::new().routes(route!(lists)).routes(route!(rules, remove)).routes(route!(check)).with_state(control)
+}
+
+/// The routes that take as long as they need: a list may have to be fetched, or a DAG walked.
+pub fn long_routes(control: Arc<Control>) -> OpenApiRouter {
+    OpenApiRouter::new().routes(route!(reload)).routes(route!(add)).with_state(control)
+}
+
+impl From<ControlError> for Refusal {
+    fn from(error: ControlError) -> Self {
+        match error {
+            ControlError::Store(StoreError::Closed) => stopping(),
+            error => Self(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
+        }
+    }
+}
+
+/// Every list of what is withheld or served, in the order in which they count.
+#[utoipa::path(get, path = "/api/v1/denylists", tag = "control", security(("bearer" = ["read"])),
+    responses((status = 200, description = "The lists.", body = ListsView)))]
+async fn lists(State(control): State<Arc<Control>>) -> Answer {
+    Ok(json(StatusCode::OK, &lists_view(&control)))
+}
+
+fn lists_view(control: &Control) -> ListsView {
+    let lists = &control.lists;
+    let mode = match lists.mode() {
+        PolicyMode::Deny => "deny",
+        PolicyMode::Allow => "allow",
+    };
+    ListsView {
+        mode: mode.to_owned(),
+        generation: lists.running().generation(),
+        settings_rules: lists.denied(),
+        lists: lists.entries().iter().map(|entry| views::list(entry)).collect(),
+    }
+}
+
+/// Looks at a list now, or at all of them. One that cannot be read stays as it was, and says why.
+#[utoipa::path(post, path = "/api/v1/denylists/reload", tag = "control", security(("bearer" = ["takedown"])),
+    params(("list" = Option<String>, Query, description = "What the list is called; all of them if it is left away.")),
+    responses(
+        (status = 200, description = "The lists as they are now.", body = ListsView),
+        (status = 400, description = "There is no such parameter.", body = ErrorView),
+        (status = 404, description = "There is no such list.", body = ErrorView)))]
+async fn reload(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
+    let meant = Parameters::of(&uri, &["list"])?.get("list");
+    let entries = control.lists.entries().iter();
+    let meant: Vec<_> = entries.filter(|entry| meant.as_ref().is_none_or(|id| *id == *entry.id)).collect();
+    if meant.is_empty() {
+        let words = "there is no such list: \"causeway block ls\" and GET /api/v1/denylists say what they are called";
+        return Err(Refusal(StatusCode::NOT_FOUND, words.to_owned()));
+    }
+    // What is wrong is told with the list.
+    futures::future::join_all(meant.into_iter().map(|entry| control.lists.look(entry))).await;
+    Ok(json(StatusCode::OK, &lists_view(&control)))
+}
+
+/// The rules of the local list.
+#[utoipa::path(get, path = "/api/v1/denylists/local/rules", tag = "control", security(("bearer" = ["read"])),
+    params(("after" = Option<u64>, Query, description = "Rules behind this line."),
+        ("limit" = Option<u64>, Query, minimum = 1, maximum = 1000, description = "So many of them.")),
+    responses(
+        (status = 200, description = "Some of the rules.", body = RulesView),
+        (status = 400, description = "The parameters are wrong.", body = ErrorView)))]
+async fn rules(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
+    let asked = Parameters::of(&uri, &["after", "limit"])?;
+    let limit = asked.number("limit", 1..=RULES_MAX)?.unwrap_or(100);
+    let after = asked.number("after", 0..=usize::MAX)?.unwrap_or(0);
+    let rules = control.lists.local_rules(after as u64, limit + 1).await;
+    let rules = rules.map_err(ControlError::List)?;
+    let shown: Vec<RuleView> = rules.iter().take(limit).map(|(line, rule)| views::rule(*line, rule)).collect();
+    let next = (rules.len() > limit).then(|| shown.last().map(|last| last.line)).flatten();
+    Ok(json(StatusCode::OK, &RulesView { rules: shown, next }))
+}
+
+/// Adds a rule to the local list, and takes what it withholds out of every tier. It is on the disk and in force when this is
+/// answered.
+#[utoipa::path(post, path = "/api/v1/denylists/local/rules", tag = "control", security(("bearer" = ["takedown"])),
+    request_body = AddRule, responses(
+        (status = 200, description = "The rule was there already.", body = AddedView),
+        (status = 201, description = "The rule is in force.", body = AddedView),
+        (status = 400, description = "What is to be withheld cannot be understood.", body = ErrorView),
+        (status = 422, description = "The rule would withhold what is empty.", body = ErrorView),
+        (status = 507, description = "The list cannot be written, or the store cannot forget.", body = ErrorView)))]
+async fn add(
+    State(control): State<Arc<Control>>,
+    Audited(noted): Audited,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer {
+    let body = body.map_err(|error| Refusal(error.status(), error.body_text()))?;
+    if body.len() > BODY_BYTES_MAX {
+        return Err(Refusal(StatusCode::PAYLOAD_TOO_LARGE, format!("a rule has at most {BODY_BYTES_MAX} bytes")));
+    }
+    let asked: AddRule = serde_json::from_slice(&body).map_err(|error| wrong(format!("the body: {error}")))?;
+    let order = order(asked)?;
+    let line = order.line.clone();
+    noted.note(&serde_json::json!({ "rule": line }));
+    // Whoever asked for it may leave: what was begun is carried through.
+    let adding = tokio::spawn({
+        let control = Arc::clone(&control);
+        async move { control.add(order).await }
+    });
+    let done = adding.await.map_err(|_| stopping())??;
+    let status = if done.added || done.deep_rules > 0 { StatusCode::CREATED } else { StatusCode::OK };
+    let view = views::added(line, &done);
+    let detail = Detail(serde_json::to_value(&view).unwrap_or_default());
+    Ok((Extension(detail), json(status, &view)).into_response())
+}
+
+/// What is asked for, as a rule.
+fn order(asked: AddRule) -> Result<Order, Refusal> {
+    let AddRule { rule, cid, path, name, url, below, allow, reason, status, double_hash, deep } = asked;
+    if status.is_some_and(|status| !matches!(status, 410 | 451)) {
+        return Err(wrong("status has to be 410 or 451"));
+    }
+    if reason.as_ref().is_some_and(|reason| reason.chars().count() > REASON_MAX) {
+        return Err(wrong(format!("reason has at most {REASON_MAX} characters")));
+    }
+    let subjects = [
+        cid.map(|text| Subject::of_cid(&text)),
+        path.map(|text| Subject::of_path(&text)),
+        name.map(|text| Subject::of_name(&text)),
+        url.map(|text| Subject::of_url(&text)),
+    ];
+    let mut subjects = subjects.into_iter().flatten();
+    let (item, subject, own) = match (rule, subjects.next(), subjects.next()) {
+        (Some(line), None, None) => {
+            if below || allow || double_hash {
+                return Err(wrong("a rule says by itself what below, allow and double_hash say of others"));
+            }
+            let own = parse(&line)?;
+            let item = line.split_ascii_whitespace().next().unwrap_or_default().to_owned();
+            (item, subject_of(&own.target), Some(own))
+        }
+        (None, Some(subject), None) => {
+            let subject = subject.map_err(wrong)?;
+            if double_hash && below {
+                return Err(wrong("a double hash is of one path, and not of what lies below it"));
+            }
+            parse(&subject.rule_text(below))?;
+            let item = if double_hash { subject.double_hash() } else { subject.rule_text(below) };
+            (format!("{}{item}", if allow { "!" } else { "" }), Some(subject), None)
+        }
+        _ => return Err(wrong("exactly one of rule, cid, path, name and url says what is withheld")),
+    };
+    let rule = match own {
+        Some(own) => own,
+        None => parse(&item)?,
+    };
+    if deep && (rule.allows || subject.is_none()) {
+        return Err(wrong("deep goes with rules that withhold, and name what they are about"));
+    }
+    let rule = hints(rule, status, reason.as_deref());
+    let hints: String = rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+    Ok(Order { line: format!("{item}{hints}"), rule, subject, deep, double_hash })
+}
+
+fn parse(line: &str) -> Result<Rule, Refusal> {
+    if line.contains(['\n', '\r']) {
+        return Err(wrong("a rule is one line"));
+    }
+    match Rule::parse(line) {
+        Ok(Some(rule)) => Ok(rule),
+        Ok(None) => Err(wrong("the rule is empty")),
+        Err(error @ RuleError::Empty) => Err(Refusal(StatusCode::UNPROCESSABLE_ENTITY, error.to_string())),
+        Err(error) => Err(wrong(format!("the rule: {error}"))),
+    }
+}
+
+/// Removes a rule from the local list: all of its lines that are about the same, also as a double hash, and those that
+/// were added with it for the blocks below (`deep`). What was forgotten is fetched when it is wanted.
+#[utoipa::path(delete, path = "/api/v1/denylists/local/rules", tag = "control", security(("bearer" = ["takedown"])),
+    params(("rule" = String, Query, description = "The rule as it is listed; its hints do not matter.")),
+    responses(
+        (status = 200, description = "The rule is not in force any more.", body = RemovedView),
+        (status = 400, description = "The rule cannot be understood.", body = ErrorView),
+        (status = 404, description = "There is no such rule.", body = ErrorView),
+        (status = 422, description = "No list can have such a rule.", body = ErrorView),
+        (status = 507, description = "The list cannot be written.", body = ErrorView)))]
+async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
+    let rule = Parameters::of(&uri, &["rule"])?.get("rule");
+    let rule = parse(&rule.ok_or_else(|| wrong("the parameter \"rule\" says which rule"))?)?;
+    let mut removed = control.remove(rule.clone()).await?;
+    // The same may have been written as a double hash, of which nobody can tell what it is about.
+    let hashed =
+        subject_of(&rule.target).filter(|_| removed == 0).and_then(|subject| parse(&subject.double_hash()).ok());
+    if let Some(hashed) = hashed {
+        removed = control.remove(Rule { allows: rule.allows, ..hashed }).await?;
+    }
+    if removed == 0 {
+        let words = "the local list has no such rule: \"causeway block ls --rules\" lists those that it has";
+        return Err(Refusal(StatusCode::NOT_FOUND, words.to_owned()));
+    }
+    let detail = Detail(serde_json::json!({ "rule": rule.to_string(), "removed": removed }));
+    Ok((Extension(detail), json(StatusCode::OK, &RemovedView { removed })).into_response())
+}
+
+/// Whether something is withheld, and by which line of which list. A request for it is answered as one of the public
+/// would be, with what is held here: nothing is fetched for it, and names are looked up.
+#[utoipa::path(get, path = "/api/v1/denylists/check", tag = "control", security(("bearer" = ["read"])),
+    params(("subject" = String, Query, description = "A CID, a path, a name or the address of a page.")),
+    responses(
+        (status = 200, description = "What was decided.", body = CheckView),
+        (status = 400, description = "The subject cannot be understood.", body = ErrorView)))]
+async fn check(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
+    let subject = Parameters::of(&uri, &["subject"])?.get("subject");
+    let subject = subject.ok_or_else(|| wrong("the parameter \"subject\" says what is to be checked"))?;
+    let subject = Subject::of_anything(&subject).map_err(wrong)?;
+    let mut decisions = Vec::new();
+    let (predicted, decided) = control.check(&subject).await;
+    for decision in decided {
+        let rule = text_of(&control, &decision).await;
+        decisions.push(views::decision(decision, rule));
+    }
+    let refused = decisions.iter().find(|decision| decision.blocked);
+    let (blocked, status) = (refused.is_some(), refused.and_then(|decision| decision.status));
+    let (answer, unknown) = (predicted.status, predicted.unknown);
+    Ok(json(StatusCode::OK, &CheckView { subject: subject.to_string(), blocked, status, answer, unknown, decisions }))
+}
+
+/// The line that decided.
+async fn text_of(control: &Control, decision: &Decision) -> Option<String> {
+    let hit = decision.hit.as_ref().filter(|hit| &*hit.list != SETTINGS)?;
+    control.list_of(hit)?.line(hit.line).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const CID: &str = "bafybeihrw75yfhdx5qsqgesdnxejtjybscwuclpusvxkuttep6h7pkgmze";
+
+    fn ordered(body: Value) -> Result<String, u16> {
+        let asked: AddRule = serde_json::from_value(body).map_err(|_| 400_u16)?;
+        let order = order(asked).map_err(|refusal| refusal.0.as_u16())?;
+        let line = order.line.rsplit_once(" added=").expect("when it was added").0.to_owned();
+        let read = Rule::parse(&order.line).expect("a rule").expect("no remark");
+        assert_eq!(read, order.rule, "{line}");
+        Ok(line)
+    }
+
+    #[test]
+    fn rules_are_ordered_in_many_ways() {
+        let path = format!("/ipfs/{CID}/a%20b");
+        let good = [
+            (json!({ "cid": CID }), format!("/ipfs/{CID}")),
+            (json!({ "cid": CID, "below": true, "status": 451 }), format!("/ipfs/{CID}/* status=451")),
+            (
+                json!({ "cid": CID, "allow": true, "reason": "not so bad" }),
+                format!("!/ipfs/{CID} reason=not%20so%20bad"),
+            ),
+            (json!({ "path": path }), path.clone()),
+            (json!({ "path": path, "below": true }), format!("{path}*")),
+            (json!({ "url": format!("https://x.example{path}?a=b"), "deep": true }), path.clone()),
+            (json!({ "name": "Bad.Example" }), "/ipns/bad.example".to_owned()),
+            (json!({ "rule": format!("{path}* x=y"), "reason": "why" }), format!("{path}* x=y reason=why")),
+            (json!({ "rule": format!("!{path} reason=old"), "reason": "new" }), format!("!{path} reason=new")),
+            (json!({ "rule": format!("//{}", "ab".repeat(32)) }), format!("//{}", "ab".repeat(32))),
+        ];
+        for (body, expected) in good {
+            assert_eq!(ordered(body.clone()), Ok(expected), "{body}");
+        }
+        let hidden = ordered(json!({ "cid": CID, "double_hash": true })).expect("a rule");
+        assert!(hidden.starts_with("//Qm") && !hidden.contains(CID), "{hidden}");
+        let bad = [
+            (json!({}), 400),
+            (json!({ "cid": CID, "path": path }), 400),
+            (json!({ "cid": CID, "rule": path }), 400),
+            (json!({ "cid": "hello" }), 400),
+            (json!({ "cid": CID, "status": 404 }), 400),
+            (json!({ "cid": CID, "why": "x" }), 400),
+            (json!({ "cid": CID, "reason": "x".repeat(1001) }), 400),
+            (json!({ "cid": CID, "double_hash": true, "below": true }), 400),
+            (json!({ "cid": CID, "allow": true, "deep": true }), 400),
+            (json!({ "rule": format!("/ipfs/{CID}\n/ipfs/{CID}/x") }), 400),
+            (json!({ "rule": "# remark" }), 400),
+            (json!({ "rule": path, "below": true }), 400),
+            (json!({ "rule": format!("//{}", "ab".repeat(32)), "deep": true }), 400),
+            (json!({ "cid": "bafkqaaa" }), 422),
+            (json!({ "rule": "/ipfs/QmUNLLsPACCz1vLxQVkXqqLX5R1X345qqfHbsf67hvA3Nn/*" }), 422),
+        ];
+        for (body, status) in bad {
+            assert_eq!(ordered(body.clone()), Err(status), "{body}");
+        }
+    }
+}

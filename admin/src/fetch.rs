@@ -1,0 +1,159 @@
+//! `GET /api/v1/fetch/ROOT/CID`: a block, wherever it is, for commands that read content (`cli::store_cli`).
+//!
+//! Goals: what a command reads is fetched as it is for anybody who asks the public listener: from memory, from the disk, then from
+//! the network, as far as the policy allows, and kept in the cache. Blocks below one root are one search: whoever has the root is
+//! asked for what is below it.
+//!
+//! Why blocks and not files: a command checks each against its CID, and asks for what it needs in its own order.
+//!
+//! Limits: sessions are kept for [`SESSIONS_MAX`] roots and [`IDLE`] after the last block. A search ends by itself
+//! (`http.stall_timeout_seconds`), and the places on the way to the network are those of all requests.
+
+use crate::http::answer::{Answer, Refusal, status_of, stopping};
+use crate::http::parameters::{Parameters, wrong};
+use crate::http::refusals::DiskFailed;
+use api::error::ErrorView;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{StatusCode, Uri};
+use axum::response::IntoResponse as _;
+use content::{Block, Cid, SourceError};
+use gateway::source::{RootSource, Sources};
+use moka::sync::Cache;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Roots whose sessions are kept.
+const SESSIONS_MAX: u64 = 64;
+/// How long a session is kept that nobody uses.
+const IDLE: Duration = Duration::from_secs(60);
+/// Whom these requests count as on the way to the network.
+const OPERATOR: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// Where blocks are taken from.
+#[derive(Clone)]
+struct Fetcher {
+    sources: Arc<Sources>,
+    sessions: Cache<Cid, Arc<RootSource>>,
+}
+
+/// The routes, which take as long as a search does.
+pub fn long_routes(sources: &Arc<Sources>) -> OpenApiRouter {
+    let sessions = Cache::builder().max_capacity(SESSIONS_MAX).time_to_idle(IDLE).build();
+    let fetcher = Fetcher { sources: Arc::clone(sources), sessions };
+    OpenApiRouter::default().routes(routes!(fetch)).with_state(fetcher)
+}
+
+/// A block that is part of a DAG, fetched if it is not here.
+#[utoipa::path(get, path = "/api/v1/fetch/{root}/{cid}", tag = "store", security(("bearer" = ["read"])),
+    params(("root" = String, Path, description = "The root of the DAG, whose providers are asked"),
+        ("cid" = String, Path, description = "The block")),
+    responses((status = 200, description = "The block's bytes", content_type = "application/vnd.ipld.raw"),
+        (status = 400, description = "These are no CIDs", body = ErrorView),
+        (status = 404, description = "It is not here, and nobody was found who has it", body = ErrorView),
+        (status = 410, description = "It is not served here", body = ErrorView),
+        (status = 451, description = "It is not served here for legal reasons", body = ErrorView), DiskFailed,
+        (status = 502, description = "Whoever had it sent something else", body = ErrorView)))]
+async fn fetch(State(fetcher): State<Fetcher>, Path((root, cid)): Path<(String, String)>, uri: Uri) -> Answer {
+    Parameters::of(&uri, &[])?;
+    let parse = |text: &str| content::cid::parse(text).map_err(wrong);
+    let (root, cid) = (parse(&root)?, parse(&cid)?);
+    // A block that is written into its CID has no tier that would ask.
+    content::policy::admit(&*fetcher.sources.policy, &cid).map_err(unfetched)?;
+    let block = match Block::inline(&cid) {
+        Some(block) => block,
+        None => fetcher.session(root).fetch(&cid).await.map_err(unfetched)?,
+    };
+    let headers =
+        [(CONTENT_TYPE, "application/vnd.ipld.raw"), (CACHE_CONTROL, "no-store"), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    Ok((headers, Body::from(block.data().clone())).into_response())
+}
+
+impl Fetcher {
+    fn session(&self, root: Cid) -> Arc<RootSource> {
+        self.sessions.get_with(root, || RootSource::new(&self.sources, root, OPERATOR, false))
+    }
+}
+
+/// Why there is no block. That nobody has it is no failure of the gateway.
+fn unfetched(error: SourceError) -> Refusal {
+    let status = match error {
+        SourceError::NotFound { .. } | SourceError::Stalled { .. } => StatusCode::NOT_FOUND,
+        SourceError::Busy => StatusCode::TOO_MANY_REQUESTS,
+        SourceError::Corrupt { .. } => StatusCode::BAD_GATEWAY,
+        SourceError::Refused { verdict, .. } => status_of(verdict),
+        SourceError::TooMuchWork { .. } => StatusCode::FORBIDDEN,
+        SourceError::Unacceptable(_) => StatusCode::BAD_REQUEST,
+        SourceError::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        SourceError::Closed => return stopping(),
+    };
+    Refusal(status, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::Request;
+    use content::{BlockSource, MemoryBlocks, codec, hashes};
+    use http_body_util::BodyExt as _;
+    use services::limiter::Limiter;
+    use std::sync::Mutex;
+    use tower::ServiceExt as _;
+
+    fn block(text: &'static str) -> Block {
+        Block::of(codec::RAW, hashes::SHA2_256, 32, text.into()).expect("a block")
+    }
+
+    /// Some blocks here, some with others, and the roots that others were asked for.
+    fn sources(here: &[&Block], there: &[&Block]) -> (Arc<Sources>, Arc<Mutex<Vec<Cid>>>) {
+        let held = |blocks: &[&Block]| {
+            let all = Arc::new(MemoryBlocks::new());
+            blocks.iter().for_each(|block| all.insert(block));
+            all
+        };
+        let (local, network, asked) = (held(here), held(there), Arc::<Mutex<Vec<Cid>>>::default());
+        let noted = Arc::clone(&asked);
+        let sources = Sources {
+            local: local as _,
+            open_session: Box::new(move |root, _gate| {
+                noted.lock().expect("is sound").push(*root);
+                Arc::clone(&network) as Arc<dyn BlockSource>
+            }),
+            fetches: Arc::new(Limiter::new(8, 8)),
+            encoded: None,
+            policy: Arc::new(content::AllowAll),
+        };
+        (Arc::new(sources), asked)
+    }
+
+    async fn get(router: &axum::Router, path: &str) -> (u16, Vec<u8>) {
+        let request = Request::get(format!("/api/v1/fetch/{path}")).body(Body::empty()).expect("a request");
+        let response = router.clone().oneshot(request).await.expect("answers");
+        let status = response.status().as_u16();
+        (status, response.into_body().collect().await.expect("a body").to_bytes().to_vec())
+    }
+
+    #[tokio::test]
+    async fn blocks_below_one_root_are_one_search() {
+        let (root, leaf, here, nowhere) = (block("root"), block("leaf"), block("here"), block("nowhere"));
+        let (sources, asked) = sources(&[&here], &[&root, &leaf]);
+        let router: axum::Router = long_routes(&sources).into();
+        let of = |block: &Block| format!("{}/{}", root.cid(), block.cid());
+        assert_eq!(get(&router, &of(&here)).await, (200, b"here".to_vec()));
+        assert_eq!(*asked.lock().expect("is sound"), [], "nobody is asked for what is here");
+        for wanted in [&root, &leaf, &leaf] {
+            assert_eq!(get(&router, &of(wanted)).await, (200, wanted.data().to_vec()));
+        }
+        assert_eq!(*asked.lock().expect("is sound"), [*root.cid()]);
+        let (status, words) = get(&router, &of(&nowhere)).await;
+        assert_eq!((status, String::from_utf8_lossy(&words).contains("is not held here")), (404, true));
+        assert_eq!(get(&router, "bafkqac3imvwgy3zao5xxe3de/bafkqac3imvwgy3zao5xxe3de").await.0, 200);
+        for wrong in ["a/b", &format!("{}/b", root.cid()), &format!("{}?fetch=1", of(&leaf))] {
+            assert_eq!(get(&router, wrong).await.0, 400, "{wrong}");
+        }
+    }
+}

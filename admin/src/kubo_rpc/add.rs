@@ -1,0 +1,360 @@
+//! `add`: files and folders, by the intake that every upload goes through ([`services::uploads`]).
+//!
+//! The CIDs are those of `ipfs add` with the same options. A line is sent for each file as soon as it has its CID, and for each
+//! folder in the end; bytes that were read are said in between, if they are asked for.
+
+use crate::http::answer::while_sending;
+use crate::http::extract::Authenticated;
+use crate::kubo_rpc::answer::{self, Output};
+use crate::kubo_rpc::call::Call;
+use crate::kubo_rpc::cids::CidText;
+use crate::kubo_rpc::command::{self, Answers, Arguments, Command, Input};
+use crate::kubo_rpc::problem::RpcError;
+use crate::kubo_rpc::{Rpc, files};
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse as _, Response};
+use content::hashes;
+use content::importer::{Importer, Layout, Part, Profile, Version};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use futures::stream::{self, Stream, StreamExt as _};
+use serde::Serialize;
+use services::uploads::request_body::boxed;
+use services::uploads::{Event, Failed, Form, Keep, Order, Taken, Terms, Watchers};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::mpsc;
+use utoipa::ToSchema;
+
+/// Events that wait to be sent. Clients that send everything before they read anything get by with that for a while.
+const EVENTS_MAX: usize = 16 * 1024;
+/// Blocks up to this size, in bytes, are written into their CIDs, unless it is said otherwise.
+const INLINE_BYTES: i64 = 32;
+
+/// `add`
+pub static ADD: Command = Command {
+    path: "add",
+    arguments: Arguments::NONE,
+    options: &[
+        command::flag("recursive", "Clients send folders with what is in them.").or("r"),
+        command::client("dereference-args", "Clients follow links."),
+        command::client("dereference-symlinks", "Clients follow links."),
+        command::client("stdin-name", "Clients name their standard input."),
+        command::client("hidden", "Clients send hidden files as well.").or("H"),
+        command::client("ignore", "Clients leave files out."),
+        command::client("ignore-rules-path", "Clients leave files out."),
+        command::flag("empty-dirs", "Whether empty folders are kept. They always are.").or("E"),
+        command::flag("quiet", "Clients write less.").or("q"),
+        command::flag("quieter", "Clients write less.").or("Q"),
+        command::flag("silent", "Clients write nothing."),
+        command::flag("progress", "Whether it is said how much was read.").or("p"),
+        command::flag("only-hash", "Say the CIDs and keep nothing.").or("n"),
+        command::flag("wrap-with-directory", "Put everything into a folder.").or("w"),
+        command::flag(
+            "pin",
+            "Whether it is kept until it is unpinned; it is, by default. What is not pinned is cached.",
+        ),
+        command::text("pin-name", "What to call the pins."),
+        command::no_value("to-files", "there is no MFS"),
+        command::number("cid-version", "0 (the default) or 1, which has raw leaves."),
+        command::text("hash", "The hash function; \"sha2-256\" by default. Others need version 1."),
+        command::flag("raw-leaves", "Whether the leaves of files are bare bytes."),
+        command::text("chunker", "Where files are cut: \"size-262144\" by default, \"rabin-…\" or \"buzhash\".")
+            .or("s"),
+        command::flag("trickle", "Whether leaves at the start of a file are near its root.").or("t"),
+        command::number("max-file-links", "Links of an inner node of a file; 174 by default."),
+        command::number("max-directory-links", "A folder of more entries is sharded."),
+        command::number("max-hamt-fanout", "Slots of a shard; 256 by default."),
+        command::flag("inline", "Whether small blocks are written into their CIDs."),
+        command::number("inline-limit", "What a small block has at most, in bytes; 32 by default."),
+        command::no_flag("nocopy", "files are not left where they are"),
+        command::no_flag("fscache", "files are not left where they are"),
+        command::flag("preserve-mode", "Whether the permissions are kept that come with files."),
+        command::flag("preserve-mtime", "Whether the times are kept that come with files."),
+        command::no_value("mode", "permissions come with each file, with \"preserve-mode\""),
+        command::no_value("mtime", "times come with each file, with \"preserve-mtime\""),
+        command::no_value("mtime-nsecs", "times come with each file, with \"preserve-mtime\""),
+        command::FAST_PROVIDE_ROOT,
+        command::FAST_PROVIDE_DAG,
+        command::FAST_PROVIDE_WAIT,
+    ],
+    body: Input::Files,
+    answers: Answers::Lines,
+};
+
+/// Something that was added, or how much of it was read.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "PascalCase")]
+pub struct AddView {
+    /// Its path; its CID if it has none.
+    pub name: String,
+    /// Its CID, once it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hash: Option<String>,
+    /// How many of its bytes were read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// What its blocks take, in bytes, each counted as often as it is linked to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<String>,
+}
+
+impl AddView {
+    fn of(event: Event, cids: CidText) -> Self {
+        match event {
+            Event::Read { path, bytes } => Self { name: path.to_string(), hash: None, bytes: Some(bytes), size: None },
+            Event::Added { path, part: Part { cid, dag_bytes, .. } } => {
+                Self { name: path, hash: Some(cids.show(&cid)), bytes: None, size: Some(dag_bytes.to_string()) }
+            }
+        }
+    }
+}
+
+impl Output for AddView {
+    fn text(&self) -> String {
+        self.hash.as_ref().map(|hash| format!("added {hash} {}\n", self.name)).unwrap_or_default()
+    }
+}
+
+/// Takes files and folders in.
+#[utoipa::path(post, path = "/api/v0/add", tag = "kubo", security(("bearer" = ["pin"])), responses(
+    (status = 200, description = "Each file and folder, the root last, and how much was read.", body = AddView),
+    (status = 413, description = "It is larger than uploads may be.", body = api::error::KuboError)))]
+pub async fn add(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let read = Call::of(&ADD, &head).and_then(|call| {
+        let words = "file argument 'path' is required: send files as multipart/form-data";
+        let boundary = files::boundary(&head.headers).ok_or_else(|| RpcError::bad(words))?;
+        Ok((terms(&call)?, Form::Multipart { boundary, kubo: true }, call))
+    });
+    let (terms, form, call) = match read {
+        Ok(read) => read,
+        Err(error) => return error.to_sender(body),
+    };
+    let rest = Arc::<Mutex<Option<Body>>>::default();
+    let (sender, events) = mpsc::channel(EVENTS_MAX);
+    let watchers = Watchers { events: Some(sender), ..Watchers::default() };
+    let order = Order { owner: bearer, terms, form, watchers };
+    let taking = async move { rpc.uploads.take(order, boxed(body)).await }.boxed();
+    let progress = call.flag("progress") == Some(true);
+    let left = Arc::clone(&rest);
+    let adding = Adding { taking: Some(taking), events, rest: left, added: false, progress, cids: call.cids };
+    let done = call.within(answer::lines(&call, adding.lines())).await;
+    done.unwrap_or_else(|error| {
+        let rest = rest.lock().unwrap_or_else(PoisonError::into_inner).take();
+        while_sending(error.into_response(), rest.unwrap_or_else(Body::empty))
+    })
+}
+
+/// An upload that is being taken in.
+struct Adding {
+    taking: Option<BoxFuture<'static, Result<Taken, Failed>>>,
+    events: mpsc::Receiver<Event>,
+    /// What is left of a body that was refused.
+    rest: Arc<Mutex<Option<Body>>>,
+    added: bool,
+    progress: bool,
+    cids: CidText,
+}
+
+impl Adding {
+    fn lines(self) -> impl Stream<Item = Result<AddView, RpcError>> + Send + 'static {
+        let lines = stream::unfold(Some(self), |adding| async move {
+            let mut adding = adding?;
+            let line = adding.next().await?;
+            let goes_on = line.is_ok();
+            Some((line, goes_on.then_some(adding)))
+        });
+        lines.boxed()
+    }
+
+    fn refused(&self, Failed { error, rest }: Failed) -> RpcError {
+        *self.rest.lock().unwrap_or_else(PoisonError::into_inner) = Some(Body::new(rest));
+        error.into()
+    }
+
+    async fn next(&mut self) -> Option<Result<AddView, RpcError>> {
+        loop {
+            let event = match &mut self.taking {
+                None => self.events.recv().await,
+                Some(taking) => tokio::select! {
+                    biased;
+                    event = self.events.recv() => event,
+                    taken = taking => {
+                        self.taking = None;
+                        match taken {
+                            Ok(_) => continue,
+                            Err(failed) => return Some(Err(self.refused(failed))),
+                        }
+                    }
+                },
+            };
+            match event {
+                Some(Event::Read { .. }) if !self.progress => {}
+                Some(event) => {
+                    self.added |= matches!(event, Event::Added { .. });
+                    return Some(Ok(AddView::of(event, self.cids)));
+                }
+                None if self.taking.is_some() => {
+                    // Whoever sends events has no more of them, and is about to say what came of it.
+                    let (_, silent) = mpsc::channel(1);
+                    self.events = silent;
+                    if let Some(taking) = self.taking.take()
+                        && let Err(failed) = taking.await
+                    {
+                        return Some(Err(self.refused(failed)));
+                    }
+                }
+                None if self.added => return None,
+                None => {
+                    self.added = true;
+                    return Some(Err(RpcError::bad("expected a file argument")));
+                }
+            }
+        }
+    }
+}
+
+/// What an upload is to become.
+fn terms(call: &Call) -> Result<Terms, RpcError> {
+    let set = |name| call.flag(name) == Some(true);
+    if call.flag("empty-dirs") == Some(false) {
+        return Err(RpcError::bad("empty folders are always kept: leave \"empty-dirs=false\" away"));
+    }
+    let pinned = call.flag("pin") != Some(false);
+    let pin_name = call.text("pin-name").map(str::to_owned);
+    if !pinned && pin_name.is_some() {
+        return Err(RpcError::bad("pin-name option requires pin to be set"));
+    }
+    cache::pins::check_name(pin_name.as_deref()).map_err(RpcError::bad)?;
+    let profile = profile(call)?;
+    // What does not go together is said before anything is read.
+    Importer::new(profile.clone()).map_err(RpcError::bad)?;
+    Ok(Terms {
+        profile,
+        wrap: set("wrap-with-directory"),
+        keep: match (set("only-hash"), pinned) {
+            (true, _) => Keep::Nothing,
+            (false, true) => Keep::Pinned,
+            (false, false) => Keep::Cached,
+        },
+        modes: set("preserve-mode"),
+        times: set("preserve-mtime"),
+        pin_name,
+        ..Terms::default()
+    })
+}
+
+/// What decides about CIDs.
+fn profile(call: &Call) -> Result<Profile, RpcError> {
+    let count = |name| {
+        let number = call.number(name).map(usize::try_from).transpose();
+        number.map_err(|_| RpcError::bad(format!("the option \"{name}\" cannot be negative")))
+    };
+    let name = call.text("hash").unwrap_or("sha2-256").to_ascii_lowercase();
+    let hash = hashes::named(&name).ok_or_else(|| RpcError::bad(format!("unrecognized hash function: \"{name}\"")))?;
+    let profile = Profile::default().with_hash(hash);
+    let mut profile = match call.number("cid-version") {
+        None | Some(-1) => profile,
+        Some(0) if profile.cid_version == Version::V0 => profile,
+        Some(0) => return Err(RpcError::bad("CIDv0 only supports sha2-256")),
+        Some(1) => profile.with_cid_v1(),
+        Some(other) => return Err(RpcError::bad(format!("unknown CID version: {other}"))),
+    };
+    if let Some(raw_leaves) = call.flag("raw-leaves") {
+        profile.raw_leaves = raw_leaves;
+    }
+    if call.flag("preserve-mode") == Some(true) || call.flag("preserve-mtime") == Some(true) {
+        if call.flag("raw-leaves") == Some(true) {
+            let words = "raw-leaves can't be used with UnixFS metadata like mode or modification time";
+            return Err(RpcError::bad(words));
+        }
+        profile.raw_leaves = false;
+    }
+    if let Some(chunker) = call.text("chunker") {
+        profile.chunking = chunker.parse().map_err(RpcError::bad)?;
+    }
+    if call.flag("trickle") == Some(true) {
+        profile.layout = Layout::Trickle;
+    }
+    if let Some(links) = count("max-file-links")?.filter(|links| *links > 0) {
+        profile.file_links_max = links;
+    }
+    profile.sharding.links_max = count("max-directory-links")?.filter(|links| *links > 0);
+    if let Some(fanout) = count("max-hamt-fanout")?.filter(|fanout| *fanout > 0) {
+        profile.sharding.fanout = fanout;
+    }
+    if call.flag("inline") == Some(true) {
+        let limit = call.number("inline-limit").unwrap_or(INLINE_BYTES);
+        let bytes =
+            usize::try_from(limit).map_err(|_| RpcError::bad("the option \"inline-limit\" cannot be negative"))?;
+        profile.inline_bytes_max = Some(bytes);
+    }
+    Ok(profile)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(query: &str) -> Result<Terms, RpcError> {
+        let request = Request::builder().uri(format!("/api/v0/add?{query}")).body(()).expect("a request");
+        terms(&Call::of(&ADD, &request.into_parts().0)?)
+    }
+
+    #[test]
+    fn options_become_terms() {
+        let terms = |query: &str| read(query).expect(query);
+        let plain = terms("");
+        assert_eq!(plain.profile, Profile::default());
+        assert_eq!((plain.wrap, plain.keep), (false, Keep::Pinned));
+        assert_eq!(terms("cid-version=1").profile, Profile::default().with_cid_v1());
+        assert_eq!(terms("cidVersion=1").profile, Profile::default());
+        let v1 = terms("cid-version=1&raw-leaves=false").profile;
+        assert_eq!((v1.cid_version, v1.raw_leaves), (Version::V1, false));
+        let blake = terms("hash=blake2b-256").profile;
+        assert_eq!((blake.cid_version, blake.raw_leaves, blake.hash_code), (Version::V1, true, 0xb220));
+        assert_eq!(terms("s=size-1000").profile.chunking.to_string(), "size-1000");
+        assert_eq!(terms("t").profile.layout, Layout::Trickle);
+        assert_eq!(terms("inline").profile.inline_bytes_max, Some(32));
+        assert_eq!(terms("inline&inline-limit=64").profile.inline_bytes_max, Some(64));
+        assert_eq!(terms("max-directory-links=5&max-hamt-fanout=16").profile.sharding.links_max, Some(5));
+        assert!(!terms("cid-version=1&preserve-mtime").profile.raw_leaves);
+        let others = terms("w&pin=false");
+        assert_eq!((others.wrap, others.keep), (true, Keep::Cached));
+        assert_eq!((terms("n&pin=false").keep, terms("n").keep), (Keep::Nothing, Keep::Nothing));
+        assert_eq!(terms("pin-name=x").pin_name.as_deref(), Some("x"));
+        // What Kubo's command line sends of itself.
+        terms(
+            "chunker=&empty-dirs=true&encoding=json&inline-limit=32&pin=true&progress=true&stream-channels=true&nocopy=false",
+        );
+        terms("ignore=a&ignore=b&hidden=true");
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused() {
+        let bad = [
+            "nocopy=true",
+            "fscache",
+            "to-files=/",
+            "mode=0644",
+            "mtime=5",
+            "cid-version=2",
+            "cid-version=0&hash=sha3-256",
+            "hash=md5",
+            "chunker=size-0",
+            "inline&inline-limit=500",
+            "raw-leaves&preserve-mode",
+            "pin=false&pin-name=x",
+            "empty-dirs=false",
+            "max-hamt-fanout=3",
+            "max-file-links=1",
+            "max-file-links=2147483647",
+            "only-hash=true&chunker=size-1&max-file-links=2147483647",
+            "max-file-links=-1",
+        ];
+        for query in bad {
+            assert_eq!(read(query).expect_err(query).status, 400, "{query}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! `dag/put` and `dag/import`: documents and archives.
+//!
+//! An import takes in every block of its archives, and pins the roots that they name once all have come, so that one DAG may lie
+//! in several archives. Nothing is fetched: a root below which a block is missing is not pinned, and that is said of it alone.
+//! Where no roots are to be pinned, any part of a DAG may come, and all of it is left to the cache.
+
+use crate::http::extract::Authenticated;
+use crate::kubo_rpc::answer::{self, Output};
+use crate::kubo_rpc::blocks::hash;
+use crate::kubo_rpc::call::Call;
+use crate::kubo_rpc::command::{self, Answers, Arguments, Command, Input};
+use crate::kubo_rpc::dag::LinkView;
+use crate::kubo_rpc::files::{self, Files};
+use crate::kubo_rpc::keep::Keeper;
+use crate::kubo_rpc::problem::RpcError;
+use crate::kubo_rpc::put::Put;
+use crate::kubo_rpc::{Rpc, codecs};
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use bytes::Bytes;
+use cache::import::verified;
+use content::car::{CarError, CarReader};
+use content::{Block, Cid, codec, ipld};
+use futures::stream::{self, StreamExt as _};
+use serde::Serialize;
+use services::access::Principal;
+use std::collections::HashSet;
+use std::io;
+use std::pin::pin;
+use tokio_util::io::StreamReader;
+use utoipa::ToSchema;
+
+/// How many roots the archives of one request may name.
+const ROOTS_MAX: usize = 10_000;
+
+/// `dag/put`
+pub static DAG_PUT: Command = Command {
+    path: "dag/put",
+    arguments: Arguments::NONE,
+    options: &[
+        command::text("store-codec", "How it is stored; \"dag-cbor\" by default."),
+        command::text("input-codec", "How it is written in the body; \"dag-json\" by default."),
+        command::flag("pin", "Whether everything below it is fetched and kept."),
+        command::text("hash", "The hash function; \"sha2-256\" by default."),
+        command::no_flag("allow-big-block", "no peer takes blocks of more than 2 MiB"),
+    ],
+    body: Input::Files,
+    answers: Answers::Lines,
+};
+
+/// `dag/import`
+pub static DAG_IMPORT: Command = Command {
+    path: "dag/import",
+    arguments: Arguments::NONE,
+    options: &[
+        command::flag(
+            "pin-roots",
+            "Whether the roots that the archives name are pinned; they are, by default. What is not pinned is cached.",
+        ),
+        command::flag("silent", "Clients write nothing."),
+        command::flag("stats", "Whether the blocks are counted."),
+        command::FAST_PROVIDE_ROOT,
+        command::FAST_PROVIDE_DAG,
+        command::FAST_PROVIDE_WAIT,
+        command::no_flag("allow-big-block", "no peer takes blocks of more than 2 MiB"),
+    ],
+    body: Input::Files,
+    answers: Answers::Lines,
+};
+
+/// A document that was stored.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "PascalCase")]
+pub struct DagPutView {
+    /// Its CID.
+    pub cid: LinkView,
+}
+
+impl Output for DagPutView {
+    fn text(&self) -> String {
+        format!("{}\n", self.cid.cid)
+    }
+}
+
+/// What an import says: one of the two.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "PascalCase")]
+pub struct DagImportView {
+    /// What became of a root.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub root: Option<ImportedRootView>,
+    /// What came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stats: Option<ImportStatsView>,
+}
+
+/// A root that an archive names.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "PascalCase")]
+pub struct ImportedRootView {
+    /// The root.
+    pub cid: LinkView,
+    /// Why it is not pinned; empty if it is.
+    pub pin_error_msg: String,
+}
+
+/// What came in archives.
+#[derive(Debug, Clone, Copy, Default, Serialize, ToSchema)]
+#[serde(rename_all = "PascalCase")]
+pub struct ImportStatsView {
+    /// Blocks, repeated ones included.
+    pub block_count: u64,
+    /// Their bytes.
+    pub block_bytes_count: u64,
+}
+
+impl Output for DagImportView {
+    fn text(&self) -> String {
+        let root = self.root.as_ref().map(|root| match root.pin_error_msg.as_str() {
+            "" => format!("Pinned root\t{}\tsuccess\n", root.cid.cid),
+            words => format!("pinning root \"{}\" FAILED: {words}\n", root.cid.cid),
+        });
+        let stats = self
+            .stats
+            .map(|stats| format!("Imported {} blocks ({} bytes)\n", stats.block_count, stats.block_bytes_count));
+        root.into_iter().chain(stats).collect()
+    }
+}
+
+/// Stores documents. Unless they are pinned, they stay as long as the cache has room.
+#[utoipa::path(post, path = "/api/v0/dag/put", tag = "kubo", security(("bearer" = ["pin"])), responses(
+    (status = 200, description = "The CID of each.", body = DagPutView),
+    (status = 413, description = "One is larger than 2 MiB.", body = api::error::KuboError)))]
+pub async fn dag_put(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Response {
+    let view = |_: &Call, block: &Block| DagPutView { cid: block.cid().into() };
+    Put { command: &DAG_PUT, argument: "object data", makes: writer, view }.answer(&rpc, &bearer, request).await
+}
+
+/// What makes blocks of documents, as is asked for.
+fn writer(call: &Call) -> Result<impl Fn(Bytes) -> Result<Block, RpcError> + use<>, RpcError> {
+    let input = call.text("input-codec").map_or(Ok(codec::DAG_JSON), codecs::named)?;
+    let output = call.text("store-codec").map_or(Ok(codec::DAG_CBOR), codecs::named)?;
+    let (hash_code, digest_bytes) = hash(call.text("hash").unwrap_or("sha2-256"))?;
+    Ok(move |read| {
+        let written = rewritten(read, input, output)?;
+        let digest_bytes = digest_bytes.unwrap_or(written.len());
+        Ok(Block::of(output, hash_code, digest_bytes, written)?)
+    })
+}
+
+/// A document in another codec. What is in that codec already has to be a document of it.
+fn rewritten(data: Bytes, input: u64, output: u64) -> Result<Bytes, RpcError> {
+    let block = Block::of(input, content::hashes::SHA2_256, 32, data)?;
+    let document = ipld::decode(&block).map_err(RpcError::bad)?;
+    match ipld::is_document(output) || output == codec::RAW {
+        true => ipld::encode(&document, output).map_err(RpcError::bad),
+        false if input == output => Ok(block.data().clone()),
+        false => Err(RpcError::bad(format!("documents are not written in the codec 0x{output:x}"))),
+    }
+}
+
+/// Takes CAR archives in, and pins the roots that they name.
+#[utoipa::path(post, path = "/api/v0/dag/import", tag = "kubo", security(("bearer" = ["pin"])), responses(
+    (status = 200, description = "What became of each root, and what came.", body = DagImportView)))]
+pub async fn dag_import(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Response {
+    let body_bytes_max = http_body::Body::size_hint(request.body()).upper();
+    let (call, files) = match files::receive(&DAG_IMPORT, request) {
+        Ok(received) => received,
+        Err(response) => return response,
+    };
+    let rest = files.rest();
+    let done = call.within(async {
+        let (place, pins) = (rpc.begin_import(&bearer, body_bytes_max)?, call.flag("pin-roots") != Some(false));
+        // What has come whole is pinned, whether or not anybody waits to hear of it.
+        let importing = tokio::spawn(async move {
+            let imported = import(&rpc, &bearer, files, pins).await;
+            drop(place);
+            imported
+        });
+        let (roots, stats) = importing.await.map_err(|_| RpcError::stopping())??;
+        let roots = roots.into_iter().map(|root| DagImportView { root: Some(root), stats: None });
+        let stats = (call.flag("stats") == Some(true)).then_some(DagImportView { root: None, stats: Some(stats) });
+        answer::lines(&call, stream::iter(roots.chain(stats).map(Ok).collect::<Vec<_>>())).await
+    });
+    rest.answer(done.await)
+}
+
+async fn import(
+    rpc: &Rpc,
+    bearer: &Principal,
+    mut files: Files,
+    pins: bool,
+) -> Result<(Vec<ImportedRootView>, ImportStatsView), RpcError> {
+    let mut keeper = Keeper::begin(rpc, bearer, pins).await?;
+    let (mut roots, mut seen, mut stats, mut archives) = (Vec::new(), HashSet::new(), ImportStatsView::default(), 0);
+    while let Some(file) = files.next().await? {
+        archives += 1;
+        let car = CarReader::new(StreamReader::new(file.into_pieces())).await.map_err(unreadable)?;
+        roots.extend(car.roots().iter().copied().filter(|root| seen.insert(*root)));
+        if roots.len() > ROOTS_MAX {
+            return Err(RpcError::bad(format!("the archives name more than {ROOTS_MAX} roots")));
+        }
+        let mut blocks = pin!(verified(car.into_sections()));
+        while let Some(block) = blocks.next().await {
+            let block = block.map_err(unreadable)?;
+            stats.block_count += 1;
+            stats.block_bytes_count += block.data().len() as u64;
+            keeper.check_room(stats.block_bytes_count)?;
+            keeper.put(&block).await?;
+        }
+    }
+    if archives == 0 {
+        return Err(RpcError::bad("file argument 'path' is required"));
+    }
+    keeper.settle().await?;
+    let mut views = Vec::with_capacity(roots.len());
+    for root in roots.into_iter().filter(|_| pins) {
+        views.push(pin_root(&keeper, root).await);
+    }
+    Ok((views, stats))
+}
+
+async fn pin_root(keeper: &Keeper<'_>, root: Cid) -> ImportedRootView {
+    let pinned = keeper.pin_held(root, None).await;
+    let pin_error_msg = pinned.err().map(|error| RpcError::from(error).message).unwrap_or_default();
+    ImportedRootView { cid: (&root).into(), pin_error_msg }
+}
+
+fn unreadable(error: CarError) -> RpcError {
+    let words = format!("import failed: {error}");
+    match error {
+        CarError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
+            RpcError { status: StatusCode::REQUEST_TIMEOUT, message: words }
+        }
+        CarError::Io(error) => RpcError { message: words, ..files::unread(&error) },
+        _ => RpcError::bad(words),
+    }
+}

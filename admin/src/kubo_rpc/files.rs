@@ -1,0 +1,314 @@
+//! [`Files`]: the files of a form (`multipart/form-data`, RFC 7578) as they come.
+//!
+//! Goals: a file of any length goes through in little memory; so much of a part's head is read and no more; a sender that is
+//! silent is given up.
+//!
+//! Non-goals: folders and paths, which `add` alone has and [`services::uploads`] reads.
+
+use crate::http::answer;
+use crate::kubo_rpc::call::Call;
+use crate::kubo_rpc::command::Command;
+use crate::kubo_rpc::problem::RpcError;
+use axum::body::{Body, BodyDataStream};
+use axum::extract::Request;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use bytes::{Bytes, BytesMut};
+use futures::stream::{BoxStream, Stream, StreamExt as _};
+use multer::{Field, Multipart};
+use services::uploads::request_body::broken;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::{Instant, Sleep};
+
+/// How long a sender may be silent while we read.
+const STALL: Duration = Duration::from_secs(60);
+/// How long what stands between two files may be, in bytes.
+const HEAD_BYTES_MAX: usize = 64 * 1024;
+/// How long arguments in a body may be, in bytes.
+const TEXT_BYTES_MAX: usize = 64 * 1024;
+
+/// What stands between the parts, if a body is a form.
+pub fn boundary(headers: &HeaderMap) -> Option<String> {
+    let media_type = headers.get(CONTENT_TYPE)?.to_str().ok()?;
+    multer::parse_boundary(media_type).ok()
+}
+
+/// The files of a form, one after the other.
+pub struct Files {
+    form: Multipart<'static>,
+    allowance: Arc<AtomicUsize>,
+    rest: Rest,
+}
+
+/// What nobody has looked at yet of a body.
+#[derive(Clone)]
+pub struct Rest(Arc<Mutex<Option<BodyDataStream>>>);
+
+impl Rest {
+    fn take(&self) -> Body {
+        let body = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        body.map_or_else(Body::empty, Body::from_stream)
+    }
+
+    /// The response to whoever sent the body. One who may still be sending hears why it is refused.
+    pub fn answer(&self, done: Result<Response, RpcError>) -> Response {
+        match done {
+            Ok(response) => response,
+            Err(error) => answer::while_sending(error.into_response(), self.take()),
+        }
+    }
+}
+
+/// Reads the head of a request whose body is files.
+///
+/// # Errors
+/// What is answered if that cannot be read.
+pub fn receive(command: &Command, request: Request) -> Result<(Call, Files), Response> {
+    let (head, body) = request.into_parts();
+    let read = |head: &Parts| {
+        let call = Call::of(command, head)?;
+        let words = "the command needs files: send them as multipart/form-data";
+        Ok((call, boundary(&head.headers).ok_or_else(|| RpcError::bad(words))?))
+    };
+    match read(&head) {
+        Ok((call, boundary)) => Ok((call, Files::new(body, boundary))),
+        Err(error) => Err(RpcError::to_sender(error, body)),
+    }
+}
+
+impl Files {
+    /// The files of a body.
+    pub fn new(body: Body, boundary: String) -> Self {
+        Self::with_patience(body, boundary, STALL)
+    }
+
+    fn with_patience(body: Body, boundary: String, patience: Duration) -> Self {
+        let allowance = Arc::<AtomicUsize>::default();
+        let rest = Rest(Arc::new(Mutex::new(Some(body.into_data_stream()))));
+        let silence = Box::pin(tokio::time::sleep(patience));
+        let (body, left) = (rest.clone(), Arc::clone(&allowance));
+        let pieces = Pieces { body, allowance: left, patience, silence, waiting: false, gave: false };
+        Self { form: Multipart::new(pieces, boundary), allowance, rest }
+    }
+
+    /// What is left of the body, to be answered to its sender.
+    pub fn rest(&self) -> Rest {
+        self.rest.clone()
+    }
+
+    /// The next file. What was not read of the one before is passed over.
+    ///
+    /// # Errors
+    /// That the form cannot be read.
+    pub async fn next(&mut self) -> Result<Option<File>, RpcError> {
+        self.allowance.store(HEAD_BYTES_MAX, Ordering::Relaxed);
+        let field = self.form.next_field().await.map_err(unreadable)?;
+        self.allowance.store(usize::MAX, Ordering::Relaxed);
+        Ok(field.map(File))
+    }
+}
+
+/// A file of a form.
+pub struct File(Field<'static>);
+
+impl File {
+    /// All of it, if it is not too long.
+    ///
+    /// # Errors
+    /// That it cannot be read, or has more bytes.
+    pub async fn read(&mut self, bytes_max: usize) -> Result<Bytes, RpcError> {
+        let mut read = BytesMut::new();
+        while let Some(piece) = self.0.chunk().await.map_err(unreadable)? {
+            if read.len() + piece.len() > bytes_max {
+                let words = format!("a file has more than {bytes_max} bytes, which is too much here");
+                return Err(RpcError { status: StatusCode::PAYLOAD_TOO_LARGE, message: words });
+            }
+            read.extend_from_slice(&piece);
+        }
+        Ok(read.freeze())
+    }
+
+    /// Its bytes, as they come.
+    pub fn into_pieces(self) -> BoxStream<'static, io::Result<Bytes>> {
+        self.0.map(|piece| piece.map_err(io::Error::other)).boxed()
+    }
+}
+
+/// The first file of a form, as text.
+///
+/// # Errors
+/// That it cannot be read, is no text, or is too long.
+pub async fn first_as_text(body: Body, boundary: String) -> Result<String, RpcError> {
+    let mut files = Files::new(body, boundary);
+    let Some(mut file) = files.next().await? else { return Ok(String::new()) };
+    let text = file.read(TEXT_BYTES_MAX).await?;
+    String::from_utf8(text.into()).map_err(|_| RpcError::bad("the arguments in the body are not UTF-8"))
+}
+
+/// The pieces of a body.
+///
+/// The reader of forms takes in whatever is there before it looks at any of it. So after each piece this stream makes it look;
+/// and while it looks for the next part, what it may take in is limited.
+struct Pieces {
+    body: Rest,
+    allowance: Arc<AtomicUsize>,
+    patience: Duration,
+    silence: Pin<Box<Sleep>>,
+    waiting: bool,
+    gave: bool,
+}
+
+impl Pieces {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        let next = match &mut *self.body.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(body) => body.poll_next_unpin(cx),
+            None => Poll::Ready(None),
+        };
+        if let Poll::Ready(next) = next {
+            self.waiting = false;
+            return Poll::Ready(next.map(|piece| piece.map_err(|error| broken(error.into()))));
+        }
+        if !std::mem::replace(&mut self.waiting, true) {
+            let until = Instant::now() + self.patience;
+            self.silence.as_mut().reset(until);
+        }
+        std::task::ready!(self.silence.as_mut().poll(cx));
+        let words = format!("nothing came for {} s", self.patience.as_secs());
+        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, words))))
+    }
+}
+
+impl Stream for Pieces {
+    type Item = io::Result<Bytes>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if std::mem::take(&mut self.gave) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let next = std::task::ready!(self.poll_piece(cx));
+        let Some(Ok(piece)) = &next else { return Poll::Ready(next) };
+        self.gave = true;
+        let left = self.allowance.load(Ordering::Relaxed);
+        if left == 0 {
+            let words = format!("a part of the form has a head of more than {HEAD_BYTES_MAX} bytes");
+            return Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::InvalidData, words))));
+        }
+        // A piece may hold the end of a head and much of a file.
+        if left != usize::MAX {
+            self.allowance.store(left.saturating_sub(piece.len()), Ordering::Relaxed);
+        }
+        Poll::Ready(next)
+    }
+}
+
+fn unreadable(error: multer::Error) -> RpcError {
+    if let multer::Error::StreamReadFailed(error) = error {
+        return match error.downcast::<io::Error>() {
+            Ok(error) => unread(&error),
+            Err(error) => RpcError::bad(format!("the body cannot be read: {error}")),
+        };
+    }
+    RpcError::bad(format!("the form cannot be read: {error}"))
+}
+
+/// Why a body was not read to its end.
+pub fn unread(error: &io::Error) -> RpcError {
+    let status = match error.kind() {
+        io::ErrorKind::TimedOut => StatusCode::REQUEST_TIMEOUT,
+        _ => StatusCode::BAD_REQUEST,
+    };
+    RpcError { status, message: format!("the body cannot be read: {error}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::stream;
+    use proptest::prelude::*;
+
+    fn form(parts: &[&[u8]]) -> Vec<u8> {
+        let mut form = Vec::new();
+        for (index, part) in parts.iter().enumerate() {
+            form.extend_from_slice(b"--xyz\r\nContent-Disposition: form-data; name=\"file");
+            form.extend_from_slice(format!("-{index}\"; filename=\"\"\r\n").as_bytes());
+            form.extend_from_slice(b"Content-Type: application/octet-stream\r\n\r\n");
+            form.extend_from_slice(part);
+            form.extend_from_slice(b"\r\n");
+        }
+        form.extend_from_slice(b"--xyz--\r\n");
+        form
+    }
+
+    fn files(body: Vec<u8>, piece_bytes: usize) -> Files {
+        let pieces = body.chunks(piece_bytes).map(|piece| io::Result::Ok(Bytes::copy_from_slice(piece)));
+        let pieces: Vec<_> = pieces.collect();
+        Files::new(Body::from_stream(stream::iter(pieces)), "xyz".to_owned())
+    }
+
+    async fn read_all(mut files: Files) -> Result<Vec<Bytes>, RpcError> {
+        let mut all = Vec::new();
+        while let Some(mut file) = files.next().await? {
+            all.push(file.read(1 << 20).await?);
+        }
+        Ok(all)
+    }
+
+    #[tokio::test]
+    async fn files_come_in_order_whatever_the_pieces_are() {
+        let long = vec![b'\r'; 200_000];
+        for piece_bytes in [1 << 20, 4096, 7] {
+            let found = read_all(files(form(&[b"one", b"", &long]), piece_bytes)).await.expect("reads");
+            assert_eq!(found, [&b"one"[..], b"", &long], "{piece_bytes}");
+        }
+        assert!(read_all(files(form(&[]), 5)).await.expect("reads").is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_is_no_form_or_too_long_is_refused() {
+        let head = |media_type: &str| HeaderMap::from_iter([(CONTENT_TYPE, media_type.parse().expect("a value"))]);
+        assert_eq!(boundary(&HeaderMap::new()), None);
+        assert_eq!(boundary(&head("multipart/form-data")), None);
+        assert_eq!(boundary(&head("multipart/form-data; boundary=xyz")).as_deref(), Some("xyz"));
+        let whole = form(&[b"one"]);
+        for cut in [0, 10, whole.len() - 12] {
+            let error = read_all(files(whole[..cut].to_vec(), 100)).await.expect_err("cut");
+            assert_eq!(error.status, StatusCode::BAD_REQUEST, "{cut}");
+        }
+        let mut all = files(form(&[b"12345"]), 100);
+        let mut file = all.next().await.expect("reads").expect("a file");
+        assert_eq!(file.read(4).await.expect_err("too long").status, StatusCode::PAYLOAD_TOO_LARGE);
+    }
+
+    #[tokio::test]
+    async fn a_sender_who_is_silent_for_long_is_given_up() {
+        let silent = stream::iter([io::Result::Ok(Bytes::from_static(b"--xyz\r\n"))]).chain(stream::pending());
+        let files = Files::with_patience(Body::from_stream(silent), "xyz".to_owned(), Duration::from_millis(20));
+        let error = read_all(files).await.expect_err("it never ends");
+        assert_eq!(error.status, StatusCode::REQUEST_TIMEOUT, "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_endless_head_is_not_collected() {
+        let endless = [&b"--xyz\r\nX: "[..], &vec![b'y'; 1 << 20]].concat();
+        let error = read_all(files(endless, 8 * 1024)).await.expect_err("endless");
+        assert!(error.message.contains("head"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_body_panics(body in prop::collection::vec(prop_oneof![Just(b'-'), Just(b'\r'), Just(b'\n'), any::<u8>()], 0..200)) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let body = [&b"--xyz\r\n"[..], &body].concat();
+            // It begins with a timer, which needs the runtime too.
+            _ = runtime.block_on(async { read_all(files(body, 16)).await });
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! `ls`: what is in folders.
+
+use crate::kubo_rpc::Rpc;
+use crate::kubo_rpc::answer::{self, Answer, Output};
+use crate::kubo_rpc::call::Call;
+use crate::kubo_rpc::cids::CidText;
+use crate::kubo_rpc::command::{self, Answers, Arguments, Command, Input};
+use crate::kubo_rpc::paths::Found;
+use crate::kubo_rpc::problem::RpcError;
+use axum::extract::{Request, State};
+use content::unixfs::dir::{self, Entry};
+use content::unixfs::{Node, NodeError};
+use content::{SourceError, codec};
+use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
+use gateway::source::RootSource;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use utoipa::ToSchema;
+
+/// Entries that are looked at at the same time.
+const LOOKED_AT_ONCE: usize = 16;
+/// How many entries an answer has that is one value.
+const ENTRIES_MAX: usize = 100_000;
+/// How Go writes that there is no time.
+const NO_TIME: &str = "0001-01-01T00:00:00Z";
+
+/// UnixFS types (<https://specs.ipfs.tech/unixfs/#dag-pb-datatype>), as Kubo says them.
+const DIRECTORY: u8 = 1;
+const FILE: u8 = 2;
+const SYMLINK: u8 = 4;
+
+/// `ls`
+pub static LS: Command = Command {
+    path: "ls",
+    arguments: Arguments::several(1, "Paths of folders."),
+    options: &[
+        command::flag("headers", "Whether a text has a first line.").or("v"),
+        command::flag("resolve-type", "Whether entries are looked at, to know what they are; they are, by default."),
+        command::flag("size", "Whether entries are looked at, to know their sizes; they are, by default."),
+        command::flag("stream", "Whether each entry is a value of its own, in stored order; that has no limit.")
+            .or("s"),
+        command::flag("long", "Clients show the time.").or("l"),
+    ],
+    body: Input::Arguments,
+    answers: Answers::Lines,
+};
+
+/// What is in folders.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "PascalCase")]
+pub struct LsView {
+    /// The folders.
+    pub objects: Vec<LsFolderView>,
+}
+
+/// A folder.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "PascalCase")]
+pub struct LsFolderView {
+    /// Its path, as it was asked for.
+    pub hash: String,
+    /// What is in it.
+    pub links: Vec<LsLinkView>,
+}
+
+/// An entry of a folder.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "PascalCase")]
+pub struct LsLinkView {
+    /// Its name.
+    pub name: String,
+    /// Its CID.
+    pub hash: String,
+    /// The length of a file, or of where a symlink points, in bytes.
+    pub size: u64,
+    /// 1 a folder, 2 a file, 4 a symlink; 0 if it was not looked at.
+    #[serde(rename = "Type")]
+    pub kind: u8,
+    /// Where a symlink points.
+    pub target: String,
+    /// Always 0: modes are not read.
+    pub mode: u32,
+    /// When a file was changed last, or the year 1.
+    pub mod_time: String,
+}
+
+impl Output for LsView {
+    fn text(&self) -> String {
+        let mut out = String::new();
+        for LsLinkView { name, hash, size, kind, .. } in self.objects.iter().flat_map(|folder| &folder.links) {
+            _ = match *kind {
+                DIRECTORY => writeln!(out, "{hash} - {name}/"),
+                _ => writeln!(out, "{hash} {size} {name}"),
+            };
+        }
+        out
+    }
+}
+
+/// Lists folders.
+#[utoipa::path(post, path = "/api/v0/ls", tag = "kubo", security(("bearer" = ["read"])), responses(
+    (status = 200, description = "What is in the folders: one value, or one for each entry.", body = LsView)))]
+pub async fn ls(State(rpc): State<Rpc>, request: Request) -> Answer {
+    let call = Call::receive(&LS, request).await?;
+    call.within(async {
+        let mut listings = Vec::with_capacity(call.arguments.len());
+        for argument in &call.arguments {
+            let found = rpc.find(&call, argument).await?.whole()?;
+            listings.push((argument.clone(), Listing::of(&call, found)?));
+        }
+        match call.flag("stream") {
+            Some(true) => {
+                let folders = stream::iter(listings);
+                let values = folders.flat_map(|(hash, listing)| {
+                    let value =
+                        move |link| LsView { objects: vec![LsFolderView { hash: hash.clone(), links: vec![link] }] };
+                    listing.links().map_ok(value)
+                });
+                answer::lines(&call, values).await
+            }
+            _ => Ok(answer::once(&call, &collect(listings).await?)),
+        }
+    })
+    .await
+}
+
+async fn collect(listings: Vec<(String, Listing)>) -> Result<LsView, RpcError> {
+    let (mut objects, mut room) = (Vec::with_capacity(listings.len()), ENTRIES_MAX);
+    for (hash, listing) in listings {
+        let mut links: Vec<_> = listing.links().take(room + 1).try_collect().await?;
+        let Some(left) = room.checked_sub(links.len()) else {
+            let words = format!("there are more than {ENTRIES_MAX} entries: ask for them with the option \"stream\"");
+            return Err(RpcError::cannot(words));
+        };
+        room = left;
+        links.sort_by(|one, other| one.name.cmp(&other.name));
+        objects.push(LsFolderView { hash, links });
+    }
+    Ok(LsView { objects })
+}
+
+/// A folder that is being listed.
+struct Listing {
+    /// Where it was found, which its entries are looked at by.
+    folder: Arc<Found>,
+    entries: BoxStream<'static, Result<Entry, dir::DirError>>,
+    looks: bool,
+    cids: CidText,
+}
+
+impl Listing {
+    /// The parts of a file are entries without names. What is neither has nothing in it.
+    fn of(call: &Call, folder: Found) -> Result<Self, RpcError> {
+        let looks = call.flag("resolve-type") != Some(false) || call.flag("size") != Some(false);
+        let block = &folder.resolved.block;
+        let entries = match Node::decode(block)? {
+            Node::Directory(_) | Node::HamtShard(_) => dir::list(Arc::clone(&folder.source) as _, block.clone()),
+            Node::File(file) => {
+                let part = |(cid, size)| Entry { name: String::new(), not_text: None, cid, tsize: Some(size) };
+                let parts: Result<Vec<_>, _> = file.children().map(|child| child.map(part)).collect();
+                stream::iter(parts.map_err(RpcError::cannot)?.into_iter().map(Ok)).boxed()
+            }
+            Node::Symlink { .. } | Node::Plain(_) => stream::empty().boxed(),
+        };
+        Ok(Self { folder: Arc::new(folder), entries, looks, cids: call.cids })
+    }
+
+    fn links(self) -> BoxStream<'static, Result<LsLinkView, RpcError>> {
+        let Self { folder, entries, looks, cids } = self;
+        let link = move |entry: Result<Entry, dir::DirError>| {
+            let folder = Arc::clone(&folder);
+            async move {
+                let entry = entry?;
+                let looks = looks && folder.may_be_looked_at(&entry.name);
+                link_of(&folder.source, entry, looks, cids).await
+            }
+        };
+        entries.map(link).buffered(LOOKED_AT_ONCE).boxed()
+    }
+}
+
+/// An entry. A leaf is a file by its codec alone, and as long as the folder says.
+async fn link_of(source: &RootSource, entry: Entry, looks: bool, cids: CidText) -> Result<LsLinkView, RpcError> {
+    let Entry { name, cid, tsize, .. } = entry;
+    let (hash, size) = (cids.show(&cid), tsize.unwrap_or(0));
+    let mut link =
+        LsLinkView { name, hash, size: 0, kind: 0, target: String::new(), mode: 0, mod_time: NO_TIME.to_owned() };
+    if cid.codec() == codec::RAW {
+        return Ok(LsLinkView { size, kind: FILE, ..link });
+    }
+    if !looks {
+        return Ok(link);
+    }
+    let block = match source.fetch(&cid).await {
+        Ok(block) => block,
+        // It is there, and nothing more is said of it.
+        Err(SourceError::Refused { .. }) => return Ok(link),
+        Err(error) => return Err(error.into()),
+    };
+    match Node::decode(&block) {
+        Ok(Node::File(file)) => {
+            (link.kind, link.size) = (FILE, file.size());
+            let modified = file.modified().map(OffsetDateTime::from);
+            link.mod_time = modified.and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_else(|| NO_TIME.to_owned());
+        }
+        Ok(Node::Directory(_) | Node::HamtShard(_)) => link.kind = DIRECTORY,
+        Ok(Node::Symlink { target }) => {
+            (link.kind, link.size) = (SYMLINK, target.len() as u64);
+            link.target = String::from_utf8_lossy(&target).into_owned();
+        }
+        // What is neither is shown all the same.
+        Ok(Node::Plain(_)) | Err(NodeError::Unsupported { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(link)
+}

@@ -1,0 +1,239 @@
+//! A request as a client would send it, where it leads, and what it is answered.
+
+use crate::http::answer::Refusal;
+use crate::http::parameters::wrong;
+use api::explain::{AnswerView, RouteView};
+use content::SourceError;
+use gateway::client::Client;
+use gateway::errors::Problem;
+use gateway::pipeline::Gateway;
+use gateway::request::{Ask, subject};
+use gateway::respond::Draft;
+use gateway::route::{Links, Place, Route};
+use http::header::{CACHE_CONTROL, HOST, LOCATION};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri};
+use reqwest::Url;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+/// Characters of a header's value that are told.
+const VALUE_CHARS_MAX: usize = 2048;
+
+/// What stands for a host where none is asked. No name ends so (RFC 6761, section 6.4).
+const NO_HOST: &str = "nobody.invalid";
+
+/// A request that is to be explained.
+pub(super) struct Asked {
+    target: Uri,
+    host: Option<String>,
+    https: bool,
+}
+
+impl Asked {
+    /// A path, asked of no host in particular.
+    pub(super) fn of_path(path: &str) -> Result<Self, Refusal> {
+        if !path.starts_with('/') {
+            return Err(wrong("a path begins with a slash: /ipfs/CID or /ipns/NAME"));
+        }
+        Ok(Self { target: read(path)?, host: None, https: false })
+    }
+
+    /// An address, for its host.
+    pub(super) fn of_url(url: &str) -> Result<Self, Refusal> {
+        let uri = read(url)?;
+        let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            return Err(wrong("an address has a scheme and a host: http://HOST/ipfs/CID"));
+        };
+        if !matches!(scheme, "http" | "https") {
+            return Err(wrong("an address begins with http:// or https://"));
+        }
+        let host = authority.as_str().rsplit('@').next().unwrap_or_default().to_owned();
+        let target = uri.path_and_query().map_or("/", |path| path.as_str());
+        Ok(Self { target: read(target)?, host: Some(host), https: scheme == "https" })
+    }
+
+    pub(super) fn host(&self) -> Option<String> {
+        self.host.clone()
+    }
+
+    pub(super) fn path(&self) -> String {
+        self.target.to_string()
+    }
+
+    /// The request that a client sends when the answer redirects there; none if that is no address of this gateway:
+    /// another path, or another host above or below the one that was asked.
+    pub(super) fn redirected(&self, location: &str) -> Option<Self> {
+        let scheme = if self.https { "https" } else { "http" };
+        let host = self.host.as_deref().unwrap_or(NO_HOST);
+        let base = Url::parse(&format!("{scheme}://{host}{}", self.target)).ok()?;
+        let next = base.join(location).ok()?;
+        let (from, to) = (base.host_str()?, next.host_str()?);
+        let is_below = |one: &str, other: &str| one.strip_suffix(other).is_some_and(|rest| rest.ends_with('.'));
+        if !matches!(next.scheme(), "http" | "https") || !(from == to || is_below(from, to) || is_below(to, from)) {
+            return None;
+        }
+        let query = next.query().map(|query| format!("?{query}")).unwrap_or_default();
+        let target = format!("{}{query}", next.path()).parse().ok()?;
+        let port = next.port().map(|port| format!(":{port}")).unwrap_or_default();
+        let host = self.host.is_some().then(|| format!("{to}{port}"));
+        Some(Self { target, host, https: next.scheme() == "https" })
+    }
+
+    /// The request's head; one that wants nothing fetched says so.
+    pub(super) fn head(&self, only_if_cached: bool) -> Parts {
+        let mut head = Request::new(()).into_parts().0;
+        head.uri = self.target.clone();
+        if let Some(Ok(host)) = self.host.as_deref().map(HeaderValue::from_str) {
+            head.headers.insert(HOST, host);
+        }
+        if only_if_cached {
+            head.headers.insert(CACHE_CONTROL, HeaderValue::from_static("only-if-cached"));
+        }
+        head
+    }
+
+    /// Who asks: somebody on this machine, through whatever scheme the address has.
+    pub(super) fn client(&self) -> Client {
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        Client { address, authority: self.host.clone().unwrap_or_default(), https: self.https }
+    }
+}
+
+fn read(text: &str) -> Result<Uri, Refusal> {
+    text.parse().map_err(|error| wrong(format!("it is no address: {error}")))
+}
+
+/// Reads a request for content.
+pub(super) fn ask_of<'a>(head: &'a Parts, gateway: &Gateway) -> Result<Ask<'a>, Problem> {
+    subject(head, gateway.limits().url_bytes_max)?;
+    Ask::read(head)
+}
+
+/// Where a request was led.
+pub(super) fn route_view(route: &Result<Route, Problem>, ask: &Ask<'_>) -> RouteView {
+    let nothing = RouteView {
+        kind: "landing".to_owned(),
+        path: None,
+        links: None,
+        isolated: None,
+        deserialized: None,
+        location: None,
+        error: None,
+    };
+    match route {
+        Ok(Route::Landing) => nothing,
+        Ok(Route::Redirect(_, location)) => {
+            let location = Some(String::from_utf8_lossy(location.as_bytes()).into_owned());
+            RouteView { kind: "redirect".to_owned(), location, ..nothing }
+        }
+        Ok(Route::Content(Place { links, isolated, deserialized, .. })) => {
+            let links = match links {
+                Links::Path => "path",
+                Links::Subdomain(_) => "subdomain",
+                Links::DnsLink(_) => "dnslink",
+            };
+            RouteView {
+                kind: "content".to_owned(),
+                path: Some(ask.path.to_string()),
+                links: Some(links.to_owned()),
+                isolated: Some(*isolated),
+                deserialized: Some(*deserialized),
+                ..nothing
+            }
+        }
+        Err(problem) => RouteView { kind: "error".to_owned(), error: Some(problem.to_string()), ..nothing },
+    }
+}
+
+/// Whether an answer could not be made because something is not here.
+pub(super) fn is_for_want_of_blocks(problem: &Problem) -> bool {
+    let missing = |error: &SourceError| matches!(error, SourceError::NotFound { .. } | SourceError::Stalled { .. });
+    matches!(problem, Problem::NotCached { .. }) || problem.source_error().is_some_and(missing)
+}
+
+/// What was answered.
+pub(super) fn answer_of(outcome: Result<Draft, Problem>, head: &Parts) -> AnswerView {
+    match outcome {
+        Ok(draft) => {
+            let problem = problem_of(&draft).map(|problem| problem.to_string());
+            view(draft.status(), draft.headers(), draft.body().length(), problem)
+        }
+        Err(problem) => problem_view(&problem, head),
+    }
+}
+
+/// The problem that an answer tells of which is good for as long as a name.
+pub(super) fn problem_of(draft: &Draft) -> Option<Arc<Problem>> {
+    draft.extensions().get().cloned()
+}
+
+/// What a problem is answered with.
+pub(super) fn problem_view(problem: &Problem, head: &Parts) -> AnswerView {
+    let response = problem.response(&head.headers);
+    let length = response.body().len() as u64;
+    view(response.status(), response.headers(), Some(length), Some(problem.to_string()))
+}
+
+fn view(status: StatusCode, headers: &HeaderMap, bytes: Option<u64>, problem: Option<String>) -> AnswerView {
+    let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).chars().take(VALUE_CHARS_MAX).collect();
+    let location = headers.get(LOCATION).map(text);
+    let mut told: BTreeMap<String, String> = BTreeMap::new();
+    for (name, value) in headers {
+        let value: String = text(value);
+        told.entry(name.to_string()).and_modify(|known| *known = format!("{known}, {value}")).or_insert(value);
+    }
+    AnswerView { status: status.as_u16(), headers: told, bytes, location, problem, breaks_off: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_are_followed_as_far_as_they_lead_here() {
+        // What is asked, where that redirects to, and what is asked then.
+        let table = [
+            ("/ipfs/x", "/ipfs/x/?a=b", Some((None, "/ipfs/x/?a=b"))),
+            ("/ipfs/x/y", "z", Some((None, "/ipfs/x/z"))),
+            ("/ipfs/x", "https://example.org/", None),
+            ("http://host:8080/ipfs/x/", "http://x.ipfs.host:8080/", Some((Some("x.ipfs.host:8080"), "/"))),
+            ("http://x.ipfs.host/", "http://host/ipfs/y", Some((Some("host"), "/ipfs/y"))),
+            ("http://host/ipfs/x", "https://host/ipfs/x", Some((Some("host"), "/ipfs/x"))),
+            ("http://host/ipfs/x", "//elsewhere/", None),
+            ("http://host/ipfs/x", "http://myhost/", None),
+            ("http://host/ipfs/x", "ftp://host/", None),
+        ];
+        for (asked, location, expected) in table {
+            let asked = if asked.starts_with('/') { Asked::of_path(asked) } else { Asked::of_url(asked) };
+            let next = asked.expect("a request").redirected(location).map(|next| (next.host(), next.path()));
+            let expected =
+                expected.map(|(host, path): (Option<&str>, &str)| (host.map(str::to_owned), path.to_owned()));
+            assert_eq!(next, expected, "{location}");
+        }
+    }
+
+    #[test]
+    fn requests_are_as_a_client_would_send_them() {
+        let url = Asked::of_url("https://user@Example.org:8443/ipfs/x?format=car").expect("an address");
+        assert_eq!((url.host().as_deref(), url.path().as_str()), (Some("Example.org:8443"), "/ipfs/x?format=car"));
+        assert!(url.client().https && url.client().host() == "example.org");
+        let head = url.head(true);
+        assert_eq!((&head.headers[HOST], head.uri.path()), (&HeaderValue::from_static("Example.org:8443"), "/ipfs/x"));
+        assert!(
+            Ask::read(&head).expect("reads").only_if_cached
+                && !Ask::read(&url.head(false)).expect("reads").only_if_cached
+        );
+        let bare = Asked::of_url("http://example.org").expect("an address");
+        assert_eq!(bare.path(), "/");
+        let path = Asked::of_path("/ipns/example.org/a%20b").expect("a path");
+        assert!(path.host().is_none() && path.client().authority.is_empty());
+        for wrong in ["example.org", "ftp://example.org/", "/ipfs/x", "http:///x"] {
+            assert!(Asked::of_url(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["ipfs/x", "", "http://example.org/", "/ipfs/a b"] {
+            assert!(Asked::of_path(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! `/api/v1/log/level`: how much the process says of its work.
+
+use crate::http::answer::{Answer, Refusal, json};
+use crate::http::extract::Audited;
+use crate::http::parameters::{Parameters, read_body, wrong};
+use crate::http::refusals::WrongRequest;
+use api::error::ErrorView;
+use api::log_level::{LevelRequest, LevelView};
+use axum::http::{StatusCode, Uri};
+use bytes::Bytes;
+use p2p_bridge::epoch;
+use services::logging::{self, LevelNow, LogLevel};
+use std::time::Duration;
+
+/// The longest time for which a level may be set, in seconds: a week.
+const DURATION_SECONDS_MAX: u64 = 7 * 24 * 3600;
+
+pub(super) fn view(now: LevelNow) -> LevelView {
+    LevelView { level: now.level, configured: now.configured, until_at: now.until.map(epoch::seconds) }
+}
+
+fn level() -> Result<&'static LogLevel, Refusal> {
+    let words = "this process leaves its log to the program that it is part of";
+    logging::level().ok_or_else(|| Refusal(StatusCode::CONFLICT, words.to_owned()))
+}
+
+/// How much the process says of its work.
+#[utoipa::path(get, path = "/api/v1/log/level", tag = "operations", security(("bearer" = ["read"])),
+    responses((status = 200, description = "The level", body = LevelView), WrongRequest,
+        (status = 409, description = "The log is not the gateway's own", body = ErrorView)))]
+pub async fn read(uri: Uri) -> Answer {
+    Parameters::of(&uri, &[])?;
+    Ok(json(StatusCode::OK, &view(level()?.now())))
+}
+
+/// Has the process say more or less of its work, from now on or for a time.
+#[utoipa::path(put, path = "/api/v1/log/level", tag = "operations", security(("bearer" = ["operate"])),
+    request_body(content = LevelRequest, content_type = "application/json"),
+    responses((status = 200, description = "The level", body = LevelView), WrongRequest,
+        (status = 409, description = "The log is not the gateway's own", body = ErrorView)))]
+pub async fn write(Audited(noted): Audited, body: Bytes) -> Answer {
+    let request: LevelRequest = read_body(&body)?;
+    noted.note(&request);
+    let LevelRequest { level: text, duration_seconds } = request;
+    let duration = match duration_seconds {
+        Some(seconds) if !(1..=DURATION_SECONDS_MAX).contains(&seconds) => {
+            return Err(wrong(format!("duration_seconds is from 1 to {DURATION_SECONDS_MAX}, a week")));
+        }
+        seconds => seconds.map(Duration::from_secs),
+    };
+    logging::read(&text).map_err(|reason| wrong(format!("level: {reason}")))?;
+    let now = level()?.set(&text, duration).map_err(|reason| wrong(format!("level: {reason}")))?;
+    tracing::warn!(level = now.level, "the log level was changed by an operator");
+    Ok(json(StatusCode::OK, &view(now)))
+}

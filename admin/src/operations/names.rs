@@ -1,0 +1,67 @@
+//! `POST /api/v1/names/refresh`: what a name stands for is looked up now, whatever is remembered of it.
+
+use crate::http::answer::{Answer, json};
+use crate::http::extract::{Audited, Authenticated};
+use crate::http::parameters::{read_body, wrong};
+use crate::http::refusals::WrongRequest;
+use crate::operations::Operations;
+use api::names::{NameStepView, RefreshRequest, RefreshedView};
+use api::text::seconds;
+use axum::extract::State;
+use axum::http::StatusCode;
+use bytes::Bytes;
+use content::{Name, NameError, Resolution};
+use p2p_bridge::epoch;
+use p2p_bridge::names::NameStep;
+
+pub(super) fn step_view(step: &NameStep) -> NameStepView {
+    NameStepView {
+        name: step.name.to_string(),
+        source: step.source.name().to_owned(),
+        value: step.value.clone(),
+        error: step.error.as_ref().map(ToString::to_string),
+        age_seconds: step.age.map(seconds),
+        fresh_for_seconds: step.fresh_for.map(seconds),
+        valid_until_at: step.valid_until.map(epoch::seconds),
+        sequence: step.sequence,
+    }
+}
+
+/// Where a name leads, as a path.
+pub fn path_of(resolution: &Resolution) -> String {
+    let segments = resolution.segments.iter();
+    segments.fold(format!("/ipfs/{}", resolution.root), |path, segment| path + "/" + segment)
+}
+
+/// A name as it is typed.
+pub fn read_name(text: &str) -> Result<Name, content::names::NotAName> {
+    Name::parse(text.strip_prefix("/ipns/").unwrap_or(text).trim_end_matches('/'))
+}
+
+/// Looks up now what a name stands for. Readers are answered with what is found from then on.
+#[utoipa::path(post, path = "/api/v1/names/refresh", tag = "operations", security(("bearer" = ["operate"])),
+    request_body(content = RefreshRequest, content_type = "application/json"),
+    responses((status = 200, description = "What it stood for and stands for", body = RefreshedView), WrongRequest))]
+pub async fn refresh(
+    State(operations): State<Operations>,
+    Authenticated(bearer): Authenticated,
+    Audited(noted): Audited,
+    body: Bytes,
+) -> Answer {
+    let request: RefreshRequest = read_body(&body)?;
+    noted.note(&request);
+    let name = read_name(&request.name).map_err(wrong)?;
+    let _place = operations.begin(&bearer)?;
+    let refreshed = operations.parts().names.refresh(&name).await;
+    let old = refreshed.old.as_ref().map(path_of);
+    let new = refreshed.new.as_ref().ok().map(path_of);
+    let view = RefreshedView {
+        name: name.to_string(),
+        changed: new.is_some() && old != new,
+        old,
+        new,
+        error: refreshed.new.as_ref().err().map(NameError::to_string),
+        steps: refreshed.after.iter().map(step_view).collect(),
+    };
+    Ok(json(StatusCode::OK, &view))
+}

@@ -1,0 +1,42 @@
+//! `GET /api/v1/node`: which node this is, and where it is to be found.
+
+use crate::http::answer::{Answer, json};
+use crate::http::parameters::Parameters;
+use crate::http::refusals::WrongRequest;
+use crate::operations::Operations;
+use api::node::NodeView;
+use api::text::seconds;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use p2p_bridge::epoch;
+use p2p_bridge::no_peers::ADVICE;
+
+/// Which node this is, and where it is to be found.
+#[utoipa::path(get, path = "/api/v1/node", tag = "operations", security(("bearer" = ["read"])),
+    responses((status = 200, description = "The node", body = NodeView), WrongRequest))]
+pub async fn read(State(operations): State<Operations>, uri: Uri) -> Answer {
+    Parameters::of(&uri, &[])?;
+    let parts = operations.parts();
+    let (addresses, peers) = match &parts.bridge {
+        Some(bridge) => (bridge.addresses().await, bridge.load().await.peers),
+        None => (Vec::new(), 0),
+    };
+    let (started, since) = operations.inner.since;
+    let stage = operations.stage();
+    let view = NodeView {
+        peer_id: parts.places.peer_id.to_string(),
+        addresses: addresses.iter().map(ToString::to_string).collect(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        started_at: epoch::seconds(started),
+        uptime_seconds: seconds(since.elapsed()),
+        gateway_listeners: parts.places.gateway.iter().map(ToString::to_string).collect(),
+        admin_listeners: parts.places.admin.iter().map(ToString::to_string).collect(),
+        stage: stage.stage,
+        stopping: stage.stopping,
+        offline: parts.bridge.is_none(),
+        peers,
+        advice: (parts.bridge.is_some() && peers == 0).then(|| format!("this node has no peers: {ADVICE}")),
+        welcome: parts.places.welcome.as_ref().map(ToString::to_string),
+    };
+    Ok(json(StatusCode::OK, &view))
+}

@@ -1,0 +1,42 @@
+//! `GET /api/v1/requests`: what the public listener is answering at this moment.
+
+use crate::http::answer::{Answer, json};
+use crate::http::parameters::Parameters;
+use crate::http::refusals::WrongRequest;
+use crate::operations::Operations;
+use api::requests::{RequestView, RequestsView};
+use api::text::seconds;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use gateway::running::Underway;
+
+/// Requests in one answer, unless others are asked for.
+const REQUESTS: usize = 100;
+/// The most that may be asked for.
+const REQUESTS_MAX: usize = 10_000;
+
+pub(super) fn request_view(request: Underway) -> RequestView {
+    RequestView {
+        id: request.id,
+        method: request.method,
+        path: request.path,
+        host: request.host,
+        client: request.client.to_string(),
+        seconds: seconds(request.since),
+        status: request.status.map(|status| status.as_u16()),
+        sent_bytes: request.sent_bytes,
+        waits_for: request.waits_for.name().to_owned(),
+    }
+}
+
+/// The requests that the public listener is answering. What is answered at once, out of memory, is never among them.
+#[utoipa::path(get, path = "/api/v1/requests", tag = "operations", security(("bearer" = ["read"])),
+    params(("limit" = Option<usize>, Query, minimum = 1, maximum = 10000,
+        description = "So many at most; 100 if it is left out")),
+    responses((status = 200, description = "The requests", body = RequestsView), WrongRequest))]
+pub async fn list(State(operations): State<Operations>, uri: Uri) -> Answer {
+    let limit = Parameters::of(&uri, &["limit"])?.number("limit", 1..=REQUESTS_MAX)?.unwrap_or(REQUESTS);
+    let (requests, count) = operations.parts().gateway.running.requests(limit);
+    let requests = requests.into_iter().map(request_view).collect();
+    Ok(json(StatusCode::OK, &RequestsView { count, requests }))
+}

@@ -1,0 +1,129 @@
+//! Operations on real parts without a network, for tests.
+
+use crate::operations::{Operations, Parts, Places};
+use cache::memory::{self, MemoryOptions};
+use cache::{BlockStore, Ram, TierMetrics, Tiers};
+use config::Loaded;
+use content::car::CarReader;
+use content::{Block, BlockSource, Cid, DenyList, MemoryBlocks, Policy};
+use gateway::encoded::Encoded;
+use gateway::limits::Limits;
+use gateway::metrics::HttpMetrics;
+use gateway::pipeline::{Gateway, Wiring};
+use gateway::source::{Gated, Sources};
+use libp2p::PeerId;
+use p2p_bridge::names::NamesOptions;
+use prometheus_client::registry::Registry;
+use services::health::{Health, Stage};
+use services::limiter::Limiter;
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+
+/// The welcome site, whose blocks are at hand.
+const SITE: &[u8] = include_bytes!("../../../services/assets/welcome.car");
+
+/// A node without a network, that serves.
+pub(crate) struct World {
+    pub operations: Operations,
+    pub gateway: Arc<Gateway>,
+    pub tiers: Tiers,
+    pub store: Arc<dyn BlockStore>,
+    pub health: Arc<Health>,
+    pub stop: CancellationToken,
+    /// Whatever the network would have.
+    pub network: Arc<MemoryBlocks>,
+}
+
+/// The blocks of a site, and its root.
+pub(crate) async fn site() -> (Cid, Vec<Block>) {
+    let mut reader = CarReader::new(SITE).await.expect("an archive");
+    let root = reader.roots()[0];
+    let mut blocks = Vec::new();
+    while let Some(block) = reader.next_block().await {
+        blocks.push(block.expect("it is whole"));
+    }
+    (root, blocks)
+}
+
+/// Settings as they are by default, with some changed.
+pub(crate) fn settings(set: impl FnOnce(&mut config::Config)) -> Loaded {
+    let mut loaded = config::load(&config::Flags::default(), []).expect("the defaults are good");
+    set(&mut loaded.config);
+    loaded
+}
+
+/// A node over an empty store in memory.
+pub(crate) fn world(loaded: Loaded, denied: &[Cid], names: NamesOptions) -> World {
+    let store = memory::open(&MemoryOptions::default()).expect("opens");
+    world_over(store, Arc::default(), loaded, denied, names)
+}
+
+/// A node over a store.
+pub(crate) fn world_over(
+    store: Arc<dyn BlockStore>,
+    health: Arc<Health>,
+    loaded: Loaded,
+    denied: &[Cid],
+    names: NamesOptions,
+) -> World {
+    let mut registry = Registry::default();
+    let policy: Arc<dyn Policy> = Arc::new(DenyList::new(denied.iter().copied()));
+    let tier_metrics = TierMetrics::register(&mut registry);
+    let tiers = Tiers::new(Ram::new(64 << 20), Arc::clone(&store), Arc::clone(&policy), tier_metrics);
+    let network = Arc::new(MemoryBlocks::new());
+    let sources = |encoded| {
+        let (held, tiers, network) = (Arc::new(tiers.held()), tiers.clone(), Arc::clone(&network));
+        let upstream = move || Arc::clone(&network) as Arc<dyn BlockSource>;
+        Arc::new(Sources {
+            local: held,
+            open_session: Box::new(move |_: &Cid, gate| {
+                Arc::new(tiers.through(Arc::new(Gated::new(upstream(), gate))))
+            }),
+            fetches: Arc::new(Limiter::new(512, 512)),
+            encoded,
+            policy: Arc::clone(&policy),
+        })
+    };
+    let options = NamesOptions { offline: true, ..names };
+    let names = p2p_bridge::Names::new(options, None, &mut registry).expect("good options");
+    let metrics = Arc::new(HttpMetrics::register(&mut registry));
+    let encoded = Encoded::new(tiers.clone(), 1 << 20);
+    let wiring = Wiring {
+        sources: sources(Some(encoded)),
+        names: Arc::clone(&names) as _,
+        policy: Arc::clone(&policy),
+        metrics: Arc::clone(&metrics),
+        health: Arc::clone(&health),
+        routing: None,
+        welcome: None,
+    };
+    let limits = Limits::of(&loaded.config.http, &loaded.config.cache);
+    let gateway = Arc::new(Gateway::new(wiring, &loaded.config.http, limits));
+    let root = content::cid::parse("bafkqaaa").expect("an empty block");
+    let places = Places {
+        gateway: vec![([127, 0, 0, 1], 8080).into()],
+        admin: Vec::new(),
+        admin_scheme: "http",
+        peer_id: PeerId::random(),
+        p2p: Vec::new(),
+        welcome: Some(root),
+    };
+    let stop = CancellationToken::new();
+    let operations = Operations::new(Parts {
+        gateway: Arc::clone(&gateway),
+        tiers: tiers.clone(),
+        sources: sources(None),
+        names,
+        bridge: None,
+        health: Arc::clone(&health),
+        metrics,
+        loaded: Arc::new(loaded),
+        places,
+        stop: stop.clone(),
+        pins: None,
+        decide: None,
+        caches: services::front_caches::Caches::default(),
+    });
+    health.enter(Stage::Serving);
+    World { operations, gateway, tiers, store, health, stop, network }
+}

@@ -1,0 +1,189 @@
+//! Everybody's pins, for the operator.
+//!
+//! | request | does |
+//! |---|---|
+//! | `GET /api/v1/pins?owner=&cid=&name=&match=&status=&older_than=&limit=` | lists pins, whoever's they are |
+//! | `DELETE /api/v1/pins/ID` | removes one, such as those of a token that was revoked |
+//! | `GET /api/v1/pins/owners` | says who has how much, and how much there is to do |
+//!
+//! Owners see and change their own through the Pinning Service API ([`crate::pins::psa`]), with the same identifiers.
+
+use crate::http::answer::{Answer, Refusal, json, stopping};
+use crate::http::parameters::{Parameters, wrong};
+use crate::pins::psa::query::{self, MatchView};
+use crate::pins::psa::views::status;
+use api::access::OPERATOR;
+use api::error::ErrorView;
+use api::pins::{OwnedPinView, OwnedPinsView, OwnerView, OwnersView};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::IntoResponse;
+use libp2p::Multiaddr;
+use p2p_bridge::epoch;
+use services::access::token_store::TokenStore;
+use services::pinning::{Filter, Pins, PinsError, Request};
+use std::collections::HashMap;
+use std::sync::Arc;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// How many pins a page has, and may have.
+const LIMIT: usize = 100;
+const LIMIT_MAX: usize = 1000;
+
+/// The routes; their answers are at hand.
+pub fn routes(pins: Arc<Pins>, book: TokenStore) -> OpenApiRouter {
+    let routes = OpenApiRouter::default().routes(routes!(list)).routes(routes!(owners)).routes(routes!(remove));
+    routes.with_state(Overview { pins, book })
+}
+
+/// The pins of all tokens, and what the tokens are called.
+#[derive(Clone)]
+struct Overview {
+    pins: Arc<Pins>,
+    book: TokenStore,
+}
+
+/// What tokens are called, by their identifiers.
+struct TokenNames(HashMap<String, String>);
+
+impl TokenNames {
+    fn of(&self, id: &str) -> Option<String> {
+        if id == OPERATOR { Some(OPERATOR.to_owned()) } else { self.0.get(id).cloned() }
+    }
+
+    /// The identifier of a token that is named by that, or by what it is called. One that was revoked has pins all the same.
+    fn id_of(&self, owner: String) -> String {
+        if owner == OPERATOR {
+            return owner;
+        }
+        let called = self.0.iter().find(|(_, name)| **name == owner).map(|(id, _)| id.clone());
+        if self.0.contains_key(&owner) { owner } else { called.unwrap_or(owner) }
+    }
+}
+
+impl Overview {
+    /// None if they cannot be read: the pins are shown all the same.
+    async fn token_names(&self) -> Result<TokenNames, Refusal> {
+        let book = self.book.clone();
+        let tokens = tokio::task::spawn_blocking(move || book.list()).await.map_err(|_| stopping())?;
+        let tokens =
+            tokens.inspect_err(|error| tracing::warn!(%error, "owners of pins are not named")).unwrap_or_default();
+        Ok(TokenNames(tokens.into_iter().map(|token| (token.id, token.name)).collect()))
+    }
+}
+
+fn owned_pin(request: &Request, names: &TokenNames) -> OwnedPinView {
+    OwnedPinView {
+        requestid: request.id.to_string(),
+        owner: request.owner.to_string(),
+        owner_name: names.of(&request.owner),
+        cid: request.root.to_string(),
+        name: request.name.clone(),
+        meta: request.meta.clone(),
+        origins: request.origins.iter().map(Multiaddr::to_string).collect(),
+        status: status(request.status),
+        blocks: request.progress.blocks,
+        bytes: request.progress.bytes,
+        details: request.details.as_deref().map(str::to_owned),
+        attempts: request.attempts,
+        next_attempt_at: request.next_attempt.map(epoch::seconds),
+        created_at: epoch::seconds(request.created),
+    }
+}
+
+/// Lists pins, whoever's they are, the newest first.
+#[utoipa::path(get, path = "/api/v1/pins", tag = "pinning", security(("bearer" = ["operate"])),
+    params(
+        ("owner" = Option<String>, Query, description = "Those of this token, by its identifier or its name"),
+        ("cid" = Option<String>, Query, description = "Those with this root, or any of several, with commas"),
+        ("name" = Option<String>, Query, description = "Those of this name", max_length = 255),
+        ("match" = Option<MatchView>, Query, description = "How the name is compared; exact if left out"),
+        ("status" = Option<String>, Query, description = "Any of queued, pinning, pinned and failed, with commas; \
+            all of them if left out"),
+        ("older_than" = Option<String>, Query, description = "Those asked for before this pin, by its requestid"),
+        ("limit" = Option<u32>, Query, description = "How many; 100 if left out", minimum = 1, maximum = 1000)),
+    responses(
+        (status = 200, description = "The pins", body = OwnedPinsView),
+        (status = 400, description = "A parameter is wrong", body = ErrorView),
+        (status = 404, description = "There is no pin that older_than names", body = ErrorView)))]
+async fn list(State(overview): State<Overview>, uri: Uri) -> Answer {
+    let pins = &overview.pins;
+    let known = ["owner", "cid", "name", "match", "status", "older_than", "limit"];
+    let parameters = Parameters::of(&uri, &known)?;
+    let text = |name: &str| parameters.get(name).map(|text| text.into_owned());
+    let before = match text("older_than") {
+        Some(id) => Some(pins.created(&id).ok_or_else(nothing)?),
+        None => None,
+    };
+    let how = text("match").map(|how| query::strategy(&how)).transpose().map_err(told)?.unwrap_or_default();
+    let filter = Filter {
+        roots: text("cid").map(|text| query::roots(text.split(','))).transpose().map_err(told)?.unwrap_or_default(),
+        name: text("name").map(|text| query::name(&text)).transpose().map_err(told)?.map(|name| (name, how)),
+        statuses: text("status")
+            .map(|text| query::statuses(text.split(',')))
+            .transpose()
+            .map_err(told)?
+            .unwrap_or_default(),
+        before,
+        limit: parameters.number("limit", 1..=LIMIT_MAX)?.unwrap_or(LIMIT),
+        ..Filter::default()
+    };
+    let names = overview.token_names().await?;
+    let page = match text("owner").map(|owner| names.id_of(owner)) {
+        Some(owner) => pins.list(&owner, &filter).await,
+        None => pins.list_all(&filter).await,
+    };
+    let shown = page.requests.iter().map(|request| owned_pin(request, &names)).collect();
+    Ok(json(StatusCode::OK, &OwnedPinsView { count: page.count as u64, pins: shown }))
+}
+
+/// Says who has how much, and how much there is to do.
+#[utoipa::path(get, path = "/api/v1/pins/owners", tag = "pinning", security(("bearer" = ["operate"])),
+    responses((status = 200, description = "Everybody who has pins", body = OwnersView),
+        (status = 400, description = "A parameter is wrong", body = ErrorView)))]
+async fn owners(State(overview): State<Overview>, uri: Uri) -> Answer {
+    Parameters::of(&uri, &[])?;
+    let (pins, names) = (&overview.pins, overview.token_names().await?);
+    let counts = pins.counts();
+    let view = |(owner, used): (Arc<str>, services::pinning::Used)| OwnerView {
+        owner: owner.to_string(),
+        owner_name: names.of(&owner),
+        pins: used.pins,
+        bytes: used.bytes,
+    };
+    let view = OwnersView {
+        owners: pins.owners().into_iter().map(view).collect(),
+        pending: counts.pending,
+        pinned: counts.pinned,
+        failed: counts.failed,
+        queued_roots: counts.queued_roots,
+        active_roots: counts.active_roots,
+    };
+    Ok(json(StatusCode::OK, &view))
+}
+
+/// Removes a pin, whoever's it is.
+#[utoipa::path(delete, path = "/api/v1/pins/{requestid}", tag = "pinning", security(("bearer" = ["operate"])),
+    params(("requestid" = String, Path, description = "The pin")),
+    responses((status = 204, description = "It is removed"),
+        (status = 400, description = "A parameter is wrong", body = ErrorView),
+        (status = 404, description = "There is no such pin", body = ErrorView)))]
+async fn remove(State(overview): State<Overview>, id: Result<Path<String>, PathRejection>, uri: Uri) -> Answer {
+    Parameters::of(&uri, &[])?;
+    let Ok(Path(id)) = id else { return Err(nothing()) };
+    match overview.pins.remove_any(&id).await {
+        Ok(()) => Ok(StatusCode::NO_CONTENT.into_response()),
+        Err(PinsError::Store(error)) => Err(error.into()),
+        Err(_) => Err(nothing()),
+    }
+}
+
+fn nothing() -> Refusal {
+    Refusal(StatusCode::NOT_FOUND, PinsError::NotFound.to_string())
+}
+
+fn told(failure: crate::pins::psa::failure::PsaFailure) -> Refusal {
+    wrong(failure.details())
+}

@@ -1,0 +1,85 @@
+//! [`PsaFailure`]: what is answered when something goes wrong (schema "Failure").
+
+use crate::http::answer::json;
+use api::error::{PinningError, PinningErrorWords};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use cache::StoreError;
+use services::pinning::PinsError;
+use utoipa::IntoResponses;
+
+/// Why a pin is not asked for, as the description of the API lists it.
+#[derive(IntoResponses)]
+pub enum NotAsked {
+    /// 400.
+    #[response(status = 400, description = "The pin cannot be understood, or is beyond its limits")]
+    Wrong(PinningError),
+    /// 409.
+    #[response(status = 409, description = "The token's quota is used up")]
+    Quota(PinningError),
+    /// 507.
+    #[response(status = 507, description = "The service is full")]
+    Full(PinningError),
+}
+
+/// 404 about a pin.
+#[derive(IntoResponses)]
+#[response(status = 404, description = "The token has no such pin")]
+pub struct NoSuchPin(pub PinningError);
+
+/// Why a request is not answered as it was meant.
+#[derive(Debug)]
+pub struct PsaFailure {
+    status: StatusCode,
+    reason: &'static str,
+    details: String,
+}
+
+impl PsaFailure {
+    /// One that is named as its status is.
+    pub fn new(status: StatusCode, details: impl ToString) -> Self {
+        let reason = match status {
+            StatusCode::BAD_REQUEST => "BAD_REQUEST",
+            StatusCode::NOT_FOUND => "NOT_FOUND",
+            StatusCode::CONFLICT => "INSUFFICIENT_FUNDS",
+            StatusCode::PAYLOAD_TOO_LARGE => "PAYLOAD_TOO_LARGE",
+            StatusCode::INSUFFICIENT_STORAGE => "INSUFFICIENT_STORAGE",
+            StatusCode::SERVICE_UNAVAILABLE => "SERVICE_UNAVAILABLE",
+            _ => "INTERNAL_SERVER_ERROR",
+        };
+        Self { status, reason, details: details.to_string() }
+    }
+
+    /// What went wrong, in words.
+    pub fn details(&self) -> &str {
+        &self.details
+    }
+
+    /// The request is wrong.
+    pub fn wrong(details: impl ToString) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, details)
+    }
+}
+
+impl From<PinsError> for PsaFailure {
+    fn from(error: PinsError) -> Self {
+        let status = match &error {
+            PinsError::NotFound => StatusCode::NOT_FOUND,
+            PinsError::Invalid(_) => StatusCode::BAD_REQUEST,
+            PinsError::Quota(_) => StatusCode::CONFLICT,
+            PinsError::Full(_) => StatusCode::INSUFFICIENT_STORAGE,
+            PinsError::Store(error) if error.is_full() => StatusCode::INSUFFICIENT_STORAGE,
+            PinsError::Store(StoreError::Closed) => StatusCode::SERVICE_UNAVAILABLE,
+            PinsError::NotHeld { .. } | PinsError::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self::new(status, error)
+    }
+}
+
+impl IntoResponse for PsaFailure {
+    fn into_response(self) -> Response {
+        let Self { status, reason, details } = self;
+        let error = PinningErrorWords { reason: reason.to_owned(), details: Some(details) };
+        json(status, &PinningError { error })
+    }
+}

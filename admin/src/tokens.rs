@@ -1,0 +1,132 @@
+//! The admin API of tokens and the audit log. The operator's own tokens alone make and revoke tokens: any other that could would give
+//! itself what it has not.
+//!
+//! | request | does |
+//! |---|---|
+//! | `GET /api/v1/token` | says whose token was borne, and what it is good for |
+//! | `GET /api/v1/tokens` | lists the tokens that were given out, without anything that opens |
+//! | `POST /api/v1/tokens` `{scopes, name?, quota?, expires_seconds?}` | makes one, and shows it this once |
+//! | `DELETE /api/v1/tokens/ID_OR_NAME` | revokes one |
+//! | `GET /api/v1/audit?limit=` | the last changes, the newest first |
+
+use crate::http::answer::{Answer, Refusal, json, stopping};
+use crate::http::extract::{Audited, Authenticated};
+use crate::http::parameters::{Parameters, read_body};
+use crate::http::refusals::{DiskFailed, WrongParameters, WrongRequest};
+use api::audit::AuditView;
+use api::error::ErrorView;
+use api::tokens::{CreateToken, CreatedToken, TokenView, TokensView};
+use axum::extract::{DefaultBodyLimit, Path as Segment, State};
+use axum::http::{StatusCode, Uri};
+use bytes::Bytes;
+use services::access::token_store::{Entry, TokenStore, TokenStoreError};
+use services::audit::{AuditLog, Detail};
+use services::views::tokens as views;
+use std::path::Path;
+use std::sync::Arc;
+use utoipa::IntoResponses;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Entries of the audit log in an answer, unless the request says otherwise.
+const ENTRIES: usize = 100;
+/// The most that are given.
+const ENTRIES_MAX: usize = 10_000;
+/// The largest request for a token, in bytes.
+const BODY_BYTES_MAX: usize = 16 * 1024;
+
+/// 409 about the tokens.
+#[derive(IntoResponses)]
+#[response(status = 409, description = "Another token has the name")]
+pub struct NameTaken(pub ErrorView);
+
+#[derive(Clone)]
+struct Access {
+    book: TokenStore,
+    audit: Arc<AuditLog>,
+}
+
+impl Access {
+    /// The tokens that were given out, as they are kept.
+    async fn listed(&self) -> Result<Vec<Entry>, Refusal> {
+        self.with_tokens(TokenStore::list).await
+    }
+
+    /// Does something with the book where it may block.
+    async fn with_tokens<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&TokenStore) -> Result<T, TokenStoreError> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let book = self.book.clone();
+        Ok(tokio::task::spawn_blocking(move || work(&book)).await.map_err(|_| stopping())??)
+    }
+}
+
+/// The routes.
+pub fn routes(data_dir: &Path, audit: &Arc<AuditLog>) -> OpenApiRouter {
+    let access = Access { book: TokenStore::of(data_dir), audit: Arc::clone(audit) };
+    let tokens = OpenApiRouter::default().routes(routes!(tokens, create_token)).routes(routes!(revoke_token));
+    let routes = tokens.routes(routes!(own_token)).routes(routes!(last_changes));
+    routes.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).with_state(access)
+}
+
+impl From<TokenStoreError> for Refusal {
+    fn from(error: TokenStoreError) -> Self {
+        Self(error.status(), error.to_string())
+    }
+}
+
+/// Whose token was borne. Any will do.
+#[utoipa::path(get, path = "/api/v1/token", tag = "access", security(("bearer" = [])),
+    responses((status = 200, description = "The token", body = TokenView)))]
+async fn own_token(State(access): State<Access>, Authenticated(bearer): Authenticated) -> Answer {
+    if bearer.is_operator() {
+        return Ok(json(StatusCode::OK, &views::bearer(&bearer)));
+    }
+    // When it was made and when it ends is kept with those that were given out.
+    let given = access.listed().await?.into_iter().find(|entry| *entry.id == *bearer.id);
+    Ok(json(StatusCode::OK, &given.map_or_else(|| views::bearer(&bearer), views::token)))
+}
+
+/// The tokens that were given out.
+#[utoipa::path(get, path = "/api/v1/tokens", tag = "access", security(("bearer" = ["operate"])),
+    responses((status = 200, description = "The tokens", body = TokensView)))]
+async fn tokens(State(access): State<Access>) -> Answer {
+    let tokens = access.listed().await?.into_iter().map(views::token).collect();
+    Ok(json(StatusCode::OK, &TokensView { tokens }))
+}
+
+/// Makes a token. The operator's own token is needed for it.
+#[utoipa::path(post, path = "/api/v1/tokens", tag = "access", security(("bearer" = ["operator"])),
+    request_body(content = CreateToken, content_type = "application/json"),
+    responses((status = 201, description = "The token, which is shown this once", body = CreatedToken), WrongRequest,
+        NameTaken, DiskFailed, (status = 507, description = "There are too many tokens", body = ErrorView)))]
+async fn create_token(State(access): State<Access>, Audited(noted): Audited, body: Bytes) -> Answer {
+    let asked: CreateToken = read_body(&body)?;
+    noted.note(&asked);
+    let (kept, token) = access.with_tokens(move |book| book.create(views::terms(asked))).await?;
+    let created = CreatedToken { token: token.reveal(), kept: views::token(kept) };
+    Ok(Detail::of(&created.kept).with(json(StatusCode::CREATED, &created)))
+}
+
+/// Revokes a token: it is good for nothing from the next request on. What it has pinned stays. The operator's own token is needed for
+/// it.
+#[utoipa::path(delete, path = "/api/v1/tokens/{token}", tag = "access", security(("bearer" = ["operator"])),
+    params(("token" = String, Path, description = "Its id or its name")),
+    responses((status = 200, description = "The token that was", body = TokenView), WrongRequest,
+        (status = 404, description = "There is none", body = ErrorView), DiskFailed))]
+async fn revoke_token(State(access): State<Access>, Segment(token): Segment<String>) -> Answer {
+    let removed = views::token(access.with_tokens(move |book| book.remove(&token)).await?);
+    Ok(Detail::of(&removed).with(json(StatusCode::OK, &removed)))
+}
+
+/// The last changes, the newest first.
+#[utoipa::path(get, path = "/api/v1/audit", tag = "access", security(("bearer" = ["operate"])),
+    params(("limit" = Option<u32>, Query, description = "How many, 100 if left out", minimum = 1, maximum = 10000)),
+    responses((status = 200, description = "The changes", body = AuditView), WrongParameters))]
+async fn last_changes(State(access): State<Access>, uri: Uri) -> Answer {
+    let limit = Parameters::of(&uri, &["limit"])?.number("limit", 1..=ENTRIES_MAX)?.unwrap_or(ENTRIES);
+    let read = tokio::task::spawn_blocking(move || access.audit.last(limit)).await.map_err(|_| stopping())?;
+    let failed = |error| Refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("the audit log cannot be read: {error}"));
+    Ok(json(StatusCode::OK, &AuditView { entries: read.map_err(failed)? }))
+}

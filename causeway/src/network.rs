@@ -1,0 +1,234 @@
+//! The one place that knows the peer-to-peer network: started, or left out in offline mode.
+
+use cache::{BlockStore, Held, Tiers};
+use config::{ConfigError, Loaded};
+use content::{BlockSource, Cid, MemoryBlocks, NameResolver, Policy};
+use gateway::encoded::Encoded;
+use gateway::routing_v1::finder::Neighbourhood;
+use gateway::routing_v1::metrics::RoutingMetrics;
+use gateway::routing_v1::{self, Routing};
+use gateway::source::{Gated, OpenSession, Sources};
+use libp2p::{Multiaddr, PeerId};
+use p2p_bridge::names::keystore::Keystore;
+use p2p_bridge::names::publish::{self, Publisher};
+use p2p_bridge::names::{Names, NamesOptions};
+use p2p_bridge::obeyed::Obeyed;
+use p2p_bridge::options::ServeTo;
+use p2p_bridge::{Bridge, BridgeOptions, KeySource, StartError};
+use prometheus_client::registry::Registry;
+use services::limiter::Limiter;
+use services::p2p;
+use services::pinning::Reach;
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Makes a source of what others have below a root.
+type Upstream = dyn Fn(&Cid) -> Arc<dyn BlockSource> + Send + Sync;
+
+/// The network, or its absence.
+pub enum Network {
+    /// Nobody is asked; the node has an identity all the same.
+    Offline(PeerId),
+    /// Part of the network.
+    Online(Bridge),
+}
+
+impl Network {
+    /// Joins the network, unless the node is to be offline. `local` is what peers may be given.
+    ///
+    /// # Errors
+    /// When the identity cannot be read, an address cannot be listened on, or a private network would not be private.
+    pub async fn start(
+        loaded: &Loaded,
+        local: Arc<dyn BlockSource>,
+        policy: &Arc<dyn Policy>,
+        registry: &mut Registry,
+    ) -> anyhow::Result<Self> {
+        if loaded.config.p2p.offline {
+            return Ok(Self::Offline(p2p::peer_id(&loaded.config.data_dir)?));
+        }
+        let options = BridgeOptions { policy: Obeyed(Arc::clone(policy)), ..p2p::options(loaded, p2p::forced())? };
+        let bridge = Bridge::start(options, local, registry).await;
+        Ok(Self::Online(bridge.map_err(|error| named(loaded, &error))?))
+    }
+
+    /// Where requests take blocks from: the tiers, and behind them the network.
+    pub fn sources(&self, tiers: &Tiers, fetches: Limiter, encoded: Option<Encoded>) -> Sources {
+        let upstream = self.upstream();
+        let (local, tiers, policy) = (Arc::new(tiers.held()), tiers.clone(), Arc::clone(tiers.policy()));
+        let open_session: Box<OpenSession> =
+            Box::new(move |root, gate| Arc::new(tiers.through(Arc::new(Gated::new(upstream(root), gate)))));
+        Sources { local, open_session, fetches: Arc::new(fetches), encoded, policy }
+    }
+
+    /// What others have, by the root that it is asked for by.
+    fn upstream(&self) -> Box<Upstream> {
+        match self {
+            Self::Offline(_) => {
+                let nobody = Arc::new(MemoryBlocks::new());
+                Box::new(move |_| Arc::clone(&nobody) as _)
+            }
+            Self::Online(bridge) => {
+                let bridge = bridge.clone();
+                Box::new(move |root| bridge.session(root))
+            }
+        }
+    }
+
+    /// The network as the pin service uses it.
+    pub fn reach(&self, loaded: &Loaded, tiers: &Tiers, policy: Arc<dyn Policy>) -> Reach {
+        let bridge = self.bridge();
+        Reach {
+            local: Arc::new(tiers.local()),
+            session: self.upstream(),
+            policy,
+            bridge,
+            peer_id: self.peer_id(),
+            provide: loaded.config.p2p.provide,
+        }
+    }
+
+    /// The routing API, if it is to be answered and there is a network to search.
+    pub fn routing(
+        &self,
+        loaded: &Loaded,
+        tiers: &Tiers,
+        names: Arc<dyn NameResolver>,
+        registry: &mut Registry,
+    ) -> Option<Routing> {
+        let (Self::Online(bridge), true) = (self, loaded.config.http.routing_v1) else { return None };
+        let serves_everyone = p2p::serve_to(&loaded.config.p2p) == ServeTo::Everyone;
+        let finder = Arc::new(Neighbourhood::new(bridge.clone(), serves_everyone));
+        let searches = routing_v1::limiter(&loaded.config.http);
+        let metrics = RoutingMetrics::register(registry);
+        let (local, policy) = (Arc::new(tiers.local()), Arc::clone(tiers.policy()));
+        Some(Routing::new(finder, names, local, policy, searches, routing_v1::Limits::default(), metrics))
+    }
+
+    /// What names stand for: as the operator says, as the DHT and DNS say, and as was known when the node ran last.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the setting that cannot be followed.
+    pub fn names(
+        &self,
+        loaded: &Loaded,
+        policy: &Arc<dyn Policy>,
+        registry: &mut Registry,
+    ) -> Result<Arc<Names>, ConfigError> {
+        let config = &loaded.config;
+        let options = NamesOptions {
+            static_map: p2p::static_map(loaded)?,
+            doh: config.names.doh.iter().map(|route| (route.suffix.clone(), route.url.clone())).collect(),
+            staleness: p2p_bridge::names::Staleness {
+                while_revalidate: Duration::from_secs(config.names.stale_while_revalidate_seconds),
+                if_error: Duration::from_secs(config.names.stale_if_error_seconds),
+            },
+            refresh_wait: Duration::from_secs(config.names.refresh_wait_seconds),
+            cache_entries_max: config.names.cache_entries_max,
+            lookups_max: usize::try_from(config.names.lookups_max).unwrap_or(usize::MAX),
+            timeout: Duration::from_secs(config.names.timeout_seconds),
+            offline: config.p2p.offline,
+            state_dir: Some(p2p::state_dir(&config.data_dir)),
+            policy: Obeyed(Arc::clone(policy)),
+            ..NamesOptions::default()
+        };
+        let bridge = match self {
+            Self::Offline(_) => None,
+            Self::Online(bridge) => Some(bridge.clone()),
+        };
+        Names::new(options, bridge, registry).map_err(|error| loaded.error("names.doh", error.to_string()))
+    }
+
+    /// What publishes names, and goes on with those that were published before.
+    ///
+    /// # Errors
+    /// When what was published cannot be read.
+    pub async fn publisher(
+        &self,
+        loaded: &Loaded,
+        keys: Keystore,
+        names: &Arc<Names>,
+        registry: &mut Registry,
+    ) -> anyhow::Result<Arc<Publisher>> {
+        let targets = match self {
+            Self::Offline(_) => Vec::new(),
+            Self::Online(bridge) => publish::targets(bridge),
+        };
+        let (options, dir) = (p2p::publish_options(loaded), p2p::state_dir(&loaded.config.data_dir));
+        let started = Publisher::start(options, &dir, Arc::new(keys), Arc::clone(names), targets, registry);
+        Ok(Arc::new(started.map_err(|error| loaded.error("data_dir", error.to_string()))?))
+    }
+
+    /// The network itself, if there is one.
+    pub fn bridge(&self) -> Option<Bridge> {
+        match self {
+            Self::Offline(_) => None,
+            Self::Online(bridge) => Some(bridge.clone()),
+        }
+    }
+
+    /// The node's name among peers.
+    pub fn peer_id(&self) -> PeerId {
+        match self {
+            Self::Offline(peer_id) => *peer_id,
+            Self::Online(bridge) => bridge.peer_id(),
+        }
+    }
+
+    /// Where peers reach the node, each address ending in its peer id.
+    pub async fn addresses(&self) -> Vec<Multiaddr> {
+        match self {
+            Self::Offline(_) => Vec::new(),
+            Self::Online(bridge) => bridge.addresses().await,
+        }
+    }
+
+    /// Announces in the DHT what the store holds, as soon as there is anybody to hear it, and from then on in turns.
+    pub async fn provide(&self, store: &dyn BlockStore, what: config::Provide) {
+        let held = match what {
+            config::Provide::Roots => Held::Roots,
+            config::Provide::Pinned => Held::Pinned,
+            config::Provide::All => Held::All,
+            config::Provide::Nothing => return,
+        };
+        if let Self::Online(bridge) = self {
+            bridge.provide_from(Arc::new(Provided { store: store.handle(), held })).await;
+        }
+    }
+
+    /// Leaves the network.
+    pub async fn shutdown(&self) {
+        if let Self::Online(bridge) = self {
+            bridge.shutdown().await;
+        }
+    }
+}
+
+/// What is announced.
+struct Provided {
+    store: Arc<dyn BlockStore>,
+    held: Held,
+}
+
+impl KeySource for Provided {
+    fn visit(&self, visit: &mut dyn FnMut(&[u8])) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(self.store.visit_keys(self.held, visit)?)
+    }
+}
+
+/// An error of the start, as one about the setting that is behind it.
+fn named(loaded: &Loaded, error: &StartError) -> anyhow::Error {
+    match error {
+        StartError::Listen { address, reason } => {
+            loaded.error("p2p.listen", format!("{address} cannot be listened on: {reason}")).into()
+        }
+        StartError::Private { path, error } => {
+            loaded.error("p2p.swarm_key", format!("{}: {error}", path.display())).into()
+        }
+        StartError::Identity(_) => loaded.error("data_dir", error.to_string()).into(),
+        StartError::Routers(_) => loaded.error("p2p.routers", error.to_string()).into(),
+        StartError::Gateways(_) => loaded.error("p2p.gateways", error.to_string()).into(),
+        StartError::Transport(_) => anyhow::anyhow!("{error}"),
+    }
+}

@@ -1,0 +1,81 @@
+//! Pins, as people are shown them.
+
+use crate::output::{count, table};
+use crate::store_cli::printable;
+use api::pins::{PinStatusView, StatusView};
+use api::text::size;
+
+/// As it is written.
+pub fn word(status: StatusView) -> &'static str {
+    match status {
+        StatusView::Queued => "queued",
+        StatusView::Pinning => "pinning",
+        StatusView::Pinned => "pinned",
+        StatusView::Failed => "failed",
+    }
+}
+
+/// What is said of a pin that is not done: how far it is, and what stands against it.
+pub fn details(pin: &PinStatusView) -> String {
+    let mut said = amount(pin).unwrap_or_default();
+    if let Some(details) = pin.info.get("status_details") {
+        said = if said.is_empty() { details.clone() } else { format!("{said}; {details}") };
+    }
+    if said.is_empty() { word(pin.status).to_owned() } else { said }
+}
+
+/// How much of it is here.
+pub fn amount(pin: &PinStatusView) -> Option<String> {
+    let number = |key: &str| pin.info.get(key)?.parse::<u64>().ok();
+    let (blocks, bytes) = (number("blocks")?, number("bytes")?);
+    (blocks > 0).then(|| format!("{}, {}", count(blocks, "block"), size(bytes)))
+}
+
+/// A line about a pin that something was done with.
+pub fn line(pin: &PinStatusView) -> String {
+    let of = amount(pin).map(|amount| format!(" ({amount})")).unwrap_or_default();
+    let id = if pin.requestid.is_empty() { String::new() } else { format!(" {}", pin.requestid) };
+    format!("{} {}{of}{id}", word(pin.status), pin.pin.cid)
+}
+
+/// Enough of a CID to tell it by, in a line that must not be long.
+pub fn short(cid: &str) -> String {
+    match cid.char_indices().nth_back(7) {
+        Some((at, _)) if at > 10 => format!("…{}", &cid[at..]),
+        _ => cid.to_owned(),
+    }
+}
+
+/// All there is to know of a pin.
+pub fn describe(pin: &PinStatusView) -> String {
+    let PinStatusView { requestid, status, created, pin: of, info, .. } = pin;
+    let mut lines = vec![("cid", of.cid.clone()), ("id", requestid.clone()), ("status", word(*status).to_owned())];
+    lines.extend(of.name.clone().map(|name| ("name", name)));
+    lines.push(("created", created.clone()));
+    lines.extend(amount(pin).map(|amount| ("here", amount)));
+    lines.extend(info.get("attempts").map(|attempts| ("failed", times(attempts))));
+    lines.extend(info.get("status_details").map(|details| ("details", details.clone())));
+    lines.extend(of.origins.iter().flatten().map(|origin| ("origin", origin.clone())));
+    lines.extend(of.meta.iter().flatten().map(|(key, value)| ("meta", format!("{key}={value}"))));
+    lines.iter().map(|(key, value)| format!("{key:8} {}\n", printable(value))).collect()
+}
+
+/// How often, in words.
+fn times(number: &str) -> String {
+    if number == "1" { "once".to_owned() } else { format!("{number} times") }
+}
+
+/// A row for each pin.
+pub fn rows(pins: &[PinStatusView]) -> String {
+    let row = |pin: &PinStatusView| {
+        let name = pin.pin.name.as_deref().map(printable).unwrap_or_default();
+        let amount = amount(pin).unwrap_or_else(|| "-".to_owned());
+        // To the second, as all lists have it.
+        let created = format!("{}Z", pin.created.split(['.', 'Z']).next().unwrap_or_default());
+        [pin.pin.cid.clone(), word(pin.status).to_owned(), amount, created, pin.requestid.clone(), name.into_owned()]
+    };
+    if pins.is_empty() {
+        return "there are none\n".to_owned();
+    }
+    table(["CID", "STATUS", "HERE", "CREATED", "ID", "NAME"], pins.iter().map(row))
+}

@@ -1,0 +1,8 @@
+//! Header values made of text.
+
+use http::HeaderValue;
+
+/// A header value of text without control characters. Text that has some makes an empty value.
+pub fn header(text: &str) -> HeaderValue {
+    HeaderValue::from_bytes(text.as_bytes()).unwrap_or(HeaderValue::from_static(""))
+}

@@ -1,0 +1,695 @@
+//! [`Listings`]: pages of listings, written once however many ask for one at the same time, and remembered if they are short.
+//!
+//! Goals: a page that is asked for again is sent as it is, with its length, and costs one look-up; of many who ask for one that
+//! is not remembered, one has it written and all read along, so that nobody waits for its last entry to get the first; a
+//! page that breaks off is never remembered; a page that is too long for that is streamed to each reader by itself.
+//!
+//! The waiting rule is that of [`cache::flight`]: a page is written as long as anybody reads it, whoever began it, from the
+//! blocks of whoever began it. That this one had no place on the way to the network is no answer for the others; who hears
+//! that [`FLIGHTS_MAX`] times has it written alone.
+//!
+//! [`selection`]: which entries of a directory a listing shows, and in which order.
+//!
+//! What is remembered holds as long as the policy does, whose generation is part of the key, as is everything else that the bytes
+//! depend on. What is written and not read by all yet counts among the bytes that are read ahead over all responses.
+
+pub mod selection;
+
+use self::selection::Selection;
+use crate::body::Content;
+use crate::errors::Problem;
+use crate::forget::{PurgeMode, forget_where};
+use crate::metrics::ListingMetrics;
+use crate::route::Links;
+use crate::source::{RootSource, Tier};
+use bytes::Bytes;
+use cache::flight::{FLIGHTS_MAX, Flight, Flights, aside};
+use content::budget::{Budget, Share};
+use futures::FutureExt as _;
+use futures::future::ready;
+use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
+use http::HeaderValue;
+use moka::sync::Cache;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::Instant;
+use tokio::sync::watch;
+
+/// Pages up to this size have one writer for all who read them, in bytes. It takes about 2500 entries to exceed it.
+const PAGE_BYTES_MAX: usize = 1024 * 1024;
+/// Of the memory, one page may take this part.
+const MEMORY_PART_MAX: u64 = 16;
+/// What an entry counts for besides what is in it, in bytes.
+const ENTRY_OVERHEAD_BYTES: usize = 500;
+/// After a chunk of this size others run, in bytes.
+const TURN_BYTES: usize = 16 * 1024;
+
+/// A page as it is written: chunk by chunk.
+pub type Chunks = BoxStream<'static, Result<Bytes, Problem>>;
+
+/// Writes a page with blocks of a source. All writers of one page write the same bytes.
+pub type Writer = Arc<dyn Fn(Arc<RootSource>) -> Chunks + Send + Sync>;
+
+/// Everything that the bytes of a page depend on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// The path to the directory below its root CID.
+    pub path: String,
+    /// The path that is shown.
+    pub shown: String,
+    /// The path of the URL.
+    pub sent: String,
+    /// How other content is referred to, under which host.
+    pub links: Links,
+    /// Whether it is the root of its site.
+    pub is_root: bool,
+    /// Whether it is JSON.
+    pub json: bool,
+    /// The entry that the page begins after.
+    pub after: Option<Vec<u8>>,
+    /// Which entries, and in which order.
+    pub selection: Selection,
+    /// The policy's generation.
+    pub generation: u64,
+}
+
+/// A page that is remembered.
+#[derive(Debug)]
+pub struct Page {
+    /// Its entity tag.
+    pub etag: HeaderValue,
+    /// `X-Ipfs-Roots` of the path that leads to it.
+    pub roots: HeaderValue,
+    /// All of it.
+    pub bytes: Bytes,
+}
+
+/// A page that is to be read.
+pub struct Wanted {
+    /// What it is remembered under.
+    pub key: Key,
+    /// Its entity tag.
+    pub etag: HeaderValue,
+    /// `X-Ipfs-Roots` of the path that leads to it.
+    pub roots: HeaderValue,
+    /// What writes it.
+    pub writer: Writer,
+}
+
+/// How a flight ends.
+#[derive(Clone)]
+enum Ended {
+    /// This is the whole page.
+    Whole(Bytes),
+    /// It is too long for one writer. The rest is for whoever began it; others write it for themselves.
+    Outgrown(Arc<Mutex<Option<Chunks>>>),
+}
+
+type Outcome = Result<Ended, Problem>;
+
+/// What is written so far of a page.
+struct Written {
+    chunks: Vec<Bytes>,
+    bytes: usize,
+    /// How far the search for its blocks went.
+    tier: Tier,
+    share: Share,
+}
+
+/// The pages of listings: those that are remembered, and those that are being written. Clones share them.
+#[derive(Clone)]
+pub struct Listings {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    known: Cache<Key, Arc<Page>>,
+    /// The longest page that is remembered, in bytes.
+    known_bytes_max: usize,
+    /// The longest page that has one writer, in bytes.
+    shared_bytes_max: usize,
+    /// Those who want nothing fetched have flights of their own: the second half of the key.
+    flights: Flights<(Key, bool), Outcome, watch::Receiver<Written>>,
+    /// What is written and not read yet counts against this.
+    budget: Option<Arc<Budget>>,
+    metrics: ListingMetrics,
+}
+
+impl Listings {
+    /// Remembers at most `memory_bytes_max`. No page is longer than `response_bytes_max`; what is being read counts against
+    /// `budget`.
+    pub fn new(
+        memory_bytes_max: u64,
+        response_bytes_max: u64,
+        budget: Option<Arc<Budget>>,
+        metrics: ListingMetrics,
+    ) -> Self {
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let known = Cache::builder().name("listings").max_capacity(memory_bytes_max).weigher(weight).build();
+        let inner = Inner {
+            known,
+            known_bytes_max: size(memory_bytes_max / MEMORY_PART_MAX),
+            shared_bytes_max: PAGE_BYTES_MAX.min(size(response_bytes_max)),
+            flights: Flights::default(),
+            budget,
+            metrics,
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Forgets all of them.
+    pub fn forget(&self) {
+        self.inner.known.invalidate_all();
+    }
+
+    /// A page, if it is remembered.
+    pub fn get(&self, key: &Key) -> Option<Arc<Page>> {
+        let page = self.inner.known.get(key);
+        if page.is_some() {
+            self.inner.metrics.hits.inc();
+        }
+        page
+    }
+
+    /// Forgets the pages that are concerned, by their key and by what is remembered; how many these were.
+    pub fn forget_where(&self, concerns: impl Fn(&Key, &Page) -> bool, mode: PurgeMode) -> u64 {
+        forget_where(&self.inner.known, |key, page| concerns(key, page), mode)
+    }
+
+    /// A page with blocks of `source`. Waits for the first of it only, so that a directory that cannot be read at all is
+    /// answered with an error; if by then all of it is there, its length is known.
+    ///
+    /// # Errors
+    /// [`Problem`] when the first of it does not come.
+    pub async fn read(&self, wanted: Wanted, source: &Arc<RootSource>) -> Result<Content, Problem> {
+        let mut reader = Reader::of(self.clone(), wanted, Arc::clone(source));
+        let first = reader.next().await?.unwrap_or_default();
+        if matches!(reader.place, Place::End) {
+            return Ok(Content::Bytes(first));
+        }
+        let rest = stream::try_unfold(reader, |mut reader| async move {
+            let chunk = reader.next().await?;
+            Ok(chunk.map(|chunk| (chunk, reader)))
+        });
+        Ok(Content::Stream { stream: stream::once(ready(Ok(first))).chain(rest).boxed(), remaining: None })
+    }
+
+    /// How many pages are being written for all who read them.
+    pub fn under_way(&self) -> usize {
+        self.inner.flights.under_way()
+    }
+}
+
+impl Inner {
+    /// A seat in the flight of a page.
+    fn board(self: &Arc<Self>, wanted: &Arc<Wanted>, source: &Arc<RootSource>) -> Seat {
+        let key = (wanted.key.clone(), source.is_local_only());
+        let (flight, written, joined) = self.flights.join_in_sight(key, || {
+            let share = Share::of(self.budget.clone());
+            let (page, written) = watch::channel(Written { chunks: Vec::new(), bytes: 0, tier: Tier::Ram, share });
+            let (inner, wanted, source) = (Arc::clone(self), Arc::clone(wanted), Arc::clone(source));
+            let flight = aside(async move { inner.fly(&wanted, source, &page).await });
+            (flight.map(|ended| ended.unwrap_or_else(|| Err(Problem::closed()))), written)
+        });
+        let counter = if joined { &self.metrics.joined } else { &self.metrics.misses };
+        counter.inc();
+        Seat { flight, ended: None, written, next: 0, joined, since: Instant::now() }
+    }
+
+    /// Writes a page, and remembers it if it is whole and short enough.
+    async fn fly(&self, wanted: &Wanted, source: Arc<RootSource>, page: &watch::Sender<Written>) -> Outcome {
+        // An earlier flight may have landed between this reader's look at the memory and the start of this one.
+        if let Some(page) = self.known.get(&wanted.key) {
+            return Ok(Ended::Whole(page.bytes.clone()));
+        }
+        let mut chunks = (wanted.writer)(Arc::clone(&source));
+        while let Some(chunk) = chunks.try_next().await? {
+            let is_long = chunk.len() >= TURN_BYTES;
+            let mut left_over = None;
+            page.send_modify(|written| left_over = written.push(chunk, self.shared_bytes_max, source.tier()));
+            if let Some(chunk) = left_over {
+                let rest = stream::once(ready(Ok(chunk))).chain(chunks).boxed();
+                return Ok(Ended::Outgrown(Arc::new(Mutex::new(Some(rest)))));
+            }
+            if is_long {
+                tokio::task::yield_now().await;
+            }
+        }
+        let bytes = Bytes::from(page.borrow().chunks.concat());
+        if bytes.len() <= self.known_bytes_max {
+            let Wanted { key, etag, roots, .. } = wanted;
+            let page = Page { etag: etag.clone(), roots: roots.clone(), bytes: bytes.clone() };
+            self.known.insert(key.clone(), Arc::new(page));
+        }
+        Ok(Ended::Whole(bytes))
+    }
+}
+
+impl Written {
+    /// Adds a chunk, or gives it back if the page becomes longer than `bytes_max` or there is no memory for it.
+    fn push(&mut self, chunk: Bytes, bytes_max: usize, tier: Tier) -> Option<Bytes> {
+        if self.bytes + chunk.len() > bytes_max || !self.share.grow(chunk.len()) {
+            return Some(chunk);
+        }
+        self.bytes += chunk.len();
+        self.chunks.push(chunk);
+        self.tier = tier;
+        None
+    }
+}
+
+/// Somebody who reads a page.
+struct Reader {
+    listings: Listings,
+    wanted: Arc<Wanted>,
+    source: Arc<RootSource>,
+    place: Place,
+    /// How many flights of others were of no use to it.
+    in_vain: usize,
+    /// What it has got, in bytes.
+    got: usize,
+    /// What it has seen at its present place, in bytes.
+    seen: usize,
+}
+
+/// Where a reader reads.
+enum Place {
+    /// Along with others.
+    Seat(Box<Seat>),
+    /// What is written for this reader alone.
+    Alone(Chunks),
+    /// Everything was read.
+    End,
+}
+
+/// A reader's place in the flight of a page.
+struct Seat {
+    flight: Flight<Outcome>,
+    /// How it ended.
+    ended: Option<Outcome>,
+    written: watch::Receiver<Written>,
+    /// The chunk to be read next.
+    next: usize,
+    /// Whether somebody else began it.
+    joined: bool,
+    since: Instant,
+}
+
+/// What comes next of a page that is read along with others.
+enum Next {
+    Chunk(Bytes, Tier),
+    Ended(Ended),
+}
+
+impl Seat {
+    async fn next(&mut self) -> Result<Next, Problem> {
+        loop {
+            if self.ended.is_none()
+                && let Poll::Ready(ended) = futures::poll!(&mut self.flight)
+            {
+                self.ended = Some(ended);
+            }
+            // The whole page makes up for its chunks.
+            if let Some(Ok(Ended::Whole(page))) = &self.ended {
+                return Ok(Next::Ended(Ended::Whole(page.clone())));
+            }
+            // What was written before the end comes before it.
+            if let Some((chunk, tier)) = self.chunk() {
+                self.next += 1;
+                return Ok(Next::Chunk(chunk, tier));
+            }
+            if let Some(ended) = &self.ended {
+                return ended.clone().map(Next::Ended);
+            }
+            tokio::select! {
+                biased;
+                ended = &mut self.flight => self.ended = Some(ended),
+                Ok(()) = self.written.changed() => {}
+            }
+        }
+    }
+
+    fn chunk(&mut self) -> Option<(Bytes, Tier)> {
+        let written = self.written.borrow_and_update();
+        written.chunks.get(self.next).map(|chunk| (chunk.clone(), written.tier))
+    }
+}
+
+impl Reader {
+    fn of(listings: Listings, wanted: Wanted, source: Arc<RootSource>) -> Self {
+        let wanted = Arc::new(wanted);
+        let place = Place::Seat(Box::new(listings.inner.board(&wanted, &source)));
+        Self { listings, wanted, source, place, in_vain: 0, got: 0, seen: 0 }
+    }
+
+    /// The next bytes of the page.
+    async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
+        loop {
+            let chunk = match &mut self.place {
+                Place::End => return Ok(None),
+                Place::Alone(chunks) => match chunks.try_next().await? {
+                    Some(chunk) => chunk,
+                    None => return Ok(None),
+                },
+                Place::Seat(seat) => match seat.next().await {
+                    Ok(Next::Chunk(chunk, tier)) => {
+                        self.source.reach(tier);
+                        chunk
+                    }
+                    Ok(Next::Ended(Ended::Whole(page))) => {
+                        self.source.reach(seat.written.borrow().tier);
+                        (self.place, self.seen) = (Place::End, 0);
+                        page
+                    }
+                    Ok(Next::Ended(Ended::Outgrown(rest))) => {
+                        self.go_on_alone(&rest);
+                        continue;
+                    }
+                    Err(problem) if seat.joined && problem.is_of_who_began(seat.since.elapsed()) => {
+                        self.begin_anew();
+                        continue;
+                    }
+                    Err(problem) => return Err(problem),
+                },
+            };
+            if let Some(new) = self.beyond(chunk) {
+                return Ok(Some(new));
+            }
+        }
+    }
+
+    /// Reads along with others again, or alone if that was in vain often enough.
+    fn begin_anew(&mut self) {
+        self.in_vain += 1;
+        self.seen = 0;
+        self.place = if self.in_vain < FLIGHTS_MAX {
+            Place::Seat(Box::new(self.listings.inner.board(&self.wanted, &self.source)))
+        } else {
+            Place::Alone((self.wanted.writer)(Arc::clone(&self.source)))
+        };
+    }
+
+    /// The rest of the page, if this reader began it. Whoever joined has it written with blocks of its own.
+    fn go_on_alone(&mut self, rest: &Mutex<Option<Chunks>>) {
+        let began = matches!(&self.place, Place::Seat(seat) if !seat.joined);
+        let rest = if began { rest.lock().unwrap_or_else(PoisonError::into_inner).take() } else { None };
+        self.place = Place::Alone(rest.unwrap_or_else(|| {
+            self.seen = 0;
+            (self.wanted.writer)(Arc::clone(&self.source))
+        }));
+    }
+
+    /// What is new of a chunk to one who may have got it at another place before.
+    fn beyond(&mut self, chunk: Bytes) -> Option<Bytes> {
+        self.seen += chunk.len();
+        let new = self.seen.checked_sub(self.got).filter(|new| *new > 0)?;
+        self.got = self.seen;
+        Some(chunk.slice(chunk.len() - new.min(chunk.len())..))
+    }
+}
+
+fn weight(key: &Key, page: &Arc<Page>) -> u32 {
+    let Key { path, shown, sent, links, after, selection, .. } = key;
+    let authority = match links {
+        Links::Path => 0,
+        Links::Subdomain(authority) | Links::DnsLink(authority) => authority.len(),
+    };
+    let texts = path.len()
+        + shown.len()
+        + sent.len()
+        + authority
+        + after.as_ref().map_or(0, Vec::len)
+        + selection.bytes()
+        + page.roots.len();
+    u32::try_from(texts + page.bytes.len() + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX)
+}
+
+impl std::fmt::Debug for Listings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Inner { known, flights, .. } = &*self.inner;
+        f.debug_struct("Listings")
+            .field("known", &known.entry_count())
+            .field("flights", flights)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::HttpMetrics;
+    use crate::source::Sources;
+    use content::walk::WalkError;
+    use content::{BlockSource, Cid, MemoryBlocks, SourceError, cid};
+    use prometheus_client::registry::Registry;
+    use proptest::prelude::*;
+    use services::limiter::Limiter;
+    use std::future::Future as _;
+    use std::task::Context;
+
+    const TOTAL: usize = 1 << 20;
+
+    fn root() -> Cid {
+        cid::parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID")
+    }
+
+    /// How one writer fares.
+    #[derive(Debug, Clone)]
+    struct Fate {
+        /// Before which chunk it fails, and whether that says something of whoever began it only.
+        fails: Option<(usize, bool)>,
+        /// How often others run before each chunk.
+        turns: usize,
+    }
+
+    /// What one reader does.
+    #[derive(Debug, Clone)]
+    struct Habit {
+        comes_after: usize,
+        /// How many chunks it reads before it leaves, if it does.
+        leaves_after: Option<usize>,
+        turns: usize,
+        local_only: bool,
+    }
+
+    #[derive(Debug, Clone)]
+    struct Case {
+        chunks: Vec<usize>,
+        fates: Vec<Fate>,
+        readers: Vec<Habit>,
+        shared_bytes_max: usize,
+        memory_bytes_max: usize,
+        budget: usize,
+    }
+
+    fn case() -> impl Strategy<Value = Case> {
+        let fate = (prop_oneof![2 => Just(None), 1 => (0_usize..8, any::<bool>()).prop_map(Some)], 0_usize..4);
+        let fate = fate.prop_map(|(fails, turns)| Fate { fails, turns });
+        let habit = (0_usize..30, prop_oneof![Just(None), (0_usize..6).prop_map(Some)], 0_usize..4, 0_u8..5).prop_map(
+            |(comes_after, leaves_after, turns, local)| Habit {
+                comes_after,
+                leaves_after,
+                turns,
+                local_only: local == 0,
+            },
+        );
+        (
+            proptest::collection::vec(1_usize..400, 1..12),
+            proptest::collection::vec(fate, 0..6),
+            proptest::collection::vec(habit, 1..7),
+            prop_oneof![Just(TOTAL), 0_usize..2000],
+            prop_oneof![Just(TOTAL), Just(0)],
+            prop_oneof![Just(TOTAL), 0_usize..2000],
+        )
+            .prop_map(|(chunks, fates, readers, shared_bytes_max, memory_bytes_max, budget)| Case {
+                chunks,
+                fates,
+                readers,
+                shared_bytes_max,
+                memory_bytes_max,
+                budget,
+            })
+    }
+
+    /// What a reader has got, and how that ended: `None` if it left.
+    type Got = (Vec<u8>, Option<Result<(), Problem>>);
+
+    struct World {
+        case: Case,
+        page: Vec<u8>,
+        listings: Listings,
+        budget: Arc<Budget>,
+        sources: Arc<Sources>,
+        /// Who began each writer, by the address of the source, and whether it failed.
+        writers: Mutex<Vec<(usize, bool)>>,
+    }
+
+    impl World {
+        fn new(case: Case) -> Arc<Self> {
+            let page = case.chunks.iter().enumerate().flat_map(|(index, bytes)| vec![b'a' + index as u8; *bytes]);
+            let budget = Arc::new(Budget::new(case.budget));
+            let metrics = HttpMetrics::register(&mut Registry::default());
+            let (memory, shared) = (case.memory_bytes_max as u64, case.shared_bytes_max as u64);
+            let nothing = || Arc::new(MemoryBlocks::new());
+            let sources = Sources {
+                local: nothing(),
+                open_session: Box::new(move |_: &Cid, _| nothing() as Arc<dyn BlockSource>),
+                fetches: Arc::new(Limiter::new(1, 1)),
+                encoded: None,
+                policy: Arc::new(content::AllowAll),
+            };
+            Arc::new(Self {
+                page: page.collect(),
+                listings: Listings::new(memory, shared, Some(Arc::clone(&budget)), metrics.listings.clone()),
+                budget,
+                sources: Arc::new(sources),
+                writers: Mutex::default(),
+                case,
+            })
+        }
+
+        fn key() -> Key {
+            let text = || "/ipfs/x/".to_owned();
+            let links = Links::Path;
+            Key {
+                path: text(),
+                shown: text(),
+                sent: text(),
+                links,
+                is_root: false,
+                json: true,
+                after: None,
+                selection: Selection::default(),
+                generation: 0,
+            }
+        }
+
+        fn wanted(self: &Arc<Self>) -> Wanted {
+            let world = Arc::clone(self);
+            let (etag, roots) = (HeaderValue::from_static("\"x\""), HeaderValue::from_static("x"));
+            Wanted { key: Self::key(), etag, roots, writer: Arc::new(move |source| Arc::clone(&world).write(source)) }
+        }
+
+        fn write(self: Arc<Self>, source: Arc<RootSource>) -> Chunks {
+            let writer = {
+                let mut writers = self.writers.lock().expect("is sound");
+                writers.push((Arc::as_ptr(&source).addr(), false));
+                writers.len() - 1
+            };
+            let fate = self.case.fates.get(writer).cloned().unwrap_or(Fate { fails: None, turns: 1 });
+            let next = move |index: usize| {
+                // As long as it is written, its source is held.
+                let (world, fate, _source) = (Arc::clone(&self), fate.clone(), Arc::clone(&source));
+                async move {
+                    for _ in 0..fate.turns {
+                        tokio::task::yield_now().await;
+                    }
+                    if let Some((_, of_who_began)) = fate.fails.filter(|(before, _)| *before == index) {
+                        world.writers.lock().expect("is sound")[writer].1 = true;
+                        let error =
+                            if of_who_began { SourceError::Busy } else { SourceError::NotFound { cid: root() } };
+                        return Err(Problem::Walk(WalkError::Source(error)));
+                    }
+                    let Some(bytes) = world.case.chunks.get(index) else { return Ok(None) };
+                    Ok(Some((Bytes::from(vec![b'a' + index as u8; *bytes]), index + 1)))
+                }
+            };
+            stream::try_unfold(0, next).boxed()
+        }
+
+        async fn read(self: Arc<Self>, habit: Habit) -> (usize, Got) {
+            for _ in 0..habit.comes_after {
+                tokio::task::yield_now().await;
+            }
+            let source = RootSource::new(&self.sources, root(), [127, 0, 0, 1].into(), habit.local_only);
+            let address = Arc::as_ptr(&source).addr();
+            let mut got = Vec::new();
+            let mut content = match self.listings.read(self.wanted(), &source).await {
+                Ok(content) => content,
+                Err(problem) => return (address, (got, Some(Err(problem)))),
+            };
+            for chunks in 0.. {
+                if habit.leaves_after.is_some_and(|most| chunks >= most) {
+                    return (address, (got, None));
+                }
+                for _ in 0..habit.turns {
+                    tokio::task::yield_now().await;
+                }
+                match content.next().await {
+                    Some(Ok(bytes)) => got.extend(bytes),
+                    Some(Err(problem)) => return (address, (got, Some(Err(problem)))),
+                    None => break,
+                }
+            }
+            (address, (got, Some(Ok(()))))
+        }
+
+        /// Whatever others do, what a reader has got is of the page, and an error is either of all or its own.
+        fn check(&self, address: usize, (got, end): &Got) {
+            assert!(self.page.starts_with(got), "{got:?}");
+            let writers = self.writers.lock().expect("is sound");
+            match end {
+                None => {}
+                Some(Ok(())) => assert_eq!(got, &self.page),
+                Some(Err(problem)) if problem.is_of_who_began(std::time::Duration::ZERO) => {
+                    assert!(writers.contains(&(address, true)), "its own writer had no place");
+                }
+                Some(Err(_)) => assert!(writers.iter().any(|(_, failed)| *failed)),
+            }
+        }
+    }
+
+    async fn play(case: Case) {
+        let world = World::new(case);
+        let readers: Vec<_> =
+            world.case.readers.iter().map(|habit| tokio::spawn(Arc::clone(&world).read(habit.clone()))).collect();
+        let mut ends = Vec::new();
+        for reader in readers {
+            let (address, got) = reader.await.expect("no reader panics");
+            world.check(address, &got);
+            ends.push(got.1);
+        }
+        // What goes on aside is dropped when others run.
+        while world.budget.left() != world.case.budget || world.listings.under_way() != 0 {
+            tokio::task::yield_now().await;
+        }
+        let page = world.listings.get(&World::key());
+        if let Some(page) = &page {
+            assert_eq!(page.bytes, world.page);
+        }
+        let Case { shared_bytes_max, memory_bytes_max, budget, .. } = world.case;
+        let fits =
+            world.page.len() <= shared_bytes_max.min(budget / world.case.readers.len()).min(memory_bytes_max / 16);
+        let is_whole = ends.iter().any(|end| matches!(end, Some(Ok(()))));
+        let in_vain = world.case.fates.iter().filter(|fate| matches!(fate.fails, Some((_, true)))).count();
+        // Of what is written for one alone, nothing is remembered.
+        assert!(!(fits && is_whole) || in_vain >= FLIGHTS_MAX || page.is_some(), "what was read whole is remembered");
+    }
+
+    proptest! {
+        #[test]
+        fn every_reader_gets_the_page_whatever_others_do(case in case()) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+            runtime.block_on(async {
+                tokio::time::timeout(std::time::Duration::from_secs(20), play(case)).await.expect("an end");
+            });
+        }
+    }
+
+    #[tokio::test]
+    async fn a_page_that_is_at_hand_has_a_length_at_once() {
+        let chunks = vec![100, 50];
+        let fates = vec![Fate { fails: None, turns: 0 }];
+        let (shared_bytes_max, memory_bytes_max, budget) = (TOTAL, TOTAL, TOTAL);
+        let world = World::new(Case { chunks, fates, readers: Vec::new(), shared_bytes_max, memory_bytes_max, budget });
+        let source = RootSource::new(&world.sources, root(), [127, 0, 0, 1].into(), false);
+        let mut reading = Box::pin(world.listings.read(world.wanted(), &source));
+        let Poll::Ready(content) = reading.as_mut().poll(&mut Context::from_waker(futures::task::noop_waker_ref()))
+        else {
+            panic!("it is at hand");
+        };
+        assert_eq!(content.expect("a page").length(), Some(150));
+        let page = world.listings.get(&World::key()).expect("is remembered");
+        assert_eq!((&page.bytes[..], world.writers.lock().expect("is sound").len()), (&world.page[..], 1));
+    }
+}

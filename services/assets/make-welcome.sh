@@ -1,0 +1,17 @@
+#!/bin/sh
+# Packs services/assets/welcome/ into services/assets/welcome.car, which the binary embeds.
+#
+# Needs a Kubo binary: $KUBO, or `ipfs` on the PATH. It works on a repository of its own in a temporary folder, without
+# any network. The same sources give the same CAR: commit it together with the change to the sources.
+set -eu
+
+kubo=${KUBO:-ipfs}
+assets=$(cd "$(dirname "$0")" && pwd)
+IPFS_PATH=$(mktemp -d)
+export IPFS_PATH IPFS_TELEMETRY=off
+trap 'rm -rf "$IPFS_PATH"' EXIT
+
+"$kubo" init --profile=test >/dev/null
+root=$("$kubo" add --offline --recursive --quieter --pin=false --cid-version=1 "$assets/welcome")
+"$kubo" dag export --offline --progress=false "$root" >"$assets/welcome.car"
+echo "$root"

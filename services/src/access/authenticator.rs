@@ -1,0 +1,221 @@
+//! [`Authenticator`]: which token a request bears, and how often one may guess.
+//!
+//! The settings' token may be a word that people remember, so guesses are limited: whoever bore [`FAILURES_MAX`] wrong ones within
+//! [`FAILURES_WITHIN`] is answered with 429, right or wrong, until that is over. Tokens that are 256 bits of randomness need no such
+//! protection, and are always looked at: a stranger behind the same proxy must not lock the operator out.
+
+use crate::access::Principal;
+use crate::access::secret::{Hash, Token};
+use crate::access::token_store::{CachedTokenStore, Entry, TokenStore};
+use api::access::OPERATOR;
+use moka::sync::Cache;
+use p2p_bridge::durable;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
+
+/// Wrong tokens that one client may bear…
+pub const FAILURES_MAX: u32 = 20;
+/// … within this time of the first.
+pub const FAILURES_WITHIN: Duration = Duration::from_secs(60);
+/// Clients of whom that is remembered.
+const CLIENTS_MAX: u64 = 16 * 1024;
+/// The local token's file, in the data folder.
+const LOCAL_FILE: &str = "admin.token";
+/// The largest such file.
+const LOCAL_BYTES_MAX: usize = 1024;
+/// What the local token is found by.
+const LOCAL_ID: &str = "local";
+
+/// The word that a node without an admin listener leaves.
+pub const NO_ADMIN: &str = "none";
+
+/// Why a request is not let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rejected {
+    /// It bears no token.
+    Missing,
+    /// It bears one that is wrong, revoked or expired.
+    Wrong,
+    /// Too many wrong ones came from there.
+    TooOften,
+}
+
+/// Knows every token.
+#[derive(Debug)]
+pub struct Authenticator {
+    /// The settings' token, as a hash: all comparisons take the same time then.
+    settings: Option<Hash>,
+    local: Option<Token>,
+    book: CachedTokenStore,
+    failures: Cache<IpAddr, Arc<AtomicU32>>,
+}
+
+impl Authenticator {
+    /// Knows the settings' token, if there is one, the local one, and those of the data folder's book.
+    pub fn new(settings: Option<&str>, local: Option<Token>, data_dir: &Path) -> Self {
+        Self {
+            settings: settings.map(Hash::of),
+            local,
+            book: CachedTokenStore::new(TokenStore::of(data_dir)),
+            failures: Cache::builder().max_capacity(CLIENTS_MAX).time_to_live(FAILURES_WITHIN).build(),
+        }
+    }
+
+    /// Who bears a token: the text after "Bearer" in a request of the client at `from`. May read a small file.
+    ///
+    /// # Errors
+    /// [`Rejected`].
+    pub fn admit(&self, token: Option<&str>, from: IpAddr, now: SystemTime) -> Result<Principal, Rejected> {
+        let text = token.ok_or(Rejected::Missing)?;
+        if let Some(bearer) = Token::parse(text).and_then(|token| self.known(&token, now)) {
+            return Ok(bearer);
+        }
+        let client = group(from);
+        let failures = self.failures.get_with(client, Arc::default);
+        if failures.load(Ordering::Relaxed) >= FAILURES_MAX {
+            return Err(Rejected::TooOften);
+        }
+        if self.settings.as_ref().is_some_and(|secret| secret.is(&Hash::of(text))) {
+            return Ok(Principal::operator());
+        }
+        failures.fetch_add(1, Ordering::Relaxed);
+        Err(Rejected::Wrong)
+    }
+
+    fn known(&self, token: &Token, now: SystemTime) -> Option<Principal> {
+        let hash = token.hash();
+        if let Some(local) = self.local.as_ref().filter(|local| local.id() == token.id()) {
+            return local.hash().is(&hash).then(Principal::operator);
+        }
+        let (kept, entry) = self.book.find(token.id())?;
+        // An id like the operator's is not given out; a file that was edited by hand might hold one.
+        let good = kept.is(&hash) && !entry.is_expired(now) && entry.id != OPERATOR;
+        good.then(|| bearer_of(entry))
+    }
+}
+
+/// Tells who has a token now, and what they may have, by the token's identifier; nobody for one that was revoked or has expired. For
+/// what goes on after the request that the token came with.
+pub type Holders = Arc<dyn Fn(&str) -> Option<Principal> + Send + Sync>;
+
+/// The holders of a data folder's tokens.
+pub fn holders(data_dir: &Path) -> Holders {
+    let book = CachedTokenStore::new(TokenStore::of(data_dir));
+    Arc::new(move |id| match id {
+        OPERATOR => Some(Principal::operator()),
+        id => {
+            book.find(id).filter(|(_, entry)| !entry.is_expired(SystemTime::now())).map(|(_, entry)| bearer_of(entry))
+        }
+    })
+}
+
+fn bearer_of(entry: Entry) -> Principal {
+    Principal { id: entry.id.into(), name: entry.name.into(), scopes: entry.scopes, quota: entry.quota }
+}
+
+/// Whom failures count for: an address, or its /64.
+fn group(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
+        address => address,
+    }
+}
+
+/// Where the local token lies.
+pub fn local_path(data_dir: &Path) -> PathBuf {
+    data_dir.join(LOCAL_FILE)
+}
+
+/// The token for commands on this data folder, for whoever may read it.
+///
+/// # Errors
+/// What the system said; among it that there is none.
+pub fn read_local(data_dir: &Path) -> io::Result<Token> {
+    let bytes = durable::read(&local_path(data_dir), LOCAL_BYTES_MAX)?;
+    let text = String::from_utf8_lossy(&bytes);
+    Token::parse(text.trim()).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "this is no token"))
+}
+
+/// The same; it is made if there is none, or none that can be read as one.
+///
+/// # Errors
+/// What the system said.
+pub fn local(data_dir: &Path) -> io::Result<Token> {
+    match read_local(data_dir) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {}
+        read => return read,
+    }
+    let token = Token::named(LOCAL_ID)?;
+    durable::create_folder(data_dir)?;
+    durable::write(&local_path(data_dir), format!("{}\n", token.reveal()).as_bytes())?;
+    Ok(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::token_store::Terms;
+    use api::access::{Quota, Scope};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+    fn terms() -> Terms {
+        let scopes = [Scope::Pin, Scope::Read].into_iter().collect();
+        let lifetime = Some(Duration::from_secs(3600));
+        Terms { name: Some("ci".to_owned()), scopes, quota: Quota { pins_max: Some(1), bytes_max: Some(2) }, lifetime }
+    }
+
+    #[test]
+    fn every_kind_of_token_is_known() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let local = local(dir.path()).expect("makes");
+        assert_eq!(super::local(dir.path()).expect("is there"), local, "it stays");
+        assert_eq!(read_local(dir.path()).expect("is there"), local);
+        let mode = std::fs::metadata(local_path(dir.path())).expect("is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let (entry, given) = TokenStore::of(dir.path()).create(terms()).expect("makes");
+        let keeper = Authenticator::new(Some("word"), Some(local.clone()), dir.path());
+        let now = SystemTime::now();
+        let ask = |text: &str| keeper.admit(Some(text), HERE, now);
+        assert_eq!(ask("word"), Ok(Principal::operator()));
+        assert_eq!(ask(&local.reveal()), Ok(Principal::operator()));
+        let bearer = ask(&given.reveal()).expect("is known");
+        assert_eq!((&*bearer.id, &*bearer.name, bearer.quota), (&*entry.id, "ci", entry.quota));
+        assert!(bearer.may(Scope::Pin) && !bearer.may(Scope::Operate) && !bearer.is_operator());
+        let (local_text, given_text) = (local.reveal(), given.reveal());
+        let others =
+            ["", "wor", "words", &local_text[1..], &format!("{given_text}a"), &given_text.replace("cw_", "cw_a")];
+        for text in others {
+            assert_eq!(ask(text), Err(Rejected::Wrong), "{text}");
+        }
+        assert_eq!(keeper.admit(None, HERE, now), Err(Rejected::Missing));
+        let later = now + Duration::from_secs(3601);
+        assert_eq!(keeper.admit(Some(&given_text), HERE, later), Err(Rejected::Wrong), "it has expired");
+        TokenStore::of(dir.path()).remove("ci").expect("is there");
+        assert_eq!(ask(&given_text), Err(Rejected::Wrong), "it is revoked");
+        let none = Authenticator::new(None, None, dir.path());
+        assert_eq!(none.admit(Some(""), HERE, now), Err(Rejected::Wrong), "no token is not an empty one");
+    }
+
+    #[test]
+    fn who_guesses_is_turned_away_and_nobody_else() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let local = local(dir.path()).expect("makes");
+        let keeper = Authenticator::new(Some("word"), Some(local.clone()), dir.path());
+        let ask =
+            |text: &str, from: &str| keeper.admit(Some(text), from.parse().expect("an address"), SystemTime::now());
+        for _ in 0..FAILURES_MAX {
+            assert_eq!(ask("guess", "2001:db8::1"), Err(Rejected::Wrong));
+        }
+        assert_eq!(ask("guess", "2001:db8::2"), Err(Rejected::TooOften), "the same network");
+        assert_eq!(ask("word", "2001:db8::1"), Err(Rejected::TooOften), "the right one is not told from others");
+        assert_eq!(ask(&local.reveal(), "2001:db8::1"), Ok(Principal::operator()), "this one cannot be guessed");
+        assert_eq!(ask("word", "2001:db8:0:1::1"), Ok(Principal::operator()));
+        assert_eq!(ask("guess", "192.0.2.1"), Err(Rejected::Wrong));
+    }
+}

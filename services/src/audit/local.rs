@@ -1,0 +1,45 @@
+//! [`LocalChange`]: a change that a command makes of the data folder itself, whether a gateway runs on it or not.
+
+use crate::audit::entry::{Begun, RECORD_BYTES_MAX, line};
+use crate::audit::file::{AuditFile, Room};
+use crate::audit::{AuditError, Entry};
+use serde::Serialize;
+use std::path::Path;
+
+/// A change whose intent is on the disk.
+pub struct LocalChange {
+    begun: Begun,
+    file: AuditFile,
+}
+
+impl LocalChange {
+    /// Records that a change is about to be made: `words` are those of the command, `detail` what it was told. Blocks
+    /// the thread.
+    ///
+    /// # Errors
+    /// [`AuditError`]: the change must not be made.
+    pub fn begin(data_dir: &Path, words: &str, detail: &impl Serialize) -> Result<Self, AuditError> {
+        let (begun, mut file) = (Begun::by_command(words), AuditFile::open(data_dir)?);
+        let line = line(&begun.intent(serde_json::to_value(detail).ok()));
+        if file.room(line.len() as u64 + RECORD_BYTES_MAX)? == Room::None {
+            return Err(AuditError::Full);
+        }
+        let mut change = Self { begun, file };
+        change.write(&line)?;
+        Ok(change)
+    }
+
+    /// Records what became of it: `status` is the one that the admin API would answer.
+    ///
+    /// # Errors
+    /// [`AuditError`]: the change was made, and its intent is recorded.
+    pub fn end(mut self, status: u16, detail: &impl Serialize) -> Result<(), AuditError> {
+        let entry: Entry = self.begun.outcome(status, serde_json::to_value(detail).ok());
+        self.write(&line(&entry))
+    }
+
+    fn write(&mut self, line: &[u8]) -> Result<(), AuditError> {
+        self.file.append(line)?;
+        Ok(self.file.sync()?)
+    }
+}

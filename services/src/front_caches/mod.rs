@@ -1,0 +1,218 @@
+//! Caches in front of the gateway (`policy.caches`), which are told when content is taken down or purged here: a
+//! reverse proxy, Varnish, a content delivery network.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`message`] | what is sent to which kind of cache, and what its answer means; without I/O |
+//! | [`queue`] | what is still to be sent, on the disk |
+//! | `sender` | sending it, again after a back-off when that fails |
+//!
+//! Goals: what is to be sent is on the disk before the take-down is answered, and is sent until the cache says that it
+//! has understood, over restarts too; a cache that does not answer delays no other one; what became of it is in the
+//! audit log and in metrics.
+//!
+//! Limits: [`queue::ITEMS_MAX`] things that wait, beyond which the oldest give way. A cache knows content by its
+//! addresses or by the surrogate keys of its answers, so that it keeps what it has under others;
+//! [`config::Http::shared_max_age_seconds`] bounds that.
+
+pub mod message;
+pub mod queue;
+mod sender;
+
+use self::queue::{Item, Queue};
+use crate::audit::AuditLog;
+use crate::subject::Subject;
+use crate::supervision::Supervisor;
+use config::{Config, ConfigError, FrontCache, Host, Loaded};
+use p2p_bridge::durable;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+use tokio_util::task::AbortOnDropHandle;
+
+/// What is told to caches in front. Clones are the same. Without any cache it does nothing.
+#[derive(Clone, Default)]
+pub struct Caches {
+    inner: Option<Arc<Inner>>,
+}
+
+struct Inner {
+    caches: Vec<FrontCache>,
+    hosts: Vec<Host>,
+    queue: Mutex<Queue>,
+    /// Held by whoever writes the queue to the disk.
+    writing: Mutex<()>,
+    /// Wakes the senders.
+    changed: Notify,
+    audit: Arc<AuditLog>,
+    metrics: CacheMetrics,
+}
+
+/// The tasks that send. Dropping them ends them; what is not sent yet stays on the disk.
+#[derive(Default)]
+pub struct Senders {
+    _tasks: Vec<AbortOnDropHandle<()>>,
+}
+
+/// Checks that the token of each cache can be had.
+///
+/// # Errors
+/// [`ConfigError`] about the first that cannot.
+pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
+    let mut tokens = loaded.config.policy.caches.iter().map(message::token);
+    tokens.try_for_each(|token| token.map(drop)).map_err(|error| loaded.error("policy.caches", error.to_string()))
+}
+
+impl Caches {
+    /// The caches of the settings, and those who tell them. What was not sent before a restart is sent now.
+    ///
+    /// # Errors
+    /// The cache whose token cannot be had, or what the system said of the queue.
+    pub fn start(
+        config: &Config,
+        audit: &Arc<AuditLog>,
+        registry: &mut Registry,
+        supervisor: &Supervisor,
+    ) -> anyhow::Result<(Self, Senders)> {
+        let caches = config.policy.caches.clone();
+        if caches.is_empty() {
+            return Ok(Self::default()).map(|caches| (caches, Senders::default()));
+        }
+        let tokens = caches.iter().map(message::token).collect::<Result<Vec<_>, _>>()?;
+        let queue = Queue::open(&config.data_dir, &caches)?;
+        let inner = Arc::new(Inner {
+            caches: caches.clone(),
+            hosts: config.http.hosts.clone(),
+            queue: Mutex::new(queue),
+            writing: Mutex::default(),
+            changed: Notify::new(),
+            audit: Arc::clone(audit),
+            metrics: CacheMetrics::register(registry),
+        });
+        inner.show();
+        let send = |(cache, token)| {
+            let sender = sender::start(Arc::clone(&inner), cache, token)?;
+            Ok(supervisor.spawn("the sender of purge requests to caches", sender))
+        };
+        let tasks = caches.into_iter().zip(tokens).map(send).collect::<anyhow::Result<Vec<_>>>()?;
+        Ok((Self { inner: Some(inner) }, Senders { _tasks: tasks }))
+    }
+
+    /// Whether there are any.
+    pub fn is_empty(&self) -> bool {
+        self.inner.is_none()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.inner.as_ref().map_or(0, |inner| inner.caches.len() as u64)
+    }
+
+    /// Has every cache told that some content is not what it was; how many caches that are. Done when that is on the
+    /// disk. `shown` is what the audit log calls the content, if that is not to be seen there.
+    pub async fn invalidate(&self, subjects: &[Subject], shown: Option<&str>) -> u64 {
+        let Some(inner) = self.inner.clone().filter(|_| !subjects.is_empty()) else { return 0 };
+        let shown = |path: &String| shown.map_or_else(|| path.clone(), str::to_owned);
+        let paths: Vec<String> = subjects.iter().map(Subject::request_path).collect();
+        let items = inner.caches.iter().flat_map(|cache| {
+            paths.iter().map(|path| Item {
+                cache: cache.to_string(),
+                path: path.clone(),
+                shown: shown(path),
+                refusals: 0,
+            })
+        });
+        let items: Vec<Item> = items.collect();
+        let caches = inner.caches.len() as u64;
+        // What could not be written is sent all the same, unless the process ends first.
+        let adding = tokio::task::spawn_blocking(move || {
+            inner.queue().add(items);
+            inner.save();
+            inner.show();
+            inner.changed.notify_waiters();
+        });
+        _ = adding.await;
+        caches
+    }
+}
+
+impl Inner {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what waits. Blocks the thread, and keeps nobody else from the queue meanwhile.
+    fn save(&self) {
+        // One at a time, so that what was taken first is not written last.
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = self.queue().written();
+        if let Err(error) = written.and_then(|(file, text)| durable::write(&file, &text)) {
+            tracing::error!(%error, "the queue of purge requests to caches could not be written: a restart would lose it");
+        }
+    }
+
+    fn show(&self) {
+        let queue = self.queue();
+        for cache in &self.caches {
+            let waiting = queue.waiting(&cache.to_string());
+            self.metrics.waiting(cache).set(i64::try_from(waiting).unwrap_or(i64::MAX));
+        }
+        self.metrics.dropped.inc_by(queue.dropped().saturating_sub(self.metrics.dropped.get()));
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CacheLabel {
+    cache: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    cache: String,
+    result: &'static str,
+}
+
+/// What a scrape says of caches in front.
+#[derive(Debug, Clone, Default)]
+struct CacheMetrics {
+    waiting: Family<CacheLabel, Gauge>,
+    sent: Family<ResultLabel, Counter>,
+    dropped: Counter,
+}
+
+impl CacheMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let registry = registry.sub_registry_with_prefix("causeway_cache_invalidations");
+        let all = &metrics;
+        registry.register("waiting", "Purge requests that are still to be sent, by cache", all.waiting.clone());
+        registry.register("sent", "Purge requests that were sent, by cache and result", all.sent.clone());
+        registry.register(
+            "dropped",
+            "Purge requests that were dropped because the queue was full",
+            all.dropped.clone(),
+        );
+        metrics
+    }
+
+    fn waiting(&self, cache: &FrontCache) -> Gauge {
+        self.waiting.get_or_create(&CacheLabel { cache: cache.to_string() }).clone()
+    }
+
+    fn count(&self, cache: &FrontCache, result: &'static str) {
+        self.sent.get_or_create(&ResultLabel { cache: cache.to_string(), result }).inc();
+    }
+}
+
+/// Where what waits is kept, in the data folder.
+fn file(data_dir: &Path) -> std::path::PathBuf {
+    data_dir.join("front-caches.json")
+}
+
+#[cfg(test)]
+mod tests;

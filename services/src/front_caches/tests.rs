@@ -1,0 +1,144 @@
+//! Caches in front as they are told, over HTTP, by a queue that is on the disk.
+
+use crate::front_caches::*;
+use axum::Router;
+use axum::extract::Request;
+use config::{CacheKind, Config};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const CID: &str = "bafybeiczsscdsbs7ffqz55asqdf3smv6klcw3gofszvwlyarci47bgf354";
+
+/// A cache that answers as it is told to, the last answer for ever, and notes what it was asked.
+async fn cache(answers: Vec<u16>) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
+    let asked = Arc::<Mutex<Vec<String>>>::default();
+    let (noted, answers) = (Arc::clone(&asked), Arc::new(Mutex::new(answers)));
+    let handler = move |request: Request| {
+        let text =
+            |name: &str| request.headers().get(name).map_or("-", |value| value.to_str().unwrap_or("?")).to_owned();
+        let line = format!("{} {} {} {}", request.method(), request.uri().path(), text("host"), text("surrogate-key"));
+        noted.lock().expect("is sound").push(line);
+        let mut answers = answers.lock().expect("is sound");
+        let status = if answers.len() > 1 { answers.remove(0) } else { answers[0] };
+        async move { http::StatusCode::from_u16(status).expect("a status") }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("is bound");
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(handler)).await });
+    (address, asked)
+}
+
+fn settings(dir: &TempDir, caches: &[(CacheKind, SocketAddr)]) -> Config {
+    let mut config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
+    let cache = |(kind, address): &(CacheKind, SocketAddr)| FrontCache {
+        kind: *kind,
+        url: format!("http://{address}"),
+        hosts: vec!["a.example".to_owned()],
+        token_file: None,
+        token_env: None,
+    };
+    config.policy.caches = caches.iter().map(cache).collect();
+    config
+}
+
+fn start(config: &Config) -> (Caches, Senders, Arc<AuditLog>) {
+    let audit = Arc::new(AuditLog::open(&config.data_dir).expect("opens"));
+    let (caches, senders) =
+        Caches::start(config, &audit, &mut Registry::default(), &Supervisor::default()).expect("starts");
+    (caches, senders, audit)
+}
+
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn waiting(caches: &Caches) -> usize {
+    let inner = caches.inner.as_ref().expect("there are some");
+    inner.caches.iter().map(|cache| inner.queue().waiting(&cache.to_string())).sum()
+}
+
+fn subject(text: &str) -> Subject {
+    Subject::of_anything(text).expect("a subject")
+}
+
+#[tokio::test]
+async fn each_cache_is_told_again_until_it_has_understood() {
+    let dir = TempDir::new().expect("a folder");
+    let (ban, banned) = cache(vec![503, 200]).await;
+    let (purge, purged) = cache(vec![404]).await;
+    let config = settings(&dir, &[(CacheKind::Ban, ban), (CacheKind::Purge, purge)]);
+    let (caches, _senders, audit) = start(&config);
+    assert_eq!(caches.invalidate(&[subject(CID)], None).await, 2);
+    until("both caches", || waiting(&caches) == 0).await;
+    let told = |asked: &Mutex<Vec<String>>| asked.lock().expect("is sound").clone();
+    let line = format!("BAN / {ban} {CID}");
+    assert_eq!(told(&banned), [line.clone(), line]);
+    assert!(told(&purged).contains(&format!("PURGE /ipfs/{CID} a.example -")), "{:?}", told(&purged));
+    assert!(told(&purged).contains(&format!("PURGE / {CID}.ipfs.a.example -")), "{:?}", told(&purged));
+    let path = format!("/ipfs/{CID}");
+    let results = || {
+        let entries = audit.last(9).expect("reads");
+        let result = |entry: &crate::audit::Entry| {
+            entry.detail.as_ref().and_then(|detail| detail["result"].as_str().map(str::to_owned))
+        };
+        let mut results: Vec<_> =
+            entries.iter().map(|entry| (entry.path.clone(), entry.status, result(entry))).collect();
+        results.sort();
+        results
+    };
+    until("the audit log", || results().len() == 3).await;
+    let entry = |status, result: &str| (path.clone(), Some(status), Some(result.to_owned()));
+    assert_eq!(results(), [entry(200, "done"), entry(200, "done"), entry(503, "failed")]);
+}
+
+#[tokio::test]
+async fn what_was_not_told_before_a_restart_is_told_after_it() {
+    let dir = TempDir::new().expect("a folder");
+    let (address, asked) = cache(vec![503, 503, 503, 200]).await;
+    let config = settings(&dir, &[(CacheKind::Ban, address)]);
+    let (caches, senders, _audit) = start(&config);
+    caches.invalidate(&[subject(CID), subject("docs.example.org")], Some("//hidden")).await;
+    until("the first attempt", || !asked.lock().expect("is sound").is_empty()).await;
+    drop((caches, senders));
+    let seen = asked.lock().expect("is sound").len();
+    let (caches, _senders, audit) = start(&config);
+    assert_eq!(waiting(&caches), 2, "both are on the disk");
+    until("both", || waiting(&caches) == 0).await;
+    let asked = asked.lock().expect("is sound")[seen..].to_vec();
+    assert!(
+        asked.iter().any(|line| line.ends_with(CID)) && asked.iter().any(|line| line.ends_with("docs.example.org")),
+        "{asked:?}"
+    );
+    until("the audit log", || {
+        audit.last(9).expect("reads").iter().filter(|entry| entry.status == Some(200)).count() == 2
+    })
+    .await;
+    assert!(
+        audit.last(9).expect("reads").iter().all(|entry| entry.path == "//hidden"),
+        "the log does not tell what it was"
+    );
+}
+
+#[tokio::test]
+async fn what_a_cache_refuses_is_given_up_and_keeps_nothing_else_waiting() {
+    let dir = TempDir::new().expect("a folder");
+    let (address, asked) = cache(vec![400, 200]).await;
+    let config = settings(&dir, &[(CacheKind::Xkey, address)]);
+    let (caches, _senders, _audit) = start(&config);
+    caches.invalidate(&[subject(CID), subject("docs.example.org")], None).await;
+    until("both", || waiting(&caches) == 0).await;
+    let told: Vec<String> = asked
+        .lock()
+        .expect("is sound")
+        .iter()
+        .map(|line| line.rsplit(' ').next().unwrap_or_default().to_owned())
+        .collect();
+    assert_eq!(told, [CID, "docs.example.org", CID], "what was refused comes last");
+    assert!(Caches::default().is_empty() && Caches::default().invalidate(&[subject(CID)], None).await == 0);
+}

@@ -1,0 +1,236 @@
+//! [`Limiter`]: so many permits, of which one client has a share at most.
+//!
+//! Goals: no client can take all of what others need as well; what a client has is counted by what it cannot change at will: an IPv4
+//! address, an IPv6 network of 64 bits, a token. Waiting for a permit is short, and then the client is told to come back.
+//!
+//! Where: requests that fetch from the network (`gateway::source`; what is stored locally is served whatever the network does),
+//! searches of the routing API, requests behind trusted proxies, archives, names that are looked up, uploads, imports, exports and other
+//! operations that take long. Connections are limited by `gateway::admission`, where the oldest idle one gives way.
+
+use crate::access::Principal;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+/// How long a request waits for a permit.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a client is counted by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum ClientKey {
+    /// An IPv4 address, or an IPv6 network of 64 bits, all of whose addresses one client may have.
+    Network(IpAddr),
+    /// A bearer token, by its identifier.
+    Token(Arc<str>),
+}
+
+impl From<IpAddr> for ClientKey {
+    fn from(address: IpAddr) -> Self {
+        Self::Network(network_of(address))
+    }
+}
+
+/// What a client at an address is counted by: the address, or of IPv6 the network of 64 bits.
+pub fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        v4 => v4,
+    }
+}
+
+impl From<&Principal> for ClientKey {
+    fn from(bearer: &Principal) -> Self {
+        Self::Token(Arc::clone(&bearer.id))
+    }
+}
+
+/// Why there is no permit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Full {
+    /// The client has its share.
+    Client,
+    /// All permits are taken.
+    All,
+}
+
+/// Permits for what only so many may do at a time.
+#[derive(Debug)]
+pub struct Limiter {
+    all: Arc<Semaphore>,
+    each: usize,
+    patience: Duration,
+    clients: Mutex<HashMap<ClientKey, usize>>,
+    /// A client has less than it had.
+    freed: Notify,
+}
+
+/// A permit, until it is dropped.
+#[derive(Debug)]
+pub struct Permit {
+    // Dropped in this order: whoever waits for the permit finds the client's share free.
+    _counted: Counted,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Limiter {
+    /// That many permits in all, and for each client.
+    pub fn new(all: usize, each: usize) -> Self {
+        let all = Arc::new(Semaphore::new(all.min(Semaphore::MAX_PERMITS)));
+        Self { all, each: each.max(1), patience: PATIENCE, clients: Mutex::default(), freed: Notify::new() }
+    }
+
+    /// That many permits in all, of which one client has three quarters at most, and one is left to others.
+    pub fn shared(all: usize) -> Self {
+        Self::new(all, all - all.div_ceil(4).min(all.saturating_sub(1)))
+    }
+
+    /// A permit, if one is free.
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub fn try_acquire(self: &Arc<Self>, client: impl Into<ClientKey>) -> Result<Permit, Full> {
+        let counted = self.count_in(client.into()).ok_or(Full::Client)?;
+        let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| Full::All)?;
+        Ok(Permit { _counted: counted, _permit: permit })
+    }
+
+    /// A permit, as soon as one comes free within two seconds.
+    ///
+    /// # Errors
+    /// [`Full`]; at once for a client that has its share.
+    pub async fn acquire_soon(self: &Arc<Self>, client: impl Into<ClientKey>) -> Result<Permit, Full> {
+        let counted = self.count_in(client.into()).ok_or(Full::Client)?;
+        let permit = tokio::time::timeout(self.patience, Arc::clone(&self.all).acquire_owned()).await;
+        let permit = permit.ok().and_then(Result::ok).ok_or(Full::All)?;
+        Ok(Permit { _counted: counted, _permit: permit })
+    }
+
+    /// A permit, whenever one comes free.
+    ///
+    /// # Errors
+    /// [`Full::All`] never in practice: nobody takes the permits away.
+    pub async fn acquire(self: &Arc<Self>, client: impl Into<ClientKey>) -> Result<Permit, Full> {
+        let client = client.into();
+        let counted = loop {
+            let freed = self.freed.notified();
+            match self.count_in(client.clone()) {
+                Some(counted) => break counted,
+                None => freed.await,
+            }
+        };
+        let permit = Arc::clone(&self.all).acquire_owned().await.map_err(|_| Full::All)?;
+        Ok(Permit { _counted: counted, _permit: permit })
+    }
+
+    fn count_in(self: &Arc<Self>, client: ClientKey) -> Option<Counted> {
+        let mut clients = self.clients();
+        let held = clients.entry(client.clone()).or_default();
+        if *held >= self.each {
+            return None;
+        }
+        *held += 1;
+        Some(Counted { limiter: Arc::clone(self), client })
+    }
+
+    fn clients(&self) -> MutexGuard<'_, HashMap<ClientKey, usize>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A client that was counted in, until this is dropped: a request may leave while it waits.
+#[derive(Debug)]
+struct Counted {
+    limiter: Arc<Limiter>,
+    client: ClientKey,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut clients = self.limiter.clients();
+        if let Some(held) = clients.get_mut(&self.client) {
+            *held -= 1;
+            if *held == 0 {
+                clients.remove(&self.client);
+            }
+        }
+        drop(clients);
+        self.limiter.freed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+
+    fn client(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    #[tokio::test]
+    async fn a_client_has_its_share_and_all_have_theirs() {
+        let limiter = Arc::new(Limiter { patience: Duration::from_millis(1), ..Limiter::new(3, 2) });
+        let first = limiter.acquire_soon(client(1)).await;
+        let second = limiter.try_acquire(client(1));
+        assert!(first.is_ok() && second.is_ok());
+        assert_eq!(limiter.acquire_soon(client(1)).await.err(), Some(Full::Client));
+        assert_eq!(limiter.try_acquire(client(1)).err(), Some(Full::Client));
+        let third = limiter.acquire_soon(client(2)).await;
+        assert!(third.is_ok());
+        assert_eq!(limiter.acquire_soon(client(3)).await.err(), Some(Full::All));
+        assert_eq!(limiter.try_acquire(client(3)).err(), Some(Full::All));
+        drop(first);
+        assert!(limiter.try_acquire(client(3)).is_ok());
+        drop((second, third));
+        assert!(limiter.clients().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_permit_that_comes_free_in_time_is_taken_and_who_leaves_is_forgotten() {
+        let limiter = Arc::new(Limiter::new(1, 1));
+        let first = limiter.try_acquire(client(1));
+        let waits = |last| {
+            let limiter = Arc::clone(&limiter);
+            tokio::spawn(async move { limiter.acquire_soon(client(last)).await })
+        };
+        let (waiting, leaving) = (waits(2), waits(3));
+        while limiter.clients().len() < 3 {
+            tokio::task::yield_now().await;
+        }
+        leaving.abort();
+        assert!(leaving.await.is_err());
+        drop(first);
+        assert!(waiting.await.expect("runs").is_ok());
+        assert!(limiter.clients().is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_its_own_share_gets_it() {
+        let limiter = Arc::new(Limiter::new(4, 1));
+        let key = || ClientKey::Token("token".into());
+        let first = limiter.try_acquire(key()).expect("is free");
+        let mut second = Box::pin(limiter.acquire(key()));
+        assert!(second.as_mut().now_or_never().is_none());
+        drop(first);
+        assert!(second.now_or_never().expect("is free").is_ok());
+    }
+
+    #[test]
+    fn one_client_never_has_everything_unless_there_is_only_one_permit() {
+        for (all, each) in [(1, 1), (2, 1), (3, 2), (4, 3), (8, 6), (64, 48)] {
+            assert_eq!(Limiter::shared(all).each, each, "{all}");
+        }
+    }
+
+    #[test]
+    fn a_client_is_its_address_or_its_network() {
+        let table =
+            [("192.0.2.1", "192.0.2.1"), ("::ffff:192.0.2.1", "192.0.2.1"), ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::")];
+        for (address, key) in table {
+            let parse = |text: &str| text.parse::<IpAddr>().expect("an address");
+            assert_eq!(ClientKey::from(parse(address)), ClientKey::Network(parse(key)), "{address}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The queue: which root is fetched next, and for whom.
+
+use crate::pinning::index::{Index, OwnerRows};
+use crate::pinning::record::Work;
+use content::Cid;
+use std::sync::Arc;
+
+impl Index {
+    /// Takes the next root to be fetched out of the queue: of those owners that have the fewest workers and fewer than
+    /// `share`, the one who had one longest ago.
+    pub fn take_next(&mut self, now_ms: u64, share: usize) -> Option<Cid> {
+        let is_due =
+            |rows: &OwnerRows| rows.active < share && rows.queue.first().is_some_and(|(due, ..)| *due <= now_ms);
+        let due = self.owners.iter().filter(|(_, rows)| is_due(rows));
+        let owner = Arc::clone(due.min_by_key(|(_, rows)| (rows.active, rows.turn))?.0);
+        let rows = self.owners.get_mut(&owner)?;
+        let (.., cid) = *rows.queue.first()?;
+        self.turns += 1;
+        (rows.turn, rows.active) = (self.turns, rows.active + 1);
+        self.dequeue(&cid);
+        let root = self.roots.get_mut(&cid)?;
+        root.active = true;
+        self.counts.active_roots += 1;
+        self.fetched_for.insert(cid, owner);
+        Some(cid)
+    }
+
+    /// The worker of a root has ended.
+    pub fn end_work(&mut self, cid: &Cid) {
+        let Some(owner) = self.fetched_for.remove(cid) else { return };
+        self.counts.active_roots = self.counts.active_roots.saturating_sub(1);
+        if let Some(rows) = self.owners.get_mut(&owner) {
+            rows.active = rows.active.saturating_sub(1);
+        }
+        if let Some(root) = self.roots.get_mut(cid) {
+            root.active = false;
+        }
+        self.requeue(cid);
+        self.forget_if_unknown(cid);
+        self.forget_owner_if_empty(&owner);
+    }
+
+    /// When the next root is due. `share` as for [`Index::take_next`].
+    pub fn next_due_ms(&self, share: usize) -> Option<u64> {
+        let waiting = self.owners.values().filter(|rows| rows.active < share);
+        waiting.filter_map(|rows| rows.queue.first().map(|(due, ..)| *due)).min()
+    }
+
+    /// Has a root fetched as soon as may be, since somebody asked for it now.
+    pub fn hurry(&mut self, cid: &Cid, now_ms: u64) {
+        let Some(root) = self.roots.get_mut(cid) else { return };
+        let work = &mut root.work;
+        if root.pending.len() <= 1 {
+            *work = Work { since_ms: now_ms, lost: work.lost, ..Work::default() };
+        }
+        work.due_ms = now_ms;
+        self.requeue(cid);
+    }
+
+    /// Has a root that waits fetched by then at the latest, since something of it came by another way.
+    pub fn hasten(&mut self, cid: &Cid, due_ms: u64) {
+        let Some(root) = self.roots.get_mut(cid).filter(|root| root.work.due_ms > due_ms) else { return };
+        root.work.due_ms = due_ms;
+        self.requeue(cid);
+    }
+
+    /// Notes how the work for a root goes, and puts it into the queue anew.
+    pub fn note_work(&mut self, cid: &Cid, work: Work) {
+        if let Some(root) = self.roots.get_mut(cid) {
+            root.work = work;
+        }
+        self.requeue(cid);
+    }
+
+    /// Puts a root where it belongs in the queue, or takes it out.
+    pub(super) fn requeue(&mut self, cid: &Cid) {
+        self.dequeue(cid);
+        self.count_lost(cid);
+        let Some(root) = self.roots.get(cid) else { return };
+        let Some((created_ms, owner)) = root.pending.first_key_value().filter(|_| !root.active) else { return };
+        let (created_ms, owner, due_ms) = (*created_ms, Arc::clone(owner), root.work.due_ms);
+        let Some(rows) = self.owners.get_mut(&owner) else { return };
+        rows.queue.insert((due_ms, created_ms, *cid));
+        self.counts.queued_roots += 1;
+        if let Some(root) = self.roots.get_mut(cid) {
+            root.queued = Some((owner, due_ms, created_ms));
+        }
+    }
+
+    fn count_lost(&mut self, cid: &Cid) {
+        if self.roots.get(cid).is_some_and(|root| root.work.lost && !root.pending.is_empty()) {
+            self.lost.insert(*cid);
+        } else {
+            self.lost.remove(cid);
+        }
+    }
+
+    fn dequeue(&mut self, cid: &Cid) {
+        let Some((owner, due_ms, created_ms)) = self.roots.get_mut(cid).and_then(|root| root.queued.take()) else {
+            return;
+        };
+        self.counts.queued_roots = self.counts.queued_roots.saturating_sub(1);
+        if let Some(rows) = self.owners.get_mut(&owner) {
+            rows.queue.remove(&(due_ms, created_ms, *cid));
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! What becomes of requests.
+
+use crate::pinning::Progress;
+use crate::pinning::tests::*;
+
+#[tokio::test]
+async fn a_dag_is_fetched_pinned_and_let_go() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for world in [World::new(), World::on_disk(dir.path())] {
+        let blocks = dag("one", 0..40);
+        world.upstream.has(&blocks);
+        let pins = world.start().await;
+        let somebody = owner("somebody");
+        let asked = pins.request(&somebody, named(&blocks, "mine")).await.expect("is asked for");
+        assert!(matches!(asked.status, Status::Queued | Status::Pinning));
+        assert!(asked.id.len() == 32 && asked.id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{}", asked.id);
+        let request = becomes(&pins, &asked, Status::Pinned).await;
+        assert_eq!(request.progress, Progress { blocks: 41, bytes: bytes_of(&blocks) });
+        assert_eq!((request.name.as_deref(), request.created), (Some("mine"), asked.created));
+        assert_eq!(world.pinned().await, [*blocks[0].cid()]);
+        assert!(world.holds(&blocks[40]).await);
+        pins.remove("somebody", &request.id).await.expect("removes");
+        assert!(pins.get("somebody", &request.id).is_none());
+        assert_eq!(world.pinned().await, []);
+        assert!(!world.holds(&blocks[40]).await && !world.holds(&blocks[0]).await);
+        let again = pins.remove("somebody", &request.id).await;
+        assert!(matches!(again, Err(PinsError::NotFound)));
+        pins.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_root_of_several_is_fetched_once_and_stays_until_the_last_lets_go() {
+    let world = World::new();
+    let blocks = dag("one", 0..10);
+    world.upstream.has(&blocks);
+    let pins = world.start().await;
+    let (one, other) = (owner("one"), owner("other"));
+    let mut requests = Vec::new();
+    for owner in [&one, &one, &other] {
+        requests.push(pins.request(owner, wanted(&blocks)).await.expect("is asked for"));
+    }
+    for request in &requests {
+        becomes(&pins, request, Status::Pinned).await;
+    }
+    assert_eq!(world.upstream.asked(), 11, "each block once");
+    assert_eq!(pins.used("one").bytes, bytes_of(&blocks), "a DAG counts once");
+    // Nobody touches what is somebody else's.
+    assert!(matches!(pins.remove("other", &requests[0].id).await, Err(PinsError::NotFound)));
+    assert!(pins.get("other", &requests[0].id).is_none());
+    for (request, left) in requests.iter().zip([1, 1, 0]) {
+        pins.remove(&request.owner, &request.id).await.expect("removes");
+        assert_eq!(world.pinned().await.len(), left);
+    }
+    assert!(!world.holds(&blocks[0]).await);
+    assert_eq!(pins.used("one"), crate::pinning::Used::default());
+}
+
+#[tokio::test]
+async fn a_block_of_two_dags_stays_until_both_are_gone() {
+    let world = World::new();
+    let (first, second) = (dag("first", 0..4), dag("second", 3..6));
+    let shared = leaf(3);
+    world.upstream.has(&first);
+    world.upstream.has(&second);
+    let pins = world.start().await;
+    let somebody = owner("somebody");
+    let one = pin(&pins, &somebody, wanted(&first)).await;
+    let other = pin(&pins, &somebody, wanted(&second)).await;
+    pins.remove("somebody", &one.id).await.expect("removes");
+    assert!(world.holds(&shared).await && !world.holds(&first[0]).await);
+    pins.remove("somebody", &other.id).await.expect("removes");
+    assert!(!world.holds(&shared).await);
+}
+
+#[tokio::test]
+async fn what_cannot_succeed_fails_at_once_and_leaves_nothing() {
+    let mut world = World::new();
+    let denied = leaf(1);
+    world.policy = Arc::new(DenyList::new([*denied.cid()]));
+    let unknown = Block::of(0x0300, hashes::SHA2_256, 32, Bytes::from_static(b"what is it")).expect("a block");
+    let broken = Block::of(codec::DAG_PB, hashes::SHA2_256, 32, Bytes::from_static(b"\xff\xff\xff")).expect("a block");
+    let table = [
+        (vec![denied.clone()], "is not served here"),
+        (vec![node("denied", std::slice::from_ref(&denied)), denied], "is not served here"),
+        (vec![node("unknown", std::slice::from_ref(&unknown)), leaf(7), unknown], "codec 0x300"),
+        (vec![node("broken", std::slice::from_ref(&broken)), broken], "malformed"),
+    ];
+    let pins = world.start().await;
+    let somebody = owner("somebody");
+    for (blocks, words) in table {
+        world.upstream.has(&blocks);
+        let request = pins.request(&somebody, wanted(&blocks)).await.expect("is asked for");
+        let request = becomes(&pins, &request, Status::Failed).await;
+        let details = request.details.as_deref().unwrap_or_default();
+        assert!(details.contains(words), "{details}");
+        assert_eq!(request.progress, Progress::default());
+        until("the partial pin is gone", async || world.pinned().await.is_empty().then_some(())).await;
+        pins.remove("somebody", &request.id).await.expect("removes");
+    }
+}
+
+#[tokio::test]
+async fn what_is_missing_is_tried_again_until_it_comes() {
+    let world = World::new();
+    let blocks = dag("one", 0..5);
+    world.upstream.has(&blocks[..5]);
+    let pins = world.start().await;
+    let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
+    let waiting = until("it was tried twice", async || {
+        pins.get("somebody", &request.id).filter(|now| now.attempts >= 2 && now.status == Status::Queued)
+    });
+    let waiting = waiting.await;
+    assert!(waiting.details.is_some_and(|details| details.contains("is not held here")));
+    assert!(waiting.next_attempt.is_some() && waiting.progress.blocks > 0);
+    world.upstream.has(&blocks);
+    let pinned = becomes(&pins, &request, Status::Pinned).await;
+    assert_eq!((pinned.attempts, pinned.details, pinned.progress.blocks), (0, None, 6));
+}
+
+#[tokio::test]
+async fn what_does_not_come_is_given_up() {
+    let mut world = World::new();
+    world.options.give_up = Duration::from_millis(100);
+    let blocks = dag("one", 0..5);
+    world.upstream.has(&blocks[..3]);
+    let pins = world.start().await;
+    let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
+    let failed = becomes(&pins, &request, Status::Failed).await;
+    assert!(failed.details.is_some_and(|details| details.starts_with("given up after")));
+    until("the partial pin is gone", async || world.pinned().await.is_empty().then_some(())).await;
+    // Whoever asks again has it tried again; what failed stays so.
+    world.upstream.has(&blocks);
+    pin(&pins, &owner("somebody"), wanted(&blocks)).await;
+    assert_eq!(pins.get("somebody", &request.id).map(|request| request.status), Some(Status::Failed));
+}
+
+#[tokio::test]
+async fn a_request_that_is_removed_while_it_is_fetched_ends_its_worker() {
+    let mut world = World::new();
+    world.upstream = Upstream::new(3);
+    let blocks = dag("one", 0..50);
+    world.upstream.has(&blocks);
+    let pins = world.start().await;
+    let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
+    until("some came", async || pins.get("somebody", &request.id).filter(|now| now.progress.blocks == 3)).await;
+    assert_eq!(pins.get("somebody", &request.id).map(|now| now.status), Some(Status::Pinning));
+    pins.remove("somebody", &request.id).await.expect("removes");
+    until("the partial pin is gone", async || world.pinned().await.is_empty().then_some(())).await;
+    assert!(!world.holds(&blocks[0]).await);
+    // The next one begins anew.
+    world.upstream.permits.add_permits(1000);
+    pin(&pins, &owner("somebody"), wanted(&blocks)).await;
+}
+
+#[tokio::test]
+async fn so_many_are_fetched_at_a_time_and_owners_take_turns() {
+    let mut world = World::new();
+    world.options.workers_max = 4;
+    world.upstream = Upstream::new(0);
+    let pins = world.start().await;
+    let (busy, modest) = (owner("busy"), owner("modest"));
+    let dags: Vec<_> = (0..20).map(|number| vec![leaf(number)]).collect();
+    dags.iter().for_each(|blocks| world.upstream.has(blocks));
+    let mut requests = Vec::new();
+    for blocks in &dags[..19] {
+        requests.push(pins.request(&busy, wanted(blocks)).await.expect("is asked for"));
+    }
+    let status = |request: &Request| pins.get(&request.owner, &request.id).map(|now| now.status);
+    let fetched = || requests.iter().filter(|request| status(request) == Some(Status::Pinning)).count();
+    until("all workers are busy", async || (fetched() == 4).then_some(())).await;
+    let late = pins.request(&modest, wanted(&dags[19])).await.expect("is asked for");
+    assert_eq!(status(&late), Some(Status::Queued));
+    // As soon as one of four is done, it is the other owner's turn.
+    world.upstream.permits.add_permits(1);
+    until("it is fetched", async || (status(&late) == Some(Status::Pinning)).then_some(())).await;
+    assert_eq!(fetched(), 3);
+    world.upstream.permits.add_permits(1000);
+    for request in requests.iter().chain([&late]) {
+        becomes(&pins, request, Status::Pinned).await;
+    }
+}
+
+#[tokio::test]
+async fn a_replacement_lets_go_of_the_former_when_it_is_here() {
+    let mut world = World::new();
+    let (former, next) = (dag("former", 0..5), dag("next", 3..8));
+    world.upstream.has(&former);
+    world.upstream.has(&next);
+    let pins = world.start().await;
+    let somebody = owner("somebody");
+    let old = pin(&pins, &somebody, wanted(&former)).await;
+    pins.stop().await;
+    world.upstream = Upstream::new(0);
+    world.upstream.has(&next);
+    let pins = world.start().await;
+    let missing = pins.replace(&somebody, "nothing", wanted(&next)).await;
+    assert!(matches!(missing, Err(PinsError::NotFound)));
+    let others = pins.replace(&owner("other"), &old.id, wanted(&next)).await;
+    assert!(matches!(others, Err(PinsError::NotFound)));
+    let new = pins.replace(&somebody, &old.id, wanted(&next)).await.expect("replaces");
+    assert_ne!(new.id, old.id);
+    assert!(pins.get("somebody", &old.id).is_none());
+    assert!(world.holds(&former[1]).await, "what was pinned stays until then");
+    world.upstream.permits.add_permits(1000);
+    becomes(&pins, &new, Status::Pinned).await;
+    assert_eq!(world.upstream.asked(), 4, "the two blocks that both have are not fetched again");
+    until("the former pin is gone", async || (world.pinned().await == [*next[0].cid()]).then_some(())).await;
+    assert!(!world.holds(&former[1]).await && world.holds(&leaf(3)).await);
+    // The same again: another request, the same pin.
+    let same = pins.replace(&somebody, &new.id, named(&next, "name")).await.expect("replaces");
+    assert_eq!((same.status, same.name.as_deref()), (Status::Pinned, Some("name")));
+    assert_eq!(world.pinned().await, [*next[0].cid()]);
+}
+
+#[tokio::test]
+async fn uploads_are_recorded_if_the_store_has_them() {
+    let world = World::new();
+    let blocks = dag("upload", 0..5);
+    let pins = world.start().await;
+    let somebody = owner("somebody");
+    let root = *blocks[0].cid();
+    let early = pins.record(&somebody, root, None, Default::default()).await;
+    assert!(matches!(early, Err(PinsError::NotHeld { .. })));
+    let protection = pins.protect(root);
+    let supply = futures::stream::iter(blocks.clone().into_iter().map(Ok::<_, SourceError>));
+    world.store.pin_recursive(root, None, supply).await.expect("pins");
+    // Somebody else had asked for the same, and nobody has it but the store now.
+    let other = pins.request(&owner("other"), wanted(&blocks)).await.expect("is asked for");
+    becomes(&pins, &other, Status::Pinned).await;
+    pins.remove("other", &other.id).await.expect("removes");
+    assert_eq!(world.pinned().await, [root], "it is protected");
+    let recorded = pins.record(&somebody, root, Some("upload".to_owned()), Default::default()).await.expect("records");
+    drop(protection);
+    assert_eq!((recorded.status, recorded.progress.bytes), (Status::Pinned, bytes_of(&blocks)));
+    assert_eq!(world.upstream.asked(), 0);
+    pins.remove("somebody", &recorded.id).await.expect("removes");
+    assert_eq!(world.pinned().await, []);
+}
+
+#[tokio::test]
+async fn what_was_refused_after_it_was_stored_is_let_go() {
+    let world = World::new();
+    let blocks = dag("upload", 0..5);
+    let pins = world.start().await;
+    let root = *blocks[0].cid();
+    let supply = || futures::stream::iter(blocks.clone().into_iter().map(Ok::<_, SourceError>));
+    world.store.pin_recursive(root, None, supply()).await.expect("pins");
+    let poor = Owner { bytes_max: Some(3), ..owner("poor") };
+    let refused = pins.record(&poor, root, None, Default::default()).await;
+    assert!(matches!(refused, Err(PinsError::Quota(_))), "{refused:?}");
+    let (early, late) = (pins.protect(root), pins.protect(root));
+    pins.let_go(root).await.expect("waits");
+    drop(early);
+    assert_eq!(world.pinned().await, [root], "somebody protects it");
+    drop(late);
+    until("it is let go", async || world.pinned().await.is_empty().then_some(())).await;
+    world.store.pin_recursive(root, None, supply()).await.expect("pins");
+    pins.let_go(root).await.expect("lets go");
+    assert_eq!(world.pinned().await, []);
+    // What somebody wants is not let go.
+    world.store.pin_recursive(root, None, supply()).await.expect("pins");
+    pins.record(&owner("rich"), root, None, Default::default()).await.expect("records");
+    pins.let_go(root).await.expect("does nothing");
+    assert_eq!(world.pinned().await, [root]);
+}
+
+#[tokio::test]
+async fn what_is_taken_down_fails_for_everybody() {
+    let world = World::new();
+    let blocks = dag("one", 0..5);
+    world.upstream.has(&blocks);
+    let pins = world.start().await;
+    let one = pin(&pins, &owner("one"), wanted(&blocks)).await;
+    let other = pin(&pins, &owner("other"), wanted(&blocks)).await;
+    assert_eq!(pins.take_down(blocks[0].cid(), "taken down").await.expect("takes down"), 2);
+    for request in [one, other] {
+        let now = pins.get(&request.owner, &request.id).expect("is there");
+        assert_eq!((now.status, now.details.as_deref()), (Status::Failed, Some("taken down")));
+    }
+    assert_eq!(world.pinned().await, []);
+}
+
+#[tokio::test]
+async fn roots_that_carry_their_content_are_pinned_as_well() {
+    let world = World::new();
+    let pins = world.start().await;
+    let inline = Block::of(codec::RAW, hashes::IDENTITY, 4, Bytes::from_static(b"abcd"));
+    let cid: Cid = match inline {
+        Ok(block) => *block.cid(),
+        Err(_) => "bafkqabdbmjrwi".parse().expect("a CID"),
+    };
+    let request = pin(&pins, &owner("somebody"), Wanted::new(cid)).await;
+    assert_eq!(request.progress.blocks, 0);
+    pins.remove("somebody", &request.id).await.expect("removes");
+    assert_eq!(world.pinned().await, []);
+}

@@ -1,0 +1,209 @@
+//! Pins that lose blocks: what they are said to be, and how they are whole again.
+
+use crate::pinning::index::Counts;
+use crate::pinning::tests::*;
+use crate::pinning::{Filter, OPERATOR};
+use cache::{Evict, PinState};
+use content::Verdict;
+use std::sync::{PoisonError, RwLock};
+
+/// A world whose upstream answers so often and no more, until it is told to.
+fn world(answers: usize) -> World {
+    World { upstream: Upstream::new(answers), ..World::new() }
+}
+
+async fn lose(world: &World, block: &Block) {
+    let key = BlockKey::of(block.cid()).expect("a block");
+    let evicted = world.store.evict(vec![key], Evict::Everything).await.expect("evicts");
+    assert_eq!(evicted.blocks, 1);
+}
+
+async fn state(world: &World, blocks: &[Block]) -> PinState {
+    world.store.pin(blocks[0].cid()).await.expect("reads").expect("there is a pin").state
+}
+
+/// Waits until a request is said to wait for blocks.
+async fn waits(pins: &Pins, request: &Request) -> Request {
+    until("it is no longer pinned", async || {
+        let waiting = |now: &Request| matches!(now.status, Status::Queued | Status::Pinning);
+        pins.get(&request.owner, &request.id).filter(waiting)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_pin_that_loses_a_block_waits_for_it_and_is_whole_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for mut world in [World::new(), World::on_disk(dir.path())] {
+        let blocks = dag("one", 0..5);
+        world.upstream = Upstream::new(6);
+        world.upstream.has(&blocks);
+        let pins = world.start().await;
+        let request = pin(&pins, &owner("somebody"), wanted(&blocks)).await;
+        lose(&world, &blocks[3]).await;
+        let waiting = waits(&pins, &request).await;
+        let details = waiting.details.as_deref().unwrap_or_default();
+        assert!(details.contains("blocks of it were lost"), "{details}");
+        assert_eq!(pins.used("somebody").bytes, bytes_of(&blocks), "it counts as before");
+        assert_eq!(pins.counts(), Counts { pending: 1, incomplete_roots: 1, ..pins.counts() });
+        let poor = Owner { bytes_max: Some(bytes_of(&blocks) - 1), ..owner("poor") };
+        let refused = pins.request(&poor, wanted(&blocks)).await;
+        assert!(matches!(refused, Err(PinsError::Quota(_))), "its size is known as before: {refused:?}");
+        // Whoever asks for the same is not told that it is here.
+        let other = pins.request(&owner("other"), wanted(&blocks)).await.expect("is asked for");
+        assert_ne!(other.status, Status::Pinned);
+        world.upstream.permits.add_permits(1);
+        becomes(&pins, &request, Status::Pinned).await;
+        becomes(&pins, &other, Status::Pinned).await;
+        assert_eq!(world.upstream.asked(), 7, "nothing but what was lost is fetched again");
+        assert_eq!((state(&world, &blocks).await, pins.counts().incomplete_roots), (PinState::Complete, 0));
+        pins.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn what_was_lost_is_waited_for_by_the_next_process_too() {
+    let world = world(6);
+    let (mine, operators) = (dag("mine", 0..2), dag("operators", 2..4));
+    world.upstream.has(&mine);
+    world.upstream.has(&operators);
+    let supply = futures::stream::iter(operators.iter().cloned().map(Ok::<_, SourceError>));
+    world.store.pin_recursive(*operators[0].cid(), None, supply).await.expect("pins");
+    let pins = world.start().await;
+    let request = pin(&pins, &owner("somebody"), wanted(&mine)).await;
+    let taken_in = pins.list(OPERATOR, &Filter { limit: 1, ..Filter::default() }).await.requests.remove(0);
+    pins.stop().await;
+    // While no service runs, as a check does; and while one runs that is killed before it hears of it.
+    lose(&world, &mine[1]).await;
+    lose(&world, &operators[2]).await;
+    world.upstream.permits.forget_permits(100);
+    let pins = world.start().await;
+    for request in [&request, &taken_in] {
+        let now = pins.get(&request.owner, &request.id).expect("it is there");
+        assert_ne!(now.status, Status::Pinned, "{}", now.owner);
+    }
+    assert_eq!(pins.counts().incomplete_roots, 2);
+    world.upstream.permits.add_permits(100);
+    becomes(&pins, &request, Status::Pinned).await;
+    becomes(&pins, &taken_in, Status::Pinned).await;
+    pins.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_here_in_full_is_never_given_up() {
+    let mut world = World::new();
+    world.options.give_up = Duration::ZERO;
+    world.options.retry_max = Duration::from_millis(20);
+    let blocks = dag("one", 0..3);
+    let supply = futures::stream::iter(blocks.iter().cloned().map(Ok::<_, SourceError>));
+    world.store.pin_recursive(*blocks[0].cid(), None, supply).await.expect("pins");
+    let pins = world.start().await;
+    let request = pins.list(OPERATOR, &Filter { limit: 1, ..Filter::default() }).await.requests.remove(0);
+    lose(&world, &blocks[2]).await;
+    until("it was tried again and again", async || {
+        pins.get(OPERATOR, &request.id).filter(|now| now.attempts >= 4 && now.status == Status::Queued)
+    })
+    .await;
+    assert!(world.holds(&blocks[1]).await, "the rest is kept");
+    world.upstream.has(&blocks);
+    becomes(&pins, &request, Status::Pinned).await;
+    pins.stop().await;
+}
+
+#[tokio::test]
+async fn a_block_that_comes_by_another_way_makes_the_pin_whole_soon() {
+    let mut world = World::new();
+    world.options.retry_first = Duration::from_hours(1);
+    let blocks = dag("one", 0..3);
+    world.upstream.has(&blocks);
+    let pins = world.start().await;
+    let request = pin(&pins, &owner("somebody"), wanted(&blocks)).await;
+    world.upstream = Upstream::new(0);
+    let pins = {
+        pins.stop().await;
+        // One that nobody has any more.
+        world.upstream = Upstream::new(Semaphore::MAX_PERMITS);
+        world.start().await
+    };
+    lose(&world, &blocks[2]).await;
+    until("the next attempt is an hour away", async || {
+        pins.get("somebody", &request.id).filter(|now| now.next_attempt.is_some())
+    })
+    .await;
+    world.store.put_cached(blocks[2].clone()).await;
+    becomes(&pins, &request, Status::Pinned).await;
+    pins.stop().await;
+}
+
+/// Rules that change.
+#[derive(Default)]
+struct Rules(RwLock<DenyList>);
+
+impl Rules {
+    fn set(&self, denied: Vec<Cid>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = DenyList::new(denied);
+    }
+}
+
+impl Policy for Rules {
+    fn generation(&self) -> u64 {
+        0
+    }
+
+    fn check(&self, cid: &Cid) -> Verdict {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).check(cid)
+    }
+}
+
+#[tokio::test]
+async fn what_is_withheld_is_told_apart_and_not_fetched_until_the_rules_change() {
+    let rules = Arc::new(Rules::default());
+    let world = World { policy: Arc::clone(&rules) as _, ..World::new() };
+    let blocks = dag("one", 0..5);
+    world.upstream.has(&blocks);
+    let pins = world.start().await;
+    let request = pin(&pins, &owner("somebody"), wanted(&blocks)).await;
+    // One is withheld and stays here; another is withheld and was deleted, as taking it down does.
+    rules.set(vec![*blocks[2].cid(), *blocks[3].cid()]);
+    lose(&world, &blocks[3]).await;
+    let asked = world.upstream.asked();
+    let told = becomes(&pins, &request, Status::Failed).await;
+    let details = told.details.as_deref().unwrap_or_default();
+    assert!(details.contains("1 block is withheld") && details.contains(&blocks[3].cid().to_string()), "{details}");
+    assert_eq!(told.progress.bytes, bytes_of(&blocks));
+    assert_eq!((pins.counts().withheld, pins.counts().incomplete_roots, pins.counts().failed), (1, 0, 0));
+    assert_eq!(world.upstream.asked(), asked, "it is not fetched");
+    assert!(world.holds(&blocks[1]).await && world.holds(&blocks[2]).await, "the rest is kept");
+    assert_eq!(pins.used("somebody").bytes, bytes_of(&blocks));
+    // What is damaged beside it is fetched all the same.
+    lose(&world, &blocks[4]).await;
+    until("it was fetched", async || (world.upstream.asked() == asked + 1).then_some(())).await;
+    becomes(&pins, &request, Status::Failed).await;
+    // The next process knows, and a change of the rules is heard of.
+    pins.stop().await;
+    let pins = world.start().await;
+    becomes(&pins, &request, Status::Failed).await;
+    rules.set(Vec::new());
+    pins.rules_changed();
+    becomes(&pins, &request, Status::Pinned).await;
+    assert!(world.holds(&blocks[3]).await);
+    assert_eq!((state(&world, &blocks).await, pins.counts().withheld), (PinState::Complete, 0));
+    pins.stop().await;
+}
+
+#[tokio::test]
+async fn an_import_that_makes_a_pin_whole_settles_it() {
+    let world = World::new();
+    let blocks = dag("one", 0..3);
+    let supply = || futures::stream::iter(blocks.iter().cloned().map(Ok::<_, SourceError>));
+    let root = *blocks[0].cid();
+    world.store.pin_recursive(root, None, supply()).await.expect("pins");
+    let pins = world.start().await;
+    let request = pins.list(OPERATOR, &Filter { limit: 1, ..Filter::default() }).await.requests.remove(0);
+    lose(&world, &blocks[2]).await;
+    waits(&pins, &request).await;
+    world.store.pin_recursive(root, None, supply()).await.expect("pins");
+    let recorded = pins.record_once(&Owner::operator(), root, None).await.expect("records");
+    assert_eq!((&recorded.id, recorded.status), (&request.id, Status::Pinned));
+    pins.stop().await;
+}

@@ -1,0 +1,220 @@
+//! What the next process finds.
+
+use crate::pinning::index::Outcome;
+use crate::pinning::tests::*;
+use crate::pinning::{Filter, OPERATOR, record};
+use crate::small_disk::SmallDisk;
+use cache::PinState;
+
+async fn store(world: &World, blocks: &[Block], name: &str) {
+    let supply = futures::stream::iter(blocks.iter().cloned().map(Ok::<_, SourceError>));
+    world.store.pin_recursive(*blocks[0].cid(), Some(name.to_owned()), supply).await.expect("pins");
+}
+
+#[tokio::test]
+async fn everything_is_found_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let blocks = dag("one", 0..5);
+    let missing = dag("missing", 0..1);
+    let meta: crate::pinning::Meta = [("app".to_owned(), "7".to_owned())].into();
+    let (pinned, queued, failed) = {
+        let world = World::on_disk(dir.path());
+        world.upstream.has(&blocks);
+        let pins = world.start().await;
+        let wanted = Wanted { meta, ..named(&blocks, "name") };
+        let pinned = pin(&pins, &owner("somebody"), wanted).await;
+        let queued =
+            pins.request(&owner("somebody"), crate::pinning::tests::wanted(&missing)).await.expect("is asked for");
+        let poor = Owner { bytes_max: Some(1), ..owner("poor") };
+        let unlucky = dag("unlucky", 0..2);
+        world.upstream.has(&unlucky);
+        let failed = pins.request(&poor, crate::pinning::tests::wanted(&unlucky)).await.expect("is asked for");
+        let failed = becomes(&pins, &failed, Status::Failed).await;
+        pins.stop().await;
+        world.store.close().await.expect("closes");
+        (pinned, queued, failed)
+    };
+    let world = World::on_disk(dir.path());
+    let pins = world.start().await;
+    assert_eq!(pins.get("somebody", &pinned.id).as_ref(), Some(&pinned));
+    assert_eq!(pins.get("poor", &failed.id).as_ref(), Some(&failed));
+    assert_eq!(pins.used("somebody").bytes, bytes_of(&blocks));
+    world.upstream.has(&missing);
+    becomes(&pins, &queued, Status::Pinned).await;
+    let newest = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
+    assert!(newest.created > queued.created && newest.status == Status::Pinned);
+}
+
+#[tokio::test]
+async fn a_pin_goes_on_with_what_it_had() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let blocks = dag("one", 0..100);
+    let id = {
+        let mut world = World::on_disk(dir.path());
+        world.upstream = Upstream::new(60);
+        world.upstream.has(&blocks);
+        let pins = world.start().await;
+        let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
+        until("some came", async || pins.get("somebody", &request.id).filter(|now| now.progress.blocks == 60)).await;
+        pins.stop().await;
+        world.store.flush().await.expect("flushes");
+        // Nobody is told, as when the process is killed: the handles are let go of without being closed.
+        request.id
+    };
+    let mut world = World::on_disk(dir.path());
+    world.upstream = Upstream::new(1000);
+    world.upstream.has(&blocks);
+    let pins = world.start().await;
+    let now = pins.get("somebody", &id).expect("is there");
+    assert_eq!(now.progress.blocks, 60, "what there is is known at once");
+    becomes(&pins, &now, Status::Pinned).await;
+    assert_eq!(world.upstream.asked(), 41);
+}
+
+#[tokio::test]
+async fn pins_that_nobody_asked_for_are_the_operators() {
+    let world = World::new();
+    let (first, second) = (dag("first", 0..3), dag("second", 3..6));
+    store(&world, &first, "first").await;
+    store(&world, &second, "second").await;
+    let pins = world.start().await;
+    let page = pins.list(OPERATOR, &Filter { limit: 10, ..Filter::default() }).await;
+    let names: Vec<_> = page.requests.iter().map(|request| request.name.as_deref().expect("a name")).collect();
+    assert_eq!((page.count, names), (2, vec!["second", "first"]));
+    assert_eq!(pins.used(OPERATOR).bytes, bytes_of(&first) + bytes_of(&second));
+    pins.remove(OPERATOR, &page.requests[0].id).await.expect("removes");
+    assert_eq!(world.pinned().await, [*first[0].cid()]);
+    pins.stop().await;
+    // The same pin is the same request.
+    let pins = world.start().await;
+    assert_eq!(pins.get(OPERATOR, &page.requests[1].id).as_ref(), Some(&page.requests[1]));
+    pins.stop().await;
+    // What is unpinned while no service runs is no longer there.
+    world.store.remove_pin(first[0].cid()).await.expect("removes");
+    let pins = world.start().await;
+    assert_eq!(pins.list(OPERATOR, &Filter::default()).await.count, 0);
+}
+
+#[tokio::test]
+async fn what_the_store_lost_is_fetched_again() {
+    let world = World::new();
+    let blocks = dag("one", 0..3);
+    world.upstream.has(&blocks);
+    let pins = world.start().await;
+    let request = pin(&pins, &owner("somebody"), wanted(&blocks)).await;
+    pins.stop().await;
+    world.store.remove_pin(blocks[0].cid()).await.expect("removes");
+    let pins = world.start().await;
+    becomes(&pins, &request, Status::Pinned).await;
+    assert_eq!(world.store.pins().await.expect("reads")[0].state, PinState::Complete);
+}
+
+#[tokio::test]
+async fn a_removal_that_was_interrupted_is_completed() {
+    let world = World::new();
+    let (gone, kept, later) = (dag("gone", 0..3), dag("kept", 3..6), dag("later", 6..9));
+    store(&world, &gone, "gone").await;
+    store(&world, &kept, "kept").await;
+    store(&world, &later, "later").await;
+    // As the register is when a process is killed between the change and the removal of the pin; and as it is when the
+    // pin had gone, and somebody made it again.
+    let far = crate::pinning::service::now_ms() + 60_000;
+    let orphans = [(*gone[0].cid(), far), (*later[0].cid(), 0)];
+    let mut changes = orphans.map(|(root, at)| record::put_orphan(&root, at).expect("can be written")).to_vec();
+    let outcome = Outcome::Failed("beyond its quota".into());
+    let failed = books::entry(7, "somebody", *gone[0].cid(), outcome, None);
+    changes.push(record::put(&failed).expect("can be written"));
+    world.register.write(changes).await.expect("writes");
+    let pins = world.start().await;
+    assert_eq!(pins.list(OPERATOR, &Filter::default()).await.count, 2);
+    assert!(!world.pinned().await.contains(gone[0].cid()));
+    assert_eq!(record::load(&world.register).expect("reads").orphans, []);
+    let again = pins.request(&owner("somebody"), wanted(&gone)).await.expect("is asked for");
+    assert_ne!(again.status, Status::Pinned, "it is no longer here");
+}
+
+#[tokio::test]
+async fn a_pin_that_was_complete_before_it_was_said_to_be_is_pinned() {
+    let world = World::new();
+    let blocks = dag("one", 0..3);
+    let pins = world.start().await;
+    let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
+    pins.stop().await;
+    store(&world, &blocks, "").await;
+    let pins = world.start().await;
+    let now = pins.get("somebody", &request.id).expect("is there");
+    assert_eq!(now.status, Status::Pinned);
+    assert_eq!(world.pinned().await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_damaged_list_is_made_anew_and_no_pin_goes() {
+    const PINS: u64 = 60;
+    let dir = tempfile::tempdir().expect("a directory");
+    let somebody = owner("somebody");
+    {
+        let world = World::on_disk(dir.path());
+        let pins = world.start().await;
+        for number in 0..PINS {
+            let blocks = dag(&format!("dag {number}"), number * 10..number * 10 + 2);
+            world.upstream.has(&blocks);
+            pin(&pins, &somebody, Wanted { meta: [("text".to_owned(), "x".repeat(2_000))].into(), ..wanted(&blocks) })
+                .await;
+        }
+        pins.stop().await;
+        world.store.close().await.expect("closes");
+    }
+    let log = std::fs::read_dir(dir.path().join("pins")).expect("lists").map(|entry| entry.expect("lists").path());
+    let log = log.filter(|path| path.extension().is_some_and(|end| end == "log"));
+    let log = log.max_by_key(|path| std::fs::metadata(path).expect("is there").len()).expect("a log");
+    let mut bytes = std::fs::read(&log).expect("reads");
+    let middle = bytes.len() / 2;
+    bytes[middle..middle + 64].fill(0xff);
+    std::fs::write(&log, bytes).expect("writes");
+
+    let world = World::on_disk(dir.path());
+    let pins = world.start().await;
+    let damage = pins.damage().expect("it is told of");
+    let kept = damage.salvage.as_ref().and_then(|salvage| salvage.kept.clone()).expect("the damaged files are kept");
+    assert!(kept.join(log.file_name().expect("a name")).exists());
+    let (own, operators) = (pins.used("somebody").pins, pins.used(OPERATOR).pins);
+    assert!(own > 0 && operators > 0 && own + operators == PINS, "{own} and {operators}");
+    assert_eq!(damage.taken_in.len() as u64, operators, "each that lost its owner is told of");
+    assert_eq!((pins.counts().pinned, world.pinned().await.len() as u64), (PINS, PINS));
+    let blocks = dag("later", 0..1);
+    world.upstream.has(&blocks);
+    pin(&pins, &somebody, wanted(&blocks)).await;
+    pins.stop().await;
+    let pins = world.start().await;
+    assert_eq!(pins.counts().pinned, PINS + 1);
+    pins.stop().await;
+}
+
+/// The last blocks of a pin filled the disk, so that its record could not be marked as pinned.
+#[tokio::test]
+async fn a_full_disk_is_no_reason_not_to_start() {
+    let Some(disk) = SmallDisk::mount(24) else { return };
+    let dir = disk.path().join("pins");
+    let (blocks, gone) = (dag("one", 0..3), dag("gone", 3..6));
+    let mut world = World { register: Register::open_or_salvage(&dir).expect("opens"), ..World::new() };
+    world.upstream = Upstream::new(0);
+    let pins = world.start().await;
+    let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
+    pins.stop().await;
+    drop(pins);
+    store(&world, &blocks, "one").await;
+    store(&world, &gone, "gone").await;
+    let far = crate::pinning::service::now_ms() + 60_000;
+    world.register.write(vec![record::put_orphan(gone[0].cid(), far).expect("can be written")]).await.expect("writes");
+    world.register = Register::memory();
+    let filling = disk.fill();
+    world.register = until("the former is closed", async || Register::open_or_salvage(&dir).ok()).await;
+    let pins = world.start().await;
+    let now = pins.get("somebody", &request.id).expect("is there");
+    assert_eq!(now.progress.blocks, 4, "{now:?}");
+    std::fs::remove_file(filling).expect("removes");
+    becomes(&pins, &request, Status::Pinned).await;
+    pins.stop().await;
+    let pins = world.start().await;
+    assert_eq!(pins.get("somebody", &request.id).map(|request| request.status), Some(Status::Pinned));
+}

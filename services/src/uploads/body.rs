@@ -1,0 +1,138 @@
+//! [`Meter`]: a request's body as it is taken in, with an end to it.
+//!
+//! What is left of a body when an upload fails is wanted again: its sender has to be listened to for a while, or never hears why it was
+//! refused. So the body is shared between whoever reads it and whoever answers.
+
+use super::request_body::{RequestBody, Upload, boxed};
+use crate::uploads::UploadError;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, ReadBuf};
+
+/// How much may come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowance {
+    /// What one upload may have, in bytes.
+    pub bytes_max: u64,
+    /// What its owner may have, and what is left of that.
+    pub quota: Option<(u64, u64)>,
+    /// What the cache has room for, in bytes, if what comes is left to it.
+    pub cache_bytes_max: Option<u64>,
+}
+
+impl Allowance {
+    /// Whether so many bytes may come.
+    ///
+    /// # Errors
+    /// Which limit is in the way.
+    pub fn check(&self, bytes: u64) -> Result<(), UploadError> {
+        if bytes > self.bytes_max {
+            return Err(UploadError::TooLarge { bytes_max: self.bytes_max });
+        }
+        if let Some(bytes_max) = self.cache_bytes_max.filter(|room| bytes > *room) {
+            return Err(UploadError::LargerThanCache { bytes_max });
+        }
+        match self.quota {
+            Some((bytes_max, left)) if bytes > left => Err(UploadError::Quota { bytes_max, left }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A body that is read, and counted.
+#[derive(Clone)]
+pub struct Meter(Arc<Mutex<Inner>>);
+
+struct Inner {
+    /// What is read, until somebody takes back what is left of it.
+    source: Option<Source>,
+    came: u64,
+    allowance: Allowance,
+}
+
+enum Source {
+    Upload(Upload),
+    Stored(tokio::fs::File),
+}
+
+impl Meter {
+    /// Reads a request's body, whose sender has to go on sending.
+    pub fn of_body(body: RequestBody, allowance: Allowance) -> Self {
+        Self::new(Source::Upload(Upload::new(body)), allowance)
+    }
+
+    /// Reads a file.
+    pub fn of_file(file: tokio::fs::File, allowance: Allowance) -> Self {
+        Self::new(Source::Stored(file), allowance)
+    }
+
+    fn new(source: Source, allowance: Allowance) -> Self {
+        Self(Arc::new(Mutex::new(Inner { source: Some(source), came: 0, allowance })))
+    }
+
+    /// How many bytes were read.
+    pub fn came(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).came
+    }
+
+    /// What nobody has read. Nothing can be read after this.
+    pub fn into_rest(self) -> RequestBody {
+        match self.0.lock().unwrap_or_else(PoisonError::into_inner).source.take() {
+            Some(Source::Upload(upload)) => upload.into_rest(),
+            Some(Source::Stored(_)) | None => boxed(http_body_util::Empty::new()),
+        }
+    }
+}
+
+impl AsyncRead for Meter {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Inner { source, came, allowance } = &mut *inner;
+        let before = buf.filled().len();
+        match source {
+            Some(Source::Upload(upload)) => std::task::ready!(Pin::new(upload).poll_read(cx, buf))?,
+            Some(Source::Stored(file)) => std::task::ready!(Pin::new(file).poll_read(cx, buf))?,
+            None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+        }
+        *came += (buf.filled().len() - before) as u64;
+        Poll::Ready(allowance.check(*came).map_err(io::Error::other))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::{BodyExt as _, Full};
+    use tokio::io::AsyncReadExt as _;
+
+    #[tokio::test]
+    async fn a_body_ends_at_its_limits_and_says_at_which() {
+        let table = [
+            (10, None, Some(10), "complete"),
+            (9, None, None, "uploads.bytes_max"),
+            (100, Some((50, 9)), None, "9 of 50 bytes are left"),
+            (100, None, Some(9), "cache.disk_bytes_max"),
+        ];
+        for (bytes_max, quota, cache_bytes_max, words) in table {
+            let allowance = Allowance { bytes_max, quota, cache_bytes_max };
+            let meter = Meter::of_body(boxed(Full::from("0123456789")), allowance);
+            let read = meter.clone().read_to_end(&mut Vec::new()).await;
+            let said = read.map_or_else(|error| UploadError::from(error).to_string(), |_| "complete".to_owned());
+            assert!(said.contains(words), "{said}");
+            assert_eq!(meter.came(), 10);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_not_read_is_there_to_be_listened_to() {
+        let allowance = Allowance { bytes_max: 100, quota: None, cache_bytes_max: None };
+        let meter = Meter::of_body(boxed(Full::from("0123456789")), allowance);
+        let mut reader = meter.clone();
+        reader.read_exact(&mut [0; 0]).await.expect("nothing");
+        let rest = meter.into_rest().collect().await.expect("reads").to_bytes();
+        assert_eq!(rest, "0123456789");
+        assert!(reader.read(&mut [0; 4]).await.is_err());
+    }
+}

@@ -1,0 +1,157 @@
+//! What things in an upload may be called.
+//!
+//! Paths come from strangers and go into folders that others show, copy and unpack. So nothing is put right here: a path that leads
+//! out of the upload, or from the root of some machine, is refused with words, and never made to mean something else.
+
+use crate::uploads::UploadError;
+
+/// How long a name may be, in bytes: more than file systems allow, and so little that a shard of names fits in a block.
+pub const NAME_BYTES_MAX: usize = 1024;
+/// How long a path may be, in bytes.
+pub const PATH_BYTES_MAX: usize = 4096;
+/// How many names a path may have.
+pub const DEPTH_MAX: usize = 256;
+/// How much of a name is repeated to its sender, in bytes.
+const SHOWN_BYTES: usize = 120;
+
+/// A path that leads from the top of an upload to something in it: names with slashes between them. That of the top is empty.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Path(Vec<u8>);
+
+impl Path {
+    /// Checks a path. `./` and slashes that end it or follow on another mean nothing, as everywhere.
+    ///
+    /// # Errors
+    /// [`UploadError::Invalid`] for one that is absolute, leads upwards, is too long or too deep, or has a zero byte.
+    pub fn of(path: &[u8]) -> Result<Self, UploadError> {
+        if path.starts_with(b"/") {
+            return Err(refused(path, "it is absolute: paths begin below the upload's top"));
+        }
+        if path.len() > PATH_BYTES_MAX {
+            return Err(refused(path, &format!("it is longer than {PATH_BYTES_MAX} bytes")));
+        }
+        let mut names = Vec::new();
+        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".") {
+            match name {
+                b".." => return Err(refused(path, "it leads upwards")),
+                name if name.contains(&0) => return Err(refused(path, "it has a zero byte")),
+                name if name.len() > NAME_BYTES_MAX => {
+                    return Err(refused(path, &format!("a name in it is longer than {NAME_BYTES_MAX} bytes")));
+                }
+                name => names.push(name),
+            }
+        }
+        if names.len() > DEPTH_MAX {
+            return Err(refused(path, &format!("it is deeper than {DEPTH_MAX} folders")));
+        }
+        Ok(Self(names.join(&b'/')))
+    }
+
+    /// The path of one name, which is no path.
+    ///
+    /// # Errors
+    /// The same, and for a name with a slash or none at all.
+    pub fn of_name(name: &[u8]) -> Result<Self, UploadError> {
+        if name.contains(&b'/') {
+            return Err(refused(name, "a name has no slash"));
+        }
+        match Self::of(name)? {
+            path if path.is_top() => Err(refused(name, "it names nothing")),
+            path => Ok(path),
+        }
+    }
+
+    /// Whether it is that of the top.
+    pub fn is_top(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// By what paths are sorted so that what is in a folder comes right behind the folder, and nothing between.
+    pub fn to_key(&self) -> Vec<u8> {
+        self.0.iter().map(|byte| if *byte == b'/' { 0 } else { *byte }).collect()
+    }
+}
+
+/// The path of a key.
+pub fn path_of_key(key: &[u8]) -> Vec<u8> {
+    key.iter().map(|byte| if *byte == 0 { b'/' } else { *byte }).collect()
+}
+
+/// A name as it is shown to people: cut, and without what a terminal would obey.
+pub fn shown(name: &[u8]) -> String {
+    let cut = &name[..name.len().min(SHOWN_BYTES)];
+    let text = String::from_utf8_lossy(cut);
+    let dots = if cut.len() < name.len() { "…" } else { "" };
+    format!("{text:?}{dots}")
+}
+
+fn refused(path: &[u8], reason: &str) -> UploadError {
+    UploadError::Invalid(format!("the path {} cannot be taken in: {reason}", shown(path)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_stay_below_the_top() {
+        let deep = |depth: usize| vec!["d"; depth].join("/");
+        let table: Vec<(String, Option<&str>)> = vec![
+            ("a".into(), Some("a")),
+            ("a/b".into(), Some("a/b")),
+            ("./a//b/".into(), Some("a/b")),
+            ("a/./b".into(), Some("a/b")),
+            ("./".into(), Some("")),
+            (".".into(), Some("")),
+            (String::new(), Some("")),
+            ("...".into(), Some("...")),
+            ("a\\..\\b".into(), Some("a\\..\\b")),
+            ("/a".into(), None),
+            ("//a".into(), None),
+            ("..".into(), None),
+            ("a/../b".into(), None),
+            ("a/..".into(), None),
+            ("a\0b".into(), None),
+            ("n".repeat(NAME_BYTES_MAX), Some("")),
+            ("n".repeat(NAME_BYTES_MAX + 1), None),
+            (deep(DEPTH_MAX), Some("")),
+            (deep(DEPTH_MAX + 1), None),
+            (format!("{0}/{0}/{0}/{0}/{0}", "n".repeat(1000)), None),
+        ];
+        for (path, expected) in table {
+            let found = Path::of(path.as_bytes());
+            match expected {
+                None => assert!(found.is_err(), "{path}"),
+                Some(text) => {
+                    let found = found.unwrap_or_else(|error| panic!("{path}: {error}"));
+                    assert!(text.is_empty() || found.as_bytes() == text.as_bytes(), "{path}");
+                }
+            }
+        }
+        for name in ["", ".", "..", "a/b", "/"] {
+            assert!(Path::of_name(name.as_bytes()).is_err(), "{name}");
+        }
+        assert!(Path::of_name(b"a b").is_ok());
+    }
+
+    #[test]
+    fn folders_are_followed_by_what_is_in_them() {
+        let mut keys: Vec<_> = ["a!", "a/b", "a", "a/b/c", "a.b", "a/z"]
+            .map(|path| Path::of(path.as_bytes()).expect("a path").to_key())
+            .to_vec();
+        keys.sort_unstable();
+        let paths: Vec<_> = keys.iter().map(|key| String::from_utf8(path_of_key(key)).expect("text")).collect();
+        assert_eq!(paths, ["a", "a/b", "a/b/c", "a/z", "a!", "a.b"]);
+    }
+
+    #[test]
+    fn what_is_repeated_to_the_sender_is_short_and_harmless() {
+        assert_eq!(shown(b"a\x1b[2J\xff"), "\"a\\u{1b}[2J\u{fffd}\"");
+        assert!(shown(&[b'n'; 5000]).len() < 200);
+    }
+}

@@ -1,0 +1,324 @@
+//! What the parameters and headers of an upload say: [`Terms`] and [`Form`].
+
+use crate::pinning::Meta;
+use crate::pinning::request::check_meta;
+use crate::uploads::multipart::filename;
+use crate::uploads::{Form, Keep, Terms, UploadError};
+use crate::url::parameter;
+use api::store::CAR;
+use content::importer::{Chunking, Profile, Version};
+use http::header::{CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_TYPE};
+use http::{HeaderMap, Uri};
+use std::str::FromStr;
+use std::sync::LazyLock;
+use utoipa::IntoParams;
+
+/// The media types of TAR.
+const TAR: [&str; 4] = ["application/x-tar", "application/tar", "application/x-gtar", "application/x-ustar"];
+/// Those of TAR that was compressed.
+const COMPRESSED_TAR: [&str; 4] =
+    ["application/x-tar+gzip", "application/x-gtar-compressed", "application/x-tgz", "application/x-compressed-tar"];
+
+/// The parameters of an upload, as they were given, and their documentation. There are no others.
+#[derive(Debug, Default, PartialEq, Eq, IntoParams)]
+#[into_params(parameter_in = Query, rename_all = "kebab-case")]
+pub struct UploadParams {
+    /// What a single file is called. Of a CAR, what its pins are called.
+    pub name: Option<String>,
+    /// Put everything into a folder, so that each file keeps its name.
+    pub wrap: Option<bool>,
+    /// A published set of choices that decide about CIDs, which the parameters below change: unixfs-v0-2015 (the default),
+    /// unixfs-v1-2025, legacy-cid-v0, test-cid-v1 or test-cid-v1-wide.
+    pub profile: Option<String>,
+    /// 0 or 1; 1 makes raw leaves too.
+    #[param(minimum = 0, maximum = 1)]
+    pub cid_version: Option<u8>,
+    /// Leaves of files are bare bytes, without an envelope.
+    pub raw_leaves: Option<bool>,
+    /// Where files are cut: size-BYTES, rabin, rabin-AVERAGE, rabin-MIN-AVERAGE-MAX or buzhash.
+    pub chunker: Option<String>,
+    /// Say the CIDs and keep nothing.
+    pub only_hash: Option<bool>,
+    /// Keep the modes of files and folders that come in a form of Kubo's client or a TAR.
+    pub preserve_mode: Option<bool>,
+    /// Keep the times of files and folders that come in a form of Kubo's client or a TAR.
+    pub preserve_mtime: Option<bool>,
+    /// Where a CAR names the roots that are pinned: "header" (the default), or "last" for a list of them in its last block.
+    pub roots: Option<String>,
+    /// What to call the pins; what the upload is called if this is left out.
+    pub pin_name: Option<String>,
+    /// What is kept with the pins: a JSON object of texts.
+    pub meta: Option<String>,
+}
+
+/// The name of every parameter there is.
+static KNOWN: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let described = UploadParams::into_params(|| None);
+    described.into_iter().map(|parameter| parameter.name).collect()
+});
+
+/// Reads what an upload is, and what it is to become.
+///
+/// # Errors
+/// [`UploadError::Invalid`] that names the parameter, and [`UploadError::Unsupported`] for what is compressed.
+pub fn terms(uri: &Uri, headers: &HeaderMap) -> Result<(Terms, Form), UploadError> {
+    let text = |name| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes())).unwrap_or_default();
+    let encoding = text(CONTENT_ENCODING);
+    if !matches!(encoding.trim(), "" | "identity") {
+        let words = "a body with Content-Encoding is not taken in: send it as it is";
+        return Err(UploadError::Unsupported(words.to_owned()));
+    }
+    let disposition = headers.get(CONTENT_DISPOSITION).and_then(|value| filename(value.as_bytes(), false));
+    let name = disposition.map(|name| String::from_utf8_lossy(&name).into_owned());
+    stored(uri.query().unwrap_or_default(), &text(CONTENT_TYPE), name.as_deref())
+}
+
+/// The same for what was said earlier: its parameters, its media type, and what it is called if no parameter says.
+///
+/// # Errors
+/// The same.
+pub fn stored(query: &str, content_type: &str, name: Option<&str>) -> Result<(Terms, Form), UploadError> {
+    let params = UploadParams::read(query)?;
+    let name = params.name.clone().or_else(|| name.filter(|name| !name.is_empty()).map(str::to_owned));
+    let form = form(params.roots.as_deref(), content_type, name.clone())?;
+    let profile = params.profile()?;
+    let pin_name = params.pin_name.or(name);
+    cache::pins::check_name(pin_name.as_deref()).map_err(invalid)?;
+    let terms = Terms {
+        profile,
+        wrap: params.wrap == Some(true),
+        keep: if params.only_hash == Some(true) { Keep::Nothing } else { Keep::Pinned },
+        modes: params.preserve_mode == Some(true),
+        times: params.preserve_mtime == Some(true),
+        pin_name,
+        meta: params.meta.as_deref().map(meta).transpose()?.unwrap_or_default(),
+    };
+    Ok((terms, form))
+}
+
+impl UploadParams {
+    fn read(query: &str) -> Result<Self, UploadError> {
+        let query = Query::of(query)?;
+        Ok(Self {
+            name: query.text("name"),
+            wrap: query.flag("wrap")?,
+            profile: query.text("profile"),
+            cid_version: query.parsed("cid-version")?,
+            raw_leaves: query.flag("raw-leaves")?,
+            chunker: query.text("chunker"),
+            only_hash: query.flag("only-hash")?,
+            preserve_mode: query.flag("preserve-mode")?,
+            preserve_mtime: query.flag("preserve-mtime")?,
+            roots: query.text("roots"),
+            pin_name: query.text("pin-name"),
+            meta: query.text("meta"),
+        })
+    }
+
+    /// What decides about CIDs.
+    fn profile(&self) -> Result<Profile, UploadError> {
+        let unknown = || invalid(format!("profile is one of {}", Profile::NAMES.join(", ")));
+        let named = self.profile.as_deref().map(|name| Profile::named(name).ok_or_else(unknown)).transpose()?;
+        let version = match self.cid_version {
+            None => None,
+            Some(0) => Some(Version::V0),
+            Some(1) => Some(Version::V1),
+            Some(_) => return Err(invalid("cid-version is 0 or 1")),
+        };
+        let chunking = self.chunker.as_deref().map(str::parse::<Chunking>).transpose();
+        let chunking = chunking.map_err(|error| invalid(format!("chunker: {error}")))?;
+        Ok(chosen(named.unwrap_or_default(), version, self.raw_leaves, chunking))
+    }
+}
+
+fn invalid(words: impl ToString) -> UploadError {
+    UploadError::Invalid(words.to_string())
+}
+
+/// The parameters that were given. One that is misspelt would have no effect and nobody would notice.
+struct Query<'a>(&'a str);
+
+impl<'a> Query<'a> {
+    fn of(query: &'a str) -> Result<Self, UploadError> {
+        let pairs = query.split('&').filter(|pair| !pair.is_empty());
+        let mut names: Vec<&str> = pairs.map(|pair| pair.split('=').next().unwrap_or(pair)).collect();
+        if let Some(name) = names.iter().find(|name| !KNOWN.iter().any(|known| known == *name)) {
+            let name: String = name.chars().take(80).collect();
+            return Err(invalid(format!("there is no parameter \"{name}\" here, but {}", KNOWN.join(", "))));
+        }
+        names.sort_unstable();
+        match names.array_windows().find(|[one, other]| one == other) {
+            Some([name, _]) => Err(invalid(format!("the parameter {name} is there more than once"))),
+            None => Ok(Self(query)),
+        }
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        parameter(self.0, name).map(|text| text.into_owned()).filter(|text| !text.is_empty())
+    }
+
+    /// Whether something is wanted; a name without a value says that it is.
+    fn flag(&self, name: &str) -> Result<Option<bool>, UploadError> {
+        match parameter(self.0, name).as_deref() {
+            None => Ok(None),
+            Some("false" | "0") => Ok(Some(false)),
+            Some("" | "true" | "1") => Ok(Some(true)),
+            Some(_) => Err(invalid(format!("{name} is true or false"))),
+        }
+    }
+
+    fn parsed<T: FromStr>(&self, name: &str) -> Result<Option<T>, UploadError>
+    where
+        T::Err: ToString,
+    {
+        let parsed = self.text(name).map(|text| text.parse().map_err(|error: T::Err| error.to_string()));
+        parsed.transpose().map_err(|error| invalid(format!("{name}: {error}")))
+    }
+}
+
+/// A profile with some choices changed, as `ipfs add` and `causeway add` do it.
+pub fn chosen(
+    profile: Profile,
+    cid_version: Option<Version>,
+    raw_leaves: Option<bool>,
+    chunking: Option<Chunking>,
+) -> Profile {
+    let profile = match cid_version {
+        None => profile,
+        Some(Version::V0) => Profile { cid_version: Version::V0, ..profile },
+        Some(Version::V1) => profile.with_cid_v1(),
+    };
+    Profile {
+        raw_leaves: raw_leaves.unwrap_or(profile.raw_leaves),
+        chunking: chunking.unwrap_or(profile.chunking),
+        ..profile
+    }
+}
+
+fn meta(text: &str) -> Result<Meta, UploadError> {
+    let meta: Meta = serde_json::from_str(text)
+        .map_err(|error| invalid(format!("meta is a JSON object whose values are texts: {error}")))?;
+    check_meta(&meta).map_err(invalid)?;
+    Ok(meta)
+}
+
+fn form(roots: Option<&str>, content_type: &str, name: Option<String>) -> Result<Form, UploadError> {
+    let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let form = match media_type.as_str() {
+        CAR => Form::Car { roots_last: roots_last(roots)? },
+        media_type if TAR.contains(&media_type) => Form::Tar,
+        media_type if COMPRESSED_TAR.contains(&media_type) => {
+            let words = "a compressed archive is not taken in: send the TAR as it is without that (application/x-tar)";
+            return Err(UploadError::Unsupported(words.to_owned()));
+        }
+        media_type if media_type.starts_with("multipart/") => {
+            let boundary = multer::parse_boundary(content_type)
+                .map_err(|_| invalid("the Content-Type of a form is multipart/form-data; boundary=…"))?;
+            Form::Multipart { boundary, kubo: false }
+        }
+        _ => Form::File { name },
+    };
+    if roots.is_some() && !matches!(form, Form::Car { .. }) {
+        return Err(invalid(format!("roots is for a CAR, and the Content-Type is not {CAR}")));
+    }
+    Ok(form)
+}
+
+fn roots_last(roots: Option<&str>) -> Result<bool, UploadError> {
+    match roots {
+        None | Some("header") => Ok(false),
+        Some("last") => Ok(true),
+        Some(_) => Err(invalid("roots is \"header\" or \"last\"")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(query: &str, headers: &[(&str, &str)]) -> Result<(Terms, Form), UploadError> {
+        let uri: Uri = format!("/upload?{query}").parse().expect("a URI");
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(http::HeaderName::from_bytes(name.as_bytes()).expect("a name"), value.parse().expect("a value"));
+        }
+        terms(&uri, &map)
+    }
+
+    #[test]
+    fn the_media_type_says_what_a_body_is() {
+        let file = |name: Option<&str>| Form::File { name: name.map(str::to_owned) };
+        let table = [
+            ("", vec![], file(None)),
+            ("name=a%20b", vec![("content-type", "text/plain")], file(Some("a b"))),
+            ("", vec![("content-disposition", "attachment; filename=\"c.txt\"")], file(Some("c.txt"))),
+            ("name=a", vec![("content-disposition", "attachment; filename=\"c.txt\"")], file(Some("a"))),
+            ("name=", vec![("content-type", "application/gzip")], file(None)),
+            ("", vec![("content-type", "application/vnd.ipld.car; version=1")], Form::Car { roots_last: false }),
+            ("roots=last", vec![("content-type", "Application/vnd.ipld.CAR")], Form::Car { roots_last: true }),
+            ("", vec![("content-type", "application/x-tar")], Form::Tar),
+            (
+                "",
+                vec![("content-type", "multipart/form-data; boundary=xyz")],
+                Form::Multipart { boundary: "xyz".to_owned(), kubo: false },
+            ),
+        ];
+        for (query, headers, expected) in table {
+            let (_, form) = of(query, &headers).unwrap_or_else(|error| panic!("{query}: {error}"));
+            assert_eq!(form, expected, "{query} {headers:?}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_those_of_the_command() {
+        let (terms, _) =
+            of("cid-version=1&raw-leaves=false&chunker=size-1000&wrap&pin-name=p&meta=%7B%22a%22%3A%22b%22%7D", &[])
+                .expect("reads");
+        let chunking = Chunking::size(1000).expect("a size");
+        assert_eq!(terms.profile, Profile { raw_leaves: false, chunking, ..Profile::default().with_cid_v1() });
+        assert_eq!((terms.wrap, terms.keep, terms.pin_name.as_deref()), (true, Keep::Pinned, Some("p")));
+        assert_eq!(terms.meta, Meta::from([("a".to_owned(), "b".to_owned())]));
+        assert_eq!(of("only-hash", &[]).expect("reads").0.keep, Keep::Nothing);
+        let (terms, _) = of("profile=unixfs-v1-2025&name=f", &[]).expect("reads");
+        assert_eq!((terms.profile, terms.pin_name.as_deref()), (Profile::UNIXFS_V1_2025, Some("f")));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        let long = format!("pin-name={}", "n".repeat(256));
+        let queries = [
+            "cid-verson=1",
+            "cid-version=2",
+            "cid-version=x",
+            "chunker=size-0",
+            "raw-leaves=maybe",
+            "profile=best",
+            "wrap=2",
+            "wrap=true&wrap=false",
+            "roots=header",
+            "meta=x",
+            "meta=%7B%22a%22%3A1%7D",
+            &format!("meta=%7B%22a%22%3A%22{}%22%7D", "m".repeat(16 * 1024)),
+            &long,
+        ];
+        for query in queries {
+            let error = of(query, &[]).expect_err(query);
+            assert_eq!(error.status(), 400, "{query}");
+        }
+        let unsupported = [("content-encoding", "gzip"), ("content-type", "application/x-tgz")];
+        for header in unsupported {
+            assert_eq!(of("", &[header]).expect_err("refused").status(), 415, "{header:?}");
+        }
+        assert_eq!(of("", &[("content-type", "multipart/form-data")]).expect_err("refused").status(), 400);
+        assert_eq!(of("roots=first", &[("content-type", CAR)]).expect_err("refused").status(), 400);
+    }
+
+    #[test]
+    fn every_parameter_that_is_described_is_read() {
+        assert_eq!(KNOWN.len(), 12);
+        for name in KNOWN.iter() {
+            let read = UploadParams::read(&format!("{name}=1")).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_ne!(read, UploadParams::default(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Views of uploads.
+
+use crate::uploads::{Glance, Root, Taken};
+use api::uploads::{GlanceView, RootView, UploadView};
+
+/// What an upload came to.
+pub fn upload(Taken { roots, bytes, blocks }: Taken) -> UploadView {
+    UploadView { roots: roots.into_iter().map(root).collect(), bytes, blocks }
+}
+
+fn root(Root { name, cid, bytes, pin }: Root) -> RootView {
+    let name = Some(name).filter(|name| !name.is_empty());
+    RootView { name, cid: cid.to_string(), path: format!("/ipfs/{cid}"), bytes, pin }
+}
+
+/// How far an upload has come.
+pub fn progress(Glance { files, bytes, path }: Glance) -> GlanceView {
+    GlanceView { files, bytes, path }
+}

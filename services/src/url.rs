@@ -1,0 +1,52 @@
+//! Paths and queries of URLs: how they are written, and how they are read.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode};
+use std::borrow::Cow;
+
+/// What is encoded in a segment of a path: all but what browsers leave as it is (RFC 3986, section 3.3, "pchar").
+pub const PATH_SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'!')
+    .remove(b'$')
+    .remove(b'&')
+    .remove(b'\'')
+    .remove(b'(')
+    .remove(b')')
+    .remove(b'*')
+    .remove(b'+')
+    .remove(b',')
+    .remove(b';')
+    .remove(b'=')
+    .remove(b':')
+    .remove(b'@');
+
+/// The first value of a query parameter, decoded as forms are: `+` is a space
+/// (<https://url.spec.whatwg.org/#urlencoded-parsing>).
+pub fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
+    Some(match parameter_bytes(query, name)? {
+        Cow::Borrowed(bytes) => String::from_utf8_lossy(bytes),
+        Cow::Owned(bytes) => Cow::Owned(String::from_utf8_lossy(&bytes).into_owned()),
+    })
+}
+
+/// The same as bytes, where the value need not be text.
+pub fn parameter_bytes<'a>(query: &'a str, name: &str) -> Option<Cow<'a, [u8]>> {
+    let pair = query.split('&').find_map(|pair| match pair.split_once('=') {
+        Some((key, value)) => (key == name).then_some(value),
+        None => (pair == name).then_some(""),
+    })?;
+    if !pair.contains(['%', '+']) {
+        return Some(Cow::Borrowed(pair.as_bytes()));
+    }
+    Some(Cow::Owned(form_decoded(pair.as_bytes())))
+}
+
+/// A name or a value as forms are written, decoded: `+` is a space (<https://url.spec.whatwg.org/#urlencoded-parsing>). Escapes that
+/// are none stay as they are.
+pub fn form_decoded(text: &[u8]) -> Vec<u8> {
+    let spaced: Vec<u8> = text.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect();
+    percent_decode(&spaced).collect()
+}

@@ -1,0 +1,42 @@
+//! Views of IPNS keys and of what is published with them.
+
+use api::keys::{KeyView, PublishedView};
+use http::StatusCode;
+use p2p_bridge::epoch;
+use p2p_bridge::names::keystore::{KeyError, KeyInfo};
+use p2p_bridge::names::publish::Published;
+
+/// A key, without its secret.
+pub fn key(info: KeyInfo) -> KeyView {
+    KeyView { name: info.name, id: info.key.to_string(), kind: info.kind.to_string() }
+}
+
+/// What is published with a key. `targets` is where the record goes; nowhere while no node runs or it is offline.
+pub fn published(info: Option<KeyInfo>, entry: &Published, targets: &[String]) -> PublishedView {
+    let status = match (targets.is_empty(), entry.puts.values().map(|put| put.peers).sum::<usize>()) {
+        (true, 0) => "kept here; it is put into the network once a node is online".to_owned(),
+        (false, 0) => "kept here; it is put into the network as soon as a peer takes it".to_owned(),
+        (_, 1) => "1 peer or router has it".to_owned(),
+        (_, takers) => format!("{takers} peers or routers have it"),
+    };
+    PublishedView {
+        key: info.map(|info| info.name),
+        name: format!("/ipns/{}", entry.key),
+        value: entry.record.value().to_owned(),
+        sequence: entry.record.sequence(),
+        valid_until_at: epoch::seconds(entry.record.end_of_life()),
+        ttl_seconds: entry.record.ttl().as_secs(),
+        puts: entry.puts.iter().map(|(target, put)| (target.clone(), put.peers)).collect(),
+        status,
+    }
+}
+
+/// The status for an error of the keystore, in answers and in the audit log.
+pub fn status(error: &KeyError) -> StatusCode {
+    match error {
+        KeyError::Name(_) | KeyError::Reserved | KeyError::Format(_) => StatusCode::BAD_REQUEST,
+        KeyError::Missing(_) => StatusCode::NOT_FOUND,
+        KeyError::Exists(_) | KeyError::Known(_) | KeyError::Full | KeyError::InUse { .. } => StatusCode::CONFLICT,
+        KeyError::Identity(_) | KeyError::Io { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}

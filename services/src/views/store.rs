@@ -1,0 +1,90 @@
+//! Views of the block store.
+
+use api::store::{
+    AmountView, CheckView, FaultView, FiguresView, FindingView, ImportedView, IndexView, LackingPinView, PinView,
+    ProgressView, SegmentsView,
+};
+use cache::disk::offline::{Amount, SegmentsAmount};
+use cache::{CheckReport, Disagreements, Fault, Figures, Finding, ImportSummary, LackingPin, PinSummary};
+use cache::{ScrubProgress, ScrubReport};
+use content::Cid;
+
+/// What a store holds.
+pub fn figures(figures: &Figures) -> FiguresView {
+    FiguresView {
+        all: amount(figures.all()),
+        pinned: amount(figures.pinned),
+        cached: amount(figures.cached),
+        raw: amount(figures.raw),
+        frames: amount(figures.framed),
+        envelopes: amount(figures.enveloped),
+        pinned_segments: segments(figures.pinned_segments),
+        cached_segments: segments(figures.cached_segments),
+        pins: figures.pins,
+        partial_pins: figures.partial_pins,
+    }
+}
+
+fn amount(Amount { blocks, block_bytes, stored_bytes }: Amount) -> AmountView {
+    AmountView { blocks, block_bytes, stored_bytes }
+}
+
+fn segments(SegmentsAmount { segments, bytes, dead_bytes }: SegmentsAmount) -> SegmentsView {
+    SegmentsView { segments, bytes, dead_bytes }
+}
+
+/// How far a check has come.
+pub fn progress(&ScrubProgress { blocks, bytes, damaged, unreadable }: &ScrubProgress) -> ProgressView {
+    ProgressView { blocks, bytes, damaged, unreadable }
+}
+
+/// A block that did not pass.
+pub fn finding(finding: &Finding) -> FindingView {
+    let fault = match finding.fault {
+        Fault::Damaged => FaultView::Damaged,
+        Fault::Unreadable => FaultView::Unreadable,
+    };
+    FindingView { fault, cid: finding.cid.to_string() }
+}
+
+fn lacking_pin(LackingPin { root, name, missing, blocks }: &LackingPin) -> LackingPinView {
+    LackingPinView { root: root.to_string(), name: name.clone(), missing: *missing, blocks: *blocks }
+}
+
+fn index(&Disagreements { blocks, places, segments, files }: &Disagreements) -> IndexView {
+    IndexView { blocks, places, segments, files }
+}
+
+/// What a check came to in a store that a gateway uses.
+pub fn scrubbed(report: &ScrubReport) -> CheckView {
+    CheckView {
+        clean: report.progress.is_clean() && report.lacking.is_empty(),
+        checked: progress(&report.progress),
+        pins_lacking_blocks: report.lacking.iter().map(lacking_pin).collect(),
+        index_disagreements: None,
+        pins_missing: Vec::new(),
+        unclaimed_blocks: 0,
+    }
+}
+
+/// What a check came to in a store that no gateway uses, and the roots that the list of pins has and the store has not.
+pub fn checked(report: &CheckReport, missing: Vec<Cid>) -> CheckView {
+    CheckView {
+        clean: report.is_clean() && missing.is_empty(),
+        checked: progress(&report.progress),
+        pins_lacking_blocks: report.lacking.iter().map(lacking_pin).collect(),
+        index_disagreements: Some(index(&report.index)),
+        pins_missing: missing.iter().map(Cid::to_string).collect(),
+        unclaimed_blocks: report.unclaimed,
+    }
+}
+
+/// A pin that was made.
+pub fn pin(pin: &PinSummary) -> PinView {
+    PinView { root: pin.root.to_string(), name: pin.name.clone(), blocks: pin.blocks, bytes: pin.bytes }
+}
+
+/// What an import did.
+pub fn imported(ImportSummary { pins, blocks, bytes }: &ImportSummary) -> ImportedView {
+    ImportedView { pins: pins.iter().map(pin).collect(), blocks: *blocks, bytes: *bytes }
+}

@@ -12,7 +12,7 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which are no settings of a node: it would refuse to start with them.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build install test test-api test-browser test-compliance test-rpc test-long lint docs bench bench-tiers bench-stores bench-compression \
+.PHONY: help run build build-all install test test-api test-browser test-compliance test-rpc test-long lint docs bench bench-tiers bench-stores bench-compression \
     bench-network bench-trace bench-policies kubo deny
 
 help: ## List the targets
@@ -21,13 +21,23 @@ help: ## List the targets
 run: build ## Build and start a gateway, which prints the address of its welcome page
 	@exec env $(NOT_SETTINGS) "$(CARGO_TARGET_DIR)/release/causeway" serve $(ARGS)
 
+# With the features of the whole workspace, so that "make test" does not build RocksDB and libp2p once more, but without linking the
+# load tests.
 build: ## Build the binary
+	@scripts/install-missing build
+	cargo build $(PROFILE) --bin causeway
+
+build-all:
 	@scripts/install-missing build
 	cargo build $(PROFILE) --bins
 
 install: PREFIX ?= /usr/local
 install: ## Install what was built, its manual pages and completions below PREFIX (/usr/local); DESTDIR goes before it
-	install -D "$(CARGO_TARGET_DIR)/release/causeway" "$(DESTDIR)$(PREFIX)/bin/causeway"
+	install -D --strip "$(CARGO_TARGET_DIR)/release/causeway" "$(DESTDIR)$(PREFIX)/bin/causeway"
+	install -d "$(DESTDIR)$(PREFIX)/lib/debug"
+	objcopy --only-keep-debug --compress-debug-sections=zlib "$(CARGO_TARGET_DIR)/release/causeway" \
+	    "$(DESTDIR)$(PREFIX)/lib/debug/causeway.debug"
+	objcopy --add-gnu-debuglink="$(DESTDIR)$(PREFIX)/lib/debug/causeway.debug" "$(DESTDIR)$(PREFIX)/bin/causeway"
 	"$(CARGO_TARGET_DIR)/release/causeway" man "$(DESTDIR)$(PREFIX)/share/man/man1"
 	install -d "$(DESTDIR)$(PREFIX)/share/bash-completion/completions" "$(DESTDIR)$(PREFIX)/share/zsh/site-functions" \
 	    "$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d"
@@ -76,7 +86,7 @@ lint: ## Check formatting, and let clippy warn of nothing
 
 docs: ## Build the crates' documentation
 	@scripts/install-missing build
-	RUSTDOCFLAGS="-D warnings" cargo doc $(PROFILE) --no-deps
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links -A rustdoc::bare_urls" cargo doc $(PROFILE) --no-deps
 
 bench: ## Compare cold fetches with Kubo's on this machine; results go to load-tests/results
 	@scripts/install-missing bench
@@ -90,11 +100,11 @@ bench-tiers: ## Measure what is held, in memory and on disk, beside nginx and Ku
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" tiers \
 	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" $(ARGS)
 
-bench-stores: build kubo ## Measure datastores, Causeway's beside Kubo's; results go to load-tests/results
+bench-stores: build-all kubo ## Measure datastores, Causeway's beside Kubo's; results go to load-tests/results
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" stores \
 	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" $(ARGS)
 
-bench-compression: build ## Measure what compression saves, on disk and on the way; results go to load-tests/results
+bench-compression: build-all ## Measure what compression saves, on disk and on the way; results go to load-tests/results
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" compression --causeway "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
 
 bench-network: ## Measure misses over a long link, beside Kubo and plain HTTP; results go to load-tests/results
@@ -105,10 +115,10 @@ bench-network: ## Measure misses over a long link, beside Kubo and plain HTTP; r
 	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" \
 	    --chromium "$$(command -v chromium)" --browser-modules "$$(scripts/browser-packages)" $(ARGS)
 
-bench-trace: build ## Replay a trace shaped like a public gateway's day; results go to load-tests/results
+bench-trace: build-all ## Replay a trace shaped like a public gateway's day; results go to load-tests/results
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" trace --causeway "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
 
-bench-policies: build ## Show what the memory tier would answer of that day by each policy; results go to load-tests/results
+bench-policies: build-all ## Show what the memory tier would answer of that day by each policy; results go to load-tests/results
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" policies $(ARGS)
 
 kubo: ## Build Kubo, the real peer of tests and benchmarks, unless it is there

@@ -1,4 +1,4 @@
-//! The command-line flags that set keys. Values are taken as text here and checked in [`crate::load`], so that a flag,
+//! The command-line flags that set keys. Values are taken as text here and checked in [`mod@crate::load`], so that a flag,
 //! a variable and a line of the file are refused with the same words.
 
 use std::path::PathBuf;

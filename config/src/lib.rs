@@ -15,7 +15,7 @@
 //! | [`values`] | values that are checked as they are read: addresses, CIDs, URLs, secrets |
 //! | [`keys`] | the list of keys and the names of their environment variables, taken from the tree itself |
 //! | [`flags`] | the command-line flags that set keys |
-//! | [`load`] | defaults < file < environment < flags, and what is wrong with them |
+//! | [`mod@load`] | defaults < file < environment < flags, and what is wrong with them |
 //! | `shape` | whether a value has its key's type, in words |
 //! | `check` | what is wrong with values that parse: too small, too large, at odds with each other |
 

@@ -63,7 +63,7 @@ impl Default for Config {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
-    /// Addresses and ports that answer the public, such as "0.0.0.0:8080" or "[::]:8080". Port 0 takes a free one.
+    /// Addresses and ports that answer the public, such as `0.0.0.0:8080` or `[::]:8080`. Port 0 takes a free one.
     #[serde(deserialize_with = "addresses")]
     pub listen: Vec<SocketAddr>,
     /// How long a request waits while the network delivers nothing, before it is answered with 504. Each block that

@@ -1,5 +1,5 @@
 //! The comparison of what is cold: a file through a fresh node that has to fetch it. What is held already, hot or on disk, is
-//! compared by [`crate::tiers`].
+//! compared by [`mod@crate::tiers`].
 
 use crate::Options;
 use crate::fetch::{Times, get};

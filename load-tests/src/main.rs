@@ -4,20 +4,20 @@
 //! order, with the server's CPU time beside each; results are files that can be compared over time.
 //!
 //! Non-goals: absolute figures. Load generator and servers share the machine, so that ratios hold better than numbers. What
-//! is compared is spoken to over HTTP; only [`policies`] knows of Causeway's inside.
+//! is compared is spoken to over HTTP; only [`mod@policies`] knows of Causeway's inside.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`tiers`] | what is held: the table of the local tiers, beside nginx and Kubo |
-//! | [`stores`] | what datastores take to be added to and read, beside Kubo's |
-//! | [`compression`] | what is saved on disk and on the way, beside whole files |
-//! | [`compare`] | a cold file on one machine, by one GET |
-//! | [`network`] | misses over a long link: the table of the network tier |
+//! | [`mod@tiers`] | what is held: the table of the local tiers, beside nginx and Kubo |
+//! | [`mod@stores`] | what datastores take to be added to and read, beside Kubo's |
+//! | [`mod@compression`] | what is saved on disk and on the way, beside whole files |
+//! | [`mod@compare`] | a cold file on one machine, by one GET |
+//! | [`mod@network`] | misses over a long link: the table of the network tier |
 //! | [`servers`] | Causeway, Kubo and nginx as child processes with folders of their own |
 //! | [`child`] | a child process, what it says and the CPU time it and its children use |
-//! | [`trace`] | a public gateway's day, replayed: the paper's table of tiers beside ours |
-//! | [`policies`] | what the memory tier keeps, by policy, on the same day |
-//! | [`relay`] | a stretch of network between two programs: delay, rate, and a count of bytes |
+//! | [`mod@trace`] | a public gateway's day, replayed: the paper's table of tiers beside ours |
+//! | [`mod@policies`] | what the memory tier keeps, by policy, on the same day |
+//! | [`mod@relay`] | a stretch of network between two programs: delay, rate, and a count of bytes |
 //! | [`wrk`], [`timed`], [`folder`] | one run of `wrk`; of any command; what a folder takes on disk |
 //! | [`fetch`], [`sample`], [`archive`] | one timed GET; content that is made up, and the same as blocks |
 //! | [`rounds`], [`median`], [`zipf`] | whose turn it is, the middle of some figures, popularity |

@@ -1,10 +1,10 @@
-//! What the memory tier keeps: its policies, on the same day at a public gateway ([`crate::trace`]), alone and with somebody
+//! What the memory tier keeps: its policies, on the same day at a public gateway ([`mod@crate::trace`]), alone and with somebody
 //! who reads a very long file meanwhile.
 //!
 //! Goals: the memory tier itself is measured and no model of it; whole hours, so that what a policy learns shows; the file is
 //! long beside the memory.
 //!
-//! Non-goals: time. What a hit or a miss costs is [`crate::tiers`]' concern.
+//! Non-goals: time. What a hit or a miss costs is [`mod@crate::tiers`]' concern.
 //!
 //! How: each request reads its file's blocks as the gateway does: what memory has not is offered to it. A request is a hit if
 //! nothing of its file was missing. Blocks are slices of one buffer, so that a day's memory tier takes no memory here but for

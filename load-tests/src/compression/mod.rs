@@ -6,7 +6,7 @@
 //! go although it would have shrunk. The store is measured through its real binary: `add`, `store stats`, and HTTP with
 //! `Accept-Encoding: zstd`; what is sent is decoded and compared.
 //!
-//! Non-goals: other algorithms; how fast compressed answers are ([`crate::tiers`]). What whole files cannot do is not measured:
+//! Non-goals: other algorithms; how fast compressed answers are ([`mod@crate::tiers`]). What whole files cannot do is not measured:
 //! ranges without unpacking what is before them, blocks that are shared with other files, the CIDs of the plain content.
 //!
 //! | module | concern |

@@ -1,6 +1,6 @@
 //! The network's table: how fast misses are over a long link, beside Kubo, plain HTTP and what the source itself can do.
 //!
-//! Goals: one command for all rows; a real Kubo as the source, behind a relay ([`crate::relay`]) that adds the delay and
+//! Goals: one command for all rows; a real Kubo as the source, behind a relay ([`mod@crate::relay`]) that adds the delay and
 //! counts, so that a row fails when its bytes went another way; cold every time (a fresh node, or content that nobody has
 //! seen); what arrives is compared byte for byte, after the clock has stopped; rivals take turns in rotated order and
 //! medians count. A row that fails does not keep the others from being measured.

@@ -9,8 +9,8 @@
 //! synced, when the process ends. Kubo's flatfs does that only if it is told to (`sync`), so it takes part as it is shipped, too,
 //! and is called so. Participants take turns in rotated order and medians count. CPU time is that of the importing process.
 //!
-//! Non-goals: stores under the load of many clients ([`crate::tiers`]); compression, for which the data is of no use
-//! ([`crate::compression`]).
+//! Non-goals: stores under the load of many clients ([`mod@crate::tiers`]); compression, for which the data is of no use
+//! ([`mod@crate::compression`]).
 //!
 //! | module | concern |
 //! |---|---|

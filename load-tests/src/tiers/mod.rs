@@ -5,7 +5,7 @@
 //! since the generator takes a core. A row that fails does not keep the others from being measured, and one that this Causeway
 //! cannot take part in says so.
 //!
-//! Non-goals: misses ([`crate::network`], [`crate::compare`]); hit shares ([`crate::trace`]); absolute figures: everything
+//! Non-goals: misses ([`mod@crate::network`], [`mod@crate::compare`]); hit shares ([`mod@crate::trace`]); absolute figures: everything
 //! shares one machine.
 //!
 //! | module | concern |

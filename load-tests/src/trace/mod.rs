@@ -5,7 +5,7 @@
 //! that of a simulated cache of the same size; what the paper does not print is named as an assumption ([`shape`]).
 //!
 //! Non-goals: the network's own latency. The node that has what is not pinned is on the same machine, so that the last
-//! column's times are no public network's; for those see [`crate::network`].
+//! column's times are no public network's; for those see [`mod@crate::network`].
 //!
 //! | module | concern |
 //! |---|---|

@@ -12,7 +12,7 @@
 //! | [`plan`] | which of the found providers are dialled, and when: one for each search |
 //! | [`dialer`] | the dials of all searches: their budget, and what is learnt of them |
 //! | [`dial_times`] | how long dials take that succeed, and when one is overdue |
-//! | [`unreachable`] | the negative cache of dials, and who was seen alive |
+//! | [`mod@unreachable`] | the negative cache of dials, and who was seen alive |
 //! | [`targets`] | how often one host is dialled |
 //! | [`memory`] | who had which DAG, over restarts |
 //! | [`absent`] | what nobody had a moment ago |

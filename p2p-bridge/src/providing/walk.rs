@@ -1,6 +1,6 @@
 //! One walk: asking ever closer peers until the closest that answer are known.
 //!
-//! A state machine without I/O or clock: whoever drives it asks the peers that [`Walk::next`] names and reports what became
+//! A state machine without I/O or clock: whoever drives it asks the peers that [`Walk::next_to_ask`] names and reports what became
 //! of each. A peer that does not answer in time is reported as failed, so a walk ends as soon as its peers do.
 //!
 //! It differs from the one in `libp2p-kad` in that what it knows can be read while it goes on, which the first announcement

@@ -34,10 +34,10 @@ build-all:
 install: PREFIX ?= /usr/local
 install: ## Install what was built, its manual pages and completions below PREFIX (/usr/local); DESTDIR goes before it
 	install -D --strip "$(CARGO_TARGET_DIR)/release/causeway" "$(DESTDIR)$(PREFIX)/bin/causeway"
-	install -d "$(DESTDIR)$(PREFIX)/lib/debug"
+	install -d "$(DESTDIR)$(PREFIX)/bin/.debug"
 	objcopy --only-keep-debug --compress-debug-sections=zlib "$(CARGO_TARGET_DIR)/release/causeway" \
-	    "$(DESTDIR)$(PREFIX)/lib/debug/causeway.debug"
-	objcopy --add-gnu-debuglink="$(DESTDIR)$(PREFIX)/lib/debug/causeway.debug" "$(DESTDIR)$(PREFIX)/bin/causeway"
+	    "$(DESTDIR)$(PREFIX)/bin/.debug/causeway.debug"
+	objcopy --add-gnu-debuglink="$(DESTDIR)$(PREFIX)/bin/.debug/causeway.debug" "$(DESTDIR)$(PREFIX)/bin/causeway"
 	"$(CARGO_TARGET_DIR)/release/causeway" man "$(DESTDIR)$(PREFIX)/share/man/man1"
 	install -d "$(DESTDIR)$(PREFIX)/share/bash-completion/completions" "$(DESTDIR)$(PREFIX)/share/zsh/site-functions" \
 	    "$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d"

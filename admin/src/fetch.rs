@@ -19,7 +19,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{StatusCode, Uri};
 use axum::response::IntoResponse as _;
 use content::{Block, Cid, SourceError};
-use gateway::source::{RootSource, Sources};
+use gateway::resolve::source::{RootSource, Sources};
 use moka::sync::Cache;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -124,7 +124,6 @@ mod tests {
                 Arc::clone(&network) as Arc<dyn BlockSource>
             }),
             fetches: Arc::new(Limiter::new(8, 8)),
-            encoded: None,
             policy: Arc::new(content::AllowAll),
         };
         (Arc::new(sources), asked)

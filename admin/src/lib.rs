@@ -39,8 +39,8 @@ pub mod tokens;
 pub mod uploads;
 
 use self::http::answer::{Dialect, Refusal, while_sending};
-use self::http::openapi::Permissions;
-use self::http::{Shared, guard, openapi};
+use self::http::openapi::{self, Permissions};
+use self::http::{Shared, guard};
 use crate::kubo_rpc::Rpc;
 use crate::operations::Operations;
 use crate::pins::{overview, psa};
@@ -50,9 +50,9 @@ use axum::response::Response;
 use axum::{Router, middleware};
 use cache::BlockStore;
 use gateway::errors::Problem;
+use gateway::listen::server::Connection;
 use gateway::request;
-use gateway::server::Connection;
-use gateway::source::Sources;
+use gateway::resolve::source::Sources;
 use p2p_bridge::names::publish::Publisher;
 use prometheus_client::registry::Registry;
 use services::access::Authenticator;
@@ -175,7 +175,7 @@ pub async fn answer(router: Router, mut request: Request, connection: Arc<Connec
     let admitted = match request::check_host(&head) {
         Ok(()) if request::is_about_health(head.uri.path()) => Ok(()),
         Ok(()) => connection.admitted().await.map_err(Problem::from),
-        Err(problem) => Err(problem),
+        Err(error) => Err(Problem::from(error)),
     };
     request = Request::from_parts(head, body);
     if let Err(problem) = admitted {

@@ -47,7 +47,7 @@ use content::{Block, BlockKey, BlockSource, Cid, MAX_BLOCK_BYTES, Permitted, Pol
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{self, Stream, StreamExt as _};
-use gateway::server::Connection;
+use gateway::listen::server::Connection;
 use http_body::Body as _;
 use services::access::Principal;
 use services::audit::Detail;

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use cache::memory::{self, MemoryOptions};
 use content::{Block, car, codec, hashes};
 use futures::stream;
-use gateway::server::Connection;
+use gateway::listen::server::Connection;
 use http_body_util::BodyExt as _;
 use p2p_bridge::names::NamesOptions;
 use p2p_bridge::names::keystore::Keystore;
@@ -105,7 +105,6 @@ fn held(store: &Arc<dyn BlockStore>, lists: &Lists) -> Sources {
         local,
         open_session: Box::new(open),
         fetches: Arc::new(services::limiter::Limiter::new(8, 8)),
-        encoded: None,
         policy: Arc::clone(lists.running()) as _,
     }
 }
@@ -433,7 +432,7 @@ async fn the_description_is_the_one_that_is_checked_in() {
         std::fs::write(path, format!("{served:#}\n")).expect("writes");
     }
     let checked_in: Value = serde_json::from_slice(&std::fs::read(path).expect("is there")).expect("JSON");
-    assert!(served == checked_in, "gateway/openapi.json is not what is served: run this test with CAUSEWAY_BLESS=1");
+    assert!(served == checked_in, "api/openapi.json is not what is served: run this test with CAUSEWAY_BLESS=1");
 }
 
 /// A block that the store does not hold.

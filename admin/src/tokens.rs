@@ -42,7 +42,7 @@ pub struct NameTaken(pub ErrorView);
 
 #[derive(Clone)]
 struct Access {
-    book: TokenStore,
+    store: TokenStore,
     audit: Arc<AuditLog>,
 }
 
@@ -52,19 +52,19 @@ impl Access {
         self.with_tokens(TokenStore::list).await
     }
 
-    /// Does something with the book where it may block.
+    /// Does something with the store where it may block.
     async fn with_tokens<T: Send + 'static>(
         &self,
         work: impl FnOnce(&TokenStore) -> Result<T, TokenStoreError> + Send + 'static,
     ) -> Result<T, Refusal> {
-        let book = self.book.clone();
-        Ok(tokio::task::spawn_blocking(move || work(&book)).await.map_err(|_| stopping())??)
+        let store = self.store.clone();
+        Ok(tokio::task::spawn_blocking(move || work(&store)).await.map_err(|_| stopping())??)
     }
 }
 
 /// The routes.
 pub fn routes(data_dir: &Path, audit: &Arc<AuditLog>) -> OpenApiRouter {
-    let access = Access { book: TokenStore::of(data_dir), audit: Arc::clone(audit) };
+    let access = Access { store: TokenStore::of(data_dir), audit: Arc::clone(audit) };
     let tokens = OpenApiRouter::default().routes(routes!(tokens, create_token)).routes(routes!(revoke_token));
     let routes = tokens.routes(routes!(own_token)).routes(routes!(last_changes));
     routes.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).with_state(access)
@@ -104,7 +104,7 @@ async fn tokens(State(access): State<Access>) -> Answer {
 async fn create_token(State(access): State<Access>, Audited(noted): Audited, body: Bytes) -> Answer {
     let asked: CreateToken = read_body(&body)?;
     noted.note(&asked);
-    let (kept, token) = access.with_tokens(move |book| book.create(views::terms(asked))).await?;
+    let (kept, token) = access.with_tokens(move |store| store.create(views::terms(asked))).await?;
     let created = CreatedToken { token: token.reveal(), kept: views::token(kept) };
     Ok(Detail::of(&created.kept).with(json(StatusCode::CREATED, &created)))
 }
@@ -116,7 +116,7 @@ async fn create_token(State(access): State<Access>, Audited(noted): Audited, bod
     responses((status = 200, description = "The token that was", body = TokenView), WrongRequest,
         (status = 404, description = "There is none", body = ErrorView), DiskFailed))]
 async fn revoke_token(State(access): State<Access>, Segment(token): Segment<String>) -> Answer {
-    let removed = views::token(access.with_tokens(move |book| book.remove(&token)).await?);
+    let removed = views::token(access.with_tokens(move |store| store.remove(&token)).await?);
     Ok(Detail::of(&removed).with(json(StatusCode::OK, &removed)))
 }
 

@@ -3,11 +3,10 @@
 use cache::{BlockStore, Held, Tiers};
 use config::{ConfigError, Loaded};
 use content::{BlockSource, Cid, MemoryBlocks, NameResolver, Policy};
-use gateway::encoded::Encoded;
+use gateway::resolve::source::{Gated, OpenSession, Sources};
 use gateway::routing_v1::finder::Neighbourhood;
 use gateway::routing_v1::metrics::RoutingMetrics;
 use gateway::routing_v1::{self, Routing};
-use gateway::source::{Gated, OpenSession, Sources};
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::names::keystore::Keystore;
 use p2p_bridge::names::publish::{self, Publisher};
@@ -54,12 +53,12 @@ impl Network {
     }
 
     /// Where requests take blocks from: the tiers, and behind them the network.
-    pub fn sources(&self, tiers: &Tiers, fetches: Limiter, encoded: Option<Encoded>) -> Sources {
+    pub fn sources(&self, tiers: &Tiers, fetches: Limiter) -> Sources {
         let upstream = self.upstream();
         let (local, tiers, policy) = (Arc::new(tiers.held()), tiers.clone(), Arc::clone(tiers.policy()));
         let open_session: Box<OpenSession> =
             Box::new(move |root, gate| Arc::new(tiers.through(Arc::new(Gated::new(upstream(root), gate)))));
-        Sources { local, open_session, fetches: Arc::new(fetches), encoded, policy }
+        Sources { local, open_session, fetches: Arc::new(fetches), policy }
     }
 
     /// What others have, by the root that it is asked for by.

@@ -13,18 +13,17 @@ use axum::body::Body;
 use cache::{BlockStore, Ram, RamPolicy, TierMetrics, Tiers};
 use config::{Config, ConfigError, Loaded};
 use content::{Cid, Policy};
-use gateway::admission::{Admission, Bounds, PATIENCE};
-use gateway::encoded::Encoded;
 use gateway::limits::Limits;
+use gateway::listen::admission::{Admission, Bounds, PATIENCE};
+use gateway::listen::server::{Connection, ConnectionLimits, Drain, RequestBody, serve};
+use gateway::listen::tls::{Tls, TlsError};
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Wiring};
-use gateway::server::{Connection, ConnectionLimits, Drain, RequestBody, serve};
-use gateway::tls::{Tls, TlsError};
+use gateway::represent::encoded::Encoded;
 use p2p_bridge::names::Names;
 use p2p_bridge::names::publish::Publisher;
 use prometheus_client::registry::Registry;
-use services::access::authenticator::NO_ADMIN;
-use services::access::authenticator::{self, Authenticator};
+use services::access::authenticator::{self, Authenticator, NO_ADMIN};
 use services::audit::AuditLog;
 use services::denylists::served::Served;
 use services::denylists::takedown::{Answers, InFront};
@@ -150,7 +149,7 @@ impl Node {
         let names = network.names(loaded, &policy, &mut registry)?;
         let publisher = network.publisher(loaded, keys, &names, &mut registry).await?;
         let routing = network.routing(loaded, &tiers, Arc::clone(&names) as _, &mut registry);
-        let sources = Arc::new(network.sources(&tiers, fetches, encoded));
+        let sources = Arc::new(network.sources(&tiers, fetches));
         let limits =
             Limits { client_lookups_max: size(loaded.config.names.client_lookups_max), ..Limits::of(http, cache) };
         let (uploads, parts) = open_uploads(loaded, &disk, &pins, Arc::clone(&policy))?;
@@ -168,6 +167,7 @@ impl Node {
         });
         let wiring = Wiring {
             sources: Arc::clone(&sources),
+            encoded,
             routing,
             names: Arc::clone(&names) as _,
             policy: Arc::clone(&policy),
@@ -194,7 +194,7 @@ impl Node {
         let operations = Operations::new(operations::Parts {
             gateway: Arc::clone(&gateway),
             tiers: tiers.clone(),
-            sources: Arc::new(network.sources(&tiers, Limiter::new(OPERATOR_FETCHES, OPERATOR_FETCHES), None)),
+            sources: Arc::new(network.sources(&tiers, Limiter::new(OPERATOR_FETCHES, OPERATOR_FETCHES))),
             names: Arc::clone(&names),
             bridge: network.bridge(),
             health: Arc::clone(&health),

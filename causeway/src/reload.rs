@@ -6,7 +6,7 @@
 //! | `log.level` | at once; a level that an operator set for a time stays until then |
 //! | denylists and allowlists | files are read and subscriptions fetched at once; which lists there are needs a restart |
 //! | `names.dnslink_map` | its file is read at once; what was answered from the former one holds for the minute that it was given |
-//! | `admin.tls_certificate`, `admin.tls_key` | the files are read again by the next connection, without a signal ([`gateway::tls`]) |
+//! | `admin.tls_certificate`, `admin.tls_key` | the files are read again by the next connection, without a signal ([`gateway::listen::tls`]) |
 //! | everything else | the log names each setting that differs and needs a restart |
 //!
 //! Settings that cannot be read change nothing: the gateway goes on with those that it has.
@@ -14,8 +14,7 @@
 use config::{ConfigError, Loaded, keys};
 use p2p_bridge::names::Names;
 use services::denylists::Lists;
-use services::logging;
-use services::p2p;
+use services::{logging, p2p};
 use std::sync::Arc;
 
 /// The settings that are put in force.

@@ -24,23 +24,23 @@
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 
-pub mod block;
+mod block;
 pub mod command_line;
-pub mod names_cli;
-pub mod ops;
+mod names_cli;
+mod ops;
 pub mod output;
-pub mod ownership;
-pub mod pin;
-pub mod place;
-pub mod progress;
+mod ownership;
+mod pin;
+mod place;
+mod progress;
 mod recorded;
-pub mod remote;
-pub mod shell;
-pub mod store_admin;
-pub mod store_cli;
-pub mod token;
-pub mod values;
-pub mod withheld;
+mod remote;
+mod shell;
+mod store_admin;
+mod store_cli;
+mod token;
+mod values;
+mod withheld;
 
 #[cfg(test)]
 mod tests;

@@ -499,7 +499,8 @@ pub enum PolicyMode {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
-    /// "error", "warn", "info", "debug" or "trace", and after commas other levels for modules: "info,p2p_bridge=debug".
+    /// "error", "warn", "info", "debug" or "trace", and after commas other levels for modules: "info,p2p_bridge=debug". Modules
+    /// are gateway (the public listener), admin, services (pins, uploads, denylists), cache, content, p2p_bridge and causeway.
     pub level: String,
     /// "text" for people, "json" for collectors: one object a line.
     pub format: LogFormat,

@@ -3,7 +3,7 @@
 //! A line is an event of the log with the target `access` and the level info: in the log's own format, as fields. It has the path
 //! without its query, which may hold what is nobody's business, and no header but `User-Agent`.
 
-use crate::client::Client;
+use crate::request::client::Client;
 use http::header::{HeaderMap, USER_AGENT};
 use http::request::Parts;
 use http::{Method, StatusCode};

@@ -4,9 +4,9 @@
 //! connection; bytes travel uncopied; nothing is produced before it is asked for.
 
 use crate::errors::Problem;
+use crate::listen::server::Connection;
 use crate::metrics::Exchange;
 use crate::running::Listed;
-use crate::server::Connection;
 use bytes::Bytes;
 use content::unixfs::file::FileReader;
 use futures::stream::{BoxStream, Stream, StreamExt as _};

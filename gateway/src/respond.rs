@@ -3,10 +3,10 @@
 use crate::body::{Body, BodyLimits, Content};
 use crate::errors::Problem;
 use crate::headers::header;
+use crate::listen::server::Connection;
 use crate::metrics::Exchange;
-use crate::plan;
+use crate::resolve::source::Tier;
 use crate::running::Listed;
-use crate::server::Connection;
 use bytes::{Bytes, BytesMut};
 use content::budget::Share;
 use content::cid;
@@ -113,7 +113,7 @@ pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
     allow_every_origin(draft.headers_mut());
     let took = header(&format!("total;dur={:.3}", exchange.elapsed().as_secs_f64() * 1e3));
     draft.headers_mut().append("server-timing", took);
-    exchange.head(draft.status(), plan::tier_of(draft.headers()));
+    exchange.head(draft.status(), Tier::named_in(draft.headers()));
     if let Some(listed) = &listed {
         listed.answered(draft.status());
     }

@@ -6,7 +6,7 @@
 //!
 //! Non-goals: requests that have ended, which the access log tells of.
 
-use crate::client::Client;
+use crate::request::client::Client;
 use http::StatusCode;
 use http::request::Parts;
 use services::limiter::Permit;

@@ -3,9 +3,9 @@
 //! Goals: no client can take all of what others need as well; what a client has is counted by what it cannot change at will: an IPv4
 //! address, an IPv6 network of 64 bits, a token. Waiting for a permit is short, and then the client is told to come back.
 //!
-//! Where: requests that fetch from the network (`gateway::source`; what is stored locally is served whatever the network does),
+//! Where: requests that fetch from the network (`gateway::resolve::source`; what is stored locally is served whatever the network does),
 //! searches of the routing API, requests behind trusted proxies, archives, names that are looked up, uploads, imports, exports and other
-//! operations that take long. Connections are limited by `gateway::admission`, where the oldest idle one gives way.
+//! operations that take long. Connections are limited by `gateway::listen::admission`, where the oldest idle one gives way.
 
 use crate::access::Principal;
 use std::collections::HashMap;

@@ -4,10 +4,10 @@ use axum::http::header::HeaderName;
 use axum::http::{HeaderMap, Method};
 
 /// The header that names the method.
-pub const METHOD_OVERRIDE: HeaderName = HeaderName::from_static("x-http-method-override");
+const METHOD_OVERRIDE: HeaderName = HeaderName::from_static("x-http-method-override");
 
 /// The route of an upload.
-pub const UPLOAD: &str = "/api/v1/uploads/{id}";
+const UPLOAD: &str = "/api/v1/uploads/{id}";
 
 /// The method that a POST to an upload stands for, if there is such a one.
 pub fn stood_for(headers: &HeaderMap) -> Option<Method> {

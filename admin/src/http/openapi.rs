@@ -4,7 +4,7 @@
 //! [`utoipa_axum`] makes routes and document of the same list; and the guard lets in whom the document names
 //! ([`Permissions`]). What is true of every operation is added here.
 //!
-//! `gateway/openapi.json` is the document as it is served; a test compares them, and writes it anew with `CAUSEWAY_BLESS=1`.
+//! `api/openapi.json` is the document as it is served; a test compares them, and writes it anew with `CAUSEWAY_BLESS=1`.
 
 use crate::http::answer::Dialect;
 use api::access::{OPERATOR, Scope};

@@ -1,4 +1,4 @@
-//! `add`: files and folders, by the intake that every upload goes through ([`services::uploads`]).
+//! `add`: files and folders, by the pipeline of every upload ([`services::uploads`]).
 //!
 //! The CIDs are those of `ipfs add` with the same options. A line is sent for each file as soon as it has its CID, and for each
 //! folder in the end; bytes that were read are said in between, if they are asked for.

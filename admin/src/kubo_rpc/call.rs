@@ -15,7 +15,7 @@ use axum::extract::Request;
 use axum::http::header::TE;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
-use gateway::server::Connection;
+use gateway::listen::server::Connection;
 use services::url::form_decoded;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use content::unixfs::dir::{self, Entry};
 use content::unixfs::{Node, NodeError};
 use content::{SourceError, codec};
 use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
-use gateway::source::RootSource;
+use gateway::resolve::source::RootSource;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::sync::Arc;

@@ -54,7 +54,7 @@ use cache::import::IMPORT_BYTES_MAX;
 use content::budget::Share;
 use content::{MAX_BLOCK_BYTES, NameResolver, Policy};
 use gateway::limits::Limits;
-use gateway::source::Sources;
+use gateway::resolve::source::Sources;
 use libp2p::PeerId;
 use p2p_bridge::Bridge;
 use p2p_bridge::names::publish::Publisher;

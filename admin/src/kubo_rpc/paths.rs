@@ -9,10 +9,11 @@ use content::names::NameError;
 use content::path::{Namespace, PathError, Root};
 use content::walk::Resolved;
 use content::{BlockSource, Cid, ContentPath, Verdict, Work};
-use gateway::answer::whole::Whole;
 use gateway::errors::Problem;
+use gateway::represent::whole::Whole;
+use gateway::request::RequestError;
+use gateway::resolve::source::RootSource;
 use gateway::resolve::{self, Target};
-use gateway::source::RootSource;
 use std::sync::Arc;
 
 /// How many segments are followed.
@@ -28,7 +29,7 @@ pub fn parse(argument: &str) -> Result<ContentPath, RpcError> {
         None if argument.starts_with('/') => Err(PathError::Namespace),
         None => ContentPath::read(&format!("/ipfs/{argument}"), DEPTH_MAX),
     };
-    read.map_err(|error| Problem::Path { path: argument.to_owned(), error }.into())
+    read.map_err(|error| Problem::from(RequestError::Path { path: argument.to_owned(), error }).into())
 }
 
 /// What a path leads to, and where its blocks come from.

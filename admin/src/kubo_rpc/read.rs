@@ -14,7 +14,7 @@ use content::unixfs::file::{FileReader, ReadLimits};
 use content::{Block, tar};
 use futures::future::ready;
 use futures::stream::{self, StreamExt as _};
-use gateway::source::RootSource;
+use gateway::resolve::source::RootSource;
 use std::ops::Range;
 use std::sync::Arc;
 

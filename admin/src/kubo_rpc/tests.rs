@@ -92,13 +92,7 @@ impl World {
             move |_: &Cid, _| Arc::new(through.through(Arc::clone(&upstream) as _)) as Arc<dyn BlockSource>;
         let local: Arc<dyn BlockSource> = Arc::new(tiers.held());
         let fetches = Arc::new(Limiter::new(8, 8));
-        let sources = Sources {
-            local,
-            open_session: Box::new(open_session),
-            fetches,
-            encoded: None,
-            policy: Arc::clone(&policy),
-        };
+        let sources = Sources { local, open_session: Box::new(open_session), fetches, policy: Arc::clone(&policy) };
         let sources = Arc::new(sources);
         let upstream = Arc::clone(&elsewhere);
         let reach = Reach {

@@ -47,7 +47,7 @@ use config::Loaded;
 use content::Cid;
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::Gateway;
-use gateway::source::Sources;
+use gateway::resolve::source::Sources;
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::{Bridge, Names};
 use services::access::Principal;

@@ -19,7 +19,7 @@ use cache::{Evict, Evicted, StoreError};
 use content::path::Root;
 use content::{AllowAll, Block, BlockKey, Cid, ContentPath, Name, dag};
 use gateway::errors::Problem;
-use gateway::forget::PurgeMode;
+use gateway::invalidate::PurgeMode;
 use gateway::pipeline::Forgotten;
 use gateway::resolve::Target;
 use services::subject::Subject;

@@ -6,11 +6,11 @@ use cache::{BlockStore, Ram, TierMetrics, Tiers};
 use config::Loaded;
 use content::car::CarReader;
 use content::{Block, BlockSource, Cid, DenyList, MemoryBlocks, Policy};
-use gateway::encoded::Encoded;
 use gateway::limits::Limits;
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Wiring};
-use gateway::source::{Gated, Sources};
+use gateway::represent::encoded::Encoded;
+use gateway::resolve::source::{Gated, Sources};
 use libp2p::PeerId;
 use p2p_bridge::names::NamesOptions;
 use prometheus_client::registry::Registry;
@@ -71,7 +71,7 @@ pub(crate) fn world_over(
     let tier_metrics = TierMetrics::register(&mut registry);
     let tiers = Tiers::new(Ram::new(64 << 20), Arc::clone(&store), Arc::clone(&policy), tier_metrics);
     let network = Arc::new(MemoryBlocks::new());
-    let sources = |encoded| {
+    let sources = || {
         let (held, tiers, network) = (Arc::new(tiers.held()), tiers.clone(), Arc::clone(&network));
         let upstream = move || Arc::clone(&network) as Arc<dyn BlockSource>;
         Arc::new(Sources {
@@ -80,7 +80,6 @@ pub(crate) fn world_over(
                 Arc::new(tiers.through(Arc::new(Gated::new(upstream(), gate))))
             }),
             fetches: Arc::new(Limiter::new(512, 512)),
-            encoded,
             policy: Arc::clone(&policy),
         })
     };
@@ -89,7 +88,8 @@ pub(crate) fn world_over(
     let metrics = Arc::new(HttpMetrics::register(&mut registry));
     let encoded = Encoded::new(tiers.clone(), 1 << 20);
     let wiring = Wiring {
-        sources: sources(Some(encoded)),
+        sources: sources(),
+        encoded: Some(encoded),
         names: Arc::clone(&names) as _,
         policy: Arc::clone(&policy),
         metrics: Arc::clone(&metrics),
@@ -112,7 +112,7 @@ pub(crate) fn world_over(
     let operations = Operations::new(Parts {
         gateway: Arc::clone(&gateway),
         tiers: tiers.clone(),
-        sources: sources(None),
+        sources: sources(),
         names,
         bridge: None,
         health: Arc::clone(&health),

@@ -778,8 +778,8 @@ async fn progress_comes_in_lines_for_whoever_wants_it() {
     assert!(matches!(told.last(), Some(UploadLine::Error(failure)) if failure.status == 400), "{told:?}");
 }
 
-/// An intake into a store of its own, whose cache has so many bytes.
-fn intake_with_cache(cache_bytes_max: u64) -> (Arc<dyn BlockStore>, Uploads, tempfile::TempDir) {
+/// Uploads into a store of their own, whose cache has so many bytes.
+fn uploads_with_cache(cache_bytes_max: u64) -> (Arc<dyn BlockStore>, Uploads, tempfile::TempDir) {
     let options = MemoryOptions { cache_bytes_max, ..MemoryOptions::default() };
     let store: Arc<dyn BlockStore> = memory::open(&options).expect("opens");
     let dir = tempfile::tempdir().expect("a folder");
@@ -791,7 +791,7 @@ fn intake_with_cache(cache_bytes_max: u64) -> (Arc<dyn BlockStore>, Uploads, tem
 
 #[tokio::test]
 async fn events_tell_of_everything_in_the_order_of_kubo() {
-    let (store, uploads, _dir) = intake_with_cache(1 << 20);
+    let (store, uploads, _dir) = uploads_with_cache(1 << 20);
     let (sender, mut receiver) = mpsc::channel(4);
     let body = Body::from(form(&[("filename=\"d/b\"", b"1"), ("filename=\"d/a\"", b"22"), ("", b"nameless")]));
     let terms = Terms { wrap: true, keep: Keep::Cached, ..Terms::default() };
@@ -825,7 +825,7 @@ fn kept(keep: Keep) -> Terms {
 
 #[tokio::test]
 async fn what_is_left_to_the_cache_is_there_or_is_refused() {
-    let (store, uploads, _dir) = intake_with_cache(4 << 20);
+    let (store, uploads, _dir) = uploads_with_cache(4 << 20);
     // Who may pin nothing may have it cached.
     let owner = bearer("poor", Some(0));
     let small = noise(1_000_000, 3);
@@ -851,7 +851,7 @@ async fn what_is_left_to_the_cache_is_there_or_is_refused() {
 
 #[tokio::test]
 async fn what_was_unpinned_a_moment_ago_is_cached_anew() {
-    let (store, uploads, _dir) = intake_with_cache(64 << 20);
+    let (store, uploads, _dir) = uploads_with_cache(64 << 20);
     let chunking = "size-1000".parse().expect("a chunker");
     let terms = |keep| Terms { profile: Profile { chunking, ..Profile::default() }, ..kept(keep) };
     for seed in 10..15 {

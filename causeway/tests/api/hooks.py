@@ -79,7 +79,7 @@ MEANT = {
         {"name": "example.org", "double_hash": True},
         {"rule": f"!/ipfs/{ELSEWHERE}/a/b"},
     ],
-    "PUT /api/v1/log/level": [{"level": "warn", "duration_seconds": 1}, {"level": "info,gateway=debug"}],
+    "PUT /api/v1/log/level": [{"level": "warn", "duration_seconds": 1}, {"level": "info,admin=debug"}],
     "POST /api/v1/names/keys": [{"name": "key"}, {"name": "other", "type": "ed25519"}],
     "POST /api/v1/names/keys/import": [
         {"name": "brought", "key": f"-----BEGIN PRIVATE KEY-----\n{KEY}\n-----END PRIVATE KEY-----\n"}

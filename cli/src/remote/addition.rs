@@ -43,8 +43,6 @@ pub struct RemoteAddition {
     /// When something was last sent.
     sent: Instant,
     answer: JoinHandle<anyhow::Result<ImportedView>>,
-    /// Blocks that were not sent, and their bytes.
-    spared: (u64, u64),
 }
 
 /// Why no more blocks are taken: the answer has come already, and says why.
@@ -61,7 +59,7 @@ impl RemoteAddition {
         let answer = tokio::spawn(async move { client.upload(&path, CAR, body).await });
         let gathered = BytesMut::from(&car::header(&[])[..]);
         let (remote, waiting) = (remote.clone(), Vec::new());
-        Self { remote, pieces, waiting, waiting_bytes: 0, gathered, asks, sent: Instant::now(), answer, spared: (0, 0) }
+        Self { remote, pieces, waiting, waiting_bytes: 0, gathered, asks, sent: Instant::now(), answer }
     }
 
     /// Sends a block, unless it is there; waits while the gateway is behind.
@@ -104,7 +102,6 @@ impl RemoteAddition {
         };
         for (block, held) in blocks.iter().zip(held.into_iter().chain(std::iter::repeat(false))) {
             if held {
-                self.spared = (self.spared.0 + 1, self.spared.1 + block.data().len() as u64);
                 self.gathered.extend_from_slice(&car::reference(block.cid()));
                 self.send_if_enough().await?;
             } else {
@@ -133,11 +130,6 @@ impl RemoteAddition {
         }
         self.sent = Instant::now();
         self.pieces.send(Ok(piece)).await.map_err(|_| Answered.into())
-    }
-
-    /// Blocks that were there and not sent, and their bytes.
-    pub fn spared(&self) -> (u64, u64) {
-        self.spared
     }
 
     /// Ends: the gateway pins each root. The pins are on its disk when this returns.

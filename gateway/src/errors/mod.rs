@@ -5,7 +5,8 @@
 
 use crate::html;
 use crate::metrics::Abort;
-use crate::negotiate::{NotSupported, wants_html};
+use crate::request::RequestError;
+use crate::request::negotiate::wants_html;
 use content::subdomain::LabelError;
 use services::denylists::Refused;
 use services::limiter::Full;
@@ -15,7 +16,7 @@ mod routing;
 pub use self::car_options::CarOptionsError;
 pub use self::routing::RoutingProblem;
 use content::ipld::IpldError;
-use content::names::{Domain, NameError};
+use content::names::NameError;
 use content::path::PathError;
 use content::redirects::RedirectsError;
 use content::scope::ScopeError;
@@ -33,35 +34,15 @@ use std::time::Duration;
 /// Why a request is not answered with content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The path cannot name content.
-    #[error("invalid path \"{}\": {error}", shortened(path))]
-    Path {
-        /// The path as it was sent.
-        path: String,
-        /// Which rule it breaks.
-        error: PathError,
-    },
-    /// The host name cannot stand for content.
+    /// The request itself leads nowhere.
     #[error(transparent)]
-    Label(#[from] LabelError),
-    /// `?uri=` is not an address of IPFS.
-    #[error("the parameter \"uri\" is not a CID, a name, or an address that begins with ipfs:// or ipns://")]
-    Uri,
+    Request(RequestError),
     /// A name cannot be resolved.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The path and query are too long.
-    #[error("the address has more than {max} bytes")]
-    UrlTooLong {
-        /// The limit, in bytes.
-        max: usize,
-    },
     /// A service worker whose scope would be every site of this host.
     #[error("a service worker cannot be registered for all of /ipfs/")]
     ServiceWorker,
-    /// The header `Host` is missing, repeated or malformed.
-    #[error("the request needs one header Host, with a host name and perhaps a port")]
-    Host,
     /// There are as many connections as there may be.
     #[error("there are as many connections as this gateway serves at a time")]
     Crowded,
@@ -71,12 +52,6 @@ pub enum Problem {
     /// A tunnel inside a tunnel.
     #[error("this is a tunnel already")]
     Tunnel,
-    /// The method is not GET, HEAD or OPTIONS.
-    #[error("only GET, HEAD and OPTIONS are supported")]
-    Method,
-    /// The format is not supported.
-    #[error(transparent)]
-    Format(#[from] NotSupported),
     /// A format was asked for that the content does not have.
     #[error("{cid} is not stored as {wanted}, and this gateway does not convert it")]
     NotConverted {
@@ -115,15 +90,6 @@ pub enum Problem {
     /// A request to the routing API that cannot be answered.
     #[error(transparent)]
     Routing(#[from] RoutingProblem),
-    /// There is nothing at this address, and it is not below `/ipfs/`.
-    #[error("there is no such page here; content is found under /ipfs/ and /ipns/")]
-    NoSuchPage,
-    /// A domain could not be looked up, so nobody knows whether it is a site with such a page.
-    #[error("it cannot be looked up whether {domain} is a website, and there is no such page otherwise")]
-    SiteUnknown {
-        /// The domain.
-        domain: Domain,
-    },
     /// A page of a listing begins after an entry that is not there.
     #[error("the directory has no entry of the name after which the page was to begin")]
     NoSuchEntry,
@@ -246,28 +212,17 @@ const TOO_SLOW: Page = Page {
 impl Problem {
     fn page(&self) -> Page {
         match self {
-            Self::Path { error, .. } => of_path(error),
-            Self::Label(LabelError::Cid(CidError::Hash(_))) => UNSAFE_CID,
-            Self::Label(LabelError::TooLong { .. }) => Page::new(
-                StatusCode::BAD_REQUEST,
-                "Too long for a host name",
-                "Ask for it by path, at a gateway that answers by path.",
-            ),
-            Self::Label(_) => Page::new(StatusCode::BAD_REQUEST, "Not a CID or name", "Check the address."),
-            Self::Uri => Page::new(StatusCode::BAD_REQUEST, "Not an address of IPFS", "Check the address."),
+            Self::Request(error) => of_request(error),
             Self::Name(error) => of_name(error),
             Self::ServiceWorker => Page::new(
                 StatusCode::BAD_REQUEST,
                 "Service worker refused",
                 "Put it into a folder: its scope is the folder that it is in.",
             ),
-            Self::UrlTooLong { .. } => Page::new(StatusCode::URI_TOO_LONG, "Address too long", "Use a shorter one."),
             Self::Tunnel => Page::new(StatusCode::METHOD_NOT_ALLOWED, "A tunnel in a tunnel", "Ask for content here."),
-            Self::Host => Page::new(StatusCode::BAD_REQUEST, "Host is missing or wrong", "Send one Host header."),
             Self::Crowded => Page { status: StatusCode::SERVICE_UNAVAILABLE, title: "Too many connections", ..BUSY },
             Self::Busy | Self::Share | Self::NoMemory => BUSY,
-            Self::Method => Page::new(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", "This gateway only reads."),
-            Self::Format(_) | Self::NoRendering { .. } | Self::NotConverted { .. } => NO_RENDERING,
+            Self::NoRendering { .. } | Self::NotConverted { .. } => NO_RENDERING,
             Self::Document(error) => of_document(error),
             Self::InsideDocument { .. } => Page::new(
                 StatusCode::NOT_IMPLEMENTED,
@@ -294,11 +249,6 @@ impl Problem {
                 "Ask without the condition for what is here now.",
             ),
             Self::Routing(problem) => of_routing(problem),
-            Self::NoSuchPage => Page::new(StatusCode::NOT_FOUND, "Not found", "Try /ipfs/ and a CID."),
-            Self::SiteUnknown { .. } => Page {
-                retry_seconds: Some(30),
-                ..Page::new(StatusCode::GATEWAY_TIMEOUT, "Not found in time", "Trying again later may help.")
-            },
             Self::NoSuchEntry => NOT_FOUND,
             Self::Redirects(_) => Page::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
@@ -422,7 +372,9 @@ impl Problem {
     fn cache_control(&self, status: StatusCode) -> HeaderValue {
         match (self, status) {
             // The same address is a good one without that header.
-            (Self::ServiceWorker | Self::NotCached { .. } | Self::Host, _) => HeaderValue::from_static("no-store"),
+            (Self::ServiceWorker | Self::NotCached { .. } | Self::Request(RequestError::Host), _) => {
+                HeaderValue::from_static("no-store")
+            }
             // Offline, it may be imported any moment.
             (Self::Name(NameError::Offline { .. }), _) => HeaderValue::from_static("no-store"),
             (_, StatusCode::NOT_FOUND) if self.source_error().is_some() => HeaderValue::from_static("no-store"),
@@ -466,6 +418,15 @@ fn capitalised(text: &str) -> String {
     characters.next().map(|first| first.to_uppercase().chain(characters).collect()).unwrap_or_default()
 }
 
+impl From<RequestError> for Problem {
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::Name(error) => Self::Name(error),
+            error => Self::Request(error),
+        }
+    }
+}
+
 impl From<Full> for Problem {
     fn from(full: Full) -> Self {
         match full {
@@ -475,17 +436,36 @@ impl From<Full> for Problem {
     }
 }
 
-/// What a person can take in of something that anybody may have written.
-fn shortened(text: &str) -> String {
-    const SHOWN: usize = 200;
-    match text.char_indices().nth(SHOWN) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}…", &text[..end]),
-    }
-}
-
 const UNSAFE_CID: Page =
     Page::new(StatusCode::BAD_REQUEST, "Unsafe CID", "Its content could not be checked, so it is not served.");
+
+fn of_request(error: &RequestError) -> Page {
+    match error {
+        RequestError::Path { error, .. } => of_path(error),
+        RequestError::Label(LabelError::Cid(CidError::Hash(_))) => UNSAFE_CID,
+        RequestError::Label(LabelError::TooLong { .. }) => Page::new(
+            StatusCode::BAD_REQUEST,
+            "Too long for a host name",
+            "Ask for it by path, at a gateway that answers by path.",
+        ),
+        RequestError::Label(_) => Page::new(StatusCode::BAD_REQUEST, "Not a CID or name", "Check the address."),
+        RequestError::Uri => Page::new(StatusCode::BAD_REQUEST, "Not an address of IPFS", "Check the address."),
+        RequestError::UrlTooLong { .. } => {
+            Page::new(StatusCode::URI_TOO_LONG, "Address too long", "Use a shorter one.")
+        }
+        RequestError::Host => Page::new(StatusCode::BAD_REQUEST, "Host is missing or wrong", "Send one Host header."),
+        RequestError::Method => {
+            Page::new(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", "This gateway only reads.")
+        }
+        RequestError::NoSuchPage => Page::new(StatusCode::NOT_FOUND, "Not found", "Try /ipfs/ and a CID."),
+        RequestError::SiteUnknown { .. } => Page {
+            retry_seconds: Some(30),
+            ..Page::new(StatusCode::GATEWAY_TIMEOUT, "Not found in time", "Trying again later may help.")
+        },
+        RequestError::Name(error) => of_name(error),
+        RequestError::Format(_) => NO_RENDERING,
+    }
+}
 
 fn of_path(error: &PathError) -> Page {
     match error {
@@ -706,18 +686,22 @@ mod tests {
         let stall = stall();
         let table = [
             (
-                Problem::Path {
+                Problem::Request(RequestError::Path {
                     path: "/ipfs/hello".to_owned(),
                     error: PathError::Cid(parse("hello").expect_err("no CID")),
-                },
+                }),
                 400,
                 "public, max-age=60",
             ),
-            (Problem::Path { path: "/ipfs/x/..".to_owned(), error: PathError::AboveRoot }, 400, "public, max-age=60"),
-            (Problem::UrlTooLong { max: 10 }, 414, "no-store"),
+            (
+                Problem::Request(RequestError::Path { path: "/ipfs/x/..".to_owned(), error: PathError::AboveRoot }),
+                400,
+                "public, max-age=60",
+            ),
+            (Problem::Request(RequestError::UrlTooLong { max: 10 }), 414, "no-store"),
             (Problem::ServiceWorker, 400, "no-store"),
-            (Problem::Method, 405, "no-store"),
-            (Problem::NoSuchPage, 404, "public, max-age=60"),
+            (Problem::Request(RequestError::Method), 405, "no-store"),
+            (Problem::Request(RequestError::NoSuchPage), 404, "public, max-age=60"),
             (Problem::NoRendering { cid, codec: 0x71 }, 406, "no-store"),
             (Problem::Walk(WalkError::NoLink { parent: cid, name: "x".to_owned() }), 404, "public, max-age=60"),
             (Problem::Walk(WalkError::Malformed { cid, reason: "x".to_owned() }), 502, "no-store"),

@@ -4,16 +4,16 @@
 //! parts, which asks nobody, keeps nothing, and counts for itself.
 
 use super::{Gateway, Wiring};
-use crate::answer::Resources;
-use crate::client::Client;
-use crate::encoded::Encoded;
 use crate::errors::Problem;
-use crate::forget::PurgeMode;
+use crate::invalidate::PurgeMode;
 use crate::metrics::HttpMetrics;
+use crate::represent::Resources;
+use crate::represent::encoded::Encoded;
 use crate::request::Ask;
+use crate::request::client::Client;
+use crate::request::route::Route;
+use crate::resolve::source::{RootSource, Sources};
 use crate::resolve::{Entity, Target};
-use crate::route::Route;
-use crate::source::{RootSource, Sources};
 use content::walk::Resolved;
 use content::{BlockSource, Cid, ContentPath, MemoryBlocks, NameResolver, Policy, cid};
 use http::HeaderValue;
@@ -46,9 +46,9 @@ impl Gateway {
                 local,
                 open_session: Box::new(|_: &Cid, _| Arc::new(MemoryBlocks::new())),
                 fetches: Arc::new(Limiter::new(1, 1)),
-                encoded: None,
                 policy: Arc::clone(&self.policy),
             }),
+            encoded: None,
             names,
             policy: Arc::clone(&self.policy),
             metrics: Arc::new(HttpMetrics::register(&mut Registry::default())),
@@ -66,7 +66,7 @@ impl Gateway {
     /// # Errors
     /// [`Problem`] when it leads nowhere.
     pub async fn lead(&self, client: &Client, ask: &mut Ask<'_>) -> Result<Route, Problem> {
-        self.router.route(client, ask).await
+        Ok(self.router.route(client, ask).await?)
     }
 
     /// What a request's path means.
@@ -94,7 +94,7 @@ impl Gateway {
 
     /// What is known of files as they are sent to clients who accept zstd.
     pub fn encoded(&self) -> Option<&Encoded> {
-        self.sources.encoded.as_ref()
+        self.resources.encoded.as_ref()
     }
 
     /// The paths that are remembered to lead to or through a block, at most so many. Reads all that is remembered,
@@ -128,13 +128,13 @@ impl Gateway {
             concerns(&entity.root) || concerns(&entity.cid) || leads_through(&entity.roots) || begins_at(path)
         };
         Forgotten {
-            paths: self.paths.forget_where(entity, mode),
+            paths: self.paths.invalidate_where(entity, mode),
             listings: self
                 .resources
                 .listings
-                .forget_where(|key, page| begins_at(&key.path) || leads_through(&page.roots), mode),
-            sites: self.resources.redirects.forget_where(begins_at, mode),
-            encoded: self.encoded().map_or(0, |encoded| encoded.forget_where(concerns, mode)),
+                .invalidate_where(|key, page| begins_at(&key.path) || leads_through(&page.roots), mode),
+            sites: self.resources.redirects.invalidate_where(begins_at, mode),
+            encoded: self.encoded().map_or(0, |encoded| encoded.invalidate_where(concerns, mode)),
         }
     }
 }

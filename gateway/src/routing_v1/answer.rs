@@ -1,10 +1,10 @@
 //! Heads and bodies of the routing API.
 
 use super::Audience;
-use crate::answer::record::etag;
 use crate::body::Content;
-use crate::conditional::{http_date, none_match};
 use crate::headers::header;
+use crate::represent::record::etag;
+use crate::request::conditional::{http_date, none_match};
 use crate::respond::Draft;
 use bytes::Bytes;
 use content::ipns::Record;

@@ -1,11 +1,9 @@
 //! What a request to the routing API asks for, read from its head alone.
 
 use crate::errors::{Problem, RoutingProblem};
-use crate::negotiate;
-use crate::request::ROUTING;
-use content::Cid;
-use content::cid;
+use crate::request::{ROUTING, RequestError, negotiate};
 use content::names::Key;
+use content::{Cid, cid};
 use http::HeaderMap;
 use http::header::ACCEPT;
 use libp2p::PeerId;
@@ -29,10 +27,10 @@ impl Asked {
     /// Reads a path.
     ///
     /// # Errors
-    /// [`RoutingProblem`] when it names nothing, [`Problem::NoSuchPage`] when there is no such endpoint.
+    /// [`RoutingProblem`] when it names nothing, [`RequestError::NoSuchPage`] when there is no such endpoint.
     pub fn read(path: &str) -> Result<Self, Problem> {
-        let below = path.strip_prefix(ROUTING).ok_or(Problem::NoSuchPage)?;
-        let (endpoint, text) = below.rsplit_once('/').ok_or(Problem::NoSuchPage)?;
+        let below = path.strip_prefix(ROUTING).ok_or(RequestError::NoSuchPage)?;
+        let (endpoint, text) = below.rsplit_once('/').ok_or(RequestError::NoSuchPage)?;
         let shown = || text.chars().take(80).collect::<String>();
         Ok(match endpoint {
             "providers" => Self::Providers(cid::parse(text).map_err(RoutingProblem::from)?),
@@ -43,7 +41,7 @@ impl Asked {
             "dht/closest/peers" => {
                 Self::Closest(closest_key(text).ok_or_else(|| RoutingProblem::Key { text: shown() })?)
             }
-            _ => return Err(Problem::NoSuchPage),
+            _ => return Err(RequestError::NoSuchPage.into()),
         })
     }
 

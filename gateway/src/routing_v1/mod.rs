@@ -20,8 +20,8 @@ pub mod metrics;
 
 mod answer;
 
-use crate::client::Client;
 use crate::errors::{Problem, RoutingProblem};
+use crate::request::client::Client;
 use crate::respond::Draft;
 use ask::{Asked, Format};
 use content::names::{Key, NameError};

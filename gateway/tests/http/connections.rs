@@ -3,8 +3,8 @@
 use crate::dag::{file, noise, raw};
 use crate::site::{PATIENCE, Setup, Site, header, until};
 use content::Block;
+use gateway::listen::server::{ConnectionLimits, Drain, serve};
 use gateway::metrics::HttpMetrics;
-use gateway::server::{ConnectionLimits, Drain, serve};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -306,7 +306,7 @@ async fn a_defect_ends_one_connection_and_is_counted() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("is bound");
     let limits = ConnectionLimits::of(&config::Http::default());
-    let handler = |request: http::Request<gateway::server::RequestBody>, _| async move {
+    let handler = |request: http::Request<gateway::listen::server::RequestBody>, _| async move {
         assert_ne!(request.uri().path(), "/defect", "a defect of the test's own");
         http::Response::new(http_body_util::Full::new(bytes::Bytes::from_static(b"fine")))
     };

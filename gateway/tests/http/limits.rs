@@ -5,7 +5,7 @@ use crate::site::{Nothing, PATIENCE, Setup, Site, header, until};
 use crate::upstream::Shelf;
 use content::{Block, BlockSource, Cid, SourceError, Stall};
 use futures::StreamExt as _;
-use gateway::client::Client;
+use gateway::request::client::Client;
 use reqwest::Response;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

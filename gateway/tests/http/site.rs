@@ -8,15 +8,15 @@ use content::{
 };
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use gateway::encoded::Encoded;
 use gateway::limits::Limits;
+use gateway::listen::server::{ConnectionLimits, Drain, serve};
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Wiring};
+use gateway::represent::encoded::Encoded;
+use gateway::resolve::source::{Gated, Sources};
 use gateway::routing_v1::finder::Finder;
 use gateway::routing_v1::metrics::RoutingMetrics;
 use gateway::routing_v1::{self, Routing};
-use gateway::server::{ConnectionLimits, Drain, serve};
-use gateway::source::{Gated, Sources};
 use prometheus_client::registry::Registry;
 use reqwest::Response;
 use services::health::{Health, Stage};
@@ -88,6 +88,7 @@ impl Setup {
         let looks = Looks::default();
         let wiring = Wiring {
             routing,
+            encoded: self.http.zstd.then(|| Encoded::new(tiers.clone(), 16 << 20)),
             sources: Arc::new(sources(&tiers, self.upstream, &self.http, &looks)),
             names: self.names,
             policy: self.policy,
@@ -115,8 +116,7 @@ fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config:
     let through = tiers.clone();
     let open = move |_: &Cid, gate| Arc::new(through.through(Arc::new(Gated::new(Arc::clone(&upstream), gate)))) as _;
     let fetches = Arc::new(Limiter::new(http.misses_max as usize, http.client_misses_max as usize));
-    let encoded = http.zstd.then(|| Encoded::new(tiers.clone(), 16 << 20));
-    Sources { local, open_session: Box::new(open), fetches, encoded, policy: Arc::clone(tiers.policy()) }
+    Sources { local, open_session: Box::new(open), fetches, policy: Arc::clone(tiers.policy()) }
 }
 
 /// How often requests looked for a block before anything else: memory and disk come behind that.

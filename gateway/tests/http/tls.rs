@@ -1,8 +1,8 @@
 //! A listener that speaks TLS, with a certificate from files.
 
+use gateway::listen::server::{ConnectionLimits, Drain, serve};
+use gateway::listen::tls::{Tls, TlsError};
 use gateway::metrics::HttpMetrics;
-use gateway::server::{ConnectionLimits, Drain, serve};
-use gateway::tls::{Tls, TlsError};
 use http_body_util::Full;
 use prometheus_client::registry::Registry;
 use rcgen::CertifiedKey;

@@ -50,17 +50,17 @@ pub struct Authenticator {
     /// The settings' token, as a hash: all comparisons take the same time then.
     settings: Option<Hash>,
     local: Option<Token>,
-    book: CachedTokenStore,
+    store: CachedTokenStore,
     failures: Cache<IpAddr, Arc<AtomicU32>>,
 }
 
 impl Authenticator {
-    /// Knows the settings' token, if there is one, the local one, and those of the data folder's book.
+    /// Knows the settings' token, if there is one, the local one, and those of the token store of the data folder.
     pub fn new(settings: Option<&str>, local: Option<Token>, data_dir: &Path) -> Self {
         Self {
             settings: settings.map(Hash::of),
             local,
-            book: CachedTokenStore::new(TokenStore::of(data_dir)),
+            store: CachedTokenStore::new(TokenStore::of(data_dir)),
             failures: Cache::builder().max_capacity(CLIENTS_MAX).time_to_live(FAILURES_WITHIN).build(),
         }
     }
@@ -91,7 +91,7 @@ impl Authenticator {
         if let Some(local) = self.local.as_ref().filter(|local| local.id() == token.id()) {
             return local.hash().is(&hash).then(Principal::operator);
         }
-        let (kept, entry) = self.book.find(token.id())?;
+        let (kept, entry) = self.store.find(token.id())?;
         // An id like the operator's is not given out; a file that was edited by hand might hold one.
         let good = kept.is(&hash) && !entry.is_expired(now) && entry.id != OPERATOR;
         good.then(|| bearer_of(entry))
@@ -104,11 +104,11 @@ pub type Holders = Arc<dyn Fn(&str) -> Option<Principal> + Send + Sync>;
 
 /// The holders of a data folder's tokens.
 pub fn holders(data_dir: &Path) -> Holders {
-    let book = CachedTokenStore::new(TokenStore::of(data_dir));
+    let store = CachedTokenStore::new(TokenStore::of(data_dir));
     Arc::new(move |id| match id {
         OPERATOR => Some(Principal::operator()),
         id => {
-            book.find(id).filter(|(_, entry)| !entry.is_expired(SystemTime::now())).map(|(_, entry)| bearer_of(entry))
+            store.find(id).filter(|(_, entry)| !entry.is_expired(SystemTime::now())).map(|(_, entry)| bearer_of(entry))
         }
     })
 }

@@ -29,7 +29,7 @@ pub use api::access::{Scope, Scopes};
 use api::access::{OPERATOR, Quota};
 use std::sync::Arc;
 
-/// Who asks: what a request's token says. Handlers take it as an argument.
+/// Who asks: what a request's token says. Handlers take it as `Authenticated`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Principal {
     /// Names the owner of what the bearer pins. Never used twice.

@@ -74,7 +74,7 @@ pub struct Terms {
     pub lifetime: Option<Duration>,
 }
 
-/// Why the book was not changed or read.
+/// Why the token store was not changed or read.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenStoreError {
     /// The name cannot be used.
@@ -139,7 +139,7 @@ pub struct TokenStore {
 }
 
 impl TokenStore {
-    /// The book of a data folder, which need not be there yet.
+    /// The token store of a data folder, which need not be there yet.
     pub fn of(data_dir: &Path) -> Self {
         Self { dir: data_dir.to_owned() }
     }
@@ -266,17 +266,17 @@ pub(crate) fn hand_over(dir: &Path, path: &Path) -> io::Result<()> {
 /// The tokens that hold now, each with the hash of its secret.
 type Held = HashMap<String, (Hash, Entry)>;
 
-/// A book that is read again when it has changed.
+/// A token store that is read again when it has changed.
 #[derive(Debug)]
 pub struct CachedTokenStore {
-    book: TokenStore,
+    store: TokenStore,
     read: Mutex<Option<(Option<Stamp>, Arc<Held>)>>,
 }
 
 impl CachedTokenStore {
     /// Reads it when it is asked for the first time.
-    pub fn new(book: TokenStore) -> Self {
-        Self { book, read: Mutex::default() }
+    pub fn new(store: TokenStore) -> Self {
+        Self { store, read: Mutex::default() }
     }
 
     /// What is kept of a token. Reads a small file, at times.
@@ -286,12 +286,12 @@ impl CachedTokenStore {
 
     fn held(&self) -> Arc<Held> {
         // The stamp comes first: if the file is replaced in between, it is read once more next time.
-        let stamp = Stamp::at(&self.book.path());
+        let stamp = Stamp::at(&self.store.path());
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, held)) = read.as_ref().filter(|(known, _)| *known == stamp) {
             return Arc::clone(held);
         }
-        let tokens = self.book.list().unwrap_or_else(|error| {
+        let tokens = self.store.list().unwrap_or_else(|error| {
             tracing::error!(%error, "no token that was given out is accepted");
             Vec::new()
         });
@@ -321,11 +321,11 @@ mod tests {
     #[test]
     fn tokens_are_made_found_and_revoked() {
         let dir = tempfile::tempdir().expect("a folder");
-        let book = TokenStore::of(&dir.path().join("data"));
-        assert_eq!(book.list().expect("there is nothing to read"), []);
-        let open = CachedTokenStore::new(book.clone());
+        let store = TokenStore::of(&dir.path().join("data"));
+        assert_eq!(store.list().expect("there is nothing to read"), []);
+        let open = CachedTokenStore::new(store.clone());
         assert!(open.find("nobody").is_none());
-        let (entry, token) = book.create(terms("ci")).expect("makes");
+        let (entry, token) = store.create(terms("ci")).expect("makes");
         let (hash, found) = open.find(token.id()).expect("it is read again");
         assert!(found == entry && hash.is(&token.hash()));
         let text = fs::read_to_string(dir.path().join("data").join(FILE)).expect("reads");
@@ -333,12 +333,12 @@ mod tests {
         assert!(!text.contains(&secret), "{text}");
         let mode = fs::metadata(dir.path().join("data").join(FILE)).expect("is there").mode();
         assert_eq!(mode & 0o777, 0o600);
-        let (other, _) = book.create(terms("other")).expect("makes");
-        assert_eq!(book.list().expect("reads"), [entry.clone(), other.clone()]);
-        assert_eq!(book.remove("ci").expect("is there"), entry);
+        let (other, _) = store.create(terms("other")).expect("makes");
+        assert_eq!(store.list().expect("reads"), [entry.clone(), other.clone()]);
+        assert_eq!(store.remove("ci").expect("is there"), entry);
         assert!(open.find(token.id()).is_none());
-        assert_eq!(book.remove(&other.id).expect("by its id"), other);
-        assert!(matches!(book.remove("ci"), Err(TokenStoreError::Missing(_))));
+        assert_eq!(store.remove(&other.id).expect("by its id"), other);
+        assert!(matches!(store.remove("ci"), Err(TokenStoreError::Missing(_))));
     }
 
     #[test]
@@ -374,15 +374,15 @@ mod tests {
     #[test]
     fn what_cannot_be_a_token_is_refused() {
         let dir = tempfile::tempdir().expect("a folder");
-        let book = TokenStore::of(dir.path());
-        book.create(terms("ci")).expect("makes");
+        let store = TokenStore::of(dir.path());
+        store.create(terms("ci")).expect("makes");
         let none = Terms { scopes: Scopes::default(), ..terms("none") };
-        assert!(matches!(book.create(terms("ci")), Err(TokenStoreError::Taken(_))));
-        assert!(matches!(book.create(none), Err(TokenStoreError::NoScopes)));
+        assert!(matches!(store.create(terms("ci")), Err(TokenStoreError::Taken(_))));
+        assert!(matches!(store.create(none), Err(TokenStoreError::NoScopes)));
         for name in ["", "a\nb", &"a".repeat(65), OPERATOR] {
-            assert!(matches!(book.create(terms(name)), Err(TokenStoreError::Name)), "{name:?}");
+            assert!(matches!(store.create(terms(name)), Err(TokenStoreError::Name)), "{name:?}");
         }
-        assert_eq!(book.list().expect("reads").len(), 1);
+        assert_eq!(store.list().expect("reads").len(), 1);
     }
 
     #[test]
@@ -397,32 +397,32 @@ mod tests {
     #[test]
     fn a_damaged_book_lets_nobody_in() {
         let dir = tempfile::tempdir().expect("a folder");
-        let book = TokenStore::of(dir.path());
-        let (_, token) = book.create(terms("ci")).expect("makes");
-        let open = CachedTokenStore::new(book.clone());
+        let store = TokenStore::of(dir.path());
+        let (_, token) = store.create(terms("ci")).expect("makes");
+        let open = CachedTokenStore::new(store.clone());
         assert!(open.find(token.id()).is_some());
-        let whole = fs::read_to_string(book.path()).expect("reads");
+        let whole = fs::read_to_string(store.path()).expect("reads");
         let hash = token.hash().to_hex();
         for damaged in [&whole[1..], "", "{}", "{\"tokens\": 1}", &whole.replace(&hash, "00")] {
-            fs::write(book.path(), damaged).expect("writes");
+            fs::write(store.path(), damaged).expect("writes");
             assert!(open.find(token.id()).is_none(), "{damaged}");
-            assert!(matches!(book.create(terms("new")), Err(TokenStoreError::Damaged { .. })), "{damaged}");
-            assert_eq!(fs::read_to_string(book.path()).expect("reads"), damaged, "nothing is lost");
+            assert!(matches!(store.create(terms("new")), Err(TokenStoreError::Damaged { .. })), "{damaged}");
+            assert_eq!(fs::read_to_string(store.path()).expect("reads"), damaged, "nothing is lost");
         }
-        fs::write(book.path(), &whole).expect("writes");
+        fs::write(store.path(), &whole).expect("writes");
         assert!(open.find(token.id()).is_some());
     }
 
     #[test]
     fn many_may_make_tokens_at_the_same_time() {
         let dir = tempfile::tempdir().expect("a folder");
-        let book = TokenStore::of(dir.path());
+        let store = TokenStore::of(dir.path());
         std::thread::scope(|scope| {
             for number in 0..8 {
-                let book = book.clone();
-                scope.spawn(move || book.create(terms(&format!("token {number}"))).expect("makes"));
+                let store = store.clone();
+                scope.spawn(move || store.create(terms(&format!("token {number}"))).expect("makes"));
             }
         });
-        assert_eq!(book.list().expect("reads").len(), 8);
+        assert_eq!(store.list().expect("reads").len(), 8);
     }
 }

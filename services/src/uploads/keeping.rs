@@ -326,9 +326,12 @@ mod tests {
         let mut keeping = Keeping::Pinned(Addition::begin(&*store).await.expect("begins"));
         keeping.put(&block(1)).await.expect("is taken");
         keeping.settle().await.expect("has room");
-        let data = (0..8192_u32)
-            .map(|number| number.wrapping_mul(2_654_435_761) as u8 ^ (number >> 8) as u8)
-            .collect::<Vec<u8>>();
+        let mut seed = 1_u64;
+        let mut noise = || {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) as u8
+        };
+        let data: Vec<u8> = (0..8192).map(|_| noise()).collect();
         let large = Block::of(codec::RAW, hashes::SHA2_256, 32, data.into()).expect("a block");
         keeping.put(&large).await.expect("is queued");
         let error = keeping.settle().await.expect_err("it has no room");

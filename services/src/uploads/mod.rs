@@ -6,7 +6,6 @@
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`api`] | `POST /upload` |
 //! | [`query`] | what its parameters say |
 //! | [`work`] | one upload from its first byte to its pins |
 //! | [`multipart`], [`tarball`] | forms and archives, read part by part |
@@ -18,6 +17,8 @@
 //! | [`keeping`] | where blocks go: to pins, to the cache, or nowhere |
 //! | [`claims`] | whose the pins become |
 //! | [`resumable`] | uploads that go on where they broke off |
+//! | [`request_body`] | the body of a request, whose rest is read or dropped after a refusal |
+//! | [`views`] | the JSON that an upload is answered with |
 //! | [`error`] | what goes wrong, and its status |
 //!
 //! `POST /upload` and Kubo's `/api/v0/add` are two ways to [`Uploads::take`].

@@ -35,8 +35,8 @@ use axum::http::{StatusCode, Uri};
 use content::path::Root;
 use content::{Cid, ContentPath, NameError, Resolution, Verdict};
 use gateway::errors::Problem;
+use gateway::request::route::Route;
 use gateway::resolve::Target;
-use gateway::route::Route;
 use services::denylists::Refused;
 use std::time::{Duration, Instant};
 

@@ -4,12 +4,12 @@ use crate::http::answer::Refusal;
 use crate::http::parameters::wrong;
 use api::explain::{AnswerView, RouteView};
 use content::SourceError;
-use gateway::client::Client;
 use gateway::errors::Problem;
 use gateway::pipeline::Gateway;
+use gateway::request::client::Client;
+use gateway::request::route::{Links, Place, Route};
 use gateway::request::{Ask, subject};
 use gateway::respond::Draft;
-use gateway::route::{Links, Place, Route};
 use http::header::{CACHE_CONTROL, HOST, LOCATION};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri};
@@ -108,7 +108,7 @@ fn read(text: &str) -> Result<Uri, Refusal> {
 /// Reads a request for content.
 pub(super) fn ask_of<'a>(head: &'a Parts, gateway: &Gateway) -> Result<Ask<'a>, Problem> {
     subject(head, gateway.limits().url_bytes_max)?;
-    Ask::read(head)
+    Ok(Ask::read(head)?)
 }
 
 /// Where a request was led.

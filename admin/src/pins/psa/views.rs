@@ -44,16 +44,6 @@ pub fn status(status: Status) -> StatusView {
     }
 }
 
-/// A status as it was sent.
-pub fn read_status(status: StatusView) -> Status {
-    match status {
-        StatusView::Queued => Status::Queued,
-        StatusView::Pinning => Status::Pinning,
-        StatusView::Pinned => Status::Pinned,
-        StatusView::Failed => Status::Failed,
-    }
-}
-
 fn info(request: &Request) -> BTreeMap<String, String> {
     let mut info = BTreeMap::new();
     let mut say = |key: &str, value: String| _ = info.insert(key.to_owned(), value);

@@ -3,7 +3,6 @@
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`api`] | the protocol |
 //! | [`headers`] | what its headers say |
 //! | [`parts`] | [`Parts`]: the uploads that there are, their bounds and their ends |
 //! | [`file`](mod@file) | one upload on the disk |

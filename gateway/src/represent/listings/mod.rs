@@ -18,10 +18,10 @@ pub mod selection;
 use self::selection::Selection;
 use crate::body::Content;
 use crate::errors::Problem;
-use crate::forget::{PurgeMode, forget_where};
+use crate::invalidate::{PurgeMode, invalidate_where};
 use crate::metrics::ListingMetrics;
-use crate::route::Links;
-use crate::source::{RootSource, Tier};
+use crate::request::route::Links;
+use crate::resolve::source::{RootSource, Tier};
 use bytes::Bytes;
 use cache::flight::{FLIGHTS_MAX, Flight, Flights, aside};
 use content::budget::{Budget, Share};
@@ -172,8 +172,8 @@ impl Listings {
     }
 
     /// Forgets the pages that are concerned, by their key and by what is remembered; how many these were.
-    pub fn forget_where(&self, concerns: impl Fn(&Key, &Page) -> bool, mode: PurgeMode) -> u64 {
-        forget_where(&self.inner.known, |key, page| concerns(key, page), mode)
+    pub fn invalidate_where(&self, concerns: impl Fn(&Key, &Page) -> bool, mode: PurgeMode) -> u64 {
+        invalidate_where(&self.inner.known, |key, page| concerns(key, page), mode)
     }
 
     /// A page with blocks of `source`. Waits for the first of it only, so that a directory that cannot be read at all is
@@ -438,7 +438,7 @@ impl std::fmt::Debug for Listings {
 mod tests {
     use super::*;
     use crate::metrics::HttpMetrics;
-    use crate::source::Sources;
+    use crate::resolve::source::Sources;
     use content::walk::WalkError;
     use content::{BlockSource, Cid, MemoryBlocks, SourceError, cid};
     use prometheus_client::registry::Registry;
@@ -535,7 +535,6 @@ mod tests {
                 local: nothing(),
                 open_session: Box::new(move |_: &Cid, _| nothing() as Arc<dyn BlockSource>),
                 fetches: Arc::new(Limiter::new(1, 1)),
-                encoded: None,
                 policy: Arc::new(content::AllowAll),
             };
             Arc::new(Self {

@@ -35,8 +35,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::body::Content;
 use crate::errors::Problem;
-use crate::forget::{PurgeMode, forget_where};
-use crate::negotiate::Coding;
+use crate::invalidate::{PurgeMode, invalidate_where};
+use crate::request::negotiate::Coding;
 
 /// Files with more leaves are sent as they are: 256 MiB, if they are of the usual size.
 const LEAVES_MAX: usize = 1024;
@@ -186,10 +186,10 @@ impl Encoded {
     }
 
     /// Forgets what is known of files that are concerned; how many these were.
-    pub fn forget_where(&self, concerns: impl Fn(&Cid) -> bool, mode: PurgeMode) -> u64 {
+    pub fn invalidate_where(&self, concerns: impl Fn(&Cid) -> bool, mode: PurgeMode) -> u64 {
         // Those that are still looked at are known to nobody.
-        forget_where(&self.not_yet, |(cid, _), ()| concerns(cid), mode);
-        forget_where(&self.known, |(cid, ..), _| concerns(cid), mode)
+        invalidate_where(&self.not_yet, |(cid, _), ()| concerns(cid), mode);
+        invalidate_where(&self.known, |(cid, ..), _| concerns(cid), mode)
     }
 
     /// Forgets what is known of all files.

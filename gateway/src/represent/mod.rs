@@ -8,24 +8,36 @@
 //! | [`archive`] | CAR and TAR |
 //! | [`whole`] | the blocks of an archive, in which nothing may be withheld |
 //! | [`record`] | IPNS records |
+//!
+//! What they have in common:
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`plan`] | status and headers, decided from the conditions and ranges of the request |
+//! | [`listings`] | the cache of listings: each page is written once |
+//! | [`encoded`] | files as zstd, gzip or brotli, made from their blocks as they are stored |
 
 pub mod archive;
 pub mod directory;
 pub mod document;
+pub mod encoded;
 pub mod file;
+pub mod listings;
+pub mod plan;
 pub mod record;
 pub mod whole;
 
 use crate::errors::Problem;
 use crate::limits::Limits;
-use crate::listings::Listings;
-use crate::plan::About;
-use crate::redirects::SiteRedirects;
+use crate::represent::encoded::Encoded;
+use crate::represent::listings::Listings;
+use crate::represent::plan::About;
 use crate::request::Ask;
+use crate::request::route::Place;
 use crate::resolve::Target;
-use crate::route::Place;
-use crate::source::RootSource;
-use crate::walks::Walks;
+use crate::resolve::redirects::SiteRedirects;
+use crate::resolve::source::RootSource;
+use crate::resolve::walks::Walks;
 use crate::workers::Workers;
 use content::walk::Resolved;
 use http::HeaderValue;
@@ -41,6 +53,8 @@ pub struct Resources {
     pub redirects: SiteRedirects,
     /// The cached pages of listings.
     pub listings: Listings,
+    /// Files as their blocks are stored, for clients that accept their coding.
+    pub encoded: Option<Encoded>,
     /// Archives that are made at a time.
     pub archives: Arc<Limiter>,
     /// Where answers are made that are not just read.

@@ -9,12 +9,12 @@
 //!
 //! What a site says of paths that are not there is read in the same way, by the path to the site's root.
 //!
-//! Non-goals: remembering what was found, which [`crate::resolve::Paths`] and [`SiteRedirects`] do.
+//! Non-goals: remembering what was found, which [`crate::resolve::paths::Paths`] and [`SiteRedirects`] do.
 
 use crate::errors::Problem;
-use crate::redirects::SiteRedirects;
+use crate::resolve::redirects::SiteRedirects;
+use crate::resolve::source::{RootSource, Tier};
 use crate::resolve::{self, Found, Target};
-use crate::source::{RootSource, Tier};
 use cache::flight::{Flights, aside};
 use content::BlockSource as _;
 use content::redirects::{Match, Rules};

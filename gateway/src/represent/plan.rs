@@ -1,13 +1,13 @@
 //! What a response will be: decided without I/O, from the request's head and what the path leads to.
 
-use crate::conditional::{http_date, none_match, range_counts, unmodified_since};
 use crate::headers::header;
-use crate::negotiate::Format;
-use crate::range::{Multipart, Selection, select};
 use crate::request::Ask;
+use crate::request::conditional::{http_date, none_match, range_counts, unmodified_since};
+use crate::request::negotiate::Format;
+use crate::request::range::{Multipart, Selection, select};
+use crate::request::route::with_query;
+use crate::resolve::source::{SERVER_TIMING, Tier};
 use crate::resolve::{Entity, Freshness};
-use crate::route::with_query;
-use crate::source::Tier;
 use http::header::{
     ACCEPT_RANGES, AGE, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_LOCATION, CONTENT_RANGE,
     CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue, LAST_MODIFIED, LOCATION, RANGE, VARY,
@@ -25,7 +25,6 @@ const GENERATED: HeaderValue = HeaderValue::from_static("public, max-age=604800,
 
 const X_IPFS_PATH: HeaderName = HeaderName::from_static("x-ipfs-path");
 const X_IPFS_ROOTS: HeaderName = HeaderName::from_static("x-ipfs-roots");
-const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 
 impl Freshness {
@@ -128,7 +127,7 @@ impl About<'_> {
         headers.insert(VARY, HeaderValue::from_static(if encoded { "Accept, Accept-Encoding" } else { "Accept" }));
         headers.insert(X_IPFS_PATH, header(&self.ask.path));
         headers.insert(X_IPFS_ROOTS, self.roots.clone());
-        headers.insert(SERVER_TIMING, timing(self.tier));
+        headers.insert(SERVER_TIMING, self.tier.server_timing());
     }
 
     /// The address of this format alone, for caches that know nothing of `Accept`
@@ -154,24 +153,6 @@ impl About<'_> {
         }
         header(&location)
     }
-}
-
-/// What each tier is called, in `Server-Timing` and in the access log.
-const TIERS: [(Tier, &str, &str); 3] = [
-    (Tier::Ram, "ram", "tier;desc=\"ram\""),
-    (Tier::Disk, "disk", "tier;desc=\"disk\""),
-    (Tier::Network, "network", "tier;desc=\"network\""),
-];
-
-fn timing(tier: Tier) -> HeaderValue {
-    let timing = TIERS.iter().find(|(known, ..)| *known == tier).map_or("", |(.., timing)| timing);
-    HeaderValue::from_static(timing)
-}
-
-/// Which tier a response's content came from, if it is content.
-pub fn tier_of(headers: &HeaderMap) -> Option<&'static str> {
-    let mut timings = headers.get_all(SERVER_TIMING).iter();
-    timings.find_map(|value| TIERS.iter().find(|(.., timing)| value == timing).map(|(_, name, _)| *name))
 }
 
 fn head(status: StatusCode, headers: HeaderMap) -> Head {
@@ -219,7 +200,7 @@ pub fn sized(about: &About<'_>, it: &Representation<'_>, decision: &Decision) ->
 
 /// The media type of a file: that of the name it is asked under, if there is one.
 pub fn file_type(ask: &Ask<'_>, entity: &Entity) -> Option<HeaderValue> {
-    let by_filename = ask.filename.as_deref().and_then(crate::content_type::by_name);
+    let by_filename = ask.filename.as_deref().and_then(crate::resolve::content_type::by_name);
     by_filename.or_else(|| entity.content_type.clone())
 }
 

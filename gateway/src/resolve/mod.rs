@@ -1,21 +1,28 @@
 //! From a path to what stands at its end, and the memory of it.
 //!
-//! What a path below a CID leads to never changes, so [`Entity`] is remembered under the path as it was sent: a hot file
-//! costs one look-up instead of a parse and a walk. An entity carries its headers ready to be sent. The memory is bounded
-//! in bytes, and each entry remembers the generation of the policy that it was made under.
+//! | module | concern |
+//! |---|---|
+//! | [`paths`] | the cache of resolved paths |
+//! | [`walks`] | one walk for all requests that need it at the same time |
+//! | [`redirects`] | the cached `_redirects` of sites |
+//! | [`source`] | where blocks come from: RAM, disk, and the network with a permit |
+//! | [`content_type`] | the media type of a file |
 
-use crate::content_type;
+pub mod content_type;
+pub mod paths;
+pub mod redirects;
+pub mod source;
+pub mod walks;
+
 use crate::errors::Problem;
-use crate::forget::{PurgeMode, forget_where};
 use crate::headers::header;
-use crate::source::RootSource;
+use crate::resolve::source::RootSource;
 use bytes::Bytes;
 use content::path::{PathError, Root};
 use content::unixfs::{Node, dir};
 use content::walk::{self, Resolved, WalkError};
 use content::{Block, Cid, ContentPath, Name, NameError, NameResolver, Policy, Verdict, ipld};
 use http::HeaderValue;
-use moka::sync::Cache;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -257,64 +264,4 @@ async fn index_of(
 /// A strong entity tag: the CID, and what else the bytes depend on.
 pub fn etag_of(cid: &Cid, suffix: &str) -> HeaderValue {
     header(&format!("\"{cid}{suffix}\""))
-}
-
-/// What an entry takes beside its texts, in bytes: the entity, its small headers, and the cache's own book-keeping.
-const ENTRY_BYTES: usize = 1024;
-
-#[expect(clippy::borrowed_box, reason = "the cache hands its keys over as they are")]
-fn weight(path: &Box<str>, entity: &Arc<Entity>) -> u32 {
-    u32::try_from(path.len() + entity.roots.len() + ENTRY_BYTES).unwrap_or(u32::MAX)
-}
-
-/// The memory of resolved paths.
-pub struct Paths {
-    cache: Cache<Box<str>, Arc<Entity>>,
-    /// Whether nothing is added to it.
-    read_only: bool,
-}
-
-impl Paths {
-    /// A memory of at most `bytes_max`.
-    pub fn new(bytes_max: u64) -> Self {
-        Self { cache: Cache::builder().name("paths").max_capacity(bytes_max).weigher(weight).build(), read_only: false }
-    }
-
-    /// What a path leads to, whenever that was found out.
-    pub fn find(&self, path: &str) -> Option<Arc<Entity>> {
-        self.cache.get(path)
-    }
-
-    /// The same memory, for whoever only looks.
-    pub fn reader(&self) -> Self {
-        Self { cache: self.cache.clone(), read_only: true }
-    }
-
-    /// Forgets the paths that `concerns` says are concerned; how many these were.
-    pub fn forget_where(&self, concerns: impl Fn(&str, &Entity) -> bool, mode: PurgeMode) -> u64 {
-        forget_where(&self.cache, |path, entity| concerns(path, entity), mode)
-    }
-
-    /// At most so many of the paths that `concerns` says are concerned.
-    pub fn keys_where(&self, concerns: impl Fn(&str, &Entity) -> bool, max: usize) -> Vec<String> {
-        let concerned = self.cache.iter().filter(|(path, entity)| concerns(path, entity));
-        concerned.take(max).map(|(path, _)| path.to_string()).collect()
-    }
-
-    /// What an immutable path leads to, if that was found out under this generation of the policy.
-    pub fn get(&self, path: &str, generation: u64) -> Option<Arc<Entity>> {
-        self.cache.get(path).filter(|entity| entity.generation == generation)
-    }
-
-    /// Forgets all of them.
-    pub fn forget(&self) {
-        self.cache.invalidate_all();
-    }
-
-    /// Remembers a file whose media type is known.
-    pub fn remember(&self, path: &str, entity: &Arc<Entity>) {
-        if entity.content_type.is_some() && !self.read_only {
-            self.cache.insert(path.into(), Arc::clone(entity));
-        }
-    }
 }

@@ -1,7 +1,28 @@
-//! What a request is about, read from its head alone.
+//! What a request asks for, read from its head.
+//!
+//! Goals: pure functions with tables of tests. The one exception is [`route`], which has to know whether a host name is a website.
+//!
+//! Non-goals: content, which [`crate::resolve`] finds.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`client`] | the address of the client, and the host name that it asks: `X-Forwarded-*` of trusted proxies |
+//! | [`negotiate`] | formats and content codings: `?format=`, `Accept`, `Accept-Encoding` |
+//! | [`hosts`], [`route`] | what a host name stands for, and where that leads |
+//! | [`conditional`] | conditional requests: `If-None-Match` and its kin |
+//! | [`range`] | range requests |
 
-use crate::errors::Problem;
-use crate::negotiate::{self, Wanted};
+pub mod client;
+pub mod conditional;
+mod error;
+pub mod hosts;
+pub mod negotiate;
+pub mod range;
+pub mod route;
+
+pub use self::error::RequestError;
+
+use self::negotiate::Wanted;
 use http::header::{CACHE_CONTROL, HOST};
 use http::request::Parts;
 use http::uri::Authority;
@@ -33,8 +54,8 @@ pub enum Subject {
 /// 3.2). A proxy in front may have gone by another one than we would.
 ///
 /// # Errors
-/// [`Problem::Host`].
-pub fn check_host(head: &Parts) -> Result<(), Problem> {
+/// [`RequestError::Host`].
+pub fn check_host(head: &Parts) -> Result<(), RequestError> {
     let mut hosts = head.headers.get_all(HOST).iter();
     let is_good = match (hosts.next(), hosts.next()) {
         (None, _) => head.version < Version::HTTP_11,
@@ -42,7 +63,7 @@ pub fn check_host(head: &Parts) -> Result<(), Problem> {
         (Some(host), None) => host.is_empty() || is_authority(host),
         (Some(_), Some(_)) => false,
     };
-    if is_good { Ok(()) } else { Err(Problem::Host) }
+    if is_good { Ok(()) } else { Err(RequestError::Host) }
 }
 
 fn is_authority(host: &HeaderValue) -> bool {
@@ -58,17 +79,17 @@ pub fn is_about_health(path: &str) -> bool {
 /// Sorts a request.
 ///
 /// # Errors
-/// [`Problem`] when nothing here answers it.
-pub fn subject(head: &Parts, url_bytes_max: usize) -> Result<Subject, Problem> {
+/// [`RequestError`] when nothing here answers it.
+pub fn subject(head: &Parts, url_bytes_max: usize) -> Result<Subject, RequestError> {
     let path = head.uri.path();
     match head.method {
         Method::OPTIONS => return Ok(Subject::Options),
         Method::CONNECT => return Ok(Subject::Tunnel),
         Method::GET | Method::HEAD => {}
-        _ => return Err(Problem::Method),
+        _ => return Err(RequestError::Method),
     }
     if path.len() + head.uri.query().map_or(0, str::len) > url_bytes_max {
-        return Err(Problem::UrlTooLong { max: url_bytes_max });
+        return Err(RequestError::UrlTooLong { max: url_bytes_max });
     }
     match path {
         "/healthz" => Ok(Subject::Health),
@@ -105,8 +126,8 @@ impl<'a> Ask<'a> {
     /// Reads a request's head.
     ///
     /// # Errors
-    /// [`Problem::Format`] when the format does not exist.
-    pub fn read(head: &'a Parts) -> Result<Self, Problem> {
+    /// [`RequestError::Format`] when the format does not exist.
+    pub fn read(head: &'a Parts) -> Result<Self, RequestError> {
         let query = head.uri.query();
         let parameter = |name| query.and_then(|query| parameter(query, name));
         Ok(Self {
@@ -166,8 +187,8 @@ mod tests {
             ("GET", "/routing/v1", Ok(Subject::Content)),
             ("OPTIONS", "/anything", Ok(Subject::Options)),
             ("CONNECT", "example.com:80", Ok(Subject::Tunnel)),
-            ("POST", "/ipfs/bafy", Err(Problem::Method)),
-            ("GET", "/ipfs/0123456789012345678901234567890?q", Err(Problem::UrlTooLong { max: 32 })),
+            ("POST", "/ipfs/bafy", Err(RequestError::Method)),
+            ("GET", "/ipfs/0123456789012345678901234567890?q", Err(RequestError::UrlTooLong { max: 32 })),
         ];
         for (method, target, expected) in table {
             assert_eq!(subject(&head(method, target), 32), expected, "{method} {target}");

@@ -3,15 +3,15 @@
 //! Neither has a length that is known beforehand, so neither has ranges. What goes wrong before the first bytes has an
 //! honest status; what goes wrong later breaks the connection off.
 
-use super::Context;
-use super::whole::{Nearby, Whole};
 use crate::body::Content;
-use crate::conditional::none_match;
 use crate::errors::{CarOptionsError, Problem};
 use crate::headers::header;
+use crate::represent::whole::{Nearby, Whole};
+use crate::represent::{Context, plan};
 use crate::request::Ask;
+use crate::request::conditional::none_match;
+use crate::resolve;
 use crate::respond::Draft;
-use crate::{plan, resolve};
 use bytes::Bytes;
 use content::budget::Share;
 use content::policy::check_inlined;

@@ -3,19 +3,18 @@
 //! A document is sent as it is stored, under its own media type or the plain one of the same syntax. Other codecs are
 //! converted to if the operator allows it, and else refused (IPIP-0524). A browser gets a page that shows what is inside.
 
-use super::Context;
-use super::file::{AtHand, Origin, at_hand};
 use crate::body::Content;
-use crate::conditional::none_match;
 use crate::errors::Problem;
 use crate::headers::header;
 use crate::html;
-use crate::negotiate::Format;
-use crate::plan;
+use crate::represent::file::{AtHand, Origin, at_hand};
+use crate::represent::{Context, plan};
 use crate::request::Ask;
+use crate::request::conditional::none_match;
+use crate::request::negotiate::Format;
+use crate::request::route::Links;
 use crate::resolve::{self, etag_of};
 use crate::respond::{self, Draft};
-use crate::route::Links;
 use content::ipld::{self, IpldError, Kind, Label, Outline, OutlineLimits};
 use content::policy::check_inlined;
 use content::walk::{Resolved, WalkError};

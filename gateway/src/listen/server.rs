@@ -1,17 +1,17 @@
 //! Connections: accepting, protecting, draining.
 //!
-//! Goals: no client can hold a connection without making progress, nor keep others out ([`crate::admission`]); a connection never
+//! Goals: no client can hold a connection without making progress, nor keep others out ([`crate::listen::admission`]); a connection never
 //! takes the process down with it; a response that broke off resets its connection, so that not even HTTP/1.0 takes the end for the
 //! end of the content; open requests finish before the process does.
 //!
 //! Non-goals: HTTP/2. Its streams would need budgets of their own: a client that grants no window holds a stream's memory without
 //! ever being written to.
 
-use crate::admission::{self, Admission, Ticket};
+use crate::listen::admission::{self, Admission, Ticket};
+use crate::listen::rate::{Paced, Rate, RateMin, too_slow};
+use crate::listen::tls::Tls;
+use crate::listen::wire::StrictLines;
 use crate::metrics::HttpMetrics;
-use crate::rate::{Paced, Rate, RateMin, too_slow};
-use crate::tls::Tls;
-use crate::wire::StrictLines;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use http::{Request, Response};
@@ -572,7 +572,7 @@ impl Drop for Guarded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::Member as _;
+    use crate::listen::admission::Member as _;
 
     /// A connection that began so long ago.
     fn begun(ago: Duration) -> Connection {

@@ -1,4 +1,4 @@
-//! [`forget_where`]: takes what is concerned out of a memory, or only counts it.
+//! [`invalidate_where`]: takes what is concerned out of a memory, or only counts it.
 //!
 //! Goals: whatever is remembered above the blocks is forgotten and counted by one rule, so that a dry run tells what the real one
 //! does.
@@ -18,7 +18,7 @@ pub enum PurgeMode {
 }
 
 /// Forgets the entries that `concerns` says are concerned, or counts them; how many these are. Reads all that is remembered.
-pub fn forget_where<K, V>(memory: &Cache<K, V>, concerns: impl Fn(&K, &V) -> bool, mode: PurgeMode) -> u64
+pub fn invalidate_where<K, V>(memory: &Cache<K, V>, concerns: impl Fn(&K, &V) -> bool, mode: PurgeMode) -> u64
 where
     K: Hash + Eq + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
@@ -42,9 +42,9 @@ mod tests {
         let memory = Cache::new(100);
         (0..10_u32).for_each(|number| memory.insert(number, ()));
         let is_even = |number: &u32, (): &()| number.is_multiple_of(2);
-        assert_eq!(forget_where(&memory, is_even, PurgeMode::DryRun), 5);
+        assert_eq!(invalidate_where(&memory, is_even, PurgeMode::DryRun), 5);
         assert_eq!(memory.iter().count(), 10);
-        assert_eq!(forget_where(&memory, is_even, PurgeMode::Remove), 5);
+        assert_eq!(invalidate_where(&memory, is_even, PurgeMode::Remove), 5);
         assert_eq!(memory.iter().count(), 5);
     }
 }

@@ -1,19 +1,18 @@
 //! Files, symlinks and raw blocks: bytes of a known length, whole or in ranges.
 
-use super::Context;
 use crate::body::Content;
-use crate::conditional::{is_demanding, none_match};
-use crate::content_type;
-use crate::encoded::Encoded;
 use crate::errors::Problem;
 use crate::headers::header;
-use crate::negotiate::{self, Coding, Format};
-use crate::plan::{self, About, Decision, Representation};
-use crate::range::Multipart;
+use crate::represent::Context;
+use crate::represent::encoded::Encoded;
+use crate::represent::plan::{self, About, Decision, Representation};
 use crate::request::Ask;
-use crate::resolve::{self, Entity, etag_of};
+use crate::request::conditional::{is_demanding, none_match};
+use crate::request::negotiate::{self, Coding, Format};
+use crate::request::range::Multipart;
+use crate::resolve::source::RootSource;
+use crate::resolve::{self, Entity, content_type, etag_of};
 use crate::respond::Draft;
-use crate::source::RootSource;
 use bytes::Bytes;
 use content::budget::Share;
 use content::policy::check_inlined;
@@ -34,6 +33,8 @@ pub struct OpenFile<'a> {
     pub source: &'a Arc<RootSource>,
     /// Its root block.
     pub block: &'a Block,
+    /// Files as their blocks are stored, if they are sent so.
+    pub encoded: Option<&'a Encoded>,
     /// How far it is read ahead.
     pub limits: &'a ReadLimits,
 }
@@ -91,8 +92,7 @@ async fn encoded(
     response_bytes_max: u64,
 ) -> Option<Draft> {
     let ask = about.ask;
-    let encoded =
-        file.source.encoded().filter(|_| is_native(ask) && negotiate::codings(ask.headers).next().is_some())?;
+    let encoded = file.encoded.filter(|_| is_native(ask) && negotiate::codings(ask.headers).next().is_some())?;
     // Whoever has it as it is need not fetch it anew; and a weak entity tag is never what is demanded.
     let asks_as_is = ask.headers.contains_key(RANGE) || is_demanding(ask.headers);
     if asks_as_is || none_match(ask.headers, entity.etag.as_bytes(), true) {

@@ -2,28 +2,28 @@
 //!
 //! Goals: the first byte does not wait for the last entry, and memory does not depend on their number: a listing is made
 //! in chunks, and long ones are cut into pages, each of which is found without reading those before it; a page is written once
-//! for all who ask for it ([`crate::listings`]); the page reads well on a phone and on a desktop, in the light and in the dark, without asking for anything else.
+//! for all who ask for it ([`crate::represent::listings`]); the page reads well on a phone and on a desktop, in the light and in the dark, without asking for anything else.
 //!
 //! Entries come in stored order, which is by name, or in sharded directories by the hash of the name; a query selects among
-//! them and orders them ([`crate::listings::selection`]).
+//! them and orders them ([`crate::represent::listings::selection`]).
 //!
 //! The JSON is `{"cid", "path", "entries": [{"name", "cid", "size"?, "type"?}], "next"?}`, where `next` is the address of
 //! the next page, and `type` is told where the CID alone tells it.
 
-use super::Context;
 use crate::body::Content;
 use crate::errors::Problem;
 use crate::headers::header;
 use crate::html;
-use crate::listings::selection::{Entries, Selection, Sort};
-use crate::listings::{Chunks, Key, Listings, Wanted};
-use crate::negotiate::Format;
-use crate::plan::{self, About};
+use crate::represent::Context;
+use crate::represent::listings::selection::{Entries, Selection, Sort};
+use crate::represent::listings::{Chunks, Key, Listings, Wanted};
+use crate::represent::plan::{self, About};
 use crate::request::Ask;
+use crate::request::negotiate::Format;
+use crate::request::route::{Links, Place};
 use crate::resolve::Target;
+use crate::resolve::source::{RootSource, Tier};
 use crate::respond::Draft;
-use crate::route::{Links, Place};
-use crate::source::{RootSource, Tier};
 use crate::workers::Workers;
 use bytes::Bytes;
 use content::budget::Budget;
@@ -114,7 +114,7 @@ fn key(ask: &Ask<'_>, place: &Place, target: &Target, generation: u64) -> Key {
     Key {
         path: target.key(),
         shown: ask.path.to_string(),
-        sent: crate::route::with_query(ask.sent, None),
+        sent: crate::request::route::with_query(ask.sent, None),
         links: place.links.clone(),
         is_root: target.segments.len() == target.site,
         json: ask.wanted.format == Format::Json,
@@ -125,7 +125,7 @@ fn key(ask: &Ask<'_>, place: &Place, target: &Target, generation: u64) -> Key {
 }
 
 fn not_modified(about: &About<'_>, etag: &HeaderValue) -> Option<Draft> {
-    let has_it = crate::conditional::none_match(about.ask.headers, etag.as_bytes(), true);
+    let has_it = crate::request::conditional::none_match(about.ask.headers, etag.as_bytes(), true);
     has_it.then(|| plan::not_modified(about, etag, true).map(|()| Content::Empty))
 }
 

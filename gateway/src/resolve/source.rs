@@ -4,11 +4,11 @@
 //! A session with the network costs something to set up, and a request that is answered from memory needs none. So
 //! [`RootSource`] opens its root's session at the first block that is not at hand.
 
-use crate::encoded::Encoded;
 use content::cid::is_identity;
 use content::{Block, BlockSource, Cid, Policy, SourceError, Work};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use services::limiter::{Limiter, Permit};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -26,8 +26,6 @@ pub struct Sources {
     pub open_session: Box<OpenSession>,
     /// Who may fetch from the network.
     pub fetches: Arc<Limiter>,
-    /// Files as their blocks are stored, for clients who accept that.
-    pub encoded: Option<Encoded>,
     /// What may be served: of paths, for blocks are checked where they come from.
     pub policy: Arc<dyn Policy>,
 }
@@ -42,6 +40,30 @@ pub enum Tier {
     Disk,
     /// The network was asked.
     Network,
+}
+
+/// The header that names the tier (<https://www.w3.org/TR/server-timing/>).
+pub const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+
+/// What each tier is called, in `Server-Timing` and in the access log.
+const TIERS: [(Tier, &str, &str); 3] = [
+    (Tier::Ram, "ram", "tier;desc=\"ram\""),
+    (Tier::Disk, "disk", "tier;desc=\"disk\""),
+    (Tier::Network, "network", "tier;desc=\"network\""),
+];
+
+impl Tier {
+    /// The value of [`SERVER_TIMING`].
+    pub fn server_timing(self) -> HeaderValue {
+        let timing = TIERS.iter().find(|(known, ..)| *known == self).map_or("", |(.., timing)| timing);
+        HeaderValue::from_static(timing)
+    }
+
+    /// The name of the tier that a response's content came from, if it is content.
+    pub fn named_in(headers: &HeaderMap) -> Option<&'static str> {
+        let mut timings = headers.get_all(SERVER_TIMING).iter();
+        timings.find_map(|value| TIERS.iter().find(|(.., timing)| value == timing).map(|(_, name, _)| *name))
+    }
 }
 
 /// The farthest tier that was asked.
@@ -120,11 +142,6 @@ impl RootSource {
     /// The same, to be kept.
     pub fn policy_handle(&self) -> &Arc<dyn Policy> {
         &self.sources.policy
-    }
-
-    /// Files as their blocks are stored, if they are sent so.
-    pub fn encoded(&self) -> Option<&Encoded> {
-        self.sources.encoded.as_ref()
     }
 
     fn session(&self) -> &Arc<dyn BlockSource> {

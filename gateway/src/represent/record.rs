@@ -1,14 +1,14 @@
 //! IPNS records (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#ipns-record-responses-application-vnd-ipfs-ipns-record>).
 
-use super::file::{AtHand, Origin, at_hand};
 use crate::errors::Problem;
 use crate::headers::header;
-use crate::negotiate::Format;
-use crate::plan::{self, About};
+use crate::represent::file::{AtHand, Origin, at_hand};
+use crate::represent::plan::{self, About};
 use crate::request::Ask;
+use crate::request::negotiate::Format;
 use crate::resolve::Freshness;
+use crate::resolve::source::Tier;
 use crate::respond::Draft;
-use crate::source::Tier;
 use content::path::Root;
 use content::{ContentPath, Name, NameResolver, hashes};
 use http::HeaderValue;

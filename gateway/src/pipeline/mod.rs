@@ -13,30 +13,32 @@
 //! a hit in memory never waits for is boxed, as is the whole: 4 KB in the place of 11, and none while a connection is idle.
 
 use crate::access_log::AccessLine;
-use crate::answer::file::{self, OpenFile};
-use crate::answer::{Context, Resources, archive, directory, document, record};
 use crate::body::{Body, Content};
-use crate::client::Client;
-use crate::conditional::{is_demanding, is_met, none_match};
 use crate::errors::Problem;
 use crate::headers::header;
-use crate::hosts::Hosts;
 use crate::landing;
 use crate::limits::Limits;
-use crate::listings::Listings;
+use crate::listen::server::Connection;
 use crate::metrics::{Exchange, HttpMetrics};
-use crate::negotiate::Format;
-use crate::plan::{self, About};
-use crate::redirects::SiteRedirects;
-use crate::request::{self, Ask, Subject};
-use crate::resolve::{Entity, Found, Freshness, Paths, Target, etag_of};
+use crate::represent::encoded::Encoded;
+use crate::represent::file::{self, OpenFile};
+use crate::represent::listings::Listings;
+use crate::represent::plan::{self, About};
+use crate::represent::{Context, Resources, archive, directory, document, record};
+use crate::request::client::Client;
+use crate::request::conditional::{is_demanding, is_met, none_match};
+use crate::request::hosts::Hosts;
+use crate::request::negotiate::Format;
+use crate::request::route::{Place, Route, Router};
+use crate::request::{self, Ask, RequestError, Subject};
+use crate::resolve::paths::Paths;
+use crate::resolve::redirects::SiteRedirects;
+use crate::resolve::source::{RootSource, Sources, Tier};
+use crate::resolve::walks::Walks;
+use crate::resolve::{Entity, Found, Freshness, Target, etag_of};
 use crate::respond::{self, Draft, Finish};
-use crate::route::{Place, Route, Router};
 use crate::routing_v1::Routing;
 use crate::running::{Listed, Phase, Running, Waits};
-use crate::server::Connection;
-use crate::source::{RootSource, Sources, Tier};
-use crate::walks::Walks;
 use crate::workers::Workers;
 use content::budget::Share;
 use content::path::Root;
@@ -94,6 +96,8 @@ pub struct Gateway {
 pub struct Wiring {
     /// Where blocks come from.
     pub sources: Arc<Sources>,
+    /// Files as their blocks are stored, if they are sent so.
+    pub encoded: Option<Encoded>,
     /// What names stand for.
     pub names: Arc<dyn NameResolver>,
     /// What may be served.
@@ -111,7 +115,7 @@ pub struct Wiring {
 impl Gateway {
     /// A gateway to what the sources have, as far as the policy allows, under the hosts that are configured.
     pub fn new(wiring: Wiring, http: &config::Http, limits: Limits) -> Self {
-        let Wiring { sources, names, policy, metrics, health, routing, welcome } = wiring;
+        let Wiring { sources, encoded, names, policy, metrics, health, routing, welcome } = wiring;
         let budget = limits.read.shared.clone();
         let listings = metrics.listings.clone();
         let sites_bytes_max = limits.paths_bytes_max / SITES_PART;
@@ -123,6 +127,7 @@ impl Gateway {
                 walks: Walks::new(metrics.walks_joined.clone()),
                 redirects: SiteRedirects::new(sites_bytes_max),
                 listings: Listings::new(limits.listings_bytes_max, limits.response_bytes_max, budget, listings),
+                encoded,
                 archives: Arc::new(Limiter::new(limits.archives_max, limits.client_archives_max)),
                 workers: Workers::default(),
                 limits: limits.clone(),
@@ -152,7 +157,7 @@ impl Gateway {
         self.paths.forget();
         self.resources.redirects.forget();
         self.resources.listings.forget();
-        if let Some(encoded) = &self.sources.encoded {
+        if let Some(encoded) = &self.resources.encoded {
             encoded.forget();
         }
     }
@@ -175,14 +180,14 @@ impl Gateway {
     async fn looked_up<T>(
         &self,
         client: &Client,
-        looking: impl Future<Output = Result<T, Problem>>,
+        looking: impl Future<Output = Result<T, impl Into<Problem>>>,
     ) -> Result<T, Problem> {
         let mut looking = pin!(looking);
         if let Poll::Ready(found) = futures::poll!(looking.as_mut()) {
-            return found;
+            return found.map_err(Into::into);
         }
         let _permit = self.lookups.try_acquire(client.address).map_err(|_| Problem::Name(NameError::Busy))?;
-        looking.await
+        looking.await.map_err(Into::into)
     }
 
     /// Answers a request. Whatever it is about, there is a response.
@@ -408,7 +413,7 @@ impl Gateway {
 
     fn parse(&self, ask: &Ask<'_>) -> Result<ContentPath, Problem> {
         let path = ContentPath::parse(&ask.path, self.limits().path_depth_max);
-        path.map_err(|error| Problem::Path { path: ask.path.to_string(), error })
+        path.map_err(|error| RequestError::Path { path: ask.path.to_string(), error }.into())
     }
 
     /// The file that a path is known to lead to, if the request is for its bytes.
@@ -471,7 +476,12 @@ impl Gateway {
                 };
                 learnt(&entity);
                 let roots = entity.roots.clone();
-                let open = OpenFile { source: cx.source, block: &block, limits: &self.limits().read };
+                let open = OpenFile {
+                    source: cx.source,
+                    block: &block,
+                    encoded: cx.resources.encoded.as_ref(),
+                    limits: &self.limits().read,
+                };
                 // A file is what it is, whatever media type is asked for: clients that ask for JSON first accept others too.
                 file::file(&cx.about(&roots), entity, open, self.limits().response_bytes_max, learnt).await
             }
@@ -513,7 +523,12 @@ impl Gateway {
         let source = self.source(entity.root, client, ask);
         let fetched = source.fetch(&entity.cid).await.map_err(|error| Problem::Walk(WalkError::Source(error)));
         let block = fetched.map_err(|problem| unless_cached(ask, problem))?;
-        let open = OpenFile { source: &source, block: &block, limits: &self.limits().read };
+        let open = OpenFile {
+            source: &source,
+            block: &block,
+            encoded: self.resources.encoded.as_ref(),
+            limits: &self.limits().read,
+        };
         let learnt = |entity: &Arc<Entity>| self.paths.remember(key, entity);
         let max = self.limits().response_bytes_max;
         file::file(&about(source.tier()), Arc::clone(&entity), open, max, learnt).await

@@ -13,7 +13,7 @@
 //! Non-goals: hashes of paths that lead through documents (dag-cbor and its like), or deeper than [`DEPTH_MAX`] names,
 //! or longer than [`PATH_BYTES_MAX`], or in DAGs of more than [`PLACES_MAX`] places of directories.
 
-use crate::source::RootSource;
+use crate::resolve::source::RootSource;
 use content::fingerprints::Fingerprints;
 use content::unixfs::dir::{self, NamedLinks};
 use content::walk::{Resolved, joined};

@@ -2,12 +2,12 @@
 //! (<https://specs.ipfs.tech/http-gateways/web-redirects-file/>).
 //!
 //! Only a site that has its origin for itself may say so. Its file is read once for all who ask at the same time
-//! ([`crate::walks`]), and what it says, or that there is none, is remembered: every address of a site that is one page asks for it.
+//! ([`crate::resolve::walks`]), and what it says, or that there is none, is remembered: every address of a site that is one page asks for it.
 
 use crate::errors::Problem;
-use crate::forget::{PurgeMode, forget_where};
+use crate::invalidate::{PurgeMode, invalidate_where};
+use crate::resolve::source::RootSource;
 use crate::resolve::{self, Target};
-use crate::source::RootSource;
 use content::BlockSource as _;
 use content::redirects::{FILE_BYTES_MAX, RedirectsError, Rules};
 use content::unixfs::file::{FileReader, ReadLimits, file_size};
@@ -37,8 +37,8 @@ impl SiteRedirects {
     }
 
     /// Forgets what the sites say whose path is concerned; how many these were.
-    pub fn forget_where(&self, concerns: impl Fn(&str) -> bool, mode: PurgeMode) -> u64 {
-        forget_where(&self.known, |(site, _), _| concerns(site), mode)
+    pub fn invalidate_where(&self, concerns: impl Fn(&str) -> bool, mode: PurgeMode) -> u64 {
+        invalidate_where(&self.known, |(site, _), _| concerns(site), mode)
     }
 
     /// Forgets all of them.

@@ -8,16 +8,15 @@
 //!       └ anything else ────── / and /ipfs/…, /ipns/… ... by path (nobody may remember that where DNS failed)
 //! ```
 
-use crate::client::Client;
-use crate::errors::Problem;
 use crate::headers::header;
-use crate::hosts::{self, Hosts, Site, Subdomain};
 use crate::request::Ask;
+use crate::request::RequestError;
+use crate::request::client::Client;
+use crate::request::hosts::{self, Hosts, Site, Subdomain};
 use config::Host;
 use content::names::{Domain, NameError};
 use content::path::{Namespace, Root};
-use content::subdomain;
-use content::{ContentPath, Name, NameResolver, codec};
+use content::{ContentPath, Name, NameResolver, codec, subdomain};
 use http::{HeaderValue, StatusCode};
 use moka::sync::Cache;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
@@ -98,8 +97,8 @@ impl Router {
     /// Finds out where a request leads, and rewrites its path to that of the content.
     ///
     /// # Errors
-    /// [`Problem`] when the host or the path cannot lead anywhere.
-    pub async fn route(&self, client: &Client, ask: &mut Ask<'_>) -> Result<Route, Problem> {
+    /// [`RequestError`] when the host or the path cannot lead anywhere.
+    pub async fn route(&self, client: &Client, ask: &mut Ask<'_>) -> Result<Route, RequestError> {
         let by_path =
             |host: Option<&Host>, deserialized, ask: &Ask<'_>| by_path(host, deserialized, client, ask, self.depth_max);
         match self.hosts.site(&client.host()) {
@@ -109,7 +108,7 @@ impl Router {
                 Linked::No => by_path(None, self.hosts.deserialized, ask),
                 Linked::Perhaps => match by_path(None, self.hosts.deserialized, ask) {
                     // It may be there in the site that cannot be found.
-                    Err(Problem::NoSuchPage) => Err(Problem::SiteUnknown { domain }),
+                    Err(RequestError::NoSuchPage) => Err(RequestError::SiteUnknown { domain }),
                     led => led.map(uncertain),
                 },
             },
@@ -131,8 +130,8 @@ impl Router {
     /// anything else because DNS fails: other content would run in its origin.
     ///
     /// # Errors
-    /// [`Problem::Name`] when a site cannot be looked up, or nothing can.
-    async fn linked(&self, domain: &Domain) -> Result<Linked, Problem> {
+    /// [`RequestError::Name`] when a site cannot be looked up, or nothing can.
+    async fn linked(&self, domain: &Domain) -> Result<Linked, RequestError> {
         let error = self.names.resolve(&Name::Domain(domain.clone())).await.err();
         match error {
             Some(NameError::NoDnsLink { domain: without }) if without == *domain => {
@@ -166,10 +165,10 @@ fn at_domain(domain: &Domain, client: &Client, ask: &mut Ask<'_>, isolated: bool
 }
 
 /// The whole origin is the site of its label.
-fn below_host(subdomain: &Subdomain<'_>, client: &Client, ask: &mut Ask<'_>) -> Result<Route, Problem> {
+fn below_host(subdomain: &Subdomain<'_>, client: &Client, ask: &mut Ask<'_>) -> Result<Route, RequestError> {
     let Subdomain { host, namespace, label } = subdomain;
     if !hosts::serves(host, *namespace) {
-        return Err(Problem::NoSuchPage);
+        return Err(RequestError::NoSuchPage);
     }
     let base = base_authority(&client.authority, &host.name);
     let root = subdomain.root()?;
@@ -201,12 +200,12 @@ fn by_path(
     client: &Client,
     ask: &Ask<'_>,
     depth_max: usize,
-) -> Result<Route, Problem> {
+) -> Result<Route, RequestError> {
     let Some((namespace, below)) = Namespace::split(ask.sent) else {
-        return if ask.sent == "/" { Ok(Route::Landing) } else { Err(Problem::NoSuchPage) };
+        return if ask.sent == "/" { Ok(Route::Landing) } else { Err(RequestError::NoSuchPage) };
     };
     if host.is_some_and(|host| !hosts::serves(host, namespace)) {
-        return Err(Problem::NoSuchPage);
+        return Err(RequestError::NoSuchPage);
     }
     if below.is_empty()
         && let Some(uri) = ask.parameter("uri")
@@ -215,7 +214,7 @@ fn by_path(
     }
     let root = || match ContentPath::parse(ask.sent, depth_max) {
         Ok(path) => Ok(path.root),
-        Err(error) => Err(Problem::Path { path: ask.sent.to_owned(), error }),
+        Err(error) => Err(RequestError::Path { path: ask.sent.to_owned(), error }),
     };
     if let Some(host) = host.filter(|host| host.subdomains) {
         return to_origin(host, namespace, &root()?, below, client, ask);
@@ -239,7 +238,7 @@ fn to_origin(
     below: &str,
     client: &Client,
     ask: &Ask<'_>,
-) -> Result<Route, Problem> {
+) -> Result<Route, RequestError> {
     // One label is all that a wildcard certificate covers.
     let label = subdomain::label(root, host.inline_dnslink || client.https)?;
     let (_, rest) = split_first(below);
@@ -272,14 +271,14 @@ pub fn with_query(path: &str, query: Option<&str>) -> String {
 /// Browsers lead `ipfs://…` and `ipns://…` here, once the user allowed it
 /// (<https://specs.ipfs.tech/http-gateways/path-gateway/#uri-request-query-parameter>), and the field of the landing page
 /// whatever a person has put into it: an address, a path, a CID or a name.
-fn protocol_handler(uri: &str) -> Result<Route, Problem> {
+fn protocol_handler(uri: &str) -> Result<Route, RequestError> {
     let uri = uri.trim();
     let by_scheme = ["ipfs", "ipns"].iter().find_map(|scheme| {
         let below = uri.strip_prefix(scheme)?.strip_prefix("://")?;
         Some(format!("/{scheme}/{below}"))
     });
     let path = by_scheme.or_else(|| Namespace::split(uri).map(|_| uri.to_owned())).or_else(|| in_namespace(uri));
-    let path = path.filter(|path| path.len() > "/ipfs/".len()).ok_or(Problem::Uri)?;
+    let path = path.filter(|path| path.len() > "/ipfs/".len()).ok_or(RequestError::Uri)?;
     let location = utf8_percent_encode(&path, NOT_IN_URL).to_string();
     Ok(Route::Redirect(StatusCode::MOVED_PERMANENTLY, header(&location)))
 }
@@ -296,6 +295,7 @@ fn in_namespace(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::errors::Problem;
     use content::Resolution;
     use content::ipns::Record;
     use content::names::Key;
@@ -351,7 +351,7 @@ mod tests {
                 let doubt = if place.certain { "" } else { " uncertain" };
                 format!("{} {:?} {}{doubt}", ask.path, place.links, place.deserialized)
             }
-            Err(problem) => format!("{} {problem}", problem.status().as_u16()),
+            Err(error) => format!("{} {error}", Problem::from(error.clone()).status().as_u16()),
         }
     }
 

@@ -1,15 +1,15 @@
-//! Content control in the admin API.
+//! The admin API of denylists and take-downs.
 //!
 //! | request | does |
 //! |---|---|
-//! | `GET /api/v1/denylists` | every list, and what became of it |
-//! | `POST /api/v1/denylists/reload?list=` | looks at a list now, or at all of them |
-//! | `GET /api/v1/denylists/local/rules?after=&limit=` | the rules that were added here |
-//! | `POST /api/v1/denylists/local/rules` | adds one: a take-down |
-//! | `DELETE /api/v1/denylists/local/rules?rule=` | removes one |
-//! | `GET /api/v1/denylists/check?subject=` | whether something is withheld, and by which line of which list |
+//! | `GET /api/v1/denylists` | all lists with their state |
+//! | `POST /api/v1/denylists/reload?list=` | reloads one list, or all |
+//! | `GET /api/v1/denylists/local/rules?after=&limit=` | the rules of the local list |
+//! | `POST /api/v1/denylists/local/rules` | adds a rule to the local list: a take-down |
+//! | `DELETE /api/v1/denylists/local/rules?rule=` | removes a rule from the local list |
+//! | `GET /api/v1/denylists/check?subject=` | whether a subject is withheld, and by which line of which list |
 
-use crate::http::answer::{Answer, Refusal, json, stopping};
+use crate::http::answer::{Answer, ApiError, json, stopping};
 use crate::http::extract::Audited;
 use crate::http::parameters::{Parameters, wrong};
 use api::denylists::{AddRule, AddedView, CheckView, ListsView, RemovedView, RuleView, RulesView};
@@ -33,24 +33,24 @@ use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes as route;
 
-/// Rules of the local list in one answer.
+/// The maximum number of rules in one answer.
 const RULES_MAX: usize = 1000;
-/// A request to add a rule has so many bytes at most.
+/// The maximum length of a request to add a rule, in bytes.
 const BODY_BYTES_MAX: usize = 64 * 1024;
-/// A reason has so many characters at most.
+/// The maximum length of a reason, in characters.
 const REASON_MAX: usize = 1000;
 
-/// The routes whose answers are at hand.
+/// The routes that have a timeout.
 pub fn routes(control: Arc<Control>) -> OpenApiRouter {
     OpenApiRouter::new().routes(route!(lists)).routes(route!(rules, remove)).routes(route!(check)).with_state(control)
 }
 
-/// The routes that take as long as they need: a list may have to be fetched, or a DAG walked.
-pub fn long_routes(control: Arc<Control>) -> OpenApiRouter {
+/// The long-running routes, which have no timeout: they may fetch a list or walk a DAG.
+pub fn long_running_routes(control: Arc<Control>) -> OpenApiRouter {
     OpenApiRouter::new().routes(route!(reload)).routes(route!(add)).with_state(control)
 }
 
-impl From<ControlError> for Refusal {
+impl From<ControlError> for ApiError {
     fn from(error: ControlError) -> Self {
         match error {
             ControlError::Store(StoreError::Closed) => stopping(),
@@ -59,7 +59,7 @@ impl From<ControlError> for Refusal {
     }
 }
 
-/// Every list of what is withheld or served, in the order in which they count.
+/// All denylists and allowlists, in order of precedence.
 #[utoipa::path(get, path = "/api/v1/denylists", tag = "control", security(("bearer" = ["read"])),
     responses((status = 200, description = "The lists.", body = ListsView)))]
 async fn lists(State(control): State<Arc<Control>>) -> Answer {
@@ -80,33 +80,33 @@ fn lists_view(control: &Control) -> ListsView {
     }
 }
 
-/// Looks at a list now, or at all of them. One that cannot be read stays as it was, and says why.
+/// Reloads one list, or all. A list that cannot be read keeps its rules, and its state has the error.
 #[utoipa::path(post, path = "/api/v1/denylists/reload", tag = "control", security(("bearer" = ["takedown"])),
-    params(("list" = Option<String>, Query, description = "What the list is called; all of them if it is left away.")),
+    params(("list" = Option<String>, Query, description = "The ID of the list; all lists by default.")),
     responses(
-        (status = 200, description = "The lists as they are now.", body = ListsView),
-        (status = 400, description = "There is no such parameter.", body = ErrorView),
+        (status = 200, description = "The lists after the reload.", body = ListsView),
+        (status = 400, description = "A parameter is unknown.", body = ErrorView),
         (status = 404, description = "There is no such list.", body = ErrorView)))]
 async fn reload(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let meant = Parameters::of(&uri, &["list"])?.get("list");
     let entries = control.lists.entries().iter();
     let meant: Vec<_> = entries.filter(|entry| meant.as_ref().is_none_or(|id| *id == *entry.id)).collect();
     if meant.is_empty() {
-        let words = "there is no such list: \"causeway block ls\" and GET /api/v1/denylists say what they are called";
-        return Err(Refusal(StatusCode::NOT_FOUND, words.to_owned()));
+        let words = "there is no such list: \"causeway block ls\" and GET /api/v1/denylists show the IDs of the lists";
+        return Err(ApiError(StatusCode::NOT_FOUND, words.to_owned()));
     }
-    // What is wrong is told with the list.
+    // Each list's state has its own error.
     futures::future::join_all(meant.into_iter().map(|entry| control.lists.look(entry))).await;
     Ok(json(StatusCode::OK, &lists_view(&control)))
 }
 
 /// The rules of the local list.
 #[utoipa::path(get, path = "/api/v1/denylists/local/rules", tag = "control", security(("bearer" = ["read"])),
-    params(("after" = Option<u64>, Query, description = "Rules behind this line."),
-        ("limit" = Option<u64>, Query, minimum = 1, maximum = 1000, description = "So many of them.")),
+    params(("after" = Option<u64>, Query, description = "Only rules after this line."),
+        ("limit" = Option<u64>, Query, minimum = 1, maximum = 1000, description = "The maximum number of rules.")),
     responses(
-        (status = 200, description = "Some of the rules.", body = RulesView),
-        (status = 400, description = "The parameters are wrong.", body = ErrorView)))]
+        (status = 200, description = "A page of the rules.", body = RulesView),
+        (status = 400, description = "A parameter is unknown or invalid.", body = ErrorView)))]
 async fn rules(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let asked = Parameters::of(&uri, &["after", "limit"])?;
     let limit = asked.number("limit", 1..=RULES_MAX)?.unwrap_or(100);
@@ -118,29 +118,31 @@ async fn rules(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     Ok(json(StatusCode::OK, &RulesView { rules: shown, next }))
 }
 
-/// Adds a rule to the local list, and takes what it withholds out of every tier. It is on the disk and in force when this is
-/// answered.
+/// Adds a rule to the local list, and deletes the content that it withholds from every tier. When the request is
+/// answered, the rule is on the disk and in force.
 #[utoipa::path(post, path = "/api/v1/denylists/local/rules", tag = "control", security(("bearer" = ["takedown"])),
     request_body = AddRule, responses(
-        (status = 200, description = "The rule was there already.", body = AddedView),
+        (status = 200, description = "The list already had the rule.", body = AddedView),
         (status = 201, description = "The rule is in force.", body = AddedView),
-        (status = 400, description = "What is to be withheld cannot be understood.", body = ErrorView),
-        (status = 422, description = "The rule would withhold what is empty.", body = ErrorView),
-        (status = 507, description = "The list cannot be written, or the store cannot forget.", body = ErrorView)))]
+        (status = 400, description = "The rule or its subject is invalid.", body = ErrorView),
+        (status = 422, description = "The rule would withhold an empty block.", body = ErrorView),
+        (status = 507, description = "The list cannot be written, or the store cannot delete the content.",
+            body = ErrorView)))]
 async fn add(
     State(control): State<Arc<Control>>,
-    Audited(noted): Audited,
+    Audited(audit_context): Audited,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer {
-    let body = body.map_err(|error| Refusal(error.status(), error.body_text()))?;
+    let body = body.map_err(|error| ApiError(error.status(), error.body_text()))?;
     if body.len() > BODY_BYTES_MAX {
-        return Err(Refusal(StatusCode::PAYLOAD_TOO_LARGE, format!("a rule has at most {BODY_BYTES_MAX} bytes")));
+        return Err(ApiError(StatusCode::PAYLOAD_TOO_LARGE, format!("a rule has at most {BODY_BYTES_MAX} bytes")));
     }
-    let asked: AddRule = serde_json::from_slice(&body).map_err(|error| wrong(format!("the body: {error}")))?;
-    let order = order(asked)?;
+    let request: AddRule =
+        serde_json::from_slice(&body).map_err(|error| wrong(format!("the body is invalid: {error}")))?;
+    let order = parse_order(request)?;
     let line = order.line.clone();
-    noted.note(&serde_json::json!({ "rule": line }));
-    // Whoever asked for it may leave: what was begun is carried through.
+    audit_context.note(&serde_json::json!({ "rule": line }));
+    // The take-down runs to completion even if the client disconnects.
     let adding = tokio::spawn({
         let control = Arc::clone(&control);
         async move { control.add(order).await }
@@ -152,11 +154,11 @@ async fn add(
     Ok((Extension(detail), json(status, &view)).into_response())
 }
 
-/// What is asked for, as a rule.
-fn order(asked: AddRule) -> Result<Order, Refusal> {
-    let AddRule { rule, cid, path, name, url, below, allow, reason, status, double_hash, deep } = asked;
+/// The rule that a request describes.
+fn parse_order(request: AddRule) -> Result<Order, ApiError> {
+    let AddRule { rule, cid, path, name, url, below, allow, reason, status, double_hash, deep } = request;
     if status.is_some_and(|status| !matches!(status, 410 | 451)) {
-        return Err(wrong("status has to be 410 or 451"));
+        return Err(wrong("status must be 410 or 451"));
     }
     if reason.as_ref().is_some_and(|reason| reason.chars().count() > REASON_MAX) {
         return Err(wrong(format!("reason has at most {REASON_MAX} characters")));
@@ -171,7 +173,9 @@ fn order(asked: AddRule) -> Result<Order, Refusal> {
     let (item, subject, own) = match (rule, subjects.next(), subjects.next()) {
         (Some(line), None, None) => {
             if below || allow || double_hash {
-                return Err(wrong("a rule says by itself what below, allow and double_hash say of others"));
+                return Err(wrong(
+                    "below, allow and double_hash cannot be combined with rule: write them into the rule itself",
+                ));
             }
             let own = parse(&line)?;
             let item = line.split_ascii_whitespace().next().unwrap_or_default().to_owned();
@@ -180,76 +184,78 @@ fn order(asked: AddRule) -> Result<Order, Refusal> {
         (None, Some(subject), None) => {
             let subject = subject.map_err(wrong)?;
             if double_hash && below {
-                return Err(wrong("a double hash is of one path, and not of what lies below it"));
+                return Err(wrong("double_hash cannot be combined with below: a double hash matches exactly one path"));
             }
             parse(&subject.rule_text(below))?;
             let item = if double_hash { subject.double_hash() } else { subject.rule_text(below) };
             (format!("{}{item}", if allow { "!" } else { "" }), Some(subject), None)
         }
-        _ => return Err(wrong("exactly one of rule, cid, path, name and url says what is withheld")),
+        _ => return Err(wrong("exactly one of rule, cid, path, name and url is required")),
     };
     let rule = match own {
         Some(own) => own,
         None => parse(&item)?,
     };
     if deep && (rule.allows || subject.is_none()) {
-        return Err(wrong("deep goes with rules that withhold, and name what they are about"));
+        return Err(wrong(
+            "deep requires a rule that withholds a subject in the clear: not an allow rule or a double hash",
+        ));
     }
     let rule = hints(rule, status, reason.as_deref());
     let hints: String = rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
     Ok(Order { line: format!("{item}{hints}"), rule, subject, deep, double_hash })
 }
 
-fn parse(line: &str) -> Result<Rule, Refusal> {
+fn parse(line: &str) -> Result<Rule, ApiError> {
     if line.contains(['\n', '\r']) {
-        return Err(wrong("a rule is one line"));
+        return Err(wrong("a rule must be a single line"));
     }
     match Rule::parse(line) {
         Ok(Some(rule)) => Ok(rule),
         Ok(None) => Err(wrong("the rule is empty")),
-        Err(error @ RuleError::Empty) => Err(Refusal(StatusCode::UNPROCESSABLE_ENTITY, error.to_string())),
-        Err(error) => Err(wrong(format!("the rule: {error}"))),
+        Err(error @ RuleError::Empty) => Err(ApiError(StatusCode::UNPROCESSABLE_ENTITY, error.to_string())),
+        Err(error) => Err(wrong(format!("the rule is invalid: {error}"))),
     }
 }
 
-/// Removes a rule from the local list: all of its lines that are about the same, also as a double hash, and those that
-/// were added with it for the blocks below (`deep`). What was forgotten is fetched when it is wanted.
+/// Removes a rule from the local list: all lines with the same subject, also as a double hash, and the lines that `deep`
+/// added for the blocks below it. Deleted content is fetched again on request.
 #[utoipa::path(delete, path = "/api/v1/denylists/local/rules", tag = "control", security(("bearer" = ["takedown"])),
-    params(("rule" = String, Query, description = "The rule as it is listed; its hints do not matter.")),
+    params(("rule" = String, Query, description = "The rule as it is listed; its hints are ignored.")),
     responses(
-        (status = 200, description = "The rule is not in force any more.", body = RemovedView),
-        (status = 400, description = "The rule cannot be understood.", body = ErrorView),
-        (status = 404, description = "There is no such rule.", body = ErrorView),
-        (status = 422, description = "No list can have such a rule.", body = ErrorView),
+        (status = 200, description = "The rule is no longer in force.", body = RemovedView),
+        (status = 400, description = "The rule is invalid.", body = ErrorView),
+        (status = 404, description = "The local list has no such rule.", body = ErrorView),
+        (status = 422, description = "The rule would withhold an empty block.", body = ErrorView),
         (status = 507, description = "The list cannot be written.", body = ErrorView)))]
 async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let rule = Parameters::of(&uri, &["rule"])?.get("rule");
-    let rule = parse(&rule.ok_or_else(|| wrong("the parameter \"rule\" says which rule"))?)?;
+    let rule = parse(&rule.ok_or_else(|| wrong("the parameter \"rule\" is required"))?)?;
     let mut removed = control.remove(rule.clone()).await?;
-    // The same may have been written as a double hash, of which nobody can tell what it is about.
+    // The list may have the rule as a double hash, which does not show its subject.
     let hashed =
         subject_of(&rule.target).filter(|_| removed == 0).and_then(|subject| parse(&subject.double_hash()).ok());
     if let Some(hashed) = hashed {
         removed = control.remove(Rule { allows: rule.allows, ..hashed }).await?;
     }
     if removed == 0 {
-        let words = "the local list has no such rule: \"causeway block ls --rules\" lists those that it has";
-        return Err(Refusal(StatusCode::NOT_FOUND, words.to_owned()));
+        let words = "the local list has no such rule: \"causeway block ls --rules\" lists its rules";
+        return Err(ApiError(StatusCode::NOT_FOUND, words.to_owned()));
     }
     let detail = Detail(serde_json::json!({ "rule": rule.to_string(), "removed": removed }));
     Ok((Extension(detail), json(StatusCode::OK, &RemovedView { removed })).into_response())
 }
 
-/// Whether something is withheld, and by which line of which list. A request for it is answered as one of the public
-/// would be, with what is held here: nothing is fetched for it, and names are looked up.
+/// Whether a subject is withheld, and by which line of which list. The check predicts the answer to a public request
+/// from locally stored blocks: it fetches no blocks, and it resolves names.
 #[utoipa::path(get, path = "/api/v1/denylists/check", tag = "control", security(("bearer" = ["read"])),
-    params(("subject" = String, Query, description = "A CID, a path, a name or the address of a page.")),
+    params(("subject" = String, Query, description = "A CID, a path, a name or a URL.")),
     responses(
-        (status = 200, description = "What was decided.", body = CheckView),
-        (status = 400, description = "The subject cannot be understood.", body = ErrorView)))]
+        (status = 200, description = "The decisions.", body = CheckView),
+        (status = 400, description = "The subject is invalid.", body = ErrorView)))]
 async fn check(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let subject = Parameters::of(&uri, &["subject"])?.get("subject");
-    let subject = subject.ok_or_else(|| wrong("the parameter \"subject\" says what is to be checked"))?;
+    let subject = subject.ok_or_else(|| wrong("the parameter \"subject\" is required"))?;
     let subject = Subject::of_anything(&subject).map_err(wrong)?;
     let mut decisions = Vec::new();
     let (predicted, decided) = control.check(&subject).await;
@@ -263,7 +269,7 @@ async fn check(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     Ok(json(StatusCode::OK, &CheckView { subject: subject.to_string(), blocked, status, answer, unknown, decisions }))
 }
 
-/// The line that decided.
+/// The text of the line that decided.
 async fn text_of(control: &Control, decision: &Decision) -> Option<String> {
     let hit = decision.hit.as_ref().filter(|hit| &*hit.list != SETTINGS)?;
     control.list_of(hit)?.line(hit.line).await
@@ -278,7 +284,7 @@ mod tests {
 
     fn ordered(body: Value) -> Result<String, u16> {
         let asked: AddRule = serde_json::from_value(body).map_err(|_| 400_u16)?;
-        let order = order(asked).map_err(|refusal| refusal.0.as_u16())?;
+        let order = parse_order(asked).map_err(|refusal| refusal.0.as_u16())?;
         let line = order.line.rsplit_once(" added=").expect("when it was added").0.to_owned();
         let read = Rule::parse(&order.line).expect("a rule").expect("no remark");
         assert_eq!(read, order.rule, "{line}");

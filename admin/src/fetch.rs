@@ -1,17 +1,17 @@
-//! `GET /api/v1/fetch/ROOT/CID`: a block, wherever it is, for commands that read content (`cli::store_cli`).
+//! `GET /api/v1/fetch/ROOT/CID`: a block, stored locally or not, for commands that read content (`cli::store_cli`).
 //!
-//! Goals: what a command reads is fetched as it is for anybody who asks the public listener: from memory, from the disk, then from
-//! the network, as far as the policy allows, and kept in the cache. Blocks below one root are one search: whoever has the root is
-//! asked for what is below it.
+//! Goals: the block is read as for a request to the public listener: from memory, from the disk, then from the network,
+//! as far as the policy allows, and it is cached. All blocks below one root share one Bitswap session, which asks the
+//! root's providers for them.
 //!
-//! Why blocks and not files: a command checks each against its CID, and asks for what it needs in its own order.
+//! The API serves blocks and not files, so that a command checks each block against its CID and chooses the order.
 //!
-//! Limits: sessions are kept for [`SESSIONS_MAX`] roots and [`IDLE`] after the last block. A search ends by itself
-//! (`http.stall_timeout_seconds`), and the places on the way to the network are those of all requests.
+//! Limits: sessions are kept for [`SESSIONS_MAX`] roots and [`IDLE`] after the last block. A search times out
+//! (`http.stall_timeout_seconds`), and fetches count towards the same fetch limiter as all requests.
 
-use crate::http::answer::{Answer, Refusal, status_of, stopping};
+use crate::http::answer::{Answer, ApiError, status_of, stopping};
+use crate::http::error_responses::DiskFailed;
 use crate::http::parameters::{Parameters, wrong};
-use crate::http::refusals::DiskFailed;
 use api::error::ErrorView;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -27,46 +27,46 @@ use std::time::Duration;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Roots whose sessions are kept.
+/// The maximum number of roots whose sessions are kept.
 const SESSIONS_MAX: u64 = 64;
-/// How long a session is kept that nobody uses.
+/// How long an unused session is kept.
 const IDLE: Duration = Duration::from_secs(60);
-/// Whom these requests count as on the way to the network.
-const OPERATOR: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// The client address that these fetches count towards in the fetch limiter.
+const FETCH_CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Where blocks are taken from.
+/// The state of the route: the sources of blocks, and a session for each root.
 #[derive(Clone)]
 struct Fetcher {
     sources: Arc<Sources>,
     sessions: Cache<Cid, Arc<RootSource>>,
 }
 
-/// The routes, which take as long as a search does.
-pub fn long_routes(sources: &Arc<Sources>) -> OpenApiRouter {
+/// The routes. They have no timeout of their own, since a search may take long.
+pub fn long_running_routes(sources: &Arc<Sources>) -> OpenApiRouter {
     let sessions = Cache::builder().max_capacity(SESSIONS_MAX).time_to_idle(IDLE).build();
     let fetcher = Fetcher { sources: Arc::clone(sources), sessions };
     OpenApiRouter::default().routes(routes!(fetch)).with_state(fetcher)
 }
 
-/// A block that is part of a DAG, fetched if it is not here.
+/// A block of a DAG, fetched from the network if it is not stored locally.
 #[utoipa::path(get, path = "/api/v1/fetch/{root}/{cid}", tag = "store", security(("bearer" = ["read"])),
     params(("root" = String, Path, description = "The root of the DAG, whose providers are asked"),
         ("cid" = String, Path, description = "The block")),
     responses((status = 200, description = "The block's bytes", content_type = "application/vnd.ipld.raw"),
-        (status = 400, description = "These are no CIDs", body = ErrorView),
-        (status = 404, description = "It is not here, and nobody was found who has it", body = ErrorView),
-        (status = 410, description = "It is not served here", body = ErrorView),
-        (status = 451, description = "It is not served here for legal reasons", body = ErrorView), DiskFailed,
-        (status = 502, description = "Whoever had it sent something else", body = ErrorView)))]
+        (status = 400, description = "A CID is invalid", body = ErrorView),
+        (status = 404, description = "The block is not stored locally, and no provider was found", body = ErrorView),
+        (status = 410, description = "The policy withholds the block", body = ErrorView),
+        (status = 451, description = "The policy withholds the block for legal reasons", body = ErrorView), DiskFailed,
+        (status = 502, description = "The provider sent an invalid block", body = ErrorView)))]
 async fn fetch(State(fetcher): State<Fetcher>, Path((root, cid)): Path<(String, String)>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let parse = |text: &str| content::cid::parse(text).map_err(wrong);
     let (root, cid) = (parse(&root)?, parse(&cid)?);
-    // A block that is written into its CID has no tier that would ask.
-    content::policy::admit(&*fetcher.sources.policy, &cid).map_err(unfetched)?;
+    // No tier checks the policy for a block whose CID has an identity hash.
+    content::policy::admit(&*fetcher.sources.policy, &cid).map_err(fetch_error)?;
     let block = match Block::inline(&cid) {
         Some(block) => block,
-        None => fetcher.session(root).fetch(&cid).await.map_err(unfetched)?,
+        None => fetcher.session(root).fetch(&cid).await.map_err(fetch_error)?,
     };
     let headers =
         [(CONTENT_TYPE, "application/vnd.ipld.raw"), (CACHE_CONTROL, "no-store"), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
@@ -75,12 +75,12 @@ async fn fetch(State(fetcher): State<Fetcher>, Path((root, cid)): Path<(String, 
 
 impl Fetcher {
     fn session(&self, root: Cid) -> Arc<RootSource> {
-        self.sessions.get_with(root, || RootSource::new(&self.sources, root, OPERATOR, false))
+        self.sessions.get_with(root, || RootSource::new(&self.sources, root, FETCH_CLIENT, false))
     }
 }
 
-/// Why there is no block. That nobody has it is no failure of the gateway.
-fn unfetched(error: SourceError) -> Refusal {
+/// Maps a failed fetch to a status. A block without providers is 404 and not an error of the gateway.
+fn fetch_error(error: SourceError) -> ApiError {
     let status = match error {
         SourceError::NotFound { .. } | SourceError::Stalled { .. } => StatusCode::NOT_FOUND,
         SourceError::Busy => StatusCode::TOO_MANY_REQUESTS,
@@ -91,7 +91,7 @@ fn unfetched(error: SourceError) -> Refusal {
         SourceError::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
         SourceError::Closed => return stopping(),
     };
-    Refusal(status, error.to_string())
+    ApiError(status, error.to_string())
 }
 
 #[cfg(test)]
@@ -108,7 +108,7 @@ mod tests {
         Block::of(codec::RAW, hashes::SHA2_256, 32, text.into()).expect("a block")
     }
 
-    /// Some blocks here, some with others, and the roots that others were asked for.
+    /// Sources with local blocks and network blocks, and the roots of the sessions that were opened.
     fn sources(here: &[&Block], there: &[&Block]) -> (Arc<Sources>, Arc<Mutex<Vec<Cid>>>) {
         let held = |blocks: &[&Block]| {
             let all = Arc::new(MemoryBlocks::new());
@@ -116,11 +116,11 @@ mod tests {
             all
         };
         let (local, network, asked) = (held(here), held(there), Arc::<Mutex<Vec<Cid>>>::default());
-        let noted = Arc::clone(&asked);
+        let recorded = Arc::clone(&asked);
         let sources = Sources {
             local: local as _,
             open_session: Box::new(move |root, _gate| {
-                noted.lock().expect("is sound").push(*root);
+                recorded.lock().expect("is sound").push(*root);
                 Arc::clone(&network) as Arc<dyn BlockSource>
             }),
             fetches: Arc::new(Limiter::new(8, 8)),
@@ -140,10 +140,10 @@ mod tests {
     async fn blocks_below_one_root_are_one_search() {
         let (root, leaf, here, nowhere) = (block("root"), block("leaf"), block("here"), block("nowhere"));
         let (sources, asked) = sources(&[&here], &[&root, &leaf]);
-        let router: axum::Router = long_routes(&sources).into();
+        let router: axum::Router = long_running_routes(&sources).into();
         let of = |block: &Block| format!("{}/{}", root.cid(), block.cid());
         assert_eq!(get(&router, &of(&here)).await, (200, b"here".to_vec()));
-        assert_eq!(*asked.lock().expect("is sound"), [], "nobody is asked for what is here");
+        assert_eq!(*asked.lock().expect("is sound"), [], "no session is opened for a local block");
         for wanted in [&root, &leaf, &leaf] {
             assert_eq!(get(&router, &of(wanted)).await, (200, wanted.data().to_vec()));
         }

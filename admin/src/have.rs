@@ -1,11 +1,11 @@
-//! `POST /api/v1/store/have`: which of some blocks are here, so that whoever uploads need not send those.
+//! `POST /api/v1/store/have`: which blocks of a list are stored locally, so that an uploading client need not send them.
 //!
-//! Goals: one request for many blocks, and no value read. What is here may be gone in the next moment, so an upload names the blocks
-//! that it does not bring, and hears it if one is gone ([`content::car::reference`]).
+//! Goals: one request checks many blocks and reads no block data. Eviction may delete a block after the check, so an
+//! upload names the blocks that it leaves out, and fails if one of them is gone ([`content::car::reference`]).
 
 use crate::http::answer::{Answer, json};
+use crate::http::error_responses::DiskFailed;
 use crate::http::parameters::{Parameters, wrong};
-use crate::http::refusals::DiskFailed;
 use api::error::ErrorView;
 use api::store::{HaveQuestion, HaveView};
 use axum::extract::State;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// CIDs in a question.
+/// The maximum number of CIDs in one request.
 pub const CIDS_MAX: usize = 4096;
 
 /// The routes.
@@ -25,25 +25,24 @@ pub fn routes(store: &Arc<dyn BlockStore>) -> OpenApiRouter {
     OpenApiRouter::default().routes(routes!(have)).with_state(Arc::clone(store))
 }
 
-/// Which of some blocks are here.
+/// Says which blocks of a list are stored locally.
 #[utoipa::path(post, path = "/api/v1/store/have", tag = "store", security(("bearer" = ["operate"])),
     request_body = HaveQuestion,
-    responses((status = 200, description = "Whether each is here", body = HaveView),
-        (status = 400, description = "There is something else than CIDs, or too many", body = ErrorView), DiskFailed))]
+    responses((status = 200, description = "For each CID, whether its block is stored locally", body = HaveView),
+        (status = 400, description = "The body is not a list of CIDs, or has too many", body = ErrorView), DiskFailed))]
 async fn have(State(store): State<Arc<dyn BlockStore>>, uri: Uri, body: Bytes) -> Answer {
     Parameters::of(&uri, &[])?;
-    let HaveQuestion { cids } = serde_json::from_slice(&body).map_err(|error| {
-        wrong(format!("this asks for {{\"cids\": [\"CID\", …]}}, and the body is something else: {error}"))
-    })?;
+    let HaveQuestion { cids } = serde_json::from_slice(&body)
+        .map_err(|error| wrong(format!("the body must be {{\"cids\": [\"CID\", …]}}: {error}")))?;
     if cids.len() > CIDS_MAX {
-        return Err(wrong(format!("this asks for {} blocks; {CIDS_MAX} are taken at a time", cids.len())));
+        return Err(wrong(format!("the body has {} CIDs; at most {CIDS_MAX} are allowed", cids.len())));
     }
     let cids = cids.iter().map(|cid| content::cid::parse(cid)).collect::<Result<Vec<Cid>, _>>().map_err(wrong)?;
-    Ok(json(StatusCode::OK, &HaveView { held: held(&*store, &cids).await? }))
+    Ok(json(StatusCode::OK, &HaveView { held: stored_locally(&*store, &cids).await? }))
 }
 
-async fn held(store: &dyn BlockStore, cids: &[Cid]) -> Result<Vec<bool>, StoreError> {
-    // A block that is written into its CID has no key, and is everywhere.
+async fn stored_locally(store: &dyn BlockStore, cids: &[Cid]) -> Result<Vec<bool>, StoreError> {
+    // A block whose CID has an identity hash has no key and is always available.
     let keys = cids.iter().filter_map(BlockKey::of).collect();
     let mut shapes = store.shapes(keys).await?.into_iter();
     let is_here = |cid: &Cid| match BlockKey::of(cid) {
@@ -76,7 +75,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_block_is_here_or_not() {
+    async fn each_block_is_reported_as_stored_or_not() {
         let store = memory::open(&MemoryOptions::default()).expect("opens");
         let block = |text: &'static str| Block::of(codec::RAW, hashes::SHA2_256, 32, text.into()).expect("a block");
         let (here, absent) = (block("here"), block("absent"));
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_question_is_refused() {
+    async fn invalid_bodies_are_rejected() {
         let store = memory::open(&MemoryOptions::default()).expect("opens");
         let many = serde_json::json!({ "cids": vec!["bafkqac3imvwgy3zao5xxe3de"; CIDS_MAX + 1] }).to_string();
         let table = [

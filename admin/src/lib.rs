@@ -1,27 +1,29 @@
-//! The admin listener: health without a token, everything else with one.
+//! The admin listener. Health endpoints need no credential; every other route needs a bearer token.
 //!
 //! ```text
 //! http/guard.rs   authentication (services::access), authorisation (http/openapi.rs), the audit log (services::audit)
 //!   → the module that the path belongs to, each with routes of its own
-//!   → http/answer.rs   JSON, and words for what goes wrong
+//!   → http/answer.rs   JSON answers and error bodies
 //! ```
 //!
 //! | module | routes |
 //! |---|---|
-//! | [`mod@http`] | what all operations have in common |
-//! | `node` | health, metrics, the release, the description |
-//! | [`store`], [`have`], [`fetch`] | the block store; which blocks are stored locally; blocks from wherever they are |
-//! | [`names`] | IPNS keys and what is published with them |
+//! | [`mod@http`] | shared by all routes: middleware, extractors, answers, the OpenAPI description |
+//! | `node` | health, metrics, the version, the OpenAPI document |
+//! | [`store`] | the block store: statistics, checks, compaction, CAR import and export, single blocks |
+//! | [`have`] | which of a list of blocks are stored locally |
+//! | [`fetch`] | a block, fetched from the network if it is not stored locally |
+//! | [`names`] | IPNS keys and the records that are published with them |
 //! | [`tokens`] | bearer tokens, and the audit log |
 //! | [`pins`] | the Pinning Service API, and the pins of all owners |
 //! | [`uploads`] | `POST /upload`, and resumable uploads (tus 1.0) |
-//! | [`denylists`] | denylists, take-downs, and what decides about content |
-//! | [`operations`] | what an operator does with a node that runs: purge, warm, explain, peers, drain, figures |
+//! | [`denylists`] | denylists, take-downs, and checks of content against them |
+//! | [`operations`] | operating a running node: purge, warm, explain, peers, drain, statistics |
 //! | [`kubo_rpc`] | Kubo's RPC (`/api/v0`) |
 //!
-//! Axum and tower-http are used here, where a few microseconds do not matter.
+//! Axum and tower-http are used here, where a few microseconds of latency do not matter.
 //!
-//! Non-goals: what the services do (`services`); the JSON bodies ([`api`]); the public listener (`gateway`).
+//! Non-goals: the services behind the routes (`services`); the JSON types ([`api`]); the public listener (`gateway`).
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 
@@ -38,9 +40,9 @@ pub mod store;
 pub mod tokens;
 pub mod uploads;
 
-use self::http::answer::{Dialect, Refusal, while_sending};
+use self::http::answer::{ApiError, ErrorFormat, with_lingering_read};
 use self::http::openapi::{self, Permissions};
-use self::http::{Shared, guard};
+use self::http::{ListenerState, guard};
 use crate::kubo_rpc::Rpc;
 use crate::operations::Operations;
 use crate::pins::{overview, psa};
@@ -74,53 +76,53 @@ use tower_http::trace::TraceLayer;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
-/// How long an admin request may take whose answer is at hand.
+/// The timeout of admin requests that do not depend on the network or on long disk scans.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the operator is shown, and may change.
+/// The parts of the node that the admin listener reads and changes.
 pub struct Admin {
     /// Every metric of the process.
     pub registry: Registry,
-    /// What `/readyz` answers.
+    /// The state that `/readyz` reports.
     pub health: Arc<Health>,
-    /// What publishes names.
+    /// The IPNS publisher.
     pub publisher: Option<Arc<Publisher>>,
-    /// The node's store.
+    /// The node's block store.
     pub store: Arc<dyn BlockStore>,
-    /// Where blocks are taken from, the network included.
+    /// The sources of blocks, the network included.
     pub sources: Arc<Sources>,
-    /// Who asked for what to be kept.
+    /// The pin service.
     pub pins: Arc<Pins>,
-    /// Who may ask.
+    /// The authenticator of bearer tokens.
     pub authenticator: Authenticator,
-    /// Where changes are written down.
+    /// The audit log.
     pub audit: Arc<AuditLog>,
-    /// Where the node's data is.
+    /// The data folder.
     pub data_dir: PathBuf,
-    /// What Kubo's commands work with.
+    /// The state of Kubo's RPC.
     pub rpc: Rpc,
-    /// What operators do with the node.
+    /// The state of [`operations`].
     pub operations: Option<Operations>,
-    /// What is withheld.
+    /// The denylists.
     pub control: Arc<Control>,
-    /// What takes uploads in.
+    /// The upload service.
     pub uploads: Uploads,
-    /// The uploads that come in parts.
+    /// The resumable uploads.
     pub parts: Arc<Parts>,
 }
 
 /// The routes of the admin listener.
 pub fn router(admin: Admin) -> Router {
-    described(admin).0
+    router_and_description(admin).0
 }
 
-/// The same, with their description.
-pub fn described(admin: Admin) -> (Router, OpenApi) {
+/// The routes of the admin listener, with their OpenAPI description.
+pub fn router_and_description(admin: Admin) -> (Router, OpenApi) {
     let Admin { registry, health, publisher, store, sources, pins, authenticator, audit, data_dir, .. } = admin;
     let Admin { rpc, operations: on_node, control, uploads, parts, .. } = admin;
     let names = publisher.map(names::routes);
     let own = [
-        store::quick_routes(&store, &pins, &uploads, &sources.policy),
+        store::routes(&store, &pins, &uploads, &sources.policy),
         have::routes(&store),
         tokens::routes(&data_dir, &audit),
         psa::routes(Arc::clone(&pins)),
@@ -131,45 +133,45 @@ pub fn described(admin: Admin) -> (Router, OpenApi) {
     let quick = quick.fold(OpenApiRouter::default(), OpenApiRouter::merge);
     let timeout = TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, TIMEOUT);
     let long = [
-        store::long_routes(&store, &pins, &uploads, &sources.policy),
-        fetch::long_routes(&sources),
-        kubo_rpc::long_routes(rpc),
-        denylists::long_routes(control),
-        uploads::long_routes(uploads),
-        uploads::resumable::long_routes(parts),
+        store::long_running_routes(&store, &pins, &uploads, &sources.policy),
+        fetch::long_running_routes(&sources),
+        kubo_rpc::long_running_routes(rpc),
+        denylists::long_running_routes(control),
+        uploads::long_running_routes(uploads),
+        uploads::resumable::long_running_routes(parts),
     ];
     let areas = long.into_iter().fold(quick.layer(timeout), OpenApiRouter::merge);
-    let areas = areas.merge(on_node.map_or_else(OpenApiRouter::default, operations::long_routes));
+    let areas = areas.merge(on_node.map_or_else(OpenApiRouter::default, operations::long_running_routes));
     let (health_routes, guarded) = (node::health_routes(), node::routes());
-    let (areas, described) = areas.split_for_parts();
+    let (areas, of_areas) = areas.split_for_parts();
     let (health_routes, of_health) = health_routes.split_for_parts();
     let (guarded, of_node) = guarded.split_for_parts();
-    let document = openapi::complete(of_health.merge_from(of_node).merge_from(described));
-    let shared = Arc::new(Shared {
+    let document = openapi::complete(of_health.merge_from(of_node).merge_from(of_areas));
+    let shared = Arc::new(ListenerState {
         registry,
         health,
         authenticator,
         audit,
         permissions: Permissions::of(&document),
-        // A document of texts can be written.
+        // A document of strings always serialises.
         document: serde_json::to_vec(&document).unwrap_or_default().into(),
     });
     let guarded = guarded
         .with_state(Arc::clone(&shared))
         .merge(areas)
-        .method_not_allowed_fallback(another_method)
-        .fallback(nothing)
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(not_found)
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), guard::check));
     let router = health_routes.with_state(shared).merge(guarded);
     (router.layer(CatchPanicLayer::new()).layer(TraceLayer::new_for_http().make_span_with(span)), document)
 }
 
-/// What the log says of a request: never what is in its query, where a client may have put a token.
+/// The tracing span of a request. It leaves out the values of the query, since a client may send a token there.
 fn span(request: &Request) -> tracing::Span {
     tracing::debug_span!("request", method = %request.method(), uri = redact::without_values(request.uri()))
 }
 
-/// Answers what came over a connection, once there is room for that: health at once.
+/// Answers a request once admission control admits it. Health requests are admitted at once.
 pub async fn answer(router: Router, mut request: Request, connection: Arc<Connection>) -> Response {
     let (head, body) = request.into_parts();
     let admitted = match request::check_host(&head) {
@@ -179,7 +181,7 @@ pub async fn answer(router: Router, mut request: Request, connection: Arc<Connec
     };
     request = Request::from_parts(head, body);
     if let Err(problem) = admitted {
-        return refuse(problem.status(), &problem.to_string(), request);
+        return error_response(problem.status(), &problem.to_string(), request);
     }
     request.extensions_mut().insert(connection);
     match router.oneshot(request).await {
@@ -188,22 +190,22 @@ pub async fn answer(router: Router, mut request: Request, connection: Arc<Connec
     }
 }
 
-async fn nothing(request: Request) -> Response {
-    let words = match Dialect::of(request.uri().path()) {
-        Dialect::Kubo => kubo_rpc::no_such_command(),
-        _ => "there is no such page on the admin listener; /api/v1/openapi.json describes all there are".to_owned(),
+async fn not_found(request: Request) -> Response {
+    let words = match ErrorFormat::of(request.uri().path()) {
+        ErrorFormat::Kubo => kubo_rpc::no_such_command(),
+        _ => "the admin listener has no such path; /api/v1/openapi.json describes all paths".to_owned(),
     };
-    refuse(StatusCode::NOT_FOUND, &words, request)
+    error_response(StatusCode::NOT_FOUND, &words, request)
 }
 
-async fn another_method(request: Request) -> Response {
-    let words = "this is asked for with another method: the header Allow says with which";
-    refuse(StatusCode::METHOD_NOT_ALLOWED, words, request)
+async fn method_not_allowed(request: Request) -> Response {
+    let words = "this path does not support the request's method; the header Allow lists the supported methods";
+    error_response(StatusCode::METHOD_NOT_ALLOWED, words, request)
 }
 
-fn refuse(status: StatusCode, words: &str, request: Request) -> Response {
-    let dialect = Dialect::of(request.uri().path());
-    while_sending(dialect.refuse(Refusal(status, words.to_owned())), request.into_body())
+fn error_response(status: StatusCode, words: &str, request: Request) -> Response {
+    let error_format = ErrorFormat::of(request.uri().path());
+    with_lingering_read(error_format.response(ApiError(status, words.to_owned())), request.into_body())
 }
 
 #[cfg(test)]

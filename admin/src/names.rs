@@ -1,22 +1,22 @@
-//! The admin API of names: the keys of this node, and what is published with them. JSON in and out.
+//! The admin API of names: the IPNS keys of this node, and the records that are published with them.
 //!
 //! | request | does |
 //! |---|---|
 //! | `GET /api/v1/names/keys` | lists the keys |
-//! | `POST /api/v1/names/keys` `{name, type?}` | makes one |
-//! | `POST /api/v1/names/keys/import` `{name, key, format?}` | takes one in: PEM text, or the protobuf message in base64 |
-//! | `POST /api/v1/names/keys/NAME/export` `{format?}` | gives one out |
-//! | `POST /api/v1/names/keys/NAME/rename` `{to}` | renames one |
-//! | `DELETE /api/v1/names/keys/NAME` | removes one for good |
-//! | `GET /api/v1/names/publish` | lists what is published |
-//! | `POST /api/v1/names/publish` `{path, key?, lifetime_seconds?, ttl_seconds?}` | publishes; answers when a peer has it, or after some seconds |
+//! | `POST /api/v1/names/keys` `{name, type?}` | creates a key |
+//! | `POST /api/v1/names/keys/import` `{name, key, format?}` | imports a key: PEM text, or the protobuf message in base64 |
+//! | `POST /api/v1/names/keys/NAME/export` `{format?}` | exports a private key |
+//! | `POST /api/v1/names/keys/NAME/rename` `{to}` | renames a key |
+//! | `DELETE /api/v1/names/keys/NAME` | deletes a key |
+//! | `GET /api/v1/names/publish` | lists the published names |
+//! | `POST /api/v1/names/publish` `{path, key?, lifetime_seconds?, ttl_seconds?}` | publishes a path under a name |
 //!
-//! Times are seconds since the Unix epoch. Whatever goes wrong is answered as `{"error": "…"}`, which says what to do.
+//! Times are seconds since the Unix epoch.
 
-use crate::http::answer::{Answer, Refusal, json};
+use crate::http::answer::{Answer, ApiError, json};
+use crate::http::error_responses::{BadRequest, DiskFailed};
 use crate::http::extract::Audited;
 use crate::http::parameters::read_body;
-use crate::http::refusals::{DiskFailed, WrongRequest};
 use api::error::ErrorView;
 use api::keys::{
     CreateKey, ExportKey, ExportedKey, ImportKey, KeyView, KeysView, Publish, PublishedList, PublishedView, RenameKey,
@@ -36,14 +36,14 @@ use utoipa::IntoResponses;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// The largest request: a key in PEM, and a little.
+/// The maximum length of a request body, in bytes: enough for any key in PEM.
 const BODY_BYTES_MAX: usize = 64 * 1024;
-/// How long whoever publishes waits for the first peer to have the record.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a request to publish waits until the first peer has the record.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// 409 about the keys.
+/// 409: a key conflicts with an existing one.
 #[derive(IntoResponses)]
-#[response(status = 409, description = "It is at odds with the keys there are")]
+#[response(status = 409, description = "The key or its name conflicts with an existing key")]
 pub struct KeyConflict(pub ErrorView);
 
 #[derive(Clone)]
@@ -54,26 +54,26 @@ struct Names {
 /// The routes.
 pub fn routes(publisher: Arc<Publisher>) -> OpenApiRouter {
     let keys = OpenApiRouter::default().routes(routes!(list_keys, create_key)).routes(routes!(remove_key));
-    // A key may be called "import".
+    // A key may have the name "import".
     let keys = keys.routes(routes!(import_key, remove_key_import));
     let keys = keys.routes(routes!(export_key)).routes(routes!(rename_key));
     let routes = keys.routes(routes!(list_published, publish));
     routes.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).with_state(Names { publisher })
 }
 
-impl From<KeyError> for Refusal {
+impl From<KeyError> for ApiError {
     fn from(error: KeyError) -> Self {
         Self(keys::status(&error), error.to_string())
     }
 }
 
-impl From<FormatError> for Refusal {
+impl From<FormatError> for ApiError {
     fn from(error: FormatError) -> Self {
         KeyError::from(error).into()
     }
 }
 
-impl From<PublishError> for Refusal {
+impl From<PublishError> for ApiError {
     fn from(error: PublishError) -> Self {
         let status = match error {
             PublishError::Key(error) => return error.into(),
@@ -87,48 +87,48 @@ impl From<PublishError> for Refusal {
     }
 }
 
-fn format(text: Option<String>) -> Result<Option<KeyFormat>, Refusal> {
+fn format(text: Option<String>) -> Result<Option<KeyFormat>, ApiError> {
     Ok(text.map(|text| text.parse()).transpose()?)
 }
 
-/// Does something with the keys where it may block.
+/// Runs `work` on the keystore on a thread where it may block.
 async fn with_keys<T: Send + 'static>(
     names: &Names,
     work: impl FnOnce(&Keystore) -> Result<T, KeyError> + Send + 'static,
-) -> Result<T, Refusal> {
+) -> Result<T, ApiError> {
     let publisher = Arc::clone(&names.publisher);
     let done = tokio::task::spawn_blocking(move || {
         let done = work(publisher.keys());
         publisher.keys_changed();
         done
     });
-    Ok(done.await.map_err(|_| Refusal::from(PublishError::Stopping))??)
+    Ok(done.await.map_err(|_| ApiError::from(PublishError::Stopping))??)
 }
 
 /// The keys that names are published with.
 #[utoipa::path(get, path = "/api/v1/names/keys", tag = "names", security(("bearer" = ["read"])),
-    responses((status = 200, description = "The keys", body = KeysView), WrongRequest, DiskFailed))]
+    responses((status = 200, description = "The keys", body = KeysView), BadRequest, DiskFailed))]
 async fn list_keys(State(names): State<Names>) -> Answer {
     let keys = names.publisher.keys().list().into_iter().map(keys::key).collect();
     Ok(json(StatusCode::OK, &KeysView { keys }))
 }
 
-/// Makes a key.
+/// Creates a key.
 #[utoipa::path(post, path = "/api/v1/names/keys", tag = "names", security(("bearer" = ["operate"])),
     request_body(content = CreateKey, content_type = "application/json"),
-    responses((status = 201, description = "The key", body = KeyView), WrongRequest, KeyConflict, DiskFailed))]
-async fn create_key(State(names): State<Names>, Audited(noted): Audited, body: Bytes) -> Answer {
+    responses((status = 201, description = "The key", body = KeyView), BadRequest, KeyConflict, DiskFailed))]
+async fn create_key(State(names): State<Names>, Audited(audit_context): Audited, body: Bytes) -> Answer {
     let CreateKey { name, kind } = read_body(&body)?;
-    noted.note(&serde_json::json!({ "name": name }));
+    audit_context.note(&serde_json::json!({ "name": name }));
     let kind: KeyKind = kind.map_or(Ok(KeyKind::Ed25519), |kind| kind.parse())?;
     let made = keys::key(with_keys(&names, move |keys| keys.create(&name, kind)).await?);
     Ok(Detail::of(&made).with(json(StatusCode::CREATED, &made)))
 }
 
-/// Takes in a key.
+/// Imports a key.
 #[utoipa::path(post, path = "/api/v1/names/keys/import", tag = "names", security(("bearer" = ["operate"])),
     request_body(content = ImportKey, content_type = "application/json"),
-    responses((status = 201, description = "The key", body = KeyView), WrongRequest, KeyConflict, DiskFailed))]
+    responses((status = 201, description = "The key", body = KeyView), BadRequest, KeyConflict, DiskFailed))]
 async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
     let ImportKey { name, key, format: text } = read_body(&body)?;
     let format = format(text)?.unwrap_or_else(|| KeyFormat::guess(key.as_bytes()));
@@ -140,11 +140,11 @@ async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
     Ok(Detail::of(&taken).with(json(StatusCode::CREATED, &taken)))
 }
 
-/// Gives out a private key.
+/// Exports a private key.
 #[utoipa::path(post, path = "/api/v1/names/keys/{name}/export", tag = "names", security(("bearer" = ["operate"])),
-    params(("name" = String, Path, description = "What the key is called")),
+    params(("name" = String, Path, description = "The name of the key")),
     request_body(content = ExportKey, content_type = "application/json"),
-    responses((status = 200, description = "The key", body = ExportedKey), WrongRequest, DiskFailed))]
+    responses((status = 200, description = "The key", body = ExportedKey), BadRequest, DiskFailed))]
 async fn export_key(State(names): State<Names>, Path(name): Path<String>, body: Bytes) -> Answer {
     let ExportKey { format: text } = read_body(&body)?;
     let format = format(text)?.unwrap_or_default();
@@ -159,40 +159,40 @@ async fn export_key(State(names): State<Names>, Path(name): Path<String>, body: 
 
 /// Renames a key.
 #[utoipa::path(post, path = "/api/v1/names/keys/{name}/rename", tag = "names", security(("bearer" = ["operate"])),
-    params(("name" = String, Path, description = "What the key is called")),
+    params(("name" = String, Path, description = "The name of the key")),
     request_body(content = RenameKey, content_type = "application/json"),
-    responses((status = 200, description = "The key", body = KeyView), WrongRequest, KeyConflict, DiskFailed))]
+    responses((status = 200, description = "The key", body = KeyView), BadRequest, KeyConflict, DiskFailed))]
 async fn rename_key(
     State(names): State<Names>,
-    Audited(noted): Audited,
+    Audited(audit_context): Audited,
     Path(name): Path<String>,
     body: Bytes,
 ) -> Answer {
     let RenameKey { to } = read_body(&body)?;
-    noted.note(&serde_json::json!({ "to": to }));
+    audit_context.note(&serde_json::json!({ "to": to }));
     let renamed = with_keys(&names, move |keys| keys.rename(&name, &to)).await?;
     Ok(json(StatusCode::OK, &keys::key(renamed)))
 }
 
-/// Removes a key for good, with what it publishes.
+/// Deletes a key and stops publishing its name.
 #[utoipa::path(delete, path = "/api/v1/names/keys/{name}", tag = "names", security(("bearer" = ["operate"])),
-    params(("name" = String, Path, description = "What the key is called")),
-    responses((status = 200, description = "The key that was", body = KeyView), WrongRequest, DiskFailed))]
+    params(("name" = String, Path, description = "The name of the key")),
+    responses((status = 200, description = "The deleted key", body = KeyView), BadRequest, DiskFailed))]
 async fn remove_key(State(names): State<Names>, Path(name): Path<String>) -> Answer {
     let removed = names.publisher.remove_key(&name).await?;
     Ok(json(StatusCode::OK, &keys::key(removed)))
 }
 
-/// Removes the key that is called "import".
+/// Deletes the key with the name "import".
 #[utoipa::path(delete, path = "/api/v1/names/keys/import", tag = "names", security(("bearer" = ["operate"])),
-    responses((status = 200, description = "The key that was", body = KeyView), WrongRequest, DiskFailed))]
+    responses((status = 200, description = "The deleted key", body = KeyView), BadRequest, DiskFailed))]
 async fn remove_key_import(names: State<Names>) -> Answer {
     remove_key(names, Path("import".to_owned())).await
 }
 
-/// What is published.
+/// The published names.
 #[utoipa::path(get, path = "/api/v1/names/publish", tag = "names", security(("bearer" = ["read"])),
-    responses((status = 200, description = "What is published", body = PublishedList), WrongRequest, DiskFailed))]
+    responses((status = 200, description = "The published names", body = PublishedList), BadRequest, DiskFailed))]
 async fn list_published(State(names): State<Names>) -> Answer {
     let targets = names.publisher.targets();
     let view = |(info, entry): (Option<KeyInfo>, Published)| keys::published(info, &entry, targets);
@@ -200,18 +200,18 @@ async fn list_published(State(names): State<Names>) -> Answer {
     Ok(json(StatusCode::OK, &PublishedList { published }))
 }
 
-/// Publishes a name. Answers when a peer has it, or after some seconds.
+/// Publishes a path under a name. Answers once a peer has the record, or after five seconds.
 #[utoipa::path(post, path = "/api/v1/names/publish", tag = "names", security(("bearer" = ["operate"])),
     request_body(content = Publish, content_type = "application/json"),
-    responses((status = 200, description = "What is published", body = PublishedView), WrongRequest, KeyConflict,
+    responses((status = 200, description = "The published name", body = PublishedView), BadRequest, KeyConflict,
         DiskFailed))]
-async fn publish(State(names): State<Names>, Audited(noted): Audited, body: Bytes) -> Answer {
+async fn publish(State(names): State<Names>, Audited(audit_context): Audited, body: Bytes) -> Answer {
     let Publish { path, key, lifetime_seconds, ttl_seconds } = read_body(&body)?;
     let key = key.unwrap_or_else(|| SELF.to_owned());
-    noted.note(&serde_json::json!({ "key": key, "path": path }));
+    audit_context.note(&serde_json::json!({ "key": key, "path": path }));
     let (lifetime, ttl) = (lifetime_seconds.map(Duration::from_secs), ttl_seconds.map(Duration::from_secs));
     let published = names.publisher.publish(&key, &path, lifetime, ttl).await?;
-    let settled = names.publisher.settled(published, PATIENCE).await;
+    let settled = names.publisher.settled(published, PUBLISH_TIMEOUT).await;
     let info = names.publisher.keys().find(&settled.key).map(|(info, _)| info);
     let view = keys::published(info, &settled, names.publisher.targets());
     let detail = Detail(serde_json::json!({ "key": view.key, "name": view.name, "value": view.value }));
@@ -236,7 +236,7 @@ mod tests {
     fn api(dir: &std::path::Path) -> Router {
         let registry = &mut Registry::default();
         let names = p2p_bridge::Names::new(NamesOptions { offline: true, ..NamesOptions::default() }, None, registry);
-        let keys = Arc::new(Keystore::open(dir, PATIENCE).expect("opens"));
+        let keys = Arc::new(Keystore::open(dir, PUBLISH_TIMEOUT).expect("opens"));
         let names = names.expect("good options");
         let publisher = Publisher::start(PublishOptions::default(), dir, keys, names, Vec::new(), registry);
         routes(Arc::new(publisher.expect("starts"))).into()
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_exported_can_be_imported() {
+    async fn an_exported_key_can_be_imported() {
         let (one, two) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
         let (from, to) = (api(one.path()), api(two.path()));
         let (_, made) = ask(&from, request("POST", "keys", "{\"name\": \"site\"}")).await;
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_too_large_is_not_read() {
+    async fn bodies_that_are_too_large_are_rejected() {
         let dir = tempfile::tempdir().expect("a folder");
         let large = format!("{{\"name\": \"{}\"}}", "a".repeat(BODY_BYTES_MAX));
         assert_eq!(ask(&api(dir.path()), request("POST", "keys", &large)).await.0, 413);

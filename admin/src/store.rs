@@ -2,32 +2,33 @@
 //!
 //! | request | does |
 //! |---|---|
-//! | `GET /api/v1/store/stats` | says what the store holds and what that takes |
-//! | `POST /api/v1/store/check?bytes_per_second=` | reads and checks every block and forgets what is damaged; lines of JSON while it does |
-//! | `POST /api/v1/store/compact` | gives back space that nothing needs |
-//! | `GET /api/v1/store/export/CID` | a CAR of all blocks below a root, which have to be here |
-//! | `POST /api/v1/store/import?roots=header\|last&name=` | takes in a CAR and pins its roots; answers when they are on the disk |
-//! | `GET /api/v1/store/blocks/CID` | a block that is here; `HEAD` says whether it is |
+//! | `GET /api/v1/store/stats` | statistics of the store |
+//! | `POST /api/v1/store/check?bytes_per_second=` | verifies every block and deletes damaged ones; reports progress as JSON lines |
+//! | `POST /api/v1/store/compact` | compacts the store and reclaims space |
+//! | `GET /api/v1/store/export/CID` | a CAR of the DAG below a root, all of whose blocks must be stored locally |
+//! | `POST /api/v1/store/import?roots=header\|last&name=` | imports a CAR and pins its roots; answers once they are on the disk |
+//! | `GET /api/v1/store/blocks/CID` | a block that is stored locally; `HEAD` checks whether it is |
 //!
-//! Goals: a body of any length goes through in little memory, either way; an export that cannot be completed breaks off; a
-//! request that takes long ends when its sender leaves, except where it is in the middle of changing the store: a compaction goes
-//! on, and what was uploaded whole is pinned. Nothing here is fetched from anybody, and nothing counts as read. What
-//! the policy withholds is neither sent nor taken in, whatever the token: the only way to it is the disk, while no
-//! gateway runs.
+//! Goals: bodies of any length are streamed in both directions in little memory; an export that cannot be completed is
+//! aborted; a long-running request ends when its client disconnects, except while it changes the store: a compaction
+//! runs to completion, and a fully received archive is pinned. No request here fetches from the network, and reads do
+//! not count for cache eviction. Content that the policy withholds is neither sent nor imported, whatever the token; it
+//! is reachable only on the disk, while no gateway runs.
 //!
-//! Limits: so many operations that take long at once ([`OPERATIONS_MAX`], 429 beyond that); a block of an archive has at most 2
-//! MiB, and its header 1 MiB; an upload that is silent for a minute is ended. There is no limit to time or to bytes in all.
+//! Limits: [`OPERATIONS_MAX`] long-running operations at a time (429 beyond that); a block of an archive has at most
+//! 2 MiB, and the archive's header 1 MiB; an upload that stalls for a minute is aborted. Neither the duration of an
+//! operation nor the length of an archive is limited.
 //!
-//! Departures: an archive whose roots are known last names none in its header, and brings a list of them as its last block
-//! (`roots=last`, [`content::car::roots_block`]). It may name blocks without bringing them, of which the gateway said that it has
-//! them ([`content::car::reference`], [`crate::have`]).
+//! Departures: the header of an archive may name no roots; its last block is then a list of them (`roots=last`,
+//! [`content::car::roots_block`]). An archive may refer to blocks without containing them if the gateway has reported
+//! that it stores them ([`content::car::reference`], [`crate::have`]).
 
-use crate::http::answer::{Answer, Refusal, json, status_of, stopping};
+use crate::http::answer::{Answer, ApiError, json, status_of, stopping};
+use crate::http::error_responses::{BadParameters, DiskFailed, Withheld, WithheldByLaw};
 use crate::http::extract::Authenticated;
-use crate::http::long::{self, PROGRESS_EVERY, apart};
+use crate::http::long_running::{self, PROGRESS_EVERY, run_to_completion};
 use crate::http::openapi::Binary;
 use crate::http::parameters::{Parameters, wrong};
-use crate::http::refusals::{DiskFailed, Withheld, WithheldByLaw, WrongParameters};
 use api::error::ErrorView;
 use api::store::{CAR, CheckLine, CompactedView, FiguresView, ImportedView};
 use axum::body::Body;
@@ -65,15 +66,15 @@ use std::time::Instant;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Operations that take long, at a time.
+/// The maximum number of concurrent long-running operations.
 pub const OPERATIONS_MAX: usize = 4;
-/// Roots of an import that the audit log names.
-const ROOTS_TOLD: usize = 100;
+/// The maximum number of roots of an import that the audit log names.
+const AUDITED_ROOTS_MAX: usize = 100;
 /// The media type of blocks.
 const RAW: &str = "application/vnd.ipld.raw";
 
 #[derive(Clone)]
-struct Api {
+struct StoreApi {
     store: Arc<dyn BlockStore>,
     pins: Arc<Pins>,
     policy: Arc<dyn Policy>,
@@ -81,69 +82,69 @@ struct Api {
     operations: Arc<Limiter>,
 }
 
-/// The routes whose answers are at hand.
-pub fn quick_routes(
+/// The routes that have a timeout.
+pub fn routes(
     store: &Arc<dyn BlockStore>,
     pins: &Arc<Pins>,
     uploads: &Uploads,
     policy: &Arc<dyn Policy>,
 ) -> OpenApiRouter {
-    OpenApiRouter::default().routes(routes!(block)).with_state(Api::new(store, pins, uploads, policy))
+    OpenApiRouter::default().routes(routes!(block)).with_state(StoreApi::new(store, pins, uploads, policy))
 }
 
-/// The routes that may take as long as they need.
-pub fn long_routes(
+/// The long-running routes, which have no timeout.
+pub fn long_running_routes(
     store: &Arc<dyn BlockStore>,
     pins: &Arc<Pins>,
     uploads: &Uploads,
     policy: &Arc<dyn Policy>,
 ) -> OpenApiRouter {
     let routes = OpenApiRouter::default().routes(routes!(stats)).routes(routes!(check)).routes(routes!(compact));
-    routes.routes(routes!(export)).routes(routes!(import)).with_state(Api::new(store, pins, uploads, policy))
+    routes.routes(routes!(export)).routes(routes!(import)).with_state(StoreApi::new(store, pins, uploads, policy))
 }
 
-impl Api {
+impl StoreApi {
     fn new(store: &Arc<dyn BlockStore>, pins: &Arc<Pins>, uploads: &Uploads, policy: &Arc<dyn Policy>) -> Self {
         let operations = Arc::new(Limiter::shared(OPERATIONS_MAX));
         let (store, pins, policy) = (Arc::clone(store), Arc::clone(pins), Arc::clone(policy));
         Self { store, pins, policy, uploads: uploads.clone(), operations }
     }
 
-    /// A slot and memory for an import whose body has so many bytes at most.
-    fn begin_import(&self, bearer: &Principal, body_bytes_max: Option<u64>) -> Result<(Permit, Share), Refusal> {
+    /// A permit and reserved memory for an import whose body has at most `body_bytes_max` bytes.
+    fn begin_import(&self, bearer: &Principal, body_bytes_max: Option<u64>) -> Result<(Permit, Share), ApiError> {
         let bytes = memory_for(IMPORT_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max);
         Ok((self.begin(bearer)?, self.uploads.reserve(bytes)?))
     }
 
-    /// A place for an operation that takes long.
-    fn begin(&self, bearer: &Principal) -> Result<Permit, Refusal> {
-        long::place(&self.operations, bearer, || {
-            format!("{OPERATIONS_MAX} operations on the store are under way: try again when one has ended")
+    /// A permit for a long-running operation.
+    fn begin(&self, bearer: &Principal) -> Result<Permit, ApiError> {
+        long_running::acquire(&self.operations, bearer, || {
+            format!("{OPERATIONS_MAX} operations on the store are running: try again when one has ended")
         })
     }
 }
 
-fn parse(cid: &str) -> Result<Cid, Refusal> {
+fn parse(cid: &str) -> Result<Cid, ApiError> {
     content::cid::parse(cid).map_err(wrong)
 }
 
-/// What the store holds, and what that takes.
+/// Statistics of the store.
 #[utoipa::path(get, path = "/api/v1/store/stats", tag = "store", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "The figures", body = FiguresView), WrongParameters, DiskFailed))]
-async fn stats(State(api): State<Api>, Authenticated(bearer): Authenticated, uri: Uri) -> Answer {
+    (status = 200, description = "The statistics", body = FiguresView), BadParameters, DiskFailed))]
+async fn stats(State(api): State<StoreApi>, Authenticated(bearer): Authenticated, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
-    let (place, store) = (api.begin(&bearer)?, api.store);
-    let figures = apart(place, async move { store.figures().await }).await??;
+    let (permit, store) = (api.begin(&bearer)?, api.store);
+    let figures = run_to_completion(permit, async move { store.figures().await }).await??;
     Ok(json(StatusCode::OK, &store_views::figures(&figures)))
 }
 
-/// Gives back space that nothing needs.
+/// Compacts the store and reclaims unused space.
 #[utoipa::path(post, path = "/api/v1/store/compact", tag = "store", security(("bearer" = ["operate"])), responses(
-    (status = 200, description = "What it came to", body = CompactedView), WrongParameters, DiskFailed))]
-async fn compact(State(api): State<Api>, Authenticated(bearer): Authenticated, uri: Uri) -> Answer {
+    (status = 200, description = "The size before and after", body = CompactedView), BadParameters, DiskFailed))]
+async fn compact(State(api): State<StoreApi>, Authenticated(bearer): Authenticated, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
-    let (place, store) = (api.begin(&bearer)?, api.store);
-    let done = apart(place, async move {
+    let (permit, store) = (api.begin(&bearer)?, api.store);
+    let done = run_to_completion(permit, async move {
         let total = || store.stats().cached_bytes + store.stats().pinned_bytes;
         let bytes_before = total();
         store.compact().await?;
@@ -152,29 +153,29 @@ async fn compact(State(api): State<Api>, Authenticated(bearer): Authenticated, u
     Ok(json(StatusCode::OK, &done.await??))
 }
 
-/// Reads and checks every block and forgets what is damaged. Lines of JSON tell how far it has come; the last is a report or an error.
+/// Verifies every block and deletes damaged ones. JSON lines report progress; the last line is a report or an error.
 #[utoipa::path(post, path = "/api/v1/store/check", tag = "store", security(("bearer" = ["operate"])),
-    params(("bytes_per_second" = Option<u64>, Query, minimum = 1, description = "Reads no faster than that")),
-    responses((status = 200, description = "Lines of JSON", body = CheckLine, content_type = "application/x-ndjson"),
-        WrongParameters))]
-async fn check(State(api): State<Api>, Authenticated(bearer): Authenticated, uri: Uri) -> Answer {
+    params(("bytes_per_second" = Option<u64>, Query, minimum = 1, description = "The maximum read rate")),
+    responses((status = 200, description = "JSON lines", body = CheckLine, content_type = "application/x-ndjson"),
+        BadParameters))]
+async fn check(State(api): State<StoreApi>, Authenticated(bearer): Authenticated, uri: Uri) -> Answer {
     let parameters = Parameters::of(&uri, &["bytes_per_second"])?;
     let rate = parameters.get("bytes_per_second").map(|text| rate(&text)).transpose()?;
-    Ok(long::lines(Body::from_stream(lines(api.begin(&bearer)?, api.store, rate))))
+    Ok(long_running::lines(Body::from_stream(lines(api.begin(&bearer)?, api.store, rate))))
 }
 
-fn rate(text: &str) -> Result<u64, Refusal> {
+fn rate(text: &str) -> Result<u64, ApiError> {
     let rate = text.parse().ok().filter(|rate| *rate > 0);
-    rate.ok_or_else(|| wrong("bytes_per_second is a whole number above zero; without it, nothing is held back"))
+    rate.ok_or_else(|| wrong("bytes_per_second must be a whole number above zero; leave it out for no limit"))
 }
 
-/// What a check has said and nobody has read yet.
+/// Lines of a check that the client has not read yet.
 #[derive(Default)]
-struct Said(Mutex<VecDeque<Bytes>>);
+struct PendingLines(Mutex<VecDeque<Bytes>>);
 
-impl Said {
+impl PendingLines {
     fn say(&self, line: &CheckLine) {
-        self.queue().push_back(long::line(line));
+        self.queue().push_back(long_running::line(line));
     }
 
     fn queue(&self) -> MutexGuard<'_, VecDeque<Bytes>> {
@@ -182,50 +183,50 @@ impl Said {
     }
 }
 
-/// The lines of a check, which goes on while they are read: what is not read yet is what one step has found.
+/// The lines of a check, as a stream that drives the check. At most the findings of one step are buffered.
 fn lines(
-    place: Permit,
+    permit: Permit,
     store: Arc<dyn BlockStore>,
     rate: Option<u64>,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
-    let said = Arc::<Said>::default();
-    let mut checking = Some((pass(store, rate, Arc::clone(&said)).boxed(), place));
+    let pending = Arc::<PendingLines>::default();
+    let mut checking = Some((run_check(store, rate, Arc::clone(&pending)).boxed(), permit));
     stream::poll_fn(move |cx| {
         loop {
-            if let Some(line) = said.queue().pop_front() {
+            if let Some(line) = pending.queue().pop_front() {
                 return Poll::Ready(Some(Ok(line)));
             }
-            let Some((pass, _place)) = &mut checking else { return Poll::Ready(None) };
-            match pass.poll_unpin(cx) {
+            let Some((run_check, _permit)) = &mut checking else { return Poll::Ready(None) };
+            match run_check.poll_unpin(cx) {
                 Poll::Ready(()) => checking = None,
-                Poll::Pending if said.queue().is_empty() => return Poll::Pending,
+                Poll::Pending if pending.queue().is_empty() => return Poll::Pending,
                 Poll::Pending => {}
             }
         }
     })
 }
 
-async fn pass(store: Arc<dyn BlockStore>, rate: Option<u64>, said: Arc<Said>) {
+async fn run_check(store: Arc<dyn BlockStore>, rate: Option<u64>, pending: Arc<PendingLines>) {
     let mut shown: Option<Instant> = None;
     let mut show = |progress: &ScrubProgress, findings: &[Finding]| {
-        findings.iter().for_each(|finding| said.say(&CheckLine::Finding(store_views::finding(finding))));
+        findings.iter().for_each(|finding| pending.say(&CheckLine::Finding(store_views::finding(finding))));
         if shown.is_none_or(|shown| shown.elapsed() >= PROGRESS_EVERY) {
             shown = Some(Instant::now());
-            said.say(&CheckLine::Progress(store_views::progress(progress)));
+            pending.say(&CheckLine::Progress(store_views::progress(progress)));
         }
     };
     let ended = store.scrub(ScrubPass::All, rate, &mut show).await;
-    said.say(&match ended {
+    pending.say(&match ended {
         Ok(report) => CheckLine::Report(store_views::scrubbed(&report)),
         Err(StoreError::Closed) => CheckLine::Error(stopping().1),
         Err(error) => CheckLine::Error(error.to_string()),
     });
 }
 
-/// What the store holds, looked at: see [`BlockStore::look`].
-struct Looked(Arc<dyn BlockStore>);
+/// The store as a block source whose reads do not count for cache eviction ([`BlockStore::look`]).
+struct LocalBlocks(Arc<dyn BlockStore>);
 
-impl BlockSource for Looked {
+impl BlockSource for LocalBlocks {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         let Some(key) = BlockKey::of(cid) else {
             return ready(Block::inline(cid).ok_or(SourceError::NotFound { cid: *cid })).boxed();
@@ -233,7 +234,7 @@ impl BlockSource for Looked {
         let (store, cid) = (Arc::clone(&self.0), *cid);
         async move {
             let data = store.look(&key).await?.ok_or(SourceError::NotFound { cid })?;
-            // It was hashed when it was looked at.
+            // `look` has verified the hash.
             Ok(Block::from_checked(cid, data))
         }
         .boxed()
@@ -244,68 +245,68 @@ impl BlockSource for Looked {
     }
 }
 
-fn unread(error: SourceError) -> Refusal {
+fn read_error(error: SourceError) -> ApiError {
     match error {
-        SourceError::NotFound { cid } => Refusal(StatusCode::NOT_FOUND, format!("{cid} is not in the store")),
+        SourceError::NotFound { cid } => ApiError(StatusCode::NOT_FOUND, format!("{cid} is not in the store")),
         SourceError::Closed => stopping(),
-        SourceError::Refused { verdict, .. } => Refusal(status_of(verdict), error.to_string()),
+        SourceError::Refused { verdict, .. } => ApiError(status_of(verdict), error.to_string()),
         SourceError::Unacceptable(error) => wrong(error),
-        other => Refusal(StatusCode::INTERNAL_SERVER_ERROR, other.to_string()),
+        other => ApiError(StatusCode::INTERNAL_SERVER_ERROR, other.to_string()),
     }
 }
 
-/// What is sent as it is, and is never a page.
+/// An answer of plain bytes, which a browser must not render as a page.
 fn bytes_of(media_type: &'static str, body: Body) -> Response {
     let headers: [(HeaderName, &str); 3] =
         [(CONTENT_TYPE, media_type), (CACHE_CONTROL, "no-store"), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
     (headers, body).into_response()
 }
 
-/// A block that is here. HEAD says whether it is.
+/// A block that is stored locally. HEAD checks whether it is.
 #[utoipa::path(get, path = "/api/v1/store/blocks/{cid}", tag = "store", security(("bearer" = ["read"])),
     params(("cid" = String, Path, description = "The block's CID")),
     responses((status = 200, description = "The block's bytes", content_type = "application/vnd.ipld.raw"),
-        (status = 400, description = "This is no CID that can be looked up", body = ErrorView), Withheld, WithheldByLaw,
+        (status = 400, description = "The CID is invalid or unsupported", body = ErrorView), Withheld, WithheldByLaw,
         DiskFailed))]
-async fn block(State(api): State<Api>, method: Method, Path(cid): Path<String>, uri: Uri) -> Answer {
+async fn block(State(api): State<StoreApi>, method: Method, Path(cid): Path<String>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let cid = parse(&cid)?;
-    let held = Permitted::blocks(Arc::new(Looked(api.store)), api.policy);
+    let held = Permitted::blocks(Arc::new(LocalBlocks(api.store)), api.policy);
     if method == Method::HEAD {
-        let has = held.has(&cid).await.map_err(unread)?;
-        return if has { Ok(bytes_of(RAW, Body::empty())) } else { Err(unread(SourceError::NotFound { cid })) };
+        let has = held.has(&cid).await.map_err(read_error)?;
+        return if has { Ok(bytes_of(RAW, Body::empty())) } else { Err(read_error(SourceError::NotFound { cid })) };
     }
-    let block = held.get(&cid).await.map_err(unread)?;
+    let block = held.get(&cid).await.map_err(read_error)?;
     Ok(bytes_of(RAW, Body::from(block.data().clone())))
 }
 
-/// A CAR of all blocks below a root, which have to be here. One that cannot be completed breaks off.
+/// A CAR of the DAG below a root, all of whose blocks must be stored locally. If one is missing, the answer is aborted.
 #[utoipa::path(get, path = "/api/v1/store/export/{cid}", tag = "store", security(("bearer" = ["read"])),
     params(("cid" = String, Path, description = "The root's CID")),
     responses((status = 200, description = "A CARv1", content_type = "application/vnd.ipld.car"),
-        (status = 400, description = "This is no CID that can be looked up", body = ErrorView), Withheld, WithheldByLaw,
+        (status = 400, description = "The CID is invalid or unsupported", body = ErrorView), Withheld, WithheldByLaw,
         DiskFailed))]
 async fn export(
-    State(api): State<Api>,
+    State(api): State<StoreApi>,
     Authenticated(bearer): Authenticated,
     Path(cid): Path<String>,
     request: Request,
 ) -> Answer {
     Parameters::of(request.uri(), &[])?;
     let root = parse(&cid)?;
-    let place = api.begin(&bearer)?;
-    let held: Arc<dyn BlockSource> = Arc::new(Permitted::whole(Arc::new(Looked(api.store)), api.policy));
-    let first = held.get(&root).await.map_err(unread)?;
+    let permit = api.begin(&bearer)?;
+    let held: Arc<dyn BlockSource> = Arc::new(Permitted::whole(Arc::new(LocalBlocks(api.store)), api.policy));
+    let first = held.get(&root).await.map_err(read_error)?;
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
-    // A stranger's request is bounded; the operator may have all that is here.
+    // Requests of the public are bounded; an operator's export is not.
     let limits = ScopeLimits { depth_max: usize::MAX, seen_max: usize::MAX, ..ScopeLimits::default() };
     let blocks = scope::blocks(held, Vec::new(), first, ScopeOptions::default(), limits);
     let sections = blocks.flat_map(move |block| {
-        let _place = &place;
+        let _permit = &permit;
         stream::iter(match block {
             Ok(block) => <[Bytes; 2]>::from(car::section(&block)).map(Ok).to_vec(),
             Err(error) => {
-                tracing::warn!(%root, %error, "an export broke off");
+                tracing::warn!(%root, %error, "an export was aborted");
                 connection.iter().for_each(|connection| connection.reset_on_close());
                 vec![Err(io::ErrorKind::UnexpectedEof)]
             }
@@ -315,90 +316,92 @@ async fn export(
     Ok(bytes_of(CAR, Body::from_stream(header.chain(sections).map(|piece| piece.map_err(io::Error::from)))))
 }
 
-/// What an upload is to become.
-struct Terms {
+/// The options of an import.
+struct ImportOptions {
     roots_in: RootsIn,
     name: Option<String>,
 }
 
-impl Terms {
-    fn of(uri: &Uri, headers: &HeaderMap) -> Result<Self, Refusal> {
+impl ImportOptions {
+    fn of(uri: &Uri, headers: &HeaderMap) -> Result<Self, ApiError> {
         let parameters = Parameters::of(uri, &["roots", "name"])?;
         let roots_in = match parameters.get("roots").as_deref() {
             None | Some("header") => RootsIn::Header,
             Some("last") => RootsIn::LastBlock,
-            Some(other) => return Err(wrong(format!("roots is \"header\" or \"last\", and not \"{other}\""))),
+            Some(other) => return Err(wrong(format!("roots must be \"header\" or \"last\", and not \"{other}\""))),
         };
         let name = parameters.get("name").map(|name| name.into_owned());
         cache::pins::check_name(name.as_deref()).map_err(wrong)?;
         let media_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let media_type = media_type.split(';').next().unwrap_or_default().trim();
         if !media_type.eq_ignore_ascii_case(CAR) {
-            let words = format!("an archive has the media type {CAR}: send the header Content-Type with it");
-            return Err(Refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, words));
+            let words = format!("the archive must be sent with the header \"Content-Type: {CAR}\"");
+            return Err(ApiError(StatusCode::UNSUPPORTED_MEDIA_TYPE, words));
         }
         Ok(Self { roots_in, name })
     }
 }
 
-/// Takes in a CAR and pins its roots. Answers when they are on the disk.
+/// Imports a CAR and pins its roots. Answers once they are on the disk.
 #[utoipa::path(post, path = "/api/v1/store/import", tag = "store", security(("bearer" = ["operate"])),
-    params(("roots" = Option<String>, Query, description = "Where the roots are named: \"header\", or \"last\" block"),
-        ("name" = Option<String>, Query, description = "What to call the pins", max_length = 255)),
+    params(("roots" = Option<String>, Query, description = "Where the archive names its roots: in its \"header\", or in its \"last\" block"),
+        ("name" = Option<String>, Query, description = "The name of the pins", max_length = 255)),
     request_body(content = inline(Binary), content_type = "application/vnd.ipld.car"),
-    responses((status = 200, description = "What was pinned", body = ImportedView),
-        (status = 400, description = "The archive or the parameters are wrong", body = ErrorView),
+    responses((status = 200, description = "The pinned roots", body = ImportedView),
+        (status = 400, description = "The archive or a parameter is invalid", body = ErrorView),
         Withheld, WithheldByLaw,
-        (status = 409, description = "Somebody removed the pin meanwhile, or the token's quota is used up", body = ErrorView),
+        (status = 409, description = "Another request removed the pin meanwhile, or the token's quota is used up",
+            body = ErrorView),
         DiskFailed,
         (status = 507, description = "The disk is full", body = ErrorView)))]
-async fn import(State(api): State<Api>, Authenticated(bearer): Authenticated, request: Request) -> Response {
-    let terms = Terms::of(request.uri(), request.headers());
+async fn import(State(api): State<StoreApi>, Authenticated(bearer): Authenticated, request: Request) -> Response {
+    let terms = ImportOptions::of(request.uri(), request.headers());
     let body_bytes_max = request.body().size_hint().upper();
     let begun = terms.and_then(|terms| Ok((terms, api.begin_import(&bearer, body_bytes_max)?)));
-    let (Terms { roots_in, name }, (place, memory)) = match begun {
+    let (ImportOptions { roots_in, name }, (permit, memory)) = match begun {
         Ok(begun) => begun,
-        Err(refusal) => return refusal.to_sender(request.into_body()),
+        Err(import_error) => return import_error.with_lingering_read(request.into_body()),
     };
     let mut upload = Upload::new(boxed(request.into_body()));
-    // What has come whole is pinned, whether or not anybody waits to hear of it.
-    let imported = apart(place, async move {
+    // A fully received archive is pinned even if the client disconnects.
+    let imported = run_to_completion(permit, async move {
         let _memory = memory;
-        let imported = api.take_in(&Owner::from(&bearer), &mut upload, roots_in, name.as_deref()).await;
+        let imported = api.import_car(&Owner::from(&bearer), &mut upload, roots_in, name.as_deref()).await;
         (imported, upload)
     });
     match imported.await {
         Ok((Ok(summary), _)) => {
-            let roots: Vec<String> = summary.pins.iter().take(ROOTS_TOLD).map(|pin| pin.root.to_string()).collect();
+            let roots: Vec<String> =
+                summary.pins.iter().take(AUDITED_ROOTS_MAX).map(|pin| pin.root.to_string()).collect();
             let detail = Detail(serde_json::json!({ "roots": roots, "bytes": summary.bytes }));
             detail.with(json(StatusCode::OK, &store_views::imported(&summary)))
         }
-        Ok((Err(refusal), upload)) => refusal.to_sender(upload.into_rest()),
-        Err(refusal) => refusal.into_response(),
+        Ok((Err(import_error), upload)) => import_error.with_lingering_read(upload.into_rest()),
+        Err(import_error) => import_error.into_response(),
     }
 }
 
-impl Api {
-    /// Takes in an archive and pins its roots for somebody. If that is refused, nothing of it stays pinned.
-    async fn take_in(
+impl StoreApi {
+    /// Imports an archive and pins its roots for an owner. If that fails, no pin of it stays.
+    async fn import_car(
         &self,
         owner: &Owner,
         upload: &mut Upload,
         roots_in: RootsIn,
         name: Option<&str>,
-    ) -> Result<ImportSummary, Refusal> {
+    ) -> Result<ImportSummary, ApiError> {
         let look = |cid: &Cid| Ok(admit(&*self.policy, cid)?);
-        let addition = self.uploads.begin_addition().await.map_err(|error| refusal(error.into()))?;
-        let taken = cache::take_car(addition, upload, roots_in, &look).await.map_err(refusal)?;
+        let addition = self.uploads.begin_addition().await.map_err(|error| import_error(error.into()))?;
+        let taken = cache::take_car(addition, upload, roots_in, &look).await.map_err(import_error)?;
         let TakenCar { addition, roots, blocks, bytes } = taken;
-        // So that nobody else removes the pins before it is noted whose they are.
+        // Protects the pins from removal by other requests until their owner is recorded.
         let protected: Vec<_> = roots.iter().map(|root| self.pins.protect(*root)).collect();
         let pinned = match addition.pin(&roots, name).await {
             Ok(pins) => {
                 let summary = ImportSummary { pins, blocks, bytes };
                 record(&self.pins, owner, &summary).await.map(|()| summary)
             }
-            Err(error) => Err(refusal(error.into())),
+            Err(error) => Err(import_error(error.into())),
         };
         drop(protected);
         if pinned.is_err() {
@@ -408,42 +411,42 @@ impl Api {
     }
 }
 
-/// Notes whose the new pins are.
-async fn record(pins: &Arc<Pins>, owner: &Owner, summary: &ImportSummary) -> Result<(), Refusal> {
+/// Records the owner of the new pins.
+async fn record(pins: &Arc<Pins>, owner: &Owner, summary: &ImportSummary) -> Result<(), ApiError> {
     for pin in &summary.pins {
         let recorded = pins.record_once(owner, pin.root, pin.name.clone()).await;
         recorded.map_err(|error| match error {
-            PinsError::Store(error) => Refusal::from(error),
-            PinsError::Full(_) => Refusal(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
+            PinsError::Store(error) => ApiError::from(error),
+            PinsError::Full(_) => ApiError(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
             PinsError::Invalid(_) => wrong(error),
             PinsError::Quota(_) | PinsError::NotHeld { .. } | PinsError::NotFound => {
-                Refusal(StatusCode::CONFLICT, error.to_string())
+                ApiError(StatusCode::CONFLICT, error.to_string())
             }
         })?;
     }
     Ok(())
 }
 
-/// Why an archive was not imported, by who can do something about it.
-fn refusal(error: ImportError) -> Refusal {
+/// Maps a failed import to a status that says whether the client, the policy or the node is the cause.
+fn import_error(error: ImportError) -> ApiError {
     let words = error.to_string();
     match error {
         ImportError::Store(error) | ImportError::Pin { error: PinError::Store(error), .. } => error.into(),
         ImportError::Car(CarError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
-            Refusal(StatusCode::REQUEST_TIMEOUT, words)
+            ApiError(StatusCode::REQUEST_TIMEOUT, words)
         }
         ImportError::Pin { error: PinError::Blocks(error), .. } => match error.downcast_ref() {
             Some(DagError::Source(SourceError::Closed)) => stopping(),
-            Some(DagError::Memory) => Refusal(StatusCode::SERVICE_UNAVAILABLE, words),
-            Some(DagError::Source(SourceError::Store(_))) => Refusal(StatusCode::INTERNAL_SERVER_ERROR, words),
+            Some(DagError::Memory) => ApiError(StatusCode::SERVICE_UNAVAILABLE, words),
+            Some(DagError::Source(SourceError::Store(_))) => ApiError(StatusCode::INTERNAL_SERVER_ERROR, words),
             _ => wrong(words),
         },
         ImportError::Refused(error) => match error.downcast_ref() {
-            Some(SourceError::Refused { verdict, .. }) => Refusal(status_of(*verdict), words),
+            Some(SourceError::Refused { verdict, .. }) => ApiError(status_of(*verdict), words),
             _ => wrong(words),
         },
         ImportError::Pin { error: PinError::Removed { .. } | PinError::Lost { .. }, .. } | ImportError::Gone { .. } => {
-            Refusal(StatusCode::CONFLICT, words)
+            ApiError(StatusCode::CONFLICT, words)
         }
         _ => wrong(words),
     }

@@ -1,6 +1,6 @@
 //! The listener as a whole: who is let in, and what the store's routes answer.
 
-use crate::http::openapi::Asked;
+use crate::http::openapi::Requirement;
 use crate::operations::testing;
 use crate::*;
 use api::access::{Quota, Scope, Scopes};
@@ -51,7 +51,7 @@ fn listener_in(dir: tempfile::TempDir, health: Arc<Health>) -> Listener {
     let bounds = (&config::Uploads::default()).into();
     let parts = Parts::open(uploads.clone(), &dir.path().join("parts"), bounds, authenticator::holders(dir.path()));
     let (names, publisher) = publisher(&dir.path().join("p2p"));
-    let rpc = Rpc::new(kubo_rpc::Parts {
+    let rpc = Rpc::new(kubo_rpc::Dependencies {
         sources: Arc::clone(&sources),
         names,
         policy: Arc::new(content::AllowAll),
@@ -81,7 +81,7 @@ fn listener_in(dir: tempfile::TempDir, health: Arc<Health>) -> Listener {
         uploads,
         parts: parts.expect("opens"),
     };
-    let (router, document) = described(admin);
+    let (router, document) = router_and_description(admin);
     Listener { router, document, store, dir }
 }
 
@@ -216,7 +216,7 @@ async fn every_operation_asks_for_the_scope_that_its_description_names() {
         }
         for (scope, token) in &tokens {
             // No token that was given out is the operator's.
-            let good = asked == Asked::AnyToken || asked == Asked::Scope(*scope);
+            let good = asked == Requirement::AnyToken || asked == Requirement::Scope(*scope);
             let status = ask(Some(token)).await.status().as_u16();
             assert_eq!(status != 403, good, "{method} {path} with {scope}: {status}");
             assert_ne!(status, 401, "{method} {path} with {scope}");
@@ -269,13 +269,17 @@ async fn tokens_are_made_and_revoked_by_the_operator_alone() {
 async fn what_is_routed_and_not_described_is_for_nobody() {
     let listener = listener(Arc::default());
     let undescribed = Permissions::default();
-    assert_eq!(undescribed.asked("/api/v1/version", &Method::GET), None);
+    assert_eq!(undescribed.required("/api/v1/version", &Method::GET), None);
     let described = Permissions::of(&listener.document);
-    assert_eq!(described.asked("/api/v1/version", &Method::GET), Some(Asked::AnyToken));
-    assert_eq!(described.asked("/api/v1/version", &Method::HEAD), Some(Asked::AnyToken));
-    assert_eq!(described.asked("/metrics", &Method::HEAD), Some(Asked::Scope(Scope::Read)));
-    assert_eq!(described.asked("/api/v1/store/compact", &Method::POST), Some(Asked::Scope(Scope::Operate)));
-    assert_eq!(described.asked("/api/v1/store/compact", &Method::PUT), Some(Asked::AnyToken), "the router says 405");
+    assert_eq!(described.required("/api/v1/version", &Method::GET), Some(Requirement::AnyToken));
+    assert_eq!(described.required("/api/v1/version", &Method::HEAD), Some(Requirement::AnyToken));
+    assert_eq!(described.required("/metrics", &Method::HEAD), Some(Requirement::Scope(Scope::Read)));
+    assert_eq!(described.required("/api/v1/store/compact", &Method::POST), Some(Requirement::Scope(Scope::Operate)));
+    assert_eq!(
+        described.required("/api/v1/store/compact", &Method::PUT),
+        Some(Requirement::AnyToken),
+        "the router says 405"
+    );
 }
 
 #[tokio::test]

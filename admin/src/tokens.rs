@@ -1,18 +1,18 @@
-//! The admin API of tokens and the audit log. The operator's own tokens alone make and revoke tokens: any other that could would give
-//! itself what it has not.
+//! The admin API of tokens and the audit log. Only the operator's own tokens create and revoke tokens: any other token
+//! could escalate its privileges by creating a token with more scopes.
 //!
 //! | request | does |
 //! |---|---|
-//! | `GET /api/v1/token` | says whose token was borne, and what it is good for |
-//! | `GET /api/v1/tokens` | lists the tokens that were given out, without anything that opens |
-//! | `POST /api/v1/tokens` `{scopes, name?, quota?, expires_seconds?}` | makes one, and shows it this once |
-//! | `DELETE /api/v1/tokens/ID_OR_NAME` | revokes one |
-//! | `GET /api/v1/audit?limit=` | the last changes, the newest first |
+//! | `GET /api/v1/token` | shows the name, scopes and quota of the request's own token |
+//! | `GET /api/v1/tokens` | lists the issued tokens, without their secrets |
+//! | `POST /api/v1/tokens` `{scopes, name?, quota?, expires_seconds?}` | creates a token, and shows it this once |
+//! | `DELETE /api/v1/tokens/ID_OR_NAME` | revokes a token |
+//! | `GET /api/v1/audit?limit=` | lists the latest audit entries, the newest first |
 
-use crate::http::answer::{Answer, Refusal, json, stopping};
+use crate::http::answer::{Answer, ApiError, json, stopping};
+use crate::http::error_responses::{BadParameters, BadRequest, DiskFailed};
 use crate::http::extract::{Audited, Authenticated};
 use crate::http::parameters::{Parameters, read_body};
-use crate::http::refusals::{DiskFailed, WrongParameters, WrongRequest};
 use api::audit::AuditView;
 use api::error::ErrorView;
 use api::tokens::{CreateToken, CreatedToken, TokenView, TokensView};
@@ -28,14 +28,14 @@ use utoipa::IntoResponses;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Entries of the audit log in an answer, unless the request says otherwise.
+/// Audit entries in an answer, by default.
 const ENTRIES: usize = 100;
-/// The most that are given.
+/// The maximum number of audit entries in an answer.
 const ENTRIES_MAX: usize = 10_000;
-/// The largest request for a token, in bytes.
+/// The maximum length of a request body, in bytes.
 const BODY_BYTES_MAX: usize = 16 * 1024;
 
-/// 409 about the tokens.
+/// 409: the name of a token is in use.
 #[derive(IntoResponses)]
 #[response(status = 409, description = "Another token has the name")]
 pub struct NameTaken(pub ErrorView);
@@ -47,16 +47,16 @@ struct Access {
 }
 
 impl Access {
-    /// The tokens that were given out, as they are kept.
-    async fn listed(&self) -> Result<Vec<Entry>, Refusal> {
+    /// The issued tokens, as the token store has them.
+    async fn listed(&self) -> Result<Vec<Entry>, ApiError> {
         self.with_tokens(TokenStore::list).await
     }
 
-    /// Does something with the store where it may block.
+    /// Runs `work` on a thread where it may block.
     async fn with_tokens<T: Send + 'static>(
         &self,
         work: impl FnOnce(&TokenStore) -> Result<T, TokenStoreError> + Send + 'static,
-    ) -> Result<T, Refusal> {
+    ) -> Result<T, ApiError> {
         let store = self.store.clone();
         Ok(tokio::task::spawn_blocking(move || work(&store)).await.map_err(|_| stopping())??)
     }
@@ -70,25 +70,25 @@ pub fn routes(data_dir: &Path, audit: &Arc<AuditLog>) -> OpenApiRouter {
     routes.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).with_state(access)
 }
 
-impl From<TokenStoreError> for Refusal {
+impl From<TokenStoreError> for ApiError {
     fn from(error: TokenStoreError) -> Self {
         Self(error.status(), error.to_string())
     }
 }
 
-/// Whose token was borne. Any will do.
+/// The token that the request sends. Any token may ask.
 #[utoipa::path(get, path = "/api/v1/token", tag = "access", security(("bearer" = [])),
     responses((status = 200, description = "The token", body = TokenView)))]
 async fn own_token(State(access): State<Access>, Authenticated(bearer): Authenticated) -> Answer {
     if bearer.is_operator() {
         return Ok(json(StatusCode::OK, &views::bearer(&bearer)));
     }
-    // When it was made and when it ends is kept with those that were given out.
+    // The token store has the times at which a token was created and expires.
     let given = access.listed().await?.into_iter().find(|entry| *entry.id == *bearer.id);
     Ok(json(StatusCode::OK, &given.map_or_else(|| views::bearer(&bearer), views::token)))
 }
 
-/// The tokens that were given out.
+/// The issued tokens.
 #[utoipa::path(get, path = "/api/v1/tokens", tag = "access", security(("bearer" = ["operate"])),
     responses((status = 200, description = "The tokens", body = TokensView)))]
 async fn tokens(State(access): State<Access>) -> Answer {
@@ -96,37 +96,36 @@ async fn tokens(State(access): State<Access>) -> Answer {
     Ok(json(StatusCode::OK, &TokensView { tokens }))
 }
 
-/// Makes a token. The operator's own token is needed for it.
+/// Creates a token. Needs the operator's own token.
 #[utoipa::path(post, path = "/api/v1/tokens", tag = "access", security(("bearer" = ["operator"])),
     request_body(content = CreateToken, content_type = "application/json"),
-    responses((status = 201, description = "The token, which is shown this once", body = CreatedToken), WrongRequest,
+    responses((status = 201, description = "The token, which is shown this once", body = CreatedToken), BadRequest,
         NameTaken, DiskFailed, (status = 507, description = "There are too many tokens", body = ErrorView)))]
-async fn create_token(State(access): State<Access>, Audited(noted): Audited, body: Bytes) -> Answer {
+async fn create_token(State(access): State<Access>, Audited(audit_context): Audited, body: Bytes) -> Answer {
     let asked: CreateToken = read_body(&body)?;
-    noted.note(&asked);
+    audit_context.note(&asked);
     let (kept, token) = access.with_tokens(move |store| store.create(views::terms(asked))).await?;
     let created = CreatedToken { token: token.reveal(), kept: views::token(kept) };
     Ok(Detail::of(&created.kept).with(json(StatusCode::CREATED, &created)))
 }
 
-/// Revokes a token: it is good for nothing from the next request on. What it has pinned stays. The operator's own token is needed for
-/// it.
+/// Revokes a token: it is rejected from the next request on. Its pins stay. Needs the operator's own token.
 #[utoipa::path(delete, path = "/api/v1/tokens/{token}", tag = "access", security(("bearer" = ["operator"])),
-    params(("token" = String, Path, description = "Its id or its name")),
-    responses((status = 200, description = "The token that was", body = TokenView), WrongRequest,
-        (status = 404, description = "There is none", body = ErrorView), DiskFailed))]
+    params(("token" = String, Path, description = "The token's ID or name")),
+    responses((status = 200, description = "The revoked token", body = TokenView), BadRequest,
+        (status = 404, description = "There is no such token", body = ErrorView), DiskFailed))]
 async fn revoke_token(State(access): State<Access>, Segment(token): Segment<String>) -> Answer {
     let removed = views::token(access.with_tokens(move |store| store.remove(&token)).await?);
     Ok(Detail::of(&removed).with(json(StatusCode::OK, &removed)))
 }
 
-/// The last changes, the newest first.
+/// The latest entries of the audit log, the newest first.
 #[utoipa::path(get, path = "/api/v1/audit", tag = "access", security(("bearer" = ["operate"])),
-    params(("limit" = Option<u32>, Query, description = "How many, 100 if left out", minimum = 1, maximum = 10000)),
-    responses((status = 200, description = "The changes", body = AuditView), WrongParameters))]
+    params(("limit" = Option<u32>, Query, description = "The maximum number of entries; 100 by default", minimum = 1, maximum = 10000)),
+    responses((status = 200, description = "The entries", body = AuditView), BadParameters))]
 async fn last_changes(State(access): State<Access>, uri: Uri) -> Answer {
     let limit = Parameters::of(&uri, &["limit"])?.number("limit", 1..=ENTRIES_MAX)?.unwrap_or(ENTRIES);
     let read = tokio::task::spawn_blocking(move || access.audit.last(limit)).await.map_err(|_| stopping())?;
-    let failed = |error| Refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("the audit log cannot be read: {error}"));
+    let failed = |error| ApiError(StatusCode::INTERNAL_SERVER_ERROR, format!("the audit log cannot be read: {error}"));
     Ok(json(StatusCode::OK, &AuditView { entries: read.map_err(failed)? }))
 }

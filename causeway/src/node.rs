@@ -6,7 +6,7 @@
 use crate::network::Network;
 use crate::process::{self, VERSION_AND_COMMIT};
 use admin::kubo_rpc::{self, Rpc};
-use admin::operations::{self, Operations, Places};
+use admin::operations::{self, Operations, NodeAddresses};
 use admin::{self, Admin};
 use anyhow::Context as _;
 use axum::body::Body;
@@ -66,14 +66,14 @@ pub struct Node {
     /// Cancelled when an operator wants the process to end.
     stop: CancellationToken,
     /// Where to find it.
-    pub places: Places,
+    pub places: NodeAddresses,
 }
 
 /// Fetches from the network for operators; they do not count as the public's.
-const OPERATOR_FETCHES: usize = 2 * operations::OPERATIONS_MAX * operations::warm::AT_ONCE;
+const OPERATOR_FETCHES: usize = 2 * operations::OPERATIONS_MAX * operations::warm::FETCHES_MAX;
 
 /// Shows where a node is to be found, as it is printed when the node is ready.
-pub struct Ready<'a>(pub &'a Places);
+pub struct Ready<'a>(pub &'a NodeAddresses);
 
 impl fmt::Display for Ready<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -153,7 +153,7 @@ impl Node {
         let limits =
             Limits { client_lookups_max: size(loaded.config.names.client_lookups_max), ..Limits::of(http, cache) };
         let (uploads, parts) = open_uploads(loaded, &disk, &pins, Arc::clone(&policy))?;
-        let rpc = Rpc::new(kubo_rpc::Parts {
+        let rpc = Rpc::new(kubo_rpc::Dependencies {
             sources: Arc::clone(&sources),
             names: Arc::clone(&names) as _,
             policy: Arc::clone(&policy),
@@ -178,7 +178,7 @@ impl Node {
         let gateway = Arc::new(Gateway::new(wiring, http, limits));
         let remembers = Arc::downgrade(&gateway);
         lists.on_change(move || remembers.upgrade().iter().for_each(|gateway| gateway.forget()));
-        let places = Places {
+        let places = NodeAddresses {
             gateway: local_addresses(&public)?,
             admin: local_addresses(&operator)?,
             admin_scheme: if tls.is_some() { "https" } else { "http" },
@@ -191,7 +191,7 @@ impl Node {
         let audit = Arc::new(AuditLog::open(data_dir).map_err(|error| unwritable(loaded, "audit.log", &error))?);
         let (caches, senders) = Caches::start(&loaded.config, &audit, &mut registry, &supervisor)?;
         control.with_in_front(in_front(&caches, &gateway));
-        let operations = Operations::new(operations::Parts {
+        let operations = Operations::new(operations::Dependencies {
             gateway: Arc::clone(&gateway),
             tiers: tiers.clone(),
             sources: Arc::new(network.sources(&tiers, Limiter::new(OPERATOR_FETCHES, OPERATOR_FETCHES))),
@@ -200,7 +200,7 @@ impl Node {
             health: Arc::clone(&health),
             metrics: Arc::clone(&metrics),
             loaded: Arc::new(loaded.clone()),
-            places: places.clone(),
+            addresses: places.clone(),
             stop: stop.clone(),
             pins: Some(count_pins(&pins)),
             decide: Some(decider(lists.running())),
@@ -438,7 +438,7 @@ pub fn admin_tls(loaded: &Loaded) -> Result<Option<Arc<Tls>>, ConfigError> {
 }
 
 /// Says which list refuses content, and in which line.
-fn decider(rules: &Arc<Running>) -> operations::Decider {
+fn decider(rules: &Arc<Running>) -> operations::RuleLookup {
     let rules = Arc::clone(rules);
     Arc::new(move |root, path| {
         let hit = if path.is_empty() { rules.find_block(root) } else { rules.find_path(root, path) };

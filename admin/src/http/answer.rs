@@ -1,8 +1,9 @@
-//! What the admin API answers: JSON, and for what goes wrong `{"error": "…"}` with words that say what to do. Two parts of it are
-//! other people's APIs and have forms of their own ([`Dialect`]).
+//! Answers of the admin API: JSON, and errors as `{"error": "…"}`. The Pinning Service API and Kubo's RPC have error
+//! formats of their own ([`ErrorFormat`]).
 //!
-//! Goals: whoever sends a large body hears why it is refused. An answer that ends before the body does would have the system
-//! reset the connection under it, and the words would be lost; so what still comes is read for a while, and thrown away.
+//! Goals: a client that sends a large body receives the error that rejects it. If the server closed the connection while
+//! the client still sends, the kernel would reset it and the client would lose the answer. So the server reads and
+//! discards the rest of the body for a while ("lingering close" in nginx).
 
 use api::error::ErrorView;
 use api::error::KuboError;
@@ -28,52 +29,52 @@ use std::time::Duration;
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema as _, ToSchema};
 
-/// How long a sender may be silent before nothing more is expected of it, once it was answered.
-const SILENCE: Duration = Duration::from_secs(1);
-/// How long one is listened to that goes on sending.
-const LINGER: Duration = Duration::from_secs(30);
-/// When whoever finds everything busy is to come back, in seconds.
+/// A lingering read ends when the client sends nothing for so long (nginx: `lingering_timeout`).
+const LINGERING_TIMEOUT: Duration = Duration::from_secs(1);
+/// The maximum duration of a lingering read (nginx: `lingering_time`).
+const LINGERING_TIME: Duration = Duration::from_secs(30);
+/// The `Retry-After` of 429 and 503, in seconds.
 const RETRY_SECONDS: u16 = 5;
 
-/// How errors are told, by the path that is asked for.
+/// The format of errors, by the path of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dialect {
+pub enum ErrorFormat {
     /// [`ErrorView`].
-    Ours,
+    Admin,
     /// [`PinningError`].
     Pinning,
     /// [`KuboError`].
     Kubo,
 }
 
-impl Dialect {
-    /// All there are.
-    pub const ALL: [Self; 3] = [Self::Ours, Self::Pinning, Self::Kubo];
+impl ErrorFormat {
+    /// All formats.
+    pub const ALL: [Self; 3] = [Self::Admin, Self::Pinning, Self::Kubo];
 
-    /// What is spoken at a path.
+    /// The format for a path.
     pub fn of(path: &str) -> Self {
         let is_below =
             |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         match path {
             _ if is_below("/psa") => Self::Pinning,
             _ if is_below("/api/v0") => Self::Kubo,
-            _ => Self::Ours,
+            _ => Self::Admin,
         }
     }
 
-    /// The name and the schema of its errors.
+    /// The name and the schema of the error object.
     pub fn schema(self) -> (String, RefOr<Schema>) {
         match self {
-            Self::Ours => (ErrorView::name().into_owned(), ErrorView::schema()),
+            Self::Admin => (ErrorView::name().into_owned(), ErrorView::schema()),
             Self::Pinning => (PinningError::name().into_owned(), PinningError::schema()),
             Self::Kubo => (KuboError::name().into_owned(), KuboError::schema()),
         }
     }
 
-    /// A refusal in its own form.
-    pub fn refuse(self, Refusal(status, words): Refusal) -> Response {
+    /// An error as a response in this format.
+    pub fn response(self, ApiError(status, words): ApiError) -> Response {
         let mut response = match self {
-            Self::Ours => json(status, &ErrorView { error: words }),
+            Self::Admin => json(status, &ErrorView { error: words }),
             Self::Pinning => {
                 let reason = status.canonical_reason().unwrap_or("Error").to_uppercase().replace([' ', '-', '\''], "_");
                 json(status, &PinningError { error: PinningErrorWords { reason, details: Some(words) } })
@@ -94,14 +95,14 @@ impl Dialect {
     }
 }
 
-/// Why a request is not answered as it was meant.
+/// Why a request failed: the status, and the message for the client.
 #[derive(Debug)]
-pub struct Refusal(pub StatusCode, pub String);
+pub struct ApiError(pub StatusCode, pub String);
 
 /// What handlers answer.
-pub type Answer = Result<Response, Refusal>;
+pub type Answer = Result<Response, ApiError>;
 
-/// A value as an answer, which nobody keeps.
+/// A value as a JSON answer that no cache stores.
 pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
     match serde_json::to_vec(value) {
         Ok(text) => (status, [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], text).into_response(),
@@ -109,53 +110,54 @@ pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
     }
 }
 
-impl Refusal {
-    /// The same for somebody who may still be sending `body`.
-    pub fn to_sender(self, body: impl Into<RestOfBody>) -> Response {
-        let RestOfBody(body) = body.into();
-        while_sending(self.into_response(), body)
+impl ApiError {
+    /// The error as a response to a client that may still be sending `body`.
+    pub fn with_lingering_read(self, body: impl Into<UnreadBody>) -> Response {
+        let UnreadBody(body) = body.into();
+        with_lingering_read(self.into_response(), body)
     }
 }
 
-/// What a client has still to send.
-pub struct RestOfBody(Body);
+/// The unread rest of a request body.
+pub struct UnreadBody(Body);
 
-impl From<Body> for RestOfBody {
+impl From<Body> for UnreadBody {
     fn from(body: Body) -> Self {
         Self(body)
     }
 }
 
-impl From<RequestBody> for RestOfBody {
+impl From<RequestBody> for UnreadBody {
     fn from(body: RequestBody) -> Self {
         Self(Body::new(body))
     }
 }
 
-/// An answer to somebody who may still be sending `body`.
-pub fn while_sending(answer: Response, body: Body) -> Response {
+/// An answer to a client that may still be sending `body`, which is read and discarded for a while.
+pub fn with_lingering_read(answer: Response, body: Body) -> Response {
     if body.is_end_stream() {
         return answer;
     }
     let (head, words) = answer.into_parts();
-    let rest = stream::once(listen(body)).filter_map(|()| ready(None::<Result<Bytes, axum::Error>>));
+    let rest = stream::once(linger(body)).filter_map(|()| ready(None::<Result<Bytes, axum::Error>>));
     Response::from_parts(head, Body::from_stream(words.into_data_stream().chain(rest)))
 }
 
-/// Reads what a sender still sends who was answered, so that the answer is not lost.
-pub async fn listen(body: Body) {
+/// Reads and discards what an already answered client still sends, so that the client receives the answer.
+pub async fn linger(body: Body) {
     let mut rest = body.into_data_stream();
-    let to_the_end = async { while let Ok(Some(Ok(_))) = tokio::time::timeout(SILENCE, rest.next()).await {} };
-    _ = tokio::time::timeout(LINGER, to_the_end).await;
+    let to_the_end =
+        async { while let Ok(Some(Ok(_))) = tokio::time::timeout(LINGERING_TIMEOUT, rest.next()).await {} };
+    _ = tokio::time::timeout(LINGERING_TIME, to_the_end).await;
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        Dialect::Ours.refuse(self)
+        ErrorFormat::Admin.response(self)
     }
 }
 
-impl From<StoreError> for Refusal {
+impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         let status = match &error {
             error if error.is_full() => StatusCode::INSUFFICIENT_STORAGE,
@@ -166,7 +168,7 @@ impl From<StoreError> for Refusal {
     }
 }
 
-/// The status of what the policy does not let out or in.
+/// The status of content that the policy withholds.
 pub fn status_of(verdict: Verdict) -> StatusCode {
     match verdict {
         Verdict::Legal => StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS,
@@ -175,12 +177,12 @@ pub fn status_of(verdict: Verdict) -> StatusCode {
     }
 }
 
-/// The gateway ends, and the store is closed already or about to be.
-pub fn stopping() -> Refusal {
-    Refusal(StatusCode::SERVICE_UNAVAILABLE, STOPPING.to_owned())
+/// 503: the gateway is stopping, and the store is closed or about to be.
+pub fn stopping() -> ApiError {
+    ApiError(StatusCode::SERVICE_UNAVAILABLE, STOPPING.to_owned())
 }
 
-impl From<AuditError> for Refusal {
+impl From<AuditError> for ApiError {
     fn from(error: AuditError) -> Self {
         let status = match error {
             AuditError::Full => StatusCode::INSUFFICIENT_STORAGE,
@@ -190,14 +192,14 @@ impl From<AuditError> for Refusal {
     }
 }
 
-impl From<UploadError> for Refusal {
+impl From<UploadError> for ApiError {
     fn from(error: UploadError) -> Self {
         let (status, words) = error.failure();
         Self(status, words)
     }
 }
 
-impl From<ResumableError> for Refusal {
+impl From<ResumableError> for ApiError {
     fn from(error: ResumableError) -> Self {
         let (status, words) = error.failure();
         Self(status, words)

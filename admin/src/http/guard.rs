@@ -1,16 +1,18 @@
-//! Who may use the admin listener: whoever bears a token that is good for what is asked, and no web page of anybody else's.
+//! Middleware of the admin listener: authenticates the bearer token, authorises the operation by the token's scopes,
+//! rejects cross-site requests of browsers, and records changes in the audit log.
 //!
-//! A browser runs pages of strangers on machines that are trusted, and lets them send requests anywhere. It says so, in `Origin`
-//! (<https://fetch.spec.whatwg.org/#origin-header>) and `Sec-Fetch-Site` (<https://www.w3.org/TR/fetch-metadata/>); commands and
-//! scripts send neither. Such a page knows no token, so it could do nothing; that it is refused before any token is looked at keeps
-//! it so even where somebody puts tokens into a browser. A page that this listener serves itself is of the same origin.
+//! A browser lets any web page send requests to any address, also from a trusted machine. It marks them with `Origin`
+//! (<https://fetch.spec.whatwg.org/#origin-header>) and `Sec-Fetch-Site` (<https://www.w3.org/TR/fetch-metadata/>);
+//! commands and scripts send neither. Cross-site requests are rejected before the token is checked, so that a page
+//! gains nothing even if a browser adds a token by itself. Pages that this listener serves have the same origin.
 //!
-//! What each operation asks for is said by the description of the API ([`super::openapi::Permissions`]); nobody may use what it does not name.
+//! The OpenAPI description names the scope that each operation requires ([`super::openapi::Permissions`]). An operation
+//! that it does not describe is forbidden to every token.
 
-use super::method_override::only_looks;
-use crate::http::Shared;
-use crate::http::answer::{Dialect, Refusal, while_sending};
-use crate::http::openapi::Asked;
+use super::method_override::is_read_only;
+use crate::http::ListenerState;
+use crate::http::answer::{ApiError, ErrorFormat, with_lingering_read};
+use crate::http::openapi::Requirement;
 use api::access::Scope;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -27,12 +29,13 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// What may be looked at from wherever a link leads to it.
+/// The one route that cross-site links may lead to.
 const METRICS: &str = "/metrics";
-/// Changes nothing, and has too long a question for an address.
+/// A read-only POST: its list of CIDs is too long for a URL.
 const HAVE: &str = "/api/v1/store/have";
 
-/// What takes space on the disk, as routes. Everything else may use up what the audit log keeps for a full disk.
+/// The routes that take space on the disk. All other changes may use the space that the audit log reserves for a full
+/// disk.
 pub const TAKES_SPACE: [&str; 14] = [
     "/api/v0/add",
     "/api/v0/block/put",
@@ -50,29 +53,29 @@ pub const TAKES_SPACE: [&str; 14] = [
     "/upload",
 ];
 
-/// What others than the operator hear of what is for the operator alone.
-const FOR_THE_OPERATOR: &str =
+/// The error for other tokens if an operation requires the operator's own token.
+const OPERATOR_TOKEN_REQUIRED: &str =
     "this needs the operator's own token: the one in the settings (admin.token), or in DATA_DIR/admin.token";
 
-/// Lets requests through, or answers them. A change is made when the audit log has it, and answered when the log has
-/// its outcome.
-pub async fn check(State(admin): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
-    let (dialect, from) = (Dialect::of(request.uri().path()), peer(&request));
-    let (bearer, scope) = match judge(&admin, &request, from) {
+/// The middleware. A change runs after the audit log has recorded its start, and is answered after the log has recorded
+/// its result.
+pub async fn check(State(admin): State<Arc<ListenerState>>, mut request: Request, next: Next) -> Response {
+    let (error_format, from) = (ErrorFormat::of(request.uri().path()), peer(&request));
+    let (bearer, scope) = match authorise(&admin, &request, from) {
         Ok(admitted) => admitted,
-        Err(refusal) => return reject(refusal, dialect, request),
+        Err(refusal) => return reject(refusal, error_format, request),
     };
-    let noted = AuditContext::default();
+    let audit_context = AuditContext::default();
     let mut change = None;
     if let Some(scope) = scope.filter(|scope| *scope != Scope::Read && changes(&request)) {
         let begun = audit::Begun::new(&bearer, scope, from, request.method(), request.uri());
-        match admin.audit.begin(begun, noted.clone(), space(&request)).await {
+        match admin.audit.begin(begun, audit_context.clone(), space(&request)).await {
             Ok(begun) => change = Some(begun),
-            Err(error) => return reject(error.into(), dialect, request),
+            Err(error) => return reject(error.into(), error_format, request),
         }
     }
     request.extensions_mut().insert(bearer);
-    request.extensions_mut().insert(noted);
+    request.extensions_mut().insert(audit_context);
     let mut response = next.run(request).await;
     if let Some(change) = &mut change {
         let detail = response.extensions_mut().remove::<Detail>().map(|Detail(value)| value);
@@ -81,12 +84,12 @@ pub async fn check(State(admin): State<Arc<Shared>>, mut request: Request, next:
     response
 }
 
-/// Whether a request may change anything (RFC 9110, section 9.2.1). Commands of Kubo are all sent with POST; those for which
-/// looking is enough change nothing.
+/// Whether a request may change anything: its method is not safe (RFC 9110, section 9.2.1). All commands of Kubo are
+/// sent with POST; the caller excludes those that only require the scope `read`.
 fn changes(request: &Request) -> bool {
     let route = route(request);
-    let only_looks = request.uri().path() == HAVE || only_looks(route, request.method(), request.headers());
-    !request.method().is_safe() && !only_looks
+    let is_read_only = request.uri().path() == HAVE || is_read_only(route, request.method(), request.headers());
+    !request.method().is_safe() && !is_read_only
 }
 
 fn space(request: &Request) -> Space {
@@ -102,64 +105,71 @@ fn peer(request: &Request) -> Option<SocketAddr> {
     request.extensions().get::<Arc<Connection>>().map(|connection| connection.peer())
 }
 
-/// Who asks, and what for. What nobody may ask for is for the router to answer.
-fn judge(admin: &Shared, request: &Request, from: Option<SocketAddr>) -> Result<(Principal, Option<Scope>), Refusal> {
-    if request.uri().path() != METRICS && is_of_a_strange_page(request.headers()) {
-        let words = "this cannot be used by web pages of other sites; use a command";
-        return Err(Refusal(StatusCode::FORBIDDEN, words.to_owned()));
+/// Authenticates and authorises a request: the client, and the scope that it used. Requests for unknown paths and
+/// methods pass, and the router answers them with 404 or 405.
+fn authorise(
+    admin: &ListenerState,
+    request: &Request,
+    from: Option<SocketAddr>,
+) -> Result<(Principal, Option<Scope>), ApiError> {
+    if request.uri().path() != METRICS && is_cross_site(request.headers()) {
+        let words = "web pages of other sites cannot use the admin API; use a command";
+        return Err(ApiError(StatusCode::FORBIDDEN, words.to_owned()));
     }
     let address = from.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |from| from.ip());
-    let bearer =
-        admin.authenticator.admit(borne(request.headers()), address, SystemTime::now()).map_err(Refusal::from)?;
-    // Where nothing is, the router says so.
+    let bearer = admin
+        .authenticator
+        .admit(bearer_token(request.headers()), address, SystemTime::now())
+        .map_err(ApiError::from)?;
+    // The router answers 404.
     let Some(path) = request.extensions().get::<MatchedPath>() else { return Ok((bearer, None)) };
-    match admin.permissions.asked(path.as_str(), request.method()) {
-        Some(Asked::AnyToken) => Ok((bearer, None)),
-        Some(Asked::Scope(scope)) if bearer.may(scope) => Ok((bearer, Some(scope))),
-        Some(Asked::Operator) if bearer.is_operator() => Ok((bearer, Some(Scope::Operate))),
-        Some(Asked::Operator) => Err(Refusal(StatusCode::FORBIDDEN, FOR_THE_OPERATOR.to_owned())),
-        Some(Asked::Scope(scope)) => Err(too_little(&bearer, scope)),
-        None => Err(Refusal(StatusCode::FORBIDDEN, "no token is good for this".to_owned())),
+    match admin.permissions.required(path.as_str(), request.method()) {
+        Some(Requirement::AnyToken) => Ok((bearer, None)),
+        Some(Requirement::Scope(scope)) if bearer.may(scope) => Ok((bearer, Some(scope))),
+        Some(Requirement::Operator) if bearer.is_operator() => Ok((bearer, Some(Scope::Operate))),
+        Some(Requirement::Operator) => Err(ApiError(StatusCode::FORBIDDEN, OPERATOR_TOKEN_REQUIRED.to_owned())),
+        Some(Requirement::Scope(scope)) => Err(insufficient_scope(&bearer, scope)),
+        None => Err(ApiError(StatusCode::FORBIDDEN, "no token authorises this request".to_owned())),
     }
 }
 
-fn too_little(bearer: &Principal, scope: Scope) -> Refusal {
+fn insufficient_scope(bearer: &Principal, scope: Scope) -> ApiError {
     let Principal { name, scopes, .. } = bearer;
     let words = format!(
-        "this needs a token with the scope \"{scope}\", and \"{name}\" has {scopes}: ask whoever runs the gateway for one"
+        "this needs a token with the scope \"{scope}\", and \"{name}\" has {scopes}: ask the operator for another token"
     );
-    Refusal(StatusCode::FORBIDDEN, words)
+    ApiError(StatusCode::FORBIDDEN, words)
 }
 
-/// The token that a request bears (RFC 6750, section 2.1).
-fn borne(headers: &HeaderMap) -> Option<&str> {
+/// The bearer token of a request (RFC 6750, section 2.1).
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-impl From<Rejected> for Refusal {
-    fn from(turned: Rejected) -> Self {
-        let (status, words) = match turned {
+impl From<Rejected> for ApiError {
+    fn from(rejected: Rejected) -> Self {
+        let (status, words) = match rejected {
             Rejected::Missing => (
                 StatusCode::UNAUTHORIZED,
-                "this needs the header \"Authorization: Bearer TOKEN\"; \"causeway token create\" makes a token",
+                "this needs the header \"Authorization: Bearer TOKEN\"; \"causeway token create\" creates a token",
             ),
             Rejected::Wrong => (
                 StatusCode::UNAUTHORIZED,
-                "the token is wrong, revoked or expired; \"causeway token ls\" lists those there are",
+                "the token is wrong, revoked or expired; \"causeway token ls\" lists the tokens",
             ),
             Rejected::TooOften => {
-                (StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens came from there: wait a minute")
+                (StatusCode::TOO_MANY_REQUESTS, "this address sent too many wrong tokens: wait a minute")
             }
         };
         Self(status, words.to_owned())
     }
 }
 
-fn reject(refusal: Refusal, dialect: Dialect, request: Request) -> Response {
+fn reject(refusal: ApiError, error_format: ErrorFormat, request: Request) -> Response {
     let status = refusal.0;
-    let mut response = while_sending(dialect.refuse(refusal), request.into_body());
+    let mut response = with_lingering_read(error_format.response(refusal), request.into_body());
     let headers = response.headers_mut();
     if status == StatusCode::UNAUTHORIZED {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -170,8 +180,8 @@ fn reject(refusal: Refusal, dialect: Dialect, request: Request) -> Response {
     response
 }
 
-/// Whether a browser sent the request, for a page that is none of ours.
-fn is_of_a_strange_page(headers: &HeaderMap) -> bool {
+/// Whether a browser sent the request for a page of another origin.
+fn is_cross_site(headers: &HeaderMap) -> bool {
     let text = |name: &HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
     let (origin, site) = (text(&ORIGIN), text(&SEC_FETCH_SITE));
     if origin.is_none() && site.is_none() {
@@ -189,9 +199,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_of_others_are_told_from_commands_and_from_our_own() {
+    fn cross_site_requests_are_told_from_commands_and_from_same_origin_requests() {
         const HERE: &str = "127.0.0.1:8081";
-        // Host, Origin, Sec-Fetch-Site, and whether it is a stranger's.
+        // Host, Origin, Sec-Fetch-Site, and whether the request is cross-site.
         let table = [
             (HERE, None, None, false),
             ("gateway.example.org", None, None, false),
@@ -212,13 +222,13 @@ mod tests {
             ("admin.example.org", None, Some("same-origin"), false),
             ("", Some("http://"), None, true),
         ];
-        for (host, origin, site, strange) in table {
+        for (host, origin, site, cross_site) in table {
             let mut headers = HeaderMap::new();
             let given = [(HOST, Some(host)), (ORIGIN, origin), (SEC_FETCH_SITE, site)];
             for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
                 headers.insert(name, value.parse().expect("a header"));
             }
-            assert_eq!(is_of_a_strange_page(&headers), strange, "{host} {origin:?} {site:?}");
+            assert_eq!(is_cross_site(&headers), cross_site, "{host} {origin:?} {site:?}");
         }
     }
 }

@@ -1,16 +1,17 @@
-//! POST requests that stand for another method (tus 1.0, "X-HTTP-Method-Override"), for clients that can send nothing but GET and POST.
+//! Method override (`X-HTTP-Method-Override`, tus 1.0): POST requests that name another method, for clients that can
+//! only send GET and POST.
 
 use axum::http::header::HeaderName;
 use axum::http::{HeaderMap, Method};
 
-/// The header that names the method.
+/// The header that names the overriding method.
 const METHOD_OVERRIDE: HeaderName = HeaderName::from_static("x-http-method-override");
 
-/// The route of an upload.
+/// The route of a resumable upload.
 const UPLOAD: &str = "/api/v1/uploads/{id}";
 
-/// The method that a POST to an upload stands for, if there is such a one.
-pub fn stood_for(headers: &HeaderMap) -> Option<Method> {
+/// The method that overrides the POST of a request, if the header names a supported one.
+pub fn overridden_method(headers: &HeaderMap) -> Option<Method> {
     match headers.get(METHOD_OVERRIDE)?.as_bytes() {
         b"PATCH" => Some(Method::PATCH),
         b"HEAD" => Some(Method::HEAD),
@@ -19,8 +20,8 @@ pub fn stood_for(headers: &HeaderMap) -> Option<Method> {
     }
 }
 
-/// Whether a request only looks, although its method says that it may change something: a POST that stands for HEAD. Elsewhere the header
-/// means nothing.
-pub fn only_looks(route: &str, method: &Method, headers: &HeaderMap) -> bool {
-    route == UPLOAD && method == Method::POST && stood_for(headers) == Some(Method::HEAD)
+/// Whether a request is read-only although its method is not safe: a POST to an upload that is overridden to HEAD. Other
+/// routes ignore the header.
+pub fn is_read_only(route: &str, method: &Method, headers: &HeaderMap) -> bool {
+    route == UPLOAD && method == Method::POST && overridden_method(headers) == Some(Method::HEAD)
 }

@@ -1,23 +1,25 @@
-//! What all operations of the admin API have in common: authentication, the audit log, parameters, answers, and the description.
+//! The code that all routes of the admin API share: authentication, the audit log, parameters, answers, and the OpenAPI
+//! description.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`guard`] | authentication and authorisation, before any handler runs |
-//! | [`extract`] | what handlers take of a request besides its body |
-//! | [`parameters`] | the query, and a body of JSON |
-//! | [`openapi`] | the description of the API, which the routes and the guard follow |
-//! | [`answer`], [`refusals`] | JSON, and words for what goes wrong; what many operations refuse |
-//! | [`method_override`] | POST requests that stand for another method |
-//! | [`long`] | what operations that take long have in common |
+//! | [`guard`] | middleware: authentication, authorisation and the audit log |
+//! | [`extract`] | extractors: the authenticated client, and the audit context |
+//! | [`parameters`] | the query, and JSON bodies |
+//! | [`openapi`] | the OpenAPI description, from which the guard takes the required scopes |
+//! | [`answer`] | JSON answers, and errors in the format of each API |
+//! | [`error_responses`] | error responses that many operations list in the description |
+//! | [`method_override`] | `X-HTTP-Method-Override` |
+//! | [`long_running`] | concurrency limits, cancellation safety and JSON lines of long-running operations |
 
 pub mod answer;
+pub mod error_responses;
 pub mod extract;
 pub mod guard;
-pub mod long;
+pub mod long_running;
 pub mod method_override;
 pub mod openapi;
 pub mod parameters;
-pub mod refusals;
 
 use self::openapi::Permissions;
 use bytes::Bytes;
@@ -27,18 +29,18 @@ use services::audit::AuditLog;
 use services::health::Health;
 use std::sync::Arc;
 
-/// What every request of the listener meets.
-pub struct Shared {
+/// The shared state of the listener.
+pub struct ListenerState {
     /// Every metric of the process.
     pub registry: Registry,
-    /// How far along its life the process is.
+    /// The health of the process.
     pub health: Arc<Health>,
-    /// Who may ask.
+    /// The authenticator of bearer tokens.
     pub authenticator: Authenticator,
-    /// Where changes are written down.
+    /// The audit log.
     pub audit: Arc<AuditLog>,
-    /// What each operation needs.
+    /// The scope that each operation requires.
     pub permissions: Permissions,
-    /// The description of the API, as JSON.
+    /// The OpenAPI description, as JSON.
     pub document: Bytes,
 }

@@ -1,12 +1,14 @@
-//! The description of the admin API (OpenAPI 3.1), and what follows from it.
+//! The OpenAPI 3.1 description of the admin API, and the permissions that follow from it.
 //!
-//! Goals: the description, the routes and who may use them cannot disagree. The handlers bear the description of their operation;
-//! [`utoipa_axum`] makes routes and document of the same list; and the guard lets in whom the document names
-//! ([`Permissions`]). What is true of every operation is added here.
+//! Goals: the description, the routes and the authorisation cannot disagree. Each handler is annotated with the
+//! description of its operation; [`utoipa_axum`] makes the routes and the document from the same list; and the guard
+//! authorises requests by the scopes in the document ([`Permissions`]). Statements that hold for every operation are
+//! added here.
 //!
-//! `api/openapi.json` is the document as it is served; a test compares them, and writes it anew with `CAUSEWAY_BLESS=1`.
+//! `api/openapi.json` is the document as it is served. A test compares the two, and rewrites the file if
+//! `CAUSEWAY_BLESS=1` is set.
 
-use crate::http::answer::Dialect;
+use crate::http::answer::ErrorFormat;
 use api::access::{OPERATOR, Scope};
 use http::Method;
 use std::collections::HashMap;
@@ -16,55 +18,58 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{Components, Content, Info, License, OpenApi, Ref, RefOr, Response, ResponseBuilder, Tag};
 use utoipa::{PartialSchema, ToSchema};
 
-/// What the document calls the way of showing a token. Operations ask for `security(("bearer" = ["SCOPE"]))`.
+/// The name of the security scheme in the document. Operations declare `security(("bearer" = ["SCOPE"]))`.
 pub const BEARER: &str = "bearer";
 
 const ABOUT: &str = "\
 The API of a Causeway gateway for its operator and for clients that pin content.
 
-Everything but health needs the header `Authorization: Bearer TOKEN`, with a token that is good for the scope that the operation
-names: `read`, `pin`, `operate` or `takedown`. `causeway token create` makes one. Where the operation names `operator`, the operator's
-own token is needed: the one in the settings, or in the file `admin.token` of the data folder, which commands there use.
+All requests except those for health need the header `Authorization: Bearer TOKEN`, with a token that has the scope of the operation:
+`read`, `pin`, `operate` or `takedown`. `causeway token create` creates a token. Operations with the scope `operator` need the operator's
+own token: the one in the settings, or the one in the file `admin.token` of the data folder, which local commands use.
 
-Times are seconds since the Unix epoch, in members that are called `at` or end in `_at`; those of the Pinning Service API are as its
-specification has them.
+Times are seconds since the Unix epoch, in members with the name `at` or with a name that ends in `_at`. The Pinning Service API has
+the times of its specification.
 
-What goes wrong is answered with `{\"error\": \"…\"}`, in words that say what to do; below `/psa` and `/api/v0` in the form that the
-Pinning Service API and Kubo's RPC have for it.";
+Errors are `{\"error\": \"…\"}`, with a message that says what to do. Below `/psa` and `/api/v0`, errors have the format of the
+Pinning Service API and of Kubo's RPC.";
 
 /// The media type of Server-Sent Events (<https://html.spec.whatwg.org/#server-sent-events>).
 const EVENTS: &str = "text/event-stream";
 
-/// What the parts of the API are for.
+/// The tags of the operations, with their descriptions.
 const TAGS: [(&str, &str); 10] = [
-    ("health", "Whether the gateway lives and is ready; without a token"),
+    ("health", "Whether the gateway is alive and ready; needs no token"),
     ("pinning", "The IPFS Pinning Service API 1.0"),
-    ("upload", "Content that is sent here, and pinned"),
+    ("upload", "Uploads of content, which is pinned"),
     ("kubo", "A subset of Kubo's RPC"),
-    ("store", "The local store: figures, checks, blocks and archives"),
+    ("store", "The local block store: statistics, checks, blocks and CAR archives"),
     ("names", "Keys, and IPNS names that are published with them"),
-    ("control", "What is not served"),
-    ("operations", "Caches, peers, running requests, figures, settings: what the process does, and how it goes on"),
-    ("access", "Tokens, and who changed what"),
-    ("api", "This description"),
+    ("control", "Denylists and take-downs"),
+    ("operations", "Operating the running node: caches, peers, running requests, statistics, settings"),
+    ("access", "Tokens, and the audit log"),
+    ("api", "This OpenAPI document"),
 ];
 
-/// The statuses that any operation may have, before its handler is asked.
+/// The error statuses of every operation, mostly those of middleware before the handler runs.
 const COMMON: [(u16, &str); 11] = [
-    (401, "There is no token, or it is wrong, revoked or expired"),
-    (403, "The token is not good for this, or a web page of another site asks"),
-    (404, "There is no such thing"),
-    (405, "This is asked for with another method, which the header Allow names"),
-    (408, "Nothing came from the sender for too long"),
-    (413, "More was sent than is taken"),
-    (415, "What was sent is of another media type"),
-    (429, "Too much is under way, or too many wrong tokens came from there; Retry-After says when to try again"),
-    (503, "The gateway is stopping, or the audit log cannot be written, without which nothing is changed"),
-    (504, "It took too long"),
+    (401, "The token is missing, wrong, revoked or expired"),
+    (403, "The token does not authorise the request, or a web page of another site sent it"),
+    (404, "The path or the object does not exist"),
+    (405, "The path does not support the method; the header Allow lists the supported methods"),
+    (408, "The client stalled while it sent the body"),
+    (413, "The body is too large"),
+    (415, "The media type of the body is not supported"),
+    (
+        429,
+        "A concurrency limit is reached, or the address sent too many wrong tokens; Retry-After says when to try again",
+    ),
+    (503, "The gateway is stopping, or the audit log cannot be written, without which no change is made"),
+    (504, "The request timed out"),
     (507, "The disk is full"),
 ];
 
-/// The bytes of a body that is no JSON.
+/// A binary body.
 #[derive(Debug)]
 pub struct Binary;
 
@@ -77,7 +82,7 @@ impl PartialSchema for Binary {
 
 impl ToSchema for Binary {}
 
-/// A form whose parts are files, whatever the parts are called.
+/// A form whose parts are files, with any part names.
 #[derive(Debug)]
 pub struct Files;
 
@@ -89,7 +94,7 @@ impl PartialSchema for Files {
 
 impl ToSchema for Files {}
 
-/// Completes what the handlers say of themselves.
+/// Completes the document that the handlers' annotations make.
 pub fn complete(mut document: OpenApi) -> OpenApi {
     document.info = Info::new("Causeway", env!("CARGO_PKG_VERSION"));
     document.info.description = Some(ABOUT.to_owned());
@@ -97,23 +102,22 @@ pub fn complete(mut document: OpenApi) -> OpenApi {
     document.tags = Some(TAGS.into_iter().map(|(name, about)| tag(name, about)).collect());
     let components = document.components.get_or_insert_with(Components::new);
     let mut scheme = Http::new(HttpAuthScheme::Bearer);
-    scheme.description =
-        Some("A token of \"causeway token create\", of the settings, or of the data folder".to_owned());
+    scheme.description = Some("A token from \"causeway token create\", the settings, or the data folder".to_owned());
     components.add_security_scheme(BEARER, SecurityScheme::Http(scheme));
-    for dialect in Dialect::ALL {
-        let (name, schema) = dialect.schema();
+    for error_format in ErrorFormat::ALL {
+        let (name, schema) = error_format.schema();
         components.schemas.insert(name, schema);
     }
     for (path, item) in &mut document.paths.paths {
-        let (dialect, guarded) = (Dialect::of(path), operations_mut(item).into_iter());
-        let guarded = guarded.filter(|(_, operation)| asked_by(operation).is_some());
-        guarded.for_each(|(_, operation)| add_common(operation, dialect));
+        let (error_format, guarded) = (ErrorFormat::of(path), operations_mut(item).into_iter());
+        let guarded = guarded.filter(|(_, operation)| requirement_of(operation).is_some());
+        guarded.for_each(|(_, operation)| add_common(operation, error_format));
         operations_mut(item).into_iter().for_each(|(_, operation)| describe_events(operation));
     }
     document
 }
 
-/// What operations name as the schema of their events is that of the JSON in them.
+/// Wraps the schema of Server-Sent Events: operations declare the schema of the JSON in the data field.
 fn describe_events(operation: &mut Operation) {
     for response in operation.responses.responses.values_mut() {
         let RefOr::T(Response { content, .. }) = response else { continue };
@@ -133,15 +137,15 @@ fn tag(name: &str, about: &str) -> Tag {
     tag
 }
 
-fn add_common(operation: &mut Operation, dialect: Dialect) {
+fn add_common(operation: &mut Operation, error_format: ErrorFormat) {
     for (status, about) in COMMON {
         let known = &mut operation.responses.responses;
-        known.entry(status.to_string()).or_insert_with(|| RefOr::T(error_response(about, dialect)));
+        known.entry(status.to_string()).or_insert_with(|| RefOr::T(error_response(about, error_format)));
     }
 }
 
-fn error_response(about: &str, dialect: Dialect) -> Response {
-    let schema = Ref::from_schema_name(dialect.schema().0);
+fn error_response(about: &str, error_format: ErrorFormat) -> Response {
+    let schema = Ref::from_schema_name(error_format.schema().0);
     ResponseBuilder::new().description(about).content("application/json", Content::new(Some(schema))).build()
 }
 
@@ -160,57 +164,58 @@ fn operations_mut(item: &mut PathItem) -> Vec<(Method, &mut Operation)> {
     all.into_iter().filter_map(|(method, operation)| Some((method, operation.as_mut()?))).collect()
 }
 
-/// What an operation asks for. One that says nothing of it is open if it is about health, and to nobody else.
-fn asked_by(operation: &Operation) -> Option<Asked> {
+/// The requirement of an operation. Without one, the guard rejects the operation; health is routed around the guard.
+fn requirement_of(operation: &Operation) -> Option<Requirement> {
     let required = operation.security.iter().flatten();
-    // What a requirement holds is told by its JSON alone.
+    // utoipa exposes the content of a requirement only through its JSON.
     let mut required = required.filter_map(|requirement| serde_json::to_value(requirement).ok());
     let scopes = required.find_map(|requirement| requirement.get(BEARER).cloned())?;
     match scopes.get(0) {
-        None => Some(Asked::AnyToken),
-        Some(name) if name == OPERATOR => Some(Asked::Operator),
-        Some(scope) => scope.as_str()?.parse().ok().map(Asked::Scope),
+        None => Some(Requirement::AnyToken),
+        Some(name) if name == OPERATOR => Some(Requirement::Operator),
+        Some(scope) => scope.as_str()?.parse().ok().map(Requirement::Scope),
     }
 }
 
-/// What a request needs.
+/// The authorisation that an operation requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
-    /// A token, whatever it is good for.
+pub enum Requirement {
+    /// A valid token with any scopes.
     AnyToken,
-    /// A token that is good for this.
+    /// A token with this scope.
     Scope(Scope),
-    /// The operator's own token. No scope is enough.
+    /// The operator's own token. No scope suffices.
     Operator,
 }
 
-/// Who may use which operation: by path template and method.
+/// The requirements of all operations, by path template and method.
 #[derive(Debug, Clone, Default)]
 pub struct Permissions {
-    operations: HashMap<String, Vec<(Method, Option<Asked>)>>,
+    operations: HashMap<String, Vec<(Method, Option<Requirement>)>>,
 }
 
 impl Permissions {
-    /// As the document says.
+    /// Reads the requirements from the document.
     pub fn of(document: &OpenApi) -> Self {
         let mut document = document.clone();
-        let asked = |item| operations_mut(item).into_iter().map(|(method, operation)| (method, asked_by(operation)));
+        let asked =
+            |item| operations_mut(item).into_iter().map(|(method, operation)| (method, requirement_of(operation)));
         let paths = document.paths.paths.iter_mut();
         Self { operations: paths.map(|(path, item)| (path.clone(), asked(item).collect())).collect() }
     }
 
-    /// What a request for a path that is routed needs. `None`: nothing lets it in.
-    pub fn asked(&self, path: &str, method: &Method) -> Option<Asked> {
+    /// The requirement of a request for a routed path. `None`: no token authorises it.
+    pub fn required(&self, path: &str, method: &Method) -> Option<Requirement> {
         let known = self.operations.get(path)?;
         let of = |method: &Method| known.iter().find(|(known, _)| known == method).map(|(_, asked)| *asked);
-        // A request for the head is answered by whatever answers the whole.
+        // The handler of GET also answers HEAD.
         let asked = of(method).or_else(|| of(&Method::GET).filter(|_| *method == Method::HEAD));
-        // Another method is for the router to refuse.
-        asked.unwrap_or(Some(Asked::AnyToken))
+        // The router answers other methods with 405.
+        asked.unwrap_or(Some(Requirement::AnyToken))
     }
 
-    /// Every operation, with what it asks for.
-    pub fn all(&self) -> impl Iterator<Item = (&str, &Method, Option<Asked>)> {
+    /// Every operation with its requirement.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &Method, Option<Requirement>)> {
         self.operations
             .iter()
             .flat_map(|(path, known)| known.iter().map(move |(method, asked)| (path.as_str(), method, *asked)))
@@ -230,7 +235,7 @@ mod tests {
         below.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
     }
 
-    /// The names under which the types of a file are in the document.
+    /// The schema names of the types of a file.
     fn schemas(source: &str) -> Vec<String> {
         let (mut names, mut derived, mut renamed) = (Vec::new(), false, None);
         for line in source.lines().map(str::trim) {
@@ -247,7 +252,7 @@ mod tests {
         names
     }
 
-    /// Of two types of one name the document has one, and describes what the other is in with it.
+    /// If two types have the same schema name, the document has only one of the schemas and uses it for both.
     #[test]
     fn no_two_types_have_one_name() {
         assert_eq!(schemas("#[derive(ToSchema)]\n#[schema(as = B)]\npub struct A {\n}\nstruct C;"), ["B"]);

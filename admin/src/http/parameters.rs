@@ -1,28 +1,28 @@
-//! What a request to the admin API says: its query ([`Parameters`]), and a body of JSON ([`read_body`]).
+//! The input of a request to the admin API: its query ([`Parameters`]) and its JSON body ([`read_body`]).
 
-use crate::http::answer::Refusal;
+use crate::http::answer::ApiError;
 use axum::http::{StatusCode, Uri};
 use serde::de::DeserializeOwned;
 use services::url::parameter;
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
 
-/// Says what is wrong with a request.
-pub fn wrong(words: impl ToString) -> Refusal {
-    Refusal(StatusCode::BAD_REQUEST, words.to_string())
+/// 400 with a message that says what is wrong with the request.
+pub fn wrong(words: impl ToString) -> ApiError {
+    ApiError(StatusCode::BAD_REQUEST, words.to_string())
 }
 
-/// A request's body; none at all is an empty object.
+/// Parses a JSON body. An empty body counts as an empty object.
 ///
 /// # Errors
 /// 400 with what is wrong.
-pub fn read_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
+pub fn read_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let body = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(body)
-        .map_err(|error| wrong(format!("the request's body is not the JSON that is asked for: {error}")))
+    serde_json::from_slice(body).map_err(|error| wrong(format!("the request's body is not the expected JSON: {error}")))
 }
 
-/// A request's parameters. One that is misspelt would have no effect and nobody would notice, so it is refused.
+/// The query parameters of a request. Unknown parameters are rejected, since a misspelt one would silently have no
+/// effect.
 #[derive(Debug, Clone, Copy)]
 pub struct Parameters<'a>(&'a str);
 
@@ -30,13 +30,17 @@ impl<'a> Parameters<'a> {
     /// Reads the query of `uri`, which may have the parameters `known`.
     ///
     /// # Errors
-    /// 400 about the first that is not known.
-    pub fn of(uri: &'a Uri, known: &[&str]) -> Result<Self, Refusal> {
+    /// 400 about the first unknown parameter.
+    pub fn of(uri: &'a Uri, known: &[&str]) -> Result<Self, ApiError> {
         let query = uri.query().unwrap_or_default();
         let names = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split('=').next().unwrap_or(pair));
         match names.into_iter().find(|name| !known.contains(name)) {
-            Some(name) if known.is_empty() => Err(wrong(format!("there is no parameter \"{name}\" here"))),
-            Some(name) => Err(wrong(format!("there is no parameter \"{name}\" here, but {}", known.join(" and ")))),
+            Some(name) if known.is_empty() => {
+                Err(wrong(format!("there is no parameter \"{name}\"; this path takes no parameters")))
+            }
+            Some(name) => {
+                Err(wrong(format!("there is no parameter \"{name}\"; the parameters are {}", known.join(", "))))
+            }
             None => Ok(Self(query)),
         }
     }
@@ -46,14 +50,14 @@ impl<'a> Parameters<'a> {
         parameter(self.0, name)
     }
 
-    /// A whole number within bounds.
+    /// The value of a parameter that is a whole number within bounds.
     ///
     /// # Errors
-    /// 400 if it is none.
-    pub fn number(&self, name: &str, within: RangeInclusive<usize>) -> Result<Option<usize>, Refusal> {
+    /// 400 if it is not.
+    pub fn number(&self, name: &str, within: RangeInclusive<usize>) -> Result<Option<usize>, ApiError> {
         let Some(text) = self.get(name) else { return Ok(None) };
         let number = text.parse().ok().filter(|number| within.contains(number));
-        let words = || wrong(format!("{name} is a whole number from {} to {}", within.start(), within.end()));
+        let words = || wrong(format!("{name} must be a whole number from {} to {}", within.start(), within.end()));
         number.map(Some).ok_or_else(words)
     }
 }
@@ -63,8 +67,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_known_is_refused() {
-        // The query, the parameters there are, and what "limit" is, or a word of the complaint.
+    fn unknown_parameters_are_rejected() {
+        // The query, the known parameters, and the value of "limit" or a part of the error.
         type Row<'a> = (&'a str, &'a [&'a str], Result<Option<usize>, &'a str>);
         let table: [Row<'_>; 9] = [
             ("/", &["limit"], Ok(None)),

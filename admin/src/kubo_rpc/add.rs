@@ -1,9 +1,9 @@
-//! `add`: files and folders, by the pipeline of every upload ([`services::uploads`]).
+//! `add`: files and folders, imported by the upload service ([`services::uploads`]).
 //!
-//! The CIDs are those of `ipfs add` with the same options. A line is sent for each file as soon as it has its CID, and for each
-//! folder in the end; bytes that were read are said in between, if they are asked for.
+//! The CIDs are those of `ipfs add` with the same options. A line is sent for each file as soon as its CID is known, and
+//! for each folder at the end; with the option `progress`, lines in between have the number of bytes that were read.
 
-use crate::http::answer::while_sending;
+use crate::http::answer::with_lingering_read;
 use crate::http::extract::Authenticated;
 use crate::kubo_rpc::answer::{self, Output};
 use crate::kubo_rpc::call::Call;
@@ -26,9 +26,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
-/// Events that wait to be sent. Clients that send everything before they read anything get by with that for a while.
+/// The maximum number of buffered events. Clients that send the whole body before they read the answer depend on it.
 const EVENTS_MAX: usize = 16 * 1024;
-/// Blocks up to this size, in bytes, are written into their CIDs, unless it is said otherwise.
+/// The default maximum size of inlined blocks, in bytes.
 const INLINE_BYTES: i64 = 32;
 
 /// `add`
@@ -36,44 +36,40 @@ pub static ADD: Command = Command {
     path: "add",
     arguments: Arguments::NONE,
     options: &[
-        command::flag("recursive", "Clients send folders with what is in them.").or("r"),
-        command::client("dereference-args", "Clients follow links."),
-        command::client("dereference-symlinks", "Clients follow links."),
-        command::client("stdin-name", "Clients name their standard input."),
-        command::client("hidden", "Clients send hidden files as well.").or("H"),
-        command::client("ignore", "Clients leave files out."),
-        command::client("ignore-rules-path", "Clients leave files out."),
-        command::flag("empty-dirs", "Whether empty folders are kept. They always are.").or("E"),
-        command::flag("quiet", "Clients write less.").or("q"),
-        command::flag("quieter", "Clients write less.").or("Q"),
-        command::flag("silent", "Clients write nothing."),
-        command::flag("progress", "Whether it is said how much was read.").or("p"),
-        command::flag("only-hash", "Say the CIDs and keep nothing.").or("n"),
-        command::flag("wrap-with-directory", "Put everything into a folder.").or("w"),
-        command::flag(
-            "pin",
-            "Whether it is kept until it is unpinned; it is, by default. What is not pinned is cached.",
-        ),
-        command::text("pin-name", "What to call the pins."),
-        command::no_value("to-files", "there is no MFS"),
+        command::flag("recursive", "For the client, which sends folders with their content.").or("r"),
+        command::client("dereference-args", "For the client, which follows symlinks."),
+        command::client("dereference-symlinks", "For the client, which follows symlinks."),
+        command::client("stdin-name", "For the client, which names its standard input."),
+        command::client("hidden", "For the client, which sends hidden files as well.").or("H"),
+        command::client("ignore", "For the client, which leaves files out."),
+        command::client("ignore-rules-path", "For the client, which leaves files out."),
+        command::flag("empty-dirs", "Whether empty folders are added. They always are.").or("E"),
+        command::flag("quiet", "For the client, which prints less.").or("q"),
+        command::flag("quieter", "For the client, which prints less.").or("Q"),
+        command::flag("silent", "For the client, which prints nothing."),
+        command::flag("progress", "Whether lines report the number of bytes that were read.").or("p"),
+        command::flag("only-hash", "Whether only the CIDs are computed and nothing is stored.").or("n"),
+        command::flag("wrap-with-directory", "Whether the files are wrapped in a folder.").or("w"),
+        command::flag("pin", "Whether the root is pinned; true by default. Unpinned content is only cached."),
+        command::text("pin-name", "The name of the pins."),
+        command::unsupported_value("to-files", "there is no MFS"),
         command::number("cid-version", "0 (the default) or 1, which has raw leaves."),
         command::text("hash", "The hash function; \"sha2-256\" by default. Others need version 1."),
-        command::flag("raw-leaves", "Whether the leaves of files are bare bytes."),
-        command::text("chunker", "Where files are cut: \"size-262144\" by default, \"rabin-…\" or \"buzhash\".")
-            .or("s"),
-        command::flag("trickle", "Whether leaves at the start of a file are near its root.").or("t"),
-        command::number("max-file-links", "Links of an inner node of a file; 174 by default."),
-        command::number("max-directory-links", "A folder of more entries is sharded."),
-        command::number("max-hamt-fanout", "Slots of a shard; 256 by default."),
-        command::flag("inline", "Whether small blocks are written into their CIDs."),
-        command::number("inline-limit", "What a small block has at most, in bytes; 32 by default."),
-        command::no_flag("nocopy", "files are not left where they are"),
-        command::no_flag("fscache", "files are not left where they are"),
-        command::flag("preserve-mode", "Whether the permissions are kept that come with files."),
-        command::flag("preserve-mtime", "Whether the times are kept that come with files."),
-        command::no_value("mode", "permissions come with each file, with \"preserve-mode\""),
-        command::no_value("mtime", "times come with each file, with \"preserve-mtime\""),
-        command::no_value("mtime-nsecs", "times come with each file, with \"preserve-mtime\""),
+        command::flag("raw-leaves", "Whether the leaves of files are raw blocks."),
+        command::text("chunker", "The chunker: \"size-262144\" (the default), \"rabin-…\" or \"buzhash\".").or("s"),
+        command::flag("trickle", "Whether files have the trickle layout.").or("t"),
+        command::number("max-file-links", "The maximum number of links of an inner node of a file; 174 by default."),
+        command::number("max-directory-links", "The number of entries beyond which a folder is sharded."),
+        command::number("max-hamt-fanout", "The fanout of a HAMT shard; 256 by default."),
+        command::flag("inline", "Whether small blocks are inlined in their CIDs."),
+        command::number("inline-limit", "The maximum size of an inlined block in bytes; 32 by default."),
+        command::unsupported_flag("nocopy", "there is no filestore"),
+        command::unsupported_flag("fscache", "there is no filestore"),
+        command::flag("preserve-mode", "Whether the permissions of the sent files are stored."),
+        command::flag("preserve-mtime", "Whether the modification times of the sent files are stored."),
+        command::unsupported_value("mode", "send the permissions with each file, and use \"preserve-mode\""),
+        command::unsupported_value("mtime", "send the time with each file, and use \"preserve-mtime\""),
+        command::unsupported_value("mtime-nsecs", "send the time with each file, and use \"preserve-mtime\""),
         command::FAST_PROVIDE_ROOT,
         command::FAST_PROVIDE_DAG,
         command::FAST_PROVIDE_WAIT,
@@ -82,19 +78,19 @@ pub static ADD: Command = Command {
     answers: Answers::Lines,
 };
 
-/// Something that was added, or how much of it was read.
+/// An added file or folder, or the progress of a file.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct AddView {
-    /// Its path; its CID if it has none.
+    /// Its path; its CID if it has no path.
     pub name: String,
-    /// Its CID, once it has one.
+    /// Its CID, once it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hash: Option<String>,
-    /// How many of its bytes were read.
+    /// The number of its bytes that were read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// What its blocks take, in bytes, each counted as often as it is linked to.
+    /// The size of its DAG in bytes; each block counts once for each link to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<String>,
 }
@@ -116,20 +112,20 @@ impl Output for AddView {
     }
 }
 
-/// Takes files and folders in.
+/// Adds files and folders.
 #[utoipa::path(post, path = "/api/v0/add", tag = "kubo", security(("bearer" = ["pin"])), responses(
-    (status = 200, description = "Each file and folder, the root last, and how much was read.", body = AddView),
-    (status = 413, description = "It is larger than uploads may be.", body = api::error::KuboError)))]
+    (status = 200, description = "Each file and folder, the root last, and progress.", body = AddView),
+    (status = 413, description = "The upload exceeds uploads.bytes_max.", body = api::error::KuboError)))]
 pub async fn add(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let read = Call::of(&ADD, &head).and_then(|call| {
         let words = "file argument 'path' is required: send files as multipart/form-data";
-        let boundary = files::boundary(&head.headers).ok_or_else(|| RpcError::bad(words))?;
+        let boundary = files::boundary(&head.headers).ok_or_else(|| RpcError::bad_request(words))?;
         Ok((terms(&call)?, Form::Multipart { boundary, kubo: true }, call))
     });
     let (terms, form, call) = match read {
         Ok(read) => read,
-        Err(error) => return error.to_sender(body),
+        Err(error) => return error.with_lingering_read(body),
     };
     let rest = Arc::<Mutex<Option<Body>>>::default();
     let (sender, events) = mpsc::channel(EVENTS_MAX);
@@ -138,26 +134,26 @@ pub async fn add(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, r
     let taking = async move { rpc.uploads.take(order, boxed(body)).await }.boxed();
     let progress = call.flag("progress") == Some(true);
     let left = Arc::clone(&rest);
-    let adding = Adding { taking: Some(taking), events, rest: left, added: false, progress, cids: call.cids };
+    let adding = AddStream { taking: Some(taking), events, rest: left, added: false, progress, cids: call.cids };
     let done = call.within(answer::lines(&call, adding.lines())).await;
     done.unwrap_or_else(|error| {
         let rest = rest.lock().unwrap_or_else(PoisonError::into_inner).take();
-        while_sending(error.into_response(), rest.unwrap_or_else(Body::empty))
+        with_lingering_read(error.into_response(), rest.unwrap_or_else(Body::empty))
     })
 }
 
-/// An upload that is being taken in.
-struct Adding {
+/// A running upload, as a stream of lines.
+struct AddStream {
     taking: Option<BoxFuture<'static, Result<Taken, Failed>>>,
     events: mpsc::Receiver<Event>,
-    /// What is left of a body that was refused.
+    /// The unread rest of the body of a rejected upload.
     rest: Arc<Mutex<Option<Body>>>,
     added: bool,
     progress: bool,
     cids: CidText,
 }
 
-impl Adding {
+impl AddStream {
     fn lines(self) -> impl Stream<Item = Result<AddView, RpcError>> + Send + 'static {
         let lines = stream::unfold(Some(self), |adding| async move {
             let mut adding = adding?;
@@ -196,7 +192,7 @@ impl Adding {
                     return Some(Ok(AddView::of(event, self.cids)));
                 }
                 None if self.taking.is_some() => {
-                    // Whoever sends events has no more of them, and is about to say what came of it.
+                    // The upload has closed the channel of events, and is about to return its result.
                     let (_, silent) = mpsc::channel(1);
                     self.events = silent;
                     if let Some(taking) = self.taking.take()
@@ -208,28 +204,28 @@ impl Adding {
                 None if self.added => return None,
                 None => {
                     self.added = true;
-                    return Some(Err(RpcError::bad("expected a file argument")));
+                    return Some(Err(RpcError::bad_request("expected a file argument")));
                 }
             }
         }
     }
 }
 
-/// What an upload is to become.
+/// The options of an upload.
 fn terms(call: &Call) -> Result<Terms, RpcError> {
     let set = |name| call.flag(name) == Some(true);
     if call.flag("empty-dirs") == Some(false) {
-        return Err(RpcError::bad("empty folders are always kept: leave \"empty-dirs=false\" away"));
+        return Err(RpcError::bad_request("empty folders are always added: \"empty-dirs=false\" is not supported"));
     }
     let pinned = call.flag("pin") != Some(false);
     let pin_name = call.text("pin-name").map(str::to_owned);
     if !pinned && pin_name.is_some() {
-        return Err(RpcError::bad("pin-name option requires pin to be set"));
+        return Err(RpcError::bad_request("pin-name option requires pin to be set"));
     }
-    cache::pins::check_name(pin_name.as_deref()).map_err(RpcError::bad)?;
+    cache::pins::check_name(pin_name.as_deref()).map_err(RpcError::bad_request)?;
     let profile = profile(call)?;
-    // What does not go together is said before anything is read.
-    Importer::new(profile.clone()).map_err(RpcError::bad)?;
+    // Incompatible options are rejected before the body is read.
+    Importer::new(profile.clone()).map_err(RpcError::bad_request)?;
     Ok(Terms {
         profile,
         wrap: set("wrap-with-directory"),
@@ -245,21 +241,22 @@ fn terms(call: &Call) -> Result<Terms, RpcError> {
     })
 }
 
-/// What decides about CIDs.
+/// The options that determine the CIDs.
 fn profile(call: &Call) -> Result<Profile, RpcError> {
     let count = |name| {
         let number = call.number(name).map(usize::try_from).transpose();
-        number.map_err(|_| RpcError::bad(format!("the option \"{name}\" cannot be negative")))
+        number.map_err(|_| RpcError::bad_request(format!("the option \"{name}\" cannot be negative")))
     };
     let name = call.text("hash").unwrap_or("sha2-256").to_ascii_lowercase();
-    let hash = hashes::named(&name).ok_or_else(|| RpcError::bad(format!("unrecognized hash function: \"{name}\"")))?;
+    let hash =
+        hashes::named(&name).ok_or_else(|| RpcError::bad_request(format!("unrecognized hash function: \"{name}\"")))?;
     let profile = Profile::default().with_hash(hash);
     let mut profile = match call.number("cid-version") {
         None | Some(-1) => profile,
         Some(0) if profile.cid_version == Version::V0 => profile,
-        Some(0) => return Err(RpcError::bad("CIDv0 only supports sha2-256")),
+        Some(0) => return Err(RpcError::bad_request("CIDv0 only supports sha2-256")),
         Some(1) => profile.with_cid_v1(),
-        Some(other) => return Err(RpcError::bad(format!("unknown CID version: {other}"))),
+        Some(other) => return Err(RpcError::bad_request(format!("unknown CID version: {other}"))),
     };
     if let Some(raw_leaves) = call.flag("raw-leaves") {
         profile.raw_leaves = raw_leaves;
@@ -267,12 +264,12 @@ fn profile(call: &Call) -> Result<Profile, RpcError> {
     if call.flag("preserve-mode") == Some(true) || call.flag("preserve-mtime") == Some(true) {
         if call.flag("raw-leaves") == Some(true) {
             let words = "raw-leaves can't be used with UnixFS metadata like mode or modification time";
-            return Err(RpcError::bad(words));
+            return Err(RpcError::bad_request(words));
         }
         profile.raw_leaves = false;
     }
     if let Some(chunker) = call.text("chunker") {
-        profile.chunking = chunker.parse().map_err(RpcError::bad)?;
+        profile.chunking = chunker.parse().map_err(RpcError::bad_request)?;
     }
     if call.flag("trickle") == Some(true) {
         profile.layout = Layout::Trickle;
@@ -286,8 +283,8 @@ fn profile(call: &Call) -> Result<Profile, RpcError> {
     }
     if call.flag("inline") == Some(true) {
         let limit = call.number("inline-limit").unwrap_or(INLINE_BYTES);
-        let bytes =
-            usize::try_from(limit).map_err(|_| RpcError::bad("the option \"inline-limit\" cannot be negative"))?;
+        let bytes = usize::try_from(limit)
+            .map_err(|_| RpcError::bad_request("the option \"inline-limit\" cannot be negative"))?;
         profile.inline_bytes_max = Some(bytes);
     }
     Ok(profile)
@@ -324,7 +321,7 @@ mod tests {
         assert_eq!((others.wrap, others.keep), (true, Keep::Cached));
         assert_eq!((terms("n&pin=false").keep, terms("n").keep), (Keep::Nothing, Keep::Nothing));
         assert_eq!(terms("pin-name=x").pin_name.as_deref(), Some("x"));
-        // What Kubo's command line sends of itself.
+        // The options that Kubo's command line sends by default.
         terms(
             "chunker=&empty-dirs=true&encoding=json&inline-limit=32&pin=true&progress=true&stream-channels=true&nocopy=false",
         );
@@ -332,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused() {
+    fn unsupported_options_are_rejected() {
         let bad = [
             "nocopy=true",
             "fscache",

@@ -1,9 +1,9 @@
-//! Answers as Kubo's clients read them: one value, values in lines, or bytes.
+//! Answers in the format of Kubo's clients: one value, lines of values, or bytes.
 //!
-//! Goals: what fails before the first line or byte has a status and words of its own; an answer that breaks off later never
-//! looks complete. Clients who take trailers (`TE: trailers`, RFC 9110, section 6.5) find the words in `X-Stream-Error` behind
-//! the body, as Kubo sends it. Nobody else is sent a trailer, so for them the connection is reset in the middle of the body; of
-//! lines, the last is the error, which the Go client takes for one.
+//! Goals: an error before the first line or byte has a status and a message of its own; an answer that fails later never
+//! looks complete. For clients that accept trailers (`TE: trailers`, RFC 9110, section 6.5), the trailer `X-Stream-Error`
+//! has the error, as in Kubo. For other clients the connection is reset in the middle of the body; an answer of lines has
+//! the error as its last line, which the Go client recognises.
 
 use crate::kubo_rpc::call::{Call, Encoding, StreamLimits};
 use crate::kubo_rpc::problem::RpcError;
@@ -18,15 +18,15 @@ use http_body_util::StreamBody;
 use serde::Serialize;
 use std::io;
 
-/// Where the words of an error are that comes late.
+/// The trailer with the error of an answer that fails after it began.
 pub const STREAM_ERROR: HeaderName = HeaderName::from_static("x-stream-error");
-/// Says that the answer is bytes.
+/// Marks an answer of bytes.
 const STREAM_OUTPUT: HeaderName = HeaderName::from_static("x-stream-output");
-/// Says that the answer is values, one after the other.
+/// Marks an answer of several values.
 const CHUNKED_OUTPUT: HeaderName = HeaderName::from_static("x-chunked-output");
-/// How many bytes there will be, as far as is known.
+/// The expected length of the answer in bytes.
 pub const CONTENT_LENGTH_HINT: HeaderName = HeaderName::from_static("x-content-length");
-/// How long the words of an error may be in a trailer, in bytes.
+/// The maximum length of an error in a trailer, in bytes.
 const TRAILER_BYTES_MAX: usize = 1024;
 
 /// What commands answer.
@@ -34,22 +34,22 @@ pub type Answer = Result<Response, RpcError>;
 
 /// A value that a command answers with.
 pub trait Output: Serialize {
-    /// What Kubo's command line prints of it.
+    /// The text that Kubo's command line prints for it.
     fn text(&self) -> String;
 }
 
-/// Bytes of an answer, as they come.
+/// The bytes of an answer, as a stream of chunks.
 pub type Chunks = BoxStream<'static, Result<Bytes, RpcError>>;
 
-/// One value.
+/// Answers with one value.
 pub fn once(call: &Call, value: &impl Output) -> Response {
     (headers(media_type(call.encoding)), write(call.encoding, value)).into_response()
 }
 
-/// Values, each of which is sent as soon as it is there.
+/// Answers with values, each of which is sent as soon as it is available.
 ///
 /// # Errors
-/// Whatever keeps the first from coming.
+/// The error of the first value.
 pub async fn lines<T: Output + Send + 'static>(
     call: &Call,
     values: impl futures::Stream<Item = Result<T, RpcError>> + Send + 'static,
@@ -62,10 +62,10 @@ pub async fn lines<T: Output + Send + 'static>(
     Ok(response)
 }
 
-/// Bytes.
+/// Answers with bytes.
 ///
 /// # Errors
-/// Whatever keeps the first from coming.
+/// The error of the first chunk.
 pub async fn bytes(call: &Call, media_type: &'static str, chunks: Chunks) -> Answer {
     let mut response = stream(call, chunks, false).await?;
     response.headers_mut().extend(headers(media_type));
@@ -77,7 +77,7 @@ fn headers(media_type: &'static str) -> HeaderMap {
     HeaderMap::from_iter([
         (CONTENT_TYPE, HeaderValue::from_static(media_type)),
         (CACHE_CONTROL, HeaderValue::from_static("no-store")),
-        // Content of strangers is never a page of this listener.
+        // Untrusted content must not be rendered as a page of this listener.
         (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     ])
 }
@@ -93,7 +93,7 @@ fn write(encoding: Encoding, value: &impl Output) -> Bytes {
     match encoding {
         Encoding::Text => value.text().into(),
         Encoding::Json => {
-            // Values of numbers and texts can be written.
+            // Values of numbers and strings always serialise.
             let mut line = serde_json::to_vec(value).unwrap_or_default();
             line.push(b'\n');
             line.into()
@@ -101,17 +101,17 @@ fn write(encoding: Encoding, value: &impl Output) -> Bytes {
     }
 }
 
-/// The body of an answer whose first part has come.
+/// Answers with a stream of chunks, after its first chunk.
 async fn stream(call: &Call, mut chunks: Chunks, has_lines: bool) -> Answer {
     let limits = call.limits();
     let first = limits.wait(chunks.next()).await?.transpose()?;
-    let state = if first.is_some() { State::GoesOn } else { State::Ended };
-    let tail = Tail { chunks, limits, has_lines, state };
+    let state = if first.is_some() { State::Streaming } else { State::Ended };
+    let tail = ResponseStream { chunks, limits, has_lines, state };
     let rest = stream::unfold(tail, |mut tail| async move { Some((tail.next().await?, tail)) });
     let first = stream::iter(first.map(Part::Data));
     let frames = first.chain(rest).filter_map(|part| async {
         match part {
-            Part::Data(bytes) | Part::LastWords(bytes) => Some(Ok(Frame::data(bytes))),
+            Part::Data(bytes) | Part::ErrorLine(bytes) => Some(Ok(Frame::data(bytes))),
             Part::Trailer(words) => Some(Ok(Frame::trailers(HeaderMap::from_iter([(STREAM_ERROR, words)])))),
             Part::Broken => Some(Err(io::Error::from(io::ErrorKind::UnexpectedEof))),
         }
@@ -121,8 +121,8 @@ async fn stream(call: &Call, mut chunks: Chunks, has_lines: bool) -> Answer {
     Ok(response)
 }
 
-/// What is still to come.
-struct Tail {
+/// The state of a streamed answer after its first chunk.
+struct ResponseStream {
     chunks: Chunks,
     limits: StreamLimits,
     has_lines: bool,
@@ -130,32 +130,32 @@ struct Tail {
 }
 
 enum State {
-    GoesOn,
-    /// The error was said, and the body ends in the middle.
-    BreaksOff,
+    Streaming,
+    /// The error line is sent, and the body is aborted next.
+    Aborting,
     Ended,
 }
 
 enum Part {
     Data(Bytes),
-    /// The error as a line, after which the answer breaks off.
-    LastWords(Bytes),
-    /// The error behind the body.
+    /// The error as a line, after which the body is aborted.
+    ErrorLine(Bytes),
+    /// The error as a trailer.
     Trailer(HeaderValue),
     Broken,
 }
 
-impl Tail {
+impl ResponseStream {
     async fn next(&mut self) -> Option<Part> {
         match self.state {
             State::Ended => return None,
-            State::BreaksOff => {
-                // The line before this has to be on its way when the connection ends.
+            State::Aborting => {
+                // Lets the connection send the error line before it is reset.
                 tokio::task::yield_now().await;
                 self.state = State::Ended;
                 return Some(Part::Broken);
             }
-            State::GoesOn => {}
+            State::Streaming => {}
         }
         let error = match self.limits.wait(self.chunks.next()).await {
             Ok(None) => {
@@ -165,24 +165,24 @@ impl Tail {
             Ok(Some(Ok(bytes))) => return Some(Part::Data(bytes)),
             Ok(Some(Err(error))) | Err(error) => error,
         };
-        tracing::debug!(%error, "an answer to a command broke off");
+        tracing::debug!(%error, "an answer to a command was aborted");
         self.state = State::Ended;
         if self.limits.takes_trailers {
             return Some(Part::Trailer(trailer(&error.message)));
         }
-        self.limits.break_off();
+        self.limits.reset_connection();
         if self.has_lines {
-            self.state = State::BreaksOff;
-            return Some(Part::LastWords(error.line().into()));
+            self.state = State::Aborting;
+            return Some(Part::ErrorLine(error.line().into()));
         }
         Some(Part::Broken)
     }
 }
 
-/// Words as a header's value: what no header may have becomes a space, and they are cut.
+/// A message as a header value: invalid characters become spaces, and it is truncated.
 fn trailer(words: &str) -> HeaderValue {
     let visible = words.chars().map(|c| if c.is_ascii_graphic() { c } else { ' ' }).take(TRAILER_BYTES_MAX);
-    HeaderValue::from_str(&visible.collect::<String>()).unwrap_or(HeaderValue::from_static("the answer broke off"))
+    HeaderValue::from_str(&visible.collect::<String>()).unwrap_or(HeaderValue::from_static("the answer was aborted"))
 }
 
 #[cfg(test)]
@@ -224,7 +224,7 @@ mod tests {
     }
 
     fn numbers(until: u8, ends_well: bool) -> impl futures::Stream<Item = Result<Number, RpcError>> + Send + 'static {
-        let end = (!ends_well).then(|| Err(RpcError::cannot("no more\nof them")));
+        let end = (!ends_well).then(|| Err(RpcError::unprocessable("no more\nof them")));
         stream::iter((0..until).map(|number| Ok(Number { number })).chain(end))
     }
 
@@ -243,13 +243,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_fails_at_once_has_a_status() {
+    async fn an_error_before_the_first_value_has_a_status() {
         let error = lines(&call("", None), numbers(0, false)).await.expect_err("fails");
         assert_eq!(error.status, 422);
     }
 
     #[tokio::test]
-    async fn what_fails_later_never_looks_complete() {
+    async fn an_answer_that_fails_later_never_looks_complete() {
         let mut body = lines(&call("", None), numbers(1, false)).await.expect("begins").into_body();
         let mut parts = Vec::new();
         while let Some(frame) = body.frame().await {
@@ -257,14 +257,14 @@ mod tests {
         }
         let [Ok(_), Ok(words), Err(_)] = &parts[..] else { panic!("{parts:?}") };
         assert!(words.ends_with(b"\"Type\":\"error\"}\n"), "{words:?}");
-        let chunks = stream::iter([Ok(Bytes::from_static(b"some")), Err(RpcError::cannot("gone"))]).boxed();
+        let chunks = stream::iter([Ok(Bytes::from_static(b"some")), Err(RpcError::unprocessable("gone"))]).boxed();
         let response = bytes(&call("", None), "text/plain", chunks).await.expect("begins");
         assert_eq!(response.headers()["x-stream-output"], "1");
         assert!(response.into_body().collect().await.is_err());
     }
 
     #[tokio::test]
-    async fn who_takes_trailers_is_told_behind_the_body() {
+    async fn clients_that_accept_trailers_receive_the_error_in_one() {
         let response = lines(&call("", Some("trailers")), numbers(1, false)).await.expect("begins");
         let body = response.into_body().collect().await.expect("ends well");
         assert_eq!(body.trailers().expect("trailers")[STREAM_ERROR], "no more of them");

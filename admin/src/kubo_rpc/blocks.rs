@@ -40,12 +40,13 @@ pub static BLOCK_PUT: Command = Command {
     path: "block/put",
     arguments: Arguments::NONE,
     options: &[
-        command::text("cid-codec", "The codec that the CID says; \"raw\" by default."),
+        command::text("cid-codec", "The codec of the CID; \"raw\" by default."),
         command::text("mhtype", "The hash function; \"sha2-256\" by default."),
-        command::number("mhlen", "The length of the digest in bytes; what the function gives by default."),
-        command::flag("pin", "Whether everything below it is fetched and kept."),
-        command::no_flag("allow-big-block", "no peer takes blocks of more than 2 MiB"),
-        command::text("format", "An older way to name the codec: \"v0\", \"protobuf\", \"cbor\" …").or("f"),
+        command::number("mhlen", "The length of the digest in bytes; the hash function's own by default."),
+        command::flag("pin", "Whether the DAG below the block is fetched and pinned."),
+        command::unsupported_flag("allow-big-block", "peers do not accept blocks of more than 2 MiB"),
+        command::text("format", "Deprecated: the codec as \"v0\", \"protobuf\", \"cbor\" …; use \"cid-codec\".")
+            .or("f"),
     ],
     body: Input::Files,
     answers: Answers::Lines,
@@ -81,7 +82,7 @@ pub async fn block_get(State(rpc): State<Rpc>, request: Request) -> Answer {
     .await
 }
 
-/// Says how long a block is.
+/// Shows the length of a block.
 #[utoipa::path(post, path = "/api/v0/block/stat", tag = "kubo", security(("bearer" = ["read"])), responses(
     (status = 200, description = "Its CID and length.", body = BlockView)))]
 pub async fn block_stat(State(rpc): State<Rpc>, request: Request) -> Answer {
@@ -97,34 +98,34 @@ fn view(call: &Call, block: &Block) -> BlockView {
     BlockView { key: call.cids.show(block.cid()), size: block.data().len() }
 }
 
-/// Takes blocks in. Unless they are pinned, they stay as long as the cache has room.
+/// Stores blocks. Unless they are pinned, they are only cached.
 #[utoipa::path(post, path = "/api/v0/block/put", tag = "kubo", security(("bearer" = ["pin"])), responses(
     (status = 200, description = "The CID and length of each.", body = BlockView),
-    (status = 413, description = "One is larger than 2 MiB.", body = api::error::KuboError)))]
+    (status = 413, description = "A block is larger than 2 MiB.", body = api::error::KuboError)))]
 pub async fn block_put(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Response {
     let makes = |call: &Call| {
-        let naming = Naming::of(call)?;
+        let naming = CidFormat::of(call)?;
         Ok(move |data| naming.block(data))
     };
     Put { command: &BLOCK_PUT, argument: "data", makes, view }.answer(&rpc, &bearer, request).await
 }
 
-/// How blocks get their CIDs.
+/// The options that determine the CID of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Naming {
+struct CidFormat {
     codec: u64,
     hash_code: u64,
-    /// None: as long as the data, which is its own digest.
+    /// None for the identity hash, whose digest is the data itself.
     digest_bytes: Option<usize>,
     is_v0: bool,
 }
 
-impl Naming {
+impl CidFormat {
     fn of(call: &Call) -> Result<Self, RpcError> {
         let (name, format) = (call.text("cid-codec"), call.text("format"));
         if let (Some(name), Some(_)) = (name.filter(|name| *name != "raw"), format) {
-            return Err(RpcError::bad(format!(
-                "name the codec once: \"format\" is an older name of \"cid-codec={name}\""
+            return Err(RpcError::bad_request(format!(
+                "the options \"format\" and \"cid-codec={name}\" cannot be combined: use \"cid-codec\""
             )));
         }
         let codec = match format {
@@ -138,12 +139,15 @@ impl Naming {
             None => digest_bytes,
             Some(length) => {
                 let length = usize::try_from(length);
-                Some(length.map_err(|_| RpcError::bad("the option \"mhlen\" is a length in bytes, or -1"))?)
+                Some(
+                    length
+                        .map_err(|_| RpcError::bad_request("the option \"mhlen\" must be a length in bytes, or -1"))?,
+                )
             }
         };
         let is_v0 = format == Some("v0");
         if is_v0 && (hash_code, digest_bytes) != (SHA2_256, Some(32)) {
-            return Err(RpcError::bad("CIDs of version 0 have a whole digest of sha2-256"));
+            return Err(RpcError::bad_request("CIDs of version 0 must have a full digest of sha2-256"));
         }
         Ok(Self { codec, hash_code, digest_bytes, is_v0 })
     }
@@ -156,13 +160,13 @@ impl Naming {
     }
 }
 
-/// A hash function by its name, and how long its digests are.
+/// A hash function by its name, and the length of its digests.
 pub fn hash(name: &str) -> Result<(u64, Option<usize>), RpcError> {
     if name == "identity" {
         return Ok((IDENTITY, None));
     }
     let known = hashes::named(name).map(|(code, bytes)| (code, Some(bytes)));
-    known.ok_or_else(|| RpcError::bad(format!("unrecognized multihash function: \"{name}\"")))
+    known.ok_or_else(|| RpcError::bad_request(format!("unrecognized multihash function: \"{name}\"")))
 }
 
 #[cfg(test)]
@@ -172,11 +176,11 @@ mod tests {
     fn named(query: &str) -> Result<String, RpcError> {
         let request = Request::builder().uri(format!("/api/v0/block/put?{query}")).body(()).expect("a request");
         let call = Call::of(&BLOCK_PUT, &request.into_parts().0)?;
-        Ok(Naming::of(&call)?.block("hello".into())?.cid().to_string())
+        Ok(CidFormat::of(&call)?.block("hello".into())?.cid().to_string())
     }
 
     #[test]
-    fn blocks_are_named_as_kubo_names_them() {
+    fn blocks_have_the_same_cids_as_in_kubo() {
         // What `echo -n hello | ipfs block put` prints with these options.
         let table = [
             ("", "bafkreibm6jg3ux5qumhcn2b3flc3tyu6dmlb4xa7u5bf44yegnrjhc4yeq"),

@@ -1,10 +1,11 @@
-//! [`Call`]: a request as a command with its arguments and options, read as Kubo reads it
+//! [`Call`]: a request as a command with its arguments and options, parsed like in Kubo
 //! (<https://docs.ipfs.tech/reference/kubo/rpc/>, and the package `go-ipfs-cmds`, which has no other description).
 //!
-//! Arguments are repeated as `arg`; options have long and short names, and each at most one value. Flags are what Go takes for
-//! booleans, and an empty one is yes. Numbers may be written as in Go's source, `0x1f` or `0o644`.
+//! Arguments are given by repeating `arg`; options have long and short names, and each at most one value. Flags are
+//! booleans in Go's syntax, and an empty flag is true. Numbers are integer literals in Go's syntax, such as `0x1f` or
+//! `0o644`.
 //!
-//! Departure: what cannot be decoded is refused and not passed over.
+//! Departure: a query that cannot be decoded is rejected and not ignored.
 
 use crate::kubo_rpc::cids::CidText;
 use crate::kubo_rpc::command::{ARGUMENTS_MAX, Command, Kind, Opt};
@@ -22,12 +23,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The longest query that is read, in bytes.
+/// The maximum length of a query, in bytes.
 const QUERY_BYTES_MAX: usize = 24 * 1024;
-/// The longest time that is counted; a longer one is none.
+/// The maximum timeout; a longer one counts as none.
 const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How an answer is written.
+/// The encoding of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Encoding {
     /// JSON.
@@ -45,20 +46,20 @@ enum Value {
     Text(String),
 }
 
-/// A command that is to be done.
+/// A parsed command.
 #[derive(Debug)]
 pub struct Call {
-    /// What it works on.
+    /// The arguments.
     pub arguments: Vec<String>,
-    /// How its answer is written.
+    /// The encoding of its answer.
     pub encoding: Encoding,
     /// How CIDs are written.
     pub cids: CidText,
-    /// Whether nobody is asked for what is not held here.
+    /// Whether only locally stored blocks are read.
     pub offline: bool,
-    /// Who asks.
+    /// The client's address.
     pub client: IpAddr,
-    /// Whether an error may follow the answer's body.
+    /// Whether the client accepts trailers, so that an error may follow the answer's body.
     pub takes_trailers: bool,
     options: Vec<(&'static str, Value)>,
     timeout: Option<(Duration, Instant)>,
@@ -66,10 +67,10 @@ pub struct Call {
 }
 
 impl Call {
-    /// Reads a request of a command whose body is looked at by somebody else.
+    /// Parses the head of a request, whose body the caller reads.
     ///
     /// # Errors
-    /// A 400 that says what cannot be read.
+    /// 400 with what is wrong.
     pub fn of(command: &Command, head: &Parts) -> Result<Self, RpcError> {
         let mut call = Self::read(command, head)?;
         call.check_arguments(command)?;
@@ -77,10 +78,10 @@ impl Call {
         Ok(call)
     }
 
-    /// Reads a request whose arguments may be in its body.
+    /// Parses a request whose arguments may be in its body.
     ///
     /// # Errors
-    /// A 400 that says what cannot be read.
+    /// 400 with what is wrong.
     pub async fn receive(command: &Command, request: Request) -> Result<Self, RpcError> {
         let (head, body) = request.into_parts();
         let mut call = Self::read(command, &head)?;
@@ -92,7 +93,7 @@ impl Call {
         Ok(call)
     }
 
-    /// Whether an option is set.
+    /// The value of a flag.
     pub fn flag(&self, name: &str) -> Option<bool> {
         self.find(name).and_then(|value| match value {
             Value::Flag(flag) => Some(*flag),
@@ -100,7 +101,7 @@ impl Call {
         })
     }
 
-    /// The number that an option says.
+    /// The value of a numeric option.
     pub fn number(&self, name: &str) -> Option<i64> {
         self.find(name).and_then(|value| match value {
             Value::Number(number) => Some(*number),
@@ -108,7 +109,7 @@ impl Call {
         })
     }
 
-    /// The duration that an option says.
+    /// The value of a duration option.
     pub fn duration(&self, name: &str) -> Option<Duration> {
         self.find(name).and_then(|value| match value {
             Value::Duration(duration) => Some(*duration),
@@ -116,7 +117,7 @@ impl Call {
         })
     }
 
-    /// The text that an option says, unless it is empty.
+    /// The value of a text option, unless it is empty.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.find(name).and_then(|value| match value {
             Value::Text(text) if !text.is_empty() => Some(text.as_str()),
@@ -128,23 +129,25 @@ impl Call {
         self.options.iter().find(|(option, _)| *option == name).map(|(_, value)| value)
     }
 
-    /// The one argument; an empty text if there is none, which no command with one gets.
+    /// The single argument; an empty string if there is none, which [`Command`] rules out for commands that need one.
     pub fn argument(&self) -> &str {
         self.arguments.first().map_or("", String::as_str)
     }
 
-    /// Waits for work as long as the command may take.
+    /// Runs work within the command's timeout.
     ///
     /// # Errors
-    /// What the work says, or that it took too long.
+    /// The error of the work, or 408 on a timeout.
     pub async fn within<T>(&self, work: impl Future<Output = Result<T, RpcError>>) -> Result<T, RpcError> {
         match self.timeout {
             None => work.await,
-            Some((allowed, until)) => tokio::time::timeout_at(until, work).await.unwrap_or_else(|_| Err(late(allowed))),
+            Some((allowed, until)) => {
+                tokio::time::timeout_at(until, work).await.unwrap_or_else(|_| Err(timed_out(allowed)))
+            }
         }
     }
 
-    /// What ends streams that take too long, and the connections of those that break off.
+    /// The timeout and the connection of the command's answer.
     pub fn limits(&self) -> StreamLimits {
         StreamLimits { timeout: self.timeout, connection: self.connection.clone(), takes_trailers: self.takes_trailers }
     }
@@ -153,7 +156,7 @@ impl Call {
         let (mut arguments, mut options) = (Vec::new(), Vec::new());
         let query = head.uri.query().unwrap_or_default();
         if query.len() > QUERY_BYTES_MAX {
-            return Err(RpcError::bad(format!("the query has more than {QUERY_BYTES_MAX} bytes")));
+            return Err(RpcError::bad_request(format!("the query has more than {QUERY_BYTES_MAX} bytes")));
         }
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -165,7 +168,7 @@ impl Call {
             let Some(option) = command.option(&name) else { continue };
             if options.iter().any(|(taken, _)| *taken == option.name) {
                 let words = format!("the option \"{}\" is given more than once", option.name);
-                return Err(RpcError::bad(words));
+                return Err(RpcError::bad_request(words));
             }
             if let Some(value) = option.read(&value)? {
                 options.push((option.name, value));
@@ -190,7 +193,9 @@ impl Call {
             None | Some("json") => Encoding::Json,
             Some("text") => Encoding::Text,
             Some(other) => {
-                return Err(RpcError::bad(format!("the encoding is \"json\" or \"text\", and not \"{other}\"")));
+                return Err(RpcError::bad_request(format!(
+                    "the encoding must be \"json\" or \"text\", and not \"{other}\""
+                )));
             }
         };
         call.cids = CidText::new(call.text("cid-base"), call.flag("upgrade-cidv0-in-output"))?;
@@ -210,13 +215,13 @@ impl Call {
     fn check_arguments(&self, command: &Command) -> Result<(), RpcError> {
         let (given, takes) = (self.arguments.len(), &command.arguments);
         if given < takes.least {
-            return Err(RpcError::bad(format!("the argument \"arg\" is required: {}", takes.about)));
+            return Err(RpcError::bad_request(format!("the argument \"arg\" is required: {}", takes.about)));
         }
         if given > takes.most {
-            return Err(RpcError::bad(format!("{} arguments at most, not {given}", takes.most)));
+            return Err(RpcError::bad_request(format!("{} arguments at most, not {given}", takes.most)));
         }
         match self.arguments.iter().any(String::is_empty) {
-            true => Err(RpcError::bad("an argument is empty")),
+            true => Err(RpcError::bad_request("an argument is empty")),
             false => Ok(()),
         }
     }
@@ -232,12 +237,12 @@ impl Call {
     }
 }
 
-/// What ends a stream early.
+/// The timeout of a streamed answer, and the connection to reset if it fails.
 #[derive(Debug, Clone)]
 pub struct StreamLimits {
     timeout: Option<(Duration, Instant)>,
     connection: Option<Arc<Connection>>,
-    /// Whether an error may follow the answer's body.
+    /// Whether the client accepts trailers.
     pub takes_trailers: bool,
 }
 
@@ -245,23 +250,23 @@ impl StreamLimits {
     /// Waits for a part of an answer.
     ///
     /// # Errors
-    /// That it took too long.
+    /// 408 on a timeout.
     pub async fn wait<T>(&self, next: impl Future<Output = T>) -> Result<T, RpcError> {
         match self.timeout {
             None => Ok(next.await),
-            Some((allowed, until)) => tokio::time::timeout_at(until, next).await.map_err(|_| late(allowed)),
+            Some((allowed, until)) => tokio::time::timeout_at(until, next).await.map_err(|_| timed_out(allowed)),
         }
     }
 
-    /// Has the connection end in a way that nobody takes for the end of the answer.
-    pub fn break_off(&self) {
+    /// Resets the connection when it closes, so that the client does not take the answer for complete.
+    pub fn reset_connection(&self) {
         self.connection.iter().for_each(|connection| connection.reset_on_close());
     }
 }
 
-/// Clients look for these words.
-fn late(allowed: Duration) -> RpcError {
-    let message = format!("context deadline exceeded: it was not done within {}", duration::show(allowed));
+/// Clients look for "context deadline exceeded".
+fn timed_out(allowed: Duration) -> RpcError {
+    let message = format!("context deadline exceeded: the command did not finish within {}", duration::show(allowed));
     RpcError { status: StatusCode::REQUEST_TIMEOUT, message }
 }
 
@@ -270,9 +275,9 @@ fn takes_trailers(headers: &HeaderMap) -> bool {
     values.flat_map(|value| value.split(',')).any(|one| one.trim().eq_ignore_ascii_case("trailers"))
 }
 
-/// Decodes a name or value as forms are written: `+` is a space.
+/// Form-decodes a name or value: `+` is a space.
 fn decode(text: &str) -> Result<String, RpcError> {
-    let bad = || RpcError::bad("the query has a percent sign without two hexadecimal digits, or is not UTF-8");
+    let bad = || RpcError::bad_request("the query has an invalid percent-encoding, or is not UTF-8");
     let mut escapes = text.split('%').skip(1);
     if !escapes.all(|rest| rest.as_bytes().get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))) {
         return Err(bad());
@@ -281,10 +286,12 @@ fn decode(text: &str) -> Result<String, RpcError> {
 }
 
 impl Opt {
-    /// The value that a text says; none if it says what is so anyway.
+    /// Parses a value; none if it has no effect.
     fn read(&self, text: &str) -> Result<Option<Value>, RpcError> {
-        let unreadable = |what: &str| RpcError::bad(format!("the option \"{}\" is {what}, not \"{text}\"", self.name));
-        let refused = || RpcError::bad(format!("the option \"{}\" is not supported: {}", self.name, self.about));
+        let unreadable =
+            |what: &str| RpcError::bad_request(format!("the option \"{}\" must be {what}, not \"{text}\"", self.name));
+        let refused =
+            || RpcError::bad_request(format!("the option \"{}\" is not supported: {}", self.name, self.about));
         let value = match self.kind {
             Kind::Flag => Value::Flag(boolean(text).ok_or_else(|| unreadable("true or false"))?),
             Kind::Number { least, most } => {
@@ -296,19 +303,19 @@ impl Opt {
                 Value::Duration(read.ok_or_else(|| unreadable("a duration such as \"1m30s\""))?)
             }
             Kind::Text => Value::Text(text.to_owned()),
-            Kind::NoFlag => match boolean(text) {
+            Kind::UnsupportedFlag => match boolean(text) {
                 Some(false) => return Ok(None),
                 Some(true) => return Err(refused()),
                 None => return Err(unreadable("true or false")),
             },
-            Kind::NoValue => return Err(refused()),
+            Kind::UnsupportedValue => return Err(refused()),
             Kind::Client => return Ok(None),
         };
         Ok(Some(value))
     }
 }
 
-/// What Go takes for a boolean (<https://pkg.go.dev/strconv#ParseBool>), in any case; nothing at all is yes.
+/// Parses a boolean in Go's syntax (<https://pkg.go.dev/strconv#ParseBool>), case-insensitively; an empty one is true.
 fn boolean(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "" | "1" | "t" | "true" => Some(true),
@@ -317,7 +324,7 @@ fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// What Go takes for a whole number in its source (<https://pkg.go.dev/strconv#ParseInt> with base 0), underscores aside.
+/// Parses an integer in Go's syntax (<https://pkg.go.dev/strconv#ParseInt> with base 0), except for underscores.
 fn integer(text: &str) -> Option<i64> {
     let (negative, digits) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),
@@ -354,8 +361,8 @@ mod tests {
             command::number("level", "").or("l"),
             command::long_number("offset", ""),
             command::text("name", "").or("n"),
-            command::no_flag("nocopy", "files are never left where they are"),
-            command::no_value("to-files", "there is no MFS"),
+            command::unsupported_flag("nocopy", "files are never left where they are"),
+            command::unsupported_value("to-files", "there is no MFS"),
         ],
         body: Input::Arguments,
         answers: Answers::Value,
@@ -384,21 +391,21 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused_with_its_name() {
+    fn invalid_options_are_rejected_by_name() {
         let table = [
             ("", "\"arg\" is required"),
             ("arg=", "empty"),
             ("arg=a&arg=b&arg=c", "2 arguments at most"),
-            ("arg=a&r=maybe", "\"recursive\" is true or false"),
-            ("arg=a&level=many", "\"level\" is a whole number"),
-            ("arg=a&level=4294967296", "\"level\" is a whole number"),
+            ("arg=a&r=maybe", "\"recursive\" must be true or false"),
+            ("arg=a&level=many", "\"level\" must be a whole number"),
+            ("arg=a&level=4294967296", "\"level\" must be a whole number"),
             ("arg=a&r=1&recursive=1", "more than once"),
-            ("arg=a&timeout=5", "\"timeout\" is a duration"),
+            ("arg=a&timeout=5", "\"timeout\" must be a duration"),
             ("arg=a&nocopy=true", "\"nocopy\" is not supported"),
             ("arg=a&to-files=/", "there is no MFS"),
             ("arg=a&encoding=xml", "\"json\" or \"text\""),
             ("arg=a&cid-base=base1", "base1"),
-            ("arg=%", "percent"),
+            ("arg=%", "percent-encoding"),
             ("arg=%ff", "UTF-8"),
         ];
         for (query, words) in table {
@@ -409,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn booleans_and_numbers_are_gos() {
+    fn booleans_and_numbers_have_the_syntax_of_go() {
         for (text, expected) in [("", Some(true)), ("T", Some(true)), ("FALSE", Some(false)), ("yes", None)] {
             assert_eq!(boolean(text), expected, "{text}");
         }
@@ -436,9 +443,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_ends_when_its_time_is_over() {
+    async fn a_command_ends_at_its_timeout() {
         let call = read("arg=a&timeout=20ms").expect("reads");
-        let error = call.within(std::future::pending::<Result<(), _>>()).await.expect_err("too late");
+        let error = call.within(std::future::pending::<Result<(), _>>()).await.expect_err("it times out");
         assert_eq!(error.status, StatusCode::REQUEST_TIMEOUT);
         assert!(error.message.contains("context deadline exceeded"), "{error}");
         assert!(call.limits().wait(std::future::pending::<()>()).await.is_err());
@@ -446,7 +453,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn arguments_may_come_in_the_body() {
+    async fn arguments_may_be_in_the_body() {
         let form =
             "--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"stdin\"\r\n\r\none\n two \n\r\n--x--\r\n";
         let request = |query: &str| {

@@ -1,4 +1,4 @@
-//! [`CidText`]: how CIDs are written in answers, as `--cid-base` of Kubo says.
+//! [`CidText`]: the text format of CIDs in answers, by Kubo's option `--cid-base`.
 
 use crate::kubo_rpc::problem::RpcError;
 use cid::Version;
@@ -6,16 +6,16 @@ use cid::multibase::Base;
 use content::Cid;
 use content::names::Key;
 
-/// How CIDs are written.
+/// The text format of CIDs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CidText {
-    /// The base of version 1; each CID's usual one without it.
+    /// The multibase of CIDs of version 1; the default base if none.
     base: Option<Base>,
-    /// Whether version 0 becomes version 1.
+    /// Whether CIDs of version 0 are converted to version 1.
     upgrades: bool,
 }
 
-/// The names of the bases (<https://github.com/multiformats/multibase/blob/master/multibase.csv>), and how they begin.
+/// The names of the bases (<https://github.com/multiformats/multibase/blob/master/multibase.csv>), and their prefixes.
 const BASES: [(&str, char); 21] = [
     ("base2", '0'),
     ("base8", '7'),
@@ -40,20 +40,23 @@ const BASES: [(&str, char); 21] = [
     ("base64urlpad", 'U'),
 ];
 
-/// The base of a name or of the letter that it begins with.
+/// The base with a name or prefix.
 fn base(name: &str) -> Result<Base, RpcError> {
     let by_name = BASES.into_iter().find(|(known, _)| *known == name).map(|(_, letter)| letter);
     let mut letters = name.chars();
     let letter = by_name.or_else(|| letters.next().filter(|_| letters.next().is_none()));
     let base = letter.filter(|letter| *letter != '\0').and_then(|letter| Base::from_code(letter).ok());
-    base.ok_or_else(|| RpcError::bad(format!("\"{name}\" is not a multibase, such as \"base32\" or \"base58btc\"")))
+    base.ok_or_else(|| {
+        RpcError::bad_request(format!("\"{name}\" is not a multibase, such as \"base32\" or \"base58btc\""))
+    })
 }
 
 impl CidText {
-    /// Written in a base, if one is named; in any but that of version 0, all are of version 1.
+    /// The format with a base, if one is named. Unless `upgrades` is given, every base except base58btc converts CIDs to
+    /// version 1.
     ///
     /// # Errors
-    /// That there is no such base.
+    /// There is no such base.
     pub fn new(name: Option<&str>, upgrades: Option<bool>) -> Result<Self, RpcError> {
         let base = name.map(base).transpose()?;
         let must = base.is_some_and(|base| base != Base::Base58Btc);
@@ -73,10 +76,10 @@ impl CidText {
     }
 }
 
-/// How names are written, as `--ipns-base` says: base36 by default, and `b58mh` for the old form of peer ids.
+/// A key as text, by Kubo's option `--ipns-base`: base36 by default, and `b58mh` for the old format of peer IDs.
 ///
 /// # Errors
-/// That there is no such base.
+/// There is no such base.
 pub fn show_key(key: &Key, name: Option<&str>) -> Result<String, RpcError> {
     match name {
         None | Some("base36" | "k") => Ok(key.to_string()),

@@ -17,19 +17,19 @@ const NAMES: [(&str, u64); 11] = [
     ("car", 0x0202),
 ];
 
-/// The codec of a name, or of its number in hexadecimal or decimal digits.
+/// The codec with a name, or with a number in hexadecimal or decimal digits.
 ///
 /// # Errors
-/// That there is none of that name.
+/// There is no such codec.
 pub fn named(name: &str) -> Result<u64, RpcError> {
     let known = NAMES.into_iter().find(|(known, _)| *known == name).map(|(_, code)| code);
     let number = || match name.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
         None => name.parse().ok(),
     };
-    // Numbers in CIDs have nine bytes of seven bits.
+    // Varints in CIDs have at most nine bytes of seven bits.
     let code = known.or_else(number).filter(|code| *code < 1 << 63);
-    code.ok_or_else(|| RpcError::bad(format!("\"{name}\" is not a codec, such as \"raw\" or \"dag-cbor\"")))
+    code.ok_or_else(|| RpcError::bad_request(format!("\"{name}\" is not a codec, such as \"raw\" or \"dag-cbor\"")))
 }
 
 #[cfg(test)]

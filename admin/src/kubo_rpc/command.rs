@@ -1,8 +1,8 @@
-//! [`Command`]: what a command takes, written down once: requests are read by it ([`crate::kubo_rpc::call`]), and it is what the
-//! description of the API says.
+//! [`Command`]: the specification of a command. Requests are parsed by it ([`crate::kubo_rpc::call`]), and the OpenAPI
+//! description is made from it.
 //!
-//! Options that Kubo has and that mean nothing here are in it too, with the reason why they are refused; what neither has is
-//! passed over, as Kubo does, since clients send whatever their callers name.
+//! It includes options of Kubo that are not supported here, with the reason why they are rejected. Unknown options are
+//! ignored, as in Kubo, since clients pass on all options of their callers.
 
 use api::error::KuboError;
 use axum::http::StatusCode;
@@ -14,7 +14,7 @@ use utoipa::openapi::schema::{ArrayBuilder, KnownFormat, Schema, SchemaFormat, T
 use utoipa::openapi::{Content, ObjectBuilder, RefOr, Required, Response, ResponseBuilder};
 use utoipa_axum::router::UtoipaMethodRouter;
 
-/// A CID that holds its own content, as an example that works anywhere.
+/// A CID with an identity hash, as an example that works on every node.
 const EXAMPLE: &str = "bafkqac3imvwgy3zao5xxe3de";
 
 /// A command.
@@ -22,44 +22,44 @@ const EXAMPLE: &str = "bafkqac3imvwgy3zao5xxe3de";
 pub struct Command {
     /// Its path below `/api/v0/`.
     pub path: &'static str,
-    /// What it works on, given as `arg`.
+    /// Its arguments, given as `arg`.
     pub arguments: Arguments,
-    /// What can be said besides.
+    /// Its options.
     pub options: &'static [Opt],
-    /// What its body is.
+    /// The kind of its body.
     pub body: Input,
-    /// What it answers.
+    /// The kind of its answer.
     pub answers: Answers,
 }
 
 /// The arguments of a command.
 #[derive(Debug)]
 pub struct Arguments {
-    /// How many it needs.
+    /// The minimum number.
     pub least: usize,
-    /// How many it takes.
+    /// The maximum number.
     pub most: usize,
-    /// What they are.
+    /// The description.
     pub about: &'static str,
-    /// Whether they may come in the body as well, a line each.
+    /// Whether they may be in the body as well, one on each line.
     pub in_body: bool,
 }
 
-/// What the body of a request is.
+/// The kind of a request's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
-    /// Nothing, or arguments.
+    /// Empty, or arguments.
     Arguments,
     /// Files, as parts of a form.
     Files,
 }
 
-/// What a command answers.
+/// The kind of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answers {
     /// One value.
     Value,
-    /// Any number of values, one after the other, or one.
+    /// Any number of values, one on each line.
     Lines,
     /// Bytes.
     Bytes,
@@ -70,136 +70,136 @@ pub enum Answers {
 pub struct Opt {
     /// Its name.
     pub name: &'static str,
-    /// Its other name, of a letter usually.
+    /// Its short name or alias.
     pub short: Option<&'static str>,
-    /// What can be given.
+    /// The kind of its value.
     pub kind: Kind,
-    /// What it does.
+    /// The description; the reason if it is not supported.
     pub about: &'static str,
 }
 
-/// What an option takes.
+/// The kind of an option's value.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
-    /// Yes or no. To name it is to say yes.
+    /// A boolean; true if the value is empty.
     Flag,
     /// A whole number.
     Number {
-        /// The least.
+        /// The minimum.
         least: i64,
-        /// The most.
+        /// The maximum.
         most: i64,
     },
-    /// A duration as Go writes it.
+    /// A duration in Go's format.
     Duration,
     /// Any text.
     Text,
-    /// Yes or no, and yes is refused.
-    NoFlag,
-    /// Whatever it is, it is refused.
-    NoValue,
-    /// Whatever it is, and however often, it is for the client alone.
+    /// A boolean that is rejected if it is true.
+    UnsupportedFlag,
+    /// Any value; the option is rejected.
+    UnsupportedValue,
+    /// Any value, any number of times; the option only concerns the client and is ignored.
     Client,
 }
 
-/// The most arguments that a command takes.
+/// The maximum number of arguments of any command.
 pub const ARGUMENTS_MAX: usize = 256;
 
 impl Arguments {
-    /// None.
+    /// No arguments.
     pub const NONE: Self = Self { least: 0, most: 0, about: "", in_body: false };
 
-    /// Exactly one.
+    /// Exactly one argument.
     pub const fn one(about: &'static str) -> Self {
         Self { least: 1, most: 1, about, in_body: true }
     }
 
-    /// One, or none.
+    /// An optional argument.
     pub const fn perhaps(about: &'static str) -> Self {
         Self { least: 0, most: 1, about, in_body: false }
     }
 
-    /// At least `least`.
+    /// At least `least` arguments.
     pub const fn several(least: usize, about: &'static str) -> Self {
         Self { least, most: ARGUMENTS_MAX, about, in_body: least > 0 }
     }
 }
 
-/// An option that is yes or no.
+/// A boolean option.
 pub const fn flag(name: &'static str, about: &'static str) -> Opt {
     Opt { name, short: None, kind: Kind::Flag, about }
 }
 
-/// An option that is a text.
+/// A text option.
 pub const fn text(name: &'static str, about: &'static str) -> Opt {
     Opt { name, short: None, kind: Kind::Text, about }
 }
 
-/// An option that is a duration.
+/// A duration option.
 pub const fn duration(name: &'static str, about: &'static str) -> Opt {
     Opt { name, short: None, kind: Kind::Duration, about }
 }
 
-/// An option that is a number of at most 32 bits.
+/// A numeric option of 32 bits.
 pub const fn number(name: &'static str, about: &'static str) -> Opt {
     Opt { name, short: None, kind: Kind::Number { least: i32::MIN as i64, most: i32::MAX as i64 }, about }
 }
 
-/// An option that is a number of 64 bits.
+/// A numeric option of 64 bits.
 pub const fn long_number(name: &'static str, about: &'static str) -> Opt {
     Opt { name, short: None, kind: Kind::Number { least: i64::MIN, most: i64::MAX }, about }
 }
 
-/// An option that nothing can be made of here, and says so when it is set.
-pub const fn no_flag(name: &'static str, why: &'static str) -> Opt {
-    Opt { name, short: None, kind: Kind::NoFlag, about: why }
+/// A boolean option that is not supported and is rejected if it is true.
+pub const fn unsupported_flag(name: &'static str, why: &'static str) -> Opt {
+    Opt { name, short: None, kind: Kind::UnsupportedFlag, about: why }
 }
 
-/// The same for one that has a value.
-pub const fn no_value(name: &'static str, why: &'static str) -> Opt {
-    Opt { name, short: None, kind: Kind::NoValue, about: why }
+/// An option with a value that is not supported and is rejected.
+pub const fn unsupported_value(name: &'static str, why: &'static str) -> Opt {
+    Opt { name, short: None, kind: Kind::UnsupportedValue, about: why }
 }
 
-/// An option that clients act upon, and send along.
+/// An option that only concerns the client.
 pub const fn client(name: &'static str, about: &'static str) -> Opt {
     Opt { name, short: None, kind: Kind::Client, about }
 }
 
 impl Opt {
-    /// With another name.
+    /// Adds a short name or alias.
     pub const fn or(self, short: &'static str) -> Self {
         Self { short: Some(short), ..self }
     }
 }
 
-/// Options of every command that pins: what is pinned is announced as the settings say.
+/// An option of every command that pins, which has no effect: the settings control which CIDs are provided to the DHT.
 pub const FAST_PROVIDE_ROOT: Opt =
-    flag("fast-provide-root", "Has no effect: pinned roots are announced as the settings say.");
-/// The same of everything below the root.
+    flag("fast-provide-root", "Has no effect: pinned roots are provided according to the settings.");
+/// The same option for the blocks below the root.
 pub const FAST_PROVIDE_DAG: Opt =
-    flag("fast-provide-dag", "Has no effect: what is pinned is announced as the settings say.");
-/// Nobody waits for an announcement.
+    flag("fast-provide-dag", "Has no effect: pinned blocks are provided according to the settings.");
+/// No command waits until a CID is provided.
 pub const FAST_PROVIDE_WAIT: Opt = flag("fast-provide-wait", "Has no effect.");
 
-/// What every command takes (<https://docs.ipfs.tech/reference/kubo/rpc/>, and Kubo's root command).
+/// The options of every command (<https://docs.ipfs.tech/reference/kubo/rpc/>, and Kubo's root command).
 pub const GLOBAL: &[Opt] = &[
-    text("encoding", "How the answer is written: \"json\" (the default) or \"text\".").or("enc"),
-    flag("stream-channels", "Answers of several lines are always sent line by line."),
-    duration("timeout", "How long the command may take, as in \"1m30s\"; beyond that it is broken off."),
-    flag("offline", "Nobody is asked for what is not held here."),
+    text("encoding", "The encoding of the answer: \"json\" (the default) or \"text\".").or("enc"),
+    flag("stream-channels", "Has no effect: answers with several values are always streamed."),
+    duration("timeout", "The timeout of the command, such as \"1m30s\"."),
+    flag("offline", "Whether only locally stored blocks are read."),
     flag("local", "An older name of \"offline\".").or("L"),
-    text("cid-base", "The multibase in which CIDs are written, such as \"base32\"; they are of version 1 then."),
-    flag("upgrade-cidv0-in-output", "Whether CIDs are written as version 1."),
+    text("cid-base", "The multibase of CIDs in the answer, such as \"base32\", which converts them to version 1."),
+    flag("upgrade-cidv0-in-output", "Whether CIDs in the answer are converted to version 1."),
 ];
 
 impl Command {
-    /// The option that has a name.
+    /// The option with a name or short name.
     pub fn option(&self, name: &str) -> Option<&'static Opt> {
         let mut all = self.options.iter().chain(GLOBAL);
         all.find(|option| option.name == name || option.short == Some(name))
     }
 
-    /// Adds to the description of a route what is written down here.
+    /// Adds the arguments, options and errors of the command to the description of its route.
     pub fn describe<S>(&self, (schemas, mut paths, router): UtoipaMethodRouter<S>) -> UtoipaMethodRouter<S> {
         for item in paths.paths.values_mut() {
             if let Some(operation) = &mut item.post {
@@ -227,22 +227,19 @@ impl Command {
     }
 }
 
-/// What any command may answer when it does not do what it was asked for.
+/// The error statuses of every command.
 const PROBLEMS: [(StatusCode, &str); 11] = [
-    (StatusCode::BAD_REQUEST, "The command cannot be understood."),
-    (StatusCode::REQUEST_TIMEOUT, "It took longer than the option \"timeout\" allows, or its sender was silent."),
-    (StatusCode::CONFLICT, "Something else happened to the same content or key meanwhile."),
-    (StatusCode::GONE, "The content was taken down."),
-    (
-        StatusCode::UNPROCESSABLE_ENTITY,
-        "There is no such thing: nothing at that path, no such pin, no such key, not held here.",
-    ),
-    (StatusCode::TOO_MANY_REQUESTS, "As much is under way as may be."),
-    (StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS, "The content is withheld for legal reasons."),
-    (StatusCode::INTERNAL_SERVER_ERROR, "Something of this node is broken."),
-    (StatusCode::BAD_GATEWAY, "What peers sent is not what was asked for."),
-    (StatusCode::GATEWAY_TIMEOUT, "Nobody who has it was found in time."),
-    (StatusCode::INSUFFICIENT_STORAGE, "There is no room for it."),
+    (StatusCode::BAD_REQUEST, "An argument, an option or the body is invalid."),
+    (StatusCode::REQUEST_TIMEOUT, "The option \"timeout\" was exceeded, or the client stalled while it sent the body."),
+    (StatusCode::CONFLICT, "A concurrent request changed the same pin or key."),
+    (StatusCode::GONE, "The policy withholds the content."),
+    (StatusCode::UNPROCESSABLE_ENTITY, "The path, pin or key does not exist, or a block is not stored locally."),
+    (StatusCode::TOO_MANY_REQUESTS, "A concurrency limit is reached."),
+    (StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS, "The policy withholds the content for legal reasons."),
+    (StatusCode::INTERNAL_SERVER_ERROR, "The node failed."),
+    (StatusCode::BAD_GATEWAY, "A peer sent an invalid block."),
+    (StatusCode::GATEWAY_TIMEOUT, "No provider was found in time."),
+    (StatusCode::INSUFFICIENT_STORAGE, "The disk is full, or a quota is exceeded."),
 ];
 
 fn problem(about: &str) -> Response {
@@ -256,9 +253,9 @@ fn files() -> RequestBody {
     let form = ObjectBuilder::new().property("file", file).required("file");
     RequestBodyBuilder::new()
         .description(Some(
-            "Files, as parts of a form. The file name is the path, percent-encoded. Folders have the type \
-             application/x-directory and links application/symlink; mode and time follow the part's name, as in \
-             \"file?mode=0644&mtime=1700000000\".",
+            "Files, as parts of a form. The file name is the percent-encoded path. Folders have the media type \
+             application/x-directory and symlinks application/symlink; mode and time are appended to the name of the \
+             part, such as \"file?mode=0644&mtime=1700000000\".",
         ))
         .content("multipart/form-data", Content::new(Some(Schema::from(form.build()))))
         .required(Some(Required::True))
@@ -266,7 +263,8 @@ fn files() -> RequestBody {
 }
 
 impl Answers {
-    /// Values are JSON or text, as is asked for. Several of them are no JSON together, so the schema is that of a line.
+    /// Values are JSON or text, by the option `encoding`. Several values are not one JSON document, so the schema is that
+    /// of a line.
     fn describe(self, answer: &mut Response) {
         if self == Self::Bytes {
             return;
@@ -295,15 +293,15 @@ impl Arguments {
 impl Opt {
     fn parameters(&self) -> Vec<Parameter> {
         let schema = || match self.kind {
-            Kind::Flag | Kind::NoFlag => ObjectBuilder::new().schema_type(Type::Boolean),
+            Kind::Flag | Kind::UnsupportedFlag => ObjectBuilder::new().schema_type(Type::Boolean),
             Kind::Number { least, most } => {
                 ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(least)).maximum(Some(most))
             }
             Kind::Duration => ObjectBuilder::new().schema_type(Type::String).examples([json!("1m30s")]),
-            Kind::Text | Kind::NoValue | Kind::Client => ObjectBuilder::new().schema_type(Type::String),
+            Kind::Text | Kind::UnsupportedValue | Kind::Client => ObjectBuilder::new().schema_type(Type::String),
         };
         let about = match self.kind {
-            Kind::NoFlag | Kind::NoValue => format!("Not supported: {}.", self.about),
+            Kind::UnsupportedFlag | Kind::UnsupportedValue => format!("Not supported: {}.", self.about),
             _ => self.about.to_owned(),
         };
         let short = self.short.map(|short| (short, format!("The same as \"{}\".", self.name)));

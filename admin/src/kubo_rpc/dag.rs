@@ -1,4 +1,4 @@
-//! `dag/get`, `dag/resolve`, `dag/stat` and `dag/export`: looking at DAGs, and taking them along.
+//! `dag/get`, `dag/resolve`, `dag/stat` and `dag/export`: reading and exporting DAGs.
 
 use crate::kubo_rpc::answer::{self, Answer, Output};
 use crate::kubo_rpc::call::Call;
@@ -18,16 +18,16 @@ use std::sync::Arc;
 use tokio::time::{Duration, Instant};
 use utoipa::ToSchema;
 
-/// How often `dag/stat` says how far it has come.
+/// The interval of progress values of `dag/stat`.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 /// `dag/get`
 pub static DAG_GET: Command = Command {
     path: "dag/get",
-    arguments: Arguments::one("The path of a document, or of a value in one."),
+    arguments: Arguments::one("The path of a document, or of a value inside a document."),
     options: &[command::text(
         "output-codec",
-        "How it is written: \"dag-json\" (the default), \"dag-cbor\", \"json\" …",
+        "The codec of the answer: \"dag-json\" (the default), \"dag-cbor\", \"json\" …",
     )],
     body: Input::Arguments,
     answers: Answers::Bytes,
@@ -46,7 +46,7 @@ pub static DAG_RESOLVE: Command = Command {
 pub static DAG_STAT: Command = Command {
     path: "dag/stat",
     arguments: Arguments::several(1, "Paths of roots."),
-    options: &[command::flag("progress", "Whether values come while it is counted; they do, by default.").or("p")],
+    options: &[command::flag("progress", "Whether values report progress; true by default.").or("p")],
     body: Input::Arguments,
     answers: Answers::Lines,
 };
@@ -55,12 +55,12 @@ pub static DAG_STAT: Command = Command {
 pub static DAG_EXPORT: Command = Command {
     path: "dag/export",
     arguments: Arguments::one("The path of a root."),
-    options: &[command::flag("progress", "Clients show how far they are.").or("p")],
+    options: &[command::flag("progress", "For the client, which shows progress.").or("p")],
     body: Input::Arguments,
     answers: Answers::Bytes,
 };
 
-/// A CID, as IPLD writes it.
+/// A CID, as a link in DAG-JSON.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct LinkView {
     /// The CID.
@@ -74,13 +74,13 @@ impl From<&Cid> for LinkView {
     }
 }
 
-/// Where a path leads.
+/// A resolved path.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct DagResolvedView {
     /// The block.
     pub cid: LinkView,
-    /// What of the path leads into the block.
+    /// The rest of the path inside the block.
     pub rem_path: String,
 }
 
@@ -93,42 +93,42 @@ impl Output for DagResolvedView {
     }
 }
 
-/// What a DAG takes.
+/// Statistics of a DAG.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct DagStatView {
     /// Its root.
     pub cid: String,
-    /// Its blocks, in bytes.
+    /// The size of its blocks in bytes.
     #[serde(skip_serializing_if = "is_zero")]
     pub size: u64,
-    /// How many it has.
+    /// The number of its blocks.
     #[serde(skip_serializing_if = "is_zero")]
     pub num_blocks: u64,
 }
 
-/// What DAGs take. While it is counted there is no ratio.
+/// Statistics of several DAGs. Progress values have no ratio.
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct DagStatsView {
-    /// Blocks, each counted once.
+    /// The number of distinct blocks.
     #[serde(skip_serializing_if = "is_zero")]
     pub unique_blocks: u64,
-    /// Their bytes.
+    /// The size of the distinct blocks in bytes.
     #[serde(skip_serializing_if = "is_zero")]
     pub total_size: u64,
-    /// The bytes of blocks that more than one of the DAGs has.
+    /// The size of blocks that several of the DAGs share, counted once for each repetition, in bytes.
     #[serde(skip_serializing_if = "is_zero")]
     pub shared_size: u64,
-    /// The bytes of all DAGs, for each byte that is there once.
+    /// The sum of the DAGs' sizes, divided by the size of the distinct blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
-    /// Each DAG.
+    /// The statistics of each DAG.
     #[serde(rename = "DagStats")]
     pub dag_stats: Vec<DagStatView>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it over so")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
 }
@@ -147,9 +147,9 @@ impl Output for DagStatsView {
     }
 }
 
-/// Shows a document, or a value in one.
+/// Shows a document, or a value inside a document.
 #[utoipa::path(post, path = "/api/v0/dag/get", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "The document, in the codec that was asked for.", body = String,
+    (status = 200, description = "The document or value, in the requested codec.", body = String,
      content_type = "text/plain")))]
 pub async fn dag_get(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&DAG_GET, request).await?;
@@ -164,18 +164,18 @@ pub async fn dag_get(State(rpc): State<Rpc>, request: Request) -> Answer {
         } else {
             let document = ipld::decode(&resolved.block)?;
             let value = resolved.remainder.iter().try_fold(&document, |value: &Ipld, segment| value.get(segment));
-            // The walk found it.
-            let value = value.ok_or_else(|| RpcError::cannot("the path leads nowhere"))?;
-            ipld::encode(value, codec).map_err(RpcError::cannot)?
+            // The path resolution has found the value.
+            let value = value.ok_or_else(|| RpcError::unprocessable("the path does not exist in the document"))?;
+            ipld::encode(value, codec).map_err(RpcError::unprocessable)?
         };
         answer::bytes(&call, "text/plain", stream::once(ready(Ok(written))).boxed()).await
     })
     .await
 }
 
-/// Follows a path, and says where it ends.
+/// Resolves a path to a block.
 #[utoipa::path(post, path = "/api/v0/dag/resolve", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "The block, and what of the path leads into it.", body = DagResolvedView)))]
+    (status = 200, description = "The block, and the rest of the path inside the block.", body = DagResolvedView)))]
 pub async fn dag_resolve(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&DAG_RESOLVE, request).await?;
     call.within(async {
@@ -186,9 +186,9 @@ pub async fn dag_resolve(State(rpc): State<Rpc>, request: Request) -> Answer {
     .await
 }
 
-/// Sends everything below a root as a CARv1.
+/// Exports the DAG below a root as a CARv1.
 #[utoipa::path(post, path = "/api/v0/dag/export", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "A CARv1, depth first, each block once.", body = String,
+    (status = 200, description = "A CARv1, in depth-first order, each block once.", body = String,
      content_type = "application/vnd.ipld.car")))]
 pub async fn dag_export(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&DAG_EXPORT, request).await?;
@@ -210,7 +210,7 @@ pub async fn dag_export(State(rpc): State<Rpc>, request: Request) -> Answer {
 
 type Blocks = stream::BoxStream<'static, Result<Block, RpcError>>;
 
-/// A root and everything below it, each block once.
+/// The blocks of the DAG below a root, each once.
 fn blocks(source: Arc<dyn BlockSource>, root: Block, limits: ScopeLimits) -> Blocks {
     let blocks = scope::blocks(source, Vec::new(), root, ScopeOptions::default(), limits);
     blocks.map(|block| block.map_err(RpcError::from)).boxed()
@@ -218,7 +218,7 @@ fn blocks(source: Arc<dyn BlockSource>, root: Block, limits: ScopeLimits) -> Blo
 
 /// Counts the blocks and bytes of DAGs.
 #[utoipa::path(post, path = "/api/v0/dag/stat", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "What the DAGs take; with progress, values before it say how far it is.", body = DagStatsView)))]
+    (status = 200, description = "The statistics; with \"progress\", preceded by progress values.", body = DagStatsView)))]
 pub async fn dag_stat(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&DAG_STAT, request).await?;
     call.within(async {
@@ -240,17 +240,17 @@ pub async fn dag_stat(State(rpc): State<Rpc>, request: Request) -> Answer {
     .await
 }
 
-/// DAGs that are being counted.
+/// A running `dag/stat`.
 struct Counting {
     dags: Vec<(DagStatView, Blocks)>,
-    /// How many of them are done.
+    /// The number of DAGs that are counted completely.
     done: usize,
     progress: bool,
-    /// Blocks that were seen, by the first half of their digest; not needed for a single DAG.
+    /// The seen blocks, by the first 16 bytes of their digests; not needed for a single DAG.
     seen: HashSet<u128>,
     seen_max: usize,
     sums: DagStatsView,
-    /// The bytes of all DAGs.
+    /// The sum of the DAGs' sizes in bytes.
     redundant: u64,
 }
 
@@ -260,7 +260,7 @@ impl Counting {
         Self { dags, done: 0, progress, seen, seen_max, sums, redundant: 0 }
     }
 
-    /// What is to be said next, and whether it is the last.
+    /// The next value, and whether it is the last.
     async fn next(&mut self) -> Result<(DagStatsView, bool), RpcError> {
         let due = Instant::now() + PROGRESS_EVERY;
         while self.done < self.dags.len() {
@@ -275,13 +275,13 @@ impl Counting {
             stat.size += bytes;
             stat.num_blocks += 1;
             self.redundant += bytes;
-            if !several || self.seen.insert(name_of(&block)) {
+            if !several || self.seen.insert(digest_prefix(&block)) {
                 self.sums.unique_blocks += 1;
                 self.sums.total_size += bytes;
             }
             if self.seen.len() > self.seen_max {
-                let words = format!("the DAGs have more than {} blocks: ask for one after the other", self.seen_max);
-                return Err(RpcError::cannot(words));
+                let words = format!("the DAGs have more than {} blocks: request them one by one", self.seen_max);
+                return Err(RpcError::unprocessable(words));
             }
             if self.progress && Instant::now() >= due {
                 return Ok((self.view(), false));
@@ -298,7 +298,7 @@ impl Counting {
     }
 }
 
-fn name_of(block: &Block) -> u128 {
+fn digest_prefix(block: &Block) -> u128 {
     let digest = block.cid().hash().digest().iter().take(16);
     digest.fold(0, |name, byte| name << 8 | u128::from(*byte))
 }

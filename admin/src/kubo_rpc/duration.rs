@@ -1,6 +1,6 @@
 //! Durations as Go writes them (<https://pkg.go.dev/time#ParseDuration>): `1h30m`, `1.5s`, `250ms`.
 //!
-//! Departure: a negative one is refused, since nothing here can be negative.
+//! Departure: negative durations are rejected, since no option can be negative.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use std::time::Duration;
 const UNITS: [(&str, f64); 8] =
     [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("μs", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 6e10), ("h", 3.6e12)];
 
-/// The longest that Go's type can say, in nanoseconds.
+/// The maximum of Go's type, in nanoseconds.
 const NANOS_MAX: f64 = i64::MAX as f64;
 
-/// Reads a duration; `None` if it is none, or longer than 292 years.
+/// Parses a duration; `None` if it is invalid, or longer than 292 years.
 pub fn parse(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {
@@ -26,14 +26,14 @@ pub fn parse(text: &str) -> Option<Duration> {
         let (number, tail) = rest.split_at(digits);
         let (unit, scale) =
             UNITS.into_iter().filter(|(unit, _)| tail.starts_with(unit)).max_by_key(|(u, _)| u.len())?;
-        // Neither "" nor "." is a number, and Rust reads everything else that is one here.
+        // Rust rejects "" and ".", which are not numbers, and accepts all other strings of digits and a point.
         nanos += number.parse::<f64>().ok()? * scale;
         rest = &tail[unit.len()..];
     }
     (nanos <= NANOS_MAX).then(|| Duration::from_nanos(nanos as u64))
 }
 
-/// Writes one, as short as it goes.
+/// Formats a duration, as short as possible.
 pub fn show(duration: Duration) -> String {
     let (seconds, nanos) = (duration.as_secs(), duration.subsec_nanos());
     if seconds == 0 {

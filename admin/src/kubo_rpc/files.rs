@@ -1,9 +1,9 @@
-//! [`Files`]: the files of a form (`multipart/form-data`, RFC 7578) as they come.
+//! [`Files`]: the files of a form (`multipart/form-data`, RFC 7578), as streams.
 //!
-//! Goals: a file of any length goes through in little memory; so much of a part's head is read and no more; a sender that is
-//! silent is given up.
+//! Goals: files of any length are streamed in little memory; the length of a part's head is limited; a client that stalls
+//! is timed out.
 //!
-//! Non-goals: folders and paths, which `add` alone has and [`services::uploads`] reads.
+//! Non-goals: folders and paths, which only `add` supports and [`services::uploads`] parses.
 
 use crate::http::answer;
 use crate::kubo_rpc::call::Call;
@@ -27,86 +27,86 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 
-/// How long a sender may be silent while we read.
-const STALL: Duration = Duration::from_secs(60);
-/// How long what stands between two files may be, in bytes.
+/// How long a client may stall while it sends the body.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// The maximum length of the head of a part, in bytes.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
-/// How long arguments in a body may be, in bytes.
+/// The maximum length of arguments in a body, in bytes.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
 
-/// What stands between the parts, if a body is a form.
+/// The boundary of the parts, if a body is a form.
 pub fn boundary(headers: &HeaderMap) -> Option<String> {
     let media_type = headers.get(CONTENT_TYPE)?.to_str().ok()?;
     multer::parse_boundary(media_type).ok()
 }
 
-/// The files of a form, one after the other.
+/// The files of a form, in order.
 pub struct Files {
     form: Multipart<'static>,
     allowance: Arc<AtomicUsize>,
-    rest: Rest,
+    rest: UnreadFormBody,
 }
 
-/// What nobody has looked at yet of a body.
+/// The unread rest of the body of a form.
 #[derive(Clone)]
-pub struct Rest(Arc<Mutex<Option<BodyDataStream>>>);
+pub struct UnreadFormBody(Arc<Mutex<Option<BodyDataStream>>>);
 
-impl Rest {
+impl UnreadFormBody {
     fn take(&self) -> Body {
         let body = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         body.map_or_else(Body::empty, Body::from_stream)
     }
 
-    /// The response to whoever sent the body. One who may still be sending hears why it is refused.
+    /// The response to the client. After an error, the rest of the body is read and discarded for a while.
     pub fn answer(&self, done: Result<Response, RpcError>) -> Response {
         match done {
             Ok(response) => response,
-            Err(error) => answer::while_sending(error.into_response(), self.take()),
+            Err(error) => answer::with_lingering_read(error.into_response(), self.take()),
         }
     }
 }
 
-/// Reads the head of a request whose body is files.
+/// Parses the head of a request whose body is a form of files.
 ///
 /// # Errors
-/// What is answered if that cannot be read.
+/// The error response.
 pub fn receive(command: &Command, request: Request) -> Result<(Call, Files), Response> {
     let (head, body) = request.into_parts();
     let read = |head: &Parts| {
         let call = Call::of(command, head)?;
         let words = "the command needs files: send them as multipart/form-data";
-        Ok((call, boundary(&head.headers).ok_or_else(|| RpcError::bad(words))?))
+        Ok((call, boundary(&head.headers).ok_or_else(|| RpcError::bad_request(words))?))
     };
     match read(&head) {
         Ok((call, boundary)) => Ok((call, Files::new(body, boundary))),
-        Err(error) => Err(RpcError::to_sender(error, body)),
+        Err(error) => Err(RpcError::with_lingering_read(error, body)),
     }
 }
 
 impl Files {
     /// The files of a body.
     pub fn new(body: Body, boundary: String) -> Self {
-        Self::with_patience(body, boundary, STALL)
+        Self::with_stall_timeout(body, boundary, STALL_TIMEOUT)
     }
 
-    fn with_patience(body: Body, boundary: String, patience: Duration) -> Self {
+    fn with_stall_timeout(body: Body, boundary: String, stall_timeout: Duration) -> Self {
         let allowance = Arc::<AtomicUsize>::default();
-        let rest = Rest(Arc::new(Mutex::new(Some(body.into_data_stream()))));
-        let silence = Box::pin(tokio::time::sleep(patience));
+        let rest = UnreadFormBody(Arc::new(Mutex::new(Some(body.into_data_stream()))));
+        let stall_timer = Box::pin(tokio::time::sleep(stall_timeout));
         let (body, left) = (rest.clone(), Arc::clone(&allowance));
-        let pieces = Pieces { body, allowance: left, patience, silence, waiting: false, gave: false };
+        let pieces = FormChunks { body, allowance: left, stall_timeout, stall_timer, waiting: false, yielded: false };
         Self { form: Multipart::new(pieces, boundary), allowance, rest }
     }
 
-    /// What is left of the body, to be answered to its sender.
-    pub fn rest(&self) -> Rest {
+    /// A handle of the unread rest of the body, to answer the client with.
+    pub fn rest(&self) -> UnreadFormBody {
         self.rest.clone()
     }
 
-    /// The next file. What was not read of the one before is passed over.
+    /// The next file. The unread rest of the previous file is skipped.
     ///
     /// # Errors
-    /// That the form cannot be read.
+    /// The form is invalid, or the body cannot be read.
     pub async fn next(&mut self) -> Result<Option<File>, RpcError> {
         self.allowance.store(HEAD_BYTES_MAX, Ordering::Relaxed);
         let field = self.form.next_field().await.map_err(unreadable)?;
@@ -119,15 +119,15 @@ impl Files {
 pub struct File(Field<'static>);
 
 impl File {
-    /// All of it, if it is not too long.
+    /// Reads the whole file, up to `bytes_max`.
     ///
     /// # Errors
-    /// That it cannot be read, or has more bytes.
+    /// The file is too long, or the body cannot be read.
     pub async fn read(&mut self, bytes_max: usize) -> Result<Bytes, RpcError> {
         let mut read = BytesMut::new();
         while let Some(piece) = self.0.chunk().await.map_err(unreadable)? {
             if read.len() + piece.len() > bytes_max {
-                let words = format!("a file has more than {bytes_max} bytes, which is too much here");
+                let words = format!("a file has more than {bytes_max} bytes, the maximum for this command");
                 return Err(RpcError { status: StatusCode::PAYLOAD_TOO_LARGE, message: words });
             }
             read.extend_from_slice(&piece);
@@ -135,7 +135,7 @@ impl File {
         Ok(read.freeze())
     }
 
-    /// Its bytes, as they come.
+    /// Its bytes, as a stream of chunks.
     pub fn into_pieces(self) -> BoxStream<'static, io::Result<Bytes>> {
         self.0.map(|piece| piece.map_err(io::Error::other)).boxed()
     }
@@ -144,28 +144,28 @@ impl File {
 /// The first file of a form, as text.
 ///
 /// # Errors
-/// That it cannot be read, is no text, or is too long.
+/// The file is not UTF-8, is too long, or cannot be read.
 pub async fn first_as_text(body: Body, boundary: String) -> Result<String, RpcError> {
     let mut files = Files::new(body, boundary);
     let Some(mut file) = files.next().await? else { return Ok(String::new()) };
     let text = file.read(TEXT_BYTES_MAX).await?;
-    String::from_utf8(text.into()).map_err(|_| RpcError::bad("the arguments in the body are not UTF-8"))
+    String::from_utf8(text.into()).map_err(|_| RpcError::bad_request("the arguments in the body are not UTF-8"))
 }
 
-/// The pieces of a body.
+/// The chunks of a body, for the form parser.
 ///
-/// The reader of forms takes in whatever is there before it looks at any of it. So after each piece this stream makes it look;
-/// and while it looks for the next part, what it may take in is limited.
-struct Pieces {
-    body: Rest,
+/// `multer` reads its stream until it is pending before it parses anything. So this stream is pending once after each
+/// chunk, to make it parse; and while it searches for the next part, the number of bytes that it may buffer is limited.
+struct FormChunks {
+    body: UnreadFormBody,
     allowance: Arc<AtomicUsize>,
-    patience: Duration,
-    silence: Pin<Box<Sleep>>,
+    stall_timeout: Duration,
+    stall_timer: Pin<Box<Sleep>>,
     waiting: bool,
-    gave: bool,
+    yielded: bool,
 }
 
-impl Pieces {
+impl FormChunks {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         let next = match &mut *self.body.0.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(body) => body.poll_next_unpin(cx),
@@ -176,32 +176,32 @@ impl Pieces {
             return Poll::Ready(next.map(|piece| piece.map_err(|error| broken(error.into()))));
         }
         if !std::mem::replace(&mut self.waiting, true) {
-            let until = Instant::now() + self.patience;
-            self.silence.as_mut().reset(until);
+            let until = Instant::now() + self.stall_timeout;
+            self.stall_timer.as_mut().reset(until);
         }
-        std::task::ready!(self.silence.as_mut().poll(cx));
-        let words = format!("nothing came for {} s", self.patience.as_secs());
+        std::task::ready!(self.stall_timer.as_mut().poll(cx));
+        let words = format!("the client sent nothing for {} s", self.stall_timeout.as_secs());
         Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, words))))
     }
 }
 
-impl Stream for Pieces {
+impl Stream for FormChunks {
     type Item = io::Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if std::mem::take(&mut self.gave) {
+        if std::mem::take(&mut self.yielded) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         let next = std::task::ready!(self.poll_piece(cx));
         let Some(Ok(piece)) = &next else { return Poll::Ready(next) };
-        self.gave = true;
+        self.yielded = true;
         let left = self.allowance.load(Ordering::Relaxed);
         if left == 0 {
             let words = format!("a part of the form has a head of more than {HEAD_BYTES_MAX} bytes");
             return Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::InvalidData, words))));
         }
-        // A piece may hold the end of a head and much of a file.
+        // A chunk may contain the end of a head and much of a file.
         if left != usize::MAX {
             self.allowance.store(left.saturating_sub(piece.len()), Ordering::Relaxed);
         }
@@ -213,13 +213,13 @@ fn unreadable(error: multer::Error) -> RpcError {
     if let multer::Error::StreamReadFailed(error) = error {
         return match error.downcast::<io::Error>() {
             Ok(error) => unread(&error),
-            Err(error) => RpcError::bad(format!("the body cannot be read: {error}")),
+            Err(error) => RpcError::bad_request(format!("the body cannot be read: {error}")),
         };
     }
-    RpcError::bad(format!("the form cannot be read: {error}"))
+    RpcError::bad_request(format!("the form cannot be read: {error}"))
 }
 
-/// Why a body was not read to its end.
+/// The error of a body that could not be read to its end.
 pub fn unread(error: &io::Error) -> RpcError {
     let status = match error.kind() {
         io::ErrorKind::TimedOut => StatusCode::REQUEST_TIMEOUT,
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn files_come_in_order_whatever_the_pieces_are() {
+    async fn files_are_read_in_order_with_chunks_of_any_size() {
         let long = vec![b'\r'; 200_000];
         for piece_bytes in [1 << 20, 4096, 7] {
             let found = read_all(files(form(&[b"one", b"", &long]), piece_bytes)).await.expect("reads");
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_form_or_too_long_is_refused() {
+    async fn invalid_forms_and_files_that_are_too_long_are_rejected() {
         let head = |media_type: &str| HeaderMap::from_iter([(CONTENT_TYPE, media_type.parse().expect("a value"))]);
         assert_eq!(boundary(&HeaderMap::new()), None);
         assert_eq!(boundary(&head("multipart/form-data")), None);
@@ -288,15 +288,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_sender_who_is_silent_for_long_is_given_up() {
+    async fn a_client_that_stalls_is_timed_out() {
         let silent = stream::iter([io::Result::Ok(Bytes::from_static(b"--xyz\r\n"))]).chain(stream::pending());
-        let files = Files::with_patience(Body::from_stream(silent), "xyz".to_owned(), Duration::from_millis(20));
+        let files = Files::with_stall_timeout(Body::from_stream(silent), "xyz".to_owned(), Duration::from_millis(20));
         let error = read_all(files).await.expect_err("it never ends");
         assert_eq!(error.status, StatusCode::REQUEST_TIMEOUT, "{error}");
     }
 
     #[tokio::test]
-    async fn an_endless_head_is_not_collected() {
+    async fn an_endless_head_is_not_buffered() {
         let endless = [&b"--xyz\r\nX: "[..], &vec![b'y'; 1 << 20]].concat();
         let error = read_all(files(endless, 8 * 1024)).await.expect_err("endless");
         assert!(error.message.contains("head"), "{error}");
@@ -307,7 +307,7 @@ mod tests {
         fn no_body_panics(body in prop::collection::vec(prop_oneof![Just(b'-'), Just(b'\r'), Just(b'\n'), any::<u8>()], 0..200)) {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             let body = [&b"--xyz\r\n"[..], &body].concat();
-            // It begins with a timer, which needs the runtime too.
+            // Constructing the reader creates a timer, which needs the runtime.
             _ = runtime.block_on(async { read_all(files(body, 16)).await });
         }
     }

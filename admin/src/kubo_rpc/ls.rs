@@ -1,11 +1,11 @@
-//! `ls`: what is in folders.
+//! `ls`: the entries of folders.
 
 use crate::kubo_rpc::Rpc;
 use crate::kubo_rpc::answer::{self, Answer, Output};
 use crate::kubo_rpc::call::Call;
 use crate::kubo_rpc::cids::CidText;
 use crate::kubo_rpc::command::{self, Answers, Arguments, Command, Input};
-use crate::kubo_rpc::paths::Found;
+use crate::kubo_rpc::paths::ResolvedPath;
 use crate::kubo_rpc::problem::RpcError;
 use axum::extract::{Request, State};
 use content::unixfs::dir::{self, Entry};
@@ -20,14 +20,14 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use utoipa::ToSchema;
 
-/// Entries that are looked at at the same time.
-const LOOKED_AT_ONCE: usize = 16;
-/// How many entries an answer has that is one value.
+/// The maximum number of entries that are fetched concurrently.
+const FETCHES_MAX: usize = 16;
+/// The maximum number of entries in an answer that is not streamed.
 const ENTRIES_MAX: usize = 100_000;
-/// How Go writes that there is no time.
+/// Go's format of a missing time.
 const NO_TIME: &str = "0001-01-01T00:00:00Z";
 
-/// UnixFS types (<https://specs.ipfs.tech/unixfs/#dag-pb-datatype>), as Kubo says them.
+/// UnixFS types (<https://specs.ipfs.tech/unixfs/#dag-pb-datatype>), in Kubo's numbers.
 const DIRECTORY: u8 = 1;
 const FILE: u8 = 2;
 const SYMLINK: u8 = 4;
@@ -37,18 +37,21 @@ pub static LS: Command = Command {
     path: "ls",
     arguments: Arguments::several(1, "Paths of folders."),
     options: &[
-        command::flag("headers", "Whether a text has a first line.").or("v"),
-        command::flag("resolve-type", "Whether entries are looked at, to know what they are; they are, by default."),
-        command::flag("size", "Whether entries are looked at, to know their sizes; they are, by default."),
-        command::flag("stream", "Whether each entry is a value of its own, in stored order; that has no limit.")
-            .or("s"),
-        command::flag("long", "Clients show the time.").or("l"),
+        command::flag("headers", "For the client, which prints a header line.").or("v"),
+        command::flag("resolve-type", "Whether entries are fetched for their types; true by default."),
+        command::flag("size", "Whether entries are fetched for their sizes; true by default."),
+        command::flag(
+            "stream",
+            "Whether each entry is a value of its own, in stored order; without it, the number of entries is limited.",
+        )
+        .or("s"),
+        command::flag("long", "For the client, which prints the time.").or("l"),
     ],
     body: Input::Arguments,
     answers: Answers::Lines,
 };
 
-/// What is in folders.
+/// Listings of folders.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct LsView {
@@ -60,9 +63,9 @@ pub struct LsView {
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct LsFolderView {
-    /// Its path, as it was asked for.
+    /// Its path, as in the argument.
     pub hash: String,
-    /// What is in it.
+    /// Its entries.
     pub links: Vec<LsLinkView>,
 }
 
@@ -74,16 +77,16 @@ pub struct LsLinkView {
     pub name: String,
     /// Its CID.
     pub hash: String,
-    /// The length of a file, or of where a symlink points, in bytes.
+    /// The length of a file or of a symlink's target, in bytes.
     pub size: u64,
-    /// 1 a folder, 2 a file, 4 a symlink; 0 if it was not looked at.
+    /// 1 for a folder, 2 for a file, 4 for a symlink; 0 if the entry was not fetched.
     #[serde(rename = "Type")]
     pub kind: u8,
-    /// Where a symlink points.
+    /// The target of a symlink.
     pub target: String,
     /// Always 0: modes are not read.
     pub mode: u32,
-    /// When a file was changed last, or the year 1.
+    /// The modification time of a file; the year 1 if it has none.
     pub mod_time: String,
 }
 
@@ -102,7 +105,7 @@ impl Output for LsView {
 
 /// Lists folders.
 #[utoipa::path(post, path = "/api/v0/ls", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "What is in the folders: one value, or one for each entry.", body = LsView)))]
+    (status = 200, description = "The entries of the folders: one value for all, or one for each.", body = LsView)))]
 pub async fn ls(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&LS, request).await?;
     call.within(async {
@@ -132,8 +135,8 @@ async fn collect(listings: Vec<(String, Listing)>) -> Result<LsView, RpcError> {
     for (hash, listing) in listings {
         let mut links: Vec<_> = listing.links().take(room + 1).try_collect().await?;
         let Some(left) = room.checked_sub(links.len()) else {
-            let words = format!("there are more than {ENTRIES_MAX} entries: ask for them with the option \"stream\"");
-            return Err(RpcError::cannot(words));
+            let words = format!("there are more than {ENTRIES_MAX} entries: use the option \"stream\"");
+            return Err(RpcError::unprocessable(words));
         };
         room = left;
         links.sort_by(|one, other| one.name.cmp(&other.name));
@@ -142,48 +145,53 @@ async fn collect(listings: Vec<(String, Listing)>) -> Result<LsView, RpcError> {
     Ok(LsView { objects })
 }
 
-/// A folder that is being listed.
+/// A running listing of a folder.
 struct Listing {
-    /// Where it was found, which its entries are looked at by.
-    folder: Arc<Found>,
+    /// The resolved path of the folder, against which the policy checks its entries.
+    folder: Arc<ResolvedPath>,
     entries: BoxStream<'static, Result<Entry, dir::DirError>>,
-    looks: bool,
+    fetches_entries: bool,
     cids: CidText,
 }
 
 impl Listing {
-    /// The parts of a file are entries without names. What is neither has nothing in it.
-    fn of(call: &Call, folder: Found) -> Result<Self, RpcError> {
-        let looks = call.flag("resolve-type") != Some(false) || call.flag("size") != Some(false);
+    /// The links of a file are entries without names. Other nodes have no entries.
+    fn of(call: &Call, folder: ResolvedPath) -> Result<Self, RpcError> {
+        let fetches_entries = call.flag("resolve-type") != Some(false) || call.flag("size") != Some(false);
         let block = &folder.resolved.block;
         let entries = match Node::decode(block)? {
             Node::Directory(_) | Node::HamtShard(_) => dir::list(Arc::clone(&folder.source) as _, block.clone()),
             Node::File(file) => {
                 let part = |(cid, size)| Entry { name: String::new(), not_text: None, cid, tsize: Some(size) };
                 let parts: Result<Vec<_>, _> = file.children().map(|child| child.map(part)).collect();
-                stream::iter(parts.map_err(RpcError::cannot)?.into_iter().map(Ok)).boxed()
+                stream::iter(parts.map_err(RpcError::unprocessable)?.into_iter().map(Ok)).boxed()
             }
             Node::Symlink { .. } | Node::Plain(_) => stream::empty().boxed(),
         };
-        Ok(Self { folder: Arc::new(folder), entries, looks, cids: call.cids })
+        Ok(Self { folder: Arc::new(folder), entries, fetches_entries, cids: call.cids })
     }
 
     fn links(self) -> BoxStream<'static, Result<LsLinkView, RpcError>> {
-        let Self { folder, entries, looks, cids } = self;
+        let Self { folder, entries, fetches_entries, cids } = self;
         let link = move |entry: Result<Entry, dir::DirError>| {
             let folder = Arc::clone(&folder);
             async move {
                 let entry = entry?;
-                let looks = looks && folder.may_be_looked_at(&entry.name);
-                link_of(&folder.source, entry, looks, cids).await
+                let fetches_entries = fetches_entries && folder.may_be_looked_at(&entry.name);
+                link_of(&folder.source, entry, fetches_entries, cids).await
             }
         };
-        entries.map(link).buffered(LOOKED_AT_ONCE).boxed()
+        entries.map(link).buffered(FETCHES_MAX).boxed()
     }
 }
 
-/// An entry. A leaf is a file by its codec alone, and as long as the folder says.
-async fn link_of(source: &RootSource, entry: Entry, looks: bool, cids: CidText) -> Result<LsLinkView, RpcError> {
+/// The view of an entry. A raw leaf is a file by its codec, and its size is the one in the folder.
+async fn link_of(
+    source: &RootSource,
+    entry: Entry,
+    fetches_entries: bool,
+    cids: CidText,
+) -> Result<LsLinkView, RpcError> {
     let Entry { name, cid, tsize, .. } = entry;
     let (hash, size) = (cids.show(&cid), tsize.unwrap_or(0));
     let mut link =
@@ -191,12 +199,12 @@ async fn link_of(source: &RootSource, entry: Entry, looks: bool, cids: CidText) 
     if cid.codec() == codec::RAW {
         return Ok(LsLinkView { size, kind: FILE, ..link });
     }
-    if !looks {
+    if !fetches_entries {
         return Ok(link);
     }
     let block = match source.fetch(&cid).await {
         Ok(block) => block,
-        // It is there, and nothing more is said of it.
+        // A withheld entry is listed without its type and size.
         Err(SourceError::Refused { .. }) => return Ok(link),
         Err(error) => return Err(error.into()),
     };
@@ -211,7 +219,7 @@ async fn link_of(source: &RootSource, entry: Entry, looks: bool, cids: CidText) 
             (link.kind, link.size) = (SYMLINK, target.len() as u64);
             link.target = String::from_utf8_lossy(&target).into_owned();
         }
-        // What is neither is shown all the same.
+        // Other nodes are listed without a type.
         Ok(Node::Plain(_)) | Err(NodeError::Unsupported { .. }) => {}
         Err(error) => return Err(error.into()),
     }

@@ -3,38 +3,50 @@
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`command`] | what each command takes, written down once, for requests and for the description of the API |
-//! | [`call`], [`duration`], [`files`] | requests as commands: arguments, options, files in a form |
-//! | [`answer`], [`cids`], [`problem`] | answers: values, lines of them, bytes; and errors |
-//! | [`paths`] | what an argument leads to |
-//! | [`read`], [`ls`], [`dag`], [`blocks`] | `cat`, `get`, `ls`, `dag/…`, `block/…` |
-//! | [`add`], [`dag_in`], [`put`], [`keep`] | `add`, `dag/put`, `dag/import`: what is taken in |
+//! | [`command`] | the specification of each command: arguments, options, body and answer |
+//! | [`call`] | parses a request as a command with arguments and options |
+//! | [`duration`] | durations in Go's format |
+//! | [`codecs`] | codecs by name |
+//! | [`files`] | the files of a form |
+//! | [`answer`] | answers: a value, lines of values, or bytes |
+//! | [`cids`] | CIDs and keys as text, in a multibase |
+//! | [`problem`] | errors |
+//! | [`paths`] | resolves path arguments |
+//! | [`read`] | `cat`, `get` |
+//! | [`ls`] | `ls` |
+//! | [`dag`] | `dag/get`, `dag/resolve`, `dag/stat`, `dag/export` |
+//! | [`blocks`] | `block/get`, `block/stat`, `block/put` |
+//! | [`add`] | `add` |
+//! | [`dag_write`] | `dag/put`, `dag/import` |
+//! | [`put`] | shared by `block/put` and `dag/put` |
+//! | [`block_writer`] | writes blocks to the cache or as pins |
 //! | [`pins`] | `pin/…` |
 //! | [`names`] | `name/…`, `key/…`, `resolve` |
-//! | [`node`], [`swarm`] | `id`, `version`, `repo/stat`, `swarm/…` |
+//! | [`node`] | `id`, `version`, `repo/stat` |
+//! | [`swarm`] | `swarm/…` |
 //!
-//! Goals: answers that Kubo's clients read as Kubo's own, down to CIDs; what is read goes through the tiers and the network
-//! session as the public gateway's reads do, so that the policy holds and misses are fetched; what is kept belongs to the token
-//! that asked; no body and no answer is held in memory; known options that mean nothing here are refused with words.
+//! Goals: answers that Kubo's clients parse like Kubo's own, with the same CIDs; reads go through the tiers and a Bitswap
+//! session like reads of the public gateway, so that the policy applies and misses are fetched; pins belong to the token
+//! that creates them; bodies and answers are streamed; known but unsupported options are rejected with a message.
 //!
-//! Non-goals: MFS, PubSub, the `object` and `files` commands, configuration. Web pages: a browser has no business here, and the
-//! listener's guard turns it away.
+//! Non-goals: MFS, PubSub, the `object` and `files` commands, configuration; use by web pages, whose cross-site requests
+//! the listener's guard rejects.
 //!
-//! Departures from Kubo: statuses ([`problem`]); what is taken in and not pinned lives in the cache, and goes when it needs the
-//! room, and what it does not keep is refused; an answer that breaks off resets its connection ([`answer`]).
+//! Departures from Kubo: statuses ([`problem`]); content that is added without a pin is only cached and may be evicted,
+//! and content that exceeds the cache is rejected; an incomplete answer resets its connection ([`answer`]).
 
 pub mod add;
 pub mod answer;
+pub mod block_writer;
 pub mod blocks;
 pub mod call;
 pub mod cids;
 pub mod codecs;
 pub mod command;
 pub mod dag;
-pub mod dag_in;
+pub mod dag_write;
 pub mod duration;
 pub mod files;
-pub mod keep;
 pub mod ls;
 pub mod names;
 pub mod node;
@@ -67,78 +79,80 @@ use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Imports that are under way at a time.
+/// The maximum number of concurrent imports.
 const IMPORTS_MAX: usize = 8;
-/// Requests that put blocks or documents at a time. Pinned ones may wait for the network.
+/// The maximum number of concurrent requests that put blocks or documents. With a pin they may wait for the network.
 const PUTS_MAX: usize = 64;
 
-/// What commands work with.
-pub struct Parts {
-    /// Where blocks come from.
+/// The components of the node that commands use.
+pub struct Dependencies {
+    /// The sources of blocks.
     pub sources: Arc<Sources>,
-    /// What names stand for.
+    /// The name resolver.
     pub names: Arc<dyn NameResolver>,
-    /// What may be emitted and taken in.
+    /// The content policy.
     pub policy: Arc<dyn Policy>,
-    /// The node's store.
+    /// The node's block store.
     pub store: Arc<dyn BlockStore>,
-    /// What publishes names, and has the keys.
+    /// The IPNS publisher, with the keystore.
     pub publisher: Arc<Publisher>,
-    /// The network, if there is one.
+    /// The network, unless the node is offline.
     pub bridge: Option<Bridge>,
-    /// Who this node is.
+    /// The node's peer ID.
     pub peer_id: PeerId,
-    /// Who has what pinned.
+    /// The pin service.
     pub pins: Arc<Pins>,
-    /// What takes uploads in.
+    /// The upload service.
     pub uploads: Uploads,
-    /// What an answer may cost.
+    /// The limits of answers.
     pub limits: Limits,
 }
 
-/// The commands' state. Clones share it.
+/// The state of the commands. Clones share it.
 #[derive(Clone)]
 pub struct Rpc(Arc<Inner>);
 
 struct Inner {
-    parts: Parts,
+    parts: Dependencies,
     imports: Arc<Limiter>,
     puts: Arc<Limiter>,
 }
 
 impl Deref for Rpc {
-    type Target = Parts;
+    type Target = Dependencies;
 
-    fn deref(&self) -> &Parts {
+    fn deref(&self) -> &Dependencies {
         &self.0.parts
     }
 }
 
 impl Rpc {
-    /// Commands that work with these parts.
-    pub fn new(parts: Parts) -> Self {
-        let [imports, puts] = [IMPORTS_MAX, PUTS_MAX].map(|places| Arc::new(Limiter::shared(places)));
+    /// Commands on these components.
+    pub fn new(parts: Dependencies) -> Self {
+        let [imports, puts] = [IMPORTS_MAX, PUTS_MAX].map(|permits| Arc::new(Limiter::shared(permits)));
         Self(Arc::new(Inner { parts, imports, puts }))
     }
 
-    /// A slot and memory for an import whose body has so many bytes at most.
+    /// A permit and reserved memory for an import whose body has at most `body_bytes_max` bytes.
     fn begin_import(&self, bearer: &Principal, body_bytes_max: Option<u64>) -> Result<(Permit, Share), RpcError> {
-        let words = || format!("{IMPORTS_MAX} imports are under way: try again when one has ended");
+        let words = || format!("{IMPORTS_MAX} imports are running: try again when one has ended");
         let bytes = memory_for(IMPORT_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max);
-        Ok((place(&self.0.imports, bearer, words)?, self.uploads.reserve(bytes)?))
+        Ok((acquire(&self.0.imports, bearer, words)?, self.uploads.reserve(bytes)?))
     }
 
-    /// A place for blocks or documents that are put.
+    /// A permit for a request that puts blocks or documents.
     fn begin_put(&self, bearer: &Principal) -> Result<Permit, RpcError> {
-        place(&self.0.puts, bearer, || format!("{PUTS_MAX} requests put blocks: try again when one has ended"))
+        acquire(&self.0.puts, bearer, || {
+            format!("{PUTS_MAX} requests are putting blocks: try again when one has ended")
+        })
     }
 }
 
-fn place(limiter: &Arc<Limiter>, bearer: &Principal, words: impl FnOnce() -> String) -> Result<Permit, RpcError> {
-    Ok(crate::http::long::place(limiter, bearer, words)?)
+fn acquire(limiter: &Arc<Limiter>, bearer: &Principal, words: impl FnOnce() -> String) -> Result<Permit, RpcError> {
+    Ok(crate::http::long_running::acquire(limiter, bearer, words)?)
 }
 
-/// Every command.
+/// All commands.
 pub static COMMANDS: [&Command; 30] = [
     &add::ADD,
     &blocks::BLOCK_GET,
@@ -147,8 +161,8 @@ pub static COMMANDS: [&Command; 30] = [
     &read::CAT,
     &dag::DAG_EXPORT,
     &dag::DAG_GET,
-    &dag_in::DAG_IMPORT,
-    &dag_in::DAG_PUT,
+    &dag_write::DAG_IMPORT,
+    &dag_write::DAG_PUT,
     &dag::DAG_RESOLVE,
     &dag::DAG_STAT,
     &read::GET,
@@ -172,8 +186,8 @@ pub static COMMANDS: [&Command; 30] = [
     &node::VERSION,
 ];
 
-/// The routes, which take as long as they need.
-pub fn long_routes(rpc: Rpc) -> OpenApiRouter {
+/// The long-running routes, which have no timeout of their own.
+pub fn long_running_routes(rpc: Rpc) -> OpenApiRouter {
     OpenApiRouter::new()
         .routes(add::ADD.describe(routes!(add::add)))
         .routes(blocks::BLOCK_GET.describe(routes!(blocks::block_get)))
@@ -182,8 +196,8 @@ pub fn long_routes(rpc: Rpc) -> OpenApiRouter {
         .routes(read::CAT.describe(routes!(read::cat)))
         .routes(dag::DAG_EXPORT.describe(routes!(dag::dag_export)))
         .routes(dag::DAG_GET.describe(routes!(dag::dag_get)))
-        .routes(dag_in::DAG_IMPORT.describe(routes!(dag_in::dag_import)))
-        .routes(dag_in::DAG_PUT.describe(routes!(dag_in::dag_put)))
+        .routes(dag_write::DAG_IMPORT.describe(routes!(dag_write::dag_import)))
+        .routes(dag_write::DAG_PUT.describe(routes!(dag_write::dag_put)))
         .routes(dag::DAG_RESOLVE.describe(routes!(dag::dag_resolve)))
         .routes(dag::DAG_STAT.describe(routes!(dag::dag_stat)))
         .routes(read::GET.describe(routes!(read::get)))
@@ -208,8 +222,8 @@ pub fn long_routes(rpc: Rpc) -> OpenApiRouter {
         .with_state(rpc)
 }
 
-/// What is said where there is no command.
+/// The error for an unknown command.
 pub fn no_such_command() -> String {
     let names: Vec<_> = COMMANDS.iter().map(|command| command.path).collect();
-    format!("there is no such command here, but {}", names.join(", "))
+    format!("there is no such command; the supported commands are {}", names.join(", "))
 }

@@ -1,7 +1,7 @@
-//! `name/resolve`, `name/publish`, `resolve` and the keys that names are published with.
+//! `name/resolve`, `name/publish`, `resolve`, and `key/…`.
 //!
-//! Departures: a step of a DNSLink cannot be told from the next, so domains are always followed to their end; keys are made and
-//! listed here, and everything else is done with them at `/api/v1/names/keys`.
+//! Departures: the name resolver does not expose single steps of a DNSLink, so domains are always resolved recursively;
+//! keys are only created and listed here, and `/api/v1/names/keys` does everything else.
 
 use crate::kubo_rpc::answer::{self, Answer, Output};
 use crate::kubo_rpc::call::Call;
@@ -21,19 +21,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use utoipa::ToSchema;
 
-/// How long whoever publishes waits for the first peer to have the record.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long `name/publish` waits until the first peer has the record.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// `name/resolve`
 pub static NAME_RESOLVE: Command = Command {
     path: "name/resolve",
-    arguments: Arguments::perhaps("A name: a key or a domain, with or without /ipns/. By default that of this node."),
+    arguments: Arguments::perhaps("A name: a key or a domain, with or without /ipns/; the node's own by default."),
     options: &[
-        command::flag("recursive", "Whether names that stand for names are followed; they are, by default.").or("r"),
-        command::no_flag("nocache", "have it refreshed with the operator's own API").or("n"),
-        command::number("dht-record-count", "Has no effect: the best record of all is taken.").or("dhtrc"),
-        command::duration("dht-timeout", "Has no effect: the gateway's own setting holds.").or("dhtt"),
-        command::flag("stream", "Whether the answer is a line; there is never more than one.").or("s"),
+        command::flag("recursive", "Whether names are resolved recursively; true by default.").or("r"),
+        command::unsupported_flag("nocache", "use POST /api/v1/names/refresh").or("n"),
+        command::number("dht-record-count", "Has no effect: the best of all records is used.").or("dhtrc"),
+        command::duration("dht-timeout", "Has no effect: the gateway has a setting for it.").or("dhtt"),
+        command::flag("stream", "Whether the answer is streamed; it always has one value.").or("s"),
     ],
     body: Input::Arguments,
     answers: Answers::Lines,
@@ -42,18 +42,18 @@ pub static NAME_RESOLVE: Command = Command {
 /// `name/publish`
 pub static NAME_PUBLISH: Command = Command {
     path: "name/publish",
-    arguments: Arguments::one("The path that the name is to stand for."),
+    arguments: Arguments::one("The path to publish."),
     options: &[
-        command::text("key", "What the key is called, or its name; \"self\" by default.").or("k"),
-        command::flag("resolve", "Whether there has to be something at the path; it has to, by default."),
-        command::duration("lifetime", "How long a record holds. It is renewed long before.").or("t"),
-        command::duration("ttl", "How long others may remember it."),
-        command::flag("quieter", "Clients write less.").or("Q"),
-        command::flag("v1compat", "Whether old clients can read the record. They always can."),
-        command::flag("allow-offline", "Whether it may be kept here until there is a network."),
-        command::flag("allow-delegated", "The same."),
-        command::no_value("sequence", "it is counted here"),
-        command::text("ipns-base", "How the name is written: base36 by default."),
+        command::text("key", "The name or the ID of the key; \"self\" by default.").or("k"),
+        command::flag("resolve", "Whether the path must resolve; true by default."),
+        command::duration("lifetime", "The validity of the record, which is republished in time.").or("t"),
+        command::duration("ttl", "How long resolvers may cache the record."),
+        command::flag("quieter", "For the client, which prints less.").or("Q"),
+        command::flag("v1compat", "Whether old clients can verify the record. They always can."),
+        command::flag("allow-offline", "Whether the record may be stored until there is a network."),
+        command::flag("allow-delegated", "The same as \"allow-offline\"."),
+        command::unsupported_value("sequence", "the gateway counts the sequence"),
+        command::text("ipns-base", "The multibase of the name; base36 by default."),
     ],
     body: Input::Arguments,
     answers: Answers::Value,
@@ -64,9 +64,9 @@ pub static RESOLVE: Command = Command {
     path: "resolve",
     arguments: Arguments::one("A path."),
     options: &[
-        command::flag("recursive", "Whether names that stand for names are followed; they are, by default.").or("r"),
-        command::number("dht-record-count", "Has no effect: the best record of all is taken.").or("dhtrc"),
-        command::duration("dht-timeout", "Has no effect: the gateway's own setting holds.").or("dhtt"),
+        command::flag("recursive", "Whether names are resolved recursively; true by default.").or("r"),
+        command::number("dht-record-count", "Has no effect: the best of all records is used.").or("dhtrc"),
+        command::duration("dht-timeout", "Has no effect: the gateway has a setting for it.").or("dhtt"),
     ],
     body: Input::Arguments,
     answers: Answers::Value,
@@ -75,11 +75,11 @@ pub static RESOLVE: Command = Command {
 /// `key/gen`
 pub static KEY_GEN: Command = Command {
     path: "key/gen",
-    arguments: Arguments::one("What to call the key."),
+    arguments: Arguments::one("The name of the key."),
     options: &[
-        command::text("type", "What it signs with; \"ed25519\" by default.").or("t"),
-        command::no_value("size", "the kinds that are made here have one size").or("s"),
-        command::text("ipns-base", "How its name is written: base36 by default."),
+        command::text("type", "The type of the key; \"ed25519\" by default.").or("t"),
+        command::unsupported_value("size", "keys of the supported types have a fixed size").or("s"),
+        command::text("ipns-base", "The multibase of the key's ID; base36 by default."),
     ],
     body: Input::Arguments,
     answers: Answers::Value,
@@ -94,8 +94,8 @@ const LIST: Command = Command {
     path: "",
     arguments: Arguments::NONE,
     options: &[
-        command::flag("l", "Clients show the names of keys."),
-        command::text("ipns-base", "How names are written: base36 by default."),
+        command::flag("l", "For the client, which prints the IDs of the keys."),
+        command::text("ipns-base", "The multibase of the keys' IDs; base36 by default."),
     ],
     body: Input::Arguments,
     answers: Answers::Value,
@@ -115,13 +115,13 @@ impl Output for PathView {
     }
 }
 
-/// What was published.
+/// The published name.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct NamePublishedView {
     /// The name, without /ipns/.
     pub name: String,
-    /// What it stands for.
+    /// The published path.
     pub value: String,
 }
 
@@ -135,9 +135,9 @@ impl Output for NamePublishedView {
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct RpcKeyView {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// The name that it publishes.
+    /// Its ID: the IPNS name that it publishes.
     pub id: String,
 }
 
@@ -151,7 +151,7 @@ impl Output for RpcKeyView {
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct RpcKeysView {
-    /// Sorted by what they are called.
+    /// The keys, sorted by name.
     pub keys: Vec<RpcKeyView>,
 }
 
@@ -161,9 +161,9 @@ impl Output for RpcKeysView {
     }
 }
 
-/// Says what a name stands for.
+/// Resolves a name.
 #[utoipa::path(post, path = "/api/v0/name/resolve", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "The path that the name stands for.", body = PathView)))]
+    (status = 200, description = "The path that the name resolves to.", body = PathView)))]
 pub async fn name_resolve(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::of(&NAME_RESOLVE, &request.into_parts().0)?;
     call.within(async {
@@ -184,9 +184,9 @@ pub async fn name_resolve(State(rpc): State<Rpc>, request: Request) -> Answer {
     .await
 }
 
-/// Says which block a path leads to.
+/// Resolves a path to a block.
 #[utoipa::path(post, path = "/api/v0/resolve", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "The path of the block, with what of the path leads into it.", body = PathView)))]
+    (status = 200, description = "The path of the block, with the rest of the path inside the block.", body = PathView)))]
 pub async fn resolve(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&RESOLVE, request).await?;
     call.within(async {
@@ -210,7 +210,7 @@ fn below(root: &str, segments: &[String]) -> String {
 }
 
 impl Rpc {
-    /// The immutable path that a path means now, without a look at what is there.
+    /// The immutable path that a path resolves to, without reading its blocks.
     async fn follow(&self, path: ContentPath) -> Result<String, RpcError> {
         let ContentPath { root, segments, .. } = path;
         let (cid, segments): (Cid, Vec<_>) = match root {
@@ -223,7 +223,7 @@ impl Rpc {
         Ok(below(&cid.to_string(), &segments))
     }
 
-    /// What a key's record says.
+    /// The value of a key's record.
     async fn step(&self, path: ContentPath) -> Result<String, RpcError> {
         match &path.root {
             Root::Name(Name::Key(key)) => {
@@ -235,7 +235,7 @@ impl Rpc {
         }
     }
 
-    /// What a key is called that is named by that or by its name.
+    /// The name of a key that is given by its name or its ID.
     fn key_called(&self, named: &str) -> String {
         let keys = self.publisher.keys();
         let by_key = || Key::parse(named).and_then(|key| keys.find(&key)).map(|(info, _)| info.name);
@@ -248,7 +248,7 @@ impl Rpc {
 
 /// Publishes a path under a name.
 #[utoipa::path(post, path = "/api/v0/name/publish", tag = "kubo", security(("bearer" = ["operate"])), responses(
-    (status = 200, description = "What was published.", body = NamePublishedView)))]
+    (status = 200, description = "The published name.", body = NamePublishedView)))]
 pub async fn name_publish(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&NAME_PUBLISH, request).await?;
     call.within(async {
@@ -257,8 +257,8 @@ pub async fn name_publish(State(rpc): State<Rpc>, request: Request) -> Answer {
         let allowed = [call.flag("allow-offline"), call.flag("allow-delegated")].contains(&Some(true));
         if offline && !allowed {
             let words =
-                "can't publish while offline: pass \"allow-offline\" to have it kept here until there is a network";
-            return Err(RpcError::cannot(words));
+                "can't publish while offline: pass \"allow-offline\" to store the record until there is a network";
+            return Err(RpcError::unprocessable(words));
         }
         let path = paths::parse(call.argument())?;
         if call.flag("resolve") != Some(false) {
@@ -268,14 +268,14 @@ pub async fn name_publish(State(rpc): State<Rpc>, request: Request) -> Answer {
         let key = rpc.key_called(call.text("key").unwrap_or(SELF));
         let (lifetime, ttl) = (call.duration("lifetime"), call.duration("ttl"));
         let published = publisher.publish(&key, &value, lifetime, ttl).await?;
-        let settled = publisher.settled(published, PATIENCE).await;
+        let settled = publisher.settled(published, PUBLISH_TIMEOUT).await;
         let name = show_key(&settled.key, call.text("ipns-base"))?;
         Ok(answer::once(&call, &NamePublishedView { name, value }))
     })
     .await
 }
 
-/// A path as it was asked for, tidied.
+/// A path in its normal form.
 fn written(path: &ContentPath) -> String {
     let segments = path.segments.iter().map(|segment| format!("/{segment}"));
     let root = match &path.root {
@@ -290,13 +290,13 @@ fn view(info: &KeyInfo, call: &Call) -> Result<RpcKeyView, RpcError> {
     Ok(RpcKeyView { name: info.name.clone(), id: show_key(&info.key, call.text("ipns-base"))? })
 }
 
-/// Makes a key.
+/// Creates a key.
 #[utoipa::path(post, path = "/api/v0/key/gen", tag = "kubo", security(("bearer" = ["operate"])), responses(
     (status = 200, description = "The key.", body = RpcKeyView)))]
 pub async fn key_gen(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&KEY_GEN, request).await?;
-    let kind: KeyKind = call.text("type").map_or(Ok(KeyKind::Ed25519), str::parse).map_err(RpcError::bad)?;
-    // That the name can be written is found out before there is a key.
+    let kind: KeyKind = call.text("type").map_or(Ok(KeyKind::Ed25519), str::parse).map_err(RpcError::bad_request)?;
+    // An invalid multibase is rejected before the key is created.
     show_key(&Key::from(rpc.peer_id), call.text("ipns-base"))?;
     let (name, publisher) = (call.argument().to_owned(), Arc::clone(&rpc.publisher));
     let made = tokio::task::spawn_blocking(move || {
@@ -318,7 +318,7 @@ pub async fn key_list(State(rpc): State<Rpc>, request: Request) -> Answer {
     Ok(answer::once(&call, &RpcKeysView { keys }))
 }
 
-/// Lists the keys, by the newer name of the command.
+/// Lists the keys; the newer name of the command.
 #[utoipa::path(post, path = "/api/v0/key/ls", tag = "kubo", security(("bearer" = ["read"])), responses(
     (status = 200, description = "The keys.", body = RpcKeysView)))]
 pub async fn key_ls(rpc: State<Rpc>, request: Request) -> Answer {

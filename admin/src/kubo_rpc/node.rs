@@ -1,4 +1,4 @@
-//! `id`, `version`, `repo/stat` and `swarm/…`: who this node is, and whom it knows.
+//! `id`, `version` and `repo/stat`: the identity, version and store size of the node.
 
 use crate::kubo_rpc::Rpc;
 use crate::kubo_rpc::answer::{self, Answer, Output};
@@ -13,20 +13,21 @@ use p2p_bridge::names::keystore::SELF;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Whose commands these are: clients choose by it how they write their requests. Before 0.23 they write names in another way.
+/// The version of Kubo that the commands are compatible with. Clients choose the format of requests by it; for versions
+/// before 0.23 they encode names differently.
 const KUBO_VERSION: &str = "0.41.0";
-/// The layout of Kubo's repository that goes with that version.
+/// The repository version of that version of Kubo.
 const KUBO_REPO: &str = "18";
-/// What peers are told that this is.
+/// The agent version that the node sends to peers.
 const AGENT: &str = concat!("causeway/", env!("CARGO_PKG_VERSION"));
 
 /// `id`
 pub static ID: Command = Command {
     path: "id",
-    arguments: Arguments::perhaps("A peer id; that of this node by default."),
+    arguments: Arguments::perhaps("A peer ID; the node's own by default."),
     options: &[
-        command::text("format", "Clients write it so.").or("f"),
-        command::text("peerid-base", "How the peer id is written: \"b58mh\" by default."),
+        command::text("format", "For the client, which formats the output.").or("f"),
+        command::text("peerid-base", "The multibase of the peer ID; \"b58mh\" by default."),
     ],
     body: Input::Arguments,
     answers: Answers::Value,
@@ -37,10 +38,10 @@ pub static VERSION: Command = Command {
     path: "version",
     arguments: Arguments::NONE,
     options: &[
-        command::flag("number", "Clients show the number alone.").or("n"),
-        command::flag("commit", "Clients show the commit."),
-        command::flag("repo", "Clients show the version of the repository."),
-        command::flag("all", "Clients show everything."),
+        command::flag("number", "For the client, which prints only the number.").or("n"),
+        command::flag("commit", "For the client, which prints the commit."),
+        command::flag("repo", "For the client, which prints the version of the repository."),
+        command::flag("all", "For the client, which prints all versions."),
     ],
     body: Input::Arguments,
     answers: Answers::Value,
@@ -51,50 +52,50 @@ pub static REPO_STAT: Command = Command {
     path: "repo/stat",
     arguments: Arguments::NONE,
     options: &[
-        command::flag("size-only", "Clients show the sizes alone.").or("s"),
-        command::flag("human", "Clients write sizes with units.").or("H"),
+        command::flag("size-only", "For the client, which prints only the sizes.").or("s"),
+        command::flag("human", "For the client, which prints sizes with units.").or("H"),
     ],
     body: Input::Arguments,
     answers: Answers::Value,
 };
 
-/// Who a node is.
+/// The identity of a node.
 #[derive(Debug, Default, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct IdView {
-    /// Its peer id.
+    /// Its peer ID.
     #[serde(rename = "ID")]
     pub id: String,
-    /// Its public key, as libp2p writes it, in base64.
+    /// Its public key, in libp2p's protobuf encoding and base64.
     pub public_key: String,
-    /// Where it is reached.
+    /// Its addresses.
     pub addresses: Vec<String>,
-    /// What it says that it is.
+    /// Its agent version.
     pub agent_version: String,
-    /// What it speaks, as far as is known.
+    /// Its protocols, as far as they are known.
     pub protocols: Vec<String>,
 }
 
 impl Output for IdView {
     fn text(&self) -> String {
-        // A view of texts can be written.
+        // A view of strings always serialises.
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
 }
 
-/// Whose commands are understood.
+/// The versions of Kubo and of the gateway.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct RpcVersionView {
-    /// The version of Kubo whose commands these are.
+    /// The version of Kubo that the commands are compatible with.
     pub version: String,
-    /// What answers them, as a commit would be written.
+    /// The agent version of the gateway, in place of a commit.
     pub commit: String,
-    /// The version of Kubo's repository that goes with it.
+    /// The repository version of that version of Kubo.
     pub repo: String,
-    /// The machine.
+    /// The architecture and the operating system.
     pub system: String,
-    /// Empty: nothing of this is Go.
+    /// Empty: the gateway is not written in Go.
     pub golang: String,
 }
 
@@ -104,19 +105,19 @@ impl Output for RpcVersionView {
     }
 }
 
-/// What the store takes.
+/// The size of the store.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct RepoStatView {
-    /// What blocks take on the disk, in bytes.
+    /// The size of the blocks on the disk, in bytes.
     pub repo_size: u64,
-    /// What cached blocks may take at most, in bytes; 0 if that is not known here.
+    /// Always 0: the maximum size of the cache is not reported here.
     pub storage_max: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub num_objects: u64,
-    /// Empty: where it is concerns nobody here.
+    /// Always empty: the path of the store is not disclosed.
     pub repo_path: String,
-    /// What keeps them.
+    /// The agent version of the gateway.
     pub version: String,
 }
 
@@ -126,21 +127,21 @@ impl Output for RepoStatView {
     }
 }
 
-/// Says who this node is.
+/// Shows the identity of the node, or of a connected peer.
 #[utoipa::path(post, path = "/api/v0/id", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "Who it is.", body = IdView)))]
+    (status = 200, description = "The identity.", body = IdView)))]
 pub async fn id(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::of(&ID, &request.into_parts().0)?;
     let key = match call.arguments.first() {
         None => Key::from(rpc.peer_id),
-        Some(text) => Key::parse(text).ok_or_else(|| RpcError::bad("invalid peer id"))?,
+        Some(text) => Key::parse(text).ok_or_else(|| RpcError::bad_request("invalid peer id"))?,
     };
     let base = call.text("peerid-base").unwrap_or("b58mh");
     let id = show_key(&key, Some(base))?;
     if *key.peer_id() != rpc.peer_id {
-        let words = format!("nothing is known of the peer {id}");
+        let words = format!("the peer {id} is not connected");
         let found = rpc.peer(&key).await.map(|view| answer::once(&call, &IdView { id, ..view }));
-        return found.ok_or_else(|| RpcError::cannot(words));
+        return found.ok_or_else(|| RpcError::unprocessable(words));
     }
     let (_, keypair) = rpc.publisher.keys().get(SELF)?;
     let public_key = Base::Base64Pad.encode(keypair.public().encode_protobuf());
@@ -149,9 +150,9 @@ pub async fn id(State(rpc): State<Rpc>, request: Request) -> Answer {
     Ok(answer::once(&call, &view))
 }
 
-/// Says whose commands are understood.
+/// Shows the version of Kubo that the commands are compatible with.
 #[utoipa::path(post, path = "/api/v0/version", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "The version of Kubo that this behaves as.", body = RpcVersionView)))]
+    (status = 200, description = "The versions.", body = RpcVersionView)))]
 pub async fn version(request: Request) -> Answer {
     let call = Call::of(&VERSION, &request.into_parts().0)?;
     let view = RpcVersionView {
@@ -164,9 +165,9 @@ pub async fn version(request: Request) -> Answer {
     Ok(answer::once(&call, &view))
 }
 
-/// Says what the store takes.
+/// Shows the size of the store.
 #[utoipa::path(post, path = "/api/v0/repo/stat", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "What the store takes.", body = RepoStatView)))]
+    (status = 200, description = "The size of the store.", body = RepoStatView)))]
 pub async fn repo_stat(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::of(&REPO_STAT, &request.into_parts().0)?;
     let stats = rpc.store.stats();
@@ -181,7 +182,7 @@ pub async fn repo_stat(State(rpc): State<Rpc>, request: Request) -> Answer {
 }
 
 impl Rpc {
-    /// Where peers reach this node.
+    /// The addresses on which peers reach the node.
     pub async fn addresses(&self) -> Vec<String> {
         let Some(bridge) = &self.bridge else { return Vec::new() };
         let mut addresses: Vec<_> = bridge.addresses().await.iter().map(ToString::to_string).collect();

@@ -1,6 +1,6 @@
-//! Arguments as paths, and what they lead to, by the same steps as the public gateway's.
+//! Path arguments, and their resolution, by the functions of the public gateway.
 //!
-//! An argument is a path (`/ipfs/CID/…`, `/ipns/NAME/…`) or what follows `/ipfs/` in one, and is not percent-encoded.
+//! An argument is a path (`/ipfs/CID/…`, `/ipns/NAME/…`) or the part after `/ipfs/`, and is not percent-encoded.
 
 use crate::kubo_rpc::Rpc;
 use crate::kubo_rpc::call::Call;
@@ -16,13 +16,13 @@ use gateway::resolve::source::RootSource;
 use gateway::resolve::{self, Target};
 use std::sync::Arc;
 
-/// How many segments are followed.
+/// The maximum number of segments of a path.
 const DEPTH_MAX: usize = 256;
 
-/// Reads an argument.
+/// Parses an argument.
 ///
 /// # Errors
-/// That it is no path.
+/// The argument is not a path.
 pub fn parse(argument: &str) -> Result<ContentPath, RpcError> {
     let read = match Namespace::split(argument) {
         Some(_) => ContentPath::read(argument, DEPTH_MAX),
@@ -32,40 +32,40 @@ pub fn parse(argument: &str) -> Result<ContentPath, RpcError> {
     read.map_err(|error| Problem::from(RequestError::Path { path: argument.to_owned(), error }).into())
 }
 
-/// What a path leads to, and where its blocks come from.
-pub struct Found {
+/// A resolved path, with the source of its blocks.
+pub struct ResolvedPath {
     /// The blocks below the path's root.
     pub source: Arc<RootSource>,
-    /// What stands at its end.
+    /// The block at its end.
     pub resolved: Resolved,
-    /// The names on the way.
+    /// The segments of the path.
     pub segments: Vec<String>,
 }
 
-impl Found {
+impl ResolvedPath {
     /// The block at the path's end.
     pub fn cid(&self) -> &Cid {
         self.resolved.block.cid()
     }
 
-    /// The blocks of everything below the path's end, as far as all of it may be served.
+    /// The source of the DAG below the path's end, if the policy allows to serve it as a whole.
     ///
     /// # Errors
-    /// That something below it is withheld.
+    /// The policy withholds content below the path's end.
     pub async fn below(&self) -> Result<Arc<dyn BlockSource>, RpcError> {
         let (source, policy) = (Arc::clone(&self.source), Arc::clone(self.source.policy_handle()));
         Ok(Arc::new(Whole::below(source, policy, &self.resolved, &self.segments).await?))
     }
 
-    /// Whether what has a name at the path's end is not withheld by that path.
+    /// Whether the policy allows to read the entry `name` below the path's end.
     pub fn may_be_looked_at(&self, name: &str) -> bool {
         self.resolved.check_further(self.source.policy(), &self.segments, name).is_ok()
     }
 
-    /// That the path ends with a block and not inside it.
+    /// Checks that the path ends at a block and not inside one.
     ///
     /// # Errors
-    /// Where it ends.
+    /// The path ends inside a block.
     pub fn whole(self) -> Result<Self, RpcError> {
         match self.resolved.remainder.is_empty() {
             true => Ok(self),
@@ -75,10 +75,10 @@ impl Found {
 }
 
 impl Rpc {
-    /// What a path means now.
+    /// Resolves the name of a path, if it has one.
     ///
     /// # Errors
-    /// That it is no path, its name cannot be resolved, or it may not be served.
+    /// The argument is not a path, its name cannot be resolved, or the policy withholds it.
     pub async fn target(&self, argument: &str) -> Result<Target, RpcError> {
         let path = parse(argument)?;
         self.check_entry(&path)?;
@@ -89,7 +89,7 @@ impl Rpc {
         }
     }
 
-    /// Where only chosen content is served, what a path begins with has to be chosen.
+    /// If the policy is an allowlist, checks that it lists the path.
     fn check_entry(&self, path: &ContentPath) -> Result<(), RpcError> {
         if !self.policy.serves_only_listed() {
             return Ok(());
@@ -101,22 +101,22 @@ impl Rpc {
         }
     }
 
-    /// Follows a path to its last block.
+    /// Resolves a path to its last block.
     ///
     /// # Errors
-    /// That it leads nowhere, or a block does not come.
-    pub async fn find(&self, call: &Call, argument: &str) -> Result<Found, RpcError> {
+    /// The path does not exist, or a block cannot be fetched.
+    pub async fn find(&self, call: &Call, argument: &str) -> Result<ResolvedPath, RpcError> {
         let target = self.target(argument).await?;
         let work = Work::new(self.limits.work_steps_max);
         let source = RootSource::within(&self.sources, target.root, call.client, call.offline, work);
         let resolved = resolve::walk(&source, &target).await?;
-        Ok(Found { source, resolved, segments: target.segments })
+        Ok(ResolvedPath { source, resolved, segments: target.segments })
     }
 
-    /// The CID that a path leads to. A bare CID is not looked at.
+    /// The CID at the end of a path. The block of a bare CID is not read.
     ///
     /// # Errors
-    /// The same.
+    /// Like [`Rpc::find`].
     pub async fn cid_of(&self, call: &Call, argument: &str) -> Result<Cid, RpcError> {
         let path = parse(argument)?;
         if let (Root::Cid(cid), true) = (&path.root, path.segments.is_empty()) {

@@ -1,9 +1,9 @@
-//! `pin/…`: what a token has pinned, in the pin service ([`services::pinning`]).
+//! `pin/…`: the pins of a token, in the pin service ([`services::pinning`]).
 //!
-//! A pin is a request of the token that asked. The operator is shown everybody's. Pins are recursive: everything below a root is
-//! kept. What is kept because of that is shown as indirect, by a walk of the DAGs.
+//! Each pin belongs to the token that created it; the operator's own token lists the pins of all tokens. Pins are
+//! recursive. Blocks below a root are listed as indirect pins, by a traversal of the DAGs.
 //!
-//! Departure: single blocks cannot be pinned without what is below them.
+//! Departure: direct pins, of single blocks without the DAG below them, are not supported.
 
 use crate::http::extract::Authenticated;
 use crate::kubo_rpc::Rpc;
@@ -23,23 +23,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::time::Duration;
 use utoipa::ToSchema;
 
-/// How often is said how far a pin has come.
+/// The interval of progress lines.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
-/// How many pins an answer has that is one value.
+/// The maximum number of pins in an answer that is not streamed.
 const PINS_MAX: usize = 100_000;
-/// How many blocks are walked through for one answer.
+/// The maximum number of blocks that are traversed for one answer.
 const BLOCKS_MAX: usize = 4 * 1024 * 1024;
-/// Blocks that a walk reads at a time.
+/// The number of concurrent reads of a traversal.
 const WALK_CONCURRENCY: usize = 8;
 
 /// `pin/add`
 pub static PIN_ADD: Command = Command {
     path: "pin/add",
-    arguments: Arguments::several(1, "Paths of what is to be kept."),
+    arguments: Arguments::several(1, "Paths of the roots to pin."),
     options: &[
-        command::flag("recursive", "Whether everything below is kept as well. It always is.").or("r"),
-        command::text("name", "What to call the pins.").or("n"),
-        command::flag("progress", "Whether values come while it is fetched."),
+        command::flag("recursive", "Whether the DAG below the root is pinned. It always is.").or("r"),
+        command::text("name", "The name of the pins.").or("n"),
+        command::flag("progress", "Whether values report progress."),
         command::FAST_PROVIDE_ROOT,
         command::FAST_PROVIDE_DAG,
         command::FAST_PROVIDE_WAIT,
@@ -51,12 +51,13 @@ pub static PIN_ADD: Command = Command {
 /// `pin/ls`
 pub static PIN_LS: Command = Command {
     path: "pin/ls",
-    arguments: Arguments::several(0, "Paths of what may be pinned; everything that is by default."),
+    arguments: Arguments::several(0, "Paths to look up; all pins by default."),
     options: &[
         command::text("type", "\"recursive\", \"indirect\", \"direct\" or \"all\" (the default).").or("t"),
-        command::flag("quiet", "Whether a text has the CIDs alone.").or("q"),
+        command::flag("quiet", "For the client, which prints only the CIDs.").or("q"),
         command::text("name", "Only pins with this text in their names.").or("n"),
-        command::flag("stream", "Whether each pin is a value of its own; that has no limit.").or("s"),
+        command::flag("stream", "Whether each pin is a value of its own; without it, the number of pins is limited.")
+            .or("s"),
         command::flag("names", "Whether pins are shown with their names."),
     ],
     body: Input::Arguments,
@@ -66,8 +67,8 @@ pub static PIN_LS: Command = Command {
 /// `pin/rm`
 pub static PIN_RM: Command = Command {
     path: "pin/rm",
-    arguments: Arguments::several(1, "Paths of what is pinned."),
-    options: &[command::flag("recursive", "Whether recursive pins are meant. There are no others.").or("r")],
+    arguments: Arguments::several(1, "Paths of the pinned roots."),
+    options: &[command::flag("recursive", "Whether recursive pins are removed. There are no others.").or("r")],
     body: Input::Arguments,
     answers: Answers::Value,
 };
@@ -78,11 +79,11 @@ pub static PIN_UPDATE: Command = Command {
     arguments: Arguments {
         least: 2,
         most: 2,
-        about: "The path of what is pinned, and of what is to be.",
+        about: "The path of the pinned root, and the path of the new root.",
         in_body: false,
     },
     options: &[
-        command::flag("unpin", "Whether the former pin is removed; it is, by default."),
+        command::flag("unpin", "Whether the former pin is removed; true by default."),
         command::FAST_PROVIDE_ROOT,
         command::FAST_PROVIDE_DAG,
         command::FAST_PROVIDE_WAIT,
@@ -91,17 +92,17 @@ pub static PIN_UPDATE: Command = Command {
     answers: Answers::Value,
 };
 
-/// What was pinned or unpinned, or how far that is.
+/// The pinned or unpinned roots, or progress.
 #[derive(Debug, Default, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct PinsView {
     /// The roots.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pins: Option<Vec<String>>,
-    /// Blocks that are here so far.
+    /// The number of blocks that are stored so far.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<u64>,
-    /// Their bytes.
+    /// Their size in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
 }
@@ -118,40 +119,40 @@ impl Output for PinsView {
     }
 }
 
-/// Everything that is pinned.
+/// All pins.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct PinListView {
-    /// By CID.
+    /// The pins by CID.
     pub keys: BTreeMap<String, PinTypeView>,
 }
 
-/// How something is pinned.
+/// The type and name of a pin.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct PinTypeView {
-    /// "recursive", or "indirect" if something above it is.
+    /// "recursive", or "indirect" if the block is below a pinned root.
     #[serde(rename = "Type")]
     pub kind: String,
-    /// What it is called.
+    /// The name of the pin.
     pub name: String,
 }
 
-/// Something that is pinned.
+/// A pin.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct PinLineView {
     /// Its CID.
     pub cid: String,
-    /// What it is called.
+    /// The name of the pin.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// "recursive", or "indirect" if something above it is.
+    /// "recursive", or "indirect" if the block is below a pinned root.
     #[serde(rename = "Type")]
     pub kind: String,
 }
 
-/// What is listed: everything in one value, or one pin in each.
+/// All pins in one value, or one pin in each value.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum PinLsView {
@@ -182,14 +183,14 @@ impl Output for PinLineView {
     }
 }
 
-/// Pins roots, and answers when they are.
+/// Pins roots, and answers once they are pinned.
 #[utoipa::path(post, path = "/api/v0/pin/add", tag = "kubo", security(("bearer" = ["pin"])), responses(
-    (status = 200, description = "The roots; with progress, values before them say how far it is.", body = PinsView)))]
+    (status = 200, description = "The roots; with \"progress\", preceded by progress values.", body = PinsView)))]
 pub async fn pin_add(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Answer {
     let call = Call::receive(&PIN_ADD, request).await?;
     only_recursive(&call)?;
     call.within(async {
-        let adding = Adding::begin(&rpc, &bearer, &call).await?;
+        let adding = PinAddition::begin(&rpc, &bearer, &call).await?;
         match call.flag("progress") {
             Some(true) => answer::lines(&call, adding.values()).await,
             _ => {
@@ -204,13 +205,13 @@ pub async fn pin_add(State(rpc): State<Rpc>, Authenticated(bearer): Authenticate
 
 fn only_recursive(call: &Call) -> Result<(), RpcError> {
     match call.flag("recursive") {
-        Some(false) => Err(RpcError::bad("only whole DAGs are pinned here: leave \"recursive=false\" away")),
+        Some(false) => Err(RpcError::bad_request("only recursive pins are supported: \"recursive=false\" is not")),
         _ => Ok(()),
     }
 }
 
-/// Pins that are being made, one after the other.
-struct Adding {
+/// A running `pin/add`, which pins the roots one after the other.
+struct PinAddition {
     rpc: Rpc,
     owner: Owner,
     name: Option<String>,
@@ -218,7 +219,7 @@ struct Adding {
     shown: Vec<String>,
 }
 
-impl Adding {
+impl PinAddition {
     async fn begin(rpc: &Rpc, bearer: &Principal, call: &Call) -> Result<Self, RpcError> {
         let name = call.text("name").map(str::to_owned);
         let mut roots = Vec::with_capacity(call.arguments.len());
@@ -244,7 +245,7 @@ impl Adding {
         Ok(())
     }
 
-    /// How far it is, every now and then, and in the end what was pinned.
+    /// Progress at intervals, and the pinned roots at the end.
     fn values(self) -> BoxStream<'static, Result<PinsView, RpcError>> {
         let (shown, progress) = (self.shown.clone(), Arc::<Mutex<Progress>>::default());
         let finishing = Box::pin(self.finish(Arc::clone(&progress)));
@@ -264,7 +265,7 @@ impl Adding {
     }
 }
 
-/// Removes pins of the token that asks.
+/// Removes pins of the token.
 #[utoipa::path(post, path = "/api/v0/pin/rm", tag = "kubo", security(("bearer" = ["pin"])), responses(
     (status = 200, description = "The roots.", body = PinsView)))]
 pub async fn pin_rm(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Answer {
@@ -275,7 +276,7 @@ pub async fn pin_rm(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated
         for argument in &call.arguments {
             let root = rpc.cid_of(&call, argument).await?;
             if rpc.pins.remove_root(&bearer.id, &root).await? == 0 {
-                return Err(RpcError::cannot(format!("{root} is not pinned or pinned indirectly")));
+                return Err(RpcError::unprocessable(format!("{root} is not pinned or pinned indirectly")));
             }
             shown.push(call.cids.show(&root));
         }
@@ -284,18 +285,18 @@ pub async fn pin_rm(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated
     .await
 }
 
-/// Pins a root in the place of another, whose blocks stay until it is here.
+/// Replaces a pinned root by another. The former pin stays until the new root is pinned.
 #[utoipa::path(post, path = "/api/v0/pin/update", tag = "kubo", security(("bearer" = ["pin"])), responses(
     (status = 200, description = "The former root and the new one.", body = PinsView)))]
 pub async fn pin_update(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Answer {
     let call = Call::of(&PIN_UPDATE, &request.into_parts().0)?;
-    let [from, to] = &call.arguments[..] else { return Err(RpcError::bad("two arguments are needed")) };
+    let [from, to] = &call.arguments[..] else { return Err(RpcError::bad_request("two arguments are needed")) };
     call.within(async {
         let (from, to) = (rpc.cid_of(&call, from).await?, rpc.cid_of(&call, to).await?);
         let owner = Owner::from(&bearer);
         let pinned = |pin: &Pin| pin.status == Status::Pinned;
         let former = rpc.pins.of_root(&owner.id, &from).into_iter().find(pinned);
-        let former = former.ok_or_else(|| RpcError::cannot("'from' cid was not recursively pinned already"))?;
+        let former = former.ok_or_else(|| RpcError::unprocessable("'from' cid was not recursively pinned already"))?;
         let name = former.name.as_deref().map(str::to_owned);
         if from != to {
             rpc.pin(&owner, to, name, None).await?;
@@ -309,36 +310,36 @@ pub async fn pin_update(State(rpc): State<Rpc>, Authenticated(bearer): Authentic
     .await
 }
 
-/// Which pins are listed.
+/// The types of pins to list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Kinds {
+struct PinTypes {
     recursive: bool,
     indirect: bool,
 }
 
-impl Kinds {
+impl PinTypes {
     fn of(call: &Call) -> Result<Self, RpcError> {
         let (recursive, indirect) = match call.text("type").unwrap_or("all") {
             "all" => (true, true),
             "recursive" => (true, false),
             "indirect" => (false, true),
-            // There are none.
+            // There are no direct pins.
             "direct" => (false, false),
             other => {
                 let words = format!("invalid type '{other}', must be one of {{direct, indirect, recursive, all}}");
-                return Err(RpcError::bad(words));
+                return Err(RpcError::bad_request(words));
             }
         };
         Ok(Self { recursive, indirect })
     }
 }
 
-/// Lists what the token that asks has pinned; everybody's pins for the operator.
+/// Lists the pins of the token, or of all tokens for the operator's own token.
 #[utoipa::path(post, path = "/api/v0/pin/ls", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "The pins: one value, or one for each.", body = PinLsView)))]
+    (status = 200, description = "The pins: one value for all, or one for each.", body = PinLsView)))]
 pub async fn pin_ls(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Answer {
     let call = Call::of(&PIN_LS, &request.into_parts().0)?;
-    let kinds = Kinds::of(&call)?;
+    let kinds = PinTypes::of(&call)?;
     call.within(async {
         let pins = match call.arguments.is_empty() {
             true => rpc.pinned(&bearer, &call, kinds).await,
@@ -351,8 +352,8 @@ pub async fn pin_ls(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated
         while let Some(PinLineView { cid, name, kind }) = pins.next().await.transpose()? {
             keys.insert(cid, PinTypeView { kind, name });
             if keys.len() > PINS_MAX {
-                let words = format!("there are more than {PINS_MAX}: ask for them with the option \"stream\"");
-                return Err(RpcError::cannot(words));
+                let words = format!("there are more than {PINS_MAX} pins: use the option \"stream\"");
+                return Err(RpcError::unprocessable(words));
             }
         }
         Ok(answer::once(&call, &PinLsView::All(PinListView { keys })))
@@ -363,7 +364,7 @@ pub async fn pin_ls(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated
 type Lines = BoxStream<'static, Result<PinLineView, RpcError>>;
 
 impl Rpc {
-    /// What is pinned for somebody, newest first, each root once.
+    /// The pins that the client may list, the newest first, each root once.
     async fn pinned_for(&self, bearer: &Principal, name: Option<&str>, roots: Vec<Cid>) -> Vec<Pin> {
         let name = name.map(|name| (name.to_owned(), NameMatch::Partial));
         let filter = Filter { statuses: vec![Status::Pinned], name, roots, limit: usize::MAX, ..Filter::default() };
@@ -375,8 +376,8 @@ impl Rpc {
         page.requests.into_iter().filter(|pin| seen.insert(pin.root)).collect()
     }
 
-    /// Everything that is pinned for somebody.
-    async fn pinned(&self, bearer: &Principal, call: &Call, kinds: Kinds) -> Lines {
+    /// All pins that the client may list.
+    async fn pinned(&self, bearer: &Principal, call: &Call, kinds: PinTypes) -> Lines {
         let wanted = call.text("name");
         let names = call.flag("names") == Some(true) || wanted.is_some();
         let pins = self.pinned_for(bearer, wanted, Vec::new()).await;
@@ -388,7 +389,7 @@ impl Rpc {
             kind: "recursive".to_owned(),
         };
         let recursive = stream::iter(pins.into_iter().filter(move |_| kinds.recursive)).map(line).map(Ok);
-        // Names are those of recursive pins.
+        // Only recursive pins have names.
         if !kinds.indirect || wanted.is_some() {
             return recursive.boxed();
         }
@@ -399,9 +400,9 @@ impl Rpc {
         recursive.chain(indirect).boxed()
     }
 
-    /// Every block below roots once, but not the roots, with the root that it was found below.
+    /// Every block below the roots once, without the roots themselves, with the root above it.
     fn below(&self, roots: Vec<Cid>) -> BoxStream<'static, Result<(Cid, Cid), RpcError>> {
-        let mut seen: HashSet<u128> = roots.iter().map(short).collect();
+        let mut seen: HashSet<u128> = roots.iter().map(digest_prefix).collect();
         let store = self.store.handle();
         let of_root = move |root: Cid| {
             let visited = dag::walk_links(Arc::clone(&store) as _, root, WALK_CONCURRENCY, None);
@@ -415,22 +416,22 @@ impl Rpc {
                     Visited::Leaf(cid) => (cid, root),
                 });
                 let is_new = match &found {
-                    Ok((cid, _)) => seen.insert(short(cid)),
+                    Ok((cid, _)) => seen.insert(digest_prefix(cid)),
                     Err(_) => true,
                 };
                 let too_many = seen.len() > BLOCKS_MAX;
-                let words = || format!("more than {BLOCKS_MAX} blocks are pinned: ask for the type \"recursive\"");
+                let words = || format!("more than {BLOCKS_MAX} blocks are pinned: list only the type \"recursive\"");
                 futures::future::ready(match (is_new, too_many) {
                     (false, _) => None,
-                    (true, true) => Some(Err(RpcError::cannot(words()))),
+                    (true, true) => Some(Err(RpcError::unprocessable(words()))),
                     (true, false) => Some(found),
                 })
             })
             .boxed()
     }
 
-    /// How each of the arguments is pinned.
-    async fn looked_up(&self, bearer: &Principal, call: &Call, kinds: Kinds) -> Result<Lines, RpcError> {
+    /// The pin of each argument.
+    async fn looked_up(&self, bearer: &Principal, call: &Call, kinds: PinTypes) -> Result<Lines, RpcError> {
         let names = call.flag("names") == Some(true) || call.text("name").is_some();
         let mut lines = Vec::with_capacity(call.arguments.len());
         for argument in &call.arguments {
@@ -449,12 +450,12 @@ impl Rpc {
                 }
                 None => None,
             };
-            lines.push(found.ok_or_else(|| RpcError::cannot(format!("path '{argument}' is not pinned")))?);
+            lines.push(found.ok_or_else(|| RpcError::unprocessable(format!("path '{argument}' is not pinned")))?);
         }
         Ok(stream::iter(lines.into_iter().map(Ok)).boxed())
     }
 
-    /// A pinned root that a block is below.
+    /// A pinned root above a block.
     async fn above(&self, bearer: &Principal, cid: &Cid) -> Result<Option<Cid>, RpcError> {
         let Some(key) = BlockKey::of(cid) else { return Ok(None) };
         if !self.store.is_pinned(&key).await? {
@@ -471,8 +472,8 @@ impl Rpc {
     }
 }
 
-/// The first half of a digest, which tells blocks apart. Blocks that are written into their CID are not walked to.
-fn short(cid: &Cid) -> u128 {
+/// The first 16 bytes of a digest, which identify a block. The traversal leaves out blocks with an identity hash.
+fn digest_prefix(cid: &Cid) -> u128 {
     let digest = cid.hash().digest().iter().take(16);
-    digest.fold(0, |short, byte| short << 8 | u128::from(*byte))
+    digest.fold(0, |digest_prefix, byte| digest_prefix << 8 | u128::from(*byte))
 }

@@ -1,8 +1,8 @@
-//! [`RpcError`]: why a command did not do what it was asked for, as Kubo's clients read it.
+//! [`RpcError`]: why a command failed, in the format of Kubo's clients.
 //!
-//! Departures from Kubo, which answers nearly everything with 500: a status says whose fault it is. Clients take the words
-//! from the body whatever the status is, but for 404, which they read as "no such command": so that is what it means here, and
-//! what a path does not lead to is 422.
+//! Departure from Kubo, which answers nearly all errors with 500: the status says whether the client, the content or the
+//! node is the cause. Clients take the message from the body for any status except 404, which they take for an unknown
+//! command. So 404 has only this meaning, and a path that does not exist is 422.
 
 use crate::http::answer;
 use api::error::KuboError;
@@ -25,40 +25,40 @@ use p2p_bridge::names::keystore::KeyError;
 use p2p_bridge::names::publish::PublishError;
 use std::fmt;
 
-/// When whoever finds everything busy is to come back, in seconds.
+/// The `Retry-After` of 429 and 503, in seconds.
 const RETRY_SECONDS: u16 = 5;
 
-/// Why a command did not do what it was asked for.
+/// Why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RpcError {
-    /// The status, where nothing was answered yet.
+    /// The status, if the answer has not begun.
     pub status: StatusCode,
-    /// The words.
+    /// The message.
     pub message: String,
 }
 
 impl RpcError {
-    /// The command cannot be understood, or never could be followed.
-    pub fn bad(message: impl fmt::Display) -> Self {
+    /// 400: the command is invalid.
+    pub fn bad_request(message: impl fmt::Display) -> Self {
         Self { status: StatusCode::BAD_REQUEST, message: message.to_string() }
     }
 
-    /// The command makes sense, and cannot be followed with what is there.
-    pub fn cannot(message: impl fmt::Display) -> Self {
+    /// 422: the command is valid, and fails on the content or state that it finds.
+    pub fn unprocessable(message: impl fmt::Display) -> Self {
         Self { status: StatusCode::UNPROCESSABLE_ENTITY, message: message.to_string() }
     }
 
-    /// Something of ours is broken.
-    pub fn broken(message: impl fmt::Display) -> Self {
+    /// 500: the node failed.
+    pub fn internal(message: impl fmt::Display) -> Self {
         Self { status: StatusCode::INTERNAL_SERVER_ERROR, message: message.to_string() }
     }
 
-    /// The node ends.
+    /// 503: the node is stopping.
     pub fn stopping() -> Self {
         answer::stopping().into()
     }
 
-    /// How it is written.
+    /// The error as Kubo's JSON object.
     pub fn view(&self) -> KuboError {
         let code = match self.status {
             StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::PAYLOAD_TOO_LARGE => 1,
@@ -69,17 +69,17 @@ impl RpcError {
         KuboError { message: self.message.clone(), code, kind: "error".to_owned() }
     }
 
-    /// A line of JSON.
+    /// The error as a JSON line.
     pub fn line(&self) -> Vec<u8> {
-        // A view of texts and a number can be written.
+        // A view of strings and a number always serialises.
         let mut text = serde_json::to_vec(&self.view()).unwrap_or_default();
         text.push(b'\n');
         text
     }
 
-    /// The answer for somebody who may still be sending `body`.
-    pub fn to_sender(self, body: Body) -> Response {
-        answer::while_sending(self.into_response(), body)
+    /// The error as a response to a client that may still be sending `body`.
+    pub fn with_lingering_read(self, body: Body) -> Response {
+        answer::with_lingering_read(self.into_response(), body)
     }
 }
 
@@ -102,15 +102,15 @@ impl IntoResponse for RpcError {
     }
 }
 
-impl From<answer::Refusal> for RpcError {
-    fn from(answer::Refusal(status, message): answer::Refusal) -> Self {
+impl From<answer::ApiError> for RpcError {
+    fn from(answer::ApiError(status, message): answer::ApiError) -> Self {
         let status = if status == StatusCode::NOT_FOUND { StatusCode::UNPROCESSABLE_ENTITY } else { status };
         Self { status, message }
     }
 }
 
 impl From<Problem> for RpcError {
-    /// The gateway's own choice, but for what there is no 404 of, and what a stranger's content is to blame for.
+    /// The gateway's status, except that 404 and errors that the content causes become 422.
     fn from(problem: Problem) -> Self {
         let status = match problem.status() {
             StatusCode::NOT_FOUND
@@ -118,7 +118,7 @@ impl From<Problem> for RpcError {
             | StatusCode::PRECONDITION_FAILED
             | StatusCode::NOT_IMPLEMENTED
             | StatusCode::BAD_GATEWAY => StatusCode::UNPROCESSABLE_ENTITY,
-            // A limit is no question of who asks.
+            // The gateway answers exceeded limits with 403, which clients would take for missing authorisation.
             StatusCode::FORBIDDEN => StatusCode::UNPROCESSABLE_ENTITY,
             status => status,
         };
@@ -126,7 +126,7 @@ impl From<Problem> for RpcError {
     }
 }
 
-/// What the gateway has a problem for.
+/// Converts errors for which the gateway has a [`Problem`].
 macro_rules! by_problem {
     ($($error:ty),*) => {
         $(impl From<$error> for RpcError {
@@ -169,13 +169,13 @@ impl From<DagError> for RpcError {
 
 impl From<BlockError> for RpcError {
     fn from(error: BlockError) -> Self {
-        Self::bad(error)
+        Self::bad_request(error)
     }
 }
 
 impl From<StoreError> for RpcError {
     fn from(error: StoreError) -> Self {
-        answer::Refusal::from(error).into()
+        answer::ApiError::from(error).into()
     }
 }
 
@@ -184,12 +184,12 @@ impl From<PinError> for RpcError {
         let words = error.to_string();
         match error {
             PinError::Store(error) => error.into(),
-            PinError::NameTooLong { .. } => Self::bad(words),
+            PinError::NameTooLong { .. } => Self::bad_request(words),
             PinError::Removed { .. } | PinError::Lost { .. } => Self { status: StatusCode::CONFLICT, message: words },
-            PinError::RootMissing { .. } => Self::cannot(words),
+            PinError::RootMissing { .. } => Self::unprocessable(words),
             PinError::Blocks(error) => match error.downcast::<DagError>() {
                 Ok(error) => Self { message: words, ..Self::from(*error) },
-                Err(_) => Self::cannot(words),
+                Err(_) => Self::unprocessable(words),
             },
         }
     }
@@ -197,13 +197,13 @@ impl From<PinError> for RpcError {
 
 impl From<KeyError> for RpcError {
     fn from(error: KeyError) -> Self {
-        answer::Refusal::from(error).into()
+        answer::ApiError::from(error).into()
     }
 }
 
 impl From<PublishError> for RpcError {
     fn from(error: PublishError) -> Self {
-        answer::Refusal::from(error).into()
+        answer::ApiError::from(error).into()
     }
 }
 
@@ -217,9 +217,9 @@ mod tests {
     }
 
     #[test]
-    fn a_status_says_whose_fault_it_is_and_is_never_404() {
+    fn a_status_says_what_the_cause_is_and_is_never_404() {
         let table: [(RpcError, u16, u32); 9] = [
-            (RpcError::bad("no"), 400, 1),
+            (RpcError::bad_request("no"), 400, 1),
             (SourceError::NotFound { cid: cid() }.into(), 422, 0),
             (SourceError::Busy.into(), 429, 3),
             (SourceError::Closed.into(), 503, 0),
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn errors_are_written_as_kubo_writes_them() {
-        let line = RpcError::bad("say it \"so\"").line();
+        let line = RpcError::bad_request("say it \"so\"").line();
         assert_eq!(line, b"{\"Message\":\"say it \\\"so\\\"\",\"Code\":1,\"Type\":\"error\"}\n");
     }
 }

@@ -1,14 +1,14 @@
-//! [`Put`]: each file of a form as a block, which `block/put` and `dag/put` have in common.
+//! [`Put`]: writes each file of a form as a block, for `block/put` and `dag/put`.
 //!
-//! Each file is a change of its own. Whoever leaves has what was pinned until then; the pin that is being made of what is here is
-//! made to its end or not at all, and one that waits for the network is taken back.
+//! Each file is a change of its own. If the client disconnects, the finished pins stay; a pin of locally stored blocks is
+//! completed or rolled back, and a pin that waits for the network is withdrawn.
 
 use crate::kubo_rpc::Rpc;
 use crate::kubo_rpc::answer::{self, Output};
+use crate::kubo_rpc::block_writer::BlockWriter;
 use crate::kubo_rpc::call::Call;
 use crate::kubo_rpc::command::Command;
 use crate::kubo_rpc::files::{self, Files};
-use crate::kubo_rpc::keep::Keeper;
 use crate::kubo_rpc::problem::RpcError;
 use axum::extract::Request;
 use axum::http::StatusCode;
@@ -18,23 +18,23 @@ use content::{Block, MAX_BLOCK_BYTES};
 use futures::stream;
 use services::access::Principal;
 
-/// Files of one request: what is said of each waits in memory.
+/// The maximum number of files in a request, since the answer is buffered.
 const FILES_MAX: usize = 10_000;
 
-/// A command that makes a block of each file.
+/// A command that writes each file as a block.
 pub struct Put<M, V> {
     /// The command.
     pub command: &'static Command,
-    /// What clients call a file.
+    /// The name of the file argument, for errors.
     pub argument: &'static str,
-    /// What makes blocks, by what was asked for.
+    /// Makes the function that encodes a file as a block, by the options.
     pub makes: M,
-    /// What is said of a block.
+    /// Makes the line of the answer for a block.
     pub view: V,
 }
 
 impl<M, V> Put<M, V> {
-    /// Takes the files of a request in: a line for each, once all are kept.
+    /// Writes the files of a request, and answers with a line for each once all are stored.
     pub async fn answer<B, T>(self, rpc: &Rpc, bearer: &Principal, request: Request) -> Response
     where
         M: FnOnce(&Call) -> Result<B, RpcError>,
@@ -49,21 +49,21 @@ impl<M, V> Put<M, V> {
         };
         let rest = files.rest();
         let done = call.within(async {
-            let (_place, make) = (rpc.begin_put(bearer)?, makes(&call)?);
-            let mut keeper = Keeper::begin(rpc, bearer, call.flag("pin") == Some(true)).await?;
+            let (_permit, make) = (rpc.begin_put(bearer)?, makes(&call)?);
+            let mut writer = BlockWriter::begin(rpc, bearer, call.flag("pin") == Some(true)).await?;
             let mut views = Vec::new();
             while let Some(data) = next(&mut files).await? {
                 if views.len() == FILES_MAX {
                     return Err(too_many());
                 }
                 let block = make(data)?;
-                keeper.keep(&block, &call).await?;
+                writer.keep(&block, &call).await?;
                 views.push(Ok(view(&call, &block)));
             }
             if views.is_empty() {
-                return Err(RpcError::bad(format!("file argument '{argument}' is required")));
+                return Err(RpcError::bad_request(format!("file argument '{argument}' is required")));
             }
-            keeper.settle().await?;
+            writer.settle().await?;
             answer::lines(&call, stream::iter(views)).await
         });
         rest.answer(done.await)
@@ -78,6 +78,6 @@ async fn next(files: &mut Files) -> Result<Option<Bytes>, RpcError> {
 }
 
 fn too_many() -> RpcError {
-    let message = format!("there are more than {FILES_MAX} files: send the rest in another request");
+    let message = format!("the form has more than {FILES_MAX} files: send the rest in another request");
     RpcError { status: StatusCode::PAYLOAD_TOO_LARGE, message }
 }

@@ -4,7 +4,7 @@ use crate::kubo_rpc::Rpc;
 use crate::kubo_rpc::answer::{self, Answer, CONTENT_LENGTH_HINT};
 use crate::kubo_rpc::call::Call;
 use crate::kubo_rpc::command::{self, Answers, Arguments, Command, Input};
-use crate::kubo_rpc::paths::Found;
+use crate::kubo_rpc::paths::ResolvedPath;
 use crate::kubo_rpc::problem::RpcError;
 use axum::extract::{Request, State};
 use axum::http::HeaderValue;
@@ -21,11 +21,11 @@ use std::sync::Arc;
 /// `cat`
 pub static CAT: Command = Command {
     path: "cat",
-    arguments: Arguments::several(1, "Paths of files, whose bytes follow on one another."),
+    arguments: Arguments::several(1, "Paths of files, whose bytes are concatenated."),
     options: &[
-        command::long_number("offset", "How many bytes are passed over.").or("o"),
-        command::long_number("length", "How many bytes are sent at most.").or("l"),
-        command::flag("progress", "Clients show how far they are.").or("p"),
+        command::long_number("offset", "The number of bytes to skip.").or("o"),
+        command::long_number("length", "The maximum number of bytes to send.").or("l"),
+        command::flag("progress", "For the client, which shows progress.").or("p"),
     ],
     body: Input::Arguments,
     answers: Answers::Bytes,
@@ -36,11 +36,11 @@ pub static GET: Command = Command {
     path: "get",
     arguments: Arguments::one("The path of a file or folder."),
     options: &[
-        command::text("output", "Clients write to this.").or("o"),
-        command::flag("archive", "Clients keep the archive as it is.").or("a"),
-        command::no_flag("compress", "compress what comes yourself").or("C"),
-        command::number("compression-level", "Means nothing without \"compress\".").or("l"),
-        command::flag("progress", "Clients show how far they are.").or("p"),
+        command::text("output", "For the client, which writes to this path.").or("o"),
+        command::flag("archive", "For the client, which does not unpack the archive.").or("a"),
+        command::unsupported_flag("compress", "compress the archive on the client").or("C"),
+        command::number("compression-level", "Has no effect without \"compress\".").or("l"),
+        command::flag("progress", "For the client, which shows progress.").or("p"),
     ],
     body: Input::Arguments,
     answers: Answers::Bytes,
@@ -48,7 +48,7 @@ pub static GET: Command = Command {
 
 /// Sends the bytes of files.
 #[utoipa::path(post, path = "/api/v0/cat", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "The bytes. X-Content-Length says how many there will be.", body = String,
+    (status = 200, description = "The bytes. X-Content-Length has their number.", body = String,
      content_type = "text/plain")))]
 pub async fn cat(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&CAT, request).await?;
@@ -79,7 +79,7 @@ pub async fn get(State(rpc): State<Rpc>, request: Request) -> Answer {
     .await
 }
 
-/// A part of what `cat` sends.
+/// A range of a file that `cat` sends.
 struct Part {
     source: Arc<RootSource>,
     file: Block,
@@ -95,16 +95,16 @@ impl Part {
     }
 }
 
-/// An option that counts bytes.
+/// The value of an option in bytes.
 fn bytes_of(call: &Call, name: &str) -> Result<Option<u64>, RpcError> {
     let number = call.number(name);
     let bytes = number.map(u64::try_from).transpose();
-    bytes.map_err(|_| RpcError::bad(format!("the option \"{name}\" cannot be negative")))
+    bytes.map_err(|_| RpcError::bad_request(format!("the option \"{name}\" cannot be negative")))
 }
 
 impl Rpc {
-    /// The parts of files that are asked for, and their length in all. A file that is passed over whole is looked at, for its
-    /// length.
+    /// The requested ranges of the files, and their total length. Also a file that is skipped completely is resolved, for
+    /// its length.
     async fn open(&self, call: &Call) -> Result<(Vec<Part>, u64), RpcError> {
         let mut skip = bytes_of(call, "offset")?.unwrap_or(0);
         let mut left = bytes_of(call, "length")?.unwrap_or(u64::MAX);
@@ -113,15 +113,17 @@ impl Rpc {
             if left == 0 {
                 break;
             }
-            let Found { source, resolved, .. } = self.find(call, argument).await?.whole()?;
+            let ResolvedPath { source, resolved, .. } = self.find(call, argument).await?.whole()?;
             let size = match Node::decode(&resolved.block)? {
                 Node::File(file) => file.size(),
-                // Clients know these words.
+                // Clients look for this message.
                 Node::Directory(_) | Node::HamtShard(_) => {
-                    return Err(RpcError::cannot("this dag node is a directory"));
+                    return Err(RpcError::unprocessable("this dag node is a directory"));
                 }
-                Node::Symlink { .. } => return Err(RpcError::cannot("this is a symlink, which has no content")),
-                Node::Plain(_) => return Err(RpcError::cannot("this is no file: ask for it with \"block get\"")),
+                Node::Symlink { .. } => return Err(RpcError::unprocessable("this is a symlink, which has no content")),
+                Node::Plain(_) => {
+                    return Err(RpcError::unprocessable("this is not a UnixFS file: use \"block get\""));
+                }
             };
             let start = skip.min(size);
             skip -= start;

@@ -1,4 +1,4 @@
-//! `swarm/…`: connected peers, and connections that are asked for.
+//! `swarm/…`: connected peers, their addresses, and connecting on request.
 
 use crate::kubo_rpc::answer::{self, Answer, Output};
 use crate::kubo_rpc::call::Call;
@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use utoipa::ToSchema;
 
-/// How long a peer is dialled.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// What is said where there is no network.
+/// The timeout of a connection attempt.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// The error of an offline node.
 const OFFLINE: &str = "this node is offline: it has no peers";
 
 /// `swarm/peers`
@@ -28,11 +28,11 @@ pub static PEERS: Command = Command {
     path: "swarm/peers",
     arguments: Arguments::NONE,
     options: &[
-        command::flag("verbose", "Everything of the following.").or("v"),
-        command::flag("streams", "The protocols of each peer, of which streams may be open."),
-        command::flag("latency", "The last round trip of a ping."),
-        command::flag("direction", "Who opened the connection."),
-        command::flag("identify", "What each peer says of itself."),
+        command::flag("verbose", "Whether all of the following is shown.").or("v"),
+        command::flag("streams", "Whether the protocols of each peer are shown."),
+        command::flag("latency", "Whether the latest round-trip time of a ping is shown."),
+        command::flag("direction", "Whether the direction of each connection is shown."),
+        command::flag("identify", "Whether each peer's identify information is shown."),
     ],
     body: Input::Arguments,
     answers: Answers::Value,
@@ -41,7 +41,7 @@ pub static PEERS: Command = Command {
 /// `swarm/connect`
 pub static CONNECT: Command = Command {
     path: "swarm/connect",
-    arguments: Arguments::several(1, "Addresses that end in /p2p/ and a peer id, or /p2p/ID alone."),
+    arguments: Arguments::several(1, "Multiaddrs that end in /p2p/ID, or /p2p/ID alone."),
     options: &[],
     body: Input::Arguments,
     answers: Answers::Value,
@@ -60,7 +60,7 @@ pub static ADDRS: Command = Command {
 pub static ADDRS_LOCAL: Command = Command {
     path: "swarm/addrs/local",
     arguments: Arguments::NONE,
-    options: &[command::flag("id", "Whether the addresses end in this node's peer id.")],
+    options: &[command::flag("id", "Whether the addresses end in the node's peer ID.")],
     body: Input::Arguments,
     answers: Answers::Value,
 };
@@ -69,7 +69,7 @@ pub static ADDRS_LOCAL: Command = Command {
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct SwarmPeersView {
-    /// One for each connection, sorted by peer.
+    /// One entry for each connection, sorted by peer.
     pub peers: Vec<SwarmPeerView>,
 }
 
@@ -77,20 +77,20 @@ pub struct SwarmPeersView {
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct SwarmPeerView {
-    /// Where the peer is.
+    /// The peer's address.
     pub addr: String,
-    /// Its peer id.
+    /// Its peer ID.
     pub peer: String,
-    /// How long a ping takes, if that was asked for.
+    /// The round-trip time of a ping, with the option "latency".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<String>,
-    /// 1 if the peer opened it, 2 if we did, if that was asked for.
+    /// 1 for inbound, 2 for outbound, with the option "direction".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub direction: Option<u8>,
-    /// The peer's protocols, if they were asked for.
+    /// The peer's protocols, with the option "streams".
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub streams: Vec<SwarmStreamView>,
-    /// What the peer says of itself; empty if that was not asked for.
+    /// The peer's identify information; empty without the option "identify".
     pub identify: IdView,
 }
 
@@ -112,11 +112,11 @@ impl Output for SwarmPeersView {
     }
 }
 
-/// Texts.
+/// Strings.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct StringsView {
-    /// The texts.
+    /// The strings.
     pub strings: Vec<String>,
 }
 
@@ -130,7 +130,7 @@ impl Output for StringsView {
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct SwarmAddrsView {
-    /// By peer id.
+    /// The addresses by peer ID.
     pub addrs: BTreeMap<String, Vec<String>>,
 }
 
@@ -178,7 +178,7 @@ fn views(call: &Call, peer: &ConnectedPeer) -> Vec<SwarmPeerView> {
     peer.connections.iter().map(view).collect()
 }
 
-/// What a connected peer says of itself.
+/// The identify information of a connected peer.
 pub fn identity(peer: &ConnectedPeer) -> IdView {
     let id = peer.peer.to_base58();
     let addresses = peer.connections.iter().map(|connection| format!("{}/p2p/{id}", without_peer(&connection.address)));
@@ -193,7 +193,7 @@ pub fn identity(peer: &ConnectedPeer) -> IdView {
     }
 }
 
-/// An address without the name of the peer that is there.
+/// An address without its final peer ID.
 fn without_peer(address: &Multiaddr) -> Multiaddr {
     let mut address = address.clone();
     if matches!(address.iter().last(), Some(Protocol::P2p(_))) {
@@ -231,17 +231,17 @@ pub async fn addrs_local(State(rpc): State<Rpc>, request: Request) -> Answer {
     Ok(answer::once(&call, &StringsView { strings }))
 }
 
-/// Connects with peers.
+/// Connects to peers.
 #[utoipa::path(post, path = "/api/v0/swarm/connect", tag = "kubo", security(("bearer" = ["operate"])), responses(
-    (status = 200, description = "A text for each peer.", body = StringsView)))]
+    (status = 200, description = "A string for each peer.", body = StringsView)))]
 pub async fn connect(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&CONNECT, request).await?;
     let peers = by_peer(&call.arguments)?;
     call.within(async {
-        let bridge = rpc.bridge.as_ref().ok_or_else(|| RpcError::cannot(OFFLINE))?;
+        let bridge = rpc.bridge.as_ref().ok_or_else(|| RpcError::unprocessable(OFFLINE))?;
         let mut strings = Vec::with_capacity(peers.len());
         for (peer, addresses) in peers {
-            let connected = bridge.connect(peer, addresses, NamedBy::Operator, PATIENCE).await;
+            let connected = bridge.connect(peer, addresses, NamedBy::Operator, CONNECT_TIMEOUT).await;
             connected.map_err(|error| failed(&peer, &error))?;
             strings.push(format!("connect {peer} success"));
         }
@@ -254,27 +254,28 @@ fn failed(peer: &PeerId, error: &ConnectError) -> RpcError {
     let status = match error {
         ConnectError::Stopped => StatusCode::SERVICE_UNAVAILABLE,
         ConnectError::NoRoom => StatusCode::TOO_MANY_REQUESTS,
-        // Peers that are not there are no fault of this node.
+        // An unreachable peer is not an error of the node.
         _ => StatusCode::UNPROCESSABLE_ENTITY,
     };
     RpcError { status, message: format!("connect {peer} failure: {error}") }
 }
 
-/// The addresses of each peer, in the order in which peers are named first.
+/// The addresses of each peer, in the order of the peers' first arguments.
 fn by_peer(arguments: &[String]) -> Result<Vec<(PeerId, Vec<Multiaddr>)>, RpcError> {
     let mut peers: Vec<(PeerId, Vec<Multiaddr>)> = Vec::new();
     for argument in arguments {
-        let bad = |reason: String| RpcError::bad(format!("\"{argument}\" is no address of a peer: {reason}"));
+        let bad =
+            |reason: String| RpcError::bad_request(format!("\"{argument}\" is not the address of a peer: {reason}"));
         let address: Multiaddr = argument.parse().map_err(|error| bad(format!("{error}")))?;
         let Some(Protocol::P2p(peer)) = address.iter().last() else {
-            return Err(bad("it does not end in /p2p/ and a peer id".to_owned()));
+            return Err(bad("it does not end in /p2p/ and a peer ID".to_owned()));
         };
-        let place = peers.iter().position(|(known, _)| *known == peer).unwrap_or_else(|| {
+        let index = peers.iter().position(|(known, _)| *known == peer).unwrap_or_else(|| {
             peers.push((peer, Vec::new()));
             peers.len() - 1
         });
         let bare = without_peer(&address);
-        if let Some((_, addresses)) = peers.get_mut(place).filter(|_| !bare.is_empty()) {
+        if let Some((_, addresses)) = peers.get_mut(index).filter(|_| !bare.is_empty()) {
             addresses.push(bare);
         }
     }
@@ -289,7 +290,7 @@ impl Rpc {
         }
     }
 
-    /// What is known of another peer, if it is connected.
+    /// The identify information of another peer, if it is connected.
     pub async fn peer(&self, key: &Key) -> Option<IdView> {
         let connected = self.connected().await;
         connected.iter().find(|peer| peer.peer == *key.peer_id()).map(identity)
@@ -304,7 +305,7 @@ mod tests {
     const OTHER: &str = "12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK";
 
     #[test]
-    fn addresses_are_gathered_by_peer() {
+    fn addresses_are_grouped_by_peer() {
         let arguments = [
             format!("/ip4/127.0.0.1/tcp/1/p2p/{ONE}"),
             format!("/p2p/{OTHER}"),

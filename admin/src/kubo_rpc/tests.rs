@@ -26,7 +26,7 @@ use services::pinning::{PinMetrics, PinOptions, Reach};
 use std::io;
 use tower::ServiceExt as _;
 
-/// A node without a network, but with somebody who has blocks.
+/// A node without a network, but with token_of who has blocks.
 struct World {
     router: Router,
     rpc: Rpc,
@@ -37,12 +37,12 @@ struct World {
 
 /// An answer.
 #[derive(Debug)]
-struct Said {
+struct Reply {
     status: u16,
     body: Bytes,
 }
 
-impl Said {
+impl Reply {
     fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
@@ -112,7 +112,7 @@ impl World {
         let cache = config::Cache { disk_bytes_max: cache_bytes_max, ..config::Cache::default() };
         let uploads = services::uploads::Limits::new(&uploads, &cache);
         let uploads = Uploads::new(&store, Arc::clone(&policy), Arc::clone(&pins), uploads, dir.path()).expect("opens");
-        let rpc = Rpc::new(Parts {
+        let rpc = Rpc::new(Dependencies {
             sources,
             names,
             policy: Arc::clone(&policy),
@@ -124,7 +124,7 @@ impl World {
             uploads,
             limits: Limits::default(),
         });
-        let router = long_routes(rpc.clone()).split_for_parts().0;
+        let router = long_running_routes(rpc.clone()).split_for_parts().0;
         Self { router, rpc, store, elsewhere, _dir: dir }
     }
 
@@ -136,24 +136,24 @@ impl World {
         self.store.flush().await.expect("writes");
     }
 
-    async fn ask_as(&self, bearer: Principal, request: axum::http::request::Builder, body: Body) -> Said {
+    async fn ask_as(&self, bearer: Principal, request: axum::http::request::Builder, body: Body) -> Reply {
         let request = request.method("POST").extension(bearer).body(body).expect("a request");
         let response = self.router.clone().oneshot(request).await.expect("answers");
         let status = response.status().as_u16();
-        Said { status, body: response.into_body().collect().await.expect("ends well").to_bytes() }
+        Reply { status, body: response.into_body().collect().await.expect("ends well").to_bytes() }
     }
 
     /// Sends a command as the operator.
-    async fn ask(&self, command: &str) -> Said {
+    async fn ask(&self, command: &str) -> Reply {
         self.ask_as(Principal::operator(), Request::builder().uri(format!("/api/v0/{command}")), Body::empty()).await
     }
 
     /// Sends a command with files.
-    async fn send(&self, command: &str, files: &[&[u8]]) -> Said {
+    async fn send(&self, command: &str, files: &[&[u8]]) -> Reply {
         self.send_as(Principal::operator(), command, files).await
     }
 
-    async fn send_as(&self, bearer: Principal, command: &str, files: &[&[u8]]) -> Said {
+    async fn send_as(&self, bearer: Principal, command: &str, files: &[&[u8]]) -> Reply {
         let request = Request::builder().uri(format!("/api/v0/{command}"));
         let request = request.header(CONTENT_TYPE, "multipart/form-data; boundary=between");
         self.ask_as(bearer, request, Body::from(form(files))).await
@@ -172,7 +172,7 @@ fn form(files: &[&[u8]]) -> Vec<u8> {
     form
 }
 
-fn somebody(id: &str, pins_max: Option<u64>) -> Principal {
+fn token_of(id: &str, pins_max: Option<u64>) -> Principal {
     Principal { id: id.into(), name: id.into(), quota: Quota { pins_max, bytes_max: None }, ..Principal::operator() }
 }
 
@@ -324,7 +324,10 @@ async fn dags_are_counted_exported_and_taken_in_again() {
     let lacking = car::header(&[root]);
     let third = World::new().await;
     let imported = third.send("dag/import", &[&lacking]).await.lines();
-    assert!(imported[0]["Root"]["PinErrorMsg"].as_str().expect("words").contains("is not here"), "{imported:?}");
+    assert!(
+        imported[0]["Root"]["PinErrorMsg"].as_str().expect("words").contains("is not stored locally"),
+        "{imported:?}"
+    );
     assert!(third.ask("pin/ls").await.json()["Keys"].as_object().expect("keys").is_empty());
     assert!(third.store.pins().await.expect("reads").is_empty(), "nor in part");
     // A DAG may lie in two archives.
@@ -342,7 +345,7 @@ async fn dags_are_counted_exported_and_taken_in_again() {
 async fn what_is_not_pinned_is_cached_and_counts_for_nobody() {
     let world = World::new().await;
     // Who may pin nothing more.
-    let poor = || somebody("poor", Some(0));
+    let poor = || token_of("poor", Some(0));
     let content = noise(600_000, 5);
     let added = world.send_as(poor(), "add?pin=false", &[&content]).await.lines();
     let cid = added.last().expect("a line")["Hash"].as_str().expect("a CID").to_owned();
@@ -392,10 +395,10 @@ async fn what_the_disk_refuses_is_not_told_as_missing() {
     let content = noise(100_000, 7);
     let block = Block::of(codec::RAW, hashes::SHA2_256, 32, content.clone().into()).expect("a block");
     let words = world.send("block/put?pin=true", &[&content]).await.refused(507);
-    assert!(!words.contains("is not here"), "{words}");
+    assert!(!words.contains("is not stored locally"), "{words}");
     let archive = [&car::header(&[*block.cid()])[..], &section(&block)[..]].concat();
     let words = world.send("dag/import", &[&archive]).await.refused(507);
-    assert!(!words.contains("is not here"), "{words}");
+    assert!(!words.contains("is not stored locally"), "{words}");
     assert!(world.store.pins().await.expect("reads").is_empty());
 }
 
@@ -404,10 +407,10 @@ async fn so_much_is_put_or_imported_at_a_time() {
     let uploads = config::Uploads { bytes_max: 1_000, ..config::Uploads::default() };
     let world = World::taking_in([], &MemoryOptions::default(), uploads).await;
     let bearer = |number: usize| Principal { id: number.to_string().into(), ..Principal::operator() };
-    let places: Vec<_> = (0..PUTS_MAX).map(|number| world.rpc.begin_put(&bearer(number)).expect("a permit")).collect();
+    let permits: Vec<_> = (0..PUTS_MAX).map(|number| world.rpc.begin_put(&bearer(number)).expect("a permit")).collect();
     world.send("block/put", &[b"hello"]).await.refused(429);
     world.send("dag/put", &[b"{}"]).await.refused(429);
-    drop(places);
+    drop(permits);
     let many: Vec<&[u8]> = vec![b""; 10_001];
     assert!(world.send("block/put", &many).await.refused(413).contains("10000"));
     world.send("block/put", &many[1..]).await.lines();
@@ -486,10 +489,10 @@ async fn pins_belong_to_whoever_asked() {
     let (blocks, root) = folder();
     blocks.iter().for_each(|block| world.elsewhere.insert(block));
     let as_one = |command: String| {
-        world.ask_as(somebody("one", None), Request::builder().uri(format!("/api/v0/{command}")), Body::empty())
+        world.ask_as(token_of("one", None), Request::builder().uri(format!("/api/v0/{command}")), Body::empty())
     };
     let as_two = |command: String| {
-        world.ask_as(somebody("two", Some(1)), Request::builder().uri(format!("/api/v0/{command}")), Body::empty())
+        world.ask_as(token_of("two", Some(1)), Request::builder().uri(format!("/api/v0/{command}")), Body::empty())
     };
     let added = as_one(format!("pin/add?arg={root}&name=mine&progress=true")).await.lines();
     assert_eq!(added.last().expect("a line")["Pins"], json!([root.to_string()]));

@@ -1,9 +1,9 @@
-//! `/api/v1/log/level`: how much the process says of its work.
+//! `/api/v1/log/level`: the log level.
 
-use crate::http::answer::{Answer, Refusal, json};
+use crate::http::answer::{Answer, ApiError, json};
+use crate::http::error_responses::BadRequest;
 use crate::http::extract::Audited;
 use crate::http::parameters::{Parameters, read_body, wrong};
-use crate::http::refusals::WrongRequest;
 use api::error::ErrorView;
 use api::log_level::{LevelRequest, LevelView};
 use axum::http::{StatusCode, Uri};
@@ -19,32 +19,32 @@ pub(super) fn view(now: LevelNow) -> LevelView {
     LevelView { level: now.level, configured: now.configured, until_at: now.until.map(epoch::seconds) }
 }
 
-fn level() -> Result<&'static LogLevel, Refusal> {
-    let words = "this process leaves its log to the program that it is part of";
-    logging::level().ok_or_else(|| Refusal(StatusCode::CONFLICT, words.to_owned()))
+fn level() -> Result<&'static LogLevel, ApiError> {
+    let words = "the log level cannot be changed: the program that embeds the gateway configures the log";
+    logging::level().ok_or_else(|| ApiError(StatusCode::CONFLICT, words.to_owned()))
 }
 
-/// How much the process says of its work.
+/// The log level.
 #[utoipa::path(get, path = "/api/v1/log/level", tag = "operations", security(("bearer" = ["read"])),
-    responses((status = 200, description = "The level", body = LevelView), WrongRequest,
-        (status = 409, description = "The log is not the gateway's own", body = ErrorView)))]
+    responses((status = 200, description = "The level", body = LevelView), BadRequest,
+        (status = 409, description = "The gateway does not configure the log", body = ErrorView)))]
 pub async fn read(uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     Ok(json(StatusCode::OK, &view(level()?.now())))
 }
 
-/// Has the process say more or less of its work, from now on or for a time.
+/// Changes the log level, permanently or for a time.
 #[utoipa::path(put, path = "/api/v1/log/level", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = LevelRequest, content_type = "application/json"),
-    responses((status = 200, description = "The level", body = LevelView), WrongRequest,
-        (status = 409, description = "The log is not the gateway's own", body = ErrorView)))]
-pub async fn write(Audited(noted): Audited, body: Bytes) -> Answer {
+    responses((status = 200, description = "The level", body = LevelView), BadRequest,
+        (status = 409, description = "The gateway does not configure the log", body = ErrorView)))]
+pub async fn write(Audited(audit_context): Audited, body: Bytes) -> Answer {
     let request: LevelRequest = read_body(&body)?;
-    noted.note(&request);
+    audit_context.note(&request);
     let LevelRequest { level: text, duration_seconds } = request;
     let duration = match duration_seconds {
         Some(seconds) if !(1..=DURATION_SECONDS_MAX).contains(&seconds) => {
-            return Err(wrong(format!("duration_seconds is from 1 to {DURATION_SECONDS_MAX}, a week")));
+            return Err(wrong(format!("duration_seconds must be from 1 to {DURATION_SECONDS_MAX} (a week)")));
         }
         seconds => seconds.map(Duration::from_secs),
     };

@@ -1,14 +1,14 @@
-//! `GET /api/v1/stats` and `GET /api/v1/events`: the figures of this moment, once and each second.
+//! `GET /api/v1/stats` and `GET /api/v1/events`: current statistics, once or every second.
 //!
-//! Events are sent as Server-Sent Events (<https://html.spec.whatwg.org/multipage/server-sent-events.html>), one a
-//! second, each with all figures, so that a page needs no other. One task takes the figures for all who read along, and
-//! there is none while nobody does. Whoever reads too slowly misses figures, and not the last ones.
+//! `events` sends Server-Sent Events (<https://html.spec.whatwg.org/multipage/server-sent-events.html>), one a second,
+//! each with all statistics, so that a page needs only the latest one. One task takes the snapshots for all subscribers,
+//! and it runs only while there are any. A slow subscriber skips events, and always receives the latest one.
 
-use crate::http::answer::{Answer, Refusal, json};
+use crate::http::answer::{Answer, ApiError, json};
+use crate::http::error_responses::BadRequest;
 use crate::http::extract::Authenticated;
-use crate::http::long;
+use crate::http::long_running;
 use crate::http::parameters::Parameters;
-use crate::http::refusals::WrongRequest;
 use crate::operations::Operations;
 use api::peers::CarriedView;
 use api::stats::{HttpView, NetworkView, RatesView, StatsView, StoreView, TierView, TiersView};
@@ -32,83 +32,83 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Who may read along at a time.
-pub const WATCHERS_MAX: usize = 32;
-/// How often figures are taken.
-const EVERY: Duration = Duration::from_secs(1);
+/// The maximum number of subscribers.
+pub const SUBSCRIBERS_MAX: usize = 32;
+/// The interval of snapshots.
+const SNAPSHOT_EVERY: Duration = Duration::from_secs(1);
 
 pub(super) fn tier_view(figures: TierFigures) -> TierView {
     let TierFigures { hits, misses, errors, bytes } = figures;
     TierView { hits, misses, errors, bytes }
 }
 
-/// The figures of this moment.
+/// The current statistics.
 #[utoipa::path(get, path = "/api/v1/stats", tag = "operations", security(("bearer" = ["read"])),
-    responses((status = 200, description = "The figures", body = StatsView), WrongRequest))]
+    responses((status = 200, description = "The statistics", body = StatsView), BadRequest))]
 pub async fn stats(State(operations): State<Operations>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     Ok(json(StatusCode::OK, &operations.figures().await.view))
 }
 
-/// The figures of each second, as Server-Sent Events of the type `stats`, for as long as somebody reads.
+/// The statistics every second, as Server-Sent Events of the type `stats`.
 #[utoipa::path(get, path = "/api/v1/events", tag = "operations", security(("bearer" = ["read"])),
-    responses((status = 200, description = "Events, each with the figures as JSON", body = StatsView,
-            content_type = "text/event-stream"), WrongRequest))]
+    responses((status = 200, description = "Events, each with the statistics as JSON", body = StatsView,
+            content_type = "text/event-stream"), BadRequest))]
 pub async fn events(State(operations): State<Operations>, Authenticated(bearer): Authenticated, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
-    let watcher = operations.watch(&bearer)?;
+    let subscriber = operations.watch(&bearer)?;
     let first = stream::once(async { Ok::<Bytes, Infallible>(Bytes::from_static(b"retry: 2000\n\n")) });
-    let events = stream::unfold(watcher, |mut watcher| async move {
-        // It ends with the process.
-        watcher.events.changed().await.ok()?;
-        let event = watcher.events.borrow_and_update().clone();
-        Some((Ok(event), watcher))
+    let events = stream::unfold(subscriber, |mut subscriber| async move {
+        // The stream ends with the process.
+        subscriber.events.changed().await.ok()?;
+        let event = subscriber.events.borrow_and_update().clone();
+        Some((Ok(event), subscriber))
     });
     let body = Body::from_stream(first.chain(events));
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
     Ok((headers, body).into_response())
 }
 
-/// The figures that are taken for all who read along.
+/// The snapshots that all subscribers share.
 #[derive(Clone)]
 pub(super) struct Live {
     limiter: Arc<Limiter>,
-    current: Arc<Mutex<Option<Current>>>,
+    current: Arc<Mutex<Option<SharedEvents>>>,
 }
 
 impl Default for Live {
     fn default() -> Self {
-        Self { limiter: Arc::new(Limiter::shared(WATCHERS_MAX)), current: Arc::default() }
+        Self { limiter: Arc::new(Limiter::shared(SUBSCRIBERS_MAX)), current: Arc::default() }
     }
 }
 
-struct Current {
+struct SharedEvents {
     events: watch::Receiver<Bytes>,
-    watchers: usize,
+    subscribers: usize,
     _task: AbortOnDropHandle<()>,
 }
 
-/// Somebody who reads along. The last one to leave ends the taking of figures.
-struct Watcher {
+/// A subscriber. Dropping the last one stops the task that takes snapshots.
+struct Subscriber {
     events: watch::Receiver<Bytes>,
     live: Live,
     _permit: Permit,
 }
 
-impl Drop for Watcher {
+impl Drop for Subscriber {
     fn drop(&mut self) {
         let mut current = self.live.current.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(shared) = current.as_mut() {
-            shared.watchers -= 1;
-            if shared.watchers == 0 {
+            shared.subscribers -= 1;
+            if shared.subscribers == 0 {
                 *current = None;
             }
         }
     }
 }
 
-/// Figures, and what rates are reckoned from.
-struct Taken {
+/// Statistics, and the counters from which the rates of the next snapshot are computed.
+struct Snapshot {
     view: StatsView,
     at: Instant,
     requests: u64,
@@ -117,41 +117,41 @@ struct Taken {
 }
 
 impl Operations {
-    fn watch(&self, bearer: &Principal) -> Result<Watcher, Refusal> {
+    fn watch(&self, bearer: &Principal) -> Result<Subscriber, ApiError> {
         let live = &self.inner.live;
-        let permit = long::place(&live.limiter, bearer, || {
-            format!("{WATCHERS_MAX} readers have the events already: try again when one has left")
+        let permit = long_running::acquire(&live.limiter, bearer, || {
+            format!("{SUBSCRIBERS_MAX} clients read the events already: try again when one has disconnected")
         })?;
         let mut current = live.current.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = current.get_or_insert_with(|| {
             let (sender, events) = watch::channel(Bytes::new());
-            let task = tokio::spawn(self.clone().take_figures(sender));
-            Current { events, watchers: 0, _task: AbortOnDropHandle::new(task) }
+            let task = tokio::spawn(self.clone().publish_statistics(sender));
+            SharedEvents { events, subscribers: 0, _task: AbortOnDropHandle::new(task) }
         });
-        shared.watchers += 1;
+        shared.subscribers += 1;
         let mut events = shared.events.clone();
-        // Whoever joins later need not wait for the next second.
+        // A later subscriber receives the latest snapshot at once.
         if !events.borrow().is_empty() {
             events.mark_changed();
         }
-        Ok(Watcher { events, live: live.clone(), _permit: permit })
+        Ok(Subscriber { events, live: live.clone(), _permit: permit })
     }
 
-    async fn take_figures(self, events: watch::Sender<Bytes>) {
-        let mut ticks = tokio::time::interval(EVERY);
+    async fn publish_statistics(self, events: watch::Sender<Bytes>) {
+        let mut ticks = tokio::time::interval(SNAPSHOT_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut last: Option<Taken> = None;
+        let mut last: Option<Snapshot> = None;
         loop {
             ticks.tick().await;
-            let mut taken = self.figures().await;
-            taken.compare(last.as_ref());
-            let text = serde_json::to_string(&taken.view).unwrap_or_default();
+            let mut snapshot = self.figures().await;
+            snapshot.compare(last.as_ref());
+            let text = serde_json::to_string(&snapshot.view).unwrap_or_default();
             events.send_replace(format!("event: stats\ndata: {text}\n\n").into());
-            last = Some(taken);
+            last = Some(snapshot);
         }
     }
 
-    async fn figures(&self) -> Taken {
+    async fn figures(&self) -> Snapshot {
         let parts = self.parts();
         let http = parts.metrics.figures();
         let tiers = parts.tiers.figures();
@@ -163,7 +163,7 @@ impl Operations {
         let ram = parts.tiers.ram();
         let view = StatsView {
             taken_at: epoch::now(),
-            uptime_seconds: seconds(self.inner.since.1.elapsed()),
+            uptime_seconds: seconds(self.inner.started.1.elapsed()),
             stage: self.stage().stage,
             http: HttpView {
                 requests: http.requests.into_iter().map(|(class, count)| (class.to_owned(), count)).collect(),
@@ -201,22 +201,22 @@ impl Operations {
             rates: None,
         };
         let requests = view.http.requests.values().sum();
-        Taken { view, at: Instant::now(), requests, discovery: latency.discovery, transfer: latency.transfer }
+        Snapshot { view, at: Instant::now(), requests, discovery: latency.discovery, transfer: latency.transfer }
     }
 }
 
-impl Taken {
-    /// Adds what happened since the last figures.
+impl Snapshot {
+    /// Adds the rates since the last snapshot.
     fn compare(&mut self, last: Option<&Self>) {
         let Some(last) = last else { return };
         let passed = self.at.saturating_duration_since(last.at).as_secs_f64();
         if passed <= 0.0 {
             return;
         }
-        // Counters that are taken a moment apart may seem to run backwards.
+        // Counters that are read at slightly different times may seem to run backwards.
         let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / passed;
-        let carried = |taken: &Self, sum: fn(&CarriedView) -> u64| -> u64 {
-            let direct = taken.view.network.transports.iter().filter(|carried| carried.transport != "circuit");
+        let carried = |snapshot: &Self, sum: fn(&CarriedView) -> u64| -> u64 {
+            let direct = snapshot.view.network.transports.iter().filter(|carried| carried.transport != "circuit");
             direct.map(sum).sum()
         };
         let (now, then) = (&self.view, &last.view);

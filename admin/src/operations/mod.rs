@@ -1,4 +1,4 @@
-//! What an operator does with a gateway that runs: looks into it, and changes how it goes on.
+//! Operating a running gateway: inspecting its state, and changing it.
 //!
 //! | module | requests |
 //! |---|---|
@@ -14,12 +14,12 @@
 //! | [`settings`] | `GET /api/v1/config` |
 //! | [`live`] | `GET /api/v1/stats`, `GET /api/v1/events` |
 //! | [`node`] | `GET /api/v1/node` |
-//! | `dag` | the blocks of a DAG, as far as they are wanted |
+//! | `dag` | a bounded traversal of a DAG, for purge, warm and explain |
 //!
-//! Goals: whatever is told is what the parts themselves say, and whatever is decided is decided by the code that
-//! requests go through; nothing here costs anything as long as nobody asks; every answer is bounded.
+//! Goals: every answer comes from the components themselves, and every decision from the code that serves requests;
+//! nothing costs anything while no client asks; every answer is bounded.
 //!
-//! Non-goals: the store's own upkeep ([`crate::store`]), and what may be served.
+//! Non-goals: maintenance of the store ([`crate::store`]), and denylists ([`crate::denylists`]).
 
 pub mod collect;
 mod dag;
@@ -39,8 +39,8 @@ pub(crate) mod testing;
 mod tests;
 pub mod warm;
 
-use crate::http::answer::Refusal;
-use crate::http::long;
+use crate::http::answer::ApiError;
+use crate::http::long_running;
 use axum::http::StatusCode;
 use cache::{BlockStore, Tiers};
 use config::Loaded;
@@ -62,92 +62,101 @@ use tokio_util::sync::CancellationToken;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Operations that take long, at a time.
+/// The maximum number of concurrent long-running operations.
 pub const OPERATIONS_MAX: usize = 8;
 
-/// How many pins there are, by their status.
+/// Counts the pins by status.
 pub type PinCounts = Arc<dyn Fn() -> BTreeMap<String, u64> + Send + Sync>;
 
-/// Says which list decides about a path below a root, or about the root's block if there is no path, and in which line.
-pub type Decider = Arc<dyn Fn(&Cid, &str) -> Option<String> + Send + Sync>;
+/// Finds the denylist and line that decide about a path below a root, or about the root's block if the path is empty.
+pub type RuleLookup = Arc<dyn Fn(&Cid, &str) -> Option<String> + Send + Sync>;
 
-/// Where a node is to be found: what is printed when it is ready.
+/// The addresses of a node, which it prints when it is ready.
 #[derive(Debug, Clone)]
-pub struct Places {
+pub struct NodeAddresses {
     /// The public listeners, as bound.
     pub gateway: Vec<SocketAddr>,
     /// The admin listeners, as bound.
     pub admin: Vec<SocketAddr>,
-    /// How they are spoken to: `http` or `https`.
+    /// The scheme of the admin listeners: `http` or `https`.
     pub admin_scheme: &'static str,
-    /// The node's name among peers.
+    /// The node's peer ID.
     pub peer_id: PeerId,
-    /// Where peers reach it; none in offline mode.
+    /// The multiaddrs on which peers reach the node; none in offline mode.
     pub p2p: Vec<Multiaddr>,
     /// The root of the welcome site, unless it is switched off or unpinned.
     pub welcome: Option<Cid>,
 }
 
-/// The parts of a node that are looked into.
-pub struct Parts {
-    /// What answers the public.
+/// The components of a node that operations read and change.
+pub struct Dependencies {
+    /// The public gateway.
     pub gateway: Arc<Gateway>,
     /// The local tiers.
     pub tiers: Tiers,
-    /// Where blocks come from that are fetched here, with places on the way to the network of their own.
+    /// The sources of blocks that operations fetch, with a fetch limiter of their own.
     pub sources: Arc<Sources>,
-    /// What names stand for.
+    /// The name resolver.
     pub names: Arc<Names>,
     /// The network, unless the node is offline.
     pub bridge: Option<Bridge>,
-    /// How far along its life the process is.
+    /// The health of the process.
     pub health: Arc<Health>,
-    /// What is counted of requests.
+    /// The request metrics.
     pub metrics: Arc<HttpMetrics>,
-    /// The settings, and who set what.
+    /// The settings, with the origin of each.
     pub loaded: Arc<Loaded>,
-    /// Where the node is to be found.
-    pub places: Places,
-    /// Told when the process is to end.
+    /// The addresses of the node.
+    pub addresses: NodeAddresses,
+    /// Cancelled to stop the process.
     pub stop: CancellationToken,
     /// Counts pins.
     pub pins: Option<PinCounts>,
-    /// Which list decides about content.
-    pub decide: Option<Decider>,
+    /// Finds the denylist that decides about content.
+    pub decide: Option<RuleLookup>,
     /// Caches in front of the gateway.
     pub caches: Caches,
 }
 
-/// What operators do. Clones are the same.
+/// The state of the operations. Clones share it.
 #[derive(Clone)]
 pub struct Operations {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    parts: Parts,
-    /// The gateway for whoever only looks.
-    looking: Gateway,
-    /// The same, which has names looked up.
-    resolving: Gateway,
+    parts: Dependencies,
+    /// A gateway that reads only locally stored blocks and cached names.
+    local_gateway: Gateway,
+    /// A gateway that reads only locally stored blocks, and resolves names.
+    resolving_gateway: Gateway,
     limiter: Arc<Limiter>,
     live: live::Live,
-    /// When all of it began.
-    since: (SystemTime, Instant),
+    /// The start of the process.
+    started: (SystemTime, Instant),
 }
 
 impl Operations {
-    /// Operations on a node of these parts.
-    pub fn new(parts: Parts) -> Self {
-        let Parts { gateway, tiers, names, loaded, .. } = &parts;
-        let looking = gateway.looking(&loaded.config.http, Arc::new(tiers.local()), names.known_only());
-        let resolving = gateway.looking(&loaded.config.http, Arc::new(tiers.local()), Arc::clone(names) as _);
+    /// Operations on a node with these components.
+    pub fn new(parts: Dependencies) -> Self {
+        let Dependencies { gateway, tiers, names, loaded, .. } = &parts;
+        let local_gateway = gateway.looking(&loaded.config.http, Arc::new(tiers.local()), names.known_only());
+        let resolving_gateway = gateway.looking(&loaded.config.http, Arc::new(tiers.local()), Arc::clone(names) as _);
         let limiter = Arc::new(Limiter::shared(OPERATIONS_MAX));
-        let since = (SystemTime::now(), Instant::now());
-        Self { inner: Arc::new(Inner { parts, looking, resolving, limiter, live: live::Live::default(), since }) }
+        let started = (SystemTime::now(), Instant::now());
+        Self {
+            inner: Arc::new(Inner {
+                parts,
+                local_gateway,
+                resolving_gateway,
+                limiter,
+                live: live::Live::default(),
+                started,
+            }),
+        }
     }
 
-    fn parts(&self) -> &Parts {
+    fn parts(&self) -> &Dependencies {
         &self.inner.parts
     }
 
@@ -156,20 +165,20 @@ impl Operations {
     }
 
     /// The network.
-    fn bridge(&self) -> Result<&Bridge, Refusal> {
-        let words = "the gateway is offline: it has no peers and asks nobody (p2p.offline)";
-        self.parts().bridge.as_ref().ok_or_else(|| Refusal(StatusCode::CONFLICT, words.to_owned()))
+    fn bridge(&self) -> Result<&Bridge, ApiError> {
+        let words = "the gateway is offline: it has no peers and sends no requests to the network (p2p.offline)";
+        self.parts().bridge.as_ref().ok_or_else(|| ApiError(StatusCode::CONFLICT, words.to_owned()))
     }
 
-    /// A permit for an operation that takes long.
-    fn begin(&self, bearer: &Principal) -> Result<Permit, Refusal> {
-        long::place(&self.inner.limiter, bearer, || {
-            format!("{OPERATIONS_MAX} operations are under way: try again when one has ended")
+    /// A permit for a long-running operation.
+    fn begin(&self, bearer: &Principal) -> Result<Permit, ApiError> {
+        long_running::acquire(&self.inner.limiter, bearer, || {
+            format!("{OPERATIONS_MAX} operations are running: try again when one has ended")
         })
     }
 }
 
-/// The routes whose answers are at hand.
+/// The routes that have a timeout.
 pub fn routes(operations: Operations) -> OpenApiRouter {
     OpenApiRouter::default()
         .routes(routes!(peers::list))
@@ -184,8 +193,8 @@ pub fn routes(operations: Operations) -> OpenApiRouter {
         .with_state(operations)
 }
 
-/// The routes that may take as long as they need.
-pub fn long_routes(operations: Operations) -> OpenApiRouter {
+/// The long-running routes, which have no timeout.
+pub fn long_running_routes(operations: Operations) -> OpenApiRouter {
     OpenApiRouter::default()
         .routes(routes!(purge::purge))
         .routes(routes!(names::refresh))

@@ -1,9 +1,9 @@
-//! `POST /api/v1/names/refresh`: what a name stands for is looked up now, whatever is remembered of it.
+//! `POST /api/v1/names/refresh`: resolves a name now, bypassing the cache.
 
 use crate::http::answer::{Answer, json};
+use crate::http::error_responses::BadRequest;
 use crate::http::extract::{Audited, Authenticated};
 use crate::http::parameters::{read_body, wrong};
-use crate::http::refusals::WrongRequest;
 use crate::operations::Operations;
 use api::names::{NameStepView, RefreshRequest, RefreshedView};
 use api::text::seconds;
@@ -27,31 +27,31 @@ pub(super) fn step_view(step: &NameStep) -> NameStepView {
     }
 }
 
-/// Where a name leads, as a path.
+/// The resolution of a name, as a path.
 pub fn path_of(resolution: &Resolution) -> String {
     let segments = resolution.segments.iter();
     segments.fold(format!("/ipfs/{}", resolution.root), |path, segment| path + "/" + segment)
 }
 
-/// A name as it is typed.
+/// Parses a name, with or without `/ipns/`.
 pub fn read_name(text: &str) -> Result<Name, content::names::NotAName> {
     Name::parse(text.strip_prefix("/ipns/").unwrap_or(text).trim_end_matches('/'))
 }
 
-/// Looks up now what a name stands for. Readers are answered with what is found from then on.
+/// Resolves a name now, bypassing the cache. Later requests use the new resolution.
 #[utoipa::path(post, path = "/api/v1/names/refresh", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = RefreshRequest, content_type = "application/json"),
-    responses((status = 200, description = "What it stood for and stands for", body = RefreshedView), WrongRequest))]
+    responses((status = 200, description = "The former and the new resolution", body = RefreshedView), BadRequest))]
 pub async fn refresh(
     State(operations): State<Operations>,
     Authenticated(bearer): Authenticated,
-    Audited(noted): Audited,
+    Audited(audit_context): Audited,
     body: Bytes,
 ) -> Answer {
     let request: RefreshRequest = read_body(&body)?;
-    noted.note(&request);
+    audit_context.note(&request);
     let name = read_name(&request.name).map_err(wrong)?;
-    let _place = operations.begin(&bearer)?;
+    let _permit = operations.begin(&bearer)?;
     let refreshed = operations.parts().names.refresh(&name).await;
     let old = refreshed.old.as_ref().map(path_of);
     let new = refreshed.new.as_ref().ok().map(path_of);

@@ -1,8 +1,8 @@
-//! `GET /api/v1/node`: which node this is, and where it is to be found.
+//! `GET /api/v1/node`: the identity, addresses and state of the node.
 
 use crate::http::answer::{Answer, json};
+use crate::http::error_responses::BadRequest;
 use crate::http::parameters::Parameters;
-use crate::http::refusals::WrongRequest;
 use crate::operations::Operations;
 use api::node::NodeView;
 use api::text::seconds;
@@ -11,9 +11,9 @@ use axum::http::{StatusCode, Uri};
 use p2p_bridge::epoch;
 use p2p_bridge::no_peers::ADVICE;
 
-/// Which node this is, and where it is to be found.
+/// The identity, addresses and state of the node.
 #[utoipa::path(get, path = "/api/v1/node", tag = "operations", security(("bearer" = ["read"])),
-    responses((status = 200, description = "The node", body = NodeView), WrongRequest))]
+    responses((status = 200, description = "The node", body = NodeView), BadRequest))]
 pub async fn read(State(operations): State<Operations>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let parts = operations.parts();
@@ -21,22 +21,22 @@ pub async fn read(State(operations): State<Operations>, uri: Uri) -> Answer {
         Some(bridge) => (bridge.addresses().await, bridge.load().await.peers),
         None => (Vec::new(), 0),
     };
-    let (started, since) = operations.inner.since;
+    let (started_at, started) = operations.inner.started;
     let stage = operations.stage();
     let view = NodeView {
-        peer_id: parts.places.peer_id.to_string(),
+        peer_id: parts.addresses.peer_id.to_string(),
         addresses: addresses.iter().map(ToString::to_string).collect(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        started_at: epoch::seconds(started),
-        uptime_seconds: seconds(since.elapsed()),
-        gateway_listeners: parts.places.gateway.iter().map(ToString::to_string).collect(),
-        admin_listeners: parts.places.admin.iter().map(ToString::to_string).collect(),
+        started_at: epoch::seconds(started_at),
+        uptime_seconds: seconds(started.elapsed()),
+        gateway_listeners: parts.addresses.gateway.iter().map(ToString::to_string).collect(),
+        admin_listeners: parts.addresses.admin.iter().map(ToString::to_string).collect(),
         stage: stage.stage,
         stopping: stage.stopping,
         offline: parts.bridge.is_none(),
         peers,
         advice: (parts.bridge.is_some() && peers == 0).then(|| format!("this node has no peers: {ADVICE}")),
-        welcome: parts.places.welcome.as_ref().map(ToString::to_string),
+        welcome: parts.addresses.welcome.as_ref().map(ToString::to_string),
     };
     Ok(json(StatusCode::OK, &view))
 }

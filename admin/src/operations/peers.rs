@@ -1,9 +1,9 @@
-//! `/api/v1/peers` and `/api/v1/bandwidth`: who is connected, what passed between us, and connections on request.
+//! `/api/v1/peers` and `/api/v1/bandwidth`: connected peers, their traffic, and connecting and disconnecting on request.
 
-use crate::http::answer::{Answer, Refusal, json, stopping};
+use crate::http::answer::{Answer, ApiError, json, stopping};
+use crate::http::error_responses::BadRequest;
 use crate::http::extract::Audited;
 use crate::http::parameters::{Parameters, read_body, wrong};
-use crate::http::refusals::WrongRequest;
 use crate::operations::Operations;
 use api::error::ErrorView;
 use api::peers::{
@@ -21,12 +21,12 @@ use p2p_bridge::redial::peer_of;
 use services::audit::Detail;
 use std::time::Duration;
 
-/// Peers in one answer, unless fewer are asked for.
+/// The default and maximum number of peers in an answer.
 const PEERS_MAX: usize = 10_000;
-/// How long a connection may take that is asked for, unless the request says something else.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The longest that may be asked for, in seconds.
-const PATIENCE_SECONDS_MAX: u64 = 120;
+/// The default timeout of a connection attempt.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// The maximum timeout of a connection attempt, in seconds.
+const CONNECT_TIMEOUT_SECONDS_MAX: u64 = 120;
 
 pub(super) fn peer_view(peer: ConnectedPeer) -> PeerView {
     let connections = peer.connections.iter().map(|connection| ConnectionView {
@@ -54,8 +54,8 @@ pub(super) fn peer_view(peer: ConnectedPeer) -> PeerView {
 
 /// The connected peers.
 #[utoipa::path(get, path = "/api/v1/peers", tag = "operations", security(("bearer" = ["read"])),
-    params(("limit" = Option<usize>, Query, minimum = 1, maximum = 10000, description = "So many peers at most")),
-    responses((status = 200, description = "The peers", body = PeersView), WrongRequest))]
+    params(("limit" = Option<usize>, Query, minimum = 1, maximum = 10000, description = "The maximum number of peers")),
+    responses((status = 200, description = "The peers", body = PeersView), BadRequest))]
 pub async fn list(State(operations): State<Operations>, uri: Uri) -> Answer {
     let limit = Parameters::of(&uri, &["limit"])?.number("limit", 1..=PEERS_MAX)?.unwrap_or(PEERS_MAX);
     let peers = match &operations.parts().bridge {
@@ -66,46 +66,48 @@ pub async fn list(State(operations): State<Operations>, uri: Uri) -> Answer {
     Ok(json(StatusCode::OK, &PeersView { count, peers: peers.into_iter().take(limit).map(peer_view).collect() }))
 }
 
-/// Connects with a peer, and waits for what comes of it.
+/// Connects to a peer, and waits for the result.
 #[utoipa::path(post, path = "/api/v1/peers/connect", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = ConnectRequest, content_type = "application/json"),
-    responses((status = 200, description = "It is connected", body = ConnectedView), WrongRequest,
-        (status = 409, description = "The gateway is offline, or is that peer itself", body = ErrorView),
-        (status = 422, description = "It cannot be reached; the words say why", body = ErrorView)))]
-pub async fn connect(State(operations): State<Operations>, Audited(noted): Audited, body: Bytes) -> Answer {
+    responses((status = 200, description = "The peer is connected", body = ConnectedView), BadRequest,
+        (status = 409, description = "The gateway is offline, or the peer ID is its own", body = ErrorView),
+        (status = 422, description = "The peer cannot be reached; the error says why", body = ErrorView)))]
+pub async fn connect(State(operations): State<Operations>, Audited(audit_context): Audited, body: Bytes) -> Answer {
     let request: ConnectRequest = read_body(&body)?;
-    noted.note(&request);
+    audit_context.note(&request);
     let ConnectRequest { address, timeout_seconds } = request;
     let (peer, addresses) = read_peer(&address)?;
-    let patience = match timeout_seconds {
-        None => PATIENCE,
-        Some(patience) if (1..=PATIENCE_SECONDS_MAX).contains(&patience) => Duration::from_secs(patience),
-        Some(_) => return Err(wrong(format!("timeout_seconds is from 1 to {PATIENCE_SECONDS_MAX}"))),
+    let connect_timeout = match timeout_seconds {
+        None => CONNECT_TIMEOUT,
+        Some(connect_timeout) if (1..=CONNECT_TIMEOUT_SECONDS_MAX).contains(&connect_timeout) => {
+            Duration::from_secs(connect_timeout)
+        }
+        Some(_) => return Err(wrong(format!("timeout_seconds must be from 1 to {CONNECT_TIMEOUT_SECONDS_MAX}"))),
     };
-    let connected = operations.bridge()?.connect(peer, addresses, NamedBy::Operator, patience).await;
+    let connected = operations.bridge()?.connect(peer, addresses, NamedBy::Operator, connect_timeout).await;
     let connected = connected.map_err(|error| refusal(&error))?;
     let (peer_id, address) = (connected.peer.to_string(), connected.address.to_string());
     let view = ConnectedView { peer_id, address, already: connected.already };
     Ok(Detail::of(&view).with(json(StatusCode::OK, &view)))
 }
 
-/// Closes every connection with a peer. It may come back.
+/// Closes all connections with a peer. The peer may connect again.
 #[utoipa::path(delete, path = "/api/v1/peers/{peer_id}", tag = "operations", security(("bearer" = ["operate"])),
-    params(("peer_id" = String, Path, description = "The peer")),
-    responses((status = 200, description = "It was connected", body = DisconnectedView), WrongRequest,
+    params(("peer_id" = String, Path, description = "The peer ID")),
+    responses((status = 200, description = "The peer is disconnected", body = DisconnectedView), BadRequest,
         (status = 409, description = "The gateway is offline", body = ErrorView)))]
 pub async fn disconnect(State(operations): State<Operations>, Path(peer_id): Path<String>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let peer: PeerId = peer_id.parse().map_err(|_| not_a_peer(&peer_id))?;
     if !operations.bridge()?.disconnect(peer).await {
-        return Err(Refusal(StatusCode::NOT_FOUND, format!("{peer} is not connected")));
+        return Err(ApiError(StatusCode::NOT_FOUND, format!("{peer} is not connected")));
     }
     Ok(json(StatusCode::OK, &DisconnectedView { peer_id: peer.to_string() }))
 }
 
-/// What travelled between peers since the start.
+/// The traffic with peers since the start.
 #[utoipa::path(get, path = "/api/v1/bandwidth", tag = "operations", security(("bearer" = ["read"])),
-    responses((status = 200, description = "Bytes", body = BandwidthView), WrongRequest))]
+    responses((status = 200, description = "The traffic in bytes", body = BandwidthView), BadRequest))]
 pub async fn bandwidth(State(operations): State<Operations>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     Ok(json(StatusCode::OK, &operations.bandwidth_view().await))
@@ -130,7 +132,7 @@ impl Operations {
         }
     }
 
-    /// What every transport carried.
+    /// The traffic by transport.
     pub(super) fn carried(&self) -> Vec<CarriedView> {
         let carried = self.parts().bridge.as_ref().map(p2p_bridge::Bridge::carried).unwrap_or_default();
         let view = |carried: p2p_bridge::counted::Carried| CarriedView {
@@ -142,13 +144,13 @@ impl Operations {
     }
 }
 
-fn not_a_peer(text: &str) -> Refusal {
+fn not_a_peer(text: &str) -> ApiError {
     let text: String = text.chars().take(100).collect();
-    wrong(format!("\"{text}\" is no peer id, such as 12D3KooW…, and no multiaddr that ends in /p2p/ID"))
+    wrong(format!("\"{text}\" is neither a peer ID, such as 12D3KooW…, nor a multiaddr that ends in /p2p/ID"))
 }
 
-/// A peer as it is typed, and the address, if there is one.
-fn read_peer(text: &str) -> Result<(PeerId, Vec<Multiaddr>), Refusal> {
+/// Parses a peer ID, or a multiaddr that ends in one.
+fn read_peer(text: &str) -> Result<(PeerId, Vec<Multiaddr>), ApiError> {
     let bare = text.strip_prefix("/p2p/").unwrap_or(text);
     if let Ok(peer) = bare.parse() {
         return Ok((peer, Vec::new()));
@@ -158,14 +160,14 @@ fn read_peer(text: &str) -> Result<(PeerId, Vec<Multiaddr>), Refusal> {
     Ok((peer, vec![address]))
 }
 
-fn refusal(error: &ConnectError) -> Refusal {
+fn refusal(error: &ConnectError) -> ApiError {
     let status = match error {
         ConnectError::Ourselves => StatusCode::CONFLICT,
         ConnectError::TooMany => StatusCode::BAD_REQUEST,
         ConnectError::Stopped => return stopping(),
         _ => StatusCode::UNPROCESSABLE_ENTITY,
     };
-    Refusal(status, error.to_string())
+    ApiError(status, error.to_string())
 }
 
 #[cfg(test)]

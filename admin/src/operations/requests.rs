@@ -1,8 +1,8 @@
-//! `GET /api/v1/requests`: what the public listener is answering at this moment.
+//! `GET /api/v1/requests`: the running requests of the public listener.
 
 use crate::http::answer::{Answer, json};
+use crate::http::error_responses::BadRequest;
 use crate::http::parameters::Parameters;
-use crate::http::refusals::WrongRequest;
 use crate::operations::Operations;
 use api::requests::{RequestView, RequestsView};
 use api::text::seconds;
@@ -10,9 +10,9 @@ use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use gateway::running::Underway;
 
-/// Requests in one answer, unless others are asked for.
+/// The default number of requests in an answer.
 const REQUESTS: usize = 100;
-/// The most that may be asked for.
+/// The maximum number of requests in an answer.
 const REQUESTS_MAX: usize = 10_000;
 
 pub(super) fn request_view(request: Underway) -> RequestView {
@@ -29,11 +29,11 @@ pub(super) fn request_view(request: Underway) -> RequestView {
     }
 }
 
-/// The requests that the public listener is answering. What is answered at once, out of memory, is never among them.
+/// The running requests of the public listener. Requests that are answered at once from memory are never among them.
 #[utoipa::path(get, path = "/api/v1/requests", tag = "operations", security(("bearer" = ["read"])),
     params(("limit" = Option<usize>, Query, minimum = 1, maximum = 10000,
-        description = "So many at most; 100 if it is left out")),
-    responses((status = 200, description = "The requests", body = RequestsView), WrongRequest))]
+        description = "The maximum number of requests; 100 by default")),
+    responses((status = 200, description = "The requests", body = RequestsView), BadRequest))]
 pub async fn list(State(operations): State<Operations>, uri: Uri) -> Answer {
     let limit = Parameters::of(&uri, &["limit"])?.number("limit", 1..=REQUESTS_MAX)?.unwrap_or(REQUESTS);
     let (requests, count) = operations.parts().gateway.running.requests(limit);

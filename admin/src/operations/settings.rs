@@ -1,10 +1,10 @@
-//! `GET /api/v1/config`: the settings as the process goes by them, with who set what.
+//! `GET /api/v1/config`: the effective settings, with the origin of each.
 //!
-//! Secrets are never told: neither tokens, nor what stands before the `@` of an address or behind its `?`, where services take keys.
+//! Secrets are redacted: tokens, and the user information and the query of URLs, where services expect keys.
 
-use crate::http::answer::{Answer, Refusal, json};
+use crate::http::answer::{Answer, ApiError, json};
+use crate::http::error_responses::BadRequest;
 use crate::http::parameters::Parameters;
-use crate::http::refusals::WrongRequest;
 use crate::operations::Operations;
 use api::settings::{SettingView, SettingsView};
 use axum::extract::State;
@@ -13,18 +13,18 @@ use config::{Config, Loaded};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The settings, and who set what.
+/// The effective settings, with the origin of each.
 #[utoipa::path(get, path = "/api/v1/config", tag = "operations", security(("bearer" = ["read"])),
-    responses((status = 200, description = "The settings", body = SettingsView), WrongRequest))]
+    responses((status = 200, description = "The settings", body = SettingsView), BadRequest))]
 pub async fn read(State(operations): State<Operations>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let view = of(&operations.parts().loaded).map_err(|error| {
-        Refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("the settings cannot be written: {error}"))
+        ApiError(StatusCode::INTERNAL_SERVER_ERROR, format!("the settings cannot be serialised: {error}"))
     })?;
     Ok(json(StatusCode::OK, &view))
 }
 
-/// The settings as they are told.
+/// The view of the settings.
 fn of(loaded: &Loaded) -> Result<SettingsView, serde_json::Error> {
     let mut settings = BTreeMap::new();
     collect("", tree(&loaded.config)?, loaded, &mut settings);
@@ -35,7 +35,7 @@ fn tree(config: &Config) -> Result<Value, serde_json::Error> {
     serde_json::to_value(config)
 }
 
-/// Takes a section apart. What is no key itself is a section.
+/// Flattens a section into its keys. Only objects are sections.
 fn collect(prefix: &str, value: Value, loaded: &Loaded, settings: &mut BTreeMap<String, SettingView>) {
     match value {
         Value::Object(section) => {
@@ -51,7 +51,7 @@ fn collect(prefix: &str, value: Value, loaded: &Loaded, settings: &mut BTreeMap<
     }
 }
 
-/// The same with what stands before the `@` of an address hidden, and what stands behind its `?`.
+/// A value with the user information and the query of URLs redacted.
 fn without_secrets(value: Value) -> Value {
     match value {
         Value::String(text) => Value::String(config::values::without_secrets(&text)),
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_setting_is_told_with_who_set_it_and_no_secret_is() {
+    fn every_setting_is_shown_with_its_origin_and_secrets_are_redacted() {
         let flags = config::Flags { admin_token: Some("hush".to_owned()), ..config::Flags::default() };
         let size = ("CAUSEWAY_CACHE_RAM_BYTES_MAX".into(), "1048576".into());
         let known = config::keys::all();

@@ -1,6 +1,6 @@
-//! Operations on real parts without a network, for tests.
+//! A node of real components without a network, for tests of the operations.
 
-use crate::operations::{Operations, Parts, Places};
+use crate::operations::{Dependencies, NodeAddresses, Operations};
 use cache::memory::{self, MemoryOptions};
 use cache::{BlockStore, Ram, TierMetrics, Tiers};
 use config::Loaded;
@@ -19,10 +19,10 @@ use services::limiter::Limiter;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
-/// The welcome site, whose blocks are at hand.
+/// The welcome site, as a source of blocks.
 const SITE: &[u8] = include_bytes!("../../../services/assets/welcome.car");
 
-/// A node without a network, that serves.
+/// A serving node without a network.
 pub(crate) struct World {
     pub operations: Operations,
     pub gateway: Arc<Gateway>,
@@ -30,11 +30,11 @@ pub(crate) struct World {
     pub store: Arc<dyn BlockStore>,
     pub health: Arc<Health>,
     pub stop: CancellationToken,
-    /// Whatever the network would have.
+    /// The blocks that the simulated network provides.
     pub network: Arc<MemoryBlocks>,
 }
 
-/// The blocks of a site, and its root.
+/// The root of the welcome site, and its blocks.
 pub(crate) async fn site() -> (Cid, Vec<Block>) {
     let mut reader = CarReader::new(SITE).await.expect("an archive");
     let root = reader.roots()[0];
@@ -45,7 +45,7 @@ pub(crate) async fn site() -> (Cid, Vec<Block>) {
     (root, blocks)
 }
 
-/// Settings as they are by default, with some changed.
+/// The default settings, changed by `set`.
 pub(crate) fn settings(set: impl FnOnce(&mut config::Config)) -> Loaded {
     let mut loaded = config::load(&config::Flags::default(), []).expect("the defaults are good");
     set(&mut loaded.config);
@@ -100,7 +100,7 @@ pub(crate) fn world_over(
     let limits = Limits::of(&loaded.config.http, &loaded.config.cache);
     let gateway = Arc::new(Gateway::new(wiring, &loaded.config.http, limits));
     let root = content::cid::parse("bafkqaaa").expect("an empty block");
-    let places = Places {
+    let addresses = NodeAddresses {
         gateway: vec![([127, 0, 0, 1], 8080).into()],
         admin: Vec::new(),
         admin_scheme: "http",
@@ -109,7 +109,7 @@ pub(crate) fn world_over(
         welcome: Some(root),
     };
     let stop = CancellationToken::new();
-    let operations = Operations::new(Parts {
+    let operations = Operations::new(Dependencies {
         gateway: Arc::clone(&gateway),
         tiers: tiers.clone(),
         sources: sources(),
@@ -118,7 +118,7 @@ pub(crate) fn world_over(
         health: Arc::clone(&health),
         metrics,
         loaded: Arc::new(loaded),
-        places,
+        addresses,
         stop: stop.clone(),
         pins: None,
         decide: None,

@@ -1,7 +1,7 @@
 //! What operators ask, on real parts: a store, tiers, a gateway and names, and no network.
 
 use crate::operations::testing::{World, settings, site, world};
-use crate::operations::{long_routes, routes};
+use crate::operations::{long_running_routes, routes};
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
@@ -21,14 +21,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tower::ServiceExt as _;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn plain() -> World {
     world(settings(|_| ()), &[], NamesOptions::default())
 }
 
 fn router(world: &World) -> Router {
-    let router: Router = routes(world.operations.clone()).merge(long_routes(world.operations.clone())).into();
+    let router: Router = routes(world.operations.clone()).merge(long_running_routes(world.operations.clone())).into();
     router.layer(axum::Extension(Principal::operator()))
 }
 
@@ -162,21 +162,21 @@ async fn requests_that_are_wrong_are_told_why() {
     let path = |path: &str| path.to_owned();
     // Method, path, body, status, and a word of the answer.
     let table = [
-        ("POST", path("/api/v1/purge"), "{}", 400, "name one of"),
-        ("POST", path("/api/v1/purge"), "{\"cid\": \"x\", \"name\": \"y\"}", 400, "name one of"),
+        ("POST", path("/api/v1/purge"), "{}", 400, "exactly one of"),
+        ("POST", path("/api/v1/purge"), "{\"cid\": \"x\", \"name\": \"y\"}", 400, "exactly one of"),
         ("POST", path("/api/v1/purge"), "{\"cids\": []}", 400, "unknown field"),
         ("POST", path("/api/v1/purge"), "{\"cid\": \"x\"}", 400, "CID"),
         ("POST", path("/api/v1/purge"), "{\"path\": \"x\"}", 400, "begins with"),
         ("POST", path("/api/v1/purge"), "{\"surrogate_key\": \"a b\"}", 400, "surrogate key"),
         ("POST", path("/api/v1/names/refresh"), "{}", 400, "missing field"),
         ("POST", path("/api/v1/names/refresh"), "{\"name\": \"no name\"}", 400, "name"),
-        ("POST", path("/api/v1/warm"), "{}", 400, "name one of"),
+        ("POST", path("/api/v1/warm"), "{}", 400, "exactly one of"),
         ("POST", path("/api/v1/warm"), "{\"path\": \"/ipfs/\"}", 400, ""),
         ("POST", path("/api/v1/warm"), "{\"cid\": \"bafkqaaa\", \"depth\": -1}", 400, "JSON"),
-        ("GET", path("/api/v1/explain"), "", 400, "name one of"),
+        ("GET", path("/api/v1/explain"), "", 400, "exactly one of"),
         ("GET", path("/api/v1/explain?path=x"), "", 400, "slash"),
         ("GET", path("/api/v1/explain?url=/ipfs/x"), "", 400, "host"),
-        ("GET", format!("/api/v1/explain?path=/ipfs/{root}&fetch=yes"), "", 400, "fetch is"),
+        ("GET", format!("/api/v1/explain?path=/ipfs/{root}&fetch=yes"), "", 400, "fetch must be"),
         ("GET", format!("/api/v1/explain?path=/{}", "a".repeat(9000)), "", 400, "8192"),
         ("GET", path("/api/v1/peers?limit=0"), "", 400, "limit"),
         ("GET", path("/api/v1/peers?limits=1"), "", 400, "no parameter"),
@@ -195,7 +195,7 @@ async fn requests_that_are_wrong_are_told_why() {
             409,
             "offline",
         ),
-        ("DELETE", path("/api/v1/peers/nobody"), "", 400, "peer id"),
+        ("DELETE", path("/api/v1/peers/nobody"), "", 400, "peer ID"),
         ("GET", path("/api/v1/requests?limit=x"), "", 400, "limit"),
         ("POST", path("/api/v1/store/gc"), "{\"cached_bytes_max\": -1}", 400, "JSON"),
         ("POST", path("/api/v1/drain"), "{\"stop\": 1}", 400, "JSON"),
@@ -520,7 +520,7 @@ async fn requests_are_listed_while_they_are_not_answered() {
 async fn next_event(body: &mut (impl futures::Stream<Item = Result<Bytes, axum::Error>> + Unpin)) -> Value {
     loop {
         let chunk =
-            tokio::time::timeout(PATIENCE, body.next()).await.expect("in time").expect("goes on").expect("bytes");
+            tokio::time::timeout(EVENT_TIMEOUT, body.next()).await.expect("in time").expect("goes on").expect("bytes");
         let text = String::from_utf8(chunk.to_vec()).expect("text");
         if let Some(data) = text.strip_prefix("event: stats\ndata: ") {
             return serde_json::from_str(data.trim_end()).expect("JSON");
@@ -550,7 +550,7 @@ async fn figures_are_told_once_and_each_second() {
 
     // Whoever joins has the last figures at once; there is room for so many of one token.
     let mut others = Vec::new();
-    for _ in 1..crate::operations::live::WATCHERS_MAX / 4 * 3 {
+    for _ in 1..crate::operations::live::SUBSCRIBERS_MAX / 4 * 3 {
         others.push(events().await);
     }
     assert_eq!(events().await.status(), 429);

@@ -1,17 +1,17 @@
-//! `POST /api/v1/warm`: a DAG, or its upper part, is fetched into the local tiers before anybody asks for it.
+//! `POST /api/v1/warm`: prefetches a DAG, or its upper part, into the local tiers.
 //!
-//! Goals: bounded concurrency, and places on the way to the network that are not the public's; what is here is not
-//! fetched again; lines of JSON tell how far it has come; it ends when whoever asked leaves.
+//! Goals: bounded concurrency, and a fetch limiter apart from the public's; locally stored blocks are not fetched again;
+//! JSON lines report progress; the operation ends when the client disconnects.
 //!
-//! Non-goals: keeping what is fetched. It is cached, and goes when there is no room for it; a pin keeps it.
+//! Non-goals: keeping the blocks. They are cached and may be evicted; a pin keeps them.
 
-use crate::http::answer::{Answer, Refusal};
+use crate::http::answer::{Answer, ApiError};
+use crate::http::error_responses::BadRequest;
 use crate::http::extract::{Audited, Authenticated};
-use crate::http::long::{self, PROGRESS_EVERY};
+use crate::http::long_running::{self, PROGRESS_EVERY};
 use crate::http::parameters::{read_body, wrong};
-use crate::http::refusals::WrongRequest;
 use crate::operations::Operations;
-use crate::operations::dag::{Frontier, Step, TooMany};
+use crate::operations::dag::{DagLimit, Frontier, Step};
 use api::text::seconds;
 use api::warm::{WarmFailure, WarmLine, WarmProgress, WarmReport, WarmRequest};
 use axum::body::Body;
@@ -29,48 +29,48 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Blocks that are fetched at a time.
-pub const AT_ONCE: usize = 32;
-/// Blocks that do not come before all of it is given up.
+/// The maximum number of concurrent fetches.
+pub const FETCHES_MAX: usize = 32;
+/// The number of failed blocks after which the operation stops.
 const FAILURES_MAX: usize = 16;
-/// Lines that may wait for their reader. Whoever does not read is waited for.
+/// The maximum number of buffered lines. A slow reader exerts backpressure.
 const LINES_MAX: usize = 8;
-/// Whom the places on the way to the network are given to.
-const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// The client address that the fetches count towards in the fetch limiter.
+const WARM_CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Fetches a DAG, or the upper part of it, into the local tiers. Ends when whoever asks leaves. The last line is a
+/// Prefetches a DAG, or the upper part of it, into the local tiers. Ends when the client disconnects. The last line is a
 /// report or an error.
 #[utoipa::path(post, path = "/api/v1/warm", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = WarmRequest, content_type = "application/json"),
-    responses((status = 200, description = "Lines of JSON", body = WarmLine, content_type = "application/x-ndjson"),
-        WrongRequest))]
+    responses((status = 200, description = "JSON lines", body = WarmLine, content_type = "application/x-ndjson"),
+        BadRequest))]
 pub async fn warm(
     State(operations): State<Operations>,
     Authenticated(bearer): Authenticated,
-    Audited(noted): Audited,
+    Audited(audit_context): Audited,
     body: Bytes,
 ) -> Answer {
     let request: WarmRequest = read_body(&body)?;
-    noted.note(&request);
+    audit_context.note(&request);
     let path = operations.path_to_warm(&request)?;
-    let place = operations.begin(&bearer)?;
+    let permit = operations.begin(&bearer)?;
     let (lines, mut told) = mpsc::channel(LINES_MAX);
     let warming = AbortOnDropHandle::new(tokio::spawn(async move {
-        let _place = place;
+        let _permit = permit;
         operations.run_warm(path, request, lines).await;
     }));
-    // The reader who leaves drops the stream, and with it the work.
+    // A client that disconnects drops the stream, which aborts the task.
     let lines = futures::stream::poll_fn(move |cx| {
         let _work = &warming;
         told.poll_recv(cx).map(|line| line.map(Ok::<Bytes, Infallible>))
     });
-    Ok(long::lines(Body::from_stream(lines)))
+    Ok(long_running::lines(Body::from_stream(lines)))
 }
 
-/// A fetch that ended: the block unless nobody needs to read it, and whether it came from the network.
+/// The result of a fetch: the block unless it need not be read, and whether it came from the network.
 type Fetched = (Step, Result<(Option<Block>, bool), SourceError>);
 
-/// Where warming is.
+/// The state of a running operation.
 struct Warming {
     begun: Instant,
     progress: WarmProgress,
@@ -80,33 +80,33 @@ struct Warming {
 }
 
 impl Warming {
-    /// One that begins now, and tells its lines there.
+    /// An operation that begins now and sends its lines to `lines`.
     fn new(lines: mpsc::Sender<Bytes>) -> Self {
         let progress = WarmProgress::default();
         Self { begun: Instant::now(), progress, failures: Vec::new(), shown: None, lines }
     }
 
-    /// Tells a line; `false` if nobody reads any more.
-    async fn say(&self, line: &WarmLine) -> bool {
-        self.lines.send(long::line(line)).await.is_ok()
+    /// Sends a line; `false` if the client has disconnected.
+    async fn send(&self, line: &WarmLine) -> bool {
+        self.lines.send(long_running::line(line)).await.is_ok()
     }
 
-    fn note_time(&mut self) {
+    fn update_time(&mut self) {
         self.progress.seconds = seconds(self.begun.elapsed());
     }
 
-    /// Tells how far it has come, now and then.
-    async fn show(&mut self) -> bool {
+    /// Sends a progress line if one is due; `false` if the client has disconnected.
+    async fn send_progress(&mut self) -> bool {
         if self.shown.is_some_and(|shown| shown.elapsed() < PROGRESS_EVERY) {
             return true;
         }
         self.shown = Some(Instant::now());
-        self.note_time();
-        self.say(&WarmLine::Progress(self.progress.clone())).await
+        self.update_time();
+        self.send(&WarmLine::Progress(self.progress.clone())).await
     }
 
-    /// A block is here; it was read, unless nobody needed to. One that comes again is counted if it had not come before.
-    fn came(&mut self, cid: &Cid, again: bool, block: Option<&Block>, is_new: bool) {
+    /// Counts a fetched block, whose data is given if it was read. A revisited block counts only if it had failed before.
+    fn block_ready(&mut self, cid: &Cid, again: bool, block: Option<&Block>, is_new: bool) {
         if again && !self.recovered(cid) {
             return;
         }
@@ -119,8 +119,7 @@ impl Warming {
         }
     }
 
-    /// A block did not come, which is told once. That it came before, from farther below, does not help: what is below it may be
-    /// missing.
+    /// Counts a failed block once, also if an earlier visit at a greater depth succeeded: blocks below it may be missing.
     fn failed(&mut self, cid: &Cid, error: &SourceError) {
         let cid = cid.to_string();
         if self.failures.iter().any(|failure| failure.cid == cid) {
@@ -132,7 +131,7 @@ impl Warming {
         }
     }
 
-    /// Whether a block that comes again did not come before: it has not failed then.
+    /// Whether a revisited block had failed before; it no longer counts as failed then.
     fn recovered(&mut self, cid: &Cid) -> bool {
         let cid = cid.to_string();
         let Some(at) = self.failures.iter().position(|failure| failure.cid == cid) else { return false };
@@ -143,14 +142,14 @@ impl Warming {
 }
 
 impl Operations {
-    fn path_to_warm(&self, request: &WarmRequest) -> Result<ContentPath, Refusal> {
+    fn path_to_warm(&self, request: &WarmRequest) -> Result<ContentPath, ApiError> {
         match (&request.cid, &request.path) {
             (Some(cid), None) => {
                 let root = Root::Cid(content::cid::parse(cid).map_err(wrong)?);
                 Ok(ContentPath { root, segments: Vec::new(), trailing_slash: false })
             }
             (None, Some(path)) => ContentPath::parse(path, self.parts().gateway.limits().path_depth_max).map_err(wrong),
-            _ => Err(wrong("name one of \"cid\" and \"path\"")),
+            _ => Err(wrong("exactly one of \"cid\" and \"path\" is required")),
         }
     }
 
@@ -158,17 +157,17 @@ impl Operations {
         let mut warming = Warming::new(lines);
         let line = match self.warm_path(path, &request, &mut warming).await {
             Ok(stopped_by) => {
-                warming.note_time();
+                warming.update_time();
                 let complete = stopped_by.is_none() && warming.progress.failed_blocks == 0;
                 let (progress, failures) = (warming.progress.clone(), std::mem::take(&mut warming.failures));
                 WarmLine::Report(WarmReport { progress, complete, stopped_by: stopped_by.map(str::to_owned), failures })
             }
             Err(words) => WarmLine::Error(words),
         };
-        warming.say(&line).await;
+        warming.send(&line).await;
     }
 
-    /// Fetches; says why it stopped before the end.
+    /// Fetches the DAG at a path; returns why it stopped early.
     async fn warm_path(
         &self,
         path: ContentPath,
@@ -178,7 +177,7 @@ impl Operations {
         let names: &dyn content::NameResolver = &*self.parts().names;
         let policy: &dyn content::Policy = &**self.parts().gateway.policy();
         let target = Target::of(path, names, policy).await.map_err(|problem| problem.to_string())?;
-        let source = RootSource::new(&self.parts().sources, target.root, NOBODY, false);
+        let source = RootSource::new(&self.parts().sources, target.root, WARM_CLIENT, false);
         let mut root = target.root;
         if !target.segments.is_empty() {
             let resolved = resolve::walk(&source, &target).await.map_err(|problem| problem.to_string())?;
@@ -199,25 +198,25 @@ impl Operations {
         let mut frontier = Frontier::new(&[root], request.depth, blocks_max);
         let mut fetches = FuturesUnordered::new();
         loop {
-            while fetches.len() < AT_ONCE
+            while fetches.len() < FETCHES_MAX
                 && let Some(step) = frontier.next()
             {
-                let reads = frontier.goes_below(&step.cid, step.depth);
+                let reads = frontier.descends_below(&step.cid, step.depth);
                 fetches.push(self.fetch_one(Arc::clone(source), step, reads));
             }
             let Some((step, outcome)) = fetches.next().await else { return Ok(None) };
             let Step { cid, depth, again } = step;
             match outcome {
                 Ok((block, is_new)) => {
-                    warming.came(&cid, again, block.as_ref(), is_new);
-                    let links = block.filter(|_| frontier.goes_below(&cid, depth)).map(|block| dag::links(&block));
-                    // What cannot be understood has nothing below that could be wanted.
+                    warming.block_ready(&cid, again, block.as_ref(), is_new);
+                    let links = block.filter(|_| frontier.descends_below(&cid, depth)).map(|block| dag::links(&block));
+                    // A block that cannot be decoded has no links.
                     if let Some(Ok(links)) = links
                         && let Err(too_many) = frontier.links(&links, depth)
                     {
                         return Ok(Some(match too_many {
-                            TooMany::Blocks(_) => "blocks",
-                            TooMany::Waiting(_) => "links",
+                            DagLimit::Blocks(_) => "blocks",
+                            DagLimit::Queue(_) => "links",
                         }));
                     }
                 }
@@ -228,7 +227,7 @@ impl Operations {
                     }
                 }
             }
-            if !warming.show().await {
+            if !warming.send_progress().await {
                 return Ok(None);
             }
             if request.bytes_max.is_some_and(|max| warming.progress.bytes >= max) {
@@ -237,7 +236,7 @@ impl Operations {
         }
     }
 
-    /// Brings one block here. One that is here and has nothing below that is wanted is not read.
+    /// Fetches one block. A locally stored block whose links are not needed is not read.
     async fn fetch_one(&self, source: Arc<RootSource>, step: Step, reads: bool) -> Fetched {
         let cid = step.cid;
         let tiers = &self.parts().tiers;
@@ -246,8 +245,8 @@ impl Operations {
         if held && !reads {
             return (step, Ok((None, false)));
         }
-        // Whether it came from the network is known of a source that serves this block alone.
-        let own = RootSource::new(&self.parts().sources, *source.root(), NOBODY, false);
+        // A source of its own tells whether this block came from the network.
+        let own = RootSource::new(&self.parts().sources, *source.root(), WARM_CLIENT, false);
         let fetched = own.fetch(&cid).await;
         let is_new = own.tier() == Tier::Network;
         (step, fetched.map(|block| (Some(block), is_new)))
@@ -260,7 +259,7 @@ mod tests {
     use content::{codec, hashes};
 
     #[test]
-    fn a_block_that_comes_when_it_is_asked_for_again_has_not_failed() {
+    fn a_block_that_is_fetched_at_a_second_visit_has_not_failed() {
         let block = |text: &'static [u8]| {
             Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::from_static(text)).expect("a block")
         };
@@ -269,7 +268,7 @@ mod tests {
         let mut told = |block: &Block, again: bool, comes: bool| {
             let cid = *block.cid();
             if comes {
-                warming.came(&cid, again, Some(block), true);
+                warming.block_ready(&cid, again, Some(block), true);
             } else {
                 warming.failed(&cid, &SourceError::NotFound { cid });
             }
@@ -279,10 +278,10 @@ mod tests {
         };
         assert_eq!(told(&one, false, false), (0, 0, 1));
         assert_eq!(told(&other, false, true), (1, 7, 1));
-        assert_eq!(told(&one, true, false), (1, 7, 1), "it is told once");
+        assert_eq!(told(&one, true, false), (1, 7, 1), "it is reported once");
         assert_eq!(told(&one, true, true), (2, 10, 0));
         assert_eq!(told(&one, true, true), (2, 10, 0), "it is counted once");
-        // What is below it is wanted now, and is not known.
+        // The second visit is nearer to the root and needs its links, which are unknown.
         assert_eq!(told(&other, true, false), (2, 10, 1));
     }
 }

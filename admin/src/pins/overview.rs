@@ -1,14 +1,15 @@
-//! Everybody's pins, for the operator.
+//! The pins of all owners, for the operator.
 //!
 //! | request | does |
 //! |---|---|
-//! | `GET /api/v1/pins?owner=&cid=&name=&match=&status=&older_than=&limit=` | lists pins, whoever's they are |
-//! | `DELETE /api/v1/pins/ID` | removes one, such as those of a token that was revoked |
-//! | `GET /api/v1/pins/owners` | says who has how much, and how much there is to do |
+//! | `GET /api/v1/pins?owner=&cid=&name=&match=&status=&older_than=&limit=` | lists the pins of all owners |
+//! | `DELETE /api/v1/pins/ID` | removes a pin of any owner, for example of a revoked token |
+//! | `GET /api/v1/pins/owners` | the usage of each owner, and the length of the queue |
 //!
-//! Owners see and change their own through the Pinning Service API ([`crate::pins::psa`]), with the same identifiers.
+//! Owners list and change their own pins through the Pinning Service API ([`crate::pins::psa`]), with the same
+//! identifiers.
 
-use crate::http::answer::{Answer, Refusal, json, stopping};
+use crate::http::answer::{Answer, ApiError, json, stopping};
 use crate::http::parameters::{Parameters, wrong};
 use crate::pins::psa::query::{self, MatchView};
 use crate::pins::psa::views::status;
@@ -28,24 +29,24 @@ use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// How many pins a page has, and may have.
+/// The default and the maximum number of pins on a page.
 const LIMIT: usize = 100;
 const LIMIT_MAX: usize = 1000;
 
-/// The routes; their answers are at hand.
-pub fn routes(pins: Arc<Pins>, book: TokenStore) -> OpenApiRouter {
+/// The routes.
+pub fn routes(pins: Arc<Pins>, token_store: TokenStore) -> OpenApiRouter {
     let routes = OpenApiRouter::default().routes(routes!(list)).routes(routes!(owners)).routes(routes!(remove));
-    routes.with_state(Overview { pins, book })
+    routes.with_state(Overview { pins, token_store })
 }
 
-/// The pins of all tokens, and what the tokens are called.
+/// The pin service, and the token store for the names of owners.
 #[derive(Clone)]
 struct Overview {
     pins: Arc<Pins>,
-    book: TokenStore,
+    token_store: TokenStore,
 }
 
-/// What tokens are called, by their identifiers.
+/// The names of tokens, by their IDs.
 struct TokenNames(HashMap<String, String>);
 
 impl TokenNames {
@@ -53,7 +54,7 @@ impl TokenNames {
         if id == OPERATOR { Some(OPERATOR.to_owned()) } else { self.0.get(id).cloned() }
     }
 
-    /// The identifier of a token that is named by that, or by what it is called. One that was revoked has pins all the same.
+    /// The ID of a token, given its ID or its name. Unknown IDs are kept, since a revoked token may still have pins.
     fn id_of(&self, owner: String) -> String {
         if owner == OPERATOR {
             return owner;
@@ -64,12 +65,12 @@ impl TokenNames {
 }
 
 impl Overview {
-    /// None if they cannot be read: the pins are shown all the same.
-    async fn token_names(&self) -> Result<TokenNames, Refusal> {
-        let book = self.book.clone();
-        let tokens = tokio::task::spawn_blocking(move || book.list()).await.map_err(|_| stopping())?;
+    /// The names of the tokens; empty if the token store cannot be read, so that the pins are still shown.
+    async fn token_names(&self) -> Result<TokenNames, ApiError> {
+        let token_store = self.token_store.clone();
+        let tokens = tokio::task::spawn_blocking(move || token_store.list()).await.map_err(|_| stopping())?;
         let tokens =
-            tokens.inspect_err(|error| tracing::warn!(%error, "owners of pins are not named")).unwrap_or_default();
+            tokens.inspect_err(|error| tracing::warn!(%error, "the token store cannot be read: owners of pins are shown without names")).unwrap_or_default();
         Ok(TokenNames(tokens.into_iter().map(|token| (token.id, token.name)).collect()))
     }
 }
@@ -93,38 +94,43 @@ fn owned_pin(request: &Request, names: &TokenNames) -> OwnedPinView {
     }
 }
 
-/// Lists pins, whoever's they are, the newest first.
+/// Lists the pins of all owners, the newest first.
 #[utoipa::path(get, path = "/api/v1/pins", tag = "pinning", security(("bearer" = ["operate"])),
     params(
-        ("owner" = Option<String>, Query, description = "Those of this token, by its identifier or its name"),
-        ("cid" = Option<String>, Query, description = "Those with this root, or any of several, with commas"),
-        ("name" = Option<String>, Query, description = "Those of this name", max_length = 255),
-        ("match" = Option<MatchView>, Query, description = "How the name is compared; exact if left out"),
-        ("status" = Option<String>, Query, description = "Any of queued, pinning, pinned and failed, with commas; \
-            all of them if left out"),
-        ("older_than" = Option<String>, Query, description = "Those asked for before this pin, by its requestid"),
-        ("limit" = Option<u32>, Query, description = "How many; 100 if left out", minimum = 1, maximum = 1000)),
+        ("owner" = Option<String>, Query, description = "Only pins of this token, by its ID or name"),
+        ("cid" = Option<String>, Query, description = "Only pins with these roots, separated by commas"),
+        ("name" = Option<String>, Query, description = "Only pins with this name", max_length = 255),
+        ("match" = Option<MatchView>, Query, description = "How the name is compared; exact by default"),
+        ("status" = Option<String>, Query, description = "Any of queued, pinning, pinned and failed, separated by \
+            commas; all by default"),
+        ("older_than" = Option<String>, Query, description = "Only pins created before this pin, by its requestid"),
+        ("limit" = Option<u32>, Query, description = "The maximum number of pins; 100 by default",
+            minimum = 1, maximum = 1000)),
     responses(
         (status = 200, description = "The pins", body = OwnedPinsView),
-        (status = 400, description = "A parameter is wrong", body = ErrorView),
-        (status = 404, description = "There is no pin that older_than names", body = ErrorView)))]
+        (status = 400, description = "A parameter is unknown or invalid", body = ErrorView),
+        (status = 404, description = "The pin in older_than does not exist", body = ErrorView)))]
 async fn list(State(overview): State<Overview>, uri: Uri) -> Answer {
     let pins = &overview.pins;
     let known = ["owner", "cid", "name", "match", "status", "older_than", "limit"];
     let parameters = Parameters::of(&uri, &known)?;
     let text = |name: &str| parameters.get(name).map(|text| text.into_owned());
     let before = match text("older_than") {
-        Some(id) => Some(pins.created(&id).ok_or_else(nothing)?),
+        Some(id) => Some(pins.created(&id).ok_or_else(no_such_pin)?),
         None => None,
     };
-    let how = text("match").map(|how| query::strategy(&how)).transpose().map_err(told)?.unwrap_or_default();
+    let how = text("match").map(|how| query::strategy(&how)).transpose().map_err(bad_filter)?.unwrap_or_default();
     let filter = Filter {
-        roots: text("cid").map(|text| query::roots(text.split(','))).transpose().map_err(told)?.unwrap_or_default(),
-        name: text("name").map(|text| query::name(&text)).transpose().map_err(told)?.map(|name| (name, how)),
+        roots: text("cid")
+            .map(|text| query::roots(text.split(',')))
+            .transpose()
+            .map_err(bad_filter)?
+            .unwrap_or_default(),
+        name: text("name").map(|text| query::name(&text)).transpose().map_err(bad_filter)?.map(|name| (name, how)),
         statuses: text("status")
             .map(|text| query::statuses(text.split(',')))
             .transpose()
-            .map_err(told)?
+            .map_err(bad_filter)?
             .unwrap_or_default(),
         before,
         limit: parameters.number("limit", 1..=LIMIT_MAX)?.unwrap_or(LIMIT),
@@ -139,10 +145,10 @@ async fn list(State(overview): State<Overview>, uri: Uri) -> Answer {
     Ok(json(StatusCode::OK, &OwnedPinsView { count: page.count as u64, pins: shown }))
 }
 
-/// Says who has how much, and how much there is to do.
+/// The usage of each owner, and the number of pins in each state.
 #[utoipa::path(get, path = "/api/v1/pins/owners", tag = "pinning", security(("bearer" = ["operate"])),
-    responses((status = 200, description = "Everybody who has pins", body = OwnersView),
-        (status = 400, description = "A parameter is wrong", body = ErrorView)))]
+    responses((status = 200, description = "The owners of pins", body = OwnersView),
+        (status = 400, description = "A parameter is unknown or invalid", body = ErrorView)))]
 async fn owners(State(overview): State<Overview>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let (pins, names) = (&overview.pins, overview.token_names().await?);
@@ -164,26 +170,26 @@ async fn owners(State(overview): State<Overview>, uri: Uri) -> Answer {
     Ok(json(StatusCode::OK, &view))
 }
 
-/// Removes a pin, whoever's it is.
+/// Removes a pin of any owner.
 #[utoipa::path(delete, path = "/api/v1/pins/{requestid}", tag = "pinning", security(("bearer" = ["operate"])),
-    params(("requestid" = String, Path, description = "The pin")),
-    responses((status = 204, description = "It is removed"),
-        (status = 400, description = "A parameter is wrong", body = ErrorView),
+    params(("requestid" = String, Path, description = "The requestid of the pin")),
+    responses((status = 204, description = "The pin is removed"),
+        (status = 400, description = "A parameter is unknown or invalid", body = ErrorView),
         (status = 404, description = "There is no such pin", body = ErrorView)))]
 async fn remove(State(overview): State<Overview>, id: Result<Path<String>, PathRejection>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
-    let Ok(Path(id)) = id else { return Err(nothing()) };
+    let Ok(Path(id)) = id else { return Err(no_such_pin()) };
     match overview.pins.remove_any(&id).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT.into_response()),
         Err(PinsError::Store(error)) => Err(error.into()),
-        Err(_) => Err(nothing()),
+        Err(_) => Err(no_such_pin()),
     }
 }
 
-fn nothing() -> Refusal {
-    Refusal(StatusCode::NOT_FOUND, PinsError::NotFound.to_string())
+fn no_such_pin() -> ApiError {
+    ApiError(StatusCode::NOT_FOUND, PinsError::NotFound.to_string())
 }
 
-fn told(failure: crate::pins::psa::failure::PsaFailure) -> Refusal {
+fn bad_filter(failure: crate::pins::psa::failure::PsaFailure) -> ApiError {
     wrong(failure.details())
 }

@@ -1,4 +1,4 @@
-//! The Pinning Service API over a router, on real stores: what the official compliance tool leaves out above all.
+//! The Pinning Service API over a router, on real stores: mainly what the official compliance tool does not test.
 
 #[path = "../../../services/src/pinning/tests/world.rs"]
 #[allow(dead_code, reason = "tests of the service use more of it")]
@@ -20,7 +20,7 @@ use tower::ServiceExt as _;
 
 const ORIGIN: &str = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN";
 
-/// The API as one token sees it.
+/// A client of the API with one token.
 struct Client {
     router: Router,
 }
@@ -78,7 +78,7 @@ fn cid(blocks: &[Block]) -> String {
 const ANY: &str = "status=queued,pinning,pinned,failed";
 
 #[tokio::test]
-async fn a_pin_is_asked_for_looked_at_replaced_and_removed() {
+async fn a_pin_is_created_shown_replaced_and_removed() {
     let world = World::new();
     let (one, other) = (dag("one", 0..5), dag("other", 3..8));
     world.upstream.has(&one);
@@ -168,7 +168,7 @@ async fn lists_are_filtered_by_everything_and_paged_both_ways() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_told_and_changes_nothing() {
+async fn invalid_requests_are_rejected_and_change_nothing() {
     let world = World::new();
     let pins = world.start().await;
     let client = Client::new(&pins, "somebody");
@@ -235,7 +235,7 @@ async fn a_token_sees_and_changes_its_own_pins() {
 }
 
 #[tokio::test]
-async fn quotas_are_told_as_the_specification_has_it() {
+async fn an_exceeded_quota_is_reported_as_the_specification_requires() {
     let world = World::new();
     let pins = world.start().await;
     let quota = api::access::Quota { pins_max: Some(1), bytes_max: None };
@@ -246,7 +246,7 @@ async fn quotas_are_told_as_the_specification_has_it() {
 }
 
 #[test]
-fn times_are_told_to_the_millisecond() {
+fn times_have_a_precision_of_a_millisecond() {
     let table = [
         (0, "1970-01-01T00:00:00.000Z"),
         (1_595_871_148_276, "2020-07-27T17:32:28.276Z"),

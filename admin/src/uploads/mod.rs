@@ -1,7 +1,12 @@
-//! `POST /upload`: a file, a form, a TAR or a CAR in; roots, pinned and on the disk, out.
+//! `POST /upload`: imports a file, a form, a TAR or a CAR, and answers with the roots once they are pinned and on the
+//! disk.
 //!
-//! The answer is one object of JSON at the end. Who asks for lines (`Accept: application/x-ndjson`) hears in between how far it has come;
-//! whoever does not read them holds nothing up.
+//! The answer is a JSON object. With `Accept: application/x-ndjson` it is JSON lines with progress events; a client that
+//! does not read them does not delay the upload.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`resumable`] | resumable uploads (tus 1.0), `/api/v1/uploads` |
 
 pub mod resumable;
 #[cfg(test)]
@@ -9,7 +14,7 @@ mod resumable_tests;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::http::answer::{Refusal, json, listen};
+use crate::http::answer::{ApiError, json, linger};
 use crate::http::extract::Authenticated;
 use crate::http::openapi::{Binary, Files};
 use api::error::ErrorView;
@@ -34,25 +39,25 @@ use utoipa::openapi::Paths;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
-/// The media type of lines of JSON.
+/// The media type of JSON lines.
 const LINES: &str = "application/x-ndjson";
-/// How many roots of an upload are written to the audit log.
-const NOTED_ROOTS_MAX: usize = 16;
-/// How often a line says how far an upload has come.
+/// The maximum number of roots of an upload in the audit log.
+const AUDITED_ROOTS_MAX: usize = 16;
+/// The interval of progress lines.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
-/// The routes, which take as long as they need.
-pub fn long_routes(uploads: Uploads) -> OpenApiRouter {
+/// The long-running routes, which have no timeout.
+pub fn long_running_routes(uploads: Uploads) -> OpenApiRouter {
     OpenApiRouter::new().routes(routes!(upload)).routes(at_root(routes!(upload))).with_state(uploads)
 }
 
-/// The same at a shorter path.
+/// The same route at the path `/upload`.
 fn at_root<S>((schemas, paths, router): UtoipaMethodRouter<S>) -> UtoipaMethodRouter<S> {
     let mut moved = Paths::new();
     for mut item in paths.paths.into_values() {
         if let Some(operation) = &mut item.post {
             operation.operation_id = Some("upload_at_root".to_owned());
-            operation.summary = Some("Take content in and pin it, at a shorter path".to_owned());
+            operation.summary = Some("Upload and pin content, at a shorter path".to_owned());
             operation.description = Some("The same as `/api/v1/upload`.".to_owned());
         }
         moved.paths.insert("/upload".to_owned(), item);
@@ -60,11 +65,11 @@ fn at_root<S>((schemas, paths, router): UtoipaMethodRouter<S>) -> UtoipaMethodRo
     (schemas, moved, router)
 }
 
-/// Take content in and pin it
+/// Upload and pin content
 ///
-/// The body is a file; a form whose parts are files (`multipart/form-data`); a TAR, not compressed; or a CAR, by its Content-Type. What
-/// is answered is pinned and on the disk. With `Accept: application/x-ndjson` the answer is lines: `progress` now and then, and `done` or
-/// `error` at the end.
+/// By its Content-Type, the body is a file; a form whose parts are files (`multipart/form-data`); an uncompressed TAR; or a CAR. When
+/// the upload is answered, its roots are pinned and on the disk. With `Accept: application/x-ndjson` the answer is JSON lines:
+/// `progress` at intervals, and `done` or `error` at the end.
 #[utoipa::path(
     post, path = "/api/v1/upload", tag = "upload", security(("bearer" = ["pin"])), params(UploadParams),
     request_body(content(
@@ -74,15 +79,15 @@ fn at_root<S>((schemas, paths, router): UtoipaMethodRouter<S>) -> UtoipaMethodRo
         (inline(Binary) = "application/vnd.ipld.car"),
     )),
     responses(
-        (status = 200, description = "It is pinned and on the disk", content(
+        (status = 200, description = "The content is pinned and on the disk", content(
             (UploadView = "application/json"),
             (UploadLine = "application/x-ndjson"),
         )),
-        (status = 400, description = "The upload cannot be read, or a parameter", body = ErrorView),
-        (status = 409, description = "Somebody removed the pin while it was being made", body = ErrorView),
-        (status = 410, description = "The operator has removed a block of it from here", body = ErrorView),
-        (status = 451, description = "A block of it is withheld for legal reasons", body = ErrorView),
-        (status = 507, description = "There is no space for it, or the token's quota does not allow it", body = ErrorView),
+        (status = 400, description = "The body or a parameter is invalid", body = ErrorView),
+        (status = 409, description = "Another request removed the pin during the upload", body = ErrorView),
+        (status = 410, description = "The policy withholds a block of the upload", body = ErrorView),
+        (status = 451, description = "The policy withholds a block of the upload for legal reasons", body = ErrorView),
+        (status = 507, description = "The disk is full, or the upload exceeds the token's quota", body = ErrorView),
     ),
 )]
 async fn upload(State(uploads): State<Uploads>, Authenticated(bearer): Authenticated, request: Request) -> Response {
@@ -90,26 +95,26 @@ async fn upload(State(uploads): State<Uploads>, Authenticated(bearer): Authentic
         Ok((terms, form)) => {
             let order = Order { owner: bearer, terms, form, watchers: Watchers::default() };
             if wants_lines(request.headers()) {
-                return in_lines(uploads, order, request.into_body());
+                return respond_in_lines(uploads, order, request.into_body());
             }
             match uploads.take(order, boxed(request.into_body())).await {
                 Ok(taken) => done(taken),
-                Err(failed) => Refusal::from(failed.error).to_sender(failed.rest),
+                Err(failed) => ApiError::from(failed.error).with_lingering_read(failed.rest),
             }
         }
-        Err(error) => Refusal::from(error).to_sender(request.into_body()),
+        Err(error) => ApiError::from(error).with_lingering_read(request.into_body()),
     }
 }
 
-/// The answer, and what the audit log says of it.
+/// The answer, with its audit detail.
 fn done(taken: Taken) -> Response {
     let view = upload_views::upload(taken);
     detail(&view).with(json(StatusCode::OK, &view))
 }
 
-/// What the audit log says of an upload.
+/// What the audit log records about an upload.
 pub(super) fn detail(view: &UploadView) -> Detail {
-    let roots: Vec<&str> = view.roots.iter().take(NOTED_ROOTS_MAX).map(|root| root.cid.as_str()).collect();
+    let roots: Vec<&str> = view.roots.iter().take(AUDITED_ROOTS_MAX).map(|root| root.cid.as_str()).collect();
     Detail(serde_json::json!({ "roots": roots, "bytes": view.bytes }))
 }
 
@@ -119,57 +124,57 @@ fn wants_lines(headers: &HeaderMap) -> bool {
     types.any(|range| range.trim().eq_ignore_ascii_case(LINES))
 }
 
-/// Answers in lines, while the upload runs.
-fn in_lines(uploads: Uploads, order: Order, body: Body) -> Response {
+/// Answers with JSON lines while the upload runs.
+fn respond_in_lines(uploads: Uploads, order: Order, body: Body) -> Response {
     let progress = Arc::clone(&order.watchers.progress);
     let taking = tokio::spawn(async move { uploads.take(order, boxed(body)).await });
-    let glances = move || UploadLine::Progress(upload_views::progress(progress.now()));
-    let lines = Body::from_stream(lines(taking, glances));
+    let progress_line = move || UploadLine::Progress(upload_views::progress(progress.now()));
+    let lines = Body::from_stream(lines(taking, progress_line));
     ([(CONTENT_TYPE, LINES), (CACHE_CONTROL, "no-store")], lines).into_response()
 }
 
 type Taking = JoinHandle<Result<Taken, services::uploads::Failed>>;
 
-/// What is still to be said.
-enum Left {
-    /// The upload runs.
+/// The remaining part of an answer in JSON lines.
+enum Remaining {
+    /// The upload is running.
     Lines(Taking),
-    /// It has failed, and its sender may not have noticed.
+    /// The upload has failed, and the client may still be sending the rest of the body.
     Rest(Body),
     Nothing,
 }
 
 fn lines(
     taking: Taking,
-    glance: impl Fn() -> UploadLine + Send,
+    progress_line: impl Fn() -> UploadLine + Send,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
-    stream::unfold((Left::Lines(taking), glance), |(left, glance)| async move {
-        let (line, left) = match left {
-            Left::Nothing => return None,
-            Left::Rest(rest) => {
-                listen(rest).await;
+    stream::unfold((Remaining::Lines(taking), progress_line), |(remaining, progress_line)| async move {
+        let (line, remaining) = match remaining {
+            Remaining::Nothing => return None,
+            Remaining::Rest(rest) => {
+                linger(rest).await;
                 return None;
             }
-            Left::Lines(mut taking) => match tokio::time::timeout(PROGRESS_EVERY, &mut taking).await {
-                Err(_) => (glance(), Left::Lines(taking)),
+            Remaining::Lines(mut taking) => match tokio::time::timeout(PROGRESS_EVERY, &mut taking).await {
+                Err(_) => (progress_line(), Remaining::Lines(taking)),
                 Ok(ended) => last(ended.ok()),
             },
         };
-        Some((Ok(written(&line)), (left, glance)))
+        Some((Ok(json_line(&line)), (remaining, progress_line)))
     })
 }
 
-fn last(ended: Option<Result<Taken, services::uploads::Failed>>) -> (UploadLine, Left) {
-    let failure = |Refusal(status, error)| UploadLine::Error(FailureView { status: status.as_u16(), error });
+fn last(ended: Option<Result<Taken, services::uploads::Failed>>) -> (UploadLine, Remaining) {
+    let failure = |ApiError(status, error)| UploadLine::Error(FailureView { status: status.as_u16(), error });
     match ended {
-        Some(Ok(taken)) => (UploadLine::Done(upload_views::upload(taken)), Left::Nothing),
-        Some(Err(failed)) => (failure(failed.error.into()), Left::Rest(Body::new(failed.rest))),
-        None => (failure(crate::http::answer::stopping()), Left::Nothing),
+        Some(Ok(taken)) => (UploadLine::Done(upload_views::upload(taken)), Remaining::Nothing),
+        Some(Err(failed)) => (failure(failed.error.into()), Remaining::Rest(Body::new(failed.rest))),
+        None => (failure(crate::http::answer::stopping()), Remaining::Nothing),
     }
 }
 
-fn written(line: &UploadLine) -> Bytes {
-    // A view of numbers and texts can be written.
+fn json_line(line: &UploadLine) -> Bytes {
+    // A view of numbers and strings always serialises.
     let mut text = serde_json::to_vec(line).unwrap_or_default();
     text.push(b'\n');
     text.into()

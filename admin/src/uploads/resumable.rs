@@ -1,12 +1,12 @@
-//! tus over HTTP: `/api/v1/uploads`.
+//! Resumable uploads: tus 1.0 (<https://tus.io/protocols/resumable-upload>) at `/api/v1/uploads`.
 //!
-//! Departures: a client that says no version is taken for one of ours, so that curl can be used. The answer to the last piece comes when
-//! the content is taken in, and names its paths (`X-Ipfs-Path`); if it cannot be taken in, that answer says why. `GET` says as JSON how an
-//! upload goes and what became of it, which tus has no word for.
+//! Departures: a request without the header `Tus-Resumable` is accepted, so that curl can be used. The answer to the
+//! last `PATCH` is sent once the content is imported, and has its paths (`X-Ipfs-Path`) or the error of the import.
+//! `GET` shows the state and the result of an upload as JSON, which tus does not specify.
 
-use crate::http::answer::{Refusal, json};
+use crate::http::answer::{ApiError, json};
 use crate::http::extract::{Audited, Authenticated};
-use crate::http::method_override::stood_for;
+use crate::http::method_override::overridden_method;
 use crate::http::openapi::Binary;
 use crate::uploads::detail;
 use api::error::ErrorView;
@@ -38,7 +38,7 @@ const UPLOAD_OFFSET: HeaderName = HeaderName::from_static("upload-offset");
 const UPLOAD_LENGTH: HeaderName = HeaderName::from_static("upload-length");
 const UPLOAD_EXPIRES: HeaderName = HeaderName::from_static("upload-expires");
 const X_IPFS_PATH: HeaderName = HeaderName::from_static("x-ipfs-path");
-/// How many paths the answer to the last piece names.
+/// The maximum number of paths in the answer to the last `PATCH`.
 const PATHS_MAX: usize = 16;
 
 fn path_of(id: &str) -> String {
@@ -68,15 +68,15 @@ fn view(parts: &Parts, id: &str, record: Record) -> PartialView {
     }
 }
 
-/// The routes, of which those that take bytes take as long as they need.
-pub fn long_routes(parts: Arc<Parts>) -> OpenApiRouter {
+/// The long-running routes, which have no timeout.
+pub fn long_running_routes(parts: Arc<Parts>) -> OpenApiRouter {
     OpenApiRouter::new()
         .routes(routes!(abilities, list, create))
         .routes(routes!(offset, look, append, remove, overridden))
         .with_state(parts)
 }
 
-/// Statuses that several operations have, with what they mean.
+/// Error responses that several operations list in the OpenAPI description.
 fn described<const N: usize>(statuses: [(&str, &str); N]) -> BTreeMap<String, RefOr<Described>> {
     let error = || Content::new(Some(Ref::from_schema_name(ErrorView::name())));
     let described = |(status, about): (&str, &str)| {
@@ -86,37 +86,37 @@ fn described<const N: usize>(statuses: [(&str, &str); N]) -> BTreeMap<String, Re
     statuses.into_iter().map(described).collect()
 }
 
-/// There is no such upload.
+/// 404: there is no such upload.
 struct Missing;
 
 impl IntoResponses for Missing {
     fn responses() -> BTreeMap<String, RefOr<Described>> {
-        described([("404", "There is none of the token's own, or it has expired")])
+        described([("404", "The token has no such upload, or the upload has expired")])
     }
 }
 
-/// The client speaks another tus.
+/// 412: the client uses another version of tus.
 struct OtherVersion;
 
 impl IntoResponses for OtherVersion {
     fn responses() -> BTreeMap<String, RefOr<Described>> {
-        described([("412", "Another version of tus is spoken")])
+        described([("412", "The client uses another version of tus")])
     }
 }
 
-/// The content must not be kept here.
+/// 410 and 451: the policy withholds the content.
 struct Withheld;
 
 impl IntoResponses for Withheld {
     fn responses() -> BTreeMap<String, RefOr<Described>> {
         described([
-            ("410", "The operator has removed this content from here"),
-            ("451", "This content is withheld for legal reasons"),
+            ("410", "The policy withholds the content"),
+            ("451", "The policy withholds the content for legal reasons"),
         ])
     }
 }
 
-/// An answer as tus wants it.
+/// Adds the headers of tus to an answer.
 fn tus(response: impl IntoResponse) -> Response {
     let mut response = response.into_response();
     let headers = response.headers_mut();
@@ -128,17 +128,17 @@ fn tus(response: impl IntoResponse) -> Response {
     response
 }
 
-fn refused(error: impl Into<ResumableError>) -> Refusal {
+fn api_error(error: impl Into<ResumableError>) -> ApiError {
     error.into().into()
 }
 
-/// Whether the client speaks our version of tus.
-fn check_version(headers: &HeaderMap) -> Result<(), Refusal> {
-    let words = format!("this speaks tus {VERSION}: see the header Tus-Version");
-    if headers::speaks_ours(headers) { Ok(()) } else { Err(Refusal(StatusCode::PRECONDITION_FAILED, words)) }
+/// Checks that the client uses the supported version of tus.
+fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
+    let words = format!("the gateway supports tus {VERSION}: see the header Tus-Version");
+    if headers::speaks_ours(headers) { Ok(()) } else { Err(ApiError(StatusCode::PRECONDITION_FAILED, words)) }
 }
 
-fn insert_place(headers: &mut HeaderMap, parts: &Parts, record: &Record) {
+fn insert_progress_headers(headers: &mut HeaderMap, parts: &Parts, record: &Record) {
     headers.insert(UPLOAD_OFFSET, record.offset.into());
     headers.insert(UPLOAD_LENGTH, record.length.into());
     let expires = UNIX_EPOCH.checked_add(Duration::from_secs(parts.expires_at(record)));
@@ -147,7 +147,7 @@ fn insert_place(headers: &mut HeaderMap, parts: &Parts, record: &Record) {
     }
     if let Some(Outcome::Done(view)) = &record.outcome {
         for root in view.roots.iter().take(PATHS_MAX) {
-            // A CID is text.
+            // A path of a CID is a valid header value.
             if let Ok(path) = HeaderValue::from_str(&root.path) {
                 headers.append(X_IPFS_PATH, path);
             }
@@ -155,19 +155,19 @@ fn insert_place(headers: &mut HeaderMap, parts: &Parts, record: &Record) {
     }
 }
 
-/// An answer to whoever sent bytes, or what stands for none: what has become of them is in the audit log.
-fn changed(mut response: Response, parts: &Parts, record: &Record) -> Response {
-    insert_place(response.headers_mut(), parts, record);
+/// Adds the headers with the progress of an upload, and its result for the audit log.
+fn with_progress(mut response: Response, parts: &Parts, record: &Record) -> Response {
+    insert_progress_headers(response.headers_mut(), parts, record);
     match &record.outcome {
         Some(Outcome::Done(view)) => detail(view).with(response),
         _ => response,
     }
 }
 
-/// What tus is spoken here
+/// The supported version and extensions of tus
 #[utoipa::path(
     options, path = "/api/v1/uploads", tag = "upload", security(("bearer" = ["pin"])),
-    responses((status = 204, description = "The headers say it")),
+    responses((status = 204, description = "The headers Tus-Version, Tus-Extension and Tus-Max-Size")),
 )]
 async fn abilities(State(parts): State<Arc<Parts>>, _: Authenticated) -> Response {
     let mut response = tus(StatusCode::NO_CONTENT);
@@ -181,46 +181,46 @@ async fn abilities(State(parts): State<Arc<Parts>>, _: Authenticated) -> Respons
 /// The token's own resumable uploads
 #[utoipa::path(
     get, path = "/api/v1/uploads", tag = "upload", security(("bearer" = ["pin"])),
-    responses((status = 200, description = "All of them, also those that ended lately", body = PartialsView)),
+    responses((status = 200, description = "All uploads, including those that ended recently", body = PartialsView)),
 )]
 async fn list(State(parts): State<Arc<Parts>>, Authenticated(bearer): Authenticated) -> Response {
     let uploads = parts.list(&bearer).into_iter().map(|(id, record)| view(&parts, &id, record)).collect();
     tus(json(StatusCode::OK, &PartialsView { uploads }))
 }
 
-/// Begin a resumable upload (tus 1.0)
+/// Create a resumable upload (tus 1.0)
 ///
-/// The parameters are those of `POST /upload`. What the content is and what it is called is said by `filetype` and `filename` in
-/// `Upload-Metadata` (also `type` and `name`): a TAR or CAR is taken in as one.
+/// The parameters are those of `POST /upload`. `filetype` and `filename` in `Upload-Metadata` (also `type` and `name`) are the media type
+/// and the name of the content: a TAR or CAR is imported as an archive.
 #[utoipa::path(
     post, path = "/api/v1/uploads", tag = "upload", security(("bearer" = ["pin"])),
     params(
         UploadParams,
-        ("Upload-Length" = u64, Header, description = "How many bytes it will have"),
+        ("Upload-Length" = u64, Header, description = "The length of the upload in bytes"),
         ("Upload-Metadata" = Option<String>, Header, description = "Keys, and values in base64"),
         ("Tus-Resumable" = Option<String>, Header, description = "1.0.0"),
     ),
     responses(
-        (status = 201, description = "Pieces are sent to the Location", body = PartialView),
-        (status = 400, description = "A header or parameter cannot be understood, or an empty upload not be taken in", body = ErrorView),
-        (status = 409, description = "Somebody removed the pin of an empty upload", body = ErrorView),
+        (status = 201, description = "The upload is created; PATCH the Location", body = PartialView),
+        (status = 400, description = "A header or parameter is invalid, or an empty upload cannot be imported", body = ErrorView),
+        (status = 409, description = "Another request removed the pin of an empty upload", body = ErrorView),
         Withheld,
         OtherVersion,
-        (status = 507, description = "There is no room for it, or the token's quota does not allow it", body = ErrorView),
+        (status = 507, description = "The disk is full, or the upload exceeds the token's quota", body = ErrorView),
     ),
 )]
 async fn create(State(parts): State<Arc<Parts>>, Authenticated(bearer): Authenticated, request: Request) -> Response {
-    let wanted = check_version(request.headers()).and_then(|()| wanted(&request).map_err(refused));
+    let wanted = check_version(request.headers()).and_then(|()| wanted(&request).map_err(api_error));
     let created = match wanted {
-        Ok(wanted) => parts.create(&bearer, wanted).await.map_err(refused),
+        Ok(wanted) => parts.create(&bearer, wanted).await.map_err(api_error),
         Err(refusal) => Err(refusal),
     };
     let (id, record) = match created {
         Ok(created) => created,
-        Err(refusal) => return tus(refusal.to_sender(request.into_body())),
+        Err(refusal) => return tus(refusal.with_lingering_read(request.into_body())),
     };
     let created = tus(json(StatusCode::CREATED, &view(&parts, &id, record.clone())));
-    let mut response = changed(created, &parts, &record);
+    let mut response = with_progress(created, &parts, &record);
     if let Ok(location) = HeaderValue::from_str(&path_of(&id)) {
         response.headers_mut().insert(LOCATION, location);
     }
@@ -239,22 +239,22 @@ fn wanted(request: &Request) -> Result<Wanted, UploadError> {
     })
 }
 
-/// How many bytes of a resumable upload are here (tus 1.0)
+/// The offset of a resumable upload (tus 1.0)
 ///
-/// Whoever still sends is interrupted, so that the answer stands.
+/// A running PATCH is interrupted, so that the offset stays valid.
 #[utoipa::path(
     head, path = "/api/v1/uploads/{id}", tag = "upload", security(("bearer" = ["pin"])),
-    params(("id" = String, Path, description = "As in the Location")),
+    params(("id" = String, Path, description = "The ID in the Location")),
     responses(
-        (status = 200, description = "Upload-Offset says it"),
-        (status = 400, description = "It is complete and could not be taken in"),
-        (status = 404, description = "There is none of the token's own, or it has expired"),
-        (status = 409, description = "It is complete and its pin was removed while it was made"),
-        (status = 410, description = "The operator has removed this content from here"),
-        (status = 412, description = "Another version of tus is spoken"),
-        (status = 423, description = "It is being taken in: ask again in a moment"),
-        (status = 451, description = "This content is withheld for legal reasons"),
-        (status = 507, description = "It is complete, and there was no space for it: send an empty piece to try again"),
+        (status = 200, description = "The header Upload-Offset has the offset"),
+        (status = 400, description = "The upload is complete, and its import failed"),
+        (status = 404, description = "The token has no such upload, or the upload has expired"),
+        (status = 409, description = "The upload is complete, and another request removed its pin during the import"),
+        (status = 410, description = "The policy withholds the content"),
+        (status = 412, description = "The client uses another version of tus"),
+        (status = 423, description = "The upload is being imported: try again in a moment"),
+        (status = 451, description = "The policy withholds the content for legal reasons"),
+        (status = 507, description = "The upload is complete, and the disk was full: send an empty PATCH to try again"),
     ),
 )]
 async fn offset(
@@ -264,25 +264,25 @@ async fn offset(
     headers: HeaderMap,
 ) -> Response {
     let found = match check_version(&headers) {
-        Ok(()) => parts.offset(&bearer, &id).await.map_err(refused),
+        Ok(()) => parts.offset(&bearer, &id).await.map_err(api_error),
         Err(refusal) => Err(refusal),
     };
     match found {
         Ok(record) => {
             let mut response = tus(StatusCode::OK);
-            insert_place(response.headers_mut(), &parts, &record);
+            insert_progress_headers(response.headers_mut(), &parts, &record);
             response
         }
         Err(refusal) => tus(refusal.0),
     }
 }
 
-/// How a resumable upload goes, and what became of it
+/// The state and the result of a resumable upload
 #[utoipa::path(
     get, path = "/api/v1/uploads/{id}", tag = "upload", security(("bearer" = ["pin"])),
-    params(("id" = String, Path, description = "As in the Location")),
+    params(("id" = String, Path, description = "The ID in the Location")),
     responses(
-        (status = 200, description = "This moment's figures; nothing is interrupted", body = PartialView),
+        (status = 200, description = "The current state; a running PATCH is not interrupted", body = PartialView),
         Missing,
     ),
 )]
@@ -293,30 +293,30 @@ async fn look(
 ) -> Response {
     match parts.look(&bearer, &id) {
         Ok(record) => tus(json(StatusCode::OK, &view(&parts, &id, record))),
-        Err(error) => tus(refused(error)),
+        Err(error) => tus(api_error(error)),
     }
 }
 
-/// Send a piece of a resumable upload (tus 1.0)
+/// Append to a resumable upload (tus 1.0)
 ///
-/// With the last piece the content is taken in and pinned, and the answer comes when that is done.
+/// The last PATCH imports and pins the content, and is answered once that is done.
 #[utoipa::path(
     patch, path = "/api/v1/uploads/{id}", tag = "upload", security(("bearer" = ["pin"])),
     params(
-        ("id" = String, Path, description = "As in the Location"),
-        ("Upload-Offset" = u64, Header, description = "Where the piece begins: what HEAD answered"),
+        ("id" = String, Path, description = "The ID in the Location"),
+        ("Upload-Offset" = u64, Header, description = "The offset of the body, as HEAD answered it"),
         ("Tus-Resumable" = Option<String>, Header, description = "1.0.0"),
     ),
     request_body(content = inline(Binary), content_type = "application/offset+octet-stream"),
     responses(
-        (status = 204, description = "It is on the disk up to Upload-Offset; X-Ipfs-Path if that was the last of it"),
-        (status = 400, description = "A header cannot be understood, the body broke off, or the content cannot be taken in", body = ErrorView),
+        (status = 204, description = "The upload is on the disk up to Upload-Offset; X-Ipfs-Path if it is complete"),
+        (status = 400, description = "A header is invalid, the body is incomplete, or the content cannot be imported", body = ErrorView),
         Missing,
         (status = 409, description = "The upload is at another offset", body = ErrorView),
         Withheld,
         OtherVersion,
-        (status = 423, description = "Somebody else sends or asks, or it is being taken in", body = ErrorView),
-        (status = 507, description = "There is no space for it, or the token's quota does not allow it", body = ErrorView),
+        (status = 423, description = "Another request uses the upload, or the upload is being imported", body = ErrorView),
+        (status = 507, description = "The disk is full, or the upload exceeds the token's quota", body = ErrorView),
     ),
 )]
 async fn append(
@@ -328,33 +328,33 @@ async fn append(
     let begun = check_version(request.headers()).and_then(|()| check_piece(request.headers()));
     let offset = match begun {
         Ok(offset) => offset,
-        Err(refusal) => return tus(refusal.to_sender(request.into_body())),
+        Err(refusal) => return tus(refusal.with_lingering_read(request.into_body())),
     };
     match parts.append(&bearer, &id, Piece::new(offset, boxed(request.into_body()))).await {
-        (Ok(record), _) => changed(tus(StatusCode::NO_CONTENT), &parts, &record),
-        (Err(error), rest) => tus(refused(error).to_sender(rest.map_or_else(Body::empty, Body::new))),
+        (Ok(record), _) => with_progress(tus(StatusCode::NO_CONTENT), &parts, &record),
+        (Err(error), rest) => tus(api_error(error).with_lingering_read(rest.map_or_else(Body::empty, Body::new))),
     }
 }
 
-/// Where a piece begins.
-fn check_piece(headers: &HeaderMap) -> Result<u64, Refusal> {
+/// Checks the media type of a PATCH, and returns its offset.
+fn check_piece(headers: &HeaderMap) -> Result<u64, ApiError> {
     let media_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !media_type.eq_ignore_ascii_case(PIECE) {
-        let words = format!("a piece of an upload has the Content-Type {PIECE}");
-        return Err(Refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, words));
+        let words = format!("a PATCH of an upload needs the header \"Content-Type: {PIECE}\"");
+        return Err(ApiError(StatusCode::UNSUPPORTED_MEDIA_TYPE, words));
     }
-    headers::number(headers, "upload-offset").map_err(refused)
+    headers::number(headers, "upload-offset").map_err(api_error)
 }
 
-/// Give a resumable upload up, or forget what became of it (tus 1.0)
+/// Cancel a resumable upload, or delete its record (tus 1.0)
 #[utoipa::path(
     delete, path = "/api/v1/uploads/{id}", tag = "upload", security(("bearer" = ["pin"])),
-    params(("id" = String, Path, description = "As in the Location")),
+    params(("id" = String, Path, description = "The ID in the Location")),
     responses(
-        (status = 204, description = "It is gone; what was pinned stays pinned"),
+        (status = 204, description = "The upload is deleted; pinned content stays pinned"),
         Missing,
         OtherVersion,
-        (status = 423, description = "It is being taken in: try again in a moment", body = ErrorView),
+        (status = 423, description = "The upload is being imported: try again in a moment", body = ErrorView),
     ),
 )]
 async fn remove(
@@ -368,43 +368,43 @@ async fn remove(
     }
     match parts.remove(&bearer, &id).await {
         Ok(()) => tus(StatusCode::NO_CONTENT),
-        Err(error) => tus(refused(error)),
+        Err(error) => tus(api_error(error)),
     }
 }
 
-/// The same, for clients that can send nothing but GET and POST (tus 1.0)
+/// PATCH, HEAD or DELETE for clients that can only send GET and POST (tus 1.0)
 ///
-/// What is asked for, what is sent with it and what is answered is as with the method that the header names.
+/// The header X-HTTP-Method-Override names the method, whose parameters, body and answers apply.
 #[utoipa::path(
     post, path = "/api/v1/uploads/{id}", tag = "upload", security(("bearer" = ["pin"])),
     params(
-        ("id" = String, Path, description = "As in the Location"),
+        ("id" = String, Path, description = "The ID in the Location"),
         ("X-HTTP-Method-Override" = String, Header, description = "PATCH, HEAD or DELETE"),
     ),
     responses(
-        (status = 200, description = "With HEAD: Upload-Offset says how many bytes are here"),
-        (status = 204, description = "With PATCH: it is on the disk up to Upload-Offset. With DELETE: it is gone"),
-        (status = 400, description = "A header cannot be understood, the body broke off, or the content cannot be taken in"),
-        (status = 404, description = "There is none of the token's own, or it has expired"),
-        (status = 409, description = "The upload is at another offset, or its pin was removed while it was made"),
-        (status = 410, description = "The operator has removed this content from here"),
-        (status = 412, description = "Another version of tus is spoken"),
-        (status = 423, description = "Somebody else sends or asks, or it is being taken in"),
-        (status = 451, description = "This content is withheld for legal reasons"),
-        (status = 507, description = "There is no space for it, or the token's quota does not allow it"),
+        (status = 200, description = "HEAD: the header Upload-Offset has the offset"),
+        (status = 204, description = "PATCH: the upload is on the disk up to Upload-Offset. DELETE: the upload is deleted"),
+        (status = 400, description = "A header is invalid, the body is incomplete, or the content cannot be imported"),
+        (status = 404, description = "The token has no such upload, or the upload has expired"),
+        (status = 409, description = "The upload is at another offset, or another request removed its pin during the import"),
+        (status = 410, description = "The policy withholds the content"),
+        (status = 412, description = "The client uses another version of tus"),
+        (status = 423, description = "Another request uses the upload, or the upload is being imported"),
+        (status = 451, description = "The policy withholds the content for legal reasons"),
+        (status = 507, description = "The disk is full, or the upload exceeds the token's quota"),
     ),
 )]
 async fn overridden(
     parts: State<Arc<Parts>>,
     bearer: Authenticated,
-    Audited(noted): Audited,
+    Audited(audit_context): Audited,
     id: Path<String>,
     headers: HeaderMap,
     request: Request,
 ) -> Response {
-    let method = stood_for(&headers);
+    let method = overridden_method(&headers);
     if let Some(method) = &method {
-        noted.note(&serde_json::json!({ "method": method.as_str() }));
+        audit_context.note(&serde_json::json!({ "method": method.as_str() }));
     }
     match method {
         Some(Method::PATCH) => append(parts, bearer, id, request).await,
@@ -412,7 +412,7 @@ async fn overridden(
         Some(Method::DELETE) => remove(parts, bearer, id, headers).await,
         _ => {
             let words = "a POST to an upload needs the header X-HTTP-Method-Override: PATCH, HEAD or DELETE";
-            tus(Refusal(StatusCode::BAD_REQUEST, words.to_owned()).to_sender(request.into_body()))
+            tus(ApiError(StatusCode::BAD_REQUEST, words.to_owned()).with_lingering_read(request.into_body()))
         }
     }
 }

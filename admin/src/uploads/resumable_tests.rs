@@ -28,19 +28,19 @@ impl Site {
         self.ask(bearer, request, Body::empty()).await
     }
 
-    async fn send(&self, bearer: &Principal, place: &str, offset: u64, body: impl Into<Body>) -> Answer {
-        let request = Request::builder().method(Method::PATCH).uri(place).header("tus-resumable", "1.0.0");
+    async fn send(&self, bearer: &Principal, location: &str, offset: u64, body: impl Into<Body>) -> Answer {
+        let request = Request::builder().method(Method::PATCH).uri(location).header("tus-resumable", "1.0.0");
         let request = request.header("upload-offset", offset).header("content-type", PIECE);
         self.ask(bearer, request, body.into()).await
     }
 
-    async fn does(&self, bearer: &Principal, method: Method, place: &str) -> Answer {
-        let request = Request::builder().method(method).uri(place).header("tus-resumable", "1.0.0");
+    async fn does(&self, bearer: &Principal, method: Method, location: &str) -> Answer {
+        let request = Request::builder().method(method).uri(location).header("tus-resumable", "1.0.0");
         self.ask(bearer, request, Body::empty()).await
     }
 }
 
-fn place(created: &Answer) -> String {
+fn location(created: &Answer) -> String {
     assert_eq!(created.status, 201, "{}", created.error());
     created.headers["location"].to_str().expect("text").to_owned()
 }
@@ -56,7 +56,7 @@ async fn an_upload_goes_on_where_it_broke_off() {
     let created = site.create(&me, "", 12, "filename aGVsbG8udHh0").await;
     assert_eq!(created.headers["tus-resumable"], "1.0.0");
     assert!(created.headers.contains_key("upload-expires"));
-    let at = place(&created);
+    let at = location(&created);
     let first = site.send(&me, &at, 0, "hello").await;
     assert_eq!((first.status, offset(&first)), (204, 5));
     let broken = stream::iter([Ok(Bytes::from_static(b" wor")), Err(io::Error::other("the sender is gone"))]);
@@ -101,7 +101,7 @@ async fn an_upload_goes_on_where_it_broke_off() {
 async fn a_post_may_stand_for_other_methods() {
     let site = site(Setup::default());
     let me = Principal::operator();
-    let at = place(&site.create(&me, "", 12, "").await);
+    let at = location(&site.create(&me, "", 12, "").await);
     let post = |method: &'static str| {
         let request = Request::builder().method(Method::POST).uri(&at).header("tus-resumable", "1.0.0");
         request.header("x-http-method-override", method)
@@ -133,7 +133,7 @@ async fn parts_become_whatever_the_upload_is() {
     ];
     for (query, metadata, content, expected) in table {
         let created = site.create(&me, query, content.len() as u64, metadata).await;
-        let at = place(&created);
+        let at = location(&created);
         if !content.is_empty() {
             let sent = site.send(&me, &at, 0, content).await;
             assert_eq!(sent.status, expected.map_or_else(|status| status, |_| 204), "{}", sent.error());
@@ -154,7 +154,7 @@ async fn parts_become_whatever_the_upload_is() {
 async fn whoever_comes_later_ends_what_is_under_way() {
     let site = Arc::new(site(Setup::default()));
     let me = Principal::operator();
-    let at = place(&site.create(&me, "", 12, "").await);
+    let at = location(&site.create(&me, "", 12, "").await);
     let (sender, receiver) = tokio::sync::mpsc::channel::<io::Result<Bytes>>(1);
     let body =
         Body::from_stream(stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver))));
@@ -179,7 +179,7 @@ async fn whoever_comes_later_ends_what_is_under_way() {
 async fn nobody_sees_the_uploads_of_others() {
     let site = site(Setup::default());
     let (one, other) = (bearer("one", None), bearer("other", None));
-    let at = place(&site.create(&one, "", 5, "").await);
+    let at = location(&site.create(&one, "", 5, "").await);
     for method in [Method::HEAD, Method::GET, Method::DELETE] {
         assert_eq!(site.does(&other, method.clone(), &at).await.status, 404, "{method}");
     }
@@ -206,7 +206,7 @@ async fn uploads_and_their_bytes_are_bounded() {
     let create = async |bearer: &Principal, length: u64| site.create(bearer, "", length, "").await;
     assert_eq!(create(&one, 1_001).await.status, 413);
     assert_eq!(create(&bearer("poor", Some(10)), 11).await.status, 507);
-    let at = place(&create(&one, 900).await);
+    let at = location(&create(&one, 900).await);
     for (bearer, length, status) in
         [(&one, 101, 507), (&one, 100, 201), (&other, 501, 507), (&other, 500, 201), (&one, 0, 201)]
     {
@@ -239,7 +239,7 @@ async fn what_nobody_goes_on_with_expires() {
     let settings = config::Uploads { parts_hours: 0, ..config::Uploads::default() };
     let site = site(Setup { settings, ..Setup::default() });
     let me = Principal::operator();
-    let at = place(&site.create(&me, "", 5, "").await);
+    let at = location(&site.create(&me, "", 5, "").await);
     assert_eq!(site.does(&me, Method::HEAD, &at).await.status, 404, "it expired at once");
     site.create(&me, "", 6, "").await;
     let left = std::fs::read_dir(site.dir.path().join("parts")).expect("lists").count();
@@ -257,7 +257,7 @@ fn restarted(site: Site) -> Site {
 async fn what_was_complete_is_taken_in_after_a_restart() {
     let first = site(Setup::default());
     let me = Principal::operator();
-    let at = place(&first.create(&me, "", 12, "").await);
+    let at = location(&first.create(&me, "", 12, "").await);
     assert_eq!(first.send(&me, &at, 0, "hello ").await.status, 204);
     // As a gateway leaves it that was killed between the last byte and the pin.
     let folder = first.dir.path().join("parts");
@@ -357,7 +357,7 @@ proptest! {
 #[tokio::test]
 async fn a_piece_is_taken_by_the_quota_that_the_token_has_now() {
     let site = site(Setup::default());
-    let at = place(&site.create(&bearer("alice", None), "", 12, "").await);
+    let at = location(&site.create(&bearer("alice", None), "", 12, "").await);
     assert_eq!(site.send(&bearer("alice", Some(12)), &at, 0, "hello").await.status, 204);
     let less = bearer("alice", Some(11));
     let refused = site.send(&less, &at, 5, " world\n").await;
@@ -369,7 +369,7 @@ async fn a_piece_is_taken_by_the_quota_that_the_token_has_now() {
 async fn what_a_token_began_that_was_revoked_meanwhile_is_not_pinned() {
     let site = site(Setup::default());
     let alice = bearer("alice", None);
-    let at = place(&site.create(&alice, "", 12, "").await);
+    let at = location(&site.create(&alice, "", 12, "").await);
     let tokens = Arc::clone(&site.tokens);
     let last = stream::once(async move {
         tokens.lock().expect("is sound").clear();
@@ -388,7 +388,7 @@ async fn what_a_token_began_that_was_revoked_meanwhile_is_not_pinned() {
 #[tokio::test]
 async fn a_token_that_is_given_less_ends_with_what_it_has_then() {
     let site = site(Setup::default());
-    let at = place(&site.create(&bearer("alice", None), "", 12, "").await);
+    let at = location(&site.create(&bearer("alice", None), "", 12, "").await);
     let tokens = Arc::clone(&site.tokens);
     let last = stream::once(async move {
         tokens.lock().expect("is sound").insert("alice".to_owned(), bearer("alice", Some(3)));

@@ -72,8 +72,8 @@ pub fn site_at(dir: tempfile::TempDir, store: &Arc<dyn BlockStore>, setup: Setup
         id => known.lock().expect("is sound").get(id).cloned(),
     });
     let parts = Parts::open(uploads.clone(), &dir.path().join("parts"), (&settings).into(), holders).expect("opens");
-    let routes =
-        crate::uploads::long_routes(uploads.clone()).merge(crate::uploads::resumable::long_routes(Arc::clone(&parts)));
+    let routes = crate::uploads::long_running_routes(uploads.clone())
+        .merge(crate::uploads::resumable::long_running_routes(Arc::clone(&parts)));
     let router = routes.split_for_parts().0;
     Site { router, store: Arc::clone(store), pins, parts, uploads, dir, tokens }
 }

@@ -115,7 +115,7 @@ async fn content_is_warmed_explained_purged_and_collected() {
     assert_eq!((&peers["count"], &peers["peers"][0]["peer_id"]), (&1.into(), &holder.peer_id().into()), "{peers}");
     assert!(run(&to, &["peers"]).contains(holder.peer_id()));
     let (code, _, complained) = failure(&to, &["peers", "connect", "nonsense"]);
-    assert!(code == FAILURE && complained.contains("no peer id"), "{complained}");
+    assert!(code == FAILURE && complained.contains("neither a peer ID"), "{complained}");
 
     // Nothing of it is here; all of it is; why, and from where.
     let before = json(&to, &["explain", &root]);

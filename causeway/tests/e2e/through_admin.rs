@@ -319,7 +319,7 @@ async fn an_upload_that_is_cut_leaves_nothing_and_only_so_many_are_taken_at_a_ti
     let refusal = refusal.await;
     assert!(refusal["error"].as_str().is_some_and(|words| words.contains("this token has as many")), "{refusal}");
     let complaint = pipe(&launch, dir, &["store", "import", "big.car"], b"").expect_err("there is no place");
-    assert!(complaint.contains("this token has as many such operations under way"), "{complaint}");
+    assert!(complaint.contains("this token has as many such operations running"), "{complaint}");
     let absent = run(&maker, dir, &["add", "-n", "-Q", "one"]);
     assert_eq!(api(&node, &format!("blocks/{absent}")).await.0, 404, "what is at hand is answered all the same");
 

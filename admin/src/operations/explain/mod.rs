@@ -1,31 +1,32 @@
-//! `GET /api/v1/explain`: what would be answered to a request, and why; what is kept of it, and where; who has it.
+//! `GET /api/v1/explain`: how a request would be answered, and why; which of its blocks are stored locally, in which
+//! tier; and which peers provide the others.
 //!
 //! | module | concern |
 //! |---|---|
-//! | `request` | where a request leads, by the code that requests go through |
-//! | `answered` | what it is answered with, to the last byte |
-//! | `holdings` | what is here of a path, in which tier |
-//! | `network` | what is known of those who have it, and how the search for them went |
+//! | `request` | the request to explain, its route, and the views of its answer |
+//! | `local_answer` | the answer from locally stored blocks, to the last byte |
+//! | `local_content` | which blocks of a path are stored locally, in which tier |
+//! | `network` | the known providers, and the history of the provider search |
 //!
-//! Goals: nothing here decides anything by itself. A request is led, its path read, its name resolved, its path walked,
-//! and its answer made by the functions that do so for clients, in a gateway of the same parts that asks nobody
-//! ([`gateway::pipeline::Gateway::looking`]). With `fetch=true` the real one is asked as well, and what that took is
-//! told.
+//! Goals: `explain` has no logic of its own. The functions that serve clients route the request, parse its path, resolve
+//! its name and path, and make its answer, in a gateway of the same components that does not use the network
+//! ([`gateway::pipeline::Gateway::looking`]). With `fetch=true` the request is also sent through the real gateway, and
+//! its duration is shown.
 //!
-//! Bounds: so many blocks are counted below what a path leads to, and for so long; so much is read of an answer, and
-//! for so long.
+//! Bounds: the number of blocks that are counted below the path's end, the number of bytes of an answer that are read,
+//! and the time for both.
 
-mod answered;
-mod holdings;
+mod local_answer;
+mod local_content;
 mod network;
 mod request;
 
-use self::answered::{Answered, REDIRECTS_MAX, Unknown};
-use self::request::Asked;
+use self::local_answer::{LocalAnswer, REDIRECTS_MAX, UnknownReason};
+use self::request::ExplainedRequest;
 use crate::http::answer::{Answer, json};
+use crate::http::error_responses::BadRequest;
 use crate::http::extract::Authenticated;
 use crate::http::parameters::{Parameters, wrong};
-use crate::http::refusals::WrongRequest;
 use crate::operations::Operations;
 use crate::operations::names::{path_of, step_view};
 use api::explain::{ExplainView, FetchedView, PolicyView};
@@ -40,39 +41,41 @@ use gateway::resolve::Target;
 use services::denylists::Refused;
 use std::time::{Duration, Instant};
 
-/// How long a fetch may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// The longest path or address that is explained, in bytes.
-const ASKED_BYTES_MAX: usize = 8192;
+/// The timeout of a fetch.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
+/// The maximum length of a path or URL, in bytes.
+const REQUEST_BYTES_MAX: usize = 8192;
 
-/// Says what would be answered to a request for a path or an address, and why: the route, the name, the policy, what is
-/// here and in which tier, and who is known to have the rest. Asks nobody, unless `fetch` is `true`: then it is asked
-/// for, and what that took is told.
+/// Explains how a request for a path or URL would be answered, and why: the route, the name, the policy, the locally
+/// stored blocks and their tiers, and the known providers. Does not use the network, unless `fetch` is `true`: then the
+/// content is fetched, and the duration is shown.
 #[utoipa::path(get, path = "/api/v1/explain", tag = "operations", security(("bearer" = ["operate"])),
-    params(("path" = Option<String>, Query, description = "A path as a client would ask it: /ipfs/… or /ipns/…"),
-        ("url" = Option<String>, Query, description = "An address as a client would ask it, for its host: http://HOST/…"),
-        ("fetch" = Option<bool>, Query, description = "Whether it is fetched if it is not here")),
-    responses((status = 200, description = "What would be answered, and why", body = ExplainView), WrongRequest))]
+    params(("path" = Option<String>, Query, description = "The path of a request: /ipfs/… or /ipns/…"),
+        ("url" = Option<String>, Query, description = "The URL of a request, if the host matters: http://HOST/…"),
+        ("fetch" = Option<bool>, Query, description = "Whether blocks that are not stored locally are fetched")),
+    responses((status = 200, description = "How the request would be answered, and why", body = ExplainView), BadRequest))]
 pub async fn explain(State(operations): State<Operations>, Authenticated(bearer): Authenticated, uri: Uri) -> Answer {
     let parameters = Parameters::of(&uri, &["path", "url", "fetch"])?;
     let fetch = match parameters.get("fetch").as_deref() {
         None | Some("false") => false,
         Some("true") => true,
-        Some(_) => return Err(wrong("fetch is \"true\" or \"false\"")),
+        Some(_) => return Err(wrong("fetch must be \"true\" or \"false\"")),
     };
     let asked = match (parameters.get("path"), parameters.get("url")) {
-        (Some(path), None) if path.len() <= ASKED_BYTES_MAX => Asked::of_path(&path)?,
-        (None, Some(url)) if url.len() <= ASKED_BYTES_MAX => Asked::of_url(&url)?,
-        (Some(_), None) | (None, Some(_)) => return Err(wrong(format!("it has more than {ASKED_BYTES_MAX} bytes"))),
-        _ => return Err(wrong("name one of \"path\" and \"url\"")),
+        (Some(path), None) if path.len() <= REQUEST_BYTES_MAX => ExplainedRequest::of_path(&path)?,
+        (None, Some(url)) if url.len() <= REQUEST_BYTES_MAX => ExplainedRequest::of_url(&url)?,
+        (Some(_), None) | (None, Some(_)) => {
+            return Err(wrong(format!("path or url has more than {REQUEST_BYTES_MAX} bytes")));
+        }
+        _ => return Err(wrong("exactly one of \"path\" and \"url\" is required")),
     };
-    let _place = operations.begin(&bearer)?;
+    let _permit = operations.begin(&bearer)?;
     Ok(json(StatusCode::OK, &operations.explain_all(asked, fetch).await))
 }
 
 impl Operations {
-    /// Explains a request, and then the one that its answer redirects to, as a client would go on.
-    async fn explain_all(&self, asked: Asked, fetch: bool) -> ExplainView {
+    /// Explains a request, and the requests that its answer redirects to.
+    async fn explain_all(&self, asked: ExplainedRequest, fetch: bool) -> ExplainView {
         let (mut views, mut next) = (Vec::new(), Some(asked));
         while let Some(asked) = next.take() {
             let view = self.explain(&asked, fetch).await;
@@ -84,7 +87,7 @@ impl Operations {
         views.into_iter().rev().fold(None, chain).unwrap_or_default()
     }
 
-    async fn explain(&self, asked: &Asked, fetch: bool) -> ExplainView {
+    async fn explain(&self, asked: &ExplainedRequest, fetch: bool) -> ExplainView {
         let begun = Instant::now();
         let mut view =
             ExplainView { method: "GET".to_owned(), host: asked.host(), path: asked.path(), ..ExplainView::default() };
@@ -95,12 +98,12 @@ impl Operations {
         view
     }
 
-    /// Asks for it as a client would, as far as the first bytes of the answer.
-    async fn fetch(&self, asked: &Asked, view: &mut ExplainView) -> FetchedView {
+    /// Sends the request through the real gateway, as far as the head of the answer.
+    async fn fetch(&self, asked: &ExplainedRequest, view: &mut ExplainView) -> FetchedView {
         let begun = Instant::now();
         let gateway = &self.parts().gateway;
         let (head, client) = (asked.head(false), asked.client());
-        let preview = tokio::time::timeout(PATIENCE, gateway.preview(&head, &client)).await;
+        let preview = tokio::time::timeout(FETCH_TIMEOUT, gateway.preview(&head, &client)).await;
         let took = begun.elapsed();
         match preview {
             Ok(outcome) => {
@@ -111,14 +114,14 @@ impl Operations {
         }
     }
 
-    async fn explain_route(&self, asked: &Asked, view: &mut ExplainView) {
-        let looking = &self.inner.looking;
+    async fn explain_route(&self, asked: &ExplainedRequest, view: &mut ExplainView) {
+        let looking = &self.inner.local_gateway;
         let (head, client) = (asked.head(true), asked.client());
         let mut ask = match request::ask_of(&head, looking) {
             Ok(ask) => ask,
             Err(problem) => return view.answer = Some(request::problem_view(&problem, &head)),
         };
-        // The native one has no name in addresses.
+        // The native format has no name in URLs.
         let format = ask.wanted.format.name();
         view.format = Some(if format.is_empty() { "native" } else { format }.to_owned());
         let route = looking.lead(&client, &mut ask).await;
@@ -132,21 +135,21 @@ impl Operations {
         self.answer_here(asked, view).await;
     }
 
-    /// What would be answered with what is here, if it was not asked for already; and whether that would be to the end.
-    async fn answer_here(&self, asked: &Asked, view: &mut ExplainView) {
-        let Answered { view: answer, refused, unknown } = Answered::here(&self.inner.looking, asked).await;
+    /// Adds the answer from locally stored blocks, unless the request was fetched; and whether its body is complete.
+    async fn answer_here(&self, asked: &ExplainedRequest, view: &mut ExplainView) {
+        let LocalAnswer { view: answer, refused, unknown } = LocalAnswer::here(&self.inner.local_gateway, asked).await;
         match (unknown, &mut view.answer) {
-            (Some(Unknown::Name), None) if self.parts().bridge.is_some() => {
-                view.notes.push("the name is not known here: fetch=true has it looked up".to_owned());
+            (Some(UnknownReason::Name), None) if self.parts().bridge.is_some() => {
+                view.notes.push("the resolution of the name is not cached: fetch=true resolves it".to_owned());
             }
-            (Some(unknown @ Unknown::Head), None) => {
-                view.notes.push(format!("{}: fetch=true finds out what it would be", unknown.words()));
+            (Some(unknown @ UnknownReason::Head), None) => {
+                view.notes.push(format!("{}: fetch=true fetches it", unknown.message()));
             }
             (unknown, told) => {
                 view.notes.extend(
-                    unknown
-                        .filter(|unknown| !matches!(unknown, Unknown::Head | Unknown::Name))
-                        .map(|unknown| format!("{}: whether it would break off is not known", unknown.words())),
+                    unknown.filter(|unknown| !matches!(unknown, UnknownReason::Head | UnknownReason::Name)).map(
+                        |unknown| format!("{}: whether the answer would be complete is unknown", unknown.message()),
+                    ),
                 );
                 match told {
                     Some(told) if told.status == answer.status => told.breaks_off = answer.breaks_off,
@@ -160,7 +163,7 @@ impl Operations {
         }
     }
 
-    /// The answer is what counts: what it is refused for is what the policy says.
+    /// Replaces the view of the policy by the reason for which the answer is refused.
     fn explain_refusal(&self, refused: &Refused, verdict: Verdict, view: &mut ExplainView) {
         let verdict = verdict_name(verdict).to_owned();
         if view.policy.as_ref().is_some_and(|policy| policy.verdict == verdict) {
@@ -178,7 +181,7 @@ impl Operations {
         view.policy = Some(PolicyView { verdict, refused: Some(refused), decided_by, generation });
     }
 
-    /// What a path means, whether it may be served, and what is here of it.
+    /// Adds the target of a path, the decision of the policy, and what is stored locally.
     async fn explain_content(&self, key: &str, path: ContentPath, view: &mut ExplainView) {
         let names = &self.parts().names;
         if let Root::Name(name) = &path.root {
@@ -187,7 +190,7 @@ impl Operations {
         let known = names.known_only();
         let target = match Target::of(path, &*known, &**self.parts().gateway.policy()).await {
             Ok(target) => target,
-            // What the answer is says so.
+            // The note on the answer says so.
             Err(Problem::Name(NameError::Offline { .. })) if self.parts().bridge.is_some() => return,
             Err(problem) => return view.notes.push(problem.to_string()),
         };
@@ -200,11 +203,11 @@ impl Operations {
         };
         view.resolved = Some(path_of(&resolution));
         view.root = Some(target.root.to_string());
-        self.explain_holdings(key, &target, view).await;
+        self.explain_local_content(key, &target, view).await;
         view.network = self.explain_network(&target.root).await;
     }
 
-    /// Whether a path, and the blocks on the way, may be served.
+    /// The decision of the policy about a path and the blocks along it.
     fn verdicts(&self, target: &Target, cids: &[Cid]) -> PolicyView {
         let policy = self.parts().gateway.policy();
         let path = target.segments.join("/");

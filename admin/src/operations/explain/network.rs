@@ -1,4 +1,4 @@
-//! What the network knows of a root, and how the search for its providers went.
+//! The known providers of a root, its Bitswap session, and the history of its provider search.
 
 use crate::operations::Operations;
 use api::explain::{
@@ -11,7 +11,7 @@ use p2p_bridge::bitswap::client::inspection::{MemberState, SearchPhase, SessionS
 use p2p_bridge::discovery::history::{ProviderRecord, SearchRecord};
 
 impl Operations {
-    /// What is known of those who have a DAG; none if the node is offline.
+    /// The network's view of a DAG; none if the node is offline.
     pub(super) async fn explain_network(&self, root: &Cid) -> Option<NetworkView> {
         let bridge = self.parts().bridge.as_ref()?;
         let state = bridge.inspect(root).await?;

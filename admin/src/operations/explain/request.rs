@@ -1,6 +1,6 @@
-//! A request as a client would send it, where it leads, and what it is answered.
+//! [`ExplainedRequest`]: a request as a client would send it; and the views of its route and of its answer.
 
-use crate::http::answer::Refusal;
+use crate::http::answer::ApiError;
 use crate::http::parameters::wrong;
 use api::explain::{AnswerView, RouteView};
 use content::SourceError;
@@ -18,36 +18,36 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-/// Characters of a header's value that are told.
+/// The maximum number of characters of a header's value that are shown.
 const VALUE_CHARS_MAX: usize = 2048;
 
-/// What stands for a host where none is asked. No name ends so (RFC 6761, section 6.4).
+/// The host of a request that names none. No such domain exists (RFC 6761, section 6.4).
 const NO_HOST: &str = "nobody.invalid";
 
 /// A request that is to be explained.
-pub(super) struct Asked {
+pub(super) struct ExplainedRequest {
     target: Uri,
     host: Option<String>,
     https: bool,
 }
 
-impl Asked {
-    /// A path, asked of no host in particular.
-    pub(super) fn of_path(path: &str) -> Result<Self, Refusal> {
+impl ExplainedRequest {
+    /// A request for a path, without a host.
+    pub(super) fn of_path(path: &str) -> Result<Self, ApiError> {
         if !path.starts_with('/') {
-            return Err(wrong("a path begins with a slash: /ipfs/CID or /ipns/NAME"));
+            return Err(wrong("a path must begin with a slash: /ipfs/CID or /ipns/NAME"));
         }
         Ok(Self { target: read(path)?, host: None, https: false })
     }
 
-    /// An address, for its host.
-    pub(super) fn of_url(url: &str) -> Result<Self, Refusal> {
+    /// A request for a URL.
+    pub(super) fn of_url(url: &str) -> Result<Self, ApiError> {
         let uri = read(url)?;
         let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-            return Err(wrong("an address has a scheme and a host: http://HOST/ipfs/CID"));
+            return Err(wrong("a URL must have a scheme and a host: http://HOST/ipfs/CID"));
         };
         if !matches!(scheme, "http" | "https") {
-            return Err(wrong("an address begins with http:// or https://"));
+            return Err(wrong("a URL must begin with http:// or https://"));
         }
         let host = authority.as_str().rsplit('@').next().unwrap_or_default().to_owned();
         let target = uri.path_and_query().map_or("/", |path| path.as_str());
@@ -62,8 +62,8 @@ impl Asked {
         self.target.to_string()
     }
 
-    /// The request that a client sends when the answer redirects there; none if that is no address of this gateway:
-    /// another path, or another host above or below the one that was asked.
+    /// The request that follows a redirect to `location`; none if the redirect leaves the gateway: its host must be the
+    /// same, or a parent domain or subdomain of it.
     pub(super) fn redirected(&self, location: &str) -> Option<Self> {
         let scheme = if self.https { "https" } else { "http" };
         let host = self.host.as_deref().unwrap_or(NO_HOST);
@@ -81,7 +81,7 @@ impl Asked {
         Some(Self { target, host, https: next.scheme() == "https" })
     }
 
-    /// The request's head; one that wants nothing fetched says so.
+    /// The request's head, with `Cache-Control: only-if-cached` if nothing is to be fetched.
     pub(super) fn head(&self, only_if_cached: bool) -> Parts {
         let mut head = Request::new(()).into_parts().0;
         head.uri = self.target.clone();
@@ -94,24 +94,24 @@ impl Asked {
         head
     }
 
-    /// Who asks: somebody on this machine, through whatever scheme the address has.
+    /// The client: the local host, with the scheme of the URL.
     pub(super) fn client(&self) -> Client {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         Client { address, authority: self.host.clone().unwrap_or_default(), https: self.https }
     }
 }
 
-fn read(text: &str) -> Result<Uri, Refusal> {
-    text.parse().map_err(|error| wrong(format!("it is no address: {error}")))
+fn read(text: &str) -> Result<Uri, ApiError> {
+    text.parse().map_err(|error| wrong(format!("this is not a valid path or URL: {error}")))
 }
 
-/// Reads a request for content.
+/// Parses a request for content.
 pub(super) fn ask_of<'a>(head: &'a Parts, gateway: &Gateway) -> Result<Ask<'a>, Problem> {
     subject(head, gateway.limits().url_bytes_max)?;
     Ok(Ask::read(head)?)
 }
 
-/// Where a request was led.
+/// The view of a route.
 pub(super) fn route_view(route: &Result<Route, Problem>, ask: &Ask<'_>) -> RouteView {
     let nothing = RouteView {
         kind: "landing".to_owned(),
@@ -147,13 +147,13 @@ pub(super) fn route_view(route: &Result<Route, Problem>, ask: &Ask<'_>) -> Route
     }
 }
 
-/// Whether an answer could not be made because something is not here.
-pub(super) fn is_for_want_of_blocks(problem: &Problem) -> bool {
+/// Whether an answer failed because a block is not stored locally.
+pub(super) fn is_missing_blocks(problem: &Problem) -> bool {
     let missing = |error: &SourceError| matches!(error, SourceError::NotFound { .. } | SourceError::Stalled { .. });
     matches!(problem, Problem::NotCached { .. }) || problem.source_error().is_some_and(missing)
 }
 
-/// What was answered.
+/// The view of an answer.
 pub(super) fn answer_of(outcome: Result<Draft, Problem>, head: &Parts) -> AnswerView {
     match outcome {
         Ok(draft) => {
@@ -164,12 +164,12 @@ pub(super) fn answer_of(outcome: Result<Draft, Problem>, head: &Parts) -> Answer
     }
 }
 
-/// The problem that an answer tells of which is good for as long as a name.
+/// The problem that a cacheable error page carries in its extensions.
 pub(super) fn problem_of(draft: &Draft) -> Option<Arc<Problem>> {
     draft.extensions().get().cloned()
 }
 
-/// What a problem is answered with.
+/// The view of the answer to a problem.
 pub(super) fn problem_view(problem: &Problem, head: &Parts) -> AnswerView {
     let response = problem.response(&head.headers);
     let length = response.body().len() as u64;
@@ -192,8 +192,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redirects_are_followed_as_far_as_they_lead_here() {
-        // What is asked, where that redirects to, and what is asked then.
+    fn redirects_are_followed_within_the_gateway() {
+        // The request, the location of the redirect, and the next request.
         let table = [
             ("/ipfs/x", "/ipfs/x/?a=b", Some((None, "/ipfs/x/?a=b"))),
             ("/ipfs/x/y", "z", Some((None, "/ipfs/x/z"))),
@@ -206,7 +206,8 @@ mod tests {
             ("http://host/ipfs/x", "ftp://host/", None),
         ];
         for (asked, location, expected) in table {
-            let asked = if asked.starts_with('/') { Asked::of_path(asked) } else { Asked::of_url(asked) };
+            let asked =
+                if asked.starts_with('/') { ExplainedRequest::of_path(asked) } else { ExplainedRequest::of_url(asked) };
             let next = asked.expect("a request").redirected(location).map(|next| (next.host(), next.path()));
             let expected =
                 expected.map(|(host, path): (Option<&str>, &str)| (host.map(str::to_owned), path.to_owned()));
@@ -216,7 +217,7 @@ mod tests {
 
     #[test]
     fn requests_are_as_a_client_would_send_them() {
-        let url = Asked::of_url("https://user@Example.org:8443/ipfs/x?format=car").expect("an address");
+        let url = ExplainedRequest::of_url("https://user@Example.org:8443/ipfs/x?format=car").expect("an address");
         assert_eq!((url.host().as_deref(), url.path().as_str()), (Some("Example.org:8443"), "/ipfs/x?format=car"));
         assert!(url.client().https && url.client().host() == "example.org");
         let head = url.head(true);
@@ -225,15 +226,15 @@ mod tests {
             Ask::read(&head).expect("reads").only_if_cached
                 && !Ask::read(&url.head(false)).expect("reads").only_if_cached
         );
-        let bare = Asked::of_url("http://example.org").expect("an address");
+        let bare = ExplainedRequest::of_url("http://example.org").expect("an address");
         assert_eq!(bare.path(), "/");
-        let path = Asked::of_path("/ipns/example.org/a%20b").expect("a path");
+        let path = ExplainedRequest::of_path("/ipns/example.org/a%20b").expect("a path");
         assert!(path.host().is_none() && path.client().authority.is_empty());
         for wrong in ["example.org", "ftp://example.org/", "/ipfs/x", "http:///x"] {
-            assert!(Asked::of_url(wrong).is_err(), "{wrong}");
+            assert!(ExplainedRequest::of_url(wrong).is_err(), "{wrong}");
         }
         for wrong in ["ipfs/x", "", "http://example.org/", "/ipfs/a b"] {
-            assert!(Asked::of_path(wrong).is_err(), "{wrong}");
+            assert!(ExplainedRequest::of_path(wrong).is_err(), "{wrong}");
         }
     }
 }

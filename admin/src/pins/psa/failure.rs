@@ -1,4 +1,4 @@
-//! [`PsaFailure`]: what is answered when something goes wrong (schema "Failure").
+//! [`PsaFailure`]: errors of the Pinning Service API (schema "Failure").
 
 use crate::http::answer::json;
 use api::error::{PinningError, PinningErrorWords};
@@ -8,26 +8,26 @@ use cache::StoreError;
 use services::pinning::PinsError;
 use utoipa::IntoResponses;
 
-/// Why a pin is not asked for, as the description of the API lists it.
+/// The error responses of requests that create a pin, for the OpenAPI description.
 #[derive(IntoResponses)]
-pub enum NotAsked {
+pub enum PinRejected {
     /// 400.
-    #[response(status = 400, description = "The pin cannot be understood, or is beyond its limits")]
+    #[response(status = 400, description = "The pin is invalid or exceeds a limit")]
     Wrong(PinningError),
     /// 409.
     #[response(status = 409, description = "The token's quota is used up")]
     Quota(PinningError),
     /// 507.
-    #[response(status = 507, description = "The service is full")]
+    #[response(status = 507, description = "The pin service is full")]
     Full(PinningError),
 }
 
-/// 404 about a pin.
+/// 404: there is no such pin.
 #[derive(IntoResponses)]
 #[response(status = 404, description = "The token has no such pin")]
 pub struct NoSuchPin(pub PinningError);
 
-/// Why a request is not answered as it was meant.
+/// An error of the Pinning Service API.
 #[derive(Debug)]
 pub struct PsaFailure {
     status: StatusCode,
@@ -36,7 +36,7 @@ pub struct PsaFailure {
 }
 
 impl PsaFailure {
-    /// One that is named as its status is.
+    /// An error whose reason follows from its status.
     pub fn new(status: StatusCode, details: impl ToString) -> Self {
         let reason = match status {
             StatusCode::BAD_REQUEST => "BAD_REQUEST",
@@ -50,12 +50,12 @@ impl PsaFailure {
         Self { status, reason, details: details.to_string() }
     }
 
-    /// What went wrong, in words.
+    /// The message.
     pub fn details(&self) -> &str {
         &self.details
     }
 
-    /// The request is wrong.
+    /// 400.
     pub fn wrong(details: impl ToString) -> Self {
         Self::new(StatusCode::BAD_REQUEST, details)
     }

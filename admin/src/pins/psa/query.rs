@@ -1,4 +1,4 @@
-//! The filters of a list, as they come in the query.
+//! The filters of a list, parsed from the query.
 
 use crate::pins::psa::failure::PsaFailure;
 use cache::pins::NAME_CHARS_MAX;
@@ -11,11 +11,11 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use utoipa::ToSchema;
 
-/// The most CIDs of a filter.
+/// The maximum number of CIDs in a filter.
 const CIDS_MAX: usize = 10;
-/// How many pins a page has.
+/// The default number of pins on a page.
 const LIMIT: usize = 10;
-/// How many it may have.
+/// The maximum number of pins on a page.
 const LIMIT_MAX: usize = 1000;
 
 /// How a name is compared.
@@ -23,42 +23,42 @@ const LIMIT_MAX: usize = 1000;
 #[serde(rename_all = "lowercase")]
 #[schema(as = TextMatchingStrategy)]
 pub enum MatchView {
-    /// The same characters.
+    /// The whole name, case-sensitive.
     Exact,
-    /// The same, whatever their case.
+    /// The whole name, case-insensitive.
     Iexact,
-    /// Part of the name.
+    /// A part of the name, case-sensitive.
     Partial,
-    /// Part of the name, whatever the case.
+    /// A part of the name, case-insensitive.
     Ipartial,
 }
 
-/// The filter that a query asks for.
+/// Parses the filter of a query.
 ///
 /// # Errors
-/// 400 about the first parameter that is wrong.
+/// 400 about the first invalid parameter.
 pub fn filter(query: &str) -> Result<Filter, PsaFailure> {
-    let given = Given::of(query)?;
+    let given = QueryParameters::of(query)?;
     let name = given.one("name").map(name).transpose()?;
     let how = given.one("match").map(strategy).transpose()?.unwrap_or_default();
-    // Whoever looks for a name finds it, however far it has come: the official compliance tool does so.
-    let unsaid = || if name.is_some() { Vec::new() } else { vec![Status::Pinned] };
-    let statuses = given.list("status").map(statuses).transpose()?.unwrap_or_else(unsaid);
+    // A search by name finds pins in every status, as the official compliance tool expects.
+    let default_statuses = || if name.is_some() { Vec::new() } else { vec![Status::Pinned] };
+    let statuses = given.list("status").map(statuses).transpose()?.unwrap_or_else(default_statuses);
     Ok(Filter {
         roots: given.list("cid").map(roots).transpose()?.unwrap_or_default(),
         name: name.map(|name| (name, how)),
         statuses,
-        before: given.one("before").map(|text| moment("before", text)).transpose()?,
-        after: given.one("after").map(|text| moment("after", text)).transpose()?,
+        before: given.one("before").map(|text| time_of("before", text)).transpose()?,
+        after: given.one("after").map(|text| time_of("after", text)).transpose()?,
         meta: given.one("meta").map(meta).transpose()?.unwrap_or_default(),
         limit: given.one("limit").map(limit).transpose()?.unwrap_or(LIMIT),
     })
 }
 
-/// Every value of each parameter, decoded as forms are.
-struct Given(HashMap<String, Vec<String>>);
+/// All values of each parameter, form-decoded.
+struct QueryParameters(HashMap<String, Vec<String>>);
 
-impl Given {
+impl QueryParameters {
     fn of(query: &str) -> Result<Self, PsaFailure> {
         let mut given: HashMap<String, Vec<String>> = HashMap::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -72,7 +72,7 @@ impl Given {
         self.0.get(name).and_then(|values| values.first()).map(String::as_str)
     }
 
-    /// A list, whether its items are separated by commas or the parameter is repeated.
+    /// A list, whose items may be separated by commas or given by repeating the parameter.
     fn list(&self, name: &str) -> Option<impl Iterator<Item = &str> + use<'_>> {
         Some(self.0.get(name)?.iter().flat_map(|value| value.split(',')))
     }
@@ -82,50 +82,50 @@ fn decoded(text: &str) -> Result<String, PsaFailure> {
     String::from_utf8(form_decoded(text.as_bytes())).map_err(|_| PsaFailure::wrong("the query is not UTF-8"))
 }
 
-/// Reads what a parameter says.
+/// Parses the parameter `name`.
 ///
 /// # Errors
-/// 400 if it is wrong.
+/// 400 if it is too long.
 pub fn name(text: &str) -> Result<String, PsaFailure> {
     match text.chars().count() {
         0..=NAME_CHARS_MAX => Ok(text.to_owned()),
-        chars => Err(PsaFailure::wrong(format!("name has at most {NAME_CHARS_MAX} characters, this one has {chars}"))),
+        chars => Err(PsaFailure::wrong(format!("name must have at most {NAME_CHARS_MAX} characters, and has {chars}"))),
     }
 }
 
-/// Reads what a parameter says.
+/// Parses the parameter `match`.
 ///
 /// # Errors
-/// 400 if it is wrong.
+/// 400 if it is unknown.
 pub fn strategy(text: &str) -> Result<NameMatch, PsaFailure> {
     Ok(match text {
         "exact" => NameMatch::Exact,
         "iexact" => NameMatch::IgnoringCase,
         "partial" => NameMatch::Partial,
         "ipartial" => NameMatch::PartialIgnoringCase,
-        _ => return Err(PsaFailure::wrong("match is exact, iexact, partial or ipartial")),
+        _ => return Err(PsaFailure::wrong("match must be exact, iexact, partial or ipartial")),
     })
 }
 
-/// Reads what a parameter says.
+/// Parses the parameter `cid`.
 ///
 /// # Errors
-/// 400 if it is wrong.
+/// 400 if a CID is invalid or there are too many.
 pub fn roots<'a>(items: impl Iterator<Item = &'a str>) -> Result<Vec<content::Cid>, PsaFailure> {
     let mut roots = Vec::new();
     for item in items {
         if roots.len() == CIDS_MAX {
-            return Err(PsaFailure::wrong(format!("cid names {CIDS_MAX} CIDs at most")));
+            return Err(PsaFailure::wrong(format!("cid must have at most {CIDS_MAX} CIDs")));
         }
         roots.push(content::cid::parse(item).map_err(PsaFailure::wrong)?);
     }
     Ok(roots)
 }
 
-/// Reads what a parameter says.
+/// Parses the parameter `status`.
 ///
 /// # Errors
-/// 400 if it is wrong.
+/// 400 if a status is unknown.
 pub fn statuses<'a>(items: impl Iterator<Item = &'a str>) -> Result<Vec<Status>, PsaFailure> {
     let mut statuses = Vec::new();
     for item in items {
@@ -134,7 +134,11 @@ pub fn statuses<'a>(items: impl Iterator<Item = &'a str>) -> Result<Vec<Status>,
             "pinning" => Status::Pinning,
             "pinned" => Status::Pinned,
             "failed" => Status::Failed,
-            _ => return Err(PsaFailure::wrong("status is any of queued, pinning, pinned and failed, with commas")),
+            _ => {
+                return Err(PsaFailure::wrong(
+                    "status must be any of queued, pinning, pinned and failed, separated by commas",
+                ));
+            }
         };
         if !statuses.contains(&status) {
             statuses.push(status);
@@ -143,22 +147,23 @@ pub fn statuses<'a>(items: impl Iterator<Item = &'a str>) -> Result<Vec<Status>,
     Ok(statuses)
 }
 
-fn moment(parameter: &str, text: &str) -> Result<SystemTime, PsaFailure> {
-    // A "+" of the offset that was not escaped is taken for a space by whoever decodes forms.
+fn time_of(parameter: &str, text: &str) -> Result<SystemTime, PsaFailure> {
+    // Form decoding turns an unescaped "+" of the offset into a space.
     let parsed = OffsetDateTime::parse(&text.replace(' ', "+"), &Rfc3339);
-    let words = || format!("{parameter} is a time such as 2020-07-27T17:32:28.276Z");
+    let words = || format!("{parameter} must be a time such as 2020-07-27T17:32:28.276Z");
     Ok(parsed.map_err(|_| PsaFailure::wrong(words()))?.into())
 }
 
 fn meta(text: &str) -> Result<Meta, PsaFailure> {
-    let words =
-        |error| PsaFailure::wrong(format!("meta is a JSON object of texts, such as {{\"app_id\":\"7\"}}: {error}"));
+    let words = |error| {
+        PsaFailure::wrong(format!("meta must be a JSON object of strings, such as {{\"app_id\":\"7\"}}: {error}"))
+    };
     serde_json::from_str(text).map_err(words)
 }
 
 fn limit(text: &str) -> Result<usize, PsaFailure> {
     let limit = text.parse().ok().filter(|limit| (1..=LIMIT_MAX).contains(limit));
-    limit.ok_or_else(|| PsaFailure::wrong(format!("limit is a whole number from 1 to {LIMIT_MAX}")))
+    limit.ok_or_else(|| PsaFailure::wrong(format!("limit must be a whole number from 1 to {LIMIT_MAX}")))
 }
 
 #[cfg(test)]
@@ -202,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told() {
+    fn invalid_filters_are_rejected_with_a_message() {
         let eleven = format!("cid={}", [V1; 11].join(","));
         let long = format!("name={}", "n".repeat(256));
         let table = [
@@ -213,11 +218,11 @@ mod tests {
             ("cid=nothing", "not a CID"),
             (&eleven, "10 CIDs"),
             (&long, "255 characters"),
-            ("name=x&match=fuzzy", "match is exact"),
-            ("status=", "status is any of"),
-            ("status=pinned,gone", "status is any of"),
-            ("before=yesterday", "before is a time"),
-            ("after=2020-07-27", "after is a time"),
+            ("name=x&match=fuzzy", "match must be exact"),
+            ("status=", "status must be any of"),
+            ("status=pinned,gone", "status must be any of"),
+            ("before=yesterday", "before must be a time"),
+            ("after=2020-07-27", "after must be a time"),
             ("meta=1", "JSON object"),
             ("meta={\"a\":1}", "JSON object"),
             ("meta=", "JSON object"),
@@ -232,7 +237,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn whatever_is_asked_is_answered(query in "[a-z=&%,.:{}\"+0-9-]{0,60}", value in ".{0,40}", body: Vec<u8>) {
+        fn no_query_or_body_panics(query in "[a-z=&%,.:{}\"+0-9-]{0,60}", value in ".{0,40}", body: Vec<u8>) {
             let crossed = [format!("meta={value}&before={value}&cid={value}"), format!("name={value}&{query}")];
             for query in crossed.into_iter().chain([query]) {
                 if let Ok(filter) = filter(&query) {

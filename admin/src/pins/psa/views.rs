@@ -34,7 +34,7 @@ fn pin(request: &Request) -> PinView {
     }
 }
 
-/// A status as it is sent.
+/// A status in the specification's terms.
 pub fn status(status: Status) -> StatusView {
     match status {
         Status::Queued => StatusView::Queued,
@@ -47,7 +47,7 @@ pub fn status(status: Status) -> StatusView {
 fn info(request: &Request) -> BTreeMap<String, String> {
     let mut info = BTreeMap::new();
     let mut say = |key: &str, value: String| _ = info.insert(key.to_owned(), value);
-    // What failed has nothing here, but where the rest is withheld.
+    // A failed pin has no blocks here, except where the policy withholds a part of the DAG.
     if request.status != Status::Failed || request.progress.blocks > 0 {
         say("blocks", request.progress.blocks.to_string());
         say("bytes", request.progress.bytes.to_string());
@@ -63,8 +63,8 @@ fn info(request: &Request) -> BTreeMap<String, String> {
             Some(format!("attempt {} failed: {why}; the next one is due at {}", request.attempts, rfc3339(next)))
         }
         (Status::Queued | Status::Pinning, Some(why), _) if request.attempts == 0 => Some(why.to_string()),
-        (Status::Queued, ..) => Some("waiting for its turn".to_owned()),
-        (Status::Pinning, Some(why), _) => Some(format!("fetching again, after this failed: {why}")),
+        (Status::Queued, ..) => Some("waiting in the queue".to_owned()),
+        (Status::Pinning, Some(why), _) => Some(format!("fetching again after an error: {why}")),
         (Status::Pinning, ..) => Some("fetching".to_owned()),
         (Status::Failed, Some(why), _) => Some(why.to_string()),
         _ => None,
@@ -73,15 +73,15 @@ fn info(request: &Request) -> BTreeMap<String, String> {
     info
 }
 
-/// Where clients may connect to.
+/// The multiaddrs that clients may connect to, to provide content.
 pub async fn delegates(pins: &Pins) -> Vec<String> {
     pins.delegates().await.iter().map(Multiaddr::to_string).collect()
 }
 
-/// What a body asks for.
+/// Parses a pin from a body.
 ///
 /// # Errors
-/// 400, with what is wrong.
+/// 400 with what is wrong.
 pub fn wanted(body: &[u8]) -> Result<Wanted, PsaFailure> {
     let no_pin = |error| PsaFailure::wrong(format!("the body is not a pin such as {{\"cid\": \"bafy…\"}}: {error}"));
     let PinView { cid, name, origins, meta } = serde_json::from_slice(body).map_err(no_pin)?;

@@ -1,17 +1,17 @@
-//! `dag/put` and `dag/import`: documents and archives.
+//! `dag/put` and `dag/import`: storing IPLD documents, and importing CAR archives.
 //!
-//! An import takes in every block of its archives, and pins the roots that they name once all have come, so that one DAG may lie
-//! in several archives. Nothing is fetched: a root below which a block is missing is not pinned, and that is said of it alone.
-//! Where no roots are to be pinned, any part of a DAG may come, and all of it is left to the cache.
+//! An import stores the blocks of all archives before it pins their roots, so that a DAG may be split over several
+//! archives. Nothing is fetched: a root with a missing block is not pinned, and its line of the answer has the error.
+//! Without pinning, archives may contain incomplete DAGs, whose blocks are only cached.
 
 use crate::http::extract::Authenticated;
 use crate::kubo_rpc::answer::{self, Output};
+use crate::kubo_rpc::block_writer::BlockWriter;
 use crate::kubo_rpc::blocks::hash;
 use crate::kubo_rpc::call::Call;
 use crate::kubo_rpc::command::{self, Answers, Arguments, Command, Input};
 use crate::kubo_rpc::dag::LinkView;
 use crate::kubo_rpc::files::{self, Files};
-use crate::kubo_rpc::keep::Keeper;
 use crate::kubo_rpc::problem::RpcError;
 use crate::kubo_rpc::put::Put;
 use crate::kubo_rpc::{Rpc, codecs};
@@ -31,7 +31,7 @@ use std::pin::pin;
 use tokio_util::io::StreamReader;
 use utoipa::ToSchema;
 
-/// How many roots the archives of one request may name.
+/// The maximum number of roots in the archives of a request.
 const ROOTS_MAX: usize = 10_000;
 
 /// `dag/put`
@@ -39,11 +39,11 @@ pub static DAG_PUT: Command = Command {
     path: "dag/put",
     arguments: Arguments::NONE,
     options: &[
-        command::text("store-codec", "How it is stored; \"dag-cbor\" by default."),
-        command::text("input-codec", "How it is written in the body; \"dag-json\" by default."),
-        command::flag("pin", "Whether everything below it is fetched and kept."),
+        command::text("store-codec", "The codec in which the document is stored; \"dag-cbor\" by default."),
+        command::text("input-codec", "The codec of the document in the body; \"dag-json\" by default."),
+        command::flag("pin", "Whether the DAG below the document is fetched and pinned."),
         command::text("hash", "The hash function; \"sha2-256\" by default."),
-        command::no_flag("allow-big-block", "no peer takes blocks of more than 2 MiB"),
+        command::unsupported_flag("allow-big-block", "peers do not accept blocks of more than 2 MiB"),
     ],
     body: Input::Files,
     answers: Answers::Lines,
@@ -56,20 +56,20 @@ pub static DAG_IMPORT: Command = Command {
     options: &[
         command::flag(
             "pin-roots",
-            "Whether the roots that the archives name are pinned; they are, by default. What is not pinned is cached.",
+            "Whether the roots of the archives are pinned; true by default. Unpinned blocks are only cached.",
         ),
-        command::flag("silent", "Clients write nothing."),
-        command::flag("stats", "Whether the blocks are counted."),
+        command::flag("silent", "For the client, which prints nothing."),
+        command::flag("stats", "Whether the answer has statistics."),
         command::FAST_PROVIDE_ROOT,
         command::FAST_PROVIDE_DAG,
         command::FAST_PROVIDE_WAIT,
-        command::no_flag("allow-big-block", "no peer takes blocks of more than 2 MiB"),
+        command::unsupported_flag("allow-big-block", "peers do not accept blocks of more than 2 MiB"),
     ],
     body: Input::Files,
     answers: Answers::Lines,
 };
 
-/// A document that was stored.
+/// A stored document.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct DagPutView {
@@ -83,19 +83,19 @@ impl Output for DagPutView {
     }
 }
 
-/// What an import says: one of the two.
+/// A line of an import: a root or the statistics.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct DagImportView {
-    /// What became of a root.
+    /// The result of pinning a root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root: Option<ImportedRootView>,
-    /// What came.
+    /// The statistics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stats: Option<ImportStatsView>,
 }
 
-/// A root that an archive names.
+/// A root of an archive.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct ImportedRootView {
@@ -105,13 +105,13 @@ pub struct ImportedRootView {
     pub pin_error_msg: String,
 }
 
-/// What came in archives.
+/// Statistics of an import.
 #[derive(Debug, Clone, Copy, Default, Serialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct ImportStatsView {
-    /// Blocks, repeated ones included.
+    /// The number of blocks, including repeated ones.
     pub block_count: u64,
-    /// Their bytes.
+    /// Their size in bytes.
     pub block_bytes_count: u64,
 }
 
@@ -128,16 +128,16 @@ impl Output for DagImportView {
     }
 }
 
-/// Stores documents. Unless they are pinned, they stay as long as the cache has room.
+/// Stores documents. Unless they are pinned, they are only cached.
 #[utoipa::path(post, path = "/api/v0/dag/put", tag = "kubo", security(("bearer" = ["pin"])), responses(
     (status = 200, description = "The CID of each.", body = DagPutView),
-    (status = 413, description = "One is larger than 2 MiB.", body = api::error::KuboError)))]
+    (status = 413, description = "A document is larger than 2 MiB.", body = api::error::KuboError)))]
 pub async fn dag_put(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Response {
     let view = |_: &Call, block: &Block| DagPutView { cid: block.cid().into() };
     Put { command: &DAG_PUT, argument: "object data", makes: writer, view }.answer(&rpc, &bearer, request).await
 }
 
-/// What makes blocks of documents, as is asked for.
+/// Makes the function that encodes a document as a block, by the options.
 fn writer(call: &Call) -> Result<impl Fn(Bytes) -> Result<Block, RpcError> + use<>, RpcError> {
     let input = call.text("input-codec").map_or(Ok(codec::DAG_JSON), codecs::named)?;
     let output = call.text("store-codec").map_or(Ok(codec::DAG_CBOR), codecs::named)?;
@@ -149,20 +149,20 @@ fn writer(call: &Call) -> Result<impl Fn(Bytes) -> Result<Block, RpcError> + use
     })
 }
 
-/// A document in another codec. What is in that codec already has to be a document of it.
+/// Converts a document to another codec. The input must be valid even if the codecs are the same.
 fn rewritten(data: Bytes, input: u64, output: u64) -> Result<Bytes, RpcError> {
     let block = Block::of(input, content::hashes::SHA2_256, 32, data)?;
-    let document = ipld::decode(&block).map_err(RpcError::bad)?;
+    let document = ipld::decode(&block).map_err(RpcError::bad_request)?;
     match ipld::is_document(output) || output == codec::RAW {
-        true => ipld::encode(&document, output).map_err(RpcError::bad),
+        true => ipld::encode(&document, output).map_err(RpcError::bad_request),
         false if input == output => Ok(block.data().clone()),
-        false => Err(RpcError::bad(format!("documents are not written in the codec 0x{output:x}"))),
+        false => Err(RpcError::bad_request(format!("documents cannot be stored in the codec 0x{output:x}"))),
     }
 }
 
-/// Takes CAR archives in, and pins the roots that they name.
+/// Imports CAR archives, and pins their roots.
 #[utoipa::path(post, path = "/api/v0/dag/import", tag = "kubo", security(("bearer" = ["pin"])), responses(
-    (status = 200, description = "What became of each root, and what came.", body = DagImportView)))]
+    (status = 200, description = "The result of each root, and the statistics.", body = DagImportView)))]
 pub async fn dag_import(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Response {
     let body_bytes_max = http_body::Body::size_hint(request.body()).upper();
     let (call, files) = match files::receive(&DAG_IMPORT, request) {
@@ -171,11 +171,11 @@ pub async fn dag_import(State(rpc): State<Rpc>, Authenticated(bearer): Authentic
     };
     let rest = files.rest();
     let done = call.within(async {
-        let (place, pins) = (rpc.begin_import(&bearer, body_bytes_max)?, call.flag("pin-roots") != Some(false));
-        // What has come whole is pinned, whether or not anybody waits to hear of it.
+        let (permit, pins) = (rpc.begin_import(&bearer, body_bytes_max)?, call.flag("pin-roots") != Some(false));
+        // Fully received archives are pinned even if the client disconnects.
         let importing = tokio::spawn(async move {
             let imported = import(&rpc, &bearer, files, pins).await;
-            drop(place);
+            drop(permit);
             imported
         });
         let (roots, stats) = importing.await.map_err(|_| RpcError::stopping())??;
@@ -192,37 +192,37 @@ async fn import(
     mut files: Files,
     pins: bool,
 ) -> Result<(Vec<ImportedRootView>, ImportStatsView), RpcError> {
-    let mut keeper = Keeper::begin(rpc, bearer, pins).await?;
+    let mut writer = BlockWriter::begin(rpc, bearer, pins).await?;
     let (mut roots, mut seen, mut stats, mut archives) = (Vec::new(), HashSet::new(), ImportStatsView::default(), 0);
     while let Some(file) = files.next().await? {
         archives += 1;
         let car = CarReader::new(StreamReader::new(file.into_pieces())).await.map_err(unreadable)?;
         roots.extend(car.roots().iter().copied().filter(|root| seen.insert(*root)));
         if roots.len() > ROOTS_MAX {
-            return Err(RpcError::bad(format!("the archives name more than {ROOTS_MAX} roots")));
+            return Err(RpcError::bad_request(format!("the archives have more than {ROOTS_MAX} roots")));
         }
         let mut blocks = pin!(verified(car.into_sections()));
         while let Some(block) = blocks.next().await {
             let block = block.map_err(unreadable)?;
             stats.block_count += 1;
             stats.block_bytes_count += block.data().len() as u64;
-            keeper.check_room(stats.block_bytes_count)?;
-            keeper.put(&block).await?;
+            writer.check_room(stats.block_bytes_count)?;
+            writer.put(&block).await?;
         }
     }
     if archives == 0 {
-        return Err(RpcError::bad("file argument 'path' is required"));
+        return Err(RpcError::bad_request("file argument 'path' is required"));
     }
-    keeper.settle().await?;
+    writer.settle().await?;
     let mut views = Vec::with_capacity(roots.len());
     for root in roots.into_iter().filter(|_| pins) {
-        views.push(pin_root(&keeper, root).await);
+        views.push(pin_root(&writer, root).await);
     }
     Ok((views, stats))
 }
 
-async fn pin_root(keeper: &Keeper<'_>, root: Cid) -> ImportedRootView {
-    let pinned = keeper.pin_held(root, None).await;
+async fn pin_root(writer: &BlockWriter<'_>, root: Cid) -> ImportedRootView {
+    let pinned = writer.pin_held(root, None).await;
     let pin_error_msg = pinned.err().map(|error| RpcError::from(error).message).unwrap_or_default();
     ImportedRootView { cid: (&root).into(), pin_error_msg }
 }
@@ -234,6 +234,6 @@ fn unreadable(error: CarError) -> RpcError {
             RpcError { status: StatusCode::REQUEST_TIMEOUT, message: words }
         }
         CarError::Io(error) => RpcError { message: words, ..files::unread(&error) },
-        _ => RpcError::bad(words),
+        _ => RpcError::bad_request(words),
     }
 }

@@ -1,4 +1,4 @@
-//! What is here of a path: in memory, on the disk, and in the memories of what was made of it.
+//! Which blocks of a path are stored locally, in memory and on the disk, and what the gateway has cached about the path.
 
 use crate::operations::Operations;
 use crate::operations::dag::{Frontier, Step};
@@ -12,16 +12,16 @@ use gateway::errors::Problem;
 use gateway::resolve::Target;
 use std::time::{Duration, Instant};
 
-/// Blocks that are counted below what a path leads to.
+/// The maximum number of blocks that are counted below the end of a path.
 const COUNTED_MAX: usize = 20_000;
-/// For how long they are counted: large blocks on a slow disk take their time.
-const COUNTED_FOR: Duration = Duration::from_secs(10);
-/// Blocks on the way that are told one by one.
-const WAY_MAX: usize = 64;
+/// The maximum time for which blocks are counted, since large blocks on a slow disk take long.
+const COUNT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum number of blocks along the path that are shown one by one.
+const PATH_CIDS_MAX: usize = 64;
 
 impl Operations {
-    /// Tells what is here of a path.
-    pub(super) async fn explain_holdings(&self, key: &str, target: &Target, view: &mut ExplainView) {
+    /// Adds to the view what is stored locally of a path.
+    pub(super) async fn explain_local_content(&self, key: &str, target: &Target, view: &mut ExplainView) {
         let generation = self.parts().gateway.policy().generation();
         let gateway = &self.parts().gateway;
         let resolved_key = target.key();
@@ -37,12 +37,12 @@ impl Operations {
             generation: entity.generation,
             is_current: entity.generation == generation,
         });
-        let mut way = vec![target.root];
-        match self.inner.looking.walk_here(target).await {
+        let mut path_cids = vec![target.root];
+        match self.inner.local_gateway.walk_here(target).await {
             Ok(resolved) => {
-                way = way_of(&resolved);
+                path_cids = path_cids_of(&resolved);
                 let begun = Instant::now();
-                let is_late = || begun.elapsed() >= COUNTED_FOR;
+                let is_late = || begun.elapsed() >= COUNT_TIMEOUT;
                 view.content = Some(self.count(&resolved.block, generation, is_late).await);
             }
             Err(problem) => {
@@ -52,14 +52,14 @@ impl Operations {
                 }
             }
         }
-        view.policy = Some(self.verdicts(target, &way));
-        for cid in way.iter().take(WAY_MAX) {
-            view.blocks.extend(self.held(cid).await);
+        view.policy = Some(self.verdicts(target, &path_cids));
+        for cid in path_cids.iter().take(PATH_CIDS_MAX) {
+            view.blocks.extend(self.tier_view(cid).await);
         }
     }
 
-    /// Where a block is; none for one that carries its content itself.
-    async fn held(&self, cid: &Cid) -> Option<HeldView> {
+    /// The tiers that have a block; none if its CID has an identity hash.
+    async fn tier_view(&self, cid: &Cid) -> Option<HeldView> {
         let key = BlockKey::of(cid)?;
         let store = self.store();
         let shape = store.shapes(vec![key]).await.ok().and_then(|shapes| shapes.into_iter().next()).flatten();
@@ -78,7 +78,7 @@ impl Operations {
         })
     }
 
-    /// What a block is, and how much of what is below it is here, as far as that can be counted before it is late.
+    /// The kind of a block, and how many blocks of the DAG below it are stored locally, counted until `is_late`.
     pub(in crate::operations) async fn count(
         &self,
         block: &Block,
@@ -105,7 +105,9 @@ impl Operations {
                 view.counted_all = false;
                 break;
             }
-            let Some(links) = self.count_one(&cid, frontier.goes_below(&cid, depth), &mut view).await else { continue };
+            let Some(links) = self.count_one(&cid, frontier.descends_below(&cid, depth), &mut view).await else {
+                continue;
+            };
             if frontier.links(&links, depth).is_err() {
                 view.counted_all = false;
                 break;
@@ -114,17 +116,17 @@ impl Operations {
         view
     }
 
-    /// Counts a block, and says what it links to if that is wanted and known.
+    /// Counts a block, and returns its links if `reads` is set and the block is stored locally.
     async fn count_one(&self, cid: &Cid, reads: bool, view: &mut ContentView) -> Option<Vec<Cid>> {
         let links = |data: Bytes| dag::links(&Block::from_checked(*cid, data)).unwrap_or_default();
         let Some(key) = BlockKey::of(cid) else {
             return Block::inline(cid).map(|block| dag::links(&block).unwrap_or_default());
         };
-        let (store, held) = (self.store(), self.parts().tiers.ram().find(&key));
+        let (store, tier_view) = (self.store(), self.parts().tiers.ram().find(&key));
         let on_disk = store.has(cid).await.unwrap_or(false);
-        view.ram_blocks += u64::from(held.is_some());
+        view.ram_blocks += u64::from(tier_view.is_some());
         view.disk_blocks += u64::from(on_disk);
-        if held.is_none() && !on_disk {
+        if tier_view.is_none() && !on_disk {
             view.missing_blocks += 1;
             return None;
         }
@@ -133,23 +135,23 @@ impl Operations {
         if !reads {
             return None;
         }
-        match held {
+        match tier_view {
             Some(data) => Some(links(data)),
             None => store.look(&key).await.ok().flatten().map(links),
         }
     }
 }
 
-/// The CIDs on the way, the root's first.
-fn way_of(resolved: &Resolved) -> Vec<Cid> {
-    let mut way = resolved.roots.clone();
-    if way.last() != Some(resolved.block.cid()) {
-        way.push(*resolved.block.cid());
+/// The CIDs along the path, the root's first.
+fn path_cids_of(resolved: &Resolved) -> Vec<Cid> {
+    let mut path_cids = resolved.roots.clone();
+    if path_cids.last() != Some(resolved.block.cid()) {
+        path_cids.push(*resolved.block.cid());
     }
-    way
+    path_cids
 }
 
-/// The block that a walk did not find.
+/// The block that a path resolution did not find.
 fn missing(problem: &Problem) -> Option<Cid> {
     match problem.source_error() {
         Some(SourceError::NotFound { cid } | SourceError::Stalled { cid, .. }) => Some(*cid),

@@ -1,8 +1,8 @@
-//! [`Keeper`]: what takes blocks in for somebody, and keeps them as the cache does or as a pin.
+//! [`BlockWriter`]: writes the blocks of an upload to the cache, or pins them for an owner.
 //!
-//! Non-goals: files, which [`services::uploads`] makes blocks of.
+//! Non-goals: importing files, which [`services::uploads`] does.
 
-use crate::http::answer::Refusal;
+use crate::http::answer::ApiError;
 use crate::kubo_rpc::Rpc;
 use crate::kubo_rpc::call::Call;
 use crate::kubo_rpc::problem::RpcError;
@@ -18,57 +18,57 @@ use services::uploads::{Keep, Keeping, UploadError};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often is looked whether a pin is done: at first, and after a while.
-const LOOK_EVERY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+/// The initial and the maximum interval at which the status of a pin is polled.
+const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
-/// Takes blocks in for somebody: all of them as pins, or all of them to the cache.
-pub struct Keeper<'a> {
+/// Writes blocks for an owner, either all to the cache or all as pins.
+pub struct BlockWriter<'a> {
     rpc: &'a Rpc,
     owner: Owner,
-    /// What may be pinned for them, in bytes, if there is a limit.
+    /// The rest of the owner's quota in bytes, if there is one.
     room_bytes: Option<u64>,
-    /// What anybody may send.
+    /// The limit of an upload.
     bounds: Allowance,
-    /// What was put, in bytes.
-    came: u64,
+    /// The number of bytes that were written.
+    written: u64,
     keeping: Keeping,
 }
 
-impl<'a> Keeper<'a> {
-    /// Begins.
+impl<'a> BlockWriter<'a> {
+    /// Begins an upload.
     ///
     /// # Errors
-    /// That nothing more may be pinned for them, if it is to be; and what the disk said.
+    /// The owner's quota is used up, if blocks are to be pinned; or an error of the store.
     pub async fn begin(rpc: &'a Rpc, bearer: &Principal, pins: bool) -> Result<Self, RpcError> {
         let owner = Owner::from(bearer);
         let (keep, room) = if pins { (Keep::Pinned, rpc.pins.room(&owner)) } else { (Keep::Cached, Room::default()) };
         if room.pins == Some(0) {
-            return Err(too_much("this token has as many pins as it may: remove some".to_owned()));
+            return Err(too_much("the token's quota of pins is used up: remove some pins".to_owned()));
         }
         let (bounds, keeping) = (rpc.uploads.bounds(keep), rpc.uploads.begin(keep).await?);
-        Ok(Self { rpc, owner, room_bytes: room.bytes, bounds, came: 0, keeping })
+        Ok(Self { rpc, owner, room_bytes: room.bytes, bounds, written: 0, keeping })
     }
 
-    /// Who it is for.
+    /// The owner.
     pub fn owner(&self) -> &Owner {
         &self.owner
     }
 
-    /// That so many bytes may be taken in.
+    /// Checks the number of bytes against the owner's quota.
     ///
     /// # Errors
-    /// That they may not.
+    /// The bytes exceed the quota.
     pub fn check_room(&self, bytes: u64) -> Result<(), RpcError> {
         match self.room_bytes.filter(|room| bytes > *room) {
-            Some(room) => Err(too_much(format!("this token has room for {room} bytes more: remove some pins"))),
+            Some(room) => Err(too_much(format!("the token's quota has only {room} bytes left: remove some pins"))),
             None => Ok(()),
         }
     }
 
-    /// That a block may be here.
+    /// Checks a block against the policy.
     ///
     /// # Errors
-    /// What the policy says.
+    /// The policy withholds the block.
     pub fn check(&self, cid: &Cid) -> Result<(), RpcError> {
         match self.rpc.policy.check(cid) {
             Verdict::Allow => Ok(()),
@@ -76,51 +76,51 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// Takes a block.
+    /// Writes a block.
     ///
     /// # Errors
-    /// What the policy says, or the disk; and that too much came.
+    /// The policy withholds the block, the upload is too large, or the store failed.
     pub async fn put(&mut self, block: &Block) -> Result<(), RpcError> {
         self.check(block.cid())?;
-        self.came = self.came.saturating_add(block.data().len() as u64);
-        self.bounds.check(self.came)?;
+        self.written = self.written.saturating_add(block.data().len() as u64);
+        self.bounds.check(self.written)?;
         Ok(self.keeping.put(block).await?)
     }
 
-    /// Keeps a block: in the cache, or with everything below it as a pin.
+    /// Writes a block to the cache, or pins the DAG below it, fetching its missing blocks.
     ///
     /// # Errors
-    /// Why that is not possible.
+    /// Like [`BlockWriter::put`], or the pin failed.
     pub async fn keep(&mut self, block: &Block, call: &Call) -> Result<(), RpcError> {
         self.check_room(block.data().len() as u64)?;
         self.put(block).await?;
         if !matches!(self.keeping, Keeping::Pinned(_)) {
             return Ok(());
         }
-        // What the disk refused is not taken for something that has to be fetched.
+        // Reports write errors now, so that an unwritten block is not taken for a missing one and fetched.
         self.settle().await?;
         match self.pin_held(*block.cid(), None).await {
-            // What is below it may be elsewhere.
-            Err(Unpinned::Missing(_)) if !call.offline && self.rpc.bridge.is_some() => {
+            // The network may have the blocks below it.
+            Err(PinFailure::Missing(_)) if !call.offline && self.rpc.bridge.is_some() => {
                 self.rpc.pin(&self.owner, *block.cid(), None, None).await
             }
             pinned => pinned.map_err(RpcError::from),
         }
     }
 
-    /// Done when everybody finds what was put.
+    /// Waits until all written blocks are visible to reads.
     ///
     /// # Errors
-    /// That the cache did not keep all of it, or what the disk said.
+    /// The cache did not keep all blocks, or the store failed.
     pub async fn settle(&mut self) -> Result<(), RpcError> {
         Ok(self.keeping.settle().await?)
     }
 
-    /// Pins what is here in full, and asks nobody for the rest. Whoever does not wait does not end that.
+    /// Pins a root whose DAG is completely stored locally, without the network, as a cancellation-safe task.
     ///
     /// # Errors
-    /// That something is missing, or it may not be pinned. It is not pinned then, unless it was.
-    pub async fn pin_held(&self, root: Cid, name: Option<&str>) -> Result<(), Unpinned> {
+    /// A block is missing, or the root cannot be pinned. Then no new pin stays.
+    pub async fn pin_held(&self, root: Cid, name: Option<&str>) -> Result<(), PinFailure> {
         let (rpc, owner, name) = (self.rpc.clone(), self.owner.clone(), name.map(str::to_owned));
         let pinning = tokio::spawn(async move {
             let protection = rpc.pins.protect(root);
@@ -135,22 +135,22 @@ impl<'a> Keeper<'a> {
     }
 }
 
-/// Why something was not pinned.
+/// Why a root was not pinned.
 #[derive(Debug)]
-pub enum Unpinned {
-    /// A block is not here.
+pub enum PinFailure {
+    /// A block is not stored locally.
     Missing(Cid),
-    /// Something else.
+    /// Another error.
     Other(RpcError),
 }
 
-impl From<RpcError> for Unpinned {
+impl From<RpcError> for PinFailure {
     fn from(error: RpcError) -> Self {
         Self::Other(error)
     }
 }
 
-impl From<AddError> for Unpinned {
+impl From<AddError> for PinFailure {
     fn from(error: AddError) -> Self {
         match error {
             AddError::Store(error) => Self::Other(error.into()),
@@ -163,11 +163,11 @@ impl From<AddError> for Unpinned {
     }
 }
 
-impl From<Unpinned> for RpcError {
-    fn from(error: Unpinned) -> Self {
+impl From<PinFailure> for RpcError {
+    fn from(error: PinFailure) -> Self {
         match error {
-            Unpinned::Missing(cid) => Self::cannot(format!("{cid} is not here")),
-            Unpinned::Other(error) => error,
+            PinFailure::Missing(cid) => Self::unprocessable(format!("{cid} is not stored locally")),
+            PinFailure::Other(error) => error,
         }
     }
 }
@@ -182,7 +182,7 @@ fn missing(error: &cache::PinError) -> Option<Cid> {
 
 impl From<UploadError> for RpcError {
     fn from(error: UploadError) -> Self {
-        Refusal::from(error).into()
+        ApiError::from(error).into()
     }
 }
 
@@ -194,31 +194,31 @@ impl From<PinsError> for RpcError {
     fn from(error: PinsError) -> Self {
         let words = error.to_string();
         match error {
-            PinsError::NotFound | PinsError::NotHeld { .. } => Self::cannot(words),
-            PinsError::Invalid(words) => Self::bad(words),
+            PinsError::NotFound | PinsError::NotHeld { .. } => Self::unprocessable(words),
+            PinsError::Invalid(words) => Self::bad_request(words),
             PinsError::Quota(words) | PinsError::Full(words) => too_much(words),
             PinsError::Store(error) => error.into(),
         }
     }
 }
 
-/// Who is told how far a pin has come.
+/// A callback for the progress of a pin.
 pub type OnProgress<'a> = &'a mut (dyn FnMut(&Request) + Send);
 
 impl Rpc {
-    /// Pins a root in the store, and puts that down as somebody's.
-    async fn pin_whole(&self, owner: &Owner, root: Cid, name: Option<String>) -> Result<(), Unpinned> {
+    /// Pins a root in the store, and records its owner.
+    async fn pin_whole(&self, owner: &Owner, root: Cid, name: Option<String>) -> Result<(), PinFailure> {
         let addition = self.uploads.begin_addition().await.map_err(RpcError::from)?;
         addition.pin(&[root], name.as_deref()).await?;
         self.pins.record(owner, root, name, Meta::new()).await.map_err(RpcError::from)?;
         Ok(())
     }
 
-    /// Has a root pinned for somebody, and waits until it is. What they asked for before is not asked for again, and another
-    /// name replaces the one that it has. Whoever does not wait to the end has asked for nothing.
+    /// Pins a root for an owner, and waits until it is pinned. An existing request of the owner for the root is reused, and
+    /// replaced if the name differs. If the caller drops the future, a new request is withdrawn.
     ///
     /// # Errors
-    /// Why it is not pinned.
+    /// Why the root is not pinned.
     pub async fn pin(
         &self,
         owner: &Owner,
@@ -238,7 +238,7 @@ impl Rpc {
             }
             None => {
                 let request = self.pins.request(owner, wanted).await?;
-                let mut asked = Asked { rpc: self.clone(), request: Some(request.clone()) };
+                let mut asked = PendingPin { rpc: self.clone(), request: Some(request.clone()) };
                 self.wait(&request.owner, &request.id, on_progress).await?;
                 asked.request = None;
                 Ok(())
@@ -246,18 +246,21 @@ impl Rpc {
         }
     }
 
-    /// Waits until a request is done.
+    /// Waits until a request is pinned.
     ///
     /// # Errors
     /// Why it failed.
     pub async fn wait(&self, owner: &str, id: &str, mut on_progress: Option<OnProgress<'_>>) -> Result<(), RpcError> {
-        let (mut every, longest) = LOOK_EVERY;
+        let (mut every, longest) = POLL_INTERVALS;
         loop {
-            let request = self.pins.get(owner, id).ok_or_else(|| RpcError::cannot("the pin was removed meanwhile"))?;
+            let request = self
+                .pins
+                .get(owner, id)
+                .ok_or_else(|| RpcError::unprocessable("another request removed the pin meanwhile"))?;
             match request.status {
                 Status::Pinned => return Ok(()),
                 Status::Failed => {
-                    return Err(RpcError::cannot(request.details.as_deref().unwrap_or("it could not be pinned")));
+                    return Err(RpcError::unprocessable(request.details.as_deref().unwrap_or("the pin failed")));
                 }
                 Status::Queued | Status::Pinning => {}
             }
@@ -270,19 +273,19 @@ impl Rpc {
     }
 }
 
-/// A request that is taken back if nobody waits for it.
-struct Asked {
+/// A pin request that is withdrawn on drop.
+struct PendingPin {
     rpc: Rpc,
     request: Option<Request>,
 }
 
-impl Drop for Asked {
+impl Drop for PendingPin {
     fn drop(&mut self) {
         if let Some(request) = self.request.take() {
             let pins = Arc::clone(&self.rpc.pins);
             tokio::spawn(async move {
                 if let Err(error) = pins.remove(&request.owner, &request.id).await {
-                    tracing::debug!(root = %request.root, %error, "a pin that nobody waits for stays");
+                    tracing::debug!(root = %request.root, %error, "a pin request whose client disconnected could not be withdrawn");
                 }
             });
         }

@@ -1,7 +1,7 @@
-//! What operations that take long have in common: a place among so many, work that goes on without whoever asked for it,
-//! and lines of JSON that tell how far it has come.
+//! Shared by long-running operations: a permit of a concurrency limiter, cancellation-safe tasks, and progress as JSON
+//! lines.
 
-use crate::http::answer::{Refusal, stopping};
+use crate::http::answer::{ApiError, stopping};
 use axum::body::Body;
 use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -13,53 +13,54 @@ use services::limiter::{Full, Limiter, Permit};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often it is told how far an operation has come.
+/// The interval of progress lines.
 pub const PROGRESS_EVERY: Duration = Duration::from_millis(250);
-/// The media type of lines of JSON.
+/// The media type of JSON lines.
 const LINES: &str = "application/x-ndjson";
 
-/// A permit for an operation that takes long.
+/// A permit for a long-running operation.
 ///
 /// # Errors
-/// 429: with the words if there are no more, and with others for a token that has its share.
-pub fn place(limiter: &Arc<Limiter>, bearer: &Principal, words: impl FnOnce() -> String) -> Result<Permit, Refusal> {
+/// 429: with `words` if all permits are in use, and with a message of its own if the token has used up its share.
+pub fn acquire(limiter: &Arc<Limiter>, bearer: &Principal, words: impl FnOnce() -> String) -> Result<Permit, ApiError> {
     limiter.try_acquire(bearer).map_err(|full| {
         let words = match full {
             Full::All => words(),
             Full::Client => {
-                "this token has as many such operations under way as one token may have: try again when one has ended"
+                "this token has as many such operations running as one token may have: try again when one has ended"
                     .to_owned()
             }
         };
-        Refusal(StatusCode::TOO_MANY_REQUESTS, words)
+        ApiError(StatusCode::TOO_MANY_REQUESTS, words)
     })
 }
 
-/// Work that goes on when whoever asked for it leaves, and keeps its place until it is done.
+/// Runs work as a cancellation-safe task: it runs to completion even if the client disconnects, and holds its permit
+/// until then.
 ///
 /// # Errors
-/// 503 if it came to no end.
-pub async fn apart<T: Send + 'static>(
-    place: impl Send + 'static,
+/// 503 if the task is aborted.
+pub async fn run_to_completion<T: Send + 'static>(
+    permit: impl Send + 'static,
     work: impl Future<Output = T> + Send + 'static,
-) -> Result<T, Refusal> {
+) -> Result<T, ApiError> {
     let working = tokio::spawn(async move {
         let done = work.await;
-        drop(place);
+        drop(permit);
         done
     });
     working.await.map_err(|_| stopping())
 }
 
-/// A line of JSON.
+/// A JSON line.
 pub fn line(view: &impl Serialize) -> Bytes {
-    // A view of numbers and texts can be written.
+    // A view of numbers and strings always serialises.
     let mut text = serde_json::to_vec(view).unwrap_or_default();
     text.push(b'\n');
     text.into()
 }
 
-/// Lines of JSON as an answer, which nobody keeps.
+/// JSON lines as an answer that no cache stores.
 pub fn lines(lines: Body) -> Response {
     ([(CONTENT_TYPE, LINES), (CACHE_CONTROL, "no-store")], lines).into_response()
 }

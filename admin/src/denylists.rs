@@ -11,7 +11,7 @@
 
 use crate::http::answer::{Answer, ApiError, json, stopping};
 use crate::http::extract::Audited;
-use crate::http::parameters::{Parameters, wrong};
+use crate::http::parameters::{Parameters, bad_request};
 use api::denylists::{AddRule, AddedView, CheckView, ListsView, RemovedView, RuleView, RulesView};
 use api::error::ErrorView;
 use axum::Extension;
@@ -88,15 +88,16 @@ fn lists_view(control: &Control) -> ListsView {
         (status = 400, description = "A parameter is unknown.", body = ErrorView),
         (status = 404, description = "There is no such list.", body = ErrorView)))]
 async fn reload(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
-    let meant = Parameters::of(&uri, &["list"])?.get("list");
+    let selected = Parameters::of(&uri, &["list"])?.get("list");
     let entries = control.lists.entries().iter();
-    let meant: Vec<_> = entries.filter(|entry| meant.as_ref().is_none_or(|id| *id == *entry.id)).collect();
-    if meant.is_empty() {
-        let words = "there is no such list: \"causeway block ls\" and GET /api/v1/denylists show the IDs of the lists";
-        return Err(ApiError(StatusCode::NOT_FOUND, words.to_owned()));
+    let selected: Vec<_> = entries.filter(|entry| selected.as_ref().is_none_or(|id| *id == *entry.id)).collect();
+    if selected.is_empty() {
+        let message =
+            "there is no such list: \"causeway block ls\" and GET /api/v1/denylists show the IDs of the lists";
+        return Err(ApiError(StatusCode::NOT_FOUND, message.to_owned()));
     }
     // Each list's state has its own error.
-    futures::future::join_all(meant.into_iter().map(|entry| control.lists.look(entry))).await;
+    futures::future::join_all(selected.into_iter().map(|entry| control.lists.look(entry))).await;
     Ok(json(StatusCode::OK, &lists_view(&control)))
 }
 
@@ -108,9 +109,9 @@ async fn reload(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
         (status = 200, description = "A page of the rules.", body = RulesView),
         (status = 400, description = "A parameter is unknown or invalid.", body = ErrorView)))]
 async fn rules(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
-    let asked = Parameters::of(&uri, &["after", "limit"])?;
-    let limit = asked.number("limit", 1..=RULES_MAX)?.unwrap_or(100);
-    let after = asked.number("after", 0..=usize::MAX)?.unwrap_or(0);
+    let parameters = Parameters::of(&uri, &["after", "limit"])?;
+    let limit = parameters.number("limit", 1..=RULES_MAX)?.unwrap_or(100);
+    let after = parameters.number("after", 0..=usize::MAX)?.unwrap_or(0);
     let rules = control.lists.local_rules(after as u64, limit + 1).await;
     let rules = rules.map_err(ControlError::List)?;
     let shown: Vec<RuleView> = rules.iter().take(limit).map(|(line, rule)| views::rule(*line, rule)).collect();
@@ -138,7 +139,7 @@ async fn add(
         return Err(ApiError(StatusCode::PAYLOAD_TOO_LARGE, format!("a rule has at most {BODY_BYTES_MAX} bytes")));
     }
     let request: AddRule =
-        serde_json::from_slice(&body).map_err(|error| wrong(format!("the body is invalid: {error}")))?;
+        serde_json::from_slice(&body).map_err(|error| bad_request(format!("the body is invalid: {error}")))?;
     let order = parse_order(request)?;
     let line = order.line.clone();
     audit_context.note(&serde_json::json!({ "rule": line }));
@@ -158,10 +159,10 @@ async fn add(
 fn parse_order(request: AddRule) -> Result<Order, ApiError> {
     let AddRule { rule, cid, path, name, url, below, allow, reason, status, double_hash, deep } = request;
     if status.is_some_and(|status| !matches!(status, 410 | 451)) {
-        return Err(wrong("status must be 410 or 451"));
+        return Err(bad_request("status must be 410 or 451"));
     }
     if reason.as_ref().is_some_and(|reason| reason.chars().count() > REASON_MAX) {
-        return Err(wrong(format!("reason has at most {REASON_MAX} characters")));
+        return Err(bad_request(format!("reason has at most {REASON_MAX} characters")));
     }
     let subjects = [
         cid.map(|text| Subject::of_cid(&text)),
@@ -173,7 +174,7 @@ fn parse_order(request: AddRule) -> Result<Order, ApiError> {
     let (item, subject, own) = match (rule, subjects.next(), subjects.next()) {
         (Some(line), None, None) => {
             if below || allow || double_hash {
-                return Err(wrong(
+                return Err(bad_request(
                     "below, allow and double_hash cannot be combined with rule: write them into the rule itself",
                 ));
             }
@@ -182,22 +183,24 @@ fn parse_order(request: AddRule) -> Result<Order, ApiError> {
             (item, subject_of(&own.target), Some(own))
         }
         (None, Some(subject), None) => {
-            let subject = subject.map_err(wrong)?;
+            let subject = subject.map_err(bad_request)?;
             if double_hash && below {
-                return Err(wrong("double_hash cannot be combined with below: a double hash matches exactly one path"));
+                return Err(bad_request(
+                    "double_hash cannot be combined with below: a double hash matches exactly one path",
+                ));
             }
             parse(&subject.rule_text(below))?;
             let item = if double_hash { subject.double_hash() } else { subject.rule_text(below) };
             (format!("{}{item}", if allow { "!" } else { "" }), Some(subject), None)
         }
-        _ => return Err(wrong("exactly one of rule, cid, path, name and url is required")),
+        _ => return Err(bad_request("exactly one of rule, cid, path, name and url is required")),
     };
     let rule = match own {
         Some(own) => own,
         None => parse(&item)?,
     };
     if deep && (rule.allows || subject.is_none()) {
-        return Err(wrong(
+        return Err(bad_request(
             "deep requires a rule that withholds a subject in the clear: not an allow rule or a double hash",
         ));
     }
@@ -208,18 +211,18 @@ fn parse_order(request: AddRule) -> Result<Order, ApiError> {
 
 fn parse(line: &str) -> Result<Rule, ApiError> {
     if line.contains(['\n', '\r']) {
-        return Err(wrong("a rule must be a single line"));
+        return Err(bad_request("a rule must be a single line"));
     }
     match Rule::parse(line) {
         Ok(Some(rule)) => Ok(rule),
-        Ok(None) => Err(wrong("the rule is empty")),
+        Ok(None) => Err(bad_request("the rule is empty")),
         Err(error @ RuleError::Empty) => Err(ApiError(StatusCode::UNPROCESSABLE_ENTITY, error.to_string())),
-        Err(error) => Err(wrong(format!("the rule is invalid: {error}"))),
+        Err(error) => Err(bad_request(format!("the rule is invalid: {error}"))),
     }
 }
 
-/// Removes a rule from the local list: all lines with the same subject, also as a double hash, and the lines that `deep`
-/// added for the blocks below it. Deleted content is fetched again on request.
+/// Removes a rule from the local list: all lines with the same subject, also as a double hash, and the lines that
+/// `deep` added for the blocks below it. Deleted content is fetched again on request.
 #[utoipa::path(delete, path = "/api/v1/denylists/local/rules", tag = "control", security(("bearer" = ["takedown"])),
     params(("rule" = String, Query, description = "The rule as it is listed; its hints are ignored.")),
     responses(
@@ -230,7 +233,7 @@ fn parse(line: &str) -> Result<Rule, ApiError> {
         (status = 507, description = "The list cannot be written.", body = ErrorView)))]
 async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let rule = Parameters::of(&uri, &["rule"])?.get("rule");
-    let rule = parse(&rule.ok_or_else(|| wrong("the parameter \"rule\" is required"))?)?;
+    let rule = parse(&rule.ok_or_else(|| bad_request("the parameter \"rule\" is required"))?)?;
     let mut removed = control.remove(rule.clone()).await?;
     // The list may have the rule as a double hash, which does not show its subject.
     let hashed =
@@ -239,8 +242,8 @@ async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
         removed = control.remove(Rule { allows: rule.allows, ..hashed }).await?;
     }
     if removed == 0 {
-        let words = "the local list has no such rule: \"causeway block ls --rules\" lists its rules";
-        return Err(ApiError(StatusCode::NOT_FOUND, words.to_owned()));
+        let message = "the local list has no such rule: \"causeway block ls --rules\" lists its rules";
+        return Err(ApiError(StatusCode::NOT_FOUND, message.to_owned()));
     }
     let detail = Detail(serde_json::json!({ "rule": rule.to_string(), "removed": removed }));
     Ok((Extension(detail), json(StatusCode::OK, &RemovedView { removed })).into_response())
@@ -255,8 +258,8 @@ async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
         (status = 400, description = "The subject is invalid.", body = ErrorView)))]
 async fn check(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let subject = Parameters::of(&uri, &["subject"])?.get("subject");
-    let subject = subject.ok_or_else(|| wrong("the parameter \"subject\" is required"))?;
-    let subject = Subject::of_anything(&subject).map_err(wrong)?;
+    let subject = subject.ok_or_else(|| bad_request("the parameter \"subject\" is required"))?;
+    let subject = Subject::of_anything(&subject).map_err(bad_request)?;
     let mut decisions = Vec::new();
     let (predicted, decided) = control.check(&subject).await;
     for decision in decided {
@@ -283,8 +286,8 @@ mod tests {
     const CID: &str = "bafybeihrw75yfhdx5qsqgesdnxejtjybscwuclpusvxkuttep6h7pkgmze";
 
     fn ordered(body: Value) -> Result<String, u16> {
-        let asked: AddRule = serde_json::from_value(body).map_err(|_| 400_u16)?;
-        let order = parse_order(asked).map_err(|refusal| refusal.0.as_u16())?;
+        let request: AddRule = serde_json::from_value(body).map_err(|_| 400_u16)?;
+        let order = parse_order(request).map_err(|error| error.0.as_u16())?;
         let line = order.line.rsplit_once(" added=").expect("when it was added").0.to_owned();
         let read = Rule::parse(&order.line).expect("a rule").expect("no remark");
         assert_eq!(read, order.rule, "{line}");

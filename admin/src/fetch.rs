@@ -11,7 +11,7 @@
 
 use crate::http::answer::{Answer, ApiError, status_of, stopping};
 use crate::http::error_responses::DiskFailed;
-use crate::http::parameters::{Parameters, wrong};
+use crate::http::parameters::{Parameters, bad_request};
 use api::error::ErrorView;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -50,7 +50,7 @@ pub fn long_running_routes(sources: &Arc<Sources>) -> OpenApiRouter {
 
 /// A block of a DAG, fetched from the network if it is not stored locally.
 #[utoipa::path(get, path = "/api/v1/fetch/{root}/{cid}", tag = "store", security(("bearer" = ["read"])),
-    params(("root" = String, Path, description = "The root of the DAG, whose providers are asked"),
+    params(("root" = String, Path, description = "The root of the DAG, whose providers are session_roots"),
         ("cid" = String, Path, description = "The block")),
     responses((status = 200, description = "The block's bytes", content_type = "application/vnd.ipld.raw"),
         (status = 400, description = "A CID is invalid", body = ErrorView),
@@ -60,7 +60,7 @@ pub fn long_running_routes(sources: &Arc<Sources>) -> OpenApiRouter {
         (status = 502, description = "The provider sent an invalid block", body = ErrorView)))]
 async fn fetch(State(fetcher): State<Fetcher>, Path((root, cid)): Path<(String, String)>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
-    let parse = |text: &str| content::cid::parse(text).map_err(wrong);
+    let parse = |text: &str| content::cid::parse(text).map_err(bad_request);
     let (root, cid) = (parse(&root)?, parse(&cid)?);
     // No tier checks the policy for a block whose CID has an identity hash.
     content::policy::admit(&*fetcher.sources.policy, &cid).map_err(fetch_error)?;
@@ -115,8 +115,8 @@ mod tests {
             blocks.iter().for_each(|block| all.insert(block));
             all
         };
-        let (local, network, asked) = (held(here), held(there), Arc::<Mutex<Vec<Cid>>>::default());
-        let recorded = Arc::clone(&asked);
+        let (local, network, session_roots) = (held(here), held(there), Arc::<Mutex<Vec<Cid>>>::default());
+        let recorded = Arc::clone(&session_roots);
         let sources = Sources {
             local: local as _,
             open_session: Box::new(move |root, _gate| {
@@ -126,7 +126,7 @@ mod tests {
             fetches: Arc::new(Limiter::new(8, 8)),
             policy: Arc::new(content::AllowAll),
         };
-        (Arc::new(sources), asked)
+        (Arc::new(sources), session_roots)
     }
 
     async fn get(router: &axum::Router, path: &str) -> (u16, Vec<u8>) {
@@ -139,17 +139,17 @@ mod tests {
     #[tokio::test]
     async fn blocks_below_one_root_are_one_search() {
         let (root, leaf, here, nowhere) = (block("root"), block("leaf"), block("here"), block("nowhere"));
-        let (sources, asked) = sources(&[&here], &[&root, &leaf]);
+        let (sources, session_roots) = sources(&[&here], &[&root, &leaf]);
         let router: axum::Router = long_running_routes(&sources).into();
         let of = |block: &Block| format!("{}/{}", root.cid(), block.cid());
         assert_eq!(get(&router, &of(&here)).await, (200, b"here".to_vec()));
-        assert_eq!(*asked.lock().expect("is sound"), [], "no session is opened for a local block");
+        assert_eq!(*session_roots.lock().expect("is sound"), [], "no session is opened for a local block");
         for wanted in [&root, &leaf, &leaf] {
             assert_eq!(get(&router, &of(wanted)).await, (200, wanted.data().to_vec()));
         }
-        assert_eq!(*asked.lock().expect("is sound"), [*root.cid()]);
-        let (status, words) = get(&router, &of(&nowhere)).await;
-        assert_eq!((status, String::from_utf8_lossy(&words).contains("is not held here")), (404, true));
+        assert_eq!(*session_roots.lock().expect("is sound"), [*root.cid()]);
+        let (status, message) = get(&router, &of(&nowhere)).await;
+        assert_eq!((status, String::from_utf8_lossy(&message).contains("is not held here")), (404, true));
         assert_eq!(get(&router, "bafkqac3imvwgy3zao5xxe3de/bafkqac3imvwgy3zao5xxe3de").await.0, 200);
         for wrong in ["a/b", &format!("{}/b", root.cid()), &format!("{}?fetch=1", of(&leaf))] {
             assert_eq!(get(&router, wrong).await.0, 400, "{wrong}");

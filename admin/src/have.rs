@@ -1,11 +1,12 @@
-//! `POST /api/v1/store/have`: which blocks of a list are stored locally, so that an uploading client need not send them.
+//! `POST /api/v1/store/have`: which blocks of a list are stored locally, so that an uploading client need not send
+//! them.
 //!
 //! Goals: one request checks many blocks and reads no block data. Eviction may delete a block after the check, so an
 //! upload names the blocks that it leaves out, and fails if one of them is gone ([`content::car::reference`]).
 
 use crate::http::answer::{Answer, json};
 use crate::http::error_responses::DiskFailed;
-use crate::http::parameters::{Parameters, wrong};
+use crate::http::parameters::{Parameters, bad_request};
 use api::error::ErrorView;
 use api::store::{HaveQuestion, HaveView};
 use axum::extract::State;
@@ -33,11 +34,11 @@ pub fn routes(store: &Arc<dyn BlockStore>) -> OpenApiRouter {
 async fn have(State(store): State<Arc<dyn BlockStore>>, uri: Uri, body: Bytes) -> Answer {
     Parameters::of(&uri, &[])?;
     let HaveQuestion { cids } = serde_json::from_slice(&body)
-        .map_err(|error| wrong(format!("the body must be {{\"cids\": [\"CID\", …]}}: {error}")))?;
+        .map_err(|error| bad_request(format!("the body must be {{\"cids\": [\"CID\", …]}}: {error}")))?;
     if cids.len() > CIDS_MAX {
-        return Err(wrong(format!("the body has {} CIDs; at most {CIDS_MAX} are allowed", cids.len())));
+        return Err(bad_request(format!("the body has {} CIDs; at most {CIDS_MAX} are allowed", cids.len())));
     }
-    let cids = cids.iter().map(|cid| content::cid::parse(cid)).collect::<Result<Vec<Cid>, _>>().map_err(wrong)?;
+    let cids = cids.iter().map(|cid| content::cid::parse(cid)).collect::<Result<Vec<Cid>, _>>().map_err(bad_request)?;
     Ok(json(StatusCode::OK, &HaveView { held: stored_locally(&*store, &cids).await? }))
 }
 

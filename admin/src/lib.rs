@@ -191,21 +191,21 @@ pub async fn answer(router: Router, mut request: Request, connection: Arc<Connec
 }
 
 async fn not_found(request: Request) -> Response {
-    let words = match ErrorFormat::of(request.uri().path()) {
+    let message = match ErrorFormat::of(request.uri().path()) {
         ErrorFormat::Kubo => kubo_rpc::no_such_command(),
         _ => "the admin listener has no such path; /api/v1/openapi.json describes all paths".to_owned(),
     };
-    error_response(StatusCode::NOT_FOUND, &words, request)
+    error_response(StatusCode::NOT_FOUND, &message, request)
 }
 
 async fn method_not_allowed(request: Request) -> Response {
-    let words = "this path does not support the request's method; the header Allow lists the supported methods";
-    error_response(StatusCode::METHOD_NOT_ALLOWED, words, request)
+    let message = "this path does not support the request's method; the header Allow lists the supported methods";
+    error_response(StatusCode::METHOD_NOT_ALLOWED, message, request)
 }
 
-fn error_response(status: StatusCode, words: &str, request: Request) -> Response {
+fn error_response(status: StatusCode, message: &str, request: Request) -> Response {
     let error_format = ErrorFormat::of(request.uri().path());
-    with_lingering_read(error_format.response(ApiError(status, words.to_owned())), request.into_body())
+    with_lingering_read(error_format.response(ApiError(status, message.to_owned())), request.into_body())
 }
 
 #[cfg(test)]

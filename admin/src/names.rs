@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `GET /api/v1/names/keys` | lists the keys |
 //! | `POST /api/v1/names/keys` `{name, type?}` | creates a key |
-//! | `POST /api/v1/names/keys/import` `{name, key, format?}` | imports a key: PEM text, or the protobuf message in base64 |
+//! | `POST /api/v1/names/keys/import` `{name, key, format?}` | imports a key: PEM, or protobuf in base64 |
 //! | `POST /api/v1/names/keys/NAME/export` `{format?}` | exports a private key |
 //! | `POST /api/v1/names/keys/NAME/rename` `{to}` | renames a key |
 //! | `DELETE /api/v1/names/keys/NAME` | deletes a key |
@@ -121,8 +121,8 @@ async fn create_key(State(names): State<Names>, Audited(audit_context): Audited,
     let CreateKey { name, kind } = read_body(&body)?;
     audit_context.note(&serde_json::json!({ "name": name }));
     let kind: KeyKind = kind.map_or(Ok(KeyKind::Ed25519), |kind| kind.parse())?;
-    let made = keys::key(with_keys(&names, move |keys| keys.create(&name, kind)).await?);
-    Ok(Detail::of(&made).with(json(StatusCode::CREATED, &made)))
+    let created = keys::key(with_keys(&names, move |keys| keys.create(&name, kind)).await?);
+    Ok(Detail::of(&created).with(json(StatusCode::CREATED, &created)))
 }
 
 /// Imports a key.
@@ -136,8 +136,8 @@ async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
         KeyFormat::Pem => key.into_bytes(),
         KeyFormat::Protobuf => Base::Base64Pad.decode(key.trim()).map_err(|_| FormatError::Protobuf)?,
     };
-    let taken = keys::key(with_keys(&names, move |keys| keys.import(&name, Some(format), &bytes)).await?);
-    Ok(Detail::of(&taken).with(json(StatusCode::CREATED, &taken)))
+    let imported = keys::key(with_keys(&names, move |keys| keys.import(&name, Some(format), &bytes)).await?);
+    Ok(Detail::of(&imported).with(json(StatusCode::CREATED, &imported)))
 }
 
 /// Exports a private key.
@@ -304,12 +304,12 @@ mod tests {
     async fn an_exported_key_can_be_imported() {
         let (one, two) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
         let (from, to) = (api(one.path()), api(two.path()));
-        let (_, made) = ask(&from, request("POST", "keys", "{\"name\": \"site\"}")).await;
+        let (_, created) = ask(&from, request("POST", "keys", "{\"name\": \"site\"}")).await;
         for format in ["libp2p-protobuf-cleartext", "pem-pkcs8-cleartext"] {
             let (_, exported) =
                 ask(&from, request("POST", "keys/site/export", &format!("{{\"format\": \"{format}\"}}"))).await;
             let (status, imported) = ask(&to, request("POST", "keys/import", &exported.to_string())).await;
-            assert_eq!((status, &imported), (201, &made), "{format}");
+            assert_eq!((status, &imported), (201, &created), "{format}");
             ask(&to, request("DELETE", "keys/site", "")).await;
         }
     }

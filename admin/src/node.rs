@@ -37,7 +37,8 @@ async fn healthz() -> Response {
 #[utoipa::path(get, path = "/readyz", tag = "health", responses(
     (status = 200, description = "The gateway is ready", content_type = "text/plain"),
     (status = 503, content_type = "text/plain",
-        description = "The gateway is starting, draining or degraded; the body says why, in JSON for clients that accept it")))]
+        description = "The gateway is starting, draining or degraded; the body says why, in JSON for clients that \
+            accept it")))]
 async fn readyz(State(shared): State<Arc<ListenerState>>, headers: HeaderMap) -> Response {
     shared.health.ready(&headers).into_response()
 }

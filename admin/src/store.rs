@@ -3,10 +3,10 @@
 //! | request | does |
 //! |---|---|
 //! | `GET /api/v1/store/stats` | statistics of the store |
-//! | `POST /api/v1/store/check?bytes_per_second=` | verifies every block and deletes damaged ones; reports progress as JSON lines |
+//! | `POST /api/v1/store/check?bytes_per_second=` | verifies every block and deletes damaged ones |
 //! | `POST /api/v1/store/compact` | compacts the store and reclaims space |
 //! | `GET /api/v1/store/export/CID` | a CAR of the DAG below a root, all of whose blocks must be stored locally |
-//! | `POST /api/v1/store/import?roots=header\|last&name=` | imports a CAR and pins its roots; answers once they are on the disk |
+//! | `POST /api/v1/store/import?roots=header\|last&name=` | imports a CAR and pins its roots |
 //! | `GET /api/v1/store/blocks/CID` | a block that is stored locally; `HEAD` checks whether it is |
 //!
 //! Goals: bodies of any length are streamed in both directions in little memory; an export that cannot be completed is
@@ -28,7 +28,7 @@ use crate::http::error_responses::{BadParameters, DiskFailed, Withheld, Withheld
 use crate::http::extract::Authenticated;
 use crate::http::long_running::{self, PROGRESS_EVERY, run_to_completion};
 use crate::http::openapi::Binary;
-use crate::http::parameters::{Parameters, wrong};
+use crate::http::parameters::{Parameters, bad_request};
 use api::error::ErrorView;
 use api::store::{CAR, CheckLine, CompactedView, FiguresView, ImportedView};
 use axum::body::Body;
@@ -125,7 +125,7 @@ impl StoreApi {
 }
 
 fn parse(cid: &str) -> Result<Cid, ApiError> {
-    content::cid::parse(cid).map_err(wrong)
+    content::cid::parse(cid).map_err(bad_request)
 }
 
 /// Statistics of the store.
@@ -166,7 +166,7 @@ async fn check(State(api): State<StoreApi>, Authenticated(bearer): Authenticated
 
 fn rate(text: &str) -> Result<u64, ApiError> {
     let rate = text.parse().ok().filter(|rate| *rate > 0);
-    rate.ok_or_else(|| wrong("bytes_per_second must be a whole number above zero; leave it out for no limit"))
+    rate.ok_or_else(|| bad_request("bytes_per_second must be a whole number above zero; leave it out for no limit"))
 }
 
 /// Lines of a check that the client has not read yet.
@@ -174,7 +174,7 @@ fn rate(text: &str) -> Result<u64, ApiError> {
 struct PendingLines(Mutex<VecDeque<Bytes>>);
 
 impl PendingLines {
-    fn say(&self, line: &CheckLine) {
+    fn push(&self, line: &CheckLine) {
         self.queue().push_back(long_running::line(line));
     }
 
@@ -207,16 +207,16 @@ fn lines(
 }
 
 async fn run_check(store: Arc<dyn BlockStore>, rate: Option<u64>, pending: Arc<PendingLines>) {
-    let mut shown: Option<Instant> = None;
-    let mut show = |progress: &ScrubProgress, findings: &[Finding]| {
-        findings.iter().for_each(|finding| pending.say(&CheckLine::Finding(store_views::finding(finding))));
-        if shown.is_none_or(|shown| shown.elapsed() >= PROGRESS_EVERY) {
-            shown = Some(Instant::now());
-            pending.say(&CheckLine::Progress(store_views::progress(progress)));
+    let mut progress_sent: Option<Instant> = None;
+    let mut report = |progress: &ScrubProgress, findings: &[Finding]| {
+        findings.iter().for_each(|finding| pending.push(&CheckLine::Finding(store_views::finding(finding))));
+        if progress_sent.is_none_or(|sent| sent.elapsed() >= PROGRESS_EVERY) {
+            progress_sent = Some(Instant::now());
+            pending.push(&CheckLine::Progress(store_views::progress(progress)));
         }
     };
-    let ended = store.scrub(ScrubPass::All, rate, &mut show).await;
-    pending.say(&match ended {
+    let ended = store.scrub(ScrubPass::All, rate, &mut report).await;
+    pending.push(&match ended {
         Ok(report) => CheckLine::Report(store_views::scrubbed(&report)),
         Err(StoreError::Closed) => CheckLine::Error(stopping().1),
         Err(error) => CheckLine::Error(error.to_string()),
@@ -250,7 +250,7 @@ fn read_error(error: SourceError) -> ApiError {
         SourceError::NotFound { cid } => ApiError(StatusCode::NOT_FOUND, format!("{cid} is not in the store")),
         SourceError::Closed => stopping(),
         SourceError::Refused { verdict, .. } => ApiError(status_of(verdict), error.to_string()),
-        SourceError::Unacceptable(error) => wrong(error),
+        SourceError::Unacceptable(error) => bad_request(error),
         other => ApiError(StatusCode::INTERNAL_SERVER_ERROR, other.to_string()),
     }
 }
@@ -328,15 +328,17 @@ impl ImportOptions {
         let roots_in = match parameters.get("roots").as_deref() {
             None | Some("header") => RootsIn::Header,
             Some("last") => RootsIn::LastBlock,
-            Some(other) => return Err(wrong(format!("roots must be \"header\" or \"last\", and not \"{other}\""))),
+            Some(other) => {
+                return Err(bad_request(format!("roots must be \"header\" or \"last\", and not \"{other}\"")));
+            }
         };
         let name = parameters.get("name").map(|name| name.into_owned());
-        cache::pins::check_name(name.as_deref()).map_err(wrong)?;
+        cache::pins::check_name(name.as_deref()).map_err(bad_request)?;
         let media_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let media_type = media_type.split(';').next().unwrap_or_default().trim();
         if !media_type.eq_ignore_ascii_case(CAR) {
-            let words = format!("the archive must be sent with the header \"Content-Type: {CAR}\"");
-            return Err(ApiError(StatusCode::UNSUPPORTED_MEDIA_TYPE, words));
+            let message = format!("the archive must be sent with the header \"Content-Type: {CAR}\"");
+            return Err(ApiError(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
         Ok(Self { roots_in, name })
     }
@@ -344,7 +346,8 @@ impl ImportOptions {
 
 /// Imports a CAR and pins its roots. Answers once they are on the disk.
 #[utoipa::path(post, path = "/api/v1/store/import", tag = "store", security(("bearer" = ["operate"])),
-    params(("roots" = Option<String>, Query, description = "Where the archive names its roots: in its \"header\", or in its \"last\" block"),
+    params(("roots" = Option<String>, Query, description = "Where the archive names its roots: in its \"header\", or \
+        in its \"last\" block"),
         ("name" = Option<String>, Query, description = "The name of the pins", max_length = 255)),
     request_body(content = inline(Binary), content_type = "application/vnd.ipld.car"),
     responses((status = 200, description = "The pinned roots", body = ImportedView),
@@ -390,9 +393,9 @@ impl StoreApi {
         roots_in: RootsIn,
         name: Option<&str>,
     ) -> Result<ImportSummary, ApiError> {
-        let look = |cid: &Cid| Ok(admit(&*self.policy, cid)?);
+        let check = |cid: &Cid| Ok(admit(&*self.policy, cid)?);
         let addition = self.uploads.begin_addition().await.map_err(|error| import_error(error.into()))?;
-        let taken = cache::take_car(addition, upload, roots_in, &look).await.map_err(import_error)?;
+        let taken = cache::take_car(addition, upload, roots_in, &check).await.map_err(import_error)?;
         let TakenCar { addition, roots, blocks, bytes } = taken;
         // Protects the pins from removal by other requests until their owner is recorded.
         let protected: Vec<_> = roots.iter().map(|root| self.pins.protect(*root)).collect();
@@ -418,7 +421,7 @@ async fn record(pins: &Arc<Pins>, owner: &Owner, summary: &ImportSummary) -> Res
         recorded.map_err(|error| match error {
             PinsError::Store(error) => ApiError::from(error),
             PinsError::Full(_) => ApiError(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
-            PinsError::Invalid(_) => wrong(error),
+            PinsError::Invalid(_) => bad_request(error),
             PinsError::Quota(_) | PinsError::NotHeld { .. } | PinsError::NotFound => {
                 ApiError(StatusCode::CONFLICT, error.to_string())
             }
@@ -429,25 +432,25 @@ async fn record(pins: &Arc<Pins>, owner: &Owner, summary: &ImportSummary) -> Res
 
 /// Maps a failed import to a status that says whether the client, the policy or the node is the cause.
 fn import_error(error: ImportError) -> ApiError {
-    let words = error.to_string();
+    let message = error.to_string();
     match error {
         ImportError::Store(error) | ImportError::Pin { error: PinError::Store(error), .. } => error.into(),
         ImportError::Car(CarError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
-            ApiError(StatusCode::REQUEST_TIMEOUT, words)
+            ApiError(StatusCode::REQUEST_TIMEOUT, message)
         }
         ImportError::Pin { error: PinError::Blocks(error), .. } => match error.downcast_ref() {
             Some(DagError::Source(SourceError::Closed)) => stopping(),
-            Some(DagError::Memory) => ApiError(StatusCode::SERVICE_UNAVAILABLE, words),
-            Some(DagError::Source(SourceError::Store(_))) => ApiError(StatusCode::INTERNAL_SERVER_ERROR, words),
-            _ => wrong(words),
+            Some(DagError::Memory) => ApiError(StatusCode::SERVICE_UNAVAILABLE, message),
+            Some(DagError::Source(SourceError::Store(_))) => ApiError(StatusCode::INTERNAL_SERVER_ERROR, message),
+            _ => bad_request(message),
         },
         ImportError::Refused(error) => match error.downcast_ref() {
-            Some(SourceError::Refused { verdict, .. }) => ApiError(status_of(*verdict), words),
-            _ => wrong(words),
+            Some(SourceError::Refused { verdict, .. }) => ApiError(status_of(*verdict), message),
+            _ => bad_request(message),
         },
         ImportError::Pin { error: PinError::Removed { .. } | PinError::Lost { .. }, .. } | ImportError::Gone { .. } => {
-            ApiError(StatusCode::CONFLICT, words)
+            ApiError(StatusCode::CONFLICT, message)
         }
-        _ => wrong(words),
+        _ => bad_request(message),
     }
 }

@@ -1,4 +1,4 @@
-//! The listener as a whole: who is let in, and what the store's routes answer.
+//! The listener as a whole: authentication, authorisation, the audit log, and the routes of the store.
 
 use crate::http::openapi::Requirement;
 use crate::operations::testing;
@@ -26,7 +26,7 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
-/// A listener, and the folder of its data.
+/// A listener, and its data folder.
 struct Listener {
     router: Router,
     document: OpenApi,
@@ -36,12 +36,12 @@ struct Listener {
 
 const SETTINGS: &str = "secret";
 
-/// All there is, with a store in memory.
+/// All routes, with a store in memory.
 fn listener(health: Arc<Health>) -> Listener {
     listener_in(tempfile::tempdir().expect("a folder"), health)
 }
 
-/// The same, with what is in a folder already.
+/// All routes, with an existing data folder.
 fn listener_in(dir: tempfile::TempDir, health: Arc<Health>) -> Listener {
     let local = authenticator::local(dir.path()).expect("makes");
     let store = memory::open(&MemoryOptions::default()).expect("opens");
@@ -97,7 +97,7 @@ fn control(lists: Arc<Lists>, store: &Arc<dyn BlockStore>) -> Arc<Control> {
     Arc::new(Control::new(lists, tiers))
 }
 
-/// What the store has, and nobody else.
+/// The store as the only source of blocks.
 fn held(store: &Arc<dyn BlockStore>, lists: &Lists) -> Sources {
     let (local, again) = (store.handle(), store.handle());
     let open = move |_: &content::Cid, _| again.handle() as Arc<dyn content::BlockSource>;
@@ -125,7 +125,7 @@ fn publisher(dir: &std::path::Path) -> (Arc<p2p_bridge::Names>, Arc<Publisher>) 
 }
 
 impl Listener {
-    /// A token that is good for this alone.
+    /// A token with one scope.
     fn token(&self, scope: Scope) -> String {
         let scopes = [scope].into_iter().collect();
         let terms = Terms { name: Some(scope.to_string()), scopes, quota: Quota::default(), lifetime: None };
@@ -133,7 +133,7 @@ impl Listener {
     }
 }
 
-/// The routes, for whoever need not show a token, and what is behind them.
+/// The routes, to whose requests the operator's token is added, and the listener behind them.
 fn for_the_operator() -> (Router, Listener) {
     let listener = listener(Arc::default());
     let show = async |mut request: Request, next: middleware::Next| {
@@ -154,7 +154,7 @@ async fn status(router: &Router, path: &str, authorization: Option<&str>) -> u16
 }
 
 #[tokio::test]
-async fn only_health_is_without_a_token() {
+async fn only_health_needs_no_token() {
     let health = Arc::new(Health::default());
     let Listener { router, dir, .. } = listener(Arc::clone(&health));
     let local = format!("Bearer {}", authenticator::read_local(dir.path()).expect("is there").reveal());
@@ -180,14 +180,14 @@ async fn only_health_is_without_a_token() {
     assert_eq!(status(&router, "/readyz", None).await, 200);
 }
 
-/// A path of a template. What it names is not there.
+/// A path of a template, whose objects do not exist.
 fn example(template: &str) -> String {
     let parts = template.split('/').map(|part| if part.starts_with('{') { "nothing" } else { part });
     parts.collect::<Vec<_>>().join("/")
 }
 
 #[tokio::test]
-async fn every_operation_asks_for_the_scope_that_its_description_names() {
+async fn every_operation_requires_the_scope_in_its_description() {
     let listener = listener(Arc::default());
     let permissions = Permissions::of(&listener.document);
     let tokens = Scope::ALL.map(|scope| (scope, listener.token(scope)));
@@ -201,7 +201,7 @@ async fn every_operation_asks_for_the_scope_that_its_description_names() {
         let path = example(template);
         let ask = async |token: Option<&str>| {
             let request = Request::builder().method(method).uri(&path).header(HOST, "127.0.0.1:8081");
-            // Each operation is asked from somewhere else: whoever is wrong too often is turned away.
+            // Each operation is requested from another address, since repeated wrong tokens are rate limited.
             let from = Connection::new(([127, 0, 1, u8::try_from(seen).expect("few")], 1).into());
             let request = request.extension(Arc::new(from));
             let given = token.map(|token| (AUTHORIZATION, format!("Bearer {token}")));
@@ -215,7 +215,7 @@ async fn every_operation_asks_for_the_scope_that_its_description_names() {
             assert_eq!(response.headers()[WWW_AUTHENTICATE], "Bearer", "{method} {path}");
         }
         for (scope, token) in &tokens {
-            // No token that was given out is the operator's.
+            // No issued token is the operator's own.
             let good = asked == Requirement::AnyToken || asked == Requirement::Scope(*scope);
             let status = ask(Some(token)).await.status().as_u16();
             assert_eq!(status != 403, good, "{method} {path} with {scope}: {status}");
@@ -227,7 +227,7 @@ async fn every_operation_asks_for_the_scope_that_its_description_names() {
 }
 
 #[tokio::test]
-async fn tokens_are_made_and_revoked_by_the_operator_alone() {
+async fn only_the_operator_creates_and_revokes_tokens() {
     let listener = listener(Arc::default());
     let all = Scopes::all();
     let terms = Terms { name: Some("all".to_owned()), scopes: all, quota: Quota::default(), lifetime: None };
@@ -245,7 +245,7 @@ async fn tokens_are_made_and_revoked_by_the_operator_alone() {
     assert_eq!((status, &made["name"], &made["quota"]["pins_max"]), (201, &json!("ci"), &json!(3)), "{made}");
     let token = made["token"].as_str().expect("it is shown").to_owned();
     let (status, own) = ask("GET", "/api/v1/token", &token, Value::Null).await;
-    assert_eq!((status, &own["id"], &own["scopes"]), (200, &made["id"], &json!(["read"])), "it is good at once");
+    assert_eq!((status, &own["id"], &own["scopes"]), (200, &made["id"], &json!(["read"])), "it is valid at once");
     assert_eq!(ask("POST", "/api/v1/tokens", SETTINGS, asked).await.0, 409);
     for wrong in
         [json!({"scopes": []}), json!({"scopes": ["root"]}), json!({"scopes": ["read"], "name": ""}), json!({})]
@@ -258,15 +258,15 @@ async fn tokens_are_made_and_revoked_by_the_operator_alone() {
     assert_eq!(ask("DELETE", "/api/v1/tokens/ci", &good_for_all.reveal(), Value::Null).await.0, 403);
     assert_eq!(ask("DELETE", "/api/v1/tokens/ci", SETTINGS, Value::Null).await.0, 200);
     assert_eq!(ask("DELETE", "/api/v1/tokens/ci", SETTINGS, Value::Null).await.0, 404);
-    assert_eq!(ask("GET", "/api/v1/token", &token, Value::Null).await.0, 401, "it is good for nothing any more");
-    // The log knows the token and not its secret.
+    assert_eq!(ask("GET", "/api/v1/token", &token, Value::Null).await.0, 401, "it is revoked");
+    // The log has the token's ID and not its secret.
     let log = std::fs::read_to_string(listener.dir.path().join("audit.log")).expect("reads");
     let secret = token.rsplit_once('_').expect("a secret").1;
     assert!(log.contains(made["id"].as_str().expect("an id")) && !log.contains(secret), "{log}");
 }
 
 #[tokio::test]
-async fn what_is_routed_and_not_described_is_for_nobody() {
+async fn routes_without_a_description_are_forbidden() {
     let listener = listener(Arc::default());
     let undescribed = Permissions::default();
     assert_eq!(undescribed.required("/api/v1/version", &Method::GET), None);
@@ -283,7 +283,7 @@ async fn what_is_routed_and_not_described_is_for_nobody() {
 }
 
 #[tokio::test]
-async fn errors_are_told_in_the_form_of_the_api_that_is_asked() {
+async fn errors_have_the_format_of_the_requested_api() {
     let listener = listener(Arc::default());
     let table = [
         ("/api/v1/anything", "/error"),
@@ -291,16 +291,16 @@ async fn errors_are_told_in_the_form_of_the_api_that_is_asked() {
         ("/api/v0/anything", "/Message"),
         ("/psalm", "/error"),
     ];
-    for (path, words) in table {
+    for (path, message) in table {
         let (status, answer) = send(&listener.router, Request::builder().uri(path), Body::empty()).await;
         let value: Value = serde_json::from_slice(answer.body()).expect("JSON");
-        let words = value.pointer(words).and_then(Value::as_str).unwrap_or_default();
-        assert!(status == 401 && words.contains("Bearer TOKEN"), "{path}: {value}");
+        let message = value.pointer(message).and_then(Value::as_str).unwrap_or_default();
+        assert!(status == 401 && message.contains("Bearer TOKEN"), "{path}: {value}");
     }
 }
 
 #[tokio::test]
-async fn every_change_is_in_the_audit_log_and_nothing_else() {
+async fn the_audit_log_has_every_change_and_nothing_else() {
     let listener = listener(Arc::default());
     let pin = listener.token(Scope::Pin);
     let table = [
@@ -326,14 +326,14 @@ async fn every_change_is_in_the_audit_log_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn what_takes_space_on_the_disk_is_an_operation() {
+async fn routes_that_take_space_on_the_disk_exist() {
     let listener = listener(Arc::default());
     for route in guard::TAKES_SPACE {
         assert!(listener.document.paths.paths.contains_key(route), "{route}");
     }
 }
 
-/// The audit log of this one is a file that takes nothing.
+/// The audit log is a file that cannot be written.
 #[tokio::test]
 async fn a_change_that_cannot_be_recorded_is_not_made() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -348,15 +348,15 @@ async fn a_change_that_cannot_be_recorded_is_not_made() {
         [("/api/v1/denylists/local/rules", rule), ("/api/v1/names/keys", json!({"name": "new"}).to_string())]
     {
         let (status, answer) = ask("POST", path, body).await;
-        let words = error(&answer);
-        assert!(status == 507 && words.contains("nothing was changed"), "{path}: {status} {words}");
+        let message = error(&answer);
+        assert!(status == 507 && message.contains("nothing was changed"), "{path}: {status} {message}");
     }
     let (status, answer) = ask("GET", "/api/v1/denylists/local/rules", String::new()).await;
     let rules: Value = serde_json::from_slice(answer.body()).expect("JSON");
     assert_eq!((status, &rules["rules"]), (200, &json!([])));
     let (status, answer) = ask("GET", "/api/v1/names/keys", String::new()).await;
     assert!(status == 200 && !String::from_utf8_lossy(answer.body()).contains("new"), "{answer:?}");
-    // Kubo's clients hear it in their own form.
+    // Kubo's clients receive the error in their own format.
     let (status, answer) = ask("POST", "/api/v0/key/gen?arg=new", String::new()).await;
     let told: Value = serde_json::from_slice(answer.body()).expect("JSON");
     assert!(status == 507 && told["Message"].as_str().unwrap_or_default().contains("nothing was changed"), "{told}");
@@ -371,7 +371,7 @@ async fn audited(listener: &Listener) -> Vec<audit::Entry> {
 }
 
 #[tokio::test]
-async fn the_audit_log_says_what_was_asked_for_however_that_ended() {
+async fn the_audit_log_has_the_request_whatever_its_result() {
     let listener = listener(Arc::default());
     let long = format!("/ipfs/{}{}", absent().cid(), "/".repeat(17_000));
     let cid = absent().cid().to_string();
@@ -385,19 +385,19 @@ async fn the_audit_log_says_what_was_asked_for_however_that_ended() {
         ("POST", "/api/v1/names/publish", "{\"path\": \"nonsense\"}".to_owned(), 400, ("/path", "nonsense")),
         ("POST", "/api/v1/denylists/local/rules", format!("{{\"cid\": \"{cid}\"}}"), 201, ("/rule", &*cid)),
     ];
-    for (method, path, body, expected, (pointer, words)) in table {
+    for (method, path, body, expected, (pointer, message)) in table {
         let request = Request::builder().method(method).uri(path).header(AUTHORIZATION, format!("Bearer {SETTINGS}"));
         let (status, answer) = send(&listener.router, request, Body::from(body)).await;
         assert_eq!(status, expected, "{method} {path}: {}", error(&answer));
         let entry = audited(&listener).await.swap_remove(0);
         let detail = entry.detail.unwrap_or_default();
         let told = detail.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-        assert!(entry.path == path && told.contains(words), "{path}: {detail}");
+        assert!(entry.path == path && told.contains(message), "{path}: {detail}");
     }
 }
 
 #[tokio::test]
-async fn the_audit_log_tells_what_a_post_stands_for_and_what_became_of_an_upload() {
+async fn the_audit_log_has_the_overriding_method_and_the_result_of_an_upload() {
     const PIECE: (&str, &str) = ("content-type", "application/offset+octet-stream");
     let listener = listener(Arc::default());
     let ask = async |method: &str, path: &str, headers: &[(&str, &str)], body: &'static str| {
@@ -415,7 +415,7 @@ async fn the_audit_log_tells_what_a_post_stands_for_and_what_became_of_an_upload
     assert_eq!(status, 204, "{}", error(&last));
     let root = last.headers()["x-ipfs-path"].to_str().expect("text").trim_start_matches("/ipfs/").to_owned();
     assert_eq!(ask("POST", &at, &[instead("DELETE")], "").await.0, 204);
-    // What is no upload is written, whatever stands in that header.
+    // Other routes ignore the header, and their requests are recorded.
     assert_eq!(ask("POST", "/api/v1/store/compact", &[instead("HEAD")], "").await.0, 200);
 
     let told: Vec<_> = audited(&listener).await.into_iter().map(|entry| (entry.method, entry.detail)).collect();
@@ -424,9 +424,9 @@ async fn the_audit_log_tells_what_a_post_stands_for_and_what_became_of_an_upload
     assert_eq!(told, [post(None), post(Some("DELETE")), last, post(Some("PATCH")), post(None)]);
 }
 
-/// The document as it is served is the one that is checked in: whoever reads the source or makes a client of it sees the truth.
+/// The served document equals the one in the repository, from which clients may be generated.
 #[tokio::test]
-async fn the_description_is_the_one_that_is_checked_in() {
+async fn the_served_description_is_the_one_in_the_repository() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../api/openapi.json");
     let (router, _behind) = for_the_operator();
     let (status, answer) = send(&router, Request::builder().uri("/api/v1/openapi.json"), Body::empty()).await;
@@ -439,7 +439,7 @@ async fn the_description_is_the_one_that_is_checked_in() {
     assert!(served == checked_in, "api/openapi.json is not what is served: run this test with CAUSEWAY_BLESS=1");
 }
 
-/// A block that the store does not hold.
+/// A block that is not stored.
 fn absent() -> Block {
     Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::from_static(b"nobody has this")).expect("a block")
 }
@@ -450,7 +450,7 @@ fn archive(roots: &[&Block], blocks: &[&Block]) -> Vec<u8> {
     std::iter::once(car::header(&roots)).chain(sections).collect::<Vec<_>>().concat()
 }
 
-/// Everything there is, and a good answer's status where the store is empty.
+/// Routes, with the status of a valid request to an empty store.
 fn routes() -> Vec<(&'static str, String, u16)> {
     let absent = absent();
     let store = |path: &str| format!("/api/v1/store/{path}");
@@ -485,7 +485,7 @@ fn error(answer: &Response<Bytes>) -> String {
 }
 
 #[tokio::test]
-async fn every_route_asks_for_the_token_and_refuses_strange_pages() {
+async fn every_route_requires_a_token_and_rejects_cross_site_requests() {
     let listener = listener(Arc::default());
     let router = &listener.router;
     for (method, path, good) in routes() {
@@ -512,7 +512,7 @@ async fn every_route_asks_for_the_token_and_refuses_strange_pages() {
 }
 
 #[tokio::test]
-async fn other_methods_are_told_which_ones_there_are() {
+async fn other_methods_are_answered_with_the_allowed_ones() {
     let (router, _behind) = for_the_operator();
     for (method, path, _) in routes().into_iter().filter(|(_, path, _)| !path.contains("names")) {
         for other in ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"].into_iter().filter(|other| *other != method) {
@@ -528,7 +528,7 @@ async fn other_methods_are_told_which_ones_there_are() {
 }
 
 #[tokio::test]
-async fn an_archive_goes_in_and_comes_out_again() {
+async fn an_archive_is_imported_and_exported_again() {
     let (router, _behind) = for_the_operator();
     let blocks: Vec<Block> = [&b"one"[..], b"two", b"three"]
         .into_iter()
@@ -543,7 +543,7 @@ async fn an_archive_goes_in_and_comes_out_again() {
     };
     let long = format!("?name={}", "a".repeat(256));
     let late = |blocks: &[&Block]| archive(&[], blocks);
-    // The query, the media type, the archive, the status, and words of the answer.
+    // The query, the media type, the archive, the status, and a part of the answer.
     let table = [
         ("", "", whole.clone(), 415, "application/vnd.ipld.car"),
         ("", "application/octet-stream", whole.clone(), 415, "application/vnd.ipld.car"),
@@ -561,10 +561,10 @@ async fn an_archive_goes_in_and_comes_out_again() {
         ("", api::store::CAR, whole, 200, "\"blocks\":1,\"bytes\":3}"),
         ("?roots=last&name=a+b", "Application/VND.ipld.car; version=1", late(&[two, three, &list]), 200, "\"a b\""),
     ];
-    for (query, kind, body, expected, words) in table {
+    for (query, kind, body, expected, message) in table {
         let (status, answer) = import(query, kind, body).await;
         let text = String::from_utf8_lossy(answer.body()).into_owned();
-        assert!(status == expected && text.contains(words), "{query} {kind}: {status} {text}");
+        assert!(status == expected && text.contains(message), "{query} {kind}: {status} {text}");
     }
 
     let get = |method: &'static str, path: String| {
@@ -601,9 +601,9 @@ async fn an_archive_goes_in_and_comes_out_again() {
     assert_eq!(compacted["bytes_before"], compacted["bytes_after"], "{compacted}");
 }
 
-/// A token that may look sees nothing that the public does not, and no token brings back what was taken down.
+/// A token with the scope `read` cannot read withheld content, and no token can import it again.
 #[tokio::test]
-async fn what_is_withheld_is_neither_sent_nor_taken_in() {
+async fn withheld_content_is_neither_sent_nor_imported() {
     let (router, behind) = for_the_operator();
     let raw = |data: &'static [u8]| Block::of(codec::RAW, hashes::SHA2_256, 32, data.into()).expect("a block");
     let (denied, below, free) = (raw(b"denied"), raw(b"below"), raw(b"free"));
@@ -616,7 +616,7 @@ async fn what_is_withheld_is_neither_sent_nor_taken_in() {
     deny(format!("/ipfs/{}", denied.cid()), 451).await;
     deny(format!("/ipfs/{}/a", below.cid()), 410).await;
     deny(format!("/ipfs/{inline}"), 410).await;
-    // They are held all the same: another process put them there, or a list came later.
+    // The blocks may be stored nevertheless: another process stored them, or a list was added later.
     for block in [&denied, &below, &free] {
         behind.store.put_cached(block.clone()).await;
     }
@@ -632,7 +632,7 @@ async fn what_is_withheld_is_neither_sent_nor_taken_in() {
         (format!("fetch/{free_cid}/{denied_cid}"), 451),
         (format!("store/blocks/{inline}"), 410),
         (format!("fetch/{free_cid}/{inline}"), 410),
-        // A block below which a path is withheld is a block like any other, and its DAG is not given as a whole.
+        // A block below which a path is withheld is served, and its DAG is not exported.
         (format!("store/blocks/{below_cid}"), 200),
         (format!("store/export/{below_cid}"), 410),
         (format!("store/export/{free_cid}"), 200),
@@ -641,7 +641,7 @@ async fn what_is_withheld_is_neither_sent_nor_taken_in() {
         assert_eq!(get("GET", path.clone()).await, expected, "{path}");
     }
     assert_eq!(get("HEAD", format!("store/blocks/{denied_cid}")).await, 451);
-    // With or without its bytes, as a member or as a root.
+    // With or without its data, as a block or as a root.
     let reference = car::reference(denied_cid).to_vec();
     let list = car::roots_block(&[*free_cid]).expect("a short list");
     let named = [archive(&[], &[&free]), reference, archive(&[], &[&list])[car::header(&[]).len()..].to_vec()].concat();
@@ -660,10 +660,10 @@ async fn what_is_withheld_is_neither_sent_nor_taken_in() {
 }
 
 #[tokio::test]
-async fn a_few_operations_are_under_way_at_a_time() {
+async fn the_number_of_running_operations_is_limited() {
     let (router, _behind) = for_the_operator();
     let request = || Request::builder().method("POST").uri("/api/v1/store/import");
-    // An upload is under way when it is waited for.
+    // An upload runs once its body is polled.
     let begun = Arc::new(AtomicUsize::new(0));
     let endless = || {
         let mut begun = Some(Arc::clone(&begun));
@@ -673,7 +673,7 @@ async fn a_few_operations_are_under_way_at_a_time() {
         }))
     };
     let mut uploads = Vec::new();
-    // One token has no more than three of the four.
+    // One token may have three of the four permits.
     let share = store::OPERATIONS_MAX - 1;
     for _ in 0..share {
         let request = request().header(CONTENT_TYPE, api::store::CAR).body(endless()).expect("a request");
@@ -686,12 +686,12 @@ async fn a_few_operations_are_under_way_at_a_time() {
     let (status, answer) = send(&router, request().header(CONTENT_TYPE, api::store::CAR), Body::empty()).await;
     assert!(status == 429 && answer.headers().contains_key(RETRY_AFTER) && error(&answer).contains("this token has"));
     let one = format!("/api/v1/store/blocks/{}", absent().cid());
-    assert_eq!(self::status(&router, &one, None).await, 404, "what is at hand is answered");
+    assert_eq!(self::status(&router, &one, None).await, 404, "other routes are not limited");
     uploads.iter().for_each(|upload| upload.abort());
 }
 
 #[tokio::test]
-async fn a_store_that_is_closed_is_no_fault_of_whoever_asks() {
+async fn a_closed_store_is_answered_with_503() {
     let (router, behind) = for_the_operator();
     behind.store.close().await.expect("closes");
     let list = car::roots_block(&[*absent().cid()]).expect("a short list");

@@ -102,10 +102,10 @@ async fn tokens(State(access): State<Access>) -> Answer {
     responses((status = 201, description = "The token, which is shown this once", body = CreatedToken), BadRequest,
         NameTaken, DiskFailed, (status = 507, description = "There are too many tokens", body = ErrorView)))]
 async fn create_token(State(access): State<Access>, Audited(audit_context): Audited, body: Bytes) -> Answer {
-    let asked: CreateToken = read_body(&body)?;
-    audit_context.note(&asked);
-    let (kept, token) = access.with_tokens(move |store| store.create(views::terms(asked))).await?;
-    let created = CreatedToken { token: token.reveal(), kept: views::token(kept) };
+    let request: CreateToken = read_body(&body)?;
+    audit_context.note(&request);
+    let (entry, token) = access.with_tokens(move |store| store.create(views::terms(request))).await?;
+    let created = CreatedToken { token: token.reveal(), kept: views::token(entry) };
     Ok(Detail::of(&created.kept).with(json(StatusCode::CREATED, &created)))
 }
 
@@ -121,7 +121,8 @@ async fn revoke_token(State(access): State<Access>, Segment(token): Segment<Stri
 
 /// The latest entries of the audit log, the newest first.
 #[utoipa::path(get, path = "/api/v1/audit", tag = "access", security(("bearer" = ["operate"])),
-    params(("limit" = Option<u32>, Query, description = "The maximum number of entries; 100 by default", minimum = 1, maximum = 10000)),
+    params(("limit" = Option<u32>, Query, description = "The maximum number of entries; 100 by default",
+        minimum = 1, maximum = 10000)),
     responses((status = 200, description = "The entries", body = AuditView), BadParameters))]
 async fn last_changes(State(access): State<Access>, uri: Uri) -> Answer {
     let limit = Parameters::of(&uri, &["limit"])?.number("limit", 1..=ENTRIES_MAX)?.unwrap_or(ENTRIES);

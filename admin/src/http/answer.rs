@@ -1,9 +1,9 @@
 //! Answers of the admin API: JSON, and errors as `{"error": "…"}`. The Pinning Service API and Kubo's RPC have error
 //! formats of their own ([`ErrorFormat`]).
 //!
-//! Goals: a client that sends a large body receives the error that rejects it. If the server closed the connection while
-//! the client still sends, the kernel would reset it and the client would lose the answer. So the server reads and
-//! discards the rest of the body for a while ("lingering close" in nginx).
+//! Goals: a client that sends a large body receives the error that rejects it. If the server closed the connection
+//! while the client still sends, the kernel would reset it and the client would lose the answer. So the server reads
+//! and discards the rest of the body for a while ("lingering close" in nginx).
 
 use api::error::ErrorView;
 use api::error::KuboError;
@@ -72,12 +72,12 @@ impl ErrorFormat {
     }
 
     /// An error as a response in this format.
-    pub fn response(self, ApiError(status, words): ApiError) -> Response {
+    pub fn response(self, ApiError(status, message): ApiError) -> Response {
         let mut response = match self {
-            Self::Admin => json(status, &ErrorView { error: words }),
+            Self::Admin => json(status, &ErrorView { error: message }),
             Self::Pinning => {
                 let reason = status.canonical_reason().unwrap_or("Error").to_uppercase().replace([' ', '-', '\''], "_");
-                json(status, &PinningError { error: PinningErrorWords { reason, details: Some(words) } })
+                json(status, &PinningError { error: PinningErrorWords { reason, details: Some(message) } })
             }
             Self::Kubo => {
                 let code = match status {
@@ -85,7 +85,7 @@ impl ErrorFormat {
                     StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => 4,
                     status => u32::from(status.is_client_error()),
                 };
-                json(status, &KuboError { message: words, code, kind: "error".to_owned() })
+                json(status, &KuboError { message, code, kind: "error".to_owned() })
             }
         };
         if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
@@ -138,9 +138,9 @@ pub fn with_lingering_read(answer: Response, body: Body) -> Response {
     if body.is_end_stream() {
         return answer;
     }
-    let (head, words) = answer.into_parts();
+    let (head, error) = answer.into_parts();
     let rest = stream::once(linger(body)).filter_map(|()| ready(None::<Result<Bytes, axum::Error>>));
-    Response::from_parts(head, Body::from_stream(words.into_data_stream().chain(rest)))
+    Response::from_parts(head, Body::from_stream(error.into_data_stream().chain(rest)))
 }
 
 /// Reads and discards what an already answered client still sends, so that the client receives the answer.
@@ -194,14 +194,14 @@ impl From<AuditError> for ApiError {
 
 impl From<UploadError> for ApiError {
     fn from(error: UploadError) -> Self {
-        let (status, words) = error.failure();
-        Self(status, words)
+        let (status, message) = error.failure();
+        Self(status, message)
     }
 }
 
 impl From<ResumableError> for ApiError {
     fn from(error: ResumableError) -> Self {
-        let (status, words) = error.failure();
-        Self(status, words)
+        let (status, message) = error.failure();
+        Self(status, message)
     }
 }

@@ -63,7 +63,7 @@ pub async fn check(State(admin): State<Arc<ListenerState>>, mut request: Request
     let (error_format, from) = (ErrorFormat::of(request.uri().path()), peer(&request));
     let (bearer, scope) = match authorise(&admin, &request, from) {
         Ok(admitted) => admitted,
-        Err(refusal) => return reject(refusal, error_format, request),
+        Err(error) => return reject(error, error_format, request),
     };
     let audit_context = AuditContext::default();
     let mut change = None;
@@ -113,8 +113,8 @@ fn authorise(
     from: Option<SocketAddr>,
 ) -> Result<(Principal, Option<Scope>), ApiError> {
     if request.uri().path() != METRICS && is_cross_site(request.headers()) {
-        let words = "web pages of other sites cannot use the admin API; use a command";
-        return Err(ApiError(StatusCode::FORBIDDEN, words.to_owned()));
+        let message = "web pages of other sites cannot use the admin API; use a command";
+        return Err(ApiError(StatusCode::FORBIDDEN, message.to_owned()));
     }
     let address = from.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |from| from.ip());
     let bearer = admin
@@ -135,10 +135,10 @@ fn authorise(
 
 fn insufficient_scope(bearer: &Principal, scope: Scope) -> ApiError {
     let Principal { name, scopes, .. } = bearer;
-    let words = format!(
+    let message = format!(
         "this needs a token with the scope \"{scope}\", and \"{name}\" has {scopes}: ask the operator for another token"
     );
-    ApiError(StatusCode::FORBIDDEN, words)
+    ApiError(StatusCode::FORBIDDEN, message)
 }
 
 /// The bearer token of a request (RFC 6750, section 2.1).
@@ -150,7 +150,7 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
 
 impl From<Rejected> for ApiError {
     fn from(rejected: Rejected) -> Self {
-        let (status, words) = match rejected {
+        let (status, message) = match rejected {
             Rejected::Missing => (
                 StatusCode::UNAUTHORIZED,
                 "this needs the header \"Authorization: Bearer TOKEN\"; \"causeway token create\" creates a token",
@@ -163,13 +163,13 @@ impl From<Rejected> for ApiError {
                 (StatusCode::TOO_MANY_REQUESTS, "this address sent too many wrong tokens: wait a minute")
             }
         };
-        Self(status, words.to_owned())
+        Self(status, message.to_owned())
     }
 }
 
-fn reject(refusal: ApiError, error_format: ErrorFormat, request: Request) -> Response {
-    let status = refusal.0;
-    let mut response = with_lingering_read(error_format.response(refusal), request.into_body());
+fn reject(error: ApiError, error_format: ErrorFormat, request: Request) -> Response {
+    let status = error.0;
+    let mut response = with_lingering_read(error_format.response(error), request.into_body());
     let headers = response.headers_mut();
     if status == StatusCode::UNAUTHORIZED {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -21,17 +21,21 @@ const LINES: &str = "application/x-ndjson";
 /// A permit for a long-running operation.
 ///
 /// # Errors
-/// 429: with `words` if all permits are in use, and with a message of its own if the token has used up its share.
-pub fn acquire(limiter: &Arc<Limiter>, bearer: &Principal, words: impl FnOnce() -> String) -> Result<Permit, ApiError> {
+/// 429: with `message` if all permits are in use, and with a message of its own if the token has used up its share.
+pub fn acquire(
+    limiter: &Arc<Limiter>,
+    bearer: &Principal,
+    message: impl FnOnce() -> String,
+) -> Result<Permit, ApiError> {
     limiter.try_acquire(bearer).map_err(|full| {
-        let words = match full {
-            Full::All => words(),
+        let message = match full {
+            Full::All => message(),
             Full::Client => {
                 "this token has as many such operations running as one token may have: try again when one has ended"
                     .to_owned()
             }
         };
-        ApiError(StatusCode::TOO_MANY_REQUESTS, words)
+        ApiError(StatusCode::TOO_MANY_REQUESTS, message)
     })
 }
 

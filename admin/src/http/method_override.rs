@@ -20,8 +20,8 @@ pub fn overridden_method(headers: &HeaderMap) -> Option<Method> {
     }
 }
 
-/// Whether a request is read-only although its method is not safe: a POST to an upload that is overridden to HEAD. Other
-/// routes ignore the header.
+/// Whether a request is read-only although its method is not safe: a POST to an upload that is overridden to HEAD.
+/// Other routes ignore the header.
 pub fn is_read_only(route: &str, method: &Method, headers: &HeaderMap) -> bool {
     route == UPLOAD && method == Method::POST && overridden_method(headers) == Some(Method::HEAD)
 }

@@ -24,15 +24,16 @@ pub const BEARER: &str = "bearer";
 const ABOUT: &str = "\
 The API of a Causeway gateway for its operator and for clients that pin content.
 
-All requests except those for health need the header `Authorization: Bearer TOKEN`, with a token that has the scope of the operation:
-`read`, `pin`, `operate` or `takedown`. `causeway token create` creates a token. Operations with the scope `operator` need the operator's
-own token: the one in the settings, or the one in the file `admin.token` of the data folder, which local commands use.
+All requests except those for health need the header `Authorization: Bearer TOKEN`, with a token that has the scope of
+the operation: `read`, `pin`, `operate` or `takedown`. `causeway token create` creates a token. Operations with the
+scope `operator` need the operator's own token: the one in the settings, or the one in the file `admin.token` of the
+data folder, which local commands use.
 
-Times are seconds since the Unix epoch, in members with the name `at` or with a name that ends in `_at`. The Pinning Service API has
-the times of its specification.
+Times are seconds since the Unix epoch, in members with the name `at` or with a name that ends in `_at`. The Pinning
+Service API has the times of its specification.
 
-Errors are `{\"error\": \"…\"}`, with a message that says what to do. Below `/psa` and `/api/v0`, errors have the format of the
-Pinning Service API and of Kubo's RPC.";
+Errors are `{\"error\": \"…\"}`, with a message that says what to do. Below `/psa` and `/api/v0`, errors have the
+format of the Pinning Service API and of Kubo's RPC.";
 
 /// The media type of Server-Sent Events (<https://html.spec.whatwg.org/#server-sent-events>).
 const EVENTS: &str = "text/event-stream";
@@ -198,27 +199,27 @@ impl Permissions {
     /// Reads the requirements from the document.
     pub fn of(document: &OpenApi) -> Self {
         let mut document = document.clone();
-        let asked =
+        let requirements =
             |item| operations_mut(item).into_iter().map(|(method, operation)| (method, requirement_of(operation)));
         let paths = document.paths.paths.iter_mut();
-        Self { operations: paths.map(|(path, item)| (path.clone(), asked(item).collect())).collect() }
+        Self { operations: paths.map(|(path, item)| (path.clone(), requirements(item).collect())).collect() }
     }
 
     /// The requirement of a request for a routed path. `None`: no token authorises it.
     pub fn required(&self, path: &str, method: &Method) -> Option<Requirement> {
         let known = self.operations.get(path)?;
-        let of = |method: &Method| known.iter().find(|(known, _)| known == method).map(|(_, asked)| *asked);
+        let of = |method: &Method| known.iter().find(|(known, _)| known == method).map(|(_, requirement)| *requirement);
         // The handler of GET also answers HEAD.
-        let asked = of(method).or_else(|| of(&Method::GET).filter(|_| *method == Method::HEAD));
+        let requirement = of(method).or_else(|| of(&Method::GET).filter(|_| *method == Method::HEAD));
         // The router answers other methods with 405.
-        asked.unwrap_or(Some(Requirement::AnyToken))
+        requirement.unwrap_or(Some(Requirement::AnyToken))
     }
 
     /// Every operation with its requirement.
     pub fn all(&self) -> impl Iterator<Item = (&str, &Method, Option<Requirement>)> {
-        self.operations
-            .iter()
-            .flat_map(|(path, known)| known.iter().map(move |(method, asked)| (path.as_str(), method, *asked)))
+        self.operations.iter().flat_map(|(path, known)| {
+            known.iter().map(move |(method, requirement)| (path.as_str(), method, *requirement))
+        })
     }
 }
 

@@ -8,8 +8,8 @@ use std::borrow::Cow;
 use std::ops::RangeInclusive;
 
 /// 400 with a message that says what is wrong with the request.
-pub fn wrong(words: impl ToString) -> ApiError {
-    ApiError(StatusCode::BAD_REQUEST, words.to_string())
+pub fn bad_request(message: impl ToString) -> ApiError {
+    ApiError(StatusCode::BAD_REQUEST, message.to_string())
 }
 
 /// Parses a JSON body. An empty body counts as an empty object.
@@ -18,7 +18,8 @@ pub fn wrong(words: impl ToString) -> ApiError {
 /// 400 with what is wrong.
 pub fn read_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let body = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(body).map_err(|error| wrong(format!("the request's body is not the expected JSON: {error}")))
+    serde_json::from_slice(body)
+        .map_err(|error| bad_request(format!("the request's body is not the expected JSON: {error}")))
 }
 
 /// The query parameters of a request. Unknown parameters are rejected, since a misspelt one would silently have no
@@ -36,10 +37,10 @@ impl<'a> Parameters<'a> {
         let names = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split('=').next().unwrap_or(pair));
         match names.into_iter().find(|name| !known.contains(name)) {
             Some(name) if known.is_empty() => {
-                Err(wrong(format!("there is no parameter \"{name}\"; this path takes no parameters")))
+                Err(bad_request(format!("there is no parameter \"{name}\"; this path takes no parameters")))
             }
             Some(name) => {
-                Err(wrong(format!("there is no parameter \"{name}\"; the parameters are {}", known.join(", "))))
+                Err(bad_request(format!("there is no parameter \"{name}\"; the parameters are {}", known.join(", "))))
             }
             None => Ok(Self(query)),
         }
@@ -57,8 +58,9 @@ impl<'a> Parameters<'a> {
     pub fn number(&self, name: &str, within: RangeInclusive<usize>) -> Result<Option<usize>, ApiError> {
         let Some(text) = self.get(name) else { return Ok(None) };
         let number = text.parse().ok().filter(|number| within.contains(number));
-        let words = || wrong(format!("{name} must be a whole number from {} to {}", within.start(), within.end()));
-        number.map(Some).ok_or_else(words)
+        let message =
+            || bad_request(format!("{name} must be a whole number from {} to {}", within.start(), within.end()));
+        number.map(Some).ok_or_else(message)
     }
 }
 
@@ -86,7 +88,7 @@ mod tests {
             let read = Parameters::of(&uri, known).and_then(|parameters| parameters.number("limit", 1..=9));
             match (read, expected) {
                 (Ok(read), Ok(expected)) => assert_eq!(read, expected, "{uri}"),
-                (Err(refusal), Err(words)) => assert!(refusal.1.contains(words), "{uri}: {}", refusal.1),
+                (Err(error), Err(message)) => assert!(error.1.contains(message), "{uri}: {}", error.1),
                 (read, _) => panic!("{uri}: {read:?}"),
             }
         }

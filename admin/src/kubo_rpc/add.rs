@@ -1,7 +1,8 @@
 //! `add`: files and folders, imported by the upload service ([`services::uploads`]).
 //!
-//! The CIDs are those of `ipfs add` with the same options. A line is sent for each file as soon as its CID is known, and
-//! for each folder at the end; with the option `progress`, lines in between have the number of bytes that were read.
+//! The CIDs are those of `ipfs add` with the same options. A line is sent for each file as soon as its CID is known,
+//! and for each folder at the end; with the option `progress`, lines in between have the number of bytes that were
+//! read.
 
 use crate::http::answer::with_lingering_read;
 use crate::http::extract::Authenticated;
@@ -119,8 +120,8 @@ impl Output for AddView {
 pub async fn add(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let read = Call::of(&ADD, &head).and_then(|call| {
-        let words = "file argument 'path' is required: send files as multipart/form-data";
-        let boundary = files::boundary(&head.headers).ok_or_else(|| RpcError::bad_request(words))?;
+        let message = "file argument 'path' is required: send files as multipart/form-data";
+        let boundary = files::boundary(&head.headers).ok_or_else(|| RpcError::bad_request(message))?;
         Ok((terms(&call)?, Form::Multipart { boundary, kubo: true }, call))
     });
     let (terms, form, call) = match read {
@@ -263,8 +264,8 @@ fn profile(call: &Call) -> Result<Profile, RpcError> {
     }
     if call.flag("preserve-mode") == Some(true) || call.flag("preserve-mtime") == Some(true) {
         if call.flag("raw-leaves") == Some(true) {
-            let words = "raw-leaves can't be used with UnixFS metadata like mode or modification time";
-            return Err(RpcError::bad_request(words));
+            let message = "raw-leaves can't be used with UnixFS metadata like mode or modification time";
+            return Err(RpcError::bad_request(message));
         }
         profile.raw_leaves = false;
     }

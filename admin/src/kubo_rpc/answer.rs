@@ -1,9 +1,9 @@
 //! Answers in the format of Kubo's clients: one value, lines of values, or bytes.
 //!
-//! Goals: an error before the first line or byte has a status and a message of its own; an answer that fails later never
-//! looks complete. For clients that accept trailers (`TE: trailers`, RFC 9110, section 6.5), the trailer `X-Stream-Error`
-//! has the error, as in Kubo. For other clients the connection is reset in the middle of the body; an answer of lines has
-//! the error as its last line, which the Go client recognises.
+//! Goals: an error before the first line or byte has a status and a message of its own; an answer that fails later
+//! never looks complete. For clients that accept trailers (`TE: trailers`, RFC 9110, section 6.5), the trailer
+//! `X-Stream-Error` has the error, as in Kubo. For other clients the connection is reset in the middle of the body; an
+//! answer of lines has the error as its last line, which the Go client recognises.
 
 use crate::kubo_rpc::call::{Call, Encoding, StreamLimits};
 use crate::kubo_rpc::problem::RpcError;
@@ -112,7 +112,7 @@ async fn stream(call: &Call, mut chunks: Chunks, has_lines: bool) -> Answer {
     let frames = first.chain(rest).filter_map(|part| async {
         match part {
             Part::Data(bytes) | Part::ErrorLine(bytes) => Some(Ok(Frame::data(bytes))),
-            Part::Trailer(words) => Some(Ok(Frame::trailers(HeaderMap::from_iter([(STREAM_ERROR, words)])))),
+            Part::Trailer(message) => Some(Ok(Frame::trailers(HeaderMap::from_iter([(STREAM_ERROR, message)])))),
             Part::Broken => Some(Err(io::Error::from(io::ErrorKind::UnexpectedEof))),
         }
     });
@@ -180,8 +180,8 @@ impl ResponseStream {
 }
 
 /// A message as a header value: invalid characters become spaces, and it is truncated.
-fn trailer(words: &str) -> HeaderValue {
-    let visible = words.chars().map(|c| if c.is_ascii_graphic() { c } else { ' ' }).take(TRAILER_BYTES_MAX);
+fn trailer(message: &str) -> HeaderValue {
+    let visible = message.chars().map(|c| if c.is_ascii_graphic() { c } else { ' ' }).take(TRAILER_BYTES_MAX);
     HeaderValue::from_str(&visible.collect::<String>()).unwrap_or(HeaderValue::from_static("the answer was aborted"))
 }
 
@@ -255,8 +255,8 @@ mod tests {
         while let Some(frame) = body.frame().await {
             parts.push(frame.map(|frame| frame.into_data().expect("data")));
         }
-        let [Ok(_), Ok(words), Err(_)] = &parts[..] else { panic!("{parts:?}") };
-        assert!(words.ends_with(b"\"Type\":\"error\"}\n"), "{words:?}");
+        let [Ok(_), Ok(message), Err(_)] = &parts[..] else { panic!("{parts:?}") };
+        assert!(message.ends_with(b"\"Type\":\"error\"}\n"), "{message:?}");
         let chunks = stream::iter([Ok(Bytes::from_static(b"some")), Err(RpcError::unprocessable("gone"))]).boxed();
         let response = bytes(&call("", None), "text/plain", chunks).await.expect("begins");
         assert_eq!(response.headers()["x-stream-output"], "1");

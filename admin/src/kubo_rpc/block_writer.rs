@@ -192,11 +192,11 @@ fn too_much(message: String) -> RpcError {
 
 impl From<PinsError> for RpcError {
     fn from(error: PinsError) -> Self {
-        let words = error.to_string();
+        let message = error.to_string();
         match error {
-            PinsError::NotFound | PinsError::NotHeld { .. } => Self::unprocessable(words),
-            PinsError::Invalid(words) => Self::bad_request(words),
-            PinsError::Quota(words) | PinsError::Full(words) => too_much(words),
+            PinsError::NotFound | PinsError::NotHeld { .. } => Self::unprocessable(message),
+            PinsError::Invalid(message) => Self::bad_request(message),
+            PinsError::Quota(message) | PinsError::Full(message) => too_much(message),
             PinsError::Store(error) => error.into(),
         }
     }
@@ -214,8 +214,8 @@ impl Rpc {
         Ok(())
     }
 
-    /// Pins a root for an owner, and waits until it is pinned. An existing request of the owner for the root is reused, and
-    /// replaced if the name differs. If the caller drops the future, a new request is withdrawn.
+    /// Pins a root for an owner, and waits until it is pinned. An existing request of the owner for the root is reused,
+    /// and replaced if the name differs. If the caller drops the future, a new request is withdrawn.
     ///
     /// # Errors
     /// Why the root is not pinned.
@@ -238,9 +238,9 @@ impl Rpc {
             }
             None => {
                 let request = self.pins.request(owner, wanted).await?;
-                let mut asked = PendingPin { rpc: self.clone(), request: Some(request.clone()) };
+                let mut pending = PendingPin { rpc: self.clone(), request: Some(request.clone()) };
                 self.wait(&request.owner, &request.id, on_progress).await?;
-                asked.request = None;
+                pending.request = None;
                 Ok(())
             }
         }
@@ -285,7 +285,8 @@ impl Drop for PendingPin {
             let pins = Arc::clone(&self.rpc.pins);
             tokio::spawn(async move {
                 if let Err(error) = pins.remove(&request.owner, &request.id).await {
-                    tracing::debug!(root = %request.root, %error, "a pin request whose client disconnected could not be withdrawn");
+                    tracing::debug!(root = %request.root, %error, "a pin request whose client disconnected could not \
+                        be withdrawn");
                 }
             });
         }

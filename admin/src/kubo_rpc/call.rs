@@ -166,9 +166,9 @@ impl Call {
                 continue;
             }
             let Some(option) = command.option(&name) else { continue };
-            if options.iter().any(|(taken, _)| *taken == option.name) {
-                let words = format!("the option \"{}\" is given more than once", option.name);
-                return Err(RpcError::bad_request(words));
+            if options.iter().any(|(known, _)| *known == option.name) {
+                let message = format!("the option \"{}\" is given more than once", option.name);
+                return Err(RpcError::bad_request(message));
             }
             if let Some(value) = option.read(&value)? {
                 options.push((option.name, value));
@@ -408,10 +408,10 @@ mod tests {
             ("arg=%", "percent-encoding"),
             ("arg=%ff", "UTF-8"),
         ];
-        for (query, words) in table {
+        for (query, message) in table {
             let error = read(query).expect_err(query);
             assert_eq!(error.status, StatusCode::BAD_REQUEST, "{query}");
-            assert!(error.message.contains(words), "{query}: {error}");
+            assert!(error.message.contains(message), "{query}: {error}");
         }
     }
 

@@ -52,8 +52,8 @@ fn base(name: &str) -> Result<Base, RpcError> {
 }
 
 impl CidText {
-    /// The format with a base, if one is named. Unless `upgrades` is given, every base except base58btc converts CIDs to
-    /// version 1.
+    /// The format with a base, if one is named. Unless `upgrades` is given, every base except base58btc converts CIDs
+    /// to version 1.
     ///
     /// # Errors
     /// There is no such base.

@@ -263,8 +263,8 @@ fn files() -> RequestBody {
 }
 
 impl Answers {
-    /// Values are JSON or text, by the option `encoding`. Several values are not one JSON document, so the schema is that
-    /// of a line.
+    /// Values are JSON or text, by the option `encoding`. Several values are not one JSON document, so the schema is
+    /// that of a line.
     fn describe(self, answer: &mut Response) {
         if self == Self::Bytes {
             return;

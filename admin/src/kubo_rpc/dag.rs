@@ -218,7 +218,8 @@ fn blocks(source: Arc<dyn BlockSource>, root: Block, limits: ScopeLimits) -> Blo
 
 /// Counts the blocks and bytes of DAGs.
 #[utoipa::path(post, path = "/api/v0/dag/stat", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "The statistics; with \"progress\", preceded by progress values.", body = DagStatsView)))]
+    (status = 200, description = "The statistics; with \"progress\", preceded by progress values.",
+        body = DagStatsView)))]
 pub async fn dag_stat(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&DAG_STAT, request).await?;
     call.within(async {
@@ -280,8 +281,8 @@ impl Counting {
                 self.sums.total_size += bytes;
             }
             if self.seen.len() > self.seen_max {
-                let words = format!("the DAGs have more than {} blocks: request them one by one", self.seen_max);
-                return Err(RpcError::unprocessable(words));
+                let message = format!("the DAGs have more than {} blocks: request them one by one", self.seen_max);
+                return Err(RpcError::unprocessable(message));
             }
             if self.progress && Instant::now() >= due {
                 return Ok((self.view(), false));

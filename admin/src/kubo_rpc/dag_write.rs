@@ -119,7 +119,7 @@ impl Output for DagImportView {
     fn text(&self) -> String {
         let root = self.root.as_ref().map(|root| match root.pin_error_msg.as_str() {
             "" => format!("Pinned root\t{}\tsuccess\n", root.cid.cid),
-            words => format!("pinning root \"{}\" FAILED: {words}\n", root.cid.cid),
+            message => format!("pinning root \"{}\" FAILED: {message}\n", root.cid.cid),
         });
         let stats = self
             .stats
@@ -228,12 +228,12 @@ async fn pin_root(writer: &BlockWriter<'_>, root: Cid) -> ImportedRootView {
 }
 
 fn unreadable(error: CarError) -> RpcError {
-    let words = format!("import failed: {error}");
+    let message = format!("import failed: {error}");
     match error {
         CarError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
-            RpcError { status: StatusCode::REQUEST_TIMEOUT, message: words }
+            RpcError { status: StatusCode::REQUEST_TIMEOUT, message }
         }
-        CarError::Io(error) => RpcError { message: words, ..files::unread(&error) },
-        _ => RpcError::bad_request(words),
+        CarError::Io(error) => RpcError { message, ..files::unread(&error) },
+        _ => RpcError::bad_request(message),
     }
 }

@@ -1,7 +1,7 @@
 //! [`Files`]: the files of a form (`multipart/form-data`, RFC 7578), as streams.
 //!
-//! Goals: files of any length are streamed in little memory; the length of a part's head is limited; a client that stalls
-//! is timed out.
+//! Goals: files of any length are streamed in little memory; the length of a part's head is limited; a client that
+//! stalls is timed out.
 //!
 //! Non-goals: folders and paths, which only `add` supports and [`services::uploads`] parses.
 
@@ -74,8 +74,8 @@ pub fn receive(command: &Command, request: Request) -> Result<(Call, Files), Res
     let (head, body) = request.into_parts();
     let read = |head: &Parts| {
         let call = Call::of(command, head)?;
-        let words = "the command needs files: send them as multipart/form-data";
-        Ok((call, boundary(&head.headers).ok_or_else(|| RpcError::bad_request(words))?))
+        let message = "the command needs files: send them as multipart/form-data";
+        Ok((call, boundary(&head.headers).ok_or_else(|| RpcError::bad_request(message))?))
     };
     match read(&head) {
         Ok((call, boundary)) => Ok((call, Files::new(body, boundary))),
@@ -127,8 +127,8 @@ impl File {
         let mut read = BytesMut::new();
         while let Some(piece) = self.0.chunk().await.map_err(unreadable)? {
             if read.len() + piece.len() > bytes_max {
-                let words = format!("a file has more than {bytes_max} bytes, the maximum for this command");
-                return Err(RpcError { status: StatusCode::PAYLOAD_TOO_LARGE, message: words });
+                let message = format!("a file has more than {bytes_max} bytes, the maximum for this command");
+                return Err(RpcError { status: StatusCode::PAYLOAD_TOO_LARGE, message });
             }
             read.extend_from_slice(&piece);
         }
@@ -180,8 +180,8 @@ impl FormChunks {
             self.stall_timer.as_mut().reset(until);
         }
         std::task::ready!(self.stall_timer.as_mut().poll(cx));
-        let words = format!("the client sent nothing for {} s", self.stall_timeout.as_secs());
-        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, words))))
+        let message = format!("the client sent nothing for {} s", self.stall_timeout.as_secs());
+        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, message))))
     }
 }
 
@@ -198,8 +198,8 @@ impl Stream for FormChunks {
         self.yielded = true;
         let left = self.allowance.load(Ordering::Relaxed);
         if left == 0 {
-            let words = format!("a part of the form has a head of more than {HEAD_BYTES_MAX} bytes");
-            return Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::InvalidData, words))));
+            let message = format!("a part of the form has a head of more than {HEAD_BYTES_MAX} bytes");
+            return Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::InvalidData, message))));
         }
         // A chunk may contain the end of a head and much of a file.
         if left != usize::MAX {

@@ -135,8 +135,8 @@ async fn collect(listings: Vec<(String, Listing)>) -> Result<LsView, RpcError> {
     for (hash, listing) in listings {
         let mut links: Vec<_> = listing.links().take(room + 1).try_collect().await?;
         let Some(left) = room.checked_sub(links.len()) else {
-            let words = format!("there are more than {ENTRIES_MAX} entries: use the option \"stream\"");
-            return Err(RpcError::unprocessable(words));
+            let message = format!("there are more than {ENTRIES_MAX} entries: use the option \"stream\"");
+            return Err(RpcError::unprocessable(message));
         };
         room = left;
         links.sort_by(|one, other| one.name.cmp(&other.name));

@@ -25,12 +25,13 @@
 //! | [`node`] | `id`, `version`, `repo/stat` |
 //! | [`swarm`] | `swarm/…` |
 //!
-//! Goals: answers that Kubo's clients parse like Kubo's own, with the same CIDs; reads go through the tiers and a Bitswap
-//! session like reads of the public gateway, so that the policy applies and misses are fetched; pins belong to the token
-//! that creates them; bodies and answers are streamed; known but unsupported options are rejected with a message.
+//! Goals: answers that Kubo's clients parse like Kubo's own, with the same CIDs; reads go through the tiers and a
+//! Bitswap session like reads of the public gateway, so that the policy applies and misses are fetched; pins belong to
+//! the token that creates them; bodies and answers are streamed; known but unsupported options are rejected with a
+//! message.
 //!
-//! Non-goals: MFS, PubSub, the `object` and `files` commands, configuration; use by web pages, whose cross-site requests
-//! the listener's guard rejects.
+//! Non-goals: MFS, PubSub, the `object` and `files` commands, configuration; use by web pages, whose cross-site
+//! requests the listener's guard rejects.
 //!
 //! Departures from Kubo: statuses ([`problem`]); content that is added without a pin is only cached and may be evicted,
 //! and content that exceeds the cache is rejected; an incomplete answer resets its connection ([`answer`]).
@@ -135,9 +136,9 @@ impl Rpc {
 
     /// A permit and reserved memory for an import whose body has at most `body_bytes_max` bytes.
     fn begin_import(&self, bearer: &Principal, body_bytes_max: Option<u64>) -> Result<(Permit, Share), RpcError> {
-        let words = || format!("{IMPORTS_MAX} imports are running: try again when one has ended");
+        let message = || format!("{IMPORTS_MAX} imports are running: try again when one has ended");
         let bytes = memory_for(IMPORT_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max);
-        Ok((acquire(&self.0.imports, bearer, words)?, self.uploads.reserve(bytes)?))
+        Ok((acquire(&self.0.imports, bearer, message)?, self.uploads.reserve(bytes)?))
     }
 
     /// A permit for a request that puts blocks or documents.
@@ -148,8 +149,8 @@ impl Rpc {
     }
 }
 
-fn acquire(limiter: &Arc<Limiter>, bearer: &Principal, words: impl FnOnce() -> String) -> Result<Permit, RpcError> {
-    Ok(crate::http::long_running::acquire(limiter, bearer, words)?)
+fn acquire(limiter: &Arc<Limiter>, bearer: &Principal, message: impl FnOnce() -> String) -> Result<Permit, RpcError> {
+    Ok(crate::http::long_running::acquire(limiter, bearer, message)?)
 }
 
 /// All commands.

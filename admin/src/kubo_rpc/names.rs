@@ -186,7 +186,8 @@ pub async fn name_resolve(State(rpc): State<Rpc>, request: Request) -> Answer {
 
 /// Resolves a path to a block.
 #[utoipa::path(post, path = "/api/v0/resolve", tag = "kubo", security(("bearer" = ["read"])), responses(
-    (status = 200, description = "The path of the block, with the rest of the path inside the block.", body = PathView)))]
+    (status = 200, description = "The path of the block, with the rest of the path inside the block.",
+        body = PathView)))]
 pub async fn resolve(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&RESOLVE, request).await?;
     call.within(async {
@@ -256,9 +257,9 @@ pub async fn name_publish(State(rpc): State<Rpc>, request: Request) -> Answer {
         let offline = call.offline || publisher.targets().is_empty();
         let allowed = [call.flag("allow-offline"), call.flag("allow-delegated")].contains(&Some(true));
         if offline && !allowed {
-            let words =
+            let message =
                 "can't publish while offline: pass \"allow-offline\" to store the record until there is a network";
-            return Err(RpcError::unprocessable(words));
+            return Err(RpcError::unprocessable(message));
         }
         let path = paths::parse(call.argument())?;
         if call.flag("resolve") != Some(false) {
@@ -299,12 +300,12 @@ pub async fn key_gen(State(rpc): State<Rpc>, request: Request) -> Answer {
     // An invalid multibase is rejected before the key is created.
     show_key(&Key::from(rpc.peer_id), call.text("ipns-base"))?;
     let (name, publisher) = (call.argument().to_owned(), Arc::clone(&rpc.publisher));
-    let made = tokio::task::spawn_blocking(move || {
-        let made = publisher.keys().create(&name, kind);
+    let creating = tokio::task::spawn_blocking(move || {
+        let creating = publisher.keys().create(&name, kind);
         publisher.keys_changed();
-        made
+        creating
     });
-    let info = made.await.map_err(|_| RpcError::stopping())??;
+    let info = creating.await.map_err(|_| RpcError::stopping())??;
     Ok(answer::once(&call, &view(&info, &call)?))
 }
 

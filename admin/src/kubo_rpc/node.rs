@@ -139,9 +139,9 @@ pub async fn id(State(rpc): State<Rpc>, request: Request) -> Answer {
     let base = call.text("peerid-base").unwrap_or("b58mh");
     let id = show_key(&key, Some(base))?;
     if *key.peer_id() != rpc.peer_id {
-        let words = format!("the peer {id} is not connected");
+        let message = format!("the peer {id} is not connected");
         let found = rpc.peer(&key).await.map(|view| answer::once(&call, &IdView { id, ..view }));
-        return found.ok_or_else(|| RpcError::unprocessable(words));
+        return found.ok_or_else(|| RpcError::unprocessable(message));
     }
     let (_, keypair) = rpc.publisher.keys().get(SELF)?;
     let public_key = Base::Base64Pad.encode(keypair.public().encode_protobuf());

@@ -326,8 +326,8 @@ impl PinTypes {
             // There are no direct pins.
             "direct" => (false, false),
             other => {
-                let words = format!("invalid type '{other}', must be one of {{direct, indirect, recursive, all}}");
-                return Err(RpcError::bad_request(words));
+                let message = format!("invalid type '{other}', must be one of {{direct, indirect, recursive, all}}");
+                return Err(RpcError::bad_request(message));
             }
         };
         Ok(Self { recursive, indirect })
@@ -352,8 +352,8 @@ pub async fn pin_ls(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated
         while let Some(PinLineView { cid, name, kind }) = pins.next().await.transpose()? {
             keys.insert(cid, PinTypeView { kind, name });
             if keys.len() > PINS_MAX {
-                let words = format!("there are more than {PINS_MAX} pins: use the option \"stream\"");
-                return Err(RpcError::unprocessable(words));
+                let message = format!("there are more than {PINS_MAX} pins: use the option \"stream\"");
+                return Err(RpcError::unprocessable(message));
             }
         }
         Ok(answer::once(&call, &PinLsView::All(PinListView { keys })))
@@ -420,10 +420,10 @@ impl Rpc {
                     Err(_) => true,
                 };
                 let too_many = seen.len() > BLOCKS_MAX;
-                let words = || format!("more than {BLOCKS_MAX} blocks are pinned: list only the type \"recursive\"");
+                let message = || format!("more than {BLOCKS_MAX} blocks are pinned: list only the type \"recursive\"");
                 futures::future::ready(match (is_new, too_many) {
                     (false, _) => None,
-                    (true, true) => Some(Err(RpcError::unprocessable(words()))),
+                    (true, true) => Some(Err(RpcError::unprocessable(message()))),
                     (true, false) => Some(found),
                 })
             })

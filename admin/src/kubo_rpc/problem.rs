@@ -1,8 +1,8 @@
 //! [`RpcError`]: why a command failed, in the format of Kubo's clients.
 //!
-//! Departure from Kubo, which answers nearly all errors with 500: the status says whether the client, the content or the
-//! node is the cause. Clients take the message from the body for any status except 404, which they take for an unknown
-//! command. So 404 has only this meaning, and a path that does not exist is 422.
+//! Departure from Kubo, which answers nearly all errors with 500: the status says whether the client, the content or
+//! the node is the cause. Clients take the message from the body for any status except 404, which they take for an
+//! unknown command. So 404 has only this meaning, and a path that does not exist is 422.
 
 use crate::http::answer;
 use api::error::KuboError;
@@ -181,15 +181,15 @@ impl From<StoreError> for RpcError {
 
 impl From<PinError> for RpcError {
     fn from(error: PinError) -> Self {
-        let words = error.to_string();
+        let message = error.to_string();
         match error {
             PinError::Store(error) => error.into(),
-            PinError::NameTooLong { .. } => Self::bad_request(words),
-            PinError::Removed { .. } | PinError::Lost { .. } => Self { status: StatusCode::CONFLICT, message: words },
-            PinError::RootMissing { .. } => Self::unprocessable(words),
+            PinError::NameTooLong { .. } => Self::bad_request(message),
+            PinError::Removed { .. } | PinError::Lost { .. } => Self { status: StatusCode::CONFLICT, message },
+            PinError::RootMissing { .. } => Self::unprocessable(message),
             PinError::Blocks(error) => match error.downcast::<DagError>() {
-                Ok(error) => Self { message: words, ..Self::from(*error) },
-                Err(_) => Self::unprocessable(words),
+                Ok(error) => Self { message, ..Self::from(*error) },
+                Err(_) => Self::unprocessable(message),
             },
         }
     }

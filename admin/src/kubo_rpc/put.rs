@@ -1,7 +1,7 @@
 //! [`Put`]: writes each file of a form as a block, for `block/put` and `dag/put`.
 //!
-//! Each file is a change of its own. If the client disconnects, the finished pins stay; a pin of locally stored blocks is
-//! completed or rolled back, and a pin that waits for the network is withdrawn.
+//! Each file is a change of its own. If the client disconnects, the finished pins stay; a pin of locally stored blocks
+//! is completed or rolled back, and a pin that waits for the network is withdrawn.
 
 use crate::kubo_rpc::Rpc;
 use crate::kubo_rpc::answer::{self, Output};

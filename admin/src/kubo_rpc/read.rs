@@ -103,8 +103,8 @@ fn bytes_of(call: &Call, name: &str) -> Result<Option<u64>, RpcError> {
 }
 
 impl Rpc {
-    /// The requested ranges of the files, and their total length. Also a file that is skipped completely is resolved, for
-    /// its length.
+    /// The requested ranges of the files, and their total length. Also a file that is skipped completely is resolved,
+    /// for its length.
     async fn open(&self, call: &Call) -> Result<(Vec<Part>, u64), RpcError> {
         let mut skip = bytes_of(call, "offset")?.unwrap_or(0);
         let mut left = bytes_of(call, "length")?.unwrap_or(u64::MAX);

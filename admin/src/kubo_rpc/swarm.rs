@@ -158,8 +158,8 @@ pub async fn peers(State(rpc): State<Rpc>, request: Request) -> Answer {
 }
 
 fn views(call: &Call, peer: &ConnectedPeer) -> Vec<SwarmPeerView> {
-    let asked = |name| call.flag("verbose") == Some(true) || call.flag(name) == Some(true);
-    let [latency, direction, streams, identify] = ["latency", "direction", "streams", "identify"].map(asked);
+    let is_requested = |name| call.flag("verbose") == Some(true) || call.flag(name) == Some(true);
+    let [latency, direction, streams, identify] = ["latency", "direction", "streams", "identify"].map(is_requested);
     let id = peer.peer.to_base58();
     let view = |connection: &p2p_bridge::peers::PeerConnection| SwarmPeerView {
         addr: without_peer(&connection.address).to_string(),

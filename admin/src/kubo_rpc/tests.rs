@@ -1,4 +1,4 @@
-//! Every command over a real store and a real pin service, asked by the operator and by a token.
+//! All commands over a real store and a real pin service, sent by the operator and by other tokens.
 
 use crate::kubo_rpc::*;
 use crate::uploads::tests::noise;
@@ -26,7 +26,7 @@ use services::pinning::{PinMetrics, PinOptions, Reach};
 use std::io;
 use tower::ServiceExt as _;
 
-/// A node without a network, but with token_of who has blocks.
+/// A node without a network, but with a simulated provider of blocks.
 struct World {
     router: Router,
     rpc: Rpc,
@@ -52,7 +52,7 @@ impl Reply {
         lines.map(|line| serde_json::from_slice(line).expect("JSON")).collect()
     }
 
-    /// What was refused, in words.
+    /// The message of an error with this status.
     fn refused(&self, status: u16) -> String {
         assert_eq!(self.status, status, "{self:?}");
         let error: KuboError = serde_json::from_slice(&self.body).expect("an error");
@@ -128,7 +128,7 @@ impl World {
         Self { router, rpc, store, elsewhere, _dir: dir }
     }
 
-    /// Keeps blocks.
+    /// Stores blocks.
     async fn hold(&self, blocks: &[Block]) {
         for block in blocks {
             self.store.put_cached(block.clone()).await;
@@ -180,7 +180,7 @@ fn raw(text: &str) -> Block {
     Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::copy_from_slice(text.as_bytes())).expect("a block")
 }
 
-/// A block as it is in an archive.
+/// A block as a section of an archive.
 fn section(block: &Block) -> Vec<u8> {
     <[Bytes; 2]>::from(car::section(block)).concat()
 }
@@ -220,7 +220,7 @@ async fn files_are_read_by_path_and_range_and_misses_are_fetched() {
     assert_eq!(both.body, [b'l', b'o', 7, 7][..]);
     assert_eq!(world.ask(&format!("cat?arg={root}/long")).await.body.len(), 600_000);
     assert!(world.ask(&format!("cat?arg={root}/short.txt&length=0")).await.body.is_empty());
-    // It was kept on the way.
+    // The fetched blocks were cached.
     world.store.flush().await.expect("writes");
     assert_eq!(world.ask(&format!("cat?arg={root}/short.txt&offline=true")).await.body, "hello");
     assert!(world.ask(&format!("cat?arg={root}")).await.refused(422).contains("is a directory"));
@@ -230,7 +230,7 @@ async fn files_are_read_by_path_and_range_and_misses_are_fetched() {
 }
 
 #[tokio::test]
-async fn what_is_denied_is_not_read_and_not_taken_in() {
+async fn denied_content_is_neither_read_nor_stored() {
     let (blocks, root) = folder();
     let world = World::denying([root]).await;
     world.hold(&blocks).await;
@@ -279,11 +279,11 @@ fn entries(archive: &[u8]) -> Vec<(char, String)> {
 }
 
 #[tokio::test]
-async fn archives_have_the_names_that_kubos_reader_takes() {
+async fn archives_have_the_names_that_kubos_reader_expects() {
     let world = World::new().await;
     let (blocks, root) = folder();
     world.hold(&blocks).await;
-    // The last part of the path, which is one part: no slash, not even at the end.
+    // The archive's root has the last segment of the path, without a trailing slash.
     let got = world.ask(&format!("get?arg=/ipfs/{root}/&archive=true")).await.body;
     let expected = [('5', String::new()), ('0', "/long".to_owned()), ('0', "/short.txt".to_owned())];
     assert_eq!(entries(&got), expected.map(|(flag, below)| (flag, format!("{root}{below}"))));
@@ -293,7 +293,7 @@ async fn archives_have_the_names_that_kubos_reader_takes() {
 }
 
 #[tokio::test]
-async fn dags_are_counted_exported_and_taken_in_again() {
+async fn dags_are_counted_exported_and_imported_again() {
     let world = World::new().await;
     let (blocks, root) = folder();
     world.hold(&blocks).await;
@@ -319,18 +319,18 @@ async fn dags_are_counted_exported_and_taken_in_again() {
     let pinned = other.ask("pin/ls?type=recursive").await.json();
     assert_eq!(pinned["Keys"][root.to_string()]["Type"], "recursive");
 
-    // What is cut is refused, and what lacks a block is not pinned.
+    // A truncated archive is rejected, and a root with a missing block is not pinned.
     other.send("dag/import", &[&archive[..archive.len() - 5]]).await.refused(400);
     let lacking = car::header(&[root]);
     let third = World::new().await;
     let imported = third.send("dag/import", &[&lacking]).await.lines();
     assert!(
-        imported[0]["Root"]["PinErrorMsg"].as_str().expect("words").contains("is not stored locally"),
+        imported[0]["Root"]["PinErrorMsg"].as_str().expect("message").contains("is not stored locally"),
         "{imported:?}"
     );
     assert!(third.ask("pin/ls").await.json()["Keys"].as_object().expect("keys").is_empty());
     assert!(third.store.pins().await.expect("reads").is_empty(), "nor in part");
-    // A DAG may lie in two archives.
+    // A DAG may be split over two archives.
     let half = blocks.len() / 2;
     let part = |roots: &[Cid], blocks: &[Block]| {
         let sections = blocks.iter().flat_map(section);
@@ -342,9 +342,9 @@ async fn dags_are_counted_exported_and_taken_in_again() {
 }
 
 #[tokio::test]
-async fn what_is_not_pinned_is_cached_and_counts_for_nobody() {
+async fn unpinned_content_is_cached_and_counts_towards_no_quota() {
     let world = World::new().await;
-    // Who may pin nothing more.
+    // A token whose quota is used up.
     let poor = || token_of("poor", Some(0));
     let content = noise(600_000, 5);
     let added = world.send_as(poor(), "add?pin=false", &[&content]).await.lines();
@@ -353,7 +353,7 @@ async fn what_is_not_pinned_is_cached_and_counts_for_nobody() {
     world.send_as(poor(), "block/put", &[b"hello"]).await.lines();
     world.send_as(poor(), "block/put?pin=true", &[b"hello"]).await.refused(507);
 
-    // Any part of a DAG, and the roots that are named are not looked at.
+    // Without pinning, an incomplete DAG is accepted and the roots are not checked.
     let (blocks, root) = folder();
     let archive: Vec<u8> = car::header(&[root]).to_vec().into_iter().chain(section(&blocks[0])).collect();
     let imported = world.send_as(poor(), "dag/import?pin-roots=false&stats=true", &[&archive]).await.lines();
@@ -367,43 +367,43 @@ async fn what_is_not_pinned_is_cached_and_counts_for_nobody() {
 }
 
 #[tokio::test]
-async fn what_the_cache_has_no_room_for_is_refused_with_words() {
+async fn content_that_exceeds_the_cache_is_rejected_with_a_message() {
     let options = MemoryOptions { cache_bytes_max: 64 * 1024, ..MemoryOptions::default() };
     let world = World::with([], &options).await;
     let content = noise(100_000, 6);
-    let words = world.send("block/put", &[&content]).await.refused(507);
-    assert!(words.contains("cache") && words.contains("Pin it"), "{words}");
+    let message = world.send("block/put", &[&content]).await.refused(507);
+    assert!(message.contains("cache") && message.contains("Pin it"), "{message}");
     let block = Block::of(codec::RAW, hashes::SHA2_256, 32, content.clone().into()).expect("a block");
     let archive = [&car::header(&[*block.cid()])[..], &section(&block)[..]].concat();
     world.send("dag/import?pin-roots=false", &[&archive]).await.refused(507);
-    // Repeated ones come to too much as well, and what is cached stays.
+    // Repeated blocks count towards the limit as well, and cached content stays.
     world.send("block/put", &[b"hello"]).await.lines();
     let archive = [&car::header(&[])[..], &section(&raw("hello"))[..], &section(&raw("world"))[..]].concat();
     let sections = [&section(&raw("hello"))[..], &section(&raw("world"))[..]].concat().repeat(1_000);
     let refused = world.send("dag/import?pin-roots=false", &[&[&archive[..], &sections].concat()]).await.refused(507);
     assert!(refused.contains("disk_bytes_max"), "{refused}");
     assert_eq!(world.ask(&format!("block/get?arg={}&offline=true", raw("hello").cid())).await.body, "hello");
-    // Pins need no room there.
+    // Pins do not need space in the cache.
     world.send("block/put?pin=true", &[&content]).await.lines();
     assert_eq!(world.ask(&format!("block/get?arg={}&offline=true", block.cid())).await.body, content);
 }
 
 #[tokio::test]
-async fn what_the_disk_refuses_is_not_told_as_missing() {
+async fn write_errors_are_not_reported_as_missing_blocks() {
     let options = MemoryOptions { bytes_max: 64 * 1024, ..MemoryOptions::default() };
     let world = World::with([], &options).await;
     let content = noise(100_000, 7);
     let block = Block::of(codec::RAW, hashes::SHA2_256, 32, content.clone().into()).expect("a block");
-    let words = world.send("block/put?pin=true", &[&content]).await.refused(507);
-    assert!(!words.contains("is not stored locally"), "{words}");
+    let message = world.send("block/put?pin=true", &[&content]).await.refused(507);
+    assert!(!message.contains("is not stored locally"), "{message}");
     let archive = [&car::header(&[*block.cid()])[..], &section(&block)[..]].concat();
-    let words = world.send("dag/import", &[&archive]).await.refused(507);
-    assert!(!words.contains("is not stored locally"), "{words}");
+    let message = world.send("dag/import", &[&archive]).await.refused(507);
+    assert!(!message.contains("is not stored locally"), "{message}");
     assert!(world.store.pins().await.expect("reads").is_empty());
 }
 
 #[tokio::test]
-async fn so_much_is_put_or_imported_at_a_time() {
+async fn concurrent_puts_and_the_size_of_imports_are_limited() {
     let uploads = config::Uploads { bytes_max: 1_000, ..config::Uploads::default() };
     let world = World::taking_in([], &MemoryOptions::default(), uploads).await;
     let bearer = |number: usize| Principal { id: number.to_string().into(), ..Principal::operator() };
@@ -423,10 +423,10 @@ async fn so_much_is_put_or_imported_at_a_time() {
 }
 
 #[tokio::test]
-async fn an_export_that_lacks_a_block_breaks_off() {
+async fn an_export_with_a_missing_block_is_aborted() {
     let world = World::new().await;
     let (blocks, root) = folder();
-    // Without the last leaf of the long file.
+    // All blocks except the last leaf of the long file.
     let lacking = blocks.iter().position(|block| block.data().len() == 600_000 - 2 * 262_144).expect("is there");
     let held: Vec<_> =
         blocks.iter().enumerate().filter(|(at, _)| *at != lacking).map(|(_, block)| block.clone()).collect();
@@ -435,13 +435,13 @@ async fn an_export_that_lacks_a_block_breaks_off() {
     let response =
         world.router.clone().oneshot(request.body(Body::empty()).expect("a request")).await.expect("answers");
     assert_eq!(response.status(), 200);
-    assert!(response.into_body().collect().await.is_err(), "it does not end well");
+    assert!(response.into_body().collect().await.is_err(), "the body is aborted");
     let request = Request::post(format!("/api/v0/dag/export?arg={root}")).extension(Principal::operator());
     let request = request.header("te", "trailers").body(Body::empty()).expect("a request");
     let response = world.router.clone().oneshot(request).await.expect("answers");
     let body = response.into_body().collect().await.expect("ends");
-    let words = body.trailers().expect("trailers")["x-stream-error"].to_str().expect("text").to_owned();
-    assert!(words.contains(&blocks[lacking].cid().to_string()), "{words}");
+    let message = body.trailers().expect("trailers")["x-stream-error"].to_str().expect("text").to_owned();
+    assert!(message.contains(&blocks[lacking].cid().to_string()), "{message}");
 }
 
 #[tokio::test]
@@ -462,7 +462,7 @@ async fn blocks_are_put_and_got() {
 }
 
 #[tokio::test]
-async fn documents_are_put_and_walked() {
+async fn documents_are_put_and_resolved() {
     let world = World::new().await;
     let link = raw("hello").cid().to_string();
     let document = format!(r#"{{"list":[{{"/":"{link}"}},5],"text":"ä"}}"#);
@@ -475,7 +475,7 @@ async fn documents_are_put_and_walked() {
     let resolved = world.ask(&format!("dag/resolve?arg={cid}/list/1")).await.json();
     assert_eq!(resolved, json!({ "Cid": { "/": cid }, "RemPath": "list/1" }));
     assert_eq!(world.ask(&format!("resolve?arg=/ipfs/{cid}/text")).await.json()["Path"], format!("/ipfs/{cid}/text"));
-    // The same again, as it is stored.
+    // The same document in the stored codec.
     let cbor = world.ask(&format!("block/get?arg={cid}")).await.body;
     let again = world.send("dag/put?input-codec=dag-cbor", &[&cbor]).await.lines();
     assert_eq!(again[0]["Cid"]["/"], cid);
@@ -484,7 +484,7 @@ async fn documents_are_put_and_walked() {
 }
 
 #[tokio::test]
-async fn pins_belong_to_whoever_asked() {
+async fn pins_belong_to_the_token_that_creates_them() {
     let world = World::new().await;
     let (blocks, root) = folder();
     blocks.iter().for_each(|block| world.elsewhere.insert(block));
@@ -496,14 +496,14 @@ async fn pins_belong_to_whoever_asked() {
     };
     let added = as_one(format!("pin/add?arg={root}&name=mine&progress=true")).await.lines();
     assert_eq!(added.last().expect("a line")["Pins"], json!([root.to_string()]));
-    // Once more is not twice, and another name replaces the first.
+    // Pinning again does not add a pin, and another name replaces the first.
     as_one(format!("pin/add?arg={root}&name=ours")).await;
     let listed = as_one("pin/ls?names=true&type=recursive".to_owned()).await.json();
     assert_eq!(listed["Keys"], json!({ root.to_string(): { "Type": "recursive", "Name": "ours" } }));
     assert_eq!(as_one("pin/ls?type=recursive".to_owned()).await.json()["Keys"][root.to_string()]["Name"], "");
     let streamed = as_one("pin/ls?stream=true&name=our".to_owned()).await.lines();
     assert_eq!(streamed, [json!({ "Cid": root.to_string(), "Name": "ours", "Type": "recursive" })]);
-    // Everything below.
+    // All blocks below the root.
     let all = as_one("pin/ls".to_owned()).await.json();
     let distinct: std::collections::HashSet<_> = blocks.iter().map(|block| *block.cid()).collect();
     assert_eq!(all["Keys"].as_object().expect("keys").len(), distinct.len());
@@ -511,11 +511,11 @@ async fn pins_belong_to_whoever_asked() {
     let below = as_one(format!("pin/ls?arg={short}&stream=true")).await.lines();
     assert_eq!(below[0]["Type"], format!("indirect through {root}"));
     assert!(as_one(format!("pin/ls?arg={short}&type=recursive")).await.refused(422).contains("is not pinned"));
-    // Others see nothing of it, but the operator does.
+    // Only the owner and the operator see the pin.
     assert!(as_two("pin/ls".to_owned()).await.json()["Keys"].as_object().expect("keys").is_empty());
     assert!(as_two(format!("pin/rm?arg={root}")).await.refused(422).contains("not pinned"));
     assert_eq!(world.ask("pin/ls?type=recursive").await.json()["Keys"].as_object().expect("keys").len(), 1);
-    // A quota is a quota.
+    // Quotas apply.
     as_two(format!("pin/add?arg={short}")).await;
     assert!(as_two(format!("pin/add?arg={root}")).await.refused(507).contains("pins"));
     let updated = as_one(format!("pin/update?arg={root}&arg={short}")).await.json();
@@ -531,7 +531,7 @@ async fn pins_belong_to_whoever_asked() {
 }
 
 #[tokio::test]
-async fn a_pin_that_nobody_waits_for_is_not_made() {
+async fn a_pin_whose_client_times_out_is_withdrawn() {
     let world = World::new().await;
     let nowhere = raw("nobody has this");
     let late = world.ask(&format!("pin/add?arg={}&timeout=200ms", nowhere.cid())).await;
@@ -576,11 +576,11 @@ async fn keys_and_names() {
 }
 
 #[tokio::test]
-async fn who_this_is() {
+async fn identity_and_version() {
     let world = World::new().await;
     let id = world.ask("id").await.json();
     assert!(id["ID"].as_str().expect("an id").starts_with("12D3KooW"));
-    assert!(id["AgentVersion"].as_str().expect("words").starts_with("causeway/"));
+    assert!(id["AgentVersion"].as_str().expect("message").starts_with("causeway/"));
     assert_eq!(world.ask(&format!("id?arg={}", id["ID"].as_str().expect("an id"))).await.json(), id);
     world.ask("id?arg=12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK").await.refused(422);
     world.ask("id?arg=hello").await.refused(400);
@@ -595,7 +595,7 @@ async fn who_this_is() {
 }
 
 #[tokio::test]
-async fn a_sender_who_breaks_off_leaves_nothing() {
+async fn an_incomplete_body_leaves_no_pin() {
     let world = World::new().await;
     let (blocks, root) = folder();
     let archive: Vec<u8> = car::header(&[root]).to_vec().into_iter().chain(section(&blocks[0])).collect();

@@ -51,8 +51,8 @@ struct Seen {
 pub struct Frontier {
     marker: Marker,
     seen: HashMap<u128, Seen>,
-    /// CIDs in binary, which take less than half the memory of [`Cid`]. It is a stack, since a depth-first order keeps it
-    /// short.
+    /// CIDs in binary, which take less than half the memory of [`Cid`]. It is a stack, since a depth-first order keeps
+    /// it short.
     queue: Vec<(Box<[u8]>, u32)>,
     queue_max: usize,
     depth_max: Option<u32>,

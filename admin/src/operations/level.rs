@@ -3,7 +3,7 @@
 use crate::http::answer::{Answer, ApiError, json};
 use crate::http::error_responses::BadRequest;
 use crate::http::extract::Audited;
-use crate::http::parameters::{Parameters, read_body, wrong};
+use crate::http::parameters::{Parameters, bad_request, read_body};
 use api::error::ErrorView;
 use api::log_level::{LevelRequest, LevelView};
 use axum::http::{StatusCode, Uri};
@@ -20,8 +20,8 @@ pub(super) fn view(now: LevelNow) -> LevelView {
 }
 
 fn level() -> Result<&'static LogLevel, ApiError> {
-    let words = "the log level cannot be changed: the program that embeds the gateway configures the log";
-    logging::level().ok_or_else(|| ApiError(StatusCode::CONFLICT, words.to_owned()))
+    let message = "the log level cannot be changed: the program that embeds the gateway configures the log";
+    logging::level().ok_or_else(|| ApiError(StatusCode::CONFLICT, message.to_owned()))
 }
 
 /// The log level.
@@ -44,12 +44,12 @@ pub async fn write(Audited(audit_context): Audited, body: Bytes) -> Answer {
     let LevelRequest { level: text, duration_seconds } = request;
     let duration = match duration_seconds {
         Some(seconds) if !(1..=DURATION_SECONDS_MAX).contains(&seconds) => {
-            return Err(wrong(format!("duration_seconds must be from 1 to {DURATION_SECONDS_MAX} (a week)")));
+            return Err(bad_request(format!("duration_seconds must be from 1 to {DURATION_SECONDS_MAX} (a week)")));
         }
         seconds => seconds.map(Duration::from_secs),
     };
-    logging::read(&text).map_err(|reason| wrong(format!("level: {reason}")))?;
-    let now = level()?.set(&text, duration).map_err(|reason| wrong(format!("level: {reason}")))?;
+    logging::read(&text).map_err(|reason| bad_request(format!("level: {reason}")))?;
+    let now = level()?.set(&text, duration).map_err(|reason| bad_request(format!("level: {reason}")))?;
     tracing::warn!(level = now.level, "the log level was changed by an operator");
     Ok(json(StatusCode::OK, &view(now)))
 }

@@ -1,8 +1,9 @@
 //! `GET /api/v1/stats` and `GET /api/v1/events`: current statistics, once or every second.
 //!
 //! `events` sends Server-Sent Events (<https://html.spec.whatwg.org/multipage/server-sent-events.html>), one a second,
-//! each with all statistics, so that a page needs only the latest one. One task takes the snapshots for all subscribers,
-//! and it runs only while there are any. A slow subscriber skips events, and always receives the latest one.
+//! each with all statistics, so that a page needs only the latest one. One task takes the snapshots for all
+//! subscribers, and it runs only while there are any. A slow subscriber skips events, and always receives the latest
+//! one.
 
 use crate::http::answer::{Answer, ApiError, json};
 use crate::http::error_responses::BadRequest;

@@ -6,7 +6,7 @@
 //! | [`names`] | `POST /api/v1/names/refresh` |
 //! | [`warm`] | `POST /api/v1/warm` |
 //! | [`explain`] | `GET /api/v1/explain` |
-//! | [`peers`] | `GET /api/v1/peers`, `POST /api/v1/peers/connect`, `DELETE /api/v1/peers/ID`, `GET /api/v1/bandwidth` |
+//! | [`peers`] | `GET /api/v1/peers`, `POST …/connect`, `DELETE …/ID`, `GET /api/v1/bandwidth` |
 //! | [`requests`] | `GET /api/v1/requests` |
 //! | [`collect`] | `POST /api/v1/store/gc` |
 //! | [`drain`] | `POST`, `DELETE /api/v1/drain` |
@@ -166,8 +166,8 @@ impl Operations {
 
     /// The network.
     fn bridge(&self) -> Result<&Bridge, ApiError> {
-        let words = "the gateway is offline: it has no peers and sends no requests to the network (p2p.offline)";
-        self.parts().bridge.as_ref().ok_or_else(|| ApiError(StatusCode::CONFLICT, words.to_owned()))
+        let message = "the gateway is offline: it has no peers and sends no requests to the network (p2p.offline)";
+        self.parts().bridge.as_ref().ok_or_else(|| ApiError(StatusCode::CONFLICT, message.to_owned()))
     }
 
     /// A permit for a long-running operation.

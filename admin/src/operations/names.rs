@@ -3,7 +3,7 @@
 use crate::http::answer::{Answer, json};
 use crate::http::error_responses::BadRequest;
 use crate::http::extract::{Audited, Authenticated};
-use crate::http::parameters::{read_body, wrong};
+use crate::http::parameters::{bad_request, read_body};
 use crate::operations::Operations;
 use api::names::{NameStepView, RefreshRequest, RefreshedView};
 use api::text::seconds;
@@ -50,7 +50,7 @@ pub async fn refresh(
 ) -> Answer {
     let request: RefreshRequest = read_body(&body)?;
     audit_context.note(&request);
-    let name = read_name(&request.name).map_err(wrong)?;
+    let name = read_name(&request.name).map_err(bad_request)?;
     let _permit = operations.begin(&bearer)?;
     let refreshed = operations.parts().names.refresh(&name).await;
     let old = refreshed.old.as_ref().map(path_of);

@@ -1,9 +1,10 @@
-//! `/api/v1/peers` and `/api/v1/bandwidth`: connected peers, their traffic, and connecting and disconnecting on request.
+//! `/api/v1/peers` and `/api/v1/bandwidth`: connected peers, their traffic, and connecting and disconnecting on
+//! request.
 
 use crate::http::answer::{Answer, ApiError, json, stopping};
 use crate::http::error_responses::BadRequest;
 use crate::http::extract::Audited;
-use crate::http::parameters::{Parameters, read_body, wrong};
+use crate::http::parameters::{Parameters, bad_request, read_body};
 use crate::operations::Operations;
 use api::error::ErrorView;
 use api::peers::{
@@ -82,10 +83,10 @@ pub async fn connect(State(operations): State<Operations>, Audited(audit_context
         Some(connect_timeout) if (1..=CONNECT_TIMEOUT_SECONDS_MAX).contains(&connect_timeout) => {
             Duration::from_secs(connect_timeout)
         }
-        Some(_) => return Err(wrong(format!("timeout_seconds must be from 1 to {CONNECT_TIMEOUT_SECONDS_MAX}"))),
+        Some(_) => return Err(bad_request(format!("timeout_seconds must be from 1 to {CONNECT_TIMEOUT_SECONDS_MAX}"))),
     };
     let connected = operations.bridge()?.connect(peer, addresses, NamedBy::Operator, connect_timeout).await;
-    let connected = connected.map_err(|error| refusal(&error))?;
+    let connected = connected.map_err(|error| connect_error(&error))?;
     let (peer_id, address) = (connected.peer.to_string(), connected.address.to_string());
     let view = ConnectedView { peer_id, address, already: connected.already };
     Ok(Detail::of(&view).with(json(StatusCode::OK, &view)))
@@ -146,7 +147,7 @@ impl Operations {
 
 fn not_a_peer(text: &str) -> ApiError {
     let text: String = text.chars().take(100).collect();
-    wrong(format!("\"{text}\" is neither a peer ID, such as 12D3KooW…, nor a multiaddr that ends in /p2p/ID"))
+    bad_request(format!("\"{text}\" is neither a peer ID, such as 12D3KooW…, nor a multiaddr that ends in /p2p/ID"))
 }
 
 /// Parses a peer ID, or a multiaddr that ends in one.
@@ -160,7 +161,7 @@ fn read_peer(text: &str) -> Result<(PeerId, Vec<Multiaddr>), ApiError> {
     Ok((peer, vec![address]))
 }
 
-fn refusal(error: &ConnectError) -> ApiError {
+fn connect_error(error: &ConnectError) -> ApiError {
     let status = match error {
         ConnectError::Ourselves => StatusCode::CONFLICT,
         ConnectError::TooMany => StatusCode::BAD_REQUEST,

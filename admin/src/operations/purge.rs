@@ -7,7 +7,7 @@ use crate::http::answer::{Answer, ApiError, json};
 use crate::http::error_responses::{BadRequest, DiskFailed};
 use crate::http::extract::{Audited, Authenticated};
 use crate::http::long_running::run_to_completion;
-use crate::http::parameters::{read_body, wrong};
+use crate::http::parameters::{bad_request, read_body};
 use crate::operations::Operations;
 use crate::operations::dag::{Frontier, Step};
 use api::error::ErrorView;
@@ -53,7 +53,8 @@ struct PurgeCounts {
 #[utoipa::path(post, path = "/api/v1/purge", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = PurgeRequest, content_type = "application/json"),
     responses((status = 200, description = "The deleted copies", body = PurgedView), BadRequest,
-        (status = 422, description = "The DAG has more blocks than http.dag_blocks_max", body = ErrorView), DiskFailed))]
+        (status = 422, description = "The DAG has more blocks than http.dag_blocks_max",
+            body = ErrorView), DiskFailed))]
 pub async fn purge(
     State(operations): State<Operations>,
     Authenticated(bearer): Authenticated,
@@ -75,20 +76,20 @@ impl Operations {
         let PurgeRequest { cid, path, surrogate_key, name, below: _, dry_run: _ } = request;
         match (cid, path, surrogate_key, name) {
             (Some(cid), None, None, None) => {
-                let root = content::cid::parse(&cid).map_err(wrong)?;
+                let root = content::cid::parse(&cid).map_err(bad_request)?;
                 Ok(PurgePlan { roots: vec![root], ..PurgePlan::default() })
             }
             (None, Some(path), None, None) => self.plan_of_path(&path).await,
             (None, None, Some(key), None) => match SurrogateKey::parse(&key) {
                 Some(SurrogateKey::Root(root)) => Ok(PurgePlan { roots: vec![root], ..PurgePlan::default() }),
                 Some(SurrogateKey::Name(name)) => Ok(self.plan_of_name(name).await),
-                None => Err(wrong("a surrogate key must be a CID, an IPNS key or a domain")),
+                None => Err(bad_request("a surrogate key must be a CID, an IPNS key or a domain")),
             },
             (None, None, None, Some(name)) => {
-                let name = Name::parse(&name).map_err(wrong)?;
+                let name = Name::parse(&name).map_err(bad_request)?;
                 Ok(PurgePlan { names: vec![name], ..PurgePlan::default() })
             }
-            _ => Err(wrong("exactly one of \"cid\", \"path\", \"surrogate_key\" and \"name\" is required")),
+            _ => Err(bad_request("exactly one of \"cid\", \"path\", \"surrogate_key\" and \"name\" is required")),
         }
     }
 
@@ -100,7 +101,7 @@ impl Operations {
 
     async fn plan_of_path(&self, path: &str) -> Result<PurgePlan, ApiError> {
         let depth_max = self.parts().gateway.limits().path_depth_max;
-        let path = ContentPath::parse(path, depth_max).map_err(wrong)?;
+        let path = ContentPath::parse(path, depth_max).map_err(bad_request)?;
         let names = match &path.root {
             Root::Name(name) => vec![name.clone()],
             Root::Cid(_) => Vec::new(),
@@ -118,7 +119,7 @@ impl Operations {
             Err(problem) if problem.source_error().is_some() => {
                 Ok(PurgePlan { names, missing: 1, ..PurgePlan::default() })
             }
-            Err(problem @ Problem::Walk(_)) => Err(wrong(problem)),
+            Err(problem @ Problem::Walk(_)) => Err(bad_request(problem)),
             Err(problem) => Err(ApiError(StatusCode::UNPROCESSABLE_ENTITY, problem.to_string())),
         }
     }
@@ -126,7 +127,7 @@ impl Operations {
     async fn execute(&self, plan: PurgePlan, below: bool, mode: PurgeMode) -> Result<PurgedView, ApiError> {
         let PurgePlan { roots, names, missing } = plan;
         let mut forgotten = Vec::new();
-        let told: Vec<Subject> = names.iter().map(|name| whole(Root::Name(name.clone()))).collect();
+        let name_subjects: Vec<Subject> = names.iter().map(|name| whole(Root::Name(name.clone()))).collect();
         for name in names {
             let known = match mode {
                 PurgeMode::Remove => self.parts().names.forget(&name),
@@ -137,7 +138,7 @@ impl Operations {
             }
         }
         let in_front: Vec<Subject> =
-            told.into_iter().chain(roots.iter().map(|root| Root::Cid(*root)).map(whole)).collect();
+            name_subjects.into_iter().chain(roots.iter().map(|root| Root::Cid(*root)).map(whole)).collect();
         let mut gone = PurgeCounts::default();
         if !roots.is_empty() {
             gone = self.remove(&roots, below, mode).await?;

@@ -1,4 +1,4 @@
-//! What operators ask, on real parts: a store, tiers, a gateway and names, and no network.
+//! The operations on real components: a store, tiers, a gateway and names, without a network.
 
 use crate::operations::testing::{World, settings, site, world};
 use crate::operations::{long_running_routes, routes};
@@ -45,7 +45,7 @@ async fn ask(world: &World, method: &str, path: &str, body: Value) -> (u16, Valu
     (status, serde_json::from_slice(&text).unwrap_or_default())
 }
 
-/// A request of the public, and all of its answer.
+/// The complete answer to a public request.
 async fn get(world: &World, path: &str) -> (StatusCode, http::HeaderMap, Bytes) {
     let connection = Arc::new(Connection::new(([127, 0, 0, 1], 9).into()));
     let request = Request::builder().uri(path).header("host", "x").body(()).expect("a request");
@@ -75,16 +75,16 @@ async fn a_purge_takes_everything_below_a_root_out_of_every_tier() {
     assert!(in_ram > 0 && world.store.stats().blocks == blocks as u64);
 
     let (_, would) = ask(&world, "POST", "/api/v1/purge", json!({"cid": root.to_string(), "dry_run": true})).await;
-    assert!(world.store.stats().blocks == blocks as u64 && world.tiers.ram().entries() == in_ram, "nothing went");
+    assert!(world.store.stats().blocks == blocks as u64 && world.tiers.ram().entries() == in_ram, "nothing is deleted");
     let (status, purged) = ask(&world, "POST", "/api/v1/purge", json!({"surrogate_key": root.to_string()})).await;
     assert_eq!(status, 200, "{purged}");
-    assert_eq!(would, purged, "the dry run said it");
+    assert_eq!(would, purged, "the dry run predicts the result");
     assert_eq!(purged["disk_blocks"], json!(blocks), "{purged}");
     assert!(purged["ram_blocks"].as_u64() > Some(0) && purged["paths"] == json!(1), "{purged}");
     assert_eq!((purged["pinned_blocks"].as_u64(), purged["missing_blocks"].as_u64()), (Some(0), Some(0)), "{purged}");
     assert!(!world.tiers.ram().holds(&BlockKey::of(&root).expect("a key")) && world.store.stats().blocks == 0);
     let before = world.tiers.figures();
-    assert_ne!(get(&world, &format!("/ipfs/{root}/")).await.0, 200, "nobody has it");
+    assert_ne!(get(&world, &format!("/ipfs/{root}/")).await.0, 200, "no provider has it");
     let after = world.tiers.figures();
     assert_eq!((after.ram.hits - before.ram.hits, after.disk.hits - before.disk.hits), (0, 0));
 
@@ -93,7 +93,7 @@ async fn a_purge_takes_everything_below_a_root_out_of_every_tier() {
 }
 
 #[tokio::test]
-async fn what_is_pinned_leaves_memory_and_stays_on_the_disk() {
+async fn pinned_blocks_are_evicted_from_memory_and_stay_on_the_disk() {
     let world = plain();
     let root = services::welcome::offer(&*world.store, None).await.expect("pins").expect("is not unpinned");
     assert_eq!(get(&world, &format!("/ipfs/{root}/")).await.0, 200);
@@ -144,19 +144,19 @@ async fn names_are_purged_refreshed_and_carried_as_surrogate_keys() {
     assert_eq!((&refreshed["changed"], &refreshed["steps"][0]["source"]), (&json!(false), &json!("list")));
     let (_, unknown) = ask(&world, "POST", "/api/v1/names/refresh", json!({"name": "other.example"})).await;
     assert!(
-        unknown["new"].is_null() && unknown["error"].as_str().is_some_and(|words| words.contains("offline")),
+        unknown["new"].is_null() && unknown["error"].as_str().is_some_and(|message| message.contains("offline")),
         "{unknown}"
     );
 
     let (_, purged) = ask(&world, "POST", "/api/v1/purge", json!({"surrogate_key": "site.example"})).await;
-    assert_eq!(purged["disk_blocks"], json!(blocks), "what the name stood for goes: {purged}");
-    assert_eq!(purged["names"], json!([]), "the operator's list stays");
+    assert_eq!(purged["disk_blocks"], json!(blocks), "the content of the name is deleted: {purged}");
+    assert_eq!(purged["names"], json!([]), "the static entry stays");
     let name = Name::Domain(Domain::parse("site.example").expect("a domain"));
     assert_eq!(world.operations.parts().names.explain(&name).len(), 1);
 }
 
 #[tokio::test]
-async fn requests_that_are_wrong_are_told_why() {
+async fn invalid_requests_are_rejected_with_a_message() {
     let world = plain();
     let (root, _) = site().await;
     let path = |path: &str| path.to_owned();
@@ -205,14 +205,14 @@ async fn requests_that_are_wrong_are_told_why() {
         ("GET", path("/api/v1/config?key=x"), "", 400, "no parameter"),
         ("GET", path("/api/v1/stats?x"), "", 400, "no parameter"),
     ];
-    for (method, path, body, expected, words) in table {
+    for (method, path, body, expected, message) in table {
         let response = send(&world, method, &path, Body::from(body.to_owned())).await;
         let status = response.status().as_u16();
         let text = response.into_body().collect().await.expect("a body").to_bytes();
         let said: Value = serde_json::from_slice(&text).unwrap_or_default();
         let error = said["error"].as_str().unwrap_or_default();
         assert!(
-            status == expected && !error.is_empty() && error.contains(words),
+            status == expected && !error.is_empty() && error.contains(message),
             "{method} {path} {body}: {status} {said}"
         );
     }
@@ -227,11 +227,11 @@ async fn a_request_is_explained_as_it_would_be_answered() {
         assert_eq!(status, 200, "{query}: {view}");
         view
     };
-    // What would be answered is what is answered.
+    // The explained answer equals the real answer.
     let index = format!("/ipfs/{root}/");
     let told = explain(&format!("path={index}")).await;
     assert!(told["remembered"].is_null(), "{told}");
-    assert_eq!(explain(&format!("path={index}")).await["remembered"], Value::Null, "looking leaves no trace");
+    assert_eq!(explain(&format!("path={index}")).await["remembered"], Value::Null, "explain caches nothing");
     world.tiers.ram().tidy();
     assert_eq!(world.tiers.ram().entries(), 0);
     let (status, headers, body) = get(&world, &index).await;
@@ -253,7 +253,7 @@ async fn a_request_is_explained_as_it_would_be_answered() {
     let by_name = explain("path=/ipns/site.example/nothing").await;
     assert_eq!(by_name["resolved"], json!(format!("/ipfs/{root}/nothing")), "{by_name}");
     assert_eq!((&by_name["names"][0]["source"], &by_name["answer"]["status"]), (&json!("list"), &json!(404)));
-    assert!(by_name["notes"][0].as_str().is_some_and(|words| words.contains("nothing")), "{by_name}");
+    assert!(by_name["notes"][0].as_str().is_some_and(|message| message.contains("nothing")), "{by_name}");
 
     let host = explain(&format!("url=http://localhost:8080/ipfs/{root}/")).await;
     let v1 = Cid::new_v1(root.codec(), *root.hash());
@@ -281,7 +281,7 @@ async fn a_request_is_explained_as_it_would_be_answered() {
 }
 
 #[tokio::test]
-async fn counting_what_is_here_ends_when_it_is_late_and_says_whether_that_was_all() {
+async fn counting_stops_at_the_time_limit_and_reports_whether_it_is_complete() {
     let (world, root, blocks) = with_site(plain()).await;
     let (_, site) = site().await;
     let block = site.iter().find(|block| *block.cid() == root).expect("the root");
@@ -291,15 +291,15 @@ async fn counting_what_is_here_ends_when_it_is_late_and_says_whether_that_was_al
         let view = world.operations.count(block, 0, is_late).await;
         (view.blocks_here, view.counted_all)
     };
-    // All but the root are leaves, or few are not: the time is looked at for each.
+    // The time is checked before each block.
     for some in [0, 1, 2, blocks - 1] {
         assert_eq!(counted(some).await, (some as u64, false));
     }
-    assert_eq!(counted(blocks).await, (blocks as u64, true), "it became late when all were counted");
+    assert_eq!(counted(blocks).await, (blocks as u64, true), "the limit is reached after all were counted");
 }
 
 #[tokio::test]
-async fn what_is_refused_is_explained_by_the_policy() {
+async fn withheld_content_is_explained_by_the_policy() {
     let (root, blocks) = site().await;
     let denied = blocks.iter().map(content::Block::cid).find(|cid| **cid != root).copied().expect("another");
     let (world, root, _) = with_site(world(settings(|_| ()), &[root], NamesOptions::default())).await;
@@ -313,11 +313,11 @@ async fn what_is_refused_is_explained_by_the_policy() {
     let (_, other) = ask(&world, "GET", &format!("/api/v1/explain?path=/ipfs/{denied}"), Value::Null).await;
     assert_eq!(other["policy"]["verdict"], json!("allow"), "{other}");
     let (_, purged) = ask(&world, "POST", "/api/v1/purge", json!({"cid": root.to_string()})).await;
-    assert_eq!(purged["disk_blocks"], json!(blocks.len()), "what is refused is purged all the same: {purged}");
+    assert_eq!(purged["disk_blocks"], json!(blocks.len()), "withheld content is purged as well: {purged}");
 }
 
-/// A folder with a file of two leaves, of which the second is denied and gone, as after a take-down. It has a name,
-/// too.
+/// A folder with a file of two leaves, of which the second is denied and deleted, as after a take-down. An IPNS name
+/// resolves to the folder.
 async fn with_denied_leaf() -> (World, Cid, Cid) {
     let mut made = Vec::new();
     let mut sink = |block: content::Block| {
@@ -346,9 +346,9 @@ async fn with_denied_leaf() -> (World, Cid, Cid) {
 }
 
 #[tokio::test]
-async fn what_is_refused_is_told_alike_by_the_answer_by_explain_and_by_a_check() {
+async fn the_answer_explain_and_checks_agree_about_withheld_content() {
     let (world, root, leaf) = with_denied_leaf().await;
-    // What is asked; its status; whether the answer breaks off; whether it is told to be refused.
+    // The path; the status; whether the answer is aborted; whether it is reported as withheld.
     let table = [
         (format!("/ipfs/{leaf}"), 410, false, true),
         (format!("/ipfs/{root}/leaf"), 410, false, true),
@@ -369,7 +369,7 @@ async fn what_is_refused_is_told_alike_by_the_answer_by_explain_and_by_a_check()
         let end = if status == 301 { 200 } else { status };
         assert_eq!(predicted.status, Some(end), "{path}: {predicted:?}");
     }
-    // Archives, whether they are refused at once or break off.
+    // Archives, which are either refused at once or aborted.
     for format in ["tar", "car"] {
         let path = format!("/ipfs/{root}%3Fformat={format}");
         let (_, told) = ask(&world, "GET", &format!("/api/v1/explain?path={path}"), Value::Null).await;
@@ -391,7 +391,7 @@ async fn lines(response: Response<Body>) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn warming_brings_a_dag_here_as_deep_as_it_is_wanted() {
+async fn warming_fetches_a_dag_to_the_requested_depth() {
     let world = plain();
     let (root, blocks) = site().await;
     blocks.iter().for_each(|block| world.network.insert(block));
@@ -405,7 +405,7 @@ async fn warming_brings_a_dag_here_as_deep_as_it_is_wanted() {
     let all = warm(json!({"path": format!("/ipfs/{root}")})).await;
     let report = &all["report"];
     assert_eq!((&report["complete"], &report["blocks"]), (&json!(true), &json!(blocks.len())), "{all}");
-    assert_eq!(report["fetched_blocks"], json!(blocks.len() - 1), "what was here is not fetched again: {all}");
+    assert_eq!(report["fetched_blocks"], json!(blocks.len() - 1), "locally stored blocks are not fetched again: {all}");
     world.store.flush().await.expect("writes");
     for block in &blocks {
         assert_eq!(world.store.has(block.cid()).await, Ok(true));
@@ -424,13 +424,13 @@ async fn warming_brings_a_dag_here_as_deep_as_it_is_wanted() {
         "{absent}"
     );
     let nowhere = warm(json!({"path": format!("/ipfs/{root}/nothing/there")})).await;
-    assert!(nowhere["error"].as_str().is_some_and(|words| words.contains("nothing")), "{nowhere}");
+    assert!(nowhere["error"].as_str().is_some_and(|message| message.contains("nothing")), "{nowhere}");
     let unknown = warm(json!({"path": "/ipns/unknown.example"})).await;
-    assert!(unknown["error"].as_str().is_some_and(|words| words.contains("offline")), "{unknown}");
+    assert!(unknown["error"].as_str().is_some_and(|message| message.contains("offline")), "{unknown}");
 }
 
 #[tokio::test]
-async fn cached_blocks_go_on_request_and_pinned_ones_stay() {
+async fn cached_blocks_are_evicted_on_request_and_pinned_ones_stay() {
     let (world, _, blocks) = with_site(plain()).await;
     let before = world.store.stats();
     let gc = async |request: Value| ask(&world, "POST", "/api/v1/store/gc", request).await.1;
@@ -438,7 +438,7 @@ async fn cached_blocks_go_on_request_and_pinned_ones_stay() {
     assert_eq!((&would["blocks"], &would["bytes"]), (&json!(blocks), &json!(before.cached_bytes)), "{would}");
     let most = gc(json!({"dry_run": true, "cached_bytes_max": 1})).await;
     assert_eq!((&most["bytes"], &most["blocks"]), (&json!(before.cached_bytes - 1), &Value::Null), "{most}");
-    assert_eq!(world.store.stats().blocks, before.blocks, "nothing went");
+    assert_eq!(world.store.stats().blocks, before.blocks, "nothing is deleted");
     let (status, nothing) =
         ask(&world, "POST", "/api/v1/store/gc", json!({"cached_bytes_max": before.cached_bytes})).await;
     assert_eq!((status, &nothing["blocks"]), (200, &json!(0)), "{nothing}");
@@ -454,7 +454,7 @@ async fn cached_blocks_go_on_request_and_pinned_ones_stay() {
 }
 
 #[tokio::test]
-async fn draining_is_seen_on_readyz_and_may_end_the_process() {
+async fn draining_is_shown_by_readyz_and_may_stop_the_process() {
     let world = plain();
     let ready = || world.health.ready(&http::HeaderMap::new()).status().as_u16();
     let (status, draining) = ask(&world, "POST", "/api/v1/drain", Value::Null).await;
@@ -467,7 +467,7 @@ async fn draining_is_seen_on_readyz_and_may_end_the_process() {
     assert_eq!((status, &serving["stage"], ready()), (200, &json!("serving"), 200));
     let (status, ending) = ask(&world, "POST", "/api/v1/drain", json!({"stop": true})).await;
     assert!(status == 202 && ending["stopping"] == json!(true) && world.stop.is_cancelled(), "{ending}");
-    assert_eq!(ask(&world, "DELETE", "/api/v1/drain", Value::Null).await.0, 409, "there is no way back");
+    assert_eq!(ask(&world, "DELETE", "/api/v1/drain", Value::Null).await.0, 409, "stopping cannot be undone");
     let (_, node) = ask(&world, "GET", "/api/v1/node", Value::Null).await;
     assert_eq!(
         (&node["stage"], &node["offline"], &node["stopping"]),
@@ -478,7 +478,7 @@ async fn draining_is_seen_on_readyz_and_may_end_the_process() {
 }
 
 #[tokio::test]
-async fn an_offline_node_has_no_peers_and_carried_nothing() {
+async fn an_offline_node_has_no_peers_and_no_traffic() {
     let world = plain();
     let (status, peers) = ask(&world, "GET", "/api/v1/peers?limit=5", Value::Null).await;
     assert_eq!((status, &peers), (200, &json!({"count": 0, "peers": []})));
@@ -487,11 +487,11 @@ async fn an_offline_node_has_no_peers_and_carried_nothing() {
 }
 
 #[tokio::test]
-async fn requests_are_listed_while_they_are_not_answered() {
+async fn running_requests_are_listed() {
     let (world, root, _) = with_site(plain()).await;
     let requests = async || ask(&world, "GET", "/api/v1/requests", Value::Null).await.1;
     assert_eq!(requests().await, json!({"count": 0, "requests": []}));
-    // An archive takes more than one step, and nobody reads it yet.
+    // An archive is streamed, and the client has not read anything yet.
     let connection = Arc::new(Connection::new(([192, 0, 2, 7], 9).into()));
     let request = Request::builder().uri(format!("/ipfs/{root}?format=car")).header("host", "gateway.example");
     let response = world.gateway.handle(request.body(()).expect("a request"), connection).await;
@@ -506,7 +506,7 @@ async fn requests_are_listed_while_they_are_not_answered() {
     assert_eq!((&one["sent_bytes"], &one["waits_for"]), (&json!(first.len()), &json!("client")), "{one}");
     drop(body);
     assert_eq!(requests().await["count"], json!(0));
-    // A file of one block whose path is remembered is answered at once, and is never listed.
+    // A file of one block whose path is cached is answered at once, and is never listed.
     assert_eq!(get(&world, &format!("/ipfs/{root}/")).await.0, 200);
     let response = world.gateway.handle(
         Request::builder().uri(format!("/ipfs/{root}/")).header("host", "x").body(()).expect("a request"),
@@ -516,7 +516,7 @@ async fn requests_are_listed_while_they_are_not_answered() {
     assert_eq!((response.status(), world.gateway.running.len()), (StatusCode::OK, 0));
 }
 
-/// The figures of the next event.
+/// The statistics of the next event.
 async fn next_event(body: &mut (impl futures::Stream<Item = Result<Bytes, axum::Error>> + Unpin)) -> Value {
     loop {
         let chunk =
@@ -530,7 +530,7 @@ async fn next_event(body: &mut (impl futures::Stream<Item = Result<Bytes, axum::
 }
 
 #[tokio::test]
-async fn figures_are_told_once_and_each_second() {
+async fn statistics_are_sent_once_or_every_second() {
     let (world, root, blocks) = with_site(plain()).await;
     let (status, once) = ask(&world, "GET", "/api/v1/stats", Value::Null).await;
     assert_eq!((status, &once["store"]["blocks"], &once["rates"]), (200, &json!(blocks), &Value::Null), "{once}");
@@ -548,7 +548,7 @@ async fn figures_are_told_once_and_each_second() {
         "{second}"
     );
 
-    // Whoever joins has the last figures at once; there is room for so many of one token.
+    // A new subscriber receives the latest snapshot at once; the number of subscribers of one token is limited.
     let mut others = Vec::new();
     for _ in 1..crate::operations::live::SUBSCRIBERS_MAX / 4 * 3 {
         others.push(events().await);
@@ -560,11 +560,11 @@ async fn figures_are_told_once_and_each_second() {
     drop((others, reader, joined));
     let after = events().await.into_body().into_data_stream();
     let fresh = next_event(&mut Box::pin(after)).await;
-    assert!(fresh["rates"].is_null(), "nobody read, so nobody counted: {fresh}");
+    assert!(fresh["rates"].is_null(), "no snapshots are taken without subscribers: {fresh}");
 }
 
 #[tokio::test]
-async fn the_settings_are_told() {
+async fn the_settings_are_shown() {
     let world = world(settings(|config| config.http.connections_max = 77), &[], NamesOptions::default());
     let (status, view) = ask(&world, "GET", "/api/v1/config", Value::Null).await;
     assert_eq!((status, &view["settings"]["http.connections_max"]["value"]), (200, &json!(77)));

@@ -1,7 +1,7 @@
 //! `POST /api/v1/warm`: prefetches a DAG, or its upper part, into the local tiers.
 //!
-//! Goals: bounded concurrency, and a fetch limiter apart from the public's; locally stored blocks are not fetched again;
-//! JSON lines report progress; the operation ends when the client disconnects.
+//! Goals: bounded concurrency, and a fetch limiter apart from the public's; locally stored blocks are not fetched
+//! again; JSON lines report progress; the operation ends when the client disconnects.
 //!
 //! Non-goals: keeping the blocks. They are cached and may be evicted; a pin keeps them.
 
@@ -9,7 +9,7 @@ use crate::http::answer::{Answer, ApiError};
 use crate::http::error_responses::BadRequest;
 use crate::http::extract::{Audited, Authenticated};
 use crate::http::long_running::{self, PROGRESS_EVERY};
-use crate::http::parameters::{read_body, wrong};
+use crate::http::parameters::{bad_request, read_body};
 use crate::operations::Operations;
 use crate::operations::dag::{DagLimit, Frontier, Step};
 use api::text::seconds;
@@ -38,8 +38,8 @@ const LINES_MAX: usize = 8;
 /// The client address that the fetches count towards in the fetch limiter.
 const WARM_CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Prefetches a DAG, or the upper part of it, into the local tiers. Ends when the client disconnects. The last line is a
-/// report or an error.
+/// Prefetches a DAG, or the upper part of it, into the local tiers. Ends when the client disconnects. The last line is
+/// a report or an error.
 #[utoipa::path(post, path = "/api/v1/warm", tag = "operations", security(("bearer" = ["operate"])),
     request_body(content = WarmRequest, content_type = "application/json"),
     responses((status = 200, description = "JSON lines", body = WarmLine, content_type = "application/x-ndjson"),
@@ -54,7 +54,7 @@ pub async fn warm(
     audit_context.note(&request);
     let path = operations.path_to_warm(&request)?;
     let permit = operations.begin(&bearer)?;
-    let (lines, mut told) = mpsc::channel(LINES_MAX);
+    let (lines, mut receiver) = mpsc::channel(LINES_MAX);
     let warming = AbortOnDropHandle::new(tokio::spawn(async move {
         let _permit = permit;
         operations.run_warm(path, request, lines).await;
@@ -62,7 +62,7 @@ pub async fn warm(
     // A client that disconnects drops the stream, which aborts the task.
     let lines = futures::stream::poll_fn(move |cx| {
         let _work = &warming;
-        told.poll_recv(cx).map(|line| line.map(Ok::<Bytes, Infallible>))
+        receiver.poll_recv(cx).map(|line| line.map(Ok::<Bytes, Infallible>))
     });
     Ok(long_running::lines(Body::from_stream(lines)))
 }
@@ -75,7 +75,7 @@ struct Warming {
     begun: Instant,
     progress: WarmProgress,
     failures: Vec<WarmFailure>,
-    shown: Option<Instant>,
+    progress_sent: Option<Instant>,
     lines: mpsc::Sender<Bytes>,
 }
 
@@ -83,7 +83,7 @@ impl Warming {
     /// An operation that begins now and sends its lines to `lines`.
     fn new(lines: mpsc::Sender<Bytes>) -> Self {
         let progress = WarmProgress::default();
-        Self { begun: Instant::now(), progress, failures: Vec::new(), shown: None, lines }
+        Self { begun: Instant::now(), progress, failures: Vec::new(), progress_sent: None, lines }
     }
 
     /// Sends a line; `false` if the client has disconnected.
@@ -97,15 +97,16 @@ impl Warming {
 
     /// Sends a progress line if one is due; `false` if the client has disconnected.
     async fn send_progress(&mut self) -> bool {
-        if self.shown.is_some_and(|shown| shown.elapsed() < PROGRESS_EVERY) {
+        if self.progress_sent.is_some_and(|sent| sent.elapsed() < PROGRESS_EVERY) {
             return true;
         }
-        self.shown = Some(Instant::now());
+        self.progress_sent = Some(Instant::now());
         self.update_time();
         self.send(&WarmLine::Progress(self.progress.clone())).await
     }
 
-    /// Counts a fetched block, whose data is given if it was read. A revisited block counts only if it had failed before.
+    /// Counts a fetched block, whose data is given if it was read. A revisited block counts only if it had failed
+    /// before.
     fn block_ready(&mut self, cid: &Cid, again: bool, block: Option<&Block>, is_new: bool) {
         if again && !self.recovered(cid) {
             return;
@@ -119,7 +120,8 @@ impl Warming {
         }
     }
 
-    /// Counts a failed block once, also if an earlier visit at a greater depth succeeded: blocks below it may be missing.
+    /// Counts a failed block once, also if an earlier visit at a greater depth succeeded: blocks below it may be
+    /// missing.
     fn failed(&mut self, cid: &Cid, error: &SourceError) {
         let cid = cid.to_string();
         if self.failures.iter().any(|failure| failure.cid == cid) {
@@ -145,11 +147,13 @@ impl Operations {
     fn path_to_warm(&self, request: &WarmRequest) -> Result<ContentPath, ApiError> {
         match (&request.cid, &request.path) {
             (Some(cid), None) => {
-                let root = Root::Cid(content::cid::parse(cid).map_err(wrong)?);
+                let root = Root::Cid(content::cid::parse(cid).map_err(bad_request)?);
                 Ok(ContentPath { root, segments: Vec::new(), trailing_slash: false })
             }
-            (None, Some(path)) => ContentPath::parse(path, self.parts().gateway.limits().path_depth_max).map_err(wrong),
-            _ => Err(wrong("exactly one of \"cid\" and \"path\" is required")),
+            (None, Some(path)) => {
+                ContentPath::parse(path, self.parts().gateway.limits().path_depth_max).map_err(bad_request)
+            }
+            _ => Err(bad_request("exactly one of \"cid\" and \"path\" is required")),
         }
     }
 
@@ -162,7 +166,7 @@ impl Operations {
                 let (progress, failures) = (warming.progress.clone(), std::mem::take(&mut warming.failures));
                 WarmLine::Report(WarmReport { progress, complete, stopped_by: stopped_by.map(str::to_owned), failures })
             }
-            Err(words) => WarmLine::Error(words),
+            Err(message) => WarmLine::Error(message),
         };
         warming.send(&line).await;
     }
@@ -265,7 +269,7 @@ mod tests {
         };
         let (one, other) = (block(b"one"), block(b"another"));
         let mut warming = Warming::new(mpsc::channel(1).0);
-        let mut told = |block: &Block, again: bool, comes: bool| {
+        let mut record = |block: &Block, again: bool, comes: bool| {
             let cid = *block.cid();
             if comes {
                 warming.block_ready(&cid, again, Some(block), true);
@@ -276,12 +280,12 @@ mod tests {
             assert_eq!(warming.failures.len() as u64, failed_blocks);
             (blocks, fetched_bytes, failed_blocks)
         };
-        assert_eq!(told(&one, false, false), (0, 0, 1));
-        assert_eq!(told(&other, false, true), (1, 7, 1));
-        assert_eq!(told(&one, true, false), (1, 7, 1), "it is reported once");
-        assert_eq!(told(&one, true, true), (2, 10, 0));
-        assert_eq!(told(&one, true, true), (2, 10, 0), "it is counted once");
+        assert_eq!(record(&one, false, false), (0, 0, 1));
+        assert_eq!(record(&other, false, true), (1, 7, 1));
+        assert_eq!(record(&one, true, false), (1, 7, 1), "it is reported once");
+        assert_eq!(record(&one, true, true), (2, 10, 0));
+        assert_eq!(record(&one, true, true), (2, 10, 0), "it is counted once");
         // The second visit is nearer to the root and needs its links, which are unknown.
-        assert_eq!(told(&other, true, false), (2, 10, 1));
+        assert_eq!(record(&other, true, false), (2, 10, 1));
     }
 }

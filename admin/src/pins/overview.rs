@@ -10,7 +10,7 @@
 //! identifiers.
 
 use crate::http::answer::{Answer, ApiError, json, stopping};
-use crate::http::parameters::{Parameters, wrong};
+use crate::http::parameters::{Parameters, bad_request};
 use crate::pins::psa::query::{self, MatchView};
 use crate::pins::psa::views::status;
 use api::access::OPERATOR;
@@ -69,8 +69,12 @@ impl Overview {
     async fn token_names(&self) -> Result<TokenNames, ApiError> {
         let token_store = self.token_store.clone();
         let tokens = tokio::task::spawn_blocking(move || token_store.list()).await.map_err(|_| stopping())?;
-        let tokens =
-            tokens.inspect_err(|error| tracing::warn!(%error, "the token store cannot be read: owners of pins are shown without names")).unwrap_or_default();
+        let tokens = tokens
+            .inspect_err(|error| {
+                tracing::warn!(%error, "the token store cannot be read: owners of pins are \
+                shown without names")
+            })
+            .unwrap_or_default();
         Ok(TokenNames(tokens.into_iter().map(|token| (token.id, token.name)).collect()))
     }
 }
@@ -191,5 +195,5 @@ fn no_such_pin() -> ApiError {
 }
 
 fn bad_filter(failure: crate::pins::psa::failure::PsaFailure) -> ApiError {
-    wrong(failure.details())
+    bad_request(failure.details())
 }

@@ -193,12 +193,12 @@ async fn invalid_requests_are_rejected_and_change_nothing() {
         (json!({ "cid": good, "meta": texts(1001) }).to_string(), "1000 keys"),
         (json!({ "cid": good, "meta": { "k": "v".repeat(20_000) } }).to_string(), "16384 bytes"),
     ];
-    for (body, words) in bodies {
+    for (body, message) in bodies {
         let (status, failure) = client.send("POST", "", body.clone().into_bytes()).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
         assert_eq!(failure["error"]["reason"], "BAD_REQUEST", "{body}");
         let details = failure["error"]["details"].as_str().unwrap_or_default();
-        assert!(details.contains(words), "{body}: {details}");
+        assert!(details.contains(message), "{body}: {details}");
     }
     let (status, _) = client.send("POST", "", vec![b' '; 300_000]).await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);

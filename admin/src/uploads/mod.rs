@@ -1,8 +1,8 @@
 //! `POST /upload`: imports a file, a form, a TAR or a CAR, and answers with the roots once they are pinned and on the
 //! disk.
 //!
-//! The answer is a JSON object. With `Accept: application/x-ndjson` it is JSON lines with progress events; a client that
-//! does not read them does not delay the upload.
+//! The answer is a JSON object. With `Accept: application/x-ndjson` it is JSON lines with progress events; a client
+//! that does not read them does not delay the upload.
 //!
 //! | module | concern |
 //! |---|---|
@@ -67,9 +67,9 @@ fn at_root<S>((schemas, paths, router): UtoipaMethodRouter<S>) -> UtoipaMethodRo
 
 /// Upload and pin content
 ///
-/// By its Content-Type, the body is a file; a form whose parts are files (`multipart/form-data`); an uncompressed TAR; or a CAR. When
-/// the upload is answered, its roots are pinned and on the disk. With `Accept: application/x-ndjson` the answer is JSON lines:
-/// `progress` at intervals, and `done` or `error` at the end.
+/// By its Content-Type, the body is a file; a form whose parts are files (`multipart/form-data`); an uncompressed TAR;
+/// or a CAR. When the upload is answered, its roots are pinned and on the disk. With `Accept: application/x-ndjson` the
+/// answer is JSON lines: `progress` at intervals, and `done` or `error` at the end.
 #[utoipa::path(
     post, path = "/api/v1/upload", tag = "upload", security(("bearer" = ["pin"])), params(UploadParams),
     request_body(content(

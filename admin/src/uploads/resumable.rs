@@ -134,8 +134,8 @@ fn api_error(error: impl Into<ResumableError>) -> ApiError {
 
 /// Checks that the client uses the supported version of tus.
 fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
-    let words = format!("the gateway supports tus {VERSION}: see the header Tus-Version");
-    if headers::speaks_ours(headers) { Ok(()) } else { Err(ApiError(StatusCode::PRECONDITION_FAILED, words)) }
+    let message = format!("the gateway supports tus {VERSION}: see the header Tus-Version");
+    if headers::speaks_ours(headers) { Ok(()) } else { Err(ApiError(StatusCode::PRECONDITION_FAILED, message)) }
 }
 
 fn insert_progress_headers(headers: &mut HeaderMap, parts: &Parts, record: &Record) {
@@ -190,8 +190,8 @@ async fn list(State(parts): State<Arc<Parts>>, Authenticated(bearer): Authentica
 
 /// Create a resumable upload (tus 1.0)
 ///
-/// The parameters are those of `POST /upload`. `filetype` and `filename` in `Upload-Metadata` (also `type` and `name`) are the media type
-/// and the name of the content: a TAR or CAR is imported as an archive.
+/// The parameters are those of `POST /upload`. `filetype` and `filename` in `Upload-Metadata` (also `type` and `name`)
+/// are the media type and the name of the content: a TAR or CAR is imported as an archive.
 #[utoipa::path(
     post, path = "/api/v1/uploads", tag = "upload", security(("bearer" = ["pin"])),
     params(
@@ -202,7 +202,8 @@ async fn list(State(parts): State<Arc<Parts>>, Authenticated(bearer): Authentica
     ),
     responses(
         (status = 201, description = "The upload is created; PATCH the Location", body = PartialView),
-        (status = 400, description = "A header or parameter is invalid, or an empty upload cannot be imported", body = ErrorView),
+        (status = 400, description = "A header or parameter is invalid, or an empty upload cannot be imported",
+            body = ErrorView),
         (status = 409, description = "Another request removed the pin of an empty upload", body = ErrorView),
         Withheld,
         OtherVersion,
@@ -213,11 +214,11 @@ async fn create(State(parts): State<Arc<Parts>>, Authenticated(bearer): Authenti
     let wanted = check_version(request.headers()).and_then(|()| wanted(&request).map_err(api_error));
     let created = match wanted {
         Ok(wanted) => parts.create(&bearer, wanted).await.map_err(api_error),
-        Err(refusal) => Err(refusal),
+        Err(error) => Err(error),
     };
     let (id, record) = match created {
         Ok(created) => created,
-        Err(refusal) => return tus(refusal.with_lingering_read(request.into_body())),
+        Err(error) => return tus(error.with_lingering_read(request.into_body())),
     };
     let created = tus(json(StatusCode::CREATED, &view(&parts, &id, record.clone())));
     let mut response = with_progress(created, &parts, &record);
@@ -265,7 +266,7 @@ async fn offset(
 ) -> Response {
     let found = match check_version(&headers) {
         Ok(()) => parts.offset(&bearer, &id).await.map_err(api_error),
-        Err(refusal) => Err(refusal),
+        Err(error) => Err(error),
     };
     match found {
         Ok(record) => {
@@ -273,7 +274,7 @@ async fn offset(
             insert_progress_headers(response.headers_mut(), &parts, &record);
             response
         }
-        Err(refusal) => tus(refusal.0),
+        Err(error) => tus(error.0),
     }
 }
 
@@ -310,12 +311,14 @@ async fn look(
     request_body(content = inline(Binary), content_type = "application/offset+octet-stream"),
     responses(
         (status = 204, description = "The upload is on the disk up to Upload-Offset; X-Ipfs-Path if it is complete"),
-        (status = 400, description = "A header is invalid, the body is incomplete, or the content cannot be imported", body = ErrorView),
+        (status = 400, description = "A header is invalid, the body is incomplete, or the content cannot be \
+            imported", body = ErrorView),
         Missing,
         (status = 409, description = "The upload is at another offset", body = ErrorView),
         Withheld,
         OtherVersion,
-        (status = 423, description = "Another request uses the upload, or the upload is being imported", body = ErrorView),
+        (status = 423, description = "Another request uses the upload, or the upload is being imported",
+            body = ErrorView),
         (status = 507, description = "The disk is full, or the upload exceeds the token's quota", body = ErrorView),
     ),
 )]
@@ -328,7 +331,7 @@ async fn append(
     let begun = check_version(request.headers()).and_then(|()| check_piece(request.headers()));
     let offset = match begun {
         Ok(offset) => offset,
-        Err(refusal) => return tus(refusal.with_lingering_read(request.into_body())),
+        Err(error) => return tus(error.with_lingering_read(request.into_body())),
     };
     match parts.append(&bearer, &id, Piece::new(offset, boxed(request.into_body()))).await {
         (Ok(record), _) => with_progress(tus(StatusCode::NO_CONTENT), &parts, &record),
@@ -340,8 +343,8 @@ async fn append(
 fn check_piece(headers: &HeaderMap) -> Result<u64, ApiError> {
     let media_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !media_type.eq_ignore_ascii_case(PIECE) {
-        let words = format!("a PATCH of an upload needs the header \"Content-Type: {PIECE}\"");
-        return Err(ApiError(StatusCode::UNSUPPORTED_MEDIA_TYPE, words));
+        let message = format!("a PATCH of an upload needs the header \"Content-Type: {PIECE}\"");
+        return Err(ApiError(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     headers::number(headers, "upload-offset").map_err(api_error)
 }
@@ -363,8 +366,8 @@ async fn remove(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Response {
-    if let Err(refusal) = check_version(&headers) {
-        return tus(refusal);
+    if let Err(error) = check_version(&headers) {
+        return tus(error);
     }
     match parts.remove(&bearer, &id).await {
         Ok(()) => tus(StatusCode::NO_CONTENT),
@@ -383,10 +386,12 @@ async fn remove(
     ),
     responses(
         (status = 200, description = "HEAD: the header Upload-Offset has the offset"),
-        (status = 204, description = "PATCH: the upload is on the disk up to Upload-Offset. DELETE: the upload is deleted"),
+        (status = 204, description = "PATCH: the upload is on the disk up to Upload-Offset. DELETE: the upload is \
+            deleted"),
         (status = 400, description = "A header is invalid, the body is incomplete, or the content cannot be imported"),
         (status = 404, description = "The token has no such upload, or the upload has expired"),
-        (status = 409, description = "The upload is at another offset, or another request removed its pin during the import"),
+        (status = 409, description = "The upload is at another offset, or another request removed its pin during the \
+            import"),
         (status = 410, description = "The policy withholds the content"),
         (status = 412, description = "The client uses another version of tus"),
         (status = 423, description = "Another request uses the upload, or the upload is being imported"),
@@ -411,8 +416,8 @@ async fn overridden(
         Some(Method::HEAD) => offset(parts, bearer, id, headers).await,
         Some(Method::DELETE) => remove(parts, bearer, id, headers).await,
         _ => {
-            let words = "a POST to an upload needs the header X-HTTP-Method-Override: PATCH, HEAD or DELETE";
-            tus(ApiError(StatusCode::BAD_REQUEST, words.to_owned()).with_lingering_read(request.into_body()))
+            let message = "a POST to an upload needs the header X-HTTP-Method-Override: PATCH, HEAD or DELETE";
+            tus(ApiError(StatusCode::BAD_REQUEST, message.to_owned()).with_lingering_read(request.into_body()))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Uploads in parts, through the routes.
+//! Resumable uploads, through the routes.
 
 use crate::uploads::tests::{Answer, Setup, Site, bearer, site, site_at};
 use axum::body::Body;
@@ -50,7 +50,7 @@ fn offset(answer: &Answer) -> u64 {
 }
 
 #[tokio::test]
-async fn an_upload_goes_on_where_it_broke_off() {
+async fn an_upload_resumes_at_its_offset() {
     let site = site(Setup::default());
     let me = Principal::operator();
     let created = site.create(&me, "", 12, "filename aGVsbG8udHh0").await;
@@ -77,7 +77,7 @@ async fn an_upload_goes_on_where_it_broke_off() {
         let answer = site.send(&me, &at, offset(&site.does(&me, Method::HEAD, &at).await), body).await;
         assert_eq!(answer.status, 413, "{why}");
     }
-    // Nothing of a piece counts that has too much.
+    // A PATCH that exceeds the upload's length is rejected as a whole.
     let last = site.send(&me, &at, 9, "ld\n").await;
     assert_eq!(
         (last.status, offset(&last), last.headers["x-ipfs-path"].to_str().ok()),
@@ -98,7 +98,7 @@ async fn an_upload_goes_on_where_it_broke_off() {
 }
 
 #[tokio::test]
-async fn a_post_may_stand_for_other_methods() {
+async fn a_post_may_be_overridden_by_other_methods() {
     let site = site(Setup::default());
     let me = Principal::operator();
     let at = location(&site.create(&me, "", 12, "").await);
@@ -122,13 +122,13 @@ async fn a_post_may_stand_for_other_methods() {
 }
 
 #[tokio::test]
-async fn parts_become_whatever_the_upload_is() {
+async fn uploads_are_imported_by_their_media_type() {
     let site = site(Setup::default());
     let me = Principal::operator();
     let table = [
         ("cid-version=1", "", &b"hello world\n"[..], Ok("bafkreifjjcie6lypi6ny7amxnfftagclbuxndqonfipmb64f2km2devei4")),
         ("", "", b"", Ok("QmbFMke1KXqnYyBBWxB74N4c5SBnJMVAiMNRcGu6x1AwQH")),
-        // A TAR that is none.
+        // An invalid TAR.
         ("", "filetype YXBwbGljYXRpb24veC10YXI=", b"hello world\n", Err(400)),
     ];
     for (query, metadata, content, expected) in table {
@@ -151,7 +151,7 @@ async fn parts_become_whatever_the_upload_is() {
 }
 
 #[tokio::test]
-async fn whoever_comes_later_ends_what_is_under_way() {
+async fn a_later_request_interrupts_a_running_one() {
     let site = Arc::new(site(Setup::default()));
     let me = Principal::operator();
     let at = location(&site.create(&me, "", 12, "").await);
@@ -176,7 +176,7 @@ async fn whoever_comes_later_ends_what_is_under_way() {
 }
 
 #[tokio::test]
-async fn nobody_sees_the_uploads_of_others() {
+async fn a_token_sees_only_its_own_uploads() {
     let site = site(Setup::default());
     let (one, other) = (bearer("one", None), bearer("other", None));
     let at = location(&site.create(&one, "", 5, "").await);
@@ -212,7 +212,7 @@ async fn uploads_and_their_bytes_are_bounded() {
     {
         assert_eq!(create(bearer, length).await.status, status, "{} {length}", bearer.id);
     }
-    // What has ended takes no room.
+    // Ended uploads do not count towards the limit.
     assert_eq!(site.does(&one, Method::DELETE, &at).await.status, 204);
     assert_eq!(create(&one, 900).await.status, 201);
     for _ in 0..2 {
@@ -235,7 +235,7 @@ async fn uploads_and_their_bytes_are_bounded() {
 }
 
 #[tokio::test]
-async fn what_nobody_goes_on_with_expires() {
+async fn abandoned_uploads_expire() {
     let settings = config::Uploads { parts_hours: 0, ..config::Uploads::default() };
     let site = site(Setup { settings, ..Setup::default() });
     let me = Principal::operator();
@@ -246,7 +246,7 @@ async fn what_nobody_goes_on_with_expires() {
     assert_eq!(left, 2, "the record and the bytes of the second alone");
 }
 
-/// A restart: the process is gone without a word, and another one finds what is on the disk.
+/// Simulates a crash: another process opens the folder.
 fn restarted(site: Site) -> Site {
     let Site { store, dir, parts, router, pins, uploads, tokens: _ } = site;
     drop((parts, router, pins, uploads));
@@ -254,12 +254,12 @@ fn restarted(site: Site) -> Site {
 }
 
 #[tokio::test]
-async fn what_was_complete_is_taken_in_after_a_restart() {
+async fn complete_uploads_are_imported_after_a_restart() {
     let first = site(Setup::default());
     let me = Principal::operator();
     let at = location(&first.create(&me, "", 12, "").await);
     assert_eq!(first.send(&me, &at, 0, "hello ").await.status, 204);
-    // As a gateway leaves it that was killed between the last byte and the pin.
+    // The state that a gateway leaves if it is killed between the last byte and the pin.
     let folder = first.dir.path().join("parts");
     let id = at.rsplit('/').next().expect("an id").to_owned();
     let record = folder.join(format!("{id}.json"));
@@ -284,10 +284,10 @@ async fn what_was_complete_is_taken_in_after_a_restart() {
     assert_eq!(view["result"]["roots"][0]["cid"], HELLO);
 }
 
-/// What happens to an upload.
+/// A step of the property test.
 #[derive(Debug, Clone)]
 enum Step {
-    /// So many bytes are sent, from an offset that is wrong by so much, and break off or not.
+    /// Sends a number of bytes at an offset that may be wrong, completely or not.
     Send {
         bytes: usize,
         wrong_by: i64,
@@ -334,7 +334,7 @@ async fn follow(steps: Vec<Step>, length: usize) -> Result<(), TestCaseError> {
             }
         }
         let record = site.parts.offset(&me, &id).await.map_err(|error| TestCaseError::fail(error.to_string()))?;
-        prop_assert_eq!(record.offset, known as u64, "what was acknowledged is here");
+        prop_assert_eq!(record.offset, known as u64, "acknowledged bytes are stored");
     }
     let (sent, _) = site.parts.append(&me, &id, Piece::new(length as u64, boxed(Body::empty()))).await;
     let record = sent.map_err(|error| TestCaseError::fail(error.to_string()))?;
@@ -348,14 +348,14 @@ async fn follow(steps: Vec<Step>, length: usize) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
     #[test]
-    fn offsets_are_those_of_the_bytes_that_are_here(steps in prop::collection::vec(step(), 0..12), length in 1..200_usize) {
+    fn offsets_equal_the_number_of_stored_bytes(steps in prop::collection::vec(step(), 0..12), length in 1..200_usize) {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("starts");
         runtime.block_on(follow(steps, length))?;
     }
 }
 
 #[tokio::test]
-async fn a_piece_is_taken_by_the_quota_that_the_token_has_now() {
+async fn a_patch_is_checked_against_the_current_quota_of_the_token() {
     let site = site(Setup::default());
     let at = location(&site.create(&bearer("alice", None), "", 12, "").await);
     assert_eq!(site.send(&bearer("alice", Some(12)), &at, 0, "hello").await.status, 204);
@@ -366,7 +366,7 @@ async fn a_piece_is_taken_by_the_quota_that_the_token_has_now() {
 }
 
 #[tokio::test]
-async fn what_a_token_began_that_was_revoked_meanwhile_is_not_pinned() {
+async fn uploads_of_a_revoked_token_are_not_pinned() {
     let site = site(Setup::default());
     let alice = bearer("alice", None);
     let at = location(&site.create(&alice, "", 12, "").await);
@@ -378,7 +378,7 @@ async fn what_a_token_began_that_was_revoked_meanwhile_is_not_pinned() {
     let refused = site.send(&alice, &at, 0, Body::from_stream(last)).await;
     assert!(refused.status == 403 && refused.error().contains("revoked"), "{} {}", refused.status, refused.error());
     assert_eq!(site.store.pins().await.expect("lists"), []);
-    // It has ended, and leaves no bytes behind.
+    // The upload has failed, and its bytes are deleted.
     let view = site.does(&alice, Method::GET, &at).await.json();
     assert_eq!((&view["state"], &view["failure"]["status"]), (&"failed".into(), &403.into()));
     let left = std::fs::read_dir(site.dir.path().join("parts")).expect("lists").count();
@@ -386,7 +386,7 @@ async fn what_a_token_began_that_was_revoked_meanwhile_is_not_pinned() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_given_less_ends_with_what_it_has_then() {
+async fn a_reduced_quota_applies_to_a_running_upload() {
     let site = site(Setup::default());
     let at = location(&site.create(&bearer("alice", None), "", 12, "").await);
     let tokens = Arc::clone(&site.tokens);

@@ -28,7 +28,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tower::ServiceExt as _;
 
-/// A listener's routes for uploads, what is behind them, and its folder.
+/// The routes for uploads, the components behind them, and the data folder.
 pub struct Site {
     pub router: Router,
     pub store: Arc<dyn BlockStore>,
@@ -36,14 +36,14 @@ pub struct Site {
     pub parts: Arc<Parts>,
     pub uploads: Uploads,
     pub dir: tempfile::TempDir,
-    /// Whose tokens are good: of everybody who ever asked, until a test revokes them.
+    /// The valid tokens: every token that a test has used, until the test revokes it.
     pub tokens: Tokens,
 }
 
-/// By the identifiers of their tokens.
+/// The clients, by the IDs of their tokens.
 pub type Tokens = Arc<std::sync::Mutex<std::collections::HashMap<String, Principal>>>;
 
-/// What a test changes.
+/// The parameters of a test.
 pub struct Setup {
     pub policy: Arc<dyn Policy>,
     pub settings: config::Uploads,
@@ -166,7 +166,7 @@ pub fn noise(bytes: usize, mut seed: u64) -> Vec<u8> {
     (0..bytes).map(|_| next()).collect()
 }
 
-/// A body in pieces of so many bytes, none of whose lengths is known before.
+/// A body in chunks of `piece` bytes, without a known length.
 fn in_pieces(bytes: Vec<u8>, piece: usize) -> Body {
     let pieces: Vec<_> = bytes.chunks(piece).map(|piece| Ok::<_, io::Error>(Bytes::copy_from_slice(piece))).collect();
     Body::from_stream(stream::iter(pieces))
@@ -189,7 +189,7 @@ fn form(parts: &[(&str, &[u8])]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_file_becomes_what_ipfs_add_makes_of_it() {
+async fn a_file_has_the_cid_of_ipfs_add() {
     let site = site(Setup::default());
     // What "ipfs add" of Kubo 0.41 prints for these bytes.
     let table = [
@@ -209,7 +209,7 @@ async fn a_file_becomes_what_ipfs_add_makes_of_it() {
 }
 
 #[tokio::test]
-async fn large_files_come_in_pieces_of_any_size() {
+async fn large_files_are_imported_from_chunks_of_any_size() {
     let site = site(Setup::default());
     let content = noise(3_000_000, 1);
     for (query, profile, piece) in [
@@ -274,7 +274,7 @@ async fn thousands_of_parts_take_no_more_memory_than_few() {
 }
 
 #[tokio::test]
-async fn forms_that_lie_are_refused_with_words() {
+async fn invalid_forms_are_rejected_with_a_message() {
     let site = site(Setup::default());
     let good = form(&[("filename=a", b"content")]);
     let huge = format!("filename=a\r\nX-Filler: {}", "x".repeat(200_000));
@@ -297,12 +297,12 @@ async fn forms_that_lie_are_refused_with_words() {
         (form(&[("filename=l\r\nContent-Type: application/symlink", b"")]), "leads nowhere"),
         (form(&[("filename=l\r\nContent-Type: application/symlink", &[b'x'; 5_000])]), "4096"),
     ];
-    for (body, words) in table {
+    for (body, message) in table {
         for piece in [100, 1_000_000] {
             let shown = String::from_utf8_lossy(&body[..body.len().min(100)]).into_owned();
             let answer = site.upload("", BOUNDARY, in_pieces(body.clone(), piece)).await;
             assert!(
-                answer.status == 400 && answer.error().contains(words),
+                answer.status == 400 && answer.error().contains(message),
                 "{shown}: {} {}",
                 answer.status,
                 answer.error()
@@ -359,7 +359,7 @@ fn tarball(members: &[Member<'_>]) -> Vec<u8> {
         header.set_size(content.len() as u64);
         header.set_mode(0o644);
         header.set_mtime(1_700_000_000);
-        // Without the checks of a builder that means well.
+        // Bypasses the checks of the builder.
         let name = &mut header.as_old_mut().name;
         let long = path.len() > name.len();
         if !long {
@@ -416,7 +416,7 @@ async fn an_archive_becomes_the_folder_that_it_unpacks_to() {
 }
 
 #[tokio::test]
-async fn archives_that_lie_are_refused_with_words() {
+async fn invalid_archives_are_rejected_with_a_message() {
     let site = site(Setup::default());
     let good = tarball(&[("a", FILE, "", &[b'x'; 2_000]), ("b", FILE, "", b"y")]);
     let lying = |size: &str| {
@@ -475,11 +475,11 @@ async fn archives_that_lie_are_refused_with_words() {
         ("both", tarball(&[("a", FILE, "", b"x"), ("a/b", FILE, "", b"x")]), 400, "\"a\""),
         ("deep", tarball(&[(&"d/".repeat(300), DIRECTORY, "", b"")]), 400, "deeper"),
     ];
-    for (what, archive, status, words) in table {
+    for (what, archive, status, message) in table {
         for piece in [500, 10_000_000] {
             let answer = site.upload("", "application/x-tar", in_pieces(archive.clone(), piece)).await;
             let told = answer.error();
-            assert!(answer.status == status && told.contains(words), "{what}: {} {told}", answer.status);
+            assert!(answer.status == status && told.contains(message), "{what}: {} {told}", answer.status);
         }
     }
     assert!(site.pins().await.is_empty(), "nothing of them is pinned");
@@ -517,15 +517,15 @@ async fn a_car_is_pinned_root_by_root() {
         (whole[..whole.len() - 1].to_vec(), "middle of a section"),
         (b"no archive".to_vec(), "header"),
     ];
-    for (body, words) in table {
+    for (body, message) in table {
         let answer = site.upload("", car, body).await;
-        assert!(answer.status == 400 && answer.error().contains(words), "{} {}", answer.status, answer.error());
+        assert!(answer.status == 400 && answer.error().contains(message), "{} {}", answer.status, answer.error());
     }
-    assert_eq!(site.pins().await.len(), 3, "what was pinned stays, and nothing more is");
+    assert_eq!(site.pins().await.len(), 3, "earlier pins stay, and no new pin is made");
 }
 
 #[tokio::test]
-async fn what_is_denied_is_not_taken_in() {
+async fn denied_content_is_not_imported() {
     let content = noise(600_000, 4);
     let importer = Importer::new(Profile::default()).expect("a profile");
     let mut cids = Vec::new();
@@ -565,7 +565,7 @@ async fn what_is_denied_is_not_taken_in() {
 }
 
 #[tokio::test]
-async fn there_is_an_end_to_bytes() {
+async fn the_size_of_uploads_is_limited() {
     let settings = config::Uploads { bytes_max: 100_000, ..config::Uploads::default() };
     let site = site(Setup { settings, ..Setup::default() });
     let bytes = |count: usize| noise(count, 5);
@@ -598,11 +598,11 @@ async fn there_is_an_end_to_bytes() {
         }
     }
     let stored = site.pins().await.len();
-    assert_eq!(stored, 2, "what nobody may keep is not pinned");
+    assert_eq!(stored, 2, "rejected content is not pinned");
     let poor = bearer("poor", Some(1_000));
     let answer = ask(&bearer("none", Some(0)), Body::empty()).await;
     assert_eq!(answer.status, 507);
-    // Who announces too much is not read.
+    // A body whose Content-Length exceeds the limit is not read.
     let never =
         Body::new(http_body_util::StreamBody::new(stream::pending::<Result<http_body::Frame<Bytes>, io::Error>>()));
     let announced = Body::new(Announced { inner: never, bytes: 1_001 });
@@ -610,7 +610,7 @@ async fn there_is_an_end_to_bytes() {
     assert_eq!(answer.expect("is not waited for").status, 507);
 }
 
-/// A body that says how long it will be.
+/// A body with a known length.
 struct Announced {
     inner: Body,
     bytes: u64,
@@ -633,7 +633,7 @@ impl http_body::Body for Announced {
 }
 
 #[tokio::test]
-async fn an_upload_that_breaks_off_leaves_nothing_pinned() {
+async fn an_incomplete_upload_leaves_nothing_pinned() {
     let site = site(Setup::default());
     let content = noise(1_000_000, 6);
     let pieces: Vec<_> = content.chunks(50_000).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
@@ -642,11 +642,11 @@ async fn an_upload_that_breaks_off_leaves_nothing_pinned() {
     assert!(answer.status == 400 && answer.error().contains("gone"), "{}", answer.error());
     assert!(site.pins().await.is_empty());
     site.store.flush().await.expect("flushes");
-    assert_eq!(site.store.stats().pinned_bytes, 0, "what came is let go");
+    assert_eq!(site.store.stats().pinned_bytes, 0, "the received blocks are released");
 }
 
 #[tokio::test]
-async fn a_pin_that_was_there_outlives_an_upload_that_fails() {
+async fn a_failed_upload_leaves_existing_pins() {
     let site = site(Setup::default());
     let one = block(b"one");
     assert_eq!(site.upload("", "application/vnd.ipld.car", archive(&[&one], &[&one])).await.status, 200);
@@ -657,7 +657,7 @@ async fn a_pin_that_was_there_outlives_an_upload_that_fails() {
     assert_eq!(site.pins().await, [one.cid().to_string()]);
 }
 
-/// An upload that goes on until its sender is dropped.
+/// An upload that runs until its sender is dropped.
 struct Begun {
     sender: mpsc::Sender<io::Result<Bytes>>,
     upload: tokio::task::JoinHandle<Answer>,
@@ -670,7 +670,7 @@ impl Begun {
             Body::from_stream(stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver))));
         let site = Arc::clone(site);
         let upload = tokio::spawn(async move { site.upload_as(&bearer, "", body).await });
-        // The second piece has room when the first is being read, or the upload was refused.
+        // The second chunk is accepted once the first is being read, or the upload has been rejected.
         _ = sender.send(Ok(Bytes::from_static(b"x"))).await;
         _ = sender.send(Ok(Bytes::from_static(b"y"))).await;
         Self { sender, upload }
@@ -690,7 +690,7 @@ impl Site {
 }
 
 #[tokio::test]
-async fn so_many_uploads_run_at_a_time_and_one_token_has_not_all_of_them() {
+async fn the_number_of_concurrent_uploads_is_limited_in_all_and_for_each_token() {
     let settings = config::Uploads { at_once_max: 4, ..config::Uploads::default() };
     let site = Arc::new(site(Setup { settings, ..Setup::default() }));
     let (alice, bob) = (bearer("alice", None), bearer("bob", None));
@@ -712,11 +712,11 @@ async fn so_many_uploads_run_at_a_time_and_one_token_has_not_all_of_them() {
 }
 
 #[tokio::test]
-async fn uploads_share_their_memory_and_a_small_one_takes_little() {
+async fn uploads_share_a_memory_budget_and_reserve_by_their_length() {
     let settings = config::Uploads { memory_bytes_max: 64 << 20, ..config::Uploads::default() };
     let site = Arc::new(site(Setup { settings, ..Setup::default() }));
     let me = bearer("me", None);
-    // Nobody knows how long it will be.
+    // The length of the body is unknown.
     let unknown = || Body::from_stream(stream::iter([Ok::<_, io::Error>("z")]));
     let greedy = "chunker=size-2096896&name=f";
     let first = Begun::begin(&site, me.clone()).await;
@@ -726,11 +726,11 @@ async fn uploads_share_their_memory_and_a_small_one_takes_little() {
     assert_eq!(site.upload_as(&me, "name=f", "short").await.status, 200);
     assert_eq!(first.end().await.status, 200);
     assert_eq!(site.upload_as(&me, greedy, unknown()).await.status, 200);
-    assert_eq!(site.uploads.memory().left(), 64 << 20, "all of it is given back");
+    assert_eq!(site.uploads.memory().left(), 64 << 20, "all of it is released");
 }
 
 #[tokio::test]
-async fn what_is_only_hashed_is_no_longer_than_what_may_be_kept() {
+async fn only_hash_has_the_same_limits_as_other_uploads() {
     let site = site(Setup::default());
     let me = bearer("me", Some(5));
     assert_eq!(site.upload_as(&me, "only-hash", "12345").await.status, 200);
@@ -742,7 +742,7 @@ async fn what_is_only_hashed_is_no_longer_than_what_may_be_kept() {
 }
 
 #[tokio::test]
-async fn only_the_cid_is_said_if_nothing_else_is_wanted() {
+async fn only_hash_answers_with_the_cid_and_stores_nothing() {
     let site = site(Setup::default());
     let answer = site.upload("only-hash=true", "", "hello world\n").await;
     assert_eq!(answer.cid(), "QmT78zSuBmuS4z925WZfrqQ1qHaJ56DQaTfyMUF7F8ff5o");
@@ -751,7 +751,7 @@ async fn only_the_cid_is_said_if_nothing_else_is_wanted() {
 }
 
 #[tokio::test]
-async fn progress_comes_in_lines_for_whoever_wants_it() {
+async fn progress_is_sent_as_json_lines_on_request() {
     let site = site(Setup::default());
     let lines = async |body: Body| {
         let request = Request::builder()
@@ -778,7 +778,7 @@ async fn progress_comes_in_lines_for_whoever_wants_it() {
     assert!(matches!(told.last(), Some(UploadLine::Error(failure)) if failure.status == 400), "{told:?}");
 }
 
-/// Uploads into a store of their own, whose cache has so many bytes.
+/// Uploads into a store of their own, with a cache of the given size.
 fn uploads_with_cache(cache_bytes_max: u64) -> (Arc<dyn BlockStore>, Uploads, tempfile::TempDir) {
     let options = MemoryOptions { cache_bytes_max, ..MemoryOptions::default() };
     let store: Arc<dyn BlockStore> = memory::open(&options).expect("opens");
@@ -790,7 +790,7 @@ fn uploads_with_cache(cache_bytes_max: u64) -> (Arc<dyn BlockStore>, Uploads, te
 }
 
 #[tokio::test]
-async fn events_tell_of_everything_in_the_order_of_kubo() {
+async fn events_have_the_order_of_kubo() {
     let (store, uploads, _dir) = uploads_with_cache(1 << 20);
     let (sender, mut receiver) = mpsc::channel(4);
     let body = Body::from(form(&[("filename=\"d/b\"", b"1"), ("filename=\"d/a\"", b"22"), ("", b"nameless")]));
@@ -810,10 +810,10 @@ async fn events_tell_of_everything_in_the_order_of_kubo() {
     let expected = [("d/b", 1), ("d/a", 2), (&nameless, 8), ("d", 3), ("", 11)];
     assert_eq!(added, expected.map(|(path, bytes)| (path.to_owned(), bytes)));
     assert_eq!(taken.roots.len(), 1);
-    assert!(store.pins().await.expect("lists").is_empty(), "nothing was to be pinned");
+    assert!(store.pins().await.expect("lists").is_empty(), "nothing is pinned");
 }
 
-/// Takes a file in for somebody: what became of it.
+/// Uploads a file for an owner.
 async fn take(uploads: &Uploads, owner: &Principal, content: &[u8], terms: Terms) -> Result<Taken, UploadError> {
     let order = Order { owner: owner.clone(), terms, form: Form::File { name: None }, watchers: Watchers::default() };
     uploads.take(order, boxed(Body::from(content.to_vec()))).await.map_err(|failed| failed.error)
@@ -824,9 +824,9 @@ fn kept(keep: Keep) -> Terms {
 }
 
 #[tokio::test]
-async fn what_is_left_to_the_cache_is_there_or_is_refused() {
+async fn cached_uploads_are_stored_completely_or_rejected() {
     let (store, uploads, _dir) = uploads_with_cache(4 << 20);
-    // Who may pin nothing may have it cached.
+    // A token without a quota for pins may still cache content.
     let owner = bearer("poor", Some(0));
     let small = noise(1_000_000, 3);
     let refused = take(&uploads, &owner, &small, kept(Keep::Pinned)).await;
@@ -834,13 +834,13 @@ async fn what_is_left_to_the_cache_is_there_or_is_refused() {
     let taken = take(&uploads, &owner, &small, kept(Keep::Cached)).await.expect("has room");
     assert_eq!((taken.roots[0].cid.to_string(), &taken.roots[0].pin), (file_cid(&Profile::default(), &small), &None));
     let blocks = content::dag::walk_links(Arc::clone(&store) as _, taken.roots[0].cid, 1, None).count().await as u64;
-    assert_eq!((blocks, store.stats().blocks), (taken.blocks, taken.blocks), "every block is there, and nothing else");
-    // What never has room pushes nothing out.
+    assert_eq!((blocks, store.stats().blocks), (taken.blocks, taken.blocks), "every block is stored, and nothing else");
+    // Content that exceeds the cache evicts nothing.
     let error = take(&uploads, &owner, &noise(8_000_000, 4), kept(Keep::Cached)).await.expect_err("has no room");
     assert!(matches!(error, UploadError::LargerThanCache { .. }) && error.status() == 507, "{error}");
     store.flush().await.expect("writes");
     assert_eq!(store.stats().blocks, taken.blocks);
-    // Who does not say how much will come finds out while it comes.
+    // Without a Content-Length, the limit applies while the body is read.
     let order =
         Order { owner, terms: kept(Keep::Cached), form: Form::File { name: None }, watchers: Watchers::default() };
     let endless = Body::from_stream(stream::repeat_with(|| Ok::<_, io::Error>(Bytes::from(noise(100_000, 5)))));
@@ -850,7 +850,7 @@ async fn what_is_left_to_the_cache_is_there_or_is_refused() {
 }
 
 #[tokio::test]
-async fn what_was_unpinned_a_moment_ago_is_cached_anew() {
+async fn recently_unpinned_content_is_cached_again() {
     let (store, uploads, _dir) = uploads_with_cache(64 << 20);
     let chunking = "size-1000".parse().expect("a chunker");
     let terms = |keep| Terms { profile: Profile { chunking, ..Profile::default() }, ..kept(keep) };
@@ -858,8 +858,8 @@ async fn what_was_unpinned_a_moment_ago_is_cached_anew() {
         let content = noise(3_000_000, seed);
         let pinned = take(&uploads, &Principal::operator(), &content, terms(Keep::Pinned)).await.expect("is pinned");
         assert!(store.remove_pin(&pinned.roots[0].cid).await.expect("removes"));
-        // Until its blocks are let go, it is there, and about to go.
-        store.flush().await.expect("lets go");
+        // Until the blocks are released they are still stored, and about to be deleted.
+        store.flush().await.expect("flushes");
         take(&uploads, &Principal::operator(), &content, terms(Keep::Cached)).await.expect("is cached");
     }
 }

@@ -64,9 +64,9 @@ impl UnknownReason {
 
 impl LocalAnswer {
     /// Answers a request from locally stored blocks.
-    pub(super) async fn here(gateway: &Gateway, asked: &ExplainedRequest) -> Self {
-        let head = asked.head(true);
-        match gateway.preview(&head, &asked.client()).await {
+    pub(super) async fn here(gateway: &Gateway, request: &ExplainedRequest) -> Self {
+        let head = request.head(true);
+        match gateway.preview(&head, &request.client()).await {
             Ok(draft) => match request::problem_of(&draft) {
                 Some(problem) => Self::with_problem(&problem, request::answer_of(Ok(draft), &head)),
                 None => Self::to_the_end(draft, &head).await,
@@ -142,16 +142,16 @@ impl Operations {
     }
 
     async fn predict_without_timeout(&self, subject: &Subject) -> Predicted {
-        let Ok(mut asked) = ExplainedRequest::of_path(&subject.request_path()) else { return Predicted::default() };
+        let Ok(mut request) = ExplainedRequest::of_path(&subject.request_path()) else { return Predicted::default() };
         for _ in 0..REDIRECTS_MAX {
-            let answered = LocalAnswer::here(&self.inner.resolving_gateway, &asked).await;
-            if let Some(next) = answered.view.location.as_deref().and_then(|location| asked.redirected(location)) {
-                asked = next;
+            let answer = LocalAnswer::here(&self.inner.resolving_gateway, &request).await;
+            if let Some(next) = answer.view.location.as_deref().and_then(|location| request.redirected(location)) {
+                request = next;
                 continue;
             }
-            let status = answered.has_head().then_some(answered.view.status);
-            let unknown = answered.unknown.map(|unknown| unknown.message().to_owned());
-            return Predicted { status, refused: answered.refused, unknown };
+            let status = answer.has_head().then_some(answer.view.status);
+            let unknown = answer.unknown.map(|unknown| unknown.message().to_owned());
+            return Predicted { status, refused: answer.refused, unknown };
         }
         Predicted {
             unknown: Some(format!("the answer redirects more than {REDIRECTS_MAX} times")),

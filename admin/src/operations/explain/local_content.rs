@@ -1,4 +1,5 @@
-//! Which blocks of a path are stored locally, in memory and on the disk, and what the gateway has cached about the path.
+//! Which blocks of a path are stored locally, in memory and on the disk, and what the gateway has cached about the
+//! path.
 
 use crate::operations::Operations;
 use crate::operations::dag::{Frontier, Step};

@@ -8,8 +8,8 @@
 //! | `local_content` | which blocks of a path are stored locally, in which tier |
 //! | `network` | the known providers, and the history of the provider search |
 //!
-//! Goals: `explain` has no logic of its own. The functions that serve clients route the request, parse its path, resolve
-//! its name and path, and make its answer, in a gateway of the same components that does not use the network
+//! Goals: `explain` has no logic of its own. The functions that serve clients route the request, parse its path,
+//! resolve its name and path, and make its answer, in a gateway of the same components that does not use the network
 //! ([`gateway::pipeline::Gateway::looking`]). With `fetch=true` the request is also sent through the real gateway, and
 //! its duration is shown.
 //!
@@ -26,7 +26,7 @@ use self::request::ExplainedRequest;
 use crate::http::answer::{Answer, json};
 use crate::http::error_responses::BadRequest;
 use crate::http::extract::Authenticated;
-use crate::http::parameters::{Parameters, wrong};
+use crate::http::parameters::{Parameters, bad_request};
 use crate::operations::Operations;
 use crate::operations::names::{path_of, step_view};
 use api::explain::{ExplainView, FetchedView, PolicyView};
@@ -53,56 +53,61 @@ const REQUEST_BYTES_MAX: usize = 8192;
     params(("path" = Option<String>, Query, description = "The path of a request: /ipfs/… or /ipns/…"),
         ("url" = Option<String>, Query, description = "The URL of a request, if the host matters: http://HOST/…"),
         ("fetch" = Option<bool>, Query, description = "Whether blocks that are not stored locally are fetched")),
-    responses((status = 200, description = "How the request would be answered, and why", body = ExplainView), BadRequest))]
+    responses((status = 200, description = "How the request would be answered, and why",
+        body = ExplainView), BadRequest))]
 pub async fn explain(State(operations): State<Operations>, Authenticated(bearer): Authenticated, uri: Uri) -> Answer {
     let parameters = Parameters::of(&uri, &["path", "url", "fetch"])?;
     let fetch = match parameters.get("fetch").as_deref() {
         None | Some("false") => false,
         Some("true") => true,
-        Some(_) => return Err(wrong("fetch must be \"true\" or \"false\"")),
+        Some(_) => return Err(bad_request("fetch must be \"true\" or \"false\"")),
     };
-    let asked = match (parameters.get("path"), parameters.get("url")) {
+    let request = match (parameters.get("path"), parameters.get("url")) {
         (Some(path), None) if path.len() <= REQUEST_BYTES_MAX => ExplainedRequest::of_path(&path)?,
         (None, Some(url)) if url.len() <= REQUEST_BYTES_MAX => ExplainedRequest::of_url(&url)?,
         (Some(_), None) | (None, Some(_)) => {
-            return Err(wrong(format!("path or url has more than {REQUEST_BYTES_MAX} bytes")));
+            return Err(bad_request(format!("path or url has more than {REQUEST_BYTES_MAX} bytes")));
         }
-        _ => return Err(wrong("exactly one of \"path\" and \"url\" is required")),
+        _ => return Err(bad_request("exactly one of \"path\" and \"url\" is required")),
     };
     let _permit = operations.begin(&bearer)?;
-    Ok(json(StatusCode::OK, &operations.explain_all(asked, fetch).await))
+    Ok(json(StatusCode::OK, &operations.explain_all(request, fetch).await))
 }
 
 impl Operations {
     /// Explains a request, and the requests that its answer redirects to.
-    async fn explain_all(&self, asked: ExplainedRequest, fetch: bool) -> ExplainView {
-        let (mut views, mut next) = (Vec::new(), Some(asked));
-        while let Some(asked) = next.take() {
-            let view = self.explain(&asked, fetch).await;
+    async fn explain_all(&self, request: ExplainedRequest, fetch: bool) -> ExplainView {
+        let (mut views, mut next) = (Vec::new(), Some(request));
+        while let Some(request) = next.take() {
+            let view = self.explain(&request, fetch).await;
             let location = view.answer.as_ref().and_then(|answer| answer.location.as_deref());
-            next = location.filter(|_| views.len() < REDIRECTS_MAX).and_then(|location| asked.redirected(location));
+            next = location.filter(|_| views.len() < REDIRECTS_MAX).and_then(|location| request.redirected(location));
             views.push(view);
         }
         let chain = |then: Option<ExplainView>, view| Some(ExplainView { then: then.map(Box::new), ..view });
         views.into_iter().rev().fold(None, chain).unwrap_or_default()
     }
 
-    async fn explain(&self, asked: &ExplainedRequest, fetch: bool) -> ExplainView {
+    async fn explain(&self, request: &ExplainedRequest, fetch: bool) -> ExplainView {
         let begun = Instant::now();
-        let mut view =
-            ExplainView { method: "GET".to_owned(), host: asked.host(), path: asked.path(), ..ExplainView::default() };
-        let fetched = if fetch { Some(self.fetch(asked, &mut view).await) } else { None };
-        self.explain_route(asked, &mut view).await;
+        let mut view = ExplainView {
+            method: "GET".to_owned(),
+            host: request.host(),
+            path: request.path(),
+            ..ExplainView::default()
+        };
+        let fetched = if fetch { Some(self.fetch(request, &mut view).await) } else { None };
+        self.explain_route(request, &mut view).await;
         view.fetched = fetched;
         view.seconds = seconds(begun.elapsed());
         view
     }
 
     /// Sends the request through the real gateway, as far as the head of the answer.
-    async fn fetch(&self, asked: &ExplainedRequest, view: &mut ExplainView) -> FetchedView {
+    async fn fetch(&self, request: &ExplainedRequest, view: &mut ExplainView) -> FetchedView {
         let begun = Instant::now();
         let gateway = &self.parts().gateway;
-        let (head, client) = (asked.head(false), asked.client());
+        let (head, client) = (request.head(false), request.client());
         let preview = tokio::time::timeout(FETCH_TIMEOUT, gateway.preview(&head, &client)).await;
         let took = begun.elapsed();
         match preview {
@@ -114,9 +119,9 @@ impl Operations {
         }
     }
 
-    async fn explain_route(&self, asked: &ExplainedRequest, view: &mut ExplainView) {
+    async fn explain_route(&self, request: &ExplainedRequest, view: &mut ExplainView) {
         let looking = &self.inner.local_gateway;
-        let (head, client) = (asked.head(true), asked.client());
+        let (head, client) = (request.head(true), request.client());
         let mut ask = match request::ask_of(&head, looking) {
             Ok(ask) => ask,
             Err(problem) => return view.answer = Some(request::problem_view(&problem, &head)),
@@ -132,12 +137,13 @@ impl Operations {
                 Err(problem) => view.notes.push(problem.to_string()),
             }
         }
-        self.answer_here(asked, view).await;
+        self.answer_here(request, view).await;
     }
 
     /// Adds the answer from locally stored blocks, unless the request was fetched; and whether its body is complete.
-    async fn answer_here(&self, asked: &ExplainedRequest, view: &mut ExplainView) {
-        let LocalAnswer { view: answer, refused, unknown } = LocalAnswer::here(&self.inner.local_gateway, asked).await;
+    async fn answer_here(&self, request: &ExplainedRequest, view: &mut ExplainView) {
+        let LocalAnswer { view: answer, refused, unknown } =
+            LocalAnswer::here(&self.inner.local_gateway, request).await;
         match (unknown, &mut view.answer) {
             (Some(UnknownReason::Name), None) if self.parts().bridge.is_some() => {
                 view.notes.push("the resolution of the name is not cached: fetch=true resolves it".to_owned());
@@ -145,14 +151,14 @@ impl Operations {
             (Some(unknown @ UnknownReason::Head), None) => {
                 view.notes.push(format!("{}: fetch=true fetches it", unknown.message()));
             }
-            (unknown, told) => {
+            (unknown, fetched) => {
                 view.notes.extend(
                     unknown.filter(|unknown| !matches!(unknown, UnknownReason::Head | UnknownReason::Name)).map(
                         |unknown| format!("{}: whether the answer would be complete is unknown", unknown.message()),
                     ),
                 );
-                match told {
-                    Some(told) if told.status == answer.status => told.breaks_off = answer.breaks_off,
+                match fetched {
+                    Some(fetched) if fetched.status == answer.status => fetched.breaks_off = answer.breaks_off,
                     Some(_) => return,
                     None => view.answer = Some(answer),
                 }

@@ -1,7 +1,7 @@
 //! [`ExplainedRequest`]: a request as a client would send it; and the views of its route and of its answer.
 
 use crate::http::answer::ApiError;
-use crate::http::parameters::wrong;
+use crate::http::parameters::bad_request;
 use api::explain::{AnswerView, RouteView};
 use content::SourceError;
 use gateway::errors::Problem;
@@ -35,7 +35,7 @@ impl ExplainedRequest {
     /// A request for a path, without a host.
     pub(super) fn of_path(path: &str) -> Result<Self, ApiError> {
         if !path.starts_with('/') {
-            return Err(wrong("a path must begin with a slash: /ipfs/CID or /ipns/NAME"));
+            return Err(bad_request("a path must begin with a slash: /ipfs/CID or /ipns/NAME"));
         }
         Ok(Self { target: read(path)?, host: None, https: false })
     }
@@ -44,10 +44,10 @@ impl ExplainedRequest {
     pub(super) fn of_url(url: &str) -> Result<Self, ApiError> {
         let uri = read(url)?;
         let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-            return Err(wrong("a URL must have a scheme and a host: http://HOST/ipfs/CID"));
+            return Err(bad_request("a URL must have a scheme and a host: http://HOST/ipfs/CID"));
         };
         if !matches!(scheme, "http" | "https") {
-            return Err(wrong("a URL must begin with http:// or https://"));
+            return Err(bad_request("a URL must begin with http:// or https://"));
         }
         let host = authority.as_str().rsplit('@').next().unwrap_or_default().to_owned();
         let target = uri.path_and_query().map_or("/", |path| path.as_str());
@@ -102,7 +102,7 @@ impl ExplainedRequest {
 }
 
 fn read(text: &str) -> Result<Uri, ApiError> {
-    text.parse().map_err(|error| wrong(format!("this is not a valid path or URL: {error}")))
+    text.parse().map_err(|error| bad_request(format!("this is not a valid path or URL: {error}")))
 }
 
 /// Parses a request for content.
@@ -179,12 +179,12 @@ pub(super) fn problem_view(problem: &Problem, head: &Parts) -> AnswerView {
 fn view(status: StatusCode, headers: &HeaderMap, bytes: Option<u64>, problem: Option<String>) -> AnswerView {
     let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).chars().take(VALUE_CHARS_MAX).collect();
     let location = headers.get(LOCATION).map(text);
-    let mut told: BTreeMap<String, String> = BTreeMap::new();
+    let mut shown: BTreeMap<String, String> = BTreeMap::new();
     for (name, value) in headers {
         let value: String = text(value);
-        told.entry(name.to_string()).and_modify(|known| *known = format!("{known}, {value}")).or_insert(value);
+        shown.entry(name.to_string()).and_modify(|known| *known = format!("{known}, {value}")).or_insert(value);
     }
-    AnswerView { status: status.as_u16(), headers: told, bytes, location, problem, breaks_off: None }
+    AnswerView { status: status.as_u16(), headers: shown, bytes, location, problem, breaks_off: None }
 }
 
 #[cfg(test)]
@@ -205,10 +205,13 @@ mod tests {
             ("http://host/ipfs/x", "http://myhost/", None),
             ("http://host/ipfs/x", "ftp://host/", None),
         ];
-        for (asked, location, expected) in table {
-            let asked =
-                if asked.starts_with('/') { ExplainedRequest::of_path(asked) } else { ExplainedRequest::of_url(asked) };
-            let next = asked.expect("a request").redirected(location).map(|next| (next.host(), next.path()));
+        for (request, location, expected) in table {
+            let request = if request.starts_with('/') {
+                ExplainedRequest::of_path(request)
+            } else {
+                ExplainedRequest::of_url(request)
+            };
+            let next = request.expect("a request").redirected(location).map(|next| (next.host(), next.path()));
             let expected =
                 expected.map(|(host, path): (Option<&str>, &str)| (host.map(str::to_owned), path.to_owned()));
             assert_eq!(next, expected, "{location}");

@@ -56,7 +56,7 @@ impl PsaFailure {
     }
 
     /// 400.
-    pub fn wrong(details: impl ToString) -> Self {
+    pub fn bad_request(details: impl ToString) -> Self {
         Self::new(StatusCode::BAD_REQUEST, details)
     }
 }

@@ -21,7 +21,7 @@
 //! default is `pinned`. The official compliance tool pins content without providers, and expects to find the pin by its
 //! name.
 //!
-//! Where the specification leaves room: times have a precision of a millisecond, no two pins have the same creation
+//! Where the specification leaves the choice open: times have a precision of a millisecond, no two pins have the same creation
 //! time, and a filter by time may be more precise; unknown parameters and fields are ignored, since services have
 //! extensions of their own; the same root may be pinned repeatedly, each time as a new request; CIDs are compared
 //! regardless of their version, and are written in their default base.
@@ -120,7 +120,8 @@ async fn get(State(pins): State<Arc<Pins>>, Authenticated(bearer): Authenticated
 #[utoipa::path(post, path = "/psa/pins/{requestid}", tag = "pinning", security(("bearer" = ["pin"])),
     params(("requestid" = String, Path, description = "The requestid of the pin to replace")), request_body = PinView,
     responses(
-        (status = 202, description = "The new pin is created, with a new requestid", body = PinStatusView), PinRejected, NoSuchPin))]
+        (status = 202, description = "The new pin is created, with a new requestid",
+            body = PinStatusView), PinRejected, NoSuchPin))]
 async fn replace(
     State(pins): State<Arc<Pins>>,
     Authenticated(bearer): Authenticated,

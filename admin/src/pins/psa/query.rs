@@ -79,7 +79,7 @@ impl QueryParameters {
 }
 
 fn decoded(text: &str) -> Result<String, PsaFailure> {
-    String::from_utf8(form_decoded(text.as_bytes())).map_err(|_| PsaFailure::wrong("the query is not UTF-8"))
+    String::from_utf8(form_decoded(text.as_bytes())).map_err(|_| PsaFailure::bad_request("the query is not UTF-8"))
 }
 
 /// Parses the parameter `name`.
@@ -89,7 +89,9 @@ fn decoded(text: &str) -> Result<String, PsaFailure> {
 pub fn name(text: &str) -> Result<String, PsaFailure> {
     match text.chars().count() {
         0..=NAME_CHARS_MAX => Ok(text.to_owned()),
-        chars => Err(PsaFailure::wrong(format!("name must have at most {NAME_CHARS_MAX} characters, and has {chars}"))),
+        chars => {
+            Err(PsaFailure::bad_request(format!("name must have at most {NAME_CHARS_MAX} characters, and has {chars}")))
+        }
     }
 }
 
@@ -103,7 +105,7 @@ pub fn strategy(text: &str) -> Result<NameMatch, PsaFailure> {
         "iexact" => NameMatch::IgnoringCase,
         "partial" => NameMatch::Partial,
         "ipartial" => NameMatch::PartialIgnoringCase,
-        _ => return Err(PsaFailure::wrong("match must be exact, iexact, partial or ipartial")),
+        _ => return Err(PsaFailure::bad_request("match must be exact, iexact, partial or ipartial")),
     })
 }
 
@@ -115,9 +117,9 @@ pub fn roots<'a>(items: impl Iterator<Item = &'a str>) -> Result<Vec<content::Ci
     let mut roots = Vec::new();
     for item in items {
         if roots.len() == CIDS_MAX {
-            return Err(PsaFailure::wrong(format!("cid must have at most {CIDS_MAX} CIDs")));
+            return Err(PsaFailure::bad_request(format!("cid must have at most {CIDS_MAX} CIDs")));
         }
-        roots.push(content::cid::parse(item).map_err(PsaFailure::wrong)?);
+        roots.push(content::cid::parse(item).map_err(PsaFailure::bad_request)?);
     }
     Ok(roots)
 }
@@ -135,7 +137,7 @@ pub fn statuses<'a>(items: impl Iterator<Item = &'a str>) -> Result<Vec<Status>,
             "pinned" => Status::Pinned,
             "failed" => Status::Failed,
             _ => {
-                return Err(PsaFailure::wrong(
+                return Err(PsaFailure::bad_request(
                     "status must be any of queued, pinning, pinned and failed, separated by commas",
                 ));
             }
@@ -150,20 +152,20 @@ pub fn statuses<'a>(items: impl Iterator<Item = &'a str>) -> Result<Vec<Status>,
 fn time_of(parameter: &str, text: &str) -> Result<SystemTime, PsaFailure> {
     // Form decoding turns an unescaped "+" of the offset into a space.
     let parsed = OffsetDateTime::parse(&text.replace(' ', "+"), &Rfc3339);
-    let words = || format!("{parameter} must be a time such as 2020-07-27T17:32:28.276Z");
-    Ok(parsed.map_err(|_| PsaFailure::wrong(words()))?.into())
+    let message = || format!("{parameter} must be a time such as 2020-07-27T17:32:28.276Z");
+    Ok(parsed.map_err(|_| PsaFailure::bad_request(message()))?.into())
 }
 
 fn meta(text: &str) -> Result<Meta, PsaFailure> {
-    let words = |error| {
-        PsaFailure::wrong(format!("meta must be a JSON object of strings, such as {{\"app_id\":\"7\"}}: {error}"))
+    let message = |error| {
+        PsaFailure::bad_request(format!("meta must be a JSON object of strings, such as {{\"app_id\":\"7\"}}: {error}"))
     };
-    serde_json::from_str(text).map_err(words)
+    serde_json::from_str(text).map_err(message)
 }
 
 fn limit(text: &str) -> Result<usize, PsaFailure> {
     let limit = text.parse().ok().filter(|limit| (1..=LIMIT_MAX).contains(limit));
-    limit.ok_or_else(|| PsaFailure::wrong(format!("limit must be a whole number from 1 to {LIMIT_MAX}")))
+    limit.ok_or_else(|| PsaFailure::bad_request(format!("limit must be a whole number from 1 to {LIMIT_MAX}")))
 }
 
 #[cfg(test)]
@@ -228,9 +230,9 @@ mod tests {
             ("meta=", "JSON object"),
             ("name=%FF", "not UTF-8"),
         ];
-        for (query, words) in table {
+        for (query, message) in table {
             let failure = filter(query).expect_err(query);
-            assert!(format!("{failure:?}").contains(words), "{query}: {failure:?}");
+            assert!(format!("{failure:?}").contains(message), "{query}: {failure:?}");
             assert!(format!("{failure:?}").contains("BAD_REQUEST"), "{query}: {failure:?}");
         }
     }

@@ -83,14 +83,15 @@ pub async fn delegates(pins: &Pins) -> Vec<String> {
 /// # Errors
 /// 400 with what is wrong.
 pub fn wanted(body: &[u8]) -> Result<Wanted, PsaFailure> {
-    let no_pin = |error| PsaFailure::wrong(format!("the body is not a pin such as {{\"cid\": \"bafy…\"}}: {error}"));
+    let no_pin =
+        |error| PsaFailure::bad_request(format!("the body is not a pin such as {{\"cid\": \"bafy…\"}}: {error}"));
     let PinView { cid, name, origins, meta } = serde_json::from_slice(body).map_err(no_pin)?;
     let origin = |text: &String| {
         let parsed = text.parse::<Multiaddr>();
-        parsed.map_err(|error| PsaFailure::wrong(format!("the origin {text:?} is not a multiaddr: {error}")))
+        parsed.map_err(|error| PsaFailure::bad_request(format!("the origin {text:?} is not a multiaddr: {error}")))
     };
     Ok(Wanted {
-        root: content::cid::parse(&cid).map_err(PsaFailure::wrong)?,
+        root: content::cid::parse(&cid).map_err(PsaFailure::bad_request)?,
         name,
         origins: origins.iter().flatten().map(origin).collect::<Result<_, _>>()?,
         meta: meta.unwrap_or_default(),

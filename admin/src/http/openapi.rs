@@ -265,7 +265,7 @@ mod tests {
                 assert_eq!(
                     other,
                     None,
-                    "{name} is here and in {}: give one of them another with \"as\"",
+                    "the schema name {name} is used here and in {}: rename one of them with \"as\"",
                     path.display()
                 );
             }

@@ -74,7 +74,7 @@ impl Call {
     pub fn of(command: &Command, head: &Parts) -> Result<Self, RpcError> {
         let mut call = Self::read(command, head)?;
         call.check_arguments(command)?;
-        call.note_client(head);
+        call.set_client(head);
         Ok(call)
     }
 
@@ -89,7 +89,7 @@ impl Call {
             call.read_arguments(&head, body).await?;
         }
         call.check_arguments(command)?;
-        call.note_client(&head);
+        call.set_client(&head);
         Ok(call)
     }
 
@@ -205,7 +205,7 @@ impl Call {
         Ok(call)
     }
 
-    fn note_client(&mut self, head: &Parts) {
+    fn set_client(&mut self, head: &Parts) {
         self.connection = head.extensions.get::<Arc<Connection>>().cloned();
         if let Some(connection) = &self.connection {
             self.client = connection.peer().ip();

@@ -1,10 +1,10 @@
-//! Durations as Go writes them (<https://pkg.go.dev/time#ParseDuration>): `1h30m`, `1.5s`, `250ms`.
+//! Durations in Go's format (<https://pkg.go.dev/time#ParseDuration>): `1h30m`, `1.5s`, `250ms`.
 //!
 //! Departure: negative durations are rejected, since no option can be negative.
 
 use std::time::Duration;
 
-/// The units, in nanoseconds; the longer names come first where one begins like another.
+/// The units, in nanoseconds.
 const UNITS: [(&str, f64); 8] =
     [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("μs", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 6e10), ("h", 3.6e12)];
 

@@ -177,7 +177,7 @@ impl Listing {
             let folder = Arc::clone(&folder);
             async move {
                 let entry = entry?;
-                let fetches_entries = fetches_entries && folder.may_be_looked_at(&entry.name);
+                let fetches_entries = fetches_entries && folder.may_be_read(&entry.name);
                 link_of(&folder.source, entry, fetches_entries, cids).await
             }
         };

@@ -58,7 +58,7 @@ impl ResolvedPath {
     }
 
     /// Whether the policy allows to read the entry `name` below the path's end.
-    pub fn may_be_looked_at(&self, name: &str) -> bool {
+    pub fn may_be_read(&self, name: &str) -> bool {
         self.resolved.check_further(self.source.policy(), &self.segments, name).is_ok()
     }
 

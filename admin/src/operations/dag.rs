@@ -148,7 +148,7 @@ mod tests {
         cid(codec::DAG_PB, n)
     }
 
-    /// Walks a DAG of nodes, given as pairs of a node and one it links to.
+    /// Traverses a DAG, given as pairs of a node and a node that it links to.
     fn walk(edges: &[(u32, u32)], depth_max: Option<u32>, max: usize) -> Result<Vec<u32>, DagLimit> {
         let mut frontier = Frontier::new(&[node(0)], depth_max, max);
         let mut order = Vec::new();
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(walk(&diamond, Some(0), 9), Ok(vec![0]));
         assert_eq!(walk(&diamond, Some(2), 9), Ok(vec![0, 1, 3, 2]));
         assert_eq!(walk(&diamond, None, 4), Err(DagLimit::Blocks(4)));
-        // 4 is met far below first, and then right below the root: what is below it is wanted as well.
+        // 4 is found deep in the DAG first, and then directly below the root, so that its links are followed as well.
         let shortcut = [(0, 1), (1, 2), (2, 4), (0, 4), (4, 5)];
         let walked = walk(&shortcut, Some(2), 9).expect("few");
         assert!(walked.contains(&5), "{walked:?}");
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_block_is_revisited_only_for_blocks_below_it_and_a_limited_number_of_times() {
-        // Node 4k leads to node 4(k + 1) by a long way, which is walked first, and by a short one.
+        // Node 4k links to node 4(k + 1) by a long path, which is traversed first, and by a short one.
         let ways = |k: u32| [(k, k + 1), (k, k + 3), (k + 1, k + 2), (k + 2, k + 4), (k + 3, k + 4)];
         let one: Vec<_> = ways(0).into();
         let again = |depth_max| {

@@ -12,7 +12,7 @@ use p2p_bridge::epoch;
 use services::logging::{self, LevelNow, LogLevel};
 use std::time::Duration;
 
-/// The longest time for which a level may be set, in seconds: a week.
+/// The maximum duration of a temporary level, in seconds: a week.
 const DURATION_SECONDS_MAX: u64 = 7 * 24 * 3600;
 
 pub(super) fn view(now: LevelNow) -> LevelView {

@@ -174,7 +174,7 @@ fn in_pieces(bytes: Vec<u8>, piece: usize) -> Body {
 
 const BOUNDARY: &str = "multipart/form-data; boundary=XX";
 
-/// A form of parts: what their heads say behind `form-data; name="file"`, and their bytes.
+/// A form of parts: the rest of each head after `form-data; name="file"`, and the data.
 fn form(parts: &[(&str, &[u8])]) -> Vec<u8> {
     let mut body = Vec::new();
     for (head, content) in parts {

@@ -24,7 +24,7 @@ const VALUE_CHARS_MAX: usize = 2048;
 /// The host of a request that names none. No such domain exists (RFC 6761, section 6.4).
 const NO_HOST: &str = "nobody.invalid";
 
-/// A request that is to be explained.
+/// A request to explain.
 pub(super) struct ExplainedRequest {
     target: Uri,
     host: Option<String>,

@@ -50,7 +50,7 @@ pub fn long_running_routes(sources: &Arc<Sources>) -> OpenApiRouter {
 
 /// A block of a DAG, fetched from the network if it is not stored locally.
 #[utoipa::path(get, path = "/api/v1/fetch/{root}/{cid}", tag = "store", security(("bearer" = ["read"])),
-    params(("root" = String, Path, description = "The root of the DAG, whose providers are session_roots"),
+    params(("root" = String, Path, description = "The root of the DAG, whose providers are asked"),
         ("cid" = String, Path, description = "The block")),
     responses((status = 200, description = "The block's bytes", content_type = "application/vnd.ipld.raw"),
         (status = 400, description = "A CID is invalid", body = ErrorView),

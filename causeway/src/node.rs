@@ -6,7 +6,7 @@
 use crate::network::Network;
 use crate::process::{self, VERSION_AND_COMMIT};
 use admin::kubo_rpc::{self, Rpc};
-use admin::operations::{self, Operations, NodeAddresses};
+use admin::operations::{self, NodeAddresses, Operations};
 use admin::{self, Admin};
 use anyhow::Context as _;
 use axum::body::Body;

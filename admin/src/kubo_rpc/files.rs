@@ -304,7 +304,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_body_panics(body in prop::collection::vec(prop_oneof![Just(b'-'), Just(b'\r'), Just(b'\n'), any::<u8>()], 0..200)) {
+        fn no_body_panics(
+            body in prop::collection::vec(prop_oneof![Just(b'-'), Just(b'\r'), Just(b'\n'), any::<u8>()], 0..200),
+        ) {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             let body = [&b"--xyz\r\n"[..], &body].concat();
             // Constructing the reader creates a timer, which needs the runtime.

@@ -21,9 +21,9 @@
 //! default is `pinned`. The official compliance tool pins content without providers, and expects to find the pin by its
 //! name.
 //!
-//! Where the specification leaves the choice open: times have a precision of a millisecond, no two pins have the same creation
-//! time, and a filter by time may be more precise; unknown parameters and fields are ignored, since services have
-//! extensions of their own; the same root may be pinned repeatedly, each time as a new request; CIDs are compared
+//! Where the specification leaves the choice open: times have a precision of a millisecond, no two pins have the same
+//! creation time, and a filter by time may be more precise; unknown parameters and fields are ignored, since services
+//! have extensions of their own; the same root may be pinned repeatedly, each time as a new request; CIDs are compared
 //! regardless of their version, and are written in their default base.
 
 pub mod failure;

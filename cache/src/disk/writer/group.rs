@@ -356,6 +356,10 @@ impl Writer {
         }
         let needed = if group.into_reserve { self.headroom_bytes() } else { self.free_bytes_min() };
         self.check_free_space(needed, group.appended_bytes)?;
+        if self.failing.is_some() {
+            // Values whose rows are refused are cut off by the next start only: attempt after attempt would fill the disk.
+            self.probe_index()?;
+        }
         group.appending = true;
         self.names_unsynced |= group.segments.keys().any(|segment| !self.segments.contains_key(segment));
         let mut gathered = Gathered::at(&self.store.files, group.appends[0].place);

@@ -71,7 +71,10 @@ impl Writer {
         let needed = self.free_bytes_min();
         let has_some = space.free_bytes > needed.saturating_add(GROUP_COST_MAX as u64) && !space.has_no_files();
         match has_some {
-            true => StoreError::io("No space left, although the file system has some: is there a quota?"),
+            true => StoreError::io(
+                "No space left, although the file system has some: the index looks for it every 5 seconds; if this lasts, is \
+                 there a quota?",
+            ),
             false => self.store.files.refusal(space, needed),
         }
     }
@@ -160,6 +163,11 @@ impl Writer {
     fn probe(&self) -> Result<(), StoreError> {
         self.check_free_space(self.free_bytes_min(), GROUP_COST_MAX)?;
         self.store.files.probe()?;
+        self.probe_index()
+    }
+
+    /// Whether the index takes writes.
+    pub(super) fn probe_index(&self) -> Result<(), StoreError> {
         let mut batch = WriteBatch::default();
         batch.put_cf(self.store.family(META)?, KEY_COUNTERS, self.counters.to_bytes());
         self.store.write(batch, true).map_err(|error| self.told(error))

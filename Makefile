@@ -84,8 +84,9 @@ lint: ## Check formatting, and let clippy warn of nothing
 	cargo fmt --all --check
 	cargo clippy $(PROFILE) --all-targets -- -D warnings
 
-docs: ## Build the crates' documentation
+docs: ## Build the documentation as a book, with every link checked, and the crates' documentation
 	@scripts/install-missing build
+	scripts/book
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links -A rustdoc::bare_urls" cargo doc $(PROFILE) --no-deps
 
 bench: ## Compare cold fetches with Kubo's on this machine; results go to load-tests/results

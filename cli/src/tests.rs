@@ -116,6 +116,28 @@ fn every_command_has_a_page_of_the_manual() {
     }
 }
 
+const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/commands.md");
+const REFERENCE_HEAD: &str = "# Command reference\n\n\
+    <!-- Generated from the command line: CAUSEWAY_BLESS=1 cargo test --release -p causeway-cli --lib command_reference -->\n\n\
+    What each command prints with `--help`. `causeway man DIR` writes the same as manual pages.\n";
+
+#[test]
+fn the_command_reference_is_generated_from_the_command_line() {
+    let mut rendered = REFERENCE_HEAD.to_owned();
+    let mut commands = commands();
+    commands.sort_by(|(one, _), (other, _)| one.cmp(other));
+    for (path, command) in commands {
+        let help = command.term_width(100).render_long_help().to_string();
+        let lines: Vec<&str> = help.lines().map(str::trim_end).collect();
+        rendered.push_str(&format!("\n## {path}\n\n```text\n{}\n```\n", lines.join("\n").trim_end()));
+    }
+    if std::env::var_os("CAUSEWAY_BLESS").is_some() {
+        std::fs::write(REFERENCE, &rendered).expect("writes");
+    }
+    let checked_in = std::fs::read_to_string(REFERENCE).unwrap_or_default();
+    assert!(checked_in == rendered, "docs/reference/commands.md is out of date: run this test with CAUSEWAY_BLESS=1");
+}
+
 /// What each operation of the admin API is asked by: a command, or nothing, and why.
 enum By {
     Command(&'static str),

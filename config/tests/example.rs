@@ -1,4 +1,5 @@
-//! `examples/causeway.toml` is the typed documentation: every doc comment of the schema, above its key and default.
+//! `examples/causeway.toml` and `docs/reference/settings.md` are the typed documentation: every doc comment of the schema, with
+//! its key and default.
 
 use config::Config;
 use toml::{Table, Value};
@@ -61,4 +62,39 @@ fn the_example_is_the_typed_documentation_and_equals_the_defaults() {
         panic!("examples/causeway.toml differs from the schema; copy {path} over it");
     }
     assert_eq!(toml::from_str::<Config>(EXAMPLE).expect("parses"), Config::default());
+}
+
+const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/settings.md");
+const REFERENCE_HEAD: &str = "# Settings reference\n\n\
+    <!-- Generated from config/src/schema.rs: CAUSEWAY_BLESS=1 cargo test --release -p causeway-config --test example -->\n\n\
+    Every setting with its default. Each key is also an environment variable: `http.listen` is `CAUSEWAY_HTTP_LISTEN`, lists\n\
+    separated by commas. Flags beat the environment, which beats the file, which beats the defaults. [Settings](../settings.md)\n\
+    says what to set for what you want.\n";
+
+/// A section with a table of its keys, then the sections below it.
+fn render_reference(prefix: &str, name: &str, values: &Table, out: &mut String) {
+    let (sections, keys): (Vec<_>, Vec<_>) =
+        fields(name).into_iter().partition(|(_, field, _)| matches!(values[*field], Value::Table(_)));
+    out.push_str("\n| key | default | meaning |\n|---|---|---|\n");
+    for (docs, field, _) in keys {
+        let meaning = docs.join(" ").replace('|', "\\|").replace('<', "&lt;").replace('[', "\\[");
+        let default = values[field].to_string().replace('|', "\\|");
+        out.push_str(&format!("| `{prefix}{field}` | `{default}` | {meaning} |\n"));
+    }
+    for (docs, field, kind) in sections {
+        let Value::Table(section) = &values[field] else { unreachable!("only tables are sections") };
+        out.push_str(&format!("\n## {prefix}{field}\n\n{}\n", docs.join(" ")));
+        render_reference(&format!("{prefix}{field}."), kind, section, out);
+    }
+}
+
+#[test]
+fn the_settings_reference_is_generated_from_the_schema() {
+    let mut rendered = REFERENCE_HEAD.to_owned();
+    render_reference("", "Config", &Table::try_from(Config::default()).expect("a tree"), &mut rendered);
+    if std::env::var_os("CAUSEWAY_BLESS").is_some() {
+        std::fs::write(REFERENCE, &rendered).expect("writes");
+    }
+    let checked_in = std::fs::read_to_string(REFERENCE).unwrap_or_default();
+    assert!(checked_in == rendered, "docs/reference/settings.md is out of date: run this test with CAUSEWAY_BLESS=1");
 }

@@ -31,6 +31,7 @@
 //! | [`operations`] | peers, explanations, warming, purging, the log level, draining: on a node that runs |
 //! | [`pinning`] | remote pins that Kubo drives; a pin that is killed and goes on; many blocks |
 //! | [`kubo_rpc`] | Kubo's command line as a client of ours |
+//! | [`metrics`] | the metrics reference, from what a node exposes |
 //! | [`soak`] | much traffic for long, in `make test-long` only |
 
 #[path = "../support/mod.rs"]
@@ -47,6 +48,7 @@ mod full;
 mod gateways;
 mod kubo_rpc;
 mod malice;
+mod metrics;
 mod names;
 mod no_peers;
 mod operations;

@@ -282,10 +282,15 @@ impl Causeway {
 
     /// Scrapes the metrics.
     pub async fn metrics(&self) -> Metrics {
+        Metrics::parse(&self.exposition().await)
+    }
+
+    /// The metrics in the text format that Prometheus reads.
+    pub async fn exposition(&self) -> String {
         let request = client().get(format!("{}/metrics", self.admin)).bearer_auth(TOKEN);
         let response = request.send().await.expect("the admin listener answers");
         assert_eq!(response.status(), 200, "GET /metrics");
-        Metrics::parse(&response.text().await.expect("metrics are text"))
+        response.text().await.expect("metrics are text")
     }
 
     /// Whether both listeners say that the node is well.

@@ -5,6 +5,7 @@
 //! | [`request`] | [`Request`]: one wish to keep a DAG, as it is shown |
 //! | [`filter`] | [`Filter`]: which requests are listed, and the page that comes of it |
 //! | [`service`] | [`Pins`]: everything that is done with requests |
+//! | [`adopt`] | stored blocks become an owner's pins |
 //! | [`index`] | all requests in memory, and the queue |
 //! | [`record`] | how they lie in the register |
 //! | [`clock`] | time that no step of the wall clock changes |
@@ -28,6 +29,7 @@
 //! are pending again: what is missing is fetched again, for as long as it takes, and the rest is kept. What is missing because a
 //! rule withholds it is not fetched; the requests say so until the rules change.
 
+pub mod adopt;
 pub mod clock;
 pub mod fetch;
 pub mod filter;

@@ -1,11 +1,8 @@
 //! Whose an upload becomes, and whether it may: what is asked of the pin service.
 
 use crate::access::Principal;
-use crate::pinning::{Owner, Pins, PinsError, Status};
+use crate::pinning::{Owner, Pins, PinsError};
 use crate::uploads::UploadError;
-use content::Cid;
-use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// What an owner may keep and what is left of that, in bytes; nothing if there is no limit.
 ///
@@ -20,60 +17,6 @@ pub fn quota(pins: &Pins, bearer: &Principal) -> Result<Option<(u64, u64)>, Uplo
     match bearer.quota.bytes_max.zip(room.bytes) {
         Some((bytes_max, 0)) => Err(UploadError::Quota { bytes_max, left: 0 }),
         quota => Ok(quota),
-    }
-}
-
-/// Puts pins down as somebody's: the identifier of each request. None of them if that fails for one. What the owner has already under
-/// the same name stays as it is.
-///
-/// # Errors
-/// [`UploadError::Pins`], and what the disk said.
-pub async fn record(
-    pins: &Arc<Pins>,
-    bearer: &Principal,
-    roots: &[Cid],
-    name: Option<&str>,
-    meta: &BTreeMap<String, String>,
-) -> Result<Vec<String>, UploadError> {
-    let owner = Owner::from(bearer);
-    let (mut requests, mut made) = (Vec::with_capacity(roots.len()), Vec::new());
-    for root in roots {
-        let own = pins.of_root(&owner.id, root).into_iter().find(|request| {
-            let same = name.is_none() || request.name.as_deref() == name;
-            same && meta.is_empty() && request.status == Status::Pinned
-        });
-        if let Some(own) = own {
-            requests.push(own.id.to_string());
-            continue;
-        }
-        match pins.record(&owner, *root, name.map(str::to_owned), meta.clone()).await {
-            Ok(request) => {
-                requests.push(request.id.to_string());
-                made.push(request.id);
-            }
-            Err(error) => {
-                undo(pins, &owner, &made).await;
-                return Err(error.into());
-            }
-        }
-    }
-    Ok(requests)
-}
-
-async fn undo(pins: &Arc<Pins>, owner: &Owner, made: &[Arc<str>]) {
-    for id in made {
-        if let Err(error) = pins.remove(&owner.id, id).await {
-            tracing::warn!(%id, %error, "the pin of an upload that failed could not be removed");
-        }
-    }
-}
-
-/// Removes the pins of roots that nobody asked for: of an upload that failed while it was pinned.
-pub async fn let_go(pins: &Arc<Pins>, roots: &[Cid]) {
-    for root in roots {
-        if let Err(error) = pins.let_go(*root).await {
-            tracing::warn!(%root, %error, "the pin of an upload that failed could not be removed");
-        }
     }
 }
 

@@ -28,6 +28,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::watch;
 
 /// What has become of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -129,6 +130,10 @@ pub struct Root {
     holds: usize,
     /// Its pin is to go as soon as nothing needs it.
     to_go: bool,
+    /// Its pin is being removed from the store. Until that has ended, no worker and no upload touches it.
+    removing: bool,
+    /// Tells of changes of the root and of the requests for it; `None` while nothing waits for them.
+    changes: Option<watch::Sender<()>>,
     /// The pin in the store is complete.
     pub complete: bool,
     /// What the store has of it.
@@ -147,7 +152,14 @@ impl Root {
     }
 
     fn is_unknown(&self) -> bool {
-        !self.is_needed() && self.requests.is_empty() && !self.active
+        !self.is_needed() && self.requests.is_empty() && !self.active && !self.removing
+    }
+
+    fn notify(&mut self) {
+        // The send fails if no receiver is left.
+        if self.changes.as_ref().is_some_and(|changes| changes.send(()).is_err()) {
+            self.changes = None;
+        }
     }
 }
 
@@ -262,6 +274,7 @@ impl Index {
         self.count(&entry, false);
         if let Some(root) = self.roots.get_mut(&entry.root) {
             root.requests.remove(&created_ms);
+            root.notify();
         }
         if entry.is_live() {
             self.deaden(&entry);
@@ -299,6 +312,9 @@ impl Index {
         }
         self.owners.get_mut(&owner)?.requests.insert(created_ms, entry.clone());
         self.requeue(&entry.root);
+        if let Some(root) = self.roots.get_mut(&entry.root) {
+            root.notify();
+        }
         Some(entry)
     }
 
@@ -361,11 +377,50 @@ impl Index {
         !root.is_needed()
     }
 
+    /// Begins to remove a root's pin from the store, unless that is under way or something needs the pin; if it is only held, it
+    /// goes when it is no longer. Returns whether the caller is to remove it, and to call [`Index::end_removal`] after that.
+    pub fn begin_removal(&mut self, cid: &Cid) -> bool {
+        let root = self.roots.entry(*cid).or_default();
+        if root.is_needed() || root.active {
+            root.to_go = root.live.is_empty();
+            return false;
+        }
+        if root.removing {
+            return false;
+        }
+        (root.removing, root.to_go) = (true, false);
+        self.note_progress(cid, Progress::default(), false);
+        self.note_work(cid, Work::default());
+        true
+    }
+
+    /// The store's pin of a root is gone. Requests that arrived meanwhile are queued.
+    pub fn end_removal(&mut self, cid: &Cid) {
+        if let Some(root) = self.roots.get_mut(cid) {
+            root.removing = false;
+            root.notify();
+        }
+        self.requeue(cid);
+        self.forget_if_unknown(cid);
+    }
+
+    /// Whether a root's pin is being removed from the store.
+    pub fn is_removing(&self, cid: &Cid) -> bool {
+        self.roots.get(cid).is_some_and(|root| root.removing)
+    }
+
+    /// A receiver of changes of a root and of the requests for it, from now on. It closes when nothing is known of the root.
+    pub fn watch(&mut self, cid: &Cid) -> Option<watch::Receiver<()>> {
+        let root = self.roots.get_mut(cid)?;
+        Some(root.changes.get_or_insert_with(|| watch::Sender::new(())).subscribe())
+    }
+
     /// Says what the store has of a root.
     pub fn note_progress(&mut self, cid: &Cid, progress: Progress, complete: bool) {
         let Some(root) = self.roots.get_mut(cid) else { return };
         let (before, after) = (root.progress.bytes, progress.bytes);
         (root.progress, root.complete) = (progress, complete);
+        root.notify();
         for owner in root.live.keys() {
             if let Some(rows) = self.owners.get_mut(owner) {
                 rows.bytes = rows.bytes.saturating_sub(before) + after;

@@ -50,8 +50,11 @@ impl Pins {
 
     /// Compares what is said of a root with what the store has, under the lock of changes.
     pub(super) async fn look_at(&self, root: &Cid) -> Result<(), PinsError> {
-        if self.index().root(root).is_none() {
-            return Ok(());
+        {
+            let index = self.index();
+            if index.root(root).is_none() || index.is_removing(root) {
+                return Ok(());
+            }
         }
         match self.store.pin(root).await? {
             Some(pin) if pin.state == PinState::Partial => self.lose(root, &pin).await,

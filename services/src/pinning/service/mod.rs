@@ -8,7 +8,9 @@
 //! | `losing` | pins that lose blocks |
 //!
 //! One change at a time: it is decided from the index, written, and only then made in the index, so that nobody sees
-//! what a power cut may undo. A change goes on when whoever asked for it leaves.
+//! what a power cut may undo. A change goes on when whoever asked for it leaves. The store's pins are removed, and roots
+//! announced, after the next change may begin: removing a pin of a million blocks delays no request of another owner. A root
+//! whose pin is being removed is marked, so that requests for it wait in the queue.
 //!
 //! The store's pin of a root goes when nothing needs it any more. That it is to go is written with the change that
 //! decided it, and taken back once it has gone, so that a process which is killed in between leaves no pin that belongs
@@ -25,7 +27,7 @@ use crate::pinning::filter::{Filter, Page, Sieve};
 use crate::pinning::index::{Counts, Index, millis, time};
 use crate::pinning::metrics::PinMetrics;
 use crate::pinning::reach::Reach;
-use crate::pinning::request::{Owner, Progress, Request};
+use crate::pinning::request::{Owner, Progress, Request, Status};
 use cache::{BlockStore, PinSummary, Ram, Register, StoreError, TierMetrics, Tiers};
 use content::{AllowAll, Cid, Policy};
 use libp2p::Multiaddr;
@@ -112,6 +114,15 @@ pub struct Room {
     pub bytes: Option<u64>,
 }
 
+/// What follows from a change and takes long: the store's writes and the network's queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::pinning) enum FollowUp {
+    /// Removes the store's pin of a root. [`Index::begin_removal`] has marked it.
+    Remove(Cid),
+    /// Announces a root that was pinned.
+    Announce(Cid),
+}
+
 /// While this is held, the store's pin of a root is not removed, whoever lets go of it.
 #[must_use]
 pub struct Protection {
@@ -148,7 +159,10 @@ pub struct Pins {
     dials: Arc<Semaphore>,
     register: Register,
     index: RwLock<Index>,
+    /// One change at a time.
     changes: tokio::sync::Mutex<()>,
+    /// What the change under way leaves to be done once the next one may begin.
+    follow_ups: Mutex<Vec<FollowUp>>,
     dispatcher: Mutex<Option<JoinHandle<()>>>,
     /// Cancelled when the dispatcher has ended, or who hears of lost blocks.
     ended: CancellationToken,
@@ -226,6 +240,7 @@ impl Pins {
             register,
             index: RwLock::default(),
             changes: tokio::sync::Mutex::default(),
+            follow_ups: Mutex::default(),
             dispatcher: Mutex::default(),
             ended: CancellationToken::new(),
             damage: Mutex::default(),
@@ -326,17 +341,58 @@ impl Pins {
         self.reach.delegates().await
     }
 
-    /// A change that goes on when its caller leaves, and waits for those before it.
+    /// Waits until a request is pinned or has failed, and returns it. `on_change` sees it at first and after each change.
+    ///
+    /// # Errors
+    /// [`PinsError::NotFound`] if there is no such request, or it is removed meanwhile.
+    pub async fn settled(
+        &self,
+        owner: &str,
+        id: &str,
+        mut on_change: impl FnMut(&Request),
+    ) -> Result<Request, PinsError> {
+        loop {
+            let root = self.get(owner, id).ok_or(PinsError::NotFound)?.root;
+            let Some(mut changes) = self.index_mut().watch(&root) else { continue };
+            loop {
+                let request = self.get(owner, id).ok_or(PinsError::NotFound)?;
+                on_change(&request);
+                if matches!(request.status, Status::Pinned | Status::Failed) {
+                    return Ok(request);
+                }
+                if changes.changed().await.is_err() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// A change that goes on when its caller leaves, and waits for those before it. It returns when its follow-ups are done, which
+    /// other changes do not wait for.
     pub(in crate::pinning) async fn apart<T: Send + 'static>(
         self: &Arc<Self>,
         change: impl Future<Output = Result<T, PinsError>> + Send + 'static,
     ) -> Result<T, PinsError> {
         let pins = Arc::clone(self);
-        let working = tokio::spawn(async move {
-            let _turn = pins.changes.lock().await;
-            change.await
-        });
+        let working = tokio::spawn(async move { pins.change(change).await });
         working.await.unwrap_or(Err(PinsError::Store(StoreError::Closed)))
+    }
+
+    /// One change under the lock of changes, and its follow-ups without it.
+    async fn change<T>(&self, change: impl Future<Output = T>) -> T {
+        let (changed, follow_ups) = {
+            let _turn = self.changes.lock().await;
+            let changed = change.await;
+            (changed, std::mem::take(&mut *self.follow_ups()))
+        };
+        for follow_up in follow_ups {
+            self.follow_up(follow_up).await;
+        }
+        changed
+    }
+
+    pub(in crate::pinning) fn follow_ups(&self) -> MutexGuard<'_, Vec<FollowUp>> {
+        self.follow_ups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Shows the figures, and has the dispatcher look again.

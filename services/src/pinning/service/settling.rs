@@ -2,8 +2,7 @@
 
 use crate::pinning::index::{Entry, Outcome};
 use crate::pinning::record::{self, Work};
-use crate::pinning::request::Progress;
-use crate::pinning::service::{Pins, PinsError, now_ms};
+use crate::pinning::service::{FollowUp, Pins, PinsError, now_ms};
 use cache::register::Change;
 use content::Cid;
 use std::sync::Arc;
@@ -58,7 +57,7 @@ impl Pins {
             let mut index = self.index_mut();
             entries.iter().for_each(|entry| _ = index.remove(&entry.id));
         }
-        self.drop_pins(left).await;
+        self.drop_pins(left);
         self.changed();
         Ok(())
     }
@@ -100,7 +99,7 @@ impl Pins {
             let mut index = self.index_mut();
             outcomes.into_iter().for_each(|(id, outcome)| _ = index.settle(&id, outcome));
         }
-        self.drop_pins(left).await;
+        self.drop_pins(left);
         self.changed();
         Ok(())
     }
@@ -159,18 +158,42 @@ impl Pins {
 
     /// Removes pins that nothing needs any more. Where a worker is at one, that ends first. What fails is done at the
     /// next start.
-    pub(in crate::pinning) async fn drop_pins(&self, roots: Vec<Cid>) {
+    pub(in crate::pinning) fn drop_pins(&self, roots: Vec<Cid>) {
         for root in roots {
             let worker = self.workers().get(&root).cloned();
             match worker {
                 Some(worker) => worker.cancel(),
-                None => self.drop_pin(&root).await,
+                None => self.drop_pin(&root),
             }
         }
     }
 
-    /// Removes one at which nobody is.
-    pub(in crate::pinning) async fn drop_pin(&self, root: &Cid) {
+    /// Has one removed at which no worker is, once the next change may begin.
+    pub(in crate::pinning) fn drop_pin(&self, root: &Cid) {
+        if self.index_mut().begin_removal(root) {
+            self.follow_ups().push(FollowUp::Remove(*root));
+        }
+    }
+
+    /// Does what a change left, outside of the lock of changes.
+    pub(in crate::pinning) async fn follow_up(&self, follow_up: FollowUp) {
+        match follow_up {
+            FollowUp::Remove(root) => {
+                self.remove_pin(&root).await;
+                self.index_mut().end_removal(&root);
+                self.changed();
+            }
+            FollowUp::Announce(root) => {
+                self.reach.announce(&root).await;
+                // It may have been unpinned meanwhile.
+                if !self.index().is_needed(&root) {
+                    self.reach.withdraw(&root, &*self.store).await;
+                }
+            }
+        }
+    }
+
+    async fn remove_pin(&self, root: &Cid) {
         let removed = self.store.remove_pin(root).await;
         let noted = match removed {
             Ok(_) => self.register.write(vec![record::delete_orphan(root)]).await,
@@ -180,8 +203,6 @@ impl Pins {
             tracing::warn!(%root, %error, "a pin that nobody wants could not be removed; the next start tries again");
             return;
         }
-        self.index_mut().note_progress(root, Progress::default(), false);
-        self.index_mut().note_work(root, Work::default());
         self.reach.withdraw(root, &*self.store).await;
     }
 }

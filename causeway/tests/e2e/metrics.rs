@@ -62,7 +62,8 @@ async fn the_metrics_reference_is_generated_from_a_node_and_every_alert_watches_
     // What is off by default has metrics as well.
     let node = Launch::new(dir.path())
         .set("CAUSEWAY_HTTP_ROUTING_V1", true)
-        .set("CAUSEWAY_POLICY_CACHES", "[\"purge+http://127.0.0.1:1\"]")
+        .set("CAUSEWAY_HTTP_HOSTS", "gateway.example.org")
+        .set("CAUSEWAY_POLICY_CACHES", "purge+http://127.0.0.1:1")
         .start()
         .await;
     let families = families(&node.exposition().await);

@@ -27,7 +27,7 @@ pub enum BlockError {
     /// The block exceeds [`MAX_BLOCK_BYTES`].
     #[error("a block of {bytes} bytes is over the limit of {MAX_BLOCK_BYTES}")]
     TooLarge {
-                /// The size of the block, in bytes.
+        /// The size of the block, in bytes.
         bytes: usize,
     },
 }

@@ -9,8 +9,8 @@ pub struct Marker([RandomState; 2]);
 
 impl Marker {
     /// The fingerprint of an item. Each marker has a key of its own.
-    pub fn mark(&self, thing: impl Hash) -> u128 {
-        let [high, low] = self.0.each_ref().map(|key| key.hash_one(&thing));
+    pub fn mark(&self, item: impl Hash) -> u128 {
+        let [high, low] = self.0.each_ref().map(|key| key.hash_one(&item));
         u128::from(high) << 64 | u128::from(low)
     }
 }
@@ -20,19 +20,19 @@ impl Marker {
 #[derive(Debug, Default)]
 pub struct Fingerprints {
     marker: Marker,
-    marks: HashSet<u128>,
+    set: HashSet<u128>,
 }
 
 impl Fingerprints {
     /// The number of items.
     pub fn len(&self) -> usize {
-        self.marks.len()
+        self.set.len()
     }
 
     /// The size of the set in memory, in bytes. While it grows, it takes three times as much.
     pub fn bytes(&self) -> usize {
         // The table has a power of two of slots, each with one control byte, and a load factor of at most 7/8.
-        match self.marks.capacity() {
+        match self.set.capacity() {
             0 => 0,
             capacity => (capacity + capacity / 8).next_power_of_two() * (size_of::<u128>() + 1),
         }
@@ -40,21 +40,21 @@ impl Fingerprints {
 
     /// Whether the next new item makes the set grow.
     pub fn is_full(&self) -> bool {
-        self.marks.len() == self.marks.capacity()
+        self.set.len() == self.set.capacity()
     }
 
     /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
-        self.marks.is_empty()
+        self.set.is_empty()
     }
 
     /// Whether the set contains an item.
-    pub fn contains(&self, thing: impl Hash) -> bool {
-        !self.is_empty() && self.marks.contains(&self.marker.mark(thing))
+    pub fn contains(&self, item: impl Hash) -> bool {
+        !self.is_empty() && self.set.contains(&self.marker.mark(item))
     }
 
     /// Adds an item; `false` if the set contains it already.
-    pub fn insert(&mut self, thing: impl Hash) -> bool {
-        self.marks.insert(self.marker.mark(thing))
+    pub fn insert(&mut self, item: impl Hash) -> bool {
+        self.set.insert(self.marker.mark(item))
     }
 }

@@ -16,7 +16,7 @@ pub enum SourceError {
         cid: Cid,
     },
     /// The network made no progress for as long as the caller allows. A retry may succeed.
-    #[error("no block of {cid} arrived in time: {stall}")]
+    #[error("the block {cid} did not arrive in time: {stall}")]
     Stalled {
         /// The requested block.
         cid: Cid,

@@ -76,7 +76,7 @@ impl std::fmt::Display for Stall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { waited, providers_found, peers_asked, peers_answered, no_peers } = self;
         if *no_peers {
-            return f.write_str("this gateway is not connected to any peer");
+            return f.write_str("this gateway has no peers");
         }
         write!(
             f,

@@ -18,14 +18,12 @@
 //! The rules of each codec:
 //!
 //! - dag-cbor (<https://ipld.io/specs/codecs/dag-cbor/spec/>): strict: shortest heads, sorted and unique keys, finite
-//! floats
-//!   of 64 bits, and no tags but that of links. Negative zero is kept, as in Kubo.
+//!   floats of 64 bits, and no tags but that of links. Negative zero is kept, as in Kubo.
 //! - CBOR (RFC 8949): also indefinite lengths, floats of every width, heads and key orders of any form, and
-//! `undefined`,
-//!   which becomes null. Tags are ignored, except those of big integers, which are errors. It has no links.
+//!   `undefined`, which becomes null. Tags are ignored, except those of big integers, which are errors. It has no
+//!   links.
 //! - dag-json (<https://ipld.io/specs/codecs/dag-json/spec/>): white space and any order of keys are accepted, as in
-//! Kubo.
-//!   Links and bytes must have exactly their reserved forms.
+//!   Kubo. Links and bytes must have exactly their reserved forms.
 //! - JSON (RFC 8259): has neither links nor bytes. Integers beyond 64 bits become floats, as in browsers.
 //! - dag-pb and raw: every valid node, and all bytes.
 //!

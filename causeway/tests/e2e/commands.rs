@@ -116,7 +116,7 @@ async fn what_the_gateway_does_not_hold_is_fetched_for_whoever_reads() {
     let node = to.clone().peering(holder.tcp()).set("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", 3).start().await;
 
     let (code, said) = complaint(&to, &["ls", "--offline", &root]);
-    assert!(code == FAILURE && said.contains("is not held here"), "{said}");
+    assert!(code == FAILURE && said.contains("is not stored locally"), "{said}");
     let listed = run(&to, &["ls", &root]);
     assert!(listed.contains(" images") && listed.contains(" index.html"), "{listed}");
     assert_eq!(run(&to, &["cat", &format!("{root}/index.html")]), "<p>Hello.");
@@ -301,7 +301,7 @@ async fn what_is_pinned_is_fetched_listed_and_let_go() {
     let mut listed = listed["results"].as_array().expect("a list").iter();
     assert!(listed.any(|pin| pin["pin"]["cid"] == docs.as_str() && pin["status"] == "pinned"), "{docs}");
     let (code, said) = complaint(&to, &["pin", "add", absent]);
-    assert!(code == FAILURE && said.contains("is not held here"), "{code} {said}");
+    assert!(code == FAILURE && said.contains("is not stored locally"), "{code} {said}");
     let (code, said) = complaint(&to, &["pin", "rm", &docs]);
     assert!(code == UNREACHABLE && said.contains("causeway serve"), "{code} {said}");
     let again = json(&from, &["pin", "add", "--json", "--name", "here", &root]);

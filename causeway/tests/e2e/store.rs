@@ -325,7 +325,10 @@ fn what_is_missing_or_wrong_is_named() {
     assert!(world.launch().run(&["import", &car.display().to_string()]).is_err(), "incomplete, but kept");
     let complaint = world.refusal(&["get", &root, "-o", "part"]);
     let leaf = world.ipfs.run(content, &["refs", &root]);
-    assert!(leaf.lines().any(|leaf| complaint.contains(leaf)) && complaint.contains("is not held here"), "{complaint}");
+    assert!(
+        leaf.lines().any(|leaf| complaint.contains(leaf)) && complaint.contains("is not stored locally"),
+        "{complaint}"
+    );
     assert!(!content.join("part").exists());
     assert!(world.run(&["ls", &root]).contains("1500000"), "the root alone says how long the file is");
 }

@@ -112,7 +112,7 @@ async fn a_node_serves_from_files_and_keeps_them() {
     let node = other.start().await;
     assert!(node.process.stderr().contains("a store of another kind lies here"), "{}", node.process.stderr());
     node.stop().await;
-    assert!(other.run(&["ls", &site]).expect_err("another store").contains("is not held here"));
+    assert!(other.run(&["ls", &site]).expect_err("another store").contains("is not stored locally"));
     assert!(run(&launch, dir, &["ls", &site]).contains("noise"), "it is there when it is chosen again");
 }
 

@@ -112,7 +112,7 @@ async fn what_is_added_listed_and_read_is_the_same() {
     let absent = run(&alone, dir, &["add", "-n", "-Q", "--chunker=size-77777", "big"]);
     for command in ["get", "ls"] {
         let complaint = pipe(&through, dir, &[command, "--offline", &absent], b"").expect_err("it is not here");
-        assert!(complaint.contains(&absent) && complaint.contains("is not held here"), "{complaint}");
+        assert!(complaint.contains(&absent) && complaint.contains("is not stored locally"), "{complaint}");
     }
     // What cannot be read is not pinned.
     let pins = stats(&through)["pins"].clone();

@@ -1,77 +1,77 @@
-//! Which names and symlinks an archive may hold: whoever extracts it gets nothing outside the root, and reaches nothing
-//! outside it through what is inside.
+//! Which names and symlinks are allowed in an archive, so that extracting it writes nothing outside the root, not even
+//! through a symlink.
 //!
-//! The path of the directory that is being listed is kept as one text with the offsets of its parts ([`Place`]), so
-//! that an entry costs what its own name is long and not what all of its path is.
+//! The path of the current directory is kept as one text with the offsets of its segments ([`EntryPath`]), so that the cost
+//! of an entry is linear in the length of its own name and not of its path.
 
-/// The longest path or target, in bytes: four times what Linux opens.
+/// The maximum length of a path or target, in bytes: four times `PATH_MAX` of Linux.
 pub(super) const PATH_BYTES_MAX: usize = 16 * 1024;
-/// How many parts one name may have. Honest names have one; old writers made a few with slashes.
+/// The maximum number of segments in one name. Valid names have one; old importers made some with slashes.
 const NAME_PARTS_MAX: usize = 64;
 
-/// Why a name or a target is refused.
-pub(super) type Refusal = &'static str;
+/// Why a name or a target is not allowed.
+pub(super) type RejectReason = &'static str;
 
-/// The path of a directory, whose first part is the root, and the way back to those above it.
+/// The path of an entry, whose first segment is the root, and how to return to its parents.
 #[derive(Debug, Default)]
-pub(super) struct Place {
+pub(super) struct EntryPath {
     path: String,
-    /// Where each part begins.
+    /// The offset of each segment.
     starts: Vec<usize>,
-    left: Vec<Left>,
+    undo: Vec<Undo>,
 }
 
-/// How a directory's path differs from that of the one it was entered from.
+/// How to return from an entry to the directory that it was entered from.
 #[derive(Debug)]
-struct Left {
-    /// Parts that the two have in common.
+struct Undo {
+    /// The number of segments that both paths share.
     parts: usize,
-    /// What followed these in the other one: nothing, unless the name climbed.
+    /// The rest of the directory's path: empty, unless the name has `..`.
     removed: String,
 }
 
-/// What a name is to a directory.
+/// A name resolved against a directory.
 #[derive(Debug, PartialEq, Eq)]
-struct Steps<'a> {
-    /// Parts of the directory's path that remain.
+struct ResolvedName<'a> {
+    /// The number of segments of the directory's path that remain.
     parts: usize,
-    /// What follows them.
+    /// The segments that are appended.
     added: Vec<&'a str>,
 }
 
-impl Place {
-    /// The root, by its own name: one part, since nothing is above it.
-    pub(super) fn root(name: &str) -> Result<Self, Refusal> {
+impl EntryPath {
+    /// The root with the given name, which must be a single segment.
+    pub(super) fn root(name: &str) -> Result<Self, RejectReason> {
         check(name)?;
         if name.contains('/') || name == "." || name == ".." {
             return Err("it is not a single name");
         }
-        Ok(Self { path: name.to_owned(), starts: vec![0], left: Vec::new() })
+        Ok(Self { path: name.to_owned(), starts: vec![0], undo: Vec::new() })
     }
 
-    /// The path here.
-    pub(super) fn path(&self) -> &str {
+    /// The path.
+    pub(super) fn as_str(&self) -> &str {
         &self.path
     }
 
-    /// The names on the way here, the root's first.
+    /// The segments of the path, the root first.
     pub(super) fn parts(&self) -> impl Iterator<Item = &str> {
         (0..self.starts.len()).filter_map(|index| self.part(index))
     }
 
-    /// How many directories are between the root and what is here.
+    /// The number of directories between the root and this entry.
     fn depth(&self) -> usize {
         self.starts.len().saturating_sub(2)
     }
 
-    /// Whether a name may be in the directory here. Names with `..` are allowed as long as they stay inside.
-    pub(super) fn check(&self, name: &str) -> Result<(), Refusal> {
-        self.steps(name).map(|_| ())
+    /// Whether a name is allowed in this directory. Names with `..` are allowed as long as they stay below the root.
+    pub(super) fn check(&self, name: &str) -> Result<(), RejectReason> {
+        self.resolve(name).map(|_| ())
     }
 
-    /// Goes to an entry of the directory here.
-    pub(super) fn enter(&mut self, name: &str) -> Result<(), Refusal> {
-        let Steps { parts, added } = self.steps(name)?;
+    /// Appends the name of an entry of this directory.
+    pub(super) fn enter(&mut self, name: &str) -> Result<(), RejectReason> {
+        let ResolvedName { parts, added } = self.resolve(name)?;
         let removed = match self.starts.get(parts) {
             Some(start) => self.path.split_off(start - 1),
             None => String::new(),
@@ -82,13 +82,13 @@ impl Place {
             self.starts.push(self.path.len());
             self.path.push_str(part);
         }
-        self.left.push(Left { parts, removed });
+        self.undo.push(Undo { parts, removed });
         Ok(())
     }
 
-    /// Goes back to the directory whose entry this is.
+    /// Returns to the directory that this entry was entered from.
     pub(super) fn leave(&mut self) {
-        let Some(Left { parts, removed }) = self.left.pop() else { return };
+        let Some(Undo { parts, removed }) = self.undo.pop() else { return };
         if let Some(start) = self.starts.get(parts) {
             self.path.truncate(start - 1);
         }
@@ -98,7 +98,7 @@ impl Place {
         self.path.push_str(&removed);
     }
 
-    fn steps<'a>(&self, name: &'a str) -> Result<Steps<'a>, Refusal> {
+    fn resolve<'a>(&self, name: &'a str) -> Result<ResolvedName<'a>, RejectReason> {
         check(name)?;
         let (mut parts, mut added) = (self.starts.len(), Vec::with_capacity(1));
         for (count, part) in name.split('/').enumerate() {
@@ -118,7 +118,7 @@ impl Place {
             return Err("its path is too long");
         }
         let is_above = added.iter().enumerate().all(|(index, part)| self.part(parts + index) == Some(*part));
-        if is_above { Err("it names a directory that it is in") } else { Ok(Steps { parts, added }) }
+        if is_above { Err("it names a directory that it is in") } else { Ok(ResolvedName { parts, added }) }
     }
 
     fn part(&self, index: usize) -> Option<&str> {
@@ -127,9 +127,9 @@ impl Place {
         self.path.get(start..end)
     }
 
-    /// The target of a symlink here, if it cannot lead out of the root. `..` may only come first: after a name it would
-    /// go up from wherever that name leads, which may be another symlink.
-    pub(super) fn target<'a>(&self, target: &'a [u8]) -> Result<&'a str, Refusal> {
+    /// The target of a symlink at this path, if it cannot point outside the root. `..` is only allowed at the
+    /// beginning: after a name it would go to the parent of the target, and the name may itself be a symlink.
+    pub(super) fn target<'a>(&self, target: &'a [u8]) -> Result<&'a str, RejectReason> {
         let target = std::str::from_utf8(target).map_err(|_| "it is not UTF-8")?;
         check(target)?;
         let (mut up, mut named) = (self.depth(), false);
@@ -145,7 +145,7 @@ impl Place {
     }
 }
 
-fn check(name: &str) -> Result<(), Refusal> {
+fn check(name: &str) -> Result<(), RejectReason> {
     match name {
         "" => Err("it is empty"),
         name if name.starts_with('/') => Err("it is absolute"),
@@ -160,12 +160,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The place of a path whose parts were entered one by one.
-    fn at(path: &str) -> Place {
+    /// The path after entering the segments of a path one by one.
+    fn at(path: &str) -> EntryPath {
         let mut parts = path.split('/');
-        let mut place = Place::root(parts.next().unwrap_or_default()).expect("a root");
-        parts.for_each(|part| place.enter(part).expect("a part"));
-        place
+        let mut entry_path = EntryPath::root(parts.next().unwrap_or_default()).expect("a root");
+        parts.for_each(|part| entry_path.enter(part).expect("a part"));
+        entry_path
     }
 
     #[test]
@@ -198,44 +198,44 @@ mod tests {
             ("root/d", "a/..", None),
         ];
         for (dir, name, expected) in table {
-            let mut place = at(dir);
-            assert_eq!(place.check(name).is_ok(), expected.is_some(), "{name:?} in {dir}");
-            let entered = place.enter(name).is_ok().then(|| place.path().to_owned());
+            let mut entry_path = at(dir);
+            assert_eq!(entry_path.check(name).is_ok(), expected.is_some(), "{name:?} in {dir}");
+            let entered = entry_path.enter(name).is_ok().then(|| entry_path.as_str().to_owned());
             assert_eq!(entered.as_deref(), expected, "{name:?} in {dir}");
             if expected.is_some() {
-                assert!(place.parts().eq(place.path().split('/')), "{place:?}");
-                place.leave();
+                assert!(entry_path.parts().eq(entry_path.as_str().split('/')), "{entry_path:?}");
+                entry_path.leave();
             }
-            assert_eq!((place.path(), place.starts.len()), (dir, dir.split('/').count()), "{name:?}");
+            assert_eq!((entry_path.as_str(), entry_path.starts.len()), (dir, dir.split('/').count()), "{name:?}");
         }
         assert!(at("root").check(&"x".repeat(PATH_BYTES_MAX)).is_err());
         assert!(at("root").check(&vec!["x"; NAME_PARTS_MAX].join("/")).is_ok());
         assert!(at("root").check(&vec!["x"; NAME_PARTS_MAX + 1].join("/")).is_err());
-        assert!(Place::root("bafkqaddjnzzxazldoqwxizltoq").is_ok());
+        assert!(EntryPath::root("bafkqaddjnzzxazldoqwxizltoq").is_ok());
         for name in ["", ".", "..", "a/b", "/a", "a\0"] {
-            assert!(Place::root(name).is_err(), "{name:?}");
+            assert!(EntryPath::root(name).is_err(), "{name:?}");
         }
     }
 
     proptest! {
         #[test]
-        fn whatever_is_entered_is_left_again(names in proptest::collection::vec("(\\.\\./){0,2}[ab](/[ab]){0,2}", 0..12)) {
-            let mut place = at("root/a/b");
+        fn leave_undoes_enter(names in proptest::collection::vec("(\\.\\./){0,2}[ab](/[ab]){0,2}", 0..12)) {
+            let mut entry_path = at("root/a/b");
             let mut paths = Vec::new();
             for name in &names {
-                let (before, starts) = (place.path().to_owned(), place.starts.clone());
-                if place.enter(name).is_ok() {
+                let (before, starts) = (entry_path.as_str().to_owned(), entry_path.starts.clone());
+                if entry_path.enter(name).is_ok() {
                     let mut parts: Vec<&str> = before.split('/').collect();
                     for part in name.split('/') {
                         if part == ".." { parts.pop(); } else { parts.push(part); }
                     }
-                    prop_assert_eq!(place.path(), parts.join("/"));
+                    prop_assert_eq!(entry_path.as_str(), parts.join("/"));
                     paths.push((before, starts));
                 }
             }
             while let Some((path, starts)) = paths.pop() {
-                place.leave();
-                prop_assert_eq!((place.path(), &place.starts), (&*path, &starts));
+                entry_path.leave();
+                prop_assert_eq!((entry_path.as_str(), &entry_path.starts), (&*path, &starts));
             }
         }
     }

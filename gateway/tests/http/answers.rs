@@ -353,7 +353,7 @@ async fn what_cannot_be_answered_says_why() {
         ("GET", format!("/ipfs/{root}/%2e%2e%2f%2e%2e%2fetc"), 400, "above its root"),
         ("GET", format!("/ipfs/{root}/nothing"), 404, "no link named \"nothing\""),
         ("GET", format!("/ipfs/{root}/sub/hello.txt/more"), 404, "is not a directory"),
-        ("GET", format!("/ipfs/{}", raw("absent").cid()), 404, "is not held here"),
+        ("GET", format!("/ipfs/{}", raw("absent").cid()), 404, "is not stored locally"),
         ("GET", format!("/ipfs/{root}/data.cbor?format=dag-json"), 406, "?format=raw"),
         ("GET", format!("/ipfs/{root}/data.cbor/more"), 404, "no link named \"more\""),
         ("GET", format!("/ipfs/{root}?format=zip"), 406, "there is no format \"zip\""),

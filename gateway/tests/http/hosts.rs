@@ -301,8 +301,8 @@ async fn names_that_cannot_be_resolved_say_why() {
         ("stale.example", 504, "3 peers asked", true),
         ("refused.example", 502, "signed by nobody", true),
         ("dns.example", 504, "no answer", true),
-        ("value.example", 502, "no path to content", true),
-        ("loop.example", 502, "more than 8 times", true),
+        ("value.example", 502, "not a content path", true),
+        ("loop.example", 502, "more than 8 names", true),
         ("busy.example", 429, "too many names", true),
         ("silent.example", 504, "longer than any may", true),
     ];

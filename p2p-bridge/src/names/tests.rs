@@ -357,7 +357,7 @@ async fn bad_records_count_only_if_there_is_no_good_one() {
     dht.has(3, [garbage, expired(3)]);
     let names = names(&dht);
     assert_eq!(leads(&names, &name(1)).await.0, "a");
-    for (n, reason) in [(2, "the record's signature is wrong"), (3, "the record is past its end of life")] {
+    for (n, reason) in [(2, "the record's signature is invalid"), (3, "the record is past its end of life")] {
         let expected = NameError::Refused { key: key(n), reason: reason.to_owned() };
         assert_eq!(names.resolve(&name(n)).await, Err(expected));
     }

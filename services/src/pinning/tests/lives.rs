@@ -113,7 +113,7 @@ async fn what_is_missing_is_tried_again_until_it_comes() {
         pins.get("somebody", &request.id).filter(|now| now.attempts >= 2 && now.status == Status::Queued)
     });
     let waiting = waiting.await;
-    assert!(waiting.details.is_some_and(|details| details.contains("is not held here")));
+    assert!(waiting.details.is_some_and(|details| details.contains("is not stored locally")));
     assert!(waiting.next_attempt.is_some() && waiting.progress.blocks > 0);
     world.upstream.has(&blocks);
     let pinned = becomes(&pins, &request, Status::Pinned).await;

@@ -1,6 +1,6 @@
 //! [`Ledger`]: which blocks a store holds, which pins hold them, and which of them go first. Without I/O.
 //!
-//! Goals: every question is answered from memory; what a pin has, complete or not, and what a scaffold has never stands in the
+//! Goals: every question is answered from memory; what a pin has, complete or not, and what a temporary pin has never stands in the
 //! line of what may be evicted; a block is counted once for each pin that has it; the oldest goes first, but for what was read
 //! since it came or is wanted by somebody else, which gets a second chance.
 //!
@@ -34,7 +34,7 @@ pub(crate) struct Held {
 #[derive(Debug, Default)]
 struct Entry {
     held: Option<Held>,
-    /// Pins and scaffolds that have it.
+    /// Pins and temporary pins that have it.
     pins: u32,
     /// Its place in the line, if it stands there.
     turn: u64,
@@ -42,10 +42,10 @@ struct Entry {
     touched: AtomicBool,
 }
 
-/// A pin or a scaffold.
+/// A pin or a temporary pin.
 #[derive(Debug)]
 struct Pin {
-    /// `None` for a scaffold.
+    /// `None` for a temporary pin.
     root: Option<Cid>,
     /// As it was last written; what it counts was acknowledged.
     record: PinRecord,
@@ -116,7 +116,7 @@ impl Ledger {
         entry.map(|entry| entry.touched.store(true, Ordering::Relaxed)).is_some()
     }
 
-    /// Whether a pin or scaffold has the block, held or not.
+    /// Whether a pin or temporary pin has the block, held or not.
     pub(crate) fn has_pin(&self, key: &[u8]) -> bool {
         self.blocks.get(key).is_some_and(|entry| entry.pins > 0)
     }
@@ -199,7 +199,7 @@ impl Ledger {
         gone
     }
 
-    /// The pins that have a block, held or not, with their roots and what they have now. Scaffolds are not among them. Looks
+    /// The pins that have a block, held or not, with their roots and what they have now. Temporary pins are not among them. Looks
     /// at every pin.
     pub(crate) fn pins_with(&self, key: &[u8]) -> Vec<(Cid, PinRecord)> {
         if !self.has_pin(key) {
@@ -228,7 +228,7 @@ impl Ledger {
         self.roots.get(root).copied()
     }
 
-    /// Whether there is such a pin or scaffold.
+    /// Whether there is such a pin or temporary pin.
     pub(crate) fn has(&self, pin: PinId) -> bool {
         self.pins.contains_key(&pin)
     }
@@ -244,7 +244,7 @@ impl Ledger {
         Some(PinRecord { blocks: members.len() as u64, bytes: *bytes, ..record.clone() })
     }
 
-    /// Takes a pin in, or its record as it is written now; without a root, it is a scaffold.
+    /// Takes a pin in, or its record as it is written now; without a root, it is a temporary pin.
     pub(crate) fn set_pin(&mut self, root: Option<Cid>, record: PinRecord) {
         root.map(|root| self.roots.insert(root, record.id));
         match self.pins.get_mut(&record.id) {
@@ -275,7 +275,7 @@ impl Ledger {
         true
     }
 
-    /// Removes a pin or scaffold, if there is such a one. Its members are let go by and by.
+    /// Removes a pin or temporary pin, if there is such a one. Its members are let go by and by.
     pub(crate) fn remove_pin(&mut self, pin: PinId) {
         let Some(pin) = self.pins.remove(&pin) else { return };
         pin.root.map(|root| self.roots.remove(&root));

@@ -341,7 +341,7 @@ fn scan_rows(rows: &Rows, prefix: &[u8], mut visit: impl FnMut(&[u8], &[u8]) -> 
 fn take(dir: &Path) -> Result<Lock, StoreError> {
     let told = |error: std::io::Error| StoreError::io(format!("{}: {error}", dir.display()));
     salvage::tidy(dir).map_err(told)?;
-    folder::make(dir).map_err(told)?;
+    folder::create(dir).map_err(told)?;
     lock(dir)
 }
 

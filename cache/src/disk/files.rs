@@ -288,8 +288,8 @@ impl Files {
     }
 
     /// Why there is no space, for who needs so many bytes left.
-    pub(crate) fn refusal(&self, space: Space, needed: u64) -> StoreError {
-        space.refusal(&self.dir, needed)
+    pub(crate) fn shortage_error(&self, space: Space, needed: u64) -> StoreError {
+        space.shortage_error(&self.dir, needed)
     }
 
     /// Makes a file, writes to it, forces it to the disk and deletes it: an error says that values would meet it too.

@@ -148,7 +148,7 @@ struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         // A read that nobody waits for any more may hold the store for a moment longer.
-        self.store.lock().note_closed();
+        self.store.lock().mark_closed();
     }
 }
 
@@ -287,19 +287,19 @@ impl Disk {
     /// What the disk said to the sync. Closing twice is no error.
     pub async fn close(&self) -> Result<(), StoreError> {
         let closed = self.inner.queue.ask(|reply| Command::Close { reply }).await;
-        self.inner.store.lock().note_closed();
+        self.inner.store.lock().mark_closed();
         closed.unwrap_or(Ok(()))
     }
 
     /// Done when nothing in this process holds the store any more, so that it can be opened again.
     pub(crate) fn released(&self) -> BoxFuture<'static, ()> {
-        self.inner.store.lock().freed().boxed()
+        self.inner.store.lock().released().boxed()
     }
 
     /// Asks this of every block that is to be evicted, and keeps those for which it is true: blocks that readers have in
     /// memory are not read from here, and would go first.
-    pub(crate) fn favour(&self, is_favoured: impl Fn(&BlockKey) -> bool + Send + Sync + 'static) {
-        self.inner.store.touched.favour(is_favoured);
+    pub(crate) fn set_is_hot(&self, is_hot: impl Fn(&BlockKey) -> bool + Send + Sync + 'static) {
+        self.inner.store.touched.set_is_hot(is_hot);
     }
 
     /// This moment's figures.

@@ -27,7 +27,7 @@ use super::scrub::{self, LackingPin};
 use super::store::{Lock, SEGMENTS_DIR, Store};
 use super::{DiskOptions, StoreError};
 use crate::dag;
-use crate::pin_journal::{self, Condition, PinJournal, Watermark};
+use crate::pin_journal::{self, JournalState, PinJournal, Watermark};
 use crate::pins::PinState;
 use content::Cid;
 use rocksdb::WriteBatch;
@@ -158,11 +158,11 @@ fn known_pins(dir: &Path, options: &DiskOptions, lock: &Lock) -> Result<KnownPin
     let path = dir.join(pin_journal::NAME);
     let found = PinJournal::read(dir).map_err(|error| StoreError::io(format!("{}: {error}", path.display())))?;
     let (mut pins, removed) = (found.pins, found.removed);
-    if found.condition == Condition::Whole {
+    if found.state == JournalState::Intact {
         // One that was written by a rebuild from less does not know whose the unclaimed blocks are.
         return Ok(KnownPins { pins, are_all: !index_files::has_unclaimed(dir) });
     }
-    warn!(condition = ?found.condition, "the pin journal is not whole: looking for pins in the damaged index");
+    warn!(state = ?found.state, "the pin journal is not whole: looking for pins in the damaged index");
     let harvested =
         if index_files::stage(dir)? == Some(Stage::Rebuilding) { None } else { harvest(dir, options, lock) };
     let (is_read, are_all) = (harvested.is_some(), harvested.is_some() && !index_files::has_unclaimed(dir));

@@ -66,7 +66,7 @@ impl Reserve {
 
     /// Whether the disk has that, without the reserve.
     pub(crate) fn is_enough_to_open(&self, space: Space) -> bool {
-        space.free_bytes >= self.bytes_to_open() && space.free_files.is_none_or(|files| files >= FILES)
+        space.free_bytes >= self.bytes_to_open() && space.free_inodes.is_none_or(|files| files >= FILES)
     }
 
     /// Whether there is none and there could be one.
@@ -77,7 +77,7 @@ impl Reserve {
     /// Makes it, if it is not there and leaves as much again. That there is none is no error.
     pub(crate) fn make(&self, space: Space) {
         let has_room = space.free_bytes >= self.bytes + 2 * self.headroom_bytes();
-        let has_files = space.free_files.is_none_or(|files| files >= 2 * FILES);
+        let has_files = space.free_inodes.is_none_or(|files| files >= 2 * FILES);
         if !self.is_wanted() || !has_room || !has_files {
             return;
         }
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn it_is_made_given_up_and_found_again() {
         let dir = tempfile::tempdir().expect("a directory");
-        let space = |free_bytes, free_files| Space { free_bytes, free_files, total_bytes: 100 << 20 };
+        let space = |free_bytes, free_inodes| Space { free_bytes, free_inodes, total_bytes: 100 << 20 };
         let reserve = Reserve::of(dir.path(), space(0, None), 64 << 20);
         assert_eq!((reserve.bytes(), reserve.held_bytes()), (100 * (1 << 20) / 32, 0));
         // Neither bytes nor inodes are taken where they are short.

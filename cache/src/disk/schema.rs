@@ -285,7 +285,7 @@ pub(crate) fn member(key: &[u8], pin: PinId) -> Option<&[u8]> {
     key.strip_prefix(pin.0.to_be_bytes().as_slice())
 }
 
-/// Key in `meta` of a pin whose members are to be let go: it was removed, or was only ever a scaffold.
+/// Key in `meta` of a pin whose members are to be let go: it was removed, or was only ever a temporary pin.
 pub(crate) fn release_key(pin: PinId) -> Vec<u8> {
     [RELEASE, &pin.0.to_be_bytes()].concat()
 }

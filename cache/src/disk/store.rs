@@ -18,7 +18,7 @@ use super::{DiskOptions, migrate, parse_pin, record, summary};
 use crate::database::{self, Access, Database};
 use crate::error::StoreError;
 use crate::lock::{DirLock, LockError};
-use crate::pin_journal::{self, Condition, PinJournal};
+use crate::pin_journal::{self, JournalState, PinJournal};
 use crate::pins::{PinId, PinState, PinSummary};
 use crate::space::Space;
 use crate::store::Stats;
@@ -199,7 +199,7 @@ impl Store {
                 warn!(%root, %error, "it cannot be removed now, and is when the store is next opened");
             }
         }
-        self.is_whole = found.condition == Condition::Whole && known.sequence > 0;
+        self.is_whole = found.state == JournalState::Intact && known.sequence > 0;
         let entered = match rewrites || !standing.is_empty() {
             true => self.rewrite_journal(),
             false => self.enter_pins(&missing, true),
@@ -233,12 +233,12 @@ impl Store {
         if pins.is_empty() {
             return Ok(());
         }
-        self.watermarks().journal.enter(pins, durable).map_err(|error| unjournaled(&self.dir, &error))
+        self.watermarks().journal.append(pins, durable).map_err(|error| unjournaled(&self.dir, &error))
     }
 
     /// Strikes a pin out of the journal, before the index lets it go.
-    pub(crate) fn strike_out_pin(&self, pin: PinId) -> Result<(), StoreError> {
-        self.watermarks().journal.strike_out(pin).map_err(|error| unjournaled(&self.dir, &error))
+    pub(crate) fn mark_pin_removed(&self, pin: PinId) -> Result<(), StoreError> {
+        self.watermarks().journal.mark_removed(pin).map_err(|error| unjournaled(&self.dir, &error))
     }
 
     /// The same taken back: the index has not let it go.
@@ -744,7 +744,7 @@ fn from_memory() -> ReadOptions {
 
 /// Locks a folder, which is made if need be. RocksDB has a lock of its own, but only says so in prose.
 pub(crate) fn lock(dir: &Path) -> Result<Lock, StoreError> {
-    folder::make(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
+    folder::create(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
     match DirLock::take(dir) {
         Ok(lock) => Ok(Arc::new(lock)),
         Err(LockError::InUse) => Err(StoreError::InUse { dir: dir.to_owned() }),

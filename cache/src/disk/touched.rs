@@ -14,13 +14,13 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 
 const GRAIN_BYTES: u32 = 4096;
 
-type IsFavoured = Box<dyn Fn(&BlockKey) -> bool + Send + Sync>;
+type IsHot = Box<dyn Fn(&BlockKey) -> bool + Send + Sync>;
 
 /// The bits of all segments of cached values, and whom to ask besides.
 #[derive(Default)]
 pub(crate) struct Touched {
     segments: RwLock<HashMap<u32, Box<[AtomicU64]>>>,
-    favoured: OnceLock<IsFavoured>,
+    is_hot: OnceLock<IsHot>,
 }
 
 impl fmt::Debug for Touched {
@@ -53,13 +53,13 @@ impl Touched {
     }
 
     /// Asks this from now on, for every block that is to be evicted. Only the first who wants to be asked is.
-    pub(crate) fn favour(&self, is_favoured: impl Fn(&BlockKey) -> bool + Send + Sync + 'static) {
-        _ = self.favoured.set(Box::new(is_favoured));
+    pub(crate) fn set_is_hot(&self, is_hot: impl Fn(&BlockKey) -> bool + Send + Sync + 'static) {
+        _ = self.is_hot.set(Box::new(is_hot));
     }
 
     /// Whether somebody has the block at hand for its readers.
-    pub(crate) fn is_favoured(&self, key: &BlockKey) -> bool {
-        self.favoured.get().is_some_and(|is_favoured| is_favoured(key))
+    pub(crate) fn is_hot(&self, key: &BlockKey) -> bool {
+        self.is_hot.get().is_some_and(|is_hot| is_hot(key))
     }
 
     fn with<T>(&self, segment: u32, offset: u32, on: impl FnOnce(&AtomicU64, u64) -> T) -> Option<T> {

@@ -5,7 +5,7 @@
 //! after it was seen, when it is on the disk for certain, and when the store is closed.
 
 use super::index_files;
-use crate::pin_journal::{Found, PinJournal, Watermark};
+use crate::pin_journal::{JournalContents, PinJournal, Watermark};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tracing::debug;
@@ -18,18 +18,18 @@ const MANIFEST_SETTLES: Duration = Duration::from_secs(10);
 pub(super) struct Watermarks {
     pub(super) journal: PinJournal,
     /// What it said when it was opened, until that has been compared.
-    found: Option<Found>,
+    found: Option<JournalContents>,
     noted: Watermark,
     /// A manifest that is longer than what is noted, and when it was seen.
     seen: Option<(Instant, (u64, u64))>,
 }
 
 impl Watermarks {
-    pub(super) fn new(journal: PinJournal, found: Found) -> Self {
+    pub(super) fn new(journal: PinJournal, found: JournalContents) -> Self {
         Self { journal, noted: found.watermark.unwrap_or_default(), found: Some(found), seen: None }
     }
 
-    pub(super) fn take_found(&mut self) -> Option<Found> {
+    pub(super) fn take_found(&mut self) -> Option<JournalContents> {
         self.found.take()
     }
 
@@ -66,7 +66,7 @@ impl Watermarks {
         if watermark == self.noted {
             return;
         }
-        match self.journal.note(watermark) {
+        match self.journal.write_watermark(watermark) {
             Ok(()) => self.noted = watermark,
             // The former one stays true.
             Err(error) => debug!(%error, "how far the index has come could not be noted"),

@@ -67,13 +67,13 @@ impl Lock {
     }
 
     /// Says that the store is closed.
-    pub(super) fn note_closed(&self) {
-        self.dir.iter().for_each(DirLock::note_closed);
+    pub(super) fn mark_closed(&self) {
+        self.dir.iter().for_each(DirLock::mark_closed);
     }
 
     /// Done when the lock is free.
     pub(super) fn released(&self) -> BoxFuture<'static, ()> {
-        self.dir.as_ref().map_or_else(|| ready(()).boxed(), |lock| lock.freed().boxed())
+        self.dir.as_ref().map_or_else(|| ready(()).boxed(), |lock| lock.released().boxed())
     }
 }
 

@@ -58,7 +58,7 @@ use crate::disk::store::check_hash;
 use crate::ledger::{Held, Key, Ledger};
 use crate::ledger_store::backing::{Backing, NewValue, ScrubNote};
 use crate::ledger_store::{LedgerStore, Limits};
-use crate::pin_journal::{self, Found, PinJournal};
+use crate::pin_journal::{self, JournalContents, PinJournal};
 use crate::pins::{PinId, PinRecord, PinState};
 use crate::space::{self, Space};
 use crate::store::BlockStore;
@@ -125,7 +125,7 @@ pub fn open(dir: &Path, options: &FlatOptions) -> Result<Arc<dyn BlockStore>, St
         queue_bytes_max: options.queue_bytes_max,
         reads_max: options.reads_max,
     };
-    folder::make(dir).map_err(|error| failed(dir, &error))?;
+    folder::create(dir).map_err(|error| failed(dir, &error))?;
     let folder = Folder::open(dir, options.free_bytes_min)?;
     for part in [BLOCKS_DIR, PINS_DIR] {
         let part = dir.join(part);
@@ -153,7 +153,7 @@ struct Folder {
     files: Files,
     pins: PinFiles,
     /// What the pin journal said when it was opened.
-    journaled: Found,
+    journaled: JournalContents,
     /// What is left free, for an error to tell.
     free_bytes_min: u64,
     lock: Lock,
@@ -242,7 +242,7 @@ impl Folder {
     /// An error of a write; a full disk is told from others.
     fn refused(&self, error: StoreError) -> StoreError {
         match (&error, self.space()) {
-            (StoreError::Full { .. }, Ok(space)) => self.refusal(space, self.free_bytes_min),
+            (StoreError::Full { .. }, Ok(space)) => self.shortage_error(space, self.free_bytes_min),
             _ => error,
         }
     }
@@ -264,8 +264,8 @@ impl Backing for Folder {
         Space::of(&self.dir).map_err(|error| failed(&self.dir, &error))
     }
 
-    fn refusal(&self, space: Space, needed: u64) -> StoreError {
-        space.refusal(&self.dir, needed)
+    fn shortage_error(&self, space: Space, needed: u64) -> StoreError {
+        space.shortage_error(&self.dir, needed)
     }
 
     fn probe(&self) -> Result<(), StoreError> {
@@ -312,8 +312,8 @@ impl Backing for Folder {
         self.pins.sync()
     }
 
-    fn note_closed(&self) {
-        self.lock.note_closed();
+    fn mark_closed(&self) {
+        self.lock.mark_closed();
     }
 
     fn released(&self) -> BoxFuture<'static, ()> {
@@ -358,7 +358,7 @@ impl dag::Stored for Folder {
 }
 
 /// Refuses a layout that a later release made. A number that is damaged is told by the journal, which has it too.
-fn check_schema(dir: &Path, journal: &Found) -> Result<(), StoreError> {
+fn check_schema(dir: &Path, journal: &JournalContents) -> Result<(), StoreError> {
     let newer = journal.schema.or(read_schema(dir)?).filter(|schema| *schema > SCHEMA);
     match newer {
         Some(found) => Err(StoreError::NewerSchema { dir: dir.to_owned(), found, known: SCHEMA }),

@@ -16,7 +16,7 @@ use super::files::entries;
 use super::{SCHEMA, calls, failed, names, replace, sync_folder};
 use crate::disk::StoreError;
 use crate::ledger::Key;
-use crate::pin_journal::{self, Found, PinJournal, Watermark};
+use crate::pin_journal::{self, JournalContents, PinJournal, Watermark};
 use crate::pins::{PinId, PinRecord, PinState};
 use content::{BlockKey, Cid};
 use std::collections::{BTreeSet, HashMap};
@@ -101,7 +101,7 @@ impl PinFiles {
 
     pub(super) fn write(&self, root: &Cid, record: &PinRecord) -> Result<(), StoreError> {
         replace(&self.path(record.id, HEADER), &header(root, record))?;
-        let entered = self.journal().enter(&[(*root, record.clone())], record.state == PinState::Complete);
+        let entered = self.journal().append(&[(*root, record.clone())], record.state == PinState::Complete);
         entered.map_err(|error| self.unjournaled(&error))
     }
 
@@ -122,7 +122,7 @@ impl PinFiles {
     /// The pin is gone when its header is.
     pub(super) fn remove(&self, pin: PinId) -> Result<(), StoreError> {
         let path = self.path(pin, HEADER);
-        self.journal().strike_out(pin).map_err(|error| self.unjournaled(&error))?;
+        self.journal().mark_removed(pin).map_err(|error| self.unjournaled(&error))?;
         match calls::remove(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 _ = self.journal().restore(pin);
@@ -151,7 +151,7 @@ impl PinFiles {
 
     /// Every pin, by its own file, or by what the journal said when it was opened. With `tidy`, what was left unfinished is taken
     /// away, files that were lost are made anew, and ids go on from here.
-    pub(super) fn load(&self, journal: &Found, tidy: bool) -> Result<Vec<FoundPin>, StoreError> {
+    pub(super) fn load(&self, journal: &JournalContents, tidy: bool) -> Result<Vec<FoundPin>, StoreError> {
         let listed = self.list()?;
         let mut pins = Vec::new();
         for pin in &listed.headers {
@@ -208,7 +208,7 @@ impl PinFiles {
     }
 
     /// Makes the journal say what the files say.
-    fn bring_up_to_date(&self, journal: &Found, pins: &[FoundPin]) {
+    fn bring_up_to_date(&self, journal: &JournalContents, pins: &[FoundPin]) {
         let known = pins.iter().filter_map(|found| Some((found.root?, found.record.clone())));
         let is_new = |(_, record): &(Cid, PinRecord)| {
             let entered = journal.pins.get(&record.id).map(|(_, entered)| (entered.state, &entered.name));
@@ -217,14 +217,14 @@ impl PinFiles {
         let brought = if journal.is_worth_rewriting() {
             self.journal().rewrite(SCHEMA, Watermark::default(), known)
         } else {
-            self.journal().enter(&known.filter(is_new).collect::<Vec<_>>(), true)
+            self.journal().append(&known.filter(is_new).collect::<Vec<_>>(), true)
         };
         if let Err(error) = brought {
             warn!(%error, "the pin journal could not be brought up to date, and is when the store is next opened");
         }
     }
 
-    fn read(&self, pin: PinId, journal: &Found, tidy: bool) -> Result<FoundPin, StoreError> {
+    fn read(&self, pin: PinId, journal: &JournalContents, tidy: bool) -> Result<FoundPin, StoreError> {
         let path = self.path(pin, HEADER);
         let bytes = fs::read(&path).map_err(|error| failed(&path, &error))?;
         if let Some((root, record)) = parse_header(&bytes).filter(|(_, record)| record.id == pin) {

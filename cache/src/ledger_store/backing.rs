@@ -43,7 +43,7 @@ pub(crate) trait Backing: fmt::Debug + Send + Sync + 'static {
     fn space(&self) -> Result<Space, StoreError>;
 
     /// Why there is no space, for who needs so many bytes left.
-    fn refusal(&self, space: Space, needed: u64) -> StoreError;
+    fn shortage_error(&self, space: Space, needed: u64) -> StoreError;
 
     /// Writes a little, and takes it away again: an error says that values would meet it too.
     fn probe(&self) -> Result<(), StoreError>;
@@ -77,7 +77,7 @@ pub(crate) trait Backing: fmt::Debug + Send + Sync + 'static {
     fn sync(&self) -> Result<(), StoreError>;
 
     /// Takes note that the store is closed. A read may hold it for a moment longer.
-    fn note_closed(&self) {}
+    fn mark_closed(&self) {}
 
     /// Done when nothing in this process holds the store any more.
     fn released(&self) -> BoxFuture<'static, ()> {

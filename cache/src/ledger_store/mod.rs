@@ -25,7 +25,7 @@ use crate::disk::{Figures, ScrubReport, StoreError};
 use crate::ledger::{Key, Ledger};
 use crate::pins::{Attempt, PinChanges, PinError, PinState, PinSummary};
 use crate::queue::Queue;
-use crate::store::{BlockStore, Evict, Evicted, Held, IsFavoured, OnProgress, ScrubPass, Stats};
+use crate::store::{BlockStore, Evict, Evicted, Held, IsHot, OnProgress, ScrubPass, Stats};
 use crate::stored::{self, Shape, Stored, ValueError};
 use bytes::Bytes;
 use content::{Block, BlockKey, BlockSource, Cid, SourceError};
@@ -73,7 +73,7 @@ struct Inner<B: Backing> {
 
 impl<B: Backing> Drop for Inner<B> {
     fn drop(&mut self) {
-        self.shared.backing.note_closed();
+        self.shared.backing.mark_closed();
     }
 }
 
@@ -83,7 +83,7 @@ struct Shared<B: Backing> {
     backing: B,
     stats: Arc<Stats>,
     changes: Arc<PinChanges>,
-    favoured: OnceLock<IsFavoured>,
+    is_hot: OnceLock<IsHot>,
 }
 
 impl<B: Backing> std::fmt::Debug for Shared<B> {
@@ -103,9 +103,9 @@ impl<B: Backing> Shared<B> {
         self.ledger.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_favoured(&self, key: &[u8]) -> bool {
-        let Some(is_favoured) = self.favoured.get() else { return false };
-        BlockKey::from_bytes(key).is_some_and(|key| is_favoured(&key))
+    fn is_hot(&self, key: &[u8]) -> bool {
+        let Some(is_hot) = self.is_hot.get() else { return false };
+        BlockKey::from_bytes(key).is_some_and(|key| is_hot(&key))
     }
 }
 
@@ -117,7 +117,7 @@ impl<B: Backing> LedgerStore<B> {
             backing,
             stats: Arc::<Stats>::default(),
             changes: Arc::<PinChanges>::default(),
-            favoured: OnceLock::new(),
+            is_hot: OnceLock::new(),
         };
         let shared = Arc::new(shared);
         let writer = |room| Writer::new(Arc::clone(&shared), limits.clone(), room);
@@ -309,8 +309,8 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         async move { Ok(Attempt::new(begun.await??, Some(root))) }.boxed()
     }
 
-    fn begin_scaffold(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
-        let begun = self.inner.queue.ask(|reply| Command::Scaffold { reply });
+    fn begin_temporary_pin(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
+        let begun = self.inner.queue.ask(|reply| Command::BeginTemporary { reply });
         async move { Ok(Attempt::new(begun.await??, None)) }.boxed()
     }
 
@@ -354,8 +354,8 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         async move { more.await? }.boxed()
     }
 
-    fn release(&self, scaffold: &Attempt) {
-        _ = self.inner.queue.send(Command::Release { pin: scaffold.pin });
+    fn release(&self, temporary_pin: &Attempt) {
+        _ = self.inner.queue.send(Command::Release { pin: temporary_pin.pin });
     }
 
     fn written(&self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -376,7 +376,7 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         let closed = self.inner.queue.ask(|reply| Command::Close { reply });
         async move {
             let closed = closed.await.unwrap_or(Ok(()));
-            self.inner.shared.backing.note_closed();
+            self.inner.shared.backing.mark_closed();
             closed
         }
         .boxed()
@@ -386,8 +386,8 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         self.inner.shared.backing.released()
     }
 
-    fn favour(&self, is_favoured: IsFavoured) {
-        _ = self.inner.shared.favoured.set(is_favoured);
+    fn set_is_hot(&self, is_hot: IsHot) {
+        _ = self.inner.shared.is_hot.set(is_hot);
     }
 
     fn figures(&self) -> BoxFuture<'_, Result<Figures, StoreError>> {

@@ -10,7 +10,7 @@ use super::backing::{Backing, NewValue};
 use super::{Limits, Shared, scrub};
 use crate::disk::StoreError;
 use crate::ledger::{Held, Key};
-use crate::pins::{Attempt, Begun, Failure, Losses, PinError, PinId, PinRecord, PinState, PinSummary};
+use crate::pins::{Attempt, Begun, MemberFailure, Losses, PinError, PinId, PinRecord, PinState, PinSummary};
 use crate::queue::{COMMAND_BYTES, PROBE_EVERY, Reply, Room, Wait, next_command};
 use crate::store::{Evict, Evicted, Trouble};
 use crate::stored::Encoder;
@@ -55,8 +55,8 @@ pub(super) enum Command {
         name: Option<String>,
         reply: Reply<Result<Begun, StoreError>>,
     },
-    /// Begin a scaffold. It stands in the ledger alone, so that nothing is left of it when the process ends.
-    Scaffold {
+    /// Begin a temporary pin. It stands in the ledger alone, so that nothing is left of it when the process ends.
+    BeginTemporary {
         reply: Reply<Result<Begun, StoreError>>,
     },
     /// Mark a pin complete, if all of its members were written.
@@ -69,7 +69,7 @@ pub(super) enum Command {
         root: Cid,
         reply: Reply<Result<bool, StoreError>>,
     },
-    /// Let go of a scaffold.
+    /// Let go of a temporary pin.
     Release {
         pin: PinId,
     },
@@ -244,8 +244,8 @@ impl<B: Backing> Writer<B> {
                 let pin = self.begin(root, name);
                 _ = reply.send(pin.map(|pin| self.losses.begun(pin)));
             }
-            Command::Scaffold { reply } => {
-                let pin = self.scaffold();
+            Command::BeginTemporary { reply } => {
+                let pin = self.temporary_pin();
                 _ = reply.send(pin.map(|pin| self.losses.begun(pin)));
             }
             Command::Finish { attempt, reply } => _ = reply.send(self.finish(&attempt)),
@@ -280,7 +280,7 @@ impl<B: Backing> Writer<B> {
         let key = Key::from(key.to_bytes());
         let ledger = self.shared.ledger();
         if let Some(attempt) = attempt.as_ref().filter(|attempt| !ledger.has(attempt.pin)) {
-            attempt.fail(Failure::Removed);
+            attempt.fail(MemberFailure::Removed);
             return;
         }
         let (held, has_pin) = (ledger.held(&key), ledger.has_pin(&key));
@@ -306,7 +306,7 @@ impl<B: Backing> Writer<B> {
                     batch.take_back(&key);
                 }
                 match attempt {
-                    Some(attempt) => attempt.fail(Failure::Store(error)),
+                    Some(attempt) => attempt.fail(MemberFailure::Store(error)),
                     None => _ = self.shared.stats.dropped_writes.inc(),
                 }
                 return;
@@ -356,7 +356,7 @@ impl<B: Backing> Writer<B> {
                     self.shared.stats.dropped_writes.inc();
                     debug!(%error, "a block was not cached");
                 }
-                (Some(attempt), Some(error)) => attempt.fail(Failure::Store(error.clone())),
+                (Some(attempt), Some(error)) => attempt.fail(MemberFailure::Store(error.clone())),
                 (Some(attempt), None) => members.entry(attempt.pin).or_default().push(write),
             }
         }
@@ -381,7 +381,7 @@ impl<B: Backing> Writer<B> {
         written
     }
 
-    /// Gives blocks that are there to a pin or scaffold.
+    /// Gives blocks that are there to a pin or temporary pin.
     fn add_members(&mut self, pin: PinId, writes: &[&Staged]) {
         let ledger = self.shared.ledger();
         let (mut seen, mut members) = (HashSet::new(), Vec::new());
@@ -391,7 +391,7 @@ impl<B: Backing> Writer<B> {
             }
         }
         drop(ledger);
-        // A scaffold is not written.
+        // A temporary pin is not written.
         let has_root = writes.iter().any(|write| write.attempt.as_ref().is_some_and(|attempt| attempt.root.is_some()));
         if has_root
             && !members.is_empty()
@@ -399,7 +399,7 @@ impl<B: Backing> Writer<B> {
         {
             self.note_refusal(&error);
             let attempts = writes.iter().filter_map(|write| write.attempt.as_ref());
-            attempts.for_each(|attempt| attempt.fail(Failure::Store(error.clone())));
+            attempts.for_each(|attempt| attempt.fail(MemberFailure::Store(error.clone())));
             return;
         }
         let mut ledger = self.shared.ledger_mut();
@@ -436,7 +436,7 @@ impl<B: Backing> Writer<B> {
         Ok(pin)
     }
 
-    fn scaffold(&mut self) -> Result<PinId, StoreError> {
+    fn temporary_pin(&mut self) -> Result<PinId, StoreError> {
         let pin = self.take_pin()?;
         self.shared.ledger_mut().set_pin(None, PinRecord::new(pin, None));
         Ok(pin)
@@ -474,7 +474,7 @@ impl<B: Backing> Writer<B> {
             return Err(error);
         }
         self.doubted.remove(&pin);
-        self.losses.forget(pin);
+        self.losses.remove(pin);
         self.shared.ledger_mut().remove_pin(pin);
         Ok(true)
     }
@@ -483,7 +483,7 @@ impl<B: Backing> Writer<B> {
         let shared = &self.shared;
         // Nothing is kept that was not asked for where there is no space.
         let rescue = self.shortage_bytes() == 0;
-        let gone = shared.ledger_mut().let_go(CHUNK_BLOCKS, |key| rescue && shared.is_favoured(key));
+        let gone = shared.ledger_mut().let_go(CHUNK_BLOCKS, |key| rescue && shared.is_hot(key));
         gone.iter().for_each(|key| self.delete(key));
     }
 
@@ -492,7 +492,7 @@ impl<B: Backing> Writer<B> {
         if shared.ledger().cached_bytes() <= self.target_bytes {
             return;
         }
-        let gone = shared.ledger_mut().evict(self.target_bytes, CHUNK_BLOCKS, |key| shared.is_favoured(key));
+        let gone = shared.ledger_mut().evict(self.target_bytes, CHUNK_BLOCKS, |key| shared.is_hot(key));
         self.delete_evicted(&gone);
     }
 
@@ -570,8 +570,8 @@ impl<B: Backing> Writer<B> {
 
     fn check_free_space(&self, bytes: usize) -> Result<(), StoreError> {
         let (space, needed) = (self.shared.backing.space()?, self.limits.free_bytes_min);
-        if space.free_bytes < needed.saturating_add(bytes as u64) || space.has_no_files() {
-            return Err(self.shared.backing.refusal(space, needed));
+        if space.free_bytes < needed.saturating_add(bytes as u64) || space.is_out_of_inodes() {
+            return Err(self.shared.backing.shortage_error(space, needed));
         }
         Ok(())
     }

@@ -141,7 +141,7 @@ pub(super) fn replace(dir: &Path, rows: &Rows) -> Result<PathBuf, StoreError> {
 }
 
 fn write(dir: &Path, rows: &Rows) -> Result<(), StoreError> {
-    folder::make(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
+    folder::create(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
     let db = DB::open(&options(), dir)?;
     let rows: Vec<_> = rows.iter().collect();
     for rows in rows.chunks(ROWS_AT_ONCE) {

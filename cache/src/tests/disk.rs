@@ -120,7 +120,7 @@ fn segment_bytes(dir: &Path) -> u64 {
 async fn a_cache_of_which_everything_is_wanted_still_keeps_to_its_budget() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), budget(300_000)).expect("opens");
-    disk.favour(|_| true);
+    disk.set_is_hot(|_| true);
     for seed in 0..200 {
         cache(&disk, &[noisy(seed, 10_000)]).await;
         assert!(disk.stats().cached_bytes <= 300_000);

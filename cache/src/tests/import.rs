@@ -224,10 +224,10 @@ async fn what_is_here_already_need_only_be_named() {
 }
 
 #[tokio::test]
-async fn a_scaffold_left_by_a_crash_is_taken_down_when_the_store_is_opened() {
+async fn a_temporary_pin_left_by_a_crash_is_taken_down_when_the_store_is_opened() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open(dir.path());
-    let attempt = disk.begin_scaffold().await.expect("raised");
+    let attempt = disk.begin_temporary_pin().await.expect("raised");
     disk.put_member(&noisy(1, 1_000), &attempt).await.expect("puts");
     disk.flush().await.expect("flushes");
     assert!(disk.is_pinned(&key(&noisy(1, 1_000))).await.expect("reads"));

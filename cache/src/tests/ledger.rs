@@ -57,14 +57,14 @@ fn eviction_gets_on_whatever_is_wanted_and_looks_at_so_many() {
 #[test]
 fn what_a_pin_has_is_counted_for_each_and_stays() {
     let mut ledger = Ledger::default();
-    let (first, second, scaffold) = (PinId(1), PinId(2), PinId(3));
+    let (first, second, temporary_pin) = (PinId(1), PinId(2), PinId(3));
     ledger.set_pin(Some(root(1)), PinRecord::new(first, Some("one".to_owned())));
     ledger.set_pin(Some(root(2)), PinRecord::new(second, None));
-    ledger.set_pin(None, PinRecord::new(scaffold, None));
+    ledger.set_pin(None, PinRecord::new(temporary_pin, None));
     (1..=4).for_each(|n| ledger.put(&name(n), held(10)));
     assert!(ledger.add_member(first, &name(1), 7) && !ledger.add_member(first, &name(1), 7));
     assert!(ledger.add_member(second, &name(1), 7) && ledger.add_member(second, &name(2), 7));
-    assert!(ledger.add_member(scaffold, &name(3), 7) && !ledger.add_member(PinId(9), &name(4), 7));
+    assert!(ledger.add_member(temporary_pin, &name(3), 7) && !ledger.add_member(PinId(9), &name(4), 7));
     assert_eq!((ledger.cached_bytes(), ledger.pinned_bytes()), (10, 30));
     assert_eq!(ledger.evict(0, 100, nobody), [(name(4), 10)]);
     let counts = |ledger: &Ledger| -> Vec<_> {
@@ -76,9 +76,9 @@ fn what_a_pin_has_is_counted_for_each_and_stays() {
             .into_iter()
             .collect()
     };
-    assert_eq!(counts(&ledger), [(1, 1, 7), (2, 2, 14)], "a scaffold is not listed");
+    assert_eq!(counts(&ledger), [(1, 1, 7), (2, 2, 14)], "a temporary pin is not listed");
     ledger.remove_pin(second);
-    ledger.remove_pin(scaffold);
+    ledger.remove_pin(temporary_pin);
     assert_eq!((ledger.pin_of(&root(2)), ledger.pin_of(&root(1))), (None, Some(first)));
     let mut gone: Vec<_> =
         std::iter::from_fn(|| ledger.is_leaving().then(|| ledger.let_go(1, nobody))).flatten().collect();

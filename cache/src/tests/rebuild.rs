@@ -324,7 +324,7 @@ async fn a_removal_that_was_cut_off_is_completed() {
     let dags = pinned(dir.path(), 0..3).await;
     let (mut journal, found) = PinJournal::open(dir.path()).expect("opens");
     let (id, _) = found.pins.iter().find(|(_, (root, _))| root == dags[1][0].cid()).expect("is entered");
-    journal.strike_out(*id).expect("strikes out");
+    journal.mark_removed(*id).expect("strikes out");
     let disk = open_with(dir.path(), small()).expect("opens");
     disk.flush().await.expect("flushes");
     assert_eq!(disk.stats().index_rebuilds, 0);

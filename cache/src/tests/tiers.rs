@@ -93,7 +93,7 @@ async fn a_hundred_who_miss_the_same_block_fetch_it_once() {
         tokio::spawn(async move { (cid, source.get(&cid).await) })
     });
     let gets: Vec<_> = gets.collect();
-    until(|| metrics.joined.get() == 99).await;
+    until(|| metrics.followers.get() == 99).await;
     upstream.gate.add_permits(1);
     for get in gets {
         let (cid, got) = get.await.expect("no panic");
@@ -159,7 +159,7 @@ async fn joiners_share_the_error_and_each_hears_of_its_own_cid() {
     let as_pb = Cid::new_v1(codec::DAG_PB, hash);
     let source = tiers.through(upstream.clone());
     let gets = [tokio::spawn(source.get(&as_raw)), tokio::spawn(source.get(&as_pb))];
-    until(|| metrics.joined.get() == 1).await;
+    until(|| metrics.followers.get() == 1).await;
     upstream.gate.add_permits(1);
     let outcomes = join_all(gets).await;
     for (outcome, cid) in outcomes.into_iter().zip([as_raw, as_pb]) {

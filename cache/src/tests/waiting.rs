@@ -113,13 +113,13 @@ impl Case {
 
     async fn run(mut self, tiers: &Tiers) {
         let what = format!("{:?}, {:?} leaves, next: {}", self.answers, self.leaves, self.next_leaves);
-        let before = self.metrics.joined.get();
+        let before = self.metrics.followers.get();
         for who in 0..3 {
             let source = tiers.through(Arc::new(Handle(Arc::clone(&self.upstreams[who]))));
             self.readers[who] = Some(tokio::spawn(source.get(self.block.cid())));
             match who {
                 0 => until(|| self.asked(0) == 1).await,
-                _ => until(|| self.metrics.joined.get() == before + who as u64).await,
+                _ => until(|| self.metrics.followers.get() == before + who as u64).await,
             }
         }
         if let Some(who) = self.leaves {

@@ -9,7 +9,7 @@ use super::super::schema::{
     Place, SEGMENTS, SegmentRecord, pin_of_block,
 };
 use super::{CHUNK_ROWS, Writer};
-use crate::pins::{Attempt, Failure};
+use crate::pins::{Attempt, MemberFailure};
 use crate::queue::{Reply, Room};
 use crate::stored::Shape;
 use bytes::Bytes;
@@ -104,7 +104,7 @@ impl Group {
     }
 
     /// Takes note of a member that was staged for a pin, or could not be.
-    pub(super) fn attempted(&mut self, attempt: Arc<Attempt>, staged: Result<(), Failure>, room: Room) {
+    pub(super) fn attempted(&mut self, attempt: Arc<Attempt>, staged: Result<(), MemberFailure>, room: Room) {
         self.rooms.push(room);
         if let Err(failure) = staged {
             attempt.fail(failure);
@@ -292,7 +292,7 @@ impl Writer {
         if let Err(error) = &written {
             self.drop_cached(group.cached, error);
             for attempt in &group.attempts {
-                attempt.fail(Failure::Store(error.clone()));
+                attempt.fail(MemberFailure::Store(error.clone()));
             }
         }
         for notice in group.notices {

@@ -43,7 +43,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The pins that have a block, by what is written. Scaffolds have no root and are not among them.
+    /// The pins that have a block, by what is written. Temporary pins have no root and are not among them.
     fn pins_with(&self, key: &BlockKey) -> Result<Vec<(PinId, Cid)>, StoreError> {
         let block = key.to_bytes();
         let mut pins = Vec::new();
@@ -86,7 +86,7 @@ impl Writer {
 
     /// Notes that a pin is gone.
     pub(super) fn forget_root(&mut self, pin: PinId) {
-        self.losses.forget(pin);
+        self.losses.remove(pin);
         if let Some(roots) = &mut *self.roots.borrow_mut() {
             roots.remove(&pin);
         }

@@ -18,7 +18,7 @@
 //! |---|---|
 //! | [`queue`] | what can be asked for, and the bounded way to here |
 //! | [`group`] | values and rows of one batch, staged and written |
-//! | [`pinning`] | pins, their members and scaffolds |
+//! | [`pinning`] | pins, their members and temporary pins |
 //! | [`loss`] | pins that lose blocks |
 //! | [`reclaim`] | eviction, sparse segments, damaged blocks |
 //! | [`shortage`] | a disk that is full: what is given up for it, and when it is over |
@@ -413,8 +413,8 @@ impl Writer {
                 let pin = self.stage_begin(group, root, name);
                 group.notify(pin.map(|pin| self.losses.begun(pin)), reply);
             }
-            Command::Scaffold { reply } => {
-                let pin = self.stage_scaffold(group);
+            Command::BeginTemporary { reply } => {
+                let pin = self.stage_temporary_pin(group);
                 group.notify(pin.map(|pin| self.losses.begun(pin)), reply);
             }
             Command::Finish { attempt, reply } => self.stage_finish(group, attempt, reply),
@@ -604,7 +604,7 @@ impl Writer {
     }
 }
 
-/// Pins that were being released, and scaffolds that stood, when the store was last closed or its process killed.
+/// Pins that were being released, and temporary pins that stood, when the store was last closed or its process killed.
 fn leftovers(store: &Store) -> Result<VecDeque<PinId>, StoreError> {
     let rows = store.keys_with_prefix(META, b"release/")?;
     rows.filter_map(|row| row.map(|key| released_pin(&key)).transpose()).collect()

@@ -1,4 +1,4 @@
-//! Pins, their members and scaffolds. A scaffold is a pin without a root or a record: it stands in `meta` as one whose
+//! Pins, their members and temporary pins. A temporary pin is a pin without a root or a record: it stands in `meta` as one whose
 //! members are to be let go, so that a process that is killed leaves nothing behind.
 
 use super::super::StoreError;
@@ -7,7 +7,7 @@ use super::super::schema::{
 };
 use super::group::Group;
 use super::{CHUNK_ROWS, Writer};
-use crate::pins::{Attempt, Failure, PinError, PinState, PinSummary};
+use crate::pins::{Attempt, MemberFailure, PinError, PinState, PinSummary};
 use crate::queue::Reply;
 use content::{Block, BlockKey, Cid};
 use std::sync::Arc;
@@ -27,14 +27,14 @@ impl Writer {
         Ok(pin)
     }
 
-    pub(super) fn stage_scaffold(&self, group: &mut Group) -> Result<PinId, StoreError> {
+    pub(super) fn stage_temporary_pin(&self, group: &mut Group) -> Result<PinId, StoreError> {
         let meta = self.store.family(META)?;
         let pin = group.counters.take_pin();
         group.batch.put_cf(meta, release_key(pin), []);
         Ok(pin)
     }
 
-    pub(super) fn stage_member(&mut self, group: &mut Group, block: &Block, attempt: &Attempt) -> Result<(), Failure> {
+    pub(super) fn stage_member(&mut self, group: &mut Group, block: &Block, attempt: &Attempt) -> Result<(), MemberFailure> {
         let Some(key) = block.key() else { return Ok(()) };
         let record = self.record_of(group, attempt)?;
         if self.index(group, &key)?.is_none_or(|held| !held.pinned()) {
@@ -44,14 +44,14 @@ impl Writer {
     }
 
     /// A block that is here already, as what and wherever it is. Its bytes are not looked at.
-    pub(super) fn stage_held(&mut self, group: &mut Group, cid: &Cid, attempt: &Attempt) -> Result<(), Failure> {
+    pub(super) fn stage_held(&mut self, group: &mut Group, cid: &Cid, attempt: &Attempt) -> Result<(), MemberFailure> {
         let Some(key) = BlockKey::of(cid) else { return Ok(()) };
         let record = self.record_of(group, attempt)?;
-        let held = self.index(group, &key)?.ok_or(Failure::Missing(*cid))?;
+        let held = self.index(group, &key)?.ok_or(MemberFailure::Missing(*cid))?;
         if !held.pinned() {
             self.stage_move(group, key, held, Kind::Pinned)?;
             // It may have turned out damaged.
-            self.index(group, &key)?.ok_or(Failure::Missing(*cid))?;
+            self.index(group, &key)?.ok_or(MemberFailure::Missing(*cid))?;
         }
         Ok(self.stage_membership(group, key, held.shape.block_bytes(), attempt, record)?)
     }
@@ -81,12 +81,12 @@ impl Writer {
         Ok(())
     }
 
-    /// The record of an attempt's pin; `None` for a scaffold, which has none.
-    fn record_of(&self, group: &Group, attempt: &Attempt) -> Result<Option<PinRecord>, Failure> {
+    /// The record of an attempt's pin; `None` for a temporary pin, which has none.
+    fn record_of(&self, group: &Group, attempt: &Attempt) -> Result<Option<PinRecord>, MemberFailure> {
         let Some(root) = attempt.root else { return Ok(None) };
         match self.pin(group, root)? {
             Some(record) if record.id == attempt.pin => Ok(Some(record)),
-            _ => Err(Failure::Removed),
+            _ => Err(MemberFailure::Removed),
         }
     }
 
@@ -146,7 +146,7 @@ impl Writer {
         group.batch.delete_cf(self.store.family(PINS)?, root.to_bytes());
         group.batch.put_cf(self.store.family(META)?, release_key(record.id), []);
         group.sync = true;
-        self.store.strike_out_pin(record.id)?;
+        self.store.mark_pin_removed(record.id)?;
         self.write(&mut group).inspect_err(|_| self.store.restore_pin(record.id))?;
         Ok(Some(record.id))
     }
@@ -214,7 +214,7 @@ impl Writer {
             // One that cannot be read is no reason to keep the rest.
             Some(held)
                 if rescue
-                    && self.store.touched.is_favoured(&key)
+                    && self.store.touched.is_hot(&key)
                     && self.stage_move(group, key, held, Kind::Cached).is_ok() =>
             {
                 Ok(())

@@ -28,8 +28,8 @@ pub(crate) enum Command {
     Compact { reply: Reply<Result<(), StoreError>> },
     /// Begin a pin, or go on with the one that this root has.
     Begin { root: Cid, name: Option<String>, reply: Reply<Result<Begun, StoreError>> },
-    /// Begin a scaffold: a pin without a root or record that protects blocks until it is released or the store reopened.
-    Scaffold { reply: Reply<Result<Begun, StoreError>> },
+    /// Begin a temporary pin: a pin without a root or record that protects blocks until it is released or the store reopened.
+    BeginTemporary { reply: Reply<Result<Begun, StoreError>> },
     /// Keep a block as a member of a pin.
     Member { block: Block, attempt: Arc<Attempt>, room: Room },
     /// The same for a block without links that is here and was not read for it.
@@ -40,7 +40,7 @@ pub(crate) enum Command {
     Lacking { roots: Vec<Cid>, reply: Reply<Result<(), StoreError>> },
     /// Take a pin away; its members are let go later.
     Remove { root: Cid, reply: Reply<Result<bool, StoreError>> },
-    /// Let go of a scaffold.
+    /// Let go of a temporary pin.
     Release { pin: PinId },
     /// Answer when everything before can be read.
     Written { reply: Reply<()> },

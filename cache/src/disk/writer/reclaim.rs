@@ -134,7 +134,7 @@ impl Writer {
     }
 
     fn is_wanted(&self, key: &BlockKey, place: Place) -> bool {
-        self.store.touched.is_touched(place.segment, place.offset) || self.store.touched.is_favoured(key)
+        self.store.touched.is_touched(place.segment, place.offset) || self.store.touched.is_hot(key)
     }
 
     /// The block of a row in `places`, if the index agrees. A row that it does not know is taken away.

@@ -47,8 +47,8 @@ impl Writer {
     /// That so many bytes can be written and leave what is needed.
     pub(super) fn check_free_space(&self, needed: u64, bytes: usize) -> Result<(), StoreError> {
         let space = self.store.files.space()?;
-        if space.free_bytes < needed.saturating_add(bytes as u64) || space.has_no_files() {
-            return Err(self.store.files.refusal(space, needed));
+        if space.free_bytes < needed.saturating_add(bytes as u64) || space.is_out_of_inodes() {
+            return Err(self.store.files.shortage_error(space, needed));
         }
         Ok(())
     }
@@ -69,13 +69,13 @@ impl Writer {
             return error;
         };
         let needed = self.free_bytes_min();
-        let has_some = space.free_bytes > needed.saturating_add(GROUP_COST_MAX as u64) && !space.has_no_files();
+        let has_some = space.free_bytes > needed.saturating_add(GROUP_COST_MAX as u64) && !space.is_out_of_inodes();
         match has_some {
             true => StoreError::io(
                 "No space left, although the file system has some: the index looks for it every 5 seconds; if this lasts, is \
                  there a quota?",
             ),
-            false => self.store.files.refusal(space, needed),
+            false => self.store.files.shortage_error(space, needed),
         }
     }
 
@@ -83,7 +83,7 @@ impl Writer {
     pub(super) fn keep_headroom(&self) {
         let reserve = &self.store.reserve;
         let Ok(space) = self.store.files.space() else { return };
-        let is_short = space.free_bytes < reserve.headroom_bytes() / 2 || space.has_no_files();
+        let is_short = space.free_bytes < reserve.headroom_bytes() / 2 || space.is_out_of_inodes();
         if is_short && reserve.release() {
             warn!("the disk is full: the reserve was given up, so that something can be unpinned or evicted");
         }

@@ -8,7 +8,7 @@ use super::super::schema::Kind;
 use super::super::store::Store;
 use super::super::{DiskOptions, StoreError};
 use super::{Command, Writer};
-use crate::pins::{Failure, PinChanges, PinError};
+use crate::pins::{MemberFailure, PinChanges, PinError};
 use crate::queue::{PROBE_EVERY, Wait, next_command};
 use crate::store::{Stats, Trouble};
 use std::collections::{BTreeMap, BTreeSet};
@@ -159,7 +159,7 @@ impl Waiting {
         while !has_enough() && store.give_up_cached(&segments, None) {}
         let space = store.files.space()?;
         let needed = store.reserve.bytes_to_open();
-        if store.reserve.is_enough_to_open(space) { Ok(()) } else { Err(store.files.refusal(space, needed)) }
+        if store.reserve.is_enough_to_open(space) { Ok(()) } else { Err(store.files.shortage_error(space, needed)) }
     }
 
     /// Answers that there is no space.
@@ -167,9 +167,9 @@ impl Waiting {
         let error = || self.refusal.clone();
         match command {
             Command::Cache { .. } => _ = self.stats.dropped_writes.inc(),
-            Command::Member { attempt, .. } | Command::Held { attempt, .. } => attempt.fail(Failure::Store(error())),
+            Command::Member { attempt, .. } | Command::Held { attempt, .. } => attempt.fail(MemberFailure::Store(error())),
             Command::Begin { reply, .. } => _ = reply.send(Err(error())),
-            Command::Scaffold { reply } => _ = reply.send(Err(error())),
+            Command::BeginTemporary { reply } => _ = reply.send(Err(error())),
             Command::Finish { reply, .. } => _ = reply.send(Err(PinError::Store(error()))),
             Command::Remove { reply, .. } => _ = reply.send(Err(error())),
             Command::Evict { reply, .. } => _ = reply.send(Err(error())),

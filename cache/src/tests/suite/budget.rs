@@ -44,7 +44,7 @@ async fn on_request_the_oldest_go_until_the_rest_is_small_enough(home: Home) {
     store.pin_recursive(*pinned[0].cid(), None, supply(&pinned)).await.expect("pins");
     let blocks: Vec<_> = (0..60).map(|seed| noisy(seed, 10_000)).collect();
     store.cache(&blocks).await;
-    store.favour(Box::new(|_| true));
+    store.set_is_hot(Box::new(|_| true));
     let shrink = async |bytes: u64| {
         for _ in 0..1_000 {
             if !store.shrink(bytes).await.expect("shrinks") {
@@ -75,7 +75,7 @@ async fn what_is_read_again_and_what_readers_have_in_memory_is_kept_longest(home
     let store = home.open_for(100 * home.cost(10_000)).await;
     let (read, favoured) = (noisy(1, 10_000), noisy(2, 10_000));
     let favourite = key(&favoured);
-    store.favour(Box::new(move |key| *key == favourite));
+    store.set_is_hot(Box::new(move |key| *key == favourite));
     store.cache(&[read.clone(), favoured.clone(), noisy(3, 10_000)]).await;
     for seed in 100..500 {
         assert!(store.holds(&read).await, "{seed}");
@@ -89,7 +89,7 @@ async fn what_is_read_again_and_what_readers_have_in_memory_is_kept_longest(home
 async fn a_cache_of_which_everything_is_wanted_still_keeps_to_its_budget(home: Home) {
     let budget = 30 * home.cost(10_000);
     let store = home.open_for(budget).await;
-    store.favour(Box::new(|_| true));
+    store.set_is_hot(Box::new(|_| true));
     for seed in 0..200 {
         store.cache(&[noisy(seed, 10_000)]).await;
         assert!(store.stats().cached_bytes <= budget);

@@ -17,7 +17,7 @@ on_every_store!(
     a_pin_needs_its_root_and_a_name_of_reasonable_length,
     a_pin_that_is_removed_while_it_is_made_fails,
     pins_made_at_the_same_time_share_blocks_and_never_lose_one,
-    a_scaffold_protects_until_it_is_released_or_the_store_is_opened_again,
+    a_temporary_pin_protects_until_it_is_released_or_the_store_is_opened_again,
     what_is_added_is_pinned_and_what_was_given_up_is_not,
     what_is_to_be_gone_is_gone_and_a_pin_keeps_its_own_unless_they_are_to_go_too,
     an_archive_is_imported_and_exported_blocks_are_its_own,
@@ -201,7 +201,7 @@ async fn what_readers_have_in_memory_is_cached_when_it_is_unpinned(home: Home) {
     let store = small(&home).await;
     let dag = blocks(0..5);
     let favourite = key(&dag[2]);
-    store.favour(Box::new(move |key| *key == favourite));
+    store.set_is_hot(Box::new(move |key| *key == favourite));
     store.pin_recursive(*dag[0].cid(), None, supply(&dag)).await.expect("pins");
     assert!(store.remove_pin(dag[0].cid()).await.expect("removes"));
     store.settle().await;
@@ -259,22 +259,22 @@ async fn pins_made_at_the_same_time_share_blocks_and_never_lose_one(home: Home) 
     store.settle().await;
 }
 
-async fn a_scaffold_protects_until_it_is_released_or_the_store_is_opened_again(home: Home) {
+async fn a_temporary_pin_protects_until_it_is_released_or_the_store_is_opened_again(home: Home) {
     let store = small(&home).await;
     let (first, second) = (blocks(0..4), blocks(10..14));
-    let scaffold = store.begin_scaffold().await.expect("begins");
+    let temporary_pin = store.begin_temporary_pin().await.expect("begins");
     for block in &first {
-        store.put_member(block, &scaffold).await.expect("puts");
+        store.put_member(block, &temporary_pin).await.expect("puts");
     }
     flood(&store).await;
     assert!(store.holds_all(&first).await && store.is_pinned(&key(&first[0])).await.expect("reads"));
-    assert_eq!(store.pins().await.expect("lists"), [], "a scaffold is no pin");
-    store.release(&scaffold);
+    assert_eq!(store.pins().await.expect("lists"), [], "a temporary pin is no pin");
+    store.release(&temporary_pin);
     flood(&store).await;
     assert!(!store.is_pinned(&key(&first[0])).await.expect("reads") && !store.holds(&first[0]).await);
-    let scaffold = store.begin_scaffold().await.expect("begins");
+    let temporary_pin = store.begin_temporary_pin().await.expect("begins");
     for block in &second {
-        store.put_member(block, &scaffold).await.expect("puts");
+        store.put_member(block, &temporary_pin).await.expect("puts");
     }
     store.settle().await;
     assert_eq!(store.stats().pinned_bytes, 4 * home.cost(5_000));

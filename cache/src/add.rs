@@ -55,7 +55,7 @@ pub enum AddError {
 }
 
 impl Addition {
-    /// Begins an addition.
+    /// ParsedRecord an addition.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -83,7 +83,7 @@ impl Addition {
     ///
     /// # Errors
     /// The same; by this call or a later one, that the block is missing.
-    pub async fn put_held(&self, cid: &Cid) -> Result<(), AddError> {
+    pub async fn put_stored(&self, cid: &Cid) -> Result<(), AddError> {
         if Block::inline(cid).is_some() {
             return Ok(());
         }

@@ -169,7 +169,7 @@ pub async fn take_car(
             Item::Block(block) => block,
             Item::Reference(cid) => {
                 check(&cid).map_err(ImportError::Refused)?;
-                addition.put_held(&cid).await?;
+                addition.put_stored(&cid).await?;
                 continue;
             }
         };

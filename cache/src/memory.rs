@@ -8,8 +8,8 @@
 
 use crate::disk::StoreError;
 use crate::ledger::{Key, Ledger};
-use crate::ledger_store::backing::{Backing, NewValue, ScrubNote};
-use crate::ledger_store::{LedgerStore, Limits};
+use crate::ledger_store::backing::{Backing, NewValue, ScrubPosition};
+use crate::ledger_store::{LedgerStore, StoreLimits};
 use crate::pins::{PinId, PinRecord};
 use crate::space::Space;
 use crate::store::BlockStore;
@@ -53,7 +53,7 @@ impl Default for MemoryOptions {
 /// # Errors
 /// If the writer thread cannot be started.
 pub fn open(options: &MemoryOptions) -> Result<Arc<dyn BlockStore>, StoreError> {
-    let limits = Limits {
+    let limits = StoreLimits {
         cache_bytes_max: options.cache_bytes_max.min(options.bytes_max),
         bytes_max: options.bytes_max,
         free_bytes_min: 0,
@@ -70,7 +70,7 @@ pub fn open(options: &MemoryOptions) -> Result<Arc<dyn BlockStore>, StoreError> 
 struct Map {
     values: RwLock<HashMap<Key, Stored>>,
     pins: AtomicU64,
-    scrub: Mutex<ScrubNote>,
+    scrub: Mutex<ScrubPosition>,
 }
 
 impl Map {
@@ -133,7 +133,7 @@ impl Backing for Map {
         Ok(())
     }
 
-    fn take_pin(&self) -> Result<PinId, StoreError> {
+    fn allocate_pin_id(&self) -> Result<PinId, StoreError> {
         Ok(PinId(self.pins.fetch_add(1, Ordering::Relaxed) + 1))
     }
 
@@ -153,11 +153,11 @@ impl Backing for Map {
         Ok(())
     }
 
-    fn scrub_note(&self) -> ScrubNote {
+    fn scrub_position(&self) -> ScrubPosition {
         self.scrub.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn note_scrub(&self, note: &ScrubNote) {
-        *self.scrub.lock().unwrap_or_else(PoisonError::into_inner) = note.clone();
+    fn save_scrub_position(&self, position: &ScrubPosition) {
+        *self.scrub.lock().unwrap_or_else(PoisonError::into_inner) = position.clone();
     }
 }

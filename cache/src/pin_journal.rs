@@ -154,7 +154,8 @@ impl PinJournal {
         let (found, entries) = match fs::read(&path) {
             Ok(bytes) => parse(&bytes),
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let mut journal = Self { path, file: None, end: 0, entries: HashMap::new(), last_removed: None, obsolete: 0 };
+                let mut journal =
+                    Self { path, file: None, end: 0, entries: HashMap::new(), last_removed: None, obsolete: 0 };
                 if let Err(error) = journal.create_uninitialised() {
                     warn!(%error, "the pin journal cannot be created, so that no pin can be completed");
                 }

@@ -1,4 +1,4 @@
-//! [`Disk`] as a [`BlockStore`]: everything is told where it is done, and boxed here.
+//! Implements [`BlockStore`] for [`Disk`].
 
 use super::writer::Command;
 use super::{Disk, Figures, Recompressed, ScrubReport, StoreError};
@@ -88,7 +88,7 @@ impl BlockStore for Disk {
         async move {
             attempt.check()?;
             let room = self.queue().room(0).await?;
-            Ok(self.queue().send(Command::Held { cid, attempt: Arc::clone(attempt), room })?)
+            Ok(self.queue().send(Command::StoredMember { cid, attempt: Arc::clone(attempt), room })?)
         }
         .boxed()
     }

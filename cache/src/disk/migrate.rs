@@ -1,9 +1,9 @@
-//! From schema 1 to 2: values leave RocksDB's blob files for segments.
+//! Migrates a store from schema 1 to 2: moves values from RocksDB's blob files to segments.
 //!
-//! Each value is moved with its index record, which has another length since, so that a migration which is cut off goes on
-//! where it was; the schema's number is written when all has been moved. RocksDB gives back the space of what has moved only then,
-//! so that there has to be room for the pinned blocks once more; cached ones are forgotten where there is not. An older
-//! release does not open the store any more once this has begun.
+//! Each value is moved together with its index record, whose length differs between the schemas, so that an interrupted
+//! migration continues where it stopped; the new schema version is written when everything has been moved. RocksDB
+//! reclaims the space of moved values only then, so there must be room for a second copy of the pinned blocks; cached
+//! blocks are deleted if space is short. Older releases do not open the store any more once the migration has begun.
 
 use super::schema::{INDEX, INDEX_BYTES, Kind, META, take_u64};
 use super::store::Store;
@@ -16,25 +16,27 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
 
-/// The families that only schema 1 has.
+/// The column families that only schema 1 has.
 pub(crate) const FAMILIES: [&str; 2] = [BLOCKS, FIFO];
 const BLOCKS: &str = "blocks";
 const FIFO: &str = "fifo";
 const KEY_TOTALS: &[u8] = b"totals";
 
-/// Blocks between two lines of progress.
+/// Blocks between two progress messages.
 const PROGRESS_BLOCKS: u64 = 100_000;
 
-/// Moves everything, and hands the store back.
+/// Migrates the store and returns it.
 pub(crate) fn run(store: Store, options: &DiskOptions) -> Result<Store, StoreError> {
-    info!("the store was written by an earlier release: moving its blocks; nothing is lost if this is interrupted");
+    info!(
+        "the store was written by an earlier release and is being migrated; the migration may be interrupted without losing data"
+    );
     let store = Arc::new(store);
     let blocks = Writer::new(Arc::clone(&store), Arc::default(), Arc::default(), options, Arc::new(Semaphore::new(0)))?
         .migrate()?;
     let mut store = Arc::into_inner(store).ok_or(StoreError::Closed)?;
     store.write_schema()?;
     store.drop_legacy()?;
-    info!(blocks, "the store's blocks were moved");
+    info!(blocks, "the store was migrated");
     Ok(store)
 }
 
@@ -58,10 +60,10 @@ impl Writer {
             let key = BlockKey::from_bytes(&block).ok_or_else(|| StoreError::corrupt("a key is malformed"))?;
             group.index.insert(key, None);
             let kind = kind(&record);
-            let keeps = kind == Kind::Pinned || self.shortage_bytes() == 0;
+            let is_kept = kind == Kind::Pinned || self.shortage_bytes() == 0;
             match store
                 .pinned(BLOCKS, &block)?
-                .filter(|_| keeps)
+                .filter(|_| is_kept)
                 .and_then(|value| Stored::read(Bytes::copy_from_slice(&value)).ok())
             {
                 Some(stored) => {
@@ -70,8 +72,8 @@ impl Writer {
                     group.batch.delete_cf(store.family(BLOCKS)?, &block);
                 }
                 None => {
-                    if keeps {
-                        warn!(?key, "a block is damaged on disk: forgotten, to be fetched again");
+                    if is_kept {
+                        warn!(?key, "a block on disk is corrupt; it was deleted and is fetched again on demand");
                     }
                     group.batch.delete_cf(store.family(INDEX)?, &block);
                     group.batch.delete_cf(store.family(BLOCKS)?, &block);
@@ -79,7 +81,7 @@ impl Writer {
             }
             blocks += 1;
             if blocks % PROGRESS_BLOCKS == 0 {
-                info!(blocks, "moving the store's blocks");
+                info!(blocks, "migrating the store");
             }
             if group.full() {
                 self.write(&mut group)?;
@@ -93,7 +95,7 @@ impl Writer {
     }
 }
 
-/// Of a record of schema 1: the sizes of the block and of its value, then its place in the order of eviction, 0 if pinned.
+/// The kind in a record of schema 1: the sizes of the block and of its value, then its position in the eviction order, 0 if pinned.
 fn kind(record: &[u8]) -> Kind {
     match record.get(8..).and_then(|mut rest| take_u64(&mut rest)) {
         Some(0) => Kind::Pinned,

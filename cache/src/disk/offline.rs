@@ -7,8 +7,8 @@
 //! Everything of [`Offline`] blocks the thread.
 
 use super::index_files;
-use super::mend::{self, Disagreements};
 use super::rebuild::{self, OnRebuild, Rebuilt};
+use super::repair::{self, Disagreements};
 use super::schema::{
     DAMAGED, INDEX, IndexRecord, Kind, META, PINS, PINS_BY_BLOCK, PinId, PinRecord, Place, pin_of_block, take_u64,
 };
@@ -129,7 +129,7 @@ impl Offline {
         }
         let lock = store::lock(dir)?;
         let mended = open_store(dir, options, &lock).and_then(|store| {
-            let index = mend::survey(&store, true)?;
+            let index = repair::check_index(&store, true)?;
             Ok((index, lacking(&store, &BTreeMap::new())?.len()))
         });
         let reason = match mended {
@@ -140,7 +140,7 @@ impl Offline {
         };
         let rebuilt = rebuild::run(dir, options, &lock, &reason, on_progress)?;
         let store = open_store(dir, options, &lock)?;
-        Ok(Repaired { index: mend::survey(&store, true)?, rebuilt: Some(rebuilt) })
+        Ok(Repaired { index: repair::check_index(&store, true)?, rebuilt: Some(rebuilt) })
     }
 
     /// Lets go of the blocks that stay although no pin is known to have them ([`CheckReport::unclaimed`]), when the store is
@@ -150,7 +150,7 @@ impl Offline {
     /// What the disk said.
     pub fn release_unclaimed(&self) -> Result<(), StoreError> {
         rebuild::release_unclaimed(&self.store)?;
-        index_files::forget_unclaimed(self.store.dir())
+        index_files::unmark_unclaimed(self.store.dir())
     }
 
     /// What the store holds.
@@ -175,7 +175,7 @@ impl Offline {
     /// # Errors
     /// What the disk said of the index; damaged values are no errors.
     pub fn check(&self, mut on_progress: impl FnMut(&ScrubProgress, &[Finding])) -> Result<CheckReport, StoreError> {
-        let index = mend::survey(&self.store, false)?;
+        let index = repair::check_index(&self.store, false)?;
         let (mut progress, mut damaged) = (ScrubProgress::default(), BTreeMap::new());
         let mut next = Some(Place::default());
         while let Some(from) = next {
@@ -239,7 +239,7 @@ impl Offline {
 
     #[cfg(test)]
     pub(crate) fn mend(&self) -> Result<Disagreements, StoreError> {
-        mend::survey(&self.store, true)
+        repair::check_index(&self.store, true)
     }
 }
 

@@ -11,7 +11,7 @@
 
 use super::StoreError;
 use super::files::Files;
-use super::record::{self, Begins, RECORD_BYTES_MAX};
+use super::record::{self, ParsedRecord, RECORD_BYTES_MAX};
 use super::schema::Place;
 use super::store::check_hash;
 use crate::stored::Stored;
@@ -125,11 +125,11 @@ fn read_window(
             continue;
         }
         at += match record::read_first(&window.slice(at..)) {
-            Begins::Record { key, value, bytes } => match found(at, key, value, bytes)? {
+            ParsedRecord::Record { key, value, bytes } => match found(at, key, value, bytes)? {
                 true => bytes,
                 false => 1,
             },
-            Begins::Nothing => 1,
+            ParsedRecord::Invalid => 1,
         };
     }
     Ok(at)

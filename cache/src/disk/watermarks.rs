@@ -29,7 +29,7 @@ impl Watermarks {
         Self { journal, noted: found.watermark.unwrap_or_default(), found: Some(found), seen: None }
     }
 
-    pub(super) fn take_found(&mut self) -> Option<JournalContents> {
+    pub(super) fn take_journal_contents(&mut self) -> Option<JournalContents> {
         self.found.take()
     }
 

@@ -56,8 +56,8 @@ use self::pins::{FoundPin, PinFiles};
 use crate::disk::StoreError;
 use crate::disk::store::check_hash;
 use crate::ledger::{Held, Key, Ledger};
-use crate::ledger_store::backing::{Backing, NewValue, ScrubNote};
-use crate::ledger_store::{LedgerStore, Limits};
+use crate::ledger_store::backing::{Backing, NewValue, ScrubPosition};
+use crate::ledger_store::{LedgerStore, StoreLimits};
 use crate::pin_journal::{self, JournalContents, PinJournal};
 use crate::pins::{PinId, PinRecord, PinState};
 use crate::space::{self, Space};
@@ -117,7 +117,7 @@ impl Default for FlatOptions {
 /// # Errors
 /// [`StoreError::InUse`], [`StoreError::InUseElsewhere`], [`StoreError::NewerSchema`], or what the file system said.
 pub fn open(dir: &Path, options: &FlatOptions) -> Result<Arc<dyn BlockStore>, StoreError> {
-    let limits = Limits {
+    let limits = StoreLimits {
         cache_bytes_max: options.cache_bytes_max,
         bytes_max: u64::MAX,
         free_bytes_min: options.free_bytes_min,
@@ -291,7 +291,7 @@ impl Backing for Folder {
         self.files.delete(key)
     }
 
-    fn take_pin(&self) -> Result<PinId, StoreError> {
+    fn allocate_pin_id(&self) -> Result<PinId, StoreError> {
         self.pins.take().map_err(|error| self.refused(error))
     }
 
@@ -320,24 +320,24 @@ impl Backing for Folder {
         self.lock.released()
     }
 
-    fn scrub_note(&self) -> ScrubNote {
+    fn scrub_position(&self) -> ScrubPosition {
         let text = fs::read_to_string(self.dir.join(SCRUB_FILE)).unwrap_or_default();
-        parse_note(&text).unwrap_or_default()
+        parse_scrub_position(&text).unwrap_or_default()
     }
 
-    fn note_scrub(&self, note: &ScrubNote) {
+    fn save_scrub_position(&self, position: &ScrubPosition) {
         let (path, unfinished) = (self.dir.join(SCRUB_FILE), temporary(&self.dir));
-        let text = format!("{} {}\n", note.ended_ms, names::place(&note.at).1);
+        let text = format!("{} {}\n", position.ended_ms, names::place(&position.at).1);
         if let Err(error) = fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, path)) {
             _ = fs::remove_file(&unfinished);
-            debug!(%error, "how far the scrub has come could not be noted");
+            debug!(%error, "the position of the scrub could not be saved");
         }
     }
 }
 
-fn parse_note(text: &str) -> Option<ScrubNote> {
+fn parse_scrub_position(text: &str) -> Option<ScrubPosition> {
     let (ended_ms, at) = text.trim_end_matches('\n').split_once(' ')?;
-    Some(ScrubNote { ended_ms: ended_ms.parse().ok()?, at: names::bytes(at)? })
+    Some(ScrubPosition { ended_ms: ended_ms.parse().ok()?, at: names::bytes(at)? })
 }
 
 impl dag::Stored for Folder {

@@ -81,13 +81,13 @@ fn what_a_pin_has_is_counted_for_each_and_stays() {
     ledger.remove_pin(temporary_pin);
     assert_eq!((ledger.pin_of(&root(2)), ledger.pin_of(&root(1))), (None, Some(first)));
     let mut gone: Vec<_> =
-        std::iter::from_fn(|| ledger.is_leaving().then(|| ledger.let_go(1, nobody))).flatten().collect();
+        std::iter::from_fn(|| ledger.is_unpinning().then(|| ledger.unpin_chunk(1, nobody))).flatten().collect();
     gone.sort();
     assert_eq!(gone, [name(2), name(3)]);
     assert_eq!((keys(&ledger), ledger.pinned_bytes(), ledger.count()), (BTreeSet::from([1]), 10, 1));
     ledger.remove_pin(first);
-    assert_eq!(ledger.let_go(100, |_| true), [] as [Key; 0], "it is wanted");
-    assert_eq!((ledger.cached_bytes(), ledger.pinned_bytes(), ledger.is_leaving()), (10, 0, false));
+    assert_eq!(ledger.unpin_chunk(100, |_| true), [] as [Key; 0], "it is wanted");
+    assert_eq!((ledger.cached_bytes(), ledger.pinned_bytes(), ledger.is_unpinning()), (10, 0, false));
 }
 
 #[test]
@@ -99,11 +99,11 @@ fn a_member_that_is_lost_is_lacked_and_comes_back_as_one() {
     ledger.add_member(PinId(1), &name(2), 7);
     assert_eq!(ledger.lacking(&HashSet::new())[0].missing, 1);
     assert_eq!(ledger.lacking(&HashSet::from([name(1)]))[0].missing, 2);
-    assert!(ledger.lose(&[1]) && !ledger.lose(&[1]));
+    assert!(ledger.remove_value(&[1]) && !ledger.remove_value(&[1]));
     assert!(ledger.has_pin(&[1]) && ledger.held(&[1]).is_none() && !ledger.touch(&[1]));
     [1, 2].iter().for_each(|n| ledger.put(&name(*n), held(20)));
     let shape = Shape::Raw { block_bytes: 7 };
-    ledger.learn(&[1], shape);
+    ledger.set_shape(&[1], shape);
     ledger.mark_durable(&[1]);
     assert_eq!(ledger.held(&[1]), Some(Held { bytes: 20, shape: Some(shape), durable: true }));
     assert_eq!((ledger.lacking(&HashSet::new()), ledger.pinned_bytes()), (Vec::new(), 40));
@@ -146,7 +146,7 @@ proptest! {
                     ledger.put(&name(n), held(bytes));
                     blocks.insert(n, bytes);
                 }
-                Step::Lose(n) => prop_assert_eq!(ledger.lose(&[n]), blocks.remove(&n).is_some()),
+                Step::Lose(n) => prop_assert_eq!(ledger.remove_value(&[n]), blocks.remove(&n).is_some()),
                 Step::Touch(n) => prop_assert_eq!(ledger.touch(&[n]), blocks.contains_key(&n)),
                 Step::Evict(target) => {
                     for (key, bytes) in ledger.evict(target, 1_000, nobody) {
@@ -168,7 +168,7 @@ proptest! {
                     pins.remove(&pin);
                 }
                 Step::LetGo(members_max) => {
-                    for key in ledger.let_go(members_max, nobody) {
+                    for key in ledger.unpin_chunk(members_max, nobody) {
                         blocks.remove(&key[0]);
                     }
                 }
@@ -180,8 +180,8 @@ proptest! {
                 prop_assert!(ledger.has_pin(&[*n]));
             }
         }
-        while ledger.is_leaving() {
-            ledger.let_go(7, nobody);
+        while ledger.is_unpinning() {
+            ledger.unpin_chunk(7, nobody);
         }
         let pinned: BTreeSet<u8> = pins.values().flatten().copied().collect();
         let kept: u64 = blocks.iter().filter(|(n, _)| pinned.contains(n)).map(|(_, bytes)| bytes).sum();

@@ -64,7 +64,7 @@ async fn space_of_what_is_unpinned_comes_back(home: &Path) {
         next = end + 1;
         let (gone, kept): (Vec<u64>, Vec<u64>) = pinned.iter().partition(|number| **number % 3 != round % 3);
         // The reserve may be made again, of what is given back.
-        let free = |disk: &Disk| free_bytes(home) + disk.store().reserve.held_bytes();
+        let free = |disk: &Disk| free_bytes(home) + disk.store().reserve.allocated_bytes();
         let before = free(&disk);
         for number in &gone {
             assert!(disk.remove_pin(dag(*number)[0].cid()).await.expect("removes"), "{number}");
@@ -104,7 +104,7 @@ async fn until_it_recovers(disk: &Disk) {
 async fn a_disk_without_a_byte_is_served_from(home: &Path, ballast: &Filler) {
     let disk = open_with(home, options()).expect("opens");
     let end = fill_with_pins(&disk, 0).await;
-    assert!(disk.store().reserve.held_bytes() > 0, "there is a reserve");
+    assert!(disk.store().reserve.allocated_bytes() > 0, "there is a reserve");
     fill_to_the_last_byte(home, ballast);
     assert!(disk.remove_pin(dag(0)[0].cid()).await.expect("the reserve is for this"));
     disk.flush().await.expect("gives the space back");
@@ -129,7 +129,7 @@ async fn a_disk_without_a_byte_is_served_from(home: &Path, ballast: &Filler) {
         eventually("an unpinning", gone).await;
     }
     until_it_recovers(&disk).await;
-    eventually("the reserve is made again", async || match disk.store().reserve.held_bytes() {
+    eventually("the reserve is made again", async || match disk.store().reserve.allocated_bytes() {
         0 => Err(StoreError::io("there is none")),
         _ => Ok(()),
     })
@@ -145,7 +145,7 @@ async fn a_disk_without_a_byte_is_served_from(home: &Path, ballast: &Filler) {
 async fn the_reserve_opens_a_store_on_a_full_disk(home: &Path, ballast: &Filler) {
     let disk = open_with(home, options()).expect("opens");
     let end = fill_with_pins(&disk, 0).await;
-    assert!(disk.store().reserve.held_bytes() > 0, "there is a reserve");
+    assert!(disk.store().reserve.allocated_bytes() > 0, "there is a reserve");
     drop(disk);
     fill_to_the_last_byte(home, ballast);
     let disk = open_with(home, options()).expect("opens");

@@ -1,4 +1,4 @@
-//! [`Touched`]: which cached values were read since they were written, so that eviction gives them a second chance.
+//! [`ReferenceBits`]: which cached values were read since they were written, so that eviction gives them a second chance.
 //!
 //! What is read most is in memory and never read from here at all: whoever keeps it there is asked too.
 //!
@@ -18,19 +18,19 @@ type IsHot = Box<dyn Fn(&BlockKey) -> bool + Send + Sync>;
 
 /// The bits of all segments of cached values, and whom to ask besides.
 #[derive(Default)]
-pub(crate) struct Touched {
+pub(crate) struct ReferenceBits {
     segments: RwLock<HashMap<u32, Box<[AtomicU64]>>>,
     is_hot: OnceLock<IsHot>,
 }
 
-impl fmt::Debug for Touched {
+impl fmt::Debug for ReferenceBits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Touched").field("segments", &self.segments).finish_non_exhaustive()
+        f.debug_struct("ReferenceBits").field("segments", &self.segments).finish_non_exhaustive()
     }
 }
 
-impl Touched {
-    /// Begins to note reads of a segment of at most so many bytes.
+impl ReferenceBits {
+    /// ParsedRecord to note reads of a segment of at most so many bytes.
     pub(crate) fn watch(&self, segment: u32, bytes: u32) {
         let words = usize::try_from(bytes / GRAIN_BYTES / u64::BITS).unwrap_or_default() + 1;
         let bits = std::iter::repeat_with(AtomicU64::default).take(words).collect();
@@ -48,7 +48,7 @@ impl Touched {
     }
 
     /// Whether it was.
-    pub(crate) fn is_touched(&self, segment: u32, offset: u32) -> bool {
+    pub(crate) fn is_referenced(&self, segment: u32, offset: u32) -> bool {
         self.with(segment, offset, |word, bit| word.load(Ordering::Relaxed) & bit != 0).unwrap_or(false)
     }
 
@@ -76,19 +76,19 @@ mod tests {
 
     #[test]
     fn what_was_read_is_remembered_for_as_long_as_the_segment_is_watched() {
-        let touched = Touched::default();
+        let touched = ReferenceBits::default();
         touched.touch(1, 0);
-        assert!(!touched.is_touched(1, 0), "nobody watches it");
+        assert!(!touched.is_referenced(1, 0), "nobody watches it");
         touched.watch(1, 10 * GRAIN_BYTES * u64::BITS);
         for offset in [0, 4095, 4096, 9 * GRAIN_BYTES * u64::BITS] {
-            assert_eq!(touched.is_touched(1, offset), offset == 4095, "{offset}: it shares a grain with 0 alone");
+            assert_eq!(touched.is_referenced(1, offset), offset == 4095, "{offset}: it shares a grain with 0 alone");
             touched.touch(1, offset);
-            assert!(touched.is_touched(1, offset));
+            assert!(touched.is_referenced(1, offset));
         }
-        assert!(!touched.is_touched(1, 8192) && !touched.is_touched(2, 0));
+        assert!(!touched.is_referenced(1, 8192) && !touched.is_referenced(2, 0));
         touched.touch(1, u32::MAX);
-        assert!(!touched.is_touched(1, u32::MAX), "beyond its end");
+        assert!(!touched.is_referenced(1, u32::MAX), "beyond its end");
         touched.forget(1);
-        assert!(!touched.is_touched(1, 0));
+        assert!(!touched.is_referenced(1, 0));
     }
 }

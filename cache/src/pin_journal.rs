@@ -166,7 +166,7 @@ impl PinJournal {
         let file = File::options().read(true).write(true).open(&path)?;
         let JournalOffsets { end, entries } = entries;
         let obsolete = found.obsolete;
-        Ok((Self { path, file: Some(file), end, entries, last_removed: None, dead }, found))
+        Ok((Self { path, file: Some(file), end, entries, last_removed: None, obsolete }, found))
     }
 
     fn create_uninitialised(&mut self) -> io::Result<()> {
@@ -496,7 +496,7 @@ mod tests {
     fn an_uninitialised_journal_counts_as_damaged() {
         let dir = tempfile::tempdir().expect("a directory");
         drop(PinJournal::open(dir.path()).expect("opens"));
-        assert_eq!(PinJournal::read(dir.path()).expect("reads").condition, JournalState::Damaged);
+        assert_eq!(PinJournal::read(dir.path()).expect("reads").state, JournalState::Damaged);
     }
 
     #[test]

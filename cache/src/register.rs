@@ -186,8 +186,8 @@ impl Register {
         }
         let (read, records) = open_checked(dir, |options| DB::open_for_read_only(options, dir, false))?;
         warn!(dir = %dir.display(), records, "the disk is full, so the list of pins is read-only until there is space");
-        let (opened, tried) = (OnceLock::new(), Mutex::new((Instant::now(), full)));
-        let database = DeferredDb { dir: dir.to_owned(), read, opened, tried };
+        let (opened, last_attempt) = (OnceLock::new(), Mutex::new((Instant::now(), full)));
+        let database = DeferredDb { dir: dir.to_owned(), read, opened, last_attempt };
         Ok(Self::new(Kind::Deferred { database, _lock: lock }))
     }
 
@@ -339,7 +339,7 @@ fn scan_rows(rows: &Rows, prefix: &[u8], mut visit: impl FnMut(&[u8], &[u8]) -> 
 /// Creates a directory if need be, and locks it.
 fn create_and_lock(dir: &Path) -> Result<Lock, StoreError> {
     let with_path = |error: std::io::Error| StoreError::io(format!("{}: {error}", dir.display()));
-    salvage::tidy(dir).map_err(with_path)?;
+    salvage::recover_interrupted(dir).map_err(with_path)?;
     folder::create(dir).map_err(with_path)?;
     lock(dir)
 }

@@ -86,7 +86,7 @@ impl Files {
             self.faults.check(Call::Create).map_err(|error| failed(&self.path(segment), &error))?;
         }
         #[cfg(test)]
-        let (bytes, fault) = self.faults.cut(bytes);
+        let (bytes, fault) = self.faults.truncate_write(bytes);
         #[cfg(test)]
         let mut volatile = self.volatile.lock().expect("no test panics here");
         #[cfg(test)]
@@ -255,7 +255,7 @@ impl Files {
 
     #[cfg(test)]
     fn inject_sync_fault(&self, segment: u32) -> io::Result<()> {
-        let Some(fault) = self.faults.meet(Call::Sync) else { return Ok(()) };
+        let Some(fault) = self.faults.inject(Call::Sync) else { return Ok(()) };
         let volatile = self.volatile.lock().expect("no test panics here");
         let lost = volatile.values.iter().filter(|(of, ..)| *of == segment && matches!(fault, Fault::Half(_)));
         for (_, offset, len) in lost {

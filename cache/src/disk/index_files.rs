@@ -156,7 +156,7 @@ pub(super) fn unmark_unclaimed(dir: &Path) -> Result<(), StoreError> {
 ///
 /// # Errors
 /// I/O errors.
-pub(super) fn set_aside(dir: &Path) -> Result<PathBuf, StoreError> {
+pub(super) fn move_aside(dir: &Path) -> Result<PathBuf, StoreError> {
     let aside = dir.join(ASIDE);
     let mut of_index = index_files(dir)?;
     // CURRENT is moved first: if it is missing, the move was interrupted.
@@ -181,7 +181,7 @@ pub(super) fn set_aside(dir: &Path) -> Result<PathBuf, StoreError> {
 ///
 /// # Errors
 /// I/O errors.
-pub(super) fn clear_aside(dir: &Path) -> Result<bool, StoreError> {
+pub(super) fn delete_aside(dir: &Path) -> Result<bool, StoreError> {
     match fs::remove_dir_all(dir.join(ASIDE)) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!((unusable(), manifest(dir.path())), (None, Some((7, 10))));
         mark(dir.path(), Stage::Damaged).expect("marks");
         assert!(unusable().is_some());
-        set_aside(dir.path()).expect("moves");
+        move_aside(dir.path()).expect("moves");
         mark(dir.path(), Stage::Rebuilding).expect("marks");
         assert_eq!(stage(dir.path()).expect("reads"), Some(Stage::Rebuilding));
         assert!(!dir.path().join(CURRENT).exists() && dir.path().join(ASIDE).join(CURRENT).exists());

@@ -228,7 +228,7 @@ impl Drop for Worker {
     }
 }
 
-fn length(record: IndexRecord, want: &LookUp) -> usize {
+fn length(record: IndexRecord, lookup: &LookUp) -> usize {
     record_bytes(&lookup.block, record.shape.value_bytes())
 }
 

@@ -112,14 +112,14 @@ pub(super) fn run(
     check_mounted(dir, &pins)?;
     if index_files::stage(dir)? != Some(Stage::Rebuilding) {
         index_files::mark(dir, Stage::Damaged)?;
-        let aside = index_files::set_aside(dir)?;
+        let aside = index_files::move_aside(dir)?;
         info!(path = %aside.display(), "the damaged index was moved here; it is no longer needed and may be deleted");
         index_files::mark(dir, Stage::Rebuilding)?;
     }
     index_files::delete(dir)?;
     let rebuilt = match rebuild(dir, options, lock, reason, &pins, &mut *on_progress) {
         // The damaged index may take the space that the new one needs.
-        Err(error) if error.is_full() && index_files::clear_aside(dir)? => {
+        Err(error) if error.is_full() && index_files::delete_aside(dir)? => {
             warn!(%error, "the index could not be rebuilt for lack of space; the damaged one is deleted, and the rebuild is retried");
             index_files::delete(dir)?;
             rebuild(dir, options, lock, reason, &pins, on_progress)?
@@ -139,8 +139,8 @@ fn log_result(rebuilt: &Rebuilt) {
         warn!(root = %pin.root, name = pin.name, missing = pin.missing, "a pin is incomplete since the index was rebuilt");
     }
     if *unclaimed > 0 {
-        let advice = "when \"causeway pin ls\" shows every pin as complete, \"causeway store repair --release-unclaimed\" lets \
-                      go of the others";
+        let advice = "when \"causeway pin ls\" shows every pin as complete, run \
+                      \"causeway store repair --release-unclaimed\" to delete the blocks without a pin";
         warn!(
             blocks = unclaimed,
             "blocks without a known pin are kept, because the pin journal was damaged too: {advice}"

@@ -1,10 +1,11 @@
-//! [`ReferenceBits`]: which cached values were read since they were written, so that eviction gives them a second chance.
+//! [`ReferenceBits`]: which cached values were read since they were written, so that eviction gives them a second
+//! chance (CLOCK).
 //!
-//! What is read most is in memory and never read from here at all: whoever keeps it there is asked too.
+//! The most frequently read blocks are in the RAM cache and never read from here, so the RAM cache is queried too.
 //!
-//! Exact recency would write on every read. A bit for every [`GRAIN_BYTES`] of a segment costs a read nothing and 8 KiB
-//! for 256 MiB; small values that share a grain are kept together. The bits are in memory only: after a restart
-//! everything has to be read anew to be kept.
+//! Exact recency would need a write for every read. A bit for every [`GRAIN_BYTES`] of a segment costs no write and 8
+//! KiB for 256 MiB; small values that share a grain are spared together. The bits are in memory only, and are lost at a
+//! restart.
 
 use content::BlockKey;
 use std::collections::HashMap;
@@ -16,7 +17,7 @@ const GRAIN_BYTES: u32 = 4096;
 
 type IsHot = Box<dyn Fn(&BlockKey) -> bool + Send + Sync>;
 
-/// The bits of all segments of cached values, and whom to ask besides.
+/// The bits of all segments of cached values, and the predicate for blocks in the RAM cache.
 #[derive(Default)]
 pub(crate) struct ReferenceBits {
     segments: RwLock<HashMap<u32, Box<[AtomicU64]>>>,
@@ -37,27 +38,27 @@ impl ReferenceBits {
         self.segments.write().unwrap_or_else(PoisonError::into_inner).insert(segment, bits);
     }
 
-    /// Ends it.
-    pub(crate) fn forget(&self, segment: u32) {
+    /// Stops tracking a segment.
+    pub(crate) fn unwatch(&self, segment: u32) {
         self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&segment);
     }
 
-    /// Notes that the value at this place was read. Segments that nobody watches are passed over.
+    /// Sets the bit of the value at this place. Other segments are ignored.
     pub(crate) fn touch(&self, segment: u32, offset: u32) {
         self.with(segment, offset, |word, bit| word.fetch_or(bit, Ordering::Relaxed));
     }
 
-    /// Whether it was.
+    /// Whether the bit of the value at this place is set.
     pub(crate) fn is_referenced(&self, segment: u32, offset: u32) -> bool {
         self.with(segment, offset, |word, bit| word.load(Ordering::Relaxed) & bit != 0).unwrap_or(false)
     }
 
-    /// Asks this from now on, for every block that is to be evicted. Only the first who wants to be asked is.
+    /// Sets the predicate for blocks in the RAM cache. Only the first call has an effect.
     pub(crate) fn set_is_hot(&self, is_hot: impl Fn(&BlockKey) -> bool + Send + Sync + 'static) {
         _ = self.is_hot.set(Box::new(is_hot));
     }
 
-    /// Whether somebody has the block at hand for its readers.
+    /// Whether the block is in the RAM cache.
     pub(crate) fn is_hot(&self, key: &BlockKey) -> bool {
         self.is_hot.get().is_some_and(|is_hot| is_hot(key))
     }
@@ -75,20 +76,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_read_is_remembered_for_as_long_as_the_segment_is_watched() {
-        let touched = ReferenceBits::default();
-        touched.touch(1, 0);
-        assert!(!touched.is_referenced(1, 0), "nobody watches it");
-        touched.watch(1, 10 * GRAIN_BYTES * u64::BITS);
+    fn bits_are_kept_for_as_long_as_the_segment_is_watched() {
+        let bits = ReferenceBits::default();
+        bits.touch(1, 0);
+        assert!(!bits.is_referenced(1, 0), "it is not watched");
+        bits.watch(1, 10 * GRAIN_BYTES * u64::BITS);
         for offset in [0, 4095, 4096, 9 * GRAIN_BYTES * u64::BITS] {
-            assert_eq!(touched.is_referenced(1, offset), offset == 4095, "{offset}: it shares a grain with 0 alone");
-            touched.touch(1, offset);
-            assert!(touched.is_referenced(1, offset));
+            assert_eq!(bits.is_referenced(1, offset), offset == 4095, "{offset}: it shares a grain with 0 alone");
+            bits.touch(1, offset);
+            assert!(bits.is_referenced(1, offset));
         }
-        assert!(!touched.is_referenced(1, 8192) && !touched.is_referenced(2, 0));
-        touched.touch(1, u32::MAX);
-        assert!(!touched.is_referenced(1, u32::MAX), "beyond its end");
-        touched.forget(1);
-        assert!(!touched.is_referenced(1, 0));
+        assert!(!bits.is_referenced(1, 8192) && !bits.is_referenced(2, 0));
+        bits.touch(1, u32::MAX);
+        assert!(!bits.is_referenced(1, u32::MAX), "beyond its end");
+        bits.unwatch(1);
+        assert!(!bits.is_referenced(1, 0));
     }
 }

@@ -78,7 +78,7 @@ pub(crate) struct Store {
 impl Drop for Store {
     fn drop(&mut self) {
         if self.matches_journal {
-            self.watermarks().note_manifest(&self.dir);
+            self.watermarks().record_manifest(&self.dir);
         }
     }
 }
@@ -254,7 +254,7 @@ impl Store {
     }
 
     fn record_synced_sequence(&self) {
-        self.watermarks().note_sequence(self.database.now().latest_sequence_number(), &self.dir);
+        self.watermarks().record_sequence(self.database.now().latest_sequence_number(), &self.dir);
     }
 
     /// Converts an error of RocksDB. If the index is damaged, marks it for the next start, logs and reports it.
@@ -524,7 +524,7 @@ impl Store {
     /// Writes a batch atomically. With `sync`, it and all earlier writes are durable on return.
     pub(crate) fn write(&self, batch: WriteBatch, sync: bool) -> Result<(), StoreError> {
         #[cfg(test)]
-        let fault = self.files.faults.meet(Call::Batch);
+        let fault = self.files.faults.inject(Call::Batch);
         #[cfg(test)]
         if let Some(fault @ (Fault::Refused(_) | Fault::Half(_))) = fault {
             return Err(of_fault(fault));

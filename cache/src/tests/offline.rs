@@ -153,10 +153,10 @@ async fn the_index_is_made_to_agree_whatever_row_is_lost_or_wrong() {
         let (seen, found) = check(dir.path());
         assert!(seen.index.total() >= 2 && found.is_empty(), "{what}: {seen:?} {found:?}");
         let store = offline(dir.path());
-        let mended = store.mend().expect("mends");
-        assert_eq!(mended.blocks, 0, "{what}");
-        assert_eq!(mended.files, 1, "{what}");
-        assert_eq!(store.mend().expect("mends"), Disagreements::default(), "{what}: once is enough");
+        let repaired = store.repair_index().expect("repairs");
+        assert_eq!(repaired.blocks, 0, "{what}");
+        assert_eq!(repaired.files, 1, "{what}");
+        assert_eq!(store.repair_index().expect("repairs"), Disagreements::default(), "{what}: once is enough");
         drop(store);
         let disk = open(dir.path());
         disk.flush().await.expect("flushes");
@@ -189,7 +189,7 @@ async fn new_numbers_come_after_what_is_known_to_be_synced() {
         disk.store().files.faults.refuse(Call::Batch, Errno::IO);
         drop(disk);
         let store = offline(dir.path());
-        store.mend().expect("mends");
+        store.repair_index().expect("repairs");
         drop(store);
         assert_eq!(open(dir.path()).store().counters().expect("reads").segment, least);
     }
@@ -212,7 +212,7 @@ async fn two_blocks_never_have_one_place() {
         });
         drop(disk);
         let store = offline(dir.path());
-        assert_eq!(store.mend().expect("mends").blocks, 1);
+        assert_eq!(store.repair_index().expect("repairs").blocks, 1);
         drop(store);
         let disk = open(dir.path());
         assert!(held(&disk, right).await && !held(&disk, wrong).await);
@@ -237,7 +237,7 @@ async fn a_segment_without_a_record_is_not_deleted_while_blocks_are_in_it() {
     let disk = open(dir.path());
     assert!(held(&disk, &blocks[0]).await);
     drop(disk);
-    assert_eq!(offline(dir.path()).mend().expect("mends").segments, 1);
+    assert_eq!(offline(dir.path()).repair_index().expect("repairs").segments, 1);
     let disk = open(dir.path());
     assert!(disk.is_pinned(&key(&blocks[0])).await.expect("reads"));
     audit(&disk);

@@ -124,7 +124,7 @@ async fn what_was_only_scrubbed_or_looked_at_gets_no_second_chance() {
     assert_eq!(looked_at.as_ref(), Some(blocks[4].data()));
     let touched = |block| {
         let place = place_of(&disk, block);
-        disk.store().touched.is_referenced(place.segment, place.offset)
+        disk.store().reference_bits.is_referenced(place.segment, place.offset)
     };
     assert!(touched(&blocks[1]) && !touched(&blocks[4]));
 }

@@ -200,7 +200,7 @@ impl Writer {
             // Retried when another of its values is removed, or when the store is opened.
             warn!(%error, "garbage collection of a segment failed");
             self.sparse.remove(&segment);
-            self.uncollected = Some(error);
+            self.collect_error = Some(error);
         }
     }
 

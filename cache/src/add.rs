@@ -55,7 +55,7 @@ pub enum AddError {
 }
 
 impl Addition {
-    /// ParsedRecord an addition.
+    /// Begins an addition.
     ///
     /// # Errors
     /// [`StoreError`].

@@ -112,13 +112,13 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// reported.
     fn pin_changes(&self) -> Arc<PinChanges>;
 
-    /// ParsedRecord a pin, or resumes the root's existing pin; a `name` replaces the existing one.
+    /// Begins a pin, or resumes the root's existing pin; a `name` replaces the existing one.
     ///
     /// # Errors
     /// [`StoreError`].
     fn begin_pin(&self, root: Cid, name: Option<String>) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>>;
 
-    /// ParsedRecord a temporary pin, which has no root and protects blocks until it is released or the store is next opened.
+    /// Begins a temporary pin, which has no root and protects blocks until it is released or the store is next opened.
     ///
     /// # Errors
     /// [`StoreError`].

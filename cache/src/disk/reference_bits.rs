@@ -31,7 +31,7 @@ impl fmt::Debug for ReferenceBits {
 }
 
 impl ReferenceBits {
-    /// ParsedRecord to note reads of a segment of at most so many bytes.
+    /// Starts tracking reads of a segment of at most `bytes`.
     pub(crate) fn watch(&self, segment: u32, bytes: u32) {
         let words = usize::try_from(bytes / GRAIN_BYTES / u64::BITS).unwrap_or_default() + 1;
         let bits = std::iter::repeat_with(AtomicU64::default).take(words).collect();

@@ -50,13 +50,13 @@ pub(super) enum Command {
         cached_bytes: u64,
         reply: Reply<Result<bool, StoreError>>,
     },
-    /// ParsedRecord a pin, or resumes the root's pin.
+    /// Begins a pin, or resumes the root's pin.
     Begin {
         root: Cid,
         name: Option<String>,
         reply: Reply<Result<Begun, StoreError>>,
     },
-    /// ParsedRecord a temporary pin. It exists only in the index, so that it ends with the process.
+    /// Begins a temporary pin. It exists only in the index, so that it ends with the process.
     BeginTemporary {
         reply: Reply<Result<Begun, StoreError>>,
     },

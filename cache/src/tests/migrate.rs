@@ -1,4 +1,4 @@
-//! A store that an earlier release wrote, made by hand as that release did.
+//! Migration of a store of an earlier release, which the tests write by hand.
 
 use super::audit::audit;
 use super::{key, noisy, open, open_with, raw};
@@ -21,7 +21,7 @@ fn write_schema_1(dir: &Path, blocks: &[Block]) {
     for (seq, block) in (0_u64..).zip(blocks) {
         let (data, hash) = (block.data(), key(block).to_bytes());
         let frame = zstd::bulk::compress(data, 3).expect("zstd");
-        // Tag 0 is the block as it is, tag 1 one frame.
+        // Tag 0 is the raw block, tag 1 one frame.
         let value = if frame.len() < data.len() { [&[1], &frame[..]].concat() } else { [&[0], &data[..]].concat() };
         let size = |bytes: usize| u32::try_from(bytes).expect("small").to_be_bytes();
         let index = [&size(data.len())[..], &size(value.len()), &seq.to_be_bytes()].concat();
@@ -58,7 +58,7 @@ async fn check(disk: &Disk, blocks: &[Block]) {
 }
 
 #[tokio::test]
-async fn a_store_of_schema_1_is_brought_up_to_date() {
+async fn a_store_of_schema_1_is_migrated() {
     let dir = tempfile::tempdir().expect("a directory");
     let blocks = blocks();
     write_schema_1(dir.path(), &blocks);
@@ -67,16 +67,16 @@ async fn a_store_of_schema_1_is_brought_up_to_date() {
     }
     let disk = open(dir.path());
     let second = disk.pin_recursive(*blocks[1].cid(), None, super::supply(&blocks[1..2])).await.expect("pins");
-    assert_eq!(second.id, 42, "no number is used twice");
+    assert_eq!(second.id, 42, "no pin ID is reused");
 }
 
 #[tokio::test]
-async fn a_move_that_was_cut_off_is_gone_on_with() {
+async fn an_interrupted_migration_is_continued() {
     let dir = tempfile::tempdir().expect("a directory");
     let blocks = blocks();
     write_schema_1(dir.path(), &blocks);
     drop(open(dir.path()));
-    // As if it had been cut off before the last of it: two blocks are as they were, and the number is the old one.
+    // Simulates an interruption near the end: two blocks are not migrated, and the schema version is the old one.
     let elsewhere = tempfile::tempdir().expect("a directory");
     write_schema_1(elsewhere.path(), &blocks);
     let families = ["meta", "blocks", "index", "fifo"];
@@ -87,7 +87,7 @@ async fn a_move_that_was_cut_off_is_gone_on_with() {
     all.extend(["blocks".to_owned(), "fifo".to_owned()]);
     let new = DB::open_cf(&options, dir.path(), &all).expect("opens");
     for block in &blocks[4..6] {
-        // The values in the segments stay, and are never asked for again.
+        // The values in the segments stay unused.
         let place = new.get_cf(new.cf_handle("index").expect("index"), key(block).to_bytes()).expect("reads");
         new.delete_cf(new.cf_handle("places").expect("places"), &place.expect("moved")[12..]).expect("deletes");
         for family in ["blocks", "index"] {

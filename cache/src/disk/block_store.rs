@@ -1,9 +1,9 @@
-//! [`Disk`] as a [`BlockStore`]: everything is told where it is done, and boxed here.
+//! Implements [`BlockStore`] for [`Disk`].
 
 use super::writer::Command;
 use super::{Disk, Figures, Recompressed, ScrubReport, StoreError};
 use crate::pins::{Attempt, PinChanges, PinError, PinSummary};
-use crate::store::{BlockStore, Evict, Evicted, Held, IsFavoured, OnProgress, ScrubPass, Stats};
+use crate::store::{BlockStore, Evict, Evicted, Held, IsHot, OnProgress, ScrubPass, Stats};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
 use content::{Block, BlockKey, Cid};
@@ -69,8 +69,8 @@ impl BlockStore for Disk {
         async move { Ok(Attempt::new(begun.await??, Some(root))) }.boxed()
     }
 
-    fn begin_scaffold(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
-        let begun = self.queue().ask(|reply| Command::Scaffold { reply });
+    fn begin_temporary_pin(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
+        let begun = self.queue().ask(|reply| Command::BeginTemporary { reply });
         async move { Ok(Attempt::new(begun.await??, None)) }.boxed()
     }
 
@@ -88,7 +88,7 @@ impl BlockStore for Disk {
         async move {
             attempt.check()?;
             let room = self.queue().room(0).await?;
-            Ok(self.queue().send(Command::Held { cid, attempt: Arc::clone(attempt), room })?)
+            Ok(self.queue().send(Command::StoredMember { cid, attempt: Arc::clone(attempt), room })?)
         }
         .boxed()
     }
@@ -117,8 +117,8 @@ impl BlockStore for Disk {
         async move { more.await? }.boxed()
     }
 
-    fn release(&self, scaffold: &Attempt) {
-        _ = self.queue().send(Command::Release { pin: scaffold.pin });
+    fn release(&self, temporary_pin: &Attempt) {
+        _ = self.queue().send(Command::Release { pin: temporary_pin.pin });
     }
 
     fn written(&self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -141,8 +141,8 @@ impl BlockStore for Disk {
         self.released()
     }
 
-    fn favour(&self, is_favoured: IsFavoured) {
-        self.favour(is_favoured);
+    fn set_is_hot(&self, is_hot: IsHot) {
+        self.set_is_hot(is_hot);
     }
 
     fn figures(&self) -> BoxFuture<'_, Result<Figures, StoreError>> {

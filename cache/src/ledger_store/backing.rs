@@ -1,4 +1,4 @@
-//! [`Backing`]: where a [`super::LedgerStore`] keeps values and pins.
+//! [`Backing`]: the storage backend of a [`super::LedgerStore`] for values and pins.
 
 use crate::disk::StoreError;
 use crate::ledger::Key;
@@ -10,83 +10,83 @@ use content::Cid;
 use futures::future::{BoxFuture, FutureExt as _, ready};
 use std::fmt;
 
-/// A value on its way.
+/// A value to write.
 #[derive(Debug)]
 pub(crate) struct NewValue {
     pub(crate) key: Key,
     pub(crate) shape: Shape,
-    /// In pieces, which are not copied before they have to be.
+    /// The value in pieces, to avoid a copy.
     pub(crate) pieces: [Bytes; 2],
-    /// Whether its bytes are to be on the disk when it is found.
+    /// Whether its bytes must be synced.
     pub(crate) durable: bool,
 }
 
-/// How far a scrub has come.
+/// The position of a scrub.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct ScrubNote {
-    /// When a pass last reached the end, in milliseconds since 1970; 0 if none has.
+pub(crate) struct ScrubPosition {
+    /// When the last complete pass ended, in milliseconds since 1970; 0 if there was none.
     pub(crate) ended_ms: u64,
-    /// The last key that was checked of a pass that is under way; empty if none is.
+    /// The last key checked by the pass in progress; empty if there is none.
     pub(crate) at: Vec<u8>,
 }
 
-/// Where values and pins are. Everything here may block. Reads come from any thread, all else from the writer's alone, but for
-/// the notes of a scrub.
+/// A storage backend. All methods may block. Any thread may read; only the writer thread calls the other methods,
+/// except those for the position of a scrub.
 pub(crate) trait Backing: fmt::Debug + Send + Sync + 'static {
-    /// Whether a read waits for anything, and so belongs on a thread that may block.
+    /// Whether reads do I/O and must run on a blocking thread.
     const READS_BLOCK: bool;
 
-    /// What a value takes, in bytes, with what is around it.
+    /// The size of a value in the store, in bytes, with its overhead.
     fn cost(&self, key: &[u8], value_bytes: usize) -> u64;
 
-    /// What is left of what others use as well.
+    /// The free space of the shared file system.
     fn space(&self) -> Result<Space, StoreError>;
 
-    /// Why there is no space, for who needs so many bytes left.
-    fn refusal(&self, space: Space, needed: u64) -> StoreError;
+    /// The error for an operation that needs `needed` bytes free.
+    fn shortage_error(&self, space: Space, needed: u64) -> StoreError;
 
-    /// Writes a little, and takes it away again: an error says that values would meet it too.
+    /// Writes and deletes a small file; an error means that writes of values would fail as well.
     fn probe(&self) -> Result<(), StoreError>;
 
-    /// Writes values, each as a whole or not at all, and in the place of a former one if there is one. What became of each is
-    /// told in their order. No two have the same key.
+    /// Writes values, each atomically, replacing existing ones. Returns their results in order. No two have the same
+    /// key.
     fn write(&self, values: &[NewValue]) -> Vec<Result<(), StoreError>>;
 
-    /// Reads a value; `None` if there is none. [`StoreError::Corrupt`] means that it is not what was written.
+    /// Reads a value; `None` if there is none. [`StoreError::Corrupt`] if it differs from what was written.
     fn read(&self, key: &[u8]) -> Result<Option<Stored>, StoreError>;
 
     /// The form of a value, without reading all of it.
     fn shape(&self, key: &[u8]) -> Result<Option<Shape>, StoreError>;
 
-    /// Deletes a value. One that is not there is no error.
+    /// Deletes a value. A missing value is not an error.
     fn delete(&self, key: &[u8]) -> Result<(), StoreError>;
 
-    /// A pin id that was never given before.
-    fn take_pin(&self) -> Result<PinId, StoreError>;
+    /// Allocates a pin ID that was never used before.
+    fn allocate_pin_id(&self) -> Result<PinId, StoreError>;
 
-    /// Writes what is known of a pin, durably.
+    /// Writes a pin's record, durably.
     fn write_pin(&self, root: &Cid, record: &PinRecord) -> Result<(), StoreError>;
 
-    /// Adds members, with their bytes as blocks, to a pin that was written. They are durable after the next sync.
+    /// Adds members, with their sizes as blocks, to an existing pin. They are durable after the next sync.
     fn add_members(&self, pin: PinId, members: &[(Key, u64)]) -> Result<(), StoreError>;
 
-    /// Takes a pin away, durably.
+    /// Removes a pin, durably.
     fn remove_pin(&self, pin: PinId) -> Result<(), StoreError>;
 
-    /// Forces to the disk which durable values there are, and the members of pins.
+    /// Syncs the names of durable values and the members of pins.
     fn sync(&self) -> Result<(), StoreError>;
 
-    /// Takes note that the store is closed. A read may hold it for a moment longer.
-    fn note_closed(&self) {}
+    /// Records that the store is closed. A read may keep it open for a moment longer.
+    fn mark_closed(&self) {}
 
-    /// Done when nothing in this process holds the store any more.
+    /// Completes when this process has released the store.
     fn released(&self) -> BoxFuture<'static, ()> {
         ready(()).boxed()
     }
 
-    /// How far the scrub has come. Advice that cannot be read is no advice.
-    fn scrub_note(&self) -> ScrubNote;
+    /// The position of the scrub. If it cannot be read, the scrub starts again.
+    fn scrub_position(&self) -> ScrubPosition;
 
-    /// Notes it.
-    fn note_scrub(&self, note: &ScrubNote);
+    /// Saves the position of the scrub.
+    fn save_scrub_position(&self, position: &ScrubPosition);
 }

@@ -21,52 +21,52 @@ fn keys(ledger: &Ledger) -> BTreeSet<u8> {
     ledger.keys().map(|(key, ..)| key[0]).collect()
 }
 
-fn nobody(_: &[u8]) -> bool {
+fn not_hot(_: &[u8]) -> bool {
     false
 }
 
 #[test]
-fn the_oldest_goes_first_and_what_is_wanted_becomes_the_newest() {
+fn the_oldest_is_evicted_first_and_hot_blocks_become_the_newest() {
     let mut ledger = Ledger::default();
     (1..=6).for_each(|n| ledger.put(&name(n), held(10)));
     assert!(ledger.touch(&[1]) && !ledger.touch(&[9]));
     let gone = ledger.evict(40, 100, |key| key == [2]);
     assert_eq!(gone, [(name(3), 10), (name(4), 10)]);
     assert_eq!((ledger.cached_bytes(), ledger.count()), (40, 4));
-    // The chance was the second and not a third.
-    assert_eq!(ledger.evict(20, 100, nobody), [(name(5), 10), (name(6), 10)]);
-    assert_eq!(ledger.evict(0, 100, nobody), [(name(1), 10), (name(2), 10)]);
-    assert_eq!(ledger.evict(0, 100, nobody), []);
+    // It gets a second chance, but not a third.
+    assert_eq!(ledger.evict(20, 100, not_hot), [(name(5), 10), (name(6), 10)]);
+    assert_eq!(ledger.evict(0, 100, not_hot), [(name(1), 10), (name(2), 10)]);
+    assert_eq!(ledger.evict(0, 100, not_hot), []);
 }
 
 #[test]
-fn eviction_gets_on_whatever_is_wanted_and_looks_at_so_many() {
+fn eviction_makes_progress_with_hot_blocks_and_is_bounded() {
     let mut ledger = Ledger::default();
     (0..100).for_each(|n| ledger.put(&name(n), held(10)));
-    assert_eq!(ledger.evict(500, 10, |_| true), [], "all that it looked at were spared");
+    assert_eq!(ledger.evict(500, 10, |_| true), [], "all examined blocks were spared");
     let mut gone = 0;
     for _ in 0..20 {
         gone += ledger.evict(500, 10, |_| true).len();
     }
     assert_eq!((gone, ledger.cached_bytes()), (50, 500));
-    // From now on as much is spared as goes.
+    // From now on, as many bytes are spared as are evicted.
     ledger.put(&name(200), held(10));
     assert_eq!(ledger.evict(500, 10, |_| true).len(), 1);
 }
 
 #[test]
-fn what_a_pin_has_is_counted_for_each_and_stays() {
+fn members_are_counted_for_each_pin_and_stay() {
     let mut ledger = Ledger::default();
-    let (first, second, scaffold) = (PinId(1), PinId(2), PinId(3));
+    let (first, second, temporary_pin) = (PinId(1), PinId(2), PinId(3));
     ledger.set_pin(Some(root(1)), PinRecord::new(first, Some("one".to_owned())));
     ledger.set_pin(Some(root(2)), PinRecord::new(second, None));
-    ledger.set_pin(None, PinRecord::new(scaffold, None));
+    ledger.set_pin(None, PinRecord::new(temporary_pin, None));
     (1..=4).for_each(|n| ledger.put(&name(n), held(10)));
     assert!(ledger.add_member(first, &name(1), 7) && !ledger.add_member(first, &name(1), 7));
     assert!(ledger.add_member(second, &name(1), 7) && ledger.add_member(second, &name(2), 7));
-    assert!(ledger.add_member(scaffold, &name(3), 7) && !ledger.add_member(PinId(9), &name(4), 7));
+    assert!(ledger.add_member(temporary_pin, &name(3), 7) && !ledger.add_member(PinId(9), &name(4), 7));
     assert_eq!((ledger.cached_bytes(), ledger.pinned_bytes()), (10, 30));
-    assert_eq!(ledger.evict(0, 100, nobody), [(name(4), 10)]);
+    assert_eq!(ledger.evict(0, 100, not_hot), [(name(4), 10)]);
     let counts = |ledger: &Ledger| -> Vec<_> {
         ledger
             .summaries()
@@ -76,22 +76,22 @@ fn what_a_pin_has_is_counted_for_each_and_stays() {
             .into_iter()
             .collect()
     };
-    assert_eq!(counts(&ledger), [(1, 1, 7), (2, 2, 14)], "a scaffold is not listed");
+    assert_eq!(counts(&ledger), [(1, 1, 7), (2, 2, 14)], "a temporary pin is not listed");
     ledger.remove_pin(second);
-    ledger.remove_pin(scaffold);
+    ledger.remove_pin(temporary_pin);
     assert_eq!((ledger.pin_of(&root(2)), ledger.pin_of(&root(1))), (None, Some(first)));
     let mut gone: Vec<_> =
-        std::iter::from_fn(|| ledger.is_leaving().then(|| ledger.let_go(1, nobody))).flatten().collect();
+        std::iter::from_fn(|| ledger.is_unpinning().then(|| ledger.unpin_chunk(1, not_hot))).flatten().collect();
     gone.sort();
     assert_eq!(gone, [name(2), name(3)]);
     assert_eq!((keys(&ledger), ledger.pinned_bytes(), ledger.count()), (BTreeSet::from([1]), 10, 1));
     ledger.remove_pin(first);
-    assert_eq!(ledger.let_go(100, |_| true), [] as [Key; 0], "it is wanted");
-    assert_eq!((ledger.cached_bytes(), ledger.pinned_bytes(), ledger.is_leaving()), (10, 0, false));
+    assert_eq!(ledger.unpin_chunk(100, |_| true), [] as [Key; 0], "it is hot");
+    assert_eq!((ledger.cached_bytes(), ledger.pinned_bytes(), ledger.is_unpinning()), (10, 0, false));
 }
 
 #[test]
-fn a_member_that_is_lost_is_lacked_and_comes_back_as_one() {
+fn a_lost_member_is_missing_and_becomes_a_member_again() {
     let mut ledger = Ledger::default();
     ledger.set_pin(Some(root(1)), PinRecord::new(PinId(1), None));
     ledger.put(&name(1), Held { durable: true, ..held(10) });
@@ -99,11 +99,11 @@ fn a_member_that_is_lost_is_lacked_and_comes_back_as_one() {
     ledger.add_member(PinId(1), &name(2), 7);
     assert_eq!(ledger.lacking(&HashSet::new())[0].missing, 1);
     assert_eq!(ledger.lacking(&HashSet::from([name(1)]))[0].missing, 2);
-    assert!(ledger.lose(&[1]) && !ledger.lose(&[1]));
+    assert!(ledger.remove_value(&[1]) && !ledger.remove_value(&[1]));
     assert!(ledger.has_pin(&[1]) && ledger.held(&[1]).is_none() && !ledger.touch(&[1]));
     [1, 2].iter().for_each(|n| ledger.put(&name(*n), held(20)));
     let shape = Shape::Raw { block_bytes: 7 };
-    ledger.learn(&[1], shape);
+    ledger.set_shape(&[1], shape);
     ledger.mark_durable(&[1]);
     assert_eq!(ledger.held(&[1]), Some(Held { bytes: 20, shape: Some(shape), durable: true }));
     assert_eq!((ledger.lacking(&HashSet::new()), ledger.pinned_bytes()), (Vec::new(), 40));
@@ -135,9 +135,9 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// The model has who is held, and which pin has whom.
+    /// The model has the stored blocks and the members of pins.
     #[test]
-    fn sums_and_protection_are_right_after_anything(steps in proptest::collection::vec(step(), 0..80)) {
+    fn sums_and_protection_match_the_model(steps in proptest::collection::vec(step(), 0..80)) {
         let (mut ledger, mut blocks) = (Ledger::default(), BTreeMap::<u8, u64>::new());
         let mut pins: BTreeMap<u64, BTreeSet<u8>> = BTreeMap::new();
         for step in steps {
@@ -146,10 +146,10 @@ proptest! {
                     ledger.put(&name(n), held(bytes));
                     blocks.insert(n, bytes);
                 }
-                Step::Lose(n) => prop_assert_eq!(ledger.lose(&[n]), blocks.remove(&n).is_some()),
+                Step::Lose(n) => prop_assert_eq!(ledger.remove_value(&[n]), blocks.remove(&n).is_some()),
                 Step::Touch(n) => prop_assert_eq!(ledger.touch(&[n]), blocks.contains_key(&n)),
                 Step::Evict(target) => {
-                    for (key, bytes) in ledger.evict(target, 1_000, nobody) {
+                    for (key, bytes) in ledger.evict(target, 1_000, not_hot) {
                         prop_assert!(!pins.values().any(|members| members.contains(&key[0])), "it is pinned");
                         prop_assert_eq!(blocks.remove(&key[0]), Some(bytes));
                     }
@@ -168,7 +168,7 @@ proptest! {
                     pins.remove(&pin);
                 }
                 Step::LetGo(members_max) => {
-                    for key in ledger.let_go(members_max, nobody) {
+                    for key in ledger.unpin_chunk(members_max, not_hot) {
                         blocks.remove(&key[0]);
                     }
                 }
@@ -180,8 +180,8 @@ proptest! {
                 prop_assert!(ledger.has_pin(&[*n]));
             }
         }
-        while ledger.is_leaving() {
-            ledger.let_go(7, nobody);
+        while ledger.is_unpinning() {
+            ledger.unpin_chunk(7, not_hot);
         }
         let pinned: BTreeSet<u8> = pins.values().flatten().copied().collect();
         let kept: u64 = blocks.iter().filter(|(n, _)| pinned.contains(n)).map(|(_, bytes)| bytes).sum();

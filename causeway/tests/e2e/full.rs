@@ -116,7 +116,7 @@ async fn a_node_whose_disk_is_full_serves_on_says_so_and_stores_again_when_there
     assert_is_degraded(&node, "full").await;
     assert!(node.metrics().await.sample("causeway_disk_write_errors_total") > 0);
     let said = node.process.stdout() + &node.process.stderr();
-    assert!(said.contains("the disk refuses writes"), "{said}");
+    assert!(said.contains("writes to the disk fail"), "{said}");
     get(0).await;
 
     fs::remove_file(&ballast).expect("deletes");
@@ -135,7 +135,7 @@ async fn a_node_whose_disk_is_full_serves_on_says_so_and_stores_again_when_there
     })
     .await;
     let said = node.process.stdout() + &node.process.stderr();
-    assert!(said.contains("the disk takes writes again"), "{said}");
+    assert!(said.contains("writes to the disk succeed again"), "{said}");
     get(0).await;
     node.stop().await;
     upstream.stop().await;

@@ -1,14 +1,14 @@
-//! [`Waiting`]: the writer of a store whose index could not be opened for writing, because the disk has no space for that.
+//! [`ReadOnlyWriter`]: the writer of a store whose index could not be opened for writing, because the disk is full.
 //!
-//! The store serves what it holds. What is to be stored is refused and says why. Before pins are removed or blocks evicted, and
-//! once a second, it is tried to open the index: the reserve, cached segments and the dead parts of pinned ones are given up
-//! for that. Then the store goes on as if it had been open all the time.
+//! The store serves its blocks; writes fail with the reason. Before removals of pins and evictions, and once a second,
+//! it tries to open the index: it releases the reserve, deletes cached segments and punches holes in pinned ones for
+//! that. Then the normal writer takes over.
 
 use super::super::schema::Kind;
 use super::super::store::Store;
 use super::super::{DiskOptions, StoreError};
 use super::{Command, Writer};
-use crate::pins::{Failure, PinChanges, PinError};
+use crate::pins::{MemberFailure, PinChanges, PinError};
 use crate::queue::{PROBE_EVERY, Wait, next_command};
 use crate::store::{Stats, Trouble};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,32 +18,32 @@ use std::time::Instant;
 use tokio::sync::Semaphore;
 use tracing::{debug, error, info, warn};
 
-/// What a store is written by.
-pub(super) enum Start {
-    Now(Box<Writer>),
-    Later(Waiting),
+/// The writer of a store.
+pub(super) enum WriterState {
+    Writable(Box<Writer>),
+    ReadOnly(ReadOnlyWriter),
 }
 
-/// See the module.
-pub(super) struct Waiting {
+/// See the module documentation.
+pub(super) struct ReadOnlyWriter {
     store: Arc<Store>,
     stats: Arc<Stats>,
     changes: Arc<PinChanges>,
     options: DiskOptions,
     room: Option<Arc<Semaphore>>,
-    /// What is missing.
-    refusal: StoreError,
-    /// Segments whose dead parts were given back.
+    /// The error of the last attempt to open the index.
+    full_error: StoreError,
+    /// Segments in which holes were punched.
     punched: BTreeSet<u32>,
 }
 
-impl Drop for Waiting {
+impl Drop for ReadOnlyWriter {
     fn drop(&mut self) {
         self.room.iter().for_each(|room| room.close());
     }
 }
 
-impl Start {
+impl WriterState {
     pub(super) fn new(
         store: Arc<Store>,
         stats: Arc<Stats>,
@@ -52,48 +52,48 @@ impl Start {
         room: Arc<Semaphore>,
     ) -> Result<Self, StoreError> {
         if store.is_writable() {
-            return Ok(Self::Now(Box::new(Writer::new(store, stats, changes, options, room)?)));
+            return Ok(Self::Writable(Box::new(Writer::new(store, stats, changes, options, room)?)));
         }
-        let refusal = StoreError::Full { free: 0, needed: 0 };
+        let full_error = StoreError::Full { free: 0, needed: 0 };
         let (options, punched) = (options.clone(), BTreeSet::new());
-        let mut waiting = Waiting { store, stats, changes, options, room: Some(room), refusal, punched };
-        if let Some(writer) = waiting.try_open() {
-            return Ok(Self::Now(Box::new(writer)));
+        let mut writer = ReadOnlyWriter { store, stats, changes, options, room: Some(room), full_error, punched };
+        if let Some(writable) = writer.try_open() {
+            return Ok(Self::Writable(Box::new(writable)));
         }
-        warn!(error = %waiting.refusal, "the store is open for reading only until there is space");
-        Ok(Self::Later(waiting))
+        warn!(error = %writer.full_error, "the disk is full: the store is read-only until there is space");
+        Ok(Self::ReadOnly(writer))
     }
 
     pub(super) fn run(self, commands: &Receiver<Command>) {
         match self {
-            Self::Now(writer) => writer.run(commands),
-            Self::Later(waiting) => waiting.run(commands),
+            Self::Writable(writer) => writer.run(commands),
+            Self::ReadOnly(writer) => writer.run(commands),
         }
     }
 }
 
-impl Waiting {
+impl ReadOnlyWriter {
     fn run(mut self, commands: &Receiver<Command>) {
         let mut probe_at = Instant::now() + PROBE_EVERY;
         while let Some(command) = next_command(commands, Wait::For(PROBE_EVERY)) {
-            // A gateway with traffic has something to cache all the time.
+            // Also without such commands: with traffic, the queue is never empty.
             let is_due = Instant::now() >= probe_at;
             if is_due {
                 probe_at = Instant::now() + PROBE_EVERY;
             }
-            let gives_back = matches!(
+            let reclaims = matches!(
                 command,
                 None | Some(
                     Command::Remove { .. } | Command::Evict { .. } | Command::Shrink { .. } | Command::Compact { .. }
                 )
             );
-            if (gives_back || is_due)
+            if (reclaims || is_due)
                 && let Some(writer) = self.try_open()
             {
-                info!("there is space again: the store is open for writing");
+                info!("there is space again: the store is writable");
                 return writer.run_from(command, commands);
             }
-            // It was opened in vain, and closed for good.
+            // The writer could not be started, and the queue is closed.
             if self.room.is_none() {
                 return;
             }
@@ -103,13 +103,13 @@ impl Waiting {
                     _ = reply.send(Ok(()));
                     return;
                 }
-                Some(command) => self.refuse(command),
+                Some(command) => self.reject(command),
                 None => {}
             }
         }
     }
 
-    /// Gives up what can be done without and opens the index for writing, if that is enough.
+    /// Makes space and opens the index for writing, if there is enough.
     fn try_open(&mut self) -> Option<Writer> {
         let opened = self.make_space().and_then(|()| self.store.make_writable());
         let room = match opened {
@@ -117,7 +117,7 @@ impl Waiting {
             Err(error) => {
                 debug!(%error, "the store cannot be opened for writing yet");
                 self.stats.set_trouble(Some(Trouble::of(&error)));
-                self.refusal = error;
+                self.full_error = error;
                 return None;
             }
         };
@@ -130,7 +130,7 @@ impl Waiting {
         );
         writer
             .inspect_err(|error| {
-                error!(%error, "the store cannot be written");
+                error!(%error, "the store cannot be opened for writing: check the disk, and restart the gateway");
                 self.stats.set_trouble(Some(Trouble::Broken));
             })
             .ok()
@@ -146,42 +146,47 @@ impl Waiting {
         let segments: BTreeMap<u32, _> = store.segments()?.into_iter().collect();
         if !has_enough() {
             for (segment, record) in segments.iter().filter(|(_, record)| record.kind == Kind::Pinned) {
-                // Nothing of it dies while the index is not written.
+                // A read-only index adds no dead values.
                 if record.live == record.written || self.punched.contains(segment) {
                     continue;
                 }
                 match store.punch_dead(*segment, *record) {
                     Ok(_) => _ = self.punched.insert(*segment),
-                    Err(error) => debug!(segment, %error, "the dead part of a segment could not be given back"),
+                    Err(error) => debug!(segment, %error, "holes could not be punched in a segment"),
                 }
             }
         }
-        while !has_enough() && store.give_up_cached(&segments, None) {}
+        while !has_enough() && store.drop_oldest_cached_file(&segments, None) {}
         let space = store.files.space()?;
         let needed = store.reserve.bytes_to_open();
-        if store.reserve.is_enough_to_open(space) { Ok(()) } else { Err(store.files.refusal(space, needed)) }
+        if store.reserve.is_enough_to_open(space) { Ok(()) } else { Err(store.files.shortage_error(space, needed)) }
     }
 
-    /// Answers that there is no space.
-    fn refuse(&self, command: Command) {
-        let error = || self.refusal.clone();
+    /// Replies with the error.
+    fn reject(&self, command: Command) {
+        let error = || self.full_error.clone();
         match command {
             Command::Cache { .. } => _ = self.stats.dropped_writes.inc(),
-            Command::Member { attempt, .. } | Command::Held { attempt, .. } => attempt.fail(Failure::Store(error())),
+            Command::Member { attempt, .. } | Command::StoredMember { attempt, .. } => {
+                attempt.fail(MemberFailure::Store(error()))
+            }
             Command::Begin { reply, .. } => _ = reply.send(Err(error())),
-            Command::Scaffold { reply } => _ = reply.send(Err(error())),
+            Command::BeginTemporary { reply } => _ = reply.send(Err(error())),
             Command::Finish { reply, .. } => _ = reply.send(Err(PinError::Store(error()))),
             Command::Remove { reply, .. } => _ = reply.send(Err(error())),
             Command::Evict { reply, .. } => _ = reply.send(Err(error())),
             Command::Shrink { reply, .. } => _ = reply.send(Err(error())),
             Command::Compact { reply } => _ = reply.send(Err(error())),
-            Command::Lacking { reply, .. } => _ = reply.send(Err(error())),
-            // Nothing was taken that would have to be written.
+            Command::MarkPartial { reply, .. } => _ = reply.send(Err(error())),
+            // There are no unwritten changes.
             Command::Written { reply } => _ = reply.send(()),
             Command::Flush { reply } => _ = reply.send(Ok(())),
             Command::Close { reply } => _ = reply.send(Ok(())),
-            // Damage is found again, and what is advice is advice.
-            Command::Forget { .. } | Command::Replace { .. } | Command::Remember { .. } | Command::Release { .. } => {}
+            // Corruption is detected again; the others are advisory.
+            Command::DropCorrupt { .. }
+            | Command::Replace { .. }
+            | Command::PutMeta { .. }
+            | Command::Release { .. } => {}
         }
     }
 }

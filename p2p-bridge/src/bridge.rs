@@ -150,7 +150,10 @@ impl Bridge {
             from_sessions,
             local,
             framing::Memory::new(options.budget.memory_bytes_max),
-            behaviour::Circle { favoured: peerings.peers().collect(), serve_to: options.bitswap.serve_to.clone() },
+            behaviour::PeerSettings {
+                favoured: peerings.peers().collect(),
+                serve_to: options.bitswap.serve_to.clone(),
+            },
         );
         let bitswap = bitswap.with_http(gateways(&options, wants.clone(), registry)?);
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();

@@ -35,7 +35,7 @@ impl Task {
         Available {
             peers,
             others: self.delegation.asks_anybody()
-                || self.swarm.behaviour().bitswap.has_anybody()
+                || self.swarm.behaviour().bitswap.has_sources()
                 || self.dialer.has_dials_in_time(now),
             tables: tables > 0,
             dials: dialling || !self.bootstraps.is_empty() || !self.peerings.is_empty(),

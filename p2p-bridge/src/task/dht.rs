@@ -36,7 +36,7 @@ impl Task {
                     self.metrics.query_ended(stats.num_requests(), stats.duration());
                     self.finders.finished(scope, id);
                     self.lookups.finished(scope, id, stats.num_successes() > 0);
-                    self.lookups.settle(Instant::now(), self.bootstraps.is_lonely());
+                    self.lookups.settle(Instant::now(), self.bootstraps.has_none_connected());
                     self.on_query_finished(scope, id);
                 }
             }

@@ -5,7 +5,7 @@
 //! say of themselves while connected. All of them are collected, each through the wall of its scope.
 
 use super::{ADDRESSES_MAX, Task};
-use crate::finders::Sought;
+use crate::finders::SearchTarget;
 use crate::routing_v1::PeerRecord;
 use crate::scope::Scope;
 use libp2p::kad::store::RecordStore;
@@ -18,16 +18,16 @@ use tokio::sync::mpsc;
 const TOLD_MAX: usize = 16;
 
 impl Task {
-    pub(super) fn find(&mut self, sought: Sought, sink: mpsc::Sender<PeerRecord>) {
+    pub(super) fn find(&mut self, sought: SearchTarget, sink: mpsc::Sender<PeerRecord>) {
         let id = self.finders.add(sought.clone(), sink);
         match &sought {
-            Sought::Providers(key) => self.tell_stored(id, key),
-            Sought::Peer(peer) => {
+            SearchTarget::Providers(key) => self.tell_stored(id, key),
+            SearchTarget::Peer(peer) => {
                 if self.tell_if_known(*peer) {
                     return;
                 }
             }
-            Sought::Closest(_) => {}
+            SearchTarget::Closest(_) => {}
         }
         for scope in Scope::ALL {
             let dht = self.swarm.behaviour_mut().dht(scope);
@@ -35,9 +35,9 @@ impl Task {
                 continue;
             }
             let query = match &sought {
-                Sought::Providers(key) => dht.get_providers(key.clone()),
-                Sought::Peer(peer) => dht.get_closest_peers(peer.to_bytes()),
-                Sought::Closest(key) => dht.get_closest_peers(key.clone()),
+                SearchTarget::Providers(key) => dht.get_providers(key.clone()),
+                SearchTarget::Peer(peer) => dht.get_closest_peers(peer.to_bytes()),
+                SearchTarget::Closest(key) => dht.get_closest_peers(key.clone()),
             };
             self.metrics.query_started(scope);
             self.finders.started(id, scope, query);
@@ -51,23 +51,23 @@ impl Task {
         let sought = sought.clone();
         match (sought, result) {
             (
-                Sought::Providers(key),
+                SearchTarget::Providers(key),
                 QueryResult::GetProviders(Ok(GetProvidersOk::FoundProviders { providers, .. })),
             ) => {
                 for peer in providers {
                     let addresses = self.known_addresses(scope, *peer, Some(&key));
-                    self.tell(id, PeerRecord::new(*peer, addresses));
+                    self.send_found(id, PeerRecord::new(*peer, addresses));
                 }
             }
-            (Sought::Closest(_), QueryResult::GetClosestPeers(result)) => {
+            (SearchTarget::Closest(_), QueryResult::GetClosestPeers(result)) => {
                 for PeerInfo { peer_id, addrs } in closest(result) {
                     let mut addresses = self.known_addresses(scope, *peer_id, None);
                     let dht = self.swarm.behaviour_mut().dht(scope);
                     addresses.extend(addrs.iter().filter(|address| dht.admits(address)).cloned());
-                    self.tell(id, PeerRecord::new(*peer_id, tidy(addresses, peer_id)));
+                    self.send_found(id, PeerRecord::new(*peer_id, tidy(addresses, peer_id)));
                 }
             }
-            (Sought::Peer(peer), QueryResult::GetClosestPeers(result)) => {
+            (SearchTarget::Peer(peer), QueryResult::GetClosestPeers(result)) => {
                 let found = closest(result).iter().find(|info| info.peer_id == peer);
                 let dht = self.swarm.behaviour_mut().dht(scope);
                 let admitted = |info: &PeerInfo| {
@@ -75,7 +75,7 @@ impl Task {
                 };
                 let addresses = tidy(found.map(admitted).unwrap_or_default(), &peer);
                 if !addresses.is_empty() {
-                    self.tell(id, PeerRecord::new(peer, addresses));
+                    self.send_found(id, PeerRecord::new(peer, addresses));
                 }
             }
             _ => {}
@@ -85,7 +85,7 @@ impl Task {
     /// Ends what nobody listens to, and looks whether peers that are searched for have turned up in a query's answers, of
     /// which there are no events.
     pub(super) fn tend_finders(&mut self) {
-        for id in self.finders.unheard() {
+        for id in self.finders.abandoned() {
             self.end_finder(id);
         }
         for peer in self.finders.sought_peers() {
@@ -126,7 +126,7 @@ impl Task {
         // What was remembered may be long ago: whoever is connected, or is ourselves, says where it is now.
         let is_sure = peer == *self.swarm.local_peer_id() || self.listening.contains_key(&peer);
         for id in self.finders.seeking(&peer) {
-            self.tell(id, PeerRecord::new(peer, tidy(addresses.clone(), &peer)));
+            self.send_found(id, PeerRecord::new(peer, tidy(addresses.clone(), &peer)));
             if is_sure {
                 self.end_finder(id);
             }
@@ -141,13 +141,13 @@ impl Task {
             let now = std::time::Instant::now();
             for record in stored.into_iter().filter(|record| !record.is_expired(now)) {
                 let addresses = self.known_addresses(scope, record.provider, Some(key));
-                self.tell(id, PeerRecord::new(record.provider, addresses));
+                self.send_found(id, PeerRecord::new(record.provider, addresses));
             }
         }
     }
 
-    fn tell(&mut self, id: u64, record: PeerRecord) {
-        if !self.finders.tell(id, record) {
+    fn send_found(&mut self, id: u64, record: PeerRecord) {
+        if !self.finders.send(id, record) {
             self.end_finder(id);
         }
     }

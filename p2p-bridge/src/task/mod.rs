@@ -31,12 +31,12 @@ mod search;
 mod values;
 
 use crate::bitswap::behaviour::Event as BitswapEvent;
-use crate::connecting::{Connects, Reply};
+use crate::connecting::{PendingConnects, Reply};
 use crate::discovery::dialer::Dialer;
 use crate::discovery::history::History;
 use crate::discovery::memory::Memory;
 use crate::discovery::plan::Provider;
-use crate::finders::{Finders, Sought};
+use crate::finders::{Finders, SearchTarget};
 use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::no_peers::NoPeers;
@@ -84,7 +84,7 @@ pub enum Command {
     /// Put a value record into a scope, as soon as there is anybody to take it.
     PutRecord(Scope, Record, puts::Reply),
     /// Search for providers or peers for somebody else.
-    FindPeers(Sought, mpsc::Sender<PeerRecord>),
+    FindPeers(SearchTarget, mpsc::Sender<PeerRecord>),
     /// Connect with a peer, by these addresses and by what is known here.
     Connect(PeerId, Vec<Multiaddr>, Reply),
     /// Close every connection with a peer; whether there was any.
@@ -149,7 +149,7 @@ pub struct Task {
     /// The last ping of each connected peer.
     round_trips: HashMap<PeerId, Duration>,
     /// Whoever waits for a connection that they asked for.
-    connects: Connects,
+    connects: PendingConnects,
     /// The dials of providers.
     dialer: Dialer,
     /// How the last searches for providers went.
@@ -198,7 +198,7 @@ impl Task {
             throttled: HashSet::new(),
             identities: HashMap::new(),
             round_trips: HashMap::new(),
-            connects: Connects::default(),
+            connects: PendingConnects::default(),
             dialer,
             history: History::default(),
             suggestions: HashMap::new(),

@@ -81,7 +81,7 @@ impl Task {
     /// An address is not ours any more: an interface went down, or a router stopped forwarding.
     pub(super) fn nat_lost(&mut self, address: &Multiaddr) {
         self.nat.reachability.lost(address);
-        self.swarm.behaviour_mut().forget_address(address);
+        self.swarm.behaviour_mut().stop_testing(address);
         self.settle_reachability();
     }
 
@@ -95,7 +95,7 @@ impl Task {
         }
         let remotes = behaviour.bitswap.connections(peer).iter().filter_map(|connection| self.remotes.get(connection));
         // Whoever has left, or speaks through a relay, shares one network with all who do.
-        Witness::Stranger(remotes.filter(|remote| ip_of(remote).is_some()).map(Network::of).next().unwrap_or_default())
+        Witness::Untrusted(remotes.filter(|remote| ip_of(remote).is_some()).map(Network::of).next().unwrap_or_default())
     }
 
     /// Forgets what was said long ago, and has it said anew in time.

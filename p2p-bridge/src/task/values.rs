@@ -47,7 +47,7 @@ impl Task {
     /// makes no event when it can be asked again.
     pub(super) fn tend_lookups(&mut self) {
         self.end_unheard_lookups();
-        self.lookups.settle(Instant::now(), self.bootstraps.is_lonely());
+        self.lookups.settle(Instant::now(), self.bootstraps.has_none_connected());
         Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
         for (scope, query) in self.lookups.running() {
             let asked = self.swarm.behaviour_mut().dht(scope).query(&query).map(|query| query.stats().num_requests());

@@ -176,7 +176,7 @@ impl Client {
     }
 
     /// Whether anybody is connected.
-    pub fn has_anybody(&self) -> bool {
+    pub fn has_sources(&self) -> bool {
         !self.peers.is_empty()
     }
 

@@ -276,7 +276,7 @@ fn check_closer_peers(message: Bytes) {
     while let Some(Peer { id, .. }) = walk.next_to_ask() {
         walk.answered(&id, peers.iter().cloned());
     }
-    assert!(walk.is_over() && walk.heard() <= peers.len());
+    assert!(walk.is_over() && walk.discovered() <= peers.len());
 }
 
 /// A peer without a key that anybody knows.

@@ -194,8 +194,8 @@ impl Sweep {
         if self.requests.is_find_node(id) { self.answered(id, None) } else { self.announced(id, false) }
     }
 
-    /// Makes all progress that needs no response. Call it after every event, and every second. `online` says whether the
-    /// node has peers and an address to announce.
+    /// Makes all progress that needs no response. Call it after every event, and every second. `online` says whether
+    /// the node has peers and an address to announce.
     pub fn advance(&mut self, now: u64, online: bool, table: &mut dyn Table) {
         self.online = online;
         loop {

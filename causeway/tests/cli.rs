@@ -616,7 +616,7 @@ fn keys_and_names_are_managed_alike_with_and_without_a_running_node() {
         };
         let made = at(&["key", "create", "site"]);
         assert!(made.starts_with("site  k51") && made.ends_with("  ed25519\n"), "{made}");
-        refused(&["key", "create", "site"], "there is a key \"site\" already");
+        refused(&["key", "create", "site"], "the key \"site\" already exists");
         refused(&["key", "create", "a/b"], "cannot name a key");
         refused(&["key", "remove", "a/b"], "key");
         refused(&["key", "remove", "self"], "node's identity");
@@ -635,7 +635,7 @@ fn keys_and_names_are_managed_alike_with_and_without_a_running_node() {
         assert!(published.starts_with("/ipns/k51") && published.contains(&expected), "{published}");
         assert!(published.contains("kept here"), "{published}");
         assert_eq!(at(&["name", "list"]), published);
-        refused(&["name", "publish", "nonsense"], "cannot be published");
+        refused(&["name", "publish", "nonsense"], "is not a valid path");
         refused(&["name", "publish", "--key", "nobody", value], "there is no key \"nobody\"");
         if let Some(serving) = serving {
             let name = published.split(' ').next().expect("a name");

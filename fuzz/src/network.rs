@@ -17,7 +17,7 @@ use p2p_bridge::bitswap::message::{
 };
 use p2p_bridge::bitswap::traffic::Traffic;
 use p2p_bridge::dht::providers::{ADDRESS_BYTES_MAX, ADDRESSES_MAX, Added, PER_KEY_MAX};
-use p2p_bridge::dht::store::{KEY_BYTES_MAX, Limits, Refusal, Store};
+use p2p_bridge::dht::store::{KEY_BYTES_MAX, Limits, Rejection, Store};
 use p2p_bridge::dht::values::LIFETIME;
 use p2p_bridge::dht::{Moment, Network, digest, kept};
 use p2p_bridge::dialable::{Host, Shape, TransportKind, first_hop, is_free_port};
@@ -276,7 +276,7 @@ fn check_closer_peers(message: Bytes) {
     while let Some(Peer { id, .. }) = walk.next_to_ask() {
         walk.answered(&id, peers.iter().cloned());
     }
-    assert!(walk.is_over() && walk.heard() <= peers.len());
+    assert!(walk.is_over() && walk.discovered() <= peers.len());
 }
 
 /// A peer without a key that anybody knows.
@@ -416,8 +416,8 @@ impl Server {
         let known = self.store.providers(&key).iter().any(|record| record.provider == peer);
         match self.store.keep_provider(&key, peer, network, addresses.clone()) {
             Ok(added) => assert_eq!(added == Added::Renewed, known),
-            Err(Refusal::NoAddress) => assert!(addresses.iter().all(|address| address.len() > ADDRESS_BYTES_MAX)),
-            Err(Refusal::KeyLength(bytes)) => assert!(!(1..=KEY_BYTES_MAX).contains(&bytes)),
+            Err(Rejection::NoAddress) => assert!(addresses.iter().all(|address| address.len() > ADDRESS_BYTES_MAX)),
+            Err(Rejection::KeyLength(bytes)) => assert!(!(1..=KEY_BYTES_MAX).contains(&bytes)),
             Err(error) => panic!("{error}"),
         }
         let records = self.store.providers(&key);

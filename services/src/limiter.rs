@@ -172,7 +172,7 @@ mod tests {
 
     #[tokio::test]
     async fn clients_and_all_together_are_limited() {
-        let limiter = Arc::new(Limiter { patience: Duration::from_millis(1), ..Limiter::new(3, 2) });
+        let limiter = Arc::new(Limiter { wait: Duration::from_millis(1), ..Limiter::new(3, 2) });
         let first = limiter.acquire_soon(client(1)).await;
         let second = limiter.try_acquire(client(1));
         assert!(first.is_ok() && second.is_ok());

@@ -295,7 +295,7 @@ mod tests {
         level.configure("error").expect("is good");
         assert_eq!((level.now().level.as_str(), level.now().configured.as_str()), ("trace", "error"));
         let change = level.state().changes;
-        level.go_back(change);
+        level.reset(change);
         assert_eq!(level.now().level, "error");
         assert!(level.configure("nonsense").is_err() && level.now().configured == "error");
     }
@@ -307,9 +307,9 @@ mod tests {
         level.set("debug", Some(Duration::from_secs(60))).expect("is good");
         let first = level.state().changes;
         level.set("warn", Some(Duration::from_secs(60))).expect("is good");
-        level.go_back(first);
+        level.reset(first);
         assert!(level.now().level == "warn" && level.now().until.is_some());
-        level.go_back(first + 1);
+        level.reset(first + 1);
         assert!(level.now().level == "info" && level.now().until.is_none());
     }
 }

@@ -56,8 +56,8 @@ mod tests {
     #[test]
     fn failing_sources_are_backed_off() {
         let hour = Duration::from_secs(3600);
-        let pauses: Vec<u64> = [0, 1, 2, 3, 4, 12, 99].iter().map(|n| pause(hour, *n).as_secs()).collect();
+        let pauses: Vec<u64> = [0, 1, 2, 3, 4, 12, 99].iter().map(|n| interval(hour, *n).as_secs()).collect();
         assert_eq!(pauses, [3600, 5, 10, 20, 40, 3600, 3600]);
-        assert_eq!(pause(Duration::from_secs(1), 9), Duration::from_secs(1));
+        assert_eq!(interval(Duration::from_secs(1), 9), Duration::from_secs(1));
     }
 }

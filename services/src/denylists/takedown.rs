@@ -4,10 +4,10 @@
 //! withheld content is deleted from every tier:
 //!
 //! * Pins whose root is now withheld are removed, with the blocks that no other pin has. A block that a rule names is
-//! deleted even if another pin has it; that pin then lacks it.
+//!   deleted even if another pin has it; that pin then lacks it.
 //! * With `deep`, every block below that is stored locally is withheld by its own hash, and deleted.
 //! * A path or a name is withheld as such. Its blocks may belong to other content too, so they are deleted only with
-//! `deep`.
+//!   `deep`.
 //!
 //! Removing a rule also removes those that `deep` added for it, which have a hint with the take-down.
 //!

@@ -186,7 +186,8 @@ impl Sender {
     async fn report(&self, item: &Item, failure: &Failure, is_first: bool) {
         let Failure { status, words, .. } = failure;
         if is_first {
-            tracing::warn!(cache = %self.cache, content = item.shown, error = words, "a purge request failed: retrying");
+            let Self { cache, .. } = self;
+            tracing::warn!(%cache, content = item.shown, error = words, "a purge request failed and is retried");
             let detail = json!({ "cache": item.cache, "result": "failed", "error": words });
             self.record(item, status.unwrap_or(502), detail).await;
         }
@@ -232,7 +233,7 @@ mod tests {
 
     #[test]
     fn failing_caches_are_backed_off() {
-        let pauses: Vec<u64> = [1, 2, 3, 9, 10, 99].iter().map(|n| pause(*n).as_secs()).collect();
+        let pauses: Vec<u64> = [1, 2, 3, 9, 10, 99].iter().map(|n| back_off(*n).as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 256, 300, 300]);
     }
 }

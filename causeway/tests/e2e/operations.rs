@@ -226,7 +226,7 @@ async fn a_process_is_watched_quietened_drained_and_ended() {
     .await;
     assert_eq!(causeway.get("/after").await.status, 404);
     assert!(
-        says(&causeway, "that of the settings again") && !says(&causeway, "/after"),
+        says(&causeway, "the temporary log level has ended") && !says(&causeway, "/after"),
         "{}",
         causeway.process.stderr()
     );

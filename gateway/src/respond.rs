@@ -138,7 +138,7 @@ impl AsRef<[u8]> for Collected {
 /// it is sent it counts against the budget of `share`.
 ///
 /// # Errors
-/// [`Problem::NeedsHttp11`] when it has more than `bytes_max`, [`Problem::NoRoom`] when the budget is used up, or whatever
+/// [`Problem::NeedsHttp11`] when it has more than `bytes_max`, [`Problem::Http10BufferFull`] when the budget is used up, or whatever
 /// the page broke off with.
 pub async fn with_known_length(mut draft: Draft, bytes_max: u64, mut share: Share) -> Result<Draft, Problem> {
     let Content::Stream { stream, remaining: None } = draft.body_mut() else { return Ok(draft) };
@@ -149,7 +149,7 @@ pub async fn with_known_length(mut draft: Draft, bytes_max: u64, mut share: Shar
             return Err(Problem::NeedsHttp11 { max: bytes_max });
         }
         if !share.grow(chunk.len()) {
-            return Err(Problem::NoRoom);
+            return Err(Problem::Http10BufferFull);
         }
         collected.extend_from_slice(&chunk);
     }

@@ -232,7 +232,7 @@ impl Gateway {
         });
         let mut draft = match answer {
             Ok(_) if asks_for_tunnel && !connection.may_become_tunnel() => {
-                respond::page(Problem::Tunnel.response(&head.headers))
+                respond::page(Problem::NestedTunnel.response(&head.headers))
             }
             Ok(draft) => draft,
             Err(problem) => {
@@ -459,7 +459,7 @@ impl Gateway {
             Format::Car => archive::car(cx).await,
             Format::Tar => archive::tar(cx).await,
             Format::DagJson | Format::DagCbor => document::of_anything(cx).await,
-            Format::IpnsRecord => Err(Problem::NoRecordOf),
+            Format::IpnsRecord => Err(Problem::NotIpnsKey),
         }
     }
 
@@ -612,7 +612,7 @@ fn as_demanded(ask: &Ask<'_>, draft: Draft) -> Result<Draft, Problem> {
         StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::NOT_MODIFIED | StatusCode::RANGE_NOT_SATISFIABLE
     );
     if is_content && is_demanding(ask.headers) && !is_met(ask.headers, draft.headers()) {
-        return Err(Problem::NotAsDemanded);
+        return Err(Problem::PreconditionFailed);
     }
     Ok(draft)
 }

@@ -415,7 +415,7 @@ impl AtHand<'_> {
         match self.origin {
             Origin::Block { source, block, limits } => Ok(of_block(source, block, range, limits)),
             Origin::Made { limits } => {
-                counted(bytes, self.bytes.len(), limits).map(Content::Bytes).ok_or(Problem::NoMemory)
+                counted(bytes, self.bytes.len(), limits).map(Content::Bytes).ok_or(Problem::MemoryFull)
             }
             Origin::Small => Ok(Content::Bytes(bytes)),
         }
@@ -432,7 +432,7 @@ impl AtHand<'_> {
                 // What there is no room for is not put together at all.
                 let mut share = Share::of(limits.shared.clone());
                 if !share.grow(length) {
-                    return Err(Problem::NoMemory);
+                    return Err(Problem::MemoryFull);
                 }
                 Ok(Content::Bytes(Bytes::from_owner(Counted { bytes: joined(&self.bytes, multipart), _share: share })))
             }
@@ -455,7 +455,7 @@ fn parts_of_block(source: &Arc<RootSource>, block: &Block, multipart: Multipart)
 /// Sends bytes that are at hand, or what is wanted of them.
 ///
 /// # Errors
-/// [`Problem::NoMemory`] when there is no memory to hold them for the client, and they cannot be read again.
+/// [`Problem::MemoryFull`] when there is no memory to hold them for the client, and they cannot be read again.
 pub fn at_hand(about: &About<'_>, it: AtHand<'_>) -> Result<Draft, Problem> {
     let size = it.bytes.len() as u64;
     let decision = Decision::of(about.ask, &it.etag, None, size);

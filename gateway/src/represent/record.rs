@@ -20,9 +20,9 @@ use std::time::{Duration, SystemTime};
 /// # Errors
 /// [`Problem`] when the path is no key, or no record of it is to be had.
 pub async fn record(ask: &Ask<'_>, path: &ContentPath, names: &dyn NameResolver) -> Result<Draft, Problem> {
-    let Root::Name(Name::Key(key)) = &path.root else { return Err(Problem::NoRecordOf) };
+    let Root::Name(Name::Key(key)) = &path.root else { return Err(Problem::NotIpnsKey) };
     if !path.segments.is_empty() {
-        return Err(Problem::NoRecordOf);
+        return Err(Problem::NotIpnsKey);
     }
     let record = names.record(key).await?;
     let left = record.end_of_life().duration_since(SystemTime::now()).unwrap_or(Duration::ZERO);

@@ -65,7 +65,7 @@ impl Format {
 /// A format that was asked for and does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no format \"{asked}\"; there are html, raw, car, ipns-record, tar, json, cbor, dag-json and dag-cbor"
+    "the format \"{asked}\" is not supported, only html, raw, car, ipns-record, tar, json, cbor, dag-json and dag-cbor are"
 )]
 pub struct NotSupported {
     asked: String,

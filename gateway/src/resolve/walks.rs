@@ -152,7 +152,7 @@ impl Walks {
         if seat.1 {
             self.joined.inc();
         }
-        let again = |walked: &Walked<T>| walked.as_ref().is_err_and(|problem| problem.is_of_who_began(begun.elapsed()));
+        let again = |walked: &Walked<T>| walked.as_ref().is_err_and(|problem| problem.is_leader_only(begun.elapsed()));
         let (found, tier) = flights.land(key, seat, fly, again).await.0?;
         source.reach(tier);
         Ok(found)

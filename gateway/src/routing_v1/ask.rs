@@ -97,8 +97,8 @@ impl Format {
                 best = Some((weight, format));
             }
         }
-        let there_is = "application/json or application/x-ndjson";
-        best.map(|(_, format)| format).ok_or(RoutingProblem::NotAcceptable { there_is })
+        let available = "application/json or application/x-ndjson";
+        best.map(|(_, format)| format).ok_or(RoutingProblem::NotAcceptable { available })
     }
 }
 
@@ -112,7 +112,7 @@ pub fn accepts_record(headers: &HeaderMap) -> Result<(), RoutingProblem> {
             && [IPNS_RECORD, "*/*", "application/*"].iter().any(|accepted| media_type.eq_ignore_ascii_case(accepted))
     };
     let accepted = !headers.contains_key(ACCEPT) || negotiate::media_ranges(headers).any(is_record);
-    if accepted { Ok(()) } else { Err(RoutingProblem::NotAcceptable { there_is: IPNS_RECORD }) }
+    if accepted { Ok(()) } else { Err(RoutingProblem::NotAcceptable { available: IPNS_RECORD }) }
 }
 
 #[cfg(test)]

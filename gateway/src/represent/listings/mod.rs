@@ -365,7 +365,7 @@ impl Reader {
                         self.go_on_alone(&rest);
                         continue;
                     }
-                    Err(problem) if seat.joined && problem.is_of_who_began(seat.since.elapsed()) => {
+                    Err(problem) if seat.joined && problem.is_leader_only(seat.since.elapsed()) => {
                         self.begin_anew();
                         continue;
                     }
@@ -630,7 +630,7 @@ mod tests {
             match end {
                 None => {}
                 Some(Ok(())) => assert_eq!(got, &self.page),
-                Some(Err(problem)) if problem.is_of_who_began(std::time::Duration::ZERO) => {
+                Some(Err(problem)) if problem.is_leader_only(std::time::Duration::ZERO) => {
                     assert!(writers.contains(&(address, true)), "its own writer had no place");
                 }
                 Some(Err(_)) => assert!(writers.iter().any(|(_, failed)| *failed)),

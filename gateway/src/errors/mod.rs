@@ -187,7 +187,7 @@ const INVALID_CONTENT: Page = Page {
     retry_seconds: Some(3600),
     ..Page::new(
         StatusCode::BAD_GATEWAY,
-        "Damaged content",
+        "Invalid data",
         "The blocks arrived, but they do not form valid content. Its publisher must repair it.",
     )
 };

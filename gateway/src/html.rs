@@ -1,10 +1,10 @@
-//! What all pages that this gateway writes have in common: they ask for nothing else, and fit a phone.
+//! Parts that all generated pages share. The pages load no other resources and fit small screens.
 
 use maud::{Markup, PreEscaped, html};
 use std::borrow::Cow;
 
-/// Text that anybody may have written, for a place where it stands beside our own words: characters that control the direction
-/// of text (Unicode Standard Annex 9, section 2) or nothing that is shown are replaced, because they would reorder what follows.
+/// Escapes untrusted text for display beside trusted text: replaces control characters, and characters that control the
+/// direction of text (Unicode Standard Annex 9, section 2), because they could reorder what follows.
 pub fn plain(text: &str) -> Cow<'_, str> {
     let is_control = |character: char| {
         character.is_control()
@@ -16,14 +16,14 @@ pub fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.replace(is_control, "\u{fffd}"))
 }
 
-/// The head of a page. `style` is our own: it is not escaped.
+/// The head of a page. `style` is trusted and not escaped.
 pub fn head(title: &str, style: &str) -> Markup {
     html! {
         head {
             meta charset="utf-8";
             meta name="viewport" content="width=device-width, initial-scale=1";
             title { (plain(title)) }
-            // Without one, browsers would ask for /favicon.ico.
+            // Prevents requests for /favicon.ico.
             link rel="icon" href="data:,";
             style { (PreEscaped(style)) }
         }

@@ -1,10 +1,10 @@
-//! [`Running`]: the requests that are being answered, for whoever wants to know what is going on.
+//! [`Running`]: the list of requests in progress, for operators.
 //!
-//! Goals: a request that is answered at once, out of memory, is never listed and pays nothing for those that are; one
-//! that waits, or whose body takes more than one step, is listed from then on until its body ends. What is kept of one
-//! is a few hundred bytes, and there are never more of them than connections.
+//! Goals: a request that is answered at once from memory is never listed and costs nothing; one that waits, or whose
+//! body needs more than one step, is listed until its body ends. An entry has a few hundred bytes, and there are never
+//! more entries than connections.
 //!
-//! Non-goals: requests that have ended, which the access log tells of.
+//! Non-goals: ended requests, which the access log records.
 
 use crate::request::client::Client;
 use http::StatusCode;
@@ -16,30 +16,30 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest path and host that are kept, in bytes.
+/// The maximum length of recorded paths and hosts, in bytes.
 const TEXT_BYTES_MAX: usize = 512;
 
-/// What a request waits for.
+/// The state of a request in progress.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Waits {
-    /// Where its host leads.
+    /// Routing by its host.
     #[default]
     Route,
-    /// What a name stands for.
+    /// Name resolution.
     Name,
-    /// Blocks on the way to the content, or the first of it.
+    /// Path resolution, or the first block of the content.
     Content,
-    /// More of the content, after some of it was sent.
+    /// More blocks, after some content was sent.
     More,
-    /// The client, who has yet to take in what was sent.
+    /// The client has not received all that was sent.
     Client,
 }
 
 impl Waits {
     const ALL: [Self; 5] = [Self::Route, Self::Name, Self::Content, Self::More, Self::Client];
 
-    /// Its name in answers.
+    /// The name in the admin API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Route => "route",
@@ -51,7 +51,7 @@ impl Waits {
     }
 }
 
-/// What a request waits for at the moment. Changing it is one store and allocates nothing; once the request is listed, the list
+/// The current state of a request. A change is one store without allocation; once the request is listed, its entry
 /// shows each change.
 #[derive(Debug, Default)]
 pub struct Phase {
@@ -60,7 +60,7 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// From now on the request waits for this, if it waits.
+    /// Changes the state.
     pub fn enter(&self, waits: Waits) {
         self.listed.get().map_or(&self.waits, |entry| &entry.waits).set(waits);
     }
@@ -79,26 +79,26 @@ impl AtomicWaits {
     }
 }
 
-/// A request, as it is told.
+/// A snapshot of a request in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Underway {
-    /// Tells it from others, for as long as it is there.
+    /// An identifier, unique among requests in progress.
     pub id: u64,
-    /// Its method.
+    /// The method.
     pub method: String,
-    /// Its path, cut if it is long.
+    /// The path and query, truncated if long.
     pub path: String,
-    /// The host that it asks, as it was sent.
+    /// The requested host, as sent.
     pub host: String,
-    /// Who asks, as limits count them.
+    /// The client's address, as limits count it.
     pub client: IpAddr,
-    /// For how long it has been here.
+    /// The time since the request was received.
     pub since: Duration,
-    /// The status of the response, once that has begun.
+    /// The status of the response, once it has begun.
     pub status: Option<StatusCode>,
-    /// Bytes of the body that were handed over to be sent.
+    /// Bytes of the body that were passed to the connection.
     pub sent_bytes: u64,
-    /// What it waits for.
+    /// The state.
     pub waits_for: Waits,
 }
 
@@ -109,13 +109,13 @@ struct Entry {
     host: String,
     client: IpAddr,
     since: Instant,
-    /// Zero until there is one.
+    /// Zero before the response begins.
     status: AtomicU16,
     sent_bytes: AtomicU64,
     waits: AtomicWaits,
 }
 
-/// The list. Clones are the same one.
+/// The list of requests in progress. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Running {
     inner: Arc<Inner>,
@@ -127,13 +127,13 @@ struct Inner {
     entries: Mutex<HashMap<u64, Arc<Entry>>>,
 }
 
-/// A request that is listed, until this is dropped.
+/// An entry of the list; dropping it removes the entry.
 #[derive(Debug)]
 pub struct Listed {
     list: Arc<Inner>,
     id: u64,
     entry: Arc<Entry>,
-    /// The request's part of what its client may have under way.
+    /// The permit of a limited client.
     permit: Option<Permit>,
 }
 
@@ -142,7 +142,7 @@ fn cut(text: &str) -> String {
 }
 
 impl Running {
-    /// Lists a request that was received at `since`. Its entry shows what `phase` says from now on.
+    /// Adds a request that was received at `since`. Its entry shows the changes of `phase`.
     pub fn list(&self, head: &Parts, client: &Client, since: Instant, phase: &Phase) -> Listed {
         let id = self.inner.next.fetch_add(1, Ordering::Relaxed);
         let entry = Arc::new(Entry {
@@ -156,13 +156,13 @@ impl Running {
             waits: AtomicWaits::default(),
         });
         entry.waits.set(phase.waits.get());
-        // A request is listed once.
+        // Each request is listed only once.
         let _ = phase.listed.set(Arc::clone(&entry));
         self.inner.entries().insert(id, Arc::clone(&entry));
         Listed { list: Arc::clone(&self.inner), id, entry, permit: None }
     }
 
-    /// The requests, those first that have been here for longest; how many there are in all.
+    /// At most `max` requests, the oldest first, and the total number.
     pub fn requests(&self, max: usize) -> (Vec<Underway>, usize) {
         let mut entries: Vec<(u64, Arc<Entry>)> =
             self.inner.entries().iter().map(|(id, entry)| (*id, Arc::clone(entry))).collect();
@@ -171,12 +171,12 @@ impl Running {
         (entries.into_iter().take(max).map(|(id, entry)| entry.tell(id)).collect(), all)
     }
 
-    /// How many there are.
+    /// The number of requests.
     pub fn len(&self) -> usize {
         self.inner.entries().len()
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -205,25 +205,25 @@ impl Entry {
 }
 
 impl Listed {
-    /// The same, which holds a permit until its end.
+    /// Keeps a permit until the entry is dropped.
     #[must_use]
     pub fn holding(mut self, permit: Option<Permit>) -> Self {
         self.permit = permit;
         self
     }
 
-    /// The response's head is handed over.
+    /// Records the status of the response.
     pub fn answered(&self, status: StatusCode) {
         self.entry.status.store(status.as_u16(), Ordering::Relaxed);
     }
 
-    /// Some of the body is handed over, and the client has yet to take it in.
+    /// Counts bytes of the body; the state is now [`Waits::Client`].
     pub fn sent(&self, bytes: usize) {
         self.entry.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         self.entry.waits.set(Waits::Client);
     }
 
-    /// The client is ready for more, and there is none yet.
+    /// The client is ready for more bytes, which are not available yet.
     pub fn waits(&self) {
         self.entry.waits.set(Waits::More);
     }

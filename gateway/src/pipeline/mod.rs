@@ -1,4 +1,4 @@
-//! [`Gateway`]: one request from top to bottom.
+//! [`Gateway`]: the request pipeline.
 //!
 //! ```text
 //! head → subject → Ask (format) → route (host, path) ─┬→ remembered path ────────────────────────────┐
@@ -6,11 +6,12 @@
 //!                                                        walk → representation ──────────────────────┴→ head + body
 //! ```
 //!
-//! Waiting happens in the resolution of names, in the walk, in sniffing a nameless file's type, and for the first chunk of
-//! a body, so that whatever fails until then has an honest status. The rest are pure functions. Errors rise here once.
+//! The pipeline waits for name resolution, path resolution, media type sniffing, and the first chunk of a body; errors
+//! up to then get a status of their own. The rest are pure functions.
 //!
-//! A future is as large as the largest of all that it may wait for, and hyper keeps a place for it with each connection. So what
-//! a hit in memory never waits for is boxed, as is the whole: 4 KB in the place of 11, and none while a connection is idle.
+//! A future is as large as the largest of those that it may await, and hyper reserves its size for each connection. So
+//! the parts that a cache hit does not await are boxed, and so is the whole future: a hit needs 4 KB instead of 11, and
+//! an idle connection nothing.
 
 use crate::access_log::AccessLine;
 use crate::body::{Body, Content};
@@ -62,63 +63,63 @@ mod inspection;
 
 pub use inspection::Forgotten;
 
-/// Of the memory of paths, what sites say of missing ones takes this part.
-const SITES_PART: u64 = 16;
+/// The share of the path cache that is used for sites' `_redirects`.
+const SITES_SHARE: u64 = 16;
 
-/// What answers the public.
+/// The public gateway.
 pub struct Gateway {
     sources: Arc<Sources>,
     names: Arc<dyn NameResolver>,
     policy: Arc<dyn Policy>,
     paths: Paths,
-    /// What representations are made with.
+    /// The resources of representations.
     pub resources: Resources,
     router: Router,
-    /// Requests of clients behind trusted proxies that are not answered at once. The others' connections are limited.
+    /// Limits the requests in progress of clients behind trusted proxies. The connections of other clients are limited.
     forwarded: Arc<Limiter>,
-    /// Requests that wait for a name to be looked up.
+    /// Limits the requests that wait for a name look-up.
     lookups: Arc<Limiter>,
     trusted_proxies: Vec<IpNet>,
     routing: Option<Routing>,
     metrics: Arc<HttpMetrics>,
     health: Arc<Health>,
-    /// The root of the site that the landing page shows the way to.
+    /// The root of the welcome site, which the landing page links to.
     welcome: Option<Cid>,
-    /// Whether responses carry what content delivery networks purge them by.
+    /// Whether responses have surrogate keys, by which content delivery networks purge.
     surrogate_keys: bool,
-    /// How long caches that many share may keep an answer without asking; 0 for as long as browsers.
+    /// The maximum age of responses in shared caches, in seconds; 0 for that of private caches.
     shared_max_age_seconds: u64,
-    /// The requests that are not answered at once.
+    /// The requests in progress that were not answered at once.
     pub running: Running,
 }
 
-/// What a gateway is made of.
+/// The parts of a gateway.
 pub struct Wiring {
-    /// Where blocks come from.
+    /// The sources of blocks.
     pub sources: Arc<Sources>,
-    /// Files as their blocks are stored, if they are sent so.
+    /// Files in their stored encoding, if they are sent so.
     pub encoded: Option<Encoded>,
-    /// What names stand for.
+    /// The name resolver.
     pub names: Arc<dyn NameResolver>,
-    /// What may be served.
+    /// The policy.
     pub policy: Arc<dyn Policy>,
-    /// What is counted.
+    /// The HTTP metrics.
     pub metrics: Arc<HttpMetrics>,
-    /// Whether the process is ready.
+    /// The readiness of the process.
     pub health: Arc<Health>,
-    /// The routing API, if it is answered.
+    /// The routing API, if it is enabled.
     pub routing: Option<Routing>,
     /// The root of the welcome site.
     pub welcome: Option<Cid>,
 }
 
 impl Gateway {
-    /// A gateway to what the sources have, as far as the policy allows, under the hosts that are configured.
+    /// A gateway to the blocks of the sources, for the configured hosts.
     pub fn new(wiring: Wiring, http: &config::Http, limits: Limits) -> Self {
         let Wiring { sources, encoded, names, policy, metrics, health, routing, welcome } = wiring;
         let budget = limits.read.shared.clone();
         let listings = metrics.listings.clone();
-        let sites_bytes_max = limits.paths_bytes_max / SITES_PART;
+        let sites_bytes_max = limits.paths_bytes_max / SITES_SHARE;
         Self {
             sources,
             policy,
@@ -147,12 +148,12 @@ impl Gateway {
         }
     }
 
-    /// What a request may cost.
+    /// The limits of a request.
     pub fn limits(&self) -> &Limits {
         &self.resources.limits
     }
 
-    /// Forgets what was remembered: it was found out under rules that are not in force any more.
+    /// Invalidates all caches, because the policy has changed.
     pub fn forget(&self) {
         self.paths.forget();
         self.resources.redirects.forget();
@@ -162,7 +163,8 @@ impl Gateway {
         }
     }
 
-    /// Lists a request that is not answered at once. One of a client behind a proxy has to be within the client's share.
+    /// Adds a request that is not answered at once to the list of running requests. A client behind a proxy has a
+    /// limit.
     fn list(
         &self,
         head: &Parts,
@@ -176,7 +178,7 @@ impl Gateway {
         Ok(self.running.list(head, client, since, phase).holding(permit))
     }
 
-    /// Waits for a name within the client's share. What is known takes no permit.
+    /// Waits for a name look-up within the client's limit. A cached name needs no permit.
     async fn looked_up<T>(
         &self,
         client: &Client,
@@ -190,7 +192,7 @@ impl Gateway {
         looking.await.map_err(Into::into)
     }
 
-    /// Answers a request. Whatever it is about, there is a response.
+    /// Answers a request.
     pub async fn handle<B>(&self, request: Request<B>, connection: Arc<Connection>) -> Response<Body> {
         let (mut head, body) = request.into_parts();
         let client = match connection.tunnel_client() {
@@ -207,7 +209,7 @@ impl Gateway {
         exchange.log(AccessLine::begin(&head, &client));
         let phase = Phase::default();
         let mut listed = None;
-        // Most answers are there at once, and need no timer.
+        // Most requests are answered at once and need no timer.
         let answer = {
             let mut answering = pin!(self.answer_admitted(&head, &client, &connection, &phase));
             match futures::poll!(answering.as_mut()) {
@@ -223,7 +225,7 @@ impl Gateway {
             }
         };
         let head_only = head.method == Method::HEAD;
-        // Whose body takes more than one step is listed until its end.
+        // A response whose body needs more than one step is listed until its end.
         let answer = answer.and_then(|draft| {
             if listed.is_none() && !head_only && !draft.body().is_at_hand() {
                 listed = Some(self.list(&head, &client, exchange.started(), &connection, &phase)?);
@@ -232,11 +234,11 @@ impl Gateway {
         });
         let mut draft = match answer {
             Ok(_) if asks_for_tunnel && !connection.may_become_tunnel() => {
-                respond::page(Problem::Tunnel.response(&head.headers))
+                respond::page(Problem::NestedTunnel.response(&head.headers))
             }
             Ok(draft) => draft,
             Err(problem) => {
-                tracing::debug!(client = %client.address, path = head.uri.path(), %problem, "not answered with content");
+                tracing::debug!(client = %client.address, path = head.uri.path(), %problem, "the request was answered with an error");
                 respond::page(problem.response(&head.headers))
             }
         };
@@ -252,14 +254,14 @@ impl Gateway {
         respond::finish(draft, finish)
     }
 
-    /// What a request would be answered with, without sending it. Nothing is counted.
+    /// The response to a request, without sending it. Nothing is counted.
     pub async fn preview(&self, head: &Parts, client: &Client) -> Result<Draft, Problem> {
         let mut draft = self.answer(head, client, &Phase::default()).await?;
         self.add_cache_headers(draft.headers_mut());
         Ok(draft)
     }
 
-    /// What caches that many share are told of an answer.
+    /// Adds the headers for shared caches.
     fn add_cache_headers(&self, headers: &mut HeaderMap) {
         if self.surrogate_keys {
             respond::add_surrogate_keys(headers);
@@ -269,7 +271,7 @@ impl Gateway {
         }
     }
 
-    /// Answers what came over a connection, once there is room for that.
+    /// Answers a request once its connection is admitted.
     async fn answer_admitted(
         &self,
         head: &Parts,
@@ -278,7 +280,7 @@ impl Gateway {
         phase: &Phase,
     ) -> Result<Draft, Problem> {
         request::check_host(head)?;
-        // On the origin of a site it is a file of the site that is asked for.
+        // On the origin of a site these paths are files of the site.
         if !request::is_about_health(head.uri.path()) || self.router.is_site(client) {
             connection.admitted().await?;
         }
@@ -290,7 +292,7 @@ impl Gateway {
         match subject {
             Subject::Options => return Ok(no_content()),
             Subject::Tunnel => return Ok(Response::new(Content::Empty)),
-            // A site that has its origin for itself may have files of these names; elsewhere they are ours.
+            // A site with its own origin may have files with these names.
             Subject::Health if !self.router.is_site(client) => return Ok(respond::page(Health::alive())),
             Subject::Ready if !self.router.is_site(client) => {
                 return Ok(respond::page(self.health.ready(&head.headers)));
@@ -312,7 +314,7 @@ impl Gateway {
         self.for_version(head, draft).await
     }
 
-    /// What clients of HTTP/1.0 get has to have a length.
+    /// HTTP/1.0 responses need a length.
     async fn for_version(&self, head: &Parts, draft: Draft) -> Result<Draft, Problem> {
         match head.version < Version::HTTP_11 && head.method != Method::HEAD {
             true => {
@@ -331,7 +333,7 @@ impl Gateway {
         }
         let generation = self.policy.generation();
         self.check_entry(ask)?;
-        // A path that begins with a CID is its own key.
+        // A path that begins with a CID is its own cache key.
         let freshness = if place.certain { Freshness::Immutable } else { Freshness::For(Duration::ZERO) };
         if let Some(entity) = self.remembered(ask, &ask.path, generation) {
             return self.file(ask, client, freshness, &ask.path, entity).await;
@@ -339,7 +341,7 @@ impl Gateway {
         Box::pin(self.search(ask, place, client, generation, phase)).await
     }
 
-    /// Finds what is not remembered.
+    /// Answers a request whose path is not cached.
     async fn search(
         &self,
         ask: &Ask<'_>,
@@ -386,7 +388,7 @@ impl Gateway {
             generation,
         };
         let represented = match self.represent(&cx).await.map_err(|problem| unless_cached(ask, problem)) {
-            // Whoever has the origin for itself may say what its missing paths mean.
+            // A site with its own origin can have rules for missing paths.
             Err(problem @ Problem::Walk(WalkError::NoLink { .. } | WalkError::NotADirectory { .. }))
                 if place.isolated && file::is_native(ask) =>
             {
@@ -398,14 +400,14 @@ impl Gateway {
             Freshness::Immutable => Err(problem),
             Freshness::For(ttl) | Freshness::Stale { ttl, .. } => {
                 let mut draft = respond::page(problem.response_for(ttl, ask.headers));
-                // For who looks into the gateway.
+                // For inspection.
                 draft.extensions_mut().insert(Arc::new(problem));
                 Ok(draft)
             }
         })
     }
 
-    /// Where a request's blocks come from.
+    /// The source of a request's blocks.
     fn source(&self, root: Cid, client: &Client, ask: &Ask<'_>) -> Arc<RootSource> {
         let work = Work::new(self.limits().work_steps_max);
         RootSource::within(&self.sources, root, client.group(), ask.only_if_cached, work)
@@ -416,12 +418,12 @@ impl Gateway {
         path.map_err(|error| RequestError::Path { path: ask.path.to_string(), error }.into())
     }
 
-    /// The file that a path is known to lead to, if the request is for its bytes.
+    /// The cached file of a path, if the request is for the file's bytes.
     fn remembered(&self, ask: &Ask<'_>, key: &str, generation: u64) -> Option<Arc<Entity>> {
         file::is_native(ask).then(|| self.paths.get(key, generation)).flatten()
     }
 
-    /// The tiers check every block, but an answer from the CID alone touches none.
+    /// The tiers check every block, but an answer from the CID alone reads none.
     fn check_allowed(&self, root: &Cid) -> Result<(), Problem> {
         match self.policy.check(root) {
             Verdict::Allow => Ok(()),
@@ -429,7 +431,7 @@ impl Gateway {
         }
     }
 
-    /// Where only chosen content is served, what a request begins with has to be chosen: a root or name, or a path from there.
+    /// In allowlist mode, the entry point of a request must be allowed: a root or name, or a path from there.
     fn check_entry(&self, ask: &Ask<'_>) -> Result<(), Problem> {
         if !self.policy.serves_only_listed() {
             return Ok(());
@@ -442,7 +444,7 @@ impl Gateway {
         }
     }
 
-    /// A record is what a name stands for, whatever that is.
+    /// A record is checked by its name, whatever its value.
     fn check_record(&self, path: &ContentPath) -> Result<(), Problem> {
         let Root::Name(name) = &path.root else { return Ok(()) };
         match self.policy.check_name(name, "") {
@@ -451,7 +453,7 @@ impl Gateway {
         }
     }
 
-    /// The representation that is asked for.
+    /// The requested representation.
     async fn represent(&self, cx: &Context<'_>) -> Result<Draft, Problem> {
         match cx.ask.wanted.format {
             Format::Native | Format::Json | Format::Cbor => self.native(cx).await,
@@ -459,11 +461,11 @@ impl Gateway {
             Format::Car => archive::car(cx).await,
             Format::Tar => archive::tar(cx).await,
             Format::DagJson | Format::DagCbor => document::of_anything(cx).await,
-            Format::IpnsRecord => Err(Problem::NoRecordOf),
+            Format::IpnsRecord => Err(Problem::NotIpnsKey),
         }
     }
 
-    /// What stands at the end of the path, as it is by itself.
+    /// The content at the end of the path, in its own format.
     async fn native(&self, cx: &Context<'_>) -> Result<Draft, Problem> {
         let shows_index = cx.ask.wanted.format != Format::Json;
         match self.resources.walks.find(cx.source, cx.target, cx.generation, shows_index).await? {
@@ -482,7 +484,8 @@ impl Gateway {
                     encoded: cx.resources.encoded.as_ref(),
                     limits: &self.limits().read,
                 };
-                // A file is what it is, whatever media type is asked for: clients that ask for JSON first accept others too.
+                // A file is sent as it is, whatever media type is preferred: clients that prefer JSON accept others
+                // too.
                 file::file(&cx.about(&roots), entity, open, self.limits().response_bytes_max, learnt).await
             }
             Found::Symlink(entity, target) => {
@@ -497,7 +500,7 @@ impl Gateway {
         }
     }
 
-    /// What a path is remembered under.
+    /// The cache key of a path.
     fn key_of<'a>(&self, cx: &Context<'a>) -> Cow<'a, str> {
         match cx.target.freshness {
             Freshness::Immutable if cx.as_asked => Cow::Borrowed(&*cx.ask.path),
@@ -505,7 +508,7 @@ impl Gateway {
         }
     }
 
-    /// A file that was found before.
+    /// Answers with a file whose path is cached.
     async fn file(
         &self,
         ask: &Ask<'_>,
@@ -534,7 +537,7 @@ impl Gateway {
         file::file(&about(source.tier()), Arc::clone(&entity), open, max, learnt).await
     }
 
-    /// What the site's rules say of a path that is not there; if they say nothing, it is not there.
+    /// Applies the site's `_redirects` to a missing path; without a rule the path is not found.
     async fn by_rule(&self, cx: &Context<'_>, problem: Problem) -> Result<Draft, Problem> {
         let Some(rule) = cx.resources.walks.rule(&cx.resources.redirects, cx.source, cx.target, cx.generation).await?
         else {
@@ -558,7 +561,8 @@ impl Gateway {
                 };
                 let (nothing, mut ask) = (HeaderMap::new(), cx.ask.clone());
                 if status != StatusCode::OK {
-                    // An error is no representation that a client could have, or want a part of (RFC 9110, section 13.2.1).
+                    // An error page is not a representation: conditions and ranges do not apply (RFC 9110, section
+                    // 13.2.1).
                     ask.headers = &nothing;
                 }
                 let mut draft = self.represent(&Context { ask: &ask, target: &target, as_asked: false, ..*cx }).await?;
@@ -572,8 +576,8 @@ impl Gateway {
     }
 }
 
-/// A script right below `/ipfs/` would become the service worker of every site here: its scope is the folder that it is in
-/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#service-worker-request-header>).
+/// A script directly below `/ipfs/` could be the service worker of all sites on this host, because its scope is the
+/// directory that contains it (<https://specs.ipfs.tech/http-gateways/path-gateway/#service-worker-request-header>).
 fn refuse_wide_service_worker(ask: &Ask<'_>) -> Result<(), Problem> {
     let script = ask.headers.get("service-worker").is_some_and(|value| value.as_bytes().trim_ascii() == b"script");
     let below = content::path::Namespace::split(ask.sent).map(|(_, below)| below);
@@ -581,9 +585,9 @@ fn refuse_wide_service_worker(ask: &Ask<'_>) -> Result<(), Problem> {
     if script && at_root { Err(Problem::ServiceWorker) } else { Ok(()) }
 }
 
-/// What stands at a bare CID has that CID for its entity tag, whatever it is: no block has to be read to say that the
-/// client has it. It has to be here, though: a condition is about what would be sent (RFC 9110, section 13.1.2), and of
-/// what nobody has, nothing would be.
+/// The content at a bare CID has this CID as its entity tag, so 304 needs no block. The root must be stored locally: a
+/// condition applies to the response that would be sent (RFC 9110, section 13.1.2), and without the content that would
+/// be an error.
 fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
     if !target.segments.is_empty() {
         return None;
@@ -604,23 +608,23 @@ fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
     Some(plan::not_modified(&about, &etag, generated).map(|()| Content::Empty))
 }
 
-/// Refuses what a request demands to be otherwise. A condition is about what would be sent (RFC 9110, section 13.2.1): of an error
-/// or a redirect there is none.
+/// Checks the preconditions of a request. They apply to content only (RFC 9110, section 13.2.1), not to errors or
+/// redirects.
 fn as_demanded(ask: &Ask<'_>, draft: Draft) -> Result<Draft, Problem> {
     let is_content = matches!(
         draft.status(),
         StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::NOT_MODIFIED | StatusCode::RANGE_NOT_SATISFIABLE
     );
     if is_content && is_demanding(ask.headers) && !is_met(ask.headers, draft.headers()) {
-        return Err(Problem::NotAsDemanded);
+        return Err(Problem::PreconditionFailed);
     }
     Ok(draft)
 }
 
-/// The longest address that a site's rule may lead to, in bytes.
+/// The maximum length of a redirect's `Location`, in bytes.
 const LOCATION_BYTES_MAX: usize = 16 * 1024;
 
-/// What is not held here is another problem for a client who wants nothing else.
+/// A block that is not stored locally is a different error for a request with `only-if-cached`.
 fn unless_cached(ask: &Ask<'_>, problem: Problem) -> Problem {
     match problem.source_error() {
         Some(SourceError::NotFound { cid }) if ask.only_if_cached => Problem::NotCached { cid: *cid },
@@ -628,7 +632,7 @@ fn unless_cached(ask: &Ask<'_>, problem: Problem) -> Problem {
     }
 }
 
-/// Where a redirect leads depends on the host, which may be set up otherwise tomorrow.
+/// The redirect depends on the host, whose configuration may change.
 fn redirect(status: StatusCode, location: HeaderValue) -> Draft {
     let a_day = HeaderValue::from_static("public, max-age=86400");
     let mut draft = plan::redirect(status, location, a_day).map(|()| Content::Empty);

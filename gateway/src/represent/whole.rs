@@ -1,17 +1,16 @@
-//! [`Whole`]: the blocks of an archive, in which nothing may be missing and nothing that is withheld may be.
+//! [`Whole`]: the blocks of an archive, each checked against the policy.
 //!
-//! Goals: an archive of a DAG in which something is withheld is refused before its head if that is known by then
-//! ([`Nearby`]), and else broken off; one that looks whole and is not is never made.
+//! Goals: an archive of a DAG with withheld content is rejected before its head if the content is known by then
+//! ([`Nearby`]), and is otherwise aborted; an incomplete archive never looks complete.
 //!
-//! What rules name in plain is found as soon as the root of such a path comes along. Rules that are hashes of paths say
-//! nothing until somebody has the path: so, as long as there are any, the paths of all directories are remembered from
-//! their root and from each directory above them, and each of their entries is asked about. That costs some hashes for
-//! each path of an entry, and a few blocks have any number of paths: so each is asked about once, all of it counts as
-//! the request's work ([`content::work`]), and a block with more than a few is not at hand but fetched, which yields in
-//! between.
+//! Plain rules are checked at the root of each path. Rules that are hashes of paths can only be checked with the path:
+//! so, while there are any, the paths of all directories are recorded, from their root and from each directory above
+//! them, and each of their entries is checked. That costs some hashes for each path of an entry, and a few blocks can
+//! have any number of paths: so each path is checked once, counts against the request's processor budget
+//! ([`content::work`]), and a block with many paths is checked in `get`, which yields in between.
 //!
-//! Non-goals: hashes of paths that lead through documents (dag-cbor and its like), or deeper than [`DEPTH_MAX`] names,
-//! or longer than [`PATH_BYTES_MAX`], or in DAGs of more than [`PLACES_MAX`] places of directories.
+//! Non-goals: hashes of paths through documents (such as dag-cbor), with more than [`DEPTH_MAX`] names, longer than
+//! [`PATH_BYTES_MAX`], or in DAGs with more than [`PLACES_MAX`] directory paths.
 
 use crate::resolve::source::RootSource;
 use content::fingerprints::Fingerprints;
@@ -23,17 +22,17 @@ use futures::future::{BoxFuture, ready};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How many names of a path are remembered.
+/// The maximum number of names in a recorded path.
 const DEPTH_MAX: usize = 16;
-/// The longest path that is asked about, in bytes: no address has a longer one.
+/// The maximum length of a checked path, in bytes: no URL has a longer one.
 const PATH_BYTES_MAX: usize = 16 * 1024;
-/// How many places of directories are remembered, which may take some 100 bytes each besides their paths.
+/// The maximum number of recorded directory paths, each of which needs some 100 bytes besides its text.
 const PLACES_MAX: usize = 65_536;
-/// What the paths of these may take together, in bytes.
+/// The maximum size of these paths together, in bytes.
 const PLACES_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// Paths that are asked about without yielding in between.
+/// The maximum number of paths that are checked without yielding.
 const PATHS_AT_ONCE: usize = 256;
-/// What asking about one path counts for, in steps: five hashes.
+/// The processor cost of checking a path, in steps: five hashes.
 const STEPS_PER_RULE: u64 = 32;
 
 /// The blocks of one archive.
@@ -42,27 +41,27 @@ pub struct Whole {
     source: Arc<dyn BlockSource>,
     policy: Arc<dyn Policy>,
     work: Work,
-    /// What leads to the archive's root, and is in it to prove that. What else lies below these blocks is not.
+    /// The blocks that prove the path to the archive's root. What else is below them is not in the archive.
     way: Arc<[Cid]>,
     places: Arc<Mutex<Places>>,
 }
 
-/// Where directories are.
+/// The known paths of directories.
 #[derive(Default)]
 struct Places {
-    /// By directory; those of an inner shard are its directory's.
+    /// By directory; those of an inner shard are those of its directory.
     of: HashMap<BlockKey, Known>,
     seen: Fingerprints,
     bytes: usize,
 }
 
-/// The places of one directory.
+/// The known paths of one directory.
 #[derive(Default)]
 struct Known {
     places: Vec<Arc<Place>>,
-    /// How many of them have been asked about with each of its entries.
+    /// The number of paths with which its entries were checked.
     asked: usize,
-    /// Whether it is its own root among them.
+    /// Whether the directory as its own root is among them.
     is_root: bool,
 }
 
@@ -74,23 +73,23 @@ struct Place {
     is_shard: bool,
 }
 
-/// The entries of a directory that are to be asked about, at some of its places.
+/// The entries of a directory to check, with some of its paths.
 struct Entries {
     links: NamedLinks,
     here: Vec<Arc<Place>>,
-    /// How many of its places are asked about then.
+    /// The number of its paths that will have been checked.
     upto: usize,
-    /// Whether the last of these is the directory as its own root.
+    /// Whether the last path is the directory as its own root.
     is_root: bool,
-    /// The entry that is being asked about, and the place that comes next.
+    /// The entry that is being checked, and the index of the next path.
     at: Option<((String, Cid), usize)>,
 }
 
 impl Whole {
-    /// The blocks below the end of a path that was walked.
+    /// The blocks below the end of a resolved path.
     ///
     /// # Errors
-    /// [`SourceError::Refused`] if something there is known to be withheld.
+    /// [`SourceError::Refused`] if the policy is known to withhold something there.
     pub async fn below(
         source: Arc<dyn BlockSource>,
         policy: Arc<dyn Policy>,
@@ -113,7 +112,7 @@ impl Whole {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at a block that is about to be part of the archive.
+    /// Checks a block of the archive.
     async fn pass(&self, block: &Block) -> Result<(), SourceError> {
         let Some(mut entries) = self.entries(block)? else { return Ok(()) };
         while self.ask(&mut entries)? {
@@ -123,7 +122,7 @@ impl Whole {
         Ok(())
     }
 
-    /// The same for a block that has few paths; whether it is one, and may be part of the archive.
+    /// Checks a block with few paths without yielding; returns whether it was checked and is allowed.
     fn passes_at_once(&self, block: &Block) -> bool {
         let Ok(entries) = self.entries(block) else { return false };
         let Some(mut entries) = entries else { return true };
@@ -137,10 +136,10 @@ impl Whole {
         true
     }
 
-    /// The entries of a block that are to be asked about.
+    /// The entries of a block to check.
     fn entries(&self, block: &Block) -> Result<Option<Entries>, SourceError> {
         let (policy, cid) = (&*self.policy, block.cid());
-        // Below a leaf there is nothing.
+        // A leaf has no links.
         if !policy.decides_paths() || cid.codec() == codec::RAW || self.way.contains(cid) {
             return Ok(None);
         }
@@ -161,7 +160,7 @@ impl Whole {
         Ok(Some(Entries { links, here, upto, is_root, at: None }))
     }
 
-    /// Asks about some of the entries, until others are to have a turn; whether there are more.
+    /// Checks entries until it is time to yield; returns whether there are more.
     fn ask(&self, entries: &mut Entries) -> Result<bool, SourceError> {
         let Entries { links, here, at, .. } = entries;
         while !self.work.is_due() {
@@ -211,8 +210,8 @@ impl Whole {
 }
 
 impl Places {
-    /// The places of a directory that were not asked about: those that were found since it was met last, and if it is
-    /// no shard of another, itself, which is the last then; and how many of its places are asked about with these.
+    /// The unchecked paths of a directory: those that were found since it was last checked, and, unless it is a shard,
+    /// the directory as its own root, which is last then; and the number of its paths that will have been checked.
     fn to_ask(&self, cid: &Cid) -> (Vec<Arc<Place>>, usize, bool) {
         let itself = || Arc::new(Place { root: *cid, path: String::new(), depth: 0, is_shard: false });
         let Some(known) = BlockKey::of(cid).and_then(|key| self.of.get(&key)) else {
@@ -224,7 +223,7 @@ impl Places {
         (here, known.places.len(), is_root)
     }
 
-    /// Remembers that all entries of a directory were asked about.
+    /// Records that all entries of a directory were checked.
     fn asked(&mut self, cid: &Cid, entries: &Entries) {
         let Some(key) = BlockKey::of(cid) else { return };
         if self.of.len() >= PLACES_MAX && !self.of.contains_key(&key) {
@@ -232,7 +231,7 @@ impl Places {
         }
         let known = self.of.entry(key).or_default();
         known.is_root |= entries.is_root;
-        // Others may have asked about the same places meanwhile.
+        // Another task may have checked the same paths meanwhile.
         known.asked = known.asked.max(entries.upto);
     }
 
@@ -249,7 +248,7 @@ impl Places {
 }
 
 impl BlockSource for Whole {
-    /// What must not be part of the archive is not at hand, so that it is asked for, and why it is refused is told.
+    /// A withheld block is not returned here, so that the reader calls `get` and receives the error.
     fn peek(&self, cid: &Cid) -> Option<Block> {
         self.source.peek(cid).filter(|block| self.passes_at_once(block))
     }
@@ -277,14 +276,14 @@ impl BlockSource for Whole {
     }
 }
 
-/// What is at hand of a request's blocks, and nothing else: to find out what an archive would hold before it is begun.
+/// The locally available blocks of a request, to check an archive before it begins.
 pub struct Nearby {
     source: Arc<RootSource>,
     work: Work,
 }
 
 impl Nearby {
-    /// The blocks of a request, within a processor budget of their own.
+    /// The blocks of a request, with a processor budget of their own.
     pub fn new(source: &Arc<RootSource>, steps_max: u64) -> Self {
         Self { source: Arc::clone(source), work: Work::new(steps_max) }
     }
@@ -325,7 +324,7 @@ mod tests {
     use std::collections::HashMap;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Rules that are hashes of paths, one of which is of `withheld`; it counts how often each path is asked about.
+    /// A policy with hashes of paths, one of which is of `withheld`; it counts how often each path is checked.
     #[derive(Default)]
     struct Hashes {
         withheld: Option<(Cid, String)>,
@@ -362,7 +361,7 @@ mod tests {
         }
     }
 
-    /// Blocks with a budget.
+    /// Blocks with a processor budget.
     struct Metered(MemoryBlocks, Work);
 
     impl BlockSource for Metered {
@@ -389,7 +388,7 @@ mod tests {
         out.extend_from_slice(value);
     }
 
-    /// A directory of `count` entries, `n0` and so on, that all are the same.
+    /// A directory of `count` identical entries, `n0` and so on.
     fn wide(blocks: &MemoryBlocks, count: usize, child: &Cid) -> Block {
         let mut data = Vec::new();
         for name in (0..count).map(|index| format!("n{index}")) {
@@ -438,7 +437,7 @@ mod tests {
     async fn each_path_is_asked_about_once_and_in_turns() {
         let world = world(200, u64::MAX, None);
         let whole = world.whole().await.expect("nothing is withheld");
-        // So many paths are not asked about without a yield.
+        // So many paths need a yield.
         assert_eq!(whole.peek(world.inner.cid()), None);
         for _ in 0..3 {
             assert!(whole.get(world.inner.cid()).await.is_ok());

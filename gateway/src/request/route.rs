@@ -1,11 +1,11 @@
-//! Where a request leads, by the host and the path that it asks: to content, or somewhere else first.
+//! Routing of a request by its host and path.
 //!
 //! ```text
-//! host ─┬ set up, itself ───── / ........................ landing page
-//!       │                      /ipfs/…, /ipns/… ......... to the origin below, or answered by path
+//! host ─┬ configured ───────── / ........................ landing page
+//!       │                      /ipfs/…, /ipns/… ......... redirect to the origin, or served by path
 //!       ├ LABEL.ipfs.HOST ──── any path ................. the site of LABEL, in an origin of its own
 //!       ├ domain with DNSLink  any path ................. the site of the domain, in its own origin
-//!       └ anything else ────── / and /ipfs/…, /ipns/… ... by path (nobody may remember that where DNS failed)
+//!       └ anything else ────── / and /ipfs/…, /ipns/… ... by path (not cached if DNS failed)
 //! ```
 
 use crate::headers::header;
@@ -23,51 +23,51 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Where a request leads.
+/// The route of a request.
 #[derive(Debug)]
 pub enum Route {
     /// The landing page.
     Landing,
-    /// To another address.
+    /// A redirect.
     Redirect(StatusCode, HeaderValue),
-    /// To content.
+    /// Content.
     Content(Place),
 }
 
-/// Where content is shown.
+/// The origin in which content is shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// How pages refer to other content.
+    /// The form of links to other content.
     pub links: Links,
-    /// Whether the content has the origin for itself, so that it may say what its paths mean (`_redirects`).
+    /// Whether the content does not share the origin, so that its `_redirects` apply.
     pub isolated: bool,
-    /// Whether it is certain that the content belongs into this origin. If not, nobody may remember the answer.
+    /// Whether the content is certain to belong to this origin. If not, the response must not be cached.
     pub certain: bool,
-    /// Whether more than what the client can check for itself is served.
+    /// Whether formats are served that the client cannot verify.
     pub deserialized: bool,
 }
 
-/// How a page refers to content.
+/// The form of links to other content.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Links {
     /// By path, in this origin.
     Path,
-    /// Content has an origin of its own below this authority (host and port).
+    /// In origins below this authority (host and port).
     Subdomain(String),
-    /// The site of a domain at this authority: other content is not served in this origin.
+    /// In the origin of a DNSLink site at this authority, which serves no other content.
     DnsLink(String),
 }
 
-/// Finds out where requests lead.
+/// Routes requests.
 pub struct Router {
     hosts: Hosts,
     names: Arc<dyn NameResolver>,
     depth_max: usize,
-    /// Domains that were found to have a DNSLink.
+    /// Domains that are known to have a DNSLink.
     sites: Cache<Domain, ()>,
 }
 
-/// How many domains are known to be sites.
+/// The maximum number of domains in the cache.
 const SITES_MAX: u64 = 10_000;
 
 /// Whether a domain has a DNSLink.
@@ -75,17 +75,17 @@ const SITES_MAX: u64 = 10_000;
 enum Linked {
     Yes,
     No,
-    /// It could not be looked up, and never was a site as far as is known here.
+    /// The DNS look-up failed, and the domain is not in the cache.
     Perhaps,
 }
 
 impl Router {
-    /// Decides by `hosts`, and for domains that are not among them by their DNSLinks.
+    /// A router for the configured hosts, and for other domains with a DNSLink.
     pub fn new(hosts: Hosts, names: Arc<dyn NameResolver>, depth_max: usize) -> Self {
         Self { hosts, names, depth_max, sites: Cache::new(SITES_MAX) }
     }
 
-    /// Whether everything at a host belongs to a site, without asking anybody.
+    /// Whether a host is known to be a site, without look-ups.
     pub fn is_site(&self, client: &Client) -> bool {
         match self.hosts.site(&client.host()) {
             Site::Subdomain(_) => true,
@@ -94,10 +94,10 @@ impl Router {
         }
     }
 
-    /// Finds out where a request leads, and rewrites its path to that of the content.
+    /// Routes a request, and rewrites its path to the content path.
     ///
     /// # Errors
-    /// [`RequestError`] when the host or the path cannot lead anywhere.
+    /// [`RequestError`] when the host or the path has no route.
     pub async fn route(&self, client: &Client, ask: &mut Ask<'_>) -> Result<Route, RequestError> {
         let by_path =
             |host: Option<&Host>, deserialized, ask: &Ask<'_>| by_path(host, deserialized, client, ask, self.depth_max);
@@ -107,14 +107,14 @@ impl Router {
                 Linked::Yes => Ok(at_domain(&domain, client, ask, true, self.hosts.deserialized)),
                 Linked::No => by_path(None, self.hosts.deserialized, ask),
                 Linked::Perhaps => match by_path(None, self.hosts.deserialized, ask) {
-                    // It may be there in the site that cannot be found.
+                    // The site that cannot be looked up may have this page.
                     Err(RequestError::NoSuchPage) => Err(RequestError::SiteUnknown { domain }),
                     led => led.map(uncertain),
                 },
             },
             Site::Known(host) if self.hosts.dnslink_sites && Namespace::split(ask.sent).is_none() => {
                 match Domain::parse(&host.name) {
-                    // Without origins below it, other content is answered by path in this one.
+                    // Without subdomains, other content is served by path in this origin.
                     Some(domain) if Box::pin(self.linked(&domain)).await? == Linked::Yes => {
                         Ok(at_domain(&domain, client, ask, host.subdomains, host.deserialized))
                     }
@@ -126,11 +126,11 @@ impl Router {
         }
     }
 
-    /// A domain whose DNSLink leads to a name that cannot be resolved still has one. What was a site is not answered as
-    /// anything else because DNS fails: other content would run in its origin.
+    /// Whether a domain has a DNSLink, even one to a name that cannot be resolved. After a DNS failure, a known site
+    /// keeps its origin: otherwise other content could run in it.
     ///
     /// # Errors
-    /// [`RequestError::Name`] when a site cannot be looked up, or nothing can.
+    /// [`RequestError::Name`] when a known site cannot be looked up, or the limit of look-ups is reached.
     async fn linked(&self, domain: &Domain) -> Result<Linked, RequestError> {
         let error = self.names.resolve(&Name::Domain(domain.clone())).await.err();
         match error {
@@ -158,13 +158,13 @@ fn uncertain(route: Route) -> Route {
     }
 }
 
-/// The whole origin is the domain's site.
+/// The site of a domain, in its own origin.
 fn at_domain(domain: &Domain, client: &Client, ask: &mut Ask<'_>, isolated: bool, deserialized: bool) -> Route {
     ask.path = Cow::Owned(format!("/ipns/{domain}{}", ask.sent));
     Route::Content(Place { links: Links::DnsLink(client.authority.clone()), isolated, certain: true, deserialized })
 }
 
-/// The whole origin is the site of its label.
+/// The site of a label, in its own origin.
 fn below_host(subdomain: &Subdomain<'_>, client: &Client, ask: &mut Ask<'_>) -> Result<Route, RequestError> {
     let Subdomain { host, namespace, label } = subdomain;
     if !hosts::serves(host, *namespace) {
@@ -184,7 +184,7 @@ fn below_host(subdomain: &Subdomain<'_>, client: &Client, ask: &mut Ask<'_>) -> 
     Ok(Route::Content(Place { links, isolated: true, certain: true, deserialized: host.deserialized }))
 }
 
-/// The host below which an origin is, with the port that was asked.
+/// The host of an origin, with the requested port.
 fn base_authority(authority: &str, host: &str) -> String {
     match authority.rsplit_once(':') {
         Some((_, port)) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => {
@@ -230,7 +230,7 @@ fn by_path(
     Ok(Route::Content(Place { links: Links::Path, isolated: false, certain: true, deserialized }))
 }
 
-/// To the origin that content has for itself.
+/// A redirect to the content's own origin.
 fn to_origin(
     host: &Host,
     namespace: Namespace,
@@ -239,14 +239,14 @@ fn to_origin(
     client: &Client,
     ask: &Ask<'_>,
 ) -> Result<Route, RequestError> {
-    // One label is all that a wildcard certificate covers.
+    // A wildcard certificate covers only one label.
     let label = subdomain::label(root, host.inline_dnslink || client.https)?;
     let (_, rest) = split_first(below);
     let rest = if rest.is_empty() { "/" } else { rest };
     Ok(to_label(&label, namespace, &client.authority, &with_query(rest, ask.query), client))
 }
 
-/// To an address in the origin of a label below `authority`.
+/// A redirect to the origin of a label below `authority`.
 fn to_label(label: &str, namespace: Namespace, authority: &str, address: &str, client: &Client) -> Route {
     let location = format!("{}://{label}.{}.{authority}{address}", client.scheme(), namespace.name());
     Route::Redirect(StatusCode::MOVED_PERMANENTLY, header(&location))
@@ -256,10 +256,10 @@ fn split_first(below: &str) -> (&str, &str) {
     below.split_at(below.find('/').unwrap_or(below.len()))
 }
 
-/// What is not part of a URL's path as it was sent, but may have come in anyway.
+/// Characters that are not valid in a URL, but may have been received.
 const NOT_IN_URL: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'`');
 
-/// A path and query that were sent, fit for a header.
+/// A received path and query, escaped for a header.
 pub fn with_query(path: &str, query: Option<&str>) -> String {
     let path = utf8_percent_encode(path, NOT_IN_URL);
     match query {
@@ -268,9 +268,9 @@ pub fn with_query(path: &str, query: Option<&str>) -> String {
     }
 }
 
-/// Browsers lead `ipfs://…` and `ipns://…` here, once the user allowed it
-/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#uri-request-query-parameter>), and the field of the landing page
-/// whatever a person has put into it: an address, a path, a CID or a name.
+/// Redirects `ipfs://…` and `ipns://…` URIs, which browsers send here as a registered protocol handler
+/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#uri-request-query-parameter>), and the input of the landing
+/// page: a URI, a path, a CID or a name.
 fn protocol_handler(uri: &str) -> Result<Route, RequestError> {
     let uri = uri.trim();
     let by_scheme = ["ipfs", "ipns"].iter().find_map(|scheme| {
@@ -283,7 +283,7 @@ fn protocol_handler(uri: &str) -> Result<Route, RequestError> {
     Ok(Route::Redirect(StatusCode::MOVED_PERMANENTLY, header(&location)))
 }
 
-/// The path of what begins with a CID or a name.
+/// The path of a text that begins with a CID or a name.
 fn in_namespace(text: &str) -> Option<String> {
     let (root, _) = split_first(text);
     if content::cid::parse(root).is_ok_and(|cid| cid.codec() != codec::LIBP2P_KEY) {
@@ -304,7 +304,7 @@ mod tests {
     use http::Request;
     use std::time::Duration;
 
-    /// `linked.example` has a DNSLink, nothing else has.
+    /// Only `linked.example` has a DNSLink.
     struct Names;
 
     impl NameResolver for Names {

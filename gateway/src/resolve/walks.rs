@@ -1,15 +1,15 @@
-//! [`Walks`]: one walk for one path, however many ask for it at the same time.
+//! [`Walks`]: path resolution with singleflight: concurrent requests for a path share one call.
 //!
-//! The waiting rule is that of [`cache::flight`]: a walk lives for as long as anybody waits for it, whoever began it. Each
-//! request has a source of its own, with its client's places on the way to the network; a walk goes by that of whoever began
-//! it, and the others need no place. That it had none is no answer for them: one of them begins anew.
+//! The waiting rule is that of [`cache::flight`]: a call lives as long as a request waits for it. Each request has its
+//! own source with its client's permit for the network; a call uses the leader's source, and followers need no permit.
+//! After a leader-only error, such as a missing permit, a follower begins a new call.
 //!
-//! What tells walks apart is all that their outcome depends on: the path below its root CID, so that an error names what
-//! everybody asked for; what it is walked for; the policy's generation; and whether anything may be fetched for it.
+//! The key has everything that the result depends on: the path below its root CID, since errors name it; the purpose;
+//! the policy's generation; and whether blocks may be fetched.
 //!
-//! What a site says of paths that are not there is read in the same way, by the path to the site's root.
+//! The `_redirects` of sites are read in the same way, by the path to the site's root.
 //!
-//! Non-goals: remembering what was found, which [`crate::resolve::paths::Paths`] and [`SiteRedirects`] do.
+//! Non-goals: caching, which [`crate::resolve::paths::Paths`] and [`SiteRedirects`] do.
 
 use crate::errors::Problem;
 use crate::resolve::redirects::SiteRedirects;
@@ -25,21 +25,21 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What a walk ends with, and how far it had to go for that.
+/// The result of a call, with the farthest tier that it read.
 type Walked<T> = Result<(T, Tier), Problem>;
 
-/// What tells one walk from another.
+/// The key of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     path: Arc<str>,
     shows_index: bool,
-    /// Those who want nothing fetched have walks of their own: they wait for no network, and nobody else hears from them
-    /// that something is not held here.
+    /// Requests with `only-if-cached` have calls of their own: they do not wait for the network, and their errors are
+    /// not shared with other requests.
     local_only: bool,
     generation: u64,
 }
 
-/// The walks under way.
+/// The calls in progress.
 pub struct Walks {
     found: Flights<Key, Walked<Found>>,
     blocks: Flights<Key, Walked<Resolved>>,
@@ -48,12 +48,12 @@ pub struct Walks {
 }
 
 impl Walks {
-    /// None yet. `joined` counts the requests that waited for a walk which another one had begun.
+    /// No calls. `joined` counts the followers.
     pub fn new(joined: Counter) -> Self {
         Self { found: Flights::default(), blocks: Flights::default(), rules: Flights::default(), joined }
     }
 
-    /// What a path leads to: [`resolve::resolve`].
+    /// Resolves a path: [`resolve::resolve`].
     ///
     /// # Errors
     /// The same.
@@ -72,7 +72,7 @@ impl Walks {
         self.together(&self.found, key, source, walk).await
     }
 
-    /// The last block of a path, whatever that is: [`resolve::walk`].
+    /// The last block of a path, of any codec: [`resolve::walk`].
     ///
     /// # Errors
     /// The same.
@@ -84,7 +84,7 @@ impl Walks {
         self.together(&self.blocks, Key::of(source, target, generation), source, walk).await
     }
 
-    /// What the site at a path says of paths that are not there: [`SiteRedirects::rules`].
+    /// The rules of the site at a path: [`SiteRedirects::rules`].
     ///
     /// # Errors
     /// The same.
@@ -102,7 +102,7 @@ impl Walks {
         self.together(&self.rules, Key::of(source, site, generation), source, walk).await
     }
 
-    /// The rule of the site's `_redirects` for the path, if it has one.
+    /// The site's rule for a missing path, if it has one.
     ///
     /// # Errors
     /// Those of [`SiteRedirects::rules`].
@@ -126,7 +126,7 @@ impl Walks {
         Ok(found)
     }
 
-    /// How many walks are under way.
+    /// The number of calls in progress.
     pub fn under_way(&self) -> usize {
         self.found.under_way() + self.blocks.under_way() + self.rules.under_way()
     }
@@ -152,7 +152,7 @@ impl Walks {
         if seat.1 {
             self.joined.inc();
         }
-        let again = |walked: &Walked<T>| walked.as_ref().is_err_and(|problem| problem.is_of_who_began(begun.elapsed()));
+        let again = |walked: &Walked<T>| walked.as_ref().is_err_and(|problem| problem.is_leader_only(begun.elapsed()));
         let (found, tier) = flights.land(key, seat, fly, again).await.0?;
         source.reach(tier);
         Ok(found)

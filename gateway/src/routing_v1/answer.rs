@@ -1,4 +1,4 @@
-//! Heads and bodies of the routing API.
+//! Responses of the routing API.
 
 use super::Audience;
 use crate::body::Content;
@@ -19,20 +19,20 @@ use p2p_bridge::routing_v1::client::{IPNS_RECORD, JSON, NDJSON};
 use p2p_bridge::routing_v1::{PeerRecord, types};
 use std::time::{Duration, SystemTime};
 
-/// How long an answer with records is fresh (<https://specs.ipfs.tech/routing/http-routing-v1/#response-headers>).
+/// The `max-age` of a response with records (<https://specs.ipfs.tech/routing/http-routing-v1/#response-headers>).
 const WITH_RECORDS: Duration = Duration::from_secs(300);
-/// How long an answer without any is.
+/// The `max-age` of a response without records.
 const WITHOUT: Duration = Duration::from_secs(15);
-/// How long a stale one is better than none: as long as provider records count.
+/// How long a stale response may be used: the validity of provider records.
 const STALE: Duration = Duration::from_secs(48 * 3600);
 
-/// `Cache-Control` of what is fresh for some time, and usable for longer while it is asked for anew or cannot be.
+/// `Cache-Control` with stale-while-revalidate and stale-if-error.
 fn cache_control(fresh: Duration, stale: Duration) -> HeaderValue {
     let (fresh, stale) = (fresh.as_secs(), stale.as_secs());
     header(&format!("public, max-age={fresh}, stale-while-revalidate={stale}, stale-if-error={stale}"))
 }
 
-/// What was told to our own network may hold private addresses, and is for whoever asked alone.
+/// Responses to the local network may contain private addresses, so shared caches must not store them.
 fn of_records(any: bool, audience: Audience) -> HeaderValue {
     let fresh = if any { WITH_RECORDS } else { WITHOUT };
     match audience {
@@ -41,7 +41,7 @@ fn of_records(any: bool, audience: Audience) -> HeaderValue {
     }
 }
 
-/// A head without a body.
+/// A response without a body.
 fn head(content_type: &'static str, cache_control: HeaderValue) -> Draft {
     let mut draft = Response::new(Content::Empty);
     let headers = draft.headers_mut();
@@ -61,13 +61,13 @@ fn with_bytes(mut draft: Draft, bytes: impl Into<Bytes>) -> Draft {
     draft.map(|_| Content::Bytes(bytes))
 }
 
-/// All records in one object.
+/// A response with all records in one JSON object.
 pub fn list(name: &str, records: &[PeerRecord], audience: Audience) -> Draft {
     with_bytes(head(JSON, of_records(!records.is_empty(), audience)), types::to_json_list(name, records))
 }
 
-/// Records, one a line, as they come, and whether there are any. The head waits for the first one, for how long the answer is
-/// fresh depends on it.
+/// A streamed response with one record a line, and whether it has any. Its head waits for the first record, on which
+/// the `max-age` depends.
 pub async fn lines(mut records: BoxStream<'static, PeerRecord>, audience: Audience) -> (Draft, bool) {
     let first = records.next().await;
     let any = first.is_some();
@@ -99,7 +99,7 @@ pub fn record(key: &Key, record: &Record, asked: &HeaderMap) -> Draft {
     with_bytes(draft, record.bytes().clone())
 }
 
-/// That there is no record is said in words (IPIP-513).
+/// A response with the reason why there is no record (IPIP-0513).
 pub fn no_record(reason: &str) -> Draft {
     with_bytes(head("text/plain; charset=utf-8", of_records(false, Audience::Outside)), format!("{reason}\n"))
 }

@@ -1,18 +1,18 @@
-//! The Delegated Routing V1 HTTP API, answered (<https://specs.ipfs.tech/routing/http-routing-v1/>): providers, peers, IPNS records
-//! and the neighbours of a key, for light clients that are no part of the DHT.
+//! The server of the Delegated Routing V1 HTTP API (<https://specs.ipfs.tech/routing/http-routing-v1/>): providers,
+//! peers, IPNS records and the closest peers of a key, for light clients that are not DHT nodes.
 //!
-//! Goals: records are sent as they are found; a search is work for the node, so a client has a bounded number at a time, and all
-//! clients have; time is bounded as well, and what was found until then is the answer; who asks from outside hears of no private
-//! address.
+//! Goals: records are streamed as they are found; concurrent searches are limited for each client and in total;
+//! searches have a timeout, after which the response ends with the records found; clients outside the local network
+//! receive no private addresses.
 //!
-//! Non-goals: asking other routers, lest two of them ask each other for ever; and taking records in (`PUT`).
+//! Non-goals: forwarding to other routers, which could form a loop; publishing records (`PUT`).
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`ask`] | what is asked for, and in which format |
-//! | `answer` | heads and bodies |
-//! | [`finder`] | who searches the network |
-//! | [`metrics`] | what is counted |
+//! | [`ask`] | parsing and format negotiation |
+//! | `answer` | responses |
+//! | [`finder`] | searches of the network |
+//! | [`metrics`] | metrics |
 
 pub mod ask;
 pub mod finder;
@@ -38,18 +38,18 @@ use services::url::parameter;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Searches at a time, over all clients and for each of them, however many requests may fetch blocks.
+/// Upper limits of concurrent searches, in total and for each client, independent of the limits of fetches.
 const SEARCHES_MAX: u64 = 256;
 const CLIENT_SEARCHES_MAX: u64 = 32;
 
-/// What one answer may cost.
+/// The limits of a response.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// How long a search may take. What was found until then is the answer.
+    /// The timeout of a search.
     pub time: Duration,
-    /// Records of an answer that is sent as a whole. Whoever wants more takes them as they are found.
+    /// The maximum number of records in a JSON response. Streamed responses can have more.
     pub list_max: usize,
-    /// Records of an answer that is sent as they are found.
+    /// The maximum number of records in a streamed response.
     pub lines_max: usize,
 }
 
@@ -59,11 +59,11 @@ impl Default for Limits {
     }
 }
 
-/// What the API is made of.
+/// The server of the routing API.
 pub struct Routing {
     finder: Arc<dyn Finder>,
     names: Arc<dyn NameResolver>,
-    /// What is held here.
+    /// The blocks that are stored locally.
     local: Arc<dyn BlockSource>,
     searches: Arc<Limiter>,
     policy: Arc<dyn Policy>,
@@ -71,14 +71,15 @@ pub struct Routing {
     metrics: RoutingMetrics,
 }
 
-/// Who may search, by the settings for requests that fetch from it.
+/// The limiter of searches, derived from the limits of fetches.
 pub fn limiter(http: &config::Http) -> Limiter {
     let size = |value: u64, max: u64| usize::try_from(value.min(max)).unwrap_or(usize::MAX);
     Limiter::new(size(http.misses_max, SEARCHES_MAX), size(http.client_misses_max, CLIENT_SEARCHES_MAX))
 }
 
 impl Routing {
-    /// Answers by what `finder` finds, what `names` knows, and what is held in `local`.
+    /// A server that searches with `finder`, resolves names with `names`, and announces this node for the blocks in
+    /// `local`.
     pub fn new(
         finder: Arc<dyn Finder>,
         names: Arc<dyn NameResolver>,
@@ -94,7 +95,7 @@ impl Routing {
     /// Answers a request.
     ///
     /// # Errors
-    /// [`Problem`] when it asks for nothing that there is, or too much is being searched for.
+    /// [`Problem`] when the request is invalid, or the limit of searches is reached.
     pub async fn answer(&self, head: &Parts, client: &Client) -> Result<Draft, Problem> {
         let asked = match Asked::read(head.uri.path()) {
             Ok(asked) => asked,
@@ -123,7 +124,7 @@ impl Routing {
         answered.map(|(draft, _)| draft)
     }
 
-    /// Who has what is withheld, and what a name that is withheld stands for, is not told.
+    /// Providers of withheld blocks and records of withheld names are not returned.
     fn check_policy(&self, asked: &Asked) -> Result<(), Problem> {
         match asked {
             Asked::Providers(cid) => match self.policy.check(cid) {
@@ -138,7 +139,7 @@ impl Routing {
         }
     }
 
-    /// Peers, and whether there are any.
+    /// A response with peers, and whether there are any.
     async fn peers(&self, asked: Asked, head: &Parts, client: &Client) -> Result<(Draft, bool), Problem> {
         let format = Format::of_peers(&head.headers)?;
         let parameter = |name| head.uri.query().and_then(|query| parameter(query, name));
@@ -149,7 +150,7 @@ impl Routing {
         let audience = if is_public(client.address) { Audience::Outside } else { Audience::Inside };
         let found = self.search(asked).await;
         let found = found.filter_map(move |record| {
-            // The place is kept for as long as the search is.
+            // The permit is held until the search ends.
             let _kept = &place;
             std::future::ready(audience.may_hear(record).and_then(|record| filters.apply(record)))
         });
@@ -163,7 +164,7 @@ impl Routing {
         }
     }
 
-    /// Everybody who is found; this node first, if it holds what is asked for.
+    /// The records of a search; this node comes first if it has the block.
     async fn search(&self, asked: Asked) -> BoxStream<'static, PeerRecord> {
         match asked {
             Asked::Providers(cid) => {
@@ -180,7 +181,7 @@ impl Routing {
         }
     }
 
-    /// An IPNS record, or that there is none.
+    /// An IPNS record, or the reason why there is none.
     async fn record(&self, key: Key, head: &Parts, client: &Client) -> Result<(Draft, bool), Problem> {
         ask::accepts_record(&head.headers)?;
         let _place = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
@@ -193,17 +194,17 @@ impl Routing {
     }
 }
 
-/// Who hears the answer.
+/// The recipient of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Audience {
-    /// Somebody on this machine or in its network.
+    /// A client on this machine or in its local network.
     Inside,
-    /// Somebody else, whom private addresses are of no use to and no business of.
+    /// Any other client, which receives no private addresses.
     Outside,
 }
 
 impl Audience {
-    /// What of a record may be told; `None` if nothing is left of where the peer is.
+    /// The record without the addresses that the recipient must not receive; `None` if no address is left.
     fn may_hear(self, mut record: PeerRecord) -> Option<PeerRecord> {
         if self == Self::Outside && !record.addresses.is_empty() {
             record.addresses.retain(|address| Scope::Wan.admits(address));

@@ -356,7 +356,7 @@ async fn what_cannot_be_answered_says_why() {
         ("GET", format!("/ipfs/{}", raw("absent").cid()), 404, "is not stored locally"),
         ("GET", format!("/ipfs/{root}/data.cbor?format=dag-json"), 406, "?format=raw"),
         ("GET", format!("/ipfs/{root}/data.cbor/more"), 404, "no link named \"more\""),
-        ("GET", format!("/ipfs/{root}?format=zip"), 406, "there is no format \"zip\""),
+        ("GET", format!("/ipfs/{root}?format=zip"), 406, "the format \"zip\" is not supported"),
         ("GET", format!("/ipfs/{root}?format=car&dag-scope=some"), 400, "block, entity and all"),
         ("GET", format!("/ipfs/{root}/?after=nobody"), 404, "no entry"),
         ("GET", format!("/ipfs/{root}?format=ipns-record"), 400, "/ipns/KEY"),

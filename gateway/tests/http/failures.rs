@@ -48,7 +48,7 @@ async fn content_that_fails_its_check_is_a_502() {
         (response.status().as_u16(), &response.headers()["cache-control"]),
         (502, &"no-store".parse().expect("ok"))
     );
-    assert!(response.text().await.expect("text").contains("failed its check"));
+    assert!(response.text().await.expect("text").contains("Invalid content"));
 }
 
 #[tokio::test]
@@ -154,7 +154,7 @@ async fn denied_content_is_gone_however_it_is_asked_for() {
     for path in [by_cid.clone(), format!("/ipfs/{}/denied", root.cid()), format!("{by_cid}?format=raw")] {
         let response = site.get(&path).await;
         assert_eq!(response.status(), 410, "{path}");
-        assert!(response.text().await.expect("text").contains("not served here"));
+        assert!(response.text().await.expect("text").contains("Removed by the operator"));
     }
     assert_eq!(site.send("GET", &by_cid, &[("if-none-match", &tag)]).await.status(), 410);
     assert_eq!(site.get(&format!("/ipfs/{}/fine", root.cid())).await.status(), 200);

@@ -1,17 +1,17 @@
-//! [`Listings`]: pages of listings, written once however many ask for one at the same time, and remembered if they are short.
+//! [`Listings`]: the cache of listing pages, which are generated once for concurrent requests (singleflight).
 //!
-//! Goals: a page that is asked for again is sent as it is, with its length, and costs one look-up; of many who ask for one that
-//! is not remembered, one has it written and all read along, so that nobody waits for its last entry to get the first; a
-//! page that breaks off is never remembered; a page that is too long for that is streamed to each reader by itself.
+//! Goals: a cached page is sent with its length and costs one look-up; concurrent requests for an uncached page share
+//! one writer and stream what it has written, so that none waits for the last entry; an aborted page is never cached; a
+//! page that is too long for the cache is streamed to each reader by itself.
 //!
-//! The waiting rule is that of [`cache::flight`]: a page is written as long as anybody reads it, whoever began it, from the
-//! blocks of whoever began it. That this one had no place on the way to the network is no answer for the others; who hears
-//! that [`FLIGHTS_MAX`] times has it written alone.
+//! The waiting rule is that of [`cache::flight`]: a page is generated as long as it has a reader, with the leader's
+//! blocks. A leader-only error, such as a missing permit for the network, makes the followers retry; after
+//! [`FLIGHTS_MAX`] such errors a follower generates the page for itself.
 //!
-//! [`selection`]: which entries of a directory a listing shows, and in which order.
+//! [`selection`]: filtering and sorting of entries.
 //!
-//! What is remembered holds as long as the policy does, whose generation is part of the key, as is everything else that the bytes
-//! depend on. What is written and not read by all yet counts among the bytes that are read ahead over all responses.
+//! Entries are valid for one generation of the policy, which is part of the key, as is everything else that the bytes
+//! depend on. Chunks that not all readers have read yet count against the read-ahead budget of all responses.
 
 pub mod selection;
 
@@ -35,88 +35,88 @@ use std::task::Poll;
 use std::time::Instant;
 use tokio::sync::watch;
 
-/// Pages up to this size have one writer for all who read them, in bytes. It takes about 2500 entries to exceed it.
+/// The maximum size of pages that share one writer, in bytes: about 2500 entries.
 const PAGE_BYTES_MAX: usize = 1024 * 1024;
-/// Of the memory, one page may take this part.
+/// A page may use this part of the cache.
 const MEMORY_PART_MAX: u64 = 16;
-/// What an entry counts for besides what is in it, in bytes.
+/// The memory overhead of a cache entry, in bytes.
 const ENTRY_OVERHEAD_BYTES: usize = 500;
-/// After a chunk of this size others run, in bytes.
+/// The writer yields after a chunk of this size, in bytes.
 const TURN_BYTES: usize = 16 * 1024;
 
-/// A page as it is written: chunk by chunk.
+/// The chunks of a page.
 pub type Chunks = BoxStream<'static, Result<Bytes, Problem>>;
 
-/// Writes a page with blocks of a source. All writers of one page write the same bytes.
+/// Writes a page with the blocks of a source. All writers of a page write the same bytes.
 pub type Writer = Arc<dyn Fn(Arc<RootSource>) -> Chunks + Send + Sync>;
 
 /// Everything that the bytes of a page depend on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// The path to the directory below its root CID.
+    /// The path to the directory, below its root CID.
     pub path: String,
-    /// The path that is shown.
+    /// The displayed path.
     pub shown: String,
     /// The path of the URL.
     pub sent: String,
-    /// How other content is referred to, under which host.
+    /// The form of links to other content, with the host.
     pub links: Links,
     /// Whether it is the root of its site.
     pub is_root: bool,
     /// Whether it is JSON.
     pub json: bool,
-    /// The entry that the page begins after.
+    /// The name after which the page begins.
     pub after: Option<Vec<u8>>,
-    /// Which entries, and in which order.
+    /// The filter and the order.
     pub selection: Selection,
     /// The policy's generation.
     pub generation: u64,
 }
 
-/// A page that is remembered.
+/// A cached page.
 #[derive(Debug)]
 pub struct Page {
     /// Its entity tag.
     pub etag: HeaderValue,
     /// `X-Ipfs-Roots` of the path that leads to it.
     pub roots: HeaderValue,
-    /// All of it.
+    /// The whole page.
     pub bytes: Bytes,
 }
 
-/// A page that is to be read.
+/// A requested page.
 pub struct Wanted {
-    /// What it is remembered under.
+    /// Its cache key.
     pub key: Key,
     /// Its entity tag.
     pub etag: HeaderValue,
     /// `X-Ipfs-Roots` of the path that leads to it.
     pub roots: HeaderValue,
-    /// What writes it.
+    /// Its writer.
     pub writer: Writer,
 }
 
-/// How a flight ends.
+/// The result of a singleflight call.
 #[derive(Clone)]
 enum Ended {
-    /// This is the whole page.
+    /// The whole page.
     Whole(Bytes),
-    /// It is too long for one writer. The rest is for whoever began it; others write it for themselves.
+    /// The page is too long to share it. The leader continues with the rest; followers write the page for themselves.
     Outgrown(Arc<Mutex<Option<Chunks>>>),
 }
 
 type Outcome = Result<Ended, Problem>;
 
-/// What is written so far of a page.
+/// The chunks that are written so far.
 struct Written {
     chunks: Vec<Bytes>,
     bytes: usize,
-    /// How far the search for its blocks went.
+    /// The farthest tier that was read.
     tier: Tier,
     share: Share,
 }
 
-/// The pages of listings: those that are remembered, and those that are being written. Clones share them.
+/// The cached pages, and those in progress. Clones share the state.
 #[derive(Clone)]
 pub struct Listings {
     inner: Arc<Inner>,
@@ -124,20 +124,20 @@ pub struct Listings {
 
 struct Inner {
     known: Cache<Key, Arc<Page>>,
-    /// The longest page that is remembered, in bytes.
+    /// The maximum length of cached pages, in bytes.
     known_bytes_max: usize,
-    /// The longest page that has one writer, in bytes.
+    /// The maximum length of pages with a shared writer, in bytes.
     shared_bytes_max: usize,
-    /// Those who want nothing fetched have flights of their own: the second half of the key.
+    /// Requests with `only-if-cached` have calls of their own: the second part of the key.
     flights: Flights<(Key, bool), Outcome, watch::Receiver<Written>>,
-    /// What is written and not read yet counts against this.
+    /// The budget for chunks that were written and not read yet.
     budget: Option<Arc<Budget>>,
     metrics: ListingMetrics,
 }
 
 impl Listings {
-    /// Remembers at most `memory_bytes_max`. No page is longer than `response_bytes_max`; what is being read counts against
-    /// `budget`.
+    /// A cache of at most `memory_bytes_max`. No page is longer than `response_bytes_max`; pages in progress count
+    /// against `budget`.
     pub fn new(
         memory_bytes_max: u64,
         response_bytes_max: u64,
@@ -157,12 +157,12 @@ impl Listings {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Forgets all of them.
+    /// Invalidates all pages.
     pub fn forget(&self) {
         self.inner.known.invalidate_all();
     }
 
-    /// A page, if it is remembered.
+    /// A cached page.
     pub fn get(&self, key: &Key) -> Option<Arc<Page>> {
         let page = self.inner.known.get(key);
         if page.is_some() {
@@ -171,16 +171,16 @@ impl Listings {
         page
     }
 
-    /// Forgets the pages that are concerned, by their key and by what is remembered; how many these were.
+    /// Invalidates the pages that `concerns` selects; returns their number.
     pub fn invalidate_where(&self, concerns: impl Fn(&Key, &Page) -> bool, mode: PurgeMode) -> u64 {
         invalidate_where(&self.inner.known, |key, page| concerns(key, page), mode)
     }
 
-    /// A page with blocks of `source`. Waits for the first of it only, so that a directory that cannot be read at all is
-    /// answered with an error; if by then all of it is there, its length is known.
+    /// A page with the blocks of `source`. Waits only for the first chunk, so that an unreadable directory gets an
+    /// error status; if the page is complete by then, its length is known.
     ///
     /// # Errors
-    /// [`Problem`] when the first of it does not come.
+    /// [`Problem`] when the first chunk cannot be generated.
     pub async fn read(&self, wanted: Wanted, source: &Arc<RootSource>) -> Result<Content, Problem> {
         let mut reader = Reader::of(self.clone(), wanted, Arc::clone(source));
         let first = reader.next().await?.unwrap_or_default();
@@ -194,14 +194,14 @@ impl Listings {
         Ok(Content::Stream { stream: stream::once(ready(Ok(first))).chain(rest).boxed(), remaining: None })
     }
 
-    /// How many pages are being written for all who read them.
+    /// The number of pages with a shared writer in progress.
     pub fn under_way(&self) -> usize {
         self.inner.flights.under_way()
     }
 }
 
 impl Inner {
-    /// A seat in the flight of a page.
+    /// Joins the singleflight call for a page, or begins it.
     fn board(self: &Arc<Self>, wanted: &Arc<Wanted>, source: &Arc<RootSource>) -> Seat {
         let key = (wanted.key.clone(), source.is_local_only());
         let (flight, written, joined) = self.flights.join_in_sight(key, || {
@@ -216,9 +216,9 @@ impl Inner {
         Seat { flight, ended: None, written, next: 0, joined, since: Instant::now() }
     }
 
-    /// Writes a page, and remembers it if it is whole and short enough.
+    /// Writes a page, and caches it if it is complete and short enough.
     async fn fly(&self, wanted: &Wanted, source: Arc<RootSource>, page: &watch::Sender<Written>) -> Outcome {
-        // An earlier flight may have landed between this reader's look at the memory and the start of this one.
+        // An earlier call may have completed between this reader's look-up and the start of this call.
         if let Some(page) = self.known.get(&wanted.key) {
             return Ok(Ended::Whole(page.bytes.clone()));
         }
@@ -246,7 +246,7 @@ impl Inner {
 }
 
 impl Written {
-    /// Adds a chunk, or gives it back if the page becomes longer than `bytes_max` or there is no memory for it.
+    /// Appends a chunk, or returns it if the page would exceed `bytes_max` or the memory budget is used up.
     fn push(&mut self, chunk: Bytes, bytes_max: usize, tier: Tier) -> Option<Bytes> {
         if self.bytes + chunk.len() > bytes_max || !self.share.grow(chunk.len()) {
             return Some(chunk);
@@ -258,44 +258,44 @@ impl Written {
     }
 }
 
-/// Somebody who reads a page.
+/// A reader of a page.
 struct Reader {
     listings: Listings,
     wanted: Arc<Wanted>,
     source: Arc<RootSource>,
     place: Place,
-    /// How many flights of others were of no use to it.
+    /// The number of calls that ended with a leader-only error.
     in_vain: usize,
-    /// What it has got, in bytes.
+    /// The bytes that were returned.
     got: usize,
-    /// What it has seen at its present place, in bytes.
+    /// The bytes that the current source has returned.
     seen: usize,
 }
 
-/// Where a reader reads.
+/// The source of a reader's chunks.
 enum Place {
-    /// Along with others.
+    /// A writer that is shared with other readers.
     Seat(Box<Seat>),
-    /// What is written for this reader alone.
+    /// A writer of its own.
     Alone(Chunks),
-    /// Everything was read.
+    /// All chunks were read.
     End,
 }
 
-/// A reader's place in the flight of a page.
+/// A reader's part in the singleflight call of a page.
 struct Seat {
     flight: Flight<Outcome>,
-    /// How it ended.
+    /// Its result.
     ended: Option<Outcome>,
     written: watch::Receiver<Written>,
-    /// The chunk to be read next.
+    /// The index of the next chunk.
     next: usize,
-    /// Whether somebody else began it.
+    /// Whether this reader is a follower.
     joined: bool,
     since: Instant,
 }
 
-/// What comes next of a page that is read along with others.
+/// The next part of a shared page.
 enum Next {
     Chunk(Bytes, Tier),
     Ended(Ended),
@@ -309,11 +309,11 @@ impl Seat {
             {
                 self.ended = Some(ended);
             }
-            // The whole page makes up for its chunks.
+            // The whole page includes all chunks.
             if let Some(Ok(Ended::Whole(page))) = &self.ended {
                 return Ok(Next::Ended(Ended::Whole(page.clone())));
             }
-            // What was written before the end comes before it.
+            // Chunks that were written before the end come first.
             if let Some((chunk, tier)) = self.chunk() {
                 self.next += 1;
                 return Ok(Next::Chunk(chunk, tier));
@@ -365,7 +365,7 @@ impl Reader {
                         self.go_on_alone(&rest);
                         continue;
                     }
-                    Err(problem) if seat.joined && problem.is_of_who_began(seat.since.elapsed()) => {
+                    Err(problem) if seat.joined && problem.is_leader_only(seat.since.elapsed()) => {
                         self.begin_anew();
                         continue;
                     }
@@ -378,7 +378,7 @@ impl Reader {
         }
     }
 
-    /// Reads along with others again, or alone if that was in vain often enough.
+    /// Joins a new call, or writes the page alone after too many leader-only errors.
     fn begin_anew(&mut self) {
         self.in_vain += 1;
         self.seen = 0;
@@ -389,7 +389,7 @@ impl Reader {
         };
     }
 
-    /// The rest of the page, if this reader began it. Whoever joined has it written with blocks of its own.
+    /// Continues alone: the leader with the rest of the page, a follower with a writer of its own.
     fn go_on_alone(&mut self, rest: &Mutex<Option<Chunks>>) {
         let began = matches!(&self.place, Place::Seat(seat) if !seat.joined);
         let rest = if began { rest.lock().unwrap_or_else(PoisonError::into_inner).take() } else { None };
@@ -399,7 +399,7 @@ impl Reader {
         }));
     }
 
-    /// What is new of a chunk to one who may have got it at another place before.
+    /// The part of a chunk that the reader has not returned yet, since it may have read it from another source.
     fn beyond(&mut self, chunk: Bytes) -> Option<Bytes> {
         self.seen += chunk.len();
         let new = self.seen.checked_sub(self.got).filter(|new| *new > 0)?;
@@ -453,20 +453,20 @@ mod tests {
         cid::parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID")
     }
 
-    /// How one writer fares.
+    /// The behaviour of one writer.
     #[derive(Debug, Clone)]
     struct Fate {
-        /// Before which chunk it fails, and whether that says something of whoever began it only.
+        /// The chunk before which it fails, and whether the error is leader-only.
         fails: Option<(usize, bool)>,
-        /// How often others run before each chunk.
+        /// How often it yields before each chunk.
         turns: usize,
     }
 
-    /// What one reader does.
+    /// The behaviour of one reader.
     #[derive(Debug, Clone)]
     struct Habit {
         comes_after: usize,
-        /// How many chunks it reads before it leaves, if it does.
+        /// The number of chunks after which it leaves, if it does.
         leaves_after: Option<usize>,
         turns: usize,
         local_only: bool,
@@ -511,7 +511,7 @@ mod tests {
             })
     }
 
-    /// What a reader has got, and how that ended: `None` if it left.
+    /// What a reader got, and its end: `None` if it left.
     type Got = (Vec<u8>, Option<Result<(), Problem>>);
 
     struct World {
@@ -520,7 +520,7 @@ mod tests {
         listings: Listings,
         budget: Arc<Budget>,
         sources: Arc<Sources>,
-        /// Who began each writer, by the address of the source, and whether it failed.
+        /// The leader of each call, by the address of its source, and whether the call failed.
         writers: Mutex<Vec<(usize, bool)>>,
     }
 
@@ -577,7 +577,7 @@ mod tests {
             };
             let fate = self.case.fates.get(writer).cloned().unwrap_or(Fate { fails: None, turns: 1 });
             let next = move |index: usize| {
-                // As long as it is written, its source is held.
+                // The writer holds its source until its end.
                 let (world, fate, _source) = (Arc::clone(&self), fate.clone(), Arc::clone(&source));
                 async move {
                     for _ in 0..fate.turns {
@@ -623,14 +623,15 @@ mod tests {
             (address, (got, Some(Ok(()))))
         }
 
-        /// Whatever others do, what a reader has got is of the page, and an error is either of all or its own.
+        /// Whatever other readers do, a reader gets a prefix of the page, and an error is either common to all or its
+        /// own.
         fn check(&self, address: usize, (got, end): &Got) {
             assert!(self.page.starts_with(got), "{got:?}");
             let writers = self.writers.lock().expect("is sound");
             match end {
                 None => {}
                 Some(Ok(())) => assert_eq!(got, &self.page),
-                Some(Err(problem)) if problem.is_of_who_began(std::time::Duration::ZERO) => {
+                Some(Err(problem)) if problem.is_leader_only(std::time::Duration::ZERO) => {
                     assert!(writers.contains(&(address, true)), "its own writer had no place");
                 }
                 Some(Err(_)) => assert!(writers.iter().any(|(_, failed)| *failed)),
@@ -648,7 +649,7 @@ mod tests {
             world.check(address, &got);
             ends.push(got.1);
         }
-        // What goes on aside is dropped when others run.
+        // Detached tasks are dropped when the runtime runs others.
         while world.budget.left() != world.case.budget || world.listings.under_way() != 0 {
             tokio::task::yield_now().await;
         }
@@ -661,7 +662,7 @@ mod tests {
             world.page.len() <= shared_bytes_max.min(budget / world.case.readers.len()).min(memory_bytes_max / 16);
         let is_whole = ends.iter().any(|end| matches!(end, Some(Ok(()))));
         let in_vain = world.case.fates.iter().filter(|fate| matches!(fate.fails, Some((_, true)))).count();
-        // Of what is written for one alone, nothing is remembered.
+        // A page that was written for one reader is not cached.
         assert!(!(fits && is_whole) || in_vain >= FLIGHTS_MAX || page.is_some(), "what was read whole is remembered");
     }
 

@@ -92,9 +92,9 @@ async fn add(loaded: &Loaded, args: &AddArgs) -> anyhow::Result<()> {
             wait_and_print(&remote, requested, args).await
         }
         Backend::Local(store) => {
-            let asked = json!({ "paths": args.paths, "name": args.name });
-            let added = match AuditedChange::begin(&loaded.config.data_dir, "pin add", asked.clone()) {
-                Ok(record) => record.end(add_to_store(&*store, &named, args).await, |()| asked),
+            let request = json!({ "paths": args.paths, "name": args.name });
+            let added = match AuditedChange::begin(&loaded.config.data_dir, "pin add", request.clone()) {
+                Ok(record) => record.end(add_to_store(&*store, &named, args).await, |()| request),
                 Err(error) => Err(error),
             };
             finish_and_close_async(&*store, added).await

@@ -35,7 +35,7 @@ that is not stored is unknown (?). A running gateway fetches the folder if it is
 #[derive(Debug, Args)]
 #[command(after_help = format!("{HELP}\n\n{GATEWAY_OPTIONAL}"))]
 pub struct LsArgs {
-    /// EntryKind to list: CID, CID/PATH or /ipfs/CID/PATH
+    /// What to list: CID, CID/PATH or /ipfs/CID/PATH
     path: String,
     /// Print a JSON object on each line: cid, name, and if known type (file, directory, symlink) and size
     #[arg(long)]

@@ -1,7 +1,7 @@
-//! [`Node`]: everything wired together, from the listeners to the store, and taken down again.
+//! [`Node`]: wires everything together, from the listeners to the store, and drains it.
 //!
-//! The order of the start is that of its errors: a port in use is found before the store is opened, and the store before
-//! a peer hears of the node. Readiness comes last. The end goes the other way.
+//! The order of the start lets it fail early: ports are bound before the store is opened, and the store is opened before
+//! the node joins the network. Readiness comes last. A drain goes the other way.
 
 use crate::network::Network;
 use crate::process::{self, VERSION_AND_COMMIT};
@@ -63,31 +63,34 @@ pub struct Node {
     public: Drain,
     admin: Drain,
     drain_timeout: Duration,
-    /// Cancelled when an operator wants the process to end.
+    /// Cancelled when an operator stops the process through the admin API.
     stop: CancellationToken,
-    /// Where to find it.
-    pub places: NodeAddresses,
+    /// The addresses of its listeners.
+    pub addresses: NodeAddresses,
 }
 
-/// Fetches from the network for operators; they do not count as the public's.
+/// The maximum number of concurrent fetches for operators, which have a limit of their own.
 const OPERATOR_FETCHES: usize = 2 * operations::OPERATIONS_MAX * operations::warm::FETCHES_MAX;
 
-/// Shows where a node is to be found, as it is printed when the node is ready.
+/// Displays the addresses of a node, as `serve` prints them when the node is ready.
 pub struct Ready<'a>(pub &'a NodeAddresses);
 
 impl fmt::Display for Ready<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(places) = self;
+        let Self(addresses) = self;
         writeln!(f, "Causeway {} is ready.", *VERSION_AND_COMMIT)?;
-        places.gateway.iter().try_for_each(|address| writeln!(f, "  gateway   http://{address}"))?;
-        places.admin.iter().try_for_each(|address| writeln!(f, "  admin     {}://{address}", places.admin_scheme))?;
-        writeln!(f, "  peer id   {}", places.peer_id)?;
-        places.p2p.iter().try_for_each(|address| writeln!(f, "  p2p       {address}"))?;
-        if places.p2p.is_empty() {
+        addresses.gateway.iter().try_for_each(|address| writeln!(f, "  gateway   http://{address}"))?;
+        addresses
+            .admin
+            .iter()
+            .try_for_each(|address| writeln!(f, "  admin     {}://{address}", addresses.admin_scheme))?;
+        writeln!(f, "  peer ID   {}", addresses.peer_id)?;
+        addresses.p2p.iter().try_for_each(|address| writeln!(f, "  p2p       {address}"))?;
+        if addresses.p2p.is_empty() {
             writeln!(f, "  p2p       offline")?;
         }
-        let reachable = places.gateway.first().copied().map(reachable);
-        match (reachable, places.welcome) {
+        let reachable = addresses.gateway.first().copied().map(reachable);
+        match (reachable, addresses.welcome) {
             (Some(address), Some(root)) => writeln!(f, "  welcome   http://{address}/ipfs/{root}/"),
             (Some(_), None) => writeln!(f, "  welcome   not pinned"),
             (None, _) => Ok(()),
@@ -106,17 +109,17 @@ fn reachable(bound: SocketAddr) -> SocketAddr {
 }
 
 impl Node {
-    /// Starts everything. When this returns, requests are answered.
+    /// Starts everything. When this returns, the listeners answer requests.
     ///
     /// # Errors
-    /// [`ConfigError`] names the setting that cannot be followed, such as a port in use; anything else is about the store
+    /// [`ConfigError`] with the setting that cannot be used, such as a port in use; other errors are about the store
     /// or the network.
     pub async fn start(loaded: &Loaded) -> anyhow::Result<Self> {
         let Config { data_dir, http, cache, .. } = &loaded.config;
         let public = bind(loaded, "http.listen", &http.listen).await?;
         let operator = bind(loaded, "admin.listen", &loaded.config.admin.listen).await?;
         let tls = admin_tls(loaded)?;
-        let disk = stores::open(data_dir, cache).await.map_err(|error| named(loaded, &error))?;
+        let disk = stores::open(data_dir, cache).await.map_err(|error| data_dir_error(loaded, &error))?;
         stores::note_unused(data_dir, cache);
 
         let keys = p2p::open_keys(loaded).await?;
@@ -176,9 +179,9 @@ impl Node {
             welcome,
         };
         let gateway = Arc::new(Gateway::new(wiring, http, limits));
-        let remembers = Arc::downgrade(&gateway);
-        lists.on_change(move || remembers.upgrade().iter().for_each(|gateway| gateway.forget()));
-        let places = NodeAddresses {
+        let caches_of = Arc::downgrade(&gateway);
+        lists.on_change(move || caches_of.upgrade().iter().for_each(|gateway| gateway.forget()));
+        let addresses = NodeAddresses {
             gateway: local_addresses(&public)?,
             admin: local_addresses(&operator)?,
             admin_scheme: if tls.is_some() { "https" } else { "http" },
@@ -200,7 +203,7 @@ impl Node {
             health: Arc::clone(&health),
             metrics: Arc::clone(&metrics),
             loaded: Arc::new(loaded.clone()),
-            addresses: places.clone(),
+            addresses: addresses.clone(),
             stop: stop.clone(),
             pins: Some(count_pins(&pins)),
             decide: Some(decider(lists.running())),
@@ -247,43 +250,42 @@ impl Node {
             names,
             publisher,
             stop,
-            places,
+            addresses,
         };
-        node.leave_word().await?;
+        node.publish_admin_address().await?;
         node.health.enter(Stage::Serving);
         Ok(node)
     }
 
-    /// Tells commands that find the keys in use where this node can be talked to.
-    async fn leave_word(&self) -> anyhow::Result<()> {
-        let admin = self.places.admin.first().copied().map(reachable);
+    /// Publishes the address of the admin listener in the data folder, for commands that find the keys locked.
+    async fn publish_admin_address(&self) -> anyhow::Result<()> {
+        let admin = self.addresses.admin.first().copied().map(reachable);
         let word =
-            admin.map_or_else(|| NO_ADMIN.to_owned(), |address| format!("{}://{address}", self.places.admin_scheme));
+            admin.map_or_else(|| NO_ADMIN.to_owned(), |address| format!("{}://{address}", self.addresses.admin_scheme));
         let keys = Arc::clone(self.publisher.keys());
         let written = tokio::task::spawn_blocking(move || keys.leave_word(&word)).await;
         written.context("the keys cannot be used")?.context("the keys cannot be used")
     }
 
-    /// Puts in force what can change of the settings while the gateway runs. `running` is what it was started with, `read` what
-    /// the settings say now.
+    /// Applies the settings that can change at run time. `running` has the settings of the start, `read` the current ones.
     pub async fn reload(&self, running: &Loaded, read: Result<Loaded, ConfigError>) {
         crate::reload::reload(running, read, &self.lists, &self.names).await;
     }
 
-    /// Waits until an operator wants the process to end.
+    /// Waits until an operator stops the process through the admin API.
     pub async fn asked_to_stop(&self) {
         self.stop.cancelled().await;
     }
 
-    /// Waits until a part of the node has ended that it cannot do without.
+    /// Waits until an essential task has ended.
     pub async fn failed(&self) -> EssentialTaskEnded {
         self.supervisor.failed().await
     }
 
-    /// Stops accepting, finishes what is open, leaves the network and closes the store.
+    /// Graceful drain: stops accepting connections, finishes open requests, leaves the network and closes the store.
     ///
     /// # Errors
-    /// When the store could not write what it still had to.
+    /// When the store could not be flushed.
     pub async fn drain(self) -> anyhow::Result<()> {
         self.health.enter(Stage::Ending);
         self.supervisor.expect_end();
@@ -298,13 +300,13 @@ impl Node {
         self.network.shutdown().await;
         self.names.save().await;
         self.disk.close().await.context("the store did not close cleanly")?;
-        // Last, so that the end can be watched. Nothing there takes long.
+        // Last, so that operators can watch the drain. Requests of this listener are short.
         self.admin.finish(Duration::from_secs(1)).await;
         Ok(())
     }
 }
 
-/// The root of the welcome site, if it is to be shown and can be. That it cannot is no reason not to start.
+/// Pins the welcome site, if it is enabled, and returns its root. A failure does not prevent the start.
 async fn welcome_site(loaded: &Loaded, store: &dyn BlockStore) -> Option<Cid> {
     let Config { data_dir, http, cache, .. } = &loaded.config;
     if !http.welcome_site {
@@ -313,12 +315,12 @@ async fn welcome_site(loaded: &Loaded, store: &dyn BlockStore) -> Option<Cid> {
     let note = stores::welcome_note(data_dir, cache);
     let offered = welcome::offer(store, note.as_deref()).await;
     offered.unwrap_or_else(|error| {
-        tracing::warn!(error = chain(&error), "there is no welcome site until the next start");
+        tracing::warn!(error = chain(&error), "the welcome site cannot be pinned; the next start will try again");
         None
     })
 }
 
-/// Says on `/readyz` when the store stores nothing.
+/// Reports on `/readyz` when the store cannot write.
 fn watch_store(health: &Health, stats: Arc<cache::store::Stats>) {
     health.watch(move || {
         let trouble = stats.trouble()?;
@@ -326,7 +328,7 @@ fn watch_store(health: &Health, stats: Arc<cache::store::Stats>) {
     });
 }
 
-/// Who asked for what to be kept, and whoever fetches it.
+/// Starts the pin service.
 async fn start_pins(
     loaded: &Loaded,
     store: &Arc<dyn BlockStore>,
@@ -341,10 +343,10 @@ async fn start_pins(
         give_up: Duration::from_hours(pinning.give_up_hours),
         ..PinOptions::default()
     };
-    let register = stores::open_register(data_dir, cache).await.map_err(|error| named(loaded, &error))?;
+    let register = stores::open_register(data_dir, cache).await.map_err(|error| data_dir_error(loaded, &error))?;
     let metrics = PinMetrics::register(registry);
     let pins = Pins::start(options, register, Arc::clone(store), reach, metrics).await;
-    pins.context("the list of pins cannot be used")
+    pins.context("the pin metadata cannot be used")
 }
 
 async fn bind(loaded: &Loaded, key: &str, addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, ConfigError> {
@@ -361,9 +363,9 @@ fn why_not_bound(address: &SocketAddr, error: &io::Error) -> String {
         io::ErrorKind::AddrInUse => {
             format!("{address} is in use: stop the program that has it, or choose another port")
         }
-        io::ErrorKind::PermissionDenied => format!("{address} may not be listened on by this user"),
+        io::ErrorKind::PermissionDenied => format!("this user may not listen on {address}"),
         io::ErrorKind::AddrNotAvailable => format!("{address} is not an address of this machine"),
-        _ => format!("{address} cannot be listened on: {error}"),
+        _ => format!("cannot listen on {address}: {error}"),
     }
 }
 
@@ -371,7 +373,7 @@ fn local_addresses(listeners: &[TcpListener]) -> io::Result<Vec<SocketAddr>> {
     listeners.iter().map(TcpListener::local_addr).collect()
 }
 
-/// Who may ask the admin listener. Makes the token that commands on this data folder use, if it is not there.
+/// The authenticator of the admin listener. Creates the token for commands on this data folder if there is none.
 fn authenticator(loaded: &Loaded) -> Result<Authenticator, ConfigError> {
     let Config { data_dir, admin, .. } = &loaded.config;
     let local = authenticator::local(data_dir).map_err(|error| unwritable(loaded, "admin.token", &error))?;
@@ -382,20 +384,20 @@ fn unwritable(loaded: &Loaded, file: &str, error: &io::Error) -> ConfigError {
     loaded.error("data_dir", format!("{} cannot be used: {error}", loaded.config.data_dir.join(file).display()))
 }
 
-/// What is in front of the gateway, and what it may have of a block.
+/// The caches in front of the gateway, and the paths by which they may have cached a block.
 fn in_front(caches: &Caches, gateway: &Arc<Gateway>) -> InFront {
     let gateway = Arc::downgrade(gateway);
     let paths_through = move |cid: &Cid| {
         let gateway = gateway.upgrade();
-        gateway.map_or_else(Vec::new, |gateway| gateway.paths_through(cid, PATHS_TOLD_MAX))
+        gateway.map_or_else(Vec::new, |gateway| gateway.paths_through(cid, PURGED_PATHS_MAX))
     };
     InFront { caches: caches.clone(), paths_through: Arc::new(paths_through) }
 }
 
-/// Paths that lead through one block of which caches in front are told.
-const PATHS_TOLD_MAX: usize = 256;
+/// The maximum number of paths through one block that are purged from caches in front.
+const PURGED_PATHS_MAX: usize = 256;
 
-/// What checks of content control go by: what the gateway would answer.
+/// The predicted answers of the gateway, for checks of denylists.
 fn predicted(operations: &Operations) -> Answers {
     let operations = operations.clone();
     Box::new(move |subject| {
@@ -404,7 +406,7 @@ fn predicted(operations: &Operations) -> Answers {
     })
 }
 
-/// What takes uploads in, and the uploads that come in parts.
+/// The upload service, and its resumable uploads.
 fn open_uploads(
     loaded: &Loaded,
     store: &Arc<dyn BlockStore>,
@@ -421,7 +423,7 @@ fn open_uploads(
     Ok((service, parts))
 }
 
-/// What the admin listener is encrypted with, if it is.
+/// The TLS configuration of the admin listener, if TLS is enabled.
 ///
 /// # Errors
 /// [`ConfigError`] about the file that cannot be used.
@@ -437,7 +439,7 @@ pub fn admin_tls(loaded: &Loaded) -> Result<Option<Arc<Tls>>, ConfigError> {
     Tls::load(tls_certificate, tls_key).map(|tls| Some(Arc::new(tls))).map_err(wrong)
 }
 
-/// Says which list refuses content, and in which line.
+/// Looks up the list and line that block content.
 fn decider(rules: &Arc<Running>) -> operations::RuleLookup {
     let rules = Arc::clone(rules);
     Arc::new(move |root, path| {
@@ -446,12 +448,12 @@ fn decider(rules: &Arc<Running>) -> operations::RuleLookup {
     })
 }
 
-/// Pins by what has become of them.
+/// Counts of pins by status.
 fn count_pins(pins: &Arc<Pins>) -> operations::PinCounts {
     let pins = Arc::clone(pins);
     Arc::new(move || {
         let counts = pins.counts();
-        let named = [
+        let by_status = [
             ("pending", counts.pending),
             ("pinned", counts.pinned),
             ("failed", counts.failed),
@@ -460,7 +462,7 @@ fn count_pins(pins: &Arc<Pins>) -> operations::PinCounts {
             ("queued_roots", counts.queued_roots),
             ("active_roots", counts.active_roots),
         ];
-        named.into_iter().map(|(status, count)| (status.to_owned(), count)).collect()
+        by_status.into_iter().map(|(status, count)| (status.to_owned(), count)).collect()
     })
 }
 
@@ -471,8 +473,8 @@ fn ram_policy(policy: config::RamPolicy) -> RamPolicy {
     }
 }
 
-/// An error of the store, as one about the setting that says where it is.
-fn named(loaded: &Loaded, error: &anyhow::Error) -> ConfigError {
+/// An error of the store as an error of the setting `data_dir`.
+fn data_dir_error(loaded: &Loaded, error: &anyhow::Error) -> ConfigError {
     loaded.error("data_dir", chain(error))
 }
 
@@ -496,9 +498,9 @@ fn serve_public(
     drain
 }
 
-/// Connections that the operator may have at a time; they do not count against the public's.
+/// The maximum number of connections of the admin listener, which are not counted as public ones.
 const ADMIN_CONNECTIONS_MAX: usize = 64;
-/// Those of one client.
+/// The maximum number of connections of one client of the admin listener.
 const ADMIN_CLIENT_CONNECTIONS_MAX: usize = 48;
 
 fn serve_admin(
@@ -543,13 +545,13 @@ mod tests {
     }
 
     fn settings(set: impl FnOnce(&mut config::Config)) -> Loaded {
-        let mut loaded = config::load(&config::Flags::default(), []).expect("the defaults are good");
+        let mut loaded = config::load(&config::Flags::default(), []).expect("the defaults are valid");
         set(&mut loaded.config);
         loaded
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_node_whose_store_writes_no_more_says_so_and_ends() {
+    async fn a_node_whose_store_writer_has_ended_reports_it_and_fails() {
         let dir = tempfile::tempdir().expect("the temporary folder is writable");
         let anywhere = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
         let loaded = settings(|config| {
@@ -559,19 +561,20 @@ mod tests {
             config.p2p.offline = true;
         });
         let node = Node::start(&loaded).await.expect("it starts");
-        let listeners = [node.places.gateway[0], node.places.admin[0]];
+        let listeners = [node.addresses.gateway[0], node.addresses.admin[0]];
         for address in listeners {
             assert!(readiness(address).await.starts_with("HTTP/1.1 200"));
         }
-        // The writer is gone, and the node did not want it.
+        // The writer has ended without a drain.
         node.disk.close().await.expect("it writes what is queued");
         let failure = timeout(PATIENCE, node.failed()).await.expect("in time");
         assert_eq!(failure, EssentialTaskEnded("the store's writer"));
         for address in listeners {
             let answer = readiness(address).await;
-            let said = answer.starts_with("HTTP/1.1 503") && answer.contains("failed: the store's writer has ended");
-            assert!(said, "{answer}");
+            let reports_failure =
+                answer.starts_with("HTTP/1.1 503") && answer.contains("failed: the store's writer has ended");
+            assert!(reports_failure, "{answer}");
         }
-        timeout(PATIENCE, node.drain()).await.expect("it ends in time").expect("in good order");
+        timeout(PATIENCE, node.drain()).await.expect("it ends in time").expect("drains without an error");
     }
 }

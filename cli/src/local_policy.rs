@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub async fn load(loaded: &Loaded) -> anyhow::Result<Arc<dyn Policy>> {
     let lists = Lists::open_as_they_are(&loaded.config.policy, &loaded.config.data_dir).await;
     let lists = lists.map_err(|error| loaded.error(error.setting, error.to_string()))?;
-    Ok(Arc::clone(lists.connect()) as _)
+    Ok(Arc::clone(lists.running()) as _)
 }
 
 /// The check of an import for each block.

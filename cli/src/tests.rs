@@ -163,7 +163,10 @@ const CALLED_BY: [(&str, CalledBy); 64] = [
     ("GET /api/v1/audit", C("audit")),
     ("GET /api/v1/names/keys", C("key list")),
     ("POST /api/v1/names/keys/import", C("key import")),
-    ("POST /api/v1/names/keys/{name}/export", N("a private key is never sent over a connection: \"key export\" reads the file")),
+    (
+        "POST /api/v1/names/keys/{name}/export",
+        N("a private key is never sent over a connection: \"key export\" reads the file"),
+    ),
     ("POST /api/v1/names/keys/{name}/rename", C("key rename")),
     ("POST /api/v1/names/keys", C("key create")),
     ("DELETE /api/v1/names/keys/", C("key remove")),

@@ -60,7 +60,7 @@ pub enum RequestError {
     Unreachable(String),
     /// The gateway answered with an error.
     #[error("{message}")]
-    Refused {
+    Rejected {
         /// The status of the answer.
         status: StatusCode,
         /// The gateway's message, or one about its answer.

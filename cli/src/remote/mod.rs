@@ -148,12 +148,12 @@ async fn admin_url(data_dir: &Path) -> anyhow::Result<Option<String>> {
     let (dir, begun) = (p2p::state_dir(data_dir), Instant::now());
     loop {
         match Keystore::holder(&dir)? {
-            Holder::Somebody { admin_url: Some(admin_url) } => return Ok(Some(admin_url)),
+            Holder::Somebody { word: Some(admin_url) } => return Ok(Some(admin_url)),
             // A starting gateway, or a command that holds the lock for a moment.
-            Holder::Somebody { admin_url: None } if begun.elapsed() < STARTUP_TIMEOUT => {
+            Holder::Somebody { word: None } if begun.elapsed() < STARTUP_TIMEOUT => {
                 tokio::time::sleep(POLL_INTERVAL).await
             }
-            Holder::Somebody { admin_url: None } | Holder::Nobody => return Ok(None),
+            Holder::Somebody { word: None } | Holder::Nobody => return Ok(None),
         }
     }
 }

@@ -84,7 +84,7 @@ impl fmt::Display for Ready<'_> {
             .admin
             .iter()
             .try_for_each(|address| writeln!(f, "  admin     {}://{address}", addresses.admin_scheme))?;
-        writeln!(f, "  peer ID   {}", addresses.peer_id)?;
+        writeln!(f, "  peer id   {}", addresses.peer_id)?;
         addresses.p2p.iter().try_for_each(|address| writeln!(f, "  p2p       {address}"))?;
         if addresses.p2p.is_empty() {
             writeln!(f, "  p2p       offline")?;

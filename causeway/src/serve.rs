@@ -52,10 +52,10 @@ async fn run_until_stopped(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()>
     }
     tracing::info!("draining; a second signal ends the process immediately");
     tokio::select! {
-            result = node.drain() => result,
-    x
-            () = signals.stop() => signal_hook::low_level::exit(EXIT_FORCED),
-        }
+        result = node.drain() => result,
+        // Not `std::process::exit`, which runs RocksDB's destructors and waits for compactions.
+        () = signals.stop() => signal_hook::low_level::exit(EXIT_FORCED),
+    }
 }
 
 /// The drain timeout after an essential task has ended.

@@ -205,7 +205,7 @@ fn node_text(node: &NodeView) -> String {
     let mut text =
         format!("Causeway {}, {}\n", node.version, if node.stopping { "stopping" } else { node.stage.as_str() });
     _ = writeln!(text, "since     {} ({})", moment(node.started_at), brief(node.uptime_seconds as u64));
-    _ = writeln!(text, "peer ID   {}", node.peer_id);
+    _ = writeln!(text, "peer id   {}", node.peer_id);
     node.gateway_listeners.iter().for_each(|address| _ = writeln!(text, "gateway   {address}"));
     node.admin_listeners.iter().for_each(|address| _ = writeln!(text, "admin     {address}"));
     node.addresses.iter().for_each(|address| _ = writeln!(text, "p2p       {address}"));

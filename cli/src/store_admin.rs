@@ -411,7 +411,7 @@ fn repair_index(loaded: &Loaded) -> anyhow::Result<Repaired> {
     drop(shown);
     if let Some(Rebuilt { reason, progress, .. }) = &repaired.rebuilt {
         let RebuildProgress { segments, blocks, pins, .. } = progress;
-        print(&format!("Rebuilt the index ({reason}): {segments} segments, {blocks} values, {pins} pins\n"))?;
+        print(&format!("Rebuilt the index ({reason}); segments: {segments}, values: {blocks}, pins: {pins}\n"))?;
     }
     Ok(repaired)
 }

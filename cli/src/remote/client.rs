@@ -72,7 +72,7 @@ impl RequestError {
     /// The status of a [`RequestError::Rejected`] in the chain of an error.
     pub fn status(error: &anyhow::Error) -> Option<StatusCode> {
         match error.downcast_ref()? {
-            Self::Refused { status, .. } => Some(*status),
+            Self::Rejected { status, .. } => Some(*status),
             Self::Unreachable(_) => None,
         }
     }

@@ -1,6 +1,6 @@
-//! Tells the program which commit it is built from, as `SOURCE_COMMIT`.
+//! Sets `SOURCE_COMMIT`, the commit that the program is built from.
 //!
-//! Where the sources are no Git checkout, as in a container's build, the environment may say so; otherwise nothing is told.
+//! Outside of a Git checkout, as in a container build, the environment may set it; otherwise it stays unset.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ fn main() {
     if std::env::var("SOURCE_COMMIT").is_ok_and(|commit| !commit.is_empty()) {
         return;
     }
-    // Whether files were changed is told as well, so that it has to be looked at again when any source changes.
+    // The commit has the suffix "-dirty" for changed files, so any change of a source reruns this script.
     for folder in [
         "src",
         "../admin/src",
@@ -26,7 +26,7 @@ fn main() {
     ] {
         println!("cargo:rerun-if-changed={folder}");
     }
-    // What changes with every commit and every switch to another branch, wherever it lies in a linked worktree.
+    // Git changes these files with every commit and every switch of branches, also in a linked worktree.
     for file in ["logs/HEAD", "HEAD"] {
         if let Some(path) = git(&["rev-parse", "--git-path", file]).filter(|path| Path::new(path).exists()) {
             println!("cargo:rerun-if-changed={path}");
@@ -37,7 +37,7 @@ fn main() {
     }
 }
 
-/// The only line that Git prints, or `None` when there is no Git or no checkout.
+/// The output line of a Git command; `None` without Git or without a checkout.
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
     let line = String::from_utf8(output.stdout).ok()?.trim().to_owned();

@@ -1,14 +1,14 @@
-//! The `causeway` binary: a node from its start to its end, behind the command line.
+//! The `causeway` binary: the command line, and a node.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`serve`], [`signals`] | `causeway serve`: settings, log, node, and what signals ask of it |
-//! | [`node`] | the parts of a node: started in order, wired together, drained |
-//! | [`network`] | the peer-to-peer network, or its absence |
-//! | [`preflight`], [`reload`] | files that settings name, checked before a start and read again on SIGHUP |
-//! | [`process`] | the release, and figures of the process |
+//! | [`serve`], [`signals`] | `causeway serve`: runs a node, and handles signals |
+//! | [`node`] | starts, wires and drains the parts of a node |
+//! | [`network`] | the peer-to-peer network, or offline mode |
+//! | [`preflight`], [`reload`] | `causeway config check`; the reload on SIGHUP |
+//! | [`process`] | the version, and process metrics |
 //!
-//! Non-goals: what requests are answered with (`gateway`, `admin`); what is stored and who may change it (`services`, `cache`).
+//! Non-goals: answering requests (`gateway`, `admin`); storage and access control (`services`, `cache`).
 
 mod network;
 mod node;
@@ -28,7 +28,7 @@ fn main() {
     let program = Program { version: &process::VERSION_AND_COMMIT, serve: serve::serve, check: preflight::check };
     let code = cli::command_line::run(&program);
     _ = std::io::stdout().flush();
-    // What has to outlive the process is synced by now. An ordinary exit would run RocksDB's static destructors under the
-    // feet of readers and compactions that are still in the middle of something, and abort.
+    // All durable state is synced by now. `std::process::exit` would run RocksDB's static destructors while readers and
+    // compactions are still running, and abort.
     signal_hook::low_level::exit(code)
 }

@@ -1,4 +1,4 @@
-//! The one place that knows the peer-to-peer network: started, or left out in offline mode.
+//! The peer-to-peer network: started, or left out in offline mode. No other module distinguishes the two.
 
 use cache::{BlockStore, Held, Tiers};
 use config::{ConfigError, Loaded};
@@ -22,22 +22,22 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Makes a source of what others have below a root.
+/// Creates a source of blocks that peers have below a root.
 type Upstream = dyn Fn(&Cid) -> Arc<dyn BlockSource> + Send + Sync;
 
-/// The network, or its absence.
+/// The network, or offline mode.
 pub enum Network {
-    /// Nobody is asked; the node has an identity all the same.
+    /// Offline mode: no peers are contacted. The node has an identity all the same.
     Offline(PeerId),
-    /// Part of the network.
+    /// Connected to the network.
     Online(Bridge),
 }
 
 impl Network {
-    /// Joins the network, unless the node is to be offline. `local` is what peers may be given.
+    /// Joins the network, unless `p2p.offline` is set. `local` has the blocks that are served to peers.
     ///
     /// # Errors
-    /// When the identity cannot be read, an address cannot be listened on, or a private network would not be private.
+    /// When the identity cannot be read, the node cannot listen on an address, or the swarm key cannot be used.
     pub async fn start(
         loaded: &Loaded,
         local: Arc<dyn BlockSource>,
@@ -49,10 +49,10 @@ impl Network {
         }
         let options = BridgeOptions { policy: Obeyed(Arc::clone(policy)), ..p2p::options(loaded, p2p::forced())? };
         let bridge = Bridge::start(options, local, registry).await;
-        Ok(Self::Online(bridge.map_err(|error| named(loaded, &error))?))
+        Ok(Self::Online(bridge.map_err(|error| setting_error(loaded, &error))?))
     }
 
-    /// Where requests take blocks from: the tiers, and behind them the network.
+    /// The sources of blocks for requests: the tiers, and behind them the network.
     pub fn sources(&self, tiers: &Tiers, fetches: Limiter) -> Sources {
         let upstream = self.upstream();
         let (local, tiers, policy) = (Arc::new(tiers.held()), tiers.clone(), Arc::clone(tiers.policy()));
@@ -61,12 +61,12 @@ impl Network {
         Sources { local, open_session, fetches: Arc::new(fetches), policy }
     }
 
-    /// What others have, by the root that it is asked for by.
+    /// The blocks of peers, in a session for each root.
     fn upstream(&self) -> Box<Upstream> {
         match self {
             Self::Offline(_) => {
-                let nobody = Arc::new(MemoryBlocks::new());
-                Box::new(move |_| Arc::clone(&nobody) as _)
+                let empty = Arc::new(MemoryBlocks::new());
+                Box::new(move |_| Arc::clone(&empty) as _)
             }
             Self::Online(bridge) => {
                 let bridge = bridge.clone();
@@ -75,7 +75,7 @@ impl Network {
         }
     }
 
-    /// The network as the pin service uses it.
+    /// The pin service's access to the store and the network.
     pub fn reach(&self, loaded: &Loaded, tiers: &Tiers, policy: Arc<dyn Policy>) -> Reach {
         let bridge = self.bridge();
         Reach {
@@ -88,7 +88,7 @@ impl Network {
         }
     }
 
-    /// The routing API, if it is to be answered and there is a network to search.
+    /// The Delegated Routing API, if it is enabled and the node is online.
     pub fn routing(
         &self,
         loaded: &Loaded,
@@ -105,10 +105,10 @@ impl Network {
         Some(Routing::new(finder, names, local, policy, searches, routing_v1::Limits::default(), metrics))
     }
 
-    /// What names stand for: as the operator says, as the DHT and DNS say, and as was known when the node ran last.
+    /// The name resolver: the operator's static map, the DHT, DNS, and the cache that the last run has saved.
     ///
     /// # Errors
-    /// [`ConfigError`] names the setting that cannot be followed.
+    /// [`ConfigError`] with the setting that cannot be used.
     pub fn names(
         &self,
         loaded: &Loaded,
@@ -139,10 +139,10 @@ impl Network {
         Names::new(options, bridge, registry).map_err(|error| loaded.error("names.doh", error.to_string()))
     }
 
-    /// What publishes names, and goes on with those that were published before.
+    /// The publisher of names, which continues to republish earlier ones.
     ///
     /// # Errors
-    /// When what was published cannot be read.
+    /// When the published records cannot be read.
     pub async fn publisher(
         &self,
         loaded: &Loaded,
@@ -159,7 +159,7 @@ impl Network {
         Ok(Arc::new(started.map_err(|error| loaded.error("data_dir", error.to_string()))?))
     }
 
-    /// The network itself, if there is one.
+    /// The network, unless the node is offline.
     pub fn bridge(&self) -> Option<Bridge> {
         match self {
             Self::Offline(_) => None,
@@ -167,7 +167,7 @@ impl Network {
         }
     }
 
-    /// The node's name among peers.
+    /// The node's peer ID.
     pub fn peer_id(&self) -> PeerId {
         match self {
             Self::Offline(peer_id) => *peer_id,
@@ -175,7 +175,7 @@ impl Network {
         }
     }
 
-    /// Where peers reach the node, each address ending in its peer id.
+    /// The addresses at which peers reach the node, each with its peer ID.
     pub async fn addresses(&self) -> Vec<Multiaddr> {
         match self {
             Self::Offline(_) => Vec::new(),
@@ -183,7 +183,7 @@ impl Network {
         }
     }
 
-    /// Announces in the DHT what the store holds, as soon as there is anybody to hear it, and from then on in turns.
+    /// Provides the stored blocks that `p2p.provide` selects in the DHT, and reprovides them periodically.
     pub async fn provide(&self, store: &dyn BlockStore, what: config::Provide) {
         let held = match what {
             config::Provide::Roots => Held::Roots,
@@ -204,7 +204,7 @@ impl Network {
     }
 }
 
-/// What is announced.
+/// The keys that are provided.
 struct Provided {
     store: Arc<dyn BlockStore>,
     held: Held,
@@ -216,11 +216,11 @@ impl KeySource for Provided {
     }
 }
 
-/// An error of the start, as one about the setting that is behind it.
-fn named(loaded: &Loaded, error: &StartError) -> anyhow::Error {
+/// An error of the start as an error of its setting.
+fn setting_error(loaded: &Loaded, error: &StartError) -> anyhow::Error {
     match error {
         StartError::Listen { address, reason } => {
-            loaded.error("p2p.listen", format!("{address} cannot be listened on: {reason}")).into()
+            loaded.error("p2p.listen", format!("cannot listen on {address}: {reason}")).into()
         }
         StartError::Private { path, error } => {
             loaded.error("p2p.swarm_key", format!("{}: {error}", path.display())).into()

@@ -1,10 +1,10 @@
-//! What `causeway config check` looks at beyond the settings themselves: the files that they name.
+//! `causeway config check`: checks the files that the settings name.
 //!
-//! Goals: whatever stops `causeway serve` because of a file that a setting names stops the check too, in the same words,
-//! because both call the same functions; nothing is created, changed or listened on.
+//! Goals: an unusable file fails the check with the same error as `causeway serve`, because both call the same functions;
+//! the check creates and changes nothing, and opens no ports.
 //!
-//! Non-goals: whether ports are free and addresses belong to this machine, which the gateway that runs decides; whether
-//! lists at a URL can be fetched, which a start does not wait for either.
+//! Non-goals: whether ports are free and addresses belong to this machine; whether subscribed lists can be fetched, which a
+//! start does not wait for either.
 
 use crate::node;
 use config::{ConfigError, Loaded};
@@ -12,10 +12,10 @@ use services::denylists::Lists;
 use services::{logging, p2p};
 use std::path::Path;
 
-/// Checks what a start would read.
+/// Checks the files that a start reads.
 ///
 /// # Errors
-/// [`ConfigError`] about the first setting that a start would refuse.
+/// [`ConfigError`] with the first setting that a start would reject.
 pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     logging::read(&loaded.config.log.level).map_err(|reason| loaded.error("log.level", reason))?;
     data_dir(&loaded.config.data_dir).map_err(|reason| loaded.error("data_dir", reason))?;
@@ -26,7 +26,7 @@ pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
         .map_err(|error| loaded.error(error.setting, error.to_string()))
 }
 
-/// Whether a data folder is one or can be created, as far as can be told without creating it.
+/// Checks that a data folder is a folder or can be created, without creating it.
 fn data_dir(path: &Path) -> Result<(), String> {
     let nearest = path.ancestors().find(|folder| folder.as_os_str().is_empty() || folder.exists());
     match nearest {
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_data_folder_is_a_folder_or_can_become_one() {
+    fn a_data_folder_is_a_folder_or_can_be_created() {
         let dir = tempfile::tempdir().expect("a folder");
         let file = dir.path().join("file");
         std::fs::write(&file, "").expect("writes");
@@ -53,8 +53,8 @@ mod tests {
             (file.clone(), false),
             (file.join("below"), false),
         ];
-        for (path, good) in table {
-            assert_eq!(data_dir(&path).is_ok(), good, "{}", path.display());
+        for (path, valid) in table {
+            assert_eq!(data_dir(&path).is_ok(), valid, "{}", path.display());
         }
     }
 }

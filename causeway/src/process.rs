@@ -1,7 +1,7 @@
-//! Figures of the process itself, under the names that Prometheus clients use for them
-//! (<https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>), and what was built.
+//! Process metrics, with the standard names of Prometheus clients
+//! (<https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>), and build information.
 //!
-//! They are read when they are asked for. On systems without `/proc`, only the time of the start and the build are told.
+//! They are collected at each scrape. Without `/proc`, there are only the start time, the uptime and the build.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -16,8 +16,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 /// The version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The commit that was built, in short form; `None` for a build outside of a Git checkout. It ends in `-dirty` when files of the
-/// checkout had been changed.
+/// The abbreviated commit of the build; `None` for a build outside of a Git checkout. It ends in `-dirty` if the checkout had
+/// uncommitted changes.
 pub const COMMIT: Option<&str> = option_env!("SOURCE_COMMIT");
 
 /// The version, and the commit if it is known: `0.1.0 (1a2b3c4d5e6f)`.
@@ -26,11 +26,15 @@ pub static VERSION_AND_COMMIT: LazyLock<String> = LazyLock::new(|| match COMMIT 
     None => VERSION.to_owned(),
 });
 
-/// Registers the figures of the process and its build. Call it once for a registry.
+/// Registers the process metrics and the build information. Call it once for a registry.
 pub fn register(registry: &mut Registry) {
     let build = Family::<Vec<(&'static str, &'static str)>, Gauge>::default();
     build.get_or_create(&vec![("version", VERSION), ("commit", COMMIT.unwrap_or("unknown"))]).set(1);
-    registry.register("causeway_build_info", "What was built: always 1, with the version and the commit", build);
+    registry.register(
+        "causeway_build_info",
+        "The version and the commit of this build as labels; the value is always 1",
+        build,
+    );
     registry.register_collector(Box::new(Process::started_now()));
 }
 
@@ -47,7 +51,7 @@ impl Process {
     }
 }
 
-/// What the system says of a process.
+/// Resource usage of a process, from `/proc`.
 struct Usage {
     cpu_seconds: f64,
     resident_bytes: u64,
@@ -57,7 +61,7 @@ struct Usage {
     open_files_max: Option<u64>,
 }
 
-/// The figures of this process; `None` where the system has no `/proc`.
+/// The resource usage of this process; `None` without `/proc`.
 #[cfg(target_os = "linux")]
 fn usage() -> Option<Usage> {
     use procfs::WithCurrentSystemInfo as _;
@@ -91,13 +95,13 @@ impl Collector for Process {
         };
         gauge(
             "process_start_time",
-            "When the process started, in seconds since the Unix epoch",
+            "The start time of the process, in seconds since the Unix epoch",
             Some(&Unit::Seconds),
             self.started_at_seconds,
         )?;
         gauge(
             "causeway_uptime",
-            "How long the process has run",
+            "The time since the start of the process",
             Some(&Unit::Seconds),
             self.started.elapsed().as_secs_f64(),
         )?;
@@ -109,10 +113,10 @@ impl Collector for Process {
             gauge("process_open_fds", "Open file descriptors", None, files as f64)?;
         }
         if let Some(files) = usage.open_files_max {
-            gauge("process_max_fds", "File descriptors that may be open", None, files as f64)?;
+            gauge("process_max_fds", "The maximum number of open file descriptors", None, files as f64)?;
         }
         let cpu = ConstCounter::new(usage.cpu_seconds);
-        let help = "Processor time, in user space and in the kernel";
+        let help = "CPU time, in user space and in the kernel";
         cpu.encode(encoder.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), cpu.metric_type())?)
     }
 }
@@ -122,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_figures_have_the_names_that_prometheus_clients_use() {
+    fn process_metrics_have_the_standard_names() {
         let mut registry = Registry::default();
         register(&mut registry);
         let mut text = String::new();

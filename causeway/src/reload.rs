@@ -1,15 +1,14 @@
-//! What SIGHUP does: the settings and the files that they name are read again, and what can change while the gateway runs
-//! is put in force.
+//! Reload on SIGHUP: reads the settings and the files that they name again, and applies what can change at run time.
 //!
-//! | what | how |
+//! | setting | effect |
 //! |---|---|
-//! | `log.level` | at once; a level that an operator set for a time stays until then |
-//! | denylists and allowlists | files are read and subscriptions fetched at once; which lists there are needs a restart |
-//! | `names.dnslink_map` | its file is read at once; what was answered from the former one holds for the minute that it was given |
-//! | `admin.tls_certificate`, `admin.tls_key` | the files are read again by the next connection, without a signal ([`gateway::listen::tls`]) |
-//! | everything else | the log names each setting that differs and needs a restart |
+//! | `log.level` | immediate; a temporary level of an operator stays until it expires |
+//! | denylists and allowlists | immediate: files are read and subscriptions fetched; a changed set of lists requires a restart |
+//! | `names.dnslink_map` | immediate; earlier answers stay cached for their TTL of a minute |
+//! | `admin.tls_certificate`, `admin.tls_key` | the next connection reads the files, without a signal ([`gateway::listen::tls`]) |
+//! | all others | the log has each changed setting that requires a restart |
 //!
-//! Settings that cannot be read change nothing: the gateway goes on with those that it has.
+//! Invalid settings change nothing: the gateway keeps those that it has.
 
 use config::{ConfigError, Loaded, keys};
 use p2p_bridge::names::Names;
@@ -17,42 +16,42 @@ use services::denylists::Lists;
 use services::{logging, p2p};
 use std::sync::Arc;
 
-/// The settings that are put in force.
-const IN_FORCE: [&str; 2] = ["log.level", "names.dnslink_map"];
+/// The settings that are applied without a restart.
+const RELOADED: [&str; 2] = ["log.level", "names.dnslink_map"];
 
-/// Reads everything again. `running` is what the gateway was started with, `read` what the settings say now.
+/// Applies the settings. `running` has the settings of the start, `read` the current ones.
 pub async fn reload(running: &Loaded, read: Result<Loaded, ConfigError>, lists: &Arc<Lists>, names: &Names) {
     let loaded = match read {
         Ok(loaded) => loaded,
         Err(error) => {
-            tracing::warn!(%error, "the settings cannot be used, and stay as they were: mend them and send SIGHUP again");
+            tracing::warn!(%error, "the new settings are invalid and were not applied: fix them and send SIGHUP again");
             return;
         }
     };
     let level = logging::level().map_or(Ok(()), |level| level.configure(&loaded.config.log.level));
     if let Err(error) = level {
-        tracing::warn!(error, "log.level stays as it was");
+        tracing::warn!(error, "log.level is invalid and was not applied");
     }
     match p2p::static_map(&loaded) {
         Ok(map) => {
             names.set_static_map(map);
-            tracing::info!("the names of names.dnslink_map were read again");
+            tracing::info!("reloaded names.dnslink_map");
         }
-        Err(error) => tracing::warn!(%error, "the names of names.dnslink_map stay as they were"),
+        Err(error) => tracing::warn!(%error, "names.dnslink_map is invalid and was not applied"),
     }
     for key in need_restart(running, &loaded) {
-        tracing::warn!(key, set_by = %loaded.origin(&key), "this setting was changed, which needs a restart");
+        tracing::warn!(key, set_by = %loaded.origin(&key), "the change of this setting requires a restart");
     }
-    let looks = lists.entries().iter().map(|entry| async move { lists.look(entry).await.is_ok() });
-    let read = futures::future::join_all(looks).await;
+    let reloads = lists.entries().iter().map(|entry| async move { lists.look(entry).await.is_ok() });
+    let read = futures::future::join_all(reloads).await;
     let usable = read.iter().filter(|usable| **usable).count();
-    tracing::info!(lists = read.len(), usable, "the settings and the lists of content were read again");
+    tracing::info!(lists = read.len(), usable, "reloaded the settings and the denylists");
 }
 
-/// The settings that differ and cannot change while the gateway runs.
+/// The changed settings that require a restart.
 fn need_restart(running: &Loaded, loaded: &Loaded) -> Vec<String> {
     let changed = keys::changed(&running.config, &loaded.config);
-    changed.into_iter().filter(|key| !IN_FORCE.contains(&key.as_str())).collect()
+    changed.into_iter().filter(|key| !RELOADED.contains(&key.as_str())).collect()
 }
 
 #[cfg(test)]
@@ -60,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_is_named_but_for_what_is_put_in_force() {
+    fn changed_settings_that_require_a_restart_are_listed() {
         let settings = |variables: &[(&str, &str)]| {
             config::load(&config::Flags::default(), variables.iter().map(|(key, value)| (key.into(), value.into())))
                 .expect("settings")

@@ -1,19 +1,19 @@
-//! What signals ask of `causeway serve`. Goal: none is lost, whatever the process does when it arrives. Not here: what is done about
-//! them ([`crate::serve`], [`crate::reload`]).
+//! Signals of `causeway serve`. Goal: no signal is lost, whatever the process does when it arrives. Non-goal: handling them
+//! ([`crate::serve`], [`crate::reload`]).
 
 use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// What a signal asks for.
+/// The meaning of a signal.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// SIGTERM and SIGINT ask it to end.
-    End,
-    /// SIGHUP asks it to read its settings again.
+pub enum SignalAction {
+    /// SIGTERM and SIGINT: stop.
+    Stop,
+    /// SIGHUP: reload the settings.
     Reload,
 }
 
-/// The signals that `causeway serve` follows.
+/// The signals that `causeway serve` handles.
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -21,9 +21,9 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// From here on none of them ends the process by itself. One that arrives before it is waited for is kept.
+    /// Replaces the default actions of the signals. Signals are queued until they are awaited.
     pub fn listen() -> anyhow::Result<Self> {
-        let listen = |kind| signal(kind).context("signals cannot be listened for");
+        let listen = |kind| signal(kind).context("the signal handlers cannot be installed");
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
@@ -31,17 +31,17 @@ impl Signals {
         })
     }
 
-    /// The next one of any kind.
-    pub async fn next(&mut self) -> Wanted {
+    /// The next signal.
+    pub async fn next(&mut self) -> SignalAction {
         tokio::select! {
-            _ = self.terminate.recv() => Wanted::End,
-            _ = self.interrupt.recv() => Wanted::End,
-            _ = self.hang_up.recv() => Wanted::Reload,
+            _ = self.terminate.recv() => SignalAction::Stop,
+            _ = self.interrupt.recv() => SignalAction::Stop,
+            _ = self.hang_up.recv() => SignalAction::Reload,
         }
     }
 
-    /// The next one that asks the process to end. A SIGHUP that arrives meanwhile is kept for [`Self::next`].
-    pub async fn end(&mut self) {
+    /// The next SIGTERM or SIGINT. A SIGHUP that arrives meanwhile stays queued for [`Self::next`].
+    pub async fn stop(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -56,12 +56,12 @@ mod tests {
     use nix::sys::signal::{Signal::SIGHUP, raise};
 
     #[tokio::test]
-    async fn a_hang_up_that_arrives_while_only_an_end_is_waited_for_is_kept() {
+    async fn a_sighup_that_arrives_while_a_stop_is_awaited_stays_queued() {
         let mut signals = Signals::listen().expect("signals");
         let mut beside = signal(SignalKind::hangup()).expect("signals");
-        raise(SIGHUP).expect("is raised");
+        raise(SIGHUP).expect("raises the signal");
         beside.recv().await.expect("it arrived");
-        assert_eq!(signals.end().now_or_never(), None, "it asks for no end");
-        assert_eq!(signals.next().now_or_never(), Some(Wanted::Reload));
+        assert_eq!(signals.stop().now_or_never(), None, "it does not stop the process");
+        assert_eq!(signals.next().now_or_never(), Some(SignalAction::Reload));
     }
 }

@@ -270,18 +270,18 @@ fn a_hang_up_signal_reads_the_settings_again_and_ends_nothing() {
     std::fs::write(&map, "site.example:/ipfs/bafkqaalo").expect("writes");
     serving.signal(Signal::SIGHUP);
     serving.logs("key=\"http.misses_max\"");
-    serving.logs("were read again");
+    serving.logs("reloaded the settings and the denylists");
     assert!(serving.get(&format!("/ipfs/{}", root.cid())).starts_with("HTTP/1.1 410 "));
     assert!(serving.get("/ipns/site.example").ends_with('n'), "the name stands for what the file now says");
     std::fs::write(&map, "no entry").expect("writes");
     settings("nonsense level", "");
     serving.signal(Signal::SIGHUP);
-    serving.logs("log.level stays as it was");
-    serving.logs("the names of names.dnslink_map stay as they were");
+    serving.logs("log.level is invalid and was not applied");
+    serving.logs("names.dnslink_map is invalid and was not applied");
     assert!(serving.get("/ipns/site.example").ends_with('n'));
     std::fs::write(&file, "[http").expect("writes");
     serving.signal(Signal::SIGHUP);
-    serving.logs("the settings cannot be used");
+    serving.logs("the new settings are invalid");
     assert!(serving.get("/healthz").ends_with("ok\n"));
     serving.terminate();
 }
@@ -622,7 +622,7 @@ fn keys_and_names_are_managed_alike_with_and_without_a_running_node() {
         refused(&["key", "remove", "self"], "node's identity");
         let file = path(&dir, if running { "two.pem" } else { "one.pem" });
         assert_eq!(at(&["key", "export", "site", "--format", "pem-pkcs8-cleartext", "-o", &file]), format!("{file}\n"));
-        refused(&["key", "export", "site", "-o", &file], "cannot be made");
+        refused(&["key", "export", "site", "-o", &file], "cannot be created");
         assert!(std::fs::read_to_string(&file).expect("written").starts_with("-----BEGIN PRIVATE KEY-----\n"));
         at(&["key", "remove", "site"]);
         assert_eq!(at(&["key", "import", "site", &file]), made, "the same key");

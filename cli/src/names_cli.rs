@@ -1,14 +1,14 @@
-//! `causeway key` and `causeway name`: keys, and what is published with them.
+//! `causeway key` and `causeway name`: IPNS keys, and the names published with them.
 //!
-//! A node that runs has the keys to itself, and a command talks to it over its admin listener, wherever it says that it
-//! listens; while none runs, the command works on the files itself and has the keys to itself meanwhile. So it makes no
-//! difference to whoever types it. Exports read the file in any case: a private key is never sent anywhere.
+//! A running node holds the lock of the keys, and commands use its admin API. Without a running node, a command takes the
+//! lock and works on the files. The output is the same. `key export` always reads the file: a private key is never sent
+//! over a connection.
 
+use crate::audited_change::AuditedChange;
+use crate::options::NodeOptions;
 use crate::output::print_view;
-use crate::place::NodePlace;
-use crate::recorded::Recorded;
 use crate::remote::client::Wait;
-use crate::remote::{Remote, local, running};
+use crate::remote::{Remote, connect, connect_local};
 use crate::values;
 use anyhow::{Context as _, bail};
 use api::keys::{CreateKey, ImportKey, KeyView, KeysView, Publish, PublishedList, PublishedView, RenameKey};
@@ -30,117 +30,117 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How long another command may take that has the keys open.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait for another command that holds the lock of the keys.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-const KEY_HELP: &str = "A key is what an IPNS name stands for: whoever has it decides what /ipns/ID leads to. The key \"self\" is \
-    the node's own and always there.\n\n\
-    Kubo reads what is exported here, and the other way round:\n\
+const KEY_HELP: &str = "An IPNS name is the ID of a key: the owner of the private key signs the records of /ipns/ID. The key \
+    \"self\" is the node's own and always exists.\n\n\
+    Exported keys are compatible with Kubo:\n\
     \x20 causeway key export site -o site.key        ipfs key import site site.key\n\
     \x20 ipfs key export blog -o blog.key            causeway key import blog blog.key\n\n\
-    While a node runs on the data folder, it does the work; otherwise the files are changed in place.";
+    While a node runs on the data folder, it makes the changes; otherwise the command changes the files.";
 
-const NAME_HELP: &str = "To publish a site under a name that stays the same:\n\
+const NAME_HELP: &str = "To publish a site under a permanent name:\n\
     \x20 causeway key create site                    prints the name's ID\n\
     \x20 causeway name publish --key site /ipfs/CID  again for every new version\n\n\
-    The running node puts the record into the network and renews it for as long as it runs. Without a running node the record \
-    is signed and kept, and put once a node runs.";
+    The running node publishes the record to the network and republishes it before it expires. Without a running node, the \
+    record is signed and stored, and published when a node starts.";
 
 /// `causeway key`
 #[derive(Debug, Subcommand)]
 #[command(after_help = KEY_HELP)]
 pub enum KeyCommand {
-    /// Make a key, and print its name, its ID and its type
+    /// Create a key, and print its name, ID and type
     #[command(
         alias = "gen",
         after_help = "Examples:\n  causeway key create site\n  causeway key create other --type secp256k1"
     )]
     Create {
-        /// What to call it: letters, digits, dots, hyphens and underscores
+        /// The name of the key: letters, digits, dots, hyphens and underscores
         name: String,
-        /// ed25519, secp256k1 or ecdsa
+        /// The type of the key: ed25519, secp256k1 or ecdsa
         #[arg(long = "type", value_name = "TYPE", default_value = "ed25519")]
         kind: KeyKind,
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
-    /// Print every key: its name, its ID and its type
+    /// List the keys: name, ID and type
     #[command(alias = "ls", after_help = "Example:\n  causeway key list")]
     List {
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
-    /// Write a private key to a file, which is not there yet and which only you can read
+    /// Export a private key to a new file that only you can read
     #[command(
         after_help = "Examples:\n  causeway key export site -o site.key\n  causeway key export site --format pem-pkcs8-cleartext"
     )]
     Export {
-        /// Which key
+        /// The name of the key
         name: String,
-        /// libp2p-protobuf-cleartext, or pem-pkcs8-cleartext for OpenSSL
+        /// The format: libp2p-protobuf-cleartext, or pem-pkcs8-cleartext for OpenSSL
         #[arg(long, short, default_value_t)]
         format: KeyFormat,
-        /// Where to write; NAME.key or NAME.pem in this folder if it is left out
+        /// The file to write [default: NAME.key or NAME.pem in the current folder]
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
-    /// Take in a private key that was exported here or by Kubo, or made by OpenSSL
+    /// Import a private key that Causeway or Kubo exported, or OpenSSL created
     #[command(after_help = "Example:\n  causeway key import site site.key")]
     Import {
-        /// What to call it
+        /// The name of the key
         name: String,
         /// The file; "-" for standard input
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// libp2p-protobuf-cleartext or pem-pkcs8-cleartext; what the file looks like if it is left out
+        /// The format: libp2p-protobuf-cleartext or pem-pkcs8-cleartext [default: detected]
         #[arg(long, short)]
         format: Option<KeyFormat>,
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
-    /// Give a key another name; what is published with it stays published
+    /// Rename a key; the names published with it stay published
     #[command(after_help = "Example:\n  causeway key rename site old-site")]
     Rename {
-        /// What it is called
+        /// The current name
         from: String,
-        /// What it is to be called
+        /// The new name
         to: String,
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
-    /// Remove a key for good, and publish no longer with it; export it first if it may be needed again
+    /// Delete a key permanently, and stop publishing with it; export it first if you may need it again
     #[command(alias = "rm", after_help = "Example:\n  causeway key remove old-site")]
     Remove {
-        /// Which key
+        /// The name of the key
         name: String,
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
 }
 
@@ -148,49 +148,49 @@ pub enum KeyCommand {
 #[derive(Debug, Subcommand)]
 #[command(after_help = NAME_HELP)]
 pub enum NameCommand {
-    /// Make a key's name stand for a path, and print what has become of it
+    /// Publish a path under a key's name, and print the result
     #[command(
         after_help = "Examples:\n  causeway name publish /ipfs/CID\n  causeway name publish --key site --ttl 5m /ipfs/CID"
     )]
     Publish {
-        /// /ipfs/CID, perhaps with a path behind it, a bare CID, or another name: /ipns/NAME
+        /// The path to publish: /ipfs/CID, /ipfs/CID/PATH, a bare CID, or another name as /ipns/NAME
         path: String,
-        /// Which key; "causeway key list" prints them
+        /// The name of the key; "causeway key list" lists the keys
         #[arg(long, short, default_value = SELF)]
         key: String,
-        /// How long each record is valid, such as 48h; it is renewed for as long as the node runs
+        /// How long each record is valid, such as 48h; a running node renews it
         #[arg(long, value_name = "TIME", value_parser = values::duration)]
         lifetime: Option<Duration>,
-        /// How long others may remember it without asking again, such as 5m
+        /// How long resolvers may cache the record, such as 5m
         #[arg(long, value_name = "TIME", value_parser = values::duration)]
         ttl: Option<Duration>,
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
-    /// Print what is published here, and what has become of it
+    /// List the names that this node publishes, with their state
     #[command(after_help = "Example:\n  causeway name list --json")]
     List {
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
 }
 
 impl KeyCommand {
-    /// The settings that were given.
+    /// The settings that the options override.
     pub fn flags(&self) -> Flags {
-        self.terms().1.into()
+        self.output_and_node().1.into()
     }
 
-    /// Whether JSON is to be printed, and which node is meant.
-    fn terms(&self) -> (bool, &NodePlace) {
+    /// Whether to print JSON, and the node.
+    fn output_and_node(&self) -> (bool, &NodeOptions) {
         match self {
             Self::Create { json, node, .. }
             | Self::List { json, node }
@@ -203,64 +203,64 @@ impl KeyCommand {
 }
 
 impl NameCommand {
-    /// The settings that were given.
+    /// The settings that the options override.
     pub fn flags(&self) -> Flags {
-        self.terms().1.into()
+        self.output_and_node().1.into()
     }
 
-    /// The same as of keys.
-    fn terms(&self) -> (bool, &NodePlace) {
+    /// Whether to print JSON, and the node.
+    fn output_and_node(&self) -> (bool, &NodeOptions) {
         match self {
             Self::Publish { json, node, .. } | Self::List { json, node } => (*json, node),
         }
     }
 }
 
-/// Who does the work.
-enum Worker {
+/// Where a command runs.
+enum Backend {
     Files(Keystore, Book),
     Node(Remote),
 }
 
-impl Worker {
-    async fn find(loaded: &Loaded, node: &NodePlace) -> anyhow::Result<Self> {
+impl Backend {
+    async fn find(loaded: &Loaded, node: &NodeOptions) -> anyhow::Result<Self> {
         if node.admin().is_some() {
-            return Ok(Self::Node(running(loaded, node).await?));
+            return Ok(Self::Node(connect(loaded, node).await?));
         }
         let dir = p2p::state_dir(&loaded.config.data_dir);
-        match Keystore::open(&dir, PATIENCE) {
+        match Keystore::open(&dir, LOCK_TIMEOUT) {
             Ok(keys) => Ok(Self::Files(keys, Book::open(&dir)?)),
-            Err(KeyError::InUse { word: Some(word), .. }) => Ok(Self::Node(local(loaded, node, &word).await?)),
+            Err(KeyError::InUse { word: Some(word), .. }) => Ok(Self::Node(connect_local(loaded, node, &word).await?)),
             Err(error) => Err(error.into()),
         }
     }
 }
 
-/// What became of a command on keys.
+/// The result of a command on keys.
 enum Done {
-    /// These are the keys.
+    /// All keys.
     Listed(KeysView),
-    /// This is the key that it was about.
+    /// The key that was created, imported, renamed or removed.
     Key(KeyView),
 }
 
-/// Runs a command, and prints what became of it.
+/// Runs a command, and prints the result.
 ///
 /// # Errors
-/// One line of what went wrong, and what to do.
+/// With a message for the user.
 pub async fn keys(loaded: &Loaded, command: KeyCommand) -> anyhow::Result<()> {
-    let (json, node) = command.terms();
+    let (json, node) = command.output_and_node();
     if let KeyCommand::Export { name, format, output, .. } = &command {
         anyhow::ensure!(
             node.admin().is_none(),
-            "a private key is never sent anywhere: export it where its data folder is"
+            "a private key is never sent over a connection: run the export on the machine of the data folder"
         );
         let view = export(loaded, name, *format, output.as_deref())?;
         return print_view(json, &view, |view| format!("{}\n", view.file));
     }
-    let done = match Worker::find(loaded, node).await? {
-        Worker::Files(keys, book) => keys_of_files(&loaded.config.data_dir, &keys, &book, command)?,
-        Worker::Node(remote) => keys_of_node(&remote, command).await?,
+    let done = match Backend::find(loaded, node).await? {
+        Backend::Files(keys, book) => keys_of_files(&loaded.config.data_dir, &keys, &book, command)?,
+        Backend::Node(remote) => keys_of_node(&remote, command).await?,
     };
     match done {
         Done::Listed(all) => print_view(json, &all, |all| table(&all.keys)),
@@ -269,7 +269,7 @@ pub async fn keys(loaded: &Loaded, command: KeyCommand) -> anyhow::Result<()> {
 }
 
 fn keys_of_files(data_dir: &Path, keys: &Keystore, book: &Book, command: KeyCommand) -> anyhow::Result<Done> {
-    let (words, asked) = match &command {
+    let (name, request) = match &command {
         KeyCommand::Create { name, kind, .. } => ("key create", json!({ "name": name, "kind": kind.to_string() })),
         KeyCommand::Import { name, .. } => ("key import", json!({ "name": name })),
         KeyCommand::Rename { from, to, .. } => ("key rename", json!({ "from": from, "to": to })),
@@ -278,19 +278,19 @@ fn keys_of_files(data_dir: &Path, keys: &Keystore, book: &Book, command: KeyComm
             return Ok(Done::Listed(KeysView { keys: keys.list().into_iter().map(views::keys::key).collect() }));
         }
     };
-    let record = Recorded::begin(data_dir, words, asked)?;
-    let key = record.end(changed(keys, book, &command).map(views::keys::key), |key| json!(key))?;
+    let record = AuditedChange::begin(data_dir, name, request)?;
+    let key = record.end(change_key(keys, book, &command).map(views::keys::key), |key| json!(key))?;
     Ok(Done::Key(key))
 }
 
-/// The key that a command has changed.
-fn changed(keys: &Keystore, book: &Book, command: &KeyCommand) -> anyhow::Result<KeyInfo> {
+/// Runs a command that changes a key, and returns the key.
+fn change_key(keys: &Keystore, book: &Book, command: &KeyCommand) -> anyhow::Result<KeyInfo> {
     Ok(match command {
         KeyCommand::Create { name, kind, .. } => keys.create(name, *kind)?,
         KeyCommand::Import { name, file, format, .. } => keys.import(name, *format, &read(file)?)?,
         KeyCommand::Rename { from, to, .. } => keys.rename(from, to)?,
         KeyCommand::Remove { name, .. } => publish::remove_key(keys, book, &keys.get(name)?.0)?,
-        KeyCommand::List { .. } | KeyCommand::Export { .. } => bail!("this command changes no key"),
+        KeyCommand::List { .. } | KeyCommand::Export { .. } => bail!("this command does not change a key"),
     })
 }
 
@@ -298,7 +298,7 @@ async fn keys_of_node(remote: &Remote, command: KeyCommand) -> anyhow::Result<Do
     let key: KeyView = match command {
         KeyCommand::Create { name, kind, .. } => {
             let request = CreateKey { name, kind: Some(kind.to_string()) };
-            ask(remote, Method::POST, "keys", Some(&request)).await?
+            call(remote, Method::POST, "keys", Some(&request)).await?
         }
         KeyCommand::Import { name, file, format, .. } => {
             let bytes = read(&file)?;
@@ -308,61 +308,62 @@ async fn keys_of_node(remote: &Remote, command: KeyCommand) -> anyhow::Result<Do
                 KeyFormat::Protobuf => Base::Base64Pad.encode(bytes),
             };
             let request = ImportKey { name, key, format: Some(format.to_string()) };
-            ask(remote, Method::POST, "keys/import", Some(&request)).await?
+            call(remote, Method::POST, "keys/import", Some(&request)).await?
         }
         KeyCommand::Rename { from, to, .. } => {
-            ask(remote, Method::POST, &format!("keys/{}/rename", part(&from)?), Some(&RenameKey { to })).await?
+            call(remote, Method::POST, &format!("keys/{}/rename", path_segment(&from)?), Some(&RenameKey { to }))
+                .await?
         }
         KeyCommand::Remove { name, .. } => {
-            ask(remote, Method::DELETE, &format!("keys/{}", part(&name)?), None::<&()>).await?
+            call(remote, Method::DELETE, &format!("keys/{}", path_segment(&name)?), None::<&()>).await?
         }
         KeyCommand::List { .. } | KeyCommand::Export { .. } => {
-            return Ok(Done::Listed(ask(remote, Method::GET, "keys", None::<&()>).await?));
+            return Ok(Done::Listed(call(remote, Method::GET, "keys", None::<&()>).await?));
         }
     };
     Ok(Done::Key(key))
 }
 
-/// Runs a command, and prints what became of it.
+/// Runs a command, and prints the result.
 ///
 /// # Errors
-/// One line of what went wrong, and what to do.
+/// With a message for the user.
 pub async fn names(loaded: &Loaded, command: NameCommand) -> anyhow::Result<()> {
-    let (json, node) = command.terms();
-    let worker = Worker::find(loaded, node).await?;
+    let (json, node) = command.output_and_node();
+    let backend = Backend::find(loaded, node).await?;
     match command {
         NameCommand::Publish { path, key, lifetime, ttl, .. } => {
-            let published = match &worker {
-                Worker::Files(keys, book) => {
+            let published = match &backend {
+                Backend::Files(keys, book) => {
                     let (info, keypair) = keys.get(&key)?;
                     let options = p2p::publish_options(loaded);
                     let terms =
                         Terms { lifetime: lifetime.unwrap_or(options.lifetime), ttl: ttl.unwrap_or(options.ttl) };
-                    let asked = json!({ "key": key, "path": path });
-                    let record = Recorded::begin(&loaded.config.data_dir, "name publish", asked)?;
+                    let request = json!({ "key": key, "path": path });
+                    let record = AuditedChange::begin(&loaded.config.data_dir, "name publish", request)?;
                     let signed = publish::sign(book, &keypair, &path, terms, None, SystemTime::now());
                     let view = |published: Published| views::keys::published(Some(info), &published, &[]);
                     record.end(signed.map(view).map_err(Into::into), |view| json!(view))?
                 }
-                Worker::Node(remote) => {
+                Backend::Node(remote) => {
                     let seconds = |duration: Duration| duration.as_secs();
                     let (lifetime_seconds, ttl_seconds) = (lifetime.map(seconds), ttl.map(seconds));
                     let request = Publish { path, key: Some(key), lifetime_seconds, ttl_seconds };
-                    ask(remote, Method::POST, "publish", Some(&request)).await?
+                    call(remote, Method::POST, "publish", Some(&request)).await?
                 }
             };
             print_view(json, &published, describe)
         }
         NameCommand::List { .. } => {
-            let all = match &worker {
-                Worker::Files(keys, book) => {
+            let all = match &backend {
+                Backend::Files(keys, book) => {
                     let view = |entry: Published| {
                         let info: Option<KeyInfo> = keys.find(&entry.key).map(|(info, _)| info);
                         views::keys::published(info, &entry, &[])
                     };
                     PublishedList { published: book.list().into_iter().map(view).collect() }
                 }
-                Worker::Node(remote) => ask(remote, Method::GET, "publish", None::<&()>).await?,
+                Backend::Node(remote) => call(remote, Method::GET, "publish", None::<&()>).await?,
             };
             print_view(json, &all, |all| all.published.iter().map(describe).collect())
         }
@@ -378,17 +379,17 @@ fn table(keys: &[KeyView]) -> String {
     })
 }
 
-/// A few lines about a name.
+/// The lines of a published name.
 fn describe(published: &PublishedView) -> String {
     let PublishedView { key, name, value, sequence, valid_until_at, status, .. } = published;
-    let key = key.as_deref().unwrap_or("a key that is not here");
+    let key = key.as_deref().unwrap_or("(deleted)");
     let until = UNIX_EPOCH.checked_add(Duration::from_secs(*valid_until_at)).unwrap_or(UNIX_EPOCH);
-    // What dates can be written as ends with the year 9999, as it does for records.
+    // HTTP dates end with the year 9999, as do the dates of IPNS records.
     let until = httpdate::fmt_http_date(until);
     format!("{name} -> {value}\n  key {key}, sequence number {sequence}, valid until {until}\n  {status}\n")
 }
 
-/// Where a key was written to.
+/// The file of an exported key.
 #[derive(Debug, Serialize)]
 struct ExportView {
     file: String,
@@ -402,26 +403,26 @@ fn export(loaded: &Loaded, name: &str, format: KeyFormat, output: Option<&Path>)
     };
     let path = output.map_or_else(|| PathBuf::from(format!("{name}.{ending}")), Path::to_owned);
     let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-    let mut file = file.with_context(|| format!("{} cannot be made", path.display()))?;
+    let mut file = file.with_context(|| format!("{} cannot be created", path.display()))?;
     file.write_all(&bytes).with_context(|| format!("{} cannot be written", path.display()))?;
     Ok(ExportView { file: path.display().to_string() })
 }
 
-/// A key's file, which is never large.
+/// Reads the file of a key, up to its maximum size.
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let limit = KEY_BYTES_MAX as u64 + 1;
-    let taken = if path.as_os_str() == "-" {
+    let read = if path.as_os_str() == "-" {
         std::io::stdin().take(limit).read_to_end(&mut bytes)
     } else {
         std::fs::File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes))
     };
-    taken.with_context(|| format!("{} cannot be read", path.display()))?;
+    read.with_context(|| format!("{} cannot be read", path.display()))?;
     Ok(bytes)
 }
 
-/// A key's name as a part of a path. Whatever else it may be, it names no key.
-fn part(name: &str) -> anyhow::Result<&str> {
+/// A key's name as a segment of a URL path. Invalid names are those of no key.
+fn path_segment(name: &str) -> anyhow::Result<&str> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
     if name.is_empty() || !name.bytes().all(good) {
         bail!(KeyError::Missing(name.to_owned()));
@@ -429,14 +430,14 @@ fn part(name: &str) -> anyhow::Result<&str> {
     Ok(name)
 }
 
-/// Asks the node that runs.
-async fn ask<T: DeserializeOwned>(
+/// Calls the API of the running node.
+async fn call<T: DeserializeOwned>(
     remote: &Remote,
     method: Method,
     path: &str,
     body: Option<&impl Serialize>,
 ) -> anyhow::Result<T> {
-    remote.client().ask(method, &format!("/api/v1/names/{path}"), body, Wait::Short).await
+    remote.client().call(method, &format!("/api/v1/names/{path}"), body, Wait::Short).await
 }
 
 #[cfg(test)]
@@ -444,11 +445,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_of_keys_lines_up() {
+    fn the_table_of_keys_is_aligned() {
         let key = |name: &str| KeyView { name: name.to_owned(), id: "k51".to_owned(), kind: "ed25519".to_owned() };
         assert_eq!(table(&[key("a"), key("site")]), "a     k51  ed25519\nsite  k51  ed25519\n");
         for name in ["", "a/b", "../x", "a b"] {
-            assert!(part(name).is_err(), "{name}");
+            assert!(path_segment(name).is_err(), "{name}");
         }
     }
 }

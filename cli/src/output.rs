@@ -1,45 +1,46 @@
-//! What commands print: text for people, JSON for scripts; and which code they exit with.
+//! Output of commands, as text or JSON, and exit codes.
 
-use crate::remote::client::AskError;
+use crate::remote::client::RequestError;
 pub use api::text::count;
 use config::ConfigError;
 use http::StatusCode;
 use serde::Serialize;
 use std::io::{ErrorKind, Write as _};
 
-/// What everything exits with that goes wrong and has no code of its own.
+/// The exit code of errors that have no code of their own.
 pub const EXIT_FAILURE: i32 = 1;
-/// What a wrong command line or setting exits with; clap's own choice.
+/// The command line or a setting is invalid; clap uses the same code.
 pub const EXIT_USAGE: i32 = 2;
-/// No gateway runs or answers where one has to.
+/// No gateway is running, or it cannot be reached.
 pub const EXIT_UNREACHABLE: i32 = 3;
-/// The gateway does not take the token, or not for this.
+/// Authentication or authorisation failed: 401 or 403.
 pub const EXIT_REFUSED: i32 = 4;
-/// What a second signal exits with.
+/// A second signal ended the process.
 pub const EXIT_FORCED: i32 = 130;
 
-/// What the codes mean, for the help.
-pub(super) const EXITS: &str = "Exit codes: 0 it was done; 1 it was not, and one line on standard error says why; 2 the command \
-    line or a setting is wrong; 3 no gateway runs or answers where one has to; 4 the gateway does not take the token, or not for this.";
+/// The exit codes, for the help.
+pub(super) const EXITS: &str = "Exit codes: 0 success; 1 failure, with one line on standard error that says why; 2 the command \
+    line or a setting is invalid; 3 no gateway is running, or it cannot be reached; 4 the gateway rejects the token, or the token \
+    lacks the scope.";
 
-/// Which code an error exits with.
+/// The exit code of an error.
 pub fn exit_code(error: &anyhow::Error) -> i32 {
     if error.downcast_ref::<ConfigError>().is_some() {
         return EXIT_USAGE;
     }
     match error.downcast_ref() {
-        Some(AskError::Unreachable(_)) => EXIT_UNREACHABLE,
-        Some(AskError::Refused { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, .. }) => EXIT_REFUSED,
-        Some(AskError::Refused { .. }) | None => EXIT_FAILURE,
+        Some(RequestError::Unreachable(_)) => EXIT_UNREACHABLE,
+        Some(RequestError::Rejected { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, .. }) => EXIT_REFUSED,
+        Some(RequestError::Rejected { .. }) | None => EXIT_FAILURE,
     }
 }
 
-/// Writes to standard output; a reader who has left is no error.
+/// Writes to standard output. A closed pipe is not an error.
 pub fn print(text: &str) -> anyhow::Result<()> {
     print_bytes(text.as_bytes())
 }
 
-/// The same for what need not be text.
+/// Writes bytes to standard output. A closed pipe is not an error.
 pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -48,7 +49,7 @@ pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// Prints a line; the same.
+/// Prints a line. A closed pipe is not an error.
 pub fn print_line(line: &str) -> anyhow::Result<()> {
     print(&format!("{line}\n"))
 }
@@ -63,7 +64,7 @@ pub fn print_view<T: Serialize>(json: bool, view: &T, text: impl FnOnce(&T) -> S
     if json { print_json(view) } else { print(&text(view)) }
 }
 
-/// Rows whose cells line up; the last cell of a row is as long as it is.
+/// A table with aligned columns. The last column is not padded.
 pub fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let rows: Vec<[String; N]> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
     let mut widths = [0; N];
@@ -89,25 +90,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_is_not_many() {
+    fn a_count_of_one_is_singular() {
         assert_eq!([0, 1, 2].map(|number| count(number, "block")), ["0 blocks", "1 block", "2 blocks"]);
     }
 
     #[test]
-    fn rows_line_up() {
+    fn columns_are_aligned() {
         let rows = [["1".to_owned(), "zwölf".to_owned()], ["1000".to_owned(), String::new()]];
         assert_eq!(table(["NUMBER", "WORD"], rows), "NUMBER  WORD\n1       zwölf\n1000\n");
     }
 
     #[test]
-    fn codes_tell_what_to_do_about_it() {
-        let refused = |status| anyhow::Error::from(AskError::Refused { status, words: "no".to_owned() });
+    fn errors_have_exit_codes() {
+        let rejected = |status| anyhow::Error::from(RequestError::Rejected { status, message: "no".to_owned() });
         let table = [
             (anyhow::anyhow!("broken"), EXIT_FAILURE),
-            (AskError::Unreachable("nobody".to_owned()).into(), EXIT_UNREACHABLE),
-            (refused(StatusCode::UNAUTHORIZED), EXIT_REFUSED),
-            (refused(StatusCode::FORBIDDEN).context("it was not done"), EXIT_REFUSED),
-            (refused(StatusCode::NOT_FOUND), EXIT_FAILURE),
+            (RequestError::Unreachable("no gateway".to_owned()).into(), EXIT_UNREACHABLE),
+            (rejected(StatusCode::UNAUTHORIZED), EXIT_REFUSED),
+            (rejected(StatusCode::FORBIDDEN).context("it was not done"), EXIT_REFUSED),
+            (rejected(StatusCode::NOT_FOUND), EXIT_FAILURE),
         ];
         for (error, code) in table {
             assert_eq!(exit_code(&error), code, "{error:#}");

@@ -1,9 +1,9 @@
-//! Who owns what a command leaves in a data folder.
+//! Ownership of the files that a command run as root leaves in a data folder.
 //!
-//! An operator who types a command as root beside a gateway that runs as another user would leave files that the gateway can
-//! neither read nor replace. So whatever in the data folder belongs to root afterwards is given to the owner of the folder.
+//! A command that root runs beside a gateway of another user would leave files that the gateway can neither read nor
+//! replace. So after the command, all files of root's in the data folder are chowned to the owner of the folder.
 //!
-//! Dropping privileges instead would keep root's own files, which `causeway add` is to read, from being read.
+//! The command does not drop its privileges instead, since `causeway add` may have to read files of root's.
 
 use rustix::fs::{AtFlags, CWD, Gid, Uid, chownat};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -14,17 +14,17 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-/// How often the folder is gone through at most: a command that is interrupted may still write meanwhile.
+/// The maximum number of passes over the folder: an interrupted command may still create files during a pass.
 const PASSES_MAX: usize = 4;
 
-/// What one look at all files came to.
+/// The result of one pass over all files.
 #[derive(Default)]
 struct Pass {
-    given: u64,
+    chowned: u64,
     failure: Option<io::Error>,
 }
 
-/// The owner of a data folder that a command of root's works on.
+/// The owner of a data folder that a command run as root works on.
 #[derive(Debug)]
 pub struct Ownership {
     folder: PathBuf,
@@ -33,7 +33,7 @@ pub struct Ownership {
 }
 
 impl Ownership {
-    /// Notes the owner of a data folder; `None` unless this process is root's and the folder is not.
+    /// The owner of a data folder; `None` unless this process runs as root and the folder belongs to another user.
     pub fn of(folder: &Path) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             return None;
@@ -43,18 +43,18 @@ impl Ownership {
         Some(Self { folder: folder.to_owned(), owner, group })
     }
 
-    /// Gives every file and folder of root's below the data folder to its owner, again while there are new ones. Links are not
-    /// followed.
+    /// Chowns every file and folder of root's below the data folder to its owner, and repeats that while there are new
+    /// ones. Symlinks are not followed.
     ///
     /// # Errors
-    /// What the system said of one that could not be given. The others were.
+    /// The error of the last file that could not be chowned. All others were.
     pub fn restore(&self) -> io::Result<()> {
         for _ in 0..PASSES_MAX {
             let mut pass = Pass::default();
             self.pass(&mut pass);
             match pass.failure {
                 Some(error) => return Err(error),
-                None if pass.given == 0 => break,
+                None if pass.chowned == 0 => break,
                 None => {}
             }
         }
@@ -66,7 +66,7 @@ impl Ownership {
         while let Some(folder) = folders.pop() {
             let entries = match fs::read_dir(&folder) {
                 Ok(entries) => entries,
-                // A gateway that runs may remove folders and files meanwhile.
+                // A running gateway may remove folders and files meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => {
                     pass.failure = Some(error);
@@ -76,8 +76,8 @@ impl Ownership {
             for entry in entries.flatten() {
                 let Ok(found) = entry.metadata() else { continue };
                 if found.uid() == 0 {
-                    match self.give(&entry.path()) {
-                        Ok(()) => pass.given += 1,
+                    match self.chown(&entry.path()) {
+                        Ok(()) => pass.chowned += 1,
                         Err(error) => pass.failure = Some(error),
                     }
                 }
@@ -88,11 +88,11 @@ impl Ownership {
         }
     }
 
-    /// Has the same done when the process is ended by Ctrl-C or SIGTERM, and ends it then as if it were not. A second signal ends
-    /// it at once.
+    /// On SIGINT or SIGTERM, calls [`Ownership::restore`] before the signal's default action ends the process. A second
+    /// signal ends it at once.
     ///
     /// # Errors
-    /// What the system said.
+    /// When the signal handlers cannot be installed.
     pub fn restore_when_ended(&'static self) -> io::Result<()> {
         for signal in [SIGINT, SIGTERM] {
             let (mut arrived, sender) = UnixStream::pair()?;
@@ -118,7 +118,7 @@ impl Ownership {
         Ok(())
     }
 
-    fn give(&self, path: &Path) -> io::Result<()> {
+    fn chown(&self, path: &Path) -> io::Result<()> {
         match chownat(CWD, path, Some(self.owner), Some(self.group), AtFlags::SYMLINK_NOFOLLOW) {
             Err(rustix::io::Errno::NOENT) | Ok(()) => Ok(()),
             Err(error) => Err(error.into()),
@@ -130,9 +130,9 @@ impl Ownership {
 mod tests {
     use super::*;
 
-    /// Root alone can give files away, so that another user finds out only that nothing is done.
+    /// Only root can chown files; run as another user, this tests that nothing is done.
     #[test]
-    fn what_root_leaves_belongs_to_the_owner_of_the_folder() {
+    fn files_of_root_are_chowned_to_the_owner_of_the_folder() {
         let dir = tempfile::tempdir().expect("a folder");
         if !rustix::process::geteuid().is_root() {
             assert!(Ownership::of(dir.path()).is_none());
@@ -140,13 +140,13 @@ mod tests {
         }
         assert!(Ownership::of(dir.path()).is_none(), "root's own folder stays as it is");
         let (owner, group) = (Uid::from_raw(12_345), Gid::from_raw(12_346));
-        chownat(CWD, dir.path(), Some(owner), Some(group), AtFlags::empty()).expect("gives");
-        let ownership = Ownership::of(dir.path()).expect("is another's");
-        fs::create_dir_all(dir.path().join("store/deep")).expect("makes");
+        chownat(CWD, dir.path(), Some(owner), Some(group), AtFlags::empty()).expect("chowns");
+        let ownership = Ownership::of(dir.path()).expect("the folder belongs to another user");
+        fs::create_dir_all(dir.path().join("store/deep")).expect("is created");
         fs::write(dir.path().join("store/deep/file"), "").expect("writes");
         let outside = tempfile::tempdir().expect("a folder");
         std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).expect("links");
-        ownership.restore().expect("gives");
+        ownership.restore().expect("chowns");
         for below in ["store", "store/deep", "store/deep/file", "link"] {
             let found = fs::symlink_metadata(dir.path().join(below)).expect("is there");
             assert_eq!((found.uid(), found.gid()), (12_345, 12_346), "{below}");

@@ -1,9 +1,9 @@
-//! [`Progress`]: how far a command has come, in one line on standard error, if somebody sits there.
+//! [`Progress`]: a progress line on standard error, if that is a terminal.
 //!
-//! Goals: one look for all commands; scripts and logs never see it; what comes next, perhaps an error, begins on an empty line;
-//! drawing costs nothing that is worth measuring.
+//! Goals: one format for all commands; scripts and logs never get it; the next output begins on an empty line; drawing has
+//! no measurable cost.
 //!
-//! Non-goals: several lines, colours, and how wide the terminal is: lines are short.
+//! Non-goals: several lines, colours, and the width of the terminal: lines are short.
 
 use api::text::size;
 use std::io::{self, IsTerminal as _, Write};
@@ -12,21 +12,21 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// How often it is drawn at most.
-const GLANCE: Duration = Duration::from_millis(200);
-/// To the start of the line, and away with what is on it (ECMA-48: erase in line).
+/// The minimum time between two redraws.
+const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
+/// Carriage return, and ECMA-48 "erase in line".
 const CLEAR: &str = "\r\u{1b}[K";
-/// How wide a bar is, in characters.
+/// The width of a bar, in characters.
 const BAR: u64 = 20;
 
-/// A line that is drawn again and again. Dropping it takes it away.
+/// A line that is redrawn. Dropping it clears the line.
 pub struct Progress {
-    /// Nobody, if there is no terminal.
-    watcher: Option<Box<dyn Write + Send>>,
+    /// `None` without a terminal.
+    terminal: Option<Box<dyn Write + Send>>,
     begun: Instant,
     drawn: Option<Instant>,
-    /// Something stands on the line.
-    stands: bool,
+    /// The line is not empty.
+    visible: bool,
 }
 
 impl Default for Progress {
@@ -36,55 +36,55 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// For whoever sits before standard error. Time is measured from here.
+    /// A progress line on standard error, if that is a terminal. Starts the clock.
     pub fn new() -> Self {
-        let terminal = io::stderr().is_terminal();
-        Self::to(terminal.then(|| Box::new(io::stderr()) as _))
+        let is_terminal = io::stderr().is_terminal();
+        Self::to(is_terminal.then(|| Box::new(io::stderr()) as _))
     }
 
-    fn to(watcher: Option<Box<dyn Write + Send>>) -> Self {
-        Self { watcher, begun: Instant::now(), drawn: None, stands: false }
+    fn to(terminal: Option<Box<dyn Write + Send>>) -> Self {
+        Self { terminal, begun: Instant::now(), drawn: None, visible: false }
     }
 
-    /// Whether anybody watches.
-    pub fn is_watched(&self) -> bool {
-        self.watcher.is_some()
+    /// Whether there is a terminal.
+    pub fn is_shown(&self) -> bool {
+        self.terminal.is_some()
     }
 
-    /// How long it has taken until now.
+    /// The time since [`Progress::new`].
     pub fn elapsed(&self) -> Duration {
         self.begun.elapsed()
     }
 
-    /// Draws a line, unless one was drawn a moment ago.
+    /// Draws a line, unless the last was drawn less than [`REDRAW_INTERVAL`] ago.
     pub fn show(&mut self, line: impl FnOnce(Duration) -> String) {
-        if self.drawn.is_none_or(|drawn| drawn.elapsed() >= GLANCE) {
+        if self.drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW_INTERVAL) {
             self.show_now(line);
         }
     }
 
-    /// Draws a line in any case.
+    /// Draws a line, whenever the last was drawn.
     pub fn show_now(&mut self, line: impl FnOnce(Duration) -> String) {
         let elapsed = self.elapsed();
-        if let Some(watcher) = &mut self.watcher {
+        if let Some(terminal) = &mut self.terminal {
             self.drawn = Some(Instant::now());
-            self.stands = true;
-            _ = write!(watcher, "{CLEAR}{}", line(elapsed)).and_then(|()| watcher.flush());
+            self.visible = true;
+            _ = write!(terminal, "{CLEAR}{}", line(elapsed)).and_then(|()| terminal.flush());
         }
     }
 
-    /// Takes the line away, so that something can be printed in its place. The next one is drawn below that.
+    /// Clears the line, so that other output can take its place. The next line is drawn below that.
     pub fn hide(&mut self) {
-        if let (true, Some(watcher)) = (std::mem::take(&mut self.stands), &mut self.watcher) {
-            _ = watcher.write_all(CLEAR.as_bytes()).and_then(|()| watcher.flush());
+        if let (true, Some(terminal)) = (std::mem::take(&mut self.visible), &mut self.terminal) {
+            _ = terminal.write_all(CLEAR.as_bytes()).and_then(|()| terminal.flush());
         }
     }
 
     /// Draws a last line and leaves it there.
     pub fn leave(mut self, line: impl FnOnce(Duration) -> String) {
         self.show_now(line);
-        if let (true, Some(watcher)) = (std::mem::take(&mut self.stands), &mut self.watcher) {
-            _ = watcher.write_all(b"\n");
+        if let (true, Some(terminal)) = (std::mem::take(&mut self.visible), &mut self.terminal) {
+            _ = terminal.write_all(b"\n");
         }
     }
 }
@@ -95,22 +95,22 @@ impl Drop for Progress {
     }
 }
 
-/// Something that is read, and shown as it is.
-pub struct Watched<R> {
+/// A reader that shows the progress of reading.
+pub struct ProgressReader<R> {
     reader: R,
     progress: Progress,
     done: u64,
     total: Option<u64>,
 }
 
-impl<R> Watched<R> {
-    /// Shows what is read, out of so many bytes if that is known.
+impl<R> ProgressReader<R> {
+    /// Shows the progress of `reader`, which has `total` bytes if that is known.
     pub fn new(reader: R, total: Option<u64>) -> Self {
         Self { reader, progress: Progress::new(), done: 0, total }
     }
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for Watched<R> {
+impl<R: AsyncRead + Unpin> AsyncRead for ProgressReader<R> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         let before = buf.filled().len();
@@ -122,19 +122,19 @@ impl<R: AsyncRead + Unpin> AsyncRead for Watched<R> {
     }
 }
 
-/// So many bytes in such a time, perhaps out of so many: with a bar if that is known.
+/// A number of bytes and their rate; with a bar and the remaining time if the total is known.
 pub fn bytes(done: u64, total: Option<u64>, time: Duration) -> String {
     let rate = done as f64 / time.as_secs_f64().max(0.001);
     let so_far = format!("{}, {}/s", size(done), size(rate as u64));
     match total {
         Some(total) if total > 0 && done <= total => {
-            format!("{} {so_far}{}", bar(done, total), left(done, total, time))
+            format!("{} {so_far}{}", bar(done, total), remaining(done, total, time))
         }
         _ => so_far,
     }
 }
 
-/// How far something is: `[=====>              ]  27 %`.
+/// A progress bar: `[=====>              ]  27 %`.
 pub fn bar(done: u64, total: u64) -> String {
     let of = |whole: u64| {
         let share = u128::from(whole) * u128::from(done.min(total)) / u128::from(total.max(1));
@@ -148,8 +148,8 @@ pub fn bar(done: u64, total: u64) -> String {
     format!("[{line:width$}] {:3} %", of(100))
 }
 
-/// How long it takes if it goes on like this, once that can be told.
-fn left(done: u64, total: u64, time: Duration) -> String {
+/// The estimated remaining time, once a second has passed.
+fn remaining(done: u64, total: u64, time: Duration) -> String {
     if done == 0 || time < Duration::from_secs(1) {
         return String::new();
     }
@@ -157,7 +157,7 @@ fn left(done: u64, total: u64, time: Duration) -> String {
     format!(", {} left", brief(seconds as u64))
 }
 
-/// A time, as short as it can be said.
+/// A duration with its largest unit.
 pub fn brief(seconds: u64) -> String {
     match seconds {
         0..=99 => format!("{seconds} s"),
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
     use std::sync::{Arc, Mutex, PoisonError};
 
-    /// What was drawn.
+    /// A terminal that records the output.
     #[derive(Clone, Default)]
     struct Screen(Arc<Mutex<Vec<u8>>>);
 
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_drawn_is_taken_away_again() {
+    fn the_line_is_cleared_when_it_is_dropped() {
         let screen = Screen::default();
         let mut progress = Progress::to(Some(Box::new(screen.clone())));
         progress.show(|_| "one".to_owned());
@@ -213,14 +213,14 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_shown_nothing() {
+    fn nothing_is_drawn_without_a_terminal() {
         let mut progress = Progress::to(None);
-        progress.show(|_| panic!("nobody would see it"));
-        progress.leave(|_| panic!("nobody would see it"));
+        progress.show(|_| panic!("there is no terminal"));
+        progress.leave(|_| panic!("there is no terminal"));
     }
 
     #[test]
-    fn bars_say_how_far_it_is() {
+    fn bars_show_the_percentage() {
         let table = [
             (0, 100, "[>                   ]   0 %"),
             (27, 100, "[=====>              ]  27 %"),
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_bytes_and_bytes_a_second() {
+    fn progress_is_bytes_rate_and_remaining_time() {
         let table = [
             (0, None, 0, "0 B, 0 B/s"),
             (999, None, 1_000, "999 B, 999 B/s"),

@@ -1,4 +1,4 @@
-//! `causeway completions` and `causeway man`: what shells and `man` know of the command line, made from the command line itself.
+//! `causeway completions` and `causeway man`: shell completion and manual pages, generated from the command line.
 
 use crate::output::{print, print_bytes};
 use anyhow::Context as _;
@@ -6,12 +6,12 @@ use clap::Args;
 use clap_complete::Shell;
 use std::path::PathBuf;
 
-/// What the binary is called.
+/// The name of the binary.
 const NAME: &str = "causeway";
 
 const COMPLETIONS: &str = "\
 For this session:   source <(causeway completions bash)
-For good, in bash:  causeway completions bash > ~/.local/share/bash-completion/completions/causeway
+In bash:            causeway completions bash > ~/.local/share/bash-completion/completions/causeway
 In zsh:             causeway completions zsh > ~/.zfunc/_causeway      with fpath+=~/.zfunc before compinit
 In fish:            causeway completions fish > ~/.config/fish/completions/causeway.fish
 In elvish:          causeway completions elvish >> ~/.config/elvish/rc.elv
@@ -19,13 +19,13 @@ In PowerShell:      causeway completions powershell | Out-String | Invoke-Expres
 
 const MAN: &str = "\
 One page:       causeway man | man -l -
-For everybody:  causeway man /usr/local/share/man/man1      then: man causeway, man causeway-add, man causeway-store-check";
+For all users:  causeway man /usr/local/share/man/man1      then: man causeway, man causeway-add, man causeway-store-check";
 
 /// `causeway completions`
 #[derive(Debug, Args)]
 #[command(after_help = COMPLETIONS)]
 pub struct CompletionsArgs {
-    /// Which shell
+    /// The shell
     shell: Shell,
 }
 
@@ -33,12 +33,12 @@ pub struct CompletionsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = MAN)]
 pub struct ManArgs {
-    /// Write a page for each command to this folder, which is made if need be; without it, the first page is printed
+    /// Write a page for each command to this folder, which is created if it does not exist [default: print the first page]
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
 }
 
-/// Prints what a shell needs.
+/// Prints the completion script of a shell.
 ///
 /// # Errors
 /// When standard output cannot be written.
@@ -61,5 +61,5 @@ pub fn man(command: clap::Command, args: &ManArgs) -> anyhow::Result<()> {
     let unwritten = || format!("{} cannot be written", dir.display());
     std::fs::create_dir_all(dir).with_context(unwritten)?;
     clap_mangen::generate_to(command, dir).with_context(unwritten)?;
-    print(&format!("the pages are in {}\n", dir.display()))
+    print(&format!("wrote the manual pages to {}\n", dir.display()))
 }

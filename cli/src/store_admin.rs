@@ -1,18 +1,19 @@
-//! `causeway store`: a node's store, looked at, checked, mended and filled, by this process or by the gateway that has it.
+//! `causeway store`: statistics, check, repair, compaction, export and import of a node's store, by this process or by the
+//! running gateway.
 //!
-//! Goals: what only looks changes nothing; what is wrong is named, so that it can be fetched or imported again; scripts
-//! can read the output (`--json`), which is all that standard output gets; whether a gateway runs makes no difference to what is
-//! printed ([`crate::remote`]).
+//! Goals: read-only commands change nothing; damaged blocks are listed, so that they can be fetched or imported again;
+//! scripts can parse the output (`--json`); the output is the same with and without a running gateway
+//! ([`crate::remote`]).
 //!
-//! Departures: a gateway that runs looks at no index, which its writer believes in, and forgets what a check finds damaged, as
-//! it does by itself ([`services::upkeep`]). Mending the index needs the store for itself.
+//! Departures: a running gateway does not check the index, which its writer relies on, and deletes the blocks that a check
+//! finds damaged, as it does by itself ([`services::upkeep`]). Repairing the index needs exclusive access to the store.
 
+use crate::audited_change::AuditedChange;
+use crate::options::{GATEWAY_OPTIONAL, NodeOptions, RequestOptions};
 use crate::output::{count, print, print_view};
-use crate::place::{Asking, NodePlace, REACH};
-use crate::progress::{self, Progress, Watched};
-use crate::recorded::Recorded;
-use crate::remote::{self, Worker, reach};
-use crate::{values, withheld};
+use crate::progress::{self, Progress, ProgressReader};
+use crate::remote::{self, Backend, open_or_connect};
+use crate::{local_policy, values};
 use anyhow::{Context as _, ensure};
 use api::store::{CheckLine, CompactedView, FiguresView, FindingView, ImportedView, ProgressView};
 use cache::{
@@ -37,39 +38,39 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncWriteExt as _, BufWriter};
 use tokio::runtime::Runtime;
 
-/// What is gathered before it is written to a CAR file, in bytes.
+/// The size of the write buffer of a CAR file, in bytes.
 const WRITE_BYTES: usize = 1024 * 1024;
-/// The file name that means standard input or output.
-const STANDARD: &str = "-";
+/// The file name for standard input or output.
+const STANDARD_STREAM: &str = "-";
 
 const STORE_HELP: &str = "\
-Only \"repair\" needs the gateway to be stopped. While it runs, the gateway checks the store by itself \
-(cache.scrub_bytes_per_second, cache.scrub_hours); \"check\" has it do so now.\n\n\
-What is forgotten is fetched again: what a pin has, by the gateway as soon as it can; the rest, when somebody asks for it.";
+Only \"repair\" requires the gateway to be stopped. A running gateway scrubs the store periodically \
+(cache.scrub_bytes_per_second, cache.scrub_hours); \"check\" starts a scrub now.\n\n\
+Damaged blocks are deleted and fetched again: blocks of pins by the gateway as soon as possible, cached blocks on request.";
 
 const EXPORT_HELP: &str = "\
 Examples:
   causeway store export CID site.car
   causeway store export CID - | ssh host causeway store import -";
 
-/// What repairing says while a gateway runs.
-const STOP_FIRST: &str = "repairing needs the store for itself, so stop the gateway first; while it runs, it checks the store and \
-    forgets what is damaged by itself, and \"causeway store check\" has it do so now";
+/// The error of `repair` while a gateway runs.
+const STOP_FIRST: &str = "repair requires exclusive access to the store, so stop the gateway first; a running gateway scrubs \
+    the store and deletes damaged blocks by itself, and \"causeway store check\" starts that now";
 
 /// `causeway store`
 #[derive(Debug, Subcommand)]
-#[command(after_help = format!("{STORE_HELP}\n\n{REACH}"))]
+#[command(after_help = format!("{STORE_HELP}\n\n{GATEWAY_OPTIONAL}"))]
 pub enum StoreCommand {
-    /// Say what the store holds and what that takes, without reading values
+    /// Print the number and size of the stored blocks and pins, without reading values
     #[command(after_help = "Examples:\n  causeway store stats\n  causeway store stats --json | jq .pinned.blocks")]
     Stats {
-        /// How it is asked.
+        /// Output format and node.
         #[command(flatten)]
-        asking: Asking,
+        options: RequestOptions,
     },
-    /// Read and check everything; print the CIDs of damaged blocks and the pins that lack blocks, and exit with 1 if anything is
-    /// wrong. What is damaged is forgotten, by a gateway that runs at once and else at the next start, so that it is fetched again;
-    /// pins that lack blocks are incomplete until then
+    /// Read and verify all blocks; print the CIDs of damaged blocks and the pins that lack blocks, and exit with 1 if there
+    /// are any. A running gateway deletes damaged blocks at once, otherwise the next start does, so that they are fetched
+    /// again; pins that lack blocks are incomplete until then
     #[command(
         after_help = "Examples:\n  causeway store check\n  causeway store check --rate 20MiB --json > report.json"
     )]
@@ -77,80 +78,80 @@ pub enum StoreCommand {
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Read no more than this a second, such as 4MiB or 500kB; as fast as it goes if it is left out
+        /// The rate limit of reading, in bytes a second, such as 4MiB or 500kB [default: unlimited]
         #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
         rate: Option<u64>,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
-    /// Mend or rebuild the index and the list of pins, check everything and forget what is damaged; the gateway must not be running
+    /// Repair or rebuild the index and the pin metadata, verify all blocks, and delete damaged ones; the gateway must not be running
     #[command(after_help = "Example:\n  causeway store repair --data-dir /var/lib/causeway")]
     Repair {
-        /// Let go of blocks that are kept although no pin is known to have them, which "causeway store check" counts. Do so when
-        /// "causeway pin ls" shows every pin that you expect as pinned
+        /// Allow eviction of blocks that are marked as pinned although they belong to no known pin; "causeway store check"
+        /// counts them. Use this when "causeway pin ls" shows all expected pins as pinned
         #[arg(long)]
         release_unclaimed: bool,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
-    /// Give back the disk space that nothing needs any more
+    /// Compact the store: reclaim the disk space of deleted blocks
     #[command(after_help = "Example:\n  causeway store compact")]
     Compact {
         /// Print JSON: bytes_before, bytes_after
         #[arg(long)]
         json: bool,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
-    /// Write a DAG as a CAR file
+    /// Export a DAG as a CAR file
     #[command(after_help = EXPORT_HELP)]
     Export {
-        /// The root
+        /// The root CID
         cid: String,
-        /// A new file; "-" for standard output
+        /// The new CAR file; "-" for standard output
         #[arg(value_name = "FILE.car")]
         file: PathBuf,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
-    /// Take in the blocks of a CAR file and pin its roots
+    /// Import the blocks of a CAR file and pin its roots
     #[command(after_help = "Examples:\n  causeway store import site.car\n  causeway store import - < site.car")]
     Import(ImportArgs),
 }
 
-/// What `causeway import` and `causeway store import` are told.
+/// The arguments of `causeway import` and `causeway store import`.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// A CARv1 file; "-" for standard input
+    /// The CARv1 file; "-" for standard input
     #[arg(value_name = "FILE.car")]
     file: PathBuf,
     /// Print JSON: pins, blocks, bytes
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    node: NodePlace,
+    node: NodeOptions,
 }
 
 impl ImportArgs {
-    /// The settings that were given.
+    /// The settings that the options override.
     pub fn flags(&self) -> Flags {
         Flags::from(&self.node)
     }
 }
 
 impl StoreCommand {
-    /// The settings that were given.
+    /// The settings that the options override.
     pub fn flags(&self) -> Flags {
-        self.place().into()
+        self.node().into()
     }
 
-    fn place(&self) -> &NodePlace {
+    fn node(&self) -> &NodeOptions {
         match self {
-            Self::Stats { asking } => &asking.node,
+            Self::Stats { options } => &options.node,
             Self::Check { node, .. }
             | Self::Repair { node, .. }
             | Self::Compact { node, .. }
@@ -163,10 +164,10 @@ impl StoreCommand {
 /// Runs a command.
 ///
 /// # Errors
-/// One line of what went wrong, and what to do; for `check`, that something is wrong.
+/// With a message for the user; for `check`, also when the store is damaged.
 pub fn run(loaded: &Loaded, runtime: &Runtime, command: StoreCommand) -> anyhow::Result<()> {
     match command {
-        StoreCommand::Stats { asking } => runtime.block_on(stats(loaded, &asking)),
+        StoreCommand::Stats { options } => runtime.block_on(stats(loaded, &options)),
         StoreCommand::Check { json, rate, node } => runtime.block_on(check(loaded, json, rate, &node)),
         StoreCommand::Repair { release_unclaimed, node } => repair(loaded, runtime, release_unclaimed, &node),
         StoreCommand::Compact { json, node } => runtime.block_on(compact(loaded, json, &node)),
@@ -175,122 +176,119 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, command: StoreCommand) -> anyhow:
     }
 }
 
-/// Takes in a CAR file and pins its roots.
+/// Imports a CAR file and pins its roots.
 ///
 /// # Errors
 /// When the file cannot be read, or a DAG is incomplete, or the store is in use or fails.
 pub fn import(loaded: &Loaded, runtime: &Runtime, args: &ImportArgs) -> anyhow::Result<()> {
     let ImportArgs { file, json, node } = args;
     let name = if is_standard(file) { "standard input".to_owned() } else { file.display().to_string() };
-    let opened = if is_standard(file) { shared(std::io::stdin().as_fd()) } else { std::fs::File::open(file) };
+    let opened = if is_standard(file) { stream_as_file(std::io::stdin().as_fd()) } else { std::fs::File::open(file) };
     let opened = opened.with_context(|| format!("{name} cannot be read"))?;
-    // What is no file has no length that would mean anything.
+    // Only regular files have a meaningful length.
     let total = opened.metadata().ok().filter(std::fs::Metadata::is_file).map(|metadata| metadata.len());
-    let archive = Watched::new(tokio::fs::File::from_std(opened), total);
+    let archive = ProgressReader::new(tokio::fs::File::from_std(opened), total);
     let unimported = || format!("{name} was not imported");
     let imported = runtime.block_on(async {
         match open(loaded, node).await? {
-            Worker::There(remote) => remote.import(archive).await.with_context(unimported),
-            Worker::Here(store) => {
+            Backend::Remote(remote) => remote.import(archive).await.with_context(unimported),
+            Backend::Local(store) => {
                 let importing = async |store: &dyn BlockStore| {
-                    let policy = withheld::policy(loaded).await?;
-                    let look = withheld::look(&policy);
-                    let record = Recorded::begin(&loaded.config.data_dir, "import", json!({ "file": name }))?;
-                    let imported = cache::import_car_with(store, archive, None, RootsIn::Header, &look).await;
+                    let policy = local_policy::load(loaded).await?;
+                    let check = local_policy::import_check(&policy);
+                    let record = AuditedChange::begin(&loaded.config.data_dir, "import", json!({ "file": name }))?;
+                    let imported = cache::import_car_with(store, archive, None, RootsIn::Header, &check).await;
                     let imported = imported.with_context(unimported);
                     record.end(imported.map(|summary| views::store::imported(&summary)), |view| json!(view))
                 };
-                and_close(store, importing).await
+                with_store(store, importing).await
             }
         }
     })?;
     print_view(*json, &imported, ImportedView::text)
 }
 
-async fn stats(loaded: &Loaded, asking: &Asking) -> anyhow::Result<()> {
-    let figures = match reach(loaded, &asking.node, async || Looked::open(loaded)).await? {
-        Worker::Here(store) => views::store::figures(&store.figures()?),
-        Worker::There(remote) => remote.stats().await?,
+async fn stats(loaded: &Loaded, options: &RequestOptions) -> anyhow::Result<()> {
+    let figures = match open_or_connect(loaded, &options.node, async || Looked::open(loaded)).await? {
+        Backend::Local(store) => views::store::figures(&store.figures()?),
+        Backend::Remote(remote) => remote.stats().await?,
     };
-    print_view(asking.json, &figures, FiguresView::text)
+    print_view(options.json, &figures, FiguresView::text)
 }
 
-async fn check(loaded: &Loaded, json: bool, rate: Option<u64>, node: &NodePlace) -> anyhow::Result<()> {
-    let (mut shown, mut found) = (Progress::new(), Found::new(json));
-    // A gateway that runs has read its list of pins when it started.
-    let mut here = None;
-    let (report, remedy) = match reach(loaded, node, async || Looked::open(loaded)).await? {
-        Worker::Here(store) => {
-            here = stores::check_register(&loaded.config.data_dir, &loaded.config.cache)?;
-            let pace = Pace::new(rate);
+async fn check(loaded: &Loaded, json: bool, rate: Option<u64>, node: &NodeOptions) -> anyhow::Result<()> {
+    let (mut shown, mut found) = (Progress::new(), FindingPrinter::new(json));
+    // A running gateway has checked its pin metadata when it started.
+    let mut pin_metadata = None;
+    let (report, remedy) = match open_or_connect(loaded, node, async || Looked::open(loaded)).await? {
+        Backend::Local(store) => {
+            pin_metadata = stores::check_register(&loaded.config.data_dir, &loaded.config.cache)?;
+            let limiter = RateLimiter::new(rate);
             let report = store.check(|progress, findings| {
-                shown.show(|time| line(&views::store::progress(progress), time));
+                shown.show(|time| check_line(&views::store::progress(progress), time));
                 findings.iter().for_each(|finding| found.take(&mut shown, views::store::finding(finding)));
-                pace.keep(progress.bytes);
+                limiter.wait_for(progress.bytes);
             })?;
             let unknown = unknown_pins(loaded, &store.pinned_roots()?)?;
-            (views::store::checked(&report, unknown), "\"causeway store repair\" mends what can be mended")
+            (views::store::checked(&report, unknown), "run \"causeway store repair\"")
         }
-        Worker::There(remote) => {
-            let show = |said: CheckLine| match said {
-                CheckLine::Progress(progress) => shown.show(|time| line(&progress, time)),
+        Backend::Remote(remote) => {
+            let show = |line: CheckLine| match line {
+                CheckLine::Progress(progress) => shown.show(|time| check_line(&progress, time)),
                 CheckLine::Finding(finding) => found.take(&mut shown, finding),
                 CheckLine::Report(_) | CheckLine::Error(_) => {}
             };
-            (
-                remote.check(rate, show).await?,
-                "what was damaged has been forgotten; what pins lack of it is fetched again now",
-            )
+            (remote.check(rate, show).await?, "damaged blocks have been deleted; those of pins are being fetched again")
         }
     };
     drop(shown);
     let findings = found.end()?;
     if json {
-        let mut said = report.json(&findings);
-        if let (Some(list), Some(here)) = (said.as_object_mut(), &here) {
-            list.insert("pins_list".to_owned(), list_json(here));
+        let mut view = report.json(&findings);
+        if let (Some(fields), Some(pin_metadata)) = (view.as_object_mut(), &pin_metadata) {
+            fields.insert("pins_list".to_owned(), pin_metadata_json(pin_metadata));
         }
-        print(&format!("{said:#}\n"))?;
+        print(&format!("{view:#}\n"))?;
     } else {
         print(&report.text())?;
-        here.iter().try_for_each(|here| print(&list_text(here)))?;
+        pin_metadata.iter().try_for_each(|pin_metadata| print(&pin_metadata_text(pin_metadata)))?;
     }
     ensure!(report.clean, "the store is damaged: {remedy}");
     ensure!(
-        !matches!(here, Some(Err(_))),
-        "the list of pins is damaged: \"causeway store repair\", or the next start, makes it anew of what can be read"
+        !matches!(pin_metadata, Some(Err(_))),
+        "the pin metadata is damaged: \"causeway store repair\", or the next start, rebuilds it from the readable records"
     );
     Ok(())
 }
 
-fn list_text(list: &Result<u64, String>) -> String {
-    match list {
-        Ok(records) => format!("read {} of the list of pins\n", count(*records, "record")),
-        Err(damage) => format!("the list of pins is damaged: {damage}\n"),
+fn pin_metadata_text(checked: &Result<u64, String>) -> String {
+    match checked {
+        Ok(records) => format!("read {} of the pin metadata\n", count(*records, "record")),
+        Err(damage) => format!("the pin metadata is damaged: {damage}\n"),
     }
 }
 
-fn list_json(list: &Result<u64, String>) -> serde_json::Value {
-    match list {
+fn pin_metadata_json(checked: &Result<u64, String>) -> serde_json::Value {
+    match checked {
         Ok(records) => serde_json::json!({ "clean": true, "records": records }),
         Err(damage) => serde_json::json!({ "clean": false, "damage": damage }),
     }
 }
 
-/// What is printed as it is found, or gathered to be printed at the end.
-struct Found {
-    gathered: Option<Vec<FindingView>>,
+/// Prints findings at once, or collects them for the JSON at the end.
+struct FindingPrinter {
+    collected: Option<Vec<FindingView>>,
     printed: anyhow::Result<()>,
 }
 
-impl Found {
-    fn new(gathers: bool) -> Self {
-        Self { gathered: gathers.then(Vec::new), printed: Ok(()) }
+impl FindingPrinter {
+    fn new(collects: bool) -> Self {
+        Self { collected: collects.then(Vec::new), printed: Ok(()) }
     }
 
     fn take(&mut self, shown: &mut Progress, finding: FindingView) {
-        match &mut self.gathered {
-            Some(gathered) => gathered.push(finding),
+        match &mut self.collected {
+            Some(collected) => collected.push(finding),
             None if self.printed.is_ok() => {
                 shown.hide();
                 self.printed = print(&finding.line());
@@ -300,37 +298,38 @@ impl Found {
     }
 
     fn end(self) -> anyhow::Result<Vec<FindingView>> {
-        self.printed.map(|()| self.gathered.unwrap_or_default())
+        self.printed.map(|()| self.collected.unwrap_or_default())
     }
 }
 
-/// Holds work back that is to read no more than so many bytes a second.
-struct Pace {
+/// Limits the rate of reading.
+struct RateLimiter {
     begun: Instant,
     rate: Option<u64>,
 }
 
-impl Pace {
+impl RateLimiter {
     fn new(rate: Option<u64>) -> Self {
         Self { begun: Instant::now(), rate }
     }
 
-    /// Waits until so many bytes may have been read.
-    fn keep(&self, bytes: u64) {
-        let due = self.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(bytes as f64 / rate as f64));
-        std::thread::sleep(due.saturating_sub(self.begun.elapsed()));
+    /// Sleeps until the rate allows a total of `bytes`.
+    fn wait_for(&self, bytes: u64) {
+        let allowed_after =
+            self.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(bytes as f64 / rate as f64));
+        std::thread::sleep(allowed_after.saturating_sub(self.begun.elapsed()));
     }
 }
 
-/// How far a check has come.
-fn line(progress: &ProgressView, time: Duration) -> String {
+/// The progress line of a check.
+fn check_line(progress: &ProgressView, time: Duration) -> String {
     let ProgressView { blocks, bytes, damaged, .. } = progress;
     format!("{}, {}, {damaged} damaged", count(*blocks, "block"), progress::bytes(*bytes, None, time))
 }
 
-fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &NodePlace) -> anyhow::Result<()> {
+fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &NodeOptions) -> anyhow::Result<()> {
     ensure!(node.admin().is_none(), STOP_FIRST);
-    // The index first, and without the writer, which believes it.
+    // The index first, and without the writer, which relies on it.
     let Repaired { index, rebuilt } = repair_index(loaded)?;
     let looked = Looked::open(loaded)?;
     if release_unclaimed {
@@ -341,12 +340,12 @@ fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &No
     let noted = looked.noted()?;
     drop(looked);
     let scrub = async |store: &dyn BlockStore| {
-        let (mut shown, mut found) = (Progress::new(), Found::new(false));
+        let (mut shown, mut found) = (Progress::new(), FindingPrinter::new(false));
         let mut show = |progress: &ScrubProgress, findings: &[Finding]| {
-            shown.show(|time| line(&views::store::progress(progress), time));
+            shown.show(|time| check_line(&views::store::progress(progress), time));
             findings.iter().for_each(|finding| found.take(&mut shown, views::store::finding(finding)));
         };
-        // What an earlier check found was forgotten when the store was opened.
+        // Opening the store deleted what an earlier check found.
         let earlier = noted.len() as u64;
         show(&ScrubProgress { blocks: earlier, damaged: earlier, ..ScrubProgress::default() }, &noted);
         let report = store.scrub(ScrubPass::All, None, &mut show).await?;
@@ -356,53 +355,52 @@ fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &No
         let progress = ScrubProgress { blocks: blocks + earlier, damaged: damaged + earlier, ..report.progress };
         let report = CheckReport { progress, index, lacking: report.lacking, unclaimed };
         print(&views::store::checked(&report, unknown).text())?;
-        ensure!(unreadable == 0, "cannot be read: {}. Check the disk's health", count(unreadable, "block"));
-        print("The index was mended and damaged blocks were forgotten.\n")
+        ensure!(unreadable == 0, "{} cannot be read: check the disk's health", count(unreadable, "block"));
+        print("Repaired the index and deleted damaged blocks.\n")
     };
     runtime.block_on(async {
         let store = stores::open_existing(loaded).await?;
-        and_close(Arc::clone(&store), async |store| {
+        with_store(Arc::clone(&store), async |store| {
             let scrubbed = scrub(store).await;
-            // Whatever became of the blocks.
+            // Independent of the result of the scrub.
             repair_pins(loaded, &store.handle()).await.and(scrubbed)
         })
         .await
     })
 }
 
-/// Makes the list of pins anew of what can be read of it and of the store's own pins, if it is damaged.
+/// Rebuilds damaged pin metadata from its readable records and from the store's own pins.
 async fn repair_pins(loaded: &Loaded, store: &Arc<dyn BlockStore>) -> anyhow::Result<()> {
     let register = stores::open_register(&loaded.config.data_dir, &loaded.config.cache).await?;
     let pins = Pins::alone(register, store).await?;
     print(&pins_repaired(pins.damage().as_ref()))?;
     let unwritten = pins.damage().and_then(|damage| damage.salvage?.unwritten);
-    let unwritten =
-        unwritten.map_or(Ok(()), |why| Err(anyhow::anyhow!("the list of pins cannot be written anew: {why}")));
+    let unwritten = unwritten.map_or(Ok(()), |why| Err(anyhow::anyhow!("the pin metadata cannot be rewritten: {why}")));
     pins.stop().await;
     unwritten
 }
 
-/// What became of the list of pins.
+/// The result of repairing the pin metadata.
 fn pins_repaired(damage: Option<&DamageReport>) -> String {
     let Some(DamageReport { salvage, unreadable, taken_in }) = damage else {
-        return "The list of pins is sound.\n".to_owned();
+        return "The pin metadata is intact.\n".to_owned();
     };
-    let mut said = String::from("The list of pins was damaged.");
+    let mut text = String::from("The pin metadata was damaged.");
     if let Some(Salvage { damage, records, kept, .. }) = salvage {
-        said = format!("The list of pins was damaged ({damage}). {} could be read", count(*records, "record"));
+        text = format!("The pin metadata was damaged ({damage}). {} could be read", count(*records, "record"));
         if let Some(kept) = kept {
-            said += &format!(" and were written anew; the damaged files are kept in {}", kept.display());
+            text += &format!(" and were rewritten; the damaged files are kept in {}", kept.display());
         }
-        said.push('.');
+        text.push('.');
     }
     if *unreadable > 0 {
-        said += &format!(" {} could not be understood.", count(*unreadable as u64, "record"));
+        text += &format!(" {} could not be parsed.", count(*unreadable as u64, "record"));
     }
-    said.push('\n');
+    text.push('\n');
     for root in taken_in {
-        said += &format!("pin {root} has lost its owner, origins and metadata: it is the operator's now\n");
+        text += &format!("pin {root} has lost its owner, origins and metadata, and belongs to the operator now\n");
     }
-    said + "No block was lost by it.\n"
+    text + "No blocks were lost.\n"
 }
 
 fn repair_index(loaded: &Loaded) -> anyhow::Result<Repaired> {
@@ -413,19 +411,19 @@ fn repair_index(loaded: &Loaded) -> anyhow::Result<Repaired> {
     drop(shown);
     if let Some(Rebuilt { reason, progress, .. }) = &repaired.rebuilt {
         let RebuildProgress { segments, blocks, pins, .. } = progress;
-        print(&format!("The index was rebuilt ({reason}); segments: {segments}, values: {blocks}, pins: {pins}\n"))?;
+        print(&format!("Rebuilt the index ({reason}); segments: {segments}, values: {blocks}, pins: {pins}\n"))?;
     }
     Ok(repaired)
 }
 
-/// How far a rebuild of the index has come.
+/// The progress line of a rebuild of the index.
 fn rebuild_line(progress: &RebuildProgress, time: Duration) -> String {
     let RebuildProgress { segments, segments_total, bytes, pins, pins_total, .. } = *progress;
     let read = progress::bytes(bytes, None, time);
     format!("rebuilding the index: {segments} of {segments_total} segments, {read}; {pins} of {pins_total} pins")
 }
 
-/// Roots that the list of pins says are pinned, and of which the store has no pin.
+/// Roots that are pinned according to the pin metadata, but not in the store.
 fn unknown_pins(loaded: &Loaded, roots: &HashSet<Cid>) -> anyhow::Result<Vec<Cid>> {
     let Some(register) = stores::open_register_alone(loaded)? else { return Ok(Vec::new()) };
     let requests = pinning::record::load(&register)?.entries.into_iter();
@@ -434,32 +432,32 @@ fn unknown_pins(loaded: &Loaded, roots: &HashSet<Cid>) -> anyhow::Result<Vec<Cid
     Ok(unknown.into_iter().collect())
 }
 
-async fn compact(loaded: &Loaded, json: bool, node: &NodePlace) -> anyhow::Result<()> {
+async fn compact(loaded: &Loaded, json: bool, node: &NodeOptions) -> anyhow::Result<()> {
     let compacted = match open_existing(loaded, node).await? {
-        Worker::There(remote) => remote.compact().await?,
-        Worker::Here(store) => {
+        Backend::Remote(remote) => remote.compact().await?,
+        Backend::Local(store) => {
             let compacting = async |store: &dyn BlockStore| {
                 let total = || store.stats().cached_bytes + store.stats().pinned_bytes;
                 let bytes_before = total();
                 store.compact().await?;
                 Ok(CompactedView { bytes_before, bytes_after: total() })
             };
-            and_close(store, compacting).await?
+            with_store(store, compacting).await?
         }
     };
     print_view(json, &compacted, |compacted| compacted.text())
 }
 
-async fn export(loaded: &Loaded, cid: &str, file: &Path, node: &NodePlace) -> anyhow::Result<()> {
+async fn export(loaded: &Loaded, cid: &str, file: &Path, node: &NodeOptions) -> anyhow::Result<()> {
     let root = content::cid::parse(cid)?;
     match open_existing(loaded, node).await? {
-        Worker::There(remote) => export_from(Arc::new(remote.blocks()), root, file).await,
-        Worker::Here(store) => {
+        Backend::Remote(remote) => export_from(Arc::new(remote.blocks()), root, file).await,
+        Backend::Local(store) => {
             let exporting = async |store: &dyn BlockStore| {
-                let policy = withheld::policy(loaded).await?;
+                let policy = local_policy::load(loaded).await?;
                 export_from(Arc::new(Permitted::whole(store.handle(), policy)), root, file).await
             };
-            and_close(store, exporting).await
+            with_store(store, exporting).await
         }
     }
 }
@@ -467,16 +465,16 @@ async fn export(loaded: &Loaded, cid: &str, file: &Path, node: &NodePlace) -> an
 /// Writes a DAG depth first and without repeats, as Kubo does. A file that could not be finished is removed.
 async fn export_from(source: Arc<dyn BlockSource>, root: Cid, file: &Path) -> anyhow::Result<()> {
     if is_standard(file) {
-        let out = tokio::fs::File::from_std(shared(std::io::stdout().as_fd())?);
+        let out = tokio::fs::File::from_std(stream_as_file(std::io::stdout().as_fd())?);
         let written = write_car(source, root, out).await;
-        // A reader who has left has what it wanted.
-        let left = |error: &anyhow::Error| {
+        // A closed pipe is not an error.
+        let is_broken_pipe = |error: &anyhow::Error| {
             error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
         };
-        return if written.as_ref().is_err_and(left) { Ok(()) } else { written.map(drop) };
+        return if written.as_ref().is_err_and(is_broken_pipe) { Ok(()) } else { written.map(drop) };
     }
     let options = std::fs::File::options().write(true).create_new(true).open(file);
-    let created = options.with_context(|| format!("{} cannot be made", file.display()))?;
+    let created = options.with_context(|| format!("{} cannot be created", file.display()))?;
     let out = tokio::fs::File::from_std(created.try_clone()?);
     let written = write_car(source, root, out).await.and_then(|blocks| {
         created.sync_all()?;
@@ -517,31 +515,31 @@ fn incomplete(root: Cid, error: &ScopeError) -> anyhow::Error {
         ScopeError::Source(SourceError::NotFound { cid }) => {
             anyhow::anyhow!("the DAG of {root} is incomplete: {cid} is not in the store")
         }
-        error => anyhow::anyhow!("the DAG of {root} cannot be read to its end: {error}"),
+        error => anyhow::anyhow!("the DAG of {root} cannot be read: {error}"),
     }
 }
 
-/// Standard input or output as a file.
-fn shared(standard: BorrowedFd<'_>) -> std::io::Result<std::fs::File> {
+/// A standard stream as a file.
+fn stream_as_file(standard: BorrowedFd<'_>) -> std::io::Result<std::fs::File> {
     Ok(standard.try_clone_to_owned()?.into())
 }
 
 fn is_standard(file: &Path) -> bool {
-    file.as_os_str() == STANDARD
+    file.as_os_str() == STANDARD_STREAM
 }
 
-/// Opens the store, which is made if need be, unless a gateway has it.
-async fn open(loaded: &Loaded, node: &NodePlace) -> anyhow::Result<Worker<Arc<dyn BlockStore>>> {
-    reach(loaded, node, async || stores::open_or_create(loaded).await).await
+/// Opens or creates the store, or connects to the gateway that has it.
+async fn open(loaded: &Loaded, node: &NodeOptions) -> anyhow::Result<Backend<Arc<dyn BlockStore>>> {
+    open_or_connect(loaded, node, async || stores::open_or_create(loaded).await).await
 }
 
-/// The same for a store that has to be there.
-async fn open_existing(loaded: &Loaded, node: &NodePlace) -> anyhow::Result<Worker<Arc<dyn BlockStore>>> {
-    reach(loaded, node, async || stores::open_existing(loaded).await).await
+/// Opens the existing store, or connects to the gateway that has it.
+async fn open_existing(loaded: &Loaded, node: &NodeOptions) -> anyhow::Result<Backend<Arc<dyn BlockStore>>> {
+    open_or_connect(loaded, node, async || stores::open_existing(loaded).await).await
 }
 
-/// Does something with a store, and closes it.
-async fn and_close<T>(
+/// Runs `work` with a store, and closes the store.
+async fn with_store<T>(
     store: Arc<dyn BlockStore>,
     work: impl AsyncFnOnce(&dyn BlockStore) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
@@ -557,10 +555,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pace_is_kept() {
-        let pace = Pace::new(Some(1_000_000));
-        pace.keep(50_000);
-        assert!(pace.begun.elapsed() >= Duration::from_millis(50));
-        Pace::new(None).keep(u64::MAX);
+    fn the_rate_is_limited() {
+        let limiter = RateLimiter::new(Some(1_000_000));
+        limiter.wait_for(50_000);
+        assert!(limiter.begun.elapsed() >= Duration::from_millis(50));
+        RateLimiter::new(None).wait_for(u64::MAX);
     }
 }

@@ -1,10 +1,10 @@
-//! What holds for every command.
+//! Properties of every command.
 
 use crate::command_line::Cli;
 use clap::{Command, CommandFactory as _};
 use clap_complete::Shell;
 
-/// Every command that is shown, with what is typed for it, such as "causeway token create".
+/// Every visible command with its full name, such as "causeway token create".
 fn commands() -> Vec<(String, Command)> {
     fn gather(path: String, command: &Command, all: &mut Vec<(String, Command)>) {
         for below in command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help") {
@@ -24,21 +24,21 @@ fn is_leaf(command: &Command) -> bool {
 }
 
 #[test]
-fn the_command_line_is_sound() {
+fn the_command_line_is_valid() {
     Cli::command().debug_assert();
     let about = Cli::command().get_about().map(ToString::to_string).unwrap_or_default();
-    assert!(about.starts_with("An IPFS HTTP gateway"), "the first that is said of it: {about}");
+    assert!(about.starts_with("An IPFS HTTP gateway"), "the first line of the help: {about}");
     assert!(commands().len() > 30, "{}", commands().len());
 }
 
 #[test]
-fn every_command_and_option_says_what_it_does() {
+fn every_command_and_option_has_a_help_text() {
     for (path, command) in commands() {
         let about = command.get_about().map(ToString::to_string).unwrap_or_default();
         assert!(!about.is_empty() && !about.contains('\\'), "{path}: {about}");
         for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
             let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
-            assert!(!help.is_empty(), "{path} {} says nothing", argument.get_id());
+            assert!(!help.is_empty(), "{path} {} has no help", argument.get_id());
             assert!(!help.contains('\\'), "{path} {}: {help}", argument.get_id());
             assert!(!help.ends_with('.') || argument.get_id() == "help", "{path} {}: {help}", argument.get_id());
         }
@@ -54,7 +54,7 @@ fn every_command_has_an_example() {
     }
 }
 
-/// A line that a narrow terminal breaks is typed wrongly.
+/// Users copy examples wrongly if the terminal breaks their lines.
 #[test]
 fn examples_fit_a_narrow_terminal() {
     for (path, command) in commands() {
@@ -66,7 +66,7 @@ fn examples_fit_a_narrow_terminal() {
 }
 
 #[test]
-fn what_scripts_read_is_called_json_everywhere() {
+fn the_flag_json_takes_no_value() {
     for (path, command) in commands() {
         let json = command.get_arguments().find(|argument| argument.get_long() == Some("json"));
         assert!(json.is_none_or(|json| !json.get_action().takes_values()), "{path}");
@@ -74,11 +74,11 @@ fn what_scripts_read_is_called_json_everywhere() {
 }
 
 #[test]
-fn a_secret_is_never_typed() {
+fn no_option_takes_a_secret() {
     for (path, command) in commands() {
         let typed = command.get_arguments().filter_map(|argument| argument.get_long());
         for flag in typed.filter(|flag| flag.contains("token") || flag.contains("password")) {
-            // What "serve" takes says where else it can be said.
+            // The help of --admin-token recommends the environment variable.
             let known = matches!(flag, "token-file" | "admin-token");
             assert!(known, "{path} --{flag}");
             let of_settings = ["causeway serve", "causeway config check", "causeway config show"];
@@ -102,7 +102,7 @@ fn every_shell_completes_every_command() {
 }
 
 #[test]
-fn every_command_has_a_page_of_the_manual() {
+fn every_command_has_a_manual_page() {
     let dir = tempfile::tempdir().expect("a folder");
     clap_mangen::generate_to(Cli::command(), dir.path()).expect("writes");
     for (path, command) in commands() {
@@ -138,24 +138,24 @@ fn the_command_reference_is_generated_from_the_command_line() {
     assert!(checked_in == rendered, "docs/reference/commands.md is out of date: run this test with CAUSEWAY_BLESS=1");
 }
 
-/// What each operation of the admin API is asked by: a command, or nothing, and why.
-enum By {
+/// What calls an operation of the admin API: a command, or none, with the reason.
+enum CalledBy {
     Command(&'static str),
     Nothing(&'static str),
 }
 
-use By::{Command as C, Nothing as N};
+use CalledBy::{Command as C, Nothing as N};
 
-const FOR_KUBO: &str = "Kubo's own commands and client libraries ask it";
+const FOR_KUBO: &str = "for Kubo's own commands and client libraries";
 const FOR_PROGRAMS: &str = "for programs; \"add\" and \"import\" send content to the store";
 
-/// Every operation, by the beginning of "METHOD /path".
-const ASKED_BY: [(&str, By); 64] = [
-    ("GET /healthz", N("\"health\" asks whether it is ready, which says more")),
+/// Every operation, by a prefix of "METHOD /path".
+const CALLED_BY: [(&str, CalledBy); 64] = [
+    ("GET /healthz", N("\"health\" uses /readyz, which has more information")),
     ("GET /readyz", C("health")),
-    ("GET /metrics", N("for Prometheus; \"stats\" has the figures that people want")),
+    ("GET /metrics", N("for Prometheus; \"stats\" prints a selection")),
     ("GET /api/v1/version", C("health")),
-    ("GET /api/v1/openapi.json", N("for whoever writes programs")),
+    ("GET /api/v1/openapi.json", N("for developers of clients")),
     ("GET /api/v1/tokens", C("token ls")),
     ("POST /api/v1/tokens", C("token create")),
     ("DELETE /api/v1/tokens/", C("token rm")),
@@ -163,7 +163,10 @@ const ASKED_BY: [(&str, By); 64] = [
     ("GET /api/v1/audit", C("audit")),
     ("GET /api/v1/names/keys", C("key list")),
     ("POST /api/v1/names/keys/import", C("key import")),
-    ("POST /api/v1/names/keys/{name}/export", N("a private key is never sent anywhere: \"key export\" reads the file")),
+    (
+        "POST /api/v1/names/keys/{name}/export",
+        N("a private key is never sent over a connection: \"key export\" reads the file"),
+    ),
     ("POST /api/v1/names/keys/{name}/rename", C("key rename")),
     ("POST /api/v1/names/keys", C("key create")),
     ("DELETE /api/v1/names/keys/", C("key remove")),
@@ -230,16 +233,16 @@ fn operations() -> Vec<String> {
 }
 
 #[test]
-fn every_operation_of_the_api_can_be_typed() {
+fn every_operation_of_the_api_has_a_command_or_a_reason() {
     let typed: Vec<String> = commands().into_iter().map(|(path, _)| path).collect();
     for operation in operations() {
-        // The longest beginning is meant.
-        let known = ASKED_BY.iter().filter(|(beginning, _)| operation.starts_with(beginning));
-        let known = known.max_by_key(|(beginning, _)| beginning.len()).map(|(_, by)| by);
+        // The longest prefix counts.
+        let known = CALLED_BY.iter().filter(|(prefix, _)| operation.starts_with(prefix));
+        let known = known.max_by_key(|(prefix, _)| prefix.len()).map(|(_, by)| by);
         match known {
             Some(C(command)) => assert!(typed.contains(&format!("causeway {command}")), "{operation}: {command}"),
             Some(N(why)) => assert!(!why.is_empty()),
-            None => panic!("no command asks for {operation}"),
+            None => panic!("no command calls {operation}"),
         }
     }
 }

@@ -1,46 +1,47 @@
-//! Values that are typed: amounts, times; and moments as they are shown.
+//! Parsing of sizes and durations of the command line, and printing of dates.
 
 use std::time::Duration;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// "4MiB", "500kB" or a number of bytes, above zero.
+/// Parses "4MiB", "500kB" or a number of bytes, above zero.
 ///
 /// # Errors
-/// What such a number is like.
+/// A message for the user that says which values are valid.
 pub fn bytes(text: &str) -> Result<u64, String> {
     match config::size::bytes(text)? {
-        0 => Err("this has to be above zero".to_owned()),
+        0 => Err("must be above zero".to_owned()),
         bytes => Ok(bytes),
     }
 }
 
-/// "90s", "5m", "48h" or "7d".
+/// Parses "90s", "5m", "48h" or "7d".
 ///
 /// # Errors
-/// What such a time is like.
+/// A message for the user that says which values are valid.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400)];
     let parsed = units.iter().find_map(|(unit, seconds)| {
         let number: u64 = text.strip_suffix(*unit)?.parse().ok()?;
         number.checked_mul(*seconds)
     });
-    parsed.map(Duration::from_secs).ok_or_else(|| "a time is a whole number and s, m, h or d, such as 48h".to_owned())
+    parsed
+        .map(Duration::from_secs)
+        .ok_or_else(|| "must be a whole number followed by s, m, h or d, such as 48h".to_owned())
 }
 
-/// "KEY=VALUE".
+/// Parses "KEY=VALUE".
 ///
 /// # Errors
-/// What such a pair is like.
+/// A message for the user that says which values are valid.
 pub fn pair(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
-    pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or_else(|| "this is KEY=VALUE".to_owned())
+    pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or_else(|| "must be KEY=VALUE".to_owned())
 }
 
-/// A moment in seconds since the Unix epoch, as a date and time in UTC (RFC 3339).
+/// A time in seconds since the Unix epoch as a date and time in UTC (RFC 3339); "never" beyond the year 9999.
 pub fn moment(seconds: u64) -> String {
     let moment = i64::try_from(seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
-    // What has no such form is beyond the year 9999.
     moment.and_then(|moment| moment.format(&Rfc3339).ok()).unwrap_or_else(|| "never".to_owned())
 }
 
@@ -49,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_above_zero() {
+    fn sizes_are_above_zero() {
         let table = [("1", Some(1)), ("4 MiB", Some(4 << 20)), ("0", None), ("0MiB", None), ("fast", None)];
         for (text, expected) in table {
             assert_eq!(bytes(text).ok(), expected, "{text}");
@@ -57,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_numbers_with_a_unit() {
+    fn durations_are_numbers_with_a_unit() {
         let table = [
             ("90s", Some(90)),
             ("5m", Some(300)),
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_dates() {
+    fn times_are_printed_as_dates() {
         assert_eq!(moment(0), "1970-01-01T00:00:00Z");
         assert_eq!(moment(1_795_305_600), "2026-11-22T00:00:00Z");
         assert_eq!(moment(u64::MAX), "never");

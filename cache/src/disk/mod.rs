@@ -44,7 +44,6 @@ mod block_store;
 pub(crate) mod faults;
 pub(crate) mod files;
 mod index_files;
-mod repair;
 pub mod offline;
 mod reads;
 pub mod rebuild;

@@ -41,11 +41,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// Fetches from the network for operators; they do not count as the public's.
+/// The maximum number of concurrent fetches for operators, which have a limit of their own.
 const OPERATOR_FETCHES: usize = 2 * operations::OPERATIONS_MAX * operations::warm::FETCHES_MAX;
 
-/// Paths that lead through one block of which caches in front are told.
-const PATHS_TOLD_MAX: usize = 256;
+/// The maximum number of paths through one block that are purged from caches in front.
+const PURGED_PATHS_MAX: usize = 256;
 
 /// What all stages share.
 pub(super) struct Assembly<'a> {
@@ -160,7 +160,7 @@ impl<'a> Assembly<'a> {
         let register = stores::open_register(data_dir, cache).await.map_err(|error| self.named(&error))?;
         let metrics = PinMetrics::register(&mut self.registry);
         let pins = Pins::start(options, register, Arc::clone(store), reach, metrics).await;
-        pins.context("the list of pins cannot be used")
+        pins.context("the pin metadata cannot be used")
     }
 
     /// The upload service, and the uploads that come in parts.
@@ -295,7 +295,7 @@ impl<'a> Assembly<'a> {
     }
 }
 
-/// The root of the welcome site, if it is to be shown and can be. That it cannot is no reason not to start.
+/// Pins the welcome site, if it is enabled, and returns its root. A failure does not prevent the start.
 async fn welcome_site(loaded: &Loaded, store: &dyn BlockStore) -> Option<Cid> {
     let Config { data_dir, http, cache, .. } = &loaded.config;
     if !http.welcome_site {
@@ -304,12 +304,12 @@ async fn welcome_site(loaded: &Loaded, store: &dyn BlockStore) -> Option<Cid> {
     let note = stores::welcome_note(data_dir, cache);
     let offered = welcome::offer(store, note.as_deref()).await;
     offered.unwrap_or_else(|error| {
-        tracing::warn!(error = chain(&error), "there is no welcome site until the next start");
+        tracing::warn!(error = chain(&error), "the welcome site cannot be pinned; the next start will try again");
         None
     })
 }
 
-/// Says on `/readyz` when the store stores nothing.
+/// Reports on `/readyz` when the store cannot write.
 fn watch_store(health: &Health, stats: Arc<cache::store::Stats>) {
     health.watch(move || {
         let trouble = stats.trouble()?;
@@ -317,17 +317,17 @@ fn watch_store(health: &Health, stats: Arc<cache::store::Stats>) {
     });
 }
 
-/// What is in front of the gateway, and what it may have of a block.
+/// The caches in front of the gateway, and the paths by which they may have cached a block.
 fn in_front(caches: &Caches, gateway: &Arc<Gateway>) -> InFront {
     let gateway = Arc::downgrade(gateway);
     let paths_through = move |cid: &Cid| {
         let gateway = gateway.upgrade();
-        gateway.map_or_else(Vec::new, |gateway| gateway.paths_through(cid, PATHS_TOLD_MAX))
+        gateway.map_or_else(Vec::new, |gateway| gateway.paths_through(cid, PURGED_PATHS_MAX))
     };
     InFront { caches: caches.clone(), paths_through: Arc::new(paths_through) }
 }
 
-/// What checks of content control go by: what the gateway would answer.
+/// The predicted answers of the gateway, for checks of denylists.
 fn predicted(operations: &Operations) -> Answers {
     let operations = operations.clone();
     Box::new(move |subject| {
@@ -336,7 +336,7 @@ fn predicted(operations: &Operations) -> Answers {
     })
 }
 
-/// Says which list refuses content, and in which line.
+/// Looks up the list and line that block content.
 fn decider(rules: &Arc<Running>) -> operations::RuleLookup {
     let rules = Arc::clone(rules);
     Arc::new(move |root, path| {
@@ -345,12 +345,12 @@ fn decider(rules: &Arc<Running>) -> operations::RuleLookup {
     })
 }
 
-/// Pins by what has become of them.
+/// Counts of pins by status.
 fn count_pins(pins: &Arc<Pins>) -> operations::PinCounts {
     let pins = Arc::clone(pins);
     Arc::new(move || {
         let counts = pins.counts();
-        let named = [
+        let by_status = [
             ("pending", counts.pending),
             ("pinned", counts.pinned),
             ("failed", counts.failed),
@@ -359,7 +359,7 @@ fn count_pins(pins: &Arc<Pins>) -> operations::PinCounts {
             ("queued_roots", counts.queued_roots),
             ("active_roots", counts.active_roots),
         ];
-        named.into_iter().map(|(status, count)| (status.to_owned(), count)).collect()
+        by_status.into_iter().map(|(status, count)| (status.to_owned(), count)).collect()
     })
 }
 

@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 
 /// Connections to the admin listener at a time; they do not count against the public's.
 const ADMIN_CONNECTIONS_MAX: usize = 64;
-/// Those of one client.
+/// The maximum number of connections of one client of the admin listener.
 const ADMIN_CLIENT_CONNECTIONS_MAX: usize = 48;
 
 /// The bound sockets.
@@ -81,9 +81,9 @@ fn why_not_bound(address: &SocketAddr, error: &io::Error) -> String {
         io::ErrorKind::AddrInUse => {
             format!("{address} is in use: stop the program that has it, or choose another port")
         }
-        io::ErrorKind::PermissionDenied => format!("{address} may not be listened on by this user"),
+        io::ErrorKind::PermissionDenied => format!("this user may not listen on {address}"),
         io::ErrorKind::AddrNotAvailable => format!("{address} is not an address of this machine"),
-        _ => format!("{address} cannot be listened on: {error}"),
+        _ => format!("cannot listen on {address}: {error}"),
     }
 }
 

@@ -55,28 +55,31 @@ pub struct Node {
     public: Drain,
     admin: Drain,
     drain_timeout: Duration,
-    /// Cancelled when an operator wants the process to end.
+    /// Cancelled when an operator stops the process through the admin API.
     stop: CancellationToken,
-    /// Where to find it.
+    /// The addresses of its listeners.
     pub addresses: NodeAddresses,
 }
 
-/// Shows where a node is to be found, as it is printed when the node is ready.
+/// Displays the addresses of a node, as `serve` prints them when the node is ready.
 pub struct Ready<'a>(pub &'a NodeAddresses);
 
 impl fmt::Display for Ready<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(places) = self;
+        let Self(addresses) = self;
         writeln!(f, "Causeway {} is ready.", *VERSION_AND_COMMIT)?;
-        places.gateway.iter().try_for_each(|address| writeln!(f, "  gateway   http://{address}"))?;
-        places.admin.iter().try_for_each(|address| writeln!(f, "  admin     {}://{address}", places.admin_scheme))?;
-        writeln!(f, "  peer id   {}", places.peer_id)?;
-        places.p2p.iter().try_for_each(|address| writeln!(f, "  p2p       {address}"))?;
-        if places.p2p.is_empty() {
+        addresses.gateway.iter().try_for_each(|address| writeln!(f, "  gateway   http://{address}"))?;
+        addresses
+            .admin
+            .iter()
+            .try_for_each(|address| writeln!(f, "  admin     {}://{address}", addresses.admin_scheme))?;
+        writeln!(f, "  peer id   {}", addresses.peer_id)?;
+        addresses.p2p.iter().try_for_each(|address| writeln!(f, "  p2p       {address}"))?;
+        if addresses.p2p.is_empty() {
             writeln!(f, "  p2p       offline")?;
         }
-        let reachable = places.gateway.first().copied().map(reachable);
-        match (reachable, places.welcome) {
+        let reachable = addresses.gateway.first().copied().map(reachable);
+        match (reachable, addresses.welcome) {
             (Some(address), Some(root)) => writeln!(f, "  welcome   http://{address}/ipfs/{root}/"),
             (Some(_), None) => writeln!(f, "  welcome   not pinned"),
             (None, _) => Ok(()),
@@ -95,10 +98,10 @@ fn reachable(bound: SocketAddr) -> SocketAddr {
 }
 
 impl Node {
-    /// Starts everything. When this returns, requests are answered.
+    /// Starts everything. When this returns, the listeners answer requests.
     ///
     /// # Errors
-    /// [`ConfigError`] names the setting that cannot be followed, such as a port in use; anything else is about the store
+    /// [`ConfigError`] with the setting that cannot be used, such as a port in use; other errors are about the store
     /// or the network.
     pub async fn start(loaded: &Loaded) -> anyhow::Result<Self> {
         let listeners = Listeners::bind(loaded).await?;
@@ -155,26 +158,25 @@ impl Node {
         written.context("the keys cannot be used")?.context("the keys cannot be used")
     }
 
-    /// Puts in force what can change of the settings while the gateway runs. `running` is what it was started with, `read` what
-    /// the settings say now.
+    /// Applies the settings that can change at run time. `running` has the settings of the start, `read` the current ones.
     pub async fn reload(&self, running: &Loaded, read: Result<Loaded, ConfigError>) {
         crate::reload::reload(running, read, &self.lists, &self.names).await;
     }
 
-    /// Waits until an operator wants the process to end.
+    /// Waits until an operator stops the process through the admin API.
     pub async fn asked_to_stop(&self) {
         self.stop.cancelled().await;
     }
 
-    /// Waits until a part of the node has ended that it cannot do without.
+    /// Waits until an essential task has ended.
     pub async fn failed(&self) -> EssentialTaskEnded {
         self.supervisor.failed().await
     }
 
-    /// Stops accepting, finishes what is open, leaves the network and closes the store.
+    /// Graceful drain: stops accepting connections, finishes open requests, leaves the network and closes the store.
     ///
     /// # Errors
-    /// When the store could not write what it still had to.
+    /// When the store could not be flushed.
     pub async fn drain(self) -> anyhow::Result<()> {
         self.health.enter(Stage::Ending);
         self.supervisor.expect_end();
@@ -189,7 +191,7 @@ impl Node {
         self.network.shutdown().await;
         self.names.save().await;
         self.disk.close().await.context("the store did not close cleanly")?;
-        // Last, so that the end can be watched. Nothing there takes long.
+        // Last, so that operators can watch the drain. Requests of this listener are short.
         self.admin.finish(Duration::from_secs(1)).await;
         Ok(())
     }
@@ -213,13 +215,13 @@ mod tests {
     }
 
     fn settings(set: impl FnOnce(&mut config::Config)) -> Loaded {
-        let mut loaded = config::load(&config::Flags::default(), []).expect("the defaults are good");
+        let mut loaded = config::load(&config::Flags::default(), []).expect("the defaults are valid");
         set(&mut loaded.config);
         loaded
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_node_whose_store_writes_no_more_says_so_and_ends() {
+    async fn a_node_whose_store_writer_has_ended_reports_it_and_fails() {
         let dir = tempfile::tempdir().expect("the temporary folder is writable");
         let anywhere = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
         let loaded = settings(|config| {
@@ -233,15 +235,16 @@ mod tests {
         for address in listeners {
             assert!(readiness(address).await.starts_with("HTTP/1.1 200"));
         }
-        // The writer is gone, and the node did not want it.
+        // The writer has ended without a drain.
         node.disk.close().await.expect("it writes what is queued");
         let failure = timeout(PATIENCE, node.failed()).await.expect("in time");
         assert_eq!(failure, EssentialTaskEnded("the store's writer"));
         for address in listeners {
             let answer = readiness(address).await;
-            let said = answer.starts_with("HTTP/1.1 503") && answer.contains("failed: the store's writer has ended");
-            assert!(said, "{answer}");
+            let reports_failure =
+                answer.starts_with("HTTP/1.1 503") && answer.contains("failed: the store's writer has ended");
+            assert!(reports_failure, "{answer}");
         }
-        timeout(PATIENCE, node.drain()).await.expect("it ends in time").expect("in good order");
+        timeout(PATIENCE, node.drain()).await.expect("it ends in time").expect("drains without an error");
     }
 }

@@ -85,9 +85,9 @@ async fn tokens_are_made_shown_and_revoked_whether_the_gateway_runs_or_not() {
     assert!(code == REFUSED && said.contains("operate"), "{code} {said}");
     assert!(run(&launch, &["token", "rm", "ci"]).starts_with("revoked ci "));
     let (code, said) = complaint(&stranger, &[&["store", "stats"], &at[..], &with_file].concat());
-    assert!(code == REFUSED && said.contains("does not take the token in"), "{code} {said}");
+    assert!(code == REFUSED && said.contains("rejected the token in"), "{code} {said}");
     let (code, said) = complaint(&stranger, &[&["store", "stats"], &at[..]].concat());
-    assert!(code == REFUSED && said.contains("asks for a token: set CAUSEWAY_ADMIN_TOKEN"), "{code} {said}");
+    assert!(code == REFUSED && said.contains("requires a token: set CAUSEWAY_ADMIN_TOKEN"), "{code} {said}");
     // Commands on the data folder need none.
     json(&launch, &["store", "stats", "--json"]);
 
@@ -283,10 +283,10 @@ async fn what_is_pinned_is_fetched_listed_and_let_go() {
     let gone = run(&to, &["pin", "rm", &root]);
     assert_eq!(gone.lines().filter(|line| line.starts_with(&format!("unpinned {root}"))).count(), 2, "{gone}");
     let (code, said) = complaint(&to, &["pin", "status", &root]);
-    assert!(code == FAILURE && said.contains("nothing of"), "{code} {said}");
+    assert!(code == FAILURE && said.contains("this token has no pin request"), "{code} {said}");
     let absent = "bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy";
     let (code, said) = complaint(&to, &["pin", "add", "--timeout", "1s", absent]);
-    assert!(code == FAILURE && said.contains("is not here after 1 s"), "{code} {said}");
+    assert!(code == FAILURE && said.contains("is not pinned after 1 s"), "{code} {said}");
     run(&to, &["pin", "rm", absent]);
     for wrong in [&["pin", "add", "nonsense"][..], &["pin", "status", "nobody"], &["pin", "rm", "nobody"]] {
         assert_eq!(complaint(&to, wrong).0, FAILURE, "{wrong:?}");

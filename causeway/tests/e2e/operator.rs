@@ -124,7 +124,7 @@ async fn content_is_warmed_explained_purged_and_collected() {
     assert_eq!((&shallow["blocks"], &shallow["complete"]), (&1.into(), &true.into()), "{shallow}");
     let warmed = json(&to, &["warm", "/ipns/site.example.org"]);
     assert!(warmed["complete"] == true && warmed["fetched_bytes"].as_u64() > Some(3_000_000), "{warmed}");
-    assert!(run(&to, &["warm", &root]).contains("0 of them new"));
+    assert!(run(&to, &["warm", &root]).contains("0 of them fetched"));
     let after = json(&to, &["explain", &format!("{root}/index.html")]);
     assert_eq!((&after["answer"]["status"], &after["missing"]), (&200.into(), &Value::Null), "{after}");
     let said = run(&to, &["explain", &format!("{root}/index.html")]);
@@ -136,13 +136,13 @@ async fn content_is_warmed_explained_purged_and_collected() {
     // It goes again.
     let purged = json(&to, &["purge", &format!("{root}/big")]);
     assert!(purged["disk_blocks"].as_u64() > Some(10), "{purged}");
-    assert!(run(&to, &["purge", "--name", "site.example.org"]).contains("blocks left the disk"));
+    assert!(run(&to, &["purge", "--name", "site.example.org"]).contains("blocks from the disk"));
     run(&to, &["warm", &root]);
-    assert!(run(&to, &["purge", "--dry-run", &root]).contains("would leave the disk"));
-    assert!(run(&to, &["gc", "--dry-run"]).contains("would go"));
+    assert!(run(&to, &["purge", "--dry-run", &root]).contains("would remove"));
+    assert!(run(&to, &["gc", "--dry-run"]).contains("would delete"));
     let collected = json(&to, &["gc"]);
     assert!(collected["bytes"].as_u64() > Some(3_000_000) && collected["cached_bytes"] == 0, "{collected}");
-    assert!(run(&to, &["gc", "--keep", "1GiB"]).starts_with("0 cached blocks gone"));
+    assert!(run(&to, &["gc", "--keep", "1GiB"]).starts_with("deleted 0 cached blocks"));
     assert_eq!(json(&to, &["peers", "disconnect", holder.peer_id()])["peer_id"], holder.peer_id());
     for wrong in [&["purge", "no cid"][..], &["warm", "/x/y"], &["explain", "ftp://x"], &["refresh", "a b"]] {
         assert_eq!(failure(&to, wrong).0, FAILURE, "{wrong:?}");

@@ -212,7 +212,7 @@ fn get_gives_back_what_was_added() {
     fs::create_dir(content.join("new")).expect("the folder is ours");
     for taken in ["one", "new", "site", "site/out"] {
         for path in [&site, &big] {
-            assert!(world.refusal(&["get", path, "-o", taken]).contains("exists already"), "{taken}");
+            assert!(world.refusal(&["get", path, "-o", taken]).contains("already exists"), "{taken}");
         }
     }
     let left = fs::read_dir(content)
@@ -304,12 +304,12 @@ fn what_is_missing_or_wrong_is_named() {
     world.run(&["add", "-Q", "one"]);
     let table: [(&[&str], &str); 8] = [
         (&["add", "one", "nowhere"], "nowhere cannot be read"),
-        (&["add", "-", "-"], "standard input can be read once"),
-        (&["add", "-w", "one", "./one"], "both called one"),
+        (&["add", "-", "-"], "standard input can be given only once"),
+        (&["add", "-w", "one", "./one"], "have the same name one"),
         (&["get", &absent], &absent),
         (&["ls", &absent], &absent),
         (&["get", "hello"], "CID"),
-        (&["ls", "/ipns/example.org"], "names are not resolved here"),
+        (&["ls", "/ipns/example.org"], "does not resolve names"),
         (&["get", "--car", "--tar", &absent], "cannot be used with"),
     ];
     for (arguments, words) in table {

@@ -100,7 +100,7 @@ async fn a_node_serves_from_files_and_keeps_them() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.code() == Some(1) && said.starts_with("damaged "), "{said}");
     assert!(said.contains("(\"mine\") lacks 1 of "), "{said}");
-    assert!(run(&launch, dir, &["store", "repair"]).contains("damaged blocks were forgotten"));
+    assert!(run(&launch, dir, &["store", "repair"]).contains("deleted damaged blocks"));
     run(&launch, dir, &["store", "import", "site.car"]);
     assert!(run(&launch, dir, &["store", "check"]).contains("0 damaged"));
     let node = launch.start().await;

@@ -214,7 +214,7 @@ async fn damage_is_found_and_forgotten_while_the_gateway_runs() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.starts_with(&format!("damaged {damaged}\npin {root} lacks 1 of 13 blocks\nchecked ")), "{said}");
     let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(complaint.contains("has been forgotten") && complaint.lines().count() == 1, "{complaint}");
+    assert!(complaint.contains("damaged blocks have been deleted") && complaint.lines().count() == 1, "{complaint}");
     assert_eq!(node.metrics().await.sample("causeway_disk_corrupt_blocks_total"), 1);
 
     // It is not there any more, and the pin lacks it still.
@@ -263,10 +263,10 @@ async fn whoever_may_not_or_cannot_be_asked_says_so() {
     let stranger = launch.clone().set("CAUSEWAY_ADMIN_TOKEN", "guessed");
     for command in commands {
         let complaint = pipe(&stranger, dir, command, b"").expect_err("a wrong token");
-        assert!(complaint.contains("does not take the token of CAUSEWAY_ADMIN_TOKEN"), "{command:?}: {complaint}");
+        assert!(complaint.contains("rejected the token of CAUSEWAY_ADMIN_TOKEN"), "{command:?}: {complaint}");
         let complaint = pipe(&launch, dir, &[command, &["--admin", "http://127.0.0.1:1"]].concat(), b"");
         let complaint = complaint.expect_err("nobody is there");
-        assert!(complaint.contains("no gateway can be reached at http://127.0.0.1:1"), "{command:?}: {complaint}");
+        assert!(complaint.contains("the gateway at http://127.0.0.1:1 cannot be reached"), "{command:?}: {complaint}");
         let complaint = pipe(&launch, dir, &[command, &["--admin", "localhost"]].concat(), b"").expect_err("no URL");
         assert!(complaint.contains("is not the URL of an admin listener"), "{command:?}: {complaint}");
     }

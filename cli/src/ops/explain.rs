@@ -1,11 +1,11 @@
-//! `causeway explain`: what the gateway would answer, and why.
+//! `causeway explain`: how the gateway would answer a request, and why.
 
 use crate::ops::path_of;
+use crate::options::{GATEWAY_REQUIRED, RequestOptions};
 use crate::output::{count, print_view};
-use crate::place::{Asking, RUNNING};
 use crate::remote::address::query;
 use crate::remote::client::Wait;
-use crate::remote::running;
+use crate::remote::connect;
 use crate::store_cli::printable;
 use api::explain::{AnswerView, ContentView, ExplainView, HeldView, NetworkView, SearchView};
 use api::text::size;
@@ -19,46 +19,46 @@ Examples:
   causeway explain bafy…
   causeway explain example.org/page
   causeway explain https://bafy….ipfs.gateway.example.org/
-  causeway explain --fetch bafy…       ask for it, and tell what that took
+  causeway explain --fetch bafy…       fetch it, and show how
   causeway explain --json bafy… | jq .network.search
 
-Nobody is asked and nothing is fetched without --fetch.";
+Without --fetch, this sends no requests to peers and fetches nothing.";
 
 /// `causeway explain`
 #[derive(Debug, Args)]
-#[command(after_help = format!("{HELP}\n\n{RUNNING}"))]
+#[command(after_help = format!("{HELP}\n\n{GATEWAY_REQUIRED}"))]
 pub struct ExplainArgs {
-    /// What a client would ask for: CID, NAME, CID/PATH, /ipfs/CID/PATH, /ipns/NAME/PATH, or an address
+    /// What the client would request: CID, NAME, CID/PATH, /ipfs/CID/PATH, /ipns/NAME/PATH, or a URL
     #[arg(value_name = "CID|PATH|URL")]
     what: String,
-    /// Ask for it as a client would, and tell what came of it
+    /// Fetch it as for a client's request, and show how that went
     #[arg(long)]
     fetch: bool,
-    /// How it is asked.
+    /// Output format and node.
     #[command(flatten)]
-    pub asking: Asking,
+    pub options: RequestOptions,
 }
 
-/// What is said, as the API takes it.
-fn asked(said: &str) -> (&'static str, String) {
-    match said.split_once("://") {
-        None | Some(("ipfs" | "ipns", _)) => ("path", path_of(said)),
-        Some(_) => ("url", said.to_owned()),
+/// An argument as a query parameter of the API.
+fn parameter(argument: &str) -> (&'static str, String) {
+    match argument.split_once("://") {
+        None | Some(("ipfs" | "ipns", _)) => ("path", path_of(argument)),
+        Some(_) => ("url", argument.to_owned()),
     }
 }
 
-/// Prints what would be answered.
+/// Prints the explanation.
 ///
 /// # Errors
-/// What was answered instead.
+/// When the gateway cannot be reached or rejects the request.
 pub async fn explain(loaded: &Loaded, args: ExplainArgs) -> anyhow::Result<()> {
-    let ExplainArgs { what, fetch, asking } = args;
-    let mut parameters = vec![asked(&what)];
+    let ExplainArgs { what, fetch, options } = args;
+    let mut parameters = vec![parameter(&what)];
     parameters.extend(fetch.then(|| ("fetch", "true".to_owned())));
     let path = format!("/api/v1/explain{}", query(&parameters));
-    let remote = running(loaded, &asking.node).await?;
-    let explained = remote.client().ask::<ExplainView>(Method::GET, &path, None::<&()>, Wait::Long).await?;
-    print_view(asking.json, &explained, text)
+    let remote = connect(loaded, &options.node).await?;
+    let explained = remote.client().call::<ExplainView>(Method::GET, &path, None::<&()>, Wait::Long).await?;
+    print_view(options.json, &explained, text)
 }
 
 fn text(view: &ExplainView) -> String {
@@ -73,20 +73,20 @@ fn own_text(view: &ExplainView) -> String {
     match &view.answer {
         Some(answer) => say("answer", &answer_text(answer)),
         None if view.missing.is_some() && view.network.is_none() => {
-            say("answer", "not known: not all of it is here, and the gateway is offline");
+            say("answer", "unknown: not all blocks are stored, and the gateway is offline");
         }
-        None => say("answer", "not known without asking others (--fetch)"),
+        None => say("answer", "unknown without fetching blocks (--fetch)"),
     }
     if let Some(problem) = view.answer.as_ref().and_then(|answer| answer.breaks_off.as_ref()) {
-        say("breaks off", problem);
+        say("cut short", problem);
     }
     if let Some(fetched) = &view.fetched {
-        let end = if fetched.in_time { "could begin" } else { "was given up" };
+        let end = if fetched.in_time { "was ready" } else { "timed out" };
         say("fetched", &format!("the answer {end} after {:.3} s", fetched.seconds));
     }
     for step in &view.names {
         let value = step.value.as_deref().or(step.error.as_deref());
-        let value = value.map_or_else(|| "not known here".to_owned(), |value| format!("{value} ({})", step.source));
+        let value = value.map_or_else(|| "not cached".to_owned(), |value| format!("{value} ({})", step.source));
         say("name", &format!("{}: {value}", step.name));
     }
     view.resolved.iter().for_each(|path| say("path", path));
@@ -95,15 +95,15 @@ fn own_text(view: &ExplainView) -> String {
         let what = policy.refused.as_deref().map(|refused| format!(" {refused}")).unwrap_or_default();
         say("policy", &format!("{}{what}{by}", policy.verdict));
     }
-    view.blocks.iter().for_each(|block| say("block", &held_text(block)));
+    view.blocks.iter().for_each(|block| say("block", &block_text(block)));
     view.missing.iter().for_each(|cid| say("missing", cid));
     view.content.iter().for_each(|content| say("content", &content_text(content)));
-    if let Some(remembered) = &view.remembered {
-        let state = if remembered.is_current { "" } else { ", of another state of the lists" };
-        say("remembered", &format!("{}{state}", remembered.cid));
+    if let Some(cached) = &view.remembered {
+        let state = if cached.is_current { "" } else { ", stale: the denylists have changed" };
+        say("cached", &format!("{}{state}", cached.cid));
     }
     view.network.iter().flat_map(network_lines).for_each(|line| say("network", &line));
-    // What is wrong with the answer was said there.
+    // The line of the answer already has its problem.
     let problem = view.answer.as_ref().and_then(|answer| answer.problem.as_ref());
     let notes = view.notes.iter().filter(|note| Some(*note) != problem);
     notes.for_each(|note| say("note", &note.replace("fetch=true", "--fetch")));
@@ -118,10 +118,10 @@ fn answer_text(answer: &AnswerView) -> String {
     format!("{}{bytes}{kind}{location}{problem}", answer.status)
 }
 
-fn held_text(block: &HeldView) -> String {
+fn block_text(block: &HeldView) -> String {
     let places = [(block.ram, "memory"), (block.disk, "disk"), (block.pinned, "pinned")];
     let places: Vec<&str> = places.iter().filter_map(|(is, place)| is.then_some(*place)).collect();
-    let places = if places.is_empty() { "not here".to_owned() } else { places.join(", ") };
+    let places = if places.is_empty() { "not stored".to_owned() } else { places.join(", ") };
     let stored = block.stored_bytes.map(|bytes| format!(" ({})", size(bytes))).unwrap_or_default();
     format!("{}: {places}{stored}", block.cid)
 }
@@ -130,19 +130,19 @@ fn content_text(content: &ContentView) -> String {
     let ContentView { cid, kind, blocks_here, missing_blocks, pinned_blocks, .. } = content;
     let bytes = content.bytes.map(|bytes| format!(" of {}", size(bytes))).unwrap_or_default();
     let missing = match (missing_blocks, content.counted_all) {
-        (0, true) => "all of it is here".to_owned(),
-        (missing, true) => format!("{missing} are missing"),
-        (missing, false) => format!("{missing} at least are missing"),
+        (0, true) => "complete".to_owned(),
+        (missing, true) => format!("{missing} missing"),
+        (missing, false) => format!("at least {missing} missing"),
     };
     format!("{kind}{bytes}, {cid}: {}, {pinned_blocks} of them pinned; {missing}", count(*blocks_here, "block"))
 }
 
 fn network_lines(network: &NetworkView) -> Vec<String> {
-    let mut lines = vec![format!("connected with {}", count(network.peers as u64, "peer"))];
+    let mut lines = vec![format!("connected to {}", count(network.peers as u64, "peer"))];
     if let Some(session) = &network.session {
         let gave = session.members.iter().filter(|member| member.gave).count();
         lines.push(format!(
-            "it is being read, or was lately: asked {}, {} answered, {gave} gave blocks; {} waited for",
+            "current or recent Bitswap session: asked {}, {} answered, {gave} sent blocks; waiting for {}",
             count(session.asked as u64, "peer"),
             session.answered,
             count(session.wanted as u64, "block"),
@@ -150,14 +150,14 @@ fn network_lines(network: &NetworkView) -> Vec<String> {
     }
     network.search.iter().for_each(|search| lines.extend(search_lines(search)));
     for provider in &network.remembered_providers {
-        lines.push(format!("{} had it before", provider.peer_id));
+        lines.push(format!("{} is a cached provider", provider.peer_id));
     }
     lines
 }
 
 fn search_lines(search: &SearchView) -> Vec<String> {
-    let took = search.seconds.map_or_else(|| "goes on".to_owned(), |seconds| format!("took {seconds:.3} s"));
-    let mut lines = vec![format!("the last search was {:.0} s ago and {took}", search.seconds_ago)];
+    let took = search.seconds.map_or_else(|| "is still running".to_owned(), |seconds| format!("took {seconds:.3} s"));
+    let mut lines = vec![format!("the last provider search started {:.0} s ago and {took}", search.seconds_ago)];
     for asked in &search.asked {
         let answered = asked.seconds.map_or_else(|| "no answer".to_owned(), |seconds| format!("{seconds:.3} s"));
         lines.push(format!("  asked {}: {answered}", asked.whom));
@@ -173,7 +173,7 @@ fn search_lines(search: &SearchView) -> Vec<String> {
             },
             None => "was not dialled".to_owned(),
         };
-        let proved = found.proved_seconds.map(|seconds| format!(", had it after {seconds:.3} s")).unwrap_or_default();
+        let proved = found.proved_seconds.map(|seconds| format!(", sent it after {seconds:.3} s")).unwrap_or_default();
         lines.push(format!("  found {} ({}): {dial}{proved}", found.peer_id, by.join(", ")));
     }
     if search.further > 0 {
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_a_path_or_an_address() {
+    fn an_argument_is_a_path_or_a_url() {
         const CID: &str = "bafkqac3imvwgy3zao5xxe3de";
         let table = [
             (CID.to_owned(), ("path", format!("/ipfs/{CID}"))),
@@ -200,8 +200,8 @@ mod tests {
             ("ipns://example.org".to_owned(), ("path", "/ipns/example.org".to_owned())),
             ("http://localhost/ipfs/x".to_owned(), ("url", "http://localhost/ipfs/x".to_owned())),
         ];
-        for (said, expected) in table {
-            assert_eq!(asked(&said), expected, "{said}");
+        for (argument, expected) in table {
+            assert_eq!(parameter(&argument), expected, "{argument}");
         }
     }
 }

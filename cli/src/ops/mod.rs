@@ -1,39 +1,39 @@
-//! What an operator does with a gateway that runs (`admin::operations`), as commands.
+//! Commands that operate a running gateway (`admin::operations`).
 //!
-//! Goals: a command is one request, and prints what was answered: as JSON what the API says, word for word, and as text what a
-//! person wants to know of it.
+//! Goals: a command is one request, and prints the answer: with `--json` the API's JSON unchanged, otherwise a summary as
+//! text.
 //!
 //! | module | commands |
 //! |---|---|
-//! | [`caches`] | `purge`, `warm`, `refresh`: what is kept, and what is brought here |
-//! | [`changes`] | `gc`, `drain`, `log-level`, `config running`: how it runs |
-//! | [`explain`] | `explain`: what would be answered, and why |
-//! | [`figures`] | `stats`, `requests`, `node`: the figures of this moment, and which node this is |
-//! | [`peers`] | `peers`: who is connected |
-//! | [`node`] | `health`, `audit`: whether it is well, and who changed what |
+//! | [`caches`] | `purge`, `warm`, `refresh`: cached content and names |
+//! | [`control`] | `gc`, `drain`, `log-level`, `config running` |
+//! | [`explain`] | `explain`: how a request would be answered, and why |
+//! | [`status`] | `stats`, `requests`, `node` |
+//! | [`peers`] | `peers`: connections and traffic |
+//! | [`node`] | `health`, `audit` |
 
 pub mod caches;
-pub mod changes;
+pub mod control;
 pub mod explain;
-pub mod figures;
 pub mod node;
 pub mod peers;
+pub mod status;
 
 use content::path::Namespace;
 use content::{Name, cid, codec};
 
-/// What is said to be content, as a path. A CID or a name may stand alone, or before what is below it.
-fn path_of(said: &str) -> String {
-    if let Some((scheme @ ("ipfs" | "ipns"), rest)) = said.split_once("://") {
+/// The content path of an argument: a path, an `ipfs://` or `ipns://` URL, or a CID or name with an optional path.
+fn path_of(argument: &str) -> String {
+    if let Some((scheme @ ("ipfs" | "ipns"), rest)) = argument.split_once("://") {
         return format!("/{scheme}/{rest}");
     }
-    if said.starts_with('/') {
-        return said.to_owned();
+    if argument.starts_with('/') {
+        return argument.to_owned();
     }
-    let root = said.split(['/', '?', '#']).next().unwrap_or_default();
+    let root = argument.split(['/', '?', '#']).next().unwrap_or_default();
     let is_content = cid::parse(root).is_ok_and(|cid| cid.codec() != codec::LIBP2P_KEY);
     let is_name = !is_content && Name::parse(root).is_ok();
-    // What is neither is told of as no CID.
+    // The API rejects anything else as an invalid CID.
     let namespace = if is_name { Namespace::Ipns } else { Namespace::Ipfs };
-    format!("/{}/{said}", namespace.name())
+    format!("/{}/{argument}", namespace.name())
 }

@@ -1,10 +1,10 @@
-//! `causeway health` and `causeway audit`: whether the gateway is well, and who changed what.
+//! `causeway health` and `causeway audit`.
 
+use crate::options::{GATEWAY_REQUIRED, RequestOptions};
 use crate::output::{print_view, table};
-use crate::place::{Asking, RUNNING};
 use crate::remote::address::query;
 use crate::remote::client::Wait;
-use crate::remote::{client_of, running};
+use crate::remote::{client_for, connect};
 use crate::store_cli::printable;
 use crate::values::moment;
 use anyhow::bail;
@@ -17,54 +17,54 @@ use http::{Method, StatusCode};
 use serde::Serialize;
 use services::audit::Entry;
 
-/// Characters of what a change was about that are shown to people.
+/// The maximum length of an entry's detail in the table, in characters.
 const DETAIL_CHARS_MAX: usize = 160;
-/// The longest answer of a health check, in bytes.
+/// The maximum length of an answer of `/readyz`, in bytes.
 const HEALTH_BYTES_MAX: usize = 4096;
 
 /// `causeway health`
 #[derive(Debug, Args)]
-#[command(after_help = format!("Examples:\n  causeway health\n  causeway health --json\n\n{RUNNING}"))]
+#[command(after_help = format!("Examples:\n  causeway health\n  causeway health --json\n\n{GATEWAY_REQUIRED}"))]
 pub struct HealthArgs {
-    /// How it is asked.
+    /// Output format and node.
     #[command(flatten)]
-    pub asking: Asking,
+    pub options: RequestOptions,
 }
 
-/// Whether the gateway is well.
+/// The gateway's readiness.
 #[derive(Debug, Serialize)]
 struct HealthView {
-    /// Whether requests are welcome.
+    /// Whether load balancers should send requests.
     ready: bool,
     /// "ready", "starting", "draining" or "degraded".
     stage: String,
-    /// What is degraded and why, in sentences.
+    /// What is degraded and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     degraded: Vec<String>,
-    /// Which release answers, if a token is taken.
+    /// The gateway's version, if it accepts the token.
     version: Option<String>,
-    /// Connected peers, if a token is taken.
+    /// Connected peers, if the gateway accepts the token.
     peers: Option<usize>,
-    /// What to do if there are none although the gateway is online.
+    /// What to do if an online gateway has no peers.
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<String>,
 }
 
-/// Says whether the gateway is ready. This needs no token.
+/// Prints whether the gateway is ready. This needs no token.
 ///
 /// # Errors
-/// That it is not ready, or that none runs.
+/// When it is not ready, or none is running.
 pub async fn health(loaded: &Loaded, args: HealthArgs) -> anyhow::Result<()> {
-    let Asking { json, node } = args.asking;
-    let client = client_of(loaded, &node).await?;
-    let (status, said) = client.readiness("/readyz", HEALTH_BYTES_MAX).await?;
+    let RequestOptions { json, node } = args.options;
+    let client = client_for(loaded, &node).await?;
+    let (status, body) = client.readiness("/readyz", HEALTH_BYTES_MAX).await?;
     let ready = status == StatusCode::OK;
-    let said = String::from_utf8_lossy(&said);
-    // A word, and a sentence for each part that is degraded.
-    let mut lines = said.lines().map(|line| printable(line).into_owned());
+    let body = String::from_utf8_lossy(&body);
+    // The first line is the stage, and each further line a degraded part.
+    let mut lines = body.lines().map(|line| printable(line).into_owned());
     let (stage, degraded) = (lines.next().unwrap_or_default(), lines.collect());
-    let version = client.ask::<VersionView>(Method::GET, "/api/v1/version", None::<&()>, Wait::Short).await;
-    let node = client.ask::<NodeView>(Method::GET, "/api/v1/node", None::<&()>, Wait::Short).await.ok();
+    let version = client.call::<VersionView>(Method::GET, "/api/v1/version", None::<&()>, Wait::Short).await;
+    let node = client.call::<NodeView>(Method::GET, "/api/v1/node", None::<&()>, Wait::Short).await.ok();
     let (peers, advice) = node.map_or((None, None), |node| (Some(node.peers), node.advice));
     let view = HealthView { ready, stage, degraded, version: version.ok().map(|view| view.version), peers, advice };
     print_view(json, &view, |view| {
@@ -74,7 +74,7 @@ pub async fn health(loaded: &Loaded, args: HealthArgs) -> anyhow::Result<()> {
         format!("{}{version}\n{degraded}{advice}", view.stage)
     })?;
     if !ready {
-        bail!("the gateway at {} had better get no requests: it is {}", client.url(), view.stage);
+        bail!("the gateway at {} is not ready: it is {}", client.url(), view.stage);
     }
     Ok(())
 }
@@ -84,32 +84,32 @@ Examples:
   causeway audit                         the last hundred changes
   causeway audit --json | jq -r '.entries[] | select(.status >= 400)'
 
-A change without a status is under way, or the gateway ended while it was: then it may have been made or not.";
+A change without a status is in progress, or was interrupted by the end of the gateway: its result is unknown then.";
 
 /// `causeway audit`
 #[derive(Debug, Args)]
-#[command(after_help = format!("{AUDIT}\n\n{RUNNING}"))]
+#[command(after_help = format!("{AUDIT}\n\n{GATEWAY_REQUIRED}"))]
 pub struct AuditArgs {
-    /// The last so many, up to 10000
+    /// The number of latest entries, up to 10000
     #[arg(long, short, value_name = "NUMBER", default_value_t = 100)]
     limit: u32,
-    /// How it is asked.
+    /// Output format and node.
     #[command(flatten)]
-    pub asking: Asking,
+    pub options: RequestOptions,
 }
 
-/// Prints the last changes, the newest last, as a log is read.
+/// Prints the latest entries in the order of their time.
 ///
 /// # Errors
-/// What was answered instead.
+/// When the gateway cannot be reached or rejects the request.
 pub async fn audit(loaded: &Loaded, args: AuditArgs) -> anyhow::Result<()> {
-    let AuditArgs { limit, asking } = args;
+    let AuditArgs { limit, options } = args;
     let path = format!("/api/v1/audit{}", query(&[("limit", limit.to_string())]));
-    let changes: AuditView = running(loaded, &asking.node).await?.get(&path).await?;
-    print_view(asking.json, &changes, audit_text)
+    let changes: AuditView = connect(loaded, &options.node).await?.get(&path).await?;
+    print_view(options.json, &changes, audit_text)
 }
 
-/// What the request was about, as far as its path does not say so.
+/// The detail of an entry, cut to [`DETAIL_CHARS_MAX`].
 fn detail(entry: &Entry) -> String {
     let Some(detail) = &entry.detail else { return String::new() };
     let text = printable(&detail.to_string()).into_owned();

@@ -1,7 +1,7 @@
-//! What can be typed after `causeway pin`.
+//! The arguments of `causeway pin`.
 
-use crate::pin::show::word;
-use crate::place::{Asking, NodePlace, RUNNING};
+use crate::options::{GATEWAY_REQUIRED, NodeOptions, RequestOptions};
+use crate::pin::show::status_name;
 use crate::values::{duration, pair};
 use api::pins::StatusView;
 use clap::{Args, Subcommand};
@@ -10,8 +10,8 @@ use content::Cid;
 use std::time::Duration;
 
 const HELP: &str = "\
-A pin keeps a DAG with all of its blocks. The gateway fetches what is not here, tries again when it fails, and announces what it has. \
-A token sees and changes its own pins; commands on the gateway's data folder are the operator's.";
+A pin keeps a DAG with all of its blocks. The gateway fetches missing blocks, retries after failures, and provides the DAG to the \
+network. A token sees and changes its own pins; commands on the gateway's data folder act as the operator.";
 
 const ADD: &str = "\
 Examples:
@@ -20,164 +20,164 @@ Examples:
   causeway pin add --origin /dns4/peer.example.org/tcp/4001/p2p/12D3KooW… bafy…
   causeway pin add --no-wait --json bafy… | jq -r .requestid
 
-This waits until it is here, and shows how far it is. Ctrl-C ends the waiting and not the work: \"causeway pin status\" goes on to \
-tell. Without a gateway that runs, what is in the store is pinned.";
+This waits until the DAG is pinned, and shows the progress. Ctrl-C ends the command, and the gateway continues: \"causeway pin \
+status\" shows the progress later. Without a running gateway, only DAGs that are complete in the store can be pinned.";
 
 const LS: &str = "\
 Examples:
-  causeway pin ls                                  those that are here
+  causeway pin ls                                  pinned DAGs
   causeway pin ls --status queued,pinning,failed
   causeway pin ls --all --name backup --json | jq -r '.results[].pin.cid'
 
-Without a gateway that runs, the pins of the store are listed, whoever asked for them.";
+Without a running gateway, this lists the pins of the store, of all owners.";
 
-const STATUS: &str = "Without a gateway that runs, what the store has of a CID is told.";
+const STATUS: &str = "Without a running gateway, this shows the store's pin of a CID.";
 
 /// `causeway pin`
 #[derive(Debug, Subcommand)]
 #[command(after_help = HELP)]
 pub enum PinCommand {
-    /// Pin a DAG, and fetch what of it is not here
+    /// Pin DAGs, and fetch their missing blocks
     #[command(after_help = ADD)]
     Add(AddArgs),
     /// List pins, the newest first
     #[command(alias = "list", after_help = LS)]
     Ls(LsArgs),
-    /// Remove pins; what no other pin has of them is let go
-    #[command(alias = "remove", after_help = format!("Examples:\n  causeway pin rm bafy…\n  causeway pin rm ID\n\n{RUNNING}"))]
+    /// Unpin DAGs; their blocks without another pin may be evicted
+    #[command(alias = "remove", after_help = format!("Examples:\n  causeway pin rm bafy…\n  causeway pin rm ID\n\n{GATEWAY_REQUIRED}"))]
     Rm {
-        /// Which: the ID of a request, or a CID for all requests for it
+        /// The pins to remove: the ID of a pin request, or a CID for all requests for it
         #[arg(value_name = "ID|CID", required = true)]
         pins: Vec<String>,
-        /// Those of whatever token; IDs only
+        /// Remove pins of any token; only by ID
         #[arg(long)]
         everybody: bool,
-        /// Print an object of JSON for each: what it was
+        /// Print a JSON object for each removed pin
         #[arg(long)]
         json: bool,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
-    /// Say how far a pin is; exit with 1 if it has failed
+    /// Show the status of a pin; exit with 1 if it has failed
     #[command(after_help = format!("Examples:\n  causeway pin status bafy…\n  causeway pin status --watch ID\n\n{STATUS}"))]
     Status {
-        /// Which: the ID of a request, or a CID for the newest request for it
+        /// The pin: the ID of a pin request, or a CID for the newest request for it
         #[arg(value_name = "ID|CID")]
         pin: String,
-        /// Wait until it is here, and show how far it is
+        /// Wait until the DAG is pinned, and show the progress
         #[arg(long, short)]
         watch: bool,
-        /// Print JSON, as the Pinning Service API has it
+        /// Print JSON in the format of the Pinning Service API
         #[arg(long)]
         json: bool,
-        /// Which node is meant.
+        /// The node.
         #[command(flatten)]
-        node: NodePlace,
+        node: NodeOptions,
     },
-    /// Say who has how many pins, and how much there is to do
-    #[command(after_help = format!("Examples:\n  causeway pin owners\n  causeway pin owners --json | jq .pending\n\n{RUNNING}"))]
+    /// Show the number of pins of each owner, and the work that is left
+    #[command(after_help = format!("Examples:\n  causeway pin owners\n  causeway pin owners --json | jq .pending\n\n{GATEWAY_REQUIRED}"))]
     Owners {
-        /// How it is asked.
+        /// Output format and node.
         #[command(flatten)]
-        asking: Asking,
+        options: RequestOptions,
     },
-    /// Pin another DAG in the place of one; blocks that both have are not let go in between
-    #[command(alias = "update", after_help = format!("Example:\n  causeway pin replace ID bafy…\n\n{RUNNING}"))]
+    /// Replace a pin by another DAG; blocks that both contain stay pinned
+    #[command(alias = "update", after_help = format!("Example:\n  causeway pin replace ID bafy…\n\n{GATEWAY_REQUIRED}"))]
     Replace {
-        /// Which is replaced: the ID of a request, or a CID for the newest request for it
+        /// The pin to replace: the ID of a pin request, or a CID for the newest request for it
         #[arg(value_name = "ID|CID")]
         old: String,
-        /// What comes in its place
+        /// The new DAG.
         #[command(flatten)]
         new: Box<AddArgs>,
     },
 }
 
-/// What is to be pinned, and how it is waited for.
+/// What to pin, and how long to wait.
 #[derive(Debug, Args)]
 pub struct AddArgs {
     /// What to pin: CID, CID/PATH or /ipfs/CID/PATH
     #[arg(value_name = "CID|PATH", required = true)]
     pub(super) paths: Vec<String>,
-    /// What to call it
+    /// The name of the pins
     #[arg(long)]
     pub(super) name: Option<String>,
-    /// Ask this peer first: a multiaddr that ends in /p2p/ and the peer's id (repeatable)
+    /// Fetch from this peer first: a multiaddr that ends in /p2p/ID (repeatable)
     #[arg(long, value_name = "MULTIADDR")]
     pub(super) origin: Vec<String>,
-    /// Keep a text with it (repeatable)
+    /// Store metadata with the pins (repeatable)
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     pub(super) meta: Vec<(String, String)>,
-    /// Wait until it is here; this is what happens anyway
+    /// Wait until the DAGs are pinned; this is the default
     #[arg(long, conflicts_with = "no_wait")]
     pub(super) wait: bool,
-    /// Ask for it and leave
+    /// Return without waiting
     #[arg(long)]
     pub(super) no_wait: bool,
-    /// Wait no longer than this, such as 10m; it goes on all the same
+    /// Wait at most this long, such as 10m; pinning continues after that
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(super) timeout: Option<Duration>,
-    /// Print an object of JSON for each, as the Pinning Service API has it
+    /// Print a JSON object for each pin, in the format of the Pinning Service API
     #[arg(long)]
     pub(super) json: bool,
-    /// Which node is meant.
+    /// The node.
     #[command(flatten)]
-    pub(super) node: NodePlace,
+    pub(super) node: NodeOptions,
 }
 
-/// Which pins are listed.
+/// The filter and the output of `causeway pin ls`.
 #[derive(Debug, Args)]
 pub struct LsArgs {
-    /// Only those with one of these: queued, pinning, pinned, failed; pinned if left out
+    /// Only pins with one of these statuses: queued, pinning, pinned, failed [default: pinned]
     #[arg(long, value_name = "STATUS", value_delimiter = ',', value_parser = status)]
     pub(super) status: Vec<StatusView>,
-    /// Whatever their status
+    /// Pins with any status
     #[arg(long, short, conflicts_with = "status")]
     pub(super) all: bool,
-    /// Only those that are called so; with --partial, whose name has this in it
+    /// Only pins with this name; with --partial, only pins whose name contains it
     #[arg(long)]
     pub(super) name: Option<String>,
-    /// Compare parts of names, whatever their case
+    /// Match a part of the name, ignoring case
     #[arg(long, requires = "name")]
     pub(super) partial: bool,
-    /// Only those of these CIDs (repeatable)
+    /// Only pins of this CID (repeatable)
     #[arg(long, value_name = "CID")]
     pub(super) cid: Vec<Cid>,
-    /// Those of all tokens, with whatever status unless --status says more
+    /// Pins of all tokens, with any status unless --status is given
     #[arg(long)]
     pub(super) everybody: bool,
-    /// Those of the token with this name or id; implies --everybody
+    /// Pins of the token with this name or ID; implies --everybody
     #[arg(long, value_name = "NAME|ID")]
     pub(super) owner: Option<String>,
-    /// The newest so many
+    /// The maximum number of pins, newest first
     #[arg(long, short, value_name = "NUMBER")]
     pub(super) limit: Option<usize>,
-    /// Print JSON, as the Pinning Service API has it
+    /// Print JSON in the format of the Pinning Service API
     #[arg(long)]
     pub(super) json: bool,
-    /// Which node is meant.
+    /// The node.
     #[command(flatten)]
-    pub(super) node: NodePlace,
+    pub(super) node: NodeOptions,
 }
 
 impl PinCommand {
-    /// The settings that were given.
+    /// The settings that the options override.
     pub fn flags(&self) -> Flags {
         match self {
             Self::Add(args) => (&args.node).into(),
             Self::Replace { new, .. } => (&new.node).into(),
             Self::Ls(args) => (&args.node).into(),
             Self::Rm { node, .. } | Self::Status { node, .. } => node.into(),
-            Self::Owners { asking } => asking.flags(),
+            Self::Owners { options } => options.flags(),
         }
     }
 }
 
-/// Every status there is.
+/// All statuses.
 pub const STATUSES: [StatusView; 4] = [StatusView::Queued, StatusView::Pinning, StatusView::Pinned, StatusView::Failed];
 
 fn status(text: &str) -> Result<StatusView, String> {
-    let known = STATUSES.into_iter().find(|status| word(*status) == text);
-    known.ok_or_else(|| "this is queued, pinning, pinned or failed".to_owned())
+    let known = STATUSES.into_iter().find(|status| status_name(*status) == text);
+    known.ok_or_else(|| "must be queued, pinning, pinned or failed".to_owned())
 }

@@ -1,31 +1,31 @@
-//! `causeway pin`: what is kept for good, and fetched if it is not here.
+//! `causeway pin`: pins.
 //!
-//! Goals: a person sees how far it is and why it does not go on; a script learns by the exit code whether it is here. Pins are those
-//! of the token that is shown, as any client of the Pinning Service API sees them (`admin::pins::psa`).
+//! Goals: the operator sees the progress of a pin and why it stalls; scripts learn by the exit code whether the DAG is
+//! pinned. The pins are those of the token, as for any client of the Pinning Service API (`admin::pins::psa`).
 //!
-//! Without a gateway that runs, what is in the store can be pinned and listed. Nothing is removed then: whose pins they are is known
-//! to the gateway.
+//! Without a running gateway, complete DAGs of the store can be pinned and listed, but not unpinned: only the gateway knows
+//! the owners of pins.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`args`] | what can be typed |
-//! | [`everybody`] | the pins of all tokens, for the operator |
-//! | [`show`] | pins, as people are shown them |
+//! | [`args`] | arguments |
+//! | [`all_owners`] | the pins of all tokens, for the operator |
+//! | [`show`] | pins as text |
 
+pub mod all_owners;
 pub mod args;
-pub mod everybody;
 pub mod show;
 
 pub use self::args::{AddArgs, LsArgs, PinCommand};
 
 use self::args::STATUSES;
-use self::show::{describe, details, line, rows, short, word};
+use self::show::{describe, details, line, rows, short, status_name};
+use crate::audited_change::AuditedChange;
 use crate::output::{print_line, print_view};
 use crate::progress::Progress;
-use crate::recorded::Recorded;
 use crate::remote::address::{query, segment};
-use crate::remote::{Remote, Worker, reach, running};
-use crate::store_cli::{Named, and_close_now};
+use crate::remote::{Backend, Remote, connect, open_or_connect};
+use crate::store_cli::{ContentRef, finish_and_close_async};
 use anyhow::{Context as _, bail, ensure};
 use api::peers::{ConnectRequest, ConnectedView};
 use api::pins::{PinResultsView, PinStatusView, PinView, StatusView, rfc3339};
@@ -38,39 +38,39 @@ use services::stores;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// How often a pin is looked at that is being made: at first, and in the long run.
-const GLANCES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// How long it may take to connect with an origin, in seconds.
-const ORIGIN_SECONDS: u64 = 10;
-/// Pins that are asked for at a time.
+/// The interval of polling a pin that is being fetched: the first, and the longest.
+const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// The timeout of a connection to an origin, in seconds.
+const ORIGIN_TIMEOUT_SECONDS: u64 = 10;
+/// Pins per request.
 const PAGE: usize = 1000;
 
 /// Runs a command.
 ///
 /// # Errors
-/// One line of what went wrong, and what to do; among it that a pin has failed.
+/// With a message for the user, also when a pin has failed.
 pub async fn run(loaded: &Loaded, command: PinCommand) -> anyhow::Result<()> {
     match command {
         PinCommand::Add(args) => add(loaded, &args).await,
-        PinCommand::Ls(args) if args.everybody || args.owner.is_some() => everybody::ls(loaded, &args).await,
+        PinCommand::Ls(args) if args.everybody || args.owner.is_some() => all_owners::ls(loaded, &args).await,
         PinCommand::Ls(args) => ls(loaded, &args).await,
         PinCommand::Rm { pins, everybody, json, node } => {
-            let remote = running(loaded, &node).await?;
+            let remote = connect(loaded, &node).await?;
             for pin in &pins {
-                if everybody { everybody::rm(&remote, pin, json).await? } else { rm(&remote, pin, json).await? }
+                if everybody { all_owners::rm(&remote, pin, json).await? } else { rm(&remote, pin, json).await? }
             }
             Ok(())
         }
-        PinCommand::Owners { asking } => everybody::owners(loaded, &asking).await,
+        PinCommand::Owners { options } => all_owners::owners(loaded, &options).await,
         PinCommand::Status { pin, watch, json, node } => {
-            let found = match reach(loaded, &node, async || stores::open_existing(loaded).await).await? {
-                Worker::There(remote) => {
+            let found = match open_or_connect(loaded, &node, async || stores::open_existing(loaded).await).await? {
+                Backend::Remote(remote) => {
                     let found = one(&remote, &pin).await?;
                     if watch { wait(&remote, found, None).await? } else { found }
                 }
-                Worker::Here(store) => {
-                    let found = one_here(&*store, &pin).await;
-                    and_close_now(&*store, found).await?
+                Backend::Local(store) => {
+                    let found = pin_in_store(&*store, &pin).await;
+                    finish_and_close_async(&*store, found).await?
                 }
             };
             print_view(json, &found, describe)?;
@@ -81,37 +81,37 @@ pub async fn run(loaded: &Loaded, command: PinCommand) -> anyhow::Result<()> {
 }
 
 async fn add(loaded: &Loaded, args: &AddArgs) -> anyhow::Result<()> {
-    let named = args.paths.iter().map(|path| Named::parse(path)).collect::<anyhow::Result<Vec<_>>>()?;
-    match reach(loaded, &args.node, async || stores::open_existing(loaded).await).await? {
-        Worker::There(remote) => {
-            let mut asked = Vec::new();
+    let named = args.paths.iter().map(|path| ContentRef::parse(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    match open_or_connect(loaded, &args.node, async || stores::open_existing(loaded).await).await? {
+        Backend::Remote(remote) => {
+            let mut requested = Vec::new();
             for named in &named {
-                let pin = wanted(&remote, named, args).await?;
-                asked.push(remote.post("/psa/pins", &pin).await.with_context(|| unpinned(named))?);
+                let pin = pin_request(&remote, named, args).await?;
+                requested.push(remote.post("/psa/pins", &pin).await.with_context(|| unpinned(named))?);
             }
-            conclude(&remote, asked, args).await
+            wait_and_print(&remote, requested, args).await
         }
-        Worker::Here(store) => {
-            let asked = json!({ "paths": args.paths, "name": args.name });
-            let added = match Recorded::begin(&loaded.config.data_dir, "pin add", asked.clone()) {
-                Ok(record) => record.end(add_here(&*store, &named, args).await, |()| asked),
+        Backend::Local(store) => {
+            let request = json!({ "paths": args.paths, "name": args.name });
+            let added = match AuditedChange::begin(&loaded.config.data_dir, "pin add", request.clone()) {
+                Ok(record) => record.end(add_to_store(&*store, &named, args).await, |()| request),
                 Err(error) => Err(error),
             };
-            and_close_now(&*store, added).await
+            finish_and_close_async(&*store, added).await
         }
     }
 }
 
-fn unpinned(named: &Named) -> String {
-    format!("{} was not pinned", named.said())
+fn unpinned(named: &ContentRef) -> String {
+    format!("{} was not pinned", named.text())
 }
 
-/// What is asked for. A path is looked up first, and fetched as far as that needs.
-async fn wanted(remote: &Remote, named: &Named, args: &AddArgs) -> anyhow::Result<PinView> {
+/// The request for a pin. A path is resolved first, for which blocks are fetched.
+async fn pin_request(remote: &Remote, named: &ContentRef, args: &AddArgs) -> anyhow::Result<PinView> {
     let cid = if named.is_root() {
         named.root()
     } else {
-        meet(remote, &args.origin).await;
+        connect_to_origins(remote, &args.origin).await;
         let blocks = remote.blocks_below(named.root());
         *named.find(&blocks).await.with_context(|| unpinned(named))?.cid()
     };
@@ -124,39 +124,36 @@ async fn wanted(remote: &Remote, named: &Named, args: &AddArgs) -> anyhow::Resul
     })
 }
 
-/// Has the gateway connect with those who are said to have it, as far as they can be reached and the token is good for that.
-async fn meet(remote: &Remote, origins: &[String]) {
+/// Connects the gateway to the origins, if they can be reached and the token authorises it.
+async fn connect_to_origins(remote: &Remote, origins: &[String]) {
     for origin in origins {
-        let request = ConnectRequest { address: origin.clone(), timeout_seconds: Some(ORIGIN_SECONDS) };
-        // What stands against it, the pin says.
+        let request = ConnectRequest { address: origin.clone(), timeout_seconds: Some(ORIGIN_TIMEOUT_SECONDS) };
+        // The status of the pin has the error.
         _ = remote.post::<ConnectedView>("/api/v1/peers/connect", &request).await;
     }
 }
 
-/// Waits for what was asked for, if that is wanted, and says what has become of it.
-async fn conclude(remote: &Remote, asked: Vec<PinStatusView>, args: &AddArgs) -> anyhow::Result<()> {
+/// Waits for the requested pins unless `--no-wait` is given, and prints them.
+async fn wait_and_print(remote: &Remote, requested: Vec<PinStatusView>, args: &AddArgs) -> anyhow::Result<()> {
     let mut failed = Ok(());
-    for pin in asked {
+    for pin in requested {
         let pin = if args.no_wait { pin } else { wait(remote, pin, args.timeout).await? };
         let line = if args.json { serde_json::to_string(&pin)? } else { line(&pin) };
         print_line(&line)?;
-        // The others are waited for all the same.
+        // The other pins are awaited all the same.
         failed = failed.and(check(&pin));
     }
     failed
 }
 
-async fn add_here(store: &dyn BlockStore, named: &[Named], args: &AddArgs) -> anyhow::Result<()> {
-    ensure!(
-        args.origin.is_empty() && args.meta.is_empty(),
-        "no gateway runs, so nobody is asked and nothing is kept with it"
-    );
+async fn add_to_store(store: &dyn BlockStore, named: &[ContentRef], args: &AddArgs) -> anyhow::Result<()> {
+    ensure!(args.origin.is_empty() && args.meta.is_empty(), "no gateway is running: --origin and --meta require one");
     cache::pins::check_name(args.name.as_deref())?;
     for named in named {
         let root = *named.find(store).await.with_context(|| unpinned(named))?.cid();
         let pins = Addition::begin(store).await?.pin(&[root], args.name.as_deref()).await;
         let pins =
-            pins.with_context(|| format!("{} (start the gateway: it fetches what is missing)", unpinned(named)))?;
+            pins.with_context(|| format!("{} (start the gateway, which fetches missing blocks)", unpinned(named)))?;
         for pin in pins.iter().map(of_store) {
             print_line(&if args.json { serde_json::to_string(&pin)? } else { line(&pin) })?;
         }
@@ -165,35 +162,35 @@ async fn add_here(store: &dyn BlockStore, named: &[Named], args: &AddArgs) -> an
 }
 
 async fn replace(loaded: &Loaded, old: &str, args: &AddArgs) -> anyhow::Result<()> {
-    let [path] = &args.paths[..] else { bail!("one DAG comes in the place of another: name one") };
-    let named = Named::parse(path)?;
-    let remote = running(loaded, &args.node).await?;
+    let [path] = &args.paths[..] else { bail!("a pin is replaced by exactly one DAG: give one CID or path") };
+    let named = ContentRef::parse(path)?;
+    let remote = connect(loaded, &args.node).await?;
     let old = one(&remote, old).await?;
-    let mut pin = wanted(&remote, &named, args).await?;
-    // What is not said again stays.
+    let mut pin = pin_request(&remote, &named, args).await?;
+    // Name and metadata are kept unless new ones are given.
     pin.name = pin.name.or(old.pin.name);
     pin.meta = pin.meta.or(old.pin.meta);
-    let asked = remote.post(&request(&old.requestid), &pin).await.with_context(|| unpinned(&named))?;
-    conclude(&remote, vec![asked], args).await
+    let requested = remote.post(&request_path(&old.requestid), &pin).await.with_context(|| unpinned(&named))?;
+    wait_and_print(&remote, vec![requested], args).await
 }
 
-/// Looks at a pin until nothing more becomes of it, or for so long.
+/// Polls a pin until it is pinned or has failed, or the timeout is over.
 async fn wait(remote: &Remote, pin: PinStatusView, timeout: Option<Duration>) -> anyhow::Result<PinStatusView> {
-    let (mut pin, mut glance, mut progress) = (pin, GLANCES.0, Progress::new());
+    let (mut pin, mut interval, mut progress) = (pin, POLL_INTERVALS.0, Progress::new());
     while matches!(pin.status, StatusView::Queued | StatusView::Pinning) {
         if let Some(timeout) = timeout.filter(|timeout| progress.elapsed() >= *timeout) {
             progress.hide();
-            bail!("{} is not here after {} s: {}", pin.pin.cid, timeout.as_secs(), details(&pin));
+            bail!("{} is not pinned after {} s: {}", pin.pin.cid, timeout.as_secs(), details(&pin));
         }
         progress.show(|_| format!("{}: {}", short(&pin.pin.cid), details(&pin)));
-        tokio::time::sleep(glance).await;
-        glance = (glance * 5 / 4).min(GLANCES.1);
-        pin = remote.get(&request(&pin.requestid)).await?;
+        tokio::time::sleep(interval).await;
+        interval = (interval * 5 / 4).min(POLL_INTERVALS.1);
+        pin = remote.get(&request_path(&pin.requestid)).await?;
     }
     Ok(pin)
 }
 
-/// That a pin has failed is an error.
+/// Fails if the pin has failed.
 fn check(pin: &PinStatusView) -> anyhow::Result<()> {
     ensure!(pin.status != StatusView::Failed, "{} was not pinned: {}", pin.pin.cid, details(pin));
     Ok(())
@@ -204,9 +201,9 @@ async fn rm(remote: &Remote, pin: &str, json: bool) -> anyhow::Result<()> {
         Ok(cid) => all(remote, &of_cid(&cid), usize::MAX).try_collect::<Vec<_>>().await?,
         Err(_) => vec![one(remote, pin).await?],
     };
-    ensure!(!found.is_empty(), "nothing of {pin} is pinned with this token");
+    ensure!(!found.is_empty(), "this token has no pin of {pin}");
     for pin in found {
-        remote.remove(&request(&pin.requestid)).await?;
+        remote.remove(&request_path(&pin.requestid)).await?;
         let removed =
             if json { serde_json::to_string(&pin)? } else { format!("unpinned {} ({})", pin.pin.cid, pin.requestid) };
         print_line(&removed)?;
@@ -214,26 +211,28 @@ async fn rm(remote: &Remote, pin: &str, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The request that is called so, or the newest for a CID.
+/// The pin request with an ID, or the newest one for a CID.
 async fn one(remote: &Remote, pin: &str) -> anyhow::Result<PinStatusView> {
     let Ok(cid) = pin.parse::<Cid>() else {
-        return remote.get(&request(pin)).await.with_context(|| format!("\"{pin}\""));
+        return remote.get(&request_path(pin)).await.with_context(|| format!("pin \"{pin}\""));
     };
     let newest = all(remote, &of_cid(&cid), 1).try_collect::<Vec<_>>().await?.pop();
-    newest.with_context(|| format!("nothing of {cid} is pinned or asked for with this token"))
+    newest.with_context(|| format!("this token has no pin request for {cid}"))
 }
 
-/// The pin of a CID in a store that no gateway runs on.
-async fn one_here(store: &dyn BlockStore, pin: &str) -> anyhow::Result<PinStatusView> {
+/// The pin of a CID in a store without a running gateway.
+async fn pin_in_store(store: &dyn BlockStore, pin: &str) -> anyhow::Result<PinStatusView> {
     let cid = pin.parse::<Cid>();
-    let cid = cid.ok().with_context(|| format!("\"{pin}\" is no CID: identifiers are known to a gateway that runs"))?;
+    let cid = cid
+        .ok()
+        .with_context(|| format!("\"{pin}\" is not a CID, and IDs of pin requests require a running gateway"))?;
     let pins = store.pins().await?;
     let found = pins.iter().find(|pin| pin.root.hash() == cid.hash() && pin.root.codec() == cid.codec());
-    Ok(of_store(found.with_context(|| format!("{cid} is not pinned here"))?))
+    Ok(of_store(found.with_context(|| format!("{cid} is not pinned in this store"))?))
 }
 
-/// Where a request is.
-fn request(id: &str) -> String {
+/// The path of a pin request in the API.
+fn request_path(id: &str) -> String {
     format!("/psa/pins/{}", segment(id))
 }
 
@@ -242,17 +241,17 @@ fn of_cid(cid: &Cid) -> Vec<(&'static str, String)> {
 }
 
 fn statuses(statuses: &[StatusView]) -> (&'static str, String) {
-    ("status", statuses.iter().copied().map(word).collect::<Vec<_>>().join(","))
+    ("status", statuses.iter().copied().map(status_name).collect::<Vec<_>>().join(","))
 }
 
 async fn ls(loaded: &Loaded, args: &LsArgs) -> anyhow::Result<()> {
     let limit = args.limit.unwrap_or(usize::MAX);
     let found: Vec<PinStatusView> =
-        match reach(loaded, &args.node, async || stores::open_existing(loaded).await).await? {
-            Worker::There(remote) => all(&remote, &filter(args), limit).try_collect().await?,
-            Worker::Here(store) => {
+        match open_or_connect(loaded, &args.node, async || stores::open_existing(loaded).await).await? {
+            Backend::Remote(remote) => all(&remote, &filter(args), limit).try_collect().await?,
+            Backend::Local(store) => {
                 let pins = store.pins().await.map_err(anyhow::Error::from);
-                of_store_filtered(and_close_now(&*store, pins).await?, args, limit)
+                of_store_filtered(finish_and_close_async(&*store, pins).await?, args, limit)
             }
         };
     let view = PinResultsView { count: i32::try_from(found.len()).unwrap_or(i32::MAX), results: found };
@@ -276,21 +275,21 @@ fn filter(args: &LsArgs) -> Vec<(&'static str, String)> {
     filter
 }
 
-/// The pins that a filter leaves, page by page.
+/// The pins that match a filter, page by page.
 fn all<'a>(
     remote: &'a Remote,
     filter: &'a [(&'static str, String)],
     limit: usize,
 ) -> impl Stream<Item = anyhow::Result<PinStatusView>> + 'a {
     struct Pages {
-        here: VecDeque<PinStatusView>,
+        loaded: VecDeque<PinStatusView>,
         before: Option<String>,
         left: usize,
         last: bool,
     }
-    let pages = Pages { here: VecDeque::new(), before: None, left: limit, last: false };
+    let pages = Pages { loaded: VecDeque::new(), before: None, left: limit, last: false };
     stream::try_unfold(pages, move |mut pages| async move {
-        if pages.here.is_empty() && !pages.last && pages.left > 0 {
+        if pages.loaded.is_empty() && !pages.last && pages.left > 0 {
             let limit = PAGE.min(pages.left);
             let mut parameters = filter.to_vec();
             parameters.push(("limit", limit.to_string()));
@@ -298,20 +297,20 @@ fn all<'a>(
             let page: PinResultsView = remote.get(&format!("/psa/pins{}", query(&parameters))).await?;
             pages.last = page.results.len() < limit;
             pages.before = page.results.last().map(|pin| pin.created.clone());
-            pages.here = page.results.into();
+            pages.loaded = page.results.into();
         }
         pages.left = pages.left.saturating_sub(1);
-        Ok(pages.here.pop_front().map(|pin| (pin, pages)))
+        Ok(pages.loaded.pop_front().map(|pin| (pin, pages)))
     })
 }
 
-/// A pin of a store that no gateway runs on.
+/// A pin of a store without a running gateway.
 fn of_store(pin: &PinSummary) -> PinStatusView {
     let info = [("blocks", pin.blocks), ("bytes", pin.bytes)].map(|(key, value)| (key.to_owned(), value.to_string()));
     let mut info: BTreeMap<String, String> = info.into();
     if pin.state == PinState::Partial {
-        let words = "blocks of it are missing here: the gateway fetches them when it runs";
-        info.insert("status_details".to_owned(), words.to_owned());
+        let details = "blocks are missing in the store: a running gateway fetches them";
+        info.insert("status_details".to_owned(), details.to_owned());
     }
     PinStatusView {
         requestid: String::new(),
@@ -328,18 +327,18 @@ fn of_store(pin: &PinSummary) -> PinStatusView {
 
 fn of_store_filtered(mut pins: Vec<PinSummary>, args: &LsArgs, limit: usize) -> Vec<PinStatusView> {
     pins.sort_by_key(|pin| std::cmp::Reverse(pin.created));
-    let is_called = |name: &str, wanted: &str| match args.partial {
+    let matches_name = |name: &str, wanted: &str| match args.partial {
         true => name.to_lowercase().contains(&wanted.to_lowercase()),
         false => name == wanted,
     };
     let pinned = [StatusView::Pinned];
     let statuses = if args.status.is_empty() { &pinned[..] } else { &args.status };
-    let is_wanted = |pin: &PinStatusView, root: &Cid| {
+    let matches = |pin: &PinStatusView, root: &Cid| {
         (args.all || statuses.contains(&pin.status))
-            && args.name.as_deref().is_none_or(|name| is_called(pin.pin.name.as_deref().unwrap_or_default(), name))
+            && args.name.as_deref().is_none_or(|name| matches_name(pin.pin.name.as_deref().unwrap_or_default(), name))
             && (args.cid.is_empty()
                 || args.cid.iter().any(|cid| cid.hash() == root.hash() && cid.codec() == root.codec()))
     };
     let views = pins.iter().map(|pin| (of_store(pin), pin.root));
-    views.filter(|(view, root)| is_wanted(view, root)).map(|(view, _)| view).take(limit).collect()
+    views.filter(|(view, root)| matches(view, root)).map(|(view, _)| view).take(limit).collect()
 }

@@ -1,12 +1,12 @@
-//! Pins, as people are shown them.
+//! Pins as text.
 
 use crate::output::{count, table};
 use crate::store_cli::printable;
 use api::pins::{PinStatusView, StatusView};
 use api::text::size;
 
-/// As it is written.
-pub fn word(status: StatusView) -> &'static str {
+/// The name of a status in the Pinning Service API.
+pub fn status_name(status: StatusView) -> &'static str {
     match status {
         StatusView::Queued => "queued",
         StatusView::Pinning => "pinning",
@@ -15,30 +15,30 @@ pub fn word(status: StatusView) -> &'static str {
     }
 }
 
-/// What is said of a pin that is not done: how far it is, and what stands against it.
+/// The progress of a pin, and the last error.
 pub fn details(pin: &PinStatusView) -> String {
-    let mut said = amount(pin).unwrap_or_default();
+    let mut text = amount(pin).unwrap_or_default();
     if let Some(details) = pin.info.get("status_details") {
-        said = if said.is_empty() { details.clone() } else { format!("{said}; {details}") };
+        text = if text.is_empty() { details.clone() } else { format!("{text}; {details}") };
     }
-    if said.is_empty() { word(pin.status).to_owned() } else { said }
+    if text.is_empty() { status_name(pin.status).to_owned() } else { text }
 }
 
-/// How much of it is here.
+/// The stored blocks and bytes of a pin.
 pub fn amount(pin: &PinStatusView) -> Option<String> {
     let number = |key: &str| pin.info.get(key)?.parse::<u64>().ok();
     let (blocks, bytes) = (number("blocks")?, number("bytes")?);
     (blocks > 0).then(|| format!("{}, {}", count(blocks, "block"), size(bytes)))
 }
 
-/// A line about a pin that something was done with.
+/// A line for a pin that was added or changed.
 pub fn line(pin: &PinStatusView) -> String {
     let of = amount(pin).map(|amount| format!(" ({amount})")).unwrap_or_default();
     let id = if pin.requestid.is_empty() { String::new() } else { format!(" {}", pin.requestid) };
-    format!("{} {}{of}{id}", word(pin.status), pin.pin.cid)
+    format!("{} {}{of}{id}", status_name(pin.status), pin.pin.cid)
 }
 
-/// Enough of a CID to tell it by, in a line that must not be long.
+/// The end of a CID, for progress lines.
 pub fn short(cid: &str) -> String {
     match cid.char_indices().nth_back(7) {
         Some((at, _)) if at > 10 => format!("…{}", &cid[at..]),
@@ -46,13 +46,14 @@ pub fn short(cid: &str) -> String {
     }
 }
 
-/// All there is to know of a pin.
+/// All fields of a pin, one on each line.
 pub fn describe(pin: &PinStatusView) -> String {
     let PinStatusView { requestid, status, created, pin: of, info, .. } = pin;
-    let mut lines = vec![("cid", of.cid.clone()), ("id", requestid.clone()), ("status", word(*status).to_owned())];
+    let mut lines =
+        vec![("cid", of.cid.clone()), ("id", requestid.clone()), ("status", status_name(*status).to_owned())];
     lines.extend(of.name.clone().map(|name| ("name", name)));
     lines.push(("created", created.clone()));
-    lines.extend(amount(pin).map(|amount| ("here", amount)));
+    lines.extend(amount(pin).map(|amount| ("stored", amount)));
     lines.extend(info.get("attempts").map(|attempts| ("failed", times(attempts))));
     lines.extend(info.get("status_details").map(|details| ("details", details.clone())));
     lines.extend(of.origins.iter().flatten().map(|origin| ("origin", origin.clone())));
@@ -60,7 +61,7 @@ pub fn describe(pin: &PinStatusView) -> String {
     lines.iter().map(|(key, value)| format!("{key:8} {}\n", printable(value))).collect()
 }
 
-/// How often, in words.
+/// A number of attempts in words.
 fn times(number: &str) -> String {
     if number == "1" { "once".to_owned() } else { format!("{number} times") }
 }
@@ -70,12 +71,19 @@ pub fn rows(pins: &[PinStatusView]) -> String {
     let row = |pin: &PinStatusView| {
         let name = pin.pin.name.as_deref().map(printable).unwrap_or_default();
         let amount = amount(pin).unwrap_or_else(|| "-".to_owned());
-        // To the second, as all lists have it.
+        // Cut to seconds, as in other tables.
         let created = format!("{}Z", pin.created.split(['.', 'Z']).next().unwrap_or_default());
-        [pin.pin.cid.clone(), word(pin.status).to_owned(), amount, created, pin.requestid.clone(), name.into_owned()]
+        [
+            pin.pin.cid.clone(),
+            status_name(pin.status).to_owned(),
+            amount,
+            created,
+            pin.requestid.clone(),
+            name.into_owned(),
+        ]
     };
     if pins.is_empty() {
-        return "there are none\n".to_owned();
+        return "no pins\n".to_owned();
     }
-    table(["CID", "STATUS", "HERE", "CREATED", "ID", "NAME"], pins.iter().map(row))
+    table(["CID", "STATUS", "STORED", "CREATED", "ID", "NAME"], pins.iter().map(row))
 }

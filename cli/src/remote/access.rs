@@ -1,55 +1,55 @@
-//! [`Access`]: what a command shows the gateway, and whom it takes for the gateway.
+//! [`Access`]: the token that a command authenticates with, and the certificates that it trusts.
 //!
-//! Goals: a token is never on the command line, where every user of the machine can read it; the gateway's own token goes to
-//! the gateway of the data folder and to nobody else; whoever is refused hears which token it was.
+//! Goals: a token is never on the command line, where every user of the machine can read it; the token of the data folder
+//! is sent only to the gateway of the data folder; the error of a rejected token says where the token is from.
 
-use crate::place::NodePlace;
+use crate::options::NodeOptions;
 use anyhow::{Context as _, ensure};
 use config::Loaded;
 use std::fmt;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
-/// The longest token, in bytes. They are lines, and short.
+/// The maximum length of a token file, in bytes.
 const TOKEN_BYTES_MAX: u64 = 4096;
-/// What a gateway that runs writes a token to, for commands on its data folder.
+/// The file in the data folder to which a running gateway writes a token for commands.
 const LOCAL_TOKEN: &str = "admin.token";
 
-/// A token and where it is from, and which certificates are trusted.
+/// A token with its origin, and the trusted certificates.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
     token: Option<String>,
     origin: Origin,
-    /// The gateway is that of the data folder.
+    /// The gateway runs on the data folder.
     pub is_local: bool,
-    /// Certificates that are trusted beside the system's.
+    /// Certificates that are trusted in addition to the system's.
     pub ca: Option<PathBuf>,
 }
 
-/// Where a token is from.
+/// The origin of a token.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Origin {
-    /// There is none.
+    /// There is no token.
     #[default]
-    Nowhere,
-    /// There would be one, but this user may not read it.
+    None,
+    /// The data folder has a token, but this user may not read it.
     Unreadable(PathBuf),
     /// `--token-file`.
     File(PathBuf),
-    /// `CAUSEWAY_ADMIN_TOKEN` or the file of settings.
+    /// `CAUSEWAY_ADMIN_TOKEN` or the settings file.
     Settings,
     /// The data folder.
     Local(PathBuf),
 }
 
 impl Access {
-    /// What a command line and settings say. `is_local` says that the gateway is that of the data folder.
+    /// The access that the options and settings give. `is_local`: the gateway runs on the data folder.
     ///
     /// # Errors
-    /// When a file of a token was named and cannot be read.
-    pub fn of(loaded: &Loaded, place: &NodePlace, is_local: bool) -> anyhow::Result<Self> {
-        let ca = place.admin_ca().map(Path::to_owned);
-        if let Some(path) = place.token_file() {
+    /// When the file of `--token-file` cannot be read.
+    pub fn of(loaded: &Loaded, node: &NodeOptions, is_local: bool) -> anyhow::Result<Self> {
+        let ca = node.admin_ca().map(Path::to_owned);
+        if let Some(path) = node.token_file() {
             let token = read(path).with_context(|| format!("the token in {} cannot be read", path.display()))?;
             return Ok(Self { token: Some(token), origin: Origin::File(path.to_owned()), is_local, ca });
         }
@@ -64,8 +64,8 @@ impl Access {
             Ok(token) => Self { token: Some(token), origin: Origin::Local(path), is_local, ca },
             Err(error) => {
                 let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-                let is_another_users = kind == Some(ErrorKind::PermissionDenied);
-                let origin = if is_another_users { Origin::Unreadable(path) } else { Origin::Nowhere };
+                let is_forbidden = kind == Some(ErrorKind::PermissionDenied);
+                let origin = if is_forbidden { Origin::Unreadable(path) } else { Origin::None };
                 Self { token: None, origin, is_local, ca }
             }
         })
@@ -77,47 +77,46 @@ impl Access {
     }
 }
 
-/// What to do when the gateway does not take it.
+/// The second half of an error about a missing or rejected token, after "the gateway at URL".
 impl fmt::Display for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.origin {
-            Origin::Nowhere => write!(
+            Origin::None => write!(
                 f,
-                "asks for a token: set CAUSEWAY_ADMIN_TOKEN, or name a file with --token-file (\"causeway token create\" on \
-                 the gateway's machine makes one)"
+                "requires a token: set CAUSEWAY_ADMIN_TOKEN, or use --token-file (\"causeway token create\" on the \
+                 gateway's machine creates one)"
             ),
             Origin::Unreadable(path) => write!(
                 f,
-                "asks for a token, and {} cannot be read by this user: be the gateway's user, or set CAUSEWAY_ADMIN_TOKEN",
+                "requires a token, and this user may not read {}: run this as the gateway's user, or set \
+                 CAUSEWAY_ADMIN_TOKEN",
                 path.display()
             ),
             Origin::File(path) => write!(
                 f,
-                "does not take the token in {}: \"causeway token ls\" on the gateway's machine lists those that it takes",
+                "rejected the token in {}: \"causeway token ls\" on the gateway's machine lists the valid tokens",
                 path.display()
             ),
             Origin::Settings => write!(
                 f,
-                "does not take the token of CAUSEWAY_ADMIN_TOKEN or of the settings: \"causeway token ls\" on the \
-                 gateway's machine lists those that it takes"
+                "rejected the token of CAUSEWAY_ADMIN_TOKEN or of the settings: \"causeway token ls\" on the gateway's \
+                 machine lists the valid tokens"
             ),
-            Origin::Local(path) => write!(
-                f,
-                "does not take the token in {}: it may have been started anew this moment, so try again",
-                path.display()
-            ),
+            Origin::Local(path) => {
+                write!(f, "rejected the token in {}: the gateway may just have restarted, so try again", path.display())
+            }
         }
     }
 }
 
-/// A token out of a file, without blanks around it.
+/// Reads a token from a file, without leading and trailing whitespace.
 fn read(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     std::fs::File::open(path)?.take(TOKEN_BYTES_MAX + 1).read_to_string(&mut text)?;
     let token = text.trim();
-    ensure!(text.len() as u64 <= TOKEN_BYTES_MAX, "it is too long for a token");
-    ensure!(!token.is_empty(), "it is empty");
-    ensure!(token.bytes().all(|byte| byte.is_ascii_graphic()), "a token is one word");
+    ensure!(text.len() as u64 <= TOKEN_BYTES_MAX, "the file is too long for a token");
+    ensure!(!token.is_empty(), "the file is empty");
+    ensure!(token.bytes().all(|byte| byte.is_ascii_graphic()), "a token must be one word");
     Ok(token.to_owned())
 }
 
@@ -133,11 +132,11 @@ mod tests {
             ..Flags::default()
         };
         let loaded = config::load(&flags, std::iter::empty()).expect("good settings");
-        Access::of(&loaded, &NodePlace::for_tests(token_file), is_local)
+        Access::of(&loaded, &NodeOptions::for_tests(token_file), is_local)
     }
 
     #[test]
-    fn tokens_are_taken_from_the_nearest_place() {
+    fn the_token_comes_from_the_option_then_the_settings_then_the_data_folder() {
         let dir = tempfile::tempdir().expect("a folder");
         let file = dir.path().join("file");
         std::fs::write(&file, "from-file\n").expect("writes");
@@ -155,19 +154,19 @@ mod tests {
     }
 
     #[test]
-    fn files_that_hold_no_token_are_refused_and_named() {
+    fn files_without_a_token_are_rejected_with_their_path() {
         let dir = tempfile::tempdir().expect("a folder");
         let long = "a".repeat(5000);
         let table = [("", "empty"), ("two words", "one word"), ("tab\there", "one word"), (long.as_str(), "too long")];
         for (text, words) in table {
             let file = dir.path().join("file");
             std::fs::write(&file, text).expect("writes");
-            let error = access(dir.path(), Some(&file), None, true).expect_err("is refused");
-            let said = format!("{error:#}");
-            assert!(said.contains(words) && said.contains("file cannot be read"), "{said}");
+            let error = access(dir.path(), Some(&file), None, true).expect_err("is rejected");
+            let message = format!("{error:#}");
+            assert!(message.contains(words) && message.contains("file cannot be read"), "{message}");
         }
         assert!(access(dir.path(), Some(&dir.path().join("nowhere")), None, true).is_err());
-        let none = access(dir.path(), None, None, true).expect("there is none");
+        let none = access(dir.path(), None, None, true).expect("has no token");
         assert!(none.token().is_none() && none.to_string().contains("set CAUSEWAY_ADMIN_TOKEN"), "{none}");
     }
 }

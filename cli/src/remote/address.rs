@@ -1,21 +1,21 @@
-//! [`Address`]: where an admin listener is; and what is asked for there.
+//! [`Address`]: the address of an admin listener; and encoding of queries and path segments.
 
 use http::Uri;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::net::IpAddr;
 
-/// Where an admin listener is: a URL that has nothing but a scheme, a host and a port.
+/// The address of an admin listener: a URL with only a scheme, a host and a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
-    /// Whether it speaks TLS.
+    /// Whether the scheme is `https`.
     pub is_tls: bool,
-    /// Its name or address, as it stands in the URL.
+    /// The host of the URL; IPv6 addresses are in brackets.
     pub host: String,
     port: u16,
 }
 
 impl Address {
-    /// Reads a URL.
+    /// Parses a URL.
     pub fn parse(url: &str) -> Option<Self> {
         let url: Uri = url.trim().parse().ok()?;
         let authority = url.authority().filter(|authority| !authority.as_str().contains('@'))?;
@@ -41,21 +41,21 @@ impl Address {
         format!("{}://{}", if self.is_tls { "https" } else { "http" }, self.authority())
     }
 
-    /// Whether what is sent there stays on this machine.
+    /// Whether the host is `localhost` or a loopback address.
     pub fn is_loopback(&self) -> bool {
         let bare = self.host.trim_start_matches('[').trim_end_matches(']');
         bare.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(|address: IpAddr| address.is_loopback())
     }
 }
 
-/// A query, with its question mark; nothing if there are no parameters.
+/// A query with its question mark; empty without parameters.
 pub fn query(parameters: &[(&str, String)]) -> String {
     let pairs = parameters.iter().map(|(name, value)| format!("{name}={}", segment(value)));
     let pairs: Vec<String> = pairs.collect();
     if pairs.is_empty() { String::new() } else { format!("?{}", pairs.join("&")) }
 }
 
-/// A text as one segment of a path, or as a value of a query.
+/// Percent-encodes a text as a path segment or a query value.
 pub fn segment(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_encoded() {
+    fn queries_and_segments_are_percent_encoded() {
         assert_eq!(query(&[]), "");
         assert_eq!(query(&[("a", "1&2".to_owned()), ("b", "ä /".to_owned())]), "?a=1%262&b=%C3%A4%20%2F");
         assert_eq!(segment("../x"), "%2E%2E%2Fx");

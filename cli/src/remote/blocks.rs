@@ -1,9 +1,8 @@
-//! [`RemoteBlocks`]: the blocks of a gateway that runs, over its admin listener.
+//! [`RemoteBlocks`]: the blocks of a running gateway, over its admin API, as a [`BlockSource`].
 //!
-//! What reads content from a store reads it from here all the same. Each block is hashed when it has come, so that nothing
-//! between here and there can pass one for another. What the gateway does not hold it fetches, if that is wanted.
+//! Each block is verified against its CID. The gateway fetches missing blocks if a root is given.
 
-use crate::remote::client::{AskError, Client};
+use crate::remote::client::{Client, RequestError};
 use content::{Block, BlockSource, Cid, MAX_BLOCK_BYTES, SourceError, Verdict};
 use futures::future::{BoxFuture, FutureExt as _, ready};
 use http::StatusCode;
@@ -11,56 +10,56 @@ use services::logging::chain;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::Semaphore;
 
-/// Blocks that are asked for at a time.
-const AT_ONCE: usize = 16;
+/// The maximum number of concurrent requests.
+const REQUESTS_MAX: usize = 16;
 
-/// The blocks that a gateway holds. Clones share its connections.
+/// The blocks of a gateway. Clones share its connections.
 #[derive(Clone)]
 pub struct RemoteBlocks {
     client: Arc<Client>,
-    places: Arc<Semaphore>,
-    /// What the blocks are below that are fetched.
+    permits: Arc<Semaphore>,
+    /// The root below which the gateway fetches missing blocks.
     root: Option<Cid>,
-    /// What the gateway said of the first block that it could not fetch.
+    /// The gateway's error for the first block that it could not fetch.
     failure: Arc<OnceLock<String>>,
 }
 
 impl RemoteBlocks {
-    /// The blocks behind an admin listener, and those that the gateway can fetch if they are below a root.
+    /// The blocks of a gateway; with a root, also those below it that the gateway can fetch.
     pub fn new(client: Arc<Client>, root: Option<Cid>) -> Self {
-        Self { client, places: Arc::new(Semaphore::new(AT_ONCE)), root, failure: Arc::default() }
+        Self { client, permits: Arc::new(Semaphore::new(REQUESTS_MAX)), root, failure: Arc::default() }
     }
 
-    /// What the gateway said of the first block that it could not fetch.
+    /// The gateway's error for the first block that it could not fetch.
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
     async fn read(self, cid: Cid) -> Result<Block, SourceError> {
-        let _place = self.places.acquire().await.map_err(|_| SourceError::Closed)?;
+        let _permit = self.permits.acquire().await.map_err(|_| SourceError::Closed)?;
         let path = match &self.root {
             Some(root) => format!("/api/v1/fetch/{root}/{cid}"),
             None => path(&cid),
         };
-        let bytes = self.client.bytes(&path, MAX_BLOCK_BYTES).await.map_err(|error| self.failed(cid, error))?;
+        let bytes = self.client.bytes(&path, MAX_BLOCK_BYTES).await.map_err(|error| self.source_error(cid, error))?;
         let verifying = tokio::task::spawn_blocking(move || Block::verify(cid, bytes)).await;
         verifying.map_err(|_| SourceError::Closed)?.map_err(|_| SourceError::Corrupt { cid })
     }
 }
 
 impl RemoteBlocks {
-    fn failed(&self, cid: Cid, error: anyhow::Error) -> SourceError {
-        let words = chain(&error);
-        match AskError::status(&error) {
+    fn source_error(&self, cid: Cid, error: anyhow::Error) -> SourceError {
+        let message = chain(&error);
+        match RequestError::status(&error) {
             Some(StatusCode::NOT_FOUND) => {}
             Some(StatusCode::GONE) => return SourceError::Refused { cid, verdict: Verdict::Gone },
             Some(StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS) => {
                 return SourceError::Refused { cid, verdict: Verdict::Legal };
             }
-            _ => return SourceError::Store(words.into()),
+            _ => return SourceError::Store(message.into()),
         }
         if self.root.is_some() {
-            _ = self.failure.set(words);
+            _ = self.failure.set(message);
         }
         SourceError::NotFound { cid }
     }
@@ -80,7 +79,7 @@ impl BlockSource for RemoteBlocks {
         }
         let (this, path) = (self.clone(), path(cid));
         async move {
-            let _place = this.places.acquire().await.map_err(|_| SourceError::Closed)?;
+            let _permit = this.permits.acquire().await.map_err(|_| SourceError::Closed)?;
             this.client.has(&path).await.map_err(|error| SourceError::Store(chain(&error).into()))
         }
         .boxed()

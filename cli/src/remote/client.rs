@@ -1,9 +1,9 @@
-//! [`Client`]: HTTP with one admin listener.
+//! [`Client`]: the HTTP client of one admin listener.
 //!
-//! Goals: connections are used again, since a folder that is read is thousands of small requests; an upload stops when its
-//! answer has come, whatever is left of it; every error is one line that says what to do.
+//! Goals: connections are reused, since reading a folder takes thousands of small requests; an upload stops as soon as the
+//! answer is received; every error is one line that says what to do.
 //!
-//! Non-goals: redirects, which the admin listener does not have; proxies, which would see the token.
+//! Non-goals: redirects, which the admin listener does not send; proxies, which would see the token.
 
 use crate::remote::access::Access;
 use crate::remote::address::Address;
@@ -32,58 +32,58 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio_rustls::TlsConnector;
 
-/// How long it may take to connect.
+/// The timeout of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an answer may take that is at hand.
+/// The timeout of requests with [`Wait::Short`].
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
-/// The largest answer that is read as a whole: a thousand names and more.
+/// The maximum length of an answer that is buffered: more than a thousand names.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
-/// Connections that are kept for further requests.
+/// The maximum number of idle connections for reuse.
 const IDLE_MAX: usize = 16;
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// How long an answer may be waited for.
+/// The timeout of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// It is at hand.
+    /// [`ANSWER_TIMEOUT`].
     Short,
-    /// The work takes as long as it takes.
+    /// No timeout.
     Long,
 }
 
-/// Why a gateway could not be asked. What it is about is in the words.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
-pub enum AskError {
-    /// Nobody is there, or there is no way to find out who.
+pub enum RequestError {
+    /// No gateway is running, or it cannot be reached.
     #[error("{0}")]
     Unreachable(String),
-    /// It was answered, but not as was hoped.
-    #[error("{words}")]
-    Refused {
-        /// What kind of refusal.
+    /// The gateway answered with an error.
+    #[error("{message}")]
+    Rejected {
+        /// The status of the answer.
         status: StatusCode,
-        /// What the gateway says, or what this says of it.
-        words: String,
+        /// The gateway's message, or one about its answer.
+        message: String,
     },
 }
 
-impl AskError {
-    /// The status of a refusal somewhere in an error, if it is one.
+impl RequestError {
+    /// The status of a [`RequestError::Rejected`] in the chain of an error.
     pub fn status(error: &anyhow::Error) -> Option<StatusCode> {
         match error.downcast_ref()? {
-            Self::Refused { status, .. } => Some(*status),
+            Self::Rejected { status, .. } => Some(*status),
             Self::Unreachable(_) => None,
         }
     }
 }
 
-/// Bytes both ways.
+/// A bidirectional byte stream.
 trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
-/// An admin listener that is talked to.
+/// A client of an admin listener.
 pub struct Client {
     address: Address,
     tls: Option<TlsConnector>,
@@ -95,7 +95,7 @@ impl Client {
     /// The listener at a URL such as `http://127.0.0.1:8081`.
     ///
     /// # Errors
-    /// When it is no such URL, or certificates cannot be checked.
+    /// When the URL is invalid, or the trusted certificates cannot be read.
     pub fn new(url: &str, access: Access) -> anyhow::Result<Self> {
         let address = Address::parse(url)
             .with_context(|| format!("\"{url}\" is not the URL of an admin listener, such as http://127.0.0.1:8081"))?;
@@ -107,21 +107,21 @@ impl Client {
         Ok(Self { address, tls, access, idle: Mutex::default() })
     }
 
-    /// Where it is.
+    /// The URL of the admin listener.
     pub fn url(&self) -> String {
         self.address.url()
     }
 
-    /// Whether a token would be read by whoever is on the way.
-    pub fn shows_its_token(&self) -> bool {
+    /// Whether the token would be sent unencrypted to another machine.
+    pub fn sends_token_in_clear(&self) -> bool {
         self.access.token().is_some() && !self.address.is_tls && !self.address.is_loopback()
     }
 
-    /// Asks, with JSON if there is any, and reads the JSON of the answer.
+    /// Sends a request, with a JSON body if there is one, and parses the JSON of the answer.
     ///
     /// # Errors
-    /// What stands against it, or what was answered instead.
-    pub async fn ask<T: DeserializeOwned>(
+    /// When the gateway cannot be reached or rejects the request.
+    pub async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
@@ -129,61 +129,61 @@ impl Client {
         wait: Wait,
     ) -> anyhow::Result<T> {
         let body = body.map(serde_json::to_vec).transpose()?.map(Bytes::from).unwrap_or_default();
-        let asking = async {
+        let request = async {
             let response = self.send(&method, path, body).await?;
             self.json(response).await
         };
         match wait {
-            Wait::Short => self.in_time(asking).await,
-            Wait::Long => asking.await,
+            Wait::Short => self.with_timeout(request).await,
+            Wait::Long => request.await,
         }
     }
 
-    /// Asks for something of which the answer says nothing but that it is done.
+    /// Sends a request, and ignores the body of the answer.
     ///
     /// # Errors
-    /// The same.
+    /// When the gateway cannot be reached or rejects the request.
     pub async fn command(&self, method: Method, path: &str, body: Option<&impl Serialize>) -> anyhow::Result<()> {
         let body = body.map(serde_json::to_vec).transpose()?.map(Bytes::from).unwrap_or_default();
-        let answer = self.good(self.send(&method, path, body).await?).await?;
+        let answer = self.success(self.send(&method, path, body).await?).await?;
         self.collect(answer, ANSWER_BYTES_MAX).await.map(drop)
     }
 
-    /// GETs bytes, unless they are too many.
+    /// GETs a body of at most `bytes_max` bytes.
     ///
     /// # Errors
-    /// The same.
+    /// When the gateway cannot be reached or rejects the request.
     pub async fn bytes(&self, path: &str, bytes_max: usize) -> anyhow::Result<Bytes> {
-        let asking = async {
-            let answer = self.good(self.send(&Method::GET, path, Bytes::new()).await?).await?;
+        let request = async {
+            let answer = self.success(self.send(&Method::GET, path, Bytes::new()).await?).await?;
             self.collect(answer, bytes_max).await
         };
-        self.in_time(asking).await
+        self.with_timeout(request).await
     }
 
-    /// The same, and what is answered by a gateway that wants no requests (503).
+    /// GETs a body of an answer with the status 200 or 503.
     ///
     /// # Errors
-    /// The same, for any other status.
+    /// When the gateway cannot be reached, or answers with another status.
     pub async fn readiness(&self, path: &str, bytes_max: usize) -> anyhow::Result<(StatusCode, Bytes)> {
-        let asking = async {
+        let request = async {
             let answer = self.send(&Method::GET, path, Bytes::new()).await?;
             let answer = match answer.response.status() {
                 StatusCode::SERVICE_UNAVAILABLE => answer,
-                _ => self.good(answer).await?,
+                _ => self.success(answer).await?,
             };
             let status = answer.response.status();
             Ok((status, self.collect(answer, bytes_max).await?))
         };
-        self.in_time(asking).await
+        self.with_timeout(request).await
     }
 
-    /// Whether there is something, by a request for its head.
+    /// Whether a path exists, by a HEAD request.
     ///
     /// # Errors
-    /// The same.
+    /// When the gateway cannot be reached or rejects the request.
     pub async fn has(&self, path: &str) -> anyhow::Result<bool> {
-        let asking = async {
+        let request = async {
             let answer = self.send(&Method::HEAD, path, Bytes::new()).await?;
             match answer.response.status() {
                 StatusCode::NOT_FOUND => Ok(false),
@@ -191,63 +191,63 @@ impl Client {
                     self.collect(answer, 0).await?;
                     Ok(true)
                 }
-                status => Err(self.refused(status, b"").into()),
+                status => Err(self.rejection(status, b"").into()),
             }
         };
-        self.in_time(asking).await
+        self.with_timeout(request).await
     }
 
-    /// Asks, with JSON if there is any, and gives the lines of the answer as they come.
+    /// Sends a request, with a JSON body if there is one, and streams the lines of the answer.
     ///
     /// # Errors
-    /// The same.
+    /// When the gateway cannot be reached or rejects the request.
     pub async fn lines(&self, method: Method, path: &str, body: Option<&impl Serialize>) -> anyhow::Result<Lines> {
         let body = body.map(serde_json::to_vec).transpose()?.map(Bytes::from).unwrap_or_default();
         let answer = self.send(&method, path, body).await?;
-        let answer = self.good(answer).await?;
+        let answer = self.success(answer).await?;
         Ok(Lines { body: answer.response.into_body(), rest: Vec::new(), url: self.url() })
     }
 
-    /// POSTs what comes, until all of it was sent or an answer has come. A piece that cannot be had breaks the connection.
+    /// POSTs a stream until its end or until the answer is received. An error of the stream closes the connection.
     ///
     /// # Errors
-    /// The same.
+    /// When the gateway cannot be reached or rejects the request.
     pub async fn upload<T: DeserializeOwned>(
         &self,
         path: &str,
         media_type: &str,
-        pieces: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+        chunks: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
     ) -> anyhow::Result<T> {
-        // Gone when the answer is there.
-        let (asked, answered) = oneshot::channel::<Infallible>();
-        let pieces = pieces.take_until(answered).map(|piece| piece.map(Frame::data));
+        // Dropped when the answer is received, which ends the stream.
+        let (sending, answered) = oneshot::channel::<Infallible>();
+        let chunks = chunks.take_until(answered).map(|chunk| chunk.map(Frame::data));
         let request = self.request(&Method::POST, path).header(CONTENT_TYPE, media_type);
-        let request = request.body(StreamBody::new(pieces).boxed_unsync())?;
+        let request = request.body(StreamBody::new(chunks).boxed_unsync())?;
         let mut sender = self.connect().await?;
-        let response = sender.send_request(request).await.map_err(|error| self.broken(&error));
-        drop(asked);
-        self.json(Answered { response: response?, sender }).await
+        let response = sender.send_request(request).await.map_err(|error| self.connection_error(&error));
+        drop(sending);
+        self.json(PendingAnswer { response: response?, sender }).await
     }
 
-    /// Sends a request with a body at hand. A connection that was kept may turn out to be gone, and nobody knows what has become
-    /// of a request then; so only those go over one that change nothing.
-    async fn send(&self, method: &Method, path: &str, body: Bytes) -> anyhow::Result<Answered> {
+    /// Sends a request with a buffered body. An idle connection may turn out to be closed, and then it is unknown whether the
+    /// request was received; so only safe methods reuse connections (RFC 9110, section 9.2.1).
+    async fn send(&self, method: &Method, path: &str, body: Bytes) -> anyhow::Result<PendingAnswer> {
         let request = || {
             let request = self.request(method, path).header(CONTENT_TYPE, "application/json");
             request.body(Full::new(body.clone()).map_err(|never| match never {}).boxed_unsync())
         };
         while method.is_safe()
-            && let Some(mut sender) = self.kept()
+            && let Some(mut sender) = self.idle_connection()
         {
             if sender.ready().await.is_ok()
                 && let Ok(response) = sender.send_request(request()?).await
             {
-                return Ok(Answered { response, sender });
+                return Ok(PendingAnswer { response, sender });
             }
         }
         let mut sender = self.connect().await?;
-        let response = sender.send_request(request()?).await.map_err(|error| self.broken(&error))?;
-        Ok(Answered { response, sender })
+        let response = sender.send_request(request()?).await.map_err(|error| self.connection_error(&error))?;
+        Ok(PendingAnswer { response, sender })
     }
 
     fn request(&self, method: &Method, path: &str) -> http::request::Builder {
@@ -269,119 +269,124 @@ impl Client {
             anyhow::Ok(http1::handshake(TokioIo::new(stream)).await?)
         };
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
-        let connected = connected.unwrap_or_else(|_| bail!("it does not answer"));
+        let connected = connected.unwrap_or_else(|_| bail!("the connection timed out"));
         let (sender, connection) = connected.map_err(|error| self.unreachable(&error))?;
         tokio::spawn(connection);
         Ok(sender)
     }
 
-    fn unreachable(&self, error: &anyhow::Error) -> AskError {
-        let said = format!("no gateway can be reached at {}: {}", self.url(), chain(error));
+    fn unreachable(&self, error: &anyhow::Error) -> RequestError {
+        let message = format!("the gateway at {} cannot be reached: {}", self.url(), chain(error));
         let is_about_its_certificate = error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::get_ref)
             .is_some_and(|error| matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_))));
-        AskError::Unreachable(match is_about_its_certificate {
-            // OpenSSL makes such certificates unless it is told otherwise, and other clients may take them.
-            true if said.contains("CaUsedAsEndEntity") => {
+        RequestError::Unreachable(match is_about_its_certificate {
+            // OpenSSL creates such certificates by default, and other clients may accept them.
+            true if message.contains("CaUsedAsEndEntity") => {
                 format!(
-                    "{said}; its certificate is for signing others: make one with \"basicConstraints=critical,CA:FALSE\""
+                    "{message}; its certificate is a CA certificate: create one with \
+                     \"basicConstraints=critical,CA:FALSE\""
                 )
             }
-            true => format!("{said}; --admin-ca names certificates that are to be trusted"),
-            false => said,
+            true => format!("{message}; use --admin-ca to trust its certificate"),
+            false => message,
         })
     }
 
-    fn kept(&self) -> Option<SendRequest<Body>> {
+    fn idle_connection(&self) -> Option<SendRequest<Body>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
-    fn keep(&self, sender: SendRequest<Body>) {
+    fn reuse(&self, sender: SendRequest<Body>) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < IDLE_MAX && !sender.is_closed() {
             idle.push(sender);
         }
     }
 
-    async fn json<T: DeserializeOwned>(&self, answer: Answered) -> anyhow::Result<T> {
-        let answer = self.good(answer).await?;
+    async fn json<T: DeserializeOwned>(&self, answer: PendingAnswer) -> anyhow::Result<T> {
+        let answer = self.success(answer).await?;
         let bytes = self.collect(answer, ANSWER_BYTES_MAX).await?;
-        serde_json::from_slice(&bytes).with_context(|| format!("the gateway at {} is of another version", self.url()))
+        serde_json::from_slice(&bytes).with_context(|| {
+            format!("the answer of the gateway at {} cannot be parsed: it has another version", self.url())
+        })
     }
 
-    /// The answer, unless it says what went wrong.
-    async fn good(&self, answer: Answered) -> anyhow::Result<Answered> {
+    /// The answer if its status is a success.
+    async fn success(&self, answer: PendingAnswer) -> anyhow::Result<PendingAnswer> {
         let status = answer.response.status();
         if status.is_success() {
             return Ok(answer);
         }
-        let said = self.collect(answer, ANSWER_BYTES_MAX).await.unwrap_or_default();
-        Err(self.refused(status, &said).into())
+        let body = self.collect(answer, ANSWER_BYTES_MAX).await.unwrap_or_default();
+        Err(self.rejection(status, &body).into())
     }
 
-    async fn collect(&self, answer: Answered, bytes_max: usize) -> anyhow::Result<Bytes> {
+    async fn collect(&self, answer: PendingAnswer, bytes_max: usize) -> anyhow::Result<Bytes> {
         let collected = Limited::new(answer.response.into_body(), bytes_max).collect().await;
-        let collected = collected.map_err(|error| anyhow!("the answer of {} broke off: {error}", self.url()))?;
-        self.keep(answer.sender);
+        let collected = collected.map_err(|error| anyhow!("the answer of {} was cut short: {error}", self.url()))?;
+        self.reuse(answer.sender);
         Ok(collected.to_bytes())
     }
 
-    fn refused(&self, status: StatusCode, said: &[u8]) -> AskError {
+    fn rejection(&self, status: StatusCode, body: &[u8]) -> RequestError {
         let url = self.url();
-        let words = match serde_json::from_slice::<ErrorView>(said) {
+        let message = match serde_json::from_slice::<ErrorView>(body) {
             _ if status == StatusCode::UNAUTHORIZED => format!("the gateway at {url} {}", self.access),
             Ok(view) => view.error,
-            Err(_) if let Some(words) = others_words(said) => words,
+            Err(_) if let Some(message) = other_api_error(body) => message,
             Err(_) if matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) => {
-                format!("the gateway at {url} is of another version")
+                format!("the gateway at {url} does not have this operation: it has another version")
             }
-            Err(_) => format!("the gateway at {url} answered {status} {}", String::from_utf8_lossy(said).trim()),
+            Err(_) => format!("the gateway at {url} answered {status} {}", String::from_utf8_lossy(body).trim()),
         };
-        AskError::Refused { status, words }
+        RequestError::Rejected { status, message }
     }
 
-    fn broken(&self, error: &hyper::Error) -> anyhow::Error {
+    fn connection_error(&self, error: &hyper::Error) -> anyhow::Error {
         let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-        anyhow!("the connection with the gateway at {} broke: {error}{cause}", self.url())
+        anyhow!("the connection to the gateway at {} failed: {error}{cause}", self.url())
     }
 
-    async fn in_time<T>(&self, asking: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-        let asked = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
-        asked.unwrap_or_else(|_| bail!("the gateway at {} does not answer", self.url()))
+    async fn with_timeout<T>(&self, request: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+        let answer = tokio::time::timeout(ANSWER_TIMEOUT, request).await;
+        answer.unwrap_or_else(|_| {
+            bail!("the gateway at {} did not answer within {} s", self.url(), ANSWER_TIMEOUT.as_secs())
+        })
     }
 }
 
-/// What went wrong, in the forms of the other APIs of the listener.
-fn others_words(said: &[u8]) -> Option<String> {
-    if let Ok(PinningError { error }) = serde_json::from_slice(said) {
+/// The message of an error of the Pinning Service API or of Kubo's RPC.
+fn other_api_error(body: &[u8]) -> Option<String> {
+    if let Ok(PinningError { error }) = serde_json::from_slice(body) {
         return Some(error.details.unwrap_or(error.reason));
     }
-    serde_json::from_slice::<KuboError>(said).ok().map(|error| error.message)
+    serde_json::from_slice::<KuboError>(body).ok().map(|error| error.message)
 }
 
-/// An answer, and the connection that it comes on.
-struct Answered {
+/// An answer whose body is not read yet, and its connection.
+struct PendingAnswer {
     response: Response<Incoming>,
     sender: SendRequest<Body>,
 }
 
-/// Lines as they come.
+/// A stream of lines.
 pub struct Lines {
     body: Incoming,
-    /// What came after the last line.
+    /// Received bytes after the last line.
     rest: Vec<u8>,
     url: String,
 }
 
 impl Lines {
-    /// The longest line, in bytes.
+    /// The maximum length of a line, in bytes.
     const BYTES_MAX: usize = ANSWER_BYTES_MAX;
 
-    /// The next one; `None` at the end.
+    /// The next line; `None` at the end.
     ///
     /// # Errors
-    /// That it broke off.
+    /// When the answer is cut short.
     pub async fn next(&mut self) -> anyhow::Result<Option<Vec<u8>>> {
         loop {
             if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
@@ -394,9 +399,13 @@ impl Lines {
                 anyhow::ensure!(self.rest.is_empty(), "the answer of {} ends in the middle of a line", self.url);
                 return Ok(None);
             };
-            let frame = frame.map_err(|error| anyhow!("the answer of {} broke off: {error}", self.url))?;
+            let frame = frame.map_err(|error| anyhow!("the answer of {} was cut short: {error}", self.url))?;
             self.rest.extend_from_slice(frame.data_ref().map_or(&[], |bytes| &bytes[..]));
-            anyhow::ensure!(self.rest.len() <= Self::BYTES_MAX, "the gateway at {} sends nonsense", self.url);
+            anyhow::ensure!(
+                self.rest.len() <= Self::BYTES_MAX,
+                "the gateway at {} sends a line that is too long",
+                self.url
+            );
         }
     }
 }
@@ -406,17 +415,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_shown_to_the_way_only_without_tls_and_beyond_the_machine() {
+    fn a_token_is_sent_in_clear_only_without_tls_and_to_other_machines() {
         let dir = tempfile::tempdir().expect("a folder");
         let file = dir.path().join("token");
         std::fs::write(&file, "secret").expect("writes");
         let flags = config::Flags::default();
-        let loaded = config::load(&flags, std::iter::empty()).expect("good settings");
-        let place = crate::place::NodePlace::for_tests(Some(&file));
-        let access = Access::of(&loaded, &place, false).expect("reads");
-        for (url, shown) in [("http://127.0.0.1:1", false), ("http://10.0.0.1:1", true), ("http://example.org", true)] {
-            assert_eq!(Client::new(url, access.clone()).expect("a URL").shows_its_token(), shown, "{url}");
-            assert!(!Client::new(url, Access::default()).expect("a URL").shows_its_token());
+        let loaded = config::load(&flags, std::iter::empty()).expect("valid settings");
+        let node = crate::options::NodeOptions::for_tests(Some(&file));
+        let access = Access::of(&loaded, &node, false).expect("reads");
+        for (url, in_clear) in
+            [("http://127.0.0.1:1", false), ("http://10.0.0.1:1", true), ("http://example.org", true)]
+        {
+            assert_eq!(Client::new(url, access.clone()).expect("a URL").sends_token_in_clear(), in_clear, "{url}");
+            assert!(!Client::new(url, Access::default()).expect("a URL").sends_token_in_clear());
         }
     }
 }

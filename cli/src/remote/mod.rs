@@ -1,19 +1,19 @@
-//! A gateway that runs, for the commands: whoever types one need not know whether it does.
+//! A running gateway, for commands that work with and without one.
 //!
-//! A gateway has its store and its keys to itself. A command that finds them in use finds word in the data folder of where the
-//! gateway's admin listener is ([`Keystore::leave_word`]), and asks there; `--admin URL` names one without a data folder. What a
-//! command prints and what it leaves behind is the same either way.
+//! A gateway holds the locks of its store and its keys. A command that finds them locked reads the address of the admin
+//! listener from the data folder ([`Keystore::leave_word`]), and uses the admin API; `--admin URL` gives the address without
+//! a data folder. The output and the effects of a command are the same either way.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`access`] | the token that it is shown, and whom it is taken for |
-//! | [`client`], [`address`] | HTTP with one admin listener, and where it is |
-//! | [`tls`] | certificates |
-//! | [`blocks`] | a gateway's blocks as a source of blocks |
-//! | [`addition`] | blocks that are sent to it, but for those that it has |
+//! | [`access`] | the token, and the trusted certificates |
+//! | [`client`], [`address`] | the HTTP client of one admin listener, and its address |
+//! | [`tls`] | certificate verification |
+//! | [`blocks`] | the gateway's blocks as a [`content::BlockSource`] |
+//! | [`addition`] | sending blocks, with deduplication |
 //!
-//! Trust: the token goes to whoever listens where the data folder or the command line says; without TLS in the clear, which is
-//! said if it leaves the machine.
+//! Trust: the token is sent to the address in the data folder or on the command line. Without TLS to another machine, the
+//! command warns that it is unencrypted.
 
 pub mod access;
 pub mod addition;
@@ -25,8 +25,8 @@ pub mod tls;
 use self::access::Access;
 use self::addition::RemoteAddition;
 use self::blocks::RemoteBlocks;
-use self::client::{AskError, Client, Lines, Wait};
-use crate::place::NodePlace;
+use self::client::{Client, Lines, RequestError, Wait};
+use crate::options::NodeOptions;
 use anyhow::{Context as _, bail};
 use api::store::{CAR, CheckLine, CheckView, CompactedView, FiguresView, ImportedView, VersionView};
 use bytes::{Bytes, BytesMut};
@@ -47,247 +47,252 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-/// How long a gateway that is starting may take to say where it is.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How often that is looked for.
-const GLANCE: Duration = Duration::from_millis(20);
-/// What is sent at a time, in bytes.
-const PIECE_BYTES: usize = 256 * 1024;
+/// How long to wait for a starting gateway to publish its admin address.
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(5);
+/// The interval of looking for the admin address.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// The size of a chunk of an upload, in bytes.
+const CHUNK_BYTES: usize = 256 * 1024;
 
-/// No body.
-const NOTHING: Option<&()> = None;
+/// No request body.
+const NO_BODY: Option<&()> = None;
 
-/// Who does the work.
-pub enum Worker<T> {
-    /// This process, which has the store.
-    Here(T),
-    /// A gateway that has it.
-    There(Remote),
+/// Where a command does its work.
+pub enum Backend<T> {
+    /// In this process, which has opened the store.
+    Local(T),
+    /// In the gateway that has the store.
+    Remote(Remote),
 }
 
-/// Opens a store, or finds the gateway that has it: the one that `place` names if it names one.
+/// Opens a store, or connects to the gateway that has it, or to the one of `--admin`.
 ///
 /// # Errors
-/// What stands against either, in words that say what to do.
-pub async fn reach<T>(
+/// When neither works, with a message for the user.
+pub async fn open_or_connect<T>(
     loaded: &Loaded,
-    place: &NodePlace,
+    node: &NodeOptions,
     open: impl AsyncFnOnce() -> anyhow::Result<T>,
-) -> anyhow::Result<Worker<T>> {
-    if place.admin().is_some() {
-        return running(loaded, place).await.map(Worker::There);
+) -> anyhow::Result<Backend<T>> {
+    if node.admin().is_some() {
+        return connect(loaded, node).await.map(Backend::Remote);
     }
     let error = match open().await {
-        Ok(store) => return Ok(Worker::Here(store)),
+        Ok(store) => return Ok(Backend::Local(store)),
         Err(error) => error,
     };
-    // A store in memory is that of the gateway that runs, or of none.
+    // A store in memory exists only in a running gateway.
     if !is_in_use(&error) && loaded.config.cache.store != StoreKind::Memory {
         return Err(error);
     }
-    match word(&loaded.config.data_dir).await? {
-        Some(word) => local(loaded, place, &word).await.map(Worker::There),
+    match admin_url(&loaded.config.data_dir).await? {
+        Some(admin_url) => connect_local(loaded, node, &admin_url).await.map(Backend::Remote),
         None => Err(error),
     }
 }
 
-/// The gateway that runs: the one that `place` names, or the one on the data folder.
+/// Connects to the gateway of `--admin`, or to the one that runs on the data folder.
 ///
 /// # Errors
-/// That none runs or answers, in words that say what to do.
-pub async fn running(loaded: &Loaded, place: &NodePlace) -> anyhow::Result<Remote> {
-    Remote::connect(client_of(loaded, place).await?).await
+/// When no gateway is running, or it cannot be reached, or rejects the token.
+pub async fn connect(loaded: &Loaded, node: &NodeOptions) -> anyhow::Result<Remote> {
+    Remote::connect(client_for(loaded, node).await?).await
 }
 
-/// The same, without finding out whether it takes the token.
+/// The client of the gateway of `--admin`, or of the one that runs on the data folder. Does not check the token.
 ///
 /// # Errors
-/// The same.
-pub async fn client_of(loaded: &Loaded, place: &NodePlace) -> anyhow::Result<Client> {
-    if let Some(url) = place.admin() {
-        return Client::new(url, Access::of(loaded, place, false)?);
+/// When no gateway is running.
+pub async fn client_for(loaded: &Loaded, node: &NodeOptions) -> anyhow::Result<Client> {
+    if let Some(url) = node.admin() {
+        return Client::new(url, Access::of(loaded, node, false)?);
     }
     let data_dir = &loaded.config.data_dir;
-    match word(data_dir).await? {
-        Some(word) => Client::new(address(&word)?, Access::of(loaded, place, true)?),
-        None => Err(AskError::Unreachable(format!(
-            "no gateway runs on {}: start one with \"causeway serve\", or name another's folder with --data-dir or its \
-             address with --admin",
-            // Which folder that is depends on where the command was typed.
+    match admin_url(data_dir).await? {
+        Some(admin_url) => Client::new(address(&admin_url)?, Access::of(loaded, node, true)?),
+        None => Err(RequestError::Unreachable(format!(
+            "no gateway is running on {}: start one with \"causeway serve\", or choose another data folder with \
+             --data-dir, or a gateway's address with --admin",
+            // A relative path depends on the working directory.
             std::path::absolute(data_dir).unwrap_or_else(|_| data_dir.clone()).display()
         ))
         .into()),
     }
 }
 
-/// The gateway that has left word in the data folder.
+/// Connects to the gateway that has published its admin address in the data folder.
 ///
 /// # Errors
-/// That it has no admin listener, or does not answer.
-pub async fn local(loaded: &Loaded, place: &NodePlace, word: &str) -> anyhow::Result<Remote> {
-    Remote::connect(Client::new(address(word)?, Access::of(loaded, place, true)?)?).await
+/// When it has no admin listener, or cannot be reached, or rejects the token.
+pub async fn connect_local(loaded: &Loaded, node: &NodeOptions, admin_url: &str) -> anyhow::Result<Remote> {
+    Remote::connect(Client::new(address(admin_url)?, Access::of(loaded, node, true)?)?).await
 }
 
-/// The address that a gateway has left word of, if it has one.
-fn address(word: &str) -> anyhow::Result<&str> {
-    if word == NO_ADMIN {
-        let words = "a gateway runs on this data folder without an admin listener: set admin.listen, or stop it first";
-        bail!(AskError::Unreachable(words.to_owned()));
+/// The published address, unless the gateway has no admin listener.
+fn address(admin_url: &str) -> anyhow::Result<&str> {
+    if admin_url == NO_ADMIN {
+        let message =
+            "a gateway without an admin listener runs on this data folder: set admin.listen, or stop it first";
+        bail!(RequestError::Unreachable(message.to_owned()));
     }
-    Ok(word)
+    Ok(admin_url)
 }
 
-/// Whether a store did not open because another process has it.
+/// Whether a store could not be opened because another process has it open.
 pub fn is_in_use(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(StoreError::InUse { .. }))
 }
 
-/// What a gateway has left word of, if one runs on the data folder.
-async fn word(data_dir: &Path) -> anyhow::Result<Option<String>> {
+/// The admin address that a gateway has published, if one runs on the data folder.
+async fn admin_url(data_dir: &Path) -> anyhow::Result<Option<String>> {
     let (dir, begun) = (p2p::state_dir(data_dir), Instant::now());
     loop {
         match Keystore::holder(&dir)? {
-            Holder::Somebody { word: Some(word) } => return Ok(Some(word)),
-            // It is starting, or a command that is about to end.
-            Holder::Somebody { word: None } if begun.elapsed() < PATIENCE => tokio::time::sleep(GLANCE).await,
+            Holder::Somebody { word: Some(admin_url) } => return Ok(Some(admin_url)),
+            // A starting gateway, or a command that holds the lock for a moment.
+            Holder::Somebody { word: None } if begun.elapsed() < STARTUP_TIMEOUT => {
+                tokio::time::sleep(POLL_INTERVAL).await
+            }
             Holder::Somebody { word: None } | Holder::Nobody => return Ok(None),
         }
     }
 }
 
-/// A gateway that runs.
+/// A running gateway.
 #[derive(Clone)]
 pub struct Remote {
     client: Arc<Client>,
 }
 
 impl Remote {
-    /// Finds out whether it answers and takes the token, before anything is sent that is large.
+    /// Checks that the gateway answers and accepts the token, before a large request is sent.
     async fn connect(client: Client) -> anyhow::Result<Self> {
-        if client.shows_its_token() {
-            eprintln!("warning: the token goes to {} unencrypted; use https, or a tunnel", client.url());
+        if client.sends_token_in_clear() {
+            eprintln!("warning: the token is sent to {} unencrypted; use https, or a tunnel", client.url());
         }
         let version: anyhow::Result<VersionView> =
-            client.ask(Method::GET, "/api/v1/version", NOTHING, Wait::Short).await;
+            client.call(Method::GET, "/api/v1/version", NO_BODY, Wait::Short).await;
         match version {
-            // A token that is known, for other things than looking around.
-            Err(error) if AskError::status(&error) == Some(StatusCode::FORBIDDEN) => {}
+            // The token is valid, but lacks the scope `read`.
+            Err(error) if RequestError::status(&error) == Some(StatusCode::FORBIDDEN) => {}
             version => _ = version?,
         }
         Ok(Self { client: Arc::new(client) })
     }
 
-    /// The admin listener, for what has no function of its own here.
+    /// The client, for requests that have no function here.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// GETs a view whose answer is at hand.
+    /// GETs a view, with a timeout.
     ///
     /// # Errors
-    /// What was answered instead.
+    /// When the gateway cannot be reached or rejects the request.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
-        self.client.ask(Method::GET, path, NOTHING, Wait::Short).await
+        self.client.call(Method::GET, path, NO_BODY, Wait::Short).await
     }
 
-    /// Asks for something to be done, which may take long.
+    /// POSTs a request that may take long.
     ///
     /// # Errors
-    /// What was answered instead.
+    /// When the gateway cannot be reached or rejects the request.
     pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> anyhow::Result<T> {
-        self.client.ask(Method::POST, path, Some(body), Wait::Long).await
+        self.client.call(Method::POST, path, Some(body), Wait::Long).await
     }
 
-    /// Asks for something to be removed of which nothing more is said.
+    /// DELETEs something, and ignores the body of the answer.
     ///
     /// # Errors
-    /// What was answered instead.
+    /// When the gateway cannot be reached or rejects the request.
     pub async fn remove(&self, path: &str) -> anyhow::Result<()> {
-        self.client.command(Method::DELETE, path, NOTHING).await
+        self.client.command(Method::DELETE, path, NO_BODY).await
     }
 
-    /// Asks for something to be removed.
+    /// DELETEs something.
     ///
     /// # Errors
-    /// What was answered instead.
+    /// When the gateway cannot be reached or rejects the request.
     pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
-        self.client.ask(Method::DELETE, path, NOTHING, Wait::Short).await
+        self.client.call(Method::DELETE, path, NO_BODY, Wait::Short).await
     }
 
-    /// Its blocks.
+    /// The blocks that the gateway has stored.
     pub fn blocks(&self) -> RemoteBlocks {
         RemoteBlocks::new(Arc::clone(&self.client), None)
     }
 
-    /// The same, and those below a root that it can fetch.
+    /// The blocks that the gateway has stored, and those below a root that it can fetch.
     pub fn blocks_below(&self, root: Cid) -> RemoteBlocks {
         RemoteBlocks::new(Arc::clone(&self.client), Some(root))
     }
 
-    /// What its store holds.
+    /// Statistics of the store.
     ///
     /// # Errors
-    /// What was answered instead.
+    /// When the gateway cannot be reached or rejects the request.
     pub async fn stats(&self) -> anyhow::Result<FiguresView> {
-        self.client.ask(Method::GET, "/api/v1/store/stats", NOTHING, Wait::Long).await
+        self.client.call(Method::GET, "/api/v1/store/stats", NO_BODY, Wait::Long).await
     }
 
-    /// Has it give back space.
+    /// Compacts the store.
     ///
     /// # Errors
-    /// What was answered instead.
+    /// When the gateway cannot be reached or rejects the request.
     pub async fn compact(&self) -> anyhow::Result<CompactedView> {
-        self.client.ask(Method::POST, "/api/v1/store/compact", NOTHING, Wait::Long).await
+        self.client.call(Method::POST, "/api/v1/store/compact", NO_BODY, Wait::Long).await
     }
 
-    /// Has it check its store, at so many bytes a second or as fast as it goes, and shows progress and findings as they come.
+    /// Checks the store, at most at `rate` bytes a second, and passes progress and findings to `show`.
     ///
     /// # Errors
-    /// What was answered instead, or why the check ended early.
+    /// When the gateway rejects the request, or the check ends early.
     pub async fn check(&self, rate: Option<u64>, mut show: impl FnMut(CheckLine)) -> anyhow::Result<CheckView> {
         let query = rate.map(|rate| format!("?bytes_per_second={rate}")).unwrap_or_default();
-        let mut lines: Lines = self.client.lines(Method::POST, &format!("/api/v1/store/check{query}"), NOTHING).await?;
+        let mut lines: Lines = self.client.lines(Method::POST, &format!("/api/v1/store/check{query}"), NO_BODY).await?;
         while let Some(line) = lines.next().await? {
             let line = serde_json::from_slice(&line);
-            match line.with_context(|| format!("the gateway at {} is of another version", self.client.url()))? {
+            match line
+                .with_context(|| format!("the answer of the gateway at {} cannot be parsed", self.client.url()))?
+            {
                 line @ (CheckLine::Progress(_) | CheckLine::Finding(_)) => show(line),
                 CheckLine::Report(report) => return Ok(report),
-                CheckLine::Error(words) => bail!("the check ended early: {words}"),
+                CheckLine::Error(message) => bail!("the check ended early: {message}"),
             }
         }
-        bail!("the check ended early: the gateway at {} said nothing more", self.client.url())
+        bail!("the check ended early: the gateway at {} closed the connection", self.client.url())
     }
 
-    /// Has it take in an archive, which is sent as it is read.
+    /// Imports a CAR, which is streamed.
     ///
     /// # Errors
-    /// That the archive cannot be read, or what was answered instead.
+    /// When the CAR cannot be read, or the gateway rejects it.
     pub async fn import(&self, archive: impl AsyncRead + Unpin + Send + 'static) -> anyhow::Result<ImportedView> {
-        // What cannot be read breaks the connection, and that is all that is heard of it there.
+        // A read error closes the connection, and only this side knows the reason.
         let failure = Arc::new(OnceLock::new());
-        let noted = Arc::clone(&failure);
-        let pieces = pieces(archive).inspect_err(move |error| _ = noted.set(error.to_string()));
-        let sent = self.client.upload(&import_path(RootsIn::Header, None), CAR, pieces).await;
+        let first_failure = Arc::clone(&failure);
+        let chunks = chunks(archive).inspect_err(move |error| _ = first_failure.set(error.to_string()));
+        let sent = self.client.upload(&import_path(RootsIn::Header, None), CAR, chunks).await;
         match failure.get() {
             Some(error) => bail!("the archive cannot be read: {error}"),
             None => sent,
         }
     }
 
-    /// Begins to send blocks whose roots are known last. `asks` says whether what is there already is to be spared.
-    pub fn begin_addition(&self, name: Option<&str>, asks: bool) -> RemoteAddition {
-        RemoteAddition::begin(self, name, asks)
+    /// Starts an upload of blocks whose roots are known at its end. `deduplicates`: blocks that the gateway has are not sent.
+    pub fn begin_addition(&self, name: Option<&str>, deduplicates: bool) -> RemoteAddition {
+        RemoteAddition::begin(self, name, deduplicates)
     }
 }
 
-/// What a reader gives, piece by piece, until it fails or ends.
-fn pieces(reader: impl AsyncRead + Unpin + Send + 'static) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+/// The chunks of a reader, until its end or its first error.
+fn chunks(reader: impl AsyncRead + Unpin + Send + 'static) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     stream::unfold(Some(reader), |reader| async move {
         let mut reader = reader?;
-        let mut piece = BytesMut::with_capacity(PIECE_BYTES);
-        match reader.read_buf(&mut piece).await {
+        let mut chunk = BytesMut::with_capacity(CHUNK_BYTES);
+        match reader.read_buf(&mut chunk).await {
             Ok(0) => None,
-            Ok(_) => Some((Ok(piece.freeze()), Some(reader))),
+            Ok(_) => Some((Ok(chunk.freeze()), Some(reader))),
             Err(error) => Some((Err(error), None)),
         }
     })

@@ -1,13 +1,12 @@
-//! TLS with an admin listener: who may speak for it.
+//! TLS with an admin listener: certificate verification.
 //!
-//! Goals: the certificate is of an authority that this system trusts, or of one that the operator names, which may be the
-//! certificate itself; nothing on the command line switches the check off.
+//! Goals: the certificate is signed by an authority that the system trusts, or by one of `--admin-ca`, which may be the
+//! certificate itself; no option disables the verification.
 //!
-//! The gateway of the data folder may have a certificate for its public name, and is asked at 127.0.0.1. Who answers there is told
-//! in another way: it has the data folder's lock, and left word of the address that it listens on ([`own_gateway`]).
+//! The gateway of the data folder may have a certificate for its public name, but is contacted at 127.0.0.1. It is
+//! authenticated in another way: it holds the data folder's lock, and has published the address there ([`own_gateway`]).
 //!
-//! What the system trusts is read from where systems keep it, as OpenSSL's programs do: `SSL_CERT_FILE`, or the first bundle
-//! that there is.
+//! The system's authorities are read as OpenSSL's programs do: from `SSL_CERT_FILE`, or from the first bundle that exists.
 
 use anyhow::{Context as _, ensure};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -19,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio_rustls::TlsConnector;
 
-/// Where systems keep the certificates of the authorities that they trust.
+/// The usual paths of the bundle of trusted authorities.
 const BUNDLES: [&str; 4] = [
     // Debian, Ubuntu, Arch, Alpine.
     "/etc/ssl/certs/ca-certificates.crt",
@@ -31,14 +30,14 @@ const BUNDLES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// What makes connections that trust the authorities of the system, and those in a file as well if there is one.
+/// A connector that trusts the authorities of the system, and those in a file if there is one.
 ///
 /// # Errors
-/// When the file cannot be read or has no certificate, or nobody at all would be trusted.
+/// When the file cannot be read or has no certificate, or no authority would be trusted.
 pub fn connector(more: Option<&Path>) -> anyhow::Result<TlsConnector> {
     let mut roots = RootCertStore::empty();
     if let Some(bundle) = bundle() {
-        // A bundle may have authorities that cannot be understood; the others are trusted all the same.
+        // Certificates of the bundle that cannot be parsed are skipped.
         roots.add_parsable_certificates(CertificateDer::pem_file_iter(bundle).into_iter().flatten().flatten());
     }
     if let Some(path) = more {
@@ -47,21 +46,21 @@ pub fn connector(more: Option<&Path>) -> anyhow::Result<TlsConnector> {
         let given = given.with_context(unreadable)?;
         ensure!(!given.is_empty(), "{} has no certificate in PEM", path.display());
         for certificate in given {
-            roots.add(certificate).with_context(|| format!("{} has a certificate that is none", path.display()))?;
+            roots.add(certificate).with_context(|| format!("{} has an invalid certificate", path.display()))?;
         }
     }
     ensure!(
         !roots.is_empty(),
-        "no authority is trusted by this system: name the gateway's certificate with --admin-ca"
+        "this system has no trusted certificate authorities: trust the gateway's certificate with --admin-ca"
     );
     let config = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
     Ok(connector_of(config.with_root_certificates(roots).with_no_client_auth()))
 }
 
-/// What makes connections with the gateway that runs on the data folder, at a loopback address that it left word of.
+/// A connector for the gateway that runs on the data folder, at the loopback address that it has published.
 ///
 /// # Errors
-/// None that are known.
+/// When the TLS provider does not support the protocol versions, which does not happen.
 pub fn own_gateway() -> anyhow::Result<TlsConnector> {
     let config = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
     let config = config.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider())));
@@ -77,7 +76,7 @@ fn connector_of(mut config: ClientConfig) -> TlsConnector {
     TlsConnector::from(Arc::new(config))
 }
 
-/// Takes any certificate from whoever has its key.
+/// Accepts any certificate whose private key the server has.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 
@@ -121,13 +120,13 @@ fn bundle() -> Option<PathBuf> {
     named.or_else(|| BUNDLES.iter().map(PathBuf::from).find(|path| path.is_file()))
 }
 
-/// The name that a certificate has to have, of a host as it stands in a URL.
+/// The name that the certificate must have, for the host of a URL.
 ///
 /// # Errors
-/// When it is no name and no address.
+/// When the host is neither a DNS name nor an IP address.
 pub fn name(host: &str) -> anyhow::Result<ServerName<'static>> {
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
-    ServerName::try_from(bare.to_owned()).with_context(|| format!("{host} can have no certificate"))
+    ServerName::try_from(bare.to_owned()).with_context(|| format!("{host} is not a valid name for a certificate"))
 }
 
 #[cfg(test)]
@@ -135,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_have_names_that_certificates_have() {
+    fn hosts_are_names_or_addresses_of_certificates() {
         for (host, is_address) in [("127.0.0.1", true), ("[::1]", true), ("gateway.example.org", false)] {
             let name = name(host).expect("a name");
             assert_eq!(matches!(name, ServerName::IpAddress(_)), is_address, "{host}");
@@ -144,14 +143,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_certificates_is_refused() {
+    fn a_file_without_certificates_is_rejected() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("ca.pem");
         let words = |error: anyhow::Error| format!("{error:#}");
-        let missing = connector(Some(&path)).err().map(words).expect("is refused");
+        let missing = connector(Some(&path)).err().map(words).expect("is rejected");
         assert!(missing.contains("ca.pem cannot be read"), "{missing}");
         std::fs::write(&path, "nothing").expect("writes");
-        let empty = connector(Some(&path)).err().map(words).expect("is refused");
+        let empty = connector(Some(&path)).err().map(words).expect("is rejected");
         assert!(empty.contains("ca.pem has no certificate"), "{empty}");
     }
 }

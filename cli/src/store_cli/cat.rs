@@ -1,8 +1,8 @@
-//! `causeway cat`: files to standard output, or parts of them.
+//! `causeway cat`: files, or ranges of them, to standard output.
 
-use crate::place::REACH;
-use crate::store_cli::get::{copy, part_of};
-use crate::store_cli::{Named, Reading, still_read, with_blocks};
+use crate::options::GATEWAY_OPTIONAL;
+use crate::store_cli::get::{copy, range_of};
+use crate::store_cli::{ContentRef, ReadOptions, unless_pipe_closed, with_blocks};
 use anyhow::{Context as _, bail};
 use clap::Args;
 use config::{Flags, Loaded};
@@ -18,56 +18,56 @@ Examples:
 
 /// `causeway cat`
 #[derive(Debug, Args)]
-#[command(after_help = format!("{HELP}\n\n{REACH}"))]
+#[command(after_help = format!("{HELP}\n\n{GATEWAY_OPTIONAL}"))]
 pub struct CatArgs {
-    /// Which files, one after the other: CID, CID/PATH or /ipfs/CID/PATH
+    /// The files to concatenate: CID, CID/PATH or /ipfs/CID/PATH
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<String>,
-    /// Leave out so many bytes of each at its beginning
+    /// Skip this many bytes at the beginning of each file
     #[arg(long, short, value_name = "BYTES", default_value_t = 0)]
     offset: u64,
-    /// Write at most so many bytes of each
+    /// Write at most this many bytes of each file
     #[arg(long, short, value_name = "BYTES")]
     length: Option<u64>,
-    /// What is read, and how.
+    /// The node, and whether it may fetch.
     #[command(flatten)]
-    reading: Reading,
+    read_options: ReadOptions,
 }
 
 impl CatArgs {
-    /// The settings that were given.
+    /// The settings that the options override.
     pub fn flags(&self) -> Flags {
-        (&self.reading.node).into()
+        (&self.read_options.node).into()
     }
 }
 
-/// Writes what the arguments name.
+/// Writes the files.
 ///
 /// # Errors
-/// One that says what is missing or wrong. What was written before stays written.
+/// When a block is missing or a path is not a file. What was written until then stays written.
 pub fn run(loaded: &Loaded, runtime: &Runtime, args: &CatArgs) -> anyhow::Result<()> {
-    let files = args.paths.iter().map(|path| Named::parse(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    let files = args.paths.iter().map(|path| ContentRef::parse(path)).collect::<anyhow::Result<Vec<_>>>()?;
     let mut out = io::stdout();
     for named in &files {
-        let is_read = with_blocks(loaded, runtime, &args.reading, named.root, |blocks| {
+        let is_read = with_blocks(loaded, runtime, &args.read_options, named.root, |blocks| {
             let writing = async {
                 let block = named.find(&*blocks.all).await?;
                 match Node::decode(&block)? {
                     Node::File(_) => {}
                     Node::Directory(_) | Node::HamtShard(_) => bail!("it is a folder: \"causeway ls\" lists it"),
-                    Node::Symlink { .. } => bail!("it is a symlink, which has no content"),
-                    Node::Plain(_) => bail!("it is no file"),
+                    Node::Symlink { .. } => bail!("it is a symlink, not a file"),
+                    Node::Plain(_) => bail!("it is not a file"),
                 }
-                let part = part_of(blocks.all, block, args.offset, args.length)?;
-                copy(part, |chunk| still_read(out.write_all(chunk))).await
+                let part = range_of(blocks.all, block, args.offset, args.length)?;
+                copy(part, |chunk| unless_pipe_closed(out.write_all(chunk))).await
             };
-            runtime.block_on(writing).with_context(|| format!("{} cannot be read", named.said))
+            runtime.block_on(writing).with_context(|| format!("{} cannot be read", named.text))
         });
-        // One who has left has what he wanted.
+        // The reader has closed the pipe.
         if !is_read? {
             return Ok(());
         }
     }
-    still_read(out.flush())?;
+    unless_pipe_closed(out.flush())?;
     Ok(())
 }

@@ -1,18 +1,18 @@
-//! `causeway add`, `get` and `ls`: content of files and folders into a node's store, and out of it.
+//! `causeway add`, `get`, `cat` and `ls`: files and folders to and from a node's store.
 //!
-//! Goals: what Kubo prints for the same content is printed here; memory does not grow with what is added or read; nothing
-//! that was acknowledged is lost, and nothing that exists is overwritten.
+//! Goals: the output is that of Kubo for the same content; memory use does not grow with the content; acknowledged content
+//! is not lost, and existing files are not overwritten.
 //!
-//! How: a node that runs has its store to itself, and is asked over its admin listener then ([`crate::remote`]). What is
-//! read and not held it fetches, unless that is not wanted; without it, there is no network.
+//! How: a running node has exclusive access to its store, and commands use its admin API ([`crate::remote`]). It fetches
+//! missing blocks unless `--offline` is given; without a running node, there is no network.
 //!
 //! | module | concern |
 //! |---|---|
 //! | [`add`] | files and folders into the store |
-//! | [`get`] | a file, a folder or an archive out of it |
-//! | [`cat`] | files out of it, to standard output |
-//! | [`tree`] | a folder out of it, entry by entry |
-//! | [`ls`] | what is in a folder |
+//! | [`get`] | a file, a folder or an archive from the store |
+//! | [`cat`] | files from the store to standard output |
+//! | [`tree`] | writing a folder, entry by entry |
+//! | [`ls`] | the entries of a folder |
 
 pub mod add;
 pub mod cat;
@@ -20,9 +20,9 @@ pub mod get;
 pub mod ls;
 pub mod tree;
 
-use crate::place::NodePlace;
-use crate::remote::{Worker, reach};
-use crate::withheld;
+use crate::local_policy;
+use crate::options::NodeOptions;
+use crate::remote::{Backend, open_or_connect};
 use cache::BlockStore;
 use clap::Args;
 use config::Loaded;
@@ -36,135 +36,139 @@ use std::io::{self, ErrorKind, Write};
 use std::sync::Arc;
 use tokio::runtime::Runtime;
 
-/// How many names a path may have.
+/// The maximum number of segments of a path.
 const PATH_DEPTH_MAX: usize = 1024;
 
-/// Opens the store that is written to, which is created if need be, or finds the gateway that has it.
+/// Opens or creates the store, or connects to the gateway that has it.
 fn store_to_write(
     loaded: &Loaded,
     runtime: &Runtime,
-    place: &NodePlace,
-) -> anyhow::Result<Worker<Arc<dyn BlockStore>>> {
-    runtime.block_on(reach(loaded, place, async || stores::open_or_create(loaded).await))
+    node: &NodeOptions,
+) -> anyhow::Result<Backend<Arc<dyn BlockStore>>> {
+    runtime.block_on(open_or_connect(loaded, node, async || stores::open_or_create(loaded).await))
 }
 
-/// Opens the store that is read, or finds the gateway that has it.
-fn store_to_read(loaded: &Loaded, runtime: &Runtime, place: &NodePlace) -> anyhow::Result<Worker<Arc<dyn BlockStore>>> {
-    runtime.block_on(reach(loaded, place, async || stores::open_existing(loaded).await))
+/// Opens the existing store, or connects to the gateway that has it.
+fn store_to_read(
+    loaded: &Loaded,
+    runtime: &Runtime,
+    node: &NodeOptions,
+) -> anyhow::Result<Backend<Arc<dyn BlockStore>>> {
+    runtime.block_on(open_or_connect(loaded, node, async || stores::open_existing(loaded).await))
 }
 
-/// What is read, and how.
+/// Options of commands that read content.
 #[derive(Debug, Args)]
-struct Reading {
-    /// Read only what is held, and have a gateway that runs fetch nothing
+struct ReadOptions {
+    /// Read only stored blocks, and fetch nothing
     #[arg(long)]
     offline: bool,
-    /// Which node is meant.
+    /// The node.
     #[command(flatten)]
-    node: NodePlace,
+    node: NodeOptions,
 }
 
-/// What is held, and what is read of it.
+/// Two views of the blocks that a command can read.
 struct Blocks {
-    /// What is held.
-    held: Arc<dyn BlockSource>,
-    /// What can be had, which may be more.
+    /// Stored blocks.
+    stored: Arc<dyn BlockSource>,
+    /// Stored blocks, and those that the gateway can fetch.
     all: Arc<dyn BlockSource>,
 }
 
-/// Does something with what is in the store, or can be had below a root.
+/// Runs `work` with the blocks of the store, and those below `root` that the gateway can fetch.
 fn with_blocks<T>(
     loaded: &Loaded,
     runtime: &Runtime,
-    reading: &Reading,
+    read_options: &ReadOptions,
     root: Cid,
     work: impl FnOnce(Blocks) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let remote = match store_to_read(loaded, runtime, &reading.node)? {
-        Worker::Here(store) => {
-            let done = runtime.block_on(withheld::policy(loaded)).and_then(|policy| {
-                let held: Arc<dyn BlockSource> = Arc::new(Permitted::blocks(store.handle(), policy));
-                work(Blocks { all: Arc::clone(&held), held })
+    let remote = match store_to_read(loaded, runtime, &read_options.node)? {
+        Backend::Local(store) => {
+            let done = runtime.block_on(local_policy::load(loaded)).and_then(|policy| {
+                let stored: Arc<dyn BlockSource> = Arc::new(Permitted::blocks(store.handle(), policy));
+                work(Blocks { all: Arc::clone(&stored), stored })
             });
-            return and_close(runtime, &store, done);
+            return finish_and_close(runtime, &store, done);
         }
-        Worker::There(remote) => remote,
+        Backend::Remote(remote) => remote,
     };
-    let held: Arc<dyn BlockSource> = Arc::new(remote.blocks());
-    if reading.offline {
-        return work(Blocks { all: Arc::clone(&held), held });
+    let stored: Arc<dyn BlockSource> = Arc::new(remote.blocks());
+    if read_options.offline {
+        return work(Blocks { all: Arc::clone(&stored), stored });
     }
     let fetched = remote.blocks_below(root);
-    let done = work(Blocks { held, all: Arc::new(fetched.clone()) });
+    let done = work(Blocks { stored, all: Arc::new(fetched.clone()) });
     done.map_err(|error| match fetched.failure() {
-        Some(words) => anyhow::anyhow!("{} (the gateway could not fetch it: {words})", chain(&error)),
+        Some(message) => anyhow::anyhow!("{} (the gateway could not fetch it: {message})", chain(&error)),
         None => error,
     })
 }
 
-/// Closes a store with which something was done.
-fn and_close<T>(runtime: &Runtime, store: &Arc<dyn BlockStore>, done: anyhow::Result<T>) -> anyhow::Result<T> {
-    runtime.block_on(and_close_now(&**store, done))
+/// Closes a store, and returns the result of the work.
+fn finish_and_close<T>(runtime: &Runtime, store: &Arc<dyn BlockStore>, done: anyhow::Result<T>) -> anyhow::Result<T> {
+    runtime.block_on(finish_and_close_async(&**store, done))
 }
 
-/// The same for who is on a runtime already.
+/// Closes a store, and returns the result of the work.
 ///
 /// # Errors
-/// What became of it, or that the store did not close.
-pub async fn and_close_now<T>(store: &dyn BlockStore, done: anyhow::Result<T>) -> anyhow::Result<T> {
+/// The error of the work, or else that of closing.
+pub async fn finish_and_close_async<T>(store: &dyn BlockStore, done: anyhow::Result<T>) -> anyhow::Result<T> {
     let closed = store.close().await;
     let done = done?;
     closed?;
     Ok(done)
 }
 
-/// Content as somebody names it on a command line: a path below a CID, as it is said and not as an address encodes it.
+/// Content as an argument names it: a path below a CID, without percent-encoding.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Named {
-    said: String,
+pub struct ContentRef {
+    text: String,
     path: ContentPath,
     root: Cid,
 }
 
-impl Named {
-    /// Reads `CID`, `CID/PATH`, `/ipfs/CID/PATH` or `ipfs://CID/PATH`.
+impl ContentRef {
+    /// Parses `CID`, `CID/PATH`, `/ipfs/CID/PATH` or `ipfs://CID/PATH`.
     ///
     /// # Errors
-    /// What is wrong with it, for whoever typed it.
-    pub fn parse(said: &str) -> anyhow::Result<Self> {
-        let bare = said.strip_prefix("ipfs://").unwrap_or(said);
+    /// When it is invalid, with a message for the user.
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
+        let bare = text.strip_prefix("ipfs://").unwrap_or(text);
         let path = if bare.starts_with('/') { bare.to_owned() } else { format!("/ipfs/{bare}") };
         let path = ContentPath::read(&path, PATH_DEPTH_MAX)?;
         match path.root {
-            Root::Cid(root) => Ok(Self { said: said.to_owned(), path, root }),
-            Root::Name(_) => anyhow::bail!("names are not resolved here: say /ipfs/CID"),
+            Root::Cid(root) => Ok(Self { text: text.to_owned(), path, root }),
+            Root::Name(_) => anyhow::bail!("this command does not resolve names: use /ipfs/CID"),
         }
     }
 
-    /// As it was said.
-    pub fn said(&self) -> &str {
-        &self.said
+    /// The argument as given.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
-    /// What the path begins with.
+    /// The root of the path.
     pub fn root(&self) -> Cid {
         self.root
     }
 
-    /// Whether there is nothing behind that.
+    /// Whether the path has no segments.
     pub fn is_root(&self) -> bool {
         self.path.segments.is_empty()
     }
 
-    /// What a file or folder of it is called: the last name of the path, or the CID.
+    /// The name of the file or folder: the last segment of the path, or the CID.
     fn name(&self) -> String {
         self.path.name().map_or_else(|| self.root.to_string(), str::to_owned)
     }
 
-    /// The block that the path leads to.
+    /// The block that the path resolves to.
     ///
     /// # Errors
-    /// That it leads to none, or that one on the way cannot be had.
+    /// When the path does not resolve, or a block on the way is missing.
     pub async fn find(&self, source: &dyn BlockSource) -> anyhow::Result<Block> {
         let found = walk::resolve(source, self.root, &self.path.segments).await?;
         anyhow::ensure!(found.remainder.is_empty(), "it is a value inside the document {}", found.block.cid());
@@ -172,7 +176,7 @@ impl Named {
     }
 }
 
-/// A name as it can be shown in one line of a terminal: with control characters written as Kubo writes them.
+/// A name with control characters escaped as Kubo does, for printing on a line of a terminal.
 pub fn printable(name: &str) -> Cow<'_, str> {
     if !name.chars().any(|c| c.is_control() || c == '\\') {
         return Cow::Borrowed(name);
@@ -192,8 +196,8 @@ pub fn printable(name: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Whether whoever reads our output is still there. One who has left has what he wanted.
-fn still_read(written: io::Result<()>) -> io::Result<bool> {
+/// Returns false instead of an error if the reader of the output has closed the pipe.
+fn unless_pipe_closed(written: io::Result<()>) -> io::Result<bool> {
     match written {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
@@ -201,9 +205,9 @@ fn still_read(written: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// [`writeln!`] to an output whose reader may leave.
+/// [`writeln!`] that returns false if the reader has closed the pipe.
 fn print_line(out: &mut impl Write, line: impl std::fmt::Display) -> io::Result<bool> {
-    still_read(writeln!(out, "{line}"))
+    unless_pipe_closed(writeln!(out, "{line}"))
 }
 
 #[cfg(test)]
@@ -213,23 +217,27 @@ mod tests {
     const CID: &str = "bafkqac3imvwgy3zao5xxe3de";
 
     #[test]
-    fn content_is_named_in_every_usual_way() {
-        for said in ["", "/", "/a b", "/a b/100%25", "/a/../b"] {
-            let plain = Named::parse(&format!("{CID}{said}")).expect("a path");
+    fn cids_paths_and_urls_are_parsed() {
+        for text in ["", "/", "/a b", "/a b/100%25", "/a/../b"] {
+            let plain = ContentRef::parse(&format!("{CID}{text}")).expect("a path");
             for prefix in ["/ipfs/", "ipfs://"] {
-                let other = Named::parse(&format!("{prefix}{CID}{said}")).expect("a path");
-                assert_eq!((&other.path, other.name()), (&plain.path, plain.name()), "{prefix} {said}");
+                let other = ContentRef::parse(&format!("{prefix}{CID}{text}")).expect("a path");
+                assert_eq!((&other.path, other.name()), (&plain.path, plain.name()), "{prefix} {text}");
             }
         }
-        assert_eq!(Named::parse(CID).expect("a path").name(), CID);
-        assert_eq!(Named::parse(&format!("{CID}/a/100%25")).expect("a path").name(), "100%25", "nothing is decoded");
+        assert_eq!(ContentRef::parse(CID).expect("a path").name(), CID);
+        assert_eq!(
+            ContentRef::parse(&format!("{CID}/a/100%25")).expect("a path").name(),
+            "100%25",
+            "nothing is decoded"
+        );
         for wrong in ["", "/", "hello", "/ipns/example.org", "./file", &format!("{CID}/.."), &format!("/x/{CID}")] {
-            assert!(Named::parse(wrong).is_err(), "{wrong}");
+            assert!(ContentRef::parse(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn names_cannot_move_the_cursor() {
+    fn control_characters_are_escaped() {
         let table = [
             ("plain name.txt", "plain name.txt"),
             ("ä\"q'", "ä\"q'"),

@@ -1,12 +1,12 @@
-//! A folder out of the store, entry by entry.
+//! Writes a folder of the store to the disk, entry by entry.
 //!
-//! Goals: nothing is written outside of the folder, whatever its entries are called and wherever its symlinks lead, and
-//! no symlink is written that leads out of it, through which a later program would read or write elsewhere; memory does
+//! Goals: nothing is written outside of the folder, whatever the names of its entries and the targets of its symlinks; no
+//! symlink is written that points out of it, through which another program would read or write elsewhere; memory use does
 //! not grow with the number of entries.
 //!
-//! How: a name is one component, as it is stored. Everything is made anew, in a folder that nobody else knows of, and by
-//! calls that refuse what is there already and follow no symlink at the end of a path: a second entry of a name is an error,
-//! so no path leads through a symlink that was written before.
+//! How: a name is one path component, as it is stored. Everything is created in a new temporary folder, by calls that fail
+//! for existing paths and do not follow a symlink at the end of a path: a second entry with the same name is an error, so no
+//! path contains a symlink that was written before.
 
 use crate::progress::{self, Progress};
 use crate::store_cli::get::{bytes_of, copy};
@@ -23,52 +23,52 @@ use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// What the folders may take together that are being listed at a time, from the root to the innermost, in bytes.
-const LISTED_BYTES_MAX: usize = 256 * 1024 * 1024;
-/// What a sharded folder counts for, in bytes: the shards down to the current one, and some ahead.
+/// The maximum memory of the open folders, from the root to the innermost, in bytes.
+const OPEN_BYTES_MAX: usize = 256 * 1024 * 1024;
+/// The memory of a HAMT-sharded folder, in bytes: the shards down to the current one, and some read ahead.
 const SHARDED_BYTES: usize = 4 * 1024 * 1024;
-/// Symlinks that were left out which are told one by one.
-const LEFT_OUT_SHOWN_MAX: usize = 20;
+/// The maximum number of skipped symlinks that are listed one by one.
+const SKIPPED_SHOWN_MAX: usize = 20;
 
-/// A folder that is being listed.
-struct Level {
+/// A folder that is being read.
+struct OpenFolder {
     path: PathBuf,
     entries: BoxStream<'static, Result<Entry, DirError>>,
-    /// What it takes in memory.
+    /// Its memory.
     bytes: usize,
 }
 
-/// Symlinks that were left out.
+/// Skipped symlinks.
 #[derive(Debug, Default)]
-pub(super) struct LeftOut {
-    /// The first of them: the path below the folder, and where it leads.
+pub(super) struct SkippedSymlinks {
+    /// The first of them: the path below the folder, and the target.
     pub shown: Vec<(PathBuf, PathBuf)>,
-    /// How many there are.
+    /// Their number.
     pub count: u64,
 }
 
-impl LeftOut {
+impl SkippedSymlinks {
     fn add(&mut self, path: &Path, target: &Path) {
         self.count += 1;
-        if self.shown.len() < LEFT_OUT_SHOWN_MAX {
+        if self.shown.len() < SKIPPED_SHOWN_MAX {
             self.shown.push((path.to_owned(), target.to_owned()));
         }
     }
 }
 
-/// Writes the folder below `root` to a path that is free, but for symlinks that lead out of it, which it returns.
+/// Writes the folder `root` to a new path, without the symlinks that point out of it, which it returns.
 ///
 /// # Errors
-/// One that names the path where it ended, or the block that is missing. What was written until then stays.
-pub(super) async fn write(source: Arc<dyn BlockSource>, root: Block, to: &Path) -> anyhow::Result<LeftOut> {
-    let mut levels = vec![enter(&source, root, to.to_owned())?];
-    let (mut progress, mut written, mut left_out) = (Progress::new(), 0, LeftOut::default());
-    while let Some(level) = levels.last_mut() {
-        let Some(entry) = level.entries.try_next().await? else {
-            levels.pop();
+/// When a path cannot be written, or a block is missing. What was written until then stays.
+pub(super) async fn write(source: Arc<dyn BlockSource>, root: Block, to: &Path) -> anyhow::Result<SkippedSymlinks> {
+    let mut open = vec![enter(&source, root, to.to_owned())?];
+    let (mut progress, mut written, mut skipped) = (Progress::new(), 0, SkippedSymlinks::default());
+    while let Some(folder) = open.last_mut() {
+        let Some(entry) = folder.entries.try_next().await? else {
+            open.pop();
             continue;
         };
-        let path = level.path.join(safe_name(&entry)?);
+        let path = folder.path.join(safe_name(&entry)?);
         let block = source.get(&entry.cid).await?;
         match Node::decode(&block)? {
             Node::File(_) => {
@@ -82,32 +82,32 @@ pub(super) async fn write(source: Arc<dyn BlockSource>, root: Block, to: &Path) 
             }
             Node::Symlink { target } => {
                 let target = Path::new(OsStr::from_bytes(&target));
-                // What is in its place already is an error all the same.
+                // An existing path is an error, also for a symlink that is skipped.
                 ensure!(!path.is_symlink() && !path.exists(), "{}", unwritable(to, &path));
-                if stays_inside(target, levels.len() - 1) {
+                if stays_inside(target, open.len() - 1) {
                     symlink(target, &path).with_context(|| unwritable(to, &path))?;
                 } else {
-                    left_out.add(path.strip_prefix(to).unwrap_or(&path), target);
+                    skipped.add(path.strip_prefix(to).unwrap_or(&path), target);
                 }
             }
             Node::Directory(_) | Node::HamtShard(_) => {
-                let level = enter(&source, block, path.clone()).with_context(|| unwritable(to, &path))?;
-                levels.push(level);
-                let listed: usize = levels.iter().map(|level| level.bytes).sum();
-                ensure!(listed <= LISTED_BYTES_MAX, "the folders above {} are too many or too large", entry.cid);
+                let folder = enter(&source, block, path.clone()).with_context(|| unwritable(to, &path))?;
+                open.push(folder);
+                let listed: usize = open.iter().map(|folder| folder.bytes).sum();
+                ensure!(listed <= OPEN_BYTES_MAX, "the folders above {} are too deep or too large", entry.cid);
             }
-            Node::Plain(_) => bail!("{} is no file, folder or symlink", entry.cid),
+            Node::Plain(_) => bail!("{} is not a file, folder or symlink", entry.cid),
         }
     }
-    Ok(left_out)
+    Ok(skipped)
 }
 
-/// Whether a symlink leads to where nothing but what is in the folder is: `depth` is how many folders it is below that
-/// one.
+/// Whether a symlink's target is inside the written folder; `depth` is the number of folders between that folder and the
+/// symlink.
 ///
-/// It may go up first, from the folder that it is in, which is no symlink, and then down, through symlinks that stay
-/// inside themselves. If it went down and then up, it could have gone down by a symlink, and up from somewhere else
-/// than it seems.
+/// The target may go up first, from the symlink's own folder, which is not a symlink, and then down, through symlinks that
+/// stay inside. A target that goes down and then up is rejected: it could go down through a symlink, and up from another
+/// folder than it seems.
 pub(super) fn stays_inside(target: &Path, depth: usize) -> bool {
     let mut ups = 0;
     let mut went_down = false;
@@ -123,20 +123,20 @@ pub(super) fn stays_inside(target: &Path, depth: usize) -> bool {
     ups <= depth && !target.as_os_str().is_empty()
 }
 
-fn enter(source: &Arc<dyn BlockSource>, block: Block, path: PathBuf) -> anyhow::Result<Level> {
+fn enter(source: &Arc<dyn BlockSource>, block: Block, path: PathBuf) -> anyhow::Result<OpenFolder> {
     fs::create_dir(&path)?;
     let bytes = match Node::decode(&block)? {
         Node::HamtShard(_) => SHARDED_BYTES,
         _ => block.data().len(),
     };
-    Ok(Level { path, entries: dir::list(Arc::clone(source), block), bytes })
+    Ok(OpenFolder { path, entries: dir::list(Arc::clone(source), block), bytes })
 }
 
-/// The name of an entry, if that is a name in the folder that it is in and nowhere else.
+/// The name of an entry, if it is a single path component.
 fn safe_name(entry: &Entry) -> anyhow::Result<&OsStr> {
     let name = entry.name_bytes();
     if matches!(name, b"" | b"." | b"..") || name.contains(&b'/') || name.contains(&0) {
-        bail!("a folder has an entry called {:?}, which could be written to another place", entry.name);
+        bail!("a folder has an entry with the name {:?}, which points out of the folder", entry.name);
     }
     Ok(OsStr::from_bytes(name))
 }
@@ -168,8 +168,8 @@ mod tests {
     }
 
     #[test]
-    fn symlinks_that_lead_out_are_told_from_those_that_stay() {
-        // The target, how deep the link is, and whether it stays.
+    fn symlinks_that_point_out_of_the_folder_are_recognised() {
+        // The target, the depth of the symlink, and whether the target is inside.
         let table = [
             ("a", 0, true),
             ("a/b", 0, true),
@@ -183,7 +183,7 @@ mod tests {
             ("../../a", 1, false),
             ("../../a", 2, true),
             ("./../a", 1, true),
-            // Through "a", which may be a symlink to somewhere higher up.
+            // Through "a", which may be a symlink to a folder above.
             ("a/../b", 0, false),
             ("a/../../b", 3, false),
             ("../a/../b", 3, false),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn symlinks_that_lead_out_are_left_out_and_told() {
+    async fn symlinks_that_point_out_of_the_folder_are_skipped_and_returned() {
         let dir = tempfile::tempdir().expect("a folder");
         let blocks = Arc::new(MemoryBlocks::new());
         let mut sink = |block: Block| {
@@ -208,7 +208,7 @@ mod tests {
         let mut link =
             |target: &str| importer.symlink(target.as_bytes(), Attributes::default(), &mut sink).expect("short");
         let (stays, leaves, up) = (link("inner/x"), link("/etc/passwd"), link("../stays"));
-        // A chain of symlinks that each seem to stay inside, and lead out together.
+        // A chain of symlinks that each seem to stay inside, but together point out of the folder.
         let (to_root, chain) = (link(".."), link("inner/root/../../outside"));
         let mut inner = importer.directory(Attributes::default());
         inner.add(b"up", &up).expect("a name");
@@ -216,10 +216,10 @@ mod tests {
         let inner = inner.finish(&mut sink).expect("taken");
         let root = folder(&[("inner", &inner), ("stays", &stays), ("leaves", &leaves), ("chain", &chain)]);
         let to = dir.path().join("to");
-        let left_out = write(blocks.clone(), root, &to).await.expect("writes");
-        let told: Vec<_> = left_out.shown.iter().map(|(path, target)| (path.as_path(), target.as_path())).collect();
+        let skipped = write(blocks.clone(), root, &to).await.expect("writes");
+        let skipped: Vec<_> = skipped.shown.iter().map(|(path, target)| (path.as_path(), target.as_path())).collect();
         let expected = [("leaves", "/etc/passwd"), ("chain", "inner/root/../../outside")];
-        assert_eq!(told, expected.map(|(path, target)| (Path::new(path), Path::new(target))));
+        assert_eq!(skipped, expected.map(|(path, target)| (Path::new(path), Path::new(target))));
         for (path, target) in
             [("stays", Some("inner/x")), ("inner/up", Some("../stays")), ("leaves", None), ("chain", None)]
         {
@@ -227,7 +227,7 @@ mod tests {
         }
     }
 
-    /// A dag-pb directory by hand, whose entries may be called anything, as often as one likes.
+    /// A hand-made dag-pb directory, whose entries may have any names, also twice.
     fn folder(entries: &[(&str, &Part)]) -> Block {
         let field = |tag: u8, bytes: &[u8]| {
             let length = u8::try_from(bytes.len()).expect("short");

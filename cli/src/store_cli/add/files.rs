@@ -1,7 +1,7 @@
-//! What there is to add: arguments, and what is below them.
+//! The inputs of `causeway add`: the arguments, and the files below them.
 //!
-//! Goals: an argument that is not there is found before anything is read; the same folder is always added in the same order
-//! (of names, as bytes); a symlink is added and never followed, not even one that an argument names.
+//! Goals: a missing argument is detected before anything is read; a folder is always added in the same order (of names, as
+//! bytes); a symlink is added and never followed, even if it is an argument.
 
 use anyhow::{Context as _, bail};
 use content::importer::Attributes;
@@ -16,50 +16,50 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::{io, thread};
 
-/// What an argument stands for.
+/// An input that an argument names.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Input {
     /// Standard input, whose name is its CID.
     Stdin,
     /// A file, folder or symlink.
     Path {
-        /// Where it is.
+        /// The path.
         path: PathBuf,
-        /// What it is called.
+        /// The name in the folder that is added.
         name: OsString,
     },
 }
 
-/// What arguments stand for.
+/// The inputs that the arguments name.
 ///
 /// # Errors
-/// One that names an argument that cannot be added, for what can be told without opening it.
+/// When an argument cannot be added, as far as that is known without opening it.
 pub fn inputs(arguments: &[PathBuf]) -> anyhow::Result<Vec<Input>> {
     let inputs: Vec<Input> = arguments.iter().map(|argument| Input::of(argument)).collect::<Result<_, _>>()?;
     if inputs.iter().filter(|input| **input == Input::Stdin).count() > 1 {
-        bail!("standard input can be read once only");
+        bail!("standard input can be given only once");
     }
     Ok(inputs)
 }
 
-/// Whether all inputs can be in one folder.
+/// Checks that all inputs can be in one folder.
 ///
 /// # Errors
-/// One that says which two are called the same.
+/// When two inputs have the same name.
 pub fn check_names(inputs: &[Input]) -> anyhow::Result<()> {
     let mut called: HashMap<&OsStr, &Path> = HashMap::new();
     for input in inputs {
         let Input::Path { path, name } = input else { continue };
         if let Some(other) = called.insert(name, path) {
             let (one, other, name) = (other.display(), path.display(), name.display());
-            bail!("{one} and {other} are both called {name}, so one folder cannot hold them");
+            bail!("{one} and {other} have the same name {name}, so they cannot be in one folder");
         }
     }
     Ok(())
 }
 
-/// Says how many bytes there are to read, once they have been counted, which goes on beside the reading. Of standard input nobody
-/// knows.
+/// Counts the bytes to read on a thread of its own, and sets `total` to the sum. With standard input, the total stays
+/// unknown.
 pub fn measure(inputs: &[Input], hidden: bool, total: Arc<OnceLock<u64>>) {
     let mut left: Vec<PathBuf> = Vec::new();
     for input in inputs {
@@ -77,7 +77,7 @@ pub fn measure(inputs: &[Input], hidden: bool, total: Arc<OnceLock<u64>>) {
                     left.extend(below.into_iter().map(|name| path.join(name)));
                 }
                 Ok(found) if found.is_file() => bytes += found.len(),
-                // Whoever reads it says what is wrong.
+                // Reading it will report the error.
                 _ => {}
             }
         }
@@ -90,12 +90,12 @@ impl Input {
         if argument == Path::new("-") {
             return Ok(Self::Stdin);
         }
-        // Without the slash at the end, with which a symlink would be followed.
+        // Without a trailing slash, which would follow a symlink.
         let path: PathBuf = argument.components().collect();
         Kind::of(&path)?;
         let name = match path.file_name() {
             Some(name) => name.to_owned(),
-            // "." and ".." are called what they are called where they are; "/" has no name.
+            // "." and ".." have the name of their canonical path; "/" has no name.
             None => {
                 let whole = fs::canonicalize(&path).with_context(|| unreadable(&path))?;
                 whole.file_name().map(OsString::from).unwrap_or_default()
@@ -104,10 +104,10 @@ impl Input {
         Ok(Self::Path { path, name })
     }
 
-    /// Adds it, with all that is below it; of that, what is `hidden` only if that is wanted.
+    /// Adds the input with everything below it; hidden files below it only if `hidden` is set.
     ///
     /// # Errors
-    /// One that names the file that cannot be read, or what became of its blocks.
+    /// When a file cannot be read, or its blocks cannot be stored.
     pub fn add_to(self, pipeline: &mut Pipeline<'_>, hidden: bool) -> anyhow::Result<()> {
         match self {
             Self::Stdin => {
@@ -119,7 +119,7 @@ impl Input {
     }
 }
 
-/// What can be added.
+/// A kind of file that can be added.
 enum Kind {
     File,
     Folder,
@@ -129,7 +129,7 @@ enum Kind {
 impl Kind {
     fn of(path: &Path) -> anyhow::Result<Self> {
         let found = fs::symlink_metadata(path).with_context(|| unreadable(path))?.file_type();
-        Self::among(found).with_context(|| format!("{} is no file, folder or symlink", path.display()))
+        Self::among(found).with_context(|| format!("{} is not a file, folder or symlink", path.display()))
     }
 
     fn among(found: FileType) -> Option<Self> {
@@ -142,15 +142,14 @@ impl Kind {
     }
 }
 
-/// Opens what was a file when it was looked at. What somebody has put in its place since is neither followed nor waited for.
+/// Opens a regular file. A symlink or FIFO that has replaced it meanwhile is neither followed nor waited for.
 fn open_file(path: &Path) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a file any more")) }
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no longer a regular file")) }
 }
 
-/// Calls itself for what is in a folder, so as often as folders are inside each other; the system's limit to the length of
-/// a path ends that.
+/// Adds a file, symlink or folder. Recursive; the depth is bounded by the system's maximum length of a path.
 fn add(path: &Path, name: OsString, hidden: bool, pipeline: &mut Pipeline<'_>) -> anyhow::Result<()> {
     let name = name.into_vec();
     match Kind::of(path)? {
@@ -173,7 +172,7 @@ fn add(path: &Path, name: OsString, hidden: bool, pipeline: &mut Pipeline<'_>) -
     }
 }
 
-/// The names in a folder, in order.
+/// The sorted names of a folder's entries.
 fn names(folder: &Path, hidden: bool) -> io::Result<Vec<OsString>> {
     let names = fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name()));
     let wanted = |name: &io::Result<OsString>| {
@@ -195,7 +194,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn arguments_are_called_what_they_are_called() {
+    fn inputs_have_the_names_of_their_paths() {
         let dir = tempfile::tempdir().expect("a folder");
         let at = |name: &str| dir.path().join(name);
         fs::create_dir(at("folder")).expect("a folder");
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn names_come_in_order_and_hidden_ones_when_they_are_wanted() {
+    fn names_are_sorted_and_hidden_ones_are_optional() {
         let dir = tempfile::tempdir().expect("a folder");
         for name in ["b", ".h", "a", "Z", "ä", "a.b"] {
             File::create(dir.path().join(name)).expect("a file");

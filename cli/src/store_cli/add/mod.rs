@@ -1,31 +1,31 @@
 //! `causeway add`.
 //!
-//! Goals: the CIDs that `ipfs add` prints, and its lines; every processor hashes; each byte is read once and each new block
-//! written once; what is printed as added is pinned and on the disk when the command ends well.
+//! Goals: the CIDs and the output of `ipfs add`; hashing on all processors; each byte is read once and each new block is
+//! written once; when the command succeeds, the added content is pinned and on the disk.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`files`] | what there is to add, in order |
-//! | [`report`] | the lines about what was added, and how fast it goes |
+//! | [`files`] | the inputs |
+//! | [`report`] | the output, and the progress |
 //!
-//! Bytes become blocks in [`services::uploads::pipeline`], as those of an upload do.
+//! [`services::uploads::pipeline`] builds the blocks, as for uploads.
 //!
 //! Non-goals: modes and times of files, ignore rules, and the options of Kubo that it calls experimental.
 //!
-//! Departures from Kubo: folders need no `-r` (which is accepted); a folder's line comes as soon as the folder is complete
-//! and not behind all files; without `-w`, files of the same name in different places may be added in one command.
+//! Departures from Kubo: folders need no `-r` (which is accepted); a folder's line is printed as soon as the folder is
+//! complete, and not after all files; without `-w`, files of the same name in different folders may be added by one command.
 
 pub mod files;
 pub mod report;
 
 use self::files::Input;
 use self::report::{Lines, Report};
-use crate::place::{NodePlace, REACH};
-use crate::recorded::Recorded;
-use crate::remote::client::AskError;
-use crate::remote::{Remote, Worker};
-use crate::store_cli::{and_close, store_to_write};
-use crate::withheld;
+use crate::audited_change::AuditedChange;
+use crate::local_policy;
+use crate::options::{GATEWAY_OPTIONAL, NodeOptions};
+use crate::remote::client::RequestError;
+use crate::remote::{Backend, Remote};
+use crate::store_cli::{finish_and_close, store_to_write};
 use anyhow::Context as _;
 use cache::{Addition, BlockStore};
 use clap::Args;
@@ -42,70 +42,70 @@ use std::path::PathBuf;
 use tokio::runtime::Runtime;
 
 const HELP: &str = "\
-The CIDs are those of \"ipfs add\" with the same options; its defaults are the defaults here. For new content \
---profile unixfs-v1-2025 is the better choice: every up-to-date implementation gives it the same CID.\n\n\
-Put a site into the store and look at it:\n\
+The CIDs are those of \"ipfs add\" with the same options and the same defaults. For new content, use \
+--profile unixfs-v1-2025: all implementations that support it produce the same CIDs.\n\n\
+Add a site and open it:\n\
 \x20 causeway add --profile unixfs-v1-2025 site/   the last line has the CID\n\
-\x20 causeway serve                                unless it runs\n\
+\x20 causeway serve                                if it is not running\n\
 and open http://127.0.0.1:8080/ipfs/CID/\n\n\
 Keep the name of a file:      causeway add -w photo.jpg\n\
 Only the CID, for a script:   cid=$(causeway add -Q site/)\n\
 From a pipe:                  tar c site/ | causeway add -\n\
 What would the CID be?        causeway add -n photo.jpg\n\n\
-The roots are pinned: nothing of them leaves the store until they are unpinned. What is in the store already takes no new \
-space.";
+The roots are pinned: their blocks stay in the store until they are unpinned. Blocks that are already stored take no additional \
+space (deduplication).";
 
 /// `causeway add`
 #[derive(Debug, Args)]
-#[command(after_help = format!("{HELP}\n\n{REACH}"))]
+#[command(after_help = format!("{HELP}\n\n{GATEWAY_OPTIONAL}"))]
 pub struct AddArgs {
-    /// Files and folders with all that is in them; symlinks are kept as symlinks; "-" is standard input
+    /// Files and folders to add, recursively; symlinks are added as symlinks; "-" is standard input
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<PathBuf>,
-    /// Take in files and folders whose names begin with a dot as well; those named here are taken in anyway
+    /// Also add hidden files and folders below PATH, whose names begin with a dot
     #[arg(long, short = 'H')]
     hidden: bool,
-    /// Put everything into a folder, so that each PATH keeps its name
+    /// Wrap everything in a folder, so that each PATH keeps its name
     #[arg(long, short = 'w')]
     wrap_with_directory: bool,
-    /// Print the CIDs and keep nothing
+    /// Print the CIDs without storing anything
     #[arg(long, short = 'n')]
     only_hash: bool,
-    /// A published set of choices, which the options below change
+    /// The UnixFS profile, which the options below override
     #[arg(long, value_name = "NAME", value_parser = profiles())]
     profile: Option<Profile>,
-    /// 0 or 1; 1 makes raw leaves too
+    /// The CID version: 0 or 1; 1 implies --raw-leaves
     #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u8).range(0..=1))]
     cid_version: Option<u8>,
-    /// Leaves of files are bare bytes, without an envelope
+    /// Store leaves of files as raw blocks, without a dag-pb envelope
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     raw_leaves: Option<bool>,
-    /// Where files are cut: size-BYTES, rabin, rabin-AVERAGE, rabin-MIN-AVERAGE-MAX or buzhash
+    /// The chunker: size-BYTES, rabin, rabin-AVERAGE, rabin-MIN-AVERAGE-MAX or buzhash
     #[arg(long, short = 's', value_name = "CHUNKER")]
     chunker: Option<Chunking>,
-    /// What to call the pins
+    /// The name of the pins
     #[arg(long, alias = "pin-name", value_name = "NAME", conflicts_with = "only_hash")]
     name: Option<String>,
-    /// Print the last CID only: that of the last PATH, or of the folder around all of them
+    /// Print only the last CID: of the last PATH, or of the wrapping folder
     #[arg(long, short = 'Q')]
     quieter: bool,
-    /// Print an object of JSON on each line: cid, name, and size, which is the bytes of the files in it
+    /// Print a JSON object on each line: cid, name, and size, the total bytes of files
     #[arg(long)]
     json: bool,
-    /// Folders are always added with all that is in them; this is for those who are used to saying so.
+    /// Accepted for compatibility with Kubo: folders are always added recursively.
     #[arg(long = "recursive", short = 'r', hide = true)]
     _recursive: bool,
-    /// Which node is meant.
+    /// The node.
     #[command(flatten)]
-    node: NodePlace,
+    node: NodeOptions,
 }
 
 fn profiles() -> impl clap::builder::TypedValueParser<Value = Profile> {
-    PossibleValuesParser::new(Profile::NAMES).try_map(|name| Profile::named(&name).ok_or("no such profile"))
+    PossibleValuesParser::new(Profile::NAMES).try_map(|name| Profile::named(&name).ok_or("unknown profile"))
 }
 
 impl AddArgs {
-    /// The settings that were given.
+    /// The settings that the options override.
     pub fn flags(&self) -> Flags {
         (&self.node).into()
     }
@@ -118,8 +118,8 @@ impl AddArgs {
     }
 }
 
-/// What decides about CIDs.
-fn choose(
+/// The profile of the options.
+fn effective_profile(
     profile: Option<Profile>,
     cid_version: Option<u8>,
     raw_leaves: Option<bool>,
@@ -129,51 +129,53 @@ fn choose(
     chosen(profile.unwrap_or_default(), version, raw_leaves, chunker)
 }
 
-/// Adds what the arguments name, and prints what became of it.
+/// Adds the inputs, and prints their CIDs.
 ///
 /// # Errors
-/// One that names the file that cannot be read, or says what is wrong with the store. Roots that were pinned before stay.
+/// When a file cannot be read, or the store or the gateway fails. Roots that are already pinned stay pinned.
 pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result<()> {
     cache::pins::check_name(args.name.as_deref())?;
     let inputs = files::inputs(&args.paths)?;
     if args.wrap_with_directory {
         files::check_names(&inputs)?;
     }
-    let profile = choose(args.profile.clone(), args.cid_version, args.raw_leaves, args.chunker);
-    let work = Work { importer: Importer::new(profile)?, inputs, hidden: args.hidden, wrap: args.wrap_with_directory };
+    let profile = effective_profile(args.profile.clone(), args.cid_version, args.raw_leaves, args.chunker);
+    let job =
+        ImportJob { importer: Importer::new(profile)?, inputs, hidden: args.hidden, wrap: args.wrap_with_directory };
     let mut report = Report::new(args.lines());
-    if report.is_watched() {
-        files::measure(&work.inputs, args.hidden, report.total());
+    if report.is_shown() {
+        files::measure(&job.inputs, args.hidden, report.total());
     }
     if args.only_hash {
-        work.import(runtime, &mut |_| Ok(()), &mut report)?;
+        job.import(runtime, &mut |_| Ok(()), &mut report)?;
         return report.end();
     }
     let name = args.name.as_deref();
     match store_to_write(loaded, runtime, &args.node)? {
-        Worker::Here(store) => {
-            let policy = runtime.block_on(withheld::policy(loaded));
+        Backend::Local(store) => {
+            let policy = runtime.block_on(local_policy::load(loaded));
             let paths: Vec<String> = args.paths.iter().map(|path| path.display().to_string()).collect();
-            let recorded = policy.and_then(|policy| {
-                let record = Recorded::begin(&loaded.config.data_dir, "add", json!({ "paths": paths, "name": name }))?;
-                let added = add_here(runtime, &*store, &*policy, work, name, &mut report);
+            let added = policy.and_then(|policy| {
+                let record =
+                    AuditedChange::begin(&loaded.config.data_dir, "add", json!({ "paths": paths, "name": name }))?;
+                let added = add_to_store(runtime, &*store, &*policy, job, name, &mut report);
                 record.end(
                     added,
                     |roots| json!({ "roots": roots.iter().map(Cid::to_string).collect::<Vec<_>>(), "name": name }),
                 )
             });
-            and_close(runtime, &store, recorded)?;
+            finish_and_close(runtime, &store, added)?;
         }
-        Worker::There(remote) => add_there(runtime, &remote, work, name, &mut report)?,
+        Backend::Remote(remote) => add_remotely(runtime, &remote, job, name, &mut report)?,
     }
     report.end()
 }
 
-fn add_here(
+fn add_to_store(
     runtime: &Runtime,
     store: &dyn BlockStore,
     policy: &dyn Policy,
-    work: Work,
+    job: ImportJob,
     name: Option<&str>,
     report: &mut Report,
 ) -> anyhow::Result<Vec<Cid>> {
@@ -182,52 +184,52 @@ fn add_here(
         admit(policy, block.cid())?;
         Ok(runtime.block_on(addition.put(&block))?)
     };
-    let roots = work.import(runtime, &mut sink, report)?;
+    let roots = job.import(runtime, &mut sink, report)?;
     report.pinning();
     let roots: Vec<_> = roots.into_iter().map(|root| root.cid).collect();
     runtime.block_on(addition.pin(&roots, name))?;
     Ok(roots)
 }
 
-/// The files are read and hashed here, by whoever may read them; the gateway gets blocks, but for those that it has.
-fn add_there(
+/// Reads and hashes the files in this process, with its user's permissions, and sends the gateway the blocks that it lacks.
+fn add_remotely(
     runtime: &Runtime,
     remote: &Remote,
-    work: Work,
+    job: ImportJob,
     name: Option<&str>,
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let mut addition = runtime.block_on(async { remote.begin_addition(name, true) });
     let mut sink = |block: Block| runtime.block_on(addition.put(&block));
-    let roots = match work.import(runtime, &mut sink, report) {
+    let roots = match job.import(runtime, &mut sink, report) {
         Ok(roots) => roots,
         Err(error) => {
-            runtime.block_on(addition.give_up())?;
+            runtime.block_on(addition.abort())?;
             return Err(error);
         }
     };
     report.pinning();
     let roots: Vec<_> = roots.into_iter().map(|root| root.cid).collect();
     let pinned = runtime.block_on(addition.pin(&roots));
-    // What it had a moment ago, it may have evicted before it read that it is needed. That is rare, and all is well the next time.
-    pinned.map(drop).map_err(|error| match AskError::status(&error) {
+    // Between the query and the reference, the gateway may have evicted a block. That is rare, and a retry succeeds.
+    pinned.map(drop).map_err(|error| match RequestError::status(&error) {
         Some(StatusCode::CONFLICT) => {
-            error.context("what was being added has changed at the gateway meanwhile: try again")
+            error.context("the gateway has evicted a block of this content meanwhile: try again")
         }
         _ => error,
     })
 }
 
-/// What there is to do.
-struct Work {
+/// The inputs and how to import them.
+struct ImportJob {
     importer: Importer,
     inputs: Vec<Input>,
     hidden: bool,
     wrap: bool,
 }
 
-impl Work {
-    /// The roots of everything.
+impl ImportJob {
+    /// Imports all inputs, and returns the roots.
     fn import(self, runtime: &Runtime, sink: &mut dyn BlockSink, report: &mut Report) -> anyhow::Result<Vec<Part>> {
         let mut pipeline = Pipeline::new(self.importer, runtime.handle().clone(), sink, report);
         if self.wrap {
@@ -275,12 +277,16 @@ mod tests {
         for (words, expected) in table {
             let args = parse(words).unwrap_or_else(|error| panic!("{words}: {error}"));
             assert_eq!(args.paths, [PathBuf::from("f")], "{words}");
-            assert_eq!(choose(args.profile, args.cid_version, args.raw_leaves, args.chunker), expected, "{words}");
+            assert_eq!(
+                effective_profile(args.profile, args.cid_version, args.raw_leaves, args.chunker),
+                expected,
+                "{words}"
+            );
         }
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused() {
+    fn invalid_options_are_rejected() {
         for words in ["", "--cid-version=2 f", "--profile best f", "--chunker=size-0 f", "-n --name x f"] {
             assert!(parse(words).is_err(), "{words}");
         }

@@ -1,4 +1,4 @@
-//! [`Report`]: the lines about what was added on standard output, and on a terminal how fast it goes on standard error.
+//! [`Report`]: the lines of added files on standard output, and the progress on standard error.
 
 use crate::progress::{self, Progress};
 use crate::store_cli::{print_line, printable};
@@ -8,38 +8,38 @@ use services::uploads::pipeline::{Added, Watch};
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-/// Which lines are printed, and as what.
+/// Which lines are printed, and their format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lines {
-    /// One for each file and folder.
+    /// A line for each file and folder.
     All {
         /// As JSON.
         json: bool,
     },
-    /// The last of them, at the end.
+    /// Only the last line, at the end.
     Last {
         /// As JSON.
         json: bool,
     },
 }
 
-/// Says what happens.
+/// Prints the lines and the progress.
 pub struct Report {
     lines: Lines,
     last: Option<String>,
     progress: Progress,
     /// Bytes of files that were read.
     bytes: u64,
-    /// How many there are to read, once that is known.
+    /// The total bytes to read, once it is known.
     total: Arc<OnceLock<u64>>,
-    /// What could not be printed: said at the end, as everything is added all the same.
+    /// The first error of printing, returned at the end, since everything is added all the same.
     failure: Option<io::Error>,
-    /// The roots, in the order in which they came: all that was in no folder.
+    /// The roots in the order of the inputs: all files and folders outside of any folder.
     pub roots: Vec<Part>,
 }
 
 impl Report {
-    /// Progress begins to be measured here.
+    /// A report whose clock starts now.
     pub fn new(lines: Lines) -> Self {
         Self {
             lines,
@@ -52,17 +52,17 @@ impl Report {
         }
     }
 
-    /// Whether anybody sees how far it is.
-    pub fn is_watched(&self) -> bool {
-        self.progress.is_watched()
+    /// Whether the progress is shown.
+    pub fn is_shown(&self) -> bool {
+        self.progress.is_shown()
     }
 
-    /// Where it is said how many bytes there are to read, once that is known.
+    /// The cell for the total bytes to read, which another thread sets.
     pub fn total(&self) -> Arc<OnceLock<u64>> {
         Arc::clone(&self.total)
     }
 
-    fn say(&mut self, part: &Part, name: &str) {
+    fn print_part(&mut self, part: &Part, name: &str) {
         match self.lines {
             Lines::All { json } => {
                 let line = if json { json_line(part, name) } else { line(part, name) };
@@ -73,15 +73,15 @@ impl Report {
         }
     }
 
-    /// Everything is read; pins are being made.
+    /// All inputs are read; the roots are being pinned.
     pub fn pinning(&mut self) {
         self.progress.show_now(|time| format!("{}, pinning", progress::bytes(self.bytes, None, time)));
     }
 
-    /// Everything is done.
+    /// Ends the report, and prints what is left.
     ///
     /// # Errors
-    /// When a line could not be printed. That its reader has left is none.
+    /// When a line could not be printed. A closed pipe is not an error.
     pub fn end(mut self) -> anyhow::Result<()> {
         if let Some(last) = self.last.take() {
             self.print(&last);
@@ -108,7 +108,7 @@ impl Watch for Report {
         if added.is_root {
             self.roots.push(*added.part);
         }
-        self.say(added.part, &String::from_utf8_lossy(&added.path));
+        self.print_part(added.part, &String::from_utf8_lossy(&added.path));
         Ok(())
     }
 }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_kubos_and_names_stay_on_them() {
+    fn lines_have_kubos_format_and_escaped_names() {
         let cid = content::cid::parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID");
         let part = Part { cid, file_bytes: 7, dag_bytes: 9 };
         assert_eq!(line(&part, "a/b\nc"), "added bafkqac3imvwgy3zao5xxe3de a/b\\nc");

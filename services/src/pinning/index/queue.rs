@@ -37,7 +37,7 @@ impl Index {
         }
         self.requeue(cid);
         self.remove_root_if_unused(cid);
-        self.forget_owner_if_empty(&owner);
+        self.remove_owner_if_empty(&owner);
     }
 
     /// When the next root is due, with `share` as for [`Index::take_next`].

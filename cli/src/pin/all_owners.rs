@@ -1,11 +1,11 @@
 //! The pins of all tokens, for the operator (`admin::pins::overview`).
 
+use crate::options::RequestOptions;
 use crate::output::{count, print_line, print_view, table};
 use crate::pin::LsArgs;
-use crate::pin::show::word;
-use crate::place::Asking;
+use crate::pin::show::status_name;
 use crate::remote::address::{query, segment};
-use crate::remote::{Remote, running};
+use crate::remote::{Remote, connect};
 use crate::store_cli::printable;
 use crate::values::moment;
 use api::pins::{OwnedPinView, OwnedPinsView, OwnerView, OwnersView};
@@ -14,15 +14,15 @@ use config::Loaded;
 use serde_json::json;
 use std::fmt::Write as _;
 
-/// Pins that are asked for at a time.
+/// Pins per request.
 const PAGE: usize = 1000;
 
 /// Lists pins.
 ///
 /// # Errors
-/// What was answered instead.
+/// When the gateway cannot be reached or rejects the request.
 pub async fn ls(loaded: &Loaded, args: &LsArgs) -> anyhow::Result<()> {
-    let remote = running(loaded, &args.node).await?;
+    let remote = connect(loaded, &args.node).await?;
     let mut filter = crate::pin::filter(args);
     filter.extend(args.owner.clone().map(|owner| ("owner", owner)));
     let mut all = OwnedPinsView { count: 0, pins: Vec::new() };
@@ -40,44 +40,44 @@ pub async fn ls(loaded: &Loaded, args: &LsArgs) -> anyhow::Result<()> {
     print_view(args.json, &all, |all| rows(&all.pins))
 }
 
-/// A token by its name, or by its identifier if it was revoked.
+/// A token's name, or its ID if it was revoked.
 fn owner(name: Option<&str>, id: &str) -> String {
     name.map_or_else(|| format!("{id} (revoked)"), |name| printable(name).into_owned())
 }
 
 fn rows(pins: &[OwnedPinView]) -> String {
     let row = |pin: &OwnedPinView| {
-        let here = if pin.blocks > 0 {
+        let stored = if pin.blocks > 0 {
             format!("{}, {}", count(pin.blocks, "block"), size(pin.bytes))
         } else {
             "-".to_owned()
         };
         let name = printable(pin.name.as_deref().unwrap_or_default()).into_owned();
         let (cid, id, owner) = (pin.cid.clone(), pin.requestid.clone(), owner(pin.owner_name.as_deref(), &pin.owner));
-        [cid, word(pin.status).to_owned(), here, moment(pin.created_at), owner, id, name]
+        [cid, status_name(pin.status).to_owned(), stored, moment(pin.created_at), owner, id, name]
     };
     match pins {
-        [] => "there are none\n".to_owned(),
-        pins => table(["CID", "STATUS", "HERE", "CREATED", "OWNER", "ID", "NAME"], pins.iter().map(row)),
+        [] => "no pins\n".to_owned(),
+        pins => table(["CID", "STATUS", "STORED", "CREATED", "OWNER", "ID", "NAME"], pins.iter().map(row)),
     }
 }
 
 /// Removes a pin.
 ///
 /// # Errors
-/// What was answered instead.
+/// When the gateway cannot be reached or rejects the request.
 pub async fn rm(remote: &Remote, id: &str, as_json: bool) -> anyhow::Result<()> {
     remote.remove(&format!("/api/v1/pins/{}", segment(id))).await?;
     print_line(&if as_json { json!({ "requestid": id }).to_string() } else { format!("removed {id}") })
 }
 
-/// Says who has how much.
+/// Prints the number of pins of each owner.
 ///
 /// # Errors
-/// What was answered instead.
-pub async fn owners(loaded: &Loaded, asking: &Asking) -> anyhow::Result<()> {
-    let owners: OwnersView = running(loaded, &asking.node).await?.get("/api/v1/pins/owners").await?;
-    print_view(asking.json, &owners, owners_text)
+/// When the gateway cannot be reached or rejects the request.
+pub async fn owners(loaded: &Loaded, options: &RequestOptions) -> anyhow::Result<()> {
+    let owners: OwnersView = connect(loaded, &options.node).await?.get("/api/v1/pins/owners").await?;
+    print_view(options.json, &owners, owners_text)
 }
 
 fn owners_text(owners: &OwnersView) -> String {
@@ -86,7 +86,7 @@ fn owners_text(owners: &OwnersView) -> String {
     };
     let mut text = table(["OWNER", "PINS", "BYTES"], owners.owners.iter().map(row));
     let OwnersView { pending, pinned, failed, queued_roots, active_roots, .. } = owners;
-    _ = writeln!(text, "{pinned} are here, {pending} are not yet, {failed} failed");
-    _ = writeln!(text, "DAGs that are being fetched: {active_roots}; that wait for their turn: {queued_roots}");
+    _ = writeln!(text, "{pinned} pinned, {pending} pending, {failed} failed");
+    _ = writeln!(text, "DAGs being fetched: {active_roots}; queued: {queued_roots}");
     text
 }

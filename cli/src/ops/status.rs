@@ -1,11 +1,10 @@
-//! `causeway stats`, `requests` and `node`: the figures of this moment or of each second, what is being answered, and which node
-//! this is.
+//! `causeway stats`, `requests` and `node`.
 
+use crate::options::{GATEWAY_REQUIRED, RequestOptions};
 use crate::output::{count, print_line, print_view, table};
-use crate::place::{Asking, RUNNING};
 use crate::progress::brief;
 use crate::remote::address::query;
-use crate::remote::running;
+use crate::remote::connect;
 use crate::store_cli::printable;
 use crate::values::moment;
 use anyhow::Context as _;
@@ -18,61 +17,62 @@ use config::Loaded;
 use http::Method;
 use std::fmt::Write as _;
 
-/// How many lines of figures stand below one head.
+/// `stats --watch` prints the head again after so many lines.
 const LINES: usize = 20;
 
 const STATS: &str = "\
 Examples:
   causeway stats
-  causeway stats --watch                   a line each second, until Ctrl-C
+  causeway stats --watch                   a line every second, until Ctrl-C
   causeway stats --watch --json | jq .rates.requests
 
-What the store holds by kind: causeway store stats. Everything for Prometheus: /metrics of the admin listener.";
+\"causeway store stats\" has more about the store, and /metrics of the admin listener all metrics for Prometheus.";
 
 /// `causeway stats`
 #[derive(Debug, Args)]
-#[command(after_help = format!("{STATS}\n\n{RUNNING}"))]
+#[command(after_help = format!("{STATS}\n\n{GATEWAY_REQUIRED}"))]
 pub struct StatsArgs {
-    /// Go on: a line each second
+    /// Print a line every second
     #[arg(long, short)]
     watch: bool,
-    /// How it is asked.
+    /// Output format and node.
     #[command(flatten)]
-    pub asking: Asking,
+    pub options: RequestOptions,
 }
 
-/// Prints figures.
+/// Prints statistics.
 ///
 /// # Errors
-/// What was answered instead; that the gateway went away.
+/// When the gateway rejects the request, or closes the connection.
 pub async fn stats(loaded: &Loaded, args: StatsArgs) -> anyhow::Result<()> {
-    let StatsArgs { watch, asking } = args;
-    let remote = running(loaded, &asking.node).await?;
+    let StatsArgs { watch, options } = args;
+    let remote = connect(loaded, &options.node).await?;
     if !watch {
         let stats: StatsView = remote.get("/api/v1/stats").await?;
-        return print_view(asking.json, &stats, stats_text);
+        return print_view(options.json, &stats, stats_text);
     }
     let mut lines = remote.client().lines(Method::GET, "/api/v1/events", None::<&()>).await?;
     let mut shown = 0;
     while let Some(line) = lines.next().await? {
         let Some(data) = line.strip_prefix(b"data: ") else { continue };
-        if asking.json {
+        if options.json {
             print_line(String::from_utf8_lossy(data).trim_end())?;
             continue;
         }
-        let stats: StatsView = serde_json::from_slice(data).context("the gateway is of another version")?;
+        let stats: StatsView =
+            serde_json::from_slice(data).context("the answer cannot be parsed: the gateway has another version")?;
         if shown % LINES == 0 {
             print_line(HEAD)?;
         }
         shown += 1;
-        print_line(&second(&stats))?;
+        print_line(&rates_line(&stats))?;
     }
-    anyhow::bail!("the gateway at {} says no more", remote.client().url())
+    anyhow::bail!("the gateway at {} closed the connection", remote.client().url())
 }
 
 const HEAD: &str = " requests/s       sent/s   memory/s     disk/s  network/s    p2p in/s   p2p out/s  waiting  peers";
 
-fn second(stats: &StatsView) -> String {
+fn rates_line(stats: &StatsView) -> String {
     let rates = stats.rates.clone().unwrap_or_default();
     let RatesView { requests, sent_bytes, ram_hits, disk_hits, network_hits, p2p_received_bytes, p2p_sent_bytes } =
         rates;
@@ -90,22 +90,22 @@ fn second(stats: &StatsView) -> String {
 fn stats_text(stats: &StatsView) -> String {
     let StatsView { uptime_seconds, stage, http, tiers, store, network, pins, .. } = stats;
     let mut text = format!("{stage} for {}\n", brief(*uptime_seconds as u64));
-    let answered: Vec<String> = http.requests.iter().map(|(class, requests)| format!("{requests} {class}")).collect();
-    let answered = if answered.is_empty() { "none".to_owned() } else { answered.join(", ") };
-    _ = writeln!(text, "requests     {answered}; {} sent, {} broke off", size(http.sent_bytes), http.aborted);
+    let answers: Vec<String> = http.requests.iter().map(|(class, requests)| format!("{requests} {class}")).collect();
+    let answers = if answers.is_empty() { "none".to_owned() } else { answers.join(", ") };
+    _ = writeln!(text, "requests     {answers}; {} sent, {} aborted", size(http.sent_bytes), http.aborted);
     _ = writeln!(
         text,
-        "now          requests {}, of them waiting {}; connections {}",
+        "in flight    requests {}, of them waiting {}; connections {}",
         http.in_flight, http.waiting, http.connections
     );
     for (name, tier) in [("memory", &tiers.ram), ("disk", &tiers.disk), ("network", &tiers.network)] {
         let TierView { hits, misses, bytes, .. } = tier;
-        _ = writeln!(text, "{name:12} {} ({}), {misses} not there", count(*hits, "block"), size(*bytes));
+        _ = writeln!(text, "{name:12} {} ({}), {misses} misses", count(*hits, "block"), size(*bytes));
     }
     let degraded = match store.trouble.as_deref() {
         Some("full") => "; THE DISK IS FULL",
         Some("no_inodes") => "; THE FILE SYSTEM HAS NO INODES LEFT",
-        _ if store.degraded => "; THE DISK REFUSES TO WRITE",
+        _ if store.degraded => "; WRITES TO THE DISK FAIL",
         _ => "",
     };
     _ = writeln!(text, "in memory    {}, {}", count(store.ram_blocks, "block"), size(store.ram_bytes));
@@ -118,20 +118,20 @@ fn stats_text(stats: &StatsView) -> String {
     );
     if !pins.is_empty() {
         let of = |key: &str| pins.get(key).copied().unwrap_or_default();
-        _ = writeln!(text, "pins         {} here, {} not yet, {} failed", of("pinned"), of("pending"), of("failed"));
+        _ = writeln!(text, "pins         {} pinned, {} pending, {} failed", of("pinned"), of("pending"), of("failed"));
     }
     _ = writeln!(
         text,
-        "peers        {}; searches {}, blocks that are waited for {}",
+        "peers        {}; provider searches {}, wanted blocks {}",
         network.peers, network.searches, network.wanted_blocks
     );
-    for carried in network.transports.iter().filter(|carried| carried.received_bytes + carried.sent_bytes > 0) {
+    for transport in network.transports.iter().filter(|one| one.received_bytes + one.sent_bytes > 0) {
         _ = writeln!(
             text,
             "  {:10} {} received, {} sent",
-            carried.transport,
-            size(carried.received_bytes),
-            size(carried.sent_bytes)
+            transport.transport,
+            size(transport.received_bytes),
+            size(transport.sent_bytes)
         );
     }
     text
@@ -139,26 +139,26 @@ fn stats_text(stats: &StatsView) -> String {
 
 /// `causeway requests`
 #[derive(Debug, Args)]
-#[command(after_help = format!("Examples:\n  causeway requests\n  causeway requests --json | jq '.requests[] | select(.seconds > 60)'\n\n{RUNNING}"))]
+#[command(after_help = format!("Examples:\n  causeway requests\n  causeway requests --json | jq '.requests[] | select(.seconds > 60)'\n\n{GATEWAY_REQUIRED}"))]
 pub struct RequestsArgs {
-    /// So many at most
+    /// The maximum number of requests
     #[arg(long, value_name = "NUMBER")]
     limit: Option<u32>,
-    /// How it is asked.
+    /// Output format and node.
     #[command(flatten)]
-    pub asking: Asking,
+    pub options: RequestOptions,
 }
 
-/// Prints what is being answered.
+/// Prints the requests in progress.
 ///
 /// # Errors
-/// What was answered instead.
+/// When the gateway cannot be reached or rejects the request.
 pub async fn requests(loaded: &Loaded, args: RequestsArgs) -> anyhow::Result<()> {
-    let RequestsArgs { limit, asking } = args;
+    let RequestsArgs { limit, options } = args;
     let limit: Vec<_> = limit.map(|limit| ("limit", limit.to_string())).into_iter().collect();
     let path = format!("/api/v1/requests{}", query(&limit));
-    let requests: RequestsView = running(loaded, &asking.node).await?.get(&path).await?;
-    print_view(asking.json, &requests, requests_text)
+    let requests: RequestsView = connect(loaded, &options.node).await?.get(&path).await?;
+    print_view(options.json, &requests, requests_text)
 }
 
 fn requests_text(requests: &RequestsView) -> String {
@@ -175,7 +175,7 @@ fn requests_text(requests: &RequestsView) -> String {
     let more = requests.count.saturating_sub(requests.requests.len());
     let more = if more > 0 { format!("and {more} more\n") } else { String::new() };
     match requests.count {
-        0 => "nothing is being answered\n".to_owned(),
+        0 => "no requests in progress\n".to_owned(),
         _ => {
             table(["FOR", "STATUS", "SENT", "WAITS FOR", "CLIENT", "REQUEST"], requests.requests.iter().map(row))
                 + &more
@@ -185,25 +185,25 @@ fn requests_text(requests: &RequestsView) -> String {
 
 /// `causeway node`
 #[derive(Debug, Args)]
-#[command(after_help = format!("Examples:\n  causeway node\n  causeway node --json | jq -r '.addresses[]'\n\n{RUNNING}"))]
+#[command(after_help = format!("Examples:\n  causeway node\n  causeway node --json | jq -r '.addresses[]'\n\n{GATEWAY_REQUIRED}"))]
 pub struct NodeArgs {
-    /// How it is asked.
+    /// Output format and node.
     #[command(flatten)]
-    pub asking: Asking,
+    pub options: RequestOptions,
 }
 
-/// Prints which node it is.
+/// Prints the node's version, peer ID and addresses.
 ///
 /// # Errors
-/// What was answered instead.
+/// When the gateway cannot be reached or rejects the request.
 pub async fn node(loaded: &Loaded, args: NodeArgs) -> anyhow::Result<()> {
-    let node: NodeView = running(loaded, &args.asking.node).await?.get("/api/v1/node").await?;
-    print_view(args.asking.json, &node, node_text)
+    let node: NodeView = connect(loaded, &args.options.node).await?.get("/api/v1/node").await?;
+    print_view(args.options.json, &node, node_text)
 }
 
 fn node_text(node: &NodeView) -> String {
     let mut text =
-        format!("Causeway {}, {}\n", node.version, if node.stopping { "about to end" } else { node.stage.as_str() });
+        format!("Causeway {}, {}\n", node.version, if node.stopping { "stopping" } else { node.stage.as_str() });
     _ = writeln!(text, "since     {} ({})", moment(node.started_at), brief(node.uptime_seconds as u64));
     _ = writeln!(text, "peer id   {}", node.peer_id);
     node.gateway_listeners.iter().for_each(|address| _ = writeln!(text, "gateway   {address}"));

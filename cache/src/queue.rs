@@ -75,9 +75,9 @@ impl<C> Queue<C> {
         u32::try_from((data_bytes + COMMAND_BYTES).min(self.bytes_max)).unwrap_or(u32::MAX)
     }
 
-    pub(crate) fn send(&self, command: C) -> Result<(), StoreError> {
+    pub(crate) fn send(&self, command: impl Into<C>) -> Result<(), StoreError> {
         let sender = self.sender.as_ref().ok_or(StoreError::Closed)?;
-        sender.send(command).map_err(|_| StoreError::Closed)
+        sender.send(command.into()).map_err(|_| StoreError::Closed)
     }
 
     /// Completes when the writer has ended: it was closed, or panicked.
@@ -90,7 +90,7 @@ impl<C> Queue<C> {
     }
 
     /// Sends a command and waits for its reply.
-    pub(crate) async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> C) -> Result<T, StoreError> {
+    pub(crate) async fn ask<T, I: Into<C>>(&self, command: impl FnOnce(Reply<T>) -> I) -> Result<T, StoreError> {
         let (reply, receiver) = oneshot::channel();
         self.send(command(reply))?;
         receiver.await.map_err(|_| StoreError::Closed)

@@ -69,7 +69,7 @@ pub use crate::error::StoreError;
 use self::reads::Reads;
 use self::schema::{INDEX, IndexRecord, PINS, PinRecord};
 use self::store::{Lock, Store};
-use self::writer::{Command, Queue};
+use self::writer::{Barrier, Change, Queue};
 use bytes::Bytes;
 use content::{Block, BlockKey, BlockSource, Cid, SourceError};
 use futures::future::{BoxFuture, FutureExt as _, ready};
@@ -186,7 +186,7 @@ impl Disk {
     /// A failed write is counted and logged, and the block is not cached.
     pub async fn put_cached(&self, block: Block) {
         let sent = match self.inner.queue.room(block.data().len()).await {
-            Ok(room) => self.inner.queue.send(Command::Cache { block, room }),
+            Ok(room) => self.inner.queue.send(Change::Cache { block, room }),
             Err(closed) => Err(closed),
         };
         if sent.is_err() {
@@ -263,7 +263,7 @@ impl Disk {
     /// # Errors
     /// [`StoreError::Closed`], or the error of the sync.
     pub async fn flush(&self) -> Result<(), StoreError> {
-        self.inner.queue.ask(|reply| Command::Flush { reply }).await?
+        self.inner.queue.ask(|reply| Barrier::Flush { reply }).await?
     }
 
     /// Reclaims space: rewrites pinned segments of which more than a sixteenth is dead, and compacts the index.
@@ -272,7 +272,7 @@ impl Disk {
     /// # Errors
     /// [`StoreError`].
     pub async fn compact(&self) -> Result<(), StoreError> {
-        self.inner.queue.ask(|reply| Command::Compact { reply }).await??;
+        self.inner.queue.ask(|reply| Barrier::Compact { reply }).await??;
         self.read(Store::compact_index).await
     }
 
@@ -281,7 +281,7 @@ impl Disk {
     /// # Errors
     /// The error of the sync. Closing twice is not an error.
     pub async fn close(&self) -> Result<(), StoreError> {
-        let closed = self.inner.queue.ask(|reply| Command::Close { reply }).await;
+        let closed = self.inner.queue.ask(|reply| Barrier::Close { reply }).await;
         self.inner.store.lock().mark_closed();
         closed.unwrap_or(Ok(()))
     }
@@ -367,7 +367,7 @@ impl Disk {
         }
         // If the queue is full, the next read of this block reports it.
         if let Some(room) = self.inner.queue.try_room(0) {
-            _ = self.inner.queue.send(Command::DropCorrupt { key: *key, room });
+            _ = self.inner.queue.send(Barrier::DropCorrupt { key: *key, room });
         }
         Ok(None)
     }

@@ -12,7 +12,7 @@
 use super::schema::{KEY_TRIED, Kind, PLACES, Place, RecompressRecord};
 use super::scrub::{PlaceCheck, check_place, pause_after};
 use super::store::Store;
-use super::writer::Command;
+use super::writer::Change;
 use super::{Disk, StoreError};
 pub use crate::reports::Recompressed;
 use crate::reports::raw_cid;
@@ -70,12 +70,12 @@ impl Disk {
                 self.count_recompressed(smaller.saved_bytes);
                 let Smaller { key, place, value, .. } = smaller;
                 let room = self.queue().room(value.value().len()).await?;
-                self.queue().send(Command::Replace { key, place, value, room })?;
+                self.queue().send(Change::Replace { key, place, value, room })?;
             }
             let is_done = work.segments.is_empty();
             if is_done || step % SAVE_EVERY_STEPS == 0 {
                 let record = RecompressRecord { level, before: work.at }.to_bytes().to_vec();
-                self.queue().send(Command::PutMeta { key: KEY_TRIED, record })?;
+                self.queue().send(Change::PutMeta { key: KEY_TRIED, record })?;
             }
             if is_done {
                 break;

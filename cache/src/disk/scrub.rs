@@ -16,7 +16,7 @@
 use super::record;
 use super::schema::{BLOCKS_BY_PIN, INDEX, KEY_SCRUB, PLACES, Place, ScrubRecord, take_u64};
 use super::store::Store;
-use super::writer::Command;
+use super::writer::{Barrier, Change};
 use super::{Disk, StoreError};
 use crate::pins::PinSummary;
 pub use crate::reports::{Fault, Finding, LackingPin, ScrubProgress, ScrubReport};
@@ -120,7 +120,7 @@ impl Disk {
         self.count_pass(lacking.len());
         let roots: Vec<Cid> = lacking.iter().map(|pin| pin.root).collect();
         if !roots.is_empty() {
-            self.queue().ask(|reply| Command::MarkPartial { roots, reply }).await??;
+            self.queue().ask(|reply| Barrier::MarkPartial { roots, reply }).await??;
         }
         Ok(ScrubReport { progress, lacking })
     }
@@ -137,13 +137,13 @@ impl Disk {
     async fn delete_damaged(&self, findings: &[Finding]) -> Result<(), StoreError> {
         for key in findings.iter().filter(|finding| finding.fault == Fault::Damaged).filter_map(Finding::key) {
             let room = self.queue().room(0).await?;
-            self.queue().send(Command::DropCorrupt { key, room })?;
+            self.queue().send(Barrier::DropCorrupt { key, room })?;
         }
         Ok(())
     }
 
     fn save_scrub_record(&self, record: ScrubRecord) -> Result<(), StoreError> {
-        self.queue().send(Command::PutMeta { key: KEY_SCRUB, record: record.to_bytes().to_vec() })
+        self.queue().send(Change::PutMeta { key: KEY_SCRUB, record: record.to_bytes().to_vec() })
     }
 }
 

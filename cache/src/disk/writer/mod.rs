@@ -32,7 +32,7 @@ mod read_only;
 mod reclaim;
 mod shortage;
 
-pub(crate) use self::queue::{Command, Queue, start};
+pub(crate) use self::queue::{Barrier, Change, Command, Queue, start};
 
 use self::group::{Group, Tails};
 use super::schema::{Counters, KEY_SYNCED, Kind, META, PLACES, PinId, Place, SegmentRecord, released_pin};
@@ -318,65 +318,17 @@ impl Writer {
         }
     }
 
-    /// Collects commands until the group is full or the queue is empty, and writes it.
+    /// Collects changes until the group is full, the queue is empty or a barrier follows, and writes them.
     fn group(&mut self, first: Command, commands: &Receiver<Command>) -> Next {
         let mut group = self.begin();
         let mut command = Some(first);
         while let Some(current) = command {
             match current {
-                Command::Written { reply } => {
+                Command::Change(change) => self.stage(&mut group, change),
+                Command::Barrier(barrier) => {
                     self.commit(group);
-                    _ = reply.send(());
-                    return Next::Continue;
+                    return self.handle(barrier);
                 }
-                Command::Flush { reply } => {
-                    self.commit(group);
-                    self.flushes.push(Flush { reply, compacts: false });
-                    return Next::Continue;
-                }
-                Command::Compact { reply } => {
-                    self.commit(group);
-                    (self.compacts, self.collect_error) = (true, None);
-                    self.flushes.push(Flush { reply, compacts: true });
-                    return Next::Continue;
-                }
-                Command::Close { reply } => {
-                    self.commit(group);
-                    return self.close(reply);
-                }
-                Command::DropCorrupt { key, room } => {
-                    // Verified again without pending changes, since the block may have been replaced meanwhile.
-                    self.commit(group);
-                    self.drop_corrupt(&key);
-                    drop(room);
-                    return Next::Continue;
-                }
-                Command::Evict { keys, which, reply } => {
-                    self.commit(group);
-                    _ = reply.send(self.evict_keys(&keys, which));
-                    return Next::Continue;
-                }
-                Command::Shrink { cached_bytes, reply } => {
-                    self.commit(group);
-                    _ = reply.send(self.shrink(cached_bytes));
-                    return Next::Continue;
-                }
-                Command::MarkPartial { roots, reply } => {
-                    self.commit(group);
-                    _ = reply.send(self.mark_partial(&roots));
-                    return Next::Continue;
-                }
-                Command::Remove { root, reply } => {
-                    self.commit(group);
-                    self.remove(root, reply);
-                    return Next::Continue;
-                }
-                Command::Release { pin } => {
-                    self.commit(group);
-                    self.unpin_queue.push_back(pin);
-                    return Next::Continue;
-                }
-                other => self.stage(&mut group, other),
             }
             command = if group.full() { None } else { commands.try_recv().ok() };
         }
@@ -384,56 +336,69 @@ impl Writer {
         Next::Continue
     }
 
-    /// Adds a command to the group. If it cannot be added, it fails alone and leaves the group unchanged: rows are read
+    /// Handles a command that finds all earlier changes written.
+    fn handle(&mut self, barrier: Barrier) -> Next {
+        match barrier {
+            Barrier::Written { reply } => _ = reply.send(()),
+            Barrier::Flush { reply } => self.flushes.push(Flush { reply, compacts: false }),
+            Barrier::Compact { reply } => {
+                (self.compacts, self.collect_error) = (true, None);
+                self.flushes.push(Flush { reply, compacts: true });
+            }
+            Barrier::Close { reply } => return self.close(reply),
+            Barrier::DropCorrupt { key, room } => {
+                // Verified again, since the block may have been replaced meanwhile.
+                self.drop_corrupt(&key);
+                drop(room);
+            }
+            Barrier::Evict { keys, which, reply } => _ = reply.send(self.evict_keys(&keys, which)),
+            Barrier::Shrink { cached_bytes, reply } => _ = reply.send(self.shrink(cached_bytes)),
+            Barrier::MarkPartial { roots, reply } => _ = reply.send(self.mark_partial(&roots)),
+            Barrier::Remove { root, reply } => self.remove(root, reply),
+            Barrier::Release { pin } => self.unpin_queue.push_back(pin),
+        }
+        Next::Continue
+    }
+
+    /// Adds a change to the group. If it cannot be added, it fails alone and leaves the group unchanged: rows are read
     /// before any is staged.
-    fn stage(&mut self, group: &mut Group, command: Command) {
-        match command {
-            Command::Cache { block, room } => {
+    fn stage(&mut self, group: &mut Group, change: Change) {
+        match change {
+            Change::Cache { block, room } => {
                 group.rooms.push(room);
                 match self.stage_cached(group, &block) {
                     Ok(()) => group.cached += 1,
                     Err(error) => self.drop_cached(1, &error),
                 }
             }
-            Command::Member { block, attempt, room } => {
+            Change::Member { block, attempt, room } => {
                 let staged = self.stage_member(group, &block, &attempt);
                 group.add_member_result(attempt, staged, room);
             }
-            Command::StoredMember { cid, attempt, room } => {
+            Change::StoredMember { cid, attempt, room } => {
                 let staged = self.stage_stored_member(group, &cid, &attempt);
                 group.add_member_result(attempt, staged, room);
             }
-            Command::Replace { key, place, value, room } => {
+            Change::Replace { key, place, value, room } => {
                 group.rooms.push(room);
                 if let Err(error) = self.stage_replacement(group, key, place, value) {
                     debug!(?key, %error, "a block could not be recompressed");
                 }
             }
-            Command::PutMeta { key, record } => {
+            Change::PutMeta { key, record } => {
                 if let Ok(meta) = self.store.family(META) {
                     group.batch.put_cf(meta, key, record);
                 }
             }
-            Command::Begin { root, name, reply } => {
+            Change::Begin { root, name, reply } => {
                 let pin = self.stage_begin(group, root, name);
                 group.notify(pin.map(|pin| self.losses.begun(pin)), reply);
             }
-            Command::BeginTemporary { reply } => {
+            Change::BeginTemporary { reply } => {
                 let pin = self.stage_temporary_pin(group);
                 group.notify(pin.map(|pin| self.losses.begun(pin)), reply);
             }
-            Command::Finish { attempt, reply } => self.stage_finish(group, attempt, reply),
-            // Handled by `group`.
-            Command::DropCorrupt { .. }
-            | Command::Evict { .. }
-            | Command::Shrink { .. }
-            | Command::MarkPartial { .. }
-            | Command::Remove { .. }
-            | Command::Release { .. }
-            | Command::Written { .. }
-            | Command::Flush { .. }
-            | Command::Compact { .. }
-            | Command::Close { .. } => {}
+            Change::Finish { attempt, reply } => self.stage_finish(group, attempt, reply),
         }
     }
 

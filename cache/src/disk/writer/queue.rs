@@ -11,21 +11,42 @@ use crate::stored::Stored;
 use content::{Block, BlockKey, Cid};
 use std::sync::Arc;
 
+/// What the writer is asked to do.
 pub(crate) enum Command {
+    /// A change that is staged, and written together with those around it.
+    Change(Change),
+    /// A command before which all staged changes are written.
+    Barrier(Barrier),
+}
+
+impl Command {
+    /// Whether this reclaims disk space.
+    pub(super) fn reclaims_space(&self) -> bool {
+        use Barrier::{Compact, Evict, Remove, Shrink};
+        matches!(self, Self::Barrier(Remove { .. } | Evict { .. } | Shrink { .. } | Compact { .. }))
+    }
+}
+
+impl From<Change> for Command {
+    fn from(change: Change) -> Self {
+        Self::Change(change)
+    }
+}
+
+impl From<Barrier> for Command {
+    fn from(barrier: Barrier) -> Self {
+        Self::Barrier(barrier)
+    }
+}
+
+/// A change of blocks, pins or advisory rows.
+pub(crate) enum Change {
     /// Caches a block.
     Cache { block: Block, room: Room },
-    /// Deletes a block whose value could not be read, if it is corrupt.
-    DropCorrupt { key: BlockKey, room: Room },
-    /// Deletes blocks.
-    Evict { keys: Vec<BlockKey>, which: Evict, reply: Reply<Result<Evicted, StoreError>> },
-    /// Evicts some of the oldest cached blocks, and replies whether more must be evicted.
-    Shrink { cached_bytes: u64, reply: Reply<Result<bool, StoreError>> },
     /// Replaces a pinned value, if it is still at that place.
     Replace { key: BlockKey, place: Place, value: Stored, room: Room },
     /// Writes an advisory row of `meta`, without a sync.
     PutMeta { key: &'static [u8], record: Vec<u8> },
-    /// Garbage-collects every worthwhile pinned segment, and replies like `Flush`.
-    Compact { reply: Reply<Result<(), StoreError>> },
     /// Begins a pin, or resumes the root's pin.
     Begin { root: Cid, name: Option<String>, reply: Reply<Result<Begun, StoreError>> },
     /// Begins a temporary pin, which protects blocks until it is released or the store is reopened.
@@ -36,6 +57,18 @@ pub(crate) enum Command {
     StoredMember { cid: Cid, attempt: Arc<Attempt>, room: Room },
     /// Marks a pin complete, if all of its members were written.
     Finish { attempt: Arc<Attempt>, reply: Reply<Result<PinSummary, PinError>> },
+}
+
+/// A command that needs the earlier changes on the disk.
+pub(crate) enum Barrier {
+    /// Deletes a block whose value could not be read, if it is corrupt.
+    DropCorrupt { key: BlockKey, room: Room },
+    /// Deletes blocks.
+    Evict { keys: Vec<BlockKey>, which: Evict, reply: Reply<Result<Evicted, StoreError>> },
+    /// Evicts some of the oldest cached blocks, and replies whether more must be evicted.
+    Shrink { cached_bytes: u64, reply: Reply<Result<bool, StoreError>> },
+    /// Garbage-collects every worthwhile pinned segment, and replies like `Flush`.
+    Compact { reply: Reply<Result<(), StoreError>> },
     /// Makes pins with missing blocks partial.
     MarkPartial { roots: Vec<Cid>, reply: Reply<Result<(), StoreError>> },
     /// Removes a pin; its members are unpinned later.

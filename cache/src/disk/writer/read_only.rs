@@ -7,7 +7,7 @@
 use super::super::schema::Kind;
 use super::super::store::Store;
 use super::super::{DiskOptions, StoreError};
-use super::{Command, Writer};
+use super::{Barrier, Change, Command, Writer};
 use crate::pins::{MemberFailure, PinChanges, PinError};
 use crate::queue::{PROBE_EVERY, Wait, next_command};
 use crate::store::{Stats, Trouble};
@@ -81,12 +81,7 @@ impl ReadOnlyWriter {
             if is_due {
                 probe_at = Instant::now() + PROBE_EVERY;
             }
-            let reclaims = matches!(
-                command,
-                None | Some(
-                    Command::Remove { .. } | Command::Evict { .. } | Command::Shrink { .. } | Command::Compact { .. }
-                )
-            );
+            let reclaims = command.as_ref().is_none_or(Command::reclaims_space);
             if (reclaims || is_due)
                 && let Some(writer) = self.try_open()
             {
@@ -98,7 +93,7 @@ impl ReadOnlyWriter {
                 return;
             }
             match command {
-                Some(Command::Close { reply }) => {
+                Some(Command::Barrier(Barrier::Close { reply })) => {
                     drop(self);
                     _ = reply.send(Ok(()));
                     return;
@@ -164,29 +159,37 @@ impl ReadOnlyWriter {
 
     /// Replies with the error.
     fn reject(&self, command: Command) {
-        let error = || self.full_error.clone();
         match command {
-            Command::Cache { .. } => _ = self.stats.dropped_writes.inc(),
-            Command::Member { attempt, .. } | Command::StoredMember { attempt, .. } => {
-                attempt.fail(MemberFailure::Store(error()))
+            Command::Change(change) => self.reject_change(change),
+            Command::Barrier(barrier) => self.reject_barrier(barrier),
+        }
+    }
+
+    fn reject_change(&self, change: Change) {
+        let error = self.full_error.clone();
+        match change {
+            Change::Cache { .. } => _ = self.stats.dropped_writes.inc(),
+            Change::Member { attempt, .. } | Change::StoredMember { attempt, .. } => {
+                attempt.fail(MemberFailure::Store(error))
             }
-            Command::Begin { reply, .. } => _ = reply.send(Err(error())),
-            Command::BeginTemporary { reply } => _ = reply.send(Err(error())),
-            Command::Finish { reply, .. } => _ = reply.send(Err(PinError::Store(error()))),
-            Command::Remove { reply, .. } => _ = reply.send(Err(error())),
-            Command::Evict { reply, .. } => _ = reply.send(Err(error())),
-            Command::Shrink { reply, .. } => _ = reply.send(Err(error())),
-            Command::Compact { reply } => _ = reply.send(Err(error())),
-            Command::MarkPartial { reply, .. } => _ = reply.send(Err(error())),
+            Change::Begin { reply, .. } | Change::BeginTemporary { reply } => _ = reply.send(Err(error)),
+            Change::Finish { reply, .. } => _ = reply.send(Err(PinError::Store(error))),
+            // Advisory.
+            Change::Replace { .. } | Change::PutMeta { .. } => {}
+        }
+    }
+
+    fn reject_barrier(&self, barrier: Barrier) {
+        let error = self.full_error.clone();
+        match barrier {
+            Barrier::Remove { reply, .. } | Barrier::Shrink { reply, .. } => _ = reply.send(Err(error)),
+            Barrier::Evict { reply, .. } => _ = reply.send(Err(error)),
+            Barrier::Compact { reply } | Barrier::MarkPartial { reply, .. } => _ = reply.send(Err(error)),
             // There are no unwritten changes.
-            Command::Written { reply } => _ = reply.send(()),
-            Command::Flush { reply } => _ = reply.send(Ok(())),
-            Command::Close { reply } => _ = reply.send(Ok(())),
-            // Corruption is detected again; the others are advisory.
-            Command::DropCorrupt { .. }
-            | Command::Replace { .. }
-            | Command::PutMeta { .. }
-            | Command::Release { .. } => {}
+            Barrier::Written { reply } => _ = reply.send(()),
+            Barrier::Flush { reply } | Barrier::Close { reply } => _ = reply.send(Ok(())),
+            // Corruption is detected again. A temporary pin is released when the store is reopened.
+            Barrier::DropCorrupt { .. } | Barrier::Release { .. } => {}
         }
     }
 }

@@ -199,8 +199,8 @@ impl Ledger {
         removed
     }
 
-    /// The pins that have a block, held or not, with their roots and what they have now. Temporary pins are not among them. Looks
-    /// every pin.
+    /// The pins that have a block, held or not, with their roots and what they have now. Temporary pins are not among
+    /// them. Looks every pin.
     pub(crate) fn pins_with(&self, key: &[u8]) -> Vec<(Cid, PinRecord)> {
         if !self.has_pin(key) {
             return Vec::new();

@@ -466,7 +466,7 @@ mod tests {
         let named = PinRecord { name: Some("another".to_owned()), ..pin(5).1 };
         journal.append(&[(pin(5).0, named.clone())], false).expect("appends");
         journal.mark_removed(PinId(1)).expect("marks removed");
-        journal.append(&[pin(1)], false).expect("appends what is pinned again");
+        journal.append(&[pin(1)], false).expect("appends a pin again");
         let watermark = Watermark { sequence: 10, manifest: 20, manifest_bytes: 30 };
         journal.write_watermark(watermark).expect("writes");
         let (_, found) = PinJournal::open(dir.path()).expect("opens");

@@ -103,7 +103,8 @@ pub fn check_name(name: Option<&str>) -> Result<(), PinError> {
     if chars > NAME_CHARS_MAX { Err(PinError::NameTooLong { chars }) } else { Ok(()) }
 }
 
-/// A pin operation in progress. Members are queued without waiting for each write, so the first failure is recorded here.
+/// A pin operation in progress. Members are queued without waiting for each write, so the first failure is recorded
+/// here.
 #[derive(Debug)]
 pub struct Attempt {
     pub(crate) pin: PinId,

@@ -392,24 +392,24 @@ impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Full => {
-                "the disk is full, so nothing is stored: delete files on it, or unpin content; stored blocks are served, and \
-                 writes resume automatically when there is space"
+                "the disk is full, so nothing is stored: delete files on it, or unpin content; stored blocks are \
+                 served, and writes resume automatically when there is space"
             }
             Self::NoInodes => {
-                "the file system has no inodes left, so nothing is stored: delete files on it; stored blocks are served, and \
-                 writes resume automatically when there are inodes"
+                "the file system has no inodes left, so nothing is stored: delete files on it; stored blocks are \
+                 served, and writes resume automatically when there are inodes"
             }
             Self::Failing => {
-                "writes to the disk fail, so nothing is stored: check its health and its permissions; stored blocks are \
-                 served, and writes resume automatically when the disk accepts them"
+                "writes to the disk fail, so nothing is stored: check its health and its permissions; stored blocks \
+                 are served, and writes resume automatically when the disk accepts them"
             }
             Self::Broken => {
                 "the disk lost data that it had acknowledged, so nothing is pinned: check its health, and restart the \
                  gateway; stored blocks are served"
             }
             Self::IndexDamaged => {
-                "the index of the store is damaged, so nothing is stored: check the disk's health, and restart the gateway, \
-                 which rebuilds the index; blocks that the index finds are served"
+                "the index of the store is damaged, so nothing is stored: check the disk's health, and restart the \
+                 gateway, which rebuilds the index; blocks that the index finds are served"
             }
         })
     }

@@ -28,7 +28,8 @@ const PROGRESS_BLOCKS: u64 = 100_000;
 /// Migrates the store and returns it.
 pub(crate) fn run(store: Store, options: &DiskOptions) -> Result<Store, StoreError> {
     info!(
-        "the store was written by an earlier release and is being migrated; the migration may be interrupted without losing data"
+        "the store was written by an earlier release and is being migrated; the migration may be interrupted without \
+         losing data"
     );
     let store = Arc::new(store);
     let blocks = Writer::new(Arc::clone(&store), Arc::default(), Arc::default(), options, Arc::new(Semaphore::new(0)))?
@@ -95,7 +96,8 @@ impl Writer {
     }
 }
 
-/// The kind in a record of schema 1: the sizes of the block and of its value, then its position in the eviction order, 0 if pinned.
+/// The kind in a record of schema 1: the sizes of the block and of its value, then its position in the eviction order,
+/// 0 if pinned.
 fn kind(record: &[u8]) -> Kind {
     match record.get(8..).and_then(|mut rest| take_u64(&mut rest)) {
         Some(0) => Kind::Pinned,

@@ -120,7 +120,11 @@ pub(super) fn run(
     let rebuilt = match rebuild(dir, options, lock, reason, &pins, &mut *on_progress) {
         // The damaged index may take the space that the new one needs.
         Err(error) if error.is_full() && index_files::delete_aside(dir)? => {
-            warn!(%error, "the index could not be rebuilt for lack of space; the damaged one is deleted, and the rebuild is retried");
+            warn!(
+                %error,
+                "the index could not be rebuilt for lack of space; the damaged one is deleted, and the rebuild is \
+                 retried"
+            );
             index_files::delete(dir)?;
             rebuild(dir, options, lock, reason, &pins, on_progress)?
         }
@@ -136,7 +140,10 @@ fn log_result(rebuilt: &Rebuilt) {
     let RebuildProgress { segments, blocks, damaged_bytes, pins, .. } = *progress;
     warn!(segments, blocks, damaged_bytes, pins, lacking = lacking.len(), "the index of the store was rebuilt");
     for pin in lacking {
-        warn!(root = %pin.root, name = pin.name, missing = pin.missing, "a pin is incomplete since the index was rebuilt");
+        warn!(
+            root = %pin.root, name = pin.name, missing = pin.missing,
+            "a pin is incomplete since the index was rebuilt"
+        );
     }
     if *unclaimed > 0 {
         let advice = "when \"causeway pin ls\" shows every pin as complete, run \

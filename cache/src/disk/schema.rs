@@ -22,7 +22,8 @@ pub(crate) use crate::pins::{PinId, PinRecord};
 use super::record::record_bytes;
 use crate::stored::Shape;
 
-/// The schema version that this release reads and writes. It is incremented for changes that older releases would misread.
+/// The schema version that this release reads and writes. It is incremented for changes that older releases would
+/// misread.
 pub(crate) const SCHEMA: u32 = 2;
 
 pub(crate) const META: &str = "meta";

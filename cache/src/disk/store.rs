@@ -278,7 +278,8 @@ impl Store {
         db.get_pinned_cf(family, key).map_err(|error| self.db_error(error))
     }
 
-    /// Writes or checks the schema version. A store of an earlier schema keeps its version until [`super::migrate`] is done.
+    /// Writes or checks the schema version. A store of an earlier schema keeps its version until [`super::migrate`] is
+    /// done.
     fn check_schema(&self, dir: &Path) -> Result<(), StoreError> {
         match self.pinned(META, KEY_SCHEMA)? {
             None => {
@@ -341,7 +342,8 @@ impl Store {
         Ok(Some(stored))
     }
 
-    /// A block in its stored form, if its index row and its value are in memory. `None` may also mean that they are not in memory.
+    /// A block in its stored form, if its index row and its value are in memory. `None` may also mean that they are not
+    /// in memory.
     pub(crate) fn stored_now(&self, block: &[u8]) -> Option<Stored> {
         let record = self.index_now(block)?;
         let len = record::record_bytes(block, record.shape.value_bytes());

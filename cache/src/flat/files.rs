@@ -62,7 +62,8 @@ pub(super) struct FoundFile {
 }
 
 impl Files {
-    /// The files below `dir`, which exists. The process that created directories in it may have been killed before their names were synced.
+    /// The files below `dir`, which exists. The process that created directories in it may have been killed before
+    /// their names were synced.
     pub(super) fn new(dir: PathBuf) -> Self {
         Self { unsynced: Mutex::new([dir.clone()].into()), dir }
     }

@@ -74,7 +74,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::{debug, error, warn};
 
-/// The schema version that this release reads and writes. It is incremented for changes that older releases would misread.
+/// The schema version that this release reads and writes. It is incremented for changes that older releases would
+/// misread.
 const SCHEMA: u32 = 1;
 
 const SCHEMA_FILE: &str = "schema";
@@ -133,7 +134,8 @@ pub fn open(dir: &Path, options: &FlatOptions) -> Result<Arc<dyn BlockStore>, St
     if read_schema(dir)? != Some(SCHEMA) {
         replace(&dir.join(SCHEMA_FILE), format!("{SCHEMA}\n").as_bytes())?;
     }
-    // The previous process may have been killed before it synced these names, and the pins that are found must be durable.
+    // The previous process may have been killed before it synced these names, and the pins that are found must be
+    // durable.
     sync_folder(dir)?;
     sync_folder(&dir.join(PINS_DIR))?;
     let ledger = folder.load(true)?;

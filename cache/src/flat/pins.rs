@@ -233,7 +233,8 @@ impl PinFiles {
         let Some((root, record)) = journal.pins.get(&pin) else {
             error!(
                 path = %path.display(),
-                "a pin's file is damaged and its root is lost; its blocks are kept: pin the content again, and delete this file"
+                "a pin's file is damaged and its root is lost; its blocks are kept: pin the content again, and delete \
+                 this file"
             );
             return self.with_members(None, PinRecord::new(pin, None), clean_up);
         };
@@ -254,7 +255,8 @@ impl PinFiles {
         if clean_up {
             let mut state = self.state();
             state.lengths.insert(pin, good as u64);
-            // The previous process may have been killed before it synced this list, and these members are not written again.
+            // The previous process may have been killed before it synced this list, and these members are not written
+            // again.
             if record.state == PinState::Partial && good > 0 {
                 let file = File::options().write(true).open(&list).map_err(|error| failed(&list, &error))?;
                 state.unsynced.insert(pin, file);

@@ -158,7 +158,8 @@ impl<B: Backing> LedgerStore<B> {
 
     fn unless_damaged<T>(&self, key: &BlockKey, found: Result<Option<T>, StoreError>) -> Result<Option<T>, StoreError> {
         match found {
-            // Corrupt, or missing without having been deleted. If the queue is full, the next read of this block reports it.
+            // Corrupt, or missing without having been deleted. If the queue is full, the next read of this block
+            // reports it.
             Err(StoreError::Corrupt(_)) | Ok(None) => {
                 if let Some(room) = self.inner.queue.try_room(0) {
                     _ = self.inner.queue.send(Command::DropCorrupt { key: *key, room });
@@ -417,7 +418,8 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
 }
 
 impl<B: Backing> BlockSource for LedgerStore<B> {
-    /// Reads values in memory only. Whether a file read blocks is known only when it is opened, and on a network it always does.
+    /// Reads values in memory only. Whether a file read blocks is known only when it is opened, and on a network it
+    /// always does.
     fn read_now(&self, cid: &Cid) -> Option<Block> {
         let Some(key) = BlockKey::of(cid) else { return Block::inline(cid) };
         let (shared, key) = (&self.inner.shared, key.to_bytes());

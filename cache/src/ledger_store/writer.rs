@@ -556,7 +556,8 @@ impl<B: Backing> Writer<B> {
         }
     }
 
-    /// Updates the budget of cached blocks. Free space is checked once after each change, since file systems reclaim space late.
+    /// Updates the budget of cached blocks. Free space is checked once after each change, since file systems reclaim
+    /// space late.
     fn update_target(&mut self) {
         let ledger = self.shared.ledger();
         let beside_pins = self.limits.bytes_max.saturating_sub(ledger.pinned_bytes());
@@ -631,7 +632,11 @@ impl<B: Backing> Writer<B> {
         }
         let synced = self.shared.backing.sync();
         if let Err(error) = &synced {
-            error!(%error, "the disk failed to sync, so that written data may be lost: no pin can be completed until the gateway is restarted");
+            error!(
+                %error,
+                "the disk failed to sync, so that written data may be lost: no pin can be completed until the gateway \
+                 is restarted"
+            );
             self.sync_error = Some(error.clone());
         }
         synced

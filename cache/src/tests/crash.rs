@@ -255,7 +255,7 @@ impl Life<'_> {
         let (mut heard, mut end) = (0, None);
         for (at, line) in &said {
             let late = end.is_some_and(|end| at >= end);
-            heard += u64::from(expectations.note(&line, late));
+            heard += u64::from(expectations.record(&line, late));
             if heard == self.lines && end.is_none() {
                 thread::sleep(self.after);
                 end = Some(Instant::now());

@@ -158,7 +158,7 @@ async fn acknowledged_pins_survive_failed_writes(kind: Kind, zram: &Arc<Zram>) {
         zram.unmount();
         zram.mount();
         let store = open(kind, &home);
-        check(&store, &acknowledged, &format!("round {round}, {kind:?}, mounted anew")).await;
+        check(&store, &acknowledged, &format!("round {round}, {kind:?}, mounted again")).await;
         pin(&store, round * 1_000 + 950).await.expect("pins again");
         store.shut().await;
         zram.unmount();

@@ -417,7 +417,8 @@ fn followers_see_the_state_of_the_leader() {
     assert_eq!((&*seen, joined), ("third", false), "a completed call is removed");
 }
 
-/// Work that need not wait runs without a task; other work runs without being polled, and is aborted when it is dropped.
+/// Work that need not wait runs without a task; other work runs without being polled, and is aborted when it is
+/// dropped.
 #[tokio::test]
 async fn spawned_work_runs_unpolled_and_is_aborted_with_its_waiter() {
     let at_once = std::thread::spawn(|| aside(async { 1 }).now_or_never());

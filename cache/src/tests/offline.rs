@@ -148,7 +148,7 @@ async fn the_index_is_repaired_whatever_row_is_lost_or_wrong() {
         let dir = tempfile::tempdir().expect("a directory");
         let (disk, blocks) = filled(dir.path()).await;
         tamper(&disk, |batch| change(&disk, &blocks, batch));
-        disk.store().files.write(77, 0, b"nobody names this", false).expect("writes");
+        disk.store().files.write(77, 0, b"no row refers to this", false).expect("writes");
         drop(disk);
         let (seen, found) = check(dir.path());
         assert!(seen.index.total() >= 2 && found.is_empty(), "{what}: {seen:?} {found:?}");

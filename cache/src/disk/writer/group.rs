@@ -279,7 +279,8 @@ impl Writer {
         Place { segment, offset }
     }
 
-    /// The maximum size of a segment of a kind. Cached segments are evicted as a whole, so they are limited to a sixteenth of the budget.
+    /// The maximum size of a segment of a kind. Cached segments are evicted as a whole, so they are limited to a
+    /// sixteenth of the budget.
     pub(super) fn segment_bytes_max(&self, kind: Kind) -> u32 {
         let budget = match kind {
             Kind::Cached => u32::try_from(self.options.cache_bytes_max / 16).unwrap_or(u32::MAX),

@@ -118,7 +118,10 @@ impl Writer {
         }
         let lacking = scrub::lacking(&self.store, &BTreeMap::new())?;
         for pin in &lacking {
-            warn!(root = %pin.root, missing = pin.missing, blocks = pin.blocks, "a pin is incomplete: blocks are missing");
+            warn!(
+                root = %pin.root, missing = pin.missing, blocks = pin.blocks,
+                "a pin is incomplete: blocks are missing"
+            );
         }
         let roots: Vec<Cid> = lacking.iter().map(|pin| pin.root).collect();
         self.mark_partial(&roots)?;

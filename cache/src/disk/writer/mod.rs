@@ -199,7 +199,10 @@ impl Writer {
             return Err(error);
         }
         if let Err(error) = checked {
-            error!(%error, "the last writes cannot be verified: no pin can be completed until the gateway is restarted");
+            error!(
+                %error,
+                "the last writes cannot be verified: no pin can be completed until the gateway is restarted"
+            );
             writer.sync_error = Some(error);
         }
         writer.losses = Losses::new(changes, writer.has_partial_pins()?);
@@ -239,7 +242,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Fails if all files are missing. After power loss, only files without acknowledged data can be missing, never all.
+    /// Fails if all files are missing. After power loss, only files without acknowledged data can be missing, never
+    /// all.
     fn check_mounted(files: usize, segments: usize) -> Result<(), StoreError> {
         if files == 0 && segments > 1 {
             return Err(StoreError::io(
@@ -260,7 +264,8 @@ impl Writer {
             if store.keys_with_prefix(PLACES, &segment.to_be_bytes())?.next().transpose()?.is_some() {
                 warn!(
                     segment,
-                    "a segment with blocks has no record: stop the gateway and run \"causeway store repair\", which recreates it"
+                    "a segment with blocks has no record: stop the gateway and run \"causeway store repair\", which \
+                     recreates it"
                 );
             } else if was_removed || !rebuild::adopt(store, segment)? {
                 store.files.delete(segment)?;
@@ -515,7 +520,11 @@ impl Writer {
         let values = unsynced.try_for_each(|(segment, _)| files.sync(*segment));
         let synced = values.and_then(|()| if self.names_unsynced { files.sync_names() } else { Ok(()) });
         if let Err(error) = synced.map_err(|error| self.with_space_figures(error)) {
-            error!(%error, "the disk failed to sync, so that written data may be lost: no pin can be completed until the gateway is restarted");
+            error!(
+                %error,
+                "the disk failed to sync, so that written data may be lost: no pin can be completed until the gateway \
+                 is restarted"
+            );
             self.sync_error = Some(error.clone());
             self.publish();
             return Err(error);

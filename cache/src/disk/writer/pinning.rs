@@ -48,7 +48,8 @@ impl Writer {
         Ok(self.stage_membership(group, key, block.data().len(), attempt, record)?)
     }
 
-    /// Stages a block that is already stored as a member, without reading it unless it must be moved to a pinned segment.
+    /// Stages a block that is already stored as a member, without reading it unless it must be moved to a pinned
+    /// segment.
     pub(super) fn stage_stored_member(
         &mut self,
         group: &mut Group,
@@ -115,7 +116,8 @@ impl Writer {
         };
         group.sync = true;
         let notice = move |written: Result<(), StoreError>| {
-            // Members of the same group succeed or fail with it; failures in earlier groups are recorded in the attempt.
+            // Members of the same group succeed or fail with it; failures in earlier groups are recorded in the
+            // attempt.
             _ = reply.send(written.map_err(PinError::Store).and_then(|()| attempt.check()).map(|()| summary));
         };
         group.notices.push(Box::new(notice));
@@ -212,7 +214,8 @@ impl Writer {
         Ok(members)
     }
 
-    /// Unpins one member. If no other pin has the block, it is removed, or moved to the cache if it is in the RAM cache.
+    /// Unpins one member. If no other pin has the block, it is removed, or moved to the cache if it is in the RAM
+    /// cache.
     fn stage_unpin(&self, group: &mut Group, pin: PinId, row: &[u8], spare_hot: bool) -> Result<(), StoreError> {
         let block = member(row, pin).unwrap_or_default();
         let key = BlockKey::from_bytes(block).ok_or_else(|| StoreError::corrupt("a pin's member is malformed"))?;

@@ -67,7 +67,8 @@ impl Writer {
         Ok(self.sums.cached_bytes > cached_bytes)
     }
 
-    /// Evicts a chunk of the oldest segment, and returns whether there was one. With `spare_hot`, blocks in use get a second chance.
+    /// Evicts a chunk of the oldest segment, and returns whether there was one. With `spare_hot`, blocks in use get a
+    /// second chance.
     fn evict_chunk(&mut self, spare_hot: bool) -> Result<bool, StoreError> {
         let Some(segment) = self.oldest_cached() else { return Ok(false) };
         if self.tails.contain(segment) {
@@ -111,7 +112,8 @@ impl Writer {
         rows.take_while(|row| !matches!(row, Ok((place, _)) if place.segment != segment)).collect()
     }
 
-    /// Stages the eviction of a block, and returns whether it is evicted: it may be spared, or the row may be stale after a failed batch.
+    /// Stages the eviction of a block, and returns whether it is evicted: it may be spared, or the row may be stale
+    /// after a failed batch.
     fn stage_eviction(
         &mut self,
         group: &mut Group,
@@ -312,6 +314,9 @@ impl Writer {
 
     fn report_corruption(&self, key: &BlockKey, held: IndexRecord, reason: &str) {
         self.stats.corrupt_blocks.inc();
-        error!(?key, pinned = held.pinned(), %reason, "a block on disk is corrupt; it was deleted and is fetched again on demand");
+        error!(
+            ?key, pinned = held.pinned(), %reason,
+            "a block on disk is corrupt; it was deleted and is fetched again on demand"
+        );
     }
 }

@@ -73,8 +73,8 @@ impl Writer {
         let has_some = space.free_bytes > needed.saturating_add(GROUP_COST_MAX as u64) && !space.is_out_of_inodes();
         match has_some {
             true => StoreError::io(
-                "no space left, although the file system has some: RocksDB checks again every 5 seconds; if this lasts, \
-                 check the disk quota",
+                "no space left, although the file system has some: RocksDB checks again every 5 seconds; if this \
+                 lasts, check the disk quota",
             ),
             false => self.store.files.shortage_error(space, needed),
         }

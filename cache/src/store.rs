@@ -6,8 +6,7 @@
 //! | store | values | index | for |
 //! |---|---|---|---|
 //! | [`crate::Disk`] | segment files | RocksDB | a local disk: any number of blocks |
-//! | [`crate::flat`] | one file each | in memory, built from the files | a network file system; inspection with other
-//! tools |
+//! | [`crate::flat`] | one file each | in memory, from the files | a network file system; inspection with other tools |
 //! | [`crate::memory`] | a map | in memory | content that need not outlive the process |
 //!
 //! Non-goals: tools of one store, such as [`crate::Offline`], which repairs RocksDB's index.
@@ -99,7 +98,7 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     ///
     /// # Errors
     /// [`StoreError`]; the blocks visited before are stored.
-    fn visit_keys(&self, held: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError>;
+    fn visit_keys(&self, which: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError>;
 
     /// Queues a block to be cached. Completes when the block has room in the queue, before it is written and readable.
     /// A failed write is counted and logged, and the block is not cached.

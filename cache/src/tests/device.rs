@@ -177,7 +177,8 @@ fn survives_power_loss(kind: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let dir = dir.path();
     let mut trial = Command::new("sh");
-    let image = "truncate -s 64M \"$1/trial\" && mkfs.ext4 -q -F \"$1/trial\" && mkdir -p \"$1/at\" && mount -o loop \"$1/trial\" \"$1/at\"";
+    let image = "truncate -s 64M \"$1/trial\" && mkfs.ext4 -q -F \"$1/trial\" && mkdir -p \"$1/at\" && \
+                 mount -o loop \"$1/trial\" \"$1/at\"";
     trial.args(["-c", &format!("{image} && perl -e '{SHUT_OFF}' \"$1/at\""), "sh"]).arg(dir);
     let tried = in_a_namespace(&trial, dir);
     if !tried.status.success() {

@@ -143,7 +143,9 @@ impl Model {
 
 proptest! {
     #[test]
-    fn any_order_of_joining_leaving_and_completing_matches_the_model(steps in proptest::collection::vec(step(), 0..120)) {
+    fn any_order_of_joining_leaving_and_completing_matches_the_model(
+        steps in proptest::collection::vec(step(), 0..120)
+    ) {
         let mut model = Model::new();
         for step in steps {
             model.run(step);
@@ -360,7 +362,9 @@ impl Begun {
 
 proptest! {
     #[test]
-    fn every_waiter_gets_a_result_despite_dropped_waiters_and_leader_only_errors(moves in proptest::collection::vec(a_move(), 0..120)) {
+    fn every_waiter_gets_a_result_despite_dropped_waiters_and_leader_only_errors(
+        moves in proptest::collection::vec(a_move(), 0..120)
+    ) {
         let mut world = World::default();
         for a_move in moves {
             world.run(a_move);

@@ -574,15 +574,15 @@ impl Writer {
             if place.segment != from.segment {
                 break;
             }
-            let held = match self.index(&group, &key) {
+            let indexed = match self.index(&group, &key) {
                 Err(StoreError::Corrupt(_)) => continue,
-                held => held?.filter(|held| held.place == place),
+                indexed => indexed?.filter(|indexed| indexed.place == place),
             };
-            let Some(held) = held else { continue };
+            let Some(indexed) = indexed else { continue };
             *checked += 1;
-            if let Err(error) = store.verified(&key, held) {
+            if let Err(error) = store.verified(&key, indexed) {
                 debug!(?key, %error, "a block was not written to the disk and is removed from the index");
-                self.stage_loss(&mut group, &key, held)?;
+                self.stage_loss(&mut group, &key, indexed)?;
                 (*lost, staged) = (*lost + 1, staged + 1);
             }
             if staged == CHUNK_ROWS {

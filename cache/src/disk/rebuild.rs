@@ -171,10 +171,10 @@ fn known_pins(dir: &Path, options: &DiskOptions, lock: &Lock) -> Result<KnownPin
         return Ok(KnownPins { pins, are_all: !index_files::has_unclaimed(dir) });
     }
     warn!(state = ?found.state, "the pin journal is damaged or missing; pins are read from the damaged index as well");
-    let harvested =
-        if index_files::stage(dir)? == Some(Stage::Rebuilding) { None } else { harvest(dir, options, lock) };
-    let (is_read, are_all) = (harvested.is_some(), harvested.is_some() && !index_files::has_unclaimed(dir));
-    for (root, record) in harvested.into_iter().flatten().filter(|(_, record)| !removed.contains(&record.id)) {
+    let indexed_pins =
+        if index_files::stage(dir)? == Some(Stage::Rebuilding) { None } else { read_indexed_pins(dir, options, lock) };
+    let (is_read, are_all) = (indexed_pins.is_some(), indexed_pins.is_some() && !index_files::has_unclaimed(dir));
+    for (root, record) in indexed_pins.into_iter().flatten().filter(|(_, record)| !removed.contains(&record.id)) {
         pins.entry(record.id).or_insert((root, record));
     }
     if is_read {
@@ -186,7 +186,7 @@ fn known_pins(dir: &Path, options: &DiskOptions, lock: &Lock) -> Result<KnownPin
 }
 
 /// The pins of a damaged index, if all of them can be read.
-fn harvest(dir: &Path, options: &DiskOptions, lock: &Lock) -> Option<Vec<(Cid, PinRecord)>> {
+fn read_indexed_pins(dir: &Path, options: &DiskOptions, lock: &Lock) -> Option<Vec<(Cid, PinRecord)>> {
     index_files::manifest(dir)?;
     let store = Store::open_families(dir, options, Lock::clone(lock), &[]).ok()?;
     let rows = store.rows_from(PINS, &[]).ok()?;

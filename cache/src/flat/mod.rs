@@ -18,7 +18,7 @@
 //!
 //! | | cached | pinned |
 //! |---|---|---|
-//! | written | renamed into place, never synced | synced and renamed; names and members synced before it is acknowledged |
+//! | written | renamed, never synced | synced and renamed; names and members synced before the acknowledgement |
 //! | power loss | empty files are deleted at the start; checksums detect others | nothing acknowledged is lost |
 //! | deleted | oldest first, except blocks read since or in the RAM cache | when its last pin is removed |
 //!

@@ -3,7 +3,7 @@
 //! | file | content |
 //! |---|---|
 //! | `ID.pin` | format (1 byte), length of the root (2 bytes), root CID, [`PinRecord`], CRC-32 of the above (4 bytes) |
-//! | `ID.members` | per member: length of its multihash (1 byte), multihash, block size (4 bytes), CRC-32 of the above |
+//! | `ID.members` | per member: multihash length (1 byte), multihash, block size (4 bytes), CRC-32 of the above |
 //! | `next` | the first pin ID that is certainly unused: 8 bytes |
 //!
 //! The pin journal ([`crate::pin_journal`]) has a copy of each pin's record, from which a damaged or lost `ID.pin` is

@@ -11,7 +11,7 @@ use super::backing::{Backing, NewValue};
 use super::{Shared, StoreLimits, scrub};
 use crate::disk::StoreError;
 use crate::memory_index::{Key, ValueInfo};
-use crate::pins::{Attempt, Begun, Losses, MemberFailure, PinError, PinId, PinRecord, PinState, PinSummary};
+use crate::pins::{Attempt, BegunPin, MemberFailure, PinError, PinId, PinLosses, PinRecord, PinState, PinSummary};
 use crate::queue::{COMMAND_BYTES, PROBE_EVERY, Reply, Room, Wait, next_command};
 use crate::store::{Evict, Evicted, Trouble};
 use crate::stored::Encoder;
@@ -54,11 +54,11 @@ pub(super) enum Command {
     Begin {
         root: Cid,
         name: Option<String>,
-        reply: Reply<Result<Begun, StoreError>>,
+        reply: Reply<Result<BegunPin, StoreError>>,
     },
     /// Begins a temporary pin. It exists only in the index, so that it ends with the process.
     BeginTemporary {
-        reply: Reply<Result<Begun, StoreError>>,
+        reply: Reply<Result<BegunPin, StoreError>>,
     },
     /// Marks a pin complete, if all of its members were written.
     Finish {
@@ -120,7 +120,7 @@ pub(super) struct Writer<B: Backing> {
     /// Pins whose removal failed, so that it is unknown whether they are still written.
     uncertain: HashSet<PinId>,
     /// Losses of pins since the store was opened.
-    losses: Losses,
+    losses: PinLosses,
     room: Arc<Semaphore>,
 }
 
@@ -159,7 +159,7 @@ impl<B: Backing> Writer<B> {
     pub(super) fn new(shared: Arc<Shared<B>>, limits: StoreLimits, room: Arc<Semaphore>) -> Result<Self, StoreError> {
         let encoder = Encoder::new(limits.zstd).map_err(StoreError::io)?;
         let target_bytes = limits.cache_bytes_max;
-        let losses = Losses::new(Arc::clone(&shared.changes), shared.index().has_partial_pins());
+        let losses = PinLosses::new(Arc::clone(&shared.changes), shared.index().has_partial_pins());
         let writer = Self {
             shared,
             limits,
@@ -243,11 +243,11 @@ impl<B: Backing> Writer<B> {
             }
             Command::Begin { root, name, reply } => {
                 let pin = self.begin(root, name);
-                _ = reply.send(pin.map(|pin| self.losses.begun(pin)));
+                _ = reply.send(pin.map(|pin| self.losses.begin(pin)));
             }
             Command::BeginTemporary { reply } => {
                 let pin = self.begin_temporary();
-                _ = reply.send(pin.map(|pin| self.losses.begun(pin)));
+                _ = reply.send(pin.map(|pin| self.losses.begin(pin)));
             }
             Command::Finish { attempt, reply } => _ = reply.send(self.finish(&attempt)),
             Command::Remove { root, reply } => _ = reply.send(self.remove(&root)),

@@ -38,7 +38,7 @@ use self::group::{Group, Tails};
 use super::schema::{Counters, KEY_SYNCED, Kind, META, PLACES, PinId, Place, SegmentRecord, released_pin};
 use super::store::Store;
 use super::{DiskOptions, StoreError, rebuild};
-use crate::pins::{Losses, PinChanges};
+use crate::pins::{PinChanges, PinLosses};
 use crate::queue::{PROBE_EVERY, Reply, Wait, next_command};
 use crate::store::{Stats, Trouble};
 use crate::stored::Encoder;
@@ -91,7 +91,7 @@ pub(crate) struct Writer {
     /// Whether eviction may be tried: after a failure, only once another command was processed.
     may_evict: bool,
     /// Losses of pins since the store was opened.
-    losses: Losses,
+    losses: PinLosses,
     /// The root of each pin; loaded when it is first needed.
     roots: RefCell<Option<loss::Roots>>,
     /// Removed pins whose members are still to be unpinned.
@@ -182,7 +182,7 @@ impl Writer {
             sparse: BTreeSet::new(),
             punched: BTreeMap::new(),
             second_chances: (0, 0),
-            losses: Losses::default(),
+            losses: PinLosses::default(),
             roots: RefCell::default(),
             may_evict: true,
             may_unpin: true,
@@ -205,7 +205,7 @@ impl Writer {
             );
             writer.sync_error = Some(error);
         }
-        writer.losses = Losses::new(changes, writer.has_partial_pins()?);
+        writer.losses = PinLosses::new(changes, writer.has_partial_pins()?);
         if let Err(error) = writer.check_members() {
             error!(%error, "pins cannot be checked for missing blocks now; the next scrub checks them");
         }
@@ -421,11 +421,11 @@ impl Writer {
             }
             Command::Begin { root, name, reply } => {
                 let pin = self.stage_begin(group, root, name);
-                group.notify(pin.map(|pin| self.losses.begun(pin)), reply);
+                group.notify(pin.map(|pin| self.losses.begin(pin)), reply);
             }
             Command::BeginTemporary { reply } => {
                 let pin = self.stage_temporary_pin(group);
-                group.notify(pin.map(|pin| self.losses.begun(pin)), reply);
+                group.notify(pin.map(|pin| self.losses.begin(pin)), reply);
             }
             Command::Finish { attempt, reply } => self.stage_finish(group, attempt, reply),
             // Handled by `group`.

@@ -4,7 +4,7 @@ use super::super::schema::{PinId, Place};
 use super::super::store::Store;
 use super::super::{DiskOptions, StoreError};
 use super::read_only::WriterState;
-use crate::pins::{Attempt, Begun, PinChanges, PinError, PinSummary};
+use crate::pins::{Attempt, BegunPin, PinChanges, PinError, PinSummary};
 use crate::queue::{self, Reply, Room};
 use crate::store::{Evict, Evicted, Stats};
 use crate::stored::Stored;
@@ -27,9 +27,9 @@ pub(crate) enum Command {
     /// Garbage-collects every worthwhile pinned segment, and replies like `Flush`.
     Compact { reply: Reply<Result<(), StoreError>> },
     /// Begins a pin, or resumes the root's pin.
-    Begin { root: Cid, name: Option<String>, reply: Reply<Result<Begun, StoreError>> },
+    Begin { root: Cid, name: Option<String>, reply: Reply<Result<BegunPin, StoreError>> },
     /// Begins a temporary pin, which protects blocks until it is released or the store is reopened.
-    BeginTemporary { reply: Reply<Result<Begun, StoreError>> },
+    BeginTemporary { reply: Reply<Result<BegunPin, StoreError>> },
     /// Stores a block as a member of a pin.
     Member { block: Block, attempt: Arc<Attempt>, room: Room },
     /// Adds a stored block as a member of a pin, without its bytes.

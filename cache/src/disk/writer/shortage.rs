@@ -128,7 +128,7 @@ impl Writer {
     pub(super) fn note_shortage(&mut self) {
         let shortage = self.check_free_space(self.free_bytes_min(), GROUP_COST_MAX).err();
         if let Some(error) = shortage.filter(|_| self.shortage_bytes() > self.sums.cached_bytes) {
-            warn!(%error, "the disk is full, so nothing can be stored");
+            warn!(%error, "nothing can be stored until there is space");
             self.failing = Some(Trouble::of(&error));
         }
     }

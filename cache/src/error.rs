@@ -77,8 +77,8 @@ pub enum StoreError {
     },
     /// A memory store has no room for more pins.
     #[error(
-        "pinned blocks take all {} MiB of the memory store (cache.memory_bytes_max): raise that setting, unpin content, \
-         or choose a store on a disk",
+        "pinned blocks take all {} MiB of the memory store (cache.memory_bytes_max): raise that setting, unpin \
+         content, or choose a store on a disk",
         bytes_max >> 20
     )]
     MemoryFull {
@@ -91,8 +91,8 @@ pub enum StoreError {
     /// The index is corrupt or lost acknowledged writes. The blocks are intact; the next start rebuilds the index from
     /// them.
     #[error(
-        "the index of the store is damaged ({0}): check the disk's health and start the gateway again, or stop it and run \
-         \"causeway store repair\"; either rebuilds the index from the stored blocks"
+        "the index of the store is damaged ({0}): check the disk's health and start the gateway again, or stop it and \
+         run \"causeway store repair\"; either rebuilds the index from the stored blocks"
     )]
     IndexDamaged(Arc<str>),
     /// The store was closed.
@@ -158,7 +158,8 @@ mod tests {
     fn a_full_disk_is_distinguished_from_a_broken_one() {
         let table = [
             (
-                "IO error: No space left on device: While appending to file: /store/000012.log: No space left on device",
+                "IO error: No space left on device: While appending to file: /store/000012.log: No space left on \
+                 device",
                 true,
             ),
             ("IO error: Disk quota exceeded: While open a file for appending", true),

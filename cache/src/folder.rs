@@ -28,7 +28,8 @@ pub(crate) fn create(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Syncs a directory's entries. File systems without this operation fail with `EINVAL`; they write entries synchronously.
+/// Syncs a directory's entries. File systems without this operation fail with `EINVAL`; they write entries
+/// synchronously.
 pub(crate) fn sync(folder: &Path) -> io::Result<()> {
     match File::open(folder).and_then(|folder| folder.sync_all()) {
         Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),

@@ -13,7 +13,7 @@
 //! | [`disk`] | [`Disk`]: RocksDB index, segment files, one writer thread, eviction by age, schema |
 //! | [`flat`] | a store with one file for each block |
 //! | [`memory`] | a store in memory |
-//! | `ledger`, `ledger_store` | an in-memory index, and a store that uses it |
+//! | `memory_index`, `indexed_store` | an in-memory index, and a store that uses it |
 //! | `folder` | creates directories durably |
 //! | `space` | free space of a file system |
 //! | `database` | a RocksDB that serves reads when there is no space to open it for writing |
@@ -38,10 +38,10 @@ pub mod flat;
 pub mod flight;
 mod folder;
 pub mod import;
-mod ledger;
-mod ledger_store;
+mod indexed_store;
 mod lock;
 pub mod memory;
+mod memory_index;
 pub mod metrics;
 mod pin_journal;
 pub mod pins;

@@ -41,7 +41,8 @@ enum Owner {
     Closed,
 }
 
-/// The directories that this process locked. An entry stays when the lock is released, since a forked child may still hold it.
+/// The directories that this process locked. An entry stays when the lock is released, since a forked child may still
+/// hold it.
 static OWNERS: Mutex<Option<HashMap<Id, Owner>>> = Mutex::new(None);
 
 /// Notified when this process releases a lock.
@@ -167,7 +168,7 @@ mod tests {
         let lock = DirLock::take(dir.path()).expect("is free");
         lock.mark_closed();
         let refused = DirLock::take_with_timeout(dir.path(), Duration::from_millis(20));
-        assert!(matches!(refused, Err(LockError::InUse)), "not for ever");
+        assert!(matches!(refused, Err(LockError::InUse)), "the wait is bounded");
         let (begun, waits) = mpsc::channel();
         let path = dir.path().to_owned();
         let successor = thread::spawn(move || {

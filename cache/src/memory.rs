@@ -7,9 +7,9 @@
 //! Non-goals: the speed of [`crate::Ram`], which is in front of it and keeps blocks uncompressed; several processes.
 
 use crate::disk::StoreError;
-use crate::ledger::{Key, Ledger};
-use crate::ledger_store::backing::{Backing, NewValue, ScrubPosition};
-use crate::ledger_store::{LedgerStore, StoreLimits};
+use crate::indexed_store::backing::{Backing, NewValue, ScrubPosition};
+use crate::indexed_store::{IndexedStore, StoreLimits};
+use crate::memory_index::{Key, MemoryIndex};
 use crate::pins::{PinId, PinRecord};
 use crate::space::Space;
 use crate::store::BlockStore;
@@ -20,7 +20,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The overhead of a block, in bytes: its entries in the map and in the ledger, the two copies of its key, and their
+/// The overhead of a block, in bytes: its entries in the map and in the index, the two copies of its key, and their
 /// allocation headers.
 const OVERHEAD_BYTES: u64 = 512;
 
@@ -62,10 +62,10 @@ pub fn open(options: &MemoryOptions) -> Result<Arc<dyn BlockStore>, StoreError> 
         // For scrubs and figures, which read many blocks.
         reads_max: 2,
     };
-    Ok(Arc::new(LedgerStore::start(Map::default(), Ledger::default(), &limits)?))
+    Ok(Arc::new(IndexedStore::start(Map::default(), MemoryIndex::default(), &limits)?))
 }
 
-/// Values by key. Pins exist only in the ledger.
+/// Values by key. Pins exist only in the index.
 #[derive(Debug, Default)]
 struct Map {
     values: RwLock<HashMap<Key, Stored>>,
@@ -112,9 +112,9 @@ impl Backing for Map {
 
     fn write(&self, values: &[NewValue]) -> Vec<Result<(), StoreError>> {
         let owned: Vec<_> = values.iter().map(own).collect();
-        let mut held = self.values_mut();
+        let mut stored = self.values_mut();
         let insert = |(value, owned): (&NewValue, Result<Stored, StoreError>)| {
-            held.insert(Arc::clone(&value.key), owned?);
+            stored.insert(Arc::clone(&value.key), owned?);
             Ok(())
         };
         values.iter().zip(owned).map(insert).collect()

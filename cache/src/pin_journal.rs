@@ -402,14 +402,14 @@ fn parse_watermark(head: &[u8; HEADER_BYTES]) -> Option<Watermark> {
     valid.then_some(Watermark { sequence: number(0)?, manifest: number(8)?, manifest_bytes: number(16)? })
 }
 
-struct Entry {
+struct JournalEntry {
     root: Cid,
     record: PinRecord,
     removed: bool,
     bytes: usize,
 }
 
-fn parse_entry(bytes: &[u8]) -> Option<Entry> {
+fn parse_entry(bytes: &[u8]) -> Option<JournalEntry> {
     let (head, rest) = bytes.strip_prefix(&ENTRY)?.split_first_chunk::<{ ENTRY_HEAD_BYTES - ENTRY.len() }>()?;
     let [state, length @ .., a, b, c, d] = *head;
     let body_bytes = usize::try_from(u32::from_be_bytes(length)).ok().filter(|bytes| *bytes <= BODY_BYTES_MAX)?;
@@ -419,7 +419,7 @@ fn parse_entry(bytes: &[u8]) -> Option<Entry> {
     }
     let (root_bytes, body) = body.split_first_chunk()?;
     let (root, record) = body.split_at_checked(usize::from(u16::from_be_bytes(*root_bytes)))?;
-    Some(Entry {
+    Some(JournalEntry {
         root: Cid::try_from(root).ok()?,
         record: PinRecord::from_bytes(record)?,
         removed: state.count_ones() > 4,
@@ -466,7 +466,7 @@ mod tests {
         let named = PinRecord { name: Some("another".to_owned()), ..pin(5).1 };
         journal.append(&[(pin(5).0, named.clone())], false).expect("appends");
         journal.mark_removed(PinId(1)).expect("marks removed");
-        journal.append(&[pin(1)], false).expect("appends what is pinned again");
+        journal.append(&[pin(1)], false).expect("appends a pin again");
         let watermark = Watermark { sequence: 10, manifest: 20, manifest_bytes: 30 };
         journal.write_watermark(watermark).expect("writes");
         let (_, found) = PinJournal::open(dir.path()).expect("opens");

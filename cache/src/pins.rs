@@ -75,7 +75,7 @@ pub enum PinError {
         root: Cid,
     },
     /// The name exceeds [`NAME_CHARS_MAX`].
-    #[error("the name has {chars} characters; at most {NAME_CHARS_MAX} are allowed")]
+    #[error("a pin's name has at most {NAME_CHARS_MAX} characters, this one has {chars}")]
     NameTooLong {
         /// The length of the name.
         chars: usize,
@@ -103,7 +103,8 @@ pub fn check_name(name: Option<&str>) -> Result<(), PinError> {
     if chars > NAME_CHARS_MAX { Err(PinError::NameTooLong { chars }) } else { Ok(()) }
 }
 
-/// A pin operation in progress. Members are queued without waiting for each write, so the first failure is recorded here.
+/// A pin operation in progress. Members are queued without waiting for each write, so the first failure is recorded
+/// here.
 #[derive(Debug)]
 pub struct Attempt {
     pub(crate) pin: PinId,
@@ -129,8 +130,8 @@ impl From<StoreError> for MemberFailure {
 }
 
 impl Attempt {
-    pub(crate) fn new(begun: Begun, root: Option<Cid>) -> Arc<Self> {
-        let Begun { pin, losses } = begun;
+    pub(crate) fn new(begun: BegunPin, root: Option<Cid>) -> Arc<Self> {
+        let BegunPin { pin, losses } = begun;
         Arc::new(Self { pin, losses, root, failure: OnceLock::new() })
     }
 
@@ -156,7 +157,7 @@ pub(crate) struct PinId(pub(crate) u64);
 
 /// A pin that was begun or resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Begun {
+pub(crate) struct BegunPin {
     pub(crate) pin: PinId,
     /// Its loss count at that time.
     pub(crate) losses: u64,
@@ -191,22 +192,22 @@ impl PinChanges {
 
 /// Loss counts of pins since the store was opened; owned by the writer.
 #[derive(Debug, Default)]
-pub(crate) struct Losses {
+pub(crate) struct PinLosses {
     counts: HashMap<PinId, u64>,
     /// Whether some pin may lack blocks: only then are new blocks looked up among the members.
     any: bool,
     changes: Arc<PinChanges>,
 }
 
-impl Losses {
+impl PinLosses {
     /// `any` says whether some pin is partial already.
     pub(crate) fn new(changes: Arc<PinChanges>, any: bool) -> Self {
         Self { counts: HashMap::new(), any, changes }
     }
 
     /// A pin that begins now.
-    pub(crate) fn begun(&self, pin: PinId) -> Begun {
-        Begun { pin, losses: self.count(pin) }
+    pub(crate) fn begin(&self, pin: PinId) -> BegunPin {
+        BegunPin { pin, losses: self.count(pin) }
     }
 
     fn count(&self, pin: PinId) -> u64 {

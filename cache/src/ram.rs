@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// table about 250. Without it, a budget of 1 GiB filled with 40-byte blocks would take ten times that.
 pub const ENTRY_OVERHEAD_BYTES: u32 = 512;
 
-/// Smaller blocks are copied on admission. A `Bytes` does not tell how large a buffer it keeps alive, and a small block
-/// is usually a slice of a network message of up to 4 MiB: a hundredfold of what the budget would count. Copying
+/// Smaller blocks are copied on admission. The size of the buffer that a `Bytes` keeps alive is unknown, and a small
+/// block is usually a slice of a network message of up to 4 MiB: a hundredfold of what the budget would count. Copying
 /// 64 KiB takes a few microseconds, once. From here on up, network code hands over one buffer per block, so that a copy
 /// would double the traffic on memory for nothing.
 pub const COPY_BELOW_BYTES: usize = 64 * 1024;

@@ -151,7 +151,10 @@ impl Register {
             Err(full @ StoreError::Full { .. }) => return Self::until_there_is_space(dir, full, lock),
             Err(error) => return Err(error),
         };
-        warn!(dir = %dir.display(), %damage, "the list of pins is damaged and is being rebuilt from the records that can be read");
+        warn!(
+            dir = %dir.display(), %damage,
+            "the list of pins is damaged and is being rebuilt from the records that can be read"
+        );
         let rows = salvage::read(dir);
         let (damage, records) = (damage.to_string(), rows.len() as u64);
         let mut salvage = Salvage { damage, records, kept: None, unwritten: None };

@@ -20,9 +20,9 @@ pub struct ScrubProgress {
 /// What is wrong with a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Its value is not what was written, or not what its hash says.
+    /// The value differs from what was written, or does not match the hash.
     Damaged,
-    /// The system refused to read it.
+    /// The read failed.
     Unreadable,
 }
 

@@ -53,7 +53,10 @@ pub(crate) fn settle(path: &Path) {
     #[cfg(not(target_os = "linux"))]
     let settled = crate::folder::sync(path);
     if let Err(error) = settled {
-        tracing::debug!(path = %path.display(), %error, "syncing the file system failed, so that deleted space may become available later");
+        tracing::debug!(
+            path = %path.display(), %error,
+            "syncing the file system failed, so that deleted space may become available later"
+        );
     }
 }
 

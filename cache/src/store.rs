@@ -6,8 +6,7 @@
 //! | store | values | index | for |
 //! |---|---|---|---|
 //! | [`crate::Disk`] | segment files | RocksDB | a local disk: any number of blocks |
-//! | [`crate::flat`] | one file each | in memory, built from the files | a network file system; inspection with other
-//! tools |
+//! | [`crate::flat`] | one file each | in memory, from the files | a network file system; inspection with other tools |
 //! | [`crate::memory`] | a map | in memory | content that need not outlive the process |
 //!
 //! Non-goals: tools of one store, such as [`crate::Offline`], which repairs RocksDB's index.
@@ -99,7 +98,7 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     ///
     /// # Errors
     /// [`StoreError`]; the blocks visited before are stored.
-    fn visit_keys(&self, held: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError>;
+    fn visit_keys(&self, which: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError>;
 
     /// Queues a block to be cached. Completes when the block has room in the queue, before it is written and readable.
     /// A failed write is counted and logged, and the block is not cached.
@@ -392,24 +391,24 @@ impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Full => {
-                "the disk is full, so nothing is stored: delete files on it, or unpin content; stored blocks are served, and \
-                 writes resume automatically when there is space"
+                "the disk is full, so nothing is stored: delete files on it, or unpin content; stored blocks are \
+                 served, and writes resume automatically when there is space"
             }
             Self::NoInodes => {
-                "the file system has no inodes left, so nothing is stored: delete files on it; stored blocks are served, and \
-                 writes resume automatically when there are inodes"
+                "the file system has no inodes left, so nothing is stored: delete files on it; stored blocks are \
+                 served, and writes resume automatically when there are inodes"
             }
             Self::Failing => {
-                "writes to the disk fail, so nothing is stored: check its health and its permissions; stored blocks are \
-                 served, and writes resume automatically when the disk accepts them"
+                "writes to the disk fail, so nothing is stored: check its health and its permissions; stored blocks \
+                 are served, and writes resume automatically when the disk accepts them"
             }
             Self::Broken => {
                 "the disk lost data that it had acknowledged, so nothing is pinned: check its health, and restart the \
                  gateway; stored blocks are served"
             }
             Self::IndexDamaged => {
-                "the index of the store is damaged, so nothing is stored: check the disk's health, and restart the gateway, \
-                 which rebuilds the index; blocks that the index finds are served"
+                "the index of the store is damaged, so nothing is stored: check the disk's health, and restart the \
+                 gateway, which rebuilds the index; blocks that the index finds are served"
             }
         })
     }

@@ -217,7 +217,8 @@ impl Inner {
         Some(block)
     }
 
-    /// Counts a miss in RAM for a block found below it. If nothing was found, the caller calls `get`, which counts the miss.
+    /// Counts a miss in RAM for a block found below it. If nothing was found, the caller calls `get`, which counts the
+    /// miss.
     fn count_ram_miss(&self, below: Option<Block>) -> Option<Block> {
         below.inspect(|_| _ = self.metrics.ram.misses.inc())
     }

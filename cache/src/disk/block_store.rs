@@ -48,8 +48,8 @@ impl BlockStore for Disk {
         self.pin(root).boxed()
     }
 
-    fn visit_keys(&self, held: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
-        self.visit_keys(held, visit)
+    fn visit_keys(&self, which: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
+        self.visit_keys(which, visit)
     }
 
     fn put_cached(&self, block: Block) -> BoxFuture<'_, ()> {

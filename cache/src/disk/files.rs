@@ -79,7 +79,8 @@ impl Files {
         })
     }
 
-    /// Writes at a place in a segment, which is created if it is new, and stays open until it is synced if `to_be_synced`.
+    /// Writes at a place in a segment, which is created if it is new, and stays open until it is synced if
+    /// `to_be_synced`.
     pub(crate) fn write(&self, segment: u32, offset: u32, bytes: &[u8], to_be_synced: bool) -> Result<(), StoreError> {
         #[cfg(test)]
         if !self.path(segment).exists() {

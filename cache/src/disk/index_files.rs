@@ -228,7 +228,8 @@ pub(super) fn check_rebuildable(dir: &Path) -> Result<(), StoreError> {
     let has_blobs = names.flatten().any(|entry| entry.path().extension().is_some_and(|suffix| suffix == "blob"));
     if has_blobs {
         return Err(StoreError::corrupt(
-            "its index is unusable, and an earlier release stored the blocks in it: restore the store from a backup, or delete it",
+            "its index is unusable, and an earlier release stored the blocks in it: restore the store from a backup, \
+             or delete it",
         ));
     }
     Ok(())

@@ -238,9 +238,9 @@ impl Disk {
     ///
     /// # Errors
     /// [`StoreError`]; the blocks visited before are stored.
-    pub fn visit_keys(&self, held: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
+    pub fn visit_keys(&self, which: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
         let store = &self.inner.store;
-        if held == Held::Roots {
+        if which == Held::Roots {
             for row in store.rows_from(PINS, &[])? {
                 let pin = summary(&row?)?;
                 let key = BlockKey::of(&pin.root).filter(|_| pin.state == PinState::Complete);
@@ -250,7 +250,7 @@ impl Disk {
         }
         for row in store.rows_from(INDEX, &[])? {
             let (key, record) = row?;
-            if held == Held::All || IndexRecord::from_bytes(&record).is_some_and(IndexRecord::pinned) {
+            if which == Held::All || IndexRecord::from_bytes(&record).is_some_and(IndexRecord::pinned) {
                 visit(&key);
             }
         }

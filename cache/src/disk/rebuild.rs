@@ -120,7 +120,11 @@ pub(super) fn run(
     let rebuilt = match rebuild(dir, options, lock, reason, &pins, &mut *on_progress) {
         // The damaged index may take the space that the new one needs.
         Err(error) if error.is_full() && index_files::delete_aside(dir)? => {
-            warn!(%error, "the index could not be rebuilt for lack of space; the damaged one is deleted, and the rebuild is retried");
+            warn!(
+                %error,
+                "the index could not be rebuilt for lack of space; the damaged one is deleted, and the rebuild is \
+                 retried"
+            );
             index_files::delete(dir)?;
             rebuild(dir, options, lock, reason, &pins, on_progress)?
         }
@@ -136,7 +140,10 @@ fn log_result(rebuilt: &Rebuilt) {
     let RebuildProgress { segments, blocks, damaged_bytes, pins, .. } = *progress;
     warn!(segments, blocks, damaged_bytes, pins, lacking = lacking.len(), "the index of the store was rebuilt");
     for pin in lacking {
-        warn!(root = %pin.root, name = pin.name, missing = pin.missing, "a pin is incomplete since the index was rebuilt");
+        warn!(
+            root = %pin.root, name = pin.name, missing = pin.missing,
+            "a pin is incomplete since the index was rebuilt"
+        );
     }
     if *unclaimed > 0 {
         let advice = "when \"causeway pin ls\" shows every pin as complete, run \
@@ -164,10 +171,10 @@ fn known_pins(dir: &Path, options: &DiskOptions, lock: &Lock) -> Result<KnownPin
         return Ok(KnownPins { pins, are_all: !index_files::has_unclaimed(dir) });
     }
     warn!(state = ?found.state, "the pin journal is damaged or missing; pins are read from the damaged index as well");
-    let harvested =
-        if index_files::stage(dir)? == Some(Stage::Rebuilding) { None } else { harvest(dir, options, lock) };
-    let (is_read, are_all) = (harvested.is_some(), harvested.is_some() && !index_files::has_unclaimed(dir));
-    for (root, record) in harvested.into_iter().flatten().filter(|(_, record)| !removed.contains(&record.id)) {
+    let indexed_pins =
+        if index_files::stage(dir)? == Some(Stage::Rebuilding) { None } else { read_indexed_pins(dir, options, lock) };
+    let (is_read, are_all) = (indexed_pins.is_some(), indexed_pins.is_some() && !index_files::has_unclaimed(dir));
+    for (root, record) in indexed_pins.into_iter().flatten().filter(|(_, record)| !removed.contains(&record.id)) {
         pins.entry(record.id).or_insert((root, record));
     }
     if is_read {
@@ -179,7 +186,7 @@ fn known_pins(dir: &Path, options: &DiskOptions, lock: &Lock) -> Result<KnownPin
 }
 
 /// The pins of a damaged index, if all of them can be read.
-fn harvest(dir: &Path, options: &DiskOptions, lock: &Lock) -> Option<Vec<(Cid, PinRecord)>> {
+fn read_indexed_pins(dir: &Path, options: &DiskOptions, lock: &Lock) -> Option<Vec<(Cid, PinRecord)>> {
     index_files::manifest(dir)?;
     let store = Store::open_families(dir, options, Lock::clone(lock)).ok()?;
     let rows = store.rows_from(PINS, &[]).ok()?;

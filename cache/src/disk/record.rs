@@ -126,7 +126,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_returns_only_its_own_value(
-            key in proptest::collection::vec(any::<u8>(), 0..140), other in proptest::collection::vec(any::<u8>(), 0..140),
+            key in proptest::collection::vec(any::<u8>(), 0..140),
+            other in proptest::collection::vec(any::<u8>(), 0..140),
             value in proptest::collection::vec(any::<u8>(), 0..2_000), cut in any::<prop::sample::Index>(),
             flip in any::<prop::sample::Index>(), bit in 0..8_u32
         ) {

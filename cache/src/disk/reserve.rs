@@ -54,7 +54,8 @@ impl Reserve {
         if self.is_allocated.load(Ordering::Relaxed) { self.bytes } else { 0 }
     }
 
-    /// The space that ordinary writes leave free beside the reserve, in bytes, so that RocksDB does not run out of space first.
+    /// The space that ordinary writes leave free beside the reserve, in bytes, so that RocksDB does not run out of
+    /// space first.
     pub(crate) fn headroom_bytes(&self) -> u64 {
         self.bytes / 4
     }

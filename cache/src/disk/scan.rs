@@ -194,7 +194,8 @@ mod tests {
         }
     }
 
-    /// The bytes of a block are a record with the wrong hash for its key: when the outer head is damaged, it is found next.
+    /// The bytes of a block are a record with the wrong hash for its key: when the outer head is damaged, it is found
+    /// next.
     #[test]
     fn a_key_is_verified() {
         let (_, mut inner) = record_of(b"what it says");

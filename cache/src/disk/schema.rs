@@ -2,8 +2,9 @@
 //!
 //! | family | key | value |
 //! |---|---|---|
-//! | `meta` | a name | schema version; [`Counters`]; [`ScrubRecord`]; [`RecompressRecord`]; the end of what is synced;
-//! `release/` + pin ID for pins to unpin; `members`; `damaged/` + multihash for corrupt values to delete |
+//! | `meta` | a name | schema version; [`Counters`]; [`ScrubRecord`]; [`RecompressRecord`]; synced place; `members` |
+//! | `meta` | `release/`, pin ID | empty: a pin to unpin |
+//! | `meta` | `damaged/`, multihash | empty: a corrupt block to delete |
 //! | `index` | multihash | [`IndexRecord`]: the place of the value; answers `has` and sizes without reading it |
 //! | `places` | [`Place`] | multihash of the block whose value is there; sorted by place |
 //! | `segments` | segment | [`SegmentRecord`] |
@@ -19,7 +20,8 @@ pub(crate) use crate::pins::{PinId, PinRecord};
 use super::record::record_bytes;
 use crate::stored::Shape;
 
-/// The schema version that this release reads and writes. It is incremented for changes that older releases would misread.
+/// The schema version that this release reads and writes. It is incremented for changes that older releases would
+/// misread.
 pub(crate) const SCHEMA: u32 = 2;
 
 pub(crate) const META: &str = "meta";

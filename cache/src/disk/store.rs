@@ -184,7 +184,7 @@ impl Store {
         let lost = journaled.values().filter(|(_, record)| record.state == PinState::Complete);
         if let Some((root, _)) = lost.clone().next() {
             let (lost, root) = (lost.count(), *root);
-            return Err(StoreError::index_damaged(format!("it lost {lost} pins, that of {root} among them")));
+            return Err(StoreError::index_damaged(format!("it lost {lost} pins, among them that of {root}")));
         }
         // A read-only index is opened again later.
         for (root, pin) in removed.into_iter().filter(|_| self.is_writable()) {
@@ -321,7 +321,8 @@ impl Store {
         Ok(Some(stored))
     }
 
-    /// A block in its stored form, if its index row and its value are in memory. `None` may also mean that they are not in memory.
+    /// A block in its stored form, if its index row and its value are in memory. `None` may also mean that they are not
+    /// in memory.
     pub(crate) fn stored_now(&self, block: &[u8]) -> Option<Stored> {
         let record = self.index_now(block)?;
         let len = record::record_bytes(block, record.shape.value_bytes());
@@ -728,7 +729,7 @@ pub(crate) fn lock(dir: &Path) -> Result<Lock, StoreError> {
         Ok(lock) => Ok(Arc::new(lock)),
         Err(LockError::InUse) => Err(StoreError::InUse { dir: dir.to_owned() }),
         Err(LockError::Unsupported) => Err(StoreError::io(format!(
-            "{}: this file system does not support file locks: use a local disk, or set cache.store to \"flat\"",
+            "{}: this file system does not support file locks: put the data directory on one that does",
             dir.display()
         ))),
         Err(LockError::Io(error)) => Err(StoreError::io(format!("{}: {error}", dir.display()))),

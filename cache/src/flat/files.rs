@@ -10,8 +10,8 @@
 use super::{calls, names};
 use super::{failed, sync_folder, temporary};
 use crate::disk::{StoreError, record};
-use crate::ledger::Key;
-use crate::ledger_store::backing::NewValue;
+use crate::indexed_store::backing::NewValue;
+use crate::memory_index::Key;
 use crate::stored::{SHAPE_HEAD_BYTES, Shape, Stored};
 use bytes::Bytes;
 use content::MAX_BLOCK_BYTES;
@@ -62,7 +62,8 @@ pub(super) struct FoundFile {
 }
 
 impl Files {
-    /// The files below `dir`, which exists. The process that created directories in it may have been killed before their names were synced.
+    /// The files below `dir`, which exists. The process that created directories in it may have been killed before
+    /// their names were synced.
     pub(super) fn new(dir: PathBuf) -> Self {
         Self { unsynced: Mutex::new([dir.clone()].into()), dir }
     }

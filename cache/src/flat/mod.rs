@@ -13,13 +13,13 @@
 //! mapping, range locks or hard links; its contents are determined by the files alone, so that files may be copied in
 //! or deleted. An acknowledged pin survives `kill -9` and power loss.
 //!
-//! Costs: memory for each block ([`crate::ledger`]), reading every file's name and size at the start, files of whole
-//! pages, and a sync for each block of a pin. On a local disk, [`crate::Disk`] needs less of all of these.
+//! Costs: memory for each block ([`crate::memory_index`]), reading every file's name and size at the start, files of
+//! whole pages, and a sync for each block of a pin. On a local disk, [`crate::Disk`] needs less of all of these.
 //!
 //! | | cached | pinned |
 //! |---|---|---|
-//! | written | renamed into place, never synced | synced, then renamed; the directory and the pin's list of members are synced before it is acknowledged |
-//! | power loss | a file may be empty, which is deleted when the store is opened, or have wrong contents, which its checksum detects | nothing acknowledged is lost |
+//! | written | renamed, never synced | synced and renamed; names and members synced before the acknowledgement |
+//! | power loss | empty files are deleted at the start; checksums detect others | nothing acknowledged is lost |
 //! | deleted | oldest first, except blocks read since or in the RAM cache | when its last pin is removed |
 //!
 //! A file that disappears, or that the server does not know any more (`ESTALE`), counts as missing, and its block is
@@ -54,9 +54,9 @@ use self::lock::Lock;
 use self::pins::{FoundPin, PinFiles};
 use crate::disk::StoreError;
 use crate::disk::store::check_hash;
-use crate::ledger::{Held, Key, Ledger};
-use crate::ledger_store::backing::{Backing, NewValue, ScrubPosition};
-use crate::ledger_store::{LedgerStore, StoreLimits};
+use crate::indexed_store::backing::{Backing, NewValue, ScrubPosition};
+use crate::indexed_store::{IndexedStore, StoreLimits};
+use crate::memory_index::{Key, MemoryIndex, ValueInfo};
 use crate::pin_journal::{self, JournalContents, PinJournal};
 use crate::pins::{PinId, PinRecord, PinState};
 use crate::space::{self, Space};
@@ -74,7 +74,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::{debug, error, warn};
 
-/// The schema version that this release reads and writes. It is incremented for changes that older releases would misread.
+/// The schema version that this release reads and writes. It is incremented for changes that older releases would
+/// misread.
 const SCHEMA: u32 = 1;
 
 const SCHEMA_FILE: &str = "schema";
@@ -133,11 +134,12 @@ pub fn open(dir: &Path, options: &FlatOptions) -> Result<Arc<dyn BlockStore>, St
     if read_schema(dir)? != Some(SCHEMA) {
         replace(&dir.join(SCHEMA_FILE), format!("{SCHEMA}\n").as_bytes())?;
     }
-    // The previous process may have been killed before it synced these names, and the pins that are found must be durable.
+    // The previous process may have been killed before it synced these names, and the pins that are found must be
+    // durable.
     sync_folder(dir)?;
     sync_folder(&dir.join(PINS_DIR))?;
-    let ledger = folder.load(true)?;
-    Ok(Arc::new(LedgerStore::start(folder, ledger, &limits)?))
+    let index = folder.load(true)?;
+    Ok(Arc::new(IndexedStore::start(folder, index, &limits)?))
 }
 
 /// Whether a directory contains a store.
@@ -170,39 +172,39 @@ impl Folder {
     }
 
     /// Builds the index from the files. With `clean_up`, temporary and stale files are deleted.
-    fn load(&self, clean_up: bool) -> Result<Ledger, StoreError> {
+    fn load(&self, clean_up: bool) -> Result<MemoryIndex, StoreError> {
         let mut found = self.files.list(clean_up)?;
         found.sort_unstable_by_key(|found| found.modified);
-        let mut ledger = Ledger::default();
+        let mut index = MemoryIndex::default();
         for FoundFile { key, bytes, .. } in found {
-            ledger.put(&key, Held { bytes, shape: None, durable: false });
+            index.put(&key, ValueInfo { bytes, shape: None, durable: false });
         }
         let mut pins = self.pins.load(&self.journaled, clean_up)?;
         pins.sort_unstable_by_key(|found| Reverse((found.record.state == PinState::Complete, found.record.id)));
         for found in pins {
-            self.load_pin(&mut ledger, found, clean_up)?;
+            self.load_pin(&mut index, found, clean_up)?;
         }
-        ledger.mark_lacking();
-        Ok(ledger)
+        index.mark_lacking();
+        Ok(index)
     }
 
-    fn load_pin(&self, ledger: &mut Ledger, found: FoundPin, clean_up: bool) -> Result<(), StoreError> {
+    fn load_pin(&self, index: &mut MemoryIndex, found: FoundPin, clean_up: bool) -> Result<(), StoreError> {
         let FoundPin { root, record, members } = found;
         let (pin, acknowledged) = (record.id, acknowledged(&record));
-        if root.is_some_and(|root| ledger.pin_of(&root).is_some()) {
+        if root.is_some_and(|root| index.pin_of(&root).is_some()) {
             // A duplicate: the pin was begun while the disk failed, and begun once more.
             return if clean_up { self.pins.remove(pin) } else { Ok(()) };
         }
         let is_short = record.state == PinState::Complete && (members.len() as u64) < record.blocks;
-        ledger.set_pin(root, record.clone());
+        index.set_pin(root, record.clone());
         for (at, (key, block_bytes)) in members.iter().enumerate() {
-            ledger.add_member(pin, key, *block_bytes);
+            index.add_member(pin, key, *block_bytes);
             if (at as u64) < acknowledged {
-                ledger.mark_durable(key);
+                index.mark_durable(key);
             }
         }
         match root {
-            Some(root) if is_short => self.find_members(ledger, root, record, clean_up),
+            Some(root) if is_short => self.find_members(index, root, record, clean_up),
             _ => Ok(()),
         }
     }
@@ -210,7 +212,7 @@ impl Folder {
     /// Finds the members of a pin whose list is damaged, by traversing the stored blocks.
     fn find_members(
         &self,
-        ledger: &mut Ledger,
+        index: &mut MemoryIndex,
         root: Cid,
         record: PinRecord,
         clean_up: bool,
@@ -219,22 +221,22 @@ impl Folder {
         let walked = dag::walk(self, root, &mut |visited| {
             let (key, bytes) = (Key::from(visited.key.to_bytes()), visited.block_bytes.unwrap_or_default() as u64);
             missing += u64::from(visited.block_bytes.is_none());
-            if ledger.add_member(pin, &key, bytes) {
+            if index.add_member(pin, &key, bytes) {
                 found.push((key, bytes));
             }
             Ok(())
         })?;
-        let blocks = ledger.current(pin).map_or(0, |record| record.blocks);
+        let blocks = index.current(pin).map_or(0, |record| record.blocks);
         if walked && missing == 0 && blocks == record.blocks {
             warn!(%root, members = found.len(), "the list of a pin's members was damaged and has been rebuilt");
         } else {
             error!(%root, "members of a pin were lost: pin it again to complete it");
-            ledger.set_pin(Some(root), PinRecord { state: PinState::Partial, ..record.clone() });
+            index.set_pin(Some(root), PinRecord { state: PinState::Partial, ..record.clone() });
         }
         if clean_up {
             self.pins.add(pin, &found)?;
             self.pins.sync()?;
-            found.iter().for_each(|(key, _)| ledger.mark_durable(key));
+            found.iter().for_each(|(key, _)| index.mark_durable(key));
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 //! always the same, and the last one has only the remaining bits, four values of 32 for sha2-256; the two before it are
 //! distributed evenly over 1,024 directories, so that a million blocks are a thousand files each.
 
-use crate::ledger::Key;
+use crate::memory_index::Key;
 use cid::multibase::Base;
 use content::BlockKey;
 use std::path::{Path, PathBuf};

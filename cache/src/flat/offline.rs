@@ -5,9 +5,9 @@
 
 use super::{Folder, is_in};
 use crate::disk::{CheckReport, Disagreements, Fault, Figures, Finding, Repaired, ScrubProgress, StoreError};
-use crate::ledger::{Key, Ledger};
-use crate::ledger_store::backing::Backing as _;
-use crate::ledger_store::step;
+use crate::indexed_store::backing::Backing as _;
+use crate::indexed_store::step;
+use crate::memory_index::{Key, MemoryIndex};
 use crate::pins::PinSummary;
 use std::collections::HashSet;
 use std::path::Path;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Offline {
     folder: Folder,
-    ledger: Ledger,
+    index: MemoryIndex,
 }
 
 impl Offline {
@@ -30,8 +30,8 @@ impl Offline {
             return Err(StoreError::Missing { dir: dir.to_owned() });
         }
         let folder = Folder::open(dir, 0)?;
-        let ledger = folder.load(false)?;
-        Ok(Self { folder, ledger })
+        let index = folder.load(false)?;
+        Ok(Self { folder, index })
     }
 
     /// The contents of the store. Reads the beginning of every file. There are no segments.
@@ -40,7 +40,7 @@ impl Offline {
     /// I/O errors.
     pub fn figures(&self) -> Result<Figures, StoreError> {
         let mut figures = Figures::default();
-        for (key, _, pinned) in self.ledger.keys() {
+        for (key, _, pinned) in self.index.keys() {
             match self.folder.shape(key) {
                 Ok(Some(shape)) => figures.add_block(shape, pinned),
                 // Reported by a check.
@@ -48,7 +48,7 @@ impl Offline {
                 Err(error) => return Err(error),
             }
         }
-        self.ledger.summaries().iter().for_each(|pin| figures.count_pin(pin.state));
+        self.index.summaries().iter().for_each(|pin| figures.count_pin(pin.state));
         Ok(figures)
     }
 
@@ -58,7 +58,7 @@ impl Offline {
     /// # Errors
     /// If a corrupt file could not be quarantined.
     pub fn check(&self, mut on_progress: impl FnMut(&ScrubProgress, &[Finding])) -> Result<CheckReport, StoreError> {
-        let mut keys: Vec<Key> = self.ledger.keys().map(|(key, ..)| Arc::clone(key)).collect();
+        let mut keys: Vec<Key> = self.index.keys().map(|(key, ..)| Arc::clone(key)).collect();
         keys.sort_unstable();
         let (mut progress, mut damaged, mut at) = (ScrubProgress::default(), HashSet::new(), 0);
         while at < keys.len() {
@@ -74,13 +74,13 @@ impl Offline {
             }
             at = step.end;
         }
-        let lacking = self.ledger.lacking(&damaged);
+        let lacking = self.index.lacking(&damaged);
         Ok(CheckReport { progress, index: Disagreements::default(), lacking, unclaimed: 0 })
     }
 
     /// Every pin, complete or partial, by root.
     pub fn pins(&self) -> Vec<PinSummary> {
-        self.ledger.summaries()
+        self.index.summaries()
     }
 
     /// Recreates lost files of pins, as a start does. Values are verified by a scrub afterwards.

@@ -3,7 +3,7 @@
 //! | file | content |
 //! |---|---|
 //! | `ID.pin` | format (1 byte), length of the root (2 bytes), root CID, [`PinRecord`], CRC-32 of the above (4 bytes) |
-//! | `ID.members` | for each member: length of its multihash (1 byte), multihash, bytes of the block (4 bytes), CRC-32 of the above |
+//! | `ID.members` | per member: multihash length (1 byte), multihash, block size (4 bytes), CRC-32 of the above |
 //! | `next` | the first pin ID that is certainly unused: 8 bytes |
 //!
 //! The pin journal ([`crate::pin_journal`]) has a copy of each pin's record, from which a damaged or lost `ID.pin` is
@@ -15,7 +15,7 @@
 use super::files::entries;
 use super::{SCHEMA, calls, failed, names, replace, sync_folder};
 use crate::disk::StoreError;
-use crate::ledger::Key;
+use crate::memory_index::Key;
 use crate::pin_journal::{self, JournalContents, PinJournal, Watermark};
 use crate::pins::{PinId, PinRecord, PinState};
 use content::{BlockKey, Cid};
@@ -233,7 +233,8 @@ impl PinFiles {
         let Some((root, record)) = journal.pins.get(&pin) else {
             error!(
                 path = %path.display(),
-                "a pin's file is damaged and its root is lost; its blocks are kept: pin the content again, and delete this file"
+                "a pin's file is damaged and its root is lost; its blocks are kept: pin the content again, and delete \
+                 this file"
             );
             return self.with_members(None, PinRecord::new(pin, None), clean_up);
         };
@@ -254,7 +255,8 @@ impl PinFiles {
         if clean_up {
             let mut state = self.state();
             state.lengths.insert(pin, good as u64);
-            // The previous process may have been killed before it synced this list, and these members are not written again.
+            // The previous process may have been killed before it synced this list, and these members are not written
+            // again.
             if record.state == PinState::Partial && good > 0 {
                 let file = File::options().write(true).open(&list).map_err(|error| failed(&list, &error))?;
                 state.unsynced.insert(pin, file);
@@ -369,9 +371,11 @@ mod tests {
 
         #[test]
         fn members_round_trip_up_to_the_first_invalid_one(
-            seeds in proptest::collection::vec(any::<u64>(), 0..20), cut in any::<prop::sample::Index>(), noise in any::<[u8; 9]>()
+            seeds in proptest::collection::vec(any::<u64>(), 0..20), cut in any::<prop::sample::Index>(),
+            noise in any::<[u8; 9]>()
         ) {
-            let members: Vec<_> = seeds.iter().map(|seed| (Key::from(cid(*seed).hash().to_bytes()), seed % 99)).collect();
+            let key = |seed: u64| Key::from(cid(seed).hash().to_bytes());
+            let members: Vec<_> = seeds.iter().map(|seed| (key(*seed), seed % 99)).collect();
             let mut bytes = Vec::new();
             members.iter().for_each(|(key, block_bytes)| put_member(&mut bytes, key, *block_bytes));
             prop_assert_eq!(parse_members(&bytes), (members.clone(), bytes.len()));

@@ -151,7 +151,8 @@ fn put_head(value: &mut Vec<u8>, prefix: &[u8], suffix: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// The range of the file data in a leaf; the whole range for other blocks, and for leaves with an unusually long envelope.
+/// The range of the file data in a leaf; the whole range for other blocks, and for leaves with an unusually long
+/// envelope.
 fn payload(block: &Block) -> Range<usize> {
     let whole = 0..block.data().len();
     match Node::decode(block) {

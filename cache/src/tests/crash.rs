@@ -194,7 +194,7 @@ impl Expectations {
         let before = self.0.get(&number).copied();
         let state = match what {
             // A complete pin stays complete.
-            "pinning" => before.filter(|owed| *owed == Expected::Pinned).or(Some(Expected::Either)),
+            "pinning" => before.filter(|expected| *expected == Expected::Pinned).or(Some(Expected::Either)),
             "unpinning" => Some(Expected::Either),
             "pinned" | "unpinned" if late => before,
             "pinned" => Some(Expected::Pinned),
@@ -210,9 +210,9 @@ impl Expectations {
     pub(super) async fn check(&self, store: &Opened) {
         let pins = store.pins().await.expect("lists");
         let pins: HashMap<_, _> = pins.into_iter().map(|pin| (pin.root, pin.state)).collect();
-        for (number, owed) in &self.0 {
+        for (number, expected) in &self.0 {
             let blocks = dag(*number);
-            match (owed, pins.get(blocks[0].cid())) {
+            match (expected, pins.get(blocks[0].cid())) {
                 (Expected::Pinned, Some(PinState::Complete)) => {}
                 (Expected::Gone, None) | (Expected::Either, _) => continue,
                 (expected, found) => panic!("{number} is expected as {expected:?} and found as {found:?}"),
@@ -255,7 +255,7 @@ impl Life<'_> {
         let (mut heard, mut end) = (0, None);
         for (at, line) in &said {
             let late = end.is_some_and(|end| at >= end);
-            heard += u64::from(expectations.note(&line, late));
+            heard += u64::from(expectations.record(&line, late));
             if heard == self.lines && end.is_none() {
                 thread::sleep(self.after);
                 end = Some(Instant::now());

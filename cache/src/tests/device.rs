@@ -8,7 +8,7 @@
 //! Non-goals: disks that acknowledge writes without storing them, and file systems other than ext4.
 
 use super::Random;
-use super::crash::{DIR, Debts, Life, Task, child, rounds, setup};
+use super::crash::{DIR, Expectations, Life, Task, child, rounds, setup};
 use super::suite::{Kind, Opened};
 use crate::ScrubPass;
 use std::io::Write as _;
@@ -95,7 +95,7 @@ impl Device {
 }
 
 /// Checks that the store has the expected pins after power loss, and works.
-async fn check(kind: Kind, dir: &Path, debts: &Debts) {
+async fn check(kind: Kind, dir: &Path, debts: &Expectations) {
     let store = open(kind, dir);
     debts.check(&store).await;
     // Cached blocks may be lost, which reading detects.
@@ -111,14 +111,14 @@ fn open(kind: Kind, dir: &Path) -> Opened {
 
 async fn power_is_lost_repeatedly(kind: Kind, dir: &Path) {
     let device = Device::new(dir);
-    let (home, mut debts) = (device.mounted.join("data").join("store"), Debts::default());
+    let (home, mut debts) = (device.mounted.join("data").join("store"), Expectations::default());
     for round in 0..rounds(4) {
         if round % ROUNDS_TOGETHER == 0 {
             if round > 0 {
                 device.unmount();
             }
             device.begin().expect("mounts");
-            debts = Debts::default();
+            debts = Expectations::default();
         }
         let mut random = Random(round);
         // All runs but the last end without power loss, so that the next run finds unsynced data in the page cache.
@@ -143,7 +143,7 @@ async fn begun_pins_are_completed(kind: Kind, dir: &Path) {
     let device = Device::new(dir);
     for seed in 2..=7 {
         device.begin().expect("mounts");
-        let (home, mut debts) = (device.mounted.join("store"), Debts::default());
+        let (home, mut debts) = (device.mounted.join("store"), Expectations::default());
         for task in [Task::Begin, Task::Complete] {
             let happens = || {
                 if task == Task::Complete {
@@ -177,7 +177,8 @@ fn survives_power_loss(kind: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let dir = dir.path();
     let mut trial = Command::new("sh");
-    let image = "truncate -s 64M \"$1/trial\" && mkfs.ext4 -q -F \"$1/trial\" && mkdir -p \"$1/at\" && mount -o loop \"$1/trial\" \"$1/at\"";
+    let image = "truncate -s 64M \"$1/trial\" && mkfs.ext4 -q -F \"$1/trial\" && mkdir -p \"$1/at\" && \
+                 mount -o loop \"$1/trial\" \"$1/at\"";
     trial.args(["-c", &format!("{image} && perl -e '{SHUT_OFF}' \"$1/at\""), "sh"]).arg(dir);
     let tried = in_a_namespace(&trial, dir);
     if !tried.status.success() {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-async fn held(disk: &Disk, block: &Block) -> bool {
+async fn is_stored(disk: &Disk, block: &Block) -> bool {
     match disk.get(block.cid()).await {
         Ok(got) => {
             assert_eq!(got.data(), block.data());
@@ -68,12 +68,12 @@ async fn a_disk_that_fails_writes_still_reads_and_recovers() {
     let stats = disk.stats();
     assert_eq!(stats.dropped_writes, 1);
     assert!(stats.write_errors >= 1);
-    assert!(held(&disk, &blocks[0]).await);
-    assert!(!held(&disk, &blocks[1]).await);
+    assert!(is_stored(&disk, &blocks[0]).await);
+    assert!(!is_stored(&disk, &blocks[1]).await);
     disk.store().files.faults.clear();
     cache(&disk, &blocks).await;
     for block in &blocks {
-        assert!(held(&disk, block).await);
+        assert!(is_stored(&disk, block).await);
     }
     disk.pin_recursive(*blocks[2].cid(), None, supply(&blocks[2..3])).await.expect("pins");
     audit(&disk);
@@ -149,7 +149,7 @@ async fn the_space_of_unpinned_blocks_is_reclaimed() {
     disk.flush().await.expect("flushes");
     assert!(segment_bytes(dir.path()) <= 2_100_000, "{}", segment_bytes(dir.path()));
     for block in &dags[0] {
-        assert!(held(&disk, block).await);
+        assert!(is_stored(&disk, block).await);
     }
     audit(&disk);
 }
@@ -190,5 +190,5 @@ async fn a_store_is_opened_again_as_soon_as_its_last_read_has_ended() {
     released.await;
     let disk = opened.recv().expect("does not panic").expect("opens");
     successor.join().expect("does not panic");
-    assert!(held(&disk, &block).await);
+    assert!(is_stored(&disk, &block).await);
 }

@@ -158,7 +158,7 @@ async fn acknowledged_pins_survive_failed_writes(kind: Kind, zram: &Arc<Zram>) {
         zram.unmount();
         zram.mount();
         let store = open(kind, &home);
-        check(&store, &acknowledged, &format!("round {round}, {kind:?}, mounted anew")).await;
+        check(&store, &acknowledged, &format!("round {round}, {kind:?}, mounted again")).await;
         pin(&store, round * 1_000 + 950).await.expect("pins again");
         store.shut().await;
         zram.unmount();
@@ -191,7 +191,8 @@ fn on_a_failing_device(kind: &str) {
     let ran = in_a_namespace(&command, dir.path());
     // Mounts disappear with the namespace, with some delay.
     let removed = sh(
-        "for i in $(seq 100); do echo \"$1\" > /sys/class/zram-control/hot_remove && exit; sleep 0.1; done 2> /dev/null; exit 1",
+        "for i in $(seq 100); do echo \"$1\" > /sys/class/zram-control/hot_remove && exit; sleep 0.1; \
+         done 2> /dev/null; exit 1",
         &[&number],
     );
     let said = [ran.stdout, ran.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();

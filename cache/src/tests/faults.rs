@@ -77,7 +77,15 @@ fn arming() -> impl Strategy<Value = Arming> {
         2 => Just(vec![Call::Read]),
         2 => Just(vec![Call::Delete]),
         2 => Just(vec![Call::Write, Call::Create, Call::Batch]),
-        1 => Just(vec![Call::Write, Call::Create, Call::Batch, Call::Sync, Call::SyncNames, Call::SyncLog, Call::Delete]),
+        1 => Just(vec![
+            Call::Write,
+            Call::Create,
+            Call::Batch,
+            Call::Sync,
+            Call::SyncNames,
+            Call::SyncLog,
+            Call::Delete,
+        ]),
     ];
     let errno = prop_oneof![Just(Errno::IO), Just(Errno::NOSPC)];
     let fault = (0..3_u8, errno).prop_map(|(kind, errno)| match kind {
@@ -214,7 +222,7 @@ impl Trial {
     async fn run(&mut self, step: Step) {
         match step {
             Step::Cache(seed) => self.disk().put_cached(block(seed)).await,
-            Step::Read(seed) => _ = self.held(&block(seed)).await,
+            Step::Read(seed) => _ = self.is_stored(&block(seed)).await,
             Step::Pin(root) => self.pin(root).await,
             Step::Unpin(root) => self.unpin(root).await,
             Step::Flush => {
@@ -239,7 +247,7 @@ impl Trial {
     }
 
     /// Whether a block is stored; checks its bytes.
-    async fn held(&self, block: &Block) -> bool {
+    async fn is_stored(&self, block: &Block) -> bool {
         match self.disk().get(block.cid()).await {
             Ok(got) => {
                 assert_eq!(got.data(), block.data());
@@ -310,7 +318,7 @@ impl Trial {
     async fn check(&self) {
         for (root, known) in &self.pins {
             for block in dag(*root).iter().filter(|_| *known == Known::Complete) {
-                assert!(self.held(block).await, "a block of {root}");
+                assert!(self.is_stored(block).await, "a block of {root}");
             }
         }
     }
@@ -343,7 +351,7 @@ impl Trial {
         }
         self.disk().flush().await.expect("flushes");
         for block in &fresh {
-            assert!(self.held(block).await, "it is cached");
+            assert!(self.is_stored(block).await, "it is cached");
         }
         assert!(!self.disk().stats().degraded());
         for root in self.pins.keys().copied().collect::<Vec<_>>() {

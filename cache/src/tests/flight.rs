@@ -143,7 +143,9 @@ impl Model {
 
 proptest! {
     #[test]
-    fn any_order_of_joining_leaving_and_completing_matches_the_model(steps in proptest::collection::vec(step(), 0..120)) {
+    fn any_order_of_joining_leaving_and_completing_matches_the_model(
+        steps in proptest::collection::vec(step(), 0..120)
+    ) {
         let mut model = Model::new();
         for step in steps {
             model.run(step);
@@ -198,7 +200,7 @@ type Heard = Result<usize, Turned>;
 struct Turned;
 
 /// A started call: its key, its leader, and how to complete it.
-struct Begun {
+struct BegunPin {
     key: usize,
     by: usize,
     /// Whether it is the work of a caller that has retried often enough and runs alone.
@@ -249,7 +251,7 @@ fn a_move() -> impl Strategy<Value = Move> {
 #[derive(Default)]
 struct World {
     flights: Flights<usize, Heard>,
-    begun: Arc<Mutex<Vec<Begun>>>,
+    begun: Arc<Mutex<Vec<BegunPin>>>,
     waiters: Vec<Waiter>,
     names: usize,
 }
@@ -266,7 +268,14 @@ impl World {
             let (end, ended) = oneshot::channel();
             let dropped = Arc::new(AtomicBool::new(false));
             let guard = Dropped(Arc::clone(&dropped));
-            begun.lock().expect("is sound").push(Begun { key, by: name, alone, end: Some(end), heard: None, dropped });
+            begun.lock().expect("is sound").push(BegunPin {
+                key,
+                by: name,
+                alone,
+                end: Some(end),
+                heard: None,
+                dropped,
+            });
             async move {
                 let _guard = guard;
                 ended.await.expect("the sender exists")
@@ -292,12 +301,12 @@ impl World {
         };
         let waiter = self.waiters.swap_remove(index);
         let begun = self.begun.lock().expect("is sound");
-        let own = |flight: &&Begun| flight.by == waiter.name && flight.heard.as_ref() == Some(&heard);
+        let own = |flight: &&BegunPin| flight.by == waiter.name && flight.heard.as_ref() == Some(&heard);
         match joined {
             false => assert!(begun.iter().any(|flight| own(&flight)), "the result is of its own call"),
             true => {
                 assert!(heard.is_ok(), "a leader-only error is not returned to a follower");
-                let of_key = |flight: &Begun| flight.key == waiter.key && flight.heard.as_ref() == Some(&heard);
+                let of_key = |flight: &BegunPin| flight.key == waiter.key && flight.heard.as_ref() == Some(&heard);
                 assert!(begun.iter().any(of_key), "a call had this result");
             }
         }
@@ -348,7 +357,7 @@ impl World {
     }
 }
 
-impl Begun {
+impl BegunPin {
     fn is_alive(&self) -> bool {
         !self.dropped.load(Ordering::SeqCst)
     }
@@ -360,7 +369,9 @@ impl Begun {
 
 proptest! {
     #[test]
-    fn every_waiter_gets_a_result_despite_dropped_waiters_and_leader_only_errors(moves in proptest::collection::vec(a_move(), 0..120)) {
+    fn every_waiter_gets_a_result_despite_dropped_waiters_and_leader_only_errors(
+        moves in proptest::collection::vec(a_move(), 0..120)
+    ) {
         let mut world = World::default();
         for a_move in moves {
             world.run(a_move);
@@ -417,7 +428,8 @@ fn followers_see_the_state_of_the_leader() {
     assert_eq!((&*seen, joined), ("third", false), "a completed call is removed");
 }
 
-/// Work that need not wait runs without a task; other work runs without being polled, and is aborted when it is dropped.
+/// Work that need not wait runs without a task; other work runs without being polled, and is aborted when it is
+/// dropped.
 #[tokio::test]
 async fn spawned_work_runs_unpolled_and_is_aborted_with_its_waiter() {
     let at_once = std::thread::spawn(|| aside(async { 1 }).now_or_never());

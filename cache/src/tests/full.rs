@@ -215,7 +215,7 @@ async fn pins_fill_the_disk(disk: &Disk, mut number: u64) {
     for gone in 0..8 {
         eventually("an unpinning", async || disk.remove_pin(dag(gone)[0].cid()).await.map(drop)).await;
     }
-    eventually("the space of what is unpinned", async || disk.flush().await).await;
+    eventually("the space of unpinned blocks", async || disk.flush().await).await;
     eventually("another pin", async || pin(disk, number).await).await;
     assert_pinned(disk, 8..=number).await;
 }
@@ -243,7 +243,7 @@ fn a_full_disk_loses_nothing_and_is_used_again_when_there_is_space() {
     let Some(way) = way else {
         let said = writeln!(
             std::io::stderr(),
-            "WARNING: this system lets nobody mount a small file system (unshare --mount): the test of a full disk \
+            "WARNING: small file systems cannot be mounted here (unshare --mount): the test of a full disk \
              meets injected errors instead of real ones"
         );
         said.expect("stderr is open");

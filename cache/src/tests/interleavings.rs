@@ -5,7 +5,8 @@
 //! and the call is not removed yet, and when the work has ended and its call is still listed. At both points the work
 //! is dropped, which its destructor detects.
 //!
-//! Non-goals: memory orderings, which the locks and [`futures::future::Shared`] ensure; `tests/flight.rs` runs on threads.
+//! Non-goals: memory orderings, which the locks and [`futures::future::Shared`] ensure; `tests/flight.rs` runs on
+//! threads.
 
 use super::{key, noisy};
 use crate::flight::{Flight, Flights, Outcome};

@@ -120,7 +120,7 @@ async fn a_million_blocks_are_pinned_listed_verified_and_unpinned_across_crashes
     assert!(disk.remove_pin(block(0).cid()).await.expect("removes"));
     report("removal acknowledged", begun);
     disk.flush().await.expect("flushes");
-    report("let go", begun);
+    report("unpinned", begun);
     assert_eq!((disk.stats().pinned_bytes, disk.pins().await.expect("lists").len()), (0, 0));
     audit(&disk);
 }

@@ -35,7 +35,7 @@ fn tamper(disk: &Disk, change: impl FnOnce(&mut WriteBatch)) {
     disk.store().write(batch, true).expect("writes");
 }
 
-async fn held(disk: &Disk, block: &Block) -> bool {
+async fn is_stored(disk: &Disk, block: &Block) -> bool {
     disk.get(block.cid()).await.is_ok_and(|got| got.data() == block.data())
 }
 
@@ -148,7 +148,7 @@ async fn the_index_is_repaired_whatever_row_is_lost_or_wrong() {
         let dir = tempfile::tempdir().expect("a directory");
         let (disk, blocks) = filled(dir.path()).await;
         tamper(&disk, |batch| change(&disk, &blocks, batch));
-        disk.store().files.write(77, 0, b"nobody names this", false).expect("writes");
+        disk.store().files.write(77, 0, b"no row refers to this", false).expect("writes");
         drop(disk);
         let (seen, found) = check(dir.path());
         assert!(seen.index.total() >= 2 && found.is_empty(), "{what}: {seen:?} {found:?}");
@@ -162,7 +162,7 @@ async fn the_index_is_repaired_whatever_row_is_lost_or_wrong() {
         disk.flush().await.expect("flushes");
         audit(&disk);
         for block in &blocks {
-            assert!(held(&disk, block).await, "{what}");
+            assert!(is_stored(&disk, block).await, "{what}");
         }
         let more = noisy(1_000, 3_000);
         let pin = disk.pin_recursive(*more.cid(), None, supply(std::slice::from_ref(&more))).await.expect("pins");
@@ -215,12 +215,12 @@ async fn two_blocks_never_share_a_place() {
         assert_eq!(store.repair_index().expect("repairs").blocks, 1);
         drop(store);
         let disk = open(dir.path());
-        assert!(held(&disk, right).await && !held(&disk, wrong).await);
+        assert!(is_stored(&disk, right).await && !is_stored(&disk, wrong).await);
         assert_eq!(disk.stats().blocks, 19);
         let lacking = disk.scrub(None, |_, _| ()).await.expect("scrubs").lacking;
         assert_eq!(lacking.len(), usize::from(wrong.cid() == blocks[2].cid() || wrong.cid() == blocks[3].cid()));
         cache(&disk, std::slice::from_ref(wrong)).await;
-        assert!(held(&disk, wrong).await);
+        assert!(is_stored(&disk, wrong).await);
         drop(disk);
         assert!(check(dir.path()).0.is_clean());
     }
@@ -235,7 +235,7 @@ async fn a_segment_with_blocks_but_without_a_record_is_not_deleted() {
     tamper(&disk, |batch| batch.delete_cf(family, lost.to_be_bytes()));
     drop(disk);
     let disk = open(dir.path());
-    assert!(held(&disk, &blocks[0]).await);
+    assert!(is_stored(&disk, &blocks[0]).await);
     drop(disk);
     assert_eq!(offline(dir.path()).repair_index().expect("repairs").segments, 1);
     let disk = open(dir.path());
@@ -274,7 +274,7 @@ async fn compaction_reclaims_the_space_of_sparse_segments() {
     let after = disk.stats().pinned_bytes;
     assert!(before > 5 * 40 * 5_000 * 9 / 10 && after < 4 * 40 * 5_300, "{before} bytes, then {after}");
     for block in dags.iter().enumerate().filter(|(dag, _)| *dag != 1).flat_map(|(_, dag)| dag) {
-        assert!(held(&disk, block).await);
+        assert!(is_stored(&disk, block).await);
     }
     audit(&disk);
 }
@@ -307,7 +307,7 @@ async fn pinned_values_are_recompressed_once_and_cached_ones_are_not() {
     drop(disk);
     let disk = open(dir.path());
     for block in blocks.iter().chain([&cached]) {
-        assert!(held(&disk, block).await);
+        assert!(is_stored(&disk, block).await);
     }
     // Recompressed values are tried once more, and then none.
     let again = disk.recompress_pinned(19, None).await.expect("works");

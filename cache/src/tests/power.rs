@@ -11,7 +11,7 @@
 //!
 //! | removed step | failing tests |
 //! |---|---|
-//! | syncing values before the batch that acknowledges them, or syncing the batch | all here, [`super::device`], [`super::faults`] |
+//! | syncing values before the batch that acknowledges them | all here, [`super::device`], [`super::faults`] |
 //! | syncing names of segments | all here: ext4 syncs them with the file |
 //! | syncing RocksDB's log with a batch that acknowledges | here, [`super::device`] |
 //! | syncing values before the rows that move them | `pins_survive_power_loss_while_a_segment_is_collected_in_chunks` |

@@ -48,7 +48,7 @@ async fn concurrent_reads_return_their_own_blocks() {
                 tokio::spawn(async move {
                     let found = disk.find(&key(&block)).await.expect("reads");
                     let held = disk.stored(&key(&block)).await.expect("reads");
-                    assert_eq!(held.map(|stored| stored.block().expect("unpacks")), found);
+                    assert_eq!(held.map(|stored| stored.block().expect("decompresses")), found);
                     (block, found)
                 })
             });

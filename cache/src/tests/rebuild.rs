@@ -224,7 +224,8 @@ async fn a_pin_that_cannot_be_completed_is_partial_and_can_be_resumed() {
     audit(&disk);
 }
 
-/// One flipped bit in a file of the index: failed look-ups are errors, not misses, and the next start repairs the index.
+/// One flipped bit in a file of the index: failed look-ups are errors, not misses, and the next start repairs the
+/// index.
 #[tokio::test]
 async fn damage_found_while_reading_is_reported_and_repaired_by_the_next_start() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -15,7 +15,7 @@ async fn scrub(disk: &Disk) -> (ScrubProgress, Vec<Finding>, Vec<LackingPin>) {
     (report.progress, found, report.lacking)
 }
 
-async fn held(disk: &Disk, block: &Block) -> bool {
+async fn is_stored(disk: &Disk, block: &Block) -> bool {
     disk.has(block.cid()).await.expect("reads")
 }
 
@@ -52,7 +52,7 @@ async fn every_kind_of_corruption_is_found_and_deleted_and_nothing_else() {
     assert_eq!(lacking, [mine]);
     assert_eq!((disk.stats().corrupt_blocks, disk.stats().lacking_pins), (5, 1));
     for block in pinned.iter().chain(&cached) {
-        assert_eq!(held(&disk, block).await, !bad.contains(&block), "{}", block.cid());
+        assert_eq!(is_stored(&disk, block).await, !bad.contains(&block), "{}", block.cid());
     }
 
     cache(&disk, &[&pinned[..], &cached[..]].concat()).await;

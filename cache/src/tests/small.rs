@@ -304,7 +304,8 @@ async fn child_of_the_tests_of_small_file_systems() {
 
 fn on_a_small_file_system(task: &str) {
     let dir = tempfile::tempdir().expect("a directory");
-    let trial = "truncate -s 8M \"$1/trial\" && mkfs.ext4 -q -F \"$1/trial\" && mkdir \"$1/at\" && mount -o loop \"$1/trial\" \"$1/at\"";
+    let trial = "truncate -s 8M \"$1/trial\" && mkfs.ext4 -q -F \"$1/trial\" && mkdir \"$1/at\" && \
+                 mount -o loop \"$1/trial\" \"$1/at\"";
     let mut tried = Command::new("sh");
     tried.args(["-c", trial, "sh"]).arg(dir.path());
     let tried = in_a_namespace(&tried, dir.path());

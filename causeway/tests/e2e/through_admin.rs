@@ -351,7 +351,7 @@ async fn a_disk_that_is_full_is_told_to_whoever_uploads() {
     let elsewhere = Launch::new(dir);
     let complaint = pipe(&elsewhere, dir, &["add", "-Q", "--admin", node.admin_url(), "huge"], b"");
     let complaint = complaint.expect_err("there is no room");
-    assert!(complaint.contains("make room on it"), "{complaint}");
+    assert!(complaint.contains("delete files on it"), "{complaint}");
     node.assert_healthy().await;
     fs::write(dir.join("small"), b"there is room for this").expect("writes");
     eventually("the disk takes what there is room for", PATIENCE, async || {

@@ -196,17 +196,17 @@ impl Writer {
         value: [Bytes; 2],
     ) -> Result<(), StoreError> {
         let (index, places) = (self.store.family(INDEX)?, self.store.family(PLACES)?);
-        let held = self.index(group, &key)?;
+        let indexed = self.index(group, &key)?;
         let block = key.to_bytes();
         let too_large = || StoreError::io("a block is too large for a record");
         let head = record::head(&block, &value).ok_or_else(too_large)?;
         let bytes = record_bytes(&block, shape).ok_or_else(too_large)?;
         let place = self.place(group, kind, bytes)?;
-        if let Some(held) = held {
+        if let Some(indexed) = indexed {
             // The write-ahead log may be synced first, and must not refer to the new place before the value is synced:
             // after power loss the old value would be unreachable.
-            group.values_first |= held.pinned() && kind == Kind::Pinned;
-            self.stage_dead_value(group, &block, held)?;
+            group.values_first |= indexed.pinned() && kind == Kind::Pinned;
+            self.stage_dead_value(group, &block, indexed)?;
         }
         let record = IndexRecord { shape, kind, place };
         group.batch.put_cf(index, &block, record.to_bytes());
@@ -223,21 +223,26 @@ impl Writer {
     }
 
     /// Stages the removal of a block.
-    pub(super) fn stage_removal(&self, group: &mut Group, key: &BlockKey, held: IndexRecord) -> Result<(), StoreError> {
+    pub(super) fn stage_removal(
+        &self,
+        group: &mut Group,
+        key: &BlockKey,
+        indexed: IndexRecord,
+    ) -> Result<(), StoreError> {
         let (index, block) = (self.store.family(INDEX)?, key.to_bytes());
-        self.stage_dead_value(group, &block, held)?;
+        self.stage_dead_value(group, &block, indexed)?;
         group.batch.delete_cf(index, &block);
         group.index.insert(*key, None);
         Ok(())
     }
 
-    fn stage_dead_value(&self, group: &mut Group, block: &[u8], held: IndexRecord) -> Result<(), StoreError> {
-        group.batch.delete_cf(self.store.family(PLACES)?, held.place.to_key());
-        if let Some(mut segment) = self.segment(group, held.place.segment) {
+    fn stage_dead_value(&self, group: &mut Group, block: &[u8], indexed: IndexRecord) -> Result<(), StoreError> {
+        group.batch.delete_cf(self.store.family(PLACES)?, indexed.place.to_key());
+        if let Some(mut segment) = self.segment(group, indexed.place.segment) {
             // Saturating: an inconsistency after a disk failure must not stop the store.
-            segment.live = segment.live.saturating_sub(record_bytes(block, held.shape).unwrap_or_default());
+            segment.live = segment.live.saturating_sub(record_bytes(block, indexed.shape).unwrap_or_default());
             segment.blocks = segment.blocks.saturating_sub(1);
-            group.segments.insert(held.place.segment, segment);
+            group.segments.insert(indexed.place.segment, segment);
         }
         Ok(())
     }
@@ -279,7 +284,8 @@ impl Writer {
         Place { segment, offset }
     }
 
-    /// The maximum size of a segment of a kind. Cached segments are evicted as a whole, so they are limited to a sixteenth of the budget.
+    /// The maximum size of a segment of a kind. Cached segments are evicted as a whole, so they are limited to a
+    /// sixteenth of the budget.
     pub(super) fn segment_bytes_max(&self, kind: Kind) -> u32 {
         let budget = match kind {
             Kind::Cached => u32::try_from(self.options.cache_bytes_max / 16).unwrap_or(u32::MAX),

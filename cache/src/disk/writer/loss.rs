@@ -19,13 +19,13 @@ pub(super) type Roots = HashMap<PinId, Box<[u8]>>;
 
 impl Writer {
     /// Stages the removal of a block that pins may have.
-    pub(super) fn stage_loss(&self, group: &mut Group, key: &BlockKey, held: IndexRecord) -> Result<(), StoreError> {
+    pub(super) fn stage_loss(&self, group: &mut Group, key: &BlockKey, indexed: IndexRecord) -> Result<(), StoreError> {
         for (pin, root) in self.pins_with(key)? {
             let Some(record) = self.pin(group, root)?.filter(|record| record.id == pin) else { continue };
             group.lost.push((pin, root));
             self.stage_partial(group, root, record)?;
         }
-        self.stage_removal(group, key, held)
+        self.stage_removal(group, key, indexed)
     }
 
     fn stage_partial(&self, group: &mut Group, root: Cid, record: PinRecord) -> Result<(), StoreError> {
@@ -118,7 +118,10 @@ impl Writer {
         }
         let lacking = scrub::lacking(&self.store, &BTreeMap::new())?;
         for pin in &lacking {
-            warn!(root = %pin.root, missing = pin.missing, blocks = pin.blocks, "a pin is incomplete: blocks are missing");
+            warn!(
+                root = %pin.root, missing = pin.missing, blocks = pin.blocks,
+                "a pin is incomplete: blocks are missing"
+            );
         }
         let roots: Vec<Cid> = lacking.iter().map(|pin| pin.root).collect();
         self.mark_partial(&roots)?;

@@ -38,7 +38,7 @@ use self::group::{Group, Tails};
 use super::schema::{Counters, KEY_SYNCED, Kind, META, PLACES, PinId, Place, SegmentRecord, released_pin};
 use super::store::Store;
 use super::{DiskOptions, StoreError, rebuild};
-use crate::pins::{Losses, PinChanges};
+use crate::pins::{PinChanges, PinLosses};
 use crate::queue::{PROBE_EVERY, Reply, Wait, next_command};
 use crate::store::{Stats, Trouble};
 use crate::stored::Encoder;
@@ -91,7 +91,7 @@ pub(crate) struct Writer {
     /// Whether eviction may be tried: after a failure, only once another command was processed.
     may_evict: bool,
     /// Losses of pins since the store was opened.
-    losses: Losses,
+    losses: PinLosses,
     /// The root of each pin; loaded when it is first needed.
     roots: RefCell<Option<loss::Roots>>,
     /// Removed pins whose members are still to be unpinned.
@@ -182,7 +182,7 @@ impl Writer {
             sparse: BTreeSet::new(),
             punched: BTreeMap::new(),
             second_chances: (0, 0),
-            losses: Losses::default(),
+            losses: PinLosses::default(),
             roots: RefCell::default(),
             may_evict: true,
             may_unpin: true,
@@ -199,10 +199,13 @@ impl Writer {
             return Err(error);
         }
         if let Err(error) = checked {
-            error!(%error, "the last writes cannot be verified: no pin can be completed until the gateway is restarted");
+            error!(
+                %error,
+                "the last writes cannot be verified: no pin can be completed until the gateway is restarted"
+            );
             writer.sync_error = Some(error);
         }
-        writer.losses = Losses::new(changes, writer.has_partial_pins()?);
+        writer.losses = PinLosses::new(changes, writer.has_partial_pins()?);
         if let Err(error) = writer.check_members() {
             error!(%error, "pins cannot be checked for missing blocks now; the next scrub checks them");
         }
@@ -239,7 +242,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Fails if all files are missing. After power loss, only files without acknowledged data can be missing, never all.
+    /// Fails if all files are missing. After power loss, only files without acknowledged data can be missing, never
+    /// all.
     fn check_mounted(files: usize, segments: usize) -> Result<(), StoreError> {
         if files == 0 && segments > 1 {
             return Err(StoreError::io(
@@ -260,7 +264,8 @@ impl Writer {
             if store.keys_with_prefix(PLACES, &segment.to_be_bytes())?.next().transpose()?.is_some() {
                 warn!(
                     segment,
-                    "a segment with blocks has no record: stop the gateway and run \"causeway store repair\", which recreates it"
+                    "a segment with blocks has no record: stop the gateway and run \"causeway store repair\", which \
+                     recreates it"
                 );
             } else if was_removed || !rebuild::adopt(store, segment)? {
                 store.files.delete(segment)?;
@@ -392,11 +397,11 @@ impl Writer {
             }
             Change::Begin { root, name, reply } => {
                 let pin = self.stage_begin(group, root, name);
-                group.notify(pin.map(|pin| self.losses.begun(pin)), reply);
+                group.notify(pin.map(|pin| self.losses.begin(pin)), reply);
             }
             Change::BeginTemporary { reply } => {
                 let pin = self.stage_temporary_pin(group);
-                group.notify(pin.map(|pin| self.losses.begun(pin)), reply);
+                group.notify(pin.map(|pin| self.losses.begin(pin)), reply);
             }
             Change::Finish { attempt, reply } => self.stage_finish(group, attempt, reply),
         }
@@ -480,7 +485,11 @@ impl Writer {
         let values = unsynced.try_for_each(|(segment, _)| files.sync(*segment));
         let synced = values.and_then(|()| if self.names_unsynced { files.sync_names() } else { Ok(()) });
         if let Err(error) = synced.map_err(|error| self.with_space_figures(error)) {
-            error!(%error, "the disk failed to sync, so that written data may be lost: no pin can be completed until the gateway is restarted");
+            error!(
+                %error,
+                "the disk failed to sync, so that written data may be lost: no pin can be completed until the gateway \
+                 is restarted"
+            );
             self.sync_error = Some(error.clone());
             self.publish();
             return Err(error);
@@ -530,15 +539,15 @@ impl Writer {
             if place.segment != from.segment {
                 break;
             }
-            let held = match self.index(&group, &key) {
+            let indexed = match self.index(&group, &key) {
                 Err(StoreError::Corrupt(_)) => continue,
-                held => held?.filter(|held| held.place == place),
+                indexed => indexed?.filter(|indexed| indexed.place == place),
             };
-            let Some(held) = held else { continue };
+            let Some(indexed) = indexed else { continue };
             *checked += 1;
-            if let Err(error) = store.verified(&key, held) {
+            if let Err(error) = store.verified(&key, indexed) {
                 debug!(?key, %error, "a block was not written to the disk and is removed from the index");
-                self.stage_loss(&mut group, &key, held)?;
+                self.stage_loss(&mut group, &key, indexed)?;
                 (*lost, staged) = (*lost + 1, staged + 1);
             }
             if staged == CHUNK_ROWS {

@@ -42,13 +42,14 @@ impl Writer {
     ) -> Result<(), MemberFailure> {
         let Some(key) = block.key() else { return Ok(()) };
         let record = self.record_of(group, attempt)?;
-        if self.index(group, &key)?.is_none_or(|held| !held.pinned()) {
+        if self.index(group, &key)?.is_none_or(|indexed| !indexed.pinned()) {
             self.stage_block(group, key, block, Kind::Pinned)?;
         }
         Ok(self.stage_membership(group, key, block.data().len(), attempt, record)?)
     }
 
-    /// Stages a block that is already stored as a member, without reading it unless it must be moved to a pinned segment.
+    /// Stages a block that is already stored as a member, without reading it unless it must be moved to a pinned
+    /// segment.
     pub(super) fn stage_stored_member(
         &mut self,
         group: &mut Group,
@@ -57,13 +58,13 @@ impl Writer {
     ) -> Result<(), MemberFailure> {
         let Some(key) = BlockKey::of(cid) else { return Ok(()) };
         let record = self.record_of(group, attempt)?;
-        let held = self.index(group, &key)?.ok_or(MemberFailure::Missing(*cid))?;
-        if !held.pinned() {
-            self.stage_move(group, key, held, Kind::Pinned)?;
+        let indexed = self.index(group, &key)?.ok_or(MemberFailure::Missing(*cid))?;
+        if !indexed.pinned() {
+            self.stage_move(group, key, indexed, Kind::Pinned)?;
             // The move may have found it corrupt.
             self.index(group, &key)?.ok_or(MemberFailure::Missing(*cid))?;
         }
-        Ok(self.stage_membership(group, key, held.shape.block_bytes(), attempt, record)?)
+        Ok(self.stage_membership(group, key, indexed.shape.block_bytes(), attempt, record)?)
     }
 
     /// Stages the rows that make a block a member, unless it is one.
@@ -115,7 +116,8 @@ impl Writer {
         };
         group.sync = true;
         let notice = move |written: Result<(), StoreError>| {
-            // Members of the same group succeed or fail with it; failures in earlier groups are recorded in the attempt.
+            // Members of the same group succeed or fail with it; failures in earlier groups are recorded in the
+            // attempt.
             _ = reply.send(written.map_err(PinError::Store).and_then(|()| attempt.check()).map(|()| summary));
         };
         group.notices.push(Box::new(notice));
@@ -212,24 +214,25 @@ impl Writer {
         Ok(members)
     }
 
-    /// Unpins one member. If no other pin has the block, it is removed, or moved to the cache if it is in the RAM cache.
+    /// Unpins one member. If no other pin has the block, it is removed, or moved to the cache if it is in the RAM
+    /// cache.
     fn stage_unpin(&self, group: &mut Group, pin: PinId, row: &[u8], spare_hot: bool) -> Result<(), StoreError> {
         let block = member(row, pin).unwrap_or_default();
         let key = BlockKey::from_bytes(block).ok_or_else(|| StoreError::corrupt("a pin's member is malformed"))?;
-        let held = self.index(group, &key)?.filter(|held| held.pinned());
+        let indexed = self.index(group, &key)?.filter(|indexed| indexed.pinned());
         group.batch.delete_cf(self.store.family(PINS_BY_BLOCK)?, pin_of_block(block, pin));
         group.batch.delete_cf(self.store.family(BLOCKS_BY_PIN)?, row);
-        match held {
+        match indexed {
             Some(_) if self.has_pin(&key, Some(pin))? => Ok(()),
             // A block that cannot be moved is removed.
-            Some(held)
+            Some(indexed)
                 if spare_hot
                     && self.store.reference_bits.is_hot(&key)
-                    && self.stage_move(group, key, held, Kind::Cached).is_ok() =>
+                    && self.stage_move(group, key, indexed, Kind::Cached).is_ok() =>
             {
                 Ok(())
             }
-            Some(held) => self.stage_removal(group, &key, held),
+            Some(indexed) => self.stage_removal(group, &key, indexed),
             None => Ok(()),
         }
     }

@@ -4,7 +4,7 @@ use super::super::schema::{PinId, Place};
 use super::super::store::Store;
 use super::super::{DiskOptions, StoreError};
 use super::read_only::WriterState;
-use crate::pins::{Attempt, Begun, PinChanges, PinError, PinSummary};
+use crate::pins::{Attempt, BegunPin, PinChanges, PinError, PinSummary};
 use crate::queue::{self, Reply, Room};
 use crate::store::{Evict, Evicted, Stats};
 use crate::stored::Stored;
@@ -48,9 +48,9 @@ pub(crate) enum Change {
     /// Writes an advisory row of `meta`, without a sync.
     PutMeta { key: &'static [u8], record: Vec<u8> },
     /// Begins a pin, or resumes the root's pin.
-    Begin { root: Cid, name: Option<String>, reply: Reply<Result<Begun, StoreError>> },
+    Begin { root: Cid, name: Option<String>, reply: Reply<Result<BegunPin, StoreError>> },
     /// Begins a temporary pin, which protects blocks until it is released or the store is reopened.
-    BeginTemporary { reply: Reply<Result<Begun, StoreError>> },
+    BeginTemporary { reply: Reply<Result<BegunPin, StoreError>> },
     /// Stores a block as a member of a pin.
     Member { block: Block, attempt: Arc<Attempt>, room: Room },
     /// Adds a stored block as a member of a pin, without its bytes.

@@ -67,7 +67,8 @@ impl Writer {
         Ok(self.sums.cached_bytes > cached_bytes)
     }
 
-    /// Evicts a chunk of the oldest segment, and returns whether there was one. With `spare_hot`, blocks in use get a second chance.
+    /// Evicts a chunk of the oldest segment, and returns whether there was one. With `spare_hot`, blocks in use get a
+    /// second chance.
     fn evict_chunk(&mut self, spare_hot: bool) -> Result<bool, StoreError> {
         let Some(segment) = self.oldest_cached() else { return Ok(false) };
         if self.tails.contain(segment) {
@@ -111,7 +112,8 @@ impl Writer {
         rows.take_while(|row| !matches!(row, Ok((place, _)) if place.segment != segment)).collect()
     }
 
-    /// Stages the eviction of a block, and returns whether it is evicted: it may be spared, or the row may be stale after a failed batch.
+    /// Stages the eviction of a block, and returns whether it is evicted: it may be spared, or the row may be stale
+    /// after a failed batch.
     fn stage_eviction(
         &mut self,
         group: &mut Group,
@@ -119,17 +121,18 @@ impl Writer {
         block: &[u8],
         spare_hot: bool,
     ) -> Result<bool, StoreError> {
-        let Some((key, held)) = self.live_record(group, place, block)? else { return Ok(false) };
-        let bytes = held.cost(block);
+        let Some((key, indexed)) = self.live_record(group, place, block)? else { return Ok(false) };
+        let bytes = indexed.cost(block);
         let in_use = spare_hot && self.is_in_use(&key, place);
         // At most half of a segment is spared, so that eviction makes progress.
         let half = self.segments.get(&place.segment).map_or(0, |record| u64::from(record.written) / 2);
         // A block that cannot be moved is removed.
-        if in_use && self.second_chances.1 + bytes <= half && self.stage_move(group, key, held, Kind::Cached).is_ok() {
+        if in_use && self.second_chances.1 + bytes <= half && self.stage_move(group, key, indexed, Kind::Cached).is_ok()
+        {
             self.second_chances.1 += bytes;
             return Ok(false);
         }
-        self.stage_removal(group, &key, held)?;
+        self.stage_removal(group, &key, indexed)?;
         Ok(true)
     }
 
@@ -145,11 +148,12 @@ impl Writer {
         block: &[u8],
     ) -> Result<Option<(BlockKey, IndexRecord)>, StoreError> {
         let key = BlockKey::from_bytes(block);
-        let held = key.map(|key| self.index(group, &key)).transpose()?.flatten().filter(|held| held.place == place);
-        if held.is_none() {
+        let indexed =
+            key.map(|key| self.index(group, &key)).transpose()?.flatten().filter(|indexed| indexed.place == place);
+        if indexed.is_none() {
             group.batch.delete_cf(self.store.family(PLACES)?, place.to_key());
         }
-        Ok(key.zip(held))
+        Ok(key.zip(indexed))
     }
 
     /// Stages the move of a value to a new place. A corrupt value is removed instead.
@@ -157,14 +161,14 @@ impl Writer {
         &self,
         group: &mut Group,
         key: BlockKey,
-        held: IndexRecord,
+        indexed: IndexRecord,
         kind: Kind,
     ) -> Result<(), StoreError> {
-        match self.store.value(&key.to_bytes(), held) {
-            Ok(value) => self.stage_value(group, key, kind, held.shape, [value, Bytes::new()]),
+        match self.store.value(&key.to_bytes(), indexed) {
+            Ok(value) => self.stage_value(group, key, kind, indexed.shape, [value, Bytes::new()]),
             Err(StoreError::Corrupt(reason)) => {
-                self.report_corruption(&key, held, &reason);
-                self.stage_loss(group, &key, held)
+                self.report_corruption(&key, indexed, &reason);
+                self.stage_loss(group, &key, indexed)
             }
             Err(error) => Err(error),
         }
@@ -213,8 +217,8 @@ impl Writer {
         group.into_reserve = true;
         let rows = self.rows(segment, CHUNK_ROWS)?;
         for (place, block) in &rows {
-            if let Some((key, held)) = self.live_record(&mut group, *place, block)? {
-                self.stage_move(&mut group, key, held, Kind::Pinned)?;
+            if let Some((key, indexed)) = self.live_record(&mut group, *place, block)? {
+                self.stage_move(&mut group, key, indexed, Kind::Pinned)?;
             }
             if group.full() {
                 break;
@@ -251,9 +255,9 @@ impl Writer {
         place: Place,
         value: Stored,
     ) -> Result<(), StoreError> {
-        let Some(held) = self.index(group, &key)?.filter(|held| held.place == place) else { return Ok(()) };
+        let Some(indexed) = self.index(group, &key)?.filter(|indexed| indexed.place == place) else { return Ok(()) };
         let (shape, value) = value.into_pieces();
-        self.stage_value(group, key, held.kind, shape, value)
+        self.stage_value(group, key, indexed.kind, shape, value)
     }
 
     /// Deletes a block if its value is corrupt, and logs errors.
@@ -264,12 +268,12 @@ impl Writer {
     }
 
     pub(super) fn delete_if_corrupt(&mut self, key: &BlockKey) -> Result<(), StoreError> {
-        let Some(held) = self.store.index(&key.to_bytes())? else { return Ok(()) };
-        let Err(StoreError::Corrupt(reason)) = self.store.verified(key, held) else { return Ok(()) };
+        let Some(indexed) = self.store.index(&key.to_bytes())? else { return Ok(()) };
+        let Err(StoreError::Corrupt(reason)) = self.store.verified(key, indexed) else { return Ok(()) };
         let mut group = self.begin();
-        self.stage_loss(&mut group, key, held)?;
+        self.stage_loss(&mut group, key, indexed)?;
         self.write(&mut group)?;
-        self.report_corruption(key, held, &reason);
+        self.report_corruption(key, indexed, &reason);
         Ok(())
     }
 
@@ -297,21 +301,24 @@ impl Writer {
         staged: &mut Evicted,
     ) -> Result<(), StoreError> {
         // A repeated key is staged already.
-        let Some(held) = self.index(group, key)? else { return Ok(()) };
+        let Some(indexed) = self.index(group, key)? else { return Ok(()) };
         if which == Evict::Unpinned && self.has_pin(key, None)? {
             staged.pinned += 1;
             return Ok(());
         }
-        self.stage_loss(group, key, held)?;
+        self.stage_loss(group, key, indexed)?;
         // Synced, so that a deleted block does not reappear after power loss.
         group.sync = true;
         staged.blocks += 1;
-        staged.bytes += held.cost(&key.to_bytes());
+        staged.bytes += indexed.cost(&key.to_bytes());
         Ok(())
     }
 
-    fn report_corruption(&self, key: &BlockKey, held: IndexRecord, reason: &str) {
+    fn report_corruption(&self, key: &BlockKey, indexed: IndexRecord, reason: &str) {
         self.stats.corrupt_blocks.inc();
-        error!(?key, pinned = held.pinned(), %reason, "a block on disk is corrupt; it was deleted and is fetched again on demand");
+        error!(
+            ?key, pinned = indexed.pinned(), %reason,
+            "a block on disk is corrupt; it was deleted and is fetched again on demand"
+        );
     }
 }

@@ -73,8 +73,8 @@ impl Writer {
         let has_some = space.free_bytes > needed.saturating_add(GROUP_COST_MAX as u64) && !space.is_out_of_inodes();
         match has_some {
             true => StoreError::io(
-                "no space left, although the file system has some: RocksDB checks again every 5 seconds; if this lasts, \
-                 check the disk quota",
+                "no space left, although the file system has some: RocksDB checks again every 5 seconds; if this \
+                 lasts, check the disk quota",
             ),
             false => self.store.files.shortage_error(space, needed),
         }
@@ -128,7 +128,7 @@ impl Writer {
     pub(super) fn note_shortage(&mut self) {
         let shortage = self.check_free_space(self.free_bytes_min(), GROUP_COST_MAX).err();
         if let Some(error) = shortage.filter(|_| self.shortage_bytes() > self.sums.cached_bytes) {
-            warn!(%error, "the disk is full, so nothing can be stored");
+            warn!(%error, "nothing can be stored until there is space");
             self.failing = Some(Trouble::of(&error));
         }
     }

@@ -87,7 +87,7 @@ fn print_memory() {
             println!("level {level}, {length} bytes: a context of {} KiB", zstd.sizeof() / 1024);
         }
     }
-    println!("unpacking: a context of {} KiB", DCtx::create().sizeof() / 1024);
+    println!("decompression: a context of {} KiB", DCtx::create().sizeof() / 1024);
 }
 
 fn read_below(folder: &Path, found: &mut BTreeMap<String, Vec<Block>>) {

@@ -57,7 +57,8 @@ pub(in super::super) fn json(seed: u64, length: usize) -> Vec<u8> {
         let (id, name, price) = (random.below(1_000_000_000), random.word(), random.below(100_000));
         let (day, tag, other) = (random.below(28) + 1, random.word(), random.word());
         format!(
-            "{{\"id\":{id},\"name\":\"{name}\",\"price\":{}.{:02},\"sold\":\"2024-05-{day:02}\",\"tags\":[\"{tag}\",\"{other}\"]}},",
+            "{{\"id\":{id},\"name\":\"{name}\",\"price\":{}.{:02},\
+             \"sold\":\"2024-05-{day:02}\",\"tags\":[\"{tag}\",\"{other}\"]}},",
             price / 100,
             price % 100
         )
@@ -78,7 +79,8 @@ pub(in super::super) fn html(seed: u64, length: usize) -> Vec<u8> {
         let words = (0..10 + random.below(20)).map(|_| random.word()).collect::<Vec<_>>().join(" ");
         let (class, target) = (random.word(), random.word());
         format!(
-            "<div class=\"{class}\">\n  <p>{words} <a href=\"/wiki/{target}\" title=\"{target}\">{target}</a>.</p>\n</div>\n"
+            "<div class=\"{class}\">\n  <p>{words} <a href=\"/wiki/{target}\" \
+             title=\"{target}\">{target}</a>.</p>\n</div>\n"
         )
     })
 }

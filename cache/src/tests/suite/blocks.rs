@@ -278,7 +278,7 @@ async fn readers_and_writers_run_concurrently(home: Home) {
     }
     store.settle().await;
     for pin in store.pins().await.expect("lists") {
-        assert!(store.has(&pin.root).await.expect("reads"), "what is pinned is held");
+        assert!(store.has(&pin.root).await.expect("reads"), "pinned blocks are stored");
     }
     assert!(store.stats().cached_bytes <= 50 * home.cost(6_000));
 }

@@ -46,7 +46,7 @@ async fn a_pin_that_loses_a_block_is_partial_until_it_has_it_again(home: Home) {
     let root = pin(&store, &dag).await;
     remove(&store, &dag[4]).await;
     assert_eq!(state(&store, &root).await, PinState::Partial);
-    assert_eq!(told(&store).await, [root].into());
+    assert_eq!(changed_roots(&store).await, [root].into());
     store.settle_lacking(1).await;
     if home.lasts() {
         store.shut().await;
@@ -55,7 +55,7 @@ async fn a_pin_that_loses_a_block_is_partial_until_it_has_it_again(home: Home) {
     }
     // The block is cached again: the pin service is notified, and resumes the pin.
     store.cache(&dag[4..5]).await;
-    assert_eq!(told(&store).await, [root].into());
+    assert_eq!(changed_roots(&store).await, [root].into());
     assert!(store.is_pinned(&key(&dag[4])).await.expect("reads"));
     let again = store.pin_recursive(root, None, supply(&dag)).await.expect("pins");
     assert_eq!((again.state, again.blocks, again.bytes), (PinState::Complete, 6, 30_000));
@@ -80,14 +80,14 @@ async fn every_pin_that_has_a_block_loses_it(home: Home) {
     let gone = pin(&store, &[blocks(90..91), shared.clone()].concat()).await;
     assert!(store.remove_pin(&gone).await.expect("removes"));
     remove(&store, &shared[0]).await;
-    assert_eq!(told(&store).await, roots);
+    assert_eq!(changed_roots(&store).await, roots);
     for root in &roots {
         assert_eq!(state(&store, root).await, PinState::Partial);
     }
     assert_eq!(state(&store, &other).await, PinState::Complete);
     // Storing it again for one pin restores it for all of them.
     pin(&store, &dags[0]).await;
-    assert_eq!(told(&store).await, roots);
+    assert_eq!(changed_roots(&store).await, roots);
     for dag in &dags[1..] {
         pin(&store, dag).await;
     }
@@ -106,7 +106,7 @@ async fn corruption_found_by_a_read_makes_its_pins_partial(home: Home) {
     let store = home.open(Setup::default()).await;
     assert_eq!(state(&store, &root).await, PinState::Complete, "the block was not read yet");
     assert!(!store.holds(&dag[2]).await);
-    assert_eq!(told(&store).await, [root].into());
+    assert_eq!(changed_roots(&store).await, [root].into());
     assert_eq!(state(&store, &root).await, PinState::Partial);
     store.settle_lacking(1).await;
 }
@@ -123,7 +123,7 @@ async fn corruption_found_by_a_scrub_makes_its_pins_partial(home: Home) {
     let store = home.open(Setup::default()).await;
     let report = store.scrub(ScrubPass::All, None, &mut |_, _| ()).await.expect("scrubs");
     assert_eq!(report.lacking.len(), 1);
-    assert_eq!(told(&store).await, [root].into());
+    assert_eq!(changed_roots(&store).await, [root].into());
     assert_eq!(state(&store, &root).await, PinState::Partial);
     assert_eq!(state(&store, &other).await, PinState::Complete);
     store.settle_lacking(1).await;

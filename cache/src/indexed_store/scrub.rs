@@ -1,12 +1,12 @@
-//! The scrub of a [`LedgerStore`], like [`crate::disk::scrub`], but in the order of keys.
+//! The scrub of a [`IndexedStore`], like [`crate::disk::scrub`], but in the order of keys.
 
 use super::backing::{Backing, ScrubPosition};
 use super::writer::Command;
-use super::{LedgerStore, Shared};
+use super::{IndexedStore, Shared};
 use crate::disk::scrub::{now_ms, pause_after};
 use crate::disk::store::check_hash;
 use crate::disk::{Fault, Finding, ScrubProgress, ScrubReport, StoreError};
-use crate::ledger::Key;
+use crate::memory_index::Key;
 use crate::store::{OnProgress, ScrubPass};
 use crate::stored::Stored;
 use content::BlockKey;
@@ -32,7 +32,7 @@ pub(crate) struct Step {
     pub(crate) findings: Vec<Finding>,
 }
 
-impl<B: Backing> LedgerStore<B> {
+impl<B: Backing> IndexedStore<B> {
     pub(super) async fn run_scrub(
         &self,
         pass: ScrubPass,
@@ -62,7 +62,7 @@ impl<B: Backing> LedgerStore<B> {
         }
         self.save_position(ScrubPosition { ended_ms: now_ms(), at: Vec::new() }).await?;
         self.inner.queue.ask(|reply| Command::Flush { reply }).await??;
-        let lacking = self.read(|shared| Ok(shared.ledger().lacking(&HashSet::new()))).await?;
+        let lacking = self.read(|shared| Ok(shared.index().lacking(&HashSet::new()))).await?;
         let stats = &self.inner.shared.stats;
         stats.scrub_passes.inc();
         stats.lacking_pins.store(lacking.len() as u64, Ordering::Relaxed);
@@ -96,14 +96,14 @@ impl<B: Backing> Shared<B> {
     fn plan(&self, pass: ScrubPass) -> (ScrubPosition, Vec<Key>) {
         let note = self.backing.scrub_position();
         let after: &[u8] = if pass == ScrubPass::All { &[] } else { &note.at };
-        let mut keys: Vec<Key> = self.ledger().keys().map(|(key, ..)| Arc::clone(key)).collect();
+        let mut keys: Vec<Key> = self.index().keys().map(|(key, ..)| Arc::clone(key)).collect();
         keys.retain(|key| **key > *after);
         keys.sort_unstable();
         (note, keys)
     }
 
     fn holds(&self, key: &[u8]) -> bool {
-        self.ledger().held(key).is_some()
+        self.index().value(key).is_some()
     }
 }
 

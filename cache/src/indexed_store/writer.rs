@@ -10,8 +10,8 @@
 use super::backing::{Backing, NewValue};
 use super::{Shared, StoreLimits, scrub};
 use crate::disk::StoreError;
-use crate::ledger::{Held, Key};
-use crate::pins::{Attempt, Begun, Losses, MemberFailure, PinError, PinId, PinRecord, PinState, PinSummary};
+use crate::memory_index::{Key, ValueInfo};
+use crate::pins::{Attempt, BegunPin, MemberFailure, PinError, PinId, PinLosses, PinRecord, PinState, PinSummary};
 use crate::queue::{COMMAND_BYTES, PROBE_EVERY, Reply, Room, Wait, next_command};
 use crate::store::{Evict, Evicted, Trouble};
 use crate::stored::Encoder;
@@ -54,11 +54,11 @@ pub(super) enum Command {
     Begin {
         root: Cid,
         name: Option<String>,
-        reply: Reply<Result<Begun, StoreError>>,
+        reply: Reply<Result<BegunPin, StoreError>>,
     },
     /// Begins a temporary pin. It exists only in the index, so that it ends with the process.
     BeginTemporary {
-        reply: Reply<Result<Begun, StoreError>>,
+        reply: Reply<Result<BegunPin, StoreError>>,
     },
     /// Marks a pin complete, if all of its members were written.
     Finish {
@@ -120,7 +120,7 @@ pub(super) struct Writer<B: Backing> {
     /// Pins whose removal failed, so that it is unknown whether they are still written.
     uncertain: HashSet<PinId>,
     /// Losses of pins since the store was opened.
-    losses: Losses,
+    losses: PinLosses,
     room: Arc<Semaphore>,
 }
 
@@ -159,7 +159,7 @@ impl<B: Backing> Writer<B> {
     pub(super) fn new(shared: Arc<Shared<B>>, limits: StoreLimits, room: Arc<Semaphore>) -> Result<Self, StoreError> {
         let encoder = Encoder::new(limits.zstd).map_err(StoreError::io)?;
         let target_bytes = limits.cache_bytes_max;
-        let losses = Losses::new(Arc::clone(&shared.changes), shared.ledger().has_partial_pins());
+        let losses = PinLosses::new(Arc::clone(&shared.changes), shared.index().has_partial_pins());
         let writer = Self {
             shared,
             limits,
@@ -210,8 +210,8 @@ impl<B: Backing> Writer<B> {
     }
 
     fn is_idle(&self) -> bool {
-        let ledger = self.shared.ledger();
-        !ledger.is_unpinning() && ledger.cached_bytes() <= self.target_bytes
+        let index = self.shared.index();
+        !index.is_unpinning() && index.cached_bytes() <= self.target_bytes
     }
 
     /// Does a chunk of background work.
@@ -219,7 +219,7 @@ impl<B: Backing> Writer<B> {
         if self.is_idle() {
             return self.probe();
         }
-        let unpinning = self.shared.ledger().is_unpinning();
+        let unpinning = self.shared.index().is_unpinning();
         if unpinning { self.unpin_chunk() } else { self.evict_chunk() }
     }
 
@@ -243,15 +243,15 @@ impl<B: Backing> Writer<B> {
             }
             Command::Begin { root, name, reply } => {
                 let pin = self.begin(root, name);
-                _ = reply.send(pin.map(|pin| self.losses.begun(pin)));
+                _ = reply.send(pin.map(|pin| self.losses.begin(pin)));
             }
             Command::BeginTemporary { reply } => {
                 let pin = self.begin_temporary();
-                _ = reply.send(pin.map(|pin| self.losses.begun(pin)));
+                _ = reply.send(pin.map(|pin| self.losses.begin(pin)));
             }
             Command::Finish { attempt, reply } => _ = reply.send(self.finish(&attempt)),
             Command::Remove { root, reply } => _ = reply.send(self.remove(&root)),
-            Command::Release { pin } => self.shared.ledger_mut().remove_pin(pin),
+            Command::Release { pin } => self.shared.index_mut().remove_pin(pin),
             Command::Written { reply } => _ = reply.send(()),
             Command::Flush { reply } => self.flushes.push(reply),
             Command::Close { reply } => return self.close(reply),
@@ -279,25 +279,25 @@ impl<B: Backing> Writer<B> {
     fn stage(&mut self, batch: &mut Batch, Write { block, attempt, room }: Write) {
         let Some(key) = block.key() else { return };
         let key = Key::from(key.to_bytes());
-        let ledger = self.shared.ledger();
-        if let Some(attempt) = attempt.as_ref().filter(|attempt| !ledger.has(attempt.pin)) {
+        let index = self.shared.index();
+        if let Some(attempt) = attempt.as_ref().filter(|attempt| !index.has(attempt.pin)) {
             attempt.fail(MemberFailure::Removed);
             return;
         }
-        let (held, has_pin) = (ledger.held(&key), ledger.has_pin(&key));
-        if held.is_none() && has_pin && self.losses.any() {
-            batch.returned.extend(ledger.pins_with(&key).into_iter().map(|(root, _)| root));
+        let (existing, has_pin) = (index.value(&key), index.has_pin(&key));
+        if existing.is_none() && has_pin && self.losses.any() {
+            batch.returned.extend(index.pins_with(&key).into_iter().map(|(root, _)| root));
         }
-        drop(ledger);
+        drop(index);
         // A member of a pin that was deleted as corrupt becomes a member again.
         let durable = attempt.is_some() || has_pin;
         let staged = batch.by_key.get(&key).copied();
-        let needed = staged.is_none() && held.is_none_or(|held| durable && !held.durable);
+        let needed = staged.is_none() && existing.is_none_or(|existing| durable && !existing.durable);
         let grows = durable && !has_pin && staged.is_none_or(|value| !batch.values[value].durable);
         let value = if needed { Some(self.encode(batch, &key, &block)) } else { staged };
         if grows {
-            let bytes = match (value, held) {
-                (None, Some(held)) => held.bytes,
+            let bytes = match (value, existing) {
+                (None, Some(existing)) => existing.bytes,
                 (value, _) => value.map_or(0, |value| self.cost(&batch.values[value])),
             };
             batch.pinned_bytes += bytes;
@@ -333,7 +333,7 @@ impl<B: Backing> Writer<B> {
     }
 
     fn check_room_for_pins(&self, batch: &Batch) -> Result<(), StoreError> {
-        let pinned_bytes = self.shared.ledger().pinned_bytes().saturating_add(batch.pinned_bytes);
+        let pinned_bytes = self.shared.index().pinned_bytes().saturating_add(batch.pinned_bytes);
         if pinned_bytes > self.limits.bytes_max {
             return Err(StoreError::MemoryFull { bytes_max: self.limits.bytes_max });
         }
@@ -342,12 +342,12 @@ impl<B: Backing> Writer<B> {
 
     fn commit(&mut self, batch: Batch) {
         let written = self.write_values(&batch);
-        let mut ledger = self.shared.ledger_mut();
+        let mut index = self.shared.index_mut();
         for (value, _) in batch.values.iter().zip(&written).filter(|(_, written)| written.is_ok()) {
-            let held = Held { bytes: self.cost(value), shape: Some(value.shape), durable: value.durable };
-            ledger.put(&value.key, held);
+            let stored = ValueInfo { bytes: self.cost(value), shape: Some(value.shape), durable: value.durable };
+            index.put(&value.key, stored);
         }
-        drop(ledger);
+        drop(index);
         let mut members: BTreeMap<PinId, Vec<&StagedWrite>> = BTreeMap::new();
         for write in &batch.writes {
             let failed = write.value.and_then(|value| written[value].as_ref().err());
@@ -384,14 +384,14 @@ impl<B: Backing> Writer<B> {
 
     /// Adds stored blocks to a pin or temporary pin.
     fn add_members(&mut self, pin: PinId, writes: &[&StagedWrite]) {
-        let ledger = self.shared.ledger();
+        let index = self.shared.index();
         let (mut seen, mut members) = (HashSet::new(), Vec::new());
         for write in writes {
-            if seen.insert(&write.key) && !ledger.is_member(pin, &write.key) {
+            if seen.insert(&write.key) && !index.is_member(pin, &write.key) {
                 members.push((Arc::clone(&write.key), write.block_bytes));
             }
         }
-        drop(ledger);
+        drop(index);
         // A temporary pin exists only in the index.
         let has_root = writes.iter().any(|write| write.attempt.as_ref().is_some_and(|attempt| attempt.root.is_some()));
         if has_root
@@ -403,9 +403,9 @@ impl<B: Backing> Writer<B> {
             attempts.for_each(|attempt| attempt.fail(MemberFailure::Store(error.clone())));
             return;
         }
-        let mut ledger = self.shared.ledger_mut();
+        let mut index = self.shared.index_mut();
         for (key, block_bytes) in &members {
-            ledger.add_member(pin, key, *block_bytes);
+            index.add_member(pin, key, *block_bytes);
         }
     }
 
@@ -416,8 +416,8 @@ impl<B: Backing> Writer<B> {
 
     fn begin(&mut self, root: Cid, name: Option<String>) -> Result<PinId, StoreError> {
         let former = {
-            let ledger = self.shared.ledger();
-            ledger.pin_of(&root).and_then(|pin| ledger.record(pin).cloned())
+            let index = self.shared.index();
+            index.pin_of(&root).and_then(|pin| index.record(pin).cloned())
         };
         let record = match former {
             Some(record) if name.is_none() || record.name == name => return Ok(record.id),
@@ -427,19 +427,19 @@ impl<B: Backing> Writer<B> {
         let pin = record.id;
         if let Err(error) = self.shared.backing.write_pin(&root, &record) {
             self.note_write_error(&error);
-            if !self.shared.ledger().has(pin) {
+            if !self.shared.index().has(pin) {
                 // The record may have been written despite the error, and a root has only one pin.
                 _ = self.shared.backing.remove_pin(pin);
             }
             return Err(error);
         }
-        self.shared.ledger_mut().set_pin(Some(root), record);
+        self.shared.index_mut().set_pin(Some(root), record);
         Ok(pin)
     }
 
     fn begin_temporary(&mut self) -> Result<PinId, StoreError> {
         let pin = self.allocate_pin_id()?;
-        self.shared.ledger_mut().set_pin(None, PinRecord::new(pin, None));
+        self.shared.index_mut().set_pin(None, PinRecord::new(pin, None));
         Ok(pin)
     }
 
@@ -448,13 +448,13 @@ impl<B: Backing> Writer<B> {
         self.losses.check(attempt)?;
         let Some(root) = attempt.root else { return Err(PinError::Store(StoreError::Closed)) };
         let (former, current) = {
-            let ledger = self.shared.ledger();
+            let index = self.shared.index();
             let removed = || PinError::Removed { root };
-            let former = ledger.record(attempt.pin).cloned().ok_or_else(removed)?;
-            if BlockKey::of(&root).is_some_and(|key| !ledger.is_member(attempt.pin, &key.to_bytes())) {
+            let former = index.record(attempt.pin).cloned().ok_or_else(removed)?;
+            if BlockKey::of(&root).is_some_and(|key| !index.is_member(attempt.pin, &key.to_bytes())) {
                 return Err(PinError::RootMissing { root });
             }
-            (former, ledger.current(attempt.pin).ok_or_else(removed)?)
+            (former, index.current(attempt.pin).ok_or_else(removed)?)
         };
         let record = PinRecord { state: PinState::Complete, ..current };
         self.sync()?;
@@ -463,20 +463,20 @@ impl<B: Backing> Writer<B> {
         }
         self.uncertain.remove(&attempt.pin);
         let summary = record.summary(root);
-        self.shared.ledger_mut().set_pin(Some(root), record);
+        self.shared.index_mut().set_pin(Some(root), record);
         Ok(summary)
     }
 
     /// Removes a pin durably; its members are unpinned later, in chunks.
     fn remove(&mut self, root: &Cid) -> Result<bool, StoreError> {
-        let Some(pin) = self.shared.ledger().pin_of(root) else { return Ok(false) };
+        let Some(pin) = self.shared.index().pin_of(root) else { return Ok(false) };
         if let Err(error) = self.shared.backing.remove_pin(pin) {
             self.uncertain.insert(pin);
             return Err(error);
         }
         self.uncertain.remove(&pin);
         self.losses.remove(pin);
-        self.shared.ledger_mut().remove_pin(pin);
+        self.shared.index_mut().remove_pin(pin);
         Ok(true)
     }
 
@@ -484,24 +484,24 @@ impl<B: Backing> Writer<B> {
         let shared = &self.shared;
         // When space is short, unpinned blocks are deleted even if they are in RAM.
         let spare_hot = self.shortage_bytes() == 0;
-        let gone = shared.ledger_mut().unpin_chunk(CHUNK_BLOCKS, |key| spare_hot && shared.is_hot(key));
+        let gone = shared.index_mut().unpin_chunk(CHUNK_BLOCKS, |key| spare_hot && shared.is_hot(key));
         gone.iter().for_each(|key| self.delete(key));
     }
 
     fn evict_chunk(&mut self) {
         let shared = &self.shared;
-        if shared.ledger().cached_bytes() <= self.target_bytes {
+        if shared.index().cached_bytes() <= self.target_bytes {
             return;
         }
-        let gone = shared.ledger_mut().evict(self.target_bytes, CHUNK_BLOCKS, |key| shared.is_hot(key));
+        let gone = shared.index_mut().evict(self.target_bytes, CHUNK_BLOCKS, |key| shared.is_hot(key));
         self.delete_evicted(&gone);
     }
 
     /// Evicts some of the oldest blocks, and returns whether the rest still takes more than `cached_bytes`.
     fn shrink(&self, cached_bytes: u64) -> bool {
-        let gone = self.shared.ledger_mut().evict(cached_bytes, CHUNK_BLOCKS, |_| false);
+        let gone = self.shared.index_mut().evict(cached_bytes, CHUNK_BLOCKS, |_| false);
         self.delete_evicted(&gone);
-        self.shared.ledger().cached_bytes() > cached_bytes
+        self.shared.index().cached_bytes() > cached_bytes
     }
 
     fn delete_evicted(&self, gone: &[(Key, u64)]) {
@@ -518,8 +518,8 @@ impl<B: Backing> Writer<B> {
         let (mut evicted, mut failed) = (Evicted::default(), None);
         for key in keys {
             let key = key.to_bytes();
-            let Some(held) = self.shared.ledger().held(&key) else { continue };
-            if which == Evict::Unpinned && self.shared.ledger().has_pin(&key) {
+            let Some(existing) = self.shared.index().value(&key) else { continue };
+            if which == Evict::Unpinned && self.shared.index().has_pin(&key) {
                 evicted.pinned += 1;
                 continue;
             }
@@ -528,7 +528,7 @@ impl<B: Backing> Writer<B> {
                 warn!(%error, "a block could not be deleted: delete it again when the disk works");
                 failed = Some(error);
             }
-            evicted += Evicted { blocks: 1, bytes: held.bytes, pinned: 0 };
+            evicted += Evicted { blocks: 1, bytes: existing.bytes, pinned: 0 };
         }
         self.shared.stats.evicted_blocks.inc_by(evicted.blocks);
         self.shared.stats.evicted_bytes.inc_by(evicted.bytes);
@@ -538,15 +538,15 @@ impl<B: Backing> Writer<B> {
     /// Records the loss of a value. Pins that have it become partial; after a restart, the missing file has the same
     /// effect.
     fn mark_lost(&mut self, key: &[u8]) {
-        let mut ledger = self.shared.ledger_mut();
-        for (root, record) in ledger.pins_with(key) {
+        let mut index = self.shared.index_mut();
+        for (root, record) in index.pins_with(key) {
             let pin = record.id;
             if record.state == PinState::Complete {
-                ledger.set_pin(Some(root), PinRecord { state: PinState::Partial, ..record });
+                index.set_pin(Some(root), PinRecord { state: PinState::Partial, ..record });
             }
             self.losses.lost(pin, root);
         }
-        ledger.remove_value(key);
+        index.remove_value(key);
     }
 
     /// Deletes a value that was removed from the index. If that fails, the next start finds it.
@@ -556,12 +556,13 @@ impl<B: Backing> Writer<B> {
         }
     }
 
-    /// Updates the budget of cached blocks. Free space is checked once after each change, since file systems reclaim space late.
+    /// Updates the budget of cached blocks. Free space is checked once after each change, since file systems reclaim
+    /// space late.
     fn update_target(&mut self) {
-        let ledger = self.shared.ledger();
-        let beside_pins = self.limits.bytes_max.saturating_sub(ledger.pinned_bytes());
-        let cached_bytes = ledger.cached_bytes();
-        drop(ledger);
+        let index = self.shared.index();
+        let beside_pins = self.limits.bytes_max.saturating_sub(index.pinned_bytes());
+        let cached_bytes = index.cached_bytes();
+        drop(index);
         let shrunk = cached_bytes.saturating_sub(self.shortage_bytes());
         self.target_bytes = self.limits.cache_bytes_max.min(beside_pins);
         if shrunk < cached_bytes {
@@ -606,7 +607,7 @@ impl<B: Backing> Writer<B> {
     /// Verifies a block again, and deletes it if its value is missing or corrupt.
     fn delete_if_corrupt(&mut self, key: &BlockKey) {
         let bytes = key.to_bytes();
-        if self.shared.ledger().held(&bytes).is_none() {
+        if self.shared.index().value(&bytes).is_none() {
             return;
         }
         let reason = match scrub::verified(&self.shared.backing, key) {
@@ -618,7 +619,7 @@ impl<B: Backing> Writer<B> {
                 return;
             }
         };
-        let pinned = self.shared.ledger().has_pin(&bytes);
+        let pinned = self.shared.index().has_pin(&bytes);
         self.mark_lost(&bytes);
         self.delete(&bytes);
         self.shared.stats.corrupt_blocks.inc();
@@ -631,7 +632,11 @@ impl<B: Backing> Writer<B> {
         }
         let synced = self.shared.backing.sync();
         if let Err(error) = &synced {
-            error!(%error, "the disk failed to sync, so that written data may be lost: no pin can be completed until the gateway is restarted");
+            error!(
+                %error,
+                "the disk failed to sync, so that written data may be lost: no pin can be completed until the gateway \
+                 is restarted"
+            );
             self.sync_error = Some(error.clone());
         }
         synced
@@ -675,10 +680,10 @@ impl<B: Backing> Writer<B> {
     }
 
     fn publish(&self) {
-        let (stats, ledger) = (&self.shared.stats, self.shared.ledger());
-        stats.cached_bytes.store(ledger.cached_bytes(), Ordering::Relaxed);
-        stats.pinned_bytes.store(ledger.pinned_bytes(), Ordering::Relaxed);
-        stats.blocks.store(ledger.count(), Ordering::Relaxed);
+        let (stats, index) = (&self.shared.stats, self.shared.index());
+        stats.cached_bytes.store(index.cached_bytes(), Ordering::Relaxed);
+        stats.pinned_bytes.store(index.pinned_bytes(), Ordering::Relaxed);
+        stats.blocks.store(index.count(), Ordering::Relaxed);
         stats.set_trouble(self.sync_error.as_ref().map_or(self.failing, |_| Some(Trouble::Broken)));
     }
 }

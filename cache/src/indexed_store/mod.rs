@@ -1,4 +1,4 @@
-//! [`LedgerStore`]: a [`BlockStore`] with an in-memory index, the [`Ledger`], over a storage backend.
+//! [`IndexedStore`]: a [`BlockStore`] with an in-memory index, the [`MemoryIndex`], over a storage backend.
 //!
 //! Goals: presence, sizes and pins are answered without waiting; one writer thread makes every change, as in
 //! [`crate::disk`], so that eviction, pinning and deletion never race; a full queue applies backpressure; failed writes
@@ -22,7 +22,7 @@ use self::backing::Backing;
 use self::writer::{Command, Write, Writer};
 use crate::disk::store::unreadable;
 use crate::disk::{Figures, ScrubReport, StoreError};
-use crate::ledger::{Key, Ledger};
+use crate::memory_index::{Key, MemoryIndex};
 use crate::pins::{Attempt, PinChanges, PinError, PinState, PinSummary};
 use crate::queue::Queue;
 use crate::store::{BlockStore, Evict, Evicted, Held, IsHot, OnProgress, ScrubPass, Stats};
@@ -53,11 +53,11 @@ pub(crate) struct StoreLimits {
 
 /// An open store. Clones are handles to the same one; it closes when the last is dropped.
 #[derive(Debug)]
-pub(crate) struct LedgerStore<B: Backing> {
+pub(crate) struct IndexedStore<B: Backing> {
     inner: Arc<Inner<B>>,
 }
 
-impl<B: Backing> Clone for LedgerStore<B> {
+impl<B: Backing> Clone for IndexedStore<B> {
     fn clone(&self) -> Self {
         Self { inner: Arc::clone(&self.inner) }
     }
@@ -79,7 +79,7 @@ impl<B: Backing> Drop for Inner<B> {
 
 /// State shared by readers and the writer.
 struct Shared<B: Backing> {
-    ledger: RwLock<Ledger>,
+    index: RwLock<MemoryIndex>,
     backing: B,
     stats: Arc<Stats>,
     changes: Arc<PinChanges>,
@@ -93,14 +93,14 @@ impl<B: Backing> std::fmt::Debug for Shared<B> {
 }
 
 impl<B: Backing> Shared<B> {
-    /// If a thread panicked while it held the lock, the ledger may have entries without values; the next read of such a
+    /// If a thread panicked while it held the lock, the index may have entries without values; the next read of such a
     /// block detects that.
-    fn ledger(&self) -> RwLockReadGuard<'_, Ledger> {
-        self.ledger.read().unwrap_or_else(PoisonError::into_inner)
+    fn index(&self) -> RwLockReadGuard<'_, MemoryIndex> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ledger_mut(&self) -> RwLockWriteGuard<'_, Ledger> {
-        self.ledger.write().unwrap_or_else(PoisonError::into_inner)
+    fn index_mut(&self) -> RwLockWriteGuard<'_, MemoryIndex> {
+        self.index.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_hot(&self, key: &[u8]) -> bool {
@@ -109,11 +109,11 @@ impl<B: Backing> Shared<B> {
     }
 }
 
-impl<B: Backing> LedgerStore<B> {
-    /// Starts a store with the contents of `ledger`.
-    pub(crate) fn start(backing: B, ledger: Ledger, limits: &StoreLimits) -> Result<Self, StoreError> {
+impl<B: Backing> IndexedStore<B> {
+    /// Starts a store with the contents of `index`.
+    pub(crate) fn start(backing: B, index: MemoryIndex, limits: &StoreLimits) -> Result<Self, StoreError> {
         let shared = Shared {
-            ledger: RwLock::new(ledger),
+            index: RwLock::new(index),
             backing,
             stats: Arc::<Stats>::default(),
             changes: Arc::<PinChanges>::default(),
@@ -132,7 +132,7 @@ impl<B: Backing> LedgerStore<B> {
         convert: fn(Stored) -> Result<T, ValueError>,
     ) -> Result<Option<T>, StoreError> {
         let bytes = key.to_bytes();
-        if !self.inner.shared.ledger().touch(&bytes) {
+        if !self.inner.shared.index().touch(&bytes) {
             return Ok(None);
         }
         let read = move |shared: &Shared<B>| {
@@ -146,7 +146,7 @@ impl<B: Backing> LedgerStore<B> {
     /// Reads and fully verifies a stored block.
     async fn look(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
         let wanted = *key;
-        if self.inner.shared.ledger().held(&wanted.to_bytes()).is_none() {
+        if self.inner.shared.index().value(&wanted.to_bytes()).is_none() {
             return Ok(None);
         }
         let read = move |shared: &Shared<B>| {
@@ -158,7 +158,8 @@ impl<B: Backing> LedgerStore<B> {
 
     fn unless_damaged<T>(&self, key: &BlockKey, found: Result<Option<T>, StoreError>) -> Result<Option<T>, StoreError> {
         match found {
-            // Corrupt, or missing without having been deleted. If the queue is full, the next read of this block reports it.
+            // Corrupt, or missing without having been deleted. If the queue is full, the next read of this block
+            // reports it.
             Err(StoreError::Corrupt(_)) | Ok(None) => {
                 if let Some(room) = self.inner.queue.try_room(0) {
                     _ = self.inner.queue.send(Command::DropCorrupt { key: *key, room });
@@ -192,23 +193,23 @@ impl<B: Backing> LedgerStore<B> {
 impl<B: Backing> Shared<B> {
     /// The forms of values, if the index has all of them.
     fn known_shapes(&self, keys: &[BlockKey]) -> Option<Vec<Option<Shape>>> {
-        let ledger = self.ledger();
-        let known = |key: &BlockKey| ledger.held(&key.to_bytes()).map_or(Some(None), |held| held.shape.map(Some));
+        let index = self.index();
+        let known = |key: &BlockKey| index.value(&key.to_bytes()).map_or(Some(None), |value| value.shape.map(Some));
         keys.iter().map(known).collect()
     }
 
     /// The form of a value, read from the backend if it is not known yet.
     fn shape(&self, key: &[u8]) -> Result<Option<Shape>, StoreError> {
-        let Some(held) = self.ledger().held(key) else { return Ok(None) };
-        if held.shape.is_some() {
-            return Ok(held.shape);
+        let Some(value) = self.index().value(key) else { return Ok(None) };
+        if value.shape.is_some() {
+            return Ok(value.shape);
         }
         let shape = match self.backing.shape(key) {
             // The next read of the block reports the corruption, and the block is deleted.
             Err(StoreError::Corrupt(_)) => None,
             shape => shape?,
         };
-        shape.into_iter().for_each(|shape| self.ledger_mut().set_shape(key, shape));
+        shape.into_iter().for_each(|shape| self.index_mut().set_shape(key, shape));
         Ok(shape)
     }
 }
@@ -216,19 +217,19 @@ impl<B: Backing> Shared<B> {
 impl<B: Backing> Shared<B> {
     /// Reads the forms that are not known yet.
     fn figures(&self) -> Result<Figures, StoreError> {
-        let keys: Vec<Key> = self.ledger().keys().map(|(key, ..)| Arc::clone(key)).collect();
+        let keys: Vec<Key> = self.index().keys().map(|(key, ..)| Arc::clone(key)).collect();
         let mut figures = Figures::default();
         for key in keys {
             if let Some(shape) = self.shape(&key)? {
-                figures.add_block(shape, self.ledger().has_pin(&key));
+                figures.add_block(shape, self.index().has_pin(&key));
             }
         }
-        self.ledger().summaries().iter().for_each(|pin| figures.count_pin(pin.state));
+        self.index().summaries().iter().for_each(|pin| figures.count_pin(pin.state));
         Ok(figures)
     }
 }
 
-impl<B: Backing> BlockStore for LedgerStore<B> {
+impl<B: Backing> BlockStore for IndexedStore<B> {
     fn handle(&self) -> Arc<dyn BlockStore> {
         Arc::new(self.clone())
     }
@@ -257,32 +258,32 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
     }
 
     fn is_pinned<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<bool, StoreError>> {
-        let (ledger, key) = (self.inner.shared.ledger(), key.to_bytes());
-        ready(Ok(ledger.held(&key).is_some() && ledger.has_pin(&key))).boxed()
+        let (index, key) = (self.inner.shared.index(), key.to_bytes());
+        ready(Ok(index.value(&key).is_some() && index.has_pin(&key))).boxed()
     }
 
     fn pins(&self) -> BoxFuture<'_, Result<Vec<PinSummary>, StoreError>> {
-        ready(Ok(self.inner.shared.ledger().summaries())).boxed()
+        ready(Ok(self.inner.shared.index().summaries())).boxed()
     }
 
     fn pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<Option<PinSummary>, StoreError>> {
-        let ledger = self.inner.shared.ledger();
-        let record = ledger.pin_of(root).and_then(|pin| ledger.current(pin));
+        let index = self.inner.shared.index();
+        let record = index.pin_of(root).and_then(|pin| index.current(pin));
         ready(Ok(record.map(|record| record.summary(*root)))).boxed()
     }
 
-    fn visit_keys(&self, held: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
-        if held == Held::Roots {
-            let pins = self.inner.shared.ledger().summaries();
+    fn visit_keys(&self, which: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
+        if which == Held::Roots {
+            let pins = self.inner.shared.index().summaries();
             let roots = pins.iter().filter(|pin| pin.state == PinState::Complete);
             roots.filter_map(|pin| BlockKey::of(&pin.root)).for_each(|key| visit(&key.to_bytes()));
             return Ok(());
         }
         // The keys are copied so that the lock is not held during the visits.
-        let ledger = self.inner.shared.ledger();
-        let wanted = ledger.keys().filter(|(_, _, pinned)| held == Held::All || *pinned);
+        let index = self.inner.shared.index();
+        let wanted = index.keys().filter(|(_, _, pinned)| which == Held::All || *pinned);
         let keys: Vec<Key> = wanted.map(|(key, ..)| Arc::clone(key)).collect();
-        drop(ledger);
+        drop(index);
         keys.iter().for_each(|key| visit(key));
         Ok(())
     }
@@ -338,12 +339,12 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
     }
 
     fn evictable(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Evicted, StoreError>> {
-        let (ledger, mut evictable) = (self.inner.shared.ledger(), Evicted::default());
+        let (index, mut evictable) = (self.inner.shared.index(), Evicted::default());
         for key in keys.iter().map(BlockKey::to_bytes) {
-            evictable += match ledger.held(&key) {
+            evictable += match index.value(&key) {
                 None => Evicted::default(),
-                Some(_) if ledger.has_pin(&key) => Evicted { pinned: 1, ..Evicted::default() },
-                Some(held) => Evicted { blocks: 1, bytes: held.bytes, pinned: 0 },
+                Some(_) if index.has_pin(&key) => Evicted { pinned: 1, ..Evicted::default() },
+                Some(value) => Evicted { blocks: 1, bytes: value.bytes, pinned: 0 },
             };
         }
         ready(Ok(evictable)).boxed()
@@ -416,12 +417,13 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
     }
 }
 
-impl<B: Backing> BlockSource for LedgerStore<B> {
-    /// Reads values in memory only. Whether a file read blocks is known only when it is opened, and on a network it always does.
+impl<B: Backing> BlockSource for IndexedStore<B> {
+    /// Reads values in memory only. Whether a file read blocks is known only when it is opened, and on a network it
+    /// always does.
     fn read_now(&self, cid: &Cid) -> Option<Block> {
         let Some(key) = BlockKey::of(cid) else { return Block::inline(cid) };
         let (shared, key) = (&self.inner.shared, key.to_bytes());
-        if B::READS_BLOCK || !shared.ledger().touch(&key) {
+        if B::READS_BLOCK || !shared.index().touch(&key) {
             return None;
         }
         // A corrupt or missing value is handled by `find`.
@@ -442,7 +444,7 @@ impl<B: Backing> BlockSource for LedgerStore<B> {
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
-        let held = |key: BlockKey| self.inner.shared.ledger().held(&key.to_bytes()).is_some();
-        ready(Ok(BlockKey::of(cid).is_none_or(held))).boxed()
+        let is_stored = |key: BlockKey| self.inner.shared.index().value(&key.to_bytes()).is_some();
+        ready(Ok(BlockKey::of(cid).is_none_or(is_stored))).boxed()
     }
 }

@@ -1,4 +1,4 @@
-//! [`Ledger`]: the in-memory index of a store: its blocks, pins and eviction order. No I/O.
+//! [`MemoryIndex`]: the in-memory index of a store: its blocks, pins and eviction order. No I/O.
 //!
 //! Goals: every query is answered from memory; members of pins, complete or not, and of temporary pins are never in the
 //! eviction queue; a block is reference-counted by its pins; the oldest block is evicted first, unless its reference
@@ -19,9 +19,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A binary multihash.
 pub(crate) type Key = Arc<[u8]>;
 
-/// A stored value.
+/// What the index has about a stored value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct ValueInfo {
     /// Its size in the store, in bytes.
     pub(crate) bytes: u64,
     /// Its form, if known.
@@ -32,8 +32,8 @@ pub(crate) struct Held {
 
 /// A stored block, or a lost block that a pin has.
 #[derive(Debug, Default)]
-struct Entry {
-    held: Option<Held>,
+struct IndexEntry {
+    value: Option<ValueInfo>,
     /// The number of pins and temporary pins that have it.
     pins: u32,
     /// Its position in the eviction queue, if it is queued.
@@ -56,8 +56,8 @@ struct Pin {
 
 /// See the module documentation.
 #[derive(Debug)]
-pub(crate) struct Ledger {
-    blocks: HashMap<Key, Entry>,
+pub(crate) struct MemoryIndex {
+    blocks: HashMap<Key, IndexEntry>,
     /// Blocks that may be evicted, oldest first.
     eviction_queue: BTreeMap<u64, Key>,
     next_position: u64,
@@ -72,7 +72,7 @@ pub(crate) struct Ledger {
     second_chance_bytes: u64,
 }
 
-impl Default for Ledger {
+impl Default for MemoryIndex {
     fn default() -> Self {
         Self {
             blocks: HashMap::new(),
@@ -89,7 +89,7 @@ impl Default for Ledger {
     }
 }
 
-impl Ledger {
+impl MemoryIndex {
     /// Size of the blocks that may be evicted, in bytes.
     pub(crate) fn cached_bytes(&self) -> u64 {
         self.cached_bytes
@@ -106,13 +106,13 @@ impl Ledger {
     }
 
     /// The stored value of a block, if there is one.
-    pub(crate) fn held(&self, key: &[u8]) -> Option<Held> {
-        self.blocks.get(key)?.held
+    pub(crate) fn value(&self, key: &[u8]) -> Option<ValueInfo> {
+        self.blocks.get(key)?.value
     }
 
     /// Sets a block's reference bit; returns whether it is stored.
     pub(crate) fn touch(&self, key: &[u8]) -> bool {
-        let entry = self.blocks.get(key).filter(|entry| entry.held.is_some());
+        let entry = self.blocks.get(key).filter(|entry| entry.value.is_some());
         entry.map(|entry| entry.referenced.store(true, Ordering::Relaxed)).is_some()
     }
 
@@ -123,42 +123,42 @@ impl Ledger {
 
     /// Records the form of a stored value.
     pub(crate) fn set_shape(&mut self, key: &[u8], shape: Shape) {
-        if let Some(held) = self.blocks.get_mut(key).and_then(|entry| entry.held.as_mut()) {
-            held.shape = Some(shape);
+        if let Some(value) = self.blocks.get_mut(key).and_then(|entry| entry.value.as_mut()) {
+            value.shape = Some(shape);
         }
     }
 
     /// Records that a value is durable.
     pub(crate) fn mark_durable(&mut self, key: &[u8]) {
-        if let Some(held) = self.blocks.get_mut(key).and_then(|entry| entry.held.as_mut()) {
-            held.durable = true;
+        if let Some(value) = self.blocks.get_mut(key).and_then(|entry| entry.value.as_mut()) {
+            value.durable = true;
         }
     }
 
     /// Inserts or replaces a value. Unless a pin has it, it becomes the newest in the eviction queue.
-    pub(crate) fn put(&mut self, key: &Key, held: Held) {
+    pub(crate) fn put(&mut self, key: &Key, value: ValueInfo) {
         self.remove_value(key);
         let entry = self.blocks.entry(Arc::clone(key)).or_default();
-        entry.held = Some(held);
+        entry.value = Some(value);
         entry.referenced.store(false, Ordering::Relaxed);
         self.count += 1;
         if entry.pins > 0 {
-            self.pinned_bytes += held.bytes;
+            self.pinned_bytes += value.bytes;
         } else {
             entry.position = enqueue(&mut self.eviction_queue, &mut self.next_position, key);
-            self.cached_bytes += held.bytes;
+            self.cached_bytes += value.bytes;
         }
     }
 
     /// Removes a value; returns whether it was stored. The block stays a member of its pins.
     pub(crate) fn remove_value(&mut self, key: &[u8]) -> bool {
         let Some(entry) = self.blocks.get_mut(key) else { return false };
-        let Some(held) = entry.held.take() else { return false };
+        let Some(value) = entry.value.take() else { return false };
         self.count -= 1;
         if entry.pins > 0 {
-            self.pinned_bytes -= held.bytes;
+            self.pinned_bytes -= value.bytes;
         } else {
-            self.cached_bytes -= held.bytes;
+            self.cached_bytes -= value.bytes;
             self.eviction_queue.remove(&entry.position);
             self.blocks.remove(key);
         }
@@ -183,7 +183,7 @@ impl Ledger {
             }
             let Some((_, key)) = self.eviction_queue.pop_first() else { break };
             let Some(entry) = self.blocks.get_mut(&key) else { continue };
-            let bytes = entry.held.map_or(0, |held| held.bytes);
+            let bytes = entry.value.map_or(0, |value| value.bytes);
             let spared = entry.referenced.swap(false, Ordering::Relaxed) || is_hot(&key);
             if spared && bytes <= self.second_chance_bytes {
                 self.second_chance_bytes -= bytes;
@@ -199,8 +199,8 @@ impl Ledger {
         removed
     }
 
-    /// The pins that have a block, held or not, with their roots and what they have now. Temporary pins are not among them. Looks
-    /// every pin.
+    /// The pins that have a block, stored or not, with their roots and current records; no temporary pins. Iterates
+    /// over every pin.
     pub(crate) fn pins_with(&self, key: &[u8]) -> Vec<(Cid, PinRecord)> {
         if !self.has_pin(key) {
             return Vec::new();
@@ -267,10 +267,10 @@ impl Ledger {
         }
         pin.bytes += block_bytes;
         entry.pins += 1;
-        if let (1, Some(held)) = (entry.pins, entry.held) {
+        if let (1, Some(value)) = (entry.pins, entry.value) {
             self.eviction_queue.remove(&entry.position);
-            self.cached_bytes -= held.bytes;
-            self.pinned_bytes += held.bytes;
+            self.cached_bytes -= value.bytes;
+            self.pinned_bytes += value.bytes;
         }
         true
     }
@@ -302,14 +302,14 @@ impl Ledger {
             if entry.pins > 0 {
                 continue;
             }
-            let Some(held) = entry.held else {
+            let Some(value) = entry.value else {
                 self.blocks.remove(&key);
                 continue;
             };
-            self.pinned_bytes -= held.bytes;
+            self.pinned_bytes -= value.bytes;
             if is_hot(&key) {
                 entry.position = enqueue(&mut self.eviction_queue, &mut self.next_position, &key);
-                self.cached_bytes += held.bytes;
+                self.cached_bytes += value.bytes;
             } else {
                 self.count -= 1;
                 self.blocks.remove(&key);
@@ -328,7 +328,7 @@ impl Ledger {
 
     /// The pins with missing blocks, by root. Blocks that a reader found `damaged` count as missing.
     pub(crate) fn lacking(&self, damaged: &HashSet<Key>) -> Vec<LackingPin> {
-        let is_missing = |key: &&Key| self.held(key).is_none() || damaged.contains(*key);
+        let is_missing = |key: &&Key| self.value(key).is_none() || damaged.contains(*key);
         let lacks = |summary: PinSummary| {
             let members = &self.pins.get(&PinId(summary.id))?.members;
             let missing = members.iter().filter(is_missing).count() as u64;
@@ -339,8 +339,8 @@ impl Ledger {
     }
 
     /// Every stored block, in no order, with its value and whether it is pinned.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = (&Key, Held, bool)> {
-        self.blocks.iter().filter_map(|(key, entry)| Some((key, entry.held?, entry.pins > 0)))
+    pub(crate) fn keys(&self) -> impl Iterator<Item = (&Key, ValueInfo, bool)> {
+        self.blocks.iter().filter_map(|(key, entry)| Some((key, entry.value?, entry.pins > 0)))
     }
 }
 

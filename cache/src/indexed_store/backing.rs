@@ -1,7 +1,7 @@
-//! [`Backing`]: the storage backend of a [`super::LedgerStore`] for values and pins.
+//! [`Backing`]: the storage backend of a [`super::IndexedStore`] for values and pins.
 
 use crate::disk::StoreError;
-use crate::ledger::Key;
+use crate::memory_index::Key;
 use crate::pins::{PinId, PinRecord};
 use crate::space::Space;
 use crate::stored::{Shape, Stored};

@@ -1,4 +1,4 @@
-//! Holders of one swarm key talk with each other and with nobody else.
+//! Nodes with the same swarm key connect only to each other.
 
 use crate::support::{NEVER, Node, options};
 use p2p_bridge::{Bridge, BridgeOptions, StartError};
@@ -22,7 +22,7 @@ fn member(key: Option<u8>, peering: Option<&Node>) -> (BridgeOptions, TempDir) {
 }
 
 #[tokio::test]
-async fn holders_of_the_key_talk_and_others_get_no_connection() {
+async fn nodes_with_the_key_connect_and_others_do_not() {
     let node = Node::start(member(Some(1), None)).await;
     let block = node.hold(b"for members only");
     let stranger = Node::start(member(Some(2), Some(&node))).await;

@@ -173,9 +173,9 @@ mod tests {
         assert!(memory.providers(&root(1)).iter().all(|provider| provider.addresses.len() == ADDRESSES_MAX));
         kept.iter().for_each(|peer| memory.failed(&root(1), peer));
         assert!(memory.providers(&root(1)).is_empty() && memory.roots.is_empty());
-        for damage in ["{", "[]", r#"{"zz":{"providers":[],"used":1},"12zé":{"providers":[],"used":1}}"#] {
-            fs::write(&path, damage).expect("damages");
-            assert!(Memory::load(directory.path()).roots.is_empty(), "{damage}");
+        for corrupt in ["{", "[]", r#"{"zz":{"providers":[],"used":1},"12zé":{"providers":[],"used":1}}"#] {
+            fs::write(&path, corrupt).expect("writes");
+            assert!(Memory::load(directory.path()).roots.is_empty(), "{corrupt}");
         }
     }
 

@@ -25,10 +25,10 @@ fn member(key: Option<u8>, peering: Option<&Node>) -> (BridgeOptions, TempDir) {
 async fn nodes_with_the_key_connect_and_others_do_not() {
     let node = Node::start(member(Some(1), None)).await;
     let block = node.hold(b"for members only");
-    let stranger = Node::start(member(Some(2), Some(&node))).await;
+    let other = Node::start(member(Some(2), Some(&node))).await;
     let public = Node::start(member(None, Some(&node))).await;
     tokio::time::sleep(NEVER).await;
-    for (who, node) in [("the node", &node), ("another key", &stranger), ("no key", &public)] {
+    for (who, node) in [("the node", &node), ("another key", &other), ("no key", &public)] {
         assert_eq!(node.sample("causeway_p2p_connections"), 0.0, "{who}");
     }
     let other = Node::start(member(Some(1), Some(&node))).await;

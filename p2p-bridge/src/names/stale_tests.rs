@@ -77,7 +77,7 @@ async fn an_awaited_refresh_asks_more_than_the_first_peer() {
     (0..QUORUM).for_each(|_| dht.finds(signed(1, 2, &to("new"))));
     let resolution = visit.await.expect("no panics").expect("found");
     assert_eq!((resolution.segments.join("/").as_str(), resolution.stale), ("new", None));
-    assert!(!dht.is_left(), "the search continues in the background");
+    assert!(!dht.all_dropped(), "the search continues in the background");
     dht.end_searches();
     idle(&names).await;
     // One peer has nothing newer, and no other peer answers within the wait for a quorum.
@@ -87,7 +87,7 @@ async fn an_awaited_refresh_asks_more_than_the_first_peer() {
     dht.finds(signed(1, 2, &to("new")));
     let resolution = visit.await.expect("no panics").expect("found");
     assert_eq!((resolution.segments.join("/").as_str(), resolution.stale), ("new", None));
-    assert!(!dht.is_left(), "the search continues in the background");
+    assert!(!dht.all_dropped(), "the search continues in the background");
 }
 
 #[tokio::test]
@@ -133,7 +133,7 @@ async fn the_wait_for_a_refresh_is_bounded_and_the_stale_answer_has_its_age() {
     let (value, age) = resolved(&names, &name(1)).await;
     assert!(value == "old" && age >= Some(10 * MINUTE), "{value} {age:?}");
     assert!(begun.elapsed() >= wait, "the request waited");
-    assert_eq!((dht.searches(), dht.is_left()), (2, false), "the search continues in the background");
+    assert_eq!((dht.searches(), dht.all_dropped()), (2, false), "the search continues in the background");
     // Requests during the same search wait no longer, because the bound counts from the start of the search.
     let begun = Instant::now();
     assert_eq!(resolved(&names, &name(1)).await.0, "old");

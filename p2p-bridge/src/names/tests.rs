@@ -118,7 +118,7 @@ impl Dht {
     }
 
     /// Whether the callers have dropped all searches.
-    pub fn is_left(&self) -> bool {
+    pub fn all_dropped(&self) -> bool {
         self.sinks.lock().expect("no panics").iter().all(Sink::is_closed)
     }
 
@@ -185,7 +185,7 @@ async fn the_first_valid_record_is_the_answer_until_a_newer_one_arrives() {
     dht.has(1, [signed(1, 1, &to("old"))]);
     let names = names(&dht);
     assert_eq!(leads(&names, &name(1)).await, ("old".to_owned(), MINUTE));
-    assert!(!dht.is_left(), "the search continues in the background");
+    assert!(!dht.all_dropped(), "the search continues in the background");
     let sequence = || match names.inner.cache.get(&name(1)).map(|entry| entry.outcome.clone()) {
         Some(Ok(Answer::Record(record))) => record.sequence(),
         other => panic!("{other:?}"),
@@ -200,7 +200,7 @@ async fn the_first_valid_record_is_the_answer_until_a_newer_one_arrives() {
     for _ in 0..20 {
         dht.finds(signed(1, 1, &to("old")));
     }
-    until("enough peers have answered", || dht.is_left() && names.inner.look_ups.running_count() == 0).await;
+    until("enough peers have answered", || dht.all_dropped() && names.inner.look_ups.running_count() == 0).await;
     assert_eq!((leads(&names, &name(1)).await.0.as_str(), dht.searches()), ("newest", 1));
 }
 
@@ -276,7 +276,7 @@ async fn failures_are_cached_for_a_short_time() {
         assert!(matches!(error, NameError::NoRecord { waited, .. } if waited >= timeout), "{error:?}");
     }
     assert_eq!(dht.searches(), 1);
-    until("the search has ended", || dht.is_left() && names.inner.look_ups.running_count() == 0).await;
+    until("the search has ended", || dht.all_dropped() && names.inner.look_ups.running_count() == 0).await;
     dht.has(1, [signed(1, 1, &to("a"))]);
     advance(FAILURE_TTL);
     assert_eq!(leads(&names, &name(1)).await.0, "a");
@@ -314,7 +314,7 @@ async fn steps_that_expire_during_the_resolution_are_repeated() {
     for (waited, record_ttl) in [(MINUTE / 2, MINUTE / 2), (2 * MINUTE, MINUTE)] {
         let reader = tokio::spawn(names.resolve(&domain("a.example.org")));
         until("a search of the key starts", || {
-            names.inner.cache.get(&domain("a.example.org")).is_some() && !dht.is_left()
+            names.inner.cache.get(&domain("a.example.org")).is_some() && !dht.all_dropped()
         })
         .await;
         advance(waited);

@@ -220,7 +220,7 @@ fn search(dialer: &mut Dialer, providers: &[(Provider, Fate)], begun: Instant) -
         }
         for peer in plan.displaced(0, dialer.search_max(), now) {
             assert!(dialer.abort(&peer));
-            let place = ends.iter().position(|(_, other, ..)| *other == peer).expect("it is under way");
+            let place = ends.iter().position(|(_, other, ..)| *other == peer).expect("a pending dial");
             let (_, _, id, _) = ends.remove(place);
             assert_eq!(dialer.failed(&peer, id, Failure::Ours, now), Some(Vec::new()));
             plan.ended(&peer, false, &[]);

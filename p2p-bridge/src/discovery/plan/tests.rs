@@ -41,7 +41,7 @@ fn the_window_doubles_with_each_missed_deadline() {
     let (mut plan, peers) = plan_of(200);
     assert_eq!(dials(&mut plan, 0, start), peers[..8]);
     assert_eq!(dials(&mut plan, 0, start + DEADLINE / 2), [], "nothing is overdue");
-    assert_eq!(dials(&mut plan, 0, start + DEADLINE), peers[8..24], "all of the window is");
+    assert_eq!(dials(&mut plan, 0, start + DEADLINE), peers[8..24], "the whole window is overdue");
     assert_eq!(dials(&mut plan, 0, start + DEADLINE * 2), peers[24..56]);
     assert_eq!(
         dials(&mut plan, 0, start + DEADLINE * 3),

@@ -461,7 +461,7 @@ impl Inner {
             tracing::info!(name = %entry.key, sequence, "another node has a newer record: signing above it");
         }
         let compared = self.change(entry, move |entry, keypair| match newer {
-            Some(sequence) => entry.above(keypair, sequence, wall),
+            Some(sequence) => entry.signed_above(keypair, sequence, wall),
             None => Ok(Published { compared: true, ..entry.clone() }),
         });
         compared

@@ -57,7 +57,7 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
 const PARALLELISM: NonZeroUsize = NonZeroUsize::new(10).expect("ten is not zero");
 /// How often the routing table is refreshed: by a look-up of the node's own ID, and one in every bucket.
 const REFRESH_EVERY: Duration = Duration::from_secs(600);
-/// The local DHT gets this fraction of the space for records.
+/// The space for records is divided by this for the local DHT.
 const LAN_SHARE: usize = 8;
 
 type Kad = kad::Behaviour<Store>;

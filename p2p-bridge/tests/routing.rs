@@ -122,8 +122,8 @@ async fn providers_peers_and_closest_peers_are_found_with_their_addresses() {
     let itself =
         until_found("the provider", provider.peer(), async || provider.bridge.find_providers(&key).await).await;
     assert_eq!(itself.addresses, at(&provider), "the node itself is a provider");
-    let nobody = BlockKey::of(block("without providers").cid()).expect("a key");
-    assert_eq!(all(asker.bridge.find_providers(&nobody).await).await, []);
+    let unprovided = BlockKey::of(block("without providers").cid()).expect("a key");
+    assert_eq!(all(asker.bridge.find_providers(&unprovided).await).await, []);
 
     for (node, peer) in [(&asker, &provider), (&asker, &hub), (&asker, &asker), (&hub, &asker)] {
         let record = until_found("the peer", peer.peer(), async || node.bridge.find_peer(peer.peer()).await).await;

@@ -57,7 +57,7 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
 const PARALLELISM: NonZeroUsize = NonZeroUsize::new(10).expect("ten is not zero");
 /// How often the routing table is refreshed: by a look-up of the node's own ID, and one in every bucket.
 const REFRESH_EVERY: Duration = Duration::from_secs(600);
-/// The local DHT gets this fraction of the space for records.
+/// The space for records is divided by this for the local DHT.
 const LAN_SHARE: usize = 8;
 
 type Kad = kad::Behaviour<Store>;
@@ -275,8 +275,8 @@ impl Scoped {
         if let Some(bucket) = self.inner.kbucket(*peer) {
             let entry = bucket.iter().find(|entry| entry.node.key.preimage() == peer);
             let known = entry.iter().flat_map(|entry| entry.node.value.iter());
-            let said = |address: &&Multiaddr| addresses.iter().any(|other| is_same(other, address));
-            stale.extend(known.filter(|address| !said(address)).cloned());
+            let is_announced = |address: &&Multiaddr| addresses.iter().any(|other| is_same(other, address));
+            stale.extend(known.filter(|address| !is_announced(address)).cloned());
         }
         for address in stale {
             self.inner.remove_address(peer, &address);
@@ -290,8 +290,9 @@ impl Scoped {
         let known = self.inner.handle_pending_outbound_connection(unused, Some(peer), &[], Endpoint::Dialer);
         let mut known = known.unwrap_or_default();
         // The addresses include HTTP gateways, which the swarm does not dial.
-        let tells = |address: &Multiaddr| self.admits(address) && (self.borders.dial_private || is_literal(address));
-        known.retain(tells);
+        let is_usable =
+            |address: &Multiaddr| self.admits(address) && (self.borders.dial_private || is_literal(address));
+        known.retain(is_usable);
         known.truncate(DIALLED_ADDRESSES_MAX);
         known
     }
@@ -303,29 +304,29 @@ impl Scoped {
         DialOpts::peer_id(peer).condition(PeerCondition::NotDialing).addresses(known).build()
     }
 
-    fn keep_provider(&mut self, key: &kad::RecordKey, about: kad::KadPeer, source: PeerId, connection: ConnectionId) {
+    fn store_provider(&mut self, key: &kad::RecordKey, about: kad::KadPeer, source: PeerId, connection: ConnectionId) {
         let network = self.network(&source, connection);
-        let kept = if about.node_id == source {
+        let stored = if about.node_id == source {
             let addresses = about.multiaddrs.into_iter().filter(|address| self.borders.admits(self.scope, address));
             self.inner.store_mut().keep_provider(key, source, network, addresses.collect())
         } else {
             Err(Rejection::OtherPeer)
         };
-        self.count(&kept.map(drop));
+        self.count(&stored.map(drop));
     }
 
-    fn keep_value(&mut self, record: kad::Record, source: PeerId, connection: ConnectionId) {
+    fn store_value(&mut self, record: kad::Record, source: PeerId, connection: ConnectionId) {
         let network = self.network(&source, connection);
-        let kept = self.inner.store_mut().keep_value(&record.key, record.value, network);
-        self.count(&kept);
+        let stored = self.inner.store_mut().keep_value(&record.key, record.value, network);
+        self.count(&stored);
     }
 
-    fn count(&self, kept: &Result<(), Rejection>) {
-        match kept {
-            Ok(()) => self.metrics.kept(self.scope),
+    fn count(&self, stored: &Result<(), Rejection>) {
+        match stored {
+            Ok(()) => self.metrics.stored(self.scope),
             Err(rejection) => {
                 tracing::debug!(dht = ?self.scope, %rejection, "a record was rejected");
-                self.metrics.refused(self.scope, reason(rejection));
+                self.metrics.rejected(self.scope, reason(rejection));
             }
         }
     }
@@ -334,7 +335,7 @@ impl Scoped {
     /// rejected records.
     fn on_message(&mut self, peer: PeerId, connection: ConnectionId, event: KadOut) {
         let answer = match event {
-            KadOut::AddProvider { key, provider } => return self.keep_provider(&key, provider, peer, connection),
+            KadOut::AddProvider { key, provider } => return self.store_provider(&key, provider, peer, connection),
             KadOut::FindNodeReq { key, request_id } => match self.find_known_peer(&key) {
                 Some(wanted) => {
                     let target = kad::KBucketKey::new(key);
@@ -348,10 +349,10 @@ impl Scoped {
             },
             KadOut::PutRecord { record, request_id } => {
                 let key = record.key.clone();
-                self.keep_value(record, peer, connection);
+                self.store_value(record, peer, connection);
                 // The sender compares the value with its own. Resetting the stream would be clearer, but libp2p delays
                 // the reset until the next event of the stream, and the sender would wait for its timeout.
-                let value = self.inner.store_mut().get(&key).map_or_else(Vec::new, |kept| kept.into_owned().value);
+                let value = self.inner.store_mut().get(&key).map_or_else(Vec::new, |record| record.into_owned().value);
                 KadIn::PutRecordRes { key, value, request_id }
             }
             other => return self.inner.on_connection_handler_event(peer, connection, other),

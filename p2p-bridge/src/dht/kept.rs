@@ -103,9 +103,9 @@ fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 /// The unread rest of the file.
-struct Rest<'a>(&'a [u8]);
+struct Reader<'a>(&'a [u8]);
 
-impl<'a> Rest<'a> {
+impl<'a> Reader<'a> {
     fn take(&mut self, bytes: usize) -> Result<&'a [u8], Corrupt> {
         let (taken, rest) = self.0.split_at_checked(bytes).ok_or(Corrupt)?;
         self.0 = rest;
@@ -139,10 +139,10 @@ pub fn decode(bytes: &[u8], store: &mut Store) -> Result<usize, Corrupt> {
     let end = bytes.len().checked_sub(DIGEST_BYTES).ok_or(Corrupt)?;
     let (body, hash) = bytes.split_at(end);
     let body = body.strip_prefix(MAGIC).filter(|_| digest(body) == hash).ok_or(Corrupt)?;
-    decode_body(&mut Rest(body), store)
+    decode_body(&mut Reader(body), store)
 }
 
-fn decode_body(rest: &mut Rest<'_>, store: &mut Store) -> Result<usize, Corrupt> {
+fn decode_body(rest: &mut Reader<'_>, store: &mut Store) -> Result<usize, Corrupt> {
     let now = store.now();
     let mut peers = Vec::new();
     for _ in 0..rest.u32()? {
@@ -170,7 +170,7 @@ fn decode_body(rest: &mut Rest<'_>, store: &mut Store) -> Result<usize, Corrupt>
     if rest.0.is_empty() { Ok((providers + values) as usize) } else { Err(Corrupt) }
 }
 
-fn decode_peer(rest: &mut Rest<'_>) -> Result<(PeerId, Network, Vec<Multiaddr>), Corrupt> {
+fn decode_peer(rest: &mut Reader<'_>) -> Result<(PeerId, Network, Vec<Multiaddr>), Corrupt> {
     let peer = PeerId::from_bytes(rest.bytes(KEY_BYTES_MAX)?).map_err(|_| Corrupt)?;
     let network = rest.network()?;
     let mut addresses = Vec::new();

@@ -97,12 +97,12 @@ impl DhtMetrics {
     }
 
     /// Counts a stored record of another peer.
-    pub(super) fn kept(&self, dht: Scope) {
+    pub(super) fn stored(&self, dht: Scope) {
         self.received.get_or_create(&ScopeLabel { dht }).inc();
     }
 
     /// Counts a rejected record.
-    pub(super) fn refused(&self, dht: Scope, reason: &'static str) {
+    pub(super) fn rejected(&self, dht: Scope, reason: &'static str) {
         self.refused.get_or_create(&RejectionLabel { dht, reason }).inc();
     }
 }

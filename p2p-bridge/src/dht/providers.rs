@@ -31,9 +31,9 @@ const PEER_UNITS: u32 = 3;
 /// The null index.
 const NIL: u32 = u32::MAX;
 /// The list of all records by age.
-const AGES: usize = 0;
+const BY_AGE: usize = 0;
 /// The list of one peer's records.
-const OWN: usize = 1;
+const BY_PEER: usize = 1;
 
 #[derive(Debug, Clone, Copy)]
 struct Link {
@@ -105,7 +105,7 @@ pub struct Providers {
     records: Vec<Record>,
     free: Vec<u32>,
     keys: HashMap<Digest, u32>,
-    ages: Chain,
+    by_age: Chain,
     holders: HashMap<u32, Holder>,
     ids: HashMap<PeerId, u32>,
     next_holder: u32,
@@ -142,7 +142,7 @@ impl Providers {
             records: Vec::new(),
             free: Vec::new(),
             keys: HashMap::new(),
-            ages: EMPTY,
+            by_age: EMPTY,
             holders: HashMap::new(),
             ids: HashMap::new(),
             next_holder: 0,
@@ -217,8 +217,8 @@ impl Providers {
     /// Removes up to `at_most` expired records, and returns how many.
     pub fn sweep(&mut self, now: Moment, at_most: usize) -> usize {
         for swept in 0..at_most {
-            match self.records.get(self.ages.head as usize) {
-                Some(oldest) if self.has_expired(oldest, now) => self.remove_record(self.ages.head, true),
+            match self.records.get(self.by_age.head as usize) {
+                Some(oldest) if self.has_expired(oldest, now) => self.remove_record(self.by_age.head, true),
                 _ => return swept,
             }
         }
@@ -233,7 +233,7 @@ impl Providers {
     /// All records: key, number of the peer and time of receipt, the oldest first.
     pub fn all(&self) -> impl Iterator<Item = (&Digest, u32, Moment)> {
         let next = |id: u32| self.records.get(id as usize).map(|record| (id, record));
-        let chain = std::iter::successors(next(self.ages.head), move |(_, record)| next(record.links[AGES].next));
+        let chain = std::iter::successors(next(self.by_age.head), move |(_, record)| next(record.links[BY_AGE].next));
         chain.map(|(_, record)| (&record.key, record.holder, record.received))
     }
 
@@ -275,17 +275,17 @@ impl Providers {
     fn remove_from_indexes(&mut self, id: u32) {
         let Some(holder) = self.holders.get(&id) else { return };
         self.peers.remove(&(holder.network, holder.count, id));
-        self.weigh(holder.network, |weight, units| weight.saturating_sub(units), holder.units());
+        self.change_weight(holder.network, |weight, units| weight.saturating_sub(units), holder.units());
     }
 
     /// Adds it again.
     fn add_to_indexes(&mut self, id: u32) {
         let Some(holder) = self.holders.get(&id) else { return };
         self.peers.insert((holder.network, holder.count, id));
-        self.weigh(holder.network, u32::saturating_add, holder.units());
+        self.change_weight(holder.network, u32::saturating_add, holder.units());
     }
 
-    fn weigh(&mut self, network: Network, change: fn(u32, u32) -> u32, units: u32) {
+    fn change_weight(&mut self, network: Network, change: fn(u32, u32) -> u32, units: u32) {
         let before = self.weights.get(&network).copied().unwrap_or(0);
         let after = change(before, units);
         self.units = change(self.units, units);
@@ -313,10 +313,10 @@ impl Providers {
             }
         };
         self.keys.insert(key, id);
-        self.ages = push_back(&mut self.records, AGES, self.ages, id);
+        self.by_age = push_back(&mut self.records, BY_AGE, self.by_age, id);
         self.remove_from_indexes(holder);
         if let Some(known) = self.holders.get_mut(&holder) {
-            known.records = push_back(&mut self.records, OWN, known.records, id);
+            known.records = push_back(&mut self.records, BY_PEER, known.records, id);
             known.count += 1;
         }
         self.add_to_indexes(holder);
@@ -331,11 +331,11 @@ impl Providers {
             None if sibling == NIL => _ = self.keys.remove(&key),
             None => _ = self.keys.insert(key, sibling),
         }
-        self.ages = unlink(&mut self.records, AGES, self.ages, id);
+        self.by_age = unlink(&mut self.records, BY_AGE, self.by_age, id);
         self.remove_from_indexes(holder);
         let mut gone = false;
         if let Some(known) = self.holders.get_mut(&holder) {
-            known.records = unlink(&mut self.records, OWN, known.records, id);
+            known.records = unlink(&mut self.records, BY_PEER, known.records, id);
             known.count -= 1;
             gone = known.count == 0 && with_holder;
         }

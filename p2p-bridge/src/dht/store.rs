@@ -18,7 +18,7 @@ use std::collections::HashMap;
 /// The maximum length of a key, in bytes: Kubo's limit.
 pub const KEY_BYTES_MAX: usize = 80;
 /// Maximum expired provider records that one tick sweeps.
-const SWEPT_MAX: usize = 4096;
+const SWEEP_MAX: usize = 4096;
 /// How often value records are swept, in ticks.
 const SWEEP_VALUES_EVERY: u32 = 60;
 
@@ -45,7 +45,7 @@ impl Default for Limits {
 #[derive(Debug, thiserror::Error)]
 pub enum Rejection {
     /// The key is empty or too long.
-    #[error("the key has {0} bytes")]
+    #[error("the key has {0} bytes instead of 1 to {KEY_BYTES_MAX}")]
     KeyLength(usize),
     /// The record names another peer than its sender as the provider.
     #[error("the record is about another peer")]
@@ -105,7 +105,7 @@ impl Store {
         if self.ticks == 0 {
             self.values.sweep(now);
         }
-        if self.providers.sweep(now, SWEPT_MAX) > 0 {
+        if self.providers.sweep(now, SWEEP_MAX) > 0 {
             self.changed = true;
         }
     }
@@ -201,7 +201,7 @@ impl RecordStore for Store {
     /// The node's own records are verified too, so that only valid records are ever served.
     fn put(&mut self, record: Record) -> KadResult<()> {
         self.keep_value(&record.key, record.value, Network::OURS).map_err(|error| {
-            tracing::debug!(%error, "a value record was not stored");
+            tracing::debug!(%error, "a value record was rejected");
             KadError::MaxRecords
         })
     }

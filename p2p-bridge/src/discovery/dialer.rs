@@ -10,7 +10,7 @@
 
 use super::dial_times::DialTimes;
 use super::plan::{Provider, Rank};
-use super::targets::Targets;
+use super::rate_limits::RateLimits;
 use super::unreachable::Unreachable;
 use crate::admission::ip_of;
 use crate::counted::Via;
@@ -85,7 +85,7 @@ struct PendingDial {
 pub struct Dialer {
     times: DialTimes,
     unreachable: Unreachable,
-    targets: Targets,
+    rate_limits: RateLimits,
     pending: HashMap<PeerId, PendingDial>,
     pending_max: usize,
 }
@@ -96,7 +96,7 @@ impl Dialer {
         Self {
             times: DialTimes::default(),
             unreachable: Unreachable::default(),
-            targets: Targets::default(),
+            rate_limits: RateLimits::default(),
             pending: HashMap::new(),
             pending_max: (pending_dials_max - pending_dials_max / 4).max(1),
         }
@@ -143,7 +143,7 @@ impl Dialer {
         }
         let (chosen, rest) = self.choose(peer, untried, now);
         let (chosen, too_often): (Vec<_>, Vec<_>) =
-            chosen.into_iter().partition(|address| self.targets.take(peer, address, now));
+            chosen.into_iter().partition(|address| self.rate_limits.take(peer, address, now));
         if chosen.is_empty() {
             tracing::debug!(%peer, addresses = too_often.len(), "not dialled: all addresses exceed the rate limit");
             return Start::Limited;
@@ -154,7 +154,7 @@ impl Dialer {
 
     /// Whether a dial of a peer at an address is likely to fail.
     fn is_unreachable(&self, peer: &PeerId, address: &Multiaddr, now: Instant) -> bool {
-        self.unreachable.is_unreachable(peer, address, now) || self.targets.belongs_to_other(peer, address, now)
+        self.unreachable.is_unreachable(peer, address, now) || self.rate_limits.belongs_to_other(peer, address, now)
     }
 
     /// The addresses of one dial, and the remaining ones. Reachable addresses are not mixed with unreachable ones; QUIC
@@ -172,7 +172,7 @@ impl Dialer {
 
     /// Returns the tokens of a dial that could not start.
     pub fn not_begun(&mut self, addresses: &[Multiaddr]) {
-        addresses.iter().for_each(|address| self.targets.return_tokens(address));
+        addresses.iter().for_each(|address| self.rate_limits.return_tokens(address));
     }
 
     /// Records the start of a dial, or of a look-up of the peer's addresses.
@@ -217,7 +217,7 @@ impl Dialer {
         }
         if let Some((address, took)) = dialled {
             self.times.succeeded(address, took);
-            self.targets.answered(peer, address, now);
+            self.rate_limits.answered(peer, address, now);
         }
         // Tokens of other addresses at the same host are returned too. Other hosts that the peer announced need not be
         // its own.
@@ -225,7 +225,7 @@ impl Dialer {
             let host = ip_of(dialled);
             let is_there = |address: &&Multiaddr| is_same(address, dialled) || host.is_some() && ip_of(address) == host;
             let addresses = before.iter().flat_map(|dial| &dial.addresses).filter(is_there);
-            addresses.for_each(|address| self.targets.return_tokens(address));
+            addresses.for_each(|address| self.rate_limits.return_tokens(address));
         }
         self.unreachable.alive(peer, dialled.map(|(address, _)| address), now);
     }
@@ -247,7 +247,7 @@ impl Dialer {
     ) -> Option<Vec<Multiaddr>> {
         let is_of_a_search = self.pending.get(peer).is_some_and(|pending| pending.dials.contains(&dial));
         if let Failure::Addresses(addresses) = failure {
-            addresses.iter().for_each(|address| self.targets.not_answered(peer, address));
+            addresses.iter().for_each(|address| self.rate_limits.not_answered(peer, address));
         }
         match failure {
             Failure::Addresses(addresses) if is_of_a_search => {
@@ -259,7 +259,7 @@ impl Dialer {
             }
             Failure::AnotherPeer { address, found } => {
                 self.unreachable.pair_failed(peer, address, now);
-                self.targets.answered(found, address, now);
+                self.rate_limits.answered(found, address, now);
             }
             Failure::Ours => {}
         }
@@ -297,7 +297,7 @@ impl Dialer {
                 overdue += 1;
                 for address in &dial.addresses {
                     self.unreachable.pair_failed(peer, address, now);
-                    self.targets.not_answered(peer, address);
+                    self.rate_limits.not_answered(peer, address);
                 }
             }
         }

@@ -137,19 +137,19 @@ impl History {
     }
 
     /// Records a query to a source.
-    pub fn asked(&mut self, root: &SessionId, whom: Informant) {
+    pub fn asked(&mut self, root: &SessionId, source: Informant) {
         if let Some(search) = self.searches.get_mut(root)
-            && !search.asked.iter().any(|(known, _)| *known == whom)
+            && !search.asked.iter().any(|(known, _)| *known == source)
         {
-            search.asked.push((whom, None));
+            search.asked.push((source, None));
         }
     }
 
     /// Records that a source has finished.
-    pub fn answered(&mut self, root: &SessionId, whom: Informant, now: Instant) {
+    pub fn answered(&mut self, root: &SessionId, source: Informant, now: Instant) {
         let Some(search) = self.searches.get_mut(root) else { return };
         let took = now.saturating_duration_since(search.began);
-        if let Some((_, known)) = search.asked.iter_mut().find(|(known, _)| *known == whom) {
+        if let Some((_, known)) = search.asked.iter_mut().find(|(known, _)| *known == source) {
             *known = Some(took);
         }
     }
@@ -242,10 +242,10 @@ mod tests {
         history.ended(&root, at(100));
         history.ended(&root, at(200));
 
-        let told = history.last(&root).expect("a recorded search");
-        assert_eq!((told.began, told.took, told.further), (start, Some(100 * MS), 0));
-        assert_eq!(told.asked, [(wan, Some(70 * MS)), (Informant::Router, None)]);
-        let [first, second, third] = &told.providers[..] else { panic!("{told:?}") };
+        let search = history.last(&root).expect("a recorded search");
+        assert_eq!((search.began, search.took, search.further), (start, Some(100 * MS), 0));
+        assert_eq!(search.asked, [(wan, Some(70 * MS)), (Informant::Router, None)]);
+        let [first, second, third] = &search.providers[..] else { panic!("{search:?}") };
         assert_eq!((first.peer, first.was_connected, first.proved), (near, true, Some(50 * MS)));
         assert_eq!(second.named, [(wan, 20 * MS), (Informant::Router, 30 * MS)]);
         assert_eq!(second.dial, Some(DialRecord { after: 41 * MS, ended: Some((20 * MS, Ok(()))) }));
@@ -273,14 +273,15 @@ mod tests {
         for _ in 0..PROVIDERS_MAX + 5 {
             history.named(&newest, PeerId::random(), Informant::Router, false, now);
         }
-        let told = history.last(&newest).expect("the newest");
-        assert_eq!((told.providers.len(), told.further), (PROVIDERS_MAX, 5));
-        let peer = told.providers[0].peer;
+        let search = history.last(&newest).expect("the newest");
+        assert_eq!((search.providers.len(), search.further), (PROVIDERS_MAX, 5));
+        let peer = search.providers[0].peer;
         history.dialled(&newest, peer, now);
         let long = "x".repeat(10_000);
         history.dial_ended(&peer, now, || Some(long));
-        let told = history.last(&newest).and_then(|told| told.providers[0].dial.clone()).and_then(|dial| dial.ended);
-        assert!(matches!(told, Some((_, Err(why))) if why.len() == REASON_CHARS_MAX));
+        let search =
+            history.last(&newest).and_then(|search| search.providers[0].dial.clone()).and_then(|dial| dial.ended);
+        assert!(matches!(search, Some((_, Err(why))) if why.len() == REASON_CHARS_MAX));
         assert!(history.dials.is_empty());
     }
 }

@@ -35,7 +35,7 @@ struct KnownProvider {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Entry {
+struct KnownDag {
     providers: Vec<KnownProvider>,
     /// Seconds since the Unix epoch.
     used: u64,
@@ -45,7 +45,7 @@ struct Entry {
 #[derive(Debug)]
 pub struct Memory {
     path: PathBuf,
-    roots: HashMap<SessionId, Entry>,
+    roots: HashMap<SessionId, KnownDag>,
     changed: bool,
 }
 
@@ -76,8 +76,8 @@ impl Memory {
         if addresses.is_empty() {
             return;
         }
-        self.evict(&root);
-        let entry = self.roots.entry(root).or_insert_with(|| Entry { providers: Vec::new(), used: 0 });
+        self.evict_for(&root);
+        let entry = self.roots.entry(root).or_insert_with(|| KnownDag { providers: Vec::new(), used: 0 });
         let peer = peer.to_string();
         entry.providers.retain(|known| known.peer != peer);
         entry.providers.insert(0, KnownProvider { peer, addresses });
@@ -106,12 +106,12 @@ impl Memory {
         }
         let oldest = epoch::seconds(now).saturating_sub(TTL.as_secs());
         self.roots.retain(|_, entry| entry.used >= oldest);
-        let named: HashMap<String, &Entry> =
+        let named: HashMap<String, &KnownDag> =
             self.roots.iter().map(|(root, entry)| (hex(&root.to_bytes()), entry)).collect();
         Some((self.path.clone(), serde_json::to_vec(&named).ok()?))
     }
 
-    fn evict(&mut self, root: &SessionId) {
+    fn evict_for(&mut self, root: &SessionId) {
         if self.roots.len() >= ROOTS_MAX
             && !self.roots.contains_key(root)
             && let Some(oldest) = self.roots.iter().min_by_key(|(_, entry)| entry.used).map(|(root, _)| *root)
@@ -121,11 +121,11 @@ impl Memory {
     }
 }
 
-fn read(path: &Path) -> io::Result<HashMap<SessionId, Entry>> {
+fn read(path: &Path) -> io::Result<HashMap<SessionId, KnownDag>> {
     if fs::metadata(path)?.len() > FILE_BYTES_MAX {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
-    let named: HashMap<String, Entry> = serde_json::from_slice(&fs::read(path)?)?;
+    let named: HashMap<String, KnownDag> = serde_json::from_slice(&fs::read(path)?)?;
     let known =
         named.into_iter().filter_map(|(root, entry)| Some((SessionId::from_bytes(&unhex(&root)?).ok()?, entry)));
     Ok(known.take(ROOTS_MAX).collect())
@@ -173,9 +173,9 @@ mod tests {
         assert!(memory.providers(&root(1)).iter().all(|provider| provider.addresses.len() == ADDRESSES_MAX));
         kept.iter().for_each(|peer| memory.failed(&root(1), peer));
         assert!(memory.providers(&root(1)).is_empty() && memory.roots.is_empty());
-        for damage in ["{", "[]", r#"{"zz":{"providers":[],"used":1},"12zé":{"providers":[],"used":1}}"#] {
-            fs::write(&path, damage).expect("damages");
-            assert!(Memory::load(directory.path()).roots.is_empty(), "{damage}");
+        for corrupt in ["{", "[]", r#"{"zz":{"providers":[],"used":1},"12zé":{"providers":[],"used":1}}"#] {
+            fs::write(&path, corrupt).expect("writes");
+            assert!(Memory::load(directory.path()).roots.is_empty(), "{corrupt}");
         }
     }
 

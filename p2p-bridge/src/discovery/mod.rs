@@ -13,7 +13,7 @@
 //! | [`dialer`] | the dials of all searches: their budget and their results |
 //! | [`dial_times`] | how long successful dials take, and when a dial is overdue |
 //! | [`mod@unreachable`] | the negative cache of dials, and peers seen alive |
-//! | [`targets`] | rate limits per dialled host |
+//! | [`rate_limits`] | rate limits per dialled host |
 //! | [`memory`] | the known providers of DAGs, saved across restarts |
 //! | [`absent`] | the negative cache of blocks |
 //! | [`history`] | how the last searches went |
@@ -24,6 +24,6 @@ pub mod dialer;
 pub mod history;
 pub mod memory;
 pub mod plan;
+pub mod rate_limits;
 mod recent;
-pub mod targets;
 pub mod unreachable;

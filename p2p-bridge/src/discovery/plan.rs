@@ -144,10 +144,10 @@ impl Plan {
                 let mut provider = Provider { peer, addresses: Vec::new() };
                 merge(&mut provider.addresses, addresses);
                 let rank = rank(&provider);
-                self.wait(provider, rank);
+                self.queue(provider, rank);
             }
             Some(dialled) if dialled.attempts < ATTEMPTS_MAX && dialled.addresses.len() < ADDRESSES_MAX => {
-                self.wait_again(peer, addresses);
+                self.queue_again(peer, addresses);
             }
             Some(_) => {}
         }
@@ -157,7 +157,7 @@ impl Plan {
     /// [`Plan::began`] or [`Plan::postpone`], or not at all if it must not be dialled. `members` is the number of
     /// session members that have sent blocks, and `pending_max` the maximum pending dials per search.
     pub fn next(&mut self, members: usize, pending_max: usize, now: Instant) -> Option<(Provider, Rank)> {
-        self.widen(now);
+        self.update_window(now);
         if members >= MEMBERS_ENOUGH || self.dials >= DIALS_MAX {
             return None;
         }
@@ -210,7 +210,7 @@ impl Plan {
     /// Requeues a provider whose dial could not start for a local reason.
     pub fn postpone(&mut self, provider: Provider, rank: Rank) {
         self.uncount_dial(&provider.peer, rank);
-        self.wait(provider, rank);
+        self.queue(provider, rank);
     }
 
     /// Records the end of a dial. The `untried` addresses may still lead to the provider.
@@ -223,7 +223,7 @@ impl Plan {
             *self.failures.entry(dial.network).or_default() += 1;
         }
         merge(&mut dial.rest, untried.to_vec());
-        self.wait_again(*peer, dial.rest);
+        self.queue_again(*peer, dial.rest);
     }
 
     /// Whether a dial will start later: of a queued or delayed provider, or of untried addresses when a pending dial is
@@ -257,7 +257,7 @@ impl Plan {
             |waits: &Provider| waits.peer == *peer && waits.addresses.iter().any(|address| is_same(address, found_at));
         for (_, provider, rank) in self.delayed.extract_if(.., |(_, waits, _)| is_it(waits)).collect::<Vec<_>>() {
             self.uncount_attempt(peer);
-            self.wait(provider, rank);
+            self.queue(provider, rank);
         }
     }
 
@@ -280,9 +280,9 @@ impl Plan {
 
     /// Removes overdue dials from the window and widens it. Queues their untried addresses, and providers whose delay
     /// is over.
-    fn widen(&mut self, now: Instant) {
+    fn update_window(&mut self, now: Instant) {
         for (_, provider, rank) in self.delayed.extract_if(.., |(until, ..)| *until <= now).collect::<Vec<_>>() {
-            self.wait(provider, rank);
+            self.queue(provider, rank);
         }
         let mut untried = Vec::new();
         for (peer, dial) in &mut self.pending {
@@ -294,7 +294,7 @@ impl Plan {
             }
         }
         for (peer, addresses) in untried {
-            self.wait_again(peer, addresses);
+            self.queue_again(peer, addresses);
         }
     }
 
@@ -305,15 +305,15 @@ impl Plan {
         self.waiting.iter().enumerate().min_by_key(key).map(|(place, _)| place)
     }
 
-    fn wait_again(&mut self, peer: PeerId, untried: Vec<Multiaddr>) {
+    fn queue_again(&mut self, peer: PeerId, untried: Vec<Multiaddr>) {
         if !untried.is_empty() && self.attempts(&peer) < ATTEMPTS_MAX {
-            self.wait(Provider { peer, addresses: untried }, Rank::Again);
+            self.queue(Provider { peer, addresses: untried }, Rank::Again);
         }
     }
 
     /// Queues a provider. If the queue is full, a provider of the network with the most of them is evicted, or the new
     /// one is dropped if it belongs to that network.
-    fn wait(&mut self, provider: Provider, rank: Rank) {
+    fn queue(&mut self, provider: Provider, rank: Rank) {
         let network = network(&provider);
         if self.waiting.len() >= WAITING_MAX {
             let mut networks: HashMap<Network, usize> = HashMap::new();

@@ -175,10 +175,10 @@ impl Inner {
                     }
                     Answer::Link(link) => step.value = Some(link.to_string()),
                 }
-                let holds = self.cache.freshness(&entry, now, wall) != Freshness::Expired;
+                let is_usable = self.cache.freshness(&entry, now, wall) != Freshness::Expired;
                 let path = path_of(name, answer);
                 step.error = path.as_ref().err().cloned();
-                (step, path.ok().filter(|_| holds).and_then(|path| next(&path.root)))
+                (step, path.ok().filter(|_| is_usable).and_then(|path| next(&path.root)))
             }
             Err(error) => {
                 step.source = match name {
@@ -197,7 +197,7 @@ impl Inner {
             let path = match self.static_entry(&name) {
                 Some(path) => path,
                 None => {
-                    let entry = self.look_up_anew(&name).await?;
+                    let entry = self.await_complete_look_up(&name).await?;
                     path_of(&name, &entry.outcome.clone()?)?
                 }
             };
@@ -210,7 +210,7 @@ impl Inner {
     }
 
     /// Waits for the end of a complete look-up.
-    async fn look_up_anew(self: &Arc<Self>, name: &Name) -> Result<Arc<CacheEntry>, NameError> {
+    async fn await_complete_look_up(self: &Arc<Self>, name: &Name) -> Result<Arc<CacheEntry>, NameError> {
         if !self.is_reachable(name) {
             return Err(NameError::Offline { name: name.clone() });
         }

@@ -412,10 +412,10 @@ mod tests {
 
     #[test]
     fn a_corrupt_key_is_not_usable() {
-        let mut damaged = rsa();
+        let mut corrupt = rsa();
         // A digit of the first factor's exponent, which only a signature uses.
-        damaged[859] ^= 1;
-        let secret = Secret::read(KeyFormat::Pem, write_pem(&damaged).as_bytes()).expect("reads");
+        corrupt[859] ^= 1;
+        let secret = Secret::read(KeyFormat::Pem, write_pem(&corrupt).as_bytes()).expect("reads");
         let error = secret.keypair().map(|keypair| keypair.public());
         assert!(matches!(error, Err(FormatError::Unusable { kind: KeyKind::Rsa, .. })), "{error:?}");
     }

@@ -474,14 +474,14 @@ mod tests {
         let keys = open(&folder);
         keys.create("good", KeyKind::Ed25519).expect("makes");
         drop(keys);
-        let damaged = folder.path().join("keys/bad.key");
-        fs::write(&damaged, b"corrupt").expect("writes");
+        let corrupt = folder.path().join("keys/bad.key");
+        fs::write(&corrupt, b"corrupt").expect("writes");
         fs::write(folder.path().join("keys/half.partial"), b"").expect("writes");
         let keys = open(&folder);
         assert_eq!(names(&keys), ["good", "self"]);
         assert!(matches!(keys.create("bad", KeyKind::Ed25519), Err(KeyError::Exists(_))));
         assert!(matches!(keys.rename("good", "bad"), Err(KeyError::Exists(_))));
-        assert_eq!(fs::read(damaged).expect("is there"), b"corrupt");
+        assert_eq!(fs::read(corrupt).expect("is there"), b"corrupt");
     }
 
     #[test]

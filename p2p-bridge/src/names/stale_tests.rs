@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 /// The last segment of a name's resolution, and its age if it is stale.
-async fn says(names: &Names, name: &Name) -> (String, Option<Duration>) {
+async fn resolved(names: &Names, name: &Name) -> (String, Option<Duration>) {
     let resolution = names.resolve(name).await.unwrap_or_else(|error| panic!("{name}: {error}"));
     (resolution.segments.join("/"), resolution.stale)
 }
@@ -32,7 +32,7 @@ async fn stale_for_long() -> (Arc<Dht>, Arc<Names>) {
     let dht = Dht::open();
     dht.has(1, [signed(1, 1, &to("old"))]);
     let names = names_with(patient(), &dht, Zone::default());
-    says(&names, &name(1)).await;
+    resolved(&names, &name(1)).await;
     dht.end_searches();
     idle(&names).await;
     advance(3 * MINUTE);
@@ -44,11 +44,11 @@ async fn a_request_long_after_the_time_to_live_waits_for_a_refresh() {
     let dht = Arc::new(Dht::default());
     dht.has(1, [signed(1, 1, &to("old"))]);
     let names = names_with(patient(), &dht, Zone::default());
-    assert_eq!(says(&names, &name(1)).await, ("old".to_owned(), None));
+    assert_eq!(resolved(&names, &name(1)).await, ("old".to_owned(), None));
     idle(&names).await;
     dht.has(1, [signed(1, 2, &to("new"))]);
     advance(MINUTE + MINUTE / 2);
-    let (value, age) = says(&names, &name(1)).await;
+    let (value, age) = resolved(&names, &name(1)).await;
     assert!(
         value == "old" && age >= Some(MINUTE),
         "shortly after the time to live the stale answer is returned at once: {value} {age:?}"
@@ -56,7 +56,7 @@ async fn a_request_long_after_the_time_to_live_waits_for_a_refresh() {
     idle(&names).await;
     dht.has(1, [signed(1, 3, &to("newer"))]);
     advance(MINUTE + MINUTE);
-    assert_eq!(says(&names, &name(1)).await, ("newer".to_owned(), None), "later the request waits for the refresh");
+    assert_eq!(resolved(&names, &name(1)).await, ("newer".to_owned(), None), "later the request waits for the refresh");
 }
 
 #[tokio::test]
@@ -77,7 +77,7 @@ async fn an_awaited_refresh_asks_more_than_the_first_peer() {
     (0..QUORUM).for_each(|_| dht.finds(signed(1, 2, &to("new"))));
     let resolution = visit.await.expect("no panics").expect("found");
     assert_eq!((resolution.segments.join("/").as_str(), resolution.stale), ("new", None));
-    assert!(!dht.is_left(), "the search continues in the background");
+    assert!(!dht.all_dropped(), "the search continues in the background");
     dht.end_searches();
     idle(&names).await;
     // One peer has nothing newer, and no other peer answers within the wait for a quorum.
@@ -87,7 +87,7 @@ async fn an_awaited_refresh_asks_more_than_the_first_peer() {
     dht.finds(signed(1, 2, &to("new")));
     let resolution = visit.await.expect("no panics").expect("found");
     assert_eq!((resolution.segments.join("/").as_str(), resolution.stale), ("new", None));
-    assert!(!dht.is_left(), "the search continues in the background");
+    assert!(!dht.all_dropped(), "the search continues in the background");
 }
 
 #[tokio::test]
@@ -124,23 +124,23 @@ async fn the_wait_for_a_refresh_is_bounded_and_the_stale_answer_has_its_age() {
     let options = NamesOptions { refresh_wait: wait, staleness, ..NamesOptions::default() };
     let names = names_with(options, &dht, Zone::default());
     dht.has(1, [signed(1, 1, &to("old"))]);
-    says(&names, &name(1)).await;
+    resolved(&names, &name(1)).await;
     dht.end_searches();
     idle(&names).await;
     dht.has(1, []);
     advance(10 * MINUTE);
     let begun = Instant::now();
-    let (value, age) = says(&names, &name(1)).await;
+    let (value, age) = resolved(&names, &name(1)).await;
     assert!(value == "old" && age >= Some(10 * MINUTE), "{value} {age:?}");
     assert!(begun.elapsed() >= wait, "the request waited");
-    assert_eq!((dht.searches(), dht.is_left()), (2, false), "the search continues in the background");
+    assert_eq!((dht.searches(), dht.all_dropped()), (2, false), "the search continues in the background");
     // Requests during the same search wait no longer, because the bound counts from the start of the search.
     let begun = Instant::now();
-    assert_eq!(says(&names, &name(1)).await.0, "old");
+    assert_eq!(resolved(&names, &name(1)).await.0, "old");
     assert!(begun.elapsed() < AT_ONCE && dht.searches() == 2);
     dht.end_searches();
     idle(&names).await;
-    assert_eq!(says(&names, &name(1)).await.0, "old");
+    assert_eq!(resolved(&names, &name(1)).await.0, "old");
     assert_eq!(dht.searches(), 2, "after a failed search there is a back-off");
     advance(MINUTE);
     let visit = tokio::spawn(names.resolve(&name(1)));
@@ -149,7 +149,7 @@ async fn the_wait_for_a_refresh_is_bounded_and_the_stale_answer_has_its_age() {
     visit.await.expect("no panics").expect("an answer");
     let is_fresh = || names.explain(&name(1)).first().is_some_and(|step| step.fresh_for.is_some());
     until("a late record is used", is_fresh).await;
-    assert_eq!(says(&names, &name(1)).await, ("new".to_owned(), None));
+    assert_eq!(resolved(&names, &name(1)).await, ("new".to_owned(), None));
     dht.end_searches();
     idle(&names).await;
     advance(22 * MINUTE);
@@ -165,15 +165,15 @@ async fn a_record_that_this_node_stores_for_the_dht_makes_nothing_fresh() {
     let dht = Arc::new(Dht::default());
     dht.keeps(signed(1, 1, &to("old")));
     let names = names_with(patient(), &dht, Zone::default());
-    assert_eq!(says(&names, &name(1)).await, ("old".to_owned(), None), "it is an answer for an uncached name");
+    assert_eq!(resolved(&names, &name(1)).await, ("old".to_owned(), None), "it is an answer for an uncached name");
     idle(&names).await;
     advance(10 * MINUTE);
-    let (value, age) = says(&names, &name(1)).await;
+    let (value, age) = resolved(&names, &name(1)).await;
     assert!(value == "old" && age >= Some(10 * MINUTE), "{value} {age:?}");
     idle(&names).await;
     dht.keeps(signed(1, 2, &to("new")));
     advance(MINUTE);
-    assert_eq!(says(&names, &name(1)).await, ("new".to_owned(), None), "unless it is newer");
+    assert_eq!(resolved(&names, &name(1)).await, ("new".to_owned(), None), "unless it is newer");
 }
 
 /// A DNS whose answers change.
@@ -181,7 +181,7 @@ async fn a_record_that_this_node_stores_for_the_dht_makes_nothing_fresh() {
 struct ChangingZone(Arc<std::sync::Mutex<Option<Result<String, String>>>>);
 
 impl ChangingZone {
-    fn says(&self, what: Option<Result<&str, &str>>) {
+    fn set(&self, what: Option<Result<&str, &str>>) {
         *self.0.lock().expect("no panics") = what.map(|what| what.map(str::to_owned).map_err(str::to_owned));
     }
 }
@@ -202,31 +202,31 @@ async fn dnslinks_have_the_same_staleness_limits() {
     let zone = ChangingZone::default();
     let names = Names::with(patient(), None, Some(Arc::new(zone.clone())), CLOCK, &mut Registry::default());
     let site = domain("a.example.org");
-    zone.says(Some(Ok(&to("a"))));
-    assert_eq!(says(&names, &site).await, ("a".to_owned(), None));
-    zone.says(Some(Ok(&to("b"))));
+    zone.set(Some(Ok(&to("a"))));
+    assert_eq!(resolved(&names, &site).await, ("a".to_owned(), None));
+    zone.set(Some(Ok(&to("b"))));
     idle(&names).await;
     advance(MINUTE + MINUTE / 2);
-    let (value, age) = says(&names, &site).await;
+    let (value, age) = resolved(&names, &site).await;
     assert!(value == "a" && age >= Some(MINUTE), "returned at once: {value} {age:?}");
     idle(&names).await;
-    assert_eq!(says(&names, &site).await, ("b".to_owned(), None), "refreshed in the background");
-    zone.says(Some(Ok(&to("c"))));
+    assert_eq!(resolved(&names, &site).await, ("b".to_owned(), None), "refreshed in the background");
+    zone.set(Some(Ok(&to("c"))));
     advance(3 * MINUTE);
-    assert_eq!(says(&names, &site).await, ("c".to_owned(), None), "later the request waits");
+    assert_eq!(resolved(&names, &site).await, ("c".to_owned(), None), "later the request waits");
     // The DNS fails: the last answer is returned with its age.
-    zone.says(Some(Err("no server answers")));
+    zone.set(Some(Err("no server answers")));
     idle(&names).await;
     advance(10 * MINUTE);
-    let (value, age) = says(&names, &site).await;
+    let (value, age) = resolved(&names, &site).await;
     assert!(value == "c" && age >= Some(10 * MINUTE), "{value} {age:?}");
     // The DNS works again, and has no DNSLink any more.
-    zone.says(None);
+    zone.set(None);
     idle(&names).await;
     advance(MINUTE);
     assert!(matches!(names.resolve(&site).await, Err(NameError::NoDnsLink { .. })), "not a DNS failure");
     idle(&names).await;
-    zone.says(Some(Err("no server answers")));
+    zone.set(Some(Err("no server answers")));
     advance(2 * MINUTE);
     assert!(matches!(names.resolve(&site).await, Err(NameError::Dns { .. })), "a removed link is not returned");
 }

@@ -118,7 +118,7 @@ impl Dht {
     }
 
     /// Whether the callers have dropped all searches.
-    pub fn is_left(&self) -> bool {
+    pub fn all_dropped(&self) -> bool {
         self.sinks.lock().expect("no panics").iter().all(Sink::is_closed)
     }
 
@@ -185,7 +185,7 @@ async fn the_first_valid_record_is_the_answer_until_a_newer_one_arrives() {
     dht.has(1, [signed(1, 1, &to("old"))]);
     let names = names(&dht);
     assert_eq!(leads(&names, &name(1)).await, ("old".to_owned(), MINUTE));
-    assert!(!dht.is_left(), "the search continues in the background");
+    assert!(!dht.all_dropped(), "the search continues in the background");
     let sequence = || match names.inner.cache.get(&name(1)).map(|entry| entry.outcome.clone()) {
         Some(Ok(Answer::Record(record))) => record.sequence(),
         other => panic!("{other:?}"),
@@ -200,7 +200,7 @@ async fn the_first_valid_record_is_the_answer_until_a_newer_one_arrives() {
     for _ in 0..20 {
         dht.finds(signed(1, 1, &to("old")));
     }
-    until("enough peers have answered", || dht.is_left() && names.inner.look_ups.running_count() == 0).await;
+    until("enough peers have answered", || dht.all_dropped() && names.inner.look_ups.running_count() == 0).await;
     assert_eq!((leads(&names, &name(1)).await.0.as_str(), dht.searches()), ("newest", 1));
 }
 
@@ -276,7 +276,7 @@ async fn failures_are_cached_for_a_short_time() {
         assert!(matches!(error, NameError::NoRecord { waited, .. } if waited >= timeout), "{error:?}");
     }
     assert_eq!(dht.searches(), 1);
-    until("the search has ended", || dht.is_left() && names.inner.look_ups.running_count() == 0).await;
+    until("the search has ended", || dht.all_dropped() && names.inner.look_ups.running_count() == 0).await;
     dht.has(1, [signed(1, 1, &to("a"))]);
     advance(FAILURE_TTL);
     assert_eq!(leads(&names, &name(1)).await.0, "a");
@@ -314,7 +314,7 @@ async fn steps_that_expire_during_the_resolution_are_repeated() {
     for (waited, record_ttl) in [(MINUTE / 2, MINUTE / 2), (2 * MINUTE, MINUTE)] {
         let reader = tokio::spawn(names.resolve(&domain("a.example.org")));
         until("a search of the key starts", || {
-            names.inner.cache.get(&domain("a.example.org")).is_some() && !dht.is_left()
+            names.inner.cache.get(&domain("a.example.org")).is_some() && !dht.all_dropped()
         })
         .await;
         advance(waited);
@@ -534,15 +534,15 @@ async fn records_survive_a_restart_and_are_used_offline() {
     std::fs::write(&file, text.replace(&format!(" {confirmed}"), "")).expect("writes");
     let old = offline_names().resolve(&name(1)).await.expect("a record without a time is valid");
     assert!(old.stale >= Some(2 * MINUTE), "its age requires a refresh: {:?}", old.stale);
-    let damaged = [
+    let corrupt_files = [
         text.replace(&key(1).to_string(), &key(2).to_string()),
         text.replace(confirmed, "yesterday"),
         serde_json::to_string(&other_base).expect("it is JSON"),
         "{".to_owned(),
         String::new(),
     ];
-    for damage in damaged {
-        std::fs::write(&file, damage).expect("writes");
+    for corrupt in corrupt_files {
+        std::fs::write(&file, corrupt).expect("writes");
         assert!(
             matches!(offline_names().resolve(&name(1)).await, Err(NameError::Offline { .. })),
             "an invalid record is ignored"
@@ -566,8 +566,8 @@ enum DnsReply {
 async fn server(zone: HashMap<&'static str, DnsReply>) -> (SocketAddr, Arc<AtomicUsize>) {
     let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
     let address = socket.local_addr().expect("an address");
-    let heard = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&heard);
+    let queries = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&queries);
     tokio::spawn(async move {
         let mut buffer = [0; 1500];
         while let Ok((length, peer)) = socket.recv_from(&mut buffer).await {
@@ -576,7 +576,7 @@ async fn server(zone: HashMap<&'static str, DnsReply>) -> (SocketAddr, Arc<Atomi
             let _ = socket.send_to(&reply, peer).await;
         }
     });
-    (address, heard)
+    (address, queries)
 }
 
 /// The reply to a query, RFC 1035, section 4.
@@ -588,8 +588,8 @@ fn reply(zone: &HashMap<&str, DnsReply>, question: &[u8]) -> Vec<u8> {
         at += 1 + length;
     }
     let asked = labels.join(".");
-    let says = zone.get(asked.as_str()).cloned().unwrap_or(DnsReply::Missing(3600));
-    let (code, answers, authorities, records) = match &says {
+    let reply = zone.get(asked.as_str()).cloned().unwrap_or(DnsReply::Missing(3600));
+    let (code, answers, authorities, records) = match &reply {
         DnsReply::Texts(ttl, texts) => {
             let records: Vec<u8> = texts.iter().flat_map(|strings| record(16, *ttl, &text(strings))).collect();
             (0, texts.len() as u8, 0, records)
@@ -636,7 +636,7 @@ async fn dnslinks_have_the_time_to_live_of_their_records() {
         ("_dnslink.refused.example.org", DnsReply::Code(5)),
         ("_dnslink.strange.example.org", DnsReply::Code(12)),
     ]);
-    let (address, heard) = server(zone).await;
+    let (address, queries) = server(zone).await;
     let dns = Dns::new(&[], &[address], 16).expect("no routes");
     let seconds = Duration::from_secs;
     let looked = async |name: &str| dns.look_up(Domain::parse(name).expect("a domain")).await;
@@ -662,16 +662,16 @@ async fn dnslinks_have_the_time_to_live_of_their_records() {
 
     let options = NamesOptions { dns_servers: vec![address], ..NamesOptions::default() };
     let names = Names::new(options, None, &mut Registry::default()).expect("good options");
-    let before = heard.load(Ordering::Relaxed);
+    let before = queries.load(Ordering::Relaxed);
     for _ in 0..3 {
         assert_eq!(leads(&names, &domain("one.example.org")).await.0, "a");
         assert!(matches!(names.resolve(&domain("gone.example.org")).await, Err(NameError::NoDnsLink { .. })));
     }
-    assert_eq!(heard.load(Ordering::Relaxed) - before, 2, "both answers are cached");
+    assert_eq!(queries.load(Ordering::Relaxed) - before, 2, "both answers are cached");
     let offline = NamesOptions { dns_servers: vec![address], offline: true, ..NamesOptions::default() };
     let offline = Names::new(offline, None, &mut Registry::default()).expect("good options");
     assert!(matches!(offline.resolve(&domain("one.example.org")).await, Err(NameError::Offline { .. })));
-    assert_eq!(heard.load(Ordering::Relaxed) - before, 2, "offline, no server is contacted");
+    assert_eq!(queries.load(Ordering::Relaxed) - before, 2, "offline, no server is contacted");
 }
 
 #[tokio::test]
@@ -715,8 +715,8 @@ async fn withheld_names_are_neither_resolved_nor_followed() {
         assert_eq!(names.resolve(&domain("a.example.org")).await, Err(expected), "{rule}");
         assert!(names.resolve(&domain("b.example.org")).await.is_ok(), "{rule}");
         for n in [1, 2] {
-            let told = names.record(&key(n)).await.is_ok();
-            assert_eq!(told, rule != format!("/ipns/{}", name(n)), "{rule}: the record of {n}");
+            let resolved = names.record(&key(n)).await.is_ok();
+            assert_eq!(resolved, rule != format!("/ipns/{}", name(n)), "{rule}: the record of {n}");
         }
     }
     let names = names_with(NamesOptions::default(), &dht, Zone(links.into()));

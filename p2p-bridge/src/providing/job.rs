@@ -135,7 +135,7 @@ impl Job {
         &mut self,
         requests: &mut RequestQueue,
         table: &mut dyn Table,
-        ourselves: &Position,
+        local: &Position,
     ) -> Option<JobEvent> {
         if let Stage::Exploring(_) = self.stage {
             return self.explore(requests, table);
@@ -144,7 +144,7 @@ impl Job {
         let chunk = self.chunk.get_or_insert_with(|| {
             let mut chunk = Chunk::default();
             let keys = Arc::new(chunk.fill(&self.window, &mut self.slots, &mut self.new));
-            chunk.assign_keys(region, &keys, ourselves, requests);
+            chunk.assign_keys(region, &keys, local, requests);
             chunk
         });
         while requests.has_capacity()
@@ -220,13 +220,13 @@ impl Chunk {
     }
 
     /// Assigns each key to its closest peers.
-    fn assign_keys(&mut self, region: &Region, keys: &Arc<Keys>, ourselves: &Position, requests: &mut RequestQueue) {
+    fn assign_keys(&mut self, region: &Region, keys: &Arc<Keys>, local: &Position, requests: &mut RequestQueue) {
         let mut offsets: Vec<Vec<u32>> = vec![Vec::new(); region.peers.len()];
         for (offset, key) in keys.iter() {
-            let (closest, ours) = region.closest(&Position::of(key), ourselves);
+            let (closest, includes_local) = region.closest(&Position::of(key), local);
             self.wanted += closest.len();
             closest.into_iter().for_each(|index| offsets[index].push(offset));
-            if ours {
+            if includes_local {
                 requests.push(Action::Keep(key.to_vec()));
             }
         }

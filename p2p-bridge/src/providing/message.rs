@@ -20,7 +20,7 @@ pub const PEERS_MAX: usize = 24;
 /// Maximum addresses accepted of one peer, before filtering by scope.
 pub const TAKEN_MAX: usize = 16;
 /// Maximum addresses of the node in an announcement.
-const TOLD_MAX: usize = 8;
+const SENT_ADDRESSES_MAX: usize = 8;
 
 const ADD_PROVIDER: u64 = 2;
 const FIND_NODE: u64 = 4;
@@ -72,7 +72,7 @@ impl Provider {
     pub fn new(peer: &PeerId, addresses: &[Multiaddr]) -> Self {
         let mut about = Vec::new();
         bytes(PEER_ID, &peer.to_bytes(), &mut about);
-        addresses.iter().take(TOLD_MAX).for_each(|address| bytes(PEER_ADDRESS, address.as_ref(), &mut about));
+        addresses.iter().take(SENT_ADDRESSES_MAX).for_each(|address| bytes(PEER_ADDRESS, address.as_ref(), &mut about));
         number(PEER_CONNECTION, CONNECTED, &mut about);
         let mut field = Vec::new();
         bytes(PROVIDER_PEERS, &about, &mut field);

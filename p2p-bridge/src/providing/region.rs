@@ -42,7 +42,7 @@ pub enum Progress {
 /// A region that is being explored.
 #[derive(Debug)]
 pub struct Exploration {
-    ourselves: PeerId,
+    local_id: PeerId,
     prefix: Prefix,
     covered: Vec<Prefix>,
     peers: BTreeMap<Position, Peer>,
@@ -54,15 +54,15 @@ pub struct Exploration {
 
 impl Exploration {
     /// Explores at least `prefix`, starting at a key below it.
-    pub fn new(prefix: Prefix, target: Arc<[u8]>, ourselves: PeerId, seeds: impl IntoIterator<Item = Peer>) -> Self {
+    pub fn new(prefix: Prefix, target: Arc<[u8]>, local_id: PeerId, seeds: impl IntoIterator<Item = Peer>) -> Self {
         Self {
-            ourselves,
+            local_id,
             prefix,
             covered: Vec::new(),
             peers: BTreeMap::new(),
             failed: HashSet::new(),
             estimates: Vec::new(),
-            walk: Walk::new(target, ourselves, seeds),
+            walk: Walk::new(target, local_id, seeds),
             walks: 1,
         }
     }
@@ -76,7 +76,7 @@ impl Exploration {
     pub fn walk_to(&mut self, target: Arc<[u8]>, seeds: impl IntoIterator<Item = Peer>) {
         let failed = &self.failed;
         let known = self.peers.values().cloned().chain(seeds).filter(|peer| !failed.contains(&peer.id));
-        self.walk = Walk::new(target, self.ourselves, known);
+        self.walk = Walk::new(target, self.local_id, known);
         self.walks += 1;
     }
 
@@ -135,16 +135,16 @@ impl Region {
     /// The indexes of the closest peers of a key, in no order, and whether the node itself would be among them.
     ///
     /// Called for up to a million keys: distances are compared by their first 64 bits, which no two peers share.
-    pub fn closest(&self, position: &Position, ourselves: &Position) -> (Vec<usize>, bool) {
+    pub fn closest(&self, position: &Position, local: &Position) -> (Vec<usize>, bool) {
         let near = |(index, (at, _)): (usize, &(Position, Peer))| (at.distance(position).head(), index);
         let mut near: Vec<(u64, usize)> = self.peers.iter().enumerate().map(near).collect();
-        let own = ourselves.distance(position).head();
-        let mut ours = true;
+        let own = local.distance(position).head();
+        let mut includes_local = true;
         if near.len() >= REPLICATION {
             let (_, farthest, _) = near.select_nth_unstable(REPLICATION - 1);
-            ours = own < farthest.0;
+            includes_local = own < farthest.0;
             near.truncate(REPLICATION);
         }
-        (near.into_iter().map(|(_, index)| index).collect(), ours)
+        (near.into_iter().map(|(_, index)| index).collect(), includes_local)
     }
 }

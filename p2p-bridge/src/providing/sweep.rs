@@ -73,7 +73,7 @@ pub struct Status {
 /// The planner of one scope. See the module's documentation.
 #[derive(Debug)]
 pub struct Sweep {
-    ourselves: PeerId,
+    local_id: PeerId,
     position: Position,
     schedule: Schedule,
     has_source: bool,
@@ -105,10 +105,10 @@ pub struct Sweep {
 
 impl Sweep {
     /// A planner. Without a key source only new keys are announced, once.
-    pub fn new(ourselves: PeerId, schedule: Schedule, has_source: bool) -> Self {
+    pub fn new(local_id: PeerId, schedule: Schedule, has_source: bool) -> Self {
         Self {
-            ourselves,
-            position: Position::of_peer(&ourselves),
+            local_id,
+            position: Position::of_peer(&local_id),
             schedule,
             has_source,
             window: None,
@@ -271,8 +271,8 @@ impl Sweep {
         let id = self.take_id();
         let single = match self.region(&Prefix::of_slot(position.slot()), now) {
             Some(region) => {
-                let (closest, ours) = region.closest(position, &self.position);
-                if ours {
+                let (closest, includes_local) = region.closest(position, &self.position);
+                if includes_local {
                     self.requests.push(Action::Keep(key.clone()));
                 }
                 let closest = closest.into_iter().map(|index| region.peers[index].1.clone()).collect();
@@ -280,7 +280,7 @@ impl Sweep {
             }
             None => {
                 let seeds = self.seeds(&key, table);
-                let walk = Walk::new(key.as_slice().into(), self.ourselves, seeds);
+                let walk = Walk::new(key.as_slice().into(), self.local_id, seeds);
                 self.counts.walks += 1;
                 Single::walking(id, key, walk)
             }
@@ -336,7 +336,7 @@ impl Sweep {
         }
         let Some(target) = prefix.key_below() else { return self.end_job(id) };
         let seeds = self.seeds(&target, table);
-        let exploration = Exploration::new(prefix, target.into(), self.ourselves, seeds);
+        let exploration = Exploration::new(prefix, target.into(), self.local_id, seeds);
         self.jobs.insert(id, Job::exploring(id, exploration));
     }
 

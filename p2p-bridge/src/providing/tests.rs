@@ -62,7 +62,7 @@ struct Network {
     dead: HashSet<PeerId>,
     /// Peers that reject every record.
     rejecting: HashSet<PeerId>,
-    ourselves: PeerId,
+    local_id: PeerId,
     asked: u64,
     batches: u64,
     /// How often each peer got each key, if that is recorded.
@@ -72,7 +72,7 @@ struct Network {
 impl Network {
     fn new(size: usize, seed: u64) -> Self {
         let mut random = Random(seed | 1);
-        let ourselves = random.peer();
+        let local_id = random.peer();
         let mut peers: Vec<(Position, PeerId)> = (0..size)
             .map(|_| {
                 let peer = random.peer();
@@ -85,12 +85,12 @@ impl Network {
             tables: HashMap::new(),
             dead: HashSet::new(),
             rejecting: HashSet::new(),
-            ourselves,
+            local_id,
             asked: 0,
             batches: 0,
             records: Some(HashMap::new()),
         };
-        let all: Vec<PeerId> = network.peers.iter().map(|(_, peer)| *peer).chain([ourselves]).collect();
+        let all: Vec<PeerId> = network.peers.iter().map(|(_, peer)| *peer).chain([local_id]).collect();
         for peer in all {
             let table = network.table_of(&peer, &mut random);
             network.tables.insert(peer, table);
@@ -161,13 +161,13 @@ impl Network {
 
 impl Table for Network {
     fn closest(&mut self, target: &[u8]) -> Vec<Peer> {
-        self.closest_known(&self.ourselves, target)
+        self.closest_known(&self.local_id, target)
     }
 
     fn estimate(&mut self) -> Option<f64> {
-        let own = Position::of_peer(&self.ourselves);
+        let own = Position::of_peer(&self.local_id);
         let farthest =
-            self.closest_known(&self.ourselves, &self.ourselves.to_bytes()).into_iter().nth(REPLICATION - 1)?;
+            self.closest_known(&self.local_id, &self.local_id.to_bytes()).into_iter().nth(REPLICATION - 1)?;
         Some(REPLICATION as f64 / own.distance(&Position::of_peer(&farthest.id)).share())
     }
 }
@@ -206,7 +206,7 @@ fn run(sweep: &mut Sweep, network: &mut Network, source: &dyn KeySource, now: u6
 }
 
 fn sweep_of(network: &Network) -> Sweep {
-    Sweep::new(network.ourselves, Schedule::new(INTERVAL, NOW), true)
+    Sweep::new(network.local_id, Schedule::new(INTERVAL, NOW), true)
 }
 
 proptest! {
@@ -217,12 +217,12 @@ proptest! {
         let network = Network::new(size, seed);
         let peers = network.peers.iter().map(|(at, id)| (*at, Peer { id: *id, addresses: vec![] })).collect();
         let region = Region { prefix: Prefix::ALL, peers: Arc::new(peers), estimate: 0.0, walks: 1 };
-        let (position, own) = (Position::of(&key(n)), Position::of_peer(&network.ourselves));
-        let (closest, ours) = region.closest(&position, &own);
+        let (position, own) = (Position::of(&key(n)), Position::of_peer(&network.local_id));
+        let (closest, includes_local) = region.closest(&position, &own);
         let found: HashSet<PeerId> = closest.into_iter().map(|index| region.peers[index].1.id).collect();
         prop_assert_eq!(found, network.closest_alive(&position));
         let closer = network.peers.iter().filter(|(at, _)| at.distance(&position) < own.distance(&position)).count();
-        prop_assert_eq!(ours, closer < REPLICATION);
+        prop_assert_eq!(includes_local, closer < REPLICATION);
     }
 
     #[test]
@@ -232,7 +232,7 @@ proptest! {
             network.dead = network.peers.iter().step_by(5).map(|(_, peer)| *peer).collect();
         }
         let seeds = network.closest(&key(n));
-        let mut walk = Walk::new(key(n).into(), network.ourselves, seeds);
+        let mut walk = Walk::new(key(n).into(), network.local_id, seeds);
         let mut questions = 0;
         while !walk.is_over() {
             let peer = walk.next_to_ask().expect("not over");
@@ -257,7 +257,7 @@ proptest! {
 /// Walks through a network in which half of the peers return the `invented` peers.
 fn walk_with_misbehaving_peers(network: &mut Network, target: &[u8], invented: &[PeerId]) -> Walk {
     let seeds = network.closest(target);
-    let mut walk = Walk::new(target.into(), network.ourselves, seeds);
+    let mut walk = Walk::new(target.into(), network.local_id, seeds);
     while !walk.is_over() {
         let peer = walk.next_to_ask().expect("not over");
         let misbehaves =
@@ -345,7 +345,7 @@ fn a_restart_continues_a_sweep() {
     let dir = tempfile::tempdir().expect("directory");
     let path = dir.path().join("schedule");
     std::fs::write(&path, image).expect("writes");
-    let mut resumed = Sweep::new(network.ourselves, Schedule::load(&path, INTERVAL, NOW + 60), true);
+    let mut resumed = Sweep::new(network.local_id, Schedule::load(&path, INTERVAL, NOW + 60), true);
     run(&mut resumed, &mut network, &source, NOW + 60, usize::MAX);
     assert!(network.placed((0..4_000).map(key).step_by(9)) > 0.995);
     let all = network.count_records();
@@ -357,7 +357,7 @@ fn a_restart_continues_a_sweep() {
 fn a_new_key_is_stored_within_a_few_round_trips() {
     for (size, known) in [(10, false), (20, false), (500, false), (1_500, true)] {
         let mut network = Network::new(size, 11);
-        let mut sweep = Sweep::new(network.ourselves, Schedule::new(INTERVAL, NOW), false);
+        let mut sweep = Sweep::new(network.local_id, Schedule::new(INTERVAL, NOW), false);
         if known {
             // An earlier key provides the estimate of the network size.
             sweep.provide(&key(1), NOW);
@@ -380,7 +380,7 @@ fn a_new_key_is_stored_within_a_few_round_trips() {
 #[test]
 fn many_new_keys_share_walks_without_a_source() {
     let mut network = Network::new(200, 13);
-    let mut sweep = Sweep::new(network.ourselves, Schedule::new(INTERVAL, NOW), false);
+    let mut sweep = Sweep::new(network.local_id, Schedule::new(INTERVAL, NOW), false);
     (0..1_000).for_each(|n| sweep.provide(&key(n), NOW));
     assert_eq!(sweep.status(NOW).waiting, 1_000);
     run(&mut sweep, &mut network, &Numbers(0..0), NOW, usize::MAX);

@@ -50,7 +50,7 @@ struct Candidate {
 pub struct Walk {
     target: Arc<[u8]>,
     position: Position,
-    ourselves: PeerId,
+    local_id: PeerId,
     candidates: BTreeMap<Distance, Candidate>,
     in_flight: usize,
     asked: usize,
@@ -58,9 +58,9 @@ pub struct Walk {
 
 impl Walk {
     /// A walk that starts with known peers.
-    pub fn new(target: Arc<[u8]>, ourselves: PeerId, seeds: impl IntoIterator<Item = Peer>) -> Self {
+    pub fn new(target: Arc<[u8]>, local_id: PeerId, seeds: impl IntoIterator<Item = Peer>) -> Self {
         let position = Position::of(&target);
-        let mut walk = Self { target, position, ourselves, candidates: BTreeMap::new(), in_flight: 0, asked: 0 };
+        let mut walk = Self { target, position, local_id, candidates: BTreeMap::new(), in_flight: 0, asked: 0 };
         walk.learn(seeds);
         walk
     }
@@ -77,7 +77,7 @@ impl Walk {
 
     fn learn(&mut self, peers: impl IntoIterator<Item = Peer>) {
         for peer in peers {
-            if peer.id == self.ourselves {
+            if peer.id == self.local_id {
                 continue;
             }
             let distance = Position::of_peer(&peer.id).distance(&self.position);

@@ -322,8 +322,8 @@ async fn read_body(mut response: Response, bytes_max: usize) -> Result<Bytes, Ro
 
 /// The media type of an answer, in lower case and without parameters.
 fn media_type(response: &Response) -> Option<String> {
-    let said = response.headers().get(CONTENT_TYPE)?.to_str().ok()?;
-    Some(said.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
+    let value = response.headers().get(CONTENT_TYPE)?.to_str().ok()?;
+    Some(value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
 }
 
 fn check_status(response: &Response) -> Result<(), RouterError> {

@@ -98,11 +98,11 @@ mod tests {
             (Some(Duration::from_secs(7)), Duration::from_secs(7)),
             (Some(Duration::MAX), BACK_OFF_MAX),
         ];
-        for (said, back_off) in table {
+        for (retry_after, back_off) in table {
             let mut health = Health::default();
-            health.busy(now, said);
-            assert!(!health.allows_request(now + back_off - Duration::from_millis(1)), "{said:?}");
-            assert!(health.allows_request(now + back_off), "{said:?}");
+            health.busy(now, retry_after);
+            assert!(!health.allows_request(now + back_off - Duration::from_millis(1)), "{retry_after:?}");
+            assert!(health.allows_request(now + back_off), "{retry_after:?}");
         }
     }
 

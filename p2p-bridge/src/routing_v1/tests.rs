@@ -21,7 +21,7 @@ const A_WHILE: Duration = Duration::from_secs(6);
 #[derive(Clone)]
 enum Act {
     /// Sends text.
-    Say(String),
+    Send(String),
     /// Sends text repeatedly until the connection is closed.
     Flood(String),
     /// Sends nothing more, but keeps the connection open.
@@ -37,16 +37,20 @@ struct ScriptedRouter {
 async fn play(script: Vec<Act>) -> ScriptedRouter {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("is bound"));
-    let (tell, asked) = unbounded_channel();
+    let (requests, asked) = unbounded_channel();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(perform(stream, script.clone(), tell.clone()));
+            tokio::spawn(perform(stream, script.clone(), requests.clone()));
         }
     });
     ScriptedRouter { url, asked }
 }
 
-async fn perform(mut stream: TcpStream, script: Vec<Act>, tell: mpsc::UnboundedSender<String>) -> std::io::Result<()> {
+async fn perform(
+    mut stream: TcpStream,
+    script: Vec<Act>,
+    requests: mpsc::UnboundedSender<String>,
+) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.windows(4).any(|four| four == b"\r\n\r\n") {
         let read = stream.read_buf(&mut head).await?;
@@ -54,10 +58,10 @@ async fn perform(mut stream: TcpStream, script: Vec<Act>, tell: mpsc::UnboundedS
             return Ok(());
         }
     }
-    let _ = tell.send(String::from_utf8_lossy(&head).into_owned());
+    let _ = requests.send(String::from_utf8_lossy(&head).into_owned());
     for act in script {
         match act {
-            Act::Say(text) => stream.write_all(text.as_bytes()).await?,
+            Act::Send(text) => stream.write_all(text.as_bytes()).await?,
             Act::Flood(text) => loop {
                 stream.write_all(text.as_bytes()).await?;
             },
@@ -69,11 +73,11 @@ async fn perform(mut stream: TcpStream, script: Vec<Act>, tell: mpsc::UnboundedS
 
 /// A response head without `Content-Length`: the body ends with the connection.
 fn head(status: &str, content_type: &str) -> Act {
-    Act::Say(format!("HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nConnection: close\r\n\r\n"))
+    Act::Send(format!("HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nConnection: close\r\n\r\n"))
 }
 
 fn say(text: impl Into<String>) -> Act {
-    Act::Say(text.into())
+    Act::Send(text.into())
 }
 
 fn record(port: u16) -> PeerRecord {

@@ -116,7 +116,7 @@ proptest! {
             forged.extend(&body);
         }
         let mut store = empty(NOW);
-        let _ = decode_body(&mut Rest(&forged), &mut store);
+        let _ = decode_body(&mut Reader(&forged), &mut store);
         prop_assert_eq!(store.value_records(), 0);
         prop_assert!(store.bytes() <= Limits::default().provider_bytes);
     }

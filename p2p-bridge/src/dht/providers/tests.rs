@@ -38,7 +38,7 @@ fn check(providers: &Providers) {
         let mut next = holder.records.head;
         while next != NIL {
             chain.push(next);
-            next = providers.records[next as usize].links[OWN].next;
+            next = providers.records[next as usize].links[BY_PEER].next;
         }
         assert_eq!(chain.len(), holder.count as usize);
         assert_eq!(chain.last().copied().unwrap_or(NIL), holder.records.tail);

@@ -31,7 +31,7 @@ fn own_records_come_first_and_do_not_count_as_those_of_others() {
         let home = vec![address("/ip4/192.0.2.1/tcp/1")];
         store.keep_provider(&key, PeerId::random(), Network(1), home).expect("good");
     }
-    store.add_provider(ProviderRecord::new(key.clone(), local, vec![])).expect("there is room");
+    store.add_provider(ProviderRecord::new(key.clone(), local, vec![])).expect("below the limit");
     let providers = store.providers(&key);
     assert_eq!((providers.len(), providers[0].provider), (PER_KEY_MAX, local));
     assert_eq!(store.provided().count(), 1);
@@ -72,7 +72,7 @@ fn withheld_content_is_neither_stored_nor_served() {
     let (mut store, local) = store();
     for block in [&bad, &good] {
         store.keep_provider(&key(block), PeerId::random(), Network(1), home()).expect("good");
-        store.add_provider(ProviderRecord::new(key(block), local, vec![])).expect("there is room");
+        store.add_provider(ProviderRecord::new(key(block), local, vec![])).expect("below the limit");
     }
     let list = List::parse(format!("/ipfs/{}\n", bad.cid()).as_bytes()).expect("a list");
     let matcher = Matcher::new([Source { id: "list".into(), list, status: Verdict::Gone }]);

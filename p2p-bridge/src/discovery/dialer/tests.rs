@@ -88,10 +88,10 @@ fn only_old_overdue_dials_are_aborted() {
     let now = start + dial_times::CEILING;
     dialer.tick(now);
     full(&mut dialer, now);
-    let anybody = |_: &PeerId| true;
-    assert_eq!(dialer.oldest_overdue(now, anybody), None, "overdue, but not for long");
+    let any_peer = |_: &PeerId| true;
+    assert_eq!(dialer.oldest_overdue(now, any_peer), None, "overdue, but not for long");
     let now = start + PATIENCE + MS * 10;
-    assert_eq!(dialer.oldest_overdue(now, anybody), Some(all[0].peer));
+    assert_eq!(dialer.oldest_overdue(now, any_peer), Some(all[0].peer));
     assert_eq!(
         dialer.oldest_overdue(now, |peer| *peer != all[0].peer),
         Some(all[1].peer),
@@ -118,11 +118,11 @@ fn the_other_addresses_are_tried_after_another_peer_answered() {
     let [usurped, good] = [1, 2].map(|port| address(&format!("/ip4/8.8.8.8/tcp/{port}")));
     let provider = Provider { peer, addresses: vec![usurped.clone(), good.clone()] };
     dial(&mut dialer, &provider, 1, now);
-    let told = usurped.clone().with(Protocol::P2p(peer));
+    let dialled = usurped.clone().with(Protocol::P2p(peer));
     let left = dialer.failed(
         &peer,
         ConnectionId::new_unchecked(1),
-        Failure::AnotherPeer { address: &told, found: PeerId::random() },
+        Failure::AnotherPeer { address: &dialled, found: PeerId::random() },
         now,
     );
     assert_eq!(left, Some(vec![good.clone()]));
@@ -220,7 +220,7 @@ fn search(dialer: &mut Dialer, providers: &[(Provider, Fate)], begun: Instant) -
         }
         for peer in plan.displaced(0, dialer.search_max(), now) {
             assert!(dialer.abort(&peer));
-            let place = ends.iter().position(|(_, other, ..)| *other == peer).expect("it is under way");
+            let place = ends.iter().position(|(_, other, ..)| *other == peer).expect("a pending dial");
             let (_, _, id, _) = ends.remove(place);
             assert_eq!(dialer.failed(&peer, id, Failure::Ours, now), Some(Vec::new()));
             plan.ended(&peer, false, &[]);

@@ -41,7 +41,7 @@ fn the_window_doubles_with_each_missed_deadline() {
     let (mut plan, peers) = plan_of(200);
     assert_eq!(dials(&mut plan, 0, start), peers[..8]);
     assert_eq!(dials(&mut plan, 0, start + DEADLINE / 2), [], "nothing is overdue");
-    assert_eq!(dials(&mut plan, 0, start + DEADLINE), peers[8..24], "all of the window is");
+    assert_eq!(dials(&mut plan, 0, start + DEADLINE), peers[8..24], "the whole window is overdue");
     assert_eq!(dials(&mut plan, 0, start + DEADLINE * 2), peers[24..56]);
     assert_eq!(
         dials(&mut plan, 0, start + DEADLINE * 3),
@@ -103,7 +103,7 @@ fn overdue_dials_are_aborted_for_queued_providers() {
     assert_eq!(plan.displaced(0, 8, start + DEADLINE), [], "they may still succeed");
     assert_eq!(plan.displaced(0, 8, start + PATIENCE).len(), 8);
     assert_eq!(plan.displaced(0, 9, start + PATIENCE), [], "within the budget");
-    assert_eq!(plan.displaced(1, 8, start + PATIENCE), [], "somebody serves");
+    assert_eq!(plan.displaced(1, 8, start + PATIENCE), [], "a member serves");
     plan.ended(&peers[3], false, &[]);
     assert_eq!(plan.next(0, 8, start + PATIENCE).map(|(provider, _)| provider.peer), Some(peers[8]));
 }

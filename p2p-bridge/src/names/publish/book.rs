@@ -194,13 +194,13 @@ mod tests {
         drop(book);
         let book = Book::open(folder.path()).expect("opens");
         assert_eq!((book.list(), book.list().len()), (before, 2));
-        let damaged = folder.path().join(format!("published/{}.json", entries[0].key));
-        fs::write(&damaged, b"{}").expect("writes");
+        let corrupt = folder.path().join(format!("published/{}.json", entries[0].key));
+        fs::write(&corrupt, b"{}").expect("writes");
         // A record of another key is as invalid as a corrupt one.
         let from = folder.path().join(format!("published/{}.json", entries[1].key));
         fs::copy(from, folder.path().join(format!("published/{}.json", entries[2].key))).expect("copies");
         let book = Book::open(folder.path()).expect("opens");
         assert_eq!(book.list(), [entries[1].clone()]);
-        assert!(damaged.exists(), "a corrupt file stays in place");
+        assert!(corrupt.exists(), "a corrupt file stays in place");
     }
 }

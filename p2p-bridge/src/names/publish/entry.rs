@@ -100,20 +100,20 @@ impl Published {
     /// [`EntryError`] if the record cannot be signed.
     pub fn renewed(&self, keypair: &Keypair, now: SystemTime) -> Result<Self, EntryError> {
         let end_of_life = now.checked_add(self.lifetime).ok_or(SignError::EndOfLife)?;
-        self.signed_again(keypair, self.record.sequence(), end_of_life.max(self.record.end_of_life()), now)
+        self.sign_again(keypair, self.record.sequence(), end_of_life.max(self.record.end_of_life()), now)
     }
 
     /// The publication above a sequence number of another node, without puts.
     ///
     /// # Errors
     /// [`EntryError`] if the record cannot be signed.
-    pub fn above(&self, keypair: &Keypair, sequence: u64, now: SystemTime) -> Result<Self, EntryError> {
+    pub fn signed_above(&self, keypair: &Keypair, sequence: u64, now: SystemTime) -> Result<Self, EntryError> {
         let sequence = sequence.checked_add(1).ok_or(EntryError::Exhausted)?;
-        let entry = self.signed_again(keypair, sequence, self.record.end_of_life(), now)?;
+        let entry = self.sign_again(keypair, sequence, self.record.end_of_life(), now)?;
         Ok(Self { compared: true, ..entry })
     }
 
-    fn signed_again(
+    fn sign_again(
         &self,
         keypair: &Keypair,
         sequence: u64,
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!((renewed.last_put, renewed.published), (Some(start()), start()));
         let back = put.renewed(&pair(), start() - HOUR).expect("signs");
         assert_eq!(back.record.end_of_life(), put.record.end_of_life(), "the end of life never moves back");
-        let above = put.above(&pair(), 41, start() + HOUR).expect("signs");
+        let above = put.signed_above(&pair(), 41, start() + HOUR).expect("signs");
         assert_eq!((above.record.sequence(), above.compared, above.puts.len()), (42, true, 0));
     }
 

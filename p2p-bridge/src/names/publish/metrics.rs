@@ -61,7 +61,7 @@ impl Metrics {
             "Renewals of records of published names, by result",
             metrics.renewals.clone(),
         );
-        for result in [GOOD, BAD] {
+        for result in [OK, FAILED] {
             drop(metrics.renewals.get_or_create(&ResultLabel { result }));
         }
         metrics
@@ -90,9 +90,9 @@ impl Metrics {
     }
 }
 
-const GOOD: &str = "ok";
-const BAD: &str = "failed";
+const OK: &str = "ok";
+const FAILED: &str = "failed";
 
 fn result(succeeded: bool) -> &'static str {
-    if succeeded { GOOD } else { BAD }
+    if succeeded { OK } else { FAILED }
 }

@@ -458,10 +458,10 @@ impl Inner {
         let wall = (self.clock.wall)();
         let newer = newest.filter(|newest| newest.newer_than(&entry.record)).map(|newest| newest.sequence());
         if let Some(sequence) = newer {
-            tracing::info!(name = %entry.key, sequence, "another node has published a newer record: signing with a higher sequence number");
+            tracing::info!(name = %entry.key, sequence, "another node has a newer record: signing above it");
         }
         let compared = self.change(entry, move |entry, keypair| match newer {
-            Some(sequence) => entry.above(keypair, sequence, wall),
+            Some(sequence) => entry.signed_above(keypair, sequence, wall),
             None => Ok(Published { compared: true, ..entry.clone() }),
         });
         compared

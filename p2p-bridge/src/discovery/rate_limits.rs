@@ -57,20 +57,20 @@ impl Target {
 
 /// The state of the rate limits, and the owners of sockets.
 #[derive(Debug)]
-pub struct Targets {
+pub struct RateLimits {
     /// When a target has all tokens again (the theoretical arrival time of the generic cell rate algorithm).
     full_at: HashMap<Target, Instant>,
     order: VecDeque<(Instant, Target)>,
     owners: Recent<Target, (PeerId, Instant)>,
 }
 
-impl Default for Targets {
+impl Default for RateLimits {
     fn default() -> Self {
         Self { full_at: HashMap::new(), order: VecDeque::new(), owners: Recent::new(OWNERS_MAX) }
     }
 }
 
-impl Targets {
+impl RateLimits {
     /// Takes the tokens for a dial of a peer at an address. Returns `false`, and takes none, if a rate limit is
     /// exceeded.
     pub fn take(&mut self, peer: &PeerId, address: &Multiaddr, now: Instant) -> bool {
@@ -199,68 +199,68 @@ mod tests {
             ("this machine", |n| format!("/ip4/127.0.0.1/tcp/{n}"), 1_000),
         ];
         for (what, record, expected) in table {
-            let (mut targets, now) = (Targets::default(), Instant::now());
-            let taken = (0..1_000).filter(|n| targets.take(&PeerId::random(), &address(&record(*n)), now)).count();
+            let (mut limits, now) = (RateLimits::default(), Instant::now());
+            let taken = (0..1_000).filter(|n| limits.take(&PeerId::random(), &address(&record(*n)), now)).count();
             assert_eq!(taken, expected as usize, "{what}");
         }
     }
 
     #[test]
     fn tokens_are_returned_over_time_and_on_success() {
-        let (mut targets, start, socket) = (Targets::default(), Instant::now(), address("/ip4/8.8.8.8/tcp/1"));
+        let (mut limits, start, socket) = (RateLimits::default(), Instant::now(), address("/ip4/8.8.8.8/tcp/1"));
         let peer = PeerId::random();
         for n in 0..1_000 {
-            assert!(targets.take(&peer, &socket, start), "{n}: successful dials are not limited");
-            targets.return_tokens(&socket);
+            assert!(limits.take(&peer, &socket, start), "{n}: successful dials are not limited");
+            limits.return_tokens(&socket);
         }
-        while targets.take(&peer, &socket, start) {}
-        assert!(!targets.take(&peer, &socket, start + SOCKET.refill / 2));
+        while limits.take(&peer, &socket, start) {}
+        assert!(!limits.take(&peer, &socket, start + SOCKET.refill / 2));
         assert!(
-            targets.take(&peer, &socket, start + SOCKET.refill) && !targets.take(&peer, &socket, start + SOCKET.refill)
+            limits.take(&peer, &socket, start + SOCKET.refill) && !limits.take(&peer, &socket, start + SOCKET.refill)
         );
     }
 
     #[test]
     fn records_that_name_another_peers_socket_do_not_delay_its_owners_dials() {
-        let (mut targets, start, socket) = (Targets::default(), Instant::now(), address("/ip4/8.8.8.8/udp/1/quic-v1"));
+        let (mut limits, start, socket) =
+            (RateLimits::default(), Instant::now(), address("/ip4/8.8.8.8/udp/1/quic-v1"));
         let (owner, attacker) = (PeerId::random(), PeerId::random());
-        while targets.take(&attacker, &socket, start) {}
-        assert!(!targets.take(&owner, &socket, start), "its owner is not known yet");
-        targets.answered(owner, &socket, start);
+        while limits.take(&attacker, &socket, start) {}
+        assert!(!limits.take(&owner, &socket, start), "its owner is not known yet");
+        limits.answered(owner, &socket, start);
         for n in 0..20 {
-            assert!(targets.take(&owner, &socket, start), "{n}");
+            assert!(limits.take(&owner, &socket, start), "{n}");
         }
-        assert!(!targets.take(&attacker, &socket, start) && targets.belongs_to_other(&attacker, &socket, start));
-        targets.not_answered(&attacker, &socket);
-        assert!(targets.take(&owner, &socket, start), "a failure of another peer changes nothing");
-        targets.not_answered(&owner, &socket);
-        assert!(!targets.take(&owner, &socket, start), "after a failure the rate limit applies again");
-        targets.answered(owner, &socket, start);
+        assert!(!limits.take(&attacker, &socket, start) && limits.belongs_to_other(&attacker, &socket, start));
+        limits.not_answered(&attacker, &socket);
+        assert!(limits.take(&owner, &socket, start), "a failure of another peer changes nothing");
+        limits.not_answered(&owner, &socket);
+        assert!(!limits.take(&owner, &socket, start), "after a failure the rate limit applies again");
+        limits.answered(owner, &socket, start);
         let same_host = address("/ip4/8.8.8.8/udp/2/quic-v1");
         assert!(
-            !targets.belongs_to_other(&attacker, &same_host, start)
-                && !targets.belongs_to_other(&owner, &socket, start)
+            !limits.belongs_to_other(&attacker, &same_host, start) && !limits.belongs_to_other(&owner, &socket, start)
         );
         let later = start + OWNED_FOR;
-        assert!(!targets.belongs_to_other(&attacker, &socket, later), "the ownership has expired");
-        assert!(targets.take(&attacker, &socket, later));
+        assert!(!limits.belongs_to_other(&attacker, &socket, later), "the ownership has expired");
+        assert!(limits.take(&attacker, &socket, later));
         // A peer behind a relay does not own the relay's socket.
         let relay = PeerId::random();
         let relayed = address("/ip4/8.8.8.8/tcp/1").with(Protocol::P2p(relay)).with(Protocol::P2pCircuit);
-        targets.answered(owner, &relayed, later);
-        assert!(!targets.belongs_to_other(&relay, &address("/ip4/8.8.8.8/tcp/1"), later));
+        limits.answered(owner, &relayed, later);
+        assert!(!limits.belongs_to_other(&relay, &address("/ip4/8.8.8.8/tcp/1"), later));
     }
 
     proptest! {
         /// Over any time, at most the burst plus the refilled tokens are dialled.
         #[test]
         fn the_rate_limit_holds_for_any_sequence(waits in prop::collection::vec(0_u64..20_000, 1..200)) {
-            let (mut targets, start, socket) = (Targets::default(), Instant::now(), address("/ip4/8.8.8.8/tcp/1"));
+            let (mut limits, start, socket) = (RateLimits::default(), Instant::now(), address("/ip4/8.8.8.8/tcp/1"));
             let peer = PeerId::random();
             let (mut now, mut taken) = (start, 0_u32);
             for wait in waits {
                 now += Duration::from_millis(wait);
-                taken += u32::from(targets.take(&peer, &socket, now));
+                taken += u32::from(limits.take(&peer, &socket, now));
                 let refilled = now.duration_since(start).as_millis() / SOCKET.refill.as_millis();
                 prop_assert!(u128::from(taken) <= u128::from(SOCKET.burst) + refilled);
             }
@@ -269,18 +269,18 @@ mod tests {
 
     #[test]
     fn the_state_of_targets_is_bounded() {
-        let (mut targets, now) = (Targets::default(), Instant::now());
+        let (mut limits, now) = (RateLimits::default(), Instant::now());
         for n in 0..2 * TARGETS_MAX as u32 {
             let ip = std::net::Ipv4Addr::from(0x0808_0000 + n);
-            assert!(targets.take(&PeerId::random(), &address(&format!("/ip4/{ip}/tcp/1")), now));
+            assert!(limits.take(&PeerId::random(), &address(&format!("/ip4/{ip}/tcp/1")), now));
         }
-        assert!(targets.full_at.len() <= TARGETS_MAX && targets.order.len() <= TARGETS_MAX);
-        assert!(targets.take(&PeerId::random(), &address("/ip4/9.9.9.9/tcp/1"), now + HOST.refill + SOCKET.refill));
-        assert!(targets.full_at.len() <= 4, "targets with all tokens need no state");
+        assert!(limits.full_at.len() <= TARGETS_MAX && limits.order.len() <= TARGETS_MAX);
+        assert!(limits.take(&PeerId::random(), &address("/ip4/9.9.9.9/tcp/1"), now + HOST.refill + SOCKET.refill));
+        assert!(limits.full_at.len() <= 4, "targets with all tokens need no state");
         for n in 0..2 * OWNERS_MAX as u32 {
             let ip = std::net::Ipv4Addr::from(0x0808_0000 + n);
-            targets.answered(PeerId::random(), &address(&format!("/ip4/{ip}/tcp/1")), now);
+            limits.answered(PeerId::random(), &address(&format!("/ip4/{ip}/tcp/1")), now);
         }
-        assert!(targets.owners.slots() <= OWNERS_MAX);
+        assert!(limits.owners.slots() <= OWNERS_MAX);
     }
 }

@@ -48,7 +48,7 @@ impl BlockSink for RecordingSink {
 
 impl RecordingSink {
     fn block(&self, cid: &Cid) -> Block {
-        crate::source::at_hand(&self.blocks, cid).expect("every block was sent")
+        crate::source::peek_or_inline(&self.blocks, cid).expect("every block was sent")
     }
 }
 

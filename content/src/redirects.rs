@@ -345,8 +345,10 @@ mod tests {
 
     #[test]
     fn the_first_rule_that_matches_counts() {
-        let file = "# old addresses\r\n\r\n/home /\n  /kept\t/new/kept   302 \n\n/posts/:month/:day/:year/:slug /articles/:year/:month/:day/:slug\n\
-                    /shop/* /closed.html 404\n/old/* /new/:splat 308\n/old/x /never\n/law/* /451.html 451\n/gone/* /410.html 410\n/* /index.html 200";
+        let file = "# old addresses\r\n\r\n/home /\n  /kept\t/new/kept   302 \n\n\
+                    /posts/:month/:day/:year/:slug /articles/:year/:month/:day/:slug\n\
+                    /shop/* /closed.html 404\n/old/* /new/:splat 308\n/old/x /never\n/law/* /451.html 451\n\
+                    /gone/* /410.html 410\n/* /index.html 200";
         let table = [
             ("/home", "301 /"),
             ("/home/", "301 /"),
@@ -537,7 +539,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_panics(text in "([/:*a-c%!#?ä \t\r\n]|30[12]|/:a|/\\* |200){0,60}", path in "(/[ab:ä%?]{0,3}){0,5}") {
+        fn nothing_panics(
+            text in "([/:*a-c%!#?ä \t\r\n]|30[12]|/:a|/\\* |200){0,60}",
+            path in "(/[ab:ä%?]{0,3}){0,5}",
+        ) {
             if let Ok(rules) = Rules::parse(text.as_bytes()) {
                 match rules.find(&path, &Work::unlimited()) {
                     Some(Match { status: 300..400, to: Target::Location(to) }) => {

@@ -214,7 +214,8 @@ mod tests {
             fanout_bits in 3_u32..=10,
         ) {
             let discard = &mut |_| Ok(());
-            let sharding = Sharding { estimate: Estimate::Off, links_max: Some(0), threshold_bytes: 0, fanout: 1 << fanout_bits };
+            let (estimate, links_max, fanout) = (Estimate::Off, Some(0), 1 << fanout_bits);
+            let sharding = Sharding { estimate, links_max, threshold_bytes: 0, fanout };
             let importer = Importer::new(Profile { sharding, ..Profile::UNIXFS_V1_2025 }).expect("a profile");
             let entries: Vec<(String, Part)> = names.into_iter().map(|name| {
                 let part = importer.symlink(name.as_bytes(), Attributes::default(), discard).expect("short");

@@ -406,8 +406,8 @@ impl Symlinks {
         }
     }
 
-    /// Whether the entry `name` at `entry_path` is at or below a symlink. As long as every name has one segment, the parents
-    /// of a directory were checked when it was entered, and no symlink was added above it since.
+    /// Whether the entry `name` at `entry_path` is at or below a symlink. As long as every name has one segment, the
+    /// parents of a directory were checked when it was entered, and no symlink was added above it since.
     fn contain_prefix_of(&mut self, entry_path: &EntryPath, name: &str, work: &Work) -> bool {
         self.has_compound_names |= name.contains('/');
         if self.paths.is_empty() || !self.has_compound_names {

@@ -1,8 +1,8 @@
 //! Which names and symlinks are allowed in an archive, so that extracting it writes nothing outside the root, not even
 //! through a symlink.
 //!
-//! The path of the current directory is kept as one text with the offsets of its segments ([`EntryPath`]), so that the cost
-//! of an entry is linear in the length of its own name and not of its path.
+//! The path of the current directory is kept as one text with the offsets of its segments ([`EntryPath`]), so that the
+//! cost of an entry is linear in the length of its own name and not of its path.
 
 /// The maximum length of a path or target, in bytes: four times `PATH_MAX` of Linux.
 pub(super) const PATH_BYTES_MAX: usize = 16 * 1024;

@@ -111,7 +111,8 @@ proptest! {
         for (tag, value, small) in fields {
             data = data.varint(tag, if small { value % 300 } else { value });
         }
-        let links: Vec<Link> = (0..links).map(|i| Link::to(*inline(codec::RAW, &bytes[..i.min(bytes.len())]).cid(), "00")).collect::<Vec<_>>();
+        let link = |i: usize| Link::to(*inline(codec::RAW, &bytes[..i.min(bytes.len())]).cid(), "00");
+        let links: Vec<Link> = (0..links).map(link).collect();
         exercise(&block(codec::DAG_PB, pb_node(&links, Some(&data.0), bytes.len() % 2 == 0)));
     }
 }

@@ -318,7 +318,8 @@ proptest! {
         let (found, error) = emit(remote, &[], &root, requested, LIMITS);
         prop_assert_eq!(error, None);
         let range = bytes.resolve(size as u64);
-        let leaves = found.iter().filter(|block| content::dag::links(block).is_ok_and(|links| links.is_empty())).count();
+        let is_leaf = |block: &&Block| content::dag::links(block).is_ok_and(|links| links.is_empty());
+        let leaves = found.iter().filter(is_leaf).count();
         let wanted = range.clone().map_or(0, |range| range.end.div_ceil(chunk as u64) - range.start / chunk as u64);
         if root.cid() == found[0].cid() && size > chunk && (shape != 2 || duplicates) {
             prop_assert_eq!(leaves as u64, wanted);

@@ -572,12 +572,12 @@ mod tests {
         }
 
         #[test]
-        fn a_redirect_decodes_to_what_was_asked(segments in prop::collection::vec("[^/\u{0}]{1,8}", 1..6)) {
-            let asked = segments.join("/");
-            let found = rules("/a/* /b/:splat").find(&format!("/a/{asked}"), &Work::unlimited()).expect("matches");
+        fn a_redirect_decodes_to_the_requested_path(segments in prop::collection::vec("[^/\u{0}]{1,8}", 1..6)) {
+            let requested = segments.join("/");
+            let found = rules("/a/* /b/:splat").find(&format!("/a/{requested}"), &Work::unlimited()).expect("matches");
             let Target::Location(to) = found.to else { return Err(TestCaseError::fail("no redirect")) };
             let decoded = crate::path::decode(&to).expect("encoded text");
-            prop_assert_eq!(decoded, format!("/b/{asked}"));
+            prop_assert_eq!(decoded, format!("/b/{requested}"));
         }
     }
 }

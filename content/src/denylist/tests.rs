@@ -1,5 +1,5 @@
 use super::keys::{self, of_double};
-use super::runs::{Keys, Layers, Mark};
+use super::runs::{Keys, Layers, RuleInfo};
 use super::*;
 use crate::cid::{self, Cid, Multihash, codec};
 use crate::hashes;
@@ -323,11 +323,11 @@ fn layers_are_merged_and_keep_the_last_line() {
     let mut layers = Layers::<Keys>::default();
     for round in 0..500_u64 {
         let key = |n: u64| of_double(content(n).hash());
-        layers.add(vec![(key(round), Mark::new(round, false, None)), (key(7), Mark::new(round, true, None))]);
+        layers.add(vec![(key(round), RuleInfo::new(round, false, None)), (key(7), RuleInfo::new(round, true, None))]);
     }
     assert!(layers.iter().count() <= 5, "{}", layers.iter().count());
     let found: Vec<_> = layers.iter().filter_map(|run| run.find(of_double(content(7).hash()))).collect();
-    assert_eq!(found.into_iter().reduce(Mark::later), Some(Mark::new(499, true, None)));
+    assert_eq!(found.into_iter().reduce(RuleInfo::later), Some(RuleInfo::new(499, true, None)));
 }
 
 /// Random rules.

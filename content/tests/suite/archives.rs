@@ -159,7 +159,7 @@ fn invalid_sections_are_errors_and_earlier_blocks_are_returned() {
         ("an empty section", vec![0], |e| matches!(e, CarError::Length { .. })),
         ("zero padding", vec![0; 100], |e| matches!(e, CarError::Length { .. })),
         ("a length over the limit", vec![0xff, 0xff, 0xff, 0x7f], |e| matches!(e, CarError::Length { .. })),
-        ("a length that is no varint", vec![0xff; 12], |e| matches!(e, CarError::Length { .. })),
+        ("a length that is not a varint", vec![0xff; 12], |e| matches!(e, CarError::Length { .. })),
     ];
     for (name, tail, expected) in table {
         let (_, blocks, error) = read(&[&start[..], &tail].concat()[..]);

@@ -270,7 +270,7 @@ fn blocks_that_are_available_at_once_are_not_prefetched() {
     let (source, root, size) = large_file(40, 174, 0, 0);
     let source = Arc::new(LocalSource { remote: Arc::into_inner(source).expect("only one"), but: None });
     let leaf = *leaf(&MemoryBlocks::new(), LeafKind::PbFile, &content(1, MIB / 4)).cid();
-    let leaf = source.remote.blocks.peek(&leaf).expect("held");
+    let leaf = source.remote.blocks.peek(&leaf).expect("a stored block");
     let mut reader = FileReader::new(source.clone(), root, 0..size, ReadLimits::default()).expect("a file");
     for read in 1..=3 {
         let chunk = block_on(reader.next()).expect("more").expect("bytes");
@@ -349,7 +349,7 @@ fn a_few_bytes_do_not_keep_a_fetched_block_alive() {
     let child = leaf(&blocks, LeafKind::RawCodec, &chunk);
     let root = add(&blocks, codec::DAG_PB, file_node(&[], &[(*child.cid(), 10_000)], false, false));
     let source = Arc::new(RemoteSource::new(blocks, 0, 0));
-    let held = source.blocks.peek(child.cid()).expect("held").data().clone();
+    let held = source.blocks.peek(child.cid()).expect("a stored block").data().clone();
     for (range, shared) in [(10_u64..20, false), (10..9_990, true)] {
         let mut reader = FileReader::new(source.clone(), root.clone(), range, ReadLimits::default()).expect("a file");
         let chunk = block_on(reader.next()).expect("more").expect("bytes");

@@ -49,7 +49,7 @@ fn block(codec: u64, data: Vec<u8>) -> Block {
 }
 
 /// Valid blocks of every kind, to be corrupted.
-fn good_blocks() -> Vec<(u64, Vec<u8>)> {
+fn valid_blocks() -> Vec<(u64, Vec<u8>)> {
     let names =
         ["single-v0", "balanced-v0", "trickle-raw", "tree-v1", "hamt-8", "hamt-256", "dag-cbor", "inline-leaves"];
     let mut out = Vec::new();
@@ -58,7 +58,7 @@ fn good_blocks() -> Vec<(u64, Vec<u8>)> {
         let root = blocks.peek(&root).expect("the root");
         out.push((root.cid().codec(), root.data().to_vec()));
         for link in dag::links(&root).expect("links").into_iter().take(2) {
-            let child = blocks.peek(&link).expect("held");
+            let child = blocks.peek(&link).expect("a stored block");
             out.push((link.codec(), child.data().to_vec()));
         }
     }
@@ -122,7 +122,7 @@ proptest! {
 
     #[test]
     fn damaged_blocks_never_panic(pick: prop::sample::Index, edits in edits()) {
-        thread_local!(static GOOD: Vec<(u64, Vec<u8>)> = good_blocks());
+        thread_local!(static GOOD: Vec<(u64, Vec<u8>)> = valid_blocks());
         let (codec, mut bytes) = GOOD.with(|good| good[pick.index(good.len())].clone());
         damage(&mut bytes, &edits);
         exercise(&block(codec, bytes));
@@ -191,7 +191,7 @@ fn dag_pb_nodes_are_accepted_and_rejected_as_by_kubo() {
     let bad_links: [(&str, Message); 7] = [
         ("no hash", Message::default().bytes(2, b"name")),
         ("an empty hash", Message::default().bytes(1, b"")),
-        ("a hash that is no CID", Message::default().bytes(1, b"garbage")),
+        ("a hash that is not a CID", Message::default().bytes(1, b"garbage")),
         ("two hashes", Message::default().bytes(1, &cid).bytes(1, &cid)),
         ("two names", Message::default().bytes(1, &cid).bytes(2, b"a").bytes(2, b"b")),
         ("a size in bytes", Message::default().bytes(1, &cid).bytes(3, b"a")),

@@ -107,7 +107,7 @@ proptest! {
         let of = |names: &mut dyn Iterator<Item = &String>| {
             let mut directory = importer.directory(Attributes::default());
             names.for_each(|name| directory.add(name.as_bytes(), &part).expect("a name"));
-            directory.finish(&mut discard).expect("no name twice")
+            directory.finish(&mut discard).expect("unique names")
         };
         let mut sorted: Vec<&String> = names.iter().collect();
         sorted.sort();
@@ -152,13 +152,13 @@ fn trees_are_the_same_as_nested_directories() {
     let directory = |entries: &[(&str, &Part)]| {
         let mut directory = importer.directory(Attributes::default());
         entries.iter().for_each(|(name, part)| directory.add(name.as_bytes(), part).expect("a name"));
-        directory.finish(&mut discard).expect("no name twice")
+        directory.finish(&mut discard).expect("unique names")
     };
     let c = directory(&[("d", &part), ("e", &part)]);
     let b = directory(&[("c", &c), ("f", &part)]);
     let g = directory(&[("h", &part), ("i", &directory(&[]))]);
     let root = directory(&[("a", &part), ("b", &b), ("g", &g)]);
-    assert_eq!(tree.finish(&mut discard).expect("no name twice"), root);
+    assert_eq!(tree.finish(&mut discard).expect("unique names"), root);
     assert_eq!(root.file_bytes, 5);
 }
 

@@ -1,8 +1,7 @@
-//! [`Block`]: bytes that are known to match their CID.
+//! [`Block`]: bytes that are verified to match their CID.
 //!
-//! The type is the invariant: bytes from the network, a CAR or a shared tier become a `Block` only by [`Block::verify`].
-//! A store that checked bytes when it took them, and protects them with checksums of its own since, uses
-//! [`Block::from_checked`].
+//! The type guarantees this: bytes from the network, a CAR or a shared tier become a `Block` only by [`Block::verify`].
+//! A store that verified bytes when it stored them, and protects them with checksums, uses [`Block::from_checked`].
 
 use crate::cid::{BlockKey, Cid, is_identity};
 use crate::hashes::{self, HashError};
@@ -86,7 +85,7 @@ impl Block {
         Self { cid, data }
     }
 
-    /// The same bytes under another CID of the same multihash (another codec or version), or `None` if the hashes differ.
+    /// The same bytes under another CID of the same multihash (another codec or version); `None` if the hashes differ.
     pub fn under(&self, cid: &Cid) -> Option<Self> {
         (cid.hash() == self.cid.hash()).then(|| Self { cid: *cid, data: self.data.clone() })
     }

@@ -11,7 +11,7 @@ use crate::cid::{BlockKey, Cid};
 use crate::frontier::{Frontier, Step};
 use crate::links::is_leaf;
 pub use crate::links::{DagError, for_each_link, links};
-use crate::source::{BlockSource, SourceError, at_hand};
+use crate::source::{BlockSource, SourceError, peek_or_inline};
 use crate::work::Work;
 use futures::future::{BoxFuture, FutureExt as _, TryFutureExt as _, ready};
 use futures::stream::{self, BoxStream, FuturesUnordered, StreamExt as _};
@@ -131,7 +131,7 @@ impl Traversal {
     }
 
     fn fetch(&self, cid: &Cid, read: fn(Block) -> Read) {
-        self.fetches.push(match at_hand(&*self.source, cid) {
+        self.fetches.push(match peek_or_inline(&*self.source, cid) {
             Some(block) => ready(Ok(read(block))).boxed(),
             None => self.source.get(cid).map_ok(read).boxed(),
         });

@@ -163,7 +163,8 @@ mod tests {
     #[test]
     fn a_table_has_names_and_paths() {
         let text = format!(
-            "# remark\na.example.org:/ipfs/{CID},B.example.org:/ipns/a.example.org/x\n\n12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK:/ipfs/{CID}/y/,"
+            "# remark\na.example.org:/ipfs/{CID},B.example.org:/ipns/a.example.org/x\n\n\
+             12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK:/ipfs/{CID}/y/,"
         );
         let map = StaticMap::parse(&text).expect("a list");
         assert_eq!(map.len(), 3);

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, Hash, RandomState};
 
-/// Makes 128-bit fingerprints with a random key, so that nobody can craft two items with the same fingerprint.
+/// Makes 128-bit fingerprints with a random key, so that attackers cannot craft two items with the same fingerprint.
 #[derive(Debug, Default)]
 pub struct Marker([RandomState; 2]);
 

@@ -270,7 +270,7 @@ mod tests {
                     let block = read(&cid);
                     cost.read_bytes += block.data().len();
                     let new = cost.visited.insert(cid.to_bytes());
-                    assert!(new || is_identity(&cid), "{cid} comes twice");
+                    assert!(new || is_identity(&cid), "{cid} is visited twice");
                     frontier.push(&block).expect("it can be read");
                 }
                 Step::ReadAgain(cid) => {

@@ -163,6 +163,7 @@ fn split(rest: &str, depth_max: usize) -> Result<Vec<String>, PathError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
     use proptest::prelude::*;
 
     const CID: &str = "bafkqac3imvwgy3zao5xxe3de";
@@ -232,7 +233,7 @@ mod tests {
         #[test]
         fn encoded_names_are_decoded(names in prop::collection::vec("[^/\u{0}]{1,12}", 0..4)) {
             prop_assume!(names.iter().all(|name| name != "." && name != ".."));
-            let encode = |name: &String| percent_encoding::utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC).to_string();
+            let encode = |name: &String| utf8_percent_encode(name, NON_ALPHANUMERIC).to_string();
             let path: String = names.iter().map(|name| format!("/{}", encode(name))).collect();
             prop_assert_eq!(parse(&path), Ok((names, false)));
         }

@@ -345,8 +345,10 @@ mod tests {
 
     #[test]
     fn the_first_rule_that_matches_counts() {
-        let file = "# old addresses\r\n\r\n/home /\n  /kept\t/new/kept   302 \n\n/posts/:month/:day/:year/:slug /articles/:year/:month/:day/:slug\n\
-                    /shop/* /closed.html 404\n/old/* /new/:splat 308\n/old/x /never\n/law/* /451.html 451\n/gone/* /410.html 410\n/* /index.html 200";
+        let file = "# old addresses\r\n\r\n/home /\n  /kept\t/new/kept   302 \n\n\
+                    /posts/:month/:day/:year/:slug /articles/:year/:month/:day/:slug\n\
+                    /shop/* /closed.html 404\n/old/* /new/:splat 308\n/old/x /never\n/law/* /451.html 451\n\
+                    /gone/* /410.html 410\n/* /index.html 200";
         let table = [
             ("/home", "301 /"),
             ("/home/", "301 /"),
@@ -537,7 +539,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_panics(text in "([/:*a-c%!#?ä \t\r\n]|30[12]|/:a|/\\* |200){0,60}", path in "(/[ab:ä%?]{0,3}){0,5}") {
+        fn nothing_panics(
+            text in "([/:*a-c%!#?ä \t\r\n]|30[12]|/:a|/\\* |200){0,60}",
+            path in "(/[ab:ä%?]{0,3}){0,5}",
+        ) {
             if let Ok(rules) = Rules::parse(text.as_bytes()) {
                 match rules.find(&path, &Work::unlimited()) {
                     Some(Match { status: 300..400, to: Target::Location(to) }) => {
@@ -567,12 +572,12 @@ mod tests {
         }
 
         #[test]
-        fn a_redirect_decodes_to_what_was_asked(segments in prop::collection::vec("[^/\u{0}]{1,8}", 1..6)) {
-            let asked = segments.join("/");
-            let found = rules("/a/* /b/:splat").find(&format!("/a/{asked}"), &Work::unlimited()).expect("matches");
+        fn a_redirect_decodes_to_the_requested_path(segments in prop::collection::vec("[^/\u{0}]{1,8}", 1..6)) {
+            let requested = segments.join("/");
+            let found = rules("/a/* /b/:splat").find(&format!("/a/{requested}"), &Work::unlimited()).expect("matches");
             let Target::Location(to) = found.to else { return Err(TestCaseError::fail("no redirect")) };
             let decoded = crate::path::decode(&to).expect("encoded text");
-            prop_assert_eq!(decoded, format!("/b/{asked}"));
+            prop_assert_eq!(decoded, format!("/b/{requested}"));
         }
     }
 }

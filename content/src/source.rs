@@ -76,13 +76,13 @@ impl<S: BlockSource + ?Sized> BlockSource for Arc<S> {
 }
 
 /// The block, if it needs no waiting: it is inline in its CID, or [`BlockSource::peek`] has it.
-pub(crate) fn at_hand(source: &dyn BlockSource, cid: &Cid) -> Option<Block> {
+pub(crate) fn peek_or_inline(source: &dyn BlockSource, cid: &Cid) -> Option<Block> {
     if is_identity(cid) { source.inline(cid) } else { source.peek(cid) }
 }
 
 /// The block, from [`BlockSource::get`] only if it is not available at once.
 pub(crate) async fn fetch(source: &dyn BlockSource, cid: &Cid) -> Result<Block, SourceError> {
-    match at_hand(source, cid) {
+    match peek_or_inline(source, cid) {
         Some(block) => Ok(block),
         None => source.get(cid).await,
     }

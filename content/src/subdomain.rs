@@ -48,8 +48,8 @@ pub fn root_of_label(namespace: Namespace, label: &str) -> Result<Root, LabelErr
 pub fn label(root: &Root, inlined: bool) -> Result<String, LabelError> {
     match root {
         Root::Cid(cid) => cid_label(cid),
-        Root::Name(Name::Key(key)) => fits(key.to_string()),
-        Root::Name(Name::Domain(domain)) if inlined => fits(inline(domain.as_str())),
+        Root::Name(Name::Key(key)) => check_length(key.to_string()),
+        Root::Name(Name::Domain(domain)) if inlined => check_length(inline(domain.as_str())),
         Root::Name(Name::Domain(domain)) => Ok(domain.to_string()),
     }
 }
@@ -58,10 +58,10 @@ fn cid_label(cid: &Cid) -> Result<String, LabelError> {
     let v1 = Cid::new_v1(cid.codec(), *cid.hash());
     let base = if cid.codec() == codec::LIBP2P_KEY { Base::Base36Lower } else { Base::Base32Lower };
     let text = |base| v1.to_string_of_base(base).unwrap_or_default();
-    fits(text(base)).or_else(|_| fits(text(Base::Base36Lower)))
+    check_length(text(base)).or_else(|_| check_length(text(Base::Base36Lower)))
 }
 
-fn fits(text: String) -> Result<String, LabelError> {
+fn check_length(text: String) -> Result<String, LabelError> {
     if text.len() <= LABEL_BYTES_MAX { Ok(text) } else { Err(LabelError::TooLong { text }) }
 }
 

@@ -99,7 +99,7 @@ impl From<IpldError> for WalkError {
 /// How a block resolves the next segments.
 struct Step {
     /// The number of segments that it resolves, at least one.
-    taken: usize,
+    resolved_count: usize,
     /// The block that they link to, or `None` if they all end at a value inside this one.
     next: Option<Cid>,
     /// The inner shards that were read.
@@ -132,20 +132,20 @@ pub async fn resolve_under(
     roots.push(root);
     let mut rest = segments;
     while let Some(name) = rest.first() {
-        let here = *block.cid();
+        let current = *block.cid();
         work.charge_decoding(&block);
         work.turn().await?;
-        let step = match ipld::is_document(here.codec()) {
-            true => through_document(&block, rest)?,
-            false => through_node(source, &block, name).await?,
+        let step = match ipld::is_document(current.codec()) {
+            true => resolve_in_document(&block, rest)?,
+            false => resolve_in_node(source, &block, name).await?,
         };
-        roots.extend(std::iter::repeat_n(here, step.taken - usize::from(step.next.is_some())));
+        roots.extend(std::iter::repeat_n(current, step.resolved_count - usize::from(step.next.is_some())));
         let Some(next) = step.next else { break };
-        rest = rest.get(step.taken..).unwrap_or_default();
+        rest = rest.get(step.resolved_count..).unwrap_or_default();
         check_path(policy, &next, rest, None)?;
         block = fetch(source, &next).await?;
         roots.push(next);
-        passed.push(here);
+        passed.push(current);
         passed.extend(step.shards);
     }
     Ok(Resolved { block, roots, passed, remainder: rest.to_vec() })
@@ -208,20 +208,20 @@ impl Resolved {
 }
 
 /// Resolves segments inside a document, up to the first link or the end of the path.
-fn through_document(block: &Block, segments: &[String]) -> Result<Step, WalkError> {
+fn resolve_in_document(block: &Block, segments: &[String]) -> Result<Step, WalkError> {
     let document = ipld::decode(block)?;
     let mut value = &document;
     for (index, name) in segments.iter().enumerate() {
         value = value.get(name).ok_or_else(|| WalkError::NoLink { parent: *block.cid(), name: name.clone() })?;
         if let Ipld::Link(next) = value {
-            return Ok(Step { taken: index + 1, next: Some(**next), shards: Vec::new() });
+            return Ok(Step { resolved_count: index + 1, next: Some(**next), shards: Vec::new() });
         }
     }
-    Ok(Step { taken: segments.len(), next: None, shards: Vec::new() })
+    Ok(Step { resolved_count: segments.len(), next: None, shards: Vec::new() })
 }
 
 /// Resolves one segment in a UnixFS directory or a plain dag-pb node.
-async fn through_node(source: &dyn BlockSource, block: &Block, name: &str) -> Result<Step, WalkError> {
+async fn resolve_in_node(source: &dyn BlockSource, block: &Block, name: &str) -> Result<Step, WalkError> {
     let cid = *block.cid();
     let mut shards = Vec::new();
     let found = match Node::decode(block)? {
@@ -229,7 +229,7 @@ async fn through_node(source: &dyn BlockSource, block: &Block, name: &str) -> Re
         _ => dir::lookup_through(source, block, name, &mut shards).await,
     };
     match found {
-        Ok(Some(next)) => Ok(Step { taken: 1, next: Some(next), shards }),
+        Ok(Some(next)) => Ok(Step { resolved_count: 1, next: Some(next), shards }),
         Ok(None) => Err(WalkError::NoLink { parent: cid, name: name.to_owned() }),
         Err(DirError::NotADirectory { cid }) => Err(WalkError::NotADirectory { cid, name: name.to_owned() }),
         Err(DirError::Node(error)) => Err(error.into()),

@@ -40,8 +40,7 @@ struct Counter {
     steps_max: u64,
     spent: AtomicU64,
     emitted_bytes: AtomicU64,
-    /// `spent` at the last yield.
-    turn_began: AtomicU64,
+    spent_at_last_yield: AtomicU64,
     longest_turn: AtomicU64,
 }
 
@@ -52,7 +51,7 @@ impl Work {
             steps_max,
             spent: AtomicU64::new(0),
             emitted_bytes: AtomicU64::new(0),
-            turn_began: AtomicU64::new(0),
+            spent_at_last_yield: AtomicU64::new(0),
             longest_turn: AtomicU64::new(0),
         }))
     }
@@ -99,16 +98,16 @@ impl Work {
 
     /// The maximum number of steps between two yields.
     pub fn longest_turn(&self) -> u64 {
-        self.0.longest_turn.load(Ordering::Relaxed).max(self.since_turn())
+        self.0.longest_turn.load(Ordering::Relaxed).max(self.since_yield())
     }
 
-    fn since_turn(&self) -> u64 {
-        self.spent().saturating_sub(self.0.turn_began.load(Ordering::Relaxed))
+    fn since_yield(&self) -> u64 {
+        self.spent().saturating_sub(self.0.spent_at_last_yield.load(Ordering::Relaxed))
     }
 
     /// Whether it is time to yield.
     pub fn is_due(&self) -> bool {
-        self.since_turn() >= STEPS_PER_TURN
+        self.since_yield() >= STEPS_PER_TURN
     }
 
     /// Yields if [`Work::is_due`], then checks the budget.
@@ -117,7 +116,7 @@ impl Work {
     /// [`SourceError::TooMuchWork`] when the budget is used up.
     pub async fn turn(&self) -> Result<(), SourceError> {
         if self.is_due() {
-            self.end_turn();
+            self.record_yield();
             tokio::task::yield_now().await;
         }
         self.check()
@@ -129,16 +128,16 @@ impl Work {
     /// [`SourceError::TooMuchWork`] when the budget is used up.
     pub fn poll_turn(&self, cx: &Context<'_>) -> Poll<Result<(), SourceError>> {
         if self.is_due() {
-            self.end_turn();
+            self.record_yield();
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         Poll::Ready(self.check())
     }
 
-    fn end_turn(&self) {
-        self.0.longest_turn.fetch_max(self.since_turn(), Ordering::Relaxed);
-        self.0.turn_began.store(self.spent(), Ordering::Relaxed);
+    fn record_yield(&self) {
+        self.0.longest_turn.fetch_max(self.since_yield(), Ordering::Relaxed);
+        self.0.spent_at_last_yield.store(self.spent(), Ordering::Relaxed);
     }
 
     fn check(&self) -> Result<(), SourceError> {
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_emitted_earns_steps_for_all_clones() {
+    fn emitted_bytes_extend_the_budget_of_all_clones() {
         let work = Work::new(10);
         work.charge(20);
         assert!(work.turn().now_or_never().expect("not due").is_err());
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_poll_yields_once_and_goes_on() {
+    fn a_poll_yields_once() {
         let (work, waker) = (Work::unlimited(), futures::task::noop_waker());
         let cx = Context::from_waker(&waker);
         assert_eq!(work.poll_turn(&cx), Poll::Ready(Ok(())));

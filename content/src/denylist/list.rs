@@ -4,7 +4,7 @@ use super::header::{Header, HeaderError};
 use super::keys::{self, Function, Key};
 use super::parser::{ParsedLine, Parser};
 use super::rule::{PathPattern, Rule, RuleError, Target};
-use super::runs::{Keys, Layers, Mark, Path, Paths, match_path, paths_below};
+use super::runs::{Keys, Layers, Path, Paths, RuleInfo, match_path, paths_below};
 use crate::hashes;
 use crate::policy::Verdict;
 
@@ -101,14 +101,14 @@ impl List {
     }
 
     /// The rule for a key.
-    pub(super) fn find(&self, key: Key) -> Option<Mark> {
+    pub(super) fn find(&self, key: Key) -> Option<RuleInfo> {
         // The last run of an appended list has its last lines, but after a merge any run may have the latest line.
-        self.keys.iter().filter_map(|run| run.find(key)).reduce(Mark::later)
+        self.keys.iter().filter_map(|run| run.find(key)).reduce(RuleInfo::later)
     }
 
     /// The rule for a path below a root.
-    pub(super) fn find_path(&self, root: Key, path: &str) -> Option<Mark> {
-        self.paths.iter().filter_map(|run| match_path(run.of_root(root), path)).reduce(Mark::later)
+    pub(super) fn find_path(&self, root: Key, path: &str) -> Option<RuleInfo> {
+        self.paths.iter().filter_map(|run| match_path(run.of_root(root), path)).reduce(RuleInfo::later)
     }
 
     /// Calls `is_refused` for the paths below `path` that may be denied, until it returns `true`. For a rule with a
@@ -116,7 +116,7 @@ impl List {
     /// prefix itself.
     pub(super) fn any_below(&self, root: Key, path: &str, mut is_refused: impl FnMut(&str) -> bool) -> bool {
         let rules = self.paths.iter().flat_map(|run| paths_below(run.of_root(root), path));
-        let mut rules = rules.filter(|rule| !rule.mark.allows());
+        let mut rules = rules.filter(|rule| !rule.info.allows());
         rules.any(|rule| is_refused(&rule.text) || rule.prefix && is_refused(&format!("{}{ANY_FURTHER}", rule.text)))
     }
 }
@@ -132,7 +132,7 @@ pub struct ListBuilder {
 #[derive(Debug, Default, Clone)]
 struct ParsedRules {
     list: List,
-    keys: Vec<(Key, Mark)>,
+    keys: Vec<(Key, RuleInfo)>,
     paths: Vec<Path>,
 }
 
@@ -184,10 +184,10 @@ impl ParsedRules {
     }
 
     fn add_rule(&mut self, line: u64, rule: &Rule) -> Result<(), RuleError> {
-        let mark = Mark::new(line, rule.allows, rule.status());
+        let info = RuleInfo::new(line, rule.allows, rule.status());
         match &rule.target {
-            Target::Content { hash, path } => self.add_path(keys::of_block(hash), path, mark),
-            Target::Name { name, path } => self.add_path(keys::of_name(name), path, mark),
+            Target::Content { hash, path } => self.add_path(keys::of_block(hash), path, info),
+            Target::Name { name, path } => self.add_path(keys::of_name(name), path, info),
             Target::Double { hash, other } => {
                 for hash in [Some(hash), other.as_ref()].into_iter().flatten() {
                     let function = (hash.code(), hash.digest().len());
@@ -199,21 +199,21 @@ impl ParsedRules {
                         // SHA2-256 is first, because the legacy form uses it.
                         self.list.functions.sort_unstable_by_key(|function| *function != (hashes::SHA2_256, 32));
                     }
-                    self.keys.push((keys::of_double(hash), mark));
+                    self.keys.push((keys::of_double(hash), info));
                 }
             }
         }
         Ok(())
     }
 
-    fn add_path(&mut self, key: Key, path: &PathPattern, mark: Mark) {
+    fn add_path(&mut self, key: Key, path: &PathPattern, info: RuleInfo) {
         if path.text.is_empty() {
             // The rule is for the root itself, also as a block.
-            self.keys.push((key, mark));
+            self.keys.push((key, info));
         }
         if path.prefix || !path.text.is_empty() {
             let text = path.text.as_str().into();
-            self.paths.push(Path { key, text, prefix: path.prefix, mark });
+            self.paths.push(Path { key, text, prefix: path.prefix, info });
         }
     }
 

@@ -7,7 +7,7 @@
 
 use super::keys::{self, Function, Key};
 use super::list::{ANY_FURTHER, List};
-use super::runs::Mark;
+use super::runs::RuleInfo;
 use crate::cid::{Cid, codec};
 use crate::names::Name;
 use crate::policy::{Policy, Verdict};
@@ -150,11 +150,11 @@ impl Matcher {
         found
     }
 
-    fn decide(&self, find: impl Fn(&List) -> Option<Mark>) -> Option<Hit> {
+    fn decide(&self, find: impl Fn(&List) -> Option<RuleInfo>) -> Option<Hit> {
         self.lists.iter().rev().find_map(|source| {
-            let mark = find(&source.list)?;
+            let info = find(&source.list)?;
             let status = source.list.status().unwrap_or(source.status);
-            Some(Hit { list: Arc::clone(&source.id), line: mark.line(), verdict: mark.verdict(status) })
+            Some(Hit { list: Arc::clone(&source.id), line: info.line(), verdict: info.verdict(status) })
         })
     }
 }
@@ -164,7 +164,7 @@ fn verdict(hit: Option<Hit>) -> Verdict {
     hit.map_or(Verdict::Allow, |hit| hit.verdict)
 }
 
-fn later_of(a: Option<Mark>, b: Option<Mark>) -> Option<Mark> {
+fn later_of(a: Option<RuleInfo>, b: Option<RuleInfo>) -> Option<RuleInfo> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.later(b)),
         (a, b) => a.or(b),
@@ -199,11 +199,11 @@ impl DoubleHashKeys {
         }
     }
 
-    fn find(&self, list: &List) -> Option<Mark> {
+    fn find(&self, list: &List) -> Option<RuleInfo> {
         if list.functions().is_empty() {
             return None;
         }
-        self.keys[..self.len].iter().chain(&self.overflow).filter_map(|key| list.find(*key)).reduce(Mark::later)
+        self.keys[..self.len].iter().chain(&self.overflow).filter_map(|key| list.find(*key)).reduce(RuleInfo::later)
     }
 }
 

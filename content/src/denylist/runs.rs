@@ -4,7 +4,7 @@
 //! snapshots of the list share them. When a run has grown to a fraction of the one before it, the two are merged, so
 //! that there are few runs.
 //!
-//! A run of keys takes 20.5 bytes for each: the key, a [`Mark`], and a part of an index by the first bits of the keys,
+//! A run of keys takes 20.5 bytes for each: the key, a [`RuleInfo`], and a part of an index by the first bits of the keys,
 //! with which a look-up takes two memory accesses. A path takes 48 bytes and its text.
 
 use super::keys::Key;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 /// The properties of a rule: its line, whether it is an exception, and how content is denied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Mark(u32);
+pub(super) struct RuleInfo(u32);
 
-impl Mark {
+impl RuleInfo {
     const ALLOWS: u32 = 1 << 31;
     const GONE: u32 = 1 << 29;
     const LEGAL: u32 = 2 << 29;
@@ -63,7 +63,7 @@ pub(super) struct Path {
     pub(super) key: Key,
     pub(super) text: Arc<str>,
     pub(super) prefix: bool,
-    pub(super) mark: Mark,
+    pub(super) info: RuleInfo,
 }
 
 impl Path {
@@ -90,26 +90,27 @@ pub(super) trait Run: Sized {
 #[derive(Debug)]
 pub(super) struct Keys {
     keys: Vec<Key>,
-    marks: Vec<Mark>,
+    infos: Vec<RuleInfo>,
     /// For each prefix of `bits` bits, the index of the first key with it.
     index: Vec<u32>,
     bits: u32,
 }
 
 impl Keys {
-    fn sorted(entries: impl Iterator<Item = (Key, Mark)>, capacity: usize) -> Self {
-        let (mut keys, mut marks): (Vec<Key>, Vec<Mark>) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
-        for (key, mark) in entries {
-            match (keys.last(), marks.last_mut()) {
-                (Some(last), Some(existing)) if *last == key => *existing = existing.later(mark),
+    fn sorted(entries: impl Iterator<Item = (Key, RuleInfo)>, capacity: usize) -> Self {
+        let (mut keys, mut infos): (Vec<Key>, Vec<RuleInfo>) =
+            (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
+        for (key, info) in entries {
+            match (keys.last(), infos.last_mut()) {
+                (Some(last), Some(existing)) if *last == key => *existing = existing.later(info),
                 _ => {
                     keys.push(key);
-                    marks.push(mark);
+                    infos.push(info);
                 }
             }
         }
         keys.shrink_to_fit();
-        marks.shrink_to_fit();
+        infos.shrink_to_fit();
         // Eight keys for each prefix on average.
         let bits = (keys.len() / 8).next_power_of_two().trailing_zeros();
         let mut index = Vec::with_capacity((1 << bits) + 1);
@@ -119,23 +120,25 @@ impl Keys {
             index.push(u32::try_from(from + keys[from..].partition_point(before)).unwrap_or(u32::MAX));
         }
         index.push(u32::try_from(keys.len()).unwrap_or(u32::MAX));
-        Self { keys, marks, index, bits }
+        Self { keys, infos, index, bits }
     }
 
     /// The mark of a key.
-    pub(super) fn find(&self, key: Key) -> Option<Mark> {
+    pub(super) fn find(&self, key: Key) -> Option<RuleInfo> {
         let bucket = usize::try_from(bucket_of(key, self.bits)).ok()?;
         let (from, to) = (*self.index.get(bucket)? as usize, *self.index.get(bucket + 1)? as usize);
         let at = self.keys.get(from..to)?.binary_search(&key).ok()?;
-        self.marks.get(from + at).copied()
+        self.infos.get(from + at).copied()
     }
 
-    fn iter(&self) -> impl Iterator<Item = (Key, Mark)> {
-        self.keys.iter().copied().zip(self.marks.iter().copied())
+    fn iter(&self) -> impl Iterator<Item = (Key, RuleInfo)> {
+        self.keys.iter().copied().zip(self.infos.iter().copied())
     }
 
     fn memory_bytes(&self) -> usize {
-        self.keys.capacity() * size_of::<Key>() + self.marks.capacity() * size_of::<Mark>() + self.index.capacity() * 4
+        self.keys.capacity() * size_of::<Key>()
+            + self.infos.capacity() * size_of::<RuleInfo>()
+            + self.index.capacity() * 4
     }
 }
 
@@ -144,9 +147,9 @@ fn bucket_of(key: Key, bits: u32) -> u64 {
 }
 
 impl Run for Keys {
-    type Entry = (Key, Mark);
+    type Entry = (Key, RuleInfo);
 
-    fn of(mut entries: Vec<(Key, Mark)>) -> Self {
+    fn of(mut entries: Vec<(Key, RuleInfo)>) -> Self {
         entries.sort_unstable_by_key(|(key, _)| *key);
         let capacity = entries.len();
         Self::sorted(entries.into_iter(), capacity)
@@ -170,7 +173,7 @@ impl Paths {
         let mut run: Vec<Path> = Vec::with_capacity(capacity);
         for path in paths {
             match run.last_mut() {
-                Some(last) if last.order() == path.order() => last.mark = last.mark.later(path.mark),
+                Some(last) if last.order() == path.order() => last.info = last.info.later(path.info),
                 _ => run.push(path),
             }
         }
@@ -192,20 +195,20 @@ impl Paths {
 }
 
 /// The mark of the rule that matches a path, among the paths of its root.
-pub(super) fn match_path(of_root: &[Path], path: &str) -> Option<Mark> {
+pub(super) fn match_path(of_root: &[Path], path: &str) -> Option<RuleInfo> {
     /// Up to so many paths are searched linearly.
     const LINEAR_SEARCH_MAX: usize = 64;
     let matches = |rule: &&Path| if rule.prefix { path.starts_with(&*rule.text) } else { path == &*rule.text };
     if of_root.len() <= LINEAR_SEARCH_MAX {
-        return of_root.iter().filter(matches).map(|rule| rule.mark).reduce(Mark::later);
+        return of_root.iter().filter(matches).map(|rule| rule.info).reduce(RuleInfo::later);
     }
     let find = |text: &str, prefix: bool| {
         let at = of_root.binary_search_by(|rule| (&*rule.text, rule.prefix).cmp(&(text, prefix))).ok()?;
-        Some(of_root.get(at)?.mark)
+        Some(of_root.get(at)?.info)
     };
     let beginnings = path.char_indices().map(|(end, _)| end).chain([path.len()]);
     let prefixes = beginnings.filter_map(|end| find(&path[..end], true));
-    prefixes.chain(find(path, false)).reduce(Mark::later)
+    prefixes.chain(find(path, false)).reduce(RuleInfo::later)
 }
 
 /// The paths below a path, among those of its root.

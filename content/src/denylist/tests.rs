@@ -1,5 +1,5 @@
 use super::keys::{self, of_double};
-use super::runs::{Keys, Layers, Mark};
+use super::runs::{Keys, Layers, RuleInfo};
 use super::*;
 use crate::cid::{self, Cid, Multihash, codec};
 use crate::hashes;
@@ -107,8 +107,9 @@ fn lines_are_parsed_as_in_the_specification() {
 #[test]
 fn the_status_hint_sets_the_verdict() {
     let list = format!(
-        "version: 1\nname: \"Some list\" # remark\ndescription: >\n  In two\n  lines\nauthor: me@example.org\nunknown: [a]\n\
-         hints:\n  status: 451\n  other: 'x'\n---\n/ipfs/{ROOT}\n/ipfs/{OTHER} status=410 reason=a%20b\n/ipns/{KEY}\n"
+        "version: 1\nname: \"Some list\" # remark\ndescription: >\n  In two\n  lines\nauthor: me@example.org\n\
+         unknown: [a]\nhints:\n  status: 451\n  other: 'x'\n---\n/ipfs/{ROOT}\n\
+         /ipfs/{OTHER} status=410 reason=a%20b\n/ipns/{KEY}\n"
     );
     let read = List::parse(list.as_bytes()).expect("a list");
     let header = read.header();
@@ -322,11 +323,11 @@ fn layers_are_merged_and_keep_the_last_line() {
     let mut layers = Layers::<Keys>::default();
     for round in 0..500_u64 {
         let key = |n: u64| of_double(content(n).hash());
-        layers.add(vec![(key(round), Mark::new(round, false, None)), (key(7), Mark::new(round, true, None))]);
+        layers.add(vec![(key(round), RuleInfo::new(round, false, None)), (key(7), RuleInfo::new(round, true, None))]);
     }
     assert!(layers.iter().count() <= 5, "{}", layers.iter().count());
     let found: Vec<_> = layers.iter().filter_map(|run| run.find(of_double(content(7).hash()))).collect();
-    assert_eq!(found.into_iter().reduce(Mark::later), Some(Mark::new(499, true, None)));
+    assert_eq!(found.into_iter().reduce(RuleInfo::later), Some(RuleInfo::new(499, true, None)));
 }
 
 /// Random rules.
@@ -380,7 +381,8 @@ proptest! {
 
     #[test]
     fn no_input_panics_and_chunks_do_not_matter(
-        text in "(version: [01]\nhints:\n  a: b\n---\n)?([!+-]?/{0,2}(ipfs|ipns)?/?[a-zA-Z0-9.%*/-]{0,50} ?[ -~]{0,20}\n){0,4}",
+        text in "(version: [01]\nhints:\n  a: b\n---\n)?\
+            ([!+-]?/{0,2}(ipfs|ipns)?/?[a-zA-Z0-9.%*/-]{0,50} ?[ -~]{0,20}\n){0,4}",
         bytes in prop::collection::vec(any::<u8>(), 0..200),
         cuts in prop::collection::vec(0..200_usize, 0..3),
     ) {
@@ -426,7 +428,10 @@ proptest! {
         for root in roots {
             let b58 = Base::Base58Btc.encode(root.hash().to_bytes());
             for path in ["", path] {
-                let texts = if path.is_empty() { [b58.clone(), format!("{root}/")] } else { [format!("{b58}/{path}"), format!("{root}/{path}")] };
+                let texts = match path {
+                    "" => [b58.clone(), format!("{root}/")],
+                    path => [format!("{b58}/{path}"), format!("{root}/{path}")],
+                };
                 let expected = naive(&lists, |target| match target {
                     Target::Content { hash, path: pattern } => hash == root.hash() && pattern.matches(path),
                     Target::Double { hash, .. } => {
@@ -440,7 +445,9 @@ proptest! {
             }
             let below = if path.is_empty() { String::new() } else { format!("{path}/") };
             let texts = lists.iter().flatten().filter_map(|rule| match &rule.target {
-                Target::Content { hash, path } if hash == root.hash() => Some([path.text.clone(), format!("{}\0", path.text)]),
+                Target::Content { hash, path } if hash == root.hash() => {
+                    Some([path.text.clone(), format!("{}\0", path.text)])
+                }
                 _ => None,
             });
             let texts = texts.flatten().chain([format!("{below}\0")]);

@@ -34,7 +34,7 @@ use self::children::{Child, ChildIter, Role};
 use self::seen::{Full, Seen};
 use crate::block::Block;
 use crate::cid::{Cid, codec, is_identity};
-use crate::source::{BlockSource, SourceError, at_hand};
+use crate::source::{BlockSource, SourceError, peek_or_inline};
 use crate::unixfs::NodeError;
 use crate::work::Work;
 use futures::FutureExt as _;
@@ -334,7 +334,7 @@ impl Traversal {
             }
             return;
         }
-        let state = match at_hand(&*self.source, &child.cid) {
+        let state = match peek_or_inline(&*self.source, &child.cid) {
             Some(block) => State::arrived(block),
             None => self.fetch(&child),
         };

@@ -24,7 +24,7 @@ use crate::cid::Cid;
 use crate::dagpb::PbNode;
 use crate::fingerprints::{Fingerprints, Marker};
 use crate::scope::expected_bytes;
-use crate::source::{BlockSource, SourceError, at_hand};
+use crate::source::{BlockSource, SourceError, peek_or_inline};
 use crate::unixfs::dir::{self, DirError, Entry};
 use crate::unixfs::file::{FileReader, ReadError, ReadLimits};
 use crate::unixfs::{FileNode, Node, NodeError};
@@ -40,7 +40,7 @@ use std::task::Poll;
 /// The maximum size of the directories that are being listed at a time, in bytes.
 const LISTED_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Path segments that are processed in one step of work.
-const PARTS_PER_STEP: u64 = 2;
+const SEGMENTS_PER_STEP: u64 = 2;
 /// The overhead of a prefetched entry besides its block and its path, in bytes.
 const ENTRY_OVERHEAD_BYTES: usize = 4 * 1024;
 /// The size that a sharded directory is counted with, in bytes: the shards down to the current one, and some
@@ -406,21 +406,21 @@ impl Symlinks {
         }
     }
 
-    /// Whether the entry `name` at `entry_path` is at or below a symlink. As long as every name has one segment, the parents
-    /// of a directory were checked when it was entered, and no symlink was added above it since.
+    /// Whether the entry `name` at `entry_path` is at or below a symlink. As long as every name has one segment, the
+    /// parents of a directory were checked when it was entered, and no symlink was added above it since.
     fn contain_prefix_of(&mut self, entry_path: &EntryPath, name: &str, work: &Work) -> bool {
         self.has_compound_names |= name.contains('/');
         if self.paths.is_empty() || !self.has_compound_names {
             return self.paths.contains(entry_path.as_str());
         }
-        work.charge(entry_path.parts().count() as u64 / PARTS_PER_STEP);
+        work.charge(entry_path.segments().count() as u64 / SEGMENTS_PER_STEP);
         self.prefix_fingerprints(entry_path).any(|fingerprint| self.paths.contains(fingerprint))
     }
 
     /// The chained fingerprints of all prefixes of a path, each computed from the one before.
     fn prefix_fingerprints(&self, entry_path: &EntryPath) -> impl Iterator<Item = u128> {
-        entry_path.parts().scan(0, |parent, part| {
-            *parent = self.marker.mark((*parent, part));
+        entry_path.segments().scan(0, |parent, segment| {
+            *parent = self.marker.mark((*parent, segment));
             Some(*parent)
         })
     }
@@ -459,7 +459,7 @@ impl Level {
                 return true;
             }
         };
-        match at_hand(&**source, &entry.cid) {
+        match peek_or_inline(&**source, &entry.cid) {
             Some(block) => {
                 self.push(entry.name, block.data().len(), ready(Ok(block)));
                 true
@@ -493,7 +493,7 @@ impl Level {
 
 /// Names that are not UTF-8 would be written alike, and extracting would overwrite one by the other.
 const NOT_UTF8: &str = "it is not UTF-8 text";
-const DUPLICATE: &str = "the directory has it twice";
+const DUPLICATE: &str = "the directory has it more than once";
 
 /// Checks the names of an unsharded directory at `entry_path`.
 async fn check_names(cid: &Cid, node: &PbNode, entry_path: &EntryPath, work: &Work) -> Result<(), TarError> {

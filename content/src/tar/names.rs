@@ -1,13 +1,13 @@
 //! Which names and symlinks are allowed in an archive, so that extracting it writes nothing outside the root, not even
 //! through a symlink.
 //!
-//! The path of the current directory is kept as one text with the offsets of its segments ([`EntryPath`]), so that the cost
-//! of an entry is linear in the length of its own name and not of its path.
+//! The path of the current directory is kept as one text with the offsets of its segments ([`EntryPath`]), so that the
+//! cost of an entry is linear in the length of its own name and not of its path.
 
 /// The maximum length of a path or target, in bytes: four times `PATH_MAX` of Linux.
 pub(super) const PATH_BYTES_MAX: usize = 16 * 1024;
 /// The maximum number of segments in one name. Valid names have one; old importers made some with slashes.
-const NAME_PARTS_MAX: usize = 64;
+const NAME_SEGMENTS_MAX: usize = 64;
 
 /// Why a name or a target is not allowed.
 pub(super) type RejectReason = &'static str;
@@ -25,7 +25,7 @@ pub(super) struct EntryPath {
 #[derive(Debug)]
 struct Undo {
     /// The number of segments that both paths share.
-    parts: usize,
+    segments: usize,
     /// The rest of the directory's path: empty, unless the name has `..`.
     removed: String,
 }
@@ -34,7 +34,7 @@ struct Undo {
 #[derive(Debug, PartialEq, Eq)]
 struct ResolvedName<'a> {
     /// The number of segments of the directory's path that remain.
-    parts: usize,
+    segments: usize,
     /// The segments that are appended.
     added: Vec<&'a str>,
 }
@@ -55,8 +55,8 @@ impl EntryPath {
     }
 
     /// The segments of the path, the root first.
-    pub(super) fn parts(&self) -> impl Iterator<Item = &str> {
-        (0..self.starts.len()).filter_map(|index| self.part(index))
+    pub(super) fn segments(&self) -> impl Iterator<Item = &str> {
+        (0..self.starts.len()).filter_map(|index| self.segment(index))
     }
 
     /// The number of directories between the root and this entry.
@@ -71,28 +71,28 @@ impl EntryPath {
 
     /// Appends the name of an entry of this directory.
     pub(super) fn enter(&mut self, name: &str) -> Result<(), RejectReason> {
-        let ResolvedName { parts, added } = self.resolve(name)?;
-        let removed = match self.starts.get(parts) {
+        let ResolvedName { segments, added } = self.resolve(name)?;
+        let removed = match self.starts.get(segments) {
             Some(start) => self.path.split_off(start - 1),
             None => String::new(),
         };
-        self.starts.truncate(parts);
-        for part in added {
+        self.starts.truncate(segments);
+        for segment in added {
             self.path.push('/');
             self.starts.push(self.path.len());
-            self.path.push_str(part);
+            self.path.push_str(segment);
         }
-        self.undo.push(Undo { parts, removed });
+        self.undo.push(Undo { segments, removed });
         Ok(())
     }
 
     /// Returns to the directory that this entry was entered from.
     pub(super) fn leave(&mut self) {
-        let Some(Undo { parts, removed }) = self.undo.pop() else { return };
-        if let Some(start) = self.starts.get(parts) {
+        let Some(Undo { segments, removed }) = self.undo.pop() else { return };
+        if let Some(start) = self.starts.get(segments) {
             self.path.truncate(start - 1);
         }
-        self.starts.truncate(parts);
+        self.starts.truncate(segments);
         let slashes = removed.match_indices('/').map(|(at, _)| self.path.len() + at + 1);
         self.starts.extend(slashes);
         self.path.push_str(&removed);
@@ -100,28 +100,33 @@ impl EntryPath {
 
     fn resolve<'a>(&self, name: &'a str) -> Result<ResolvedName<'a>, RejectReason> {
         check(name)?;
-        let (mut parts, mut added) = (self.starts.len(), Vec::with_capacity(1));
-        for (count, part) in name.split('/').enumerate() {
-            match part {
-                _ if count == NAME_PARTS_MAX => return Err("it has too many parts"),
-                "" => return Err("a part of it is empty"),
-                "." => return Err("a part of it is a dot"),
+        let (mut segments, mut added) = (self.starts.len(), Vec::with_capacity(1));
+        for (count, segment) in name.split('/').enumerate() {
+            match segment {
+                _ if count == NAME_SEGMENTS_MAX => return Err("it has too many segments"),
+                "" => return Err("it has an empty segment"),
+                "." => return Err("it has the segment \".\""),
                 ".." if added.pop().is_some() => {}
-                ".." if parts == 1 => return Err("it climbs out of the root"),
-                ".." => parts -= 1,
-                part => added.push(part),
+                ".." if segments == 1 => return Err("it is outside the root"),
+                ".." => segments -= 1,
+                segment => added.push(segment),
             }
         }
-        let kept_bytes = self.starts.get(parts).map_or(self.path.len(), |start| start - 1);
-        let added_bytes: usize = added.iter().map(|part| 1 + part.len()).sum();
+        let kept_bytes = self.starts.get(segments).map_or(self.path.len(), |start| start - 1);
+        let added_bytes: usize = added.iter().map(|segment| 1 + segment.len()).sum();
         if kept_bytes + added_bytes > PATH_BYTES_MAX {
             return Err("its path is too long");
         }
-        let is_above = added.iter().enumerate().all(|(index, part)| self.part(parts + index) == Some(*part));
-        if is_above { Err("it names a directory that it is in") } else { Ok(ResolvedName { parts, added }) }
+        let is_above =
+            added.iter().enumerate().all(|(index, segment)| self.segment(segments + index) == Some(*segment));
+        if is_above {
+            Err("it is the path of one of its parent directories")
+        } else {
+            Ok(ResolvedName { segments, added })
+        }
     }
 
-    fn part(&self, index: usize) -> Option<&str> {
+    fn segment(&self, index: usize) -> Option<&str> {
         let start = *self.starts.get(index)?;
         let end = self.starts.get(index + 1).map_or(self.path.len(), |next| next - 1);
         self.path.get(start..end)
@@ -133,11 +138,11 @@ impl EntryPath {
         let target = std::str::from_utf8(target).map_err(|_| "it is not UTF-8")?;
         check(target)?;
         let (mut up, mut named) = (self.depth(), false);
-        for part in target.split('/') {
-            match part {
+        for segment in target.split('/') {
+            match segment {
                 "" | "." => {}
-                ".." if named => return Err("it goes up after it went down"),
-                ".." => up = up.checked_sub(1).ok_or("it leads out of the root")?,
+                ".." if named => return Err("it has \"..\" after a name"),
+                ".." => up = up.checked_sub(1).ok_or("it points outside the root")?,
                 _ => named = true,
             }
         }
@@ -162,9 +167,9 @@ mod tests {
 
     /// The path after entering the segments of a path one by one.
     fn at(path: &str) -> EntryPath {
-        let mut parts = path.split('/');
-        let mut entry_path = EntryPath::root(parts.next().unwrap_or_default()).expect("a root");
-        parts.for_each(|part| entry_path.enter(part).expect("a part"));
+        let mut segments = path.split('/');
+        let mut entry_path = EntryPath::root(segments.next().unwrap_or_default()).expect("a root");
+        segments.for_each(|segment| entry_path.enter(segment).expect("a part"));
         entry_path
     }
 
@@ -203,14 +208,14 @@ mod tests {
             let entered = entry_path.enter(name).is_ok().then(|| entry_path.as_str().to_owned());
             assert_eq!(entered.as_deref(), expected, "{name:?} in {dir}");
             if expected.is_some() {
-                assert!(entry_path.parts().eq(entry_path.as_str().split('/')), "{entry_path:?}");
+                assert!(entry_path.segments().eq(entry_path.as_str().split('/')), "{entry_path:?}");
                 entry_path.leave();
             }
             assert_eq!((entry_path.as_str(), entry_path.starts.len()), (dir, dir.split('/').count()), "{name:?}");
         }
         assert!(at("root").check(&"x".repeat(PATH_BYTES_MAX)).is_err());
-        assert!(at("root").check(&vec!["x"; NAME_PARTS_MAX].join("/")).is_ok());
-        assert!(at("root").check(&vec!["x"; NAME_PARTS_MAX + 1].join("/")).is_err());
+        assert!(at("root").check(&vec!["x"; NAME_SEGMENTS_MAX].join("/")).is_ok());
+        assert!(at("root").check(&vec!["x"; NAME_SEGMENTS_MAX + 1].join("/")).is_err());
         assert!(EntryPath::root("bafkqaddjnzzxazldoqwxizltoq").is_ok());
         for name in ["", ".", "..", "a/b", "/a", "a\0"] {
             assert!(EntryPath::root(name).is_err(), "{name:?}");
@@ -225,11 +230,11 @@ mod tests {
             for name in &names {
                 let (before, starts) = (entry_path.as_str().to_owned(), entry_path.starts.clone());
                 if entry_path.enter(name).is_ok() {
-                    let mut parts: Vec<&str> = before.split('/').collect();
-                    for part in name.split('/') {
-                        if part == ".." { parts.pop(); } else { parts.push(part); }
+                    let mut segments: Vec<&str> = before.split('/').collect();
+                    for segment in name.split('/') {
+                        if segment == ".." { segments.pop(); } else { segments.push(segment); }
                     }
-                    prop_assert_eq!(entry_path.as_str(), parts.join("/"));
+                    prop_assert_eq!(entry_path.as_str(), segments.join("/"));
                     paths.push((before, starts));
                 }
             }

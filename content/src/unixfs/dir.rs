@@ -11,7 +11,7 @@ use crate::block::{Block, MAX_BLOCK_BYTES};
 use crate::budget::{Budget, Share};
 use crate::cid::Cid;
 use crate::dagpb::{PbLink, PbNode};
-use crate::source::{BlockSource, SourceError, at_hand, fetch};
+use crate::source::{BlockSource, SourceError, fetch, peek_or_inline};
 use crate::work::Work;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
@@ -513,7 +513,7 @@ impl Listing {
         while self.levels.last().is_some_and(|level| level.fetches.is_empty()) || self.may_prefetch() {
             let Some(level) = self.levels.last_mut() else { return Ok(()) };
             let Some(cid) = level.next_to_request()? else { break };
-            level.fetches.push_back(match at_hand(&*self.source, &cid) {
+            level.fetches.push_back(match peek_or_inline(&*self.source, &cid) {
                 Some(block) => ready(Ok(block)).boxed(),
                 None => self.source.get(&cid),
             });

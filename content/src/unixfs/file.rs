@@ -26,7 +26,7 @@ use super::{FileNode, Node, NodeError};
 use crate::block::{Block, MAX_BLOCK_BYTES};
 use crate::budget::{Budget, Share};
 use crate::cid::Cid;
-use crate::source::{BlockSource, SourceError, at_hand};
+use crate::source::{BlockSource, SourceError, peek_or_inline};
 use crate::work::Work;
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -381,7 +381,7 @@ impl FileReader {
         }
         match child {
             Err(error) => _ = self.parts.insert(offset, Part::Failed(error)),
-            Ok(child) => match at_hand(&*self.source, &child.cid) {
+            Ok(child) => match peek_or_inline(&*self.source, &child.cid) {
                 Some(block) => self.insert_block(offset, child, Ok(block)),
                 None => self.fetch(offset, child),
             },

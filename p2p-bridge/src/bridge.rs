@@ -436,7 +436,8 @@ async fn start_dhts(local: PeerId, options: &BridgeOptions, metrics: DhtMetrics)
 fn private_key(options: &BridgeOptions) -> Result<Option<SwarmKey>, StartError> {
     let Some(path) = &options.private.key_file else { return Ok(None) };
     let key = SwarmKey::read(path).map_err(|error| StartError::Private { path: path.clone(), error })?;
-    tracing::info!(fingerprint = %key.fingerprint(), "private network: this node connects only to peers with the same key");
+    let fingerprint = key.fingerprint();
+    tracing::info!(%fingerprint, "private network: this node connects only to peers with the same key");
     Ok(Some(key))
 }
 

@@ -136,6 +136,6 @@ pub fn build(
 fn neighbours(keypair: &Keypair) -> Option<mdns::tokio::Behaviour> {
     let started = mdns::tokio::Behaviour::new(mdns::Config::default(), keypair.public().to_peer_id());
     started
-        .inspect_err(|error| tracing::warn!(%error, "multicast DNS is not available: peers in the local network are not discovered"))
+        .inspect_err(|error| tracing::warn!(%error, "cannot discover local peers: multicast DNS is not available"))
         .ok()
 }

@@ -247,7 +247,7 @@ impl Behaviour {
             self.metrics.block_received(kind, 1, bytes as u64);
             if kind == Kind::Unsolicited {
                 tracing::debug!(%peer, ?key, "the peer sent an unsolicited block");
-                self.offended(peer, Offence::Lie);
+                self.offended(peer, Offence::InvalidBlock);
             }
             // A waiter may have been added after delivery and before this event.
             for (cid, session) in self.wants.waiting(&key) {

@@ -6,9 +6,9 @@
 //!
 //! - [`DialFilter`], around all transports. It rejects unsupported shapes, and decides to which sockets the dial may
 //!   connect.
-//! - [`SocketFilter`], directly above TCP and QUIC, below DNS. It connects to the IP address in the multiaddr, or to one
-//!   that a name was resolved to: for the operator's names ([`OperatorAddresses`]) to any address, for others only to
-//!   public ones.
+//! - [`SocketFilter`], directly above TCP and QUIC, below DNS. It connects to the IP address in the multiaddr, or to
+//!   one that a name was resolved to: for the operator's names ([`OperatorAddresses`]) to any address, for others only
+//!   to public ones.
 //!
 //! The outer wrapper passes its decision to the inner one in a task-local variable while the dial is polled, because
 //! the transports between them pass on nothing but the address.

@@ -2,8 +2,8 @@
 //! multicast DNS.
 //!
 //! Goals: the operator's settings take precedence: what is announced instead, in addition, and never. One rule for all
-//! protocols, which [`AnnounceFilter`] applies to libp2p's behaviours. Non-goals: whether peers can reach an address, and
-//! which scope of the DHT it belongs to ([`crate::scope`]).
+//! protocols, which [`AnnounceFilter`] applies to libp2p's behaviours. Non-goals: whether peers can reach an address,
+//! and which scope of the DHT it belongs to ([`crate::scope`]).
 
 use crate::options::{BridgeOptions, NoAnnounce};
 use crate::scope::Borders;

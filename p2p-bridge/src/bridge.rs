@@ -32,7 +32,7 @@ use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
 use crate::task::announce::Announcing;
 use crate::task::nat::Nat;
-use crate::task::{Acquaintances, Command, Delegation, Task};
+use crate::task::{Command, Delegation, KnownPeers, Task};
 use crate::wants::Wants;
 use crate::{http_source, identity, tls, transport, udp};
 use bytes::Bytes;
@@ -174,11 +174,11 @@ impl Bridge {
         let delegation = Delegation::new(routers.clone(), options.dial_private);
         let peerbook = Peerbook::load(&options.data_dir);
         let memory = Memory::load(&options.data_dir);
-        let acquaintances = Acquaintances { peerings, bootstraps, peerbook, memory };
+        let known_peers = KnownPeers { peerings, bootstraps, peerbook, memory };
         let announcing = Announcing::new(peer_id, &options, providing::metrics::Metrics::register(registry));
         let nat = Nat::new(&options, NatMetrics::register(registry));
         let (of_task, metrics, bandwidth) = (metrics.clone(), Arc::new(metrics), Arc::new(bandwidth));
-        tokio::spawn(Task::new(swarm, inbox, of_task, acquaintances, delegation, announcing, nat).run());
+        tokio::spawn(Task::new(swarm, inbox, of_task, known_peers, delegation, announcing, nat).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         let finders = Arc::new(Semaphore::new(FINDERS_MAX));
         let connects = Arc::new(Semaphore::new(CONNECTS_MAX));
@@ -436,7 +436,8 @@ async fn start_dhts(local: PeerId, options: &BridgeOptions, metrics: DhtMetrics)
 fn private_key(options: &BridgeOptions) -> Result<Option<SwarmKey>, StartError> {
     let Some(path) = &options.private.key_file else { return Ok(None) };
     let key = SwarmKey::read(path).map_err(|error| StartError::Private { path: path.clone(), error })?;
-    tracing::info!(fingerprint = %key.fingerprint(), "private network: this node connects only to peers with the same key");
+    let fingerprint = key.fingerprint();
+    tracing::info!(%fingerprint, "private network: this node connects only to peers with the same key");
     Ok(Some(key))
 }
 

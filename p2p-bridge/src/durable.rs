@@ -128,7 +128,7 @@ fn former_of(path: &Path) -> PathBuf {
 }
 
 fn not_undone(path: &Path, error: &io::Error) {
-    tracing::error!(path = %path.display(), %error, "a file change failed and cannot be undone: a power cut may revert it");
+    tracing::error!(path = %path.display(), %error, "cannot undo a failed file change: a power cut may revert it");
 }
 
 /// Reads a file of at most `bytes_max` bytes.

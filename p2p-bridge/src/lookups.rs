@@ -195,7 +195,7 @@ impl Lookups {
         lookup.scopes.insert(scope, if answered { State::Answered } else { State::Waiting });
     }
 
-    /// Ends the searches whose queries have all finished with an answer. With `expects_peers`, which says that peers of the
+    /// Ends the searches whose queries have all finished with an answer. If `expects_peers`, because peers of the
     /// public network may be connected soon, searches without results wait for them for a while.
     pub fn settle(&mut self, now: Instant, expects_peers: bool) {
         self.lookups.retain(|_, lookup| !lookup.is_over(now, expects_peers));

@@ -54,7 +54,7 @@ pub(crate) struct DhtLabel {
 impl EncodeLabelValue for Offence {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
         encoder.write_str(match self {
-            Self::Lie => "lie",
+            Self::InvalidBlock => "lie",
             Self::Protocol => "protocol",
             Self::Flood => "flood",
             Self::Stall => "stall",

@@ -54,7 +54,7 @@ impl Peerbook {
         let peers = match peers {
             Ok(peers) => peers.into_iter().filter_map(|(id, entry)| Some((id.parse().ok()?, entry))).collect(),
             Err(reason) => {
-                tracing::debug!(path = %path.display(), reason, "cannot load the table of known peers: starting with an empty one");
+                tracing::debug!(path = %path.display(), reason, "cannot load the table of known peers, starting empty");
                 HashMap::new()
             }
         };

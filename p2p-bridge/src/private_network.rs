@@ -59,7 +59,8 @@ impl SwarmKey {
             return Err(KeyError::NotAFile);
         }
         if is_open_to_others(&metadata) {
-            tracing::warn!(path = %path.display(), "other users can read the key of the private network: run chmod 0600 on the file");
+            let path = path.display();
+            tracing::warn!(%path, "other users can read the key of the private network: chmod 0600 the file");
         }
         let mut bytes = Vec::new();
         File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;

@@ -6,7 +6,7 @@ use crate::admission::Admission;
 use crate::announced::{AnnounceFilter, Announced};
 use crate::bitswap;
 use crate::dht::behaviour::Scoped;
-use crate::nat::guarded::Guarded;
+use crate::nat::guarded::AddressFiltered;
 use crate::nat::port_mapping::PortMapping;
 use crate::nat::{self, Behaviours};
 use crate::options::BridgeOptions;
@@ -35,11 +35,11 @@ pub struct Behaviour {
     pub identify: AnnounceFilter<identify::Behaviour>,
     ping: ping::Behaviour,
     relay: relay::client::Behaviour,
-    dcutr: Toggle<Guarded<dcutr::Behaviour>>,
+    dcutr: Toggle<AddressFiltered<dcutr::Behaviour>>,
     upnp: Toggle<PortMapping>,
-    autonat: Toggle<Guarded<autonat::v2::client::Behaviour>>,
-    autonat_server: Toggle<Guarded<autonat::v2::server::Behaviour>>,
-    autonat_v1: Toggle<Guarded<autonat::v1::Behaviour>>,
+    autonat: Toggle<AddressFiltered<autonat::v2::client::Behaviour>>,
+    autonat_server: Toggle<AddressFiltered<autonat::v2::server::Behaviour>>,
+    autonat_v1: Toggle<AddressFiltered<autonat::v1::Behaviour>>,
     mdns: Toggle<AnnounceFilter<mdns::tokio::Behaviour>>,
 }
 
@@ -56,14 +56,14 @@ impl Behaviour {
     pub fn test_addresses_again(&mut self) {
         if let Some(autonat) = self.autonat.as_mut() {
             let mapped = self.upnp.as_ref().into_iter().flat_map(PortMapping::mapped);
-            autonat.begin_again(nat::autonat(), mapped);
+            autonat.replace_inner(nat::autonat(), mapped);
         }
     }
 
     /// Stops testing an address that is no longer the node's.
     pub fn stop_testing(&mut self, address: &Multiaddr) {
         if let Some(autonat) = self.autonat.as_mut() {
-            autonat.forget(address);
+            autonat.remove(address);
         }
     }
 
@@ -136,6 +136,6 @@ pub fn build(
 fn neighbours(keypair: &Keypair) -> Option<mdns::tokio::Behaviour> {
     let started = mdns::tokio::Behaviour::new(mdns::Config::default(), keypair.public().to_peer_id());
     started
-        .inspect_err(|error| tracing::warn!(%error, "multicast DNS is not available: peers in the local network are not discovered"))
+        .inspect_err(|error| tracing::warn!(%error, "cannot discover local peers: multicast DNS is not available"))
         .ok()
 }

@@ -34,7 +34,7 @@ pub fn enlarge_buffers(ports: &[u16]) {
             }
         }
         Err(error) => {
-            tracing::warn!(%error, "cannot enlarge the receive buffers of QUIC, so bursts of packets are lost: raise net.core.rmem_default");
+            tracing::warn!(%error, "cannot enlarge the receive buffers of QUIC: raise net.core.rmem_default");
         }
     }
 }

@@ -242,12 +242,12 @@ impl Behaviour {
             let kind = match self.client.received_block(peer, key, bytes, now) {
                 Use::Wanted => Kind::Wanted,
                 Use::Duplicate => Kind::Duplicate,
-                Use::Lie => Kind::Unsolicited,
+                Use::Invalid => Kind::Unsolicited,
             };
             self.metrics.block_received(kind, 1, bytes as u64);
             if kind == Kind::Unsolicited {
                 tracing::debug!(%peer, ?key, "the peer sent an unsolicited block");
-                self.offended(peer, Offence::Lie);
+                self.offended(peer, Offence::InvalidBlock);
             }
             // A waiter may have been added after delivery and before this event.
             for (cid, session) in self.wants.waiting(&key) {
@@ -377,7 +377,7 @@ impl Behaviour {
             self.client.peer_disconnected(peer, Instant::now());
             self.server.disconnected(peer);
         } else if was_used {
-            self.client.ask_again(peer);
+            self.client.resend_requests(peer);
             self.server.answers_lost(peer);
         }
     }
@@ -440,7 +440,7 @@ impl NetworkBehaviour for Behaviour {
             }
             HandlerEvent::Unreachable => self.client.peer_failed(peer, now),
             HandlerEvent::Lost => self.client.answer_lost(peer, now),
-            HandlerEvent::Declined => self.client.ask_again(peer),
+            HandlerEvent::Declined => self.client.resend_requests(peer),
             HandlerEvent::Stalled => {
                 let traffic = self.traffic.get(&peer).and_then(Weak::upgrade);
                 if traffic.is_none_or(|traffic| traffic.note_stall(STALL_PERIOD)) {

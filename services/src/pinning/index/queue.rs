@@ -36,8 +36,8 @@ impl Index {
             root.active = false;
         }
         self.requeue(cid);
-        self.forget_if_unknown(cid);
-        self.forget_owner_if_empty(&owner);
+        self.remove_root_if_unused(cid);
+        self.remove_owner_if_empty(&owner);
     }
 
     /// When the next root is due, with `share` as for [`Index::take_next`].

@@ -48,7 +48,7 @@ pub struct Meter(Arc<Mutex<Inner>>);
 struct Inner {
     /// The source, until the rest of it is taken back.
     source: Option<Source>,
-    came: u64,
+    bytes_read: u64,
     allowance: Allowance,
 }
 
@@ -69,12 +69,12 @@ impl Meter {
     }
 
     fn new(source: Source, allowance: Allowance) -> Self {
-        Self(Arc::new(Mutex::new(Inner { source: Some(source), came: 0, allowance })))
+        Self(Arc::new(Mutex::new(Inner { source: Some(source), bytes_read: 0, allowance })))
     }
 
     /// The number of bytes that were read.
-    pub fn came(&self) -> u64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).came
+    pub fn bytes_read(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).bytes_read
     }
 
     /// Takes the unread rest. Nothing can be read after this.
@@ -89,15 +89,15 @@ impl Meter {
 impl AsyncRead for Meter {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Inner { source, came, allowance } = &mut *inner;
+        let Inner { source, bytes_read, allowance } = &mut *inner;
         let before = buf.filled().len();
         match source {
             Some(Source::Upload(upload)) => std::task::ready!(Pin::new(upload).poll_read(cx, buf))?,
             Some(Source::Stored(file)) => std::task::ready!(Pin::new(file).poll_read(cx, buf))?,
             None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
         }
-        *came += (buf.filled().len() - before) as u64;
-        Poll::Ready(allowance.check(*came).map_err(io::Error::other))
+        *bytes_read += (buf.filled().len() - before) as u64;
+        Poll::Ready(allowance.check(*bytes_read).map_err(io::Error::other))
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
             let read = meter.clone().read_to_end(&mut Vec::new()).await;
             let said = read.map_or_else(|error| UploadError::from(error).to_string(), |_| "complete".to_owned());
             assert!(said.contains(words), "{said}");
-            assert_eq!(meter.came(), 10);
+            assert_eq!(meter.bytes_read(), 10);
         }
     }
 

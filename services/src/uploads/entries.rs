@@ -2,7 +2,7 @@
 //! complete.
 
 use crate::uploads::names::Path;
-use crate::uploads::pipeline::{Added, Note, Pipeline, Watch};
+use crate::uploads::pipeline::{Added, BareEntry, Pipeline, Watch};
 use crate::uploads::tree::Catalogue;
 use crate::uploads::{Event, Events, Progress, UploadError};
 use content::importer::{Attributes, Part};
@@ -40,7 +40,7 @@ impl EntryWriter<'_, '_> {
     /// As [`Self::file`].
     pub fn folder(&mut self, path: &Path, attributes: Attributes) -> Result<(), UploadError> {
         let attributes = self.filtered(attributes);
-        self.pipeline.note(Note::Folder { path: path.clone(), attributes })
+        self.pipeline.bare_entry(BareEntry::Folder { path: path.clone(), attributes })
     }
 
     /// Imports a symlink.
@@ -57,7 +57,7 @@ impl EntryWriter<'_, '_> {
     /// # Errors
     /// As [`Self::file`].
     pub fn hard_link(&mut self, path: &Path, target: &Path) -> Result<(), UploadError> {
-        self.pipeline.note(Note::HardLink { path: path.clone(), target: target.clone() })
+        self.pipeline.bare_entry(BareEntry::HardLink { path: path.clone(), target: target.clone() })
     }
 
     fn filtered(&self, attributes: Attributes) -> Attributes {
@@ -127,10 +127,10 @@ impl Watch for CatalogueWatch {
         self.progress.added(&added.path, added.part)
     }
 
-    fn noted(&mut self, note: Note) -> Result<(), UploadError> {
-        match note {
-            Note::Folder { path, attributes } => self.catalogue.folder(&path, attributes),
-            Note::HardLink { path, target } => self.catalogue.hard_link(&path, &target),
+    fn bare_entry(&mut self, entry: BareEntry) -> Result<(), UploadError> {
+        match entry {
+            BareEntry::Folder { path, attributes } => self.catalogue.folder(&path, attributes),
+            BareEntry::HardLink { path, target } => self.catalogue.hard_link(&path, &target),
         }
     }
 }

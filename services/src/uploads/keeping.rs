@@ -165,11 +165,11 @@ impl Cached {
 
     async fn settle(&mut self) -> Result<(), UploadError> {
         self.store.written().await?;
-        let mut gone = self.count_gone(&self.keys[..]).await?;
+        let mut gone = self.count_evicted(&self.keys[..]).await?;
         if let Some(mut file) = self.file.take() {
             file.flush().await.map_err(UploadError::Scratch)?;
             file.rewind().await.map_err(UploadError::Scratch)?;
-            gone += self.count_gone(BufReader::with_capacity(KEYS_BYTES_MAX, file)).await?;
+            gone += self.count_evicted(BufReader::with_capacity(KEYS_BYTES_MAX, file)).await?;
         }
         match gone {
             0 => Ok(()),
@@ -178,7 +178,7 @@ impl Cached {
     }
 
     /// The number of keys whose blocks are not stored.
-    async fn count_gone(&self, mut keys: impl AsyncRead + Unpin) -> Result<u64, UploadError> {
+    async fn count_evicted(&self, mut keys: impl AsyncRead + Unpin) -> Result<u64, UploadError> {
         let mut gone = 0;
         loop {
             let next = read_keys(&mut keys).await.map_err(UploadError::Scratch)?;

@@ -285,14 +285,14 @@ type Resources = (Permit, Share);
 const MEMORY_EVERY: Duration = Duration::from_millis(250);
 /// The maximum memory for each byte of a body: a byte may become a link of an inner node, and an entry of a form a
 /// record.
-const HELD_PER_BYTE: usize = 64;
+const MEMORY_PER_BYTE: usize = 64;
 /// The memory of the smallest upload, in bytes.
-const HELD_BYTES_MIN: usize = 1 << 20;
+const MEMORY_BYTES_MIN: usize = 1 << 20;
 
 /// The memory for a body of at most so many bytes: `most`, or less for a short one, each piece of which needs `least`.
 pub fn memory_for(most: usize, least: usize, body_bytes_max: Option<u64>) -> usize {
     let body = body_bytes_max.map_or(usize::MAX, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-    most.min(body.saturating_mul(HELD_PER_BYTE).saturating_add(HELD_BYTES_MIN + least))
+    most.min(body.saturating_mul(MEMORY_PER_BYTE).saturating_add(MEMORY_BYTES_MIN + least))
 }
 
 impl Uploads {

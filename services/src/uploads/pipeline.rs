@@ -57,15 +57,15 @@ pub trait Watch {
     ///
     /// # Errors
     /// Any error aborts the import.
-    fn noted(&mut self, note: Note) -> Result<(), UploadError> {
-        _ = note;
+    fn bare_entry(&mut self, entry: BareEntry) -> Result<(), UploadError> {
+        _ = entry;
         Ok(())
     }
 }
 
 /// An entry without content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Note {
+pub enum BareEntry {
     /// A folder, whose entries follow by their paths.
     Folder {
         /// Its path.
@@ -178,8 +178,8 @@ impl<'a> Pipeline<'a> {
     ///
     /// # Errors
     /// The error of the observer.
-    pub fn note(&mut self, note: Note) -> Result<(), UploadError> {
-        self.builder.watch.noted(note)
+    pub fn bare_entry(&mut self, entry: BareEntry) -> Result<(), UploadError> {
+        self.builder.watch.bare_entry(entry)
     }
 
     /// Begins a folder, inside the current one if there is one.

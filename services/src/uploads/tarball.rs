@@ -30,7 +30,7 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 ///
 /// # Errors
 /// [`UploadError`].
-pub fn take(reader: impl Read, entries: &mut EntryWriter<'_, '_>) -> Result<(), UploadError> {
+pub fn import(reader: impl Read, entries: &mut EntryWriter<'_, '_>) -> Result<(), UploadError> {
     let bounds = Bounds::default();
     let mut reader = BoundedReader { inner: BufReader::with_capacity(READ_BYTES, reader), bounds: bounds.clone() };
     reject_gzip(&mut reader)?;
@@ -41,7 +41,7 @@ pub fn take(reader: impl Read, entries: &mut EntryWriter<'_, '_>) -> Result<(), 
         let Some(entry) = members.next() else { break };
         let entry = entry.map_err(|error| broken(error, &bounds))?;
         bounds.allow(u64::MAX);
-        take_entry(entry, entries).map_err(|error| match error {
+        import_entry(entry, entries).map_err(|error| match error {
             UploadError::Read(error) => broken(error, &bounds),
             error => error,
         })?;
@@ -73,7 +73,7 @@ fn broken(error: io::Error, bounds: &Bounds) -> UploadError {
     }
 }
 
-fn take_entry(mut entry: Entry<'_, impl Read>, entries: &mut EntryWriter<'_, '_>) -> Result<(), UploadError> {
+fn import_entry(mut entry: Entry<'_, impl Read>, entries: &mut EntryWriter<'_, '_>) -> Result<(), UploadError> {
     let kind = entry.header().entry_type();
     if kind == EntryType::XGlobalHeader {
         // Comments about the whole archive.

@@ -14,11 +14,11 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The memory budget of entries, in bytes; more are sorted on the disk.
-const ROOM_BYTES: usize = 16 << 20;
+const BUDGET_BYTES: usize = 16 << 20;
 /// A folder with up to so many bytes of entries is built in memory.
 const SMALL_BYTES: u64 = 4 << 20;
 /// The maximum memory of a catalogue, in bytes: its entries, those of one folder that is built, and a growing list.
-pub const MEMORY_BYTES_MAX: usize = ROOM_BYTES + 2 * SMALL_BYTES as usize;
+pub const MEMORY_BYTES_MAX: usize = BUDGET_BYTES + 2 * SMALL_BYTES as usize;
 /// The maximum number of top-level entries without a wrapping folder: each gets its own pin.
 pub const ROOTS_MAX: usize = 1_000;
 
@@ -72,7 +72,7 @@ pub type OnFolder<'a> = &'a mut dyn FnMut(Vec<u8>, &Part) -> Result<(), UploadEr
 impl Catalogue {
     /// An empty catalogue for at most so many entries, which writes to `folder` what exceeds the memory budget.
     pub fn new(folder: PathBuf, count_max: u64) -> Self {
-        let budget = MemoryBudget::new(ROOM_BYTES);
+        let budget = MemoryBudget::new(BUDGET_BYTES);
         let entries = Sorter::new(folder.clone(), budget.clone());
         Self { folder, budget, entries, links: None, count: 0, count_max, top: None }
     }

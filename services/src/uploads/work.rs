@@ -177,8 +177,8 @@ fn read(form: &Form, meter: &Meter, runtime: &Handle, entries: &mut EntryWriter<
             let path = name.as_deref().map(|name| names::Path::of_name(name.as_bytes())).transpose()?;
             entries.file(path.as_ref(), Attributes::default(), reader())
         }
-        Form::Multipart { boundary, kubo } => multipart::take(meter, boundary, *kubo, runtime, entries),
-        Form::Tar => tarball::take(reader(), entries),
+        Form::Multipart { boundary, kubo } => multipart::import(meter, boundary, *kubo, runtime, entries),
+        Form::Tar => tarball::import(reader(), entries),
         // A CAR is imported elsewhere.
         Form::Car { .. } => Ok(()),
     }

@@ -32,7 +32,7 @@ use tokio_util::io::SyncIoBridge;
 ///
 /// # Errors
 /// [`UploadError`].
-pub fn take(
+pub fn import(
     body: &Meter,
     boundary: &str,
     kubo: bool,

@@ -60,7 +60,7 @@ pub enum UploadError {
         bytes_max: usize,
     },
     /// The policy withholds the content.
-    #[error("{cid} is withheld: {}", why(*.verdict))]
+    #[error("the policy rejects {cid}: {}", why(*.verdict))]
     Denied {
         /// The first withheld block.
         cid: Cid,

@@ -69,11 +69,6 @@ impl Database {
         self.writable.get().unwrap_or(&self.first)
     }
 
-    /// The same for a change of what families there are, before anybody else has it.
-    pub(crate) fn exclusive(&mut self) -> &mut DB {
-        self.writable.get_mut().unwrap_or(&mut self.first)
-    }
-
     /// The database with one of its families: both as they are open now, for a handle of one is none of the other.
     pub(crate) fn family(&self, name: &str) -> Result<(&DB, &ColumnFamily), StoreError> {
         let db = self.now();

@@ -33,7 +33,7 @@ async fn until_signalled(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()> {
         node = Node::start(loaded) => node?,
         () = signals.end() => return Ok(()),
     };
-    print(&Ready(&node.places).to_string())?;
+    print(&Ready(&node.addresses).to_string())?;
     loop {
         tokio::select! {
             wanted = signals.next() => match wanted {

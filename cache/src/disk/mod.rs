@@ -35,7 +35,6 @@
 //! | [`offline`], `mend` | looking at a store that no gateway runs on, and mending its index |
 //! | [`rebuild`], `scan`, `index_files` | an index that is damaged, made anew from the segments |
 //! | `watermarks` | whether the index has everything that was acknowledged |
-//! | `migrate` | stores of earlier releases |
 //! | `block_store` | all of it as a [`crate::BlockStore`] |
 //!
 //! Non-goals: exact recency, which would write on every read.
@@ -46,7 +45,6 @@ pub(crate) mod faults;
 pub(crate) mod files;
 mod index_files;
 mod mend;
-mod migrate;
 pub mod offline;
 mod reads;
 pub mod rebuild;
@@ -426,7 +424,7 @@ impl Disk {
     }
 }
 
-/// Opens a store whose folder is locked, and brings it up to date.
+/// Opens a store whose folder is locked.
 ///
 /// # Errors
 /// Those of [`Disk::open`], and [`StoreError::IndexDamaged`].
@@ -434,13 +432,7 @@ fn open_store(dir: &Path, options: &DiskOptions, lock: &Lock) -> Result<Store, S
     if let Some(reason) = index_files::unusable(dir)? {
         return Err(StoreError::index_damaged(reason));
     }
-    let store = Store::open(dir, options, Lock::clone(lock))?;
-    match store.is_legacy() {
-        // It would be moved, which takes space.
-        true if !store.is_writable() => Err(StoreError::Full { free: 0, needed: 0 }),
-        true => migrate::run(store, options),
-        false => Ok(store),
-    }
+    Store::open(dir, options, Lock::clone(lock))
 }
 
 fn parse_pin((root, record): &store::Row) -> Result<(Cid, PinRecord), StoreError> {

@@ -180,7 +180,7 @@ fn known_pins(dir: &Path, options: &DiskOptions, lock: &Lock) -> Result<KnownPin
 /// The pins of a damaged index, if all of them can be read.
 fn harvest(dir: &Path, options: &DiskOptions, lock: &Lock) -> Option<Vec<(Cid, PinRecord)>> {
     index_files::manifest(dir)?;
-    let store = Store::open_families(dir, options, Lock::clone(lock), &[]).ok()?;
+    let store = Store::open_families(dir, options, Lock::clone(lock)).ok()?;
     let rows = store.rows_from(PINS, &[]).ok()?;
     rows.map(|row| super::parse_pin(&row?)).collect::<Result<_, StoreError>>().ok()
 }
@@ -203,7 +203,7 @@ fn rebuild(
     known: &KnownPins,
     on_progress: OnRebuild<'_>,
 ) -> Result<Rebuilt, StoreError> {
-    let mut store = Store::open_families(dir, options, Lock::clone(lock), &[])?;
+    let mut store = Store::open_families(dir, options, Lock::clone(lock))?;
     let mut rebuild = Rebuild { store: &store, batch: WriteBatch::default(), staged: HashMap::new(), on_progress };
     let mut progress = RebuildProgress { pins_total: known.pins.len(), ..RebuildProgress::default() };
     let segments = rebuild.read_segments(&mut progress)?;

@@ -12,9 +12,6 @@
 //!
 //! Numbers are big-endian, so that keys sort by them. A binary multihash tells its own length: none is a prefix of
 //! another, and whatever follows one in a key can be told apart.
-//!
-//! Schema 1 had the values in a family `blocks` and the order of those that are not pinned in `fifo`; [`super::migrate`]
-//! moves them.
 
 pub(crate) use crate::pins::{PinId, PinRecord};
 

@@ -14,7 +14,7 @@ use super::schema::{
 };
 use super::touched::Touched;
 use super::watermarks::Watermarks;
-use super::{DiskOptions, migrate, parse_pin, record, summary};
+use super::{DiskOptions, parse_pin, record, summary};
 use crate::database::{self, Access, Database};
 use crate::error::StoreError;
 use crate::lock::{DirLock, LockError};
@@ -91,8 +91,8 @@ impl Store {
     /// said.
     pub(crate) fn open(dir: &Path, options: &DiskOptions, lock: Lock) -> Result<Self, StoreError> {
         let manifest = index_files::manifest(dir);
-        let legacy = refuse_unknown_families(dir)?;
-        let mut store = Self::open_families(dir, options, lock, &legacy)?;
+        refuse_unknown_families(dir)?;
+        let mut store = Self::open_families(dir, options, lock)?;
         store.check_schema(dir)?;
         store.compare_with_journal(manifest).inspect_err(|error| {
             // Whoever opens it next must not have to find out again.
@@ -107,16 +107,10 @@ impl Store {
     }
 
     /// Opens the store in `dir` whatever its journal says.
-    pub(super) fn open_families(
-        dir: &Path,
-        options: &DiskOptions,
-        lock: Lock,
-        legacy: &[String],
-    ) -> Result<Self, StoreError> {
+    pub(super) fn open_families(dir: &Path, options: &DiskOptions, lock: Lock) -> Result<Self, StoreError> {
         let reserve = reserve(dir, options)?;
         let (bounds, at, settings) = (IndexBounds::of(&reserve), dir.to_owned(), options.clone());
-        let legacy = legacy.to_vec();
-        let database = Database::open(move |access| open_database(&at, &settings, bounds, &legacy, access))?;
+        let database = Database::open(move |access| open_database(&at, &settings, bounds, access))?;
         let open_max = u64::try_from(options.open_files_max).unwrap_or(u64::MAX) / 2;
         let files = Files::open(dir.join(SEGMENTS_DIR), open_max)?;
         // Only now: a journal without an index tells of one that was lost.
@@ -278,7 +272,7 @@ impl Store {
         db.get_pinned_cf(family, key).map_err(|error| self.said(error))
     }
 
-    /// A store of an earlier schema keeps its number until [`super::migrate`] is done with it.
+    /// Writes the schema of a new store, and refuses one that this release does not know.
     fn check_schema(&self, dir: &Path) -> Result<(), StoreError> {
         match self.pinned(META, KEY_SCHEMA)? {
             None => {
@@ -293,20 +287,6 @@ impl Store {
     pub(crate) fn write_schema(&self) -> Result<(), StoreError> {
         let (db, meta) = self.database.family(META)?;
         db.put_cf(meta, KEY_SCHEMA, SCHEMA.to_be_bytes()).map_err(|error| self.said(error))
-    }
-
-    /// Whether there is anything of an earlier schema.
-    pub(crate) fn is_legacy(&self) -> bool {
-        migrate::FAMILIES.iter().any(|name| self.database.now().cf_handle(name).is_some())
-    }
-
-    /// Takes away what only earlier schemas have.
-    pub(crate) fn drop_legacy(&mut self) -> Result<(), StoreError> {
-        let db = self.database.exclusive();
-        for name in migrate::FAMILIES.iter().filter(|name| db.cf_handle(name).is_some()).collect::<Vec<_>>() {
-            db.drop_cf(name)?;
-        }
-        Ok(())
     }
 
     /// A family, for a batch.
@@ -755,16 +735,16 @@ pub(crate) fn lock(dir: &Path) -> Result<Lock, StoreError> {
     }
 }
 
-/// The families of earlier schemas that are here. A newer schema may have families that RocksDB would not open without
-/// being told how. So that the refusal can name the schema, it is read from the families that are known, without writing.
-fn refuse_unknown_families(dir: &Path) -> Result<Vec<String>, StoreError> {
+/// Refuses a store with other column families than this schema has. A newer schema may have families that RocksDB would not open
+/// without their options. So that the refusal can name the schema, it is read from the families that are known, without writing.
+fn refuse_unknown_families(dir: &Path) -> Result<(), StoreError> {
     if index_files::manifest(dir).is_none() {
-        return Ok(Vec::new());
+        return Ok(());
     }
     let mut found = DB::list_cf(&Options::default(), dir)?;
     found.retain(|name| !FAMILIES.contains(&name.as_str()));
-    if found.iter().all(|name| migrate::FAMILIES.contains(&name.as_str())) {
-        return Ok(found);
+    if found.is_empty() {
+        return Ok(());
     }
     let db = DB::open_cf_for_read_only(&Options::default(), dir, ["default", META], false)?;
     let schema = db.cf_handle(META).and_then(|meta| db.get_cf(meta, KEY_SCHEMA).transpose()).transpose()?;
@@ -807,14 +787,8 @@ impl IndexBounds {
     }
 }
 
-fn open_database(
-    dir: &Path,
-    options: &DiskOptions,
-    bounds: IndexBounds,
-    legacy: &[String],
-    access: Access,
-) -> Result<DB, rocksdb::Error> {
-    let (settings, families) = (db_options(options, bounds), families(options, bounds, legacy));
+fn open_database(dir: &Path, options: &DiskOptions, bounds: IndexBounds, access: Access) -> Result<DB, rocksdb::Error> {
+    let (settings, families) = (db_options(options, bounds), families(options, bounds));
     match access {
         Access::Write => DB::open_cf_descriptors(&settings, dir, families),
         Access::ReadOnly => DB::open_cf_descriptors_read_only(&settings, dir, families, false),
@@ -839,7 +813,7 @@ fn db_options(options: &DiskOptions, bounds: IndexBounds) -> Options {
     db
 }
 
-fn families(options: &DiskOptions, bounds: IndexBounds, legacy: &[String]) -> Vec<ColumnFamilyDescriptor> {
+fn families(options: &DiskOptions, bounds: IndexBounds) -> Vec<ColumnFamilyDescriptor> {
     let cache = Cache::new_lru_cache(options.block_cache_bytes);
     let family = |name: &str| {
         let mut table = BlockBasedOptions::default();
@@ -861,5 +835,5 @@ fn families(options: &DiskOptions, bounds: IndexBounds, legacy: &[String]) -> Ve
         }
         ColumnFamilyDescriptor::new(name, cf)
     };
-    FAMILIES.into_iter().chain(legacy.iter().map(String::as_str)).map(family).collect()
+    FAMILIES.into_iter().map(family).collect()
 }

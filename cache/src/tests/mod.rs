@@ -15,7 +15,6 @@ mod import;
 mod interleavings;
 mod ledger;
 mod memory;
-mod migrate;
 mod million;
 mod offline;
 mod power;

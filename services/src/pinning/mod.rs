@@ -5,6 +5,7 @@
 //! | [`request`] | [`Request`]: a pin request, as it is shown |
 //! | [`filter`] | [`Filter`]: selects requests; [`Page`]: one page of a listing |
 //! | [`service`] | [`Pins`]: the operations on requests |
+//! | [`adopt`] | stored blocks become an owner's pins |
 //! | [`index`] | all requests in memory, and the fetch queue |
 //! | [`record`] | the records in the pin metadata store |
 //! | [`clock`] | a monotonic clock in milliseconds since the epoch |
@@ -27,6 +28,7 @@
 //! blocks are fetched again, retried without limit, and the rest is kept. Missing blocks that the policy withholds are
 //! not fetched; the requests report that until the rules change.
 
+pub mod adopt;
 pub mod clock;
 pub mod fetch;
 pub mod filter;

@@ -8,7 +8,7 @@ use crate::pinning::fetch::{Fetch, FetchError, Step, Verdict};
 use crate::pinning::index::Outcome;
 use crate::pinning::record::Work;
 use crate::pinning::request::ORIGINS_MAX;
-use crate::pinning::service::{PinOptions, Pins, PinsError, progress};
+use crate::pinning::service::{FollowUp, PinOptions, Pins, PinsError, progress};
 use crate::pinning::walk::BlockSources;
 use cache::{PinState, PinSummary};
 use content::Cid;
@@ -133,7 +133,7 @@ impl Pins {
         // By now its next attempt is scheduled, if there is one.
         self.index_mut().end_work(root);
         if !self.index().is_needed(root) {
-            self.drop_pin(root).await;
+            self.drop_pin(root);
         }
         self.changed();
         handled
@@ -150,7 +150,7 @@ impl Pins {
         self.delete_work(root).await?;
         if self.index().is_needed(root) {
             tracing::info!(%root, blocks = summary.blocks, bytes = summary.bytes, "pinned");
-            self.reach.announce(root).await;
+            self.follow_ups().push(FollowUp::Announce(*root));
         }
         Ok(())
     }

@@ -1,11 +1,8 @@
-//! Quotas of uploads, and recording their pins for the owner in the pin service.
+//! Quotas of uploads, and errors of the pin service.
 
 use crate::access::Principal;
-use crate::pinning::{Owner, Pins, PinsError, Status};
+use crate::pinning::{Owner, Pins, PinsError};
 use crate::uploads::UploadError;
-use content::Cid;
-use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// The owner's byte quota and what is left of it; `None` if it is unlimited.
 ///
@@ -20,60 +17,6 @@ pub fn quota(pins: &Pins, principal: &Principal) -> Result<Option<(u64, u64)>, U
     match principal.quota.bytes_max.zip(room.bytes) {
         Some((bytes_max, 0)) => Err(UploadError::Quota { bytes_max, left: 0 }),
         quota => Ok(quota),
-    }
-}
-
-/// Records pins for an owner, and returns the IDs of the requests; all of them, or none if one fails. Requests that the
-/// owner already has with the same name are reused.
-///
-/// # Errors
-/// [`UploadError::Pins`], and errors of the disk.
-pub async fn record(
-    pins: &Arc<Pins>,
-    principal: &Principal,
-    roots: &[Cid],
-    name: Option<&str>,
-    meta: &BTreeMap<String, String>,
-) -> Result<Vec<String>, UploadError> {
-    let owner = Owner::from(principal);
-    let (mut requests, mut made) = (Vec::with_capacity(roots.len()), Vec::new());
-    for root in roots {
-        let own = pins.of_root(&owner.id, root).into_iter().find(|request| {
-            let same = name.is_none() || request.name.as_deref() == name;
-            same && meta.is_empty() && request.status == Status::Pinned
-        });
-        if let Some(own) = own {
-            requests.push(own.id.to_string());
-            continue;
-        }
-        match pins.record(&owner, *root, name.map(str::to_owned), meta.clone()).await {
-            Ok(request) => {
-                requests.push(request.id.to_string());
-                made.push(request.id);
-            }
-            Err(error) => {
-                undo(pins, &owner, &made).await;
-                return Err(error.into());
-            }
-        }
-    }
-    Ok(requests)
-}
-
-async fn undo(pins: &Arc<Pins>, owner: &Owner, made: &[Arc<str>]) {
-    for id in made {
-        if let Err(error) = pins.remove(&owner.id, id).await {
-            tracing::warn!(%id, %error, "removing the pin of a failed upload failed");
-        }
-    }
-}
-
-/// Removes the pins of roots without requests, after an upload failed while it was pinned.
-pub async fn let_go(pins: &Arc<Pins>, roots: &[Cid]) {
-    for root in roots {
-        if let Err(error) = pins.let_go(*root).await {
-            tracing::warn!(%root, %error, "removing the pin of a failed upload failed");
-        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! [`UploadError`]: why an upload failed, by who can fix it.
 
+use crate::pinning::adopt::AdoptError;
 use cache::{AddError, PinError, StoreError};
 use content::car::CarError;
 use content::dag::DagError;
@@ -270,6 +271,15 @@ impl From<cache::ImportError> for UploadError {
             },
             error @ cache::ImportError::Gone { .. } => Self::Conflict(error.to_string()),
             error @ cache::ImportError::NoRoots => Self::Invalid(error.to_string()),
+        }
+    }
+}
+
+impl From<AdoptError> for UploadError {
+    fn from(error: AdoptError) -> Self {
+        match error {
+            AdoptError::Add(error) => error.into(),
+            AdoptError::Pins(error) => error.into(),
         }
     }
 }

@@ -4,12 +4,14 @@
 //! ([`cache::Addition`]) protects the blocks from the first one until the roots are pinned.
 
 use crate::access::Principal;
+use crate::pinning::Owner;
+use crate::pinning::adopt::Adoption;
 use crate::uploads::body::Meter;
 use crate::uploads::entries::{CatalogueWatch, EntryWriter, ProgressSender};
 use crate::uploads::pipeline::Pipeline;
 use crate::uploads::tree::{Catalogue, Repeats, Shape, Top};
 use crate::uploads::{
-    Form, Keep, Keeping, Order, Root, Taken, Terms, UploadError, Uploads, Watchers, claims, multipart, names, tarball,
+    Form, Keep, Keeping, Order, Root, Taken, Terms, UploadError, Uploads, Watchers, multipart, names, tarball,
 };
 use cache::{Addition, RootsIn, TakenCar};
 use content::importer::{Attributes, Importer, Part, SinkError};
@@ -99,26 +101,11 @@ async fn pin(
     addition: Addition,
     roots: &[Cid],
 ) -> Result<(ByRoot<u64>, ByRoot<String>), UploadError> {
-    let protected: Vec<_> = roots.iter().map(|root| uploads.pins.protect(*root)).collect();
-    let name = terms.pin_name.as_deref();
-    let pinned = match addition.pin(roots, name).await {
-        Ok(pins) => {
-            let distinct: Vec<Cid> = pins.iter().map(|pin| pin.root).collect();
-            let recorded = claims::record(&uploads.pins, owner, &distinct, name, &terms.meta).await;
-            recorded.map(|requests| (pins, requests))
-        }
-        Err(error) => Err(error.into()),
-    };
-    drop(protected);
-    let (pins, requests) = match pinned {
-        Ok(pinned) => pinned,
-        Err(error) => {
-            claims::let_go(&uploads.pins, roots).await;
-            return Err(error);
-        }
-    };
-    let sizes = pins.iter().map(|pin| (pin.root, pin.bytes)).collect();
-    let requests = pins.iter().map(|pin| pin.root).zip(requests).collect();
+    let adoption =
+        Adoption { owner: &Owner::from(owner), name: terms.pin_name.as_deref(), meta: &terms.meta, renames: false };
+    let adopted = uploads.pins.adopt(addition, roots, adoption).await?;
+    let sizes = adopted.iter().map(|adopted| (adopted.pin.root, adopted.pin.bytes)).collect();
+    let requests = adopted.iter().map(|adopted| (adopted.pin.root, adopted.request.id.to_string())).collect();
     Ok((sizes, requests))
 }
 

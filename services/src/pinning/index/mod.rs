@@ -26,6 +26,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::watch;
 
 /// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,6 +128,10 @@ pub struct Root {
     retained: usize,
     /// Its pin is to be removed as soon as it is not needed.
     removal_pending: bool,
+    /// Its pin is being removed from the store. Until that has ended, no worker and no upload uses it.
+    removing: bool,
+    /// Notifies of changes of the root and of its requests; `None` without receivers.
+    changes: Option<watch::Sender<()>>,
     /// The pin in the store is complete.
     pub complete: bool,
     /// What the store has of it.
@@ -145,7 +150,14 @@ impl Root {
     }
 
     fn is_unused(&self) -> bool {
-        !self.is_needed() && self.requests.is_empty() && !self.active
+        !self.is_needed() && self.requests.is_empty() && !self.active && !self.removing
+    }
+
+    fn notify(&mut self) {
+        // The send fails if no receiver is released.
+        if self.changes.as_ref().is_some_and(|changes| changes.send(()).is_err()) {
+            self.changes = None;
+        }
     }
 }
 
@@ -258,6 +270,7 @@ impl Index {
         self.count(&entry, false);
         if let Some(root) = self.roots.get_mut(&entry.root) {
             root.requests.remove(&created_ms);
+            root.notify();
         }
         if entry.is_live() {
             self.remove_live(&entry);
@@ -295,6 +308,9 @@ impl Index {
         }
         self.owners.get_mut(&owner)?.requests.insert(created_ms, entry.clone());
         self.requeue(&entry.root);
+        if let Some(root) = self.roots.get_mut(&entry.root) {
+            root.notify();
+        }
         Some(entry)
     }
 
@@ -357,11 +373,51 @@ impl Index {
         !root.is_needed()
     }
 
+    /// Begins to remove a root's pin from the store, unless it is needed or already being removed; if it is only
+    /// retained, its removal is pending. Returns whether the caller must remove it, and then call
+    /// [`Index::end_removal`].
+    pub fn begin_removal(&mut self, cid: &Cid) -> bool {
+        let root = self.roots.entry(*cid).or_default();
+        if root.is_needed() || root.active {
+            root.removal_pending = root.live.is_empty();
+            return false;
+        }
+        if root.removing {
+            return false;
+        }
+        (root.removing, root.removal_pending) = (true, false);
+        self.set_progress(cid, Progress::default(), false);
+        self.set_work(cid, Work::default());
+        true
+    }
+
+    /// Ends the removal of a root's pin. Requests that arrived meanwhile are queued.
+    pub fn end_removal(&mut self, cid: &Cid) {
+        if let Some(root) = self.roots.get_mut(cid) {
+            root.removing = false;
+            root.notify();
+        }
+        self.requeue(cid);
+        self.remove_root_if_unused(cid);
+    }
+
+    /// Whether a root's pin is being removed from the store.
+    pub fn is_removing(&self, cid: &Cid) -> bool {
+        self.roots.get(cid).is_some_and(|root| root.removing)
+    }
+
+    /// A receiver of changes of a root and of its requests. It closes when the root is removed from the index.
+    pub fn watch(&mut self, cid: &Cid) -> Option<watch::Receiver<()>> {
+        let root = self.roots.get_mut(cid)?;
+        Some(root.changes.get_or_insert_with(|| watch::Sender::new(())).subscribe())
+    }
+
     /// Sets how much of a root is stored.
     pub fn set_progress(&mut self, cid: &Cid, progress: Progress, complete: bool) {
         let Some(root) = self.roots.get_mut(cid) else { return };
         let (before, after) = (root.progress.bytes, progress.bytes);
         (root.progress, root.complete) = (progress, complete);
+        root.notify();
         for owner in root.live.keys() {
             if let Some(rows) = self.owners.get_mut(owner) {
                 rows.bytes = rows.bytes.saturating_sub(before) + after;

@@ -77,7 +77,10 @@ impl Index {
         self.dequeue(cid);
         self.update_lost(cid);
         let Some(root) = self.roots.get(cid) else { return };
-        let Some((created_ms, owner)) = root.pending.first_key_value().filter(|_| !root.active) else { return };
+        let Some((created_ms, owner)) = root.pending.first_key_value().filter(|_| !root.active && !root.removing)
+        else {
+            return;
+        };
         let (created_ms, owner, due_ms) = (*created_ms, Arc::clone(owner), root.work.due_ms);
         let Some(rows) = self.owners.get_mut(&owner) else { return };
         rows.queue.insert((due_ms, created_ms, *cid));

@@ -3,7 +3,7 @@
 use crate::pinning::index::{Entry, Index, Outcome};
 use crate::pinning::record;
 use crate::pinning::request::{Meta, Owner, Request, Status, Wanted};
-use crate::pinning::service::{Pins, PinsError, Protection, now_ms, progress};
+use crate::pinning::service::{FollowUp, Pins, PinsError, Protection, now_ms, progress};
 use cache::{PinState, StoreError};
 use content::Cid;
 use libp2p::Multiaddr;
@@ -89,7 +89,7 @@ impl Pins {
             }
             index.get(&owner.id, &id)
         };
-        self.drop_pins(released).await;
+        self.drop_pins(released);
         let active = self.index().root(&root).is_some_and(|root| root.active);
         if pending && active && !origins.is_empty() {
             self.spawn_dial(root, origins);
@@ -170,18 +170,18 @@ impl Pins {
         let wanted = Wanted { name, meta, ..Wanted::new(root) };
         wanted.check().map_err(PinsError::Invalid)?;
         let (pins, owner) = (Arc::clone(self), owner.clone());
+        let protection = self.protect(root).await;
         self.spawn_change(async move {
+            let _protection = protection;
             let summary = pins.store.pin(&root).await?.filter(|pin| pin.state == PinState::Complete);
             let summary = summary.ok_or(PinsError::NotHeld { root })?;
             // So that its bytes count, and it is not fetched.
-            pins.index_mut().retain(root);
             pins.index_mut().set_progress(&root, progress(&summary), true);
             let added = pins.add_now(&owner, wanted, None).await;
-            pins.index_mut().release(&root);
             // Other requests for the root may be pending.
             pins.settle_complete(&root).await?;
             if added.is_ok() {
-                pins.reach.announce(&root).await;
+                pins.follow_ups().push(FollowUp::Announce(root));
             }
             added
         })
@@ -212,10 +212,21 @@ impl Pins {
         }
     }
 
-    /// Protects the store's pin of a root from removal.
-    pub fn protect(self: &Arc<Self>, root: Cid) -> Protection {
-        self.index_mut().retain(root);
-        Protection { pins: Arc::clone(self), root }
+    /// Protects the store's pin of a root from removal. Waits if it is being removed.
+    pub async fn protect(self: &Arc<Self>, root: Cid) -> Protection {
+        loop {
+            let changes = {
+                let mut index = self.index_mut();
+                if !index.is_removing(&root) {
+                    index.retain(root);
+                    return Protection { pins: Arc::clone(self), root };
+                }
+                index.watch(&root)
+            };
+            if let Some(mut changes) = changes {
+                _ = changes.changed().await;
+            }
+        }
     }
 
     /// Removes the store's pin of a root if it has no request: for uploads that were rejected after they were pinned.
@@ -228,7 +239,7 @@ impl Pins {
         self.spawn_change(async move {
             if pins.index_mut().request_removal(&root) {
                 pins.write(Vec::new(), &[root]).await?;
-                pins.drop_pins(vec![root]).await;
+                pins.drop_pins(vec![root]);
             }
             Ok(())
         })

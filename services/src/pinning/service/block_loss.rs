@@ -50,8 +50,11 @@ impl Pins {
 
     /// Compares the requests for a root with the pin in the store. The caller holds the lock of changes.
     pub(super) async fn refresh(&self, root: &Cid) -> Result<(), PinsError> {
-        if self.index().root(root).is_none() {
-            return Ok(());
+        {
+            let index = self.index();
+            if index.root(root).is_none() || index.is_removing(root) {
+                return Ok(());
+            }
         }
         match self.store.pin(root).await? {
             Some(pin) if pin.state == PinState::Partial => self.lose(root, &pin).await,

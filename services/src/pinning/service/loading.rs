@@ -14,12 +14,15 @@ use std::sync::{Arc, PoisonError};
 impl Pins {
     /// Loads the pin metadata store and reconciles it with the block store.
     pub(super) async fn load(self: &Arc<Self>) -> Result<(), StoreError> {
+        self.change(self.load_now()).await
+    }
+
+    async fn load_now(&self) -> Result<(), StoreError> {
         let register = self.register.clone();
         let reading = tokio::task::spawn_blocking(move || record::load(&register));
         let found = reading.await.map_err(|_| StoreError::Closed)??;
         let stored = self.store.pins().await?;
         let mut stored: HashMap<Cid, PinSummary> = stored.into_iter().map(|pin| (pin.root, pin)).collect();
-        let _turn = self.changes.lock().await;
         self.drop_orphans(&found.orphans, &mut stored, &found.entries).await?;
         let (mut entries, mut changes, mut lost) = reconcile(found.entries, &stored);
         let damage = Damage::of(&self.register, found.unreadable.len());

@@ -8,7 +8,9 @@
 //! | `block_loss` | pins that lose blocks |
 //!
 //! Changes are serialised: each is decided on the index, written, and only then applied to the index, so that nothing
-//! is visible that a power failure may undo. A change completes even if its caller is cancelled.
+//! is visible that a power failure may undo. A change completes even if its caller is cancelled. Removing the store's
+//! pins and announcing roots are follow-ups, during which the next change may begin: removing a pin of a million blocks
+//! delays no request of another owner. Requests for a root whose pin is being removed wait in the queue.
 //!
 //! The store's pin of a root is removed when it is no longer needed. That it is to be removed is written with the
 //! change that decides it, and cleared after the removal, so that a process that is killed in between leaves no pin
@@ -25,7 +27,7 @@ use crate::pinning::filter::{Filter, Page, Sieve};
 use crate::pinning::index::{Counts, Index, millis, time};
 use crate::pinning::metrics::PinMetrics;
 use crate::pinning::reach::Reach;
-use crate::pinning::request::{Owner, Progress, Request};
+use crate::pinning::request::{Owner, Progress, Request, Status};
 use cache::{BlockStore, PinSummary, Ram, Register, StoreError, TierMetrics, Tiers};
 use content::{AllowAll, Cid, Policy};
 use libp2p::Multiaddr;
@@ -112,6 +114,15 @@ pub struct Room {
     pub bytes: Option<u64>,
 }
 
+/// A slow action after a change: writes of the store, or queues of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::pinning) enum FollowUp {
+    /// Removes the store's pin of a root, which [`Index::begin_removal`] has marked.
+    Remove(Cid),
+    /// Announces a pinned root.
+    Announce(Cid),
+}
+
 /// Protects the store's pin of a root from removal until it is dropped.
 #[must_use]
 pub struct Protection {
@@ -148,7 +159,10 @@ pub struct Pins {
     dials: Arc<Semaphore>,
     register: Register,
     index: RwLock<Index>,
+    /// Serialises changes.
     changes: tokio::sync::Mutex<()>,
+    /// The follow-ups of the change in progress.
+    follow_ups: Mutex<Vec<FollowUp>>,
     dispatcher: Mutex<Option<JoinHandle<()>>>,
     /// Cancelled when the dispatcher or the task that watches pin changes has ended.
     ended: CancellationToken,
@@ -226,6 +240,7 @@ impl Pins {
             register,
             index: RwLock::default(),
             changes: tokio::sync::Mutex::default(),
+            follow_ups: Mutex::default(),
             dispatcher: Mutex::default(),
             ended: CancellationToken::new(),
             damage: Mutex::default(),
@@ -326,17 +341,59 @@ impl Pins {
         self.reach.delegates().await
     }
 
-    /// Runs a change in a cancellation-safe task, after the changes before it.
+    /// Waits until a request is pinned or has failed, and returns it. `on_change` is called first and after each
+    /// change.
+    ///
+    /// # Errors
+    /// [`PinsError::NotFound`] if there is no such request, or it is removed meanwhile.
+    pub async fn settled(
+        &self,
+        owner: &str,
+        id: &str,
+        mut on_change: impl FnMut(&Request),
+    ) -> Result<Request, PinsError> {
+        loop {
+            let root = self.get(owner, id).ok_or(PinsError::NotFound)?.root;
+            let Some(mut changes) = self.index_mut().watch(&root) else { continue };
+            loop {
+                let request = self.get(owner, id).ok_or(PinsError::NotFound)?;
+                on_change(&request);
+                if matches!(request.status, Status::Pinned | Status::Failed) {
+                    return Ok(request);
+                }
+                if changes.changed().await.is_err() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Runs a change in a cancellation-safe task, after the changes before it. Returns when its follow-ups are
+    /// complete, for which later changes do not wait.
     pub(in crate::pinning) async fn spawn_change<T: Send + 'static>(
         self: &Arc<Self>,
         change: impl Future<Output = Result<T, PinsError>> + Send + 'static,
     ) -> Result<T, PinsError> {
         let pins = Arc::clone(self);
-        let working = tokio::spawn(async move {
-            let _turn = pins.changes.lock().await;
-            change.await
-        });
+        let working = tokio::spawn(async move { pins.change(change).await });
         working.await.unwrap_or(Err(PinsError::Store(StoreError::Closed)))
+    }
+
+    /// Runs a change under the lock of changes, and then its follow-ups without it.
+    async fn change<T>(&self, change: impl Future<Output = T>) -> T {
+        let (changed, follow_ups) = {
+            let _turn = self.changes.lock().await;
+            let changed = change.await;
+            (changed, std::mem::take(&mut *self.follow_ups()))
+        };
+        for follow_up in follow_ups {
+            self.follow_up(follow_up).await;
+        }
+        changed
+    }
+
+    pub(in crate::pinning) fn follow_ups(&self) -> MutexGuard<'_, Vec<FollowUp>> {
+        self.follow_ups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Updates the metrics, and wakes the dispatcher.

@@ -2,8 +2,7 @@
 
 use crate::pinning::index::{Entry, Outcome};
 use crate::pinning::record::{self, Work};
-use crate::pinning::request::Progress;
-use crate::pinning::service::{Pins, PinsError, now_ms};
+use crate::pinning::service::{FollowUp, Pins, PinsError, now_ms};
 use cache::register::Change;
 use content::Cid;
 use std::sync::Arc;
@@ -58,7 +57,7 @@ impl Pins {
             let mut index = self.index_mut();
             entries.iter().for_each(|entry| _ = index.remove(&entry.id));
         }
-        self.drop_pins(released).await;
+        self.drop_pins(released);
         self.changed();
         Ok(())
     }
@@ -100,7 +99,7 @@ impl Pins {
             let mut index = self.index_mut();
             outcomes.into_iter().for_each(|(id, outcome)| _ = index.settle(&id, outcome));
         }
-        self.drop_pins(released).await;
+        self.drop_pins(released);
         self.changed();
         Ok(())
     }
@@ -159,18 +158,42 @@ impl Pins {
 
     /// Removes pins that are no longer needed. If a worker fetches one, it is cancelled first. After a failure, the
     /// next start removes them.
-    pub(in crate::pinning) async fn drop_pins(&self, roots: Vec<Cid>) {
+    pub(in crate::pinning) fn drop_pins(&self, roots: Vec<Cid>) {
         for root in roots {
             let worker = self.workers().get(&root).cloned();
             match worker {
                 Some(worker) => worker.cancel(),
-                None => self.drop_pin(&root).await,
+                None => self.drop_pin(&root),
             }
         }
     }
 
-    /// Removes a pin that no worker fetches.
-    pub(in crate::pinning) async fn drop_pin(&self, root: &Cid) {
+    /// Removes a pin that no worker fetches, as a follow-up.
+    pub(in crate::pinning) fn drop_pin(&self, root: &Cid) {
+        if self.index_mut().begin_removal(root) {
+            self.follow_ups().push(FollowUp::Remove(*root));
+        }
+    }
+
+    /// Runs a follow-up, without the lock of changes.
+    pub(in crate::pinning) async fn follow_up(&self, follow_up: FollowUp) {
+        match follow_up {
+            FollowUp::Remove(root) => {
+                self.remove_pin(&root).await;
+                self.index_mut().end_removal(&root);
+                self.changed();
+            }
+            FollowUp::Announce(root) => {
+                self.reach.announce(&root).await;
+                // It may have been unpinned meanwhile.
+                if !self.index().is_needed(&root) {
+                    self.reach.withdraw(&root, &*self.store).await;
+                }
+            }
+        }
+    }
+
+    async fn remove_pin(&self, root: &Cid) {
         let removed = self.store.remove_pin(root).await;
         let noted = match removed {
             Ok(_) => self.register.write(vec![record::delete_orphan(root)]).await,
@@ -180,8 +203,6 @@ impl Pins {
             tracing::warn!(%root, %error, "removing a pin that is no longer needed failed; the next start tries again");
             return;
         }
-        self.index_mut().set_progress(root, Progress::default(), false);
-        self.index_mut().set_work(root, Work::default());
         self.reach.withdraw(root, &*self.store).await;
     }
 }

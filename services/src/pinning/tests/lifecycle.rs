@@ -1,6 +1,8 @@
 //! The lifecycle of requests.
 
 use crate::pinning::Progress;
+use crate::pinning::adopt::{AdoptError, Adoption};
+use crate::pinning::service::FollowUp;
 use crate::pinning::tests::*;
 
 #[tokio::test]
@@ -222,7 +224,7 @@ async fn uploads_are_recorded_if_they_are_in_the_store() {
     let root = *blocks[0].cid();
     let early = pins.record(&somebody, root, None, Default::default()).await;
     assert!(matches!(early, Err(PinsError::NotHeld { .. })));
-    let protection = pins.protect(root);
+    let protection = pins.protect(root).await;
     let supply = futures::stream::iter(blocks.clone().into_iter().map(Ok::<_, SourceError>));
     world.store.pin_recursive(root, None, supply).await.expect("pins");
     // Another owner had requested the same, and only the store has it now.
@@ -249,7 +251,7 @@ async fn the_pin_of_a_rejected_upload_is_removed() {
     let poor = Owner { bytes_max: Some(3), ..owner("poor") };
     let refused = pins.record(&poor, root, None, Default::default()).await;
     assert!(matches!(refused, Err(PinsError::Quota(_))), "{refused:?}");
-    let (early, late) = (pins.protect(root), pins.protect(root));
+    let (early, late) = (pins.protect(root).await, pins.protect(root).await);
     pins.let_go(root).await.expect("waits");
     drop(early);
     assert_eq!(world.pinned().await, [root], "it is protected");
@@ -294,4 +296,126 @@ async fn roots_with_identity_hashes_are_pinned() {
     assert_eq!(request.progress.blocks, 0);
     pins.remove("somebody", &request.id).await.expect("removes");
     assert_eq!(world.pinned().await, []);
+}
+
+#[tokio::test]
+async fn while_a_pin_is_removed_other_changes_proceed_and_its_root_waits() {
+    let world = World::new();
+    let (first, second) = (dag("first", 0..4), dag("second", 4..8));
+    world.upstream.has(&first);
+    world.upstream.has(&second);
+    let pins = world.start().await;
+    let (one, other) = (owner("one"), owner("other"));
+    let root = *first[0].cid();
+    let request = pin(&pins, &one, wanted(&first)).await;
+    // What a removal does under the lock. The store's part follows below.
+    pins.index_mut().remove(&request.id).expect("is there");
+    assert!(pins.index_mut().begin_removal(&root));
+    pin(&pins, &other, wanted(&second)).await;
+    let again = pins.request(&other, wanted(&first)).await.expect("is accepted");
+    assert_eq!(again.status, Status::Queued, "it was complete, and is about to be removed");
+    let asked = world.upstream.asked();
+    let mut protecting = Box::pin(pins.protect(root));
+    assert!(futures::poll!(&mut protecting).is_pending());
+    assert_eq!((world.upstream.asked(), world.pinned().await.len()), (asked, 2));
+    pins.follow_up(FollowUp::Remove(root)).await;
+    let _protection = protecting.await;
+    becomes(&pins, &again, Status::Pinned).await;
+    assert_eq!(world.upstream.asked(), asked + 5, "all of it was gone, and is fetched again");
+}
+
+/// Two owners pin and unpin the same two DAGs; whatever the order, what is said to be pinned is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn pins_and_unpins_of_one_root_agree_in_any_order() {
+    let world = World::new();
+    let dags = [dag("first", 0..4), dag("second", 2..6)];
+    dags.iter().for_each(|blocks| world.upstream.has(blocks));
+    let pins = world.start().await;
+    let tasks = (0..6).map(|task| {
+        let (pins, dags) = (Arc::clone(&pins), dags.clone());
+        tokio::spawn(async move {
+            let owner = owner(&format!("owner {}", task % 3));
+            for round in 0..40 {
+                let blocks = &dags[(task + round) % 2];
+                let request = pins.request(&owner, wanted(blocks)).await.expect("is accepted");
+                if round % 3 != 0 {
+                    let settled = pins.settled(&owner.id, &request.id, |_| ()).await.expect("stays");
+                    assert_eq!(settled.status, Status::Pinned);
+                    let held = pins.store.pin(blocks[0].cid()).await.expect("reads").expect("is pinned");
+                    assert_eq!(held.state, cache::PinState::Complete);
+                }
+                pins.remove(&owner.id, &request.id).await.expect("removes");
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.expect("ends");
+    }
+    until("nothing is pinned, and nothing is known of either root", async || {
+        let unknown = dags.iter().all(|blocks| pins.index().root(blocks[0].cid()).is_none());
+        (unknown && world.pinned().await.is_empty()).then_some(())
+    })
+    .await;
+    pins.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_that_waits_for_a_pin_sees_its_progress_and_its_end() {
+    let mut world = World::new();
+    world.upstream = Upstream::new(0);
+    let blocks = dag("one", 0..3);
+    world.upstream.has(&blocks);
+    let pins = world.start().await;
+    let client = owner("client");
+    let request = pins.request(&client, wanted(&blocks)).await.expect("is accepted");
+    let mut seen = Vec::new();
+    {
+        let mut waiting = Box::pin(pins.settled("client", &request.id, |request| seen.push(request.progress.blocks)));
+        assert!(futures::poll!(&mut waiting).is_pending());
+        world.upstream.permits.add_permits(2);
+        until("two blocks are stored", async || {
+            assert!(futures::poll!(&mut waiting).is_pending());
+            pins.get("client", &request.id).filter(|request| request.progress.blocks == 2)
+        })
+        .await;
+        world.upstream.permits.add_permits(2);
+        assert_eq!(waiting.await.expect("stays").status, Status::Pinned);
+    }
+    assert_eq!((seen.first(), seen.last()), (Some(&0), Some(&4)));
+    assert!(seen.is_sorted(), "{seen:?}");
+    // One that is removed meanwhile has an end as well.
+    let missing = dag("missing", 10..12);
+    let request = pins.request(&client, wanted(&missing)).await.expect("is accepted");
+    let mut waiting = Box::pin(pins.settled("client", &request.id, |_| ()));
+    assert!(futures::poll!(&mut waiting).is_pending());
+    pins.remove("client", &request.id).await.expect("removes");
+    assert!(matches!(waiting.await, Err(PinsError::NotFound)));
+}
+
+#[tokio::test]
+async fn an_addition_of_which_one_root_is_refused_leaves_nothing() {
+    let world = World::new();
+    let (first, second) = (dag("first", 0..4), dag("second", 4..8));
+    let pins = world.start().await;
+    let poor = Owner { pins_max: Some(1), ..owner("poor") };
+    let roots = [*first[0].cid(), *second[0].cid()];
+    let addition = async || {
+        let addition = cache::Addition::begin(&*world.store).await.expect("begins");
+        for block in first.iter().chain(&second) {
+            addition.put(block).await.expect("stores");
+        }
+        addition
+    };
+    let adoption = Adoption { owner: &poor, name: Some("both"), meta: &Default::default(), renames: false };
+    let refused = pins.adopt(addition().await, &roots, adoption).await;
+    assert!(matches!(refused, Err(AdoptError::Pins(PinsError::Quota(_)))), "{refused:?}");
+    assert_eq!((pins.used("poor").pins, world.pinned().await.len()), (0, 0));
+    let rich = owner("rich");
+    let adopted = pins.adopt(addition().await, &roots, Adoption { owner: &rich, ..adoption }).await.expect("adopts");
+    assert_eq!((adopted.len(), world.pinned().await.len()), (2, 2));
+    let again = pins.adopt(addition().await, &roots, Adoption { owner: &rich, ..adoption }).await.expect("adopts");
+    let ids = |adopted: &[crate::pinning::adopt::Adopted]| -> Vec<_> {
+        adopted.iter().map(|adopted| Arc::clone(&adopted.request.id)).collect()
+    };
+    assert_eq!(ids(&again), ids(&adopted), "the same again changes nothing");
 }

@@ -22,6 +22,8 @@ enum Step {
     Progress(usize, u64),
     Take,
     End(usize),
+    BeginRemoval(usize),
+    EndRemoval(usize),
 }
 
 fn outcome(number: u8) -> Outcome {
@@ -43,6 +45,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..4_usize, 0..100_u64).prop_map(|(root, bytes)| Step::Progress(root, bytes)),
         2 => Just(Step::Take),
         1 => (0..4_usize).prop_map(Step::End),
+        1 => (0..4_usize).prop_map(Step::BeginRemoval),
+        1 => (0..4_usize).prop_map(Step::EndRemoval),
     ]
 }
 
@@ -60,7 +64,7 @@ pub fn entry(number: u64, owner: &str, root: Cid, outcome: Outcome, keeps: Optio
 }
 
 /// Compares the index with what the list of requests says.
-fn compare(index: &Index, entries: &[Entry], progress: &[u64; 4], active: &BTreeSet<Cid>) {
+fn compare(index: &Index, entries: &[Entry], progress: &[u64; 4], active: &BTreeSet<Cid>, removing: &BTreeSet<Cid>) {
     let roots = roots();
     let is_pending = |entry: &&Entry| entry.outcome == Outcome::Pending;
     let is_live = |entry: &&Entry| !matches!(entry.outcome, Outcome::Failed(_));
@@ -72,7 +76,7 @@ fn compare(index: &Index, entries: &[Entry], progress: &[u64; 4], active: &BTree
         failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
         withheld: count(|outcome| matches!(outcome, Outcome::Withheld(_))),
         incomplete_roots: 0,
-        queued_roots: waiting.difference(active).count() as u64,
+        queued_roots: waiting.iter().filter(|root| !active.contains(root) && !removing.contains(root)).count() as u64,
         active_roots: active.len() as u64,
     };
     assert_eq!(index.counts(), expected);
@@ -82,6 +86,7 @@ fn compare(index: &Index, entries: &[Entry], progress: &[u64; 4], active: &BTree
         let kept = entries.iter().filter(is_pending).any(|entry| entry.keeps == Some(*root));
         assert_eq!(index.is_needed(root), live || kept);
         assert_eq!(index.is_pending(root), waiting.contains(root));
+        assert_eq!(index.is_removing(root), removing.contains(root));
         if let Some(known) = index.root(root) {
             assert_eq!(known.progress.bytes, *bytes);
         }
@@ -104,7 +109,7 @@ proptest! {
     fn the_index_agrees_with_the_model(steps in proptest::collection::vec(step(), 0..80)) {
         let roots = roots();
         let (mut index, mut entries) = (Index::default(), Vec::<Entry>::new());
-        let (mut progress, mut active, mut number) = ([0; 4], BTreeSet::new(), 0);
+        let (mut progress, mut active, mut removing, mut number) = ([0; 4], BTreeSet::new(), BTreeSet::new(), 0);
         for step in steps {
             match step {
                 Step::Insert { owner, root, outcome: becomes, keeps } => {
@@ -147,6 +152,16 @@ proptest! {
                         prop_assert!(active.insert(root), "no worker fetches it yet");
                     }
                 }
+                Step::BeginRemoval(root) => {
+                    let cid = roots[root];
+                    let begins = !index.is_needed(&cid) && !active.contains(&cid) && !removing.contains(&cid);
+                    prop_assert_eq!(index.begin_removal(&cid), begins);
+                    if begins {
+                        removing.insert(cid);
+                        progress[root] = 0;
+                    }
+                }
+                Step::EndRemoval(root) if removing.remove(&roots[root]) => index.end_removal(&roots[root]),
                 Step::End(root) if active.remove(&roots[root]) => index.end_work(&roots[root]),
                 _ => {}
             }
@@ -156,7 +171,7 @@ proptest! {
                     progress[at] = 0;
                 }
             }
-            compare(&index, &entries, &progress, &active);
+            compare(&index, &entries, &progress, &active, &removing);
         }
     }
 }

@@ -633,7 +633,7 @@ fn keys_and_names_are_managed_alike_with_and_without_a_running_node() {
         let published = at(&["name", "publish", "--key", "page", "--lifetime", "24h", value]);
         let expected = format!("-> {value}\n  key page, sequence number {sequence}, valid until ");
         assert!(published.starts_with("/ipns/k51") && published.contains(&expected), "{published}");
-        assert!(published.contains("kept here"), "{published}");
+        assert!(published.contains("stored locally"), "{published}");
         assert_eq!(at(&["name", "list"]), published);
         refused(&["name", "publish", "nonsense"], "is not a valid path");
         refused(&["name", "publish", "--key", "nobody", value], "there is no key \"nobody\"");

@@ -30,7 +30,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     })
 }
 
-/// The same as a value of the configuration.
+/// Parses a size into a value of the configuration.
 ///
 /// # Errors
 /// What a size is written like, or that it exceeds what the configuration can hold.

@@ -15,7 +15,7 @@ const CAR: &[u8] = include_bytes!("../assets/welcome.car");
 /// The name of the site's pin.
 const PIN_NAME: &str = "welcome";
 /// The maximum size of the file with the pinned root, in bytes.
-const NOTE_BYTES_MAX: usize = 256;
+const RECORD_BYTES_MAX: usize = 256;
 
 /// Pins the site and returns its root; `None` if the operator has unpinned it. `note` is the file that records which
 /// root was pinned, if the store is persistent.
@@ -24,7 +24,7 @@ const NOTE_BYTES_MAX: usize = 256;
 /// When the archive in the binary is damaged, or pinning it failed.
 pub async fn offer(store: &dyn BlockStore, note: Option<&Path>) -> anyhow::Result<Option<Cid>> {
     let root = root().await?;
-    let pinned_before = note.and_then(noted);
+    let pinned_before = note.and_then(recorded_root);
     let pin = store.pin(&root).await?;
     if pin.as_ref().is_none_or(|pin| pin.state != PinState::Complete) {
         if pin.is_none() && was_unpinned(store, pinned_before).await? {
@@ -49,8 +49,8 @@ async fn was_unpinned(store: &dyn BlockStore, pinned_before: Option<Cid>) -> any
 }
 
 /// The recorded root. An invalid file counts as none: at worst the site is pinned again.
-fn noted(note: &Path) -> Option<Cid> {
-    let text = durable::read(note, NOTE_BYTES_MAX).ok()?;
+fn recorded_root(note: &Path) -> Option<Cid> {
+    let text = durable::read(note, RECORD_BYTES_MAX).ok()?;
     content::cid::parse(str::from_utf8(&text).ok()?.trim()).ok()
 }
 

@@ -42,7 +42,7 @@ impl Token {
     /// Generates a token with a given ID of letters and digits.
     ///
     /// # Errors
-    /// The same.
+    /// As [`Token::generate`].
     pub fn named(id: &str) -> std::io::Result<Self> {
         Ok(Self { id: id.to_owned(), secret: random::<SECRET_BYTES>()? })
     }

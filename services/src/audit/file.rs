@@ -29,7 +29,7 @@ const STEP_BYTES: u64 = 1 << 20;
 
 /// How much of the reserve is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Room {
+pub(super) enum ReserveLevel {
     /// Not enough for the record.
     None,
     /// Enough for the record, but half of the reserve is used up.
@@ -51,19 +51,19 @@ impl AuditFile {
         let mut opened = Self { dir: dir.to_owned(), file: open(dir, FILE)? };
         sync_folder(dir)?;
         opened.terminate_last_line()?;
-        if opened.room(0)? < Room::Enough {
+        if opened.reserve_level(0)? < ReserveLevel::Enough {
             tracing::warn!("the disk is too full to reserve space for the audit log: changes may be rejected");
         }
         Ok(opened)
     }
 
     /// Checks whether so many bytes can be appended, and what is then left of the reserve.
-    pub fn room(&mut self, bytes: u64) -> io::Result<Room> {
+    pub fn reserve_level(&mut self, bytes: u64) -> io::Result<ReserveLevel> {
         let end = self.file.metadata()?.len();
         if self.allocate(end, bytes + RESERVE_BYTES) || self.allocate(end, bytes + RESERVE_BYTES / 2) {
-            return Ok(Room::Enough);
+            return Ok(ReserveLevel::Enough);
         }
-        Ok(if self.allocate(end, bytes) { Room::Low } else { Room::None })
+        Ok(if self.allocate(end, bytes) { ReserveLevel::Low } else { ReserveLevel::None })
     }
 
     /// Preallocates blocks after the end of the file. Idempotent.
@@ -150,7 +150,7 @@ impl AuditFile {
         let next = open(&self.dir, NEXT_FILE)?;
         next.set_len(0)?;
         let mut next = Self { dir: self.dir.clone(), file: next };
-        if next.room(0)? < Room::Enough {
+        if next.reserve_level(0)? < ReserveLevel::Enough {
             fs::remove_file(place(NEXT_FILE))?;
             return Err(io::ErrorKind::StorageFull.into());
         }

@@ -1,7 +1,7 @@
 //! [`LocalChange`]: a change by a command that works on the data directory itself, whether a gateway runs on it or not.
 
 use crate::audit::entry::{Begun, RECORD_BYTES_MAX, line};
-use crate::audit::file::{AuditFile, Room};
+use crate::audit::file::{AuditFile, ReserveLevel};
 use crate::audit::{AuditError, Entry};
 use serde::Serialize;
 use std::path::Path;
@@ -21,7 +21,7 @@ impl LocalChange {
     pub fn begin(data_dir: &Path, words: &str, detail: &impl Serialize) -> Result<Self, AuditError> {
         let (begun, mut file) = (Begun::by_command(words), AuditFile::open(data_dir)?);
         let line = line(&begun.intent(serde_json::to_value(detail).ok()));
-        if file.room(line.len() as u64 + RECORD_BYTES_MAX)? == Room::None {
+        if file.reserve_level(line.len() as u64 + RECORD_BYTES_MAX)? == ReserveLevel::None {
             return Err(AuditError::Full);
         }
         let mut change = Self { begun, file };

@@ -30,7 +30,7 @@ pub use self::local::LocalChange;
 pub use api::audit::{Entry, LEFT};
 
 use self::entry::RECORD_BYTES_MAX;
-use self::file::{AuditFile, FILE, OLDER_FILE, Room};
+use self::file::{AuditFile, FILE, OLDER_FILE, ReserveLevel};
 use crate::audit::context::AuditContext;
 use http::Response;
 use serde::Serialize;
@@ -338,10 +338,10 @@ impl Writer {
         let synced = self.file.sync().map_err(AuditError::from);
         for (lines, written) in [(outcomes, outcomes_written), (intents, intents_written)] {
             let written = written.and_then(|()| synced.clone());
-            lines.into_iter().for_each(|line| tell(line, written.clone()));
+            lines.into_iter().for_each(|line| notify(line, written.clone()));
         }
         for line in rejected {
-            tell(line, Err(AuditError::Full));
+            notify(line, Err(AuditError::Full));
         }
     }
 
@@ -359,15 +359,15 @@ impl Writer {
         let bytes: u64 = intents.iter().map(|line| line.text.len() as u64).sum();
         let outcomes = self.open.load(Ordering::SeqCst).saturating_mul(RECORD_BYTES_MAX);
         // If the space cannot be determined, writing shows it.
-        let room = self.file.room(bytes + outcomes).unwrap_or(Room::Enough);
+        let reserve = self.file.reserve_level(bytes + outcomes).unwrap_or(ReserveLevel::Enough);
         intents.into_iter().partition(|line| match line.kind {
-            Kind::Intent(Space::Taken) => room >= Room::Enough,
-            _ => room >= Room::Low,
+            Kind::Intent(Space::Taken) => reserve >= ReserveLevel::Enough,
+            _ => reserve >= ReserveLevel::Low,
         })
     }
 }
 
-fn tell(line: Line, written: Result<(), AuditError>) {
+fn notify(line: Line, written: Result<(), AuditError>) {
     // The caller may be gone.
     _ = line.done.send(written);
 }

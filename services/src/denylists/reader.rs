@@ -46,7 +46,7 @@ pub struct Reader {
     builder: ListBuilder,
     read: u64,
     sum: Sha256,
-    stamp: Option<Stamp>,
+    fingerprint: Option<Stamp>,
 }
 
 impl Reader {
@@ -56,14 +56,14 @@ impl Reader {
     /// [`ReadError`]; the next call reads the whole file.
     pub fn read_if_changed(&mut self, path: &Path, bytes_max: u64) -> Result<Option<ListContent>, ReadError> {
         let file = File::open(path)?;
-        let stamp = Stamp::of(&file.metadata()?);
-        if self.stamp == Some(stamp) {
+        let fingerprint = Stamp::of(&file.metadata()?);
+        if self.fingerprint == Some(fingerprint) {
             return Ok(None);
         }
-        self.stamp = None;
+        self.fingerprint = None;
         let found = self.read(file, bytes_max);
         match found {
-            Ok(_) => self.stamp = Some(stamp),
+            Ok(_) => self.fingerprint = Some(fingerprint),
             Err(_) => *self = Self::default(),
         }
         found.map(Some)

@@ -38,7 +38,7 @@ impl Served {
     }
 
     /// Drops a block if one that is inlined in its links is withheld.
-    fn whole(&self, found: Option<Block>) -> Option<Block> {
+    fn without_withheld_links(&self, found: Option<Block>) -> Option<Block> {
         found.filter(|block| check_inlined(&**self.tiers.policy(), block).is_ok())
     }
 
@@ -62,15 +62,15 @@ impl Served {
 
 impl BlockSource for Served {
     fn peek(&self, cid: &Cid) -> Option<Block> {
-        if self.is_given(cid) { self.whole(self.local.peek(cid)) } else { None }
+        if self.is_given(cid) { self.without_withheld_links(self.local.peek(cid)) } else { None }
     }
 
     fn read_now(&self, cid: &Cid) -> Option<Block> {
-        if self.is_given(cid) { self.whole(self.local.read_now(cid)) } else { None }
+        if self.is_given(cid) { self.without_withheld_links(self.local.read_now(cid)) } else { None }
     }
 
     fn inline(&self, cid: &Cid) -> Option<Block> {
-        if self.is_given(cid) { self.whole(self.local.inline(cid)) } else { None }
+        if self.is_given(cid) { self.without_withheld_links(self.local.inline(cid)) } else { None }
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {

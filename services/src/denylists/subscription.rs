@@ -175,7 +175,7 @@ impl Subscription {
         if stored_bytes > 0 && !is_due {
             let overlap = stored_bytes.min(OVERLAP_BYTES);
             let from = stored_bytes - overlap;
-            let response = self.ask(&metadata, Some(from)).await?;
+            let response = self.request(&metadata, Some(from)).await?;
             match response.status() {
                 StatusCode::NOT_MODIFIED => return Ok(Fetched::Same),
                 StatusCode::PARTIAL_CONTENT if begins_at(response.headers(), from) => {
@@ -189,13 +189,13 @@ impl Subscription {
                 status => return Err(FetchError::Status(status)),
             }
             // The list was replaced: its validators do not apply.
-            return self.whole(&Metadata::default()).await;
+            return self.fetch_whole(&Metadata::default()).await;
         }
-        self.whole(&metadata).await
+        self.fetch_whole(&metadata).await
     }
 
-    async fn whole(&self, metadata: &Metadata) -> Result<Fetched, FetchError> {
-        let response = self.ask(metadata, None).await?;
+    async fn fetch_whole(&self, metadata: &Metadata) -> Result<Fetched, FetchError> {
+        let response = self.request(metadata, None).await?;
         match response.status() {
             StatusCode::OK => self.replace(response).await,
             StatusCode::NOT_MODIFIED => {
@@ -206,7 +206,7 @@ impl Subscription {
         }
     }
 
-    async fn ask(&self, metadata: &Metadata, from: Option<u64>) -> Result<Response, FetchError> {
+    async fn request(&self, metadata: &Metadata, from: Option<u64>) -> Result<Response, FetchError> {
         // A compressed response could not be continued by range, and is not decompressed here.
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));

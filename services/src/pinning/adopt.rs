@@ -1,7 +1,8 @@
-//! Blocks that were stored for an owner become the owner's pins: uploads, imports and Kubo's commands all end here.
+//! Adoption of stored blocks as pins of an owner: the last step of uploads, imports and Kubo's commands.
 //!
-//! Goals: either each root is pinned in the store and recorded for its owner, or nothing of the addition stays pinned but what
-//! other requests need. Non-goals: storing the blocks ([`cache::add`]); fetching missing ones ([`Pins::request`]).
+//! Goals: either all roots are pinned in the store and recorded for the owner, or nothing of the addition stays pinned
+//! except what other requests need. Non-goals: storing the blocks ([`cache::add`]); fetching missing ones
+//! ([`Pins::request`]).
 
 use crate::pinning::request::{Meta, Owner, Request, Status};
 use crate::pinning::service::{Pins, PinsError, Protection};
@@ -9,7 +10,7 @@ use cache::{AddError, Addition, PinSummary};
 use content::Cid;
 use std::sync::Arc;
 
-/// Whose pins the roots of an addition become.
+/// How the roots of an addition are recorded.
 #[derive(Debug, Clone, Copy)]
 pub struct Adoption<'a> {
     /// The owner.
@@ -22,7 +23,7 @@ pub struct Adoption<'a> {
     pub renames: bool,
 }
 
-/// A root that was pinned, and the request that keeps it.
+/// A pinned root, and the request for it.
 #[derive(Debug, Clone)]
 pub struct Adopted {
     /// The store's pin.
@@ -31,23 +32,23 @@ pub struct Adopted {
     pub request: Request,
 }
 
-/// Why an addition was not adopted.
+/// Why an adoption failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
     /// The store could not pin a root.
     #[error(transparent)]
     Add(#[from] AddError),
-    /// The pin service refused a root, or could not record it.
+    /// The pin service rejected a root, or could not record it.
     #[error(transparent)]
     Pins(#[from] PinsError),
 }
 
 impl Pins {
-    /// Pins the roots of an addition and records them for an owner. A root that the owner has pinned under the same name keeps its
-    /// request. Runs in the caller's task: a caller whose client may disconnect spawns it.
+    /// Pins the roots of an addition and records them for an owner. A root that the owner has pinned under the same
+    /// name keeps its request. Not cancellation-safe: a caller whose client may disconnect spawns it.
     ///
     /// # Errors
-    /// [`AdoptError`]. No new request and no pin stays then, but those that other requests need.
+    /// [`AdoptError`]. No new request and no pin stays then, except those that other requests need.
     pub async fn adopt(
         self: &Arc<Self>,
         addition: Addition,
@@ -96,7 +97,7 @@ impl Pins {
         Ok(adopted)
     }
 
-    /// The owner's request that already says all of what is to be recorded.
+    /// The owner's request that already equals the one to record.
     fn known(&self, root: Cid, Adoption { owner, name, meta, .. }: Adoption<'_>) -> Option<Request> {
         let is_same = |request: &Request| {
             let is_named = name.is_none() || request.name.as_deref() == name;
@@ -117,7 +118,7 @@ impl Pins {
     async fn withdraw(self: &Arc<Self>, owner: &Owner, requests: &[Arc<str>]) {
         for id in requests {
             if let Err(error) = self.remove(&owner.id, id).await {
-                tracing::warn!(%id, %error, "the pin of an upload that failed could not be removed");
+                tracing::warn!(%id, %error, "removing the pin of a failed upload failed");
             }
         }
     }
@@ -125,7 +126,7 @@ impl Pins {
     async fn release(self: &Arc<Self>, roots: &[Cid]) {
         for root in roots {
             if let Err(error) = self.let_go(*root).await {
-                tracing::warn!(%root, %error, "the pin of an upload that failed could not be removed");
+                tracing::warn!(%root, %error, "removing the pin of a failed upload failed");
             }
         }
     }

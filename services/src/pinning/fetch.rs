@@ -1,7 +1,7 @@
 //! One attempt to fetch and pin a DAG, and the classification of its failures.
 
 use crate::pinning::request::Progress;
-use crate::pinning::walk::{Places, VisitedBlock, Walk, WalkError};
+use crate::pinning::walk::{BlockSources, VisitedBlock, Walk, WalkError};
 use cache::pins::Attempt;
 use cache::{BlockStore, PinError, PinSummary, StoreError};
 use content::dag::{DagError, Visited};
@@ -84,10 +84,10 @@ impl Fetch {
     ///
     /// # Errors
     /// The error of the disk.
-    pub async fn begin(places: Places, root: Cid) -> Result<Self, FetchError> {
-        let store = Arc::clone(&places.store);
+    pub async fn begin(sources: BlockSources, root: Cid) -> Result<Self, FetchError> {
+        let store = Arc::clone(&sources.store);
         let attempt = store.begin_pin(root, None).await?;
-        Ok(Self { store, attempt, walk: Walk::new(places, root, BLOCKS_IN_FLIGHT), progress: Progress::default() })
+        Ok(Self { store, attempt, walk: Walk::new(sources, root, BLOCKS_IN_FLIGHT), progress: Progress::default() })
     }
 
     /// Adds the next block to the pin; `None` when the DAG is complete.

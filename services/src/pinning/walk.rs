@@ -21,7 +21,7 @@ const BLOCKS_MAX: usize = 1 << 24;
 
 /// The sources of blocks.
 #[derive(Clone)]
-pub struct Places {
+pub struct BlockSources {
     /// The store. Blocks in it are not fetched.
     pub store: Arc<dyn BlockStore>,
     /// Locally stored blocks.
@@ -79,7 +79,7 @@ impl VisitedBlock {
 /// A walk in progress. Returns the blocks unordered and without duplicates; inlined blocks (identity hashes) are not
 /// returned, but their links are followed.
 pub struct Walk {
-    places: Places,
+    sources: BlockSources,
     concurrency: usize,
     seen: Fingerprints,
     /// The binary CIDs of links to follow, depth first, which keeps this short.
@@ -91,9 +91,9 @@ pub struct Walk {
 
 impl Walk {
     /// A walk that fetches so many blocks concurrently.
-    pub fn new(places: Places, root: Cid, concurrency: usize) -> Self {
+    pub fn new(sources: BlockSources, root: Cid, concurrency: usize) -> Self {
         let mut walk = Self {
-            places,
+            sources,
             concurrency: concurrency.max(1),
             seen: Fingerprints::default(),
             waiting: Vec::new(),
@@ -114,7 +114,7 @@ impl Walk {
                 && let Some(bytes) = self.waiting.pop()
                 && let Ok(cid) = Cid::try_from(&*bytes)
             {
-                self.fetches.push(find(self.places.clone(), cid).boxed());
+                self.fetches.push(find(self.sources.clone(), cid).boxed());
             }
             let found = match self.fetches.next().await.transpose()? {
                 None => return Ok(None),
@@ -162,9 +162,9 @@ impl Walk {
     }
 }
 
-async fn find(places: Places, cid: Cid) -> Result<Reached, SourceError> {
-    match find_allowed(&places, cid).await {
-        Err(SourceError::Refused { .. }) if places.passes_withheld => find_withheld(&*places.store, cid).await,
+async fn find(sources: BlockSources, cid: Cid) -> Result<Reached, SourceError> {
+    match find_allowed(&sources, cid).await {
+        Err(SourceError::Refused { .. }) if sources.passes_withheld => find_withheld(&*sources.store, cid).await,
         found => found.map(Reached::Found),
     }
 }
@@ -178,22 +178,22 @@ async fn find_withheld(store: &dyn BlockStore, cid: Cid) -> Result<Reached, Sour
     }))
 }
 
-async fn find_allowed(places: &Places, cid: Cid) -> Result<VisitedBlock, SourceError> {
-    check(&*places.policy, &cid)?;
+async fn find_allowed(sources: &BlockSources, cid: Cid) -> Result<VisitedBlock, SourceError> {
+    check(&*sources.policy, &cid)?;
     if let Some(block) = Block::inline(&cid).or_else(|| Block::empty(&cid)) {
         return Ok(VisitedBlock::block(block, false));
     }
-    if let Some(bytes) = leaf_bytes(&*places.store, &cid).await? {
+    if let Some(bytes) = leaf_bytes(&*sources.store, &cid).await? {
         return Ok(VisitedBlock { visited: Visited::Leaf(cid), bytes, fetched: false });
     }
-    match get_local(&*places.local, &cid).await {
+    match get_local(&*sources.local, &cid).await {
         Err(SourceError::NotFound { .. }) => {}
         found => return Ok(VisitedBlock::block(found?, false)),
     }
-    let block = places.upstream.get(&cid).await?;
+    let block = sources.upstream.get(&cid).await?;
     let block = block.under(&cid).ok_or(SourceError::Corrupt { cid })?;
     // The policy may have changed during the fetch.
-    check(&*places.policy, &cid)?;
+    check(&*sources.policy, &cid)?;
     Ok(VisitedBlock::block(block, true))
 }
 

@@ -9,7 +9,7 @@ use crate::pinning::index::Outcome;
 use crate::pinning::record::Work;
 use crate::pinning::request::ORIGINS_MAX;
 use crate::pinning::service::{FollowUp, PinOptions, Pins, PinsError, progress};
-use crate::pinning::walk::Places;
+use crate::pinning::walk::BlockSources;
 use cache::{PinState, PinSummary};
 use content::Cid;
 use futures::FutureExt as _;
@@ -91,14 +91,14 @@ impl Pins {
     async fn attempt(self: &Arc<Self>, root: &Cid, arrived: &AtomicBool) -> Result<PinSummary, FetchError> {
         let origins = self.index().origins(root, ORIGINS_MAX);
         self.reach.dial(root, origins).await;
-        let places = Places {
+        let sources = BlockSources {
             store: Arc::clone(&self.store),
             local: Arc::clone(&self.reach.local),
             upstream: (self.reach.session)(root),
             policy: Arc::clone(&self.reach.policy),
             passes_withheld: self.index().root(root).is_some_and(|root| root.work.lost),
         };
-        let mut fetch = Fetch::begin(places, *root).await?;
+        let mut fetch = Fetch::begin(sources, *root).await?;
         while let Some(step) = fetch.step().await? {
             self.add_step(root, step, arrived).await;
         }

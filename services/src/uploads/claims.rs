@@ -1,20 +1,20 @@
-//! Whose an upload becomes, and whether it may: what is asked of the pin service.
+//! Quotas of uploads, and errors of the pin service.
 
 use crate::access::Principal;
 use crate::pinning::{Owner, Pins, PinsError};
 use crate::uploads::UploadError;
 
-/// What an owner may keep and what is left of that, in bytes; nothing if there is no limit.
+/// The owner's byte quota and what is left of it; `None` if it is unlimited.
 ///
 /// # Errors
-/// [`UploadError::Pins`] when the owner has no pin left, and [`UploadError::Quota`] when it has no byte left.
-pub fn quota(pins: &Pins, bearer: &Principal) -> Result<Option<(u64, u64)>, UploadError> {
-    let room = pins.room(&Owner::from(bearer));
+/// [`UploadError::Pins`] when the quota of pins is used up, and [`UploadError::Quota`] when the quota of bytes is.
+pub fn quota(pins: &Pins, principal: &Principal) -> Result<Option<(u64, u64)>, UploadError> {
+    let room = pins.room(&Owner::from(principal));
     if room.pins == Some(0) {
-        let most = bearer.quota.pins_max.unwrap_or(0);
-        return Err(UploadError::Pins(format!("this token may have {most} pins, and has them: remove some")));
+        let most = principal.quota.pins_max.unwrap_or(0);
+        return Err(UploadError::Pins(format!("the token has reached its quota of {most} pins: remove some")));
     }
-    match bearer.quota.bytes_max.zip(room.bytes) {
+    match principal.quota.bytes_max.zip(room.bytes) {
         Some((bytes_max, 0)) => Err(UploadError::Quota { bytes_max, left: 0 }),
         quota => Ok(quota),
     }

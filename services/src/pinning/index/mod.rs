@@ -128,9 +128,9 @@ pub struct Root {
     retained: usize,
     /// Its pin is to be removed as soon as it is not needed.
     removal_pending: bool,
-    /// Its pin is being removed from the store. Until that has ended, no worker and no upload touches it.
+    /// Its pin is being removed from the store. Until that has ended, no worker and no upload uses it.
     removing: bool,
-    /// Notifies of changes of the root and of the requests for it; `None` while nothing waits for them.
+    /// Notifies of changes of the root and of its requests; `None` without receivers.
     changes: Option<watch::Sender<()>>,
     /// The pin in the store is complete.
     pub complete: bool,
@@ -154,7 +154,7 @@ impl Root {
     }
 
     fn notify(&mut self) {
-        // The send fails if no receiver is left.
+        // The send fails if no receiver is released.
         if self.changes.as_ref().is_some_and(|changes| changes.send(()).is_err()) {
             self.changes = None;
         }
@@ -373,8 +373,9 @@ impl Index {
         !root.is_needed()
     }
 
-    /// Begins to remove a root's pin from the store, unless a removal is under way or the pin is needed; a pin that is only retained is
-    /// removed when it is released. Returns whether the caller is to remove it, and to call [`Index::end_removal`] after that.
+    /// Begins to remove a root's pin from the store, unless it is needed or already being removed; if it is only
+    /// retained, its removal is pending. Returns whether the caller must remove it, and then call
+    /// [`Index::end_removal`].
     pub fn begin_removal(&mut self, cid: &Cid) -> bool {
         let root = self.roots.entry(*cid).or_default();
         if root.is_needed() || root.active {
@@ -390,7 +391,7 @@ impl Index {
         true
     }
 
-    /// Records that the store's pin of a root has been removed. Requests that arrived meanwhile are queued.
+    /// Ends the removal of a root's pin. Requests that arrived meanwhile are queued.
     pub fn end_removal(&mut self, cid: &Cid) {
         if let Some(root) = self.roots.get_mut(cid) {
             root.removing = false;
@@ -405,7 +406,7 @@ impl Index {
         self.roots.get(cid).is_some_and(|root| root.removing)
     }
 
-    /// A receiver of changes of a root and of the requests for it, from now on. It closes when the root is removed from the index.
+    /// A receiver of changes of a root and of its requests. It closes when the root is removed from the index.
     pub fn watch(&mut self, cid: &Cid) -> Option<watch::Receiver<()>> {
         let root = self.roots.get_mut(cid)?;
         Some(root.changes.get_or_insert_with(|| watch::Sender::new(())).subscribe())

@@ -212,7 +212,7 @@ impl Pins {
         }
     }
 
-    /// Protects the store's pin of a root from removal. Waits while the pin is being removed.
+    /// Protects the store's pin of a root from removal. Waits if it is being removed.
     pub async fn protect(self: &Arc<Self>, root: Cid) -> Protection {
         loop {
             let changes = {

@@ -8,9 +8,9 @@
 //! | `block_loss` | pins that lose blocks |
 //!
 //! Changes are serialised: each is decided on the index, written, and only then applied to the index, so that nothing
-//! is visible that a power failure may undo. A change completes even if its caller is cancelled. The store's pins are removed,
-//! and roots announced, after the next change may begin, so that removing a pin of a million blocks delays no request of another
-//! owner. A root whose pin is being removed is marked, so that requests for it wait in the queue.
+//! is visible that a power failure may undo. A change completes even if its caller is cancelled. Removing the store's
+//! pins and announcing roots are follow-ups, during which the next change may begin: removing a pin of a million blocks
+//! delays no request of another owner. Requests for a root whose pin is being removed wait in the queue.
 //!
 //! The store's pin of a root is removed when it is no longer needed. That it is to be removed is written with the
 //! change that decides it, and cleared after the removal, so that a process that is killed in between leaves no pin
@@ -114,12 +114,12 @@ pub struct Room {
     pub bytes: Option<u64>,
 }
 
-/// What follows from a change and takes long: writes to the store, and the network's queues.
+/// A slow action after a change: writes of the store, or queues of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pinning) enum FollowUp {
     /// Removes the store's pin of a root, which [`Index::begin_removal`] has marked.
     Remove(Cid),
-    /// Announces a root that was pinned.
+    /// Announces a pinned root.
     Announce(Cid),
 }
 
@@ -159,9 +159,9 @@ pub struct Pins {
     dials: Arc<Semaphore>,
     register: Register,
     index: RwLock<Index>,
-    /// One change at a time.
+    /// Serialises changes.
     changes: tokio::sync::Mutex<()>,
-    /// What the change under way leaves to be done once the next one may begin.
+    /// The follow-ups of the change in progress.
     follow_ups: Mutex<Vec<FollowUp>>,
     dispatcher: Mutex<Option<JoinHandle<()>>>,
     /// Cancelled when the dispatcher or the task that watches pin changes has ended.
@@ -341,7 +341,8 @@ impl Pins {
         self.reach.delegates().await
     }
 
-    /// Waits until a request is pinned or has failed, and returns it. `on_change` sees it at first and after each change.
+    /// Waits until a request is pinned or has failed, and returns it. `on_change` is called first and after each
+    /// change.
     ///
     /// # Errors
     /// [`PinsError::NotFound`] if there is no such request, or it is removed meanwhile.
@@ -367,8 +368,8 @@ impl Pins {
         }
     }
 
-    /// Runs a change in a cancellation-safe task, after the changes before it. Returns when its follow-ups are done, for which
-    /// other changes do not wait.
+    /// Runs a change in a cancellation-safe task, after the changes before it. Returns when its follow-ups are
+    /// complete, for which later changes do not wait.
     pub(in crate::pinning) async fn spawn_change<T: Send + 'static>(
         self: &Arc<Self>,
         change: impl Future<Output = Result<T, PinsError>> + Send + 'static,
@@ -378,7 +379,7 @@ impl Pins {
         working.await.unwrap_or(Err(PinsError::Store(StoreError::Closed)))
     }
 
-    /// Runs one change under the lock of changes, and its follow-ups after the lock is released.
+    /// Runs a change under the lock of changes, and then its follow-ups without it.
     async fn change<T>(&self, change: impl Future<Output = T>) -> T {
         let (changed, follow_ups) = {
             let _turn = self.changes.lock().await;

@@ -168,14 +168,14 @@ impl Pins {
         }
     }
 
-    /// Schedules the removal of a pin that no worker fetches, for when the next change may begin.
+    /// Removes a pin that no worker fetches, as a follow-up.
     pub(in crate::pinning) fn drop_pin(&self, root: &Cid) {
         if self.index_mut().begin_removal(root) {
             self.follow_ups().push(FollowUp::Remove(*root));
         }
     }
 
-    /// Runs a follow-up. The caller does not hold the lock of changes.
+    /// Runs a follow-up, without the lock of changes.
     pub(in crate::pinning) async fn follow_up(&self, follow_up: FollowUp) {
         match follow_up {
             FollowUp::Remove(root) => {

@@ -121,24 +121,24 @@ proptest! {
                 }
                 Step::Remove(which) if which < entries.len() => {
                     let entry = entries.remove(which);
-                    let left = index.released_by([(&entry, None)]);
+                    let released = index.released_by([(&entry, None)]);
                     let needed: Vec<bool> = roots.iter().map(|root| index.is_needed(root)).collect();
                     prop_assert_eq!(index.remove(&entry.id), Some(entry));
                     let lost = |(root, needed): &(&Cid, bool)| *needed && !index.is_needed(root);
-                    let expected: BTreeSet<Cid> = roots.iter().zip(needed).filter(lost).map(|(root, _)| *root).collect();
-                    prop_assert_eq!(left.into_iter().collect::<BTreeSet<_>>(), expected);
+                    let expected = roots.iter().zip(needed).filter(lost).map(|(root, _)| *root);
+                    prop_assert_eq!(released.into_iter().collect::<BTreeSet<_>>(), expected.collect::<BTreeSet<Cid>>());
                 }
                 Step::Settle(which, becomes) if which < entries.len() => {
                     let former = entries[which].clone();
                     let next = outcome(becomes);
                     let keeps = former.keeps.filter(|_| next == Outcome::Pending);
                     let next = Entry { outcome: next, keeps, ..former.clone() };
-                    let left = index.released_by([(&former, Some(&next))]);
+                    let released = index.released_by([(&former, Some(&next))]);
                     let needed: Vec<bool> = roots.iter().map(|root| index.is_needed(root)).collect();
                     prop_assert_eq!(index.settle(&former.id, next.outcome.clone()), Some(next.clone()));
                     let lost = |(root, needed): &(&Cid, bool)| *needed && !index.is_needed(root);
-                    let expected: BTreeSet<Cid> = roots.iter().zip(needed).filter(lost).map(|(root, _)| *root).collect();
-                    prop_assert_eq!(left.into_iter().collect::<BTreeSet<_>>(), expected);
+                    let expected = roots.iter().zip(needed).filter(lost).map(|(root, _)| *root);
+                    prop_assert_eq!(released.into_iter().collect::<BTreeSet<_>>(), expected.collect::<BTreeSet<Cid>>());
                     entries[which] = next;
                 }
                 Step::Progress(root, bytes) => {

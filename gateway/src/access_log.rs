@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_short_and_printable() {
+    fn logged_text_is_short_and_printable() {
         let table: [(&[u8], usize, &str); 7] = [
             (b"curl/8.5.0", 256, "curl/8.5.0"),
             (b"", 256, ""),

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_from_elsewhere_reorders_nothing() {
+    fn untrusted_text_cannot_reorder_what_follows() {
         let table = [
             ("photo\u{202e}gnp.exe", "photo\u{fffd}gnp.exe"),
             ("a\u{2067}b\u{2069}c\u{200f}", "a\u{fffd}b\u{fffd}c\u{fffd}"),

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_body_counts_while_it_is_sent() {
+    fn a_long_body_is_counted_while_it_is_sent() {
         let metrics = Arc::new(HttpMetrics::register(&mut Registry::default()));
         let mut exchange = Exchange::begin(&metrics, &Method::GET);
         exchange.sent(10);

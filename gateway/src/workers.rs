@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_is_made_elsewhere_and_little_ahead() {
+    async fn bodies_are_produced_on_workers_and_little_ahead() {
         let (workers, made) = (Workers::default(), Arc::<AtomicUsize>::default());
         let mut body = workers.stream(chunks(100, AHEAD_BYTES / 4, &made));
         assert_eq!(made.load(Ordering::SeqCst), 0, "nothing before it is asked for");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn chunks_larger_than_the_room_pass_and_errors_are_last() {
+    async fn chunks_larger_than_the_buffer_pass_and_errors_are_last() {
         let workers = Workers::default();
         let items = vec![Ok(Bytes::from(vec![1; 2 * AHEAD_BYTES])), Err(Problem::Busy), Ok(Bytes::new())];
         let got: Vec<_> = workers.stream(stream::iter(items).boxed()).collect().await;

@@ -687,7 +687,7 @@ mod tests {
     }
 
     #[test]
-    fn each_problem_has_its_status_and_nothing_temporary_is_cached() {
+    fn each_problem_has_a_status_and_temporary_ones_are_not_cached() {
         let cid = cid();
         let stall = stall();
         let table = [
@@ -731,7 +731,7 @@ mod tests {
     }
 
     #[test]
-    fn sentences_begin_with_a_capital_and_names_stay_as_they_are() {
+    fn sentences_are_capitalised_and_names_are_not() {
         let table = [
             ("the address is too long", "The address is too long"),
             ("bafkqac3imvwgy3zao5xxe3de is not held here", "bafkqac3imvwgy3zao5xxe3de is not held here"),
@@ -745,7 +745,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_says_how_far_the_search_got_and_when_to_try_again() {
+    fn a_stall_reports_the_search_and_retry_after() {
         let stall = stall();
         let response = source(SourceError::Stalled { cid: cid(), stall }).response(&HeaderMap::new());
         assert_eq!(response.headers()[RETRY_AFTER], "30");
@@ -755,7 +755,7 @@ mod tests {
     }
 
     #[test]
-    fn browsers_get_html_that_escapes_what_they_sent() {
+    fn browsers_get_escaped_html() {
         let browser = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static("text/html,*/*"))]);
         let problem = Problem::Walk(WalkError::NoLink { parent: cid(), name: "<script>".to_owned() });
         let response = problem.response(&browser);

@@ -221,7 +221,7 @@ impl Admission {
         let mut state = self.state();
         let admitted = state.admitted.remove(slot.id);
         // An evicted connection is in neither pool.
-        let evicted = left.or_else(|| state.waiting.remove(slot.id));
+        let removed = admitted.or_else(|| state.waiting.remove(slot.id));
         drop(state);
         if removed.is_some() {
             self.freed.notify_waiters();

@@ -91,23 +91,17 @@ pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) ->
 }
 
 /// The cached listing of a path.
-pub fn remembered(
-    listings: &Listings,
-    ask: &Ask<'_>,
-    place: &Place,
-    target: &Target,
-    generation: u64,
-) -> Option<Draft> {
+pub fn cached(listings: &Listings, ask: &Ask<'_>, place: &Place, target: &Target, generation: u64) -> Option<Draft> {
     let is_listing = match ask.wanted.format {
         Format::Native => target.trailing_slash,
         Format::Json => true,
         _ => false,
     };
     let key = is_listing.then(|| key(ask, place, target, generation))?;
-    let known = listings.get(&key)?;
-    let about = About { ask, freshness: target.freshness, roots: &known.roots, tier: Tier::Ram };
-    let draft = not_modified(&about, &known.etag);
-    draft.or_else(|| Some(page(&about, &known.etag, key.json, Content::Bytes(known.bytes.clone()))))
+    let cached_page = listings.get(&key)?;
+    let about = About { ask, freshness: target.freshness, roots: &cached_page.roots, tier: Tier::Ram };
+    let draft = not_modified(&about, &cached_page.etag);
+    draft.or_else(|| Some(page(&about, &cached_page.etag, key.json, Content::Bytes(cached_page.bytes.clone()))))
 }
 
 fn key(ask: &Ask<'_>, place: &Place, target: &Target, generation: u64) -> Key {
@@ -570,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_no_address_has_are_shown_and_not_linked_to() {
+    fn names_that_no_url_can_have_are_shown_without_a_link() {
         let page = page("/ipfs/x/", "/ipfs/x/", Links::Path);
         for name in ["a/b", "..", "."] {
             let html = page.row(&entry(name, PB, None), false).into_string();
@@ -579,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cid_that_carries_what_is_withheld_is_not_shown() {
+    fn a_withheld_identity_cid_is_not_shown() {
         let page = page("/ipfs/x/", "/ipfs/x/", Links::Path);
         let (inlined, json) =
             (entry("a", RAW, None), |withheld| json_row(&entry("a", RAW, None), withheld).to_string());
@@ -588,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn icons_and_sizes_tell_what_can_be_told() {
+    fn icons_depend_on_codec_and_extension() {
         let table =
             [("pic.png", RAW, "media"), ("notes.md", PB, "text"), ("folder", PB, "folder"), ("LICENSE", RAW, "file")];
         for (name, cid, expected) in table {
@@ -601,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_say_how_many_entries_they_have() {
+    fn pages_show_their_number_of_entries() {
         let all = Selection::default();
         let search = Selection { search: Some("a\u{202e}b".to_owned()), sort: None };
         let table = [
@@ -618,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn crumbs_lead_back_to_each_folder_from_every_origin() {
+    fn breadcrumbs_link_to_each_directory_from_every_origin() {
         let table = [
             (
                 page("/ipfs/bafy/a%20b/c/", "/ipfs/bafy/a%20b/c/", Links::Path),
@@ -639,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn json_names_what_is_known() {
+    fn json_rows_have_the_known_fields() {
         assert_eq!(
             json_row(&entry("a\"b", RAW, Some(3)), false).to_string(),
             format!("{{\"cid\":\"{RAW}\",\"name\":\"a\\\"b\",\"size\":3,\"type\":\"file\"}}")

@@ -8,7 +8,7 @@ use crate::body::Content;
 use crate::errors::Problem;
 use crate::headers::header;
 use crate::html;
-use crate::represent::file::{AtHand, Origin, at_hand};
+use crate::represent::file::{InMemory, Origin, in_memory};
 use crate::represent::{Context, plan};
 use crate::request::Ask;
 use crate::request::conditional::none_match;
@@ -115,7 +115,7 @@ fn in_format(
 ) -> Result<Draft, Problem> {
     let is_json = matches!(format, Format::Json | Format::DagJson);
     let name = format!("{cid}.{}", if is_json { "json" } else { "cbor" });
-    let it = AtHand {
+    let it = InMemory {
         bytes,
         origin,
         etag: etag(cid, format),
@@ -123,7 +123,7 @@ fn in_format(
         // Browsers display JSON, and save CBOR.
         disposition: Some(plan::disposition(cx.ask, !is_json, Some(name))),
     };
-    at_hand(&cx.about(roots), it)
+    in_memory(&cx.about(roots), it)
 }
 
 /// The entity tag of a document in a format.
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_told_in_words() {
+    fn sizes_are_described() {
         let table = [(Kind::List(1), "list of 1 value"), (Kind::Map(2), "map of 2 keys"), (Kind::Bytes(3), "3 bytes")];
         for (kind, expected) in table {
             assert_eq!(describe(kind), expected);

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn file_names_are_made_safe() {
+    fn file_names_are_sanitised() {
         let table = [
             ("/ipfs/x?filename=a.txt", None, "inline; filename=\"a.txt\""),
             ("/ipfs/x/b%20c.txt?download=true", None, "attachment; filename=\"b c.txt\""),

@@ -149,7 +149,7 @@ impl RootSource {
             fetches: Arc::clone(&self.sources.fetches),
             client: self.client,
             farthest: Arc::clone(&self.farthest),
-            place: Arc::default(),
+            permit: Arc::default(),
         };
         self.session.get_or_init(|| (self.sources.open_session)(&self.root, gate()))
     }
@@ -202,19 +202,19 @@ pub struct Gate {
     client: IpAddr,
     farthest: Arc<Farthest>,
     /// The request's permit, held while anything is fetched for it.
-    place: Arc<Mutex<Weak<Permit>>>,
+    permit: Arc<Mutex<Weak<Permit>>>,
 }
 
 impl Gate {
-    async fn pass(&self) -> Result<Arc<Permit>, SourceError> {
-        let mut held = self.place.lock().await;
-        if let Some(place) = held.upgrade() {
-            return Ok(place);
+    async fn acquire(&self) -> Result<Arc<Permit>, SourceError> {
+        let mut held = self.permit.lock().await;
+        if let Some(permit) = held.upgrade() {
+            return Ok(permit);
         }
-        let place = self.fetches.acquire_soon(self.client).await.map_err(|_| SourceError::Busy)?;
-        let place = Arc::new(place);
-        *held = Arc::downgrade(&place);
-        Ok(place)
+        let permit = self.fetches.acquire_soon(self.client).await.map_err(|_| SourceError::Busy)?;
+        let permit = Arc::new(permit);
+        *held = Arc::downgrade(&permit);
+        Ok(permit)
     }
 }
 
@@ -235,10 +235,10 @@ impl BlockSource for Gated {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         let (gate, upstream, cid) = (self.gate.clone(), Arc::clone(&self.upstream), *cid);
         async move {
-            let place = gate.pass().await?;
+            let permit = gate.acquire().await?;
             gate.farthest.reach(Tier::Network);
             let fetched = upstream.get(&cid).await;
-            drop(place);
+            drop(permit);
             fetched
         }
         .boxed()

@@ -20,11 +20,11 @@ use p2p_bridge::routing_v1::{PeerRecord, types};
 use std::time::{Duration, SystemTime};
 
 /// The `max-age` of a response with records (<https://specs.ipfs.tech/routing/http-routing-v1/#response-headers>).
-const WITH_RECORDS: Duration = Duration::from_secs(300);
+const MAX_AGE_WITH_RECORDS: Duration = Duration::from_secs(300);
 /// The `max-age` of a response without records.
-const WITHOUT: Duration = Duration::from_secs(15);
+const MAX_AGE_WITHOUT_RECORDS: Duration = Duration::from_secs(15);
 /// How long a stale response may be used: the validity of provider records.
-const STALE: Duration = Duration::from_secs(48 * 3600);
+const STALE_MAX_AGE: Duration = Duration::from_secs(48 * 3600);
 
 /// `Cache-Control` with stale-while-revalidate and stale-if-error.
 fn cache_control(fresh: Duration, stale: Duration) -> HeaderValue {
@@ -34,9 +34,9 @@ fn cache_control(fresh: Duration, stale: Duration) -> HeaderValue {
 
 /// Responses to the local network may contain private addresses, so shared caches must not store them.
 fn of_records(any: bool, audience: Audience) -> HeaderValue {
-    let fresh = if any { WITH_RECORDS } else { WITHOUT };
+    let fresh = if any { MAX_AGE_WITH_RECORDS } else { MAX_AGE_WITHOUT_RECORDS };
     match audience {
-        Audience::Outside => cache_control(fresh, STALE),
+        Audience::Outside => cache_control(fresh, STALE_MAX_AGE),
         Audience::Inside => header(&format!("private, max-age={}", fresh.as_secs())),
     }
 }
@@ -81,7 +81,7 @@ pub async fn lines(mut records: BoxStream<'static, PeerRecord>, audience: Audien
 }
 
 /// An IPNS record.
-pub fn record(key: &Key, record: &Record, asked: &HeaderMap) -> Draft {
+pub fn record(key: &Key, record: &Record, request: &HeaderMap) -> Draft {
     let left = record.end_of_life().duration_since(SystemTime::now()).unwrap_or(Duration::ZERO);
     let fresh = record.ttl().min(left);
     let mut draft = head(IPNS_RECORD, cache_control(fresh, left));
@@ -92,7 +92,7 @@ pub fn record(key: &Key, record: &Record, asked: &HeaderMap) -> Draft {
     if let Some(end) = http_date(record.end_of_life()) {
         headers.insert(EXPIRES, end);
     }
-    if none_match(asked, etag.as_bytes(), true) {
+    if none_match(request, etag.as_bytes(), true) {
         *draft.status_mut() = StatusCode::NOT_MODIFIED;
         return draft;
     }

@@ -1,4 +1,4 @@
-//! Many who ask for the same at the same time: one walk, one listing, and what becomes of them when whoever began it leaves.
+//! Singleflight: concurrent requests for a path or a listing share one call, also when the leader disconnects.
 
 use crate::dag::{directory, directory_of_bytes, raw, sharded};
 use crate::hosts::Names;
@@ -23,7 +23,7 @@ async fn answer(response: Response) -> Answer {
     (response.status().as_u16(), response.text().await.expect("an end"))
 }
 
-/// Somebody who asks, and reads to the end.
+/// Sends a request, and reads the whole response.
 fn ask(site: &Arc<Site>, path: &str, headers: &[(&'static str, &'static str)]) -> JoinHandle<Answer> {
     let (site, path, headers) = (Arc::clone(site), path.to_owned(), headers.to_vec());
     tokio::spawn(async move { answer(site.send("GET", &path, &headers).await).await })
@@ -42,7 +42,7 @@ async fn until_listings(site: &Site, result: &str, count: u64) {
     site.until_metric(&format!("causeway_http_listings_total{{result=\"{result}\"}}"), count).await;
 }
 
-/// A file two folders down, of which the network lets the lower one go when it is told to.
+/// A file in a nested directory, whose block the network holds back until it is released.
 struct Deep {
     site: Arc<Site>,
     shelf: Arc<Shelf>,
@@ -71,7 +71,7 @@ impl Deep {
         until(|| self.shelf.waiting() == 1, "the walk to wait").await;
     }
 
-    /// Somebody who begins a walk, and as many who join it.
+    /// A leader, and `count` followers.
     async fn many(&self, count: u64) -> Vec<JoinHandle<Answer>> {
         let mut asking = vec![self.ask()];
         self.until_waiting().await;
@@ -83,15 +83,15 @@ impl Deep {
     async fn until_quiet(&self) {
         self.site.until_metric("causeway_http_requests_in_flight", 0).await;
         until(|| self.shelf.waiting() == 0, "nobody to wait").await;
-        assert_eq!(self.site.gateway.resources.walks.under_way(), 0);
+        assert_eq!(self.site.gateway.resources.path_resolver.under_way(), 0);
     }
 }
 
 #[tokio::test]
-async fn many_who_ask_for_a_path_walk_it_once() {
+async fn concurrent_requests_for_a_path_resolve_it_once() {
     let deep = deep().await;
     let asking = deep.many(MANY).await;
-    assert_eq!(deep.site.gateway.resources.walks.under_way(), 1);
+    assert_eq!(deep.site.gateway.resources.path_resolver.under_way(), 1);
     deep.shelf.gate.add_permits(1);
     for answer in all(asking).await {
         assert_eq!(answer, (200, "at the end".to_owned()));
@@ -102,24 +102,24 @@ async fn many_who_ask_for_a_path_walk_it_once() {
 }
 
 #[tokio::test]
-async fn other_representations_and_other_paths_have_walks_of_their_own() {
+async fn other_representations_and_other_paths_have_calls_of_their_own() {
     let deep = deep().await;
     let mut asking = deep.many(2).await;
-    // The same block ends the path, whatever is made of it.
+    // The path ends at the same block in every representation.
     for format in ["raw", "car", "tar", "raw"] {
         asking.push(ask(&deep.site, &format!("{}?format={format}", deep.path), &[]));
     }
     until_walks_joined(&deep.site, 1 + 3).await;
     asking.push(ask(&deep.site, deep.path.trim_end_matches('/'), &[]));
     asking.push(ask(&deep.site, &format!("{}?format=json", deep.path), &[]));
-    until(|| deep.site.gateway.resources.walks.under_way() == 4, "four walks").await;
+    until(|| deep.site.gateway.resources.path_resolver.under_way() == 4, "four walks").await;
     deep.shelf.gate.add_permits(1);
     let statuses: Vec<u16> = all(asking).await.into_iter().map(|(status, _)| status).collect();
     assert_eq!(statuses, [200, 200, 200, 200, 200, 200, 301, 200]);
 }
 
 #[tokio::test]
-async fn a_walk_goes_on_for_the_others_when_whoever_began_it_leaves() {
+async fn a_call_continues_for_followers_when_the_leader_disconnects() {
     let deep = deep().await;
     let request = format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", deep.path);
     let first = deep.site.connect(&request).await;
@@ -128,7 +128,7 @@ async fn a_walk_goes_on_for_the_others_when_whoever_began_it_leaves() {
     until_walks_joined(&deep.site, 3).await;
     drop(first);
     deep.site.until_metric("causeway_http_requests_cancelled_total", 1).await;
-    assert_eq!((deep.shelf.waiting(), deep.site.gateway.resources.walks.under_way()), (1, 1), "it goes on");
+    assert_eq!((deep.shelf.waiting(), deep.site.gateway.resources.path_resolver.under_way()), (1, 1), "it goes on");
     deep.shelf.gate.add_permits(1);
     for answer in all(others).await {
         assert_eq!(answer, (200, "at the end".to_owned()));
@@ -137,7 +137,7 @@ async fn a_walk_goes_on_for_the_others_when_whoever_began_it_leaves() {
 }
 
 #[tokio::test]
-async fn a_walk_ends_when_all_have_left() {
+async fn a_call_ends_when_all_clients_have_disconnected() {
     let deep = deep().await;
     let request = format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", deep.path);
     let first = deep.site.connect(&request).await;
@@ -149,7 +149,7 @@ async fn a_walk_ends_when_all_have_left() {
     assert_eq!(deep.shelf.waiting(), 1);
     drop(second);
     deep.until_quiet().await;
-    // Whoever asks then begins anew.
+    // A later request begins a new call.
     let asking = deep.ask();
     deep.until_waiting().await;
     deep.shelf.gate.add_permits(1);
@@ -157,7 +157,7 @@ async fn a_walk_ends_when_all_have_left() {
 }
 
 #[tokio::test]
-async fn an_error_is_for_all_who_wait_and_names_what_they_asked_for() {
+async fn an_error_is_shared_by_all_waiting_requests() {
     let deep = deep().await;
     deep.shelf.fail_with([SourceError::Corrupt { cid: *deep.held_back.cid() }]);
     let asking = deep.many(MANY).await;
@@ -170,7 +170,7 @@ async fn an_error_is_for_all_who_wait_and_names_what_they_asked_for() {
 }
 
 #[tokio::test]
-async fn one_of_the_others_begins_anew_when_whoever_began_had_no_place() {
+async fn a_follower_begins_a_new_call_after_a_leader_only_error() {
     let patient = |cid| SourceError::Stalled { cid, stall: Stall { waited: PATIENCE * 10, ..Stall::default() } };
     for (failure, status) in [(SourceError::Busy, 429), (patient(*raw("x").cid()), 504)] {
         let deep = deep().await;
@@ -192,7 +192,7 @@ async fn one_of_the_others_begins_anew_when_whoever_began_had_no_place() {
 }
 
 #[tokio::test]
-async fn who_wants_nothing_fetched_waits_for_nobody_and_answers_for_nobody() {
+async fn only_if_cached_requests_have_calls_of_their_own() {
     let deep = deep().await;
     let asking = deep.many(3).await;
     for _ in 0..2 {
@@ -235,7 +235,7 @@ impl Policy for Switch {
 }
 
 #[tokio::test]
-async fn what_is_denied_meanwhile_is_given_to_nobody() {
+async fn content_that_is_withheld_during_a_call_is_not_served() {
     let file = raw("at the end");
     let below = directory(&[("index.html", &file)]);
     let root = directory(&[("below", &below)]);
@@ -248,7 +248,7 @@ async fn what_is_denied_meanwhile_is_given_to_nobody() {
     let mut asking: Vec<_> = (0..3).map(|_| ask(&site, &path, &[])).collect();
     until_walks_joined(&site, 2).await;
     policy.deny(&[*below.cid()]);
-    // Those who come later ask under another policy, and do not wait for what was begun under the old one.
+    // Later requests use another policy, and do not join a call under the old one.
     assert_eq!(ask(&site, &path, &[]).await.expect("does not panic").0, 410);
     shelf.gate.add_permits(1);
     asking.push(ask(&site, &path, &[]));
@@ -262,7 +262,7 @@ async fn what_is_denied_meanwhile_is_given_to_nobody() {
 
 const SITE: [(&str, &str); 1] = [("host", "site.example")];
 
-/// A domain's site whose `_redirects` file the network lets go when it is told to.
+/// A domain's site whose `_redirects` file the network holds back until it is released.
 struct Ruled {
     site: Arc<Site>,
     shelf: Arc<Shelf>,
@@ -283,7 +283,7 @@ impl Ruled {
         ask(&self.site, path, &SITE)
     }
 
-    /// Many who ask for as many paths that are not there, and wait for the rules.
+    /// Requests for many missing paths, which wait for the rules.
     async fn many(&self) -> Vec<JoinHandle<Answer>> {
         let asking = (0..MANY).map(|number| self.ask(&format!("/missing/{number}"))).collect();
         until_walks_joined(&self.site, MANY - 1).await;
@@ -293,7 +293,7 @@ impl Ruled {
 }
 
 #[tokio::test]
-async fn the_rules_of_a_site_are_read_once_for_all_of_its_missing_paths_and_remembered() {
+async fn the_redirects_of_a_site_are_read_once_and_cached() {
     let table = [
         ("/* /page.html 200\n", 200, "instead"),
         ("/elsewhere /page.html 200\n", 404, "missing"),
@@ -311,12 +311,12 @@ async fn the_rules_of_a_site_are_read_once_for_all_of_its_missing_paths_and_reme
             assert_eq!(ruled.ask(path).await.expect("does not panic").0, status, "{rules} {path}");
         }
         assert_eq!((ruled.site.looks(&ruled.rules), ruled.shelf.waiting()), (1, 0), "{rules}");
-        assert_eq!(ruled.site.gateway.resources.walks.under_way(), 0);
+        assert_eq!(ruled.site.gateway.resources.path_resolver.under_way(), 0);
     }
 }
 
 #[tokio::test]
-async fn rules_that_could_not_be_read_or_are_denied_meanwhile_are_read_anew() {
+async fn redirects_that_failed_or_were_withheld_are_read_again() {
     let policy = Arc::<Switch>::default();
     let ruled = ruled("/* /page.html 200\n", Arc::clone(&policy) as _).await;
     ruled.shelf.fail_with([SourceError::Corrupt { cid: *ruled.rules.cid() }]);
@@ -339,7 +339,7 @@ fn names(count: usize) -> Vec<Vec<u8>> {
     (0..count).map(|number| format!("n{number:06}").into_bytes()).collect()
 }
 
-/// A sharded directory whose last shard the network lets go when it is told to.
+/// A sharded directory whose last shard the network holds back until it is released.
 struct Sharded {
     site: Arc<Site>,
     shelf: Arc<Shelf>,
@@ -362,7 +362,7 @@ async fn sharded_directory() -> Sharded {
 }
 
 impl Sharded {
-    /// Somebody who has got the first of the page, and waits for the rest.
+    /// A reader that has received the first chunk, and waits for the rest.
     async fn begin(&self) -> Reading {
         let response = self.site.get(&self.path).await;
         assert_eq!((response.status().as_u16(), header(&response, "transfer-encoding")), (200, "chunked"));
@@ -397,7 +397,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// All of the page, or how it broke off.
+    /// The whole page, or the error that aborted it.
     async fn finish(mut self) -> reqwest::Result<String> {
         let rest = async {
             while let Some(chunk) = self.rest.next().await {
@@ -410,7 +410,7 @@ impl Reading {
 }
 
 #[tokio::test]
-async fn many_who_ask_for_a_listing_have_it_written_once_and_later_ones_get_it_as_it_is() {
+async fn concurrent_requests_for_a_listing_generate_it_once_and_later_ones_get_it_from_the_cache() {
     let listing = sharded_directory().await;
     let reading = listing.begin_many(MANY).await;
     until_listings(&listing.site, "joined", MANY - 1).await;
@@ -435,7 +435,7 @@ async fn many_who_ask_for_a_listing_have_it_written_once_and_later_ones_get_it_a
 }
 
 #[tokio::test]
-async fn a_listing_goes_on_for_the_others_when_whoever_began_it_leaves_and_ends_with_the_last() {
+async fn a_listing_continues_for_followers_when_the_leader_disconnects_and_ends_with_the_last() {
     let listing = sharded_directory().await;
     let first = listing.begin().await;
     let mut others = vec![listing.begin().await, listing.begin().await];
@@ -455,7 +455,7 @@ async fn a_listing_goes_on_for_the_others_when_whoever_began_it_leaves_and_ends_
 }
 
 #[tokio::test]
-async fn a_listing_ends_when_all_have_left_and_is_not_remembered() {
+async fn a_listing_ends_when_all_clients_have_disconnected_and_is_not_cached() {
     let listing = sharded_directory().await;
     drop(listing.begin_many(3).await);
     listing.site.until_metric("causeway_http_requests_in_flight", 0).await;
@@ -469,7 +469,7 @@ async fn a_listing_ends_when_all_have_left_and_is_not_remembered() {
 }
 
 #[tokio::test]
-async fn a_listing_that_breaks_off_breaks_off_for_all_and_is_not_remembered() {
+async fn an_aborted_listing_is_aborted_for_all_and_is_not_cached() {
     let listing = sharded_directory().await;
     listing.shelf.fail_with([SourceError::Corrupt { cid: *listing.last.cid() }]);
     let reading = listing.begin_many(5).await;
@@ -487,7 +487,7 @@ async fn a_listing_that_breaks_off_breaks_off_for_all_and_is_not_remembered() {
 }
 
 #[tokio::test]
-async fn readers_go_on_when_whoever_began_a_listing_loses_its_place() {
+async fn followers_continue_after_a_leader_only_error_of_a_listing() {
     let listing = sharded_directory().await;
     listing.shelf.fail_with([SourceError::Busy]);
     let first = listing.begin().await;
@@ -500,7 +500,7 @@ async fn readers_go_on_when_whoever_began_a_listing_loses_its_place() {
 }
 
 #[tokio::test]
-async fn a_listing_that_is_too_long_for_one_writer_comes_whole_to_all() {
+async fn a_listing_that_is_too_long_to_share_is_complete_for_all_readers() {
     let leaf = raw("x");
     let names = names(6000);
     let blocks = sharded(&names, &leaf);
@@ -528,7 +528,7 @@ async fn a_listing_that_is_too_long_for_one_writer_comes_whole_to_all() {
     }
 }
 
-/// A world with the same directory under several hosts and paths.
+/// A gateway with the same directory under several hosts and paths.
 struct Places {
     blocks: Vec<Block>,
     /// The root of a site.
@@ -577,7 +577,7 @@ impl Places {
     }
 }
 
-/// What must not depend on whether a page is remembered.
+/// The parts of a response that must not depend on whether the page is cached.
 fn comparable(response: &Response) -> Vec<(String, String)> {
     let own = ["date", "server-timing", "content-length", "transfer-encoding"];
     let headers = response.headers().iter().filter(|(name, _)| !own.contains(&name.as_str()));
@@ -588,7 +588,7 @@ fn comparable(response: &Response) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn a_page_that_is_remembered_is_the_one_that_would_be_written() {
+async fn a_cached_page_equals_a_generated_one() {
     let places = places();
     let (remembers, forgets) = (places.start(1 << 20).await, places.start(0).await);
     let mut pages = HashSet::new();
@@ -622,12 +622,12 @@ async fn a_page_that_is_remembered_is_the_one_that_would_be_written() {
     assert!(pages.len() > places.requests.len() / 2, "{} pages", pages.len());
     let hits = |site: &Site| site.metric("causeway_http_listings_total{result=\"hit\"}");
     assert_eq!(hits(&forgets), 0);
-    // Later turns: the page itself, its HEAD, its revalidation and its range.
+    // Later requests: the page, its HEAD, its revalidation and its range.
     assert!(hits(&remembers) >= 2 * 4 * places.requests.len() as u64, "{}", hits(&remembers));
 }
 
 #[tokio::test]
-async fn a_remembered_page_goes_to_http_10_with_its_length() {
+async fn a_cached_page_has_a_length_for_http_10() {
     let names = names(300);
     let leaf = raw("x");
     let root = directory_of_bytes(&names.iter().map(|name| (name.as_slice(), &leaf)).collect::<Vec<_>>());
@@ -646,7 +646,7 @@ async fn a_remembered_page_goes_to_http_10_with_its_length() {
 }
 
 #[tokio::test]
-async fn a_remembered_page_of_what_is_denied_now_is_not_sent() {
+async fn a_cached_page_of_withheld_content_is_not_sent() {
     let leaf = raw("x");
     let inner = directory(&[("a", &leaf)]);
     let root = directory(&[("inner", &inner)]);
@@ -674,12 +674,12 @@ async fn a_remembered_page_of_what_is_denied_now_is_not_sent() {
 }
 
 #[tokio::test]
-async fn a_listing_for_those_who_want_nothing_fetched_is_their_own() {
+async fn only_if_cached_listings_have_calls_of_their_own() {
     let listing = sharded_directory().await;
     let reading = listing.begin_many(2).await;
     let only_if_cached = [("cache-control", "only-if-cached")];
     let response = listing.site.send("GET", &listing.path, &only_if_cached).await;
-    // What is held begins it, and then it breaks off without anybody being waited for.
+    // The page begins with local blocks, and is then aborted without waiting.
     assert!(response.status() == 412 || response.text().await.is_err());
     listing.shelf.gate.add_permits(1);
     for reading in reading {
@@ -690,9 +690,9 @@ async fn a_listing_for_those_who_want_nothing_fetched_is_their_own() {
     listing.assert_is_whole(&response.text().await.expect("text"));
 }
 
-/// A client of HTTP/1.1 that takes nothing in does not keep others from it.
+/// An HTTP/1.1 client that does not read does not delay other readers.
 #[tokio::test]
-async fn a_reader_who_does_not_read_holds_nobody_up() {
+async fn a_stalled_reader_does_not_delay_others() {
     let listing = sharded_directory().await;
     let mut idle = listing.site.connect(&format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", listing.path)).await;
     until(|| listing.shelf.waiting() == 1, "the listing to wait").await;
@@ -705,7 +705,7 @@ async fn a_reader_who_does_not_read_holds_nobody_up() {
 }
 
 #[tokio::test]
-async fn failures_of_a_directory_have_a_status_for_all() {
+async fn directory_errors_have_a_status_for_all_readers() {
     let (upstream, gate) = Nothing::gated(|cid| SourceError::Stalled { cid, stall: Stall::default() });
     let blocks = sharded(&names(3000), &raw("x"));
     let root = &blocks[blocks.len() - 1];

@@ -1,4 +1,4 @@
-//! The routing API, on a network that is played.
+//! The routing API, with a simulated network.
 
 use crate::dag::raw;
 use crate::site::{NoNames, PATIENCE, Setup, Site, header, until};
@@ -9,7 +9,7 @@ use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{self, BoxStream, StreamExt as _};
 use gateway::routing_v1::Limits;
-use gateway::routing_v1::finder::Finder;
+use gateway::routing_v1::finder::PeerFinder;
 use libp2p::PeerId;
 use libp2p::identity::Keypair;
 use p2p_bridge::routing_v1::{PeerRecord, types};
@@ -17,16 +17,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-/// A network in which everybody is known at once; whoever waits for more waits for ever.
+/// A network that knows its peers at once; searches for more never end.
 #[derive(Default)]
 struct Played {
     records: Vec<PeerRecord>,
     goes_on: bool,
-    ourselves: Option<PeerRecord>,
+    own_record: Option<PeerRecord>,
     running: Arc<AtomicU64>,
 }
 
-/// A search that runs, until it is dropped.
+/// A search in progress; dropping it ends the search.
 struct Running(Arc<AtomicU64>);
 
 impl Drop for Running {
@@ -45,7 +45,7 @@ impl Played {
     }
 }
 
-impl Finder for Played {
+impl PeerFinder for Played {
     fn providers(&self, _: &Cid) -> BoxStream<'static, PeerRecord> {
         self.search()
     }
@@ -58,8 +58,8 @@ impl Finder for Played {
         self.search()
     }
 
-    fn ourselves(&self) -> BoxFuture<'static, Option<PeerRecord>> {
-        ready(self.ourselves.clone()).boxed()
+    fn own_record(&self) -> BoxFuture<'static, Option<PeerRecord>> {
+        ready(self.own_record.clone()).boxed()
     }
 }
 
@@ -82,7 +82,7 @@ async fn counted(site: &Site, endpoint: &str, result: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn each_endpoint_answers_as_a_list_and_in_lines() {
+async fn each_endpoint_has_json_and_ndjson() {
     let records = vec![at("/ip4/8.8.8.8/tcp/1"), at("/ip4/8.8.4.4/udp/1/quic-v1")];
     let found = setup(&[], Played { records: records.clone(), ..Played::default() }).start().await;
     let empty = setup(&[], Played::default()).start().await;
@@ -104,7 +104,7 @@ async fn each_endpoint_answers_as_a_list_and_in_lines() {
             ];
             for (answer, content_type, body) in answers {
                 assert_eq!((answer.status().as_u16(), header(&answer, "content-type")), (200, content_type), "{path}");
-                // To somebody of this machine's own network, whose answer no shared cache may keep.
+                // A client in the local network, whose response shared caches must not store.
                 let fresh = format!("private, max-age={age}");
                 assert_eq!(header(&answer, "cache-control"), fresh, "{path}");
                 assert_eq!(header(&answer, "vary"), "Accept");
@@ -121,7 +121,7 @@ async fn each_endpoint_answers_as_a_list_and_in_lines() {
 }
 
 #[tokio::test]
-async fn records_are_sent_as_they_are_found_and_who_leaves_ends_the_search() {
+async fn records_are_streamed_and_a_disconnect_ends_the_search() {
     let records = vec![at("/ip4/8.8.8.8/tcp/1")];
     let network = Played { records: records.clone(), goes_on: true, ..Played::default() };
     let running = Arc::clone(&network.running);
@@ -133,7 +133,7 @@ async fn records_are_sent_as_they_are_found_and_who_leaves_ends_the_search() {
     assert_eq!(running.load(Ordering::SeqCst), 1, "the search goes on");
     drop(answer);
     until(|| running.load(Ordering::SeqCst) == 0, "its end").await;
-    // The same before anything was found.
+    // The same before any record was found.
     let stream = site.connect(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
     until(|| running.load(Ordering::SeqCst) == 1, "the search").await;
     drop(stream);
@@ -141,7 +141,7 @@ async fn records_are_sent_as_they_are_found_and_who_leaves_ends_the_search() {
 }
 
 #[tokio::test]
-async fn when_time_is_up_what_was_found_is_the_answer() {
+async fn a_search_timeout_returns_the_records_found() {
     let records = vec![at("/ip4/8.8.8.8/tcp/1")];
     let network = Played { records: records.clone(), goes_on: true, ..Played::default() };
     let running = Arc::clone(&network.running);
@@ -152,7 +152,7 @@ async fn when_time_is_up_what_was_found_is_the_answer() {
     assert_eq!(lines, records[0].to_json() + "\n");
     let list = site.get(&path).await.text().await.expect("an orderly end");
     assert_eq!(list, types::to_json_list("Providers", &records));
-    // HTTP/1.0 knows no chunks.
+    // HTTP/1.0 has no chunked encoding.
     let (answer, end) = site.exchange(&format!("GET {path} HTTP/1.0\r\nAccept: application/x-ndjson\r\n\r\n")).await;
     end.expect("an orderly end");
     let text = String::from_utf8_lossy(&answer).to_ascii_lowercase();
@@ -161,7 +161,7 @@ async fn when_time_is_up_what_was_found_is_the_answer() {
 }
 
 #[tokio::test]
-async fn searches_beyond_a_clients_share_are_turned_away() {
+async fn searches_over_a_clients_limit_are_rejected() {
     let network = Played { goes_on: true, ..Played::default() };
     let running = Arc::clone(&network.running);
     let mut setup = setup(&[], network);
@@ -182,7 +182,7 @@ async fn searches_beyond_a_clients_share_are_turned_away() {
 }
 
 #[tokio::test]
-async fn filters_and_bounds_are_kept_and_outsiders_hear_of_no_private_address() {
+async fn filters_and_limits_apply_and_public_clients_get_no_private_addresses() {
     let [tcp, quic, private] = [at("/ip4/8.8.8.8/tcp/1"), at("/ip4/8.8.8.8/udp/1/quic-v1"), at("/ip4/10.0.0.1/tcp/1")];
     let gateway = PeerRecord { protocols: vec![types::HTTP_GATEWAY.to_owned()], ..at("/dns4/a.example/tcp/443/https") };
     let unknown = PeerRecord::new(PeerId::random(), Vec::new());
@@ -219,12 +219,12 @@ async fn filters_and_bounds_are_kept_and_outsiders_hear_of_no_private_address() 
 }
 
 #[tokio::test]
-async fn this_node_is_a_provider_of_what_it_holds() {
+async fn this_node_is_a_provider_of_its_blocks() {
     let held = raw("held here");
     let ours = PeerRecord { protocols: vec![types::BITSWAP.to_owned()], ..at("/ip4/8.8.8.8/tcp/1") };
     let other = at("/ip4/8.8.4.4/tcp/1");
     let records = vec![other.clone(), ours.clone()];
-    let site = setup(&[&held], Played { records, ourselves: Some(ours.clone()), ..Played::default() }).start().await;
+    let site = setup(&[&held], Played { records, own_record: Some(ours.clone()), ..Played::default() }).start().await;
     let providers = async |cid: &Cid| {
         let list = site.get(&format!("/routing/v1/providers/{cid}")).await.text().await.expect("a body");
         types::from_json_list(list.as_bytes(), 10).expect("a list")
@@ -233,7 +233,7 @@ async fn this_node_is_a_provider_of_what_it_holds() {
     assert_eq!(providers(raw("held elsewhere").cid()).await, [other, ours]);
 }
 
-/// Knows one record.
+/// A resolver with one record.
 struct OneName(Key, Record);
 
 impl NameResolver for OneName {
@@ -249,7 +249,7 @@ impl NameResolver for OneName {
 }
 
 #[tokio::test]
-async fn ipns_records_are_given_as_they_were_signed() {
+async fn ipns_records_are_sent_as_signed() {
     let keypair = Keypair::generate_ed25519();
     let key = Key::from(keypair.public().to_peer_id());
     let draft = ipns::Draft {
@@ -284,7 +284,7 @@ async fn ipns_records_are_given_as_they_were_signed() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_answered_with_what_is_wrong() {
+async fn invalid_requests_get_the_cause() {
     let site = setup(&[], Played::default()).start().await;
     let cid = *raw("x").cid();
     let table = [
@@ -309,7 +309,7 @@ async fn what_makes_no_sense_is_answered_with_what_is_wrong() {
     }
     assert_eq!((counted(&site, "unknown", "invalid").await, counted(&site, "providers", "invalid").await), (7, 1));
 
-    // It is off unless it is turned on, and no part of somebody's site.
+    // The API is disabled by default, and does not exist on sites.
     let path = format!("/routing/v1/providers/{cid}");
     let off = Setup::new(&[]).start().await;
     assert_eq!(off.get(&path).await.status(), 404);

@@ -40,12 +40,12 @@ pub fn page(response: Response<String>) -> Draft {
 /// Limits the age in shared caches: adds `s-maxage` (RFC 9111, section 5.2.2.10) if `max-age`, which then applies to
 /// private caches only, is longer.
 pub fn bound_shared_age(headers: &mut HeaderMap, seconds: u64) {
-    let Some(told) = headers.get(CACHE_CONTROL).and_then(|value| value.to_str().ok()) else { return };
-    let directives = || told.split(',').map(str::trim);
+    let Some(cache_control) = headers.get(CACHE_CONTROL).and_then(|value| value.to_str().ok()) else { return };
+    let directives = || cache_control.split(',').map(str::trim);
     let max_age = directives().find_map(|directive| directive.strip_prefix("max-age=")?.parse::<u64>().ok());
     let is_shared = directives().any(|directive| directive == "public");
     if is_shared && max_age.is_some_and(|max_age| max_age > seconds) {
-        let bounded = header(&format!("{told}, s-maxage={seconds}"));
+        let bounded = header(&format!("{cache_control}, s-maxage={seconds}"));
         headers.insert(CACHE_CONTROL, bounded);
     }
 }

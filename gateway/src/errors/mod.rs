@@ -734,7 +734,7 @@ mod tests {
     fn sentences_are_capitalised_and_names_are_not() {
         let table = [
             ("the address is too long", "The address is too long"),
-            ("bafkqac3imvwgy3zao5xxe3de is not held here", "bafkqac3imvwgy3zao5xxe3de is not held here"),
+            ("bafkqac3imvwgy3zao5xxe3de is not stored locally", "bafkqac3imvwgy3zao5xxe3de is not stored locally"),
             ("example.com has no DNSLink", "example.com has no DNSLink"),
             ("k51qzi5uqu5dg is a key", "k51qzi5uqu5dg is a key"),
             ("", ""),

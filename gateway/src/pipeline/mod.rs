@@ -1,9 +1,9 @@
 //! [`Gateway`]: the request pipeline.
 //!
 //! ```text
-//! head → subject → Ask (format) → route (host, path) ─┬→ remembered path ────────────────────────────┐
+//! head → subject → Ask (format) → route (host, path) ─┬→ cached path ────────────────────────────────┐
 //!                                                     └→ ContentPath → name → policy → 304 by CID →  │
-//!                                                        walk → representation ──────────────────────┴→ head + body
+//!                                                        resolve → representation ───────────────────┴→ head + body
 //! ```
 //!
 //! The pipeline waits for name resolution, path resolution, media type sniffing, and the first chunk of a body; errors

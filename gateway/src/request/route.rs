@@ -394,8 +394,11 @@ mod tests {
             ("gw.example", "/ipfs/QmInvalid".to_owned(), "400 invalid path \"/ipfs/QmInvalid\"".to_owned()),
         ];
         for (host, target, expected) in table {
-            let led = route_of(host, &target, false);
-            assert!(led == expected || (expected.len() < 45 && led.starts_with(&expected)), "{host}{target}: {led}");
+            let routed = route_of(host, &target, false);
+            assert!(
+                routed == expected || (expected.len() < 45 && routed.starts_with(&expected)),
+                "{host}{target}: {routed}"
+            );
         }
         let label = |host: &str| route_of(&format!("{host}.gw.example:83"), "/ipfs/a?b", false);
         assert_eq!(label(&format!("{B32}.ipfs")), format!("/ipfs/{B32}/ipfs/a Subdomain(\"gw.example:83\") true"));

@@ -77,10 +77,10 @@ async fn a_cached_file_is_answered_from_memory() {
         names.map(|name| tree.site.metric(name))
     };
     tree.site.get(&path).await;
-    let [remembered, from_disk] = counts();
-    assert_eq!((remembered, from_disk), (0, 3), "the root, the folder and the file");
+    let [from_cache, from_disk] = counts();
+    assert_eq!((from_cache, from_disk), (0, 3), "the root, the directory and the file");
     tree.site.get(&path).await;
-    assert_eq!(counts(), [1, 3], "no walk, and nothing from the disk");
+    assert_eq!(counts(), [1, 3], "no resolution, and nothing from the disk");
 }
 
 #[tokio::test]
@@ -169,7 +169,7 @@ async fn conditional_requests_get_304() {
     assert_eq!(tree.site.send("GET", &listing, &[("if-none-match", &tag)]).await.status(), 304);
     // The root block of this CID is stored locally, and is not read.
     let (path, tag) = (format!("/ipfs/{}", tree.text.cid()), format!("\"{}\"", tree.text.cid()));
-    let looks = tree.site.looks(&tree.text);
+    let look_ups = tree.site.look_ups(&tree.text);
     let response = tree.site.send("GET", &path, &[("if-none-match", &tag)]).await;
     assert_eq!(response.status(), 304);
     assert_eq!(header(&response, "x-ipfs-path"), path);
@@ -177,7 +177,7 @@ async fn conditional_requests_get_304() {
     let raw_tag = format!("\"{}.raw\"", tree.text.cid());
     let raw_path = format!("{path}?format=raw");
     assert_eq!(tree.site.send("GET", &raw_path, &[("if-none-match", &raw_tag)]).await.status(), 304);
-    assert_eq!(tree.site.looks(&tree.text), looks);
+    assert_eq!(tree.site.look_ups(&tree.text), look_ups);
     assert_eq!(tree.site.send("GET", &path, &[("if-none-match", &raw_tag)]).await.status(), 200);
     // The content of this CID is not available, so the client cannot have it.
     let unknown = raw("nobody has this");
@@ -368,14 +368,14 @@ async fn errors_name_their_cause() {
         ("GET", format!("/ipfs/{root}?{}", "x".repeat(9000)), 414, "8192 bytes"),
         ("GET", format!("/ipfs/{root}/{}", "a/".repeat(300)), 400, "256 segments"),
     ];
-    for (method, path, status, words) in table {
+    for (method, path, status, expected_text) in table {
         let response = tree.site.send(method, &path, &[]).await;
         assert_eq!(response.status().as_u16(), status, "{method} {path}");
         assert_eq!(header(&response, "access-control-allow-origin"), "*", "{path}");
         assert_eq!(header(&response, "content-type"), "text/plain; charset=utf-8", "{path}");
         assert!(!header(&response, "cache-control").is_empty(), "{path}");
         let text = response.text().await.expect("text");
-        assert!(text.contains(words) && text.len() < 700, "{path}: {text}");
+        assert!(text.contains(expected_text) && text.len() < 700, "{path}: {text}");
     }
     let response = tree.site.send("GET", "/ipfs/hello", &[("accept", "text/html,*/*;q=0.8")]).await;
     assert_eq!(header(&response, "content-type"), "text/html; charset=utf-8");

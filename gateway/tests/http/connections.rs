@@ -54,7 +54,10 @@ async fn the_head_timeout_does_not_run_while_a_response_is_sent() {
         read += stream.read(&mut bytes).await.expect("goes on");
     }
     let mut rest = Vec::new();
-    stream.read_to_end(&mut rest).await.expect("an orderly end: the client is let go after it has read all");
+    stream
+        .read_to_end(&mut rest)
+        .await
+        .expect("an orderly end: the connection is closed after the client has read all");
     assert!(read + rest.len() > 8 << 20, "the whole file arrived: {}", read + rest.len());
 }
 
@@ -208,7 +211,7 @@ async fn a_client_behind_a_proxy_has_a_request_limit_and_the_proxy_has_none() {
     assert_eq!(other.status(), 200);
     let short = format!("/ipfs/{}", text.cid());
     let hit = site.send("GET", &short, &[("x-forwarded-for", "192.0.2.2")]).await;
-    assert_eq!(hit.status(), 200, "what is answered at once counts for nothing");
+    assert_eq!(hit.status(), 200, "requests that are answered at once do not count");
 }
 
 #[tokio::test]
@@ -223,7 +226,7 @@ async fn clients_that_read_below_the_minimum_rate_are_disconnected() {
     // A quarter of the minimum rate.
     let mut piece = vec![0; 100 << 10];
     while slow.read_exact(&mut piece).await.is_ok() {
-        assert!(begun.elapsed() < PATIENCE, "it is never let go");
+        assert!(begun.elapsed() < PATIENCE, "it is never disconnected");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     site.until_metric("causeway_http_responses_aborted_total{reason=\"client\"}", 1).await;

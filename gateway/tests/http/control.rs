@@ -242,7 +242,7 @@ async fn an_archive_with_withheld_content_is_never_complete() {
                 assert!(got != 200 || !whole, "{rule}: {path}{way}: {got}");
                 assert!(!body.windows(10).any(|bytes| bytes == b"the secret"), "{rule}: {path}{way}");
                 if rule.starts_with(&format!("/ipfs/{root}/")) {
-                    assert_eq!(got, 451, "{rule}: {path}{way} is refused before it begins");
+                    assert_eq!(got, 451, "{rule}: {path}{way} is rejected before it begins");
                 }
             }
         }
@@ -366,7 +366,7 @@ async fn names_are_withheld_at_every_hop_and_with_their_paths() {
     }
     let record = format!("/ipns/{KEY}?format=ipns-record");
     world.withhold("");
-    assert_eq!(world.status(&record, &[]).await, 404, "nobody has one here");
+    assert_eq!(world.status(&record, &[]).await, 404, "there is no record");
     world.withhold(&format!("/ipns/{KEY} status=451\n"));
     assert_eq!(world.status(&record, &[]).await, 451);
 }
@@ -384,7 +384,7 @@ async fn providers_of_withheld_content_are_not_returned() {
         assert_eq!(world.status(&providers, &headers).await, 451);
     }
     assert_eq!(world.status(&record, &[]).await, 410);
-    assert_eq!(world.searches.0.load(Ordering::SeqCst), 1, "nobody was asked");
+    assert_eq!(world.searches.0.load(Ordering::SeqCst), 1, "no search was made");
 }
 
 #[tokio::test]

@@ -166,8 +166,8 @@ async fn a_sniffed_media_type_does_not_depend_on_the_coding() {
             let body = response.bytes().await.expect("a body");
             assert_eq!(zstd::decode_all(&body[..]).expect("decodes"), bytes, "{name} {turn}");
             // Once the media type is known, the file is not sniffed again.
-            let looks = if leaves.len() == 1 { 1 + turn } else { 1 };
-            assert_eq!(site.looks(&leaves[0]), looks, "{name} {turn}");
+            let look_ups = if leaves.len() == 1 { 1 + turn } else { 1 };
+            assert_eq!(site.look_ups(&leaves[0]), look_ups, "{name} {turn}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Requests whose content cannot be fetched, before and after the head.
 
 use crate::dag::{broken_shard, directory, file, noise, raw};
-use crate::site::{Nothing, Setup, Site};
+use crate::site::{FailingNetwork, Setup, Site};
 use content::{Block, Cid, DenyList, SourceError, Stall};
 use futures::StreamExt as _;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn corrupt(cid: Cid) -> SourceError {
 async fn content_that_cannot_be_fetched_is_a_504_with_statistics() {
     let absent = raw("absent");
     let root = directory(&[("absent", &absent)]);
-    let site = Setup { upstream: Some(Nothing::at_once(stalled)), ..Setup::new(&[&root]) }.start().await;
+    let site = Setup { upstream: Some(FailingNetwork::at_once(stalled)), ..Setup::new(&[&root]) }.start().await;
     for path in [format!("/ipfs/{}", absent.cid()), format!("/ipfs/{}/absent", root.cid())] {
         let response = site.get(&path).await;
         assert_eq!(response.status(), 504);
@@ -42,7 +42,7 @@ async fn content_that_cannot_be_fetched_is_a_504_with_statistics() {
 
 #[tokio::test]
 async fn invalid_blocks_are_a_502() {
-    let site = Setup { upstream: Some(Nothing::at_once(corrupt)), ..Setup::new(&[]) }.start().await;
+    let site = Setup { upstream: Some(FailingNetwork::at_once(corrupt)), ..Setup::new(&[]) }.start().await;
     let response = site.get(&format!("/ipfs/{}", raw("absent").cid())).await;
     assert_eq!(
         (response.status().as_u16(), &response.headers()["cache-control"]),
@@ -56,8 +56,9 @@ async fn a_missing_first_leaf_has_an_error_status() {
     let leaves = [raw(noise(1, 50_000)), raw(noise(2, 50_000))];
     let large = file(&leaves);
     let root = directory(&[("large.bin", &large)]);
-    let site =
-        Setup { upstream: Some(Nothing::at_once(stalled)), ..Setup::new(&[&root, &large, &leaves[1]]) }.start().await;
+    let site = Setup { upstream: Some(FailingNetwork::at_once(stalled)), ..Setup::new(&[&root, &large, &leaves[1]]) }
+        .start()
+        .await;
     let path = format!("/ipfs/{}/large.bin", root.cid());
     assert_eq!(site.get(&path).await.status(), 504);
     assert_eq!(site.send("HEAD", &path, &[]).await.status(), 200, "a HEAD needs no leaf");
@@ -69,7 +70,7 @@ async fn a_missing_first_leaf_has_an_error_status() {
 async fn half_a_file(error: fn(Cid) -> SourceError) -> (Site, Block, Arc<tokio::sync::Semaphore>) {
     let leaves = [raw(noise(1, 200_000)), raw(noise(2, 200_000))];
     let large = file(&leaves);
-    let (upstream, gate) = Nothing::gated(error);
+    let (upstream, gate) = FailingNetwork::gated(error);
     let site = Setup { upstream: Some(upstream), ..Setup::new(&[&large, &leaves[0]]) }.start().await;
     (site, large, gate)
 }
@@ -109,7 +110,7 @@ async fn http_10_sees_a_reset() {
 async fn an_aborted_listing_never_looks_complete() {
     let leaf = raw("x");
     let root = broken_shard("first", &leaf, directory(&[]).cid());
-    let (upstream, gate) = Nothing::gated(stalled);
+    let (upstream, gate) = FailingNetwork::gated(stalled);
     let site = Setup { upstream: Some(upstream), ..Setup::new(&[&root]) }.start().await;
     let path = format!("/ipfs/{}/", root.cid());
     let response = site.get(&path).await;

@@ -2,7 +2,7 @@
 
 use crate::dag::{directory, raw};
 use crate::site::{PATIENCE, Setup, Site, header, until};
-use crate::upstream::Shelf;
+use crate::upstream::FakeNetwork;
 use config::Host;
 use content::ipns::Record;
 use content::names::{Domain, Key};
@@ -306,14 +306,14 @@ async fn name_errors_have_a_status_and_a_cause() {
         ("busy.example", 429, "too many names", true),
         ("silent.example", 504, "exceeded the timeout", true),
     ];
-    for (name, status, words, again) in table {
+    for (name, status, expected, again) in table {
         let response = world.get("127.0.0.1", &format!("/ipns/{name}/x")).await;
         assert_eq!(response.status(), status, "{name}");
         assert_eq!(response.headers().contains_key("retry-after"), again, "{name}");
         assert_eq!(header(&response, "cache-control") == "no-store", again, "{name}");
         assert_eq!(header(&response, "access-control-allow-origin"), "*", "{name}");
         let text = response.text().await.expect("text");
-        assert!(text.contains(words), "{name}: {text}");
+        assert!(text.contains(expected), "{name}: {text}");
     }
     // Under the name itself: without a DNSLink the host is a path gateway; with a broken DNSLink it is not.
     let table = [("unlinked.example", 200), ("dns.example", 200), ("stale.example", 504), ("silent.example", 504)];
@@ -576,7 +576,7 @@ async fn a_tunnel_leads_only_to_this_gateway() {
         let health = "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n";
         let (rest, _) = through(&mut stream, health).await;
         assert!(rest.ends_with(b"ok\n"), "this gateway answers: {}", String::from_utf8_lossy(&rest));
-        assert!(listener.accept().now_or_never().is_none(), "nobody was called");
+        assert!(listener.accept().now_or_never().is_none(), "no connection was made");
     }
     world.site.until_metric("causeway_http_connections", 0).await;
 }
@@ -612,8 +612,8 @@ async fn forwarded_headers_inside_a_tunnel_are_not_trusted() {
 #[tokio::test]
 async fn limits_count_the_client_of_a_tunnel() {
     let blocks = [raw("far away"), raw("as far")];
-    let shelf = Shelf::new(&blocks, &blocks);
-    let mut setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[]) };
+    let network = FakeNetwork::new(&blocks, &blocks);
+    let mut setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&[]) };
     setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
     setup.http.client_misses_max = 1;
     let site = setup.start().await;
@@ -629,7 +629,7 @@ async fn limits_count_the_client_of_a_tunnel() {
         streams.push(stream);
     }
     streams[0].write_all(miss(0).as_bytes()).await.expect("sends");
-    until(|| shelf.waiting() == 1, "the first to be fetched").await;
+    until(|| network.waiting() == 1, "the first to be fetched").await;
     let (answer, _) = through(&mut streams[1], &miss(1)).await;
     assert!(answer.starts_with(b"HTTP/1.1 429"), "{}", String::from_utf8_lossy(&answer));
 }

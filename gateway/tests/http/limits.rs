@@ -1,8 +1,8 @@
 //! Limits of requests.
 
 use crate::dag::{cbor_of, directory, doubled_directory, doubled_file, file, noise, raw};
-use crate::site::{Nothing, PATIENCE, Setup, Site, header, until};
-use crate::upstream::Shelf;
+use crate::site::{FailingNetwork, PATIENCE, Setup, Site, header, until};
+use crate::upstream::FakeNetwork;
 use content::{Block, BlockSource, Cid, SourceError, Stall};
 use futures::StreamExt as _;
 use gateway::request::client::Client;
@@ -39,7 +39,7 @@ fn body_of(answer: &[u8]) -> &[u8] {
 
 /// A gateway with a network that does not answer, and these limits of fetches; the semaphore releases the network.
 async fn busy_site(all: u64, per_client: u64, held: &Block) -> (Site, Arc<Semaphore>) {
-    let (upstream, gate) = Nothing::gated(stalled);
+    let (upstream, gate) = FailingNetwork::gated(stalled);
     let mut setup = setup(&[held], upstream);
     (setup.http.misses_max, setup.http.client_misses_max) = (all, per_client);
     setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
@@ -79,7 +79,7 @@ async fn misses_over_the_fetch_limit_are_rejected_and_hits_are_not() {
     assert_is_busy(&answer);
     assert!((Duration::from_secs(1)..Duration::from_secs(10)).contains(&took), "{took:?}");
     let hit = site.send("GET", &format!("/ipfs/{}", held.cid()), &[("x-forwarded-for", "10.0.0.1")]).await;
-    assert_eq!(text_of(hit).await, (200, "held".to_owned()), "what is held is served meanwhile");
+    assert_eq!(text_of(hit).await, (200, "held".to_owned()), "local blocks are served meanwhile");
 
     // When a client disconnects, a waiting request gets its permit.
     let next = miss(&site, "10.0.2.1", 100).await;
@@ -88,7 +88,7 @@ async fn misses_over_the_fetch_limit_are_rejected_and_hits_are_not() {
     site.until_metric("causeway_http_requests_in_flight", 3).await;
     let (answer, _) = one_more_miss(&site, "10.0.1.2").await;
     assert_is_busy(&answer);
-    assert_eq!(site.metric("causeway_http_requests_in_flight"), 3, "none of those who wait was turned away");
+    assert_eq!(site.metric("causeway_http_requests_in_flight"), 3, "no waiting request was rejected");
     drop((next, waiting));
     site.until_metric("causeway_http_requests_in_flight", 0).await;
 }
@@ -198,9 +198,9 @@ fn assert_is_reset(what: &str, answer: &[u8], end: std::io::Result<()>) {
 async fn a_request_timeout_has_a_status_or_a_reset() {
     let leaves = [raw(noise(1, 200_000)), raw(noise(2, 200_000))];
     let large = file(&leaves);
-    let shelf = Shelf::new(&leaves, [&leaves[1]]);
+    let network = FakeNetwork::new(&leaves, [&leaves[1]]);
     let limit = Duration::from_millis(300);
-    let mut setup = setup(&[&large, &leaves[0]], Arc::clone(&shelf) as _);
+    let mut setup = setup(&[&large, &leaves[0]], Arc::clone(&network) as _);
     setup.limits.request_timeout = limit;
     let site = setup.start().await;
 
@@ -215,7 +215,7 @@ async fn a_request_timeout_has_a_status_or_a_reset() {
     let mut first = vec![0; 1000];
     stream.read_exact(&mut first).await.expect("a head");
     tokio::time::sleep_until((begun + 2 * limit).into()).await;
-    shelf.gate.add_permits(1);
+    network.gate.add_permits(1);
     let mut rest = Vec::new();
     let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("in time");
     assert_eq!(end.expect_err("no orderly end").kind(), std::io::ErrorKind::ConnectionReset);
@@ -227,8 +227,8 @@ async fn a_request_timeout_has_a_status_or_a_reset() {
 async fn an_http_10_archive_has_the_request_timeout() {
     let leaves = [raw(noise(1, 20_000)), raw(noise(2, 20_000))];
     let large = file(&leaves);
-    let shelf = Shelf::new(&leaves, [&leaves[1]]);
-    let mut setup = setup(&[&large, &leaves[0]], shelf);
+    let network = FakeNetwork::new(&leaves, [&leaves[1]]);
+    let mut setup = setup(&[&large, &leaves[0]], network);
     setup.limits.request_timeout = Duration::from_millis(300);
     let site = setup.start().await;
     let (answer, end) = site.exchange(&format!("GET /ipfs/{}?format=car HTTP/1.0\r\n\r\n", large.cid())).await;
@@ -374,9 +374,9 @@ async fn read_ahead(format: &str, total_bytes_max: u64) -> u64 {
         raw(bytes)
     };
     let files: Vec<Vec<Block>> = (0..20).map(|file| (0..40).map(|at| leaf(file * 40 + at)).collect()).collect();
-    let shelf = Shelf::new(files.iter().flatten(), files.iter().flat_map(|leaves| &leaves[GIVEN..]));
+    let network = FakeNetwork::new(files.iter().flatten(), files.iter().flat_map(|leaves| &leaves[GIVEN..]));
     let roots: Vec<Block> = files.iter().map(|leaves| file(leaves)).collect();
-    let mut setup = setup(&roots.iter().collect::<Vec<_>>(), Arc::clone(&shelf) as _);
+    let mut setup = setup(&roots.iter().collect::<Vec<_>>(), Arc::clone(&network) as _);
     setup.http.read_ahead_bytes_max = 1 << 20;
     setup.http.read_ahead_total_bytes_max = total_bytes_max;
     setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
@@ -394,10 +394,10 @@ async fn read_ahead(format: &str, total_bytes_max: u64) -> u64 {
             .expect("the first leaves");
     }
     // Every response waits for a leaf by now, and when this number is stable, has requested its whole read-ahead.
-    until(|| shelf.waiting() >= clients.len() as u64, "every reader to wait").await;
+    until(|| network.waiting() >= clients.len() as u64, "every reader to wait").await;
     let mut waiting = 0;
-    while waiting != shelf.waiting() {
-        waiting = shelf.waiting();
+    while waiting != network.waiting() {
+        waiting = network.waiting();
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     waiting * LEAF as u64
@@ -426,7 +426,7 @@ async fn http_10_archives_are_complete_or_rejected() {
     for format in ["car", "tar"] {
         let path = format!("/ipfs/{}?format={format}", large.cid());
         let whole = site.get(&path).await;
-        assert!(!whole.headers().contains_key("content-length"), "nobody knows it beforehand");
+        assert!(!whole.headers().contains_key("content-length"), "it is not known in advance");
         let whole = whole.bytes().await.expect("a body");
         let (answer, end) = site.exchange(&format!("GET {path} HTTP/1.0\r\n\r\n")).await;
         end.expect("an orderly end");
@@ -475,7 +475,7 @@ async fn an_aborted_archive_never_looks_complete() {
     let leaves = [raw(noise(1, 20_000)), raw(noise(2, 20_000))];
     let large = file(&leaves);
     for (format, version) in [("car", "1.1"), ("car", "1.0"), ("tar", "1.1"), ("tar", "1.0")] {
-        let (upstream, gate) = Nothing::gated(stalled);
+        let (upstream, gate) = FailingNetwork::gated(stalled);
         let site = setup(&[&large, &leaves[0]], upstream).start().await;
         let request = format!("GET /ipfs/{}?format={format} HTTP/{version}\r\nHost: x\r\n\r\n", large.cid());
         let mut stream = site.connect(&request).await;
@@ -529,7 +529,7 @@ async fn blocks_count_against_the_memory_budget_and_are_read_in_pieces_when_it_i
             }
             assert!(read == *large.data(), "{path}");
         }
-        assert_eq!(budget.left(), TOTAL, "{path}: everything is given back");
+        assert_eq!(budget.left(), TOTAL, "{path}: everything is released");
         let part = site.send("GET", &path, &[("range", "bytes=1000000-1999999")]).await;
         assert_eq!(part.bytes().await.expect("a complete body"), large.data()[1_000_000..2_000_000], "{path}");
     }
@@ -592,7 +592,7 @@ async fn documents_and_ranges_count_against_the_memory_budget_too() {
             }
             assert!((length..length + 1_000).contains(&read), "{path}: {read} bytes");
         }
-        assert_eq!(budget.left(), TOTAL, "{path}: everything is given back");
+        assert_eq!(budget.left(), TOTAL, "{path}: everything is released");
     }
     let too_long = format!("/ipfs/{}?format=dag-json", document.cid());
     assert_is_busy(&site.get(&too_long).await);

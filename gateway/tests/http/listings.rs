@@ -2,7 +2,7 @@
 
 use crate::dag::{directory, directory_of_bytes, raw, sharded};
 use crate::site::{PATIENCE, Setup, Site, header};
-use crate::upstream::Shelf;
+use crate::upstream::FakeNetwork;
 use content::{Block, Cid};
 use futures::StreamExt as _;
 use serde_json::Value;
@@ -168,8 +168,8 @@ async fn a_page_begins_before_the_last_shard_is_fetched() {
     // Shards are written depth first, so the block before the root is the last of the listing.
     let [.., last, root] = &blocks[..] else { panic!("a root and shards") };
     for query in ["", "?format=json"] {
-        let shelf = Shelf::new(&blocks, [last]);
-        let mut setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[root]) };
+        let network = FakeNetwork::new(&blocks, [last]);
+        let mut setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&[root]) };
         setup.limits.listing_entries_max = 100_000;
         let site = setup.start().await;
         let response = site.get(&format!("/ipfs/{}/{query}", root.cid())).await;
@@ -180,7 +180,7 @@ async fn a_page_begins_before_the_last_shard_is_fetched() {
             text.extend(body.next().await.expect("more").expect("so far so good"));
         }
         assert!(text.windows(3).any(|three| three == b"n00"), "entries are among the first bytes");
-        shelf.gate.add_permits(1);
+        network.gate.add_permits(1);
         let rest = tokio::time::timeout(PATIENCE, async {
             while let Some(chunk) = body.next().await {
                 text.extend(chunk.expect("so far so good"));
@@ -198,18 +198,18 @@ async fn a_page_in_the_middle_of_a_large_directory_reads_few_blocks() {
     let blocks = sharded(&names, &leaf);
     let root = &blocks[blocks.len() - 1];
     assert!(blocks.len() > 5000);
-    let shelf = Shelf::new(&blocks, []);
-    let mut setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[]) };
+    let network = FakeNetwork::new(&blocks, []);
+    let mut setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&[]) };
     setup.limits.listing_entries_max = 100;
     let site = setup.start().await;
     for number in [25_000, 1, 49_999] {
-        let before = shelf.asked();
+        let before = network.asked();
         let path = format!("/ipfs/{}/?format=json&after=n{number:06}", root.cid());
         let response = site.get(&path).await;
         assert_eq!(response.status(), 200);
         let (entries, next) = read_json(&response.text().await.expect("text"));
         assert!(entries.len() == 100 && next.is_some(), "{number}: {}", entries.len());
-        let asked = shelf.asked() - before;
+        let asked = network.asked() - before;
         assert!(asked < 150, "{number}: {asked} of {} blocks", blocks.len());
     }
 }
@@ -310,7 +310,7 @@ async fn entries_are_searched_and_sorted_without_a_script() {
         let rest = read_json(&site.get(&next).await.text().await.expect("text"));
         assert_eq!((first.len(), rest.0.len(), rest.1), (2, 1, None));
         let html = site.get(&format!("/ipfs/{root}/?sort=size")).await.text().await.expect("text");
-        assert!(html.contains("too many to be sorted") && html.contains("role=\"search\""), "{html}");
+        assert!(html.contains("too many to sort") && html.contains("role=\"search\""), "{html}");
     }
 }
 

@@ -19,9 +19,9 @@ use std::time::{Duration, SystemTime};
 
 /// A network that knows its peers at once; searches for more never end.
 #[derive(Default)]
-struct Played {
+struct SimulatedNetwork {
     records: Vec<PeerRecord>,
-    goes_on: bool,
+    never_ends: bool,
     own_record: Option<PeerRecord>,
     running: Arc<AtomicU64>,
 }
@@ -35,17 +35,17 @@ impl Drop for Running {
     }
 }
 
-impl Played {
+impl SimulatedNetwork {
     fn search(&self) -> BoxStream<'static, PeerRecord> {
         self.running.fetch_add(1, Ordering::SeqCst);
         let running = Running(Arc::clone(&self.running));
         let known = stream::iter(self.records.clone());
-        let rest = if self.goes_on { stream::pending().left_stream() } else { stream::empty().right_stream() };
+        let rest = if self.never_ends { stream::pending().left_stream() } else { stream::empty().right_stream() };
         known.chain(rest).inspect(move |_| _ = &running).boxed()
     }
 }
 
-impl PeerFinder for Played {
+impl PeerFinder for SimulatedNetwork {
     fn providers(&self, _: &Cid) -> BoxStream<'static, PeerRecord> {
         self.search()
     }
@@ -67,7 +67,7 @@ fn at(address: &str) -> PeerRecord {
     PeerRecord::new(PeerId::random(), vec![address.parse().expect("an address")])
 }
 
-fn setup(blocks: &[&Block], network: Played) -> Setup {
+fn setup(blocks: &[&Block], network: SimulatedNetwork) -> Setup {
     Setup { routing: Some((Arc::new(network), Limits::default())), ..Setup::new(blocks) }
 }
 
@@ -84,8 +84,8 @@ async fn counted(site: &Site, endpoint: &str, result: &str) -> u64 {
 #[tokio::test]
 async fn each_endpoint_has_json_and_ndjson() {
     let records = vec![at("/ip4/8.8.8.8/tcp/1"), at("/ip4/8.8.4.4/udp/1/quic-v1")];
-    let found = setup(&[], Played { records: records.clone(), ..Played::default() }).start().await;
-    let empty = setup(&[], Played::default()).start().await;
+    let found = setup(&[], SimulatedNetwork { records: records.clone(), ..SimulatedNetwork::default() }).start().await;
+    let empty = setup(&[], SimulatedNetwork::default()).start().await;
     let cid = *raw("some block").cid();
     let endpoints = [
         ("providers", format!("/routing/v1/providers/{cid}"), "Providers"),
@@ -123,7 +123,7 @@ async fn each_endpoint_has_json_and_ndjson() {
 #[tokio::test]
 async fn records_are_streamed_and_a_disconnect_ends_the_search() {
     let records = vec![at("/ip4/8.8.8.8/tcp/1")];
-    let network = Played { records: records.clone(), goes_on: true, ..Played::default() };
+    let network = SimulatedNetwork { records: records.clone(), never_ends: true, ..SimulatedNetwork::default() };
     let running = Arc::clone(&network.running);
     let site = setup(&[], network).start().await;
     let path = format!("/routing/v1/providers/{}", raw("x").cid());
@@ -143,7 +143,7 @@ async fn records_are_streamed_and_a_disconnect_ends_the_search() {
 #[tokio::test]
 async fn a_search_timeout_returns_the_records_found() {
     let records = vec![at("/ip4/8.8.8.8/tcp/1")];
-    let network = Played { records: records.clone(), goes_on: true, ..Played::default() };
+    let network = SimulatedNetwork { records: records.clone(), never_ends: true, ..SimulatedNetwork::default() };
     let running = Arc::clone(&network.running);
     let limits = Limits { time: Duration::from_millis(300), ..Limits::default() };
     let site = Setup { routing: Some((Arc::new(network), limits)), ..Setup::new(&[]) }.start().await;
@@ -162,7 +162,7 @@ async fn a_search_timeout_returns_the_records_found() {
 
 #[tokio::test]
 async fn searches_over_a_clients_limit_are_rejected() {
-    let network = Played { goes_on: true, ..Played::default() };
+    let network = SimulatedNetwork { never_ends: true, ..SimulatedNetwork::default() };
     let running = Arc::clone(&network.running);
     let mut setup = setup(&[], network);
     setup.http.client_misses_max = 2;
@@ -187,7 +187,7 @@ async fn filters_and_limits_apply_and_public_clients_get_no_private_addresses() 
     let gateway = PeerRecord { protocols: vec![types::HTTP_GATEWAY.to_owned()], ..at("/dns4/a.example/tcp/443/https") };
     let unknown = PeerRecord::new(PeerId::random(), Vec::new());
     let records = vec![tcp.clone(), quic.clone(), private.clone(), gateway.clone(), unknown.clone()];
-    let mut setup = setup(&[], Played { records, ..Played::default() });
+    let mut setup = setup(&[], SimulatedNetwork { records, ..SimulatedNetwork::default() });
     setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
     let site = setup.start().await;
     let cid = *raw("x").cid();
@@ -209,7 +209,7 @@ async fn filters_and_limits_apply_and_public_clients_get_no_private_addresses() 
         }
     }
 
-    let many = Played { records: (0..2000).map(|_| tcp.clone()).collect(), ..Played::default() };
+    let many = SimulatedNetwork { records: (0..2000).map(|_| tcp.clone()).collect(), ..SimulatedNetwork::default() };
     let site = self::setup(&[], many).start().await;
     let path = format!("/routing/v1/providers/{cid}");
     let list = site.get(&path).await.text().await.expect("a body");
@@ -224,7 +224,10 @@ async fn this_node_is_a_provider_of_its_blocks() {
     let ours = PeerRecord { protocols: vec![types::BITSWAP.to_owned()], ..at("/ip4/8.8.8.8/tcp/1") };
     let other = at("/ip4/8.8.4.4/tcp/1");
     let records = vec![other.clone(), ours.clone()];
-    let site = setup(&[&held], Played { records, own_record: Some(ours.clone()), ..Played::default() }).start().await;
+    let site =
+        setup(&[&held], SimulatedNetwork { records, own_record: Some(ours.clone()), ..SimulatedNetwork::default() })
+            .start()
+            .await;
     let providers = async |cid: &Cid| {
         let list = site.get(&format!("/routing/v1/providers/{cid}")).await.text().await.expect("a body");
         types::from_json_list(list.as_bytes(), 10).expect("a list")
@@ -260,7 +263,7 @@ async fn ipns_records_are_sent_as_signed() {
     };
     let record = Record::sign(&keypair, &draft).expect("signs");
     let names = Arc::new(OneName(key, record.clone()));
-    let site = Setup { names, ..setup(&[], Played::default()) }.start().await;
+    let site = Setup { names, ..setup(&[], SimulatedNetwork::default()) }.start().await;
     for path in [format!("/routing/v1/ipns/{key}"), format!("/routing/v1/ipns/{}", key.to_cid())] {
         for accept in ["application/vnd.ipfs.ipns-record", "*/*"] {
             let answer = site.send("GET", &path, &[("accept", accept)]).await;
@@ -279,20 +282,20 @@ async fn ipns_records_are_sent_as_signed() {
     let missing = site.get(&format!("/routing/v1/ipns/{}", self::key())).await;
     assert_eq!((missing.status().as_u16(), header(&missing, "content-type")), (200, "text/plain; charset=utf-8"));
     assert!(header(&missing, "cache-control").starts_with("public, max-age=15,"));
-    assert!(missing.text().await.expect("words").contains("3 peers asked"));
+    assert!(missing.text().await.expect("text").contains("3 peers asked"));
     assert_eq!((counted(&site, "ipns", "found").await, counted(&site, "ipns", "empty").await), (8, 1));
 }
 
 #[tokio::test]
 async fn invalid_requests_get_the_cause() {
-    let site = setup(&[], Played::default()).start().await;
+    let site = setup(&[], SimulatedNetwork::default()).start().await;
     let cid = *raw("x").cid();
     let table = [
         ("GET", "/routing/v1/providers/nonsense".to_owned(), "*/*", 400, "not a CID"),
-        ("GET", "/routing/v1/peers/nonsense".to_owned(), "*/*", 400, "not a peer id"),
-        ("GET", format!("/routing/v1/peers/{cid}"), "*/*", 400, "not a peer id"),
-        ("GET", "/routing/v1/ipns/example.org".to_owned(), "*/*", 400, "not the key"),
-        ("GET", "/routing/v1/dht/closest/peers/nonsense".to_owned(), "*/*", 400, "neither a CID nor a peer id"),
+        ("GET", "/routing/v1/peers/nonsense".to_owned(), "*/*", 400, "not a peer ID"),
+        ("GET", format!("/routing/v1/peers/{cid}"), "*/*", 400, "not a peer ID"),
+        ("GET", "/routing/v1/ipns/example.org".to_owned(), "*/*", 400, "not an IPNS key"),
+        ("GET", "/routing/v1/dht/closest/peers/nonsense".to_owned(), "*/*", 400, "neither a CID nor a peer ID"),
         ("GET", format!("/routing/v1/elsewhere/{cid}"), "*/*", 404, ""),
         ("GET", "/routing/v1/".to_owned(), "*/*", 404, ""),
         ("GET", format!("/routing/v1/providers/{cid}"), "text/html", 406, "application/x-ndjson"),
@@ -300,12 +303,12 @@ async fn invalid_requests_get_the_cause() {
         ("PUT", format!("/routing/v1/providers/{cid}"), "*/*", 405, ""),
         ("OPTIONS", format!("/routing/v1/providers/{cid}"), "*/*", 204, ""),
     ];
-    for (method, path, accept, status, said) in table {
+    for (method, path, accept, status, expected) in table {
         let answer = site.send(method, &path, &[("accept", accept)]).await;
         assert_eq!(answer.status().as_u16(), status, "{method} {path}");
         assert_eq!(header(&answer, "access-control-allow-origin"), "*");
         let text = answer.text().await.expect("a body");
-        assert!(text.contains(said), "{method} {path}: {text}");
+        assert!(text.contains(expected), "{method} {path}: {text}");
     }
     assert_eq!((counted(&site, "unknown", "invalid").await, counted(&site, "providers", "invalid").await), (7, 1));
 

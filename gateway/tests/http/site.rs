@@ -85,11 +85,11 @@ impl Setup {
                 metrics,
             )
         });
-        let looks = Looks::default();
+        let look_ups = LookUps::default();
         let wiring = Wiring {
             routing,
             encoded: self.http.zstd.then(|| Encoded::new(tiers.clone(), 16 << 20)),
-            sources: Arc::new(sources(&tiers, self.upstream, &self.http, &looks)),
+            sources: Arc::new(sources(&tiers, self.upstream, &self.http, &look_ups)),
             names: self.names,
             policy: self.policy,
             metrics: Arc::clone(&metrics),
@@ -106,13 +106,13 @@ impl Setup {
             async move { gateway.handle(request, connection).await }
         };
         tokio::spawn(serve(listener, ConnectionLimits::of(&self.http), metrics, drain.clone(), handler));
-        Site { address, gateway, registry, health, drain, looks, _dir: dir }
+        Site { address, gateway, registry, health, drain, look_ups, _dir: dir }
     }
 }
 
-fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config::Http, looks: &Looks) -> Sources {
+fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config::Http, look_ups: &LookUps) -> Sources {
     let upstream = upstream.unwrap_or_else(|| Arc::new(MemoryBlocks::new()));
-    let local = Arc::new(Watched { source: tiers.held(), looks: Arc::clone(looks) });
+    let local = Arc::new(CountingSource { source: tiers.held(), look_ups: Arc::clone(look_ups) });
     let through = tiers.clone();
     let open = move |_: &Cid, gate| Arc::new(through.through(Arc::new(Gated::new(Arc::clone(&upstream), gate)))) as _;
     let fetches = Arc::new(Limiter::new(http.misses_max as usize, http.client_misses_max as usize));
@@ -120,17 +120,17 @@ fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config:
 }
 
 /// The number of block look-ups of requests, counted before memory and disk.
-type Looks = Arc<Mutex<HashMap<Cid, u64>>>;
+type LookUps = Arc<Mutex<HashMap<Cid, u64>>>;
 
 /// Counts look-ups.
-struct Watched<S> {
+struct CountingSource<S> {
     source: S,
-    looks: Looks,
+    look_ups: LookUps,
 }
 
-impl<S: BlockSource> BlockSource for Watched<S> {
+impl<S: BlockSource> BlockSource for CountingSource<S> {
     fn peek(&self, cid: &Cid) -> Option<Block> {
-        *self.looks.lock().expect("is sound").entry(*cid).or_default() += 1;
+        *self.look_ups.lock().expect("is sound").entry(*cid).or_default() += 1;
         self.source.peek(cid)
     }
 
@@ -171,7 +171,7 @@ pub struct Site {
     pub health: Arc<Health>,
     pub drain: Drain,
     registry: Registry,
-    looks: Looks,
+    look_ups: LookUps,
     _dir: TempDir,
 }
 
@@ -230,8 +230,8 @@ impl Site {
     }
 
     /// The number of look-ups of a block so far.
-    pub fn looks(&self, block: &Block) -> u64 {
-        self.looks.lock().expect("is sound").get(block.cid()).copied().unwrap_or_default()
+    pub fn look_ups(&self, block: &Block) -> u64 {
+        self.look_ups.lock().expect("is sound").get(block.cid()).copied().unwrap_or_default()
     }
 
     /// The value of a metric, by its name with labels.
@@ -258,12 +258,12 @@ pub async fn until(condition: impl Fn() -> bool, what: &str) {
 }
 
 /// A network without content: requests fail once the gate is open.
-pub struct Nothing {
+pub struct FailingNetwork {
     gate: Arc<Semaphore>,
     error: fn(Cid) -> SourceError,
 }
 
-impl Nothing {
+impl FailingNetwork {
     /// With an open gate.
     pub fn at_once(error: fn(Cid) -> SourceError) -> Arc<Self> {
         Arc::new(Self { gate: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)), error })
@@ -276,7 +276,7 @@ impl Nothing {
     }
 }
 
-impl BlockSource for Nothing {
+impl BlockSource for FailingNetwork {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         let (gate, error) = (Arc::clone(&self.gate), (self.error)(*cid));
         async move {

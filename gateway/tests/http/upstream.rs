@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::Semaphore;
 
 /// Blocks on a simulated network.
-pub struct Shelf {
+pub struct FakeNetwork {
     blocks: MemoryBlocks,
     held_back: HashSet<Cid>,
     /// Gets a permit for each request that is released.
@@ -20,7 +20,7 @@ pub struct Shelf {
     waiting: Arc<AtomicU64>,
 }
 
-impl Shelf {
+impl FakeNetwork {
     /// A network with `blocks`, which holds requests for those in `held_back` back.
     pub fn new<'a>(
         blocks: impl IntoIterator<Item = &'a Block>,
@@ -61,7 +61,7 @@ impl Drop for Waiting {
     }
 }
 
-impl BlockSource for Shelf {
+impl BlockSource for FakeNetwork {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let found = self.blocks.get(cid);

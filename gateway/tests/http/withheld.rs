@@ -3,7 +3,7 @@
 
 use crate::control::matcher;
 use crate::dag::{cbor_of, directory, file, inline, raw, symlink};
-use crate::site::{Nothing, Setup, Site, header};
+use crate::site::{FailingNetwork, Setup, Site, header};
 use content::{Block, BlockSource, Cid, SourceError};
 use gateway::limits::Limits;
 use services::denylists::Running;
@@ -19,7 +19,7 @@ impl World {
     async fn of(blocks: &[&Block]) -> Self {
         let policy = Arc::<Running>::default();
         let limits = Limits { convert_codecs: true, ..Limits::default() };
-        let upstream: Option<Arc<dyn BlockSource>> = Some(Nothing::at_once(|cid| SourceError::NotFound { cid }));
+        let upstream: Option<Arc<dyn BlockSource>> = Some(FailingNetwork::at_once(|cid| SourceError::NotFound { cid }));
         let setup = Setup { policy: Arc::clone(&policy) as _, limits, upstream, ..Setup::new(blocks) };
         Self { site: setup.start().await, policy }
     }

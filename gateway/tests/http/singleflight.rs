@@ -2,8 +2,8 @@
 
 use crate::dag::{directory, directory_of_bytes, raw, sharded};
 use crate::hosts::Names;
-use crate::site::{Nothing, PATIENCE, Setup, Site, header, until};
-use crate::upstream::Shelf;
+use crate::site::{FailingNetwork, PATIENCE, Setup, Site, header, until};
+use crate::upstream::FakeNetwork;
 use config::Host;
 use content::{Block, Cid, Policy, SourceError, Stall, Verdict};
 use futures::future::join_all;
@@ -34,7 +34,7 @@ async fn all(asking: Vec<JoinHandle<Answer>>) -> Vec<Answer> {
     answers.into_iter().map(|answer| answer.expect("does not panic")).collect()
 }
 
-async fn until_walks_joined(site: &Site, count: u64) {
+async fn until_calls_joined(site: &Site, count: u64) {
     site.until_metric("causeway_http_walks_joined_total", count).await;
 }
 
@@ -45,7 +45,7 @@ async fn until_listings(site: &Site, result: &str, count: u64) {
 /// A file in a nested directory, whose block the network holds back until it is released.
 struct Deep {
     site: Arc<Site>,
-    shelf: Arc<Shelf>,
+    network: Arc<FakeNetwork>,
     path: String,
     root: Block,
     held_back: Block,
@@ -56,10 +56,10 @@ async fn deep() -> Deep {
     let below = directory(&[("index.html", &file)]);
     let held_back = directory(&[("below", &below)]);
     let root = directory(&[("held-back", &held_back)]);
-    let shelf = Shelf::new([&root, &held_back, &below, &file], [&held_back]);
-    let setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[]) };
+    let network = FakeNetwork::new([&root, &held_back, &below, &file], [&held_back]);
+    let setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&[]) };
     let path = format!("/ipfs/{}/held-back/below/", root.cid());
-    Deep { site: Arc::new(setup.start().await), shelf, path, root, held_back }
+    Deep { site: Arc::new(setup.start().await), network, path, root, held_back }
 }
 
 impl Deep {
@@ -68,7 +68,7 @@ impl Deep {
     }
 
     async fn until_waiting(&self) {
-        until(|| self.shelf.waiting() == 1, "the walk to wait").await;
+        until(|| self.network.waiting() == 1, "the call to wait").await;
     }
 
     /// A leader, and `count` followers.
@@ -76,13 +76,13 @@ impl Deep {
         let mut asking = vec![self.ask()];
         self.until_waiting().await;
         asking.extend((1..count).map(|_| self.ask()));
-        until_walks_joined(&self.site, count - 1).await;
+        until_calls_joined(&self.site, count - 1).await;
         asking
     }
 
     async fn until_quiet(&self) {
         self.site.until_metric("causeway_http_requests_in_flight", 0).await;
-        until(|| self.shelf.waiting() == 0, "nobody to wait").await;
+        until(|| self.network.waiting() == 0, "no call to wait").await;
         assert_eq!(self.site.gateway.resources.path_resolver.under_way(), 0);
     }
 }
@@ -92,12 +92,12 @@ async fn concurrent_requests_for_a_path_resolve_it_once() {
     let deep = deep().await;
     let asking = deep.many(MANY).await;
     assert_eq!(deep.site.gateway.resources.path_resolver.under_way(), 1);
-    deep.shelf.gate.add_permits(1);
+    deep.network.gate.add_permits(1);
     for answer in all(asking).await {
         assert_eq!(answer, (200, "at the end".to_owned()));
     }
-    assert_eq!((deep.site.looks(&deep.root), deep.site.looks(&deep.held_back)), (1, 1), "one walk");
-    assert_eq!(deep.shelf.asked(), 4);
+    assert_eq!((deep.site.look_ups(&deep.root), deep.site.look_ups(&deep.held_back)), (1, 1), "one resolution");
+    assert_eq!(deep.network.asked(), 4);
     deep.until_quiet().await;
 }
 
@@ -109,11 +109,11 @@ async fn other_representations_and_other_paths_have_calls_of_their_own() {
     for format in ["raw", "car", "tar", "raw"] {
         asking.push(ask(&deep.site, &format!("{}?format={format}", deep.path), &[]));
     }
-    until_walks_joined(&deep.site, 1 + 3).await;
+    until_calls_joined(&deep.site, 1 + 3).await;
     asking.push(ask(&deep.site, deep.path.trim_end_matches('/'), &[]));
     asking.push(ask(&deep.site, &format!("{}?format=json", deep.path), &[]));
-    until(|| deep.site.gateway.resources.path_resolver.under_way() == 4, "four walks").await;
-    deep.shelf.gate.add_permits(1);
+    until(|| deep.site.gateway.resources.path_resolver.under_way() == 4, "four calls").await;
+    deep.network.gate.add_permits(1);
     let statuses: Vec<u16> = all(asking).await.into_iter().map(|(status, _)| status).collect();
     assert_eq!(statuses, [200, 200, 200, 200, 200, 200, 301, 200]);
 }
@@ -125,15 +125,15 @@ async fn a_call_continues_for_followers_when_the_leader_disconnects() {
     let first = deep.site.connect(&request).await;
     deep.until_waiting().await;
     let others: Vec<_> = (0..3).map(|_| deep.ask()).collect();
-    until_walks_joined(&deep.site, 3).await;
+    until_calls_joined(&deep.site, 3).await;
     drop(first);
     deep.site.until_metric("causeway_http_requests_cancelled_total", 1).await;
-    assert_eq!((deep.shelf.waiting(), deep.site.gateway.resources.path_resolver.under_way()), (1, 1), "it goes on");
-    deep.shelf.gate.add_permits(1);
+    assert_eq!((deep.network.waiting(), deep.site.gateway.resources.path_resolver.under_way()), (1, 1), "it continues");
+    deep.network.gate.add_permits(1);
     for answer in all(others).await {
         assert_eq!(answer, (200, "at the end".to_owned()));
     }
-    assert_eq!((deep.site.looks(&deep.root), deep.shelf.asked()), (1, 4), "it is the same one");
+    assert_eq!((deep.site.look_ups(&deep.root), deep.network.asked()), (1, 4), "it is the same one");
 }
 
 #[tokio::test]
@@ -143,29 +143,29 @@ async fn a_call_ends_when_all_clients_have_disconnected() {
     let first = deep.site.connect(&request).await;
     deep.until_waiting().await;
     let second = deep.site.connect(&request).await;
-    until_walks_joined(&deep.site, 1).await;
+    until_calls_joined(&deep.site, 1).await;
     drop(first);
     deep.site.until_metric("causeway_http_requests_cancelled_total", 1).await;
-    assert_eq!(deep.shelf.waiting(), 1);
+    assert_eq!(deep.network.waiting(), 1);
     drop(second);
     deep.until_quiet().await;
     // A later request begins a new call.
     let asking = deep.ask();
     deep.until_waiting().await;
-    deep.shelf.gate.add_permits(1);
+    deep.network.gate.add_permits(1);
     assert_eq!(asking.await.expect("does not panic").0, 200);
 }
 
 #[tokio::test]
 async fn an_error_is_shared_by_all_waiting_requests() {
     let deep = deep().await;
-    deep.shelf.fail_with([SourceError::Corrupt { cid: *deep.held_back.cid() }]);
+    deep.network.fail_with([SourceError::Corrupt { cid: *deep.held_back.cid() }]);
     let asking = deep.many(MANY).await;
-    deep.shelf.gate.add_permits(1);
+    deep.network.gate.add_permits(1);
     for (status, text) in all(asking).await {
         assert!(status == 502 && text.contains(&deep.held_back.cid().to_string()), "{status} {text}");
     }
-    assert_eq!((deep.site.looks(&deep.root), deep.shelf.asked()), (1, 2));
+    assert_eq!((deep.site.look_ups(&deep.root), deep.network.asked()), (1, 2));
     deep.until_quiet().await;
 }
 
@@ -174,20 +174,20 @@ async fn a_follower_begins_a_new_call_after_a_leader_only_error() {
     let patient = |cid| SourceError::Stalled { cid, stall: Stall { waited: PATIENCE * 10, ..Stall::default() } };
     for (failure, status) in [(SourceError::Busy, 429), (patient(*raw("x").cid()), 504)] {
         let deep = deep().await;
-        deep.shelf.fail_with([failure]);
+        deep.network.fail_with([failure]);
         let mut asking = deep.many(MANY).await;
         let first = asking.remove(0);
-        deep.shelf.gate.add_permits(1);
+        deep.network.gate.add_permits(1);
         assert_eq!(first.await.expect("does not panic").0, status);
         deep.until_waiting().await;
         // When this one has joined, the others have too.
         asking.push(deep.ask());
-        until_walks_joined(&deep.site, MANY).await;
-        deep.shelf.gate.add_permits(1);
+        until_calls_joined(&deep.site, MANY).await;
+        deep.network.gate.add_permits(1);
         for answer in all(asking).await {
             assert_eq!(answer, (200, "at the end".to_owned()));
         }
-        assert_eq!(deep.site.looks(&deep.held_back), 2, "one walk of whoever began, and one of all others");
+        assert_eq!(deep.site.look_ups(&deep.held_back), 2, "one call of the leader, and one of all followers");
     }
 }
 
@@ -200,13 +200,13 @@ async fn only_if_cached_requests_have_calls_of_their_own() {
         let (status, text) = answer.expect("does not panic");
         assert!(status == 412 && text.contains(&deep.held_back.cid().to_string()), "{status} {text}");
     }
-    assert_eq!(deep.shelf.waiting(), 1, "the others wait still");
-    deep.shelf.gate.add_permits(1);
+    assert_eq!(deep.network.waiting(), 1, "the others still wait");
+    deep.network.gate.add_permits(1);
     for answer in all(asking).await {
         assert_eq!(answer, (200, "at the end".to_owned()));
     }
     let answer = ask(&deep.site, &deep.path, &[("cache-control", "only-if-cached")]).await;
-    assert_eq!(answer.expect("does not panic").0, 200, "now it is held");
+    assert_eq!(answer.expect("does not panic").0, 200, "now it is stored locally");
 }
 
 /// A policy that can be changed.
@@ -239,24 +239,24 @@ async fn content_that_is_withheld_during_a_call_is_not_served() {
     let file = raw("at the end");
     let below = directory(&[("index.html", &file)]);
     let root = directory(&[("below", &below)]);
-    let shelf = Shelf::new([&root, &below, &file], [&below]);
+    let network = FakeNetwork::new([&root, &below, &file], [&below]);
     let policy = Arc::<Switch>::default();
-    let upstream = Some(Arc::clone(&shelf) as _);
+    let upstream = Some(Arc::clone(&network) as _);
     let setup = Setup { upstream, policy: Arc::clone(&policy) as _, ..Setup::new(&[]) };
     let site = Arc::new(setup.start().await);
     let path = format!("/ipfs/{}/below/", root.cid());
     let mut asking: Vec<_> = (0..3).map(|_| ask(&site, &path, &[])).collect();
-    until_walks_joined(&site, 2).await;
+    until_calls_joined(&site, 2).await;
     policy.deny(&[*below.cid()]);
     // Later requests use another policy, and do not join a call under the old one.
     assert_eq!(ask(&site, &path, &[]).await.expect("does not panic").0, 410);
-    shelf.gate.add_permits(1);
+    network.gate.add_permits(1);
     asking.push(ask(&site, &path, &[]));
     for (status, _) in all(asking).await {
         assert_eq!(status, 410);
     }
     policy.deny(&[]);
-    shelf.gate.add_permits(1);
+    network.gate.add_permits(1);
     assert_eq!(ask(&site, &path, &[]).await.expect("does not panic"), (200, "at the end".to_owned()));
 }
 
@@ -265,17 +265,17 @@ const SITE: [(&str, &str); 1] = [("host", "site.example")];
 /// A domain's site whose `_redirects` file the network holds back until it is released.
 struct Ruled {
     site: Arc<Site>,
-    shelf: Arc<Shelf>,
+    network: Arc<FakeNetwork>,
     rules: Block,
 }
 
 async fn ruled(rules: &str, policy: Arc<dyn Policy>) -> Ruled {
     let (rules, page) = (raw(rules.to_owned()), raw("instead"));
     let root = directory(&[("_redirects", &rules), ("page.html", &page)]);
-    let shelf = Shelf::new([&root, &rules, &page], [&rules]);
-    let upstream = Some(Arc::clone(&shelf) as _);
+    let network = FakeNetwork::new([&root, &rules, &page], [&rules]);
+    let upstream = Some(Arc::clone(&network) as _);
     let setup = Setup { upstream, policy, names: Arc::new(Names { site: *root.cid() }), ..Setup::new(&[]) };
-    Ruled { site: Arc::new(setup.start().await), shelf, rules }
+    Ruled { site: Arc::new(setup.start().await), network, rules }
 }
 
 impl Ruled {
@@ -286,8 +286,8 @@ impl Ruled {
     /// Requests for many missing paths, which wait for the rules.
     async fn many(&self) -> Vec<JoinHandle<Answer>> {
         let asking = (0..MANY).map(|number| self.ask(&format!("/missing/{number}"))).collect();
-        until_walks_joined(&self.site, MANY - 1).await;
-        until(|| self.shelf.waiting() == 1, "the rules to be waited for").await;
+        until_calls_joined(&self.site, MANY - 1).await;
+        until(|| self.network.waiting() == 1, "the rules to be waited for").await;
         asking
     }
 }
@@ -302,7 +302,7 @@ async fn the_redirects_of_a_site_are_read_once_and_cached() {
     for (rules, status, text) in table {
         let ruled = ruled(rules, Arc::new(content::AllowAll)).await;
         let mut asking = ruled.many().await;
-        ruled.shelf.gate.add_permits(1);
+        ruled.network.gate.add_permits(1);
         asking.push(ruled.ask("/missing/0"));
         for (found, body) in all(asking).await {
             assert!(found == status && body.contains(text), "{found} {body}");
@@ -310,7 +310,7 @@ async fn the_redirects_of_a_site_are_read_once_and_cached() {
         for path in ["/missing/0", "/another"] {
             assert_eq!(ruled.ask(path).await.expect("does not panic").0, status, "{rules} {path}");
         }
-        assert_eq!((ruled.site.looks(&ruled.rules), ruled.shelf.waiting()), (1, 0), "{rules}");
+        assert_eq!((ruled.site.look_ups(&ruled.rules), ruled.network.waiting()), (1, 0), "{rules}");
         assert_eq!(ruled.site.gateway.resources.path_resolver.under_way(), 0);
     }
 }
@@ -319,15 +319,15 @@ async fn the_redirects_of_a_site_are_read_once_and_cached() {
 async fn redirects_that_failed_or_were_withheld_are_read_again() {
     let policy = Arc::<Switch>::default();
     let ruled = ruled("/* /page.html 200\n", Arc::clone(&policy) as _).await;
-    ruled.shelf.fail_with([SourceError::Corrupt { cid: *ruled.rules.cid() }]);
+    ruled.network.fail_with([SourceError::Corrupt { cid: *ruled.rules.cid() }]);
     let asking = ruled.many().await;
-    ruled.shelf.gate.add_permits(1);
+    ruled.network.gate.add_permits(1);
     for (status, text) in all(asking).await {
         assert!(status == 502 && text.contains(&ruled.rules.cid().to_string()), "{status} {text}");
     }
     let asking = ruled.ask("/missing");
-    until(|| ruled.shelf.waiting() == 1, "the rules to be waited for").await;
-    ruled.shelf.gate.add_permits(1);
+    until(|| ruled.network.waiting() == 1, "the rules to be waited for").await;
+    ruled.network.gate.add_permits(1);
     assert_eq!(asking.await.expect("does not panic"), (200, "instead".to_owned()));
     policy.deny(&[*ruled.rules.cid()]);
     assert_eq!(ruled.ask("/missing").await.expect("does not panic").0, 410);
@@ -342,7 +342,7 @@ fn names(count: usize) -> Vec<Vec<u8>> {
 /// A sharded directory whose last shard the network holds back until it is released.
 struct Sharded {
     site: Arc<Site>,
-    shelf: Arc<Shelf>,
+    network: Arc<FakeNetwork>,
     path: String,
     root: Block,
     last: Block,
@@ -353,12 +353,12 @@ async fn sharded_directory() -> Sharded {
     let names = names(600);
     let blocks = sharded(&names, &raw("x"));
     let [held @ .., last, root] = &blocks[..] else { panic!("a root and shards") };
-    let shelf = Shelf::new(&blocks, [last]);
+    let network = FakeNetwork::new(&blocks, [last]);
     let held: Vec<&Block> = held.iter().chain([root]).collect();
-    let setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&held) };
+    let setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&held) };
     let path = format!("/ipfs/{}/", root.cid());
     let site = Arc::new(setup.start().await);
-    Sharded { site, shelf, path, root: root.clone(), last: last.clone(), names }
+    Sharded { site, network, path, root: root.clone(), last: last.clone(), names }
 }
 
 impl Sharded {
@@ -376,7 +376,7 @@ impl Sharded {
 
     async fn begin_many(&self, count: u64) -> Vec<Reading> {
         let reading = join_all((0..count).map(|_| self.begin())).await;
-        until(|| self.shelf.waiting() == 1, "the listing to wait").await;
+        until(|| self.network.waiting() == 1, "the listing to wait").await;
         assert_eq!(self.site.gateway.resources.listings.under_way(), 1);
         reading
     }
@@ -414,7 +414,7 @@ async fn concurrent_requests_for_a_listing_generate_it_once_and_later_ones_get_i
     let listing = sharded_directory().await;
     let reading = listing.begin_many(MANY).await;
     until_listings(&listing.site, "joined", MANY - 1).await;
-    listing.shelf.gate.add_permits(1);
+    listing.network.gate.add_permits(1);
     let mut pages = HashSet::new();
     for reading in reading {
         pages.insert(reading.finish().await.expect("an end"));
@@ -422,15 +422,15 @@ async fn concurrent_requests_for_a_listing_generate_it_once_and_later_ones_get_i
     assert_eq!(pages.len(), 1);
     let page = pages.into_iter().next().expect("one");
     listing.assert_is_whole(&page);
-    assert_eq!((listing.site.looks(&listing.last), listing.shelf.asked()), (1, 1), "it was written once");
+    assert_eq!((listing.site.look_ups(&listing.last), listing.network.asked()), (1, 1), "it was generated once");
 
-    let looks = listing.site.looks(&listing.root);
+    let look_ups = listing.site.look_ups(&listing.root);
     let again = listing.site.get(&listing.path).await;
     assert_eq!(header(&again, "content-length"), page.len().to_string());
     assert!(header(&again, "server-timing").starts_with("tier;desc=\"ram\""), "{:?}", again.headers());
     assert_eq!(again.text().await.expect("text"), page);
     until_listings(&listing.site, "hit", 1).await;
-    assert_eq!(listing.site.looks(&listing.root), looks, "nothing was walked or read for it");
+    assert_eq!(listing.site.look_ups(&listing.root), look_ups, "nothing was resolved or read for it");
     until_listings(&listing.site, "miss", 1).await;
 }
 
@@ -439,19 +439,19 @@ async fn a_listing_continues_for_followers_when_the_leader_disconnects_and_ends_
     let listing = sharded_directory().await;
     let first = listing.begin().await;
     let mut others = vec![listing.begin().await, listing.begin().await];
-    until(|| listing.shelf.waiting() == 1, "the listing to wait").await;
+    until(|| listing.network.waiting() == 1, "the listing to wait").await;
     drop(first);
     let left = "causeway_http_responses_aborted_total{reason=\"client\"}";
     listing.site.until_metric(left, 1).await;
-    assert_eq!((listing.site.gateway.resources.listings.under_way(), listing.shelf.waiting()), (1, 1));
+    assert_eq!((listing.site.gateway.resources.listings.under_way(), listing.network.waiting()), (1, 1));
     others.pop();
     listing.site.until_metric(left, 2).await;
-    assert_eq!((listing.site.gateway.resources.listings.under_way(), listing.shelf.waiting()), (1, 1));
+    assert_eq!((listing.site.gateway.resources.listings.under_way(), listing.network.waiting()), (1, 1));
     let last = others.pop().expect("one is left");
-    let asked = listing.shelf.asked();
-    listing.shelf.gate.add_permits(1);
+    let asked = listing.network.asked();
+    listing.network.gate.add_permits(1);
     listing.assert_is_whole(&last.finish().await.expect("an end"));
-    assert_eq!((listing.shelf.asked(), listing.site.looks(&listing.last)), (asked, 1), "nothing was begun anew");
+    assert_eq!((listing.network.asked(), listing.site.look_ups(&listing.last)), (asked, 1), "no new call was begun");
 }
 
 #[tokio::test]
@@ -459,11 +459,11 @@ async fn a_listing_ends_when_all_clients_have_disconnected_and_is_not_cached() {
     let listing = sharded_directory().await;
     drop(listing.begin_many(3).await);
     listing.site.until_metric("causeway_http_requests_in_flight", 0).await;
-    until(|| listing.shelf.waiting() == 0, "nothing to be fetched").await;
+    until(|| listing.network.waiting() == 0, "nothing to be fetched").await;
     assert_eq!(listing.site.gateway.resources.listings.under_way(), 0);
     let asking = ask(&listing.site, &listing.path, &[]);
-    until(|| listing.shelf.waiting() == 1, "the listing to wait").await;
-    listing.shelf.gate.add_permits(1);
+    until(|| listing.network.waiting() == 1, "the listing to wait").await;
+    listing.network.gate.add_permits(1);
     listing.assert_is_whole(&asking.await.expect("does not panic").1);
     assert_eq!(listing.site.metric("causeway_http_listings_total{result=\"hit\"}"), 0);
 }
@@ -471,15 +471,15 @@ async fn a_listing_ends_when_all_clients_have_disconnected_and_is_not_cached() {
 #[tokio::test]
 async fn an_aborted_listing_is_aborted_for_all_and_is_not_cached() {
     let listing = sharded_directory().await;
-    listing.shelf.fail_with([SourceError::Corrupt { cid: *listing.last.cid() }]);
+    listing.network.fail_with([SourceError::Corrupt { cid: *listing.last.cid() }]);
     let reading = listing.begin_many(5).await;
-    listing.shelf.gate.add_permits(1);
+    listing.network.gate.add_permits(1);
     for reading in reading {
         assert!(reading.finish().await.is_err(), "there is no end of it");
     }
     listing.site.until_metric("causeway_http_responses_aborted_total{reason=\"corrupt\"}", 5).await;
     assert_eq!(listing.site.gateway.resources.listings.under_way(), 0);
-    listing.shelf.gate.add_permits(1);
+    listing.network.gate.add_permits(1);
     listing.assert_is_whole(&listing.begin().await.finish().await.expect("an end"));
     assert_eq!(listing.site.metric("causeway_http_listings_total{result=\"hit\"}"), 0);
     listing.assert_is_whole(&listing.site.get(&listing.path).await.text().await.expect("text"));
@@ -489,11 +489,11 @@ async fn an_aborted_listing_is_aborted_for_all_and_is_not_cached() {
 #[tokio::test]
 async fn followers_continue_after_a_leader_only_error_of_a_listing() {
     let listing = sharded_directory().await;
-    listing.shelf.fail_with([SourceError::Busy]);
+    listing.network.fail_with([SourceError::Busy]);
     let first = listing.begin().await;
     let others = join_all((0..4).map(|_| listing.begin())).await;
-    listing.shelf.gate.add_permits(2);
-    assert!(first.finish().await.is_err(), "it had no place");
+    listing.network.gate.add_permits(2);
+    assert!(first.finish().await.is_err(), "it had no permit");
     for reading in others {
         listing.assert_is_whole(&reading.finish().await.expect("an end"));
     }
@@ -505,8 +505,8 @@ async fn a_listing_that_is_too_long_to_share_is_complete_for_all_readers() {
     let names = names(6000);
     let blocks = sharded(&names, &leaf);
     for total_bytes_max in [256 << 20, 100_000, 0] {
-        let shelf = Shelf::new(&blocks, [&blocks[0]]);
-        let mut setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[]) };
+        let network = FakeNetwork::new(&blocks, [&blocks[0]]);
+        let mut setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&[]) };
         setup.http.listing_entries_max = 10_000;
         setup.http.read_ahead_total_bytes_max = total_bytes_max;
         setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
@@ -514,29 +514,29 @@ async fn a_listing_that_is_too_long_to_share_is_complete_for_all_readers() {
         let path = format!("/ipfs/{}/", blocks[blocks.len() - 1].cid());
         let asking: Vec<_> = (0..4).map(|_| ask(&site, &path, &[])).collect();
         until_listings(&site, "joined", 3).await;
-        until(|| shelf.waiting() == 1, "the listing to wait").await;
-        shelf.gate.add_permits(100);
+        until(|| network.waiting() == 1, "the listing to wait").await;
+        network.gate.add_permits(100);
         let answers = all(asking).await;
         for (status, text) in &answers {
             assert_eq!((*status, text.matches("<li>").count()), (200, names.len()), "{total_bytes_max}");
             assert!(text == &answers[0].1 && text.len() > 1 << 20 && text.ends_with("</html>\n"));
         }
         let again = site.get(&path).await;
-        assert_eq!(header(&again, "transfer-encoding"), "chunked", "it is not remembered");
+        assert_eq!(header(&again, "transfer-encoding"), "chunked", "it is not cached");
         assert_eq!(again.text().await.expect("text"), answers[0].1);
         assert_eq!(site.metric("causeway_http_listings_total{result=\"hit\"}"), 0);
     }
 }
 
 /// A gateway with the same directory under several hosts and paths.
-struct Places {
+struct Hosts {
     blocks: Vec<Block>,
     /// The root of a site.
     root: Cid,
     requests: Vec<(String, String, &'static str)>,
 }
 
-fn places() -> Places {
+fn hosts() -> Hosts {
     let leaf = raw("x");
     let inner = directory(&[("a", &leaf), ("b & c", &leaf), ("d", &leaf)]);
     let folder = directory(&[("inner", &inner), ("other", &inner)]);
@@ -563,10 +563,10 @@ fn places() -> Places {
         }
         requests.push((host.to_owned(), path, "application/json"));
     }
-    Places { blocks: vec![leaf, inner, folder, root.clone()], root: *root.cid(), requests }
+    Hosts { blocks: vec![leaf, inner, folder, root.clone()], root: *root.cid(), requests }
 }
 
-impl Places {
+impl Hosts {
     async fn start(&self, listings_bytes_max: u64) -> Site {
         let mut setup = Setup::new(&self.blocks.iter().collect::<Vec<_>>());
         setup.names = Arc::new(Names { site: self.root });
@@ -589,14 +589,14 @@ fn comparable(response: &Response) -> Vec<(String, String)> {
 
 #[tokio::test]
 async fn a_cached_page_equals_a_generated_one() {
-    let places = places();
-    let (remembers, forgets) = (places.start(1 << 20).await, places.start(0).await);
+    let hosts = hosts();
+    let (caching, uncached) = (hosts.start(1 << 20).await, hosts.start(0).await);
     let mut pages = HashSet::new();
     for turn in 0..3 {
-        for (host, path, accept) in &places.requests {
+        for (host, path, accept) in &hosts.requests {
             let headers = [("host", host.as_str()), ("accept", *accept)];
-            let known = remembers.send("GET", path, &headers).await;
-            let fresh = forgets.send("GET", path, &headers).await;
+            let known = caching.send("GET", path, &headers).await;
+            let fresh = uncached.send("GET", path, &headers).await;
             assert_eq!((known.status().as_u16(), fresh.status().as_u16()), (200, 200), "{host} {path}");
             assert_eq!(comparable(&known), comparable(&fresh), "{turn} {host} {path}");
             let etag = header(&known, "etag").to_owned();
@@ -608,22 +608,22 @@ async fn a_cached_page_equals_a_generated_one() {
                 continue;
             }
             assert_eq!(length, known.len().to_string(), "{host} {path}");
-            let head = remembers.send("HEAD", path, &headers).await;
+            let head = caching.send("HEAD", path, &headers).await;
             assert_eq!((head.status().as_u16(), header(&head, "content-length")), (200, &*length), "{host} {path}");
             let condition = [headers[0], headers[1], ("if-none-match", etag.as_str())];
             let (known, fresh) =
-                (remembers.send("GET", path, &condition).await, forgets.send("GET", path, &condition).await);
+                (caching.send("GET", path, &condition).await, uncached.send("GET", path, &condition).await);
             assert_eq!((known.status().as_u16(), fresh.status().as_u16()), (304, 304), "{host} {path}");
             assert_eq!(comparable(&known), comparable(&fresh), "{host} {path}");
             let range = [headers[0], headers[1], ("range", "bytes=0-9")];
-            assert_eq!(remembers.send("GET", path, &range).await.status(), 200, "listings have no ranges");
+            assert_eq!(caching.send("GET", path, &range).await.status(), 200, "listings have no ranges");
         }
     }
-    assert!(pages.len() > places.requests.len() / 2, "{} pages", pages.len());
+    assert!(pages.len() > hosts.requests.len() / 2, "{} pages", pages.len());
     let hits = |site: &Site| site.metric("causeway_http_listings_total{result=\"hit\"}");
-    assert_eq!(hits(&forgets), 0);
+    assert_eq!(hits(&uncached), 0);
     // Later requests: the page, its HEAD, its revalidation and its range.
-    assert!(hits(&remembers) >= 2 * 4 * places.requests.len() as u64, "{}", hits(&remembers));
+    assert!(hits(&caching) >= 2 * 4 * hosts.requests.len() as u64, "{}", hits(&caching));
 }
 
 #[tokio::test]
@@ -681,7 +681,7 @@ async fn only_if_cached_listings_have_calls_of_their_own() {
     let response = listing.site.send("GET", &listing.path, &only_if_cached).await;
     // The page begins with local blocks, and is then aborted without waiting.
     assert!(response.status() == 412 || response.text().await.is_err());
-    listing.shelf.gate.add_permits(1);
+    listing.network.gate.add_permits(1);
     for reading in reading {
         listing.assert_is_whole(&reading.finish().await.expect("an end"));
     }
@@ -695,9 +695,9 @@ async fn only_if_cached_listings_have_calls_of_their_own() {
 async fn a_stalled_reader_does_not_delay_others() {
     let listing = sharded_directory().await;
     let mut idle = listing.site.connect(&format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", listing.path)).await;
-    until(|| listing.shelf.waiting() == 1, "the listing to wait").await;
+    until(|| listing.network.waiting() == 1, "the listing to wait").await;
     let reading = listing.begin().await;
-    listing.shelf.gate.add_permits(1);
+    listing.network.gate.add_permits(1);
     listing.assert_is_whole(&reading.finish().await.expect("an end"));
     let mut first = [0; 15];
     idle.read_exact(&mut first).await.expect("it began well");
@@ -706,7 +706,7 @@ async fn a_stalled_reader_does_not_delay_others() {
 
 #[tokio::test]
 async fn directory_errors_have_a_status_for_all_readers() {
-    let (upstream, gate) = Nothing::gated(|cid| SourceError::Stalled { cid, stall: Stall::default() });
+    let (upstream, gate) = FailingNetwork::gated(|cid| SourceError::Stalled { cid, stall: Stall::default() });
     let blocks = sharded(&names(3000), &raw("x"));
     let root = &blocks[blocks.len() - 1];
     let setup = Setup { upstream: Some(upstream), ..Setup::new(&[root]) };

@@ -65,8 +65,10 @@ impl AccessLine {
         let Self { client, method, host, path, user_agent, status, tier, bytes } = self;
         let status = if *status == 0 { 499 } else { *status };
         let duration_ms = (took.as_secs_f64() * 1e6).round() / 1e3;
-        tracing::info!(target: "access", %client, method = method.as_str(), host, path, status, duration_ms, bytes, tier,
-            user_agent, complete);
+        tracing::info!(
+            target: "access", %client, method = method.as_str(), host, path, status, duration_ms, bytes, tier,
+            user_agent, complete
+        );
     }
 }
 

@@ -132,7 +132,8 @@ impl HttpMetrics {
         let listings = Family::<ResultLabel, Counter>::default();
         registry.register(
             "causeway_http_listings",
-            "Requests for pages of listings: cached (hit), generated (miss), or shared with another request that generates the page (joined)",
+            "Requests for pages of listings: cached (hit), generated (miss), or shared with another request that \
+             generates the page (joined)",
             listings.clone(),
         );
         let listing = |result| listings.get_or_create_owned(&ResultLabel { result });

@@ -97,7 +97,10 @@ impl Threads {
             let threads = available_parallelism().map_or(1, |processors| processors.get().div_ceil(2));
             let started =
                 Builder::new_multi_thread().worker_threads(threads).thread_name("worker").enable_all().build();
-            started.inspect_err(|error| tracing::error!(%error, "the worker threads cannot be started: archives and listings use the main threads")).ok()
+            let log = |error: &std::io::Error| {
+                tracing::error!(%error, "the worker threads cannot be started: the main threads are used instead");
+            };
+            started.inspect_err(log).ok()
         });
         runtime.as_ref().map_or_else(Handle::current, |runtime| runtime.handle().clone())
     }

@@ -409,7 +409,8 @@ impl Problem {
 
 const STYLE: &str = ":root{color-scheme:light dark}body{max-width:38rem;margin:12vh auto 0;padding:0 1.25rem;\
     font:1.0625rem/1.6 system-ui,sans-serif;overflow-wrap:anywhere}h1{margin:0;line-height:1.2}\
-    .code,a{color:#0b7c84}@media(prefers-color-scheme:dark){.code,a{color:#5cc6c4}}.code{margin:0;font-weight:700}.advice{opacity:.75}";
+    .code,a{color:#0b7c84}@media(prefers-color-scheme:dark){.code,a{color:#5cc6c4}}\
+    .code{margin:0;font-weight:700}.advice{opacity:.75}";
 
 /// A sentence with a capital letter, unless it begins with a CID, a domain or another name, whose case matters.
 fn capitalised(text: &str) -> String {
@@ -605,8 +606,8 @@ fn source_page(error: &SourceError) -> Page {
             ..Page::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 "No peers",
-                "This gateway is connected to no peers, so it cannot fetch the content. Its operator can find the cause \
-                 with \"causeway health\".",
+                "This gateway is connected to no peers, so it cannot fetch the content. Its operator can find the \
+                 cause with \"causeway health\".",
             )
         },
         SourceError::Stalled { stall, .. } => Page {

@@ -238,7 +238,8 @@ impl Gateway {
             }
             Ok(draft) => draft,
             Err(problem) => {
-                tracing::debug!(client = %client.address, path = head.uri.path(), %problem, "the request was answered with an error");
+                let path = head.uri.path();
+                tracing::debug!(client = %client.address, path, %problem, "the request was answered with an error");
                 respond::page(problem.response(&head.headers))
             }
         };

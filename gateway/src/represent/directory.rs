@@ -334,7 +334,13 @@ impl Page {
         let header = html! {
             header {
                 h1 { span.hidden { "Index of " } (self.crumbs()) }
-                p.cid { @if !self.is_root { "CID " code translate="no" { (self.cid) } " · " } a href="?format=raw" { "raw block" } " · " a href="?format=car" { "CAR" } " · " a href="?format=tar" { "TAR" } " · " a href="?format=json" { "JSON" } }
+                p.cid {
+                    @if !self.is_root { "CID " code translate="no" { (self.cid) } " · " }
+                    a href="?format=raw" { "raw block" } " · "
+                    a href="?format=car" { "CAR" } " · "
+                    a href="?format=tar" { "TAR" } " · "
+                    a href="?format=json" { "JSON" }
+                }
                 (self.search())
             }
         };
@@ -349,7 +355,8 @@ impl Page {
         let Selection { search, sort } = &self.selection;
         html! {
             form role="search" {
-                input type="search" name="search" value=[search.as_deref()] placeholder="Search this folder" aria-label="Search this folder" autocomplete="off" spellcheck="false";
+                input type="search" name="search" value=[search.as_deref()] placeholder="Search this folder"
+                    aria-label="Search this folder" autocomplete="off" spellcheck="false";
                 @if let Some(order) = sort { input type="hidden" name="sort" value=(order.name()); }
                 button { "Search" }
                 span {
@@ -357,7 +364,9 @@ impl Page {
                     @for (index, order) in Sort::ALL.into_iter().enumerate() {
                         @if index > 0 { " · " }
                         @let other = Selection { search: search.clone(), sort: Some(order) };
-                        a href=(format!("?{}", other.query().trim_end_matches('&'))) aria-current=[(*sort == Some(order)).then_some("true")] { (order.name()) }
+                        @let query = other.query();
+                        @let current = (*sort == Some(order)).then_some("true");
+                        a href=(format!("?{}", query.trim_end_matches('&'))) aria-current=[current] { (order.name()) }
                     }
                 }
             }
@@ -397,13 +406,20 @@ impl Page {
 
     fn row(&self, entry: &Entry, withheld: bool) -> Markup {
         if entry.name.len() > NAME_BYTES_MAX || !is_segment(&entry.name) {
-            return html! { li { i class="file" {} span { (shown(&entry.name)) } @if let Some(size) = entry.tsize { small { (human_size(size)) } } } };
+            return html! {
+                li {
+                    i class="file" {}
+                    span { (shown(&entry.name)) }
+                    @if let Some(size) = entry.tsize { small { (human_size(size)) } }
+                }
+            };
         }
         let encoded = utf8_percent_encode(&entry.name, SEGMENT).to_string();
+        let opening_tag = format!("<a href=\"{}{}\">", html_attribute(&self.sent), html_attribute(&encoded));
         html! {
             li {
                 i class=(icon(entry)) {}
-                (PreEscaped(format!("<a href=\"{}{}\">", html_attribute(&self.sent), html_attribute(&encoded)))) (entry.name) (PreEscaped("</a>"))
+                (PreEscaped(opening_tag)) (entry.name) (PreEscaped("</a>"))
                 @if let Some(size) = entry.tsize { small { (human_size(size)) } }
                 @if !withheld { (self.hash_link(entry, &encoded)) }
             }
@@ -420,7 +436,9 @@ impl Page {
             // The origin of a DNSLink site serves only the site, so this links to a page that explains the CID.
             Links::DnsLink(_) => {
                 let href = format!("https://cid.ipfs.tech/#{cid}");
-                return html! { a class="ipfs-hash" translate="no" href=(href) target="_blank" rel="noreferrer noopener" { (short) } };
+                return html! {
+                    a class="ipfs-hash" translate="no" href=(href) target="_blank" rel="noreferrer noopener" { (short) }
+                };
             }
         };
         // Encoded twice, as in Kubo: the conformance suite requires it.
@@ -505,8 +523,9 @@ const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--l
     *{box-sizing:border-box}body{margin:0;font:1rem/1.5 system-ui,sans-serif}\
     header,main{max-width:60rem;margin:0 auto;padding:1rem}\
     h1{margin:0;font-size:1.15rem;font-weight:600;line-height:1.4;overflow-wrap:anywhere}\
-    form{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;margin:.75rem 0 0;font-size:.9rem}form span{color:var(--soft)}\
-    form input[type=search]{flex:1 1 12rem;min-width:0}form input,form button{font:inherit;padding:.35rem .6rem;min-height:2rem}\
+    form{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;margin:.75rem 0 0;font-size:.9rem}\
+    form span{color:var(--soft)}form input[type=search]{flex:1 1 12rem;min-width:0}\
+    form input,form button{font:inherit;padding:.35rem .6rem;min-height:2rem}\
     form a{display:inline-block;padding:.35rem 0}[aria-current]{font-weight:600;text-decoration:none}\
     h1 a{unicode-bidi:isolate}.count{margin:1rem .25rem;color:var(--soft);font-size:.85rem}\
     .hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}\
@@ -516,7 +535,9 @@ const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--l
     li:hover{background:var(--line)}li>a{padding:.55rem .25rem;text-decoration:none}\
     li>span,li>a:first-of-type{flex:1;min-width:0;overflow-wrap:anywhere}\
     li .ipfs-hash{flex:none;width:8.5em;text-align:right;color:var(--soft);font:.8rem ui-monospace,monospace}\
-    li small,li .ipfs-hash{align-self:flex-start}li .ipfs-hash{padding-top:.8rem}li small{flex:none;padding:.7rem 0;color:var(--soft);white-space:nowrap}.next a{display:inline-block;padding:1rem .25rem}\
+    li small,li .ipfs-hash{align-self:flex-start}li .ipfs-hash{padding-top:.8rem}\
+    li small{flex:none;padding:.7rem 0;color:var(--soft);white-space:nowrap}\
+    .next a{display:inline-block;padding:1rem .25rem}\
     @media(max-width:34rem){li .ipfs-hash{display:none}}\
     li i{flex:none;align-self:flex-start;width:18px;height:18px;margin:.8rem 0 0 .25rem;background:var(--link);\
     -webkit-mask:var(--icon) center/contain no-repeat;mask:var(--icon) center/contain no-repeat}\

@@ -174,14 +174,22 @@ fn page(cx: &Context<'_>, block: &Block, outline: &Outline) -> Markup {
             body {
                 header {
                     h1 translate="no" { (cid) }
-                    p { (native) ", " (block.data().len()) " bytes · " a href={ "?format=" (native) } { (native) } " · " a href="?format=raw" { "raw block" } " · " a href="?format=car" { "CAR" } }
+                    p {
+                        (native) ", " (block.data().len()) " bytes · "
+                        a href={ "?format=" (native) } { (native) } " · "
+                        a href="?format=raw" { "raw block" } " · "
+                        a href="?format=car" { "CAR" }
+                    }
                 }
                 main {
                     @for line in &outline.lines {
                         div.line style={ "--depth:" (line.depth.min(16)) } {
                             @if let Some(label) = &line.label { b { (name_of(label)) } }
-                            @if let Some(link) = &line.link { a href=(link_to(cx, link)) translate="no" { (line.text) } }
-                            @else if !line.text.is_empty() { span class=(class_of(line.kind)) { (line.text) @if line.cut { "…" } } }
+                            @if let Some(link) = &line.link {
+                                a href=(link_to(cx, link)) translate="no" { (line.text) }
+                            } @else if !line.text.is_empty() {
+                                span class=(class_of(line.kind)) { (line.text) @if line.cut { "…" } }
+                            }
                             small { (describe(line.kind)) }
                         }
                     }

@@ -65,7 +65,8 @@ impl Format {
 /// The requested format is not supported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the format \"{asked}\" is not supported, only html, raw, car, ipns-record, tar, json, cbor, dag-json and dag-cbor are"
+    "the format \"{asked}\" is not supported, only html, raw, car, ipns-record, tar, json, cbor, dag-json and \
+     dag-cbor are"
 )]
 pub struct NotSupported {
     asked: String,

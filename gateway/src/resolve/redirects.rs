@@ -1,8 +1,8 @@
 //! The `_redirects` files of sites, for missing paths (<https://specs.ipfs.tech/http-gateways/web-redirects-file/>).
 //!
 //! Only sites with their own origin have rules. A file is read once for concurrent requests
-//! ([`crate::resolve::path_resolver`]), and its rules, or its absence, are cached: single-page applications need them for every
-//! path.
+//! ([`crate::resolve::path_resolver`]), and its rules, or its absence, are cached: single-page applications need them
+//! for every path.
 
 use crate::errors::Problem;
 use crate::invalidate::{PurgeMode, invalidate_where};

@@ -2,7 +2,7 @@
 //!
 //! | parameter | meaning |
 //! |---|---|
-//! | `search=TEXT` | entries whose name contains the text, ignoring case; the directory is read as far as the page needs |
+//! | `search=TEXT` | entries whose name contains the text, ignoring case; reads the directory as far as needed |
 //! | `sort=name`, `sort=size` | by name, or the largest first; stored order by default |
 //!
 //! Only directories that fit on one page are sorted: sorting a longer one would need all of its entries in memory. It

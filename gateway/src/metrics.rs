@@ -20,7 +20,7 @@ const SECONDS: [f64; 18] = [
 ];
 
 /// Bytes of one body that are added up before the counter is increased.
-const BYTES_AT_ONCE: u64 = 1 << 20;
+const COUNTED_BYTES_MIN: u64 = 1 << 20;
 
 const METHODS: [&str; 4] = ["GET", "HEAD", "OPTIONS", "other"];
 const CLASSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
@@ -261,7 +261,7 @@ impl Exchange {
             access.sent(bytes);
         }
         // A long body is counted while it is sent, so that rates are current.
-        if self.body_bytes >= BYTES_AT_ONCE {
+        if self.body_bytes >= COUNTED_BYTES_MIN {
             self.metrics.bytes.inc_by(std::mem::take(&mut self.body_bytes));
         }
     }

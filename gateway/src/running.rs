@@ -137,7 +137,7 @@ pub struct RunningRequest {
     permit: Option<Permit>,
 }
 
-fn cut(text: &str) -> String {
+fn truncated(text: &str) -> String {
     text[..text.floor_char_boundary(TEXT_BYTES_MAX)].to_owned()
 }
 
@@ -147,8 +147,8 @@ impl Running {
         let id = self.inner.next.fetch_add(1, Ordering::Relaxed);
         let entry = Arc::new(RequestState {
             method: head.method.as_str().chars().take(16).collect(),
-            path: cut(head.uri.path_and_query().map_or_else(|| head.uri.path(), |path| path.as_str())),
-            host: cut(&client.authority),
+            path: truncated(head.uri.path_and_query().map_or_else(|| head.uri.path(), |path| path.as_str())),
+            host: truncated(&client.authority),
             client: client.group(),
             since,
             status: AtomicU16::new(0),

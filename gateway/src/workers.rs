@@ -35,7 +35,7 @@ struct Threads {
 }
 
 /// A chunk with its permit, which is released when the chunk is read; `None` is the end.
-type Sent = Option<(Result<Bytes, Problem>, OwnedSemaphorePermit)>;
+type QueueItem = Option<(Result<Bytes, Problem>, OwnedSemaphorePermit)>;
 
 impl Workers {
     /// Runs a future on the workers, and aborts it if this is dropped; `None` if it panicked or the process is
@@ -61,7 +61,7 @@ impl Workers {
 }
 
 /// Sends chunks as long as there are permits, and an end marker.
-async fn send_all(mut body: BoxStream<'static, Result<Bytes, Problem>>, sender: mpsc::UnboundedSender<Sent>) {
+async fn send_all(mut body: BoxStream<'static, Result<Bytes, Problem>>, sender: mpsc::UnboundedSender<QueueItem>) {
     let room = Arc::new(Semaphore::new(AHEAD_BYTES));
     while let Some(chunk) = body.next().await {
         let bytes = chunk.as_ref().map_or(1, |chunk| chunk.len().clamp(1, AHEAD_BYTES));
@@ -76,7 +76,7 @@ async fn send_all(mut body: BoxStream<'static, Result<Bytes, Problem>>, sender: 
 
 /// Receives chunks. If the sender is gone without an end marker, it has panicked, and the stream ends with an error.
 fn receive<H: Send + 'static>(
-    received: mpsc::UnboundedReceiver<Sent>,
+    received: mpsc::UnboundedReceiver<QueueItem>,
     held: H,
 ) -> BoxStream<'static, Result<Bytes, Problem>> {
     let chunks = stream::unfold(Some((received, held)), |receiving| async move {

@@ -461,7 +461,7 @@ impl Gateway {
             Format::Raw => file::raw(cx).await,
             Format::Car => archive::car(cx).await,
             Format::Tar => archive::tar(cx).await,
-            Format::DagJson | Format::DagCbor => document::of_anything(cx).await,
+            Format::DagJson | Format::DagCbor => document::of_path(cx).await,
             Format::IpnsRecord => Err(Problem::NotIpnsKey),
         }
     }
@@ -554,7 +554,7 @@ impl Gateway {
                 }
                 let freshness = cx.target.freshness;
                 let mut head = plan::redirect(status, header(&location), freshness.cache_control(false));
-                freshness.say(head.headers_mut(), false);
+                freshness.set_headers(head.headers_mut(), false);
                 Ok(head.map(|()| Content::Empty))
             }
             redirects::Target::Path(path) => {

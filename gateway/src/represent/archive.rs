@@ -108,7 +108,7 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     let (about, etag) = (cx.about(&roots), options.etag(&resolved));
     let CarOptions { scope, entity_bytes, duplicates } = options;
     let permit = cx.resources.begin_archive(cx.source.client())?;
-    let check = survey(cx, &resolved, ScopeOptions { scope, entity_bytes, duplicates: false }).await?;
+    let check = check_in_advance(cx, &resolved, ScopeOptions { scope, entity_bytes, duplicates: false }).await?;
     if check == PolicyCheck::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
         return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
     }
@@ -164,7 +164,7 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     let roots = resolve::roots_header(&resolved);
     let (about, etag) = (cx.about(&roots), header(&format!("W/\"{cid}.x-tar\"")));
     let permit = cx.resources.begin_archive(cx.source.client())?;
-    let check = survey(cx, &resolved, ScopeOptions::default()).await?;
+    let check = check_in_advance(cx, &resolved, ScopeOptions::default()).await?;
     if check == PolicyCheck::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
         return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
     }
@@ -198,29 +198,34 @@ enum PolicyCheck {
 }
 
 /// The processor budget of checking an archive before it begins, in steps: some tens of milliseconds.
-const SURVEY_STEPS_MAX: u64 = 512 * 1024;
+const CHECK_STEPS_MAX: u64 = 512 * 1024;
 
 /// Checks the locally available blocks of an archive against the policy, so that GET, HEAD and conditional requests get
 /// the same answer if something is withheld.
 ///
 /// # Errors
 /// [`SourceError::Refused`] if a block of the archive is withheld.
-async fn survey(cx: &Context<'_>, resolved: &Resolved, options: ScopeOptions) -> Result<PolicyCheck, Problem> {
+async fn check_in_advance(
+    cx: &Context<'_>,
+    resolved: &Resolved,
+    options: ScopeOptions,
+) -> Result<PolicyCheck, Problem> {
     let policy = Arc::clone(cx.source.policy_handle());
     if !policy.withholds() {
         return Ok(PolicyCheck::Served);
     }
-    let local_blocks = LocalBlocks::new(cx.source, SURVEY_STEPS_MAX);
+    let local_blocks = LocalBlocks::new(cx.source, CHECK_STEPS_MAX);
     let (resolved, segments, limits) = (resolved.clone(), cx.target.segments.clone(), cx.resources.limits.scope);
-    let looked = cx.resources.workers.run(look(local_blocks, policy, resolved, segments, options, limits)).await;
-    match looked.ok_or_else(Problem::closed)? {
+    let checked =
+        cx.resources.workers.run(check_local_blocks(local_blocks, policy, resolved, segments, options, limits)).await;
+    match checked.ok_or_else(Problem::closed)? {
         Ok(()) => Ok(PolicyCheck::Served),
         Err(ScopeError::Source(error @ SourceError::Refused { .. })) => Err(WalkError::Source(error).into()),
         Err(_) => Ok(PolicyCheck::Unknown),
     }
 }
 
-async fn look(
+async fn check_local_blocks(
     local_blocks: LocalBlocks,
     policy: Arc<dyn Policy>,
     resolved: Resolved,

@@ -333,7 +333,7 @@ impl Page {
         };
         let header = html! {
             header {
-                h1 { span.hidden { "Index of " } (self.crumbs()) }
+                h1 { span.hidden { "Index of " } (self.breadcrumbs()) }
                 p.cid {
                     @if !self.is_root { "CID " code translate="no" { (self.cid) } " · " }
                     a href="?format=raw" { "raw block" } " · "
@@ -382,7 +382,7 @@ impl Page {
     }
 
     /// The breadcrumbs: each step links to its directory, in this origin or in that of its namespace.
-    fn crumbs(&self) -> Markup {
+    fn breadcrumbs(&self) -> Markup {
         let mut steps = self.path.trim_matches('/').split('/').filter(|step| !step.is_empty());
         let namespace = steps.next().unwrap_or_default();
         let base = match &self.links {
@@ -649,7 +649,7 @@ mod tests {
             ),
         ];
         for (page, expected) in table {
-            assert_eq!(page.crumbs().into_string(), expected);
+            assert_eq!(page.breadcrumbs().into_string(), expected);
         }
     }
 

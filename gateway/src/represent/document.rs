@@ -24,7 +24,7 @@ use http::HeaderValue;
 use maud::{DOCTYPE, Markup, html};
 
 /// The maximum size of documents that are decoded on the request's thread, in bytes: less than a millisecond of work.
-const READ_HERE_BYTES_MAX: usize = 16 * 1024;
+const DECODE_INLINE_BYTES_MAX: usize = 16 * 1024;
 /// Part of the entity tag of a preview: must be increased when its appearance changes.
 const VERSION: u32 = 1;
 
@@ -81,7 +81,7 @@ pub async fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Pro
 ///
 /// # Errors
 /// [`Problem`] when the path cannot be resolved, or the format is not available.
-pub async fn of_anything(cx: &Context<'_>) -> Result<Draft, Problem> {
+pub async fn of_path(cx: &Context<'_>) -> Result<Draft, Problem> {
     let resolved = cx.walk().await?;
     document(cx, resolved).await
 }
@@ -156,7 +156,7 @@ async fn read<T: Send + 'static>(
     let work = cx.source.work();
     work.charge_decoding(block);
     work.turn().await.map_err(WalkError::Source)?;
-    if block.data().len() <= READ_HERE_BYTES_MAX {
+    if block.data().len() <= DECODE_INLINE_BYTES_MAX {
         return Ok(reading(block)?);
     }
     let block = block.clone();

@@ -51,7 +51,7 @@ const ANALYSES_MAX: usize = 4;
 const NEGATIVE_TTL: Duration = Duration::from_secs(10);
 const NEGATIVE_ENTRIES_MAX: u64 = 10_000;
 /// The number of leaves whose lengths are looked up at once, so that other readers can run in between.
-const SHAPES_AT_ONCE: usize = 256;
+const SHAPES_PER_LOOK_UP: usize = 256;
 /// The maximum size of cached bodies, in bytes.
 const BODY_BYTES_MAX: u64 = 1024 * 1024;
 /// An encoded body must save at least one part in this many.
@@ -282,7 +282,7 @@ impl Encoded {
 
     async fn shapes(&self, blocks: &[(Cid, u64)]) -> Result<Vec<Option<Shape>>, SourceError> {
         let mut shapes = Vec::with_capacity(blocks.len());
-        for blocks in blocks.chunks(SHAPES_AT_ONCE) {
+        for blocks in blocks.chunks(SHAPES_PER_LOOK_UP) {
             let cids: Vec<Cid> = blocks.iter().map(|(cid, _)| *cid).collect();
             shapes.extend(self.tiers.shapes(&cids).await?);
         }

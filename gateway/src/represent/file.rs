@@ -62,21 +62,21 @@ pub async fn file(
     check_length(&decision, entity.size, response_bytes_max)?;
     let sniffs = decision.has_body() && entity.content_type.is_none();
     let wanted = (decision.has_body() && !ask.head_only).then(|| first_range(&decision, entity.size));
-    let shown = wanted.as_ref().is_some_and(|range| shows_beginning(range, entity.size));
+    let shown = wanted.as_ref().is_some_and(|range| includes_sniffed_bytes(range, entity.size));
     let sniffs_first = sniffs && !shown;
     let (mut content, sniffed) = match file.in_memory(wanted.as_ref()).filter(|_| !sniffs_first) {
         Some(content) => (content, None),
         None => Box::pin(file.open_and_sniff(wanted, sniffs_first.then_some(entity.size))).await?,
     };
     if sniffs {
-        let sniffed = sniffed.unwrap_or_else(|| content_type::by_content(file.first_of(&content)));
+        let sniffed = sniffed.unwrap_or_else(|| content_type::by_content(file.first_bytes(&content)));
         Arc::make_mut(&mut entity).content_type = Some(sniffed);
         on_sniffed(&entity);
     }
     let content_type = plan::file_type(ask, &entity);
     let multipart = multipart(&decision, content_type.as_ref(), entity.size);
     if let (Some(multipart), false) = (&multipart, ask.head_only) {
-        content = several(&file, multipart.clone(), content);
+        content = multipart_content(&file, multipart.clone(), content);
     }
     let it = Representation { multipart: multipart.as_ref(), ..file_representation(ask, &entity) };
     Ok(plan::sized(about, &it, &decision).map(|()| content))
@@ -104,7 +104,7 @@ async fn encoded(
         let it = Representation { etag: &etag, ..file_representation(ask, entity) };
         return Some(plan::sized(about, &it, &Decision::NotModified).map(|()| Content::Empty));
     }
-    let (coding, size, content) = in_some_coding(ask, encoded, entity, file).await?;
+    let (coding, size, content) = encoded_content(ask, encoded, entity, file).await?;
     let etag = encoded_etag(&entity.etag, coding);
     if size > response_bytes_max {
         return None;
@@ -127,7 +127,7 @@ async fn encoded(
 }
 
 /// A file in the first available coding of those that the client accepts.
-async fn in_some_coding(
+async fn encoded_content(
     ask: &Ask<'_>,
     encoded: &Encoded,
     entity: &Entity,
@@ -254,11 +254,11 @@ impl OpenFile<'_> {
     /// Sniffs the media type from the file's first bytes.
     async fn sniff(&self, size: u64) -> Result<HeaderValue, Problem> {
         let content = self.open(0..size.min(content_type::SNIFF_BYTES)).await?;
-        Ok(content_type::by_content(self.first_of(&content)))
+        Ok(content_type::by_content(self.first_bytes(&content)))
     }
 
     /// The first bytes of content that begins with the file.
-    fn first_of<'a>(&'a self, content: &'a Content) -> &'a [u8] {
+    fn first_bytes<'a>(&'a self, content: &'a Content) -> &'a [u8] {
         match content {
             Content::Bytes(bytes) | Content::File { first: Some(bytes), .. } => bytes,
             _ if self.block.cid().codec() == codec::RAW => self.block.data(),
@@ -273,12 +273,12 @@ const COUNTED_BYTES_MIN: usize = 64 * 1024;
 const PIECE_BYTES: u64 = 256 * 1024;
 
 /// Bytes that count against the memory budget until they are sent.
-struct Counted {
+struct BudgetedBytes {
     bytes: Bytes,
     _share: Share,
 }
 
-impl AsRef<[u8]> for Counted {
+impl AsRef<[u8]> for BudgetedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -295,7 +295,7 @@ fn counted(bytes: Bytes, kept: usize, limits: &ReadLimits) -> Option<Bytes> {
         false => (bytes, kept),
     };
     let mut share = Share::of(limits.shared.clone());
-    share.grow(held).then(|| Bytes::from_owner(Counted { bytes, _share: share }))
+    share.grow(held).then(|| Bytes::from_owner(BudgetedBytes { bytes, _share: share }))
 }
 
 /// The requested bytes of a block. If there is no memory to hold them, the block is released and read again for each
@@ -343,7 +343,7 @@ async fn open(
 }
 
 /// Several parts as one body. Each part is opened after the one before it was sent; the first is open already.
-fn several(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content {
+fn multipart_content(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content {
     let (source, block, limits) = (Arc::clone(file.source), file.block.clone(), file.limits.clone());
     let remaining = multipart.content_length;
     let end = stream::once(async move { Ok(multipart.end) });
@@ -365,7 +365,7 @@ fn several(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content
 }
 
 /// Whether the range includes the bytes that are sniffed.
-fn shows_beginning(range: &Range<u64>, size: u64) -> bool {
+fn includes_sniffed_bytes(range: &Range<u64>, size: u64) -> bool {
     range.start == 0 && range.end >= size.min(content_type::SNIFF_BYTES)
 }
 
@@ -436,7 +436,10 @@ impl InMemory<'_> {
                 if !share.grow(length) {
                     return Err(Problem::MemoryFull);
                 }
-                Ok(Content::Bytes(Bytes::from_owner(Counted { bytes: joined(&self.bytes, multipart), _share: share })))
+                Ok(Content::Bytes(Bytes::from_owner(BudgetedBytes {
+                    bytes: joined(&self.bytes, multipart),
+                    _share: share,
+                })))
             }
         }
     }

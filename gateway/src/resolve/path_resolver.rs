@@ -156,7 +156,7 @@ impl PathResolver {
             result.as_ref().is_err_and(|problem| problem.is_leader_only(joined_at.elapsed()))
         };
         let (found, tier) = flights.land(key, call, begin, retries).await.0?;
-        source.reach(tier);
+        source.record_tier(tier);
         Ok(found)
     }
 }

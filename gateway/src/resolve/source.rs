@@ -71,7 +71,7 @@ impl Tier {
 struct Farthest(AtomicU8);
 
 impl Farthest {
-    fn reach(&self, tier: Tier) {
+    fn record_tier(&self, tier: Tier) {
         self.0.fetch_max(tier as u8, Ordering::Relaxed);
     }
 
@@ -125,8 +125,8 @@ impl RootSource {
     }
 
     /// Records the tier of a singleflight call whose result this request shares.
-    pub fn reach(&self, tier: Tier) {
-        self.farthest.reach(tier);
+    pub fn record_tier(&self, tier: Tier) {
+        self.farthest.record_tier(tier);
     }
 
     /// Whether blocks that are not stored locally are not fetched.
@@ -171,7 +171,7 @@ impl BlockSource for RootSource {
     fn peek(&self, cid: &Cid) -> Option<Block> {
         self.sources.local.peek(cid).or_else(|| {
             let block = self.sources.local.read_now(cid)?;
-            self.farthest.reach(Tier::Disk);
+            self.farthest.record_tier(Tier::Disk);
             Some(block)
         })
     }
@@ -185,7 +185,7 @@ impl BlockSource for RootSource {
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        self.farthest.reach(Tier::Disk);
+        self.farthest.record_tier(Tier::Disk);
         // The data of an identity CID are in the CID itself.
         if self.local_only || is_identity(cid) { self.sources.local.get(cid) } else { self.session().get(cid) }
     }
@@ -236,7 +236,7 @@ impl BlockSource for Gated {
         let (gate, upstream, cid) = (self.gate.clone(), Arc::clone(&self.upstream), *cid);
         async move {
             let permit = gate.acquire().await?;
-            gate.farthest.reach(Tier::Network);
+            gate.farthest.record_tier(Tier::Network);
             let fetched = upstream.get(&cid).await;
             drop(permit);
             fetched

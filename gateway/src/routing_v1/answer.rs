@@ -33,7 +33,7 @@ fn cache_control(fresh: Duration, stale: Duration) -> HeaderValue {
 }
 
 /// Responses to the local network may contain private addresses, so shared caches must not store them.
-fn of_records(any: bool, audience: Audience) -> HeaderValue {
+fn records_cache_control(any: bool, audience: Audience) -> HeaderValue {
     let fresh = if any { MAX_AGE_WITH_RECORDS } else { MAX_AGE_WITHOUT_RECORDS };
     match audience {
         Audience::Outside => cache_control(fresh, STALE_MAX_AGE),
@@ -63,7 +63,7 @@ fn with_bytes(mut draft: Draft, bytes: impl Into<Bytes>) -> Draft {
 
 /// A response with all records in one JSON object.
 pub fn list(name: &str, records: &[PeerRecord], audience: Audience) -> Draft {
-    with_bytes(head(JSON, of_records(!records.is_empty(), audience)), types::to_json_list(name, records))
+    with_bytes(head(JSON, records_cache_control(!records.is_empty(), audience)), types::to_json_list(name, records))
 }
 
 /// A streamed response with one record a line, and whether it has any. Its head waits for the first record, on which
@@ -73,7 +73,7 @@ pub async fn lines(mut records: BoxStream<'static, PeerRecord>, audience: Audien
     let any = first.is_some();
     let line = |record: PeerRecord| Ok(Bytes::from(record.to_json() + "\n"));
     let stream = stream::iter(first).chain(records).map(line).boxed();
-    let draft = head(NDJSON, of_records(any, audience));
+    let draft = head(NDJSON, records_cache_control(any, audience));
     if !any {
         return (with_bytes(draft, Bytes::new()), false);
     }
@@ -101,5 +101,8 @@ pub fn record(key: &Key, record: &Record, request: &HeaderMap) -> Draft {
 
 /// A response with the reason why there is no record (IPIP-0513).
 pub fn no_record(reason: &str) -> Draft {
-    with_bytes(head("text/plain; charset=utf-8", of_records(false, Audience::Outside)), format!("{reason}\n"))
+    with_bytes(
+        head("text/plain; charset=utf-8", records_cache_control(false, Audience::Outside)),
+        format!("{reason}\n"),
+    )
 }

@@ -353,11 +353,11 @@ impl Reader {
                 },
                 ChunkSource::Shared(read) => match read.next().await {
                     Ok(Next::Chunk(chunk, tier)) => {
-                        self.source.reach(tier);
+                        self.source.record_tier(tier);
                         chunk
                     }
                     Ok(Next::End(Generated::Whole(page))) => {
-                        self.source.reach(read.written.borrow().tier);
+                        self.source.record_tier(read.written.borrow().tier);
                         (self.chunks, self.position) = (ChunkSource::End, 0);
                         page
                     }

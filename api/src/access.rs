@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_scope_is_one_of_its_own() {
+    fn each_scope_is_distinct() {
         for scope in Scope::ALL {
             let alone: Scopes = [scope].into_iter().collect();
             for other in Scope::ALL {

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_of_former_releases_are_read() {
+    fn entries_of_earlier_releases_are_read() {
         let line = r#"{"at":1.5,"token":"operator","name":"operator","scope":"operate","from":null,"method":"POST","path":"/x",
             "status":200,"seconds":0.25}"#;
         let entry: Entry = serde_json::from_str(line).expect("reads");

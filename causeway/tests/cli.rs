@@ -488,7 +488,7 @@ fn the_operator_gets_through_however_many_connections_there_are() {
     write!(stream, "GET /healthz HTTP/1.1\r\nHost: x\r\nHost: y\r\nConnection: close\r\n\r\n").expect("sends");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
-    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("one header Host"), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("exactly one Host header"), "{answer}");
 }
 
 #[test]

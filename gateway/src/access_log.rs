@@ -65,8 +65,10 @@ impl AccessLine {
         let Self { client, method, host, path, user_agent, status, tier, bytes } = self;
         let status = if *status == 0 { 499 } else { *status };
         let duration_ms = (took.as_secs_f64() * 1e6).round() / 1e3;
-        tracing::info!(target: "access", %client, method = method.as_str(), host, path, status, duration_ms, bytes, tier,
-            user_agent, complete);
+        tracing::info!(
+            target: "access", %client, method = method.as_str(), host, path, status, duration_ms, bytes, tier,
+            user_agent, complete
+        );
     }
 }
 
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_short_and_printable() {
+    fn logged_text_is_short_and_printable() {
         let table: [(&[u8], usize, &str); 7] = [
             (b"curl/8.5.0", 256, "curl/8.5.0"),
             (b"", 256, ""),

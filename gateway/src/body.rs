@@ -6,7 +6,7 @@
 use crate::errors::Problem;
 use crate::listen::server::Connection;
 use crate::metrics::Exchange;
-use crate::running::Listed;
+use crate::running::RunningRequest;
 use bytes::Bytes;
 use content::unixfs::file::FileReader;
 use futures::stream::{BoxStream, Stream, StreamExt as _};
@@ -23,7 +23,7 @@ pub struct Body {
     connection: Arc<Connection>,
     limits: BodyLimits,
     /// Its entry in the list of running requests, unless the whole body was available at once.
-    listed: Option<Listed>,
+    listed: Option<RunningRequest>,
 }
 
 /// The source of a response's bytes.
@@ -68,7 +68,7 @@ impl Content {
     }
 
     /// Whether one poll returns the whole content.
-    pub fn is_at_hand(&self) -> bool {
+    pub fn is_in_memory(&self) -> bool {
         match self {
             Self::Empty | Self::Bytes(_) => true,
             Self::File { first, remaining, .. } => first.as_ref().is_some_and(|first| first.len() as u64 == *remaining),
@@ -154,20 +154,20 @@ impl Body {
 
     /// Keeps the entry in the list of running requests until the body is dropped.
     #[must_use]
-    pub fn listed(self, listed: Option<Listed>) -> Self {
+    pub fn listed(self, listed: Option<RunningRequest>) -> Self {
         Self { listed, ..self }
     }
 
     /// Fetches have stall timeouts and writes have send timeouts, so the deadline is checked only when there are bytes
     /// to send. Content that was available at once is sent even after the deadline: it includes the error page of the
     /// timeout.
-    fn check(&mut self, next: Option<Result<Bytes, Problem>>, at_hand: bool) -> Option<Result<Bytes, Problem>> {
+    fn check(&mut self, next: Option<Result<Bytes, Problem>>, in_memory: bool) -> Option<Result<Bytes, Problem>> {
         let Some(Ok(bytes)) = next else { return next };
         let BodyLimits { bytes_max, deadline } = self.limits;
         let left = bytes_max.checked_sub(bytes.len() as u64);
         let problem = match left {
             None => Problem::TooLong,
-            Some(_) if !at_hand && Instant::now() > deadline => Problem::TooSlow,
+            Some(_) if !in_memory && Instant::now() > deadline => Problem::TooSlow,
             Some(left) => {
                 self.limits.bytes_max = left;
                 return Some(Ok(bytes));
@@ -203,14 +203,14 @@ impl http_body::Body for Body {
     type Error = Problem;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Problem>>> {
-        let at_hand = matches!(self.content, Content::Bytes(_));
+        let in_memory = matches!(self.content, Content::Bytes(_));
         let Poll::Ready(next) = self.content.poll_bytes(cx) else {
             if let Some(listed) = &self.listed {
                 listed.waits();
             }
             return Poll::Pending;
         };
-        let next = self.check(next, at_hand);
+        let next = self.check(next, in_memory);
         self.note(&next);
         Poll::Ready(next.map(|bytes| bytes.map(Frame::data)))
     }

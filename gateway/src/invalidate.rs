@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dry_run_counts_what_the_real_one_takes() {
+    fn a_dry_run_counts_what_a_purge_removes() {
         let memory = Cache::new(100);
         (0..10_u32).for_each(|number| memory.insert(number, ()));
         let is_even = |number: &u32, (): &()| number.is_multiple_of(2);

@@ -17,7 +17,11 @@ pub fn page(welcome: Option<&Cid>) -> Response<String> {
                 p { "An IPFS gateway. All content is verified against its CID." }
                 form action="/ipfs/" {
                     label for="uri" { "CID, ipfs:// address or name" }
-                    div { input id="uri" name="uri" required autofocus autocapitalize="off" spellcheck="false" placeholder="bafy… or example.org"; button { "Open" } }
+                    div {
+                        input id="uri" name="uri" required autofocus autocapitalize="off" spellcheck="false"
+                            placeholder="bafy… or example.org";
+                        button { "Open" }
+                    }
                 }
                 @if let Some(root) = welcome { p { a href={ "/ipfs/" (root) "/" } { "What is this?" } } }
             }

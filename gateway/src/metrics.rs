@@ -20,7 +20,7 @@ const SECONDS: [f64; 18] = [
 ];
 
 /// Bytes of one body that are added up before the counter is increased.
-const BYTES_AT_ONCE: u64 = 1 << 20;
+const COUNTED_BYTES_MIN: u64 = 1 << 20;
 
 const METHODS: [&str; 4] = ["GET", "HEAD", "OPTIONS", "other"];
 const CLASSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
@@ -132,7 +132,8 @@ impl HttpMetrics {
         let listings = Family::<ResultLabel, Counter>::default();
         registry.register(
             "causeway_http_listings",
-            "Requests for pages of listings: cached (hit), generated (miss), or shared with another request that generates the page (joined)",
+            "Requests for pages of listings: cached (hit), generated (miss), or shared with another request that \
+             generates the page (joined)",
             listings.clone(),
         );
         let listing = |result| listings.get_or_create_owned(&ResultLabel { result });
@@ -260,7 +261,7 @@ impl Exchange {
             access.sent(bytes);
         }
         // A long body is counted while it is sent, so that rates are current.
-        if self.body_bytes >= BYTES_AT_ONCE {
+        if self.body_bytes >= COUNTED_BYTES_MIN {
             self.metrics.bytes.inc_by(std::mem::take(&mut self.body_bytes));
         }
     }
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_body_counts_while_it_is_sent() {
+    fn a_long_body_is_counted_while_it_is_sent() {
         let metrics = Arc::new(HttpMetrics::register(&mut Registry::default()));
         let mut exchange = Exchange::begin(&metrics, &Method::GET);
         exchange.sent(10);

@@ -6,7 +6,7 @@ use crate::headers::header;
 use crate::listen::server::Connection;
 use crate::metrics::Exchange;
 use crate::resolve::source::Tier;
-use crate::running::Listed;
+use crate::running::RunningRequest;
 use bytes::{Bytes, BytesMut};
 use content::budget::Share;
 use content::cid;
@@ -40,12 +40,12 @@ pub fn page(response: Response<String>) -> Draft {
 /// Limits the age in shared caches: adds `s-maxage` (RFC 9111, section 5.2.2.10) if `max-age`, which then applies to
 /// private caches only, is longer.
 pub fn bound_shared_age(headers: &mut HeaderMap, seconds: u64) {
-    let Some(told) = headers.get(CACHE_CONTROL).and_then(|value| value.to_str().ok()) else { return };
-    let directives = || told.split(',').map(str::trim);
+    let Some(cache_control) = headers.get(CACHE_CONTROL).and_then(|value| value.to_str().ok()) else { return };
+    let directives = || cache_control.split(',').map(str::trim);
     let max_age = directives().find_map(|directive| directive.strip_prefix("max-age=")?.parse::<u64>().ok());
     let is_shared = directives().any(|directive| directive == "public");
     if is_shared && max_age.is_some_and(|max_age| max_age > seconds) {
-        let bounded = header(&format!("{told}, s-maxage={seconds}"));
+        let bounded = header(&format!("{cache_control}, s-maxage={seconds}"));
         headers.insert(CACHE_CONTROL, bounded);
     }
 }
@@ -104,7 +104,7 @@ pub struct Finish {
     /// The timeout of the exchange.
     pub request_timeout: Duration,
     /// The request's entry in the list of running requests, if it has one.
-    pub listed: Option<Listed>,
+    pub listed: Option<RunningRequest>,
 }
 
 /// Adds the common headers, and attaches the exchange to the body, which ends it.
@@ -123,12 +123,12 @@ pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
 }
 
 /// A buffered body, counted against the budget of all responses.
-struct Collected {
+struct BufferedBody {
     bytes: BytesMut,
     _share: Share,
 }
 
-impl AsRef<[u8]> for Collected {
+impl AsRef<[u8]> for BufferedBody {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -154,6 +154,6 @@ pub async fn with_known_length(mut draft: Draft, bytes_max: u64, mut share: Shar
         collected.extend_from_slice(&chunk);
     }
     draft.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(collected.len()));
-    *draft.body_mut() = Content::Bytes(Bytes::from_owner(Collected { bytes: collected, _share: share }));
+    *draft.body_mut() = Content::Bytes(Bytes::from_owner(BufferedBody { bytes: collected, _share: share }));
     Ok(draft)
 }

@@ -22,7 +22,7 @@ const TEXT_BYTES_MAX: usize = 512;
 /// The state of a request in progress.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Waits {
+pub enum WaitReason {
     /// Routing by its host.
     #[default]
     Route,
@@ -36,7 +36,7 @@ pub enum Waits {
     Client,
 }
 
-impl Waits {
+impl WaitReason {
     const ALL: [Self; 5] = [Self::Route, Self::Name, Self::Content, Self::More, Self::Client];
 
     /// The name in the admin API.
@@ -55,27 +55,27 @@ impl Waits {
 /// shows each change.
 #[derive(Debug, Default)]
 pub struct Phase {
-    waits: AtomicWaits,
-    listed: OnceLock<Arc<Entry>>,
+    waits: AtomicWaitReason,
+    listed: OnceLock<Arc<RequestState>>,
 }
 
 impl Phase {
     /// Changes the state.
-    pub fn enter(&self, waits: Waits) {
-        self.listed.get().map_or(&self.waits, |entry| &entry.waits).set(waits);
+    pub fn enter(&self, reason: WaitReason) {
+        self.listed.get().map_or(&self.waits, |entry| &entry.waits).set(reason);
     }
 }
 
 #[derive(Debug, Default)]
-struct AtomicWaits(AtomicU8);
+struct AtomicWaitReason(AtomicU8);
 
-impl AtomicWaits {
-    fn set(&self, waits: Waits) {
-        self.0.store(waits as u8, Ordering::Relaxed);
+impl AtomicWaitReason {
+    fn set(&self, reason: WaitReason) {
+        self.0.store(reason as u8, Ordering::Relaxed);
     }
 
-    fn get(&self) -> Waits {
-        Waits::ALL.get(usize::from(self.0.load(Ordering::Relaxed))).copied().unwrap_or_default()
+    fn get(&self) -> WaitReason {
+        WaitReason::ALL.get(usize::from(self.0.load(Ordering::Relaxed))).copied().unwrap_or_default()
     }
 }
 
@@ -99,11 +99,11 @@ pub struct Underway {
     /// Bytes of the body that were passed to the connection.
     pub sent_bytes: u64,
     /// The state.
-    pub waits_for: Waits,
+    pub waits_for: WaitReason,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct RequestState {
     method: String,
     path: String,
     host: String,
@@ -112,7 +112,7 @@ struct Entry {
     /// Zero before the response begins.
     status: AtomicU16,
     sent_bytes: AtomicU64,
-    waits: AtomicWaits,
+    waits: AtomicWaitReason,
 }
 
 /// The list of requests in progress. Clones share it.
@@ -124,51 +124,51 @@ pub struct Running {
 #[derive(Debug, Default)]
 struct Inner {
     next: AtomicU64,
-    entries: Mutex<HashMap<u64, Arc<Entry>>>,
+    entries: Mutex<HashMap<u64, Arc<RequestState>>>,
 }
 
 /// An entry of the list; dropping it removes the entry.
 #[derive(Debug)]
-pub struct Listed {
+pub struct RunningRequest {
     list: Arc<Inner>,
     id: u64,
-    entry: Arc<Entry>,
+    entry: Arc<RequestState>,
     /// The permit of a limited client.
     permit: Option<Permit>,
 }
 
-fn cut(text: &str) -> String {
+fn truncated(text: &str) -> String {
     text[..text.floor_char_boundary(TEXT_BYTES_MAX)].to_owned()
 }
 
 impl Running {
     /// Adds a request that was received at `since`. Its entry shows the changes of `phase`.
-    pub fn list(&self, head: &Parts, client: &Client, since: Instant, phase: &Phase) -> Listed {
+    pub fn list(&self, head: &Parts, client: &Client, since: Instant, phase: &Phase) -> RunningRequest {
         let id = self.inner.next.fetch_add(1, Ordering::Relaxed);
-        let entry = Arc::new(Entry {
+        let entry = Arc::new(RequestState {
             method: head.method.as_str().chars().take(16).collect(),
-            path: cut(head.uri.path_and_query().map_or_else(|| head.uri.path(), |path| path.as_str())),
-            host: cut(&client.authority),
+            path: truncated(head.uri.path_and_query().map_or_else(|| head.uri.path(), |path| path.as_str())),
+            host: truncated(&client.authority),
             client: client.group(),
             since,
             status: AtomicU16::new(0),
             sent_bytes: AtomicU64::new(0),
-            waits: AtomicWaits::default(),
+            waits: AtomicWaitReason::default(),
         });
         entry.waits.set(phase.waits.get());
         // Each request is listed only once.
         let _ = phase.listed.set(Arc::clone(&entry));
         self.inner.entries().insert(id, Arc::clone(&entry));
-        Listed { list: Arc::clone(&self.inner), id, entry, permit: None }
+        RunningRequest { list: Arc::clone(&self.inner), id, entry, permit: None }
     }
 
     /// At most `max` requests, the oldest first, and the total number.
     pub fn requests(&self, max: usize) -> (Vec<Underway>, usize) {
-        let mut entries: Vec<(u64, Arc<Entry>)> =
+        let mut entries: Vec<(u64, Arc<RequestState>)> =
             self.inner.entries().iter().map(|(id, entry)| (*id, Arc::clone(entry))).collect();
         let all = entries.len();
         entries.sort_by_key(|(id, entry)| (entry.since, *id));
-        (entries.into_iter().take(max).map(|(id, entry)| entry.tell(id)).collect(), all)
+        (entries.into_iter().take(max).map(|(id, entry)| entry.snapshot(id)).collect(), all)
     }
 
     /// The number of requests.
@@ -183,13 +183,13 @@ impl Running {
 }
 
 impl Inner {
-    fn entries(&self) -> MutexGuard<'_, HashMap<u64, Arc<Entry>>> {
+    fn entries(&self) -> MutexGuard<'_, HashMap<u64, Arc<RequestState>>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Entry {
-    fn tell(&self, id: u64) -> Underway {
+impl RequestState {
+    fn snapshot(&self, id: u64) -> Underway {
         Underway {
             id,
             method: self.method.clone(),
@@ -204,10 +204,10 @@ impl Entry {
     }
 }
 
-impl Listed {
+impl RunningRequest {
     /// Keeps a permit until the entry is dropped.
     #[must_use]
-    pub fn holding(mut self, permit: Option<Permit>) -> Self {
+    pub fn with_permit(mut self, permit: Option<Permit>) -> Self {
         self.permit = permit;
         self
     }
@@ -217,19 +217,19 @@ impl Listed {
         self.entry.status.store(status.as_u16(), Ordering::Relaxed);
     }
 
-    /// Counts bytes of the body; the state is now [`Waits::Client`].
+    /// Counts bytes of the body; the state is now [`WaitReason::Client`].
     pub fn sent(&self, bytes: usize) {
         self.entry.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.entry.waits.set(Waits::Client);
+        self.entry.waits.set(WaitReason::Client);
     }
 
     /// The client is ready for more bytes, which are not available yet.
     pub fn waits(&self) {
-        self.entry.waits.set(Waits::More);
+        self.entry.waits.set(WaitReason::More);
     }
 }
 
-impl Drop for Listed {
+impl Drop for RunningRequest {
     fn drop(&mut self) {
         self.list.entries().remove(&self.id);
     }
@@ -253,22 +253,25 @@ mod tests {
         let phases = [Phase::default(), Phase::default()];
         let [first, second] = phases.each_ref().map(|phase| running.list(&head, &client, Instant::now(), phase));
         assert_eq!((running.len(), running.requests(1).0.len(), running.requests(1).1), (2, 1, 2));
-        let told = |place: usize| running.requests(9).0[place].clone();
-        assert_eq!((told(0).id, told(1).id), (first.id, second.id), "the oldest is first");
-        assert_eq!((told(0).method.as_str(), told(0).status, told(0).waits_for), ("GET", None, Waits::Route));
-        assert!(told(0).path.len() <= TEXT_BYTES_MAX && encoded.starts_with(&told(0).path));
-        phases[0].enter(Waits::Name);
-        assert_eq!((told(0).waits_for, told(1).waits_for), (Waits::Name, Waits::Route));
+        let snapshot = |place: usize| running.requests(9).0[place].clone();
+        assert_eq!((snapshot(0).id, snapshot(1).id), (first.id, second.id), "the oldest is first");
+        assert_eq!(
+            (snapshot(0).method.as_str(), snapshot(0).status, snapshot(0).waits_for),
+            ("GET", None, WaitReason::Route)
+        );
+        assert!(snapshot(0).path.len() <= TEXT_BYTES_MAX && encoded.starts_with(&snapshot(0).path));
+        phases[0].enter(WaitReason::Name);
+        assert_eq!((snapshot(0).waits_for, snapshot(1).waits_for), (WaitReason::Name, WaitReason::Route));
         first.answered(StatusCode::PARTIAL_CONTENT);
         first.sent(10);
         first.sent(5);
-        let answered = told(0);
+        let answered = snapshot(0);
         assert_eq!((answered.status, answered.sent_bytes), (Some(StatusCode::PARTIAL_CONTENT), 15));
-        assert_eq!(answered.waits_for, Waits::Client);
+        assert_eq!(answered.waits_for, WaitReason::Client);
         first.waits();
-        assert_eq!(told(0).waits_for, Waits::More);
+        assert_eq!(snapshot(0).waits_for, WaitReason::More);
         drop(first);
-        assert_eq!((running.len(), told(0).id), (1, second.id));
+        assert_eq!((running.len(), snapshot(0).id), (1, second.id));
         drop(second);
         assert!(running.is_empty());
     }

@@ -35,7 +35,7 @@ struct Threads {
 }
 
 /// A chunk with its permit, which is released when the chunk is read; `None` is the end.
-type Sent = Option<(Result<Bytes, Problem>, OwnedSemaphorePermit)>;
+type QueueItem = Option<(Result<Bytes, Problem>, OwnedSemaphorePermit)>;
 
 impl Workers {
     /// Runs a future on the workers, and aborts it if this is dropped; `None` if it panicked or the process is
@@ -61,7 +61,7 @@ impl Workers {
 }
 
 /// Sends chunks as long as there are permits, and an end marker.
-async fn send_all(mut body: BoxStream<'static, Result<Bytes, Problem>>, sender: mpsc::UnboundedSender<Sent>) {
+async fn send_all(mut body: BoxStream<'static, Result<Bytes, Problem>>, sender: mpsc::UnboundedSender<QueueItem>) {
     let room = Arc::new(Semaphore::new(AHEAD_BYTES));
     while let Some(chunk) = body.next().await {
         let bytes = chunk.as_ref().map_or(1, |chunk| chunk.len().clamp(1, AHEAD_BYTES));
@@ -76,7 +76,7 @@ async fn send_all(mut body: BoxStream<'static, Result<Bytes, Problem>>, sender: 
 
 /// Receives chunks. If the sender is gone without an end marker, it has panicked, and the stream ends with an error.
 fn receive<H: Send + 'static>(
-    received: mpsc::UnboundedReceiver<Sent>,
+    received: mpsc::UnboundedReceiver<QueueItem>,
     held: H,
 ) -> BoxStream<'static, Result<Bytes, Problem>> {
     let chunks = stream::unfold(Some((received, held)), |receiving| async move {
@@ -97,7 +97,10 @@ impl Threads {
             let threads = available_parallelism().map_or(1, |processors| processors.get().div_ceil(2));
             let started =
                 Builder::new_multi_thread().worker_threads(threads).thread_name("worker").enable_all().build();
-            started.inspect_err(|error| tracing::error!(%error, "the worker threads cannot be started: archives and listings use the main threads")).ok()
+            let log = |error: &std::io::Error| {
+                tracing::error!(%error, "the worker threads cannot be started: the main threads are used instead");
+            };
+            started.inspect_err(log).ok()
         });
         runtime.as_ref().map_or_else(Handle::current, |runtime| runtime.handle().clone())
     }
@@ -144,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_is_made_elsewhere_and_little_ahead() {
+    async fn bodies_are_produced_on_workers_and_little_ahead() {
         let (workers, made) = (Workers::default(), Arc::<AtomicUsize>::default());
         let mut body = workers.stream(chunks(100, AHEAD_BYTES / 4, &made));
         assert_eq!(made.load(Ordering::SeqCst), 0, "nothing before it is asked for");
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn chunks_larger_than_the_room_pass_and_errors_are_last() {
+    async fn chunks_larger_than_the_buffer_pass_and_errors_are_last() {
         let workers = Workers::default();
         let items = vec![Ok(Bytes::from(vec![1; 2 * AHEAD_BYTES])), Err(Problem::Busy), Ok(Bytes::new())];
         let got: Vec<_> = workers.stream(stream::iter(items).boxed()).collect().await;

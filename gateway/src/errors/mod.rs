@@ -409,7 +409,8 @@ impl Problem {
 
 const STYLE: &str = ":root{color-scheme:light dark}body{max-width:38rem;margin:12vh auto 0;padding:0 1.25rem;\
     font:1.0625rem/1.6 system-ui,sans-serif;overflow-wrap:anywhere}h1{margin:0;line-height:1.2}\
-    .code,a{color:#0b7c84}@media(prefers-color-scheme:dark){.code,a{color:#5cc6c4}}.code{margin:0;font-weight:700}.advice{opacity:.75}";
+    .code,a{color:#0b7c84}@media(prefers-color-scheme:dark){.code,a{color:#5cc6c4}}\
+    .code{margin:0;font-weight:700}.advice{opacity:.75}";
 
 /// A sentence with a capital letter, unless it begins with a CID, a domain or another name, whose case matters.
 fn capitalised(text: &str) -> String {
@@ -605,8 +606,8 @@ fn source_page(error: &SourceError) -> Page {
             ..Page::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 "No peers",
-                "This gateway is connected to no peers, so it cannot fetch the content. Its operator can find the cause \
-                 with \"causeway health\".",
+                "This gateway is connected to no peers, so it cannot fetch the content. Its operator can find the \
+                 cause with \"causeway health\".",
             )
         },
         SourceError::Stalled { stall, .. } => Page {
@@ -687,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn each_problem_has_its_status_and_nothing_temporary_is_cached() {
+    fn each_problem_has_a_status_and_temporary_ones_are_not_cached() {
         let cid = cid();
         let stall = stall();
         let table = [
@@ -731,10 +732,10 @@ mod tests {
     }
 
     #[test]
-    fn sentences_begin_with_a_capital_and_names_stay_as_they_are() {
+    fn sentences_are_capitalised_and_names_are_not() {
         let table = [
             ("the address is too long", "The address is too long"),
-            ("bafkqac3imvwgy3zao5xxe3de is not held here", "bafkqac3imvwgy3zao5xxe3de is not held here"),
+            ("bafkqac3imvwgy3zao5xxe3de is not stored locally", "bafkqac3imvwgy3zao5xxe3de is not stored locally"),
             ("example.com has no DNSLink", "example.com has no DNSLink"),
             ("k51qzi5uqu5dg is a key", "k51qzi5uqu5dg is a key"),
             ("", ""),
@@ -745,7 +746,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_says_how_far_the_search_got_and_when_to_try_again() {
+    fn a_stall_reports_the_search_and_retry_after() {
         let stall = stall();
         let response = source(SourceError::Stalled { cid: cid(), stall }).response(&HeaderMap::new());
         assert_eq!(response.headers()[RETRY_AFTER], "30");
@@ -755,7 +756,7 @@ mod tests {
     }
 
     #[test]
-    fn browsers_get_html_that_escapes_what_they_sent() {
+    fn browsers_get_escaped_html() {
         let browser = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static("text/html,*/*"))]);
         let problem = Problem::Walk(WalkError::NoLink { parent: cid(), name: "<script>".to_owned() });
         let response = problem.response(&browser);

@@ -159,9 +159,9 @@ mod tests {
         type Steps<'a> = &'a [(u64, u64, usize, bool)];
         let table: [(&str, Steps<'_>); 4] = [
             ("they have the whole window", &[(0, 9, 0, true), (100, 101, 0, false)]),
-            ("what came before counts", &[(0, 5, 2000, true), (500, 506, 1, true), (600, 611, 1, false)]),
+            ("earlier windows do not count", &[(0, 5, 2000, true), (500, 506, 1, true), (600, 611, 1, false)]),
             ("each window counts for itself", &[(0, 10, 1000, true), (20, 30, 999, false)]),
-            ("who is not waited for is not slow", &[(0, 1, 1, true), (900, 901, 1, true), (1800, 1801, 1, true)]),
+            ("time without waiting does not count", &[(0, 1, 1, true), (900, 901, 1, true), (1800, 1801, 1, true)]),
         ];
         for (name, steps) in table {
             let mut rate = RateMeter::new(MIN);
@@ -188,7 +188,7 @@ mod tests {
     #[tokio::test]
     async fn a_body_below_the_minimum_rate_fails_and_a_slow_one_above_it_does_not() {
         let trickle = read(Duration::from_millis(20), b"x", 1_000_000).await;
-        assert!(trickle.as_ref().is_err_and(|words| words.contains("too slowly")), "{trickle:?}");
+        assert!(trickle.as_ref().is_err_and(|error| error.contains("too slow")), "{trickle:?}");
         let silent = read(Duration::from_secs(100_000), b"x", 1).await;
         assert!(silent.is_err(), "{silent:?}");
         assert_eq!(read(Duration::from_millis(20), &[b'x'; 6000], 20).await, Ok(120_000));

@@ -341,11 +341,12 @@ pub async fn serve<H, F, B>(
         let counted = CountedConnection::register(&limits.admission, peer);
         drain.connections.spawn(async move {
             metrics.connections.inc();
-            let served = AssertUnwindSafe(serve_connection(stream, counted, &limits, handler, stop)).catch_unwind().await;
+            let serving = serve_connection(stream, counted, &limits, handler, stop);
+            let served = AssertUnwindSafe(serving).catch_unwind().await;
             metrics.connections.dec();
             if served.is_err() {
                 metrics.panics.inc();
-                tracing::error!("a connection was closed after a panic in its task: this is a bug, please report it with the panic message above");
+                tracing::error!("a panic closed a connection: this is a bug, please report it with the message above");
             }
         });
     }

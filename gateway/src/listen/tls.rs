@@ -70,7 +70,7 @@ impl Tls {
                 }
                 // Both files may not have been replaced yet.
                 Err(error) => {
-                    tracing::warn!(%error, "the changed certificate or key is invalid, the previous certificate stays in use")
+                    tracing::warn!(%error, "the new certificate or key is invalid: the previous certificate stays in use")
                 }
             }
         }

@@ -56,9 +56,9 @@ impl Gateway {
             routing: None,
             welcome: self.welcome,
         };
-        let twin = Self::new(wiring, http, self.limits().clone());
-        let resources = Resources { workers: self.resources.workers.clone(), ..twin.resources };
-        Self { paths: self.paths.reader(), resources, ..twin }
+        let view = Self::new(wiring, http, self.limits().clone());
+        let resources = Resources { workers: self.resources.workers.clone(), ..view.resources };
+        Self { paths: self.paths.reader(), resources, ..view }
     }
 
     /// The route of a request.

@@ -1,9 +1,9 @@
 //! [`Gateway`]: the request pipeline.
 //!
 //! ```text
-//! head → subject → Ask (format) → route (host, path) ─┬→ remembered path ────────────────────────────┐
+//! head → subject → Ask (format) → route (host, path) ─┬→ cached path ────────────────────────────────┐
 //!                                                     └→ ContentPath → name → policy → 304 by CID →  │
-//!                                                        walk → representation ──────────────────────┴→ head + body
+//!                                                        resolve → representation ───────────────────┴→ head + body
 //! ```
 //!
 //! The pipeline waits for name resolution, path resolution, media type sniffing, and the first chunk of a body; errors
@@ -27,19 +27,19 @@ use crate::represent::listings::Listings;
 use crate::represent::plan::{self, About};
 use crate::represent::{Context, Resources, archive, directory, document, record};
 use crate::request::client::Client;
-use crate::request::conditional::{is_demanding, is_met, none_match};
+use crate::request::conditional::{has_precondition, none_match, precondition_holds};
 use crate::request::hosts::Hosts;
 use crate::request::negotiate::Format;
 use crate::request::route::{Place, Route, Router};
 use crate::request::{self, Ask, RequestError, Subject};
+use crate::resolve::path_resolver::PathResolver;
 use crate::resolve::paths::Paths;
 use crate::resolve::redirects::SiteRedirects;
 use crate::resolve::source::{RootSource, Sources, Tier};
-use crate::resolve::walks::Walks;
-use crate::resolve::{Entity, Found, Freshness, Target, etag_of};
+use crate::resolve::{Entity, Freshness, PathTarget, Target, etag_of};
 use crate::respond::{self, Draft, Finish};
 use crate::routing_v1::Routing;
-use crate::running::{Listed, Phase, Running, Waits};
+use crate::running::{Phase, Running, RunningRequest, WaitReason};
 use crate::workers::Workers;
 use content::budget::Share;
 use content::path::Root;
@@ -125,7 +125,7 @@ impl Gateway {
             policy,
             paths: Paths::new(limits.paths_bytes_max - sites_bytes_max),
             resources: Resources {
-                walks: Walks::new(metrics.walks_joined.clone()),
+                path_resolver: PathResolver::new(metrics.walks_joined.clone()),
                 redirects: SiteRedirects::new(sites_bytes_max),
                 listings: Listings::new(limits.listings_bytes_max, limits.response_bytes_max, budget, listings),
                 encoded,
@@ -155,11 +155,11 @@ impl Gateway {
 
     /// Invalidates all caches, because the policy has changed.
     pub fn forget(&self) {
-        self.paths.forget();
-        self.resources.redirects.forget();
-        self.resources.listings.forget();
+        self.paths.invalidate_all();
+        self.resources.redirects.invalidate_all();
+        self.resources.listings.invalidate_all();
         if let Some(encoded) = &self.resources.encoded {
-            encoded.forget();
+            encoded.invalidate_all();
         }
     }
 
@@ -172,14 +172,14 @@ impl Gateway {
         since: Instant,
         connection: &Connection,
         phase: &Phase,
-    ) -> Result<Listed, Problem> {
+    ) -> Result<RunningRequest, Problem> {
         let is_forwarded = client.address != connection.peer().ip().to_canonical();
         let permit = is_forwarded.then(|| self.forwarded.try_acquire(client.address)).transpose()?;
-        Ok(self.running.list(head, client, since, phase).holding(permit))
+        Ok(self.running.list(head, client, since, phase).with_permit(permit))
     }
 
     /// Waits for a name look-up within the client's limit. A cached name needs no permit.
-    async fn looked_up<T>(
+    async fn with_lookup_permit<T>(
         &self,
         client: &Client,
         looking: impl Future<Output = Result<T, impl Into<Problem>>>,
@@ -227,7 +227,7 @@ impl Gateway {
         let head_only = head.method == Method::HEAD;
         // A response whose body needs more than one step is listed until its end.
         let answer = answer.and_then(|draft| {
-            if listed.is_none() && !head_only && !draft.body().is_at_hand() {
+            if listed.is_none() && !head_only && !draft.body().is_in_memory() {
                 listed = Some(self.list(&head, &client, exchange.started(), &connection, &phase)?);
             }
             Ok(draft)
@@ -238,7 +238,8 @@ impl Gateway {
             }
             Ok(draft) => draft,
             Err(problem) => {
-                tracing::debug!(client = %client.address, path = head.uri.path(), %problem, "the request was answered with an error");
+                let path = head.uri.path();
+                tracing::debug!(client = %client.address, path, %problem, "the request was answered with an error");
                 respond::page(problem.response(&head.headers))
             }
         };
@@ -306,8 +307,8 @@ impl Gateway {
             Subject::Health | Subject::Ready | Subject::Content => {}
         }
         let mut ask = Ask::read(head)?;
-        let draft = match self.looked_up(client, self.router.route(client, &mut ask)).await? {
-            Route::Content(place) => as_demanded(&ask, self.content(&ask, &place, client, phase).await?)?,
+        let draft = match self.with_lookup_permit(client, self.router.route(client, &mut ask)).await? {
+            Route::Content(place) => check_precondition(&ask, self.content(&ask, &place, client, phase).await?)?,
             Route::Landing => respond::page(landing::page(self.welcome.as_ref())),
             Route::Redirect(status, location) => redirect(status, location),
         };
@@ -326,8 +327,8 @@ impl Gateway {
     }
 
     async fn content(&self, ask: &Ask<'_>, place: &Place, client: &Client, phase: &Phase) -> Result<Draft, Problem> {
-        phase.enter(Waits::Content);
-        refuse_wide_service_worker(ask)?;
+        phase.enter(WaitReason::Content);
+        reject_wide_service_worker(ask)?;
         if !place.deserialized && !ask.wanted.format.is_trustless() {
             return Err(Problem::TrustlessOnly);
         }
@@ -335,14 +336,14 @@ impl Gateway {
         self.check_entry(ask)?;
         // A path that begins with a CID is its own cache key.
         let freshness = if place.certain { Freshness::Immutable } else { Freshness::For(Duration::ZERO) };
-        if let Some(entity) = self.remembered(ask, &ask.path, generation) {
+        if let Some(entity) = self.cached_file(ask, &ask.path, generation) {
             return self.file(ask, client, freshness, &ask.path, entity).await;
         }
-        Box::pin(self.search(ask, place, client, generation, phase)).await
+        Box::pin(self.resolve_and_represent(ask, place, client, generation, phase)).await
     }
 
     /// Answers a request whose path is not cached.
-    async fn search(
+    async fn resolve_and_represent(
         &self,
         ask: &Ask<'_>,
         place: &Place,
@@ -351,24 +352,24 @@ impl Gateway {
         phase: &Phase,
     ) -> Result<Draft, Problem> {
         let path = self.parse(ask)?;
-        phase.enter(Waits::Name);
+        phase.enter(WaitReason::Name);
         if ask.wanted.format == Format::IpnsRecord {
             self.check_record(&path)?;
-            return self.looked_up(client, record::record(ask, &path, &*self.names)).await;
+            return self.with_lookup_permit(client, record::record(ask, &path, &*self.names)).await;
         }
-        let mut target = self.looked_up(client, Target::of(path, &*self.names, &*self.policy)).await?;
-        phase.enter(Waits::Content);
+        let mut target = self.with_lookup_permit(client, Target::of(path, &*self.names, &*self.policy)).await?;
+        phase.enter(WaitReason::Content);
         if !place.certain {
             target.freshness = Freshness::For(Duration::ZERO);
         }
         self.check_allowed(&target.root)?;
         if target.freshness != Freshness::Immutable {
             let key = target.key();
-            if let Some(entity) = self.remembered(ask, &key, generation) {
+            if let Some(entity) = self.cached_file(ask, &key, generation) {
                 return self.file(ask, client, target.freshness, &key, entity).await;
             }
         }
-        if let Some(draft) = directory::remembered(&self.resources.listings, ask, place, &target, generation) {
+        if let Some(draft) = directory::cached(&self.resources.listings, ask, place, &target, generation) {
             return Ok(draft);
         }
         self.metrics.path_misses.inc();
@@ -383,16 +384,16 @@ impl Gateway {
             ask,
             place,
             target: &target,
-            as_asked: true,
+            is_requested_path: true,
             source: &source,
             generation,
         };
-        let represented = match self.represent(&cx).await.map_err(|problem| unless_cached(ask, problem)) {
+        let represented = match self.represent(&cx).await.map_err(|problem| only_if_cached_error(ask, problem)) {
             // A site with its own origin can have rules for missing paths.
             Err(problem @ Problem::Walk(WalkError::NoLink { .. } | WalkError::NotADirectory { .. }))
                 if place.isolated && file::is_native(ask) =>
             {
-                self.by_rule(&cx, problem).await
+                self.apply_redirects(&cx, problem).await
             }
             other => other,
         };
@@ -419,7 +420,7 @@ impl Gateway {
     }
 
     /// The cached file of a path, if the request is for the file's bytes.
-    fn remembered(&self, ask: &Ask<'_>, key: &str, generation: u64) -> Option<Arc<Entity>> {
+    fn cached_file(&self, ask: &Ask<'_>, key: &str, generation: u64) -> Option<Arc<Entity>> {
         file::is_native(ask).then(|| self.paths.get(key, generation)).flatten()
     }
 
@@ -460,7 +461,7 @@ impl Gateway {
             Format::Raw => file::raw(cx).await,
             Format::Car => archive::car(cx).await,
             Format::Tar => archive::tar(cx).await,
-            Format::DagJson | Format::DagCbor => document::of_anything(cx).await,
+            Format::DagJson | Format::DagCbor => document::of_path(cx).await,
             Format::IpnsRecord => Err(Problem::NotIpnsKey),
         }
     }
@@ -468,15 +469,15 @@ impl Gateway {
     /// The content at the end of the path, in its own format.
     async fn native(&self, cx: &Context<'_>) -> Result<Draft, Problem> {
         let shows_index = cx.ask.wanted.format != Format::Json;
-        match self.resources.walks.find(cx.source, cx.target, cx.generation, shows_index).await? {
-            Found::File(entity, block) => {
+        match self.resources.path_resolver.resolve(cx.source, cx.target, cx.generation, shows_index).await? {
+            PathTarget::File(entity, block) => {
                 let key = self.key_of(cx);
-                let learnt = |entity: &Arc<Entity>| {
+                let cache_entity = |entity: &Arc<Entity>| {
                     if shows_index {
-                        self.paths.remember(&key, entity);
+                        self.paths.insert(&key, entity);
                     }
                 };
-                learnt(&entity);
+                cache_entity(&entity);
                 let roots = entity.roots.clone();
                 let open = OpenFile {
                     source: cx.source,
@@ -486,24 +487,24 @@ impl Gateway {
                 };
                 // A file is sent as it is, whatever media type is preferred: clients that prefer JSON accept others
                 // too.
-                file::file(&cx.about(&roots), entity, open, self.limits().response_bytes_max, learnt).await
+                file::file(&cx.about(&roots), entity, open, self.limits().response_bytes_max, cache_entity).await
             }
-            Found::Symlink(entity, target) => {
+            PathTarget::Symlink(entity, target) => {
                 file::symlink(&cx.about(&entity.roots), &entity, target, &cx.resources.limits.read)
             }
-            Found::SlashMissing(roots) => Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty)),
-            Found::Document(resolved) => document::document(cx, resolved).await,
-            Found::Directory { block, .. } if cx.ask.wanted.format == Format::Cbor => {
+            PathTarget::SlashMissing(roots) => Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty)),
+            PathTarget::Document(resolved) => document::document(cx, resolved).await,
+            PathTarget::Directory { block, .. } if cx.ask.wanted.format == Format::Cbor => {
                 Err(Problem::NotConverted { cid: *block.cid(), wanted: Format::Cbor.name() })
             }
-            Found::Directory { roots, block } => directory::listing(cx, block, &roots).await,
+            PathTarget::Directory { roots, block } => directory::listing(cx, block, &roots).await,
         }
     }
 
     /// The cache key of a path.
     fn key_of<'a>(&self, cx: &Context<'a>) -> Cow<'a, str> {
         match cx.target.freshness {
-            Freshness::Immutable if cx.as_asked => Cow::Borrowed(&*cx.ask.path),
+            Freshness::Immutable if cx.is_requested_path => Cow::Borrowed(&*cx.ask.path),
             _ => Cow::Owned(cx.target.key()),
         }
     }
@@ -525,21 +526,22 @@ impl Gateway {
         }
         let source = self.source(entity.root, client, ask);
         let fetched = source.fetch(&entity.cid).await.map_err(|error| Problem::Walk(WalkError::Source(error)));
-        let block = fetched.map_err(|problem| unless_cached(ask, problem))?;
+        let block = fetched.map_err(|problem| only_if_cached_error(ask, problem))?;
         let open = OpenFile {
             source: &source,
             block: &block,
             encoded: self.resources.encoded.as_ref(),
             limits: &self.limits().read,
         };
-        let learnt = |entity: &Arc<Entity>| self.paths.remember(key, entity);
+        let cache_entity = |entity: &Arc<Entity>| self.paths.insert(key, entity);
         let max = self.limits().response_bytes_max;
-        file::file(&about(source.tier()), Arc::clone(&entity), open, max, learnt).await
+        file::file(&about(source.tier()), Arc::clone(&entity), open, max, cache_entity).await
     }
 
     /// Applies the site's `_redirects` to a missing path; without a rule the path is not found.
-    async fn by_rule(&self, cx: &Context<'_>, problem: Problem) -> Result<Draft, Problem> {
-        let Some(rule) = cx.resources.walks.rule(&cx.resources.redirects, cx.source, cx.target, cx.generation).await?
+    async fn apply_redirects(&self, cx: &Context<'_>, problem: Problem) -> Result<Draft, Problem> {
+        let Some(rule) =
+            cx.resources.path_resolver.rule(&cx.resources.redirects, cx.source, cx.target, cx.generation).await?
         else {
             return Err(problem);
         };
@@ -552,7 +554,7 @@ impl Gateway {
                 }
                 let freshness = cx.target.freshness;
                 let mut head = plan::redirect(status, header(&location), freshness.cache_control(false));
-                freshness.say(head.headers_mut(), false);
+                freshness.set_headers(head.headers_mut(), false);
                 Ok(head.map(|()| Content::Empty))
             }
             redirects::Target::Path(path) => {
@@ -565,7 +567,8 @@ impl Gateway {
                     // 13.2.1).
                     ask.headers = &nothing;
                 }
-                let mut draft = self.represent(&Context { ask: &ask, target: &target, as_asked: false, ..*cx }).await?;
+                let mut draft =
+                    self.represent(&Context { ask: &ask, target: &target, is_requested_path: false, ..*cx }).await?;
                 if status != StatusCode::OK {
                     *draft.status_mut() = status;
                 }
@@ -578,7 +581,7 @@ impl Gateway {
 
 /// A script directly below `/ipfs/` could be the service worker of all sites on this host, because its scope is the
 /// directory that contains it (<https://specs.ipfs.tech/http-gateways/path-gateway/#service-worker-request-header>).
-fn refuse_wide_service_worker(ask: &Ask<'_>) -> Result<(), Problem> {
+fn reject_wide_service_worker(ask: &Ask<'_>) -> Result<(), Problem> {
     let script = ask.headers.get("service-worker").is_some_and(|value| value.as_bytes().trim_ascii() == b"script");
     let below = content::path::Namespace::split(ask.sent).map(|(_, below)| below);
     let at_root = below.is_some_and(|below| !below.contains('/')) && ask.sent == ask.path;
@@ -610,12 +613,12 @@ fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
 
 /// Checks the preconditions of a request. They apply to content only (RFC 9110, section 13.2.1), not to errors or
 /// redirects.
-fn as_demanded(ask: &Ask<'_>, draft: Draft) -> Result<Draft, Problem> {
+fn check_precondition(ask: &Ask<'_>, draft: Draft) -> Result<Draft, Problem> {
     let is_content = matches!(
         draft.status(),
         StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::NOT_MODIFIED | StatusCode::RANGE_NOT_SATISFIABLE
     );
-    if is_content && is_demanding(ask.headers) && !is_met(ask.headers, draft.headers()) {
+    if is_content && has_precondition(ask.headers) && !precondition_holds(ask.headers, draft.headers()) {
         return Err(Problem::PreconditionFailed);
     }
     Ok(draft)
@@ -625,7 +628,7 @@ fn as_demanded(ask: &Ask<'_>, draft: Draft) -> Result<Draft, Problem> {
 const LOCATION_BYTES_MAX: usize = 16 * 1024;
 
 /// A block that is not stored locally is a different error for a request with `only-if-cached`.
-fn unless_cached(ask: &Ask<'_>, problem: Problem) -> Problem {
+fn only_if_cached_error(ask: &Ask<'_>, problem: Problem) -> Problem {
     match problem.source_error() {
         Some(SourceError::NotFound { cid }) if ask.only_if_cached => Problem::NotCached { cid: *cid },
         _ => problem,

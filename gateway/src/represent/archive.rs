@@ -6,7 +6,7 @@
 use crate::body::Content;
 use crate::errors::{CarOptionsError, Problem};
 use crate::headers::header;
-use crate::represent::whole::{Nearby, Whole};
+use crate::represent::whole::{LocalBlocks, Whole};
 use crate::represent::{Context, plan};
 use crate::request::Ask;
 use crate::request::conditional::none_match;
@@ -107,9 +107,9 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     let roots = resolve::roots_header(&resolved);
     let (about, etag) = (cx.about(&roots), options.etag(&resolved));
     let CarOptions { scope, entity_bytes, duplicates } = options;
-    let place = cx.resources.begin_archive(cx.source.client())?;
-    let surveyed = survey(cx, &resolved, ScopeOptions { scope, entity_bytes, duplicates: false }).await?;
-    if surveyed == Surveyed::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
+    let permit = cx.resources.begin_archive(cx.source.client())?;
+    let check = check_in_advance(cx, &resolved, ScopeOptions { scope, entity_bytes, duplicates: false }).await?;
+    if check == PolicyCheck::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
         return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
     }
     let mut head = plan::stream(&about, &etag, options.media_type(), false);
@@ -142,7 +142,7 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
         stream::iter(parts)
     });
     let first = stream::once(async move { Ok(header) });
-    begin(cx, head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST, (ahead, place)).await
+    begin(cx, head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST, (ahead, permit)).await
 }
 
 /// Chunks of a CAR that are produced before the head is sent: the header and the first block, whose absence gets a
@@ -163,9 +163,9 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     }
     let roots = resolve::roots_header(&resolved);
     let (about, etag) = (cx.about(&roots), header(&format!("W/\"{cid}.x-tar\"")));
-    let place = cx.resources.begin_archive(cx.source.client())?;
-    let surveyed = survey(cx, &resolved, ScopeOptions::default()).await?;
-    if surveyed == Surveyed::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
+    let permit = cx.resources.begin_archive(cx.source.client())?;
+    let check = check_in_advance(cx, &resolved, ScopeOptions::default()).await?;
+    if check == PolicyCheck::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
         return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
     }
     let mut head = plan::stream(&about, &etag, HeaderValue::from_static("application/x-tar"), false);
@@ -176,7 +176,7 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     let limits = TarLimits { window_bytes_max: ahead.bytes() / 2, ..cx.resources.limits.tar };
     let stream = tar::stream(source, cid.to_string(), resolved.block, limits);
     let stream = stream.map(|chunk| chunk.map_err(Problem::Tar)).boxed();
-    begin(cx, head, stream, TAR_CHUNKS_FIRST, (ahead, place)).await
+    begin(cx, head, stream, TAR_CHUNKS_FIRST, (ahead, permit)).await
 }
 
 /// The blocks below the end of a path, each checked against the policy.
@@ -190,7 +190,7 @@ async fn whole(cx: &Context<'_>, resolved: &Resolved) -> Result<Whole, Problem> 
 
 /// The result of checking an archive before it begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Surveyed {
+enum PolicyCheck {
     /// Nothing in the archive is withheld.
     Served,
     /// Unknown: a block is not available locally, or the archive is too large to check in advance.
@@ -198,37 +198,42 @@ enum Surveyed {
 }
 
 /// The processor budget of checking an archive before it begins, in steps: some tens of milliseconds.
-const SURVEY_STEPS_MAX: u64 = 512 * 1024;
+const CHECK_STEPS_MAX: u64 = 512 * 1024;
 
 /// Checks the locally available blocks of an archive against the policy, so that GET, HEAD and conditional requests get
 /// the same answer if something is withheld.
 ///
 /// # Errors
 /// [`SourceError::Refused`] if a block of the archive is withheld.
-async fn survey(cx: &Context<'_>, resolved: &Resolved, options: ScopeOptions) -> Result<Surveyed, Problem> {
+async fn check_in_advance(
+    cx: &Context<'_>,
+    resolved: &Resolved,
+    options: ScopeOptions,
+) -> Result<PolicyCheck, Problem> {
     let policy = Arc::clone(cx.source.policy_handle());
     if !policy.withholds() {
-        return Ok(Surveyed::Served);
+        return Ok(PolicyCheck::Served);
     }
-    let nearby = Nearby::new(cx.source, SURVEY_STEPS_MAX);
+    let local_blocks = LocalBlocks::new(cx.source, CHECK_STEPS_MAX);
     let (resolved, segments, limits) = (resolved.clone(), cx.target.segments.clone(), cx.resources.limits.scope);
-    let looked = cx.resources.workers.run(look(nearby, policy, resolved, segments, options, limits)).await;
-    match looked.ok_or_else(Problem::closed)? {
-        Ok(()) => Ok(Surveyed::Served),
+    let checked =
+        cx.resources.workers.run(check_local_blocks(local_blocks, policy, resolved, segments, options, limits)).await;
+    match checked.ok_or_else(Problem::closed)? {
+        Ok(()) => Ok(PolicyCheck::Served),
         Err(ScopeError::Source(error @ SourceError::Refused { .. })) => Err(WalkError::Source(error).into()),
-        Err(_) => Ok(Surveyed::Unknown),
+        Err(_) => Ok(PolicyCheck::Unknown),
     }
 }
 
-async fn look(
-    nearby: Nearby,
+async fn check_local_blocks(
+    local_blocks: LocalBlocks,
     policy: Arc<dyn Policy>,
     resolved: Resolved,
     segments: Vec<String>,
     options: ScopeOptions,
     limits: ScopeLimits,
 ) -> Result<(), ScopeError> {
-    let mut source: Arc<dyn BlockSource> = Arc::new(nearby);
+    let mut source: Arc<dyn BlockSource> = Arc::new(local_blocks);
     if options.scope == DagScope::All {
         source = Arc::new(Whole::below(source, Arc::clone(&policy), &resolved, &segments).await?);
     }

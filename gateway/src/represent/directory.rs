@@ -91,23 +91,17 @@ pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) ->
 }
 
 /// The cached listing of a path.
-pub fn remembered(
-    listings: &Listings,
-    ask: &Ask<'_>,
-    place: &Place,
-    target: &Target,
-    generation: u64,
-) -> Option<Draft> {
+pub fn cached(listings: &Listings, ask: &Ask<'_>, place: &Place, target: &Target, generation: u64) -> Option<Draft> {
     let is_listing = match ask.wanted.format {
         Format::Native => target.trailing_slash,
         Format::Json => true,
         _ => false,
     };
     let key = is_listing.then(|| key(ask, place, target, generation))?;
-    let known = listings.get(&key)?;
-    let about = About { ask, freshness: target.freshness, roots: &known.roots, tier: Tier::Ram };
-    let draft = not_modified(&about, &known.etag);
-    draft.or_else(|| Some(page(&about, &known.etag, key.json, Content::Bytes(known.bytes.clone()))))
+    let cached_page = listings.get(&key)?;
+    let about = About { ask, freshness: target.freshness, roots: &cached_page.roots, tier: Tier::Ram };
+    let draft = not_modified(&about, &cached_page.etag);
+    draft.or_else(|| Some(page(&about, &cached_page.etag, key.json, Content::Bytes(cached_page.bytes.clone()))))
 }
 
 fn key(ask: &Ask<'_>, place: &Place, target: &Target, generation: u64) -> Key {
@@ -339,8 +333,14 @@ impl Page {
         };
         let header = html! {
             header {
-                h1 { span.hidden { "Index of " } (self.crumbs()) }
-                p.cid { @if !self.is_root { "CID " code translate="no" { (self.cid) } " · " } a href="?format=raw" { "raw block" } " · " a href="?format=car" { "CAR" } " · " a href="?format=tar" { "TAR" } " · " a href="?format=json" { "JSON" } }
+                h1 { span.hidden { "Index of " } (self.breadcrumbs()) }
+                p.cid {
+                    @if !self.is_root { "CID " code translate="no" { (self.cid) } " · " }
+                    a href="?format=raw" { "raw block" } " · "
+                    a href="?format=car" { "CAR" } " · "
+                    a href="?format=tar" { "TAR" } " · "
+                    a href="?format=json" { "JSON" }
+                }
                 (self.search())
             }
         };
@@ -355,7 +355,8 @@ impl Page {
         let Selection { search, sort } = &self.selection;
         html! {
             form role="search" {
-                input type="search" name="search" value=[search.as_deref()] placeholder="Search this folder" aria-label="Search this folder" autocomplete="off" spellcheck="false";
+                input type="search" name="search" value=[search.as_deref()] placeholder="Search this folder"
+                    aria-label="Search this folder" autocomplete="off" spellcheck="false";
                 @if let Some(order) = sort { input type="hidden" name="sort" value=(order.name()); }
                 button { "Search" }
                 span {
@@ -363,7 +364,9 @@ impl Page {
                     @for (index, order) in Sort::ALL.into_iter().enumerate() {
                         @if index > 0 { " · " }
                         @let other = Selection { search: search.clone(), sort: Some(order) };
-                        a href=(format!("?{}", other.query().trim_end_matches('&'))) aria-current=[(*sort == Some(order)).then_some("true")] { (order.name()) }
+                        @let query = other.query();
+                        @let current = (*sort == Some(order)).then_some("true");
+                        a href=(format!("?{}", query.trim_end_matches('&'))) aria-current=[current] { (order.name()) }
                     }
                 }
             }
@@ -379,7 +382,7 @@ impl Page {
     }
 
     /// The breadcrumbs: each step links to its directory, in this origin or in that of its namespace.
-    fn crumbs(&self) -> Markup {
+    fn breadcrumbs(&self) -> Markup {
         let mut steps = self.path.trim_matches('/').split('/').filter(|step| !step.is_empty());
         let namespace = steps.next().unwrap_or_default();
         let base = match &self.links {
@@ -403,13 +406,20 @@ impl Page {
 
     fn row(&self, entry: &Entry, withheld: bool) -> Markup {
         if entry.name.len() > NAME_BYTES_MAX || !is_segment(&entry.name) {
-            return html! { li { i class="file" {} span { (shown(&entry.name)) } @if let Some(size) = entry.tsize { small { (human_size(size)) } } } };
+            return html! {
+                li {
+                    i class="file" {}
+                    span { (shown(&entry.name)) }
+                    @if let Some(size) = entry.tsize { small { (human_size(size)) } }
+                }
+            };
         }
         let encoded = utf8_percent_encode(&entry.name, SEGMENT).to_string();
+        let opening_tag = format!("<a href=\"{}{}\">", html_attribute(&self.sent), html_attribute(&encoded));
         html! {
             li {
                 i class=(icon(entry)) {}
-                (PreEscaped(format!("<a href=\"{}{}\">", html_attribute(&self.sent), html_attribute(&encoded)))) (entry.name) (PreEscaped("</a>"))
+                (PreEscaped(opening_tag)) (entry.name) (PreEscaped("</a>"))
                 @if let Some(size) = entry.tsize { small { (human_size(size)) } }
                 @if !withheld { (self.hash_link(entry, &encoded)) }
             }
@@ -426,7 +436,9 @@ impl Page {
             // The origin of a DNSLink site serves only the site, so this links to a page that explains the CID.
             Links::DnsLink(_) => {
                 let href = format!("https://cid.ipfs.tech/#{cid}");
-                return html! { a class="ipfs-hash" translate="no" href=(href) target="_blank" rel="noreferrer noopener" { (short) } };
+                return html! {
+                    a class="ipfs-hash" translate="no" href=(href) target="_blank" rel="noreferrer noopener" { (short) }
+                };
             }
         };
         // Encoded twice, as in Kubo: the conformance suite requires it.
@@ -511,8 +523,9 @@ const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--l
     *{box-sizing:border-box}body{margin:0;font:1rem/1.5 system-ui,sans-serif}\
     header,main{max-width:60rem;margin:0 auto;padding:1rem}\
     h1{margin:0;font-size:1.15rem;font-weight:600;line-height:1.4;overflow-wrap:anywhere}\
-    form{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;margin:.75rem 0 0;font-size:.9rem}form span{color:var(--soft)}\
-    form input[type=search]{flex:1 1 12rem;min-width:0}form input,form button{font:inherit;padding:.35rem .6rem;min-height:2rem}\
+    form{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;margin:.75rem 0 0;font-size:.9rem}\
+    form span{color:var(--soft)}form input[type=search]{flex:1 1 12rem;min-width:0}\
+    form input,form button{font:inherit;padding:.35rem .6rem;min-height:2rem}\
     form a{display:inline-block;padding:.35rem 0}[aria-current]{font-weight:600;text-decoration:none}\
     h1 a{unicode-bidi:isolate}.count{margin:1rem .25rem;color:var(--soft);font-size:.85rem}\
     .hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}\
@@ -522,7 +535,9 @@ const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--l
     li:hover{background:var(--line)}li>a{padding:.55rem .25rem;text-decoration:none}\
     li>span,li>a:first-of-type{flex:1;min-width:0;overflow-wrap:anywhere}\
     li .ipfs-hash{flex:none;width:8.5em;text-align:right;color:var(--soft);font:.8rem ui-monospace,monospace}\
-    li small,li .ipfs-hash{align-self:flex-start}li .ipfs-hash{padding-top:.8rem}li small{flex:none;padding:.7rem 0;color:var(--soft);white-space:nowrap}.next a{display:inline-block;padding:1rem .25rem}\
+    li small,li .ipfs-hash{align-self:flex-start}li .ipfs-hash{padding-top:.8rem}\
+    li small{flex:none;padding:.7rem 0;color:var(--soft);white-space:nowrap}\
+    .next a{display:inline-block;padding:1rem .25rem}\
     @media(max-width:34rem){li .ipfs-hash{display:none}}\
     li i{flex:none;align-self:flex-start;width:18px;height:18px;margin:.8rem 0 0 .25rem;background:var(--link);\
     -webkit-mask:var(--icon) center/contain no-repeat;mask:var(--icon) center/contain no-repeat}\
@@ -570,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_no_address_has_are_shown_and_not_linked_to() {
+    fn names_that_no_url_can_have_are_shown_without_a_link() {
         let page = page("/ipfs/x/", "/ipfs/x/", Links::Path);
         for name in ["a/b", "..", "."] {
             let html = page.row(&entry(name, PB, None), false).into_string();
@@ -579,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cid_that_carries_what_is_withheld_is_not_shown() {
+    fn a_withheld_identity_cid_is_not_shown() {
         let page = page("/ipfs/x/", "/ipfs/x/", Links::Path);
         let (inlined, json) =
             (entry("a", RAW, None), |withheld| json_row(&entry("a", RAW, None), withheld).to_string());
@@ -588,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn icons_and_sizes_tell_what_can_be_told() {
+    fn icons_depend_on_codec_and_extension() {
         let table =
             [("pic.png", RAW, "media"), ("notes.md", PB, "text"), ("folder", PB, "folder"), ("LICENSE", RAW, "file")];
         for (name, cid, expected) in table {
@@ -601,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_say_how_many_entries_they_have() {
+    fn pages_show_their_number_of_entries() {
         let all = Selection::default();
         let search = Selection { search: Some("a\u{202e}b".to_owned()), sort: None };
         let table = [
@@ -618,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn crumbs_lead_back_to_each_folder_from_every_origin() {
+    fn breadcrumbs_link_to_each_directory_from_every_origin() {
         let table = [
             (
                 page("/ipfs/bafy/a%20b/c/", "/ipfs/bafy/a%20b/c/", Links::Path),
@@ -634,12 +649,12 @@ mod tests {
             ),
         ];
         for (page, expected) in table {
-            assert_eq!(page.crumbs().into_string(), expected);
+            assert_eq!(page.breadcrumbs().into_string(), expected);
         }
     }
 
     #[test]
-    fn json_names_what_is_known() {
+    fn json_rows_have_the_known_fields() {
         assert_eq!(
             json_row(&entry("a\"b", RAW, Some(3)), false).to_string(),
             format!("{{\"cid\":\"{RAW}\",\"name\":\"a\\\"b\",\"size\":3,\"type\":\"file\"}}")

@@ -8,7 +8,7 @@ use crate::body::Content;
 use crate::errors::Problem;
 use crate::headers::header;
 use crate::html;
-use crate::represent::file::{AtHand, Origin, at_hand};
+use crate::represent::file::{InMemory, Origin, in_memory};
 use crate::represent::{Context, plan};
 use crate::request::Ask;
 use crate::request::conditional::none_match;
@@ -24,7 +24,7 @@ use http::HeaderValue;
 use maud::{DOCTYPE, Markup, html};
 
 /// The maximum size of documents that are decoded on the request's thread, in bytes: less than a millisecond of work.
-const READ_HERE_BYTES_MAX: usize = 16 * 1024;
+const DECODE_INLINE_BYTES_MAX: usize = 16 * 1024;
 /// Part of the entity tag of a preview: must be increased when its appearance changes.
 const VERSION: u32 = 1;
 
@@ -81,7 +81,7 @@ pub async fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Pro
 ///
 /// # Errors
 /// [`Problem`] when the path cannot be resolved, or the format is not available.
-pub async fn of_anything(cx: &Context<'_>) -> Result<Draft, Problem> {
+pub async fn of_path(cx: &Context<'_>) -> Result<Draft, Problem> {
     let resolved = cx.walk().await?;
     document(cx, resolved).await
 }
@@ -115,7 +115,7 @@ fn in_format(
 ) -> Result<Draft, Problem> {
     let is_json = matches!(format, Format::Json | Format::DagJson);
     let name = format!("{cid}.{}", if is_json { "json" } else { "cbor" });
-    let it = AtHand {
+    let it = InMemory {
         bytes,
         origin,
         etag: etag(cid, format),
@@ -123,7 +123,7 @@ fn in_format(
         // Browsers display JSON, and save CBOR.
         disposition: Some(plan::disposition(cx.ask, !is_json, Some(name))),
     };
-    at_hand(&cx.about(roots), it)
+    in_memory(&cx.about(roots), it)
 }
 
 /// The entity tag of a document in a format.
@@ -156,7 +156,7 @@ async fn read<T: Send + 'static>(
     let work = cx.source.work();
     work.charge_decoding(block);
     work.turn().await.map_err(WalkError::Source)?;
-    if block.data().len() <= READ_HERE_BYTES_MAX {
+    if block.data().len() <= DECODE_INLINE_BYTES_MAX {
         return Ok(reading(block)?);
     }
     let block = block.clone();
@@ -174,14 +174,22 @@ fn page(cx: &Context<'_>, block: &Block, outline: &Outline) -> Markup {
             body {
                 header {
                     h1 translate="no" { (cid) }
-                    p { (native) ", " (block.data().len()) " bytes · " a href={ "?format=" (native) } { (native) } " · " a href="?format=raw" { "raw block" } " · " a href="?format=car" { "CAR" } }
+                    p {
+                        (native) ", " (block.data().len()) " bytes · "
+                        a href={ "?format=" (native) } { (native) } " · "
+                        a href="?format=raw" { "raw block" } " · "
+                        a href="?format=car" { "CAR" }
+                    }
                 }
                 main {
                     @for line in &outline.lines {
                         div.line style={ "--depth:" (line.depth.min(16)) } {
                             @if let Some(label) = &line.label { b { (name_of(label)) } }
-                            @if let Some(link) = &line.link { a href=(link_to(cx, link)) translate="no" { (line.text) } }
-                            @else if !line.text.is_empty() { span class=(class_of(line.kind)) { (line.text) @if line.cut { "…" } } }
+                            @if let Some(link) = &line.link {
+                                a href=(link_to(cx, link)) translate="no" { (line.text) }
+                            } @else if !line.text.is_empty() {
+                                span class=(class_of(line.kind)) { (line.text) @if line.cut { "…" } }
+                            }
                             small { (describe(line.kind)) }
                         }
                     }
@@ -258,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_told_in_words() {
+    fn sizes_are_described() {
         let table = [(Kind::List(1), "list of 1 value"), (Kind::Map(2), "map of 2 keys"), (Kind::Bytes(3), "3 bytes")];
         for (kind, expected) in table {
             assert_eq!(describe(kind), expected);

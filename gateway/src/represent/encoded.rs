@@ -42,24 +42,24 @@ use crate::request::negotiate::Coding;
 /// The maximum number of leaves: 256 MiB with leaves of the usual size.
 const LEAVES_MAX: usize = 1024;
 /// The maximum number of inner nodes that are read. A file with `LEAVES_MAX` leaves usually has seven.
-const INNER_MAX: usize = 64;
+const INNER_NODES_MAX: usize = 64;
 /// The maximum size of these inner nodes, in bytes.
 const INNER_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// The maximum number of concurrent analyses. Other files are sent unencoded meanwhile.
-const LOOKS_MAX: usize = 4;
+const ANALYSES_MAX: usize = 4;
 /// The lifetime and the number of negative cache entries: files that could not be analysed.
-const NOT_YET: Duration = Duration::from_secs(10);
-const NOT_YET_MAX: u64 = 10_000;
+const NEGATIVE_TTL: Duration = Duration::from_secs(10);
+const NEGATIVE_ENTRIES_MAX: u64 = 10_000;
 /// The number of leaves whose lengths are looked up at once, so that other readers can run in between.
-const SHAPES_AT_ONCE: usize = 256;
+const SHAPES_PER_LOOK_UP: usize = 256;
 /// The maximum size of cached bodies, in bytes.
 const BODY_BYTES_MAX: u64 = 1024 * 1024;
 /// An encoded body must save at least one part in this many.
 const SAVING_MIN: u64 = 16;
 /// The maximum size of files that are transcoded for clients without zstd, in bytes.
-const RECODED_BYTES_MAX: u64 = 4 * 1024 * 1024;
+const TRANSCODED_BYTES_MAX: u64 = 4 * 1024 * 1024;
 /// The pause after a transcoding, as a multiple of its duration.
-const REST: u32 = 3;
+const TRANSCODING_PAUSE: u32 = 3;
 /// The compression levels of brotli and gzip, of 11 and 9: fast, and clearly smaller than the next lower level.
 const BROTLI_QUALITY: i32 = 5;
 const GZIP_LEVEL: u32 = 6;
@@ -70,7 +70,7 @@ const ENTRY_OVERHEAD_BYTES: usize = 512;
 
 /// The cached decision about a file.
 #[derive(Debug, Clone)]
-enum Known {
+enum Encoding {
     /// The file is sent unencoded.
     Plain,
     /// The whole body.
@@ -90,11 +90,11 @@ struct Leaves {
 }
 
 /// The result of reading a file's DAG.
-enum Found {
+enum LeafScan {
     /// The leaves.
     Leaves(Leaves),
     /// The file is sent unencoded.
-    Unfit,
+    Unsuitable,
     /// A block is not on the disk.
     Missing,
 }
@@ -106,35 +106,36 @@ type Key = (Cid, u64, Coding);
 #[derive(Clone)]
 pub struct Encoded {
     tiers: Tiers,
-    known: Cache<Key, Known>,
-    not_yet: Cache<(Cid, u64), ()>,
-    looks: Arc<Semaphore>,
+    cache: Cache<Key, Encoding>,
+    negative: Cache<(Cid, u64), ()>,
+    analyses: Arc<Semaphore>,
     /// Limits transcoding to one file at a time.
-    recoding: Arc<Semaphore>,
+    transcoding: Arc<Semaphore>,
     body_bytes_max: u64,
 }
 
 impl Encoded {
     /// A cache of at most `memory_bytes_max` for files in these tiers.
     pub fn new(tiers: Tiers, memory_bytes_max: u64) -> Self {
-        let weight = |_: &Key, known: &Known| u32::try_from(known.memory_bytes()).unwrap_or(u32::MAX);
-        let known = Cache::builder().name("encoded").max_capacity(memory_bytes_max).weigher(weight).build();
-        let not_yet = Cache::builder().max_capacity(NOT_YET_MAX).time_to_live(NOT_YET).build();
-        let (looks, body_bytes_max) = (Arc::new(Semaphore::new(LOOKS_MAX)), BODY_BYTES_MAX.min(memory_bytes_max / 16));
-        Self { tiers, known, not_yet, looks, recoding: Arc::new(Semaphore::new(1)), body_bytes_max }
+        let weight = |_: &Key, known: &Encoding| u32::try_from(known.memory_bytes()).unwrap_or(u32::MAX);
+        let cache = Cache::builder().name("encoded").max_capacity(memory_bytes_max).weigher(weight).build();
+        let negative = Cache::builder().max_capacity(NEGATIVE_ENTRIES_MAX).time_to_live(NEGATIVE_TTL).build();
+        let (analyses, body_bytes_max) =
+            (Arc::new(Semaphore::new(ANALYSES_MAX)), BODY_BYTES_MAX.min(memory_bytes_max / 16));
+        Self { tiers, cache, negative, analyses, transcoding: Arc::new(Semaphore::new(1)), body_bytes_max }
     }
 
     /// The encoded bytes of a file with their number, if it is sent encoded. `generation` is the policy's; `share` is
     /// the memory budget of the read-ahead.
     pub async fn file(&self, cid: &Cid, size: u64, generation: u64, share: Share) -> Option<(u64, Content)> {
         let key = (*cid, generation, Coding::Zstd);
-        match self.as_zstd(cid, size, generation).await? {
-            Known::Plain => None,
-            Known::Body(body) => Some((body.len() as u64, Content::Bytes(body))),
-            Known::Leaves(leaves) => {
+        match self.zstd_encoding(cid, size, generation).await? {
+            Encoding::Plain => None,
+            Encoding::Body(body) => Some((body.len() as u64, Content::Bytes(body))),
+            Encoding::Leaves(leaves) => {
                 let content = Box::pin(self.read(&leaves, share)).await;
                 if content.is_none() {
-                    self.known.invalidate(&key);
+                    self.cache.invalidate(&key);
                 }
                 Some((leaves.bytes, content?))
             }
@@ -142,90 +143,90 @@ impl Encoded {
     }
 
     /// A small file in a coding other than zstd, if it was transcoded before; otherwise starts the transcoding.
-    pub async fn recoded(&self, cid: &Cid, size: u64, generation: u64, coding: Coding) -> Option<(u64, Content)> {
+    pub async fn transcoded(&self, cid: &Cid, size: u64, generation: u64, coding: Coding) -> Option<(u64, Content)> {
         let key = (*cid, generation, coding);
-        match self.known.get(&key) {
-            Some(Known::Body(body)) => return Some((body.len() as u64, Content::Bytes(body))),
+        match self.cache.get(&key) {
+            Some(Encoding::Body(body)) => return Some((body.len() as u64, Content::Bytes(body))),
             // The file is being transcoded, or transcoding saves too little.
             Some(_) => return None,
             None => {}
         }
-        if let Known::Body(frames) = self.as_zstd(cid, size, generation).await?
-            && size <= RECODED_BYTES_MAX
-            && let Ok(place) = Arc::clone(&self.recoding).try_acquire_owned()
+        if let Encoding::Body(frames) = self.zstd_encoding(cid, size, generation).await?
+            && size <= TRANSCODED_BYTES_MAX
+            && let Ok(permit) = Arc::clone(&self.transcoding).try_acquire_owned()
         {
-            self.known.insert(key, Known::Plain);
-            tokio::spawn(self.clone().recode(key, frames, size, place));
+            self.cache.insert(key, Encoding::Plain);
+            tokio::spawn(self.clone().transcode(key, frames, size, permit));
         }
         None
     }
 
     /// Transcodes a file, and pauses.
-    async fn recode(self, key: Key, frames: Bytes, size: u64, place: OwnedSemaphorePermit) {
+    async fn transcode(self, key: Key, frames: Bytes, size: u64, permit: OwnedSemaphorePermit) {
         let begun = Instant::now();
         let encode = move || encode(&frames, size, key.2).filter(|body| body.len() as u64 <= size - size / SAVING_MIN);
         if let Ok(Some(body)) = tokio::task::spawn_blocking(encode).await {
-            self.known.insert(key, Known::Body(body));
+            self.cache.insert(key, Encoding::Body(body));
         }
-        tokio::time::sleep(begun.elapsed() * REST).await;
-        drop(place);
+        tokio::time::sleep(begun.elapsed() * TRANSCODING_PAUSE).await;
+        drop(permit);
     }
 
-    async fn as_zstd(&self, cid: &Cid, size: u64, generation: u64) -> Option<Known> {
-        match self.known.get(&(*cid, generation, Coding::Zstd)) {
+    async fn zstd_encoding(&self, cid: &Cid, size: u64, generation: u64) -> Option<Encoding> {
+        match self.cache.get(&(*cid, generation, Coding::Zstd)) {
             Some(known) => Some(known),
-            None => Box::pin(self.look_once((*cid, generation), size)).await,
+            None => Box::pin(self.analyse_once((*cid, generation), size)).await,
         }
     }
 
     /// The cached decision about a file under this generation of the policy: whether it is sent encoded, and the size
     /// of its body in memory.
     pub fn known(&self, cid: &Cid, generation: u64) -> Option<(bool, u64)> {
-        let known = self.known.get(&(*cid, generation, Coding::Zstd))?;
-        let held = if let Known::Body(body) = &known { body.len() as u64 } else { 0 };
-        Some((!matches!(known, Known::Plain), held))
+        let known = self.cache.get(&(*cid, generation, Coding::Zstd))?;
+        let body_bytes = if let Encoding::Body(body) = &known { body.len() as u64 } else { 0 };
+        Some((!matches!(known, Encoding::Plain), body_bytes))
     }
 
     /// Invalidates the entries of files that `concerns` selects; returns their number.
     pub fn invalidate_where(&self, concerns: impl Fn(&Cid) -> bool, mode: PurgeMode) -> u64 {
         // Negative entries are not counted.
-        invalidate_where(&self.not_yet, |(cid, _), ()| concerns(cid), mode);
-        invalidate_where(&self.known, |(cid, ..), _| concerns(cid), mode)
+        invalidate_where(&self.negative, |(cid, _), ()| concerns(cid), mode);
+        invalidate_where(&self.cache, |(cid, ..), _| concerns(cid), mode)
     }
 
     /// Invalidates all entries.
-    pub fn forget(&self) {
-        self.known.invalidate_all();
-        self.not_yet.invalidate_all();
+    pub fn invalidate_all(&self) {
+        self.cache.invalidate_all();
+        self.negative.invalidate_all();
     }
 
-    async fn look_once(&self, key: (Cid, u64), size: u64) -> Option<Known> {
-        if self.not_yet.contains_key(&key) {
+    async fn analyse_once(&self, key: (Cid, u64), size: u64) -> Option<Encoding> {
+        if self.negative.contains_key(&key) {
             return None;
         }
-        let _place = self.looks.try_acquire().ok()?;
-        match self.look(&key.0, size).await {
+        let _permit = self.analyses.try_acquire().ok()?;
+        match self.analyse(&key.0, size).await {
             Ok(Some(known)) => {
-                self.known.insert((key.0, key.1, Coding::Zstd), known.clone());
+                self.cache.insert((key.0, key.1, Coding::Zstd), known.clone());
                 Some(known)
             }
             // An error will appear where the file is sent unencoded.
             Ok(None) | Err(_) => {
-                self.not_yet.insert(key, ());
+                self.negative.insert(key, ());
                 None
             }
         }
     }
 
     /// Analyses a file; `None` if a block is not on the disk.
-    async fn look(&self, cid: &Cid, size: u64) -> Result<Option<Known>, SourceError> {
+    async fn analyse(&self, cid: &Cid, size: u64) -> Result<Option<Encoding>, SourceError> {
         let leaves = match self.leaves(cid, size).await? {
-            Found::Leaves(leaves) if leaves.bytes <= size - size / SAVING_MIN => leaves,
-            Found::Leaves(_) | Found::Unfit => return Ok(Some(Known::Plain)),
-            Found::Missing => return Ok(None),
+            LeafScan::Leaves(leaves) if leaves.bytes <= size - size / SAVING_MIN => leaves,
+            LeafScan::Leaves(_) | LeafScan::Unsuitable => return Ok(Some(Encoding::Plain)),
+            LeafScan::Missing => return Ok(None),
         };
         if leaves.bytes > self.body_bytes_max {
-            return Ok(Some(Known::Leaves(Arc::new(leaves))));
+            return Ok(Some(Encoding::Leaves(Arc::new(leaves))));
         }
         let mut body = Vec::with_capacity(usize::try_from(leaves.bytes).unwrap_or_default());
         for (cid, bytes) in &leaves.leaves {
@@ -234,33 +235,35 @@ impl Encoded {
                 Err(_) => return Ok(None),
             }
         }
-        Ok((body.len() as u64 == leaves.bytes).then(|| Known::Body(body.into())))
+        Ok((body.len() as u64 == leaves.bytes).then(|| Encoding::Body(body.into())))
     }
 
-    async fn leaves(&self, cid: &Cid, size: u64) -> Result<Found, SourceError> {
+    async fn leaves(&self, cid: &Cid, size: u64) -> Result<LeafScan, SourceError> {
         let mut found = Leaves { leaves: Vec::new(), bytes: 0, longest: 0 };
         let (mut inner, mut inner_bytes) = (0, 0);
         // The stack of blocks still to be read.
         let mut ahead = vec![(*cid, size, self.tiers.shapes(&[*cid]).await?.pop().flatten())];
         while let Some((cid, size, shape)) = ahead.pop() {
-            let Some(shape) = shape else { return Ok(Found::Missing) };
+            let Some(shape) = shape else { return Ok(LeafScan::Missing) };
             let mut children = Vec::new();
             if may_be_inner(&cid, shape) {
                 inner_bytes += shape.block_bytes();
-                if inner_bytes > INNER_BYTES_MAX || inner == INNER_MAX {
-                    return Ok(Found::Unfit);
+                if inner_bytes > INNER_BYTES_MAX || inner == INNER_NODES_MAX {
+                    return Ok(LeafScan::Unsuitable);
                 }
                 match self.children(&cid, size).await? {
                     Some(found) => children = found,
-                    None => return Ok(Found::Unfit),
+                    None => return Ok(LeafScan::Unsuitable),
                 }
                 inner += usize::from(!children.is_empty());
             }
             if children.is_empty() {
-                let Some(encoded) = body::encoded_bytes(shape, cid.codec(), size) else { return Ok(Found::Unfit) };
+                let Some(encoded) = body::encoded_bytes(shape, cid.codec(), size) else {
+                    return Ok(LeafScan::Unsuitable);
+                };
                 let compressed = !matches!(shape, Shape::Raw { .. });
                 if found.leaves.len() == LEAVES_MAX || found.leaves.is_empty() && !compressed {
-                    return Ok(Found::Unfit);
+                    return Ok(LeafScan::Unsuitable);
                 }
                 found.leaves.push((cid, size));
                 found.bytes += encoded;
@@ -268,18 +271,18 @@ impl Encoded {
                 continue;
             }
             if ahead.len() + children.len() > LEAVES_MAX {
-                return Ok(Found::Unfit);
+                return Ok(LeafScan::Unsuitable);
             }
             let shapes = self.shapes(&children).await?;
             ahead.extend(children.into_iter().zip(shapes).rev().map(|((cid, size), shape)| (cid, size, shape)));
         }
         found.leaves.shrink_to_fit();
-        Ok(Found::Leaves(found))
+        Ok(LeafScan::Leaves(found))
     }
 
     async fn shapes(&self, blocks: &[(Cid, u64)]) -> Result<Vec<Option<Shape>>, SourceError> {
         let mut shapes = Vec::with_capacity(blocks.len());
-        for blocks in blocks.chunks(SHAPES_AT_ONCE) {
+        for blocks in blocks.chunks(SHAPES_PER_LOOK_UP) {
             let cids: Vec<Cid> = blocks.iter().map(|(cid, _)| *cid).collect();
             shapes.extend(self.tiers.shapes(&cids).await?);
         }
@@ -317,7 +320,7 @@ impl Encoded {
         let mut parts = parts.buffered(LEAVES_AHEAD);
         let first = parts.next().await?.ok()?;
         let parts = stream::once(ready(Ok(first))).chain(parts).flat_map(move |parts| {
-            let _held = &share;
+            let _share = &share;
             let (parts, problem) = match parts {
                 Ok(parts) => (parts, None),
                 Err(problem) => (Vec::new(), Some(Err(problem))),
@@ -352,7 +355,7 @@ fn encode(frames: &[u8], size: u64, coding: Coding) -> Option<Bytes> {
     Some(body.into())
 }
 
-impl Known {
+impl Encoding {
     fn memory_bytes(&self) -> usize {
         ENTRY_OVERHEAD_BYTES
             + match self {
@@ -377,7 +380,7 @@ async fn parts(tiers: &Tiers, cid: &Cid, bytes: u64) -> Result<Vec<Bytes>, Probl
 
 impl std::fmt::Debug for Encoded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Encoded").field("files", &self.known.entry_count()).finish_non_exhaustive()
+        f.debug_struct("Encoded").field("files", &self.cache.entry_count()).finish_non_exhaustive()
     }
 }
 
@@ -386,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_encoded_anew_decodes_to_the_same() {
+    fn transcoded_bodies_decode_to_the_same_bytes() {
         let plain: Vec<u8> = (0..5_000).flat_map(|line| format!("line {line} is a line\n").into_bytes()).collect();
         let size = plain.len() as u64;
         // Blocks are stored as one frame each.

@@ -7,7 +7,7 @@ use crate::represent::Context;
 use crate::represent::encoded::Encoded;
 use crate::represent::plan::{self, About, Decision, Representation};
 use crate::request::Ask;
-use crate::request::conditional::{is_demanding, none_match};
+use crate::request::conditional::{has_precondition, none_match};
 use crate::request::negotiate::{self, Coding, Format};
 use crate::request::range::Multipart;
 use crate::resolve::source::RootSource;
@@ -39,7 +39,7 @@ pub struct OpenFile<'a> {
     pub limits: &'a ReadLimits,
 }
 
-/// The response with a file or its ranges. `learnt` is called when sniffing has determined the media type.
+/// The response with a file or its ranges. `on_sniffed` is called when sniffing has determined the media type.
 ///
 /// # Errors
 /// [`Problem`] when the first bytes cannot be read.
@@ -48,13 +48,13 @@ pub async fn file(
     mut entity: Arc<Entity>,
     file: OpenFile<'_>,
     response_bytes_max: u64,
-    learnt: impl FnOnce(&Arc<Entity>),
+    on_sniffed: impl FnOnce(&Arc<Entity>),
 ) -> Result<Draft, Problem> {
     let ask = about.ask;
     let knew = entity.content_type.is_some();
     if let Some(draft) = encoded(about, &mut entity, &file, response_bytes_max).await {
         if !knew {
-            learnt(&entity);
+            on_sniffed(&entity);
         }
         return Ok(draft);
     }
@@ -62,23 +62,23 @@ pub async fn file(
     check_length(&decision, entity.size, response_bytes_max)?;
     let sniffs = decision.has_body() && entity.content_type.is_none();
     let wanted = (decision.has_body() && !ask.head_only).then(|| first_range(&decision, entity.size));
-    let shown = wanted.as_ref().is_some_and(|range| shows_beginning(range, entity.size));
+    let shown = wanted.as_ref().is_some_and(|range| includes_sniffed_bytes(range, entity.size));
     let sniffs_first = sniffs && !shown;
-    let (mut content, sniffed) = match file.at_hand(wanted.as_ref()).filter(|_| !sniffs_first) {
+    let (mut content, sniffed) = match file.in_memory(wanted.as_ref()).filter(|_| !sniffs_first) {
         Some(content) => (content, None),
         None => Box::pin(file.open_and_sniff(wanted, sniffs_first.then_some(entity.size))).await?,
     };
     if sniffs {
-        let sniffed = sniffed.unwrap_or_else(|| content_type::by_content(file.first_of(&content)));
+        let sniffed = sniffed.unwrap_or_else(|| content_type::by_content(file.first_bytes(&content)));
         Arc::make_mut(&mut entity).content_type = Some(sniffed);
-        learnt(&entity);
+        on_sniffed(&entity);
     }
     let content_type = plan::file_type(ask, &entity);
     let multipart = multipart(&decision, content_type.as_ref(), entity.size);
     if let (Some(multipart), false) = (&multipart, ask.head_only) {
-        content = several(&file, multipart.clone(), content);
+        content = multipart_content(&file, multipart.clone(), content);
     }
-    let it = Representation { multipart: multipart.as_ref(), ..of_file(ask, &entity) };
+    let it = Representation { multipart: multipart.as_ref(), ..file_representation(ask, &entity) };
     Ok(plan::sized(about, &it, &decision).map(|()| content))
 }
 
@@ -94,17 +94,17 @@ async fn encoded(
     let ask = about.ask;
     let encoded = file.encoded.filter(|_| is_native(ask) && negotiate::codings(ask.headers).next().is_some())?;
     // A client with a cached unencoded file keeps it; and weak entity tags never meet `If-Match`.
-    let asks_as_is = ask.headers.contains_key(RANGE) || is_demanding(ask.headers);
+    let asks_as_is = ask.headers.contains_key(RANGE) || has_precondition(ask.headers);
     if asks_as_is || none_match(ask.headers, entity.etag.as_bytes(), true) {
         return None;
     }
     let mut tags = negotiate::codings(ask.headers).map(|coding| encoded_etag(&entity.etag, coding));
     if let Some(etag) = tags.find(|etag| none_match(ask.headers, etag.as_bytes(), true)) {
         // The decoded content never changes: no block is needed for a 304.
-        let it = Representation { etag: &etag, ..of_file(ask, entity) };
+        let it = Representation { etag: &etag, ..file_representation(ask, entity) };
         return Some(plan::sized(about, &it, &Decision::NotModified).map(|()| Content::Empty));
     }
-    let (coding, size, content) = in_some_coding(ask, encoded, entity, file).await?;
+    let (coding, size, content) = encoded_content(ask, encoded, entity, file).await?;
     let etag = encoded_etag(&entity.etag, coding);
     if size > response_bytes_max {
         return None;
@@ -116,7 +116,7 @@ async fn encoded(
         let sniffed = Box::pin(file.sniff(entity.size)).await.ok()?;
         Arc::make_mut(entity).content_type = Some(sniffed);
     }
-    let it = Representation { etag: &etag, size, ..of_file(ask, entity) };
+    let it = Representation { etag: &etag, size, ..file_representation(ask, entity) };
     let mut head = plan::sized(about, &it, &decision);
     if !decision.has_body() {
         return Some(head.map(|()| Content::Empty));
@@ -127,7 +127,7 @@ async fn encoded(
 }
 
 /// A file in the first available coding of those that the client accepts.
-async fn in_some_coding(
+async fn encoded_content(
     ask: &Ask<'_>,
     encoded: &Encoded,
     entity: &Entity,
@@ -139,7 +139,7 @@ async fn in_some_coding(
                 let share = Share::of(file.limits.shared.clone());
                 encoded.file(&entity.cid, entity.size, entity.generation, share).await
             }
-            _ => encoded.recoded(&entity.cid, entity.size, entity.generation, coding).await,
+            _ => encoded.transcoded(&entity.cid, entity.size, entity.generation, coding).await,
         };
         if let Some((size, content)) = found {
             return Some((coding, size, content));
@@ -164,11 +164,11 @@ pub fn head_only(about: &About<'_>, entity: &Entity, response_bytes_max: u64) ->
     if decision.has_body() && needs_block {
         return None;
     }
-    Some(plan::sized(about, &of_file(about.ask, entity), &decision).map(|()| Content::Empty))
+    Some(plan::sized(about, &file_representation(about.ask, entity), &decision).map(|()| Content::Empty))
 }
 
 /// A file, whole or as one range.
-fn of_file<'a>(ask: &Ask<'_>, entity: &'a Entity) -> Representation<'a> {
+fn file_representation<'a>(ask: &Ask<'_>, entity: &'a Entity) -> Representation<'a> {
     Representation {
         etag: &entity.etag,
         modified: entity.modified,
@@ -214,11 +214,11 @@ fn boundary() -> u128 {
 
 impl OpenFile<'_> {
     /// The requested bytes, if the root block contains them.
-    fn at_hand(&self, wanted: Option<&Range<u64>>) -> Option<Content> {
+    fn in_memory(&self, wanted: Option<&Range<u64>>) -> Option<Content> {
         match wanted {
             None => Some(Content::Empty),
             Some(range) if self.block.cid().codec() == codec::RAW => {
-                Some(of_block(self.source, self.block, range, self.limits))
+                Some(block_content(self.source, self.block, range, self.limits))
             }
             Some(_) => None,
         }
@@ -254,11 +254,11 @@ impl OpenFile<'_> {
     /// Sniffs the media type from the file's first bytes.
     async fn sniff(&self, size: u64) -> Result<HeaderValue, Problem> {
         let content = self.open(0..size.min(content_type::SNIFF_BYTES)).await?;
-        Ok(content_type::by_content(self.first_of(&content)))
+        Ok(content_type::by_content(self.first_bytes(&content)))
     }
 
     /// The first bytes of content that begins with the file.
-    fn first_of<'a>(&'a self, content: &'a Content) -> &'a [u8] {
+    fn first_bytes<'a>(&'a self, content: &'a Content) -> &'a [u8] {
         match content {
             Content::Bytes(bytes) | Content::File { first: Some(bytes), .. } => bytes,
             _ if self.block.cid().codec() == codec::RAW => self.block.data(),
@@ -273,12 +273,12 @@ const COUNTED_BYTES_MIN: usize = 64 * 1024;
 const PIECE_BYTES: u64 = 256 * 1024;
 
 /// Bytes that count against the memory budget until they are sent.
-struct Counted {
+struct BudgetedBytes {
     bytes: Bytes,
     _share: Share,
 }
 
-impl AsRef<[u8]> for Counted {
+impl AsRef<[u8]> for BudgetedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -295,12 +295,12 @@ fn counted(bytes: Bytes, kept: usize, limits: &ReadLimits) -> Option<Bytes> {
         false => (bytes, kept),
     };
     let mut share = Share::of(limits.shared.clone());
-    share.grow(held).then(|| Bytes::from_owner(Counted { bytes, _share: share }))
+    share.grow(held).then(|| Bytes::from_owner(BudgetedBytes { bytes, _share: share }))
 }
 
 /// The requested bytes of a block. If there is no memory to hold them, the block is released and read again for each
 /// piece that the client takes.
-fn of_block(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &ReadLimits) -> Content {
+fn block_content(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &ReadLimits) -> Content {
     match counted(slice(block.data(), range), block.data().len(), limits) {
         Some(bytes) => Content::Bytes(bytes),
         None => in_pieces(source, *block.cid(), range.clone()),
@@ -330,7 +330,7 @@ async fn open(
     limits: &ReadLimits,
 ) -> Result<Content, Problem> {
     if block.cid().codec() == codec::RAW {
-        return Ok(of_block(source, block, &range, limits));
+        return Ok(block_content(source, block, &range, limits));
     }
     let remaining = range.end - range.start;
     let mut reader = FileReader::new(Arc::clone(source) as _, block.clone(), range, limits.clone())?;
@@ -343,7 +343,7 @@ async fn open(
 }
 
 /// Several parts as one body. Each part is opened after the one before it was sent; the first is open already.
-fn several(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content {
+fn multipart_content(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content {
     let (source, block, limits) = (Arc::clone(file.source), file.block.clone(), file.limits.clone());
     let remaining = multipart.content_length;
     let end = stream::once(async move { Ok(multipart.end) });
@@ -365,7 +365,7 @@ fn several(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content
 }
 
 /// Whether the range includes the bytes that are sniffed.
-fn shows_beginning(range: &Range<u64>, size: u64) -> bool {
+fn includes_sniffed_bytes(range: &Range<u64>, size: u64) -> bool {
     range.start == 0 && range.end >= size.min(content_type::SNIFF_BYTES)
 }
 
@@ -376,7 +376,7 @@ fn slice(bytes: &Bytes, range: &Range<u64>) -> Bytes {
 }
 
 /// Bytes in memory, with their metadata.
-pub struct AtHand<'a> {
+pub struct InMemory<'a> {
     /// All of them.
     pub bytes: Bytes,
     /// Their origin.
@@ -410,12 +410,12 @@ pub enum Origin<'a> {
     Small,
 }
 
-impl AtHand<'_> {
+impl InMemory<'_> {
     /// The body for one range.
     fn part(&self, range: &Range<u64>) -> Result<Content, Problem> {
         let bytes = slice(&self.bytes, range);
         match self.origin {
-            Origin::Block { source, block, limits } => Ok(of_block(source, block, range, limits)),
+            Origin::Block { source, block, limits } => Ok(block_content(source, block, range, limits)),
             Origin::Made { limits } => {
                 counted(bytes, self.bytes.len(), limits).map(Content::Bytes).ok_or(Problem::MemoryFull)
             }
@@ -436,7 +436,10 @@ impl AtHand<'_> {
                 if !share.grow(length) {
                     return Err(Problem::MemoryFull);
                 }
-                Ok(Content::Bytes(Bytes::from_owner(Counted { bytes: joined(&self.bytes, multipart), _share: share })))
+                Ok(Content::Bytes(Bytes::from_owner(BudgetedBytes {
+                    bytes: joined(&self.bytes, multipart),
+                    _share: share,
+                })))
             }
         }
     }
@@ -458,7 +461,7 @@ fn parts_of_block(source: &Arc<RootSource>, block: &Block, multipart: Multipart)
 ///
 /// # Errors
 /// [`Problem::MemoryFull`] when there is no memory to hold them for the client, and they cannot be read again.
-pub fn at_hand(about: &About<'_>, it: AtHand<'_>) -> Result<Draft, Problem> {
+pub fn in_memory(about: &About<'_>, it: InMemory<'_>) -> Result<Draft, Problem> {
     let size = it.bytes.len() as u64;
     let decision = Decision::of(about.ask, &it.etag, None, size);
     let multipart = multipart(&decision, Some(&it.content_type), size);
@@ -493,12 +496,12 @@ fn joined(bytes: &Bytes, multipart: &Multipart) -> Bytes {
 /// A symlink's target, as text.
 ///
 /// # Errors
-/// As [`at_hand`].
+/// As [`in_memory`].
 pub fn symlink(about: &About<'_>, entity: &Entity, target: Bytes, limits: &ReadLimits) -> Result<Draft, Problem> {
     let content_type = plan::file_type(about.ask, entity).unwrap_or(content_type::SYMLINK);
-    at_hand(
+    in_memory(
         about,
-        AtHand {
+        InMemory {
             bytes: target,
             origin: Origin::Made { limits },
             etag: entity.etag.clone(),
@@ -520,14 +523,14 @@ pub async fn raw(cx: &Context<'_>) -> Result<Draft, Problem> {
     check_inlined(cx.source.policy(), &resolved.block).map_err(WalkError::Source)?;
     let roots = resolve::roots_header(&resolved);
     let block = resolved.block;
-    let it = AtHand {
+    let it = InMemory {
         bytes: block.data().clone(),
         origin: Origin::Block { source: cx.source, block: &block, limits: &cx.resources.limits.read },
         etag: raw_etag(block.cid()),
         content_type: HeaderValue::from_static(Format::Raw.media_type()),
         disposition: Some(plan::disposition(cx.ask, true, Some(format!("{}.bin", block.cid())))),
     };
-    at_hand(&cx.about(&roots), it)
+    in_memory(&cx.about(&roots), it)
 }
 
 /// The entity tag of a raw block.

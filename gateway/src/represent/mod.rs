@@ -35,9 +35,9 @@ use crate::represent::plan::About;
 use crate::request::Ask;
 use crate::request::route::Place;
 use crate::resolve::Target;
+use crate::resolve::path_resolver::PathResolver;
 use crate::resolve::redirects::SiteRedirects;
 use crate::resolve::source::RootSource;
-use crate::resolve::walks::Walks;
 use crate::workers::Workers;
 use content::walk::Resolved;
 use http::HeaderValue;
@@ -48,7 +48,7 @@ use std::sync::Arc;
 /// The resources of representations: caches, shared path resolutions, and limits.
 pub struct Resources {
     /// Path resolutions in progress.
-    pub walks: Walks,
+    pub path_resolver: PathResolver,
     /// The cached `_redirects` of sites.
     pub redirects: SiteRedirects,
     /// The cached pages of listings.
@@ -85,7 +85,7 @@ pub struct Context<'a> {
     /// The path to resolve.
     pub target: &'a Target,
     /// Whether this is the requested path, and not the target of a site's rewrite rule.
-    pub as_asked: bool,
+    pub is_requested_path: bool,
     /// The source of its blocks.
     pub source: &'a Arc<RootSource>,
     /// The policy's generation at the start of the request.
@@ -103,6 +103,6 @@ impl<'a> Context<'a> {
     /// # Errors
     /// [`Problem`] when the path cannot be resolved or a block cannot be fetched.
     pub async fn walk(&self) -> Result<Resolved, Problem> {
-        self.resources.walks.block(self.source, self.target, self.generation).await
+        self.resources.path_resolver.block(self.source, self.target, self.generation).await
     }
 }

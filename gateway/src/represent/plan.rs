@@ -40,7 +40,7 @@ impl Freshness {
 
     /// Sets `Cache-Control`, and for stale content `Age` (RFC 9111, section 5.1), which exceeds its short `max-age`, so
     /// that caches see that it is stale.
-    pub fn say(self, headers: &mut HeaderMap, generated: bool) {
+    pub fn set_headers(self, headers: &mut HeaderMap, generated: bool) {
         headers.insert(CACHE_CONTROL, self.cache_control(generated));
         if let Self::Stale { age, .. } = self {
             headers.insert(AGE, HeaderValue::from(age.as_secs()));
@@ -115,15 +115,15 @@ impl About<'_> {
     fn common(&self, etag: &HeaderValue, generated: bool) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(24);
         headers.insert(ETAG, etag.clone());
-        self.freshness.say(&mut headers, generated);
-        self.trail(&mut headers);
+        self.freshness.set_headers(&mut headers, generated);
+        self.common_ipfs_headers(&mut headers);
         if self.ask.wanted.by_accept {
             headers.insert(CONTENT_LOCATION, self.location_of_format());
         }
         headers
     }
 
-    fn trail(&self, headers: &mut HeaderMap) {
+    fn common_ipfs_headers(&self, headers: &mut HeaderMap) {
         let encoded = self.ask.wanted.format == Format::Native;
         headers.insert(VARY, HeaderValue::from_static(if encoded { "Accept, Accept-Encoding" } else { "Accept" }));
         headers.insert(X_IPFS_PATH, header(&self.ask.path));
@@ -229,8 +229,8 @@ pub fn not_modified(about: &About<'_>, etag: &HeaderValue, generated: bool) -> H
 pub fn add_slash(about: &About<'_>) -> Head {
     let mut headers = HeaderMap::with_capacity(12);
     headers.insert(LOCATION, header(&with_query(&format!("{}/", about.ask.sent), about.ask.query)));
-    about.freshness.say(&mut headers, false);
-    about.trail(&mut headers);
+    about.freshness.set_headers(&mut headers, false);
+    about.common_ipfs_headers(&mut headers);
     head(StatusCode::MOVED_PERMANENTLY, headers)
 }
 
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn file_names_are_made_safe() {
+    fn file_names_are_sanitised() {
         let table = [
             ("/ipfs/x?filename=a.txt", None, "inline; filename=\"a.txt\""),
             ("/ipfs/x/b%20c.txt?download=true", None, "attachment; filename=\"b c.txt\""),

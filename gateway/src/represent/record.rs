@@ -2,7 +2,7 @@
 
 use crate::errors::Problem;
 use crate::headers::header;
-use crate::represent::file::{AtHand, Origin, at_hand};
+use crate::represent::file::{InMemory, Origin, in_memory};
 use crate::represent::plan::{self, About};
 use crate::request::Ask;
 use crate::request::negotiate::Format;
@@ -28,14 +28,14 @@ pub async fn record(ask: &Ask<'_>, path: &ContentPath, names: &dyn NameResolver)
     let left = record.end_of_life().duration_since(SystemTime::now()).unwrap_or(Duration::ZERO);
     let roots = HeaderValue::from_static("");
     let about = About { ask, freshness: Freshness::For(record.ttl().min(left)), roots: &roots, tier: Tier::Ram };
-    let it = AtHand {
+    let it = InMemory {
         etag: etag(record.bytes()),
         bytes: record.bytes().clone(),
         origin: Origin::Small,
         content_type: HeaderValue::from_static(Format::IpnsRecord.media_type()),
         disposition: Some(plan::disposition(ask, true, Some(format!("{key}.ipns-record")))),
     };
-    let mut draft = at_hand(&about, it)?;
+    let mut draft = in_memory(&about, it)?;
     // A record is not content: it has no roots and no tier.
     draft.headers_mut().remove("x-ipfs-roots");
     draft.headers_mut().remove("server-timing");

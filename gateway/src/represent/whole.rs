@@ -1,7 +1,7 @@
 //! [`Whole`]: the blocks of an archive, each checked against the policy.
 //!
 //! Goals: an archive of a DAG with withheld content is rejected before its head if the content is known by then
-//! ([`Nearby`]), and is otherwise aborted; an incomplete archive never looks complete.
+//! ([`LocalBlocks`]), and is otherwise aborted; an incomplete archive never looks complete.
 //!
 //! Plain rules are checked at the root of each path. Rules that are hashes of paths can only be checked with the path:
 //! so, while there are any, the paths of all directories are recorded, from their root and from each directory above
@@ -10,7 +10,7 @@
 //! ([`content::work`]), and a block with many paths is checked in `get`, which yields in between.
 //!
 //! Non-goals: hashes of paths through documents (such as dag-cbor), with more than [`DEPTH_MAX`] names, longer than
-//! [`PATH_BYTES_MAX`], or in DAGs with more than [`PLACES_MAX`] directory paths.
+//! [`PATH_BYTES_MAX`], or in DAGs with more than [`DIRECTORY_PATHS_MAX`] directory paths.
 
 use crate::resolve::source::RootSource;
 use content::fingerprints::Fingerprints;
@@ -27,11 +27,11 @@ const DEPTH_MAX: usize = 16;
 /// The maximum length of a checked path, in bytes: no URL has a longer one.
 const PATH_BYTES_MAX: usize = 16 * 1024;
 /// The maximum number of recorded directory paths, each of which needs some 100 bytes besides its text.
-const PLACES_MAX: usize = 65_536;
+const DIRECTORY_PATHS_MAX: usize = 65_536;
 /// The maximum size of these paths together, in bytes.
-const PLACES_BYTES_MAX: usize = 16 * 1024 * 1024;
+const DIRECTORY_PATHS_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// The maximum number of paths that are checked without yielding.
-const PATHS_AT_ONCE: usize = 256;
+const PATHS_WITHOUT_YIELD_MAX: usize = 256;
 /// The processor cost of checking a path, in steps: five hashes.
 const STEPS_PER_RULE: u64 = 32;
 
@@ -42,31 +42,31 @@ pub struct Whole {
     policy: Arc<dyn Policy>,
     work: Work,
     /// The blocks that prove the path to the archive's root. What else is below them is not in the archive.
-    way: Arc<[Cid]>,
-    places: Arc<Mutex<Places>>,
+    proof: Arc<[Cid]>,
+    paths: Arc<Mutex<DirectoryPaths>>,
 }
 
 /// The known paths of directories.
 #[derive(Default)]
-struct Places {
+struct DirectoryPaths {
     /// By directory; those of an inner shard are those of its directory.
-    of: HashMap<BlockKey, Known>,
+    of: HashMap<BlockKey, PathsOfDirectory>,
     seen: Fingerprints,
     bytes: usize,
 }
 
 /// The known paths of one directory.
 #[derive(Default)]
-struct Known {
-    places: Vec<Arc<Place>>,
+struct PathsOfDirectory {
+    paths: Vec<Arc<DirectoryPath>>,
     /// The number of paths with which its entries were checked.
-    asked: usize,
+    checked: usize,
     /// Whether the directory as its own root is among them.
     is_root: bool,
 }
 
 #[derive(Hash)]
-struct Place {
+struct DirectoryPath {
     root: Cid,
     path: String,
     depth: usize,
@@ -76,9 +76,9 @@ struct Place {
 /// The entries of a directory to check, with some of its paths.
 struct Entries {
     links: NamedLinks,
-    here: Vec<Arc<Place>>,
+    paths_to_check: Vec<Arc<DirectoryPath>>,
     /// The number of its paths that will have been checked.
-    upto: usize,
+    checked_after: usize,
     /// Whether the last path is the directory as its own root.
     is_root: bool,
     /// The entry that is being checked, and the index of the next path.
@@ -97,42 +97,42 @@ impl Whole {
         segments: &[String],
     ) -> Result<Self, SourceError> {
         resolved.check_below(&*policy, segments)?;
-        let mut places = Places::default();
+        let mut paths = DirectoryPaths::default();
         for (root, rest) in resolved.ways(segments).filter(|(_, rest)| !rest.is_empty()) {
-            let place = Place { root: *root, path: joined(rest, None), depth: rest.len(), is_shard: false };
-            places.add(resolved.block.cid(), place);
+            let directory = DirectoryPath { root: *root, path: joined(rest, None), depth: rest.len(), is_shard: false };
+            paths.add(resolved.block.cid(), directory);
         }
-        let (work, way) = (source.work(), resolved.passed.as_slice().into());
-        let whole = Self { source, policy, work, way, places: Arc::new(Mutex::new(places)) };
-        whole.pass(&resolved.block).await?;
+        let (work, proof) = (source.work(), resolved.passed.as_slice().into());
+        let whole = Self { source, policy, work, proof, paths: Arc::new(Mutex::new(paths)) };
+        whole.check_block(&resolved.block).await?;
         Ok(whole)
     }
 
-    fn places(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn paths(&self) -> MutexGuard<'_, DirectoryPaths> {
+        self.paths.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Checks a block of the archive.
-    async fn pass(&self, block: &Block) -> Result<(), SourceError> {
+    async fn check_block(&self, block: &Block) -> Result<(), SourceError> {
         let Some(mut entries) = self.entries(block)? else { return Ok(()) };
-        while self.ask(&mut entries)? {
+        while self.check_entries(&mut entries)? {
             self.work.turn().await?;
         }
-        self.places().asked(block.cid(), &entries);
+        self.paths().mark_checked(block.cid(), &entries);
         Ok(())
     }
 
     /// Checks a block with few paths without yielding; returns whether it was checked and is allowed.
-    fn passes_at_once(&self, block: &Block) -> bool {
+    fn check_without_yield(&self, block: &Block) -> bool {
         let Ok(entries) = self.entries(block) else { return false };
         let Some(mut entries) = entries else { return true };
-        if entries.links.left().saturating_mul(entries.here.len()) > PATHS_AT_ONCE {
+        if entries.links.left().saturating_mul(entries.paths_to_check.len()) > PATHS_WITHOUT_YIELD_MAX {
             return false;
         }
-        if !matches!(self.ask(&mut entries), Ok(false)) {
+        if !matches!(self.check_entries(&mut entries), Ok(false)) {
             return false;
         }
-        self.places().asked(block.cid(), &entries);
+        self.paths().mark_checked(block.cid(), &entries);
         true
     }
 
@@ -140,7 +140,7 @@ impl Whole {
     fn entries(&self, block: &Block) -> Result<Option<Entries>, SourceError> {
         let (policy, cid) = (&*self.policy, block.cid());
         // A leaf has no links.
-        if !policy.decides_paths() || cid.codec() == codec::RAW || self.way.contains(cid) {
+        if !policy.decides_paths() || cid.codec() == codec::RAW || self.proof.contains(cid) {
             return Ok(None);
         }
         self.work.charge(STEPS_PER_RULE);
@@ -156,13 +156,13 @@ impl Whole {
         if links.left() == 0 {
             return Ok(None);
         }
-        let (here, upto, is_root) = self.places().to_ask(cid);
-        Ok(Some(Entries { links, here, upto, is_root, at: None }))
+        let (paths_to_check, checked_after, is_root) = self.paths().unchecked(cid);
+        Ok(Some(Entries { links, paths_to_check, checked_after, is_root, at: None }))
     }
 
     /// Checks entries until it is time to yield; returns whether there are more.
-    fn ask(&self, entries: &mut Entries) -> Result<bool, SourceError> {
-        let Entries { links, here, at, .. } = entries;
+    fn check_entries(&self, entries: &mut Entries) -> Result<bool, SourceError> {
+        let Entries { links, paths_to_check, at, .. } = entries;
         while !self.work.is_due() {
             match at {
                 None => match links.next() {
@@ -172,11 +172,11 @@ impl Whole {
                         *at = Some((link, 0));
                     }
                 },
-                Some(((name, child), next)) => match here.get(*next) {
+                Some(((name, child), next)) => match paths_to_check.get(*next) {
                     None => *at = None,
-                    Some(place) => {
+                    Some(directory) => {
                         *next += 1;
-                        self.ask_about(place, name, child)?;
+                        self.check_entry(directory, name, child)?;
                     }
                 },
             }
@@ -184,11 +184,11 @@ impl Whole {
         Ok(true)
     }
 
-    fn ask_about(&self, place: &Place, name: &str, child: &Cid) -> Result<(), SourceError> {
-        let Place { root, path, depth, .. } = place;
+    fn check_entry(&self, directory: &DirectoryPath, name: &str, child: &Cid) -> Result<(), SourceError> {
+        let DirectoryPath { root, path, depth, .. } = directory;
         if name.is_empty() {
             self.work.charge_text(path.len());
-            self.places().add(child, Place { root: *root, path: path.clone(), depth: *depth, is_shard: true });
+            self.paths().add(child, DirectoryPath { root: *root, path: path.clone(), depth: *depth, is_shard: true });
             return Ok(());
         }
         let bytes = path.len() + 1 + name.len();
@@ -203,46 +203,48 @@ impl Whole {
             verdict => return Err(SourceError::Refused { cid: *root, verdict }),
         }
         if child.codec() == codec::DAG_PB && *depth < DEPTH_MAX {
-            self.places().add(child, Place { root: *root, path, depth: depth + 1, is_shard: false });
+            self.paths().add(child, DirectoryPath { root: *root, path, depth: depth + 1, is_shard: false });
         }
         Ok(())
     }
 }
 
-impl Places {
+impl DirectoryPaths {
     /// The unchecked paths of a directory: those that were found since it was last checked, and, unless it is a shard,
     /// the directory as its own root, which is last then; and the number of its paths that will have been checked.
-    fn to_ask(&self, cid: &Cid) -> (Vec<Arc<Place>>, usize, bool) {
-        let itself = || Arc::new(Place { root: *cid, path: String::new(), depth: 0, is_shard: false });
+    fn unchecked(&self, cid: &Cid) -> (Vec<Arc<DirectoryPath>>, usize, bool) {
+        let itself = || Arc::new(DirectoryPath { root: *cid, path: String::new(), depth: 0, is_shard: false });
         let Some(known) = BlockKey::of(cid).and_then(|key| self.of.get(&key)) else {
             return (vec![itself()], 0, true);
         };
-        let mut here: Vec<Arc<Place>> = known.places.iter().skip(known.asked).cloned().collect();
-        let is_root = !known.is_root && !known.places.iter().any(|place| place.is_shard);
-        here.extend(is_root.then(itself));
-        (here, known.places.len(), is_root)
+        let mut paths_to_check: Vec<Arc<DirectoryPath>> = known.paths.iter().skip(known.checked).cloned().collect();
+        let is_root = !known.is_root && !known.paths.iter().any(|directory| directory.is_shard);
+        paths_to_check.extend(is_root.then(itself));
+        (paths_to_check, known.paths.len(), is_root)
     }
 
     /// Records that all entries of a directory were checked.
-    fn asked(&mut self, cid: &Cid, entries: &Entries) {
+    fn mark_checked(&mut self, cid: &Cid, entries: &Entries) {
         let Some(key) = BlockKey::of(cid) else { return };
-        if self.of.len() >= PLACES_MAX && !self.of.contains_key(&key) {
+        if self.of.len() >= DIRECTORY_PATHS_MAX && !self.of.contains_key(&key) {
             return;
         }
         let known = self.of.entry(key).or_default();
         known.is_root |= entries.is_root;
         // Another task may have checked the same paths meanwhile.
-        known.asked = known.asked.max(entries.upto);
+        known.checked = known.checked.max(entries.checked_after);
     }
 
-    fn add(&mut self, cid: &Cid, place: Place) {
-        let bytes = self.bytes + place.path.len();
-        let Some(key) = BlockKey::of(cid).filter(|_| self.seen.len() < PLACES_MAX && bytes <= PLACES_BYTES_MAX) else {
+    fn add(&mut self, cid: &Cid, directory: DirectoryPath) {
+        let bytes = self.bytes + directory.path.len();
+        let Some(key) =
+            BlockKey::of(cid).filter(|_| self.seen.len() < DIRECTORY_PATHS_MAX && bytes <= DIRECTORY_PATHS_BYTES_MAX)
+        else {
             return;
         };
-        if self.seen.insert((key, &place)) {
+        if self.seen.insert((key, &directory)) {
             self.bytes = bytes;
-            self.of.entry(key).or_default().places.push(Arc::new(place));
+            self.of.entry(key).or_default().paths.push(Arc::new(directory));
         }
     }
 }
@@ -250,11 +252,11 @@ impl Places {
 impl BlockSource for Whole {
     /// A withheld block is not returned here, so that the reader calls `get` and receives the error.
     fn peek(&self, cid: &Cid) -> Option<Block> {
-        self.source.peek(cid).filter(|block| self.passes_at_once(block))
+        self.source.peek(cid).filter(|block| self.check_without_yield(block))
     }
 
     fn inline(&self, cid: &Cid) -> Option<Block> {
-        self.source.inline(cid).filter(|block| self.passes_at_once(block))
+        self.source.inline(cid).filter(|block| self.check_without_yield(block))
     }
 
     fn work(&self) -> Work {
@@ -265,7 +267,7 @@ impl BlockSource for Whole {
         let (whole, fetched) = (self.clone(), self.source.get(cid));
         async move {
             let block = fetched.await?;
-            whole.pass(&block).await?;
+            whole.check_block(&block).await?;
             Ok(block)
         }
         .boxed()
@@ -277,19 +279,19 @@ impl BlockSource for Whole {
 }
 
 /// The locally available blocks of a request, to check an archive before it begins.
-pub struct Nearby {
+pub struct LocalBlocks {
     source: Arc<RootSource>,
     work: Work,
 }
 
-impl Nearby {
+impl LocalBlocks {
     /// The blocks of a request, with a processor budget of their own.
     pub fn new(source: &Arc<RootSource>, steps_max: u64) -> Self {
         Self { source: Arc::clone(source), work: Work::new(steps_max) }
     }
 }
 
-impl BlockSource for Nearby {
+impl BlockSource for LocalBlocks {
     fn peek(&self, cid: &Cid) -> Option<Block> {
         self.source.peek(cid)
     }
@@ -434,7 +436,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_path_is_asked_about_once_and_in_turns() {
+    async fn each_path_is_checked_once_with_yields() {
         let world = world(200, u64::MAX, None);
         let whole = world.whole().await.expect("nothing is withheld");
         // So many paths need a yield.
@@ -454,7 +456,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whatever_is_withheld_is_found_wherever_it_stands() {
+    async fn withheld_paths_are_found_in_any_position() {
         for path in ["n0", "n199", "n0/n199", "n199/n0", "n199/n199"] {
             let world = world(200, u64::MAX, Some(path));
             let refused = match world.whole().await {
@@ -467,7 +469,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_paths_than_the_budget_has_steps_for_end_in_an_error() {
+    async fn more_paths_than_the_budget_allows_are_an_error() {
         let max = 100_000;
         let world = world(1000, max, None);
         let whole = world.whole().await.expect("nothing is withheld");

@@ -129,9 +129,9 @@ mod tests {
             (trusted.host().as_str(), trusted.https, trusted.address.to_string()),
             ("example.com", true, "8.8.8.8".to_owned())
         );
-        let stranger = client("9.9.9.9", "/", &headers);
+        let untrusted = client("9.9.9.9", "/", &headers);
         assert_eq!(
-            (stranger.host().as_str(), stranger.https, stranger.address.to_string()),
+            (untrusted.host().as_str(), untrusted.https, untrusted.address.to_string()),
             ("proxy.internal", false, "9.9.9.9".to_owned())
         );
     }

@@ -28,13 +28,13 @@ pub fn unmodified_since(headers: &HeaderMap, modified: Option<SystemTime>) -> bo
 }
 
 /// Whether a request has a precondition that [`precondition_holds`] evaluates.
-pub fn is_demanding(asked: &HeaderMap) -> bool {
+pub fn has_precondition(asked: &HeaderMap) -> bool {
     asked.contains_key(IF_MATCH) || asked.contains_key(IF_UNMODIFIED_SINCE)
 }
 
 /// Whether `If-Match`, or in its absence `If-Unmodified-Since`, is true for a response with these headers. Entity tags
 /// are compared strongly, so a weak one never matches.
-pub fn is_met(asked: &HeaderMap, answer: &HeaderMap) -> bool {
+pub fn precondition_holds(asked: &HeaderMap, answer: &HeaderMap) -> bool {
     let etag = answer.get(ETAG).map_or(&b""[..], HeaderValue::as_bytes);
     if asked.contains_key(IF_MATCH) {
         let names_it = |value: &[u8]| strong_tags(value).any(|tag| tag == etag);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_count_where_no_tag_does() {
+    fn dates_count_without_entity_tags() {
         let modified = UNIX_EPOCH + Duration::from_millis(784_111_777_500);
         assert_eq!(http_date(modified).expect("a date"), "Sun, 06 Nov 1994 08:49:37 GMT");
         assert_eq!(http_date(UNIX_EPOCH - Duration::from_secs(1)), None);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_demanded_is_compared_strongly() {
+    fn preconditions_compare_strongly() {
         let date = "Sun, 06 Nov 1994 08:49:37 GMT";
         let answer = |etag: &'static str| {
             HeaderMap::from_iter([
@@ -162,15 +162,15 @@ mod tests {
         ];
         for (name, value, etag, expected) in table {
             let asked = HeaderMap::from_iter([(name.clone(), HeaderValue::from_static(value))]);
-            assert!(is_demanding(&asked));
-            assert_eq!(is_met(&asked, &answer(etag)), expected, "{name}: {value} of {etag}");
+            assert!(has_precondition(&asked));
+            assert_eq!(precondition_holds(&asked, &answer(etag)), expected, "{name}: {value} of {etag}");
         }
         let old = HeaderValue::from_static("Sun, 06 Nov 1994 08:49:36 GMT");
         let mut both = HeaderMap::from_iter([(IF_UNMODIFIED_SINCE, old)]);
-        assert!(is_met(&both, &HeaderMap::new()), "what has no date was not changed");
+        assert!(precondition_holds(&both, &HeaderMap::new()), "what has no date was not changed");
         both.insert(IF_MATCH, HeaderValue::from_static("\"a\""));
-        assert!(is_met(&both, &answer("\"a\"")), "a date does not count beside a tag");
-        assert!(!is_demanding(&HeaderMap::new()));
+        assert!(precondition_holds(&both, &answer("\"a\"")), "a date does not count beside a tag");
+        assert!(!has_precondition(&HeaderMap::new()));
     }
 
     #[test]

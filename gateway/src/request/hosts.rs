@@ -27,7 +27,7 @@ pub struct Hosts {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Site<'a> {
     /// A configured host.
-    Known(&'a Host),
+    Configured(&'a Host),
     /// `LABEL.ipfs.HOST` or `LABEL.ipns.HOST`.
     Subdomain(Subdomain<'a>),
     /// A domain that may have a DNSLink.
@@ -56,7 +56,7 @@ impl Hosts {
     /// The meaning of a host name (without port, in lower case).
     pub fn site(&self, name: &str) -> Site<'_> {
         if let Some(host) = self.hosts.iter().find(|host| host.name == name) {
-            return Site::Known(host);
+            return Site::Configured(host);
         }
         let subdomain = self.hosts.iter().find_map(|host| {
             let below = name.strip_suffix(host.name.as_str())?.strip_suffix('.')?;
@@ -97,7 +97,7 @@ impl Subdomain<'_> {
     ///
     /// # Errors
     /// [`LabelError::TooLong`] when the root does not fit a label.
-    pub fn better_label(&self, root: &Root) -> Result<Option<String>, LabelError> {
+    pub fn canonical_label(&self, root: &Root) -> Result<Option<String>, LabelError> {
         // A domain with dots instead of an inlined label is accepted too: that is the form without TLS.
         let label = match root {
             Root::Name(Name::Domain(_)) => return Ok(None),
@@ -129,10 +129,10 @@ mod tests {
     const KEY: &str = "k51qzi5uqu5dk3v4rmjber23h16xnr23bsggmqqil9z2gduiis5se8dht36dam";
 
     #[test]
-    fn names_are_sorted_into_sites() {
+    fn host_names_are_classified() {
         let hosts = hosts();
         let site = |name: &str| match hosts.site(name) {
-            Site::Known(host) => format!("known {}", host.name),
+            Site::Configured(host) => format!("known {}", host.name),
             Site::Subdomain(sub) => format!("{}{} of {}", sub.namespace.prefix(), sub.label, sub.host.name),
             Site::Domain(domain) => format!("domain {domain}"),
             Site::Other => "other".to_owned(),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_have_labels_that_fit_and_keep_their_case() {
+    fn roots_have_canonical_labels() {
         let table = [
             (format!("/ipfs/{B32}"), Some(B32)),
             (format!("/ipfs/{}", B32.to_uppercase()), Some(B32)),
@@ -197,7 +197,7 @@ mod tests {
             let Site::Subdomain(subdomain) = hosts.site(&name) else { panic!("{name}") };
             let found = subdomain.root().expect("a root");
             assert_eq!(found, root(&path), "{name}");
-            assert_eq!(subdomain.better_label(&found), Ok(better), "{name}");
+            assert_eq!(subdomain.canonical_label(&found), Ok(better), "{name}");
         }
         for name in ["hello.ipfs.localhost", "hello.ipns.localhost", ".ipns.localhost"] {
             let Site::Subdomain(subdomain) = hosts.site(name) else { panic!("{name}") };

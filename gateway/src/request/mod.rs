@@ -133,8 +133,8 @@ impl<'a> Ask<'a> {
         let parameter = |name| query.and_then(|query| parameter(query, name));
         Ok(Self {
             head_only: head.method == Method::HEAD,
-            sent: one_slash(head.uri.path()),
-            path: Cow::Borrowed(one_slash(head.uri.path())),
+            sent: single_leading_slash(head.uri.path()),
+            path: Cow::Borrowed(single_leading_slash(head.uri.path())),
             query,
             headers: &head.headers,
             wanted: negotiate::wanted(parameter("format").as_deref(), &head.headers)?,
@@ -156,7 +156,7 @@ impl<'a> Ask<'a> {
 }
 
 /// A path with one leading slash: a link that is made from a path with two would lead to another host.
-fn one_slash(path: &str) -> &str {
+fn single_leading_slash(path: &str) -> &str {
     let rest = path.trim_start_matches('/');
     // An absolute URI may have an empty path.
     if path.is_empty() { "/" } else { &path[path.len() - rest.len() - usize::from(rest.len() < path.len())..] }
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_sorted_by_method_and_path() {
+    fn requests_are_classified_by_method_and_path() {
         let table = [
             ("GET", "/", Ok(Subject::Content)),
             ("HEAD", "/ipfs/bafy", Ok(Subject::Content)),
@@ -211,9 +211,9 @@ mod tests {
     #[test]
     fn no_path_begins_with_two_slashes() {
         for (target, expected) in [("//evil.example/a//b", "/evil.example/a//b"), ("///", "/"), ("/a", "/a")] {
-            assert_eq!(one_slash(target), expected, "{target}");
+            assert_eq!(single_leading_slash(target), expected, "{target}");
         }
-        assert_eq!(one_slash(""), "/");
+        assert_eq!(single_leading_slash(""), "/");
     }
 
     #[test]

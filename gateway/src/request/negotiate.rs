@@ -65,7 +65,8 @@ impl Format {
 /// The requested format is not supported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the format \"{asked}\" is not supported, only html, raw, car, ipns-record, tar, json, cbor, dag-json and dag-cbor are"
+    "the format \"{asked}\" is not supported, only html, raw, car, ipns-record, tar, json, cbor, dag-json and \
+     dag-cbor are"
 )]
 pub struct NotSupported {
     asked: String,
@@ -232,7 +233,7 @@ mod tests {
     const BROWSER: &str = "text/html,application/xhtml+xml,application/xml;q=0.9,image/webp,*/*;q=0.8";
 
     #[test]
-    fn the_query_beats_accept_and_the_highest_weight_the_others() {
+    fn the_query_takes_precedence_and_then_the_highest_weight() {
         use Format::{Car, Cbor, DagCbor, DagJson, IpnsRecord, Json, Native, Raw, Tar};
         let table = [
             (None, "", Native),
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn zstd_is_sent_to_those_who_name_it() {
+    fn codings_must_be_accepted_explicitly() {
         let table = [
             ("zstd", true),
             ("gzip, deflate, br, zstd", true),

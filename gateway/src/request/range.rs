@@ -288,7 +288,7 @@ mod tests {
         }
 
         #[test]
-        fn a_body_has_the_length_it_says(
+        fn a_body_has_its_declared_length(
             boundary: u128, parts in prop::collection::vec((0_u64..1000, 1_u64..1000), 1..8), size in 2000_u64..1_000_000,
         ) {
             let parts: Vec<Range<u64>> = parts.into_iter().map(|(start, length)| start..start + length).collect();
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_parts_are_not_framed() {
+    fn too_many_parts_are_ignored() {
         let header = |count: u64| (0..count).map(|at| format!("{}-{}", 2 * at, 2 * at)).collect::<Vec<_>>().join(",");
         let most = PARTS_MAX as u64;
         assert!(

@@ -72,11 +72,11 @@ const SITES_MAX: u64 = 10_000;
 
 /// Whether a domain has a DNSLink.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Linked {
+enum DnsLinkStatus {
     Yes,
     No,
     /// The DNS look-up failed, and the domain is not in the cache.
-    Perhaps,
+    Unknown,
 }
 
 impl Router {
@@ -90,7 +90,7 @@ impl Router {
         match self.hosts.site(&client.host()) {
             Site::Subdomain(_) => true,
             Site::Domain(domain) => self.sites.contains_key(&domain),
-            Site::Known(_) | Site::Other => false,
+            Site::Configured(_) | Site::Other => false,
         }
     }
 
@@ -102,26 +102,26 @@ impl Router {
         let by_path =
             |host: Option<&Host>, deserialized, ask: &Ask<'_>| by_path(host, deserialized, client, ask, self.depth_max);
         match self.hosts.site(&client.host()) {
-            Site::Subdomain(subdomain) => below_host(&subdomain, client, ask),
-            Site::Domain(domain) => match Box::pin(self.linked(&domain)).await? {
-                Linked::Yes => Ok(at_domain(&domain, client, ask, true, self.hosts.deserialized)),
-                Linked::No => by_path(None, self.hosts.deserialized, ask),
-                Linked::Perhaps => match by_path(None, self.hosts.deserialized, ask) {
+            Site::Subdomain(subdomain) => subdomain_site(&subdomain, client, ask),
+            Site::Domain(domain) => match Box::pin(self.dnslink_status(&domain)).await? {
+                DnsLinkStatus::Yes => Ok(dnslink_site(&domain, client, ask, true, self.hosts.deserialized)),
+                DnsLinkStatus::No => by_path(None, self.hosts.deserialized, ask),
+                DnsLinkStatus::Unknown => match by_path(None, self.hosts.deserialized, ask) {
                     // The site that cannot be looked up may have this page.
                     Err(RequestError::NoSuchPage) => Err(RequestError::SiteUnknown { domain }),
-                    led => led.map(uncertain),
+                    route => route.map(uncertain),
                 },
             },
-            Site::Known(host) if self.hosts.dnslink_sites && Namespace::split(ask.sent).is_none() => {
+            Site::Configured(host) if self.hosts.dnslink_sites && Namespace::split(ask.sent).is_none() => {
                 match Domain::parse(&host.name) {
                     // Without subdomains, other content is served by path in this origin.
-                    Some(domain) if Box::pin(self.linked(&domain)).await? == Linked::Yes => {
-                        Ok(at_domain(&domain, client, ask, host.subdomains, host.deserialized))
+                    Some(domain) if Box::pin(self.dnslink_status(&domain)).await? == DnsLinkStatus::Yes => {
+                        Ok(dnslink_site(&domain, client, ask, host.subdomains, host.deserialized))
                     }
                     _ => by_path(Some(host), host.deserialized, ask),
                 }
             }
-            Site::Known(host) => by_path(Some(host), host.deserialized, ask),
+            Site::Configured(host) => by_path(Some(host), host.deserialized, ask),
             Site::Other => by_path(None, self.hosts.deserialized, ask),
         }
     }
@@ -131,21 +131,21 @@ impl Router {
     ///
     /// # Errors
     /// [`RequestError::Name`] when a known site cannot be looked up, or the limit of look-ups is reached.
-    async fn linked(&self, domain: &Domain) -> Result<Linked, RequestError> {
+    async fn dnslink_status(&self, domain: &Domain) -> Result<DnsLinkStatus, RequestError> {
         let error = self.names.resolve(&Name::Domain(domain.clone())).await.err();
         match error {
             Some(NameError::NoDnsLink { domain: without }) if without == *domain => {
                 self.sites.invalidate(domain);
-                Ok(Linked::No)
+                Ok(DnsLinkStatus::No)
             }
             Some(error @ NameError::Busy) => Err(error.into()),
             Some(NameError::Dns { domain: failed, .. }) if failed == *domain && !self.sites.contains_key(domain) => {
-                Ok(Linked::Perhaps)
+                Ok(DnsLinkStatus::Unknown)
             }
-            Some(NameError::Offline { name: Name::Domain(unknown) }) if unknown == *domain => Ok(Linked::No),
+            Some(NameError::Offline { name: Name::Domain(unknown) }) if unknown == *domain => Ok(DnsLinkStatus::No),
             _ => {
                 self.sites.insert(domain.clone(), ());
-                Ok(Linked::Yes)
+                Ok(DnsLinkStatus::Yes)
             }
         }
     }
@@ -159,21 +159,21 @@ fn uncertain(route: Route) -> Route {
 }
 
 /// The site of a domain, in its own origin.
-fn at_domain(domain: &Domain, client: &Client, ask: &mut Ask<'_>, isolated: bool, deserialized: bool) -> Route {
+fn dnslink_site(domain: &Domain, client: &Client, ask: &mut Ask<'_>, isolated: bool, deserialized: bool) -> Route {
     ask.path = Cow::Owned(format!("/ipns/{domain}{}", ask.sent));
     Route::Content(Place { links: Links::DnsLink(client.authority.clone()), isolated, certain: true, deserialized })
 }
 
 /// The site of a label, in its own origin.
-fn below_host(subdomain: &Subdomain<'_>, client: &Client, ask: &mut Ask<'_>) -> Result<Route, RequestError> {
+fn subdomain_site(subdomain: &Subdomain<'_>, client: &Client, ask: &mut Ask<'_>) -> Result<Route, RequestError> {
     let Subdomain { host, namespace, label } = subdomain;
     if !hosts::serves(host, *namespace) {
         return Err(RequestError::NoSuchPage);
     }
     let base = base_authority(&client.authority, &host.name);
     let root = subdomain.root()?;
-    if let Some(label) = subdomain.better_label(&root)? {
-        return Ok(to_label(&label, *namespace, &base, &with_query(ask.sent, ask.query), client));
+    if let Some(label) = subdomain.canonical_label(&root)? {
+        return Ok(redirect_to_label(&label, *namespace, &base, &with_query(ask.sent, ask.query), client));
     }
     let root = match &root {
         Root::Cid(_) => Cow::Borrowed(label.as_str()),
@@ -217,7 +217,7 @@ fn by_path(
         Err(error) => Err(RequestError::Path { path: ask.sent.to_owned(), error }),
     };
     if let Some(host) = host.filter(|host| host.subdomains) {
-        return to_origin(host, namespace, &root()?, below, client, ask);
+        return redirect_to_origin(host, namespace, &root()?, below, client, ask);
     }
     if namespace == Namespace::Ipns
         && let Root::Name(Name::Key(key)) = root()?
@@ -231,7 +231,7 @@ fn by_path(
 }
 
 /// A redirect to the content's own origin.
-fn to_origin(
+fn redirect_to_origin(
     host: &Host,
     namespace: Namespace,
     root: &Root,
@@ -243,11 +243,11 @@ fn to_origin(
     let label = subdomain::label(root, host.inline_dnslink || client.https)?;
     let (_, rest) = split_first(below);
     let rest = if rest.is_empty() { "/" } else { rest };
-    Ok(to_label(&label, namespace, &client.authority, &with_query(rest, ask.query), client))
+    Ok(redirect_to_label(&label, namespace, &client.authority, &with_query(rest, ask.query), client))
 }
 
 /// A redirect to the origin of a label below `authority`.
-fn to_label(label: &str, namespace: Namespace, authority: &str, address: &str, client: &Client) -> Route {
+fn redirect_to_label(label: &str, namespace: Namespace, authority: &str, address: &str, client: &Client) -> Route {
     let location = format!("{}://{label}.{}.{authority}{address}", client.scheme(), namespace.name());
     Route::Redirect(StatusCode::MOVED_PERMANENTLY, header(&location))
 }
@@ -336,7 +336,7 @@ mod tests {
         Hosts::of(&config::Http { hosts, ..config::Http::default() })
     }
 
-    fn lead(host: &str, target: &str, https: bool) -> String {
+    fn route_of(host: &str, target: &str, https: bool) -> String {
         let head = Request::builder().uri(target).body(()).expect("a request").into_parts().0;
         let client = Client { address: [127, 0, 0, 1].into(), authority: host.to_owned(), https };
         let mut ask = Ask::read(&head).expect("reads");
@@ -361,7 +361,7 @@ mod tests {
     const KEY: &str = "k51qzi5uqu5dk3v4rmjber23h16xnr23bsggmqqil9z2gduiis5se8dht36dam";
 
     #[test]
-    fn hosts_and_paths_lead_where_they_should() {
+    fn requests_are_routed_by_host_and_path() {
         let table = [
             ("127.0.0.1:8080", "/".to_owned(), "landing".to_owned()),
             ("127.0.0.1:8080", format!("/ipfs/{B32}/a?b"), format!("/ipfs/{B32}/a Path true")),
@@ -394,14 +394,17 @@ mod tests {
             ("gw.example", "/ipfs/QmInvalid".to_owned(), "400 invalid path \"/ipfs/QmInvalid\"".to_owned()),
         ];
         for (host, target, expected) in table {
-            let led = lead(host, &target, false);
-            assert!(led == expected || (expected.len() < 45 && led.starts_with(&expected)), "{host}{target}: {led}");
+            let routed = route_of(host, &target, false);
+            assert!(
+                routed == expected || (expected.len() < 45 && routed.starts_with(&expected)),
+                "{host}{target}: {routed}"
+            );
         }
-        let label = |host: &str| lead(&format!("{host}.gw.example:83"), "/ipfs/a?b", false);
+        let label = |host: &str| route_of(&format!("{host}.gw.example:83"), "/ipfs/a?b", false);
         assert_eq!(label(&format!("{B32}.ipfs")), format!("/ipfs/{B32}/ipfs/a Subdomain(\"gw.example:83\") true"));
         assert_eq!(label("a--b-org.ipns"), "/ipns/a-b.org/ipfs/a Subdomain(\"gw.example:83\") true");
         assert!(label("hello.ipfs").starts_with("400 "));
-        let v1 = lead("gw.example", &format!("/ipfs/{V0}/"), true);
+        let v1 = route_of("gw.example", &format!("/ipfs/{V0}/"), true);
         assert!(v1.starts_with("301 https://bafybei"), "{v1}");
     }
 }

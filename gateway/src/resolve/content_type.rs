@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_decide_when_they_say_anything() {
+    fn extensions_determine_the_media_type() {
         let table = [
             ("index.html", Some("text/html")),
             ("a.HTML", Some("text/html")),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn first_bytes_decide_otherwise() {
+    fn other_files_are_sniffed() {
         let long = [b"[\"".to_vec(), vec![b'a'; 4000]].concat();
         let table: [(&[u8], &str); 17] = [
             (b"", "text/plain; charset=utf-8"),

@@ -3,16 +3,16 @@
 //! | module | concern |
 //! |---|---|
 //! | [`paths`] | the cache of resolved paths |
-//! | [`walks`] | one path resolution for concurrent requests (singleflight) |
+//! | [`path_resolver`] | one path resolution for concurrent requests (singleflight) |
 //! | [`redirects`] | the cached `_redirects` of sites |
 //! | [`source`] | where blocks come from: RAM, disk, and the network with a permit |
 //! | [`content_type`] | the media type of a file |
 
 pub mod content_type;
+pub mod path_resolver;
 pub mod paths;
 pub mod redirects;
 pub mod source;
-pub mod walks;
 
 use crate::errors::Problem;
 use crate::headers::header;
@@ -154,7 +154,7 @@ pub struct Entity {
 
 /// The target of a path.
 #[derive(Debug, Clone)]
-pub enum Found {
+pub enum PathTarget {
     /// A file, or the `index.html` of a directory.
     File(Arc<Entity>, Block),
     /// A symlink with its target.
@@ -185,7 +185,7 @@ pub async fn resolve(
     target: &Target,
     generation: u64,
     shows_index: bool,
-) -> Result<Found, Problem> {
+) -> Result<PathTarget, Problem> {
     let resolved = walk(source, target).await?;
     let roots = roots_header(&resolved);
     let block = &resolved.block;
@@ -200,28 +200,28 @@ pub async fn resolve(
         generation,
     };
     if ipld::is_document(block.cid().codec()) {
-        return Ok(Found::Document(resolved));
+        return Ok(PathTarget::Document(resolved));
     }
     match decode(block)? {
         Node::File(file) => {
             let entity = entity(block, block.cid(), file.size(), file.modified(), target.name());
-            Ok(Found::File(Arc::new(entity), resolved.block))
+            Ok(PathTarget::File(Arc::new(entity), resolved.block))
         }
         Node::Symlink { target: pointed } => {
             let mut entity = entity(block, block.cid(), pointed.len() as u64, None, None);
             entity.content_type = Some(content_type::SYMLINK);
-            Ok(Found::Symlink(Arc::new(entity), pointed))
+            Ok(PathTarget::Symlink(Arc::new(entity), pointed))
         }
         Node::Directory(_) | Node::HamtShard(_) if !shows_index => {
-            Ok(Found::Directory { roots, block: resolved.block })
+            Ok(PathTarget::Directory { roots, block: resolved.block })
         }
-        Node::Directory(_) | Node::HamtShard(_) if !target.trailing_slash => Ok(Found::SlashMissing(roots)),
+        Node::Directory(_) | Node::HamtShard(_) if !target.trailing_slash => Ok(PathTarget::SlashMissing(roots)),
         Node::Directory(_) | Node::HamtShard(_) => match index_of(source, &resolved, &target.segments).await? {
             // The entity tag is the directory's CID, so that a 304 for a root needs its CID alone.
             Some((index, size, modified)) => {
-                Ok(Found::File(Arc::new(entity(&index, block.cid(), size, modified, Some(INDEX))), index))
+                Ok(PathTarget::File(Arc::new(entity(&index, block.cid(), size, modified, Some(INDEX))), index))
             }
-            None => Ok(Found::Directory { roots, block: resolved.block }),
+            None => Ok(PathTarget::Directory { roots, block: resolved.block }),
         },
         Node::Plain(_) => Err(Problem::NoRendering { cid: *block.cid(), codec: block.cid().codec() }),
     }

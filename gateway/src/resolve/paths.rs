@@ -57,12 +57,12 @@ impl Paths {
     }
 
     /// Invalidates all entries.
-    pub fn forget(&self) {
+    pub fn invalidate_all(&self) {
         self.cache.invalidate_all();
     }
 
     /// Caches a file whose media type is known.
-    pub fn remember(&self, path: &str, entity: &Arc<Entity>) {
+    pub fn insert(&self, path: &str, entity: &Arc<Entity>) {
         if entity.content_type.is_some() && !self.read_only {
             self.cache.insert(path.into(), Arc::clone(entity));
         }

@@ -1,8 +1,8 @@
 //! The `_redirects` files of sites, for missing paths (<https://specs.ipfs.tech/http-gateways/web-redirects-file/>).
 //!
 //! Only sites with their own origin have rules. A file is read once for concurrent requests
-//! ([`crate::resolve::walks`]), and its rules, or its absence, are cached: single-page applications need them for every
-//! path.
+//! ([`crate::resolve::path_resolver`]), and its rules, or its absence, are cached: single-page applications need them
+//! for every path.
 
 use crate::errors::Problem;
 use crate::invalidate::{PurgeMode, invalidate_where};
@@ -22,33 +22,33 @@ const FILE: &str = "_redirects";
 const ENTRY_OVERHEAD_BYTES: usize = 400;
 
 /// The rules of a file, or why it is invalid.
-type Said = Result<Arc<Rules>, RedirectsError>;
+type ParsedRules = Result<Arc<Rules>, RedirectsError>;
 
 /// The cache of rules, by the path of each site below its root CID and the policy's generation. Clones share it.
 #[derive(Clone)]
 pub struct SiteRedirects {
-    known: Cache<(Arc<str>, u64), Said>,
+    cache: Cache<(Arc<str>, u64), ParsedRules>,
 }
 
 impl SiteRedirects {
     /// A cache of at most `bytes_max`.
     pub fn new(bytes_max: u64) -> Self {
-        Self { known: Cache::builder().name("sites").max_capacity(bytes_max).weigher(weight).build() }
+        Self { cache: Cache::builder().name("sites").max_capacity(bytes_max).weigher(weight).build() }
     }
 
     /// Invalidates the sites whose path `concerns` selects; returns their number.
     pub fn invalidate_where(&self, concerns: impl Fn(&str) -> bool, mode: PurgeMode) -> u64 {
-        invalidate_where(&self.known, |(site, _), _| concerns(site), mode)
+        invalidate_where(&self.cache, |(site, _), _| concerns(site), mode)
     }
 
     /// Invalidates all entries.
-    pub fn forget(&self) {
-        self.known.invalidate_all();
+    pub fn invalidate_all(&self) {
+        self.cache.invalidate_all();
     }
 
     /// The cached rules of the site with its root at `site`.
-    pub fn known(&self, site: &Target, generation: u64) -> Option<Said> {
-        self.known.get::<(Arc<str>, u64)>(&(site.key().into(), generation))
+    pub fn cached(&self, site: &Target, generation: u64) -> Option<ParsedRules> {
+        self.cache.get::<(Arc<str>, u64)>(&(site.key().into(), generation))
     }
 
     /// The rules of the site with its root at `site`, empty without a file. Reads the file unless it is cached.
@@ -57,28 +57,28 @@ impl SiteRedirects {
     /// [`Problem::Redirects`] when the file is invalid, or the error of reading it.
     pub async fn rules(&self, source: &Arc<RootSource>, site: &Target, generation: u64) -> Result<Arc<Rules>, Problem> {
         // An earlier call may have completed between this request's look-up and the start of this call.
-        let said = match self.known(site, generation) {
-            Some(said) => said,
+        let parsed = match self.cached(site, generation) {
+            Some(parsed) => parsed,
             None => {
                 let text = read(source, site).await?.unwrap_or_default();
                 source.work().charge_text(text.len());
-                let said = Rules::parse(&text).map(Arc::new);
-                self.known.insert((site.key().into(), generation), said.clone());
-                said
+                let parsed = Rules::parse(&text).map(Arc::new);
+                self.cache.insert((site.key().into(), generation), parsed.clone());
+                parsed
             }
         };
-        said.map_err(Problem::Redirects)
+        parsed.map_err(Problem::Redirects)
     }
 }
 
 impl std::fmt::Debug for SiteRedirects {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SiteRedirects").field("known", &self.known.entry_count()).finish()
+        f.debug_struct("SiteRedirects").field("known", &self.cache.entry_count()).finish()
     }
 }
 
-fn weight((path, _): &(Arc<str>, u64), said: &Said) -> u32 {
-    let rules = said.as_ref().map_or(0, |rules| rules.memory_bytes());
+fn weight((path, _): &(Arc<str>, u64), parsed: &ParsedRules) -> u32 {
+    let rules = parsed.as_ref().map_or(0, |rules| rules.memory_bytes());
     u32::try_from(path.len() + rules + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX)
 }
 

@@ -71,7 +71,7 @@ impl Tier {
 struct Farthest(AtomicU8);
 
 impl Farthest {
-    fn reach(&self, tier: Tier) {
+    fn record_tier(&self, tier: Tier) {
         self.0.fetch_max(tier as u8, Ordering::Relaxed);
     }
 
@@ -125,8 +125,8 @@ impl RootSource {
     }
 
     /// Records the tier of a singleflight call whose result this request shares.
-    pub fn reach(&self, tier: Tier) {
-        self.farthest.reach(tier);
+    pub fn record_tier(&self, tier: Tier) {
+        self.farthest.record_tier(tier);
     }
 
     /// Whether blocks that are not stored locally are not fetched.
@@ -149,7 +149,7 @@ impl RootSource {
             fetches: Arc::clone(&self.sources.fetches),
             client: self.client,
             farthest: Arc::clone(&self.farthest),
-            place: Arc::default(),
+            permit: Arc::default(),
         };
         self.session.get_or_init(|| (self.sources.open_session)(&self.root, gate()))
     }
@@ -171,7 +171,7 @@ impl BlockSource for RootSource {
     fn peek(&self, cid: &Cid) -> Option<Block> {
         self.sources.local.peek(cid).or_else(|| {
             let block = self.sources.local.read_now(cid)?;
-            self.farthest.reach(Tier::Disk);
+            self.farthest.record_tier(Tier::Disk);
             Some(block)
         })
     }
@@ -185,7 +185,7 @@ impl BlockSource for RootSource {
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        self.farthest.reach(Tier::Disk);
+        self.farthest.record_tier(Tier::Disk);
         // The data of an identity CID are in the CID itself.
         if self.local_only || is_identity(cid) { self.sources.local.get(cid) } else { self.session().get(cid) }
     }
@@ -202,19 +202,19 @@ pub struct Gate {
     client: IpAddr,
     farthest: Arc<Farthest>,
     /// The request's permit, held while anything is fetched for it.
-    place: Arc<Mutex<Weak<Permit>>>,
+    permit: Arc<Mutex<Weak<Permit>>>,
 }
 
 impl Gate {
-    async fn pass(&self) -> Result<Arc<Permit>, SourceError> {
-        let mut held = self.place.lock().await;
-        if let Some(place) = held.upgrade() {
-            return Ok(place);
+    async fn acquire(&self) -> Result<Arc<Permit>, SourceError> {
+        let mut held = self.permit.lock().await;
+        if let Some(permit) = held.upgrade() {
+            return Ok(permit);
         }
-        let place = self.fetches.acquire_soon(self.client).await.map_err(|_| SourceError::Busy)?;
-        let place = Arc::new(place);
-        *held = Arc::downgrade(&place);
-        Ok(place)
+        let permit = self.fetches.acquire_soon(self.client).await.map_err(|_| SourceError::Busy)?;
+        let permit = Arc::new(permit);
+        *held = Arc::downgrade(&permit);
+        Ok(permit)
     }
 }
 
@@ -235,10 +235,10 @@ impl BlockSource for Gated {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         let (gate, upstream, cid) = (self.gate.clone(), Arc::clone(&self.upstream), *cid);
         async move {
-            let place = gate.pass().await?;
-            gate.farthest.reach(Tier::Network);
+            let permit = gate.acquire().await?;
+            gate.farthest.record_tier(Tier::Network);
             let fetched = upstream.get(&cid).await;
-            drop(place);
+            drop(permit);
             fetched
         }
         .boxed()

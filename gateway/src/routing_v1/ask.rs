@@ -12,7 +12,7 @@ use p2p_bridge::routing_v1::types::{PEERS, PROVIDERS};
 
 /// A request to the routing API.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Asked {
+pub enum RoutingRequest {
     /// The providers of a block.
     Providers(Cid),
     /// The addresses of a peer.
@@ -23,7 +23,7 @@ pub enum Asked {
     Record(Key),
 }
 
-impl Asked {
+impl RoutingRequest {
     /// Parses a path.
     ///
     /// # Errors
@@ -125,22 +125,22 @@ mod tests {
     const NAME: &str = "k51qzi5uqu5dlvj2baxnqndepeb86cbk3ng7n3i46uzyxzyqj2xjonzllnv0v8";
 
     #[test]
-    fn paths_name_what_is_asked_for() {
+    fn paths_are_parsed() {
         let cid = cid::parse(CID).expect("a CID");
         let key = Key::parse(PEER).expect("a key");
         let peer = *key.peer_id();
         let good = [
-            (format!("providers/{CID}"), Asked::Providers(cid)),
-            (format!("peers/{PEER}"), Asked::Peer(peer)),
-            (format!("peers/{NAME}"), Asked::Peer(peer)),
-            (format!("ipns/{NAME}"), Asked::Record(key)),
-            (format!("ipns/{}", key.to_cid()), Asked::Record(key)),
-            (format!("dht/closest/peers/{CID}"), Asked::Closest(cid.hash().to_bytes())),
-            (format!("dht/closest/peers/{PEER}"), Asked::Closest(peer.to_bytes())),
-            (format!("dht/closest/peers/{NAME}"), Asked::Closest(peer.to_bytes())),
+            (format!("providers/{CID}"), RoutingRequest::Providers(cid)),
+            (format!("peers/{PEER}"), RoutingRequest::Peer(peer)),
+            (format!("peers/{NAME}"), RoutingRequest::Peer(peer)),
+            (format!("ipns/{NAME}"), RoutingRequest::Record(key)),
+            (format!("ipns/{}", key.to_cid()), RoutingRequest::Record(key)),
+            (format!("dht/closest/peers/{CID}"), RoutingRequest::Closest(cid.hash().to_bytes())),
+            (format!("dht/closest/peers/{PEER}"), RoutingRequest::Closest(peer.to_bytes())),
+            (format!("dht/closest/peers/{NAME}"), RoutingRequest::Closest(peer.to_bytes())),
         ];
         for (path, expected) in good {
-            assert_eq!(Asked::read(&format!("{ROUTING}{path}")), Ok(expected), "{path}");
+            assert_eq!(RoutingRequest::read(&format!("{ROUTING}{path}")), Ok(expected), "{path}");
         }
         let long = format!("providers/{}", "b".repeat(10_000));
         let bad = [
@@ -153,12 +153,12 @@ mod tests {
             &long,
         ];
         for path in bad {
-            let problem = Asked::read(&format!("{ROUTING}{path}")).expect_err(path);
+            let problem = RoutingRequest::read(&format!("{ROUTING}{path}")).expect_err(path);
             assert!(matches!(problem, Problem::Routing(_)) && problem.to_string().len() < 200, "{path}: {problem}");
             assert_eq!(problem.status(), 400, "{path}");
         }
         for path in ["", "providers", "elsewhere/x", &format!("providers/{CID}/"), &format!("dht/{CID}")] {
-            let problem = Asked::read(&format!("{ROUTING}{path}")).expect_err(path);
+            let problem = RoutingRequest::read(&format!("{ROUTING}{path}")).expect_err(path);
             assert!(matches!(problem.status().as_u16(), 400 | 404), "{path}: {problem}");
         }
     }

@@ -1,4 +1,4 @@
-//! [`Finder`]: the searches of the routing API, and [`Neighbourhood`], its implementation.
+//! [`PeerFinder`]: the searches of the routing API, and [`Neighbourhood`], its implementation.
 
 use content::{BlockKey, Cid};
 use futures::FutureExt as _;
@@ -12,7 +12,7 @@ use p2p_bridge::routing_v1::types::BITSWAP;
 use std::future::Future;
 
 /// Searches the network.
-pub trait Finder: Send + Sync {
+pub trait PeerFinder: Send + Sync {
     /// The providers of a block.
     fn providers(&self, cid: &Cid) -> BoxStream<'static, PeerRecord>;
 
@@ -23,7 +23,7 @@ pub trait Finder: Send + Sync {
     fn closest(&self, key: Vec<u8>) -> BoxStream<'static, PeerRecord>;
 
     /// This node's own record, if untrusted peers may fetch blocks from it.
-    fn ourselves(&self) -> BoxFuture<'static, Option<PeerRecord>>;
+    fn own_record(&self) -> BoxFuture<'static, Option<PeerRecord>>;
 }
 
 /// Searches of the node's network, for clients of the routing API.
@@ -44,7 +44,7 @@ fn found(searching: impl Future<Output = PeerSearch> + Send + 'static) -> BoxStr
     stream::once(searching).flat_map(move |search| stream::unfold(search, next)).boxed()
 }
 
-impl Finder for Neighbourhood {
+impl PeerFinder for Neighbourhood {
     fn providers(&self, cid: &Cid) -> BoxStream<'static, PeerRecord> {
         let bridge = self.bridge.clone();
         match BlockKey::of(cid) {
@@ -64,7 +64,7 @@ impl Finder for Neighbourhood {
         found(async move { bridge.closest_peers(key).await })
     }
 
-    fn ourselves(&self) -> BoxFuture<'static, Option<PeerRecord>> {
+    fn own_record(&self) -> BoxFuture<'static, Option<PeerRecord>> {
         let (bridge, serves_everyone) = (self.bridge.clone(), self.serves_everyone);
         async move {
             let id = bridge.peer_id();

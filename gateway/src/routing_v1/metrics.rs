@@ -18,7 +18,7 @@ const ENDPOINTS: [&str; 5] = ["providers", "peers", "closest", "ipns", UNKNOWN];
 
 /// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestResult {
     /// Records were found.
     Found,
     /// No records were found.
@@ -31,12 +31,12 @@ pub enum Outcome {
     Failed,
 }
 
-const OUTCOMES: [(Outcome, &str); 5] = [
-    (Outcome::Found, "found"),
-    (Outcome::Empty, "empty"),
-    (Outcome::Invalid, "invalid"),
-    (Outcome::Busy, "busy"),
-    (Outcome::Failed, "failed"),
+const RESULTS: [(RequestResult, &str); 5] = [
+    (RequestResult::Found, "found"),
+    (RequestResult::Empty, "empty"),
+    (RequestResult::Invalid, "invalid"),
+    (RequestResult::Busy, "busy"),
+    (RequestResult::Failed, "failed"),
 ];
 
 /// Handles to the metrics of the API. Clones share them.
@@ -56,7 +56,7 @@ impl RoutingMetrics {
         );
         // All label values are exported from the start, so that a missing counter is a sign of an error.
         for endpoint in ENDPOINTS {
-            for (_, result) in OUTCOMES {
+            for (_, result) in RESULTS {
                 drop(metrics.requests.get_or_create(&Labels { endpoint, result }));
             }
         }
@@ -64,8 +64,8 @@ impl RoutingMetrics {
     }
 
     /// Counts a request.
-    pub fn answered(&self, endpoint: &'static str, outcome: Outcome) {
-        let result = OUTCOMES.iter().find(|(other, _)| *other == outcome).map_or("", |(_, name)| name);
+    pub fn answered(&self, endpoint: &'static str, result: RequestResult) {
+        let result = RESULTS.iter().find(|(other, _)| *other == result).map_or("", |(_, name)| name);
         self.requests.get_or_create(&Labels { endpoint, result }).inc();
     }
 }

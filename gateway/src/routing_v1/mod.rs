@@ -23,13 +23,13 @@ mod answer;
 use crate::errors::{Problem, RoutingProblem};
 use crate::request::client::Client;
 use crate::respond::Draft;
-use ask::{Asked, Format};
+use ask::{Format, RoutingRequest};
 use content::names::{Key, NameError};
 use content::{BlockSource, Name, NameResolver, Policy, Verdict};
-use finder::Finder;
+use finder::PeerFinder;
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::request::Parts;
-use metrics::{Outcome, RoutingMetrics};
+use metrics::{RequestResult, RoutingMetrics};
 use p2p_bridge::routing_v1::filters::{FILTER_ADDRS, FILTER_PROTOCOLS};
 use p2p_bridge::routing_v1::{Filters, PeerRecord};
 use p2p_bridge::scope::{Scope, is_public};
@@ -61,7 +61,7 @@ impl Default for Limits {
 
 /// The server of the routing API.
 pub struct Routing {
-    finder: Arc<dyn Finder>,
+    finder: Arc<dyn PeerFinder>,
     names: Arc<dyn NameResolver>,
     /// The blocks that are stored locally.
     local: Arc<dyn BlockSource>,
@@ -81,7 +81,7 @@ impl Routing {
     /// A server that searches with `finder`, resolves names with `names`, and announces this node for the blocks in
     /// `local`.
     pub fn new(
-        finder: Arc<dyn Finder>,
+        finder: Arc<dyn PeerFinder>,
         names: Arc<dyn NameResolver>,
         local: Arc<dyn BlockSource>,
         policy: Arc<dyn Policy>,
@@ -97,62 +97,62 @@ impl Routing {
     /// # Errors
     /// [`Problem`] when the request is invalid, or the limit of searches is reached.
     pub async fn answer(&self, head: &Parts, client: &Client) -> Result<Draft, Problem> {
-        let asked = match Asked::read(head.uri.path()) {
-            Ok(asked) => asked,
+        let request = match RoutingRequest::read(head.uri.path()) {
+            Ok(request) => request,
             Err(problem) => {
-                self.metrics.answered(metrics::UNKNOWN, Outcome::Invalid);
+                self.metrics.answered(metrics::UNKNOWN, RequestResult::Invalid);
                 return Err(problem);
             }
         };
-        let endpoint = asked.endpoint();
-        if let Err(problem) = self.check_policy(&asked) {
-            self.metrics.answered(endpoint, Outcome::Failed);
+        let endpoint = request.endpoint();
+        if let Err(problem) = self.check_policy(&request) {
+            self.metrics.answered(endpoint, RequestResult::Failed);
             return Err(problem);
         }
-        let answered = match asked {
-            Asked::Record(key) => self.record(key, head, client).await,
-            asked => self.peers(asked, head, client).await,
+        let answered = match request {
+            RoutingRequest::Record(key) => self.record(key, head, client).await,
+            request => self.peers(request, head, client).await,
         };
-        let outcome = match &answered {
-            Ok((_, true)) => Outcome::Found,
-            Ok((_, false)) => Outcome::Empty,
-            Err(Problem::Routing(RoutingProblem::Busy) | Problem::Name(NameError::Busy)) => Outcome::Busy,
-            Err(Problem::Routing(_)) => Outcome::Invalid,
-            Err(_) => Outcome::Failed,
+        let result = match &answered {
+            Ok((_, true)) => RequestResult::Found,
+            Ok((_, false)) => RequestResult::Empty,
+            Err(Problem::Routing(RoutingProblem::Busy) | Problem::Name(NameError::Busy)) => RequestResult::Busy,
+            Err(Problem::Routing(_)) => RequestResult::Invalid,
+            Err(_) => RequestResult::Failed,
         };
-        self.metrics.answered(endpoint, outcome);
+        self.metrics.answered(endpoint, result);
         answered.map(|(draft, _)| draft)
     }
 
     /// Providers of withheld blocks and records of withheld names are not returned.
-    fn check_policy(&self, asked: &Asked) -> Result<(), Problem> {
-        match asked {
-            Asked::Providers(cid) => match self.policy.check(cid) {
+    fn check_policy(&self, request: &RoutingRequest) -> Result<(), Problem> {
+        match request {
+            RoutingRequest::Providers(cid) => match self.policy.check(cid) {
                 Verdict::Allow => Ok(()),
                 verdict => Err(Problem::Refused { cid: *cid, verdict }),
             },
-            Asked::Record(key) => match self.policy.check_name(&Name::Key(*key), "") {
+            RoutingRequest::Record(key) => match self.policy.check_name(&Name::Key(*key), "") {
                 Verdict::Allow => Ok(()),
                 verdict => Err(NameError::Withheld { name: Name::Key(*key), verdict }.into()),
             },
-            Asked::Peer(_) | Asked::Closest(_) => Ok(()),
+            RoutingRequest::Peer(_) | RoutingRequest::Closest(_) => Ok(()),
         }
     }
 
     /// A response with peers, and whether there are any.
-    async fn peers(&self, asked: Asked, head: &Parts, client: &Client) -> Result<(Draft, bool), Problem> {
+    async fn peers(&self, request: RoutingRequest, head: &Parts, client: &Client) -> Result<(Draft, bool), Problem> {
         let format = Format::of_peers(&head.headers)?;
         let parameter = |name| head.uri.query().and_then(|query| parameter(query, name));
         let filters = Filters::read(parameter(FILTER_ADDRS).as_deref(), parameter(FILTER_PROTOCOLS).as_deref());
-        let place = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
-        let list = asked.list();
-        let filters = if matches!(asked, Asked::Closest(_)) { Filters::default() } else { filters };
+        let permit = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
+        let list = request.list();
+        let filters = if matches!(request, RoutingRequest::Closest(_)) { Filters::default() } else { filters };
         let audience = if is_public(client.address) { Audience::Outside } else { Audience::Inside };
-        let found = self.search(asked).await;
+        let found = self.search(request).await;
         let found = found.filter_map(move |record| {
             // The permit is held until the search ends.
-            let _kept = &place;
-            std::future::ready(audience.may_hear(record).and_then(|record| filters.apply(record)))
+            let _permit = &permit;
+            std::future::ready(audience.filter_for(record).and_then(|record| filters.apply(record)))
         });
         let found = found.take_until(tokio::time::sleep(self.limits.time));
         match format {
@@ -165,26 +165,26 @@ impl Routing {
     }
 
     /// The records of a search; this node comes first if it has the block.
-    async fn search(&self, asked: Asked) -> BoxStream<'static, PeerRecord> {
-        match asked {
-            Asked::Providers(cid) => {
+    async fn search(&self, request: RoutingRequest) -> BoxStream<'static, PeerRecord> {
+        match request {
+            RoutingRequest::Providers(cid) => {
                 let held = self.local.has(&cid).await.unwrap_or(false);
-                let ourselves = if held { self.finder.ourselves().await } else { None };
-                let own_id = ourselves.as_ref().map(|record| record.id);
+                let own_record = if held { self.finder.own_record().await } else { None };
+                let own_id = own_record.as_ref().map(|record| record.id);
                 let others = self.finder.providers(&cid);
                 let others = others.filter(move |record| std::future::ready(Some(record.id) != own_id));
-                stream::iter(ourselves).chain(others).boxed()
+                stream::iter(own_record).chain(others).boxed()
             }
-            Asked::Peer(peer) => self.finder.peer(peer),
-            Asked::Closest(key) => self.finder.closest(key),
-            Asked::Record(_) => stream::empty().boxed(),
+            RoutingRequest::Peer(peer) => self.finder.peer(peer),
+            RoutingRequest::Closest(key) => self.finder.closest(key),
+            RoutingRequest::Record(_) => stream::empty().boxed(),
         }
     }
 
     /// An IPNS record, or the reason why there is none.
     async fn record(&self, key: Key, head: &Parts, client: &Client) -> Result<(Draft, bool), Problem> {
         ask::accepts_record(&head.headers)?;
-        let _place = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
+        let _permit = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
         match tokio::time::timeout(self.limits.time, self.names.record(&key)).await {
             Ok(Ok(record)) => Ok((answer::record(&key, &record, &head.headers), true)),
             Ok(Err(error @ (NameError::Busy | NameError::Withheld { .. }))) => Err(error.into()),
@@ -205,7 +205,7 @@ enum Audience {
 
 impl Audience {
     /// The record without the addresses that the recipient must not receive; `None` if no address is left.
-    fn may_hear(self, mut record: PeerRecord) -> Option<PeerRecord> {
+    fn filter_for(self, mut record: PeerRecord) -> Option<PeerRecord> {
         if self == Self::Outside && !record.addresses.is_empty() {
             record.addresses.retain(|address| Scope::Wan.admits(address));
             if record.addresses.is_empty() {
@@ -222,7 +222,7 @@ mod tests {
     use libp2p::PeerId;
 
     #[test]
-    fn who_asks_from_outside_hears_of_no_private_address() {
+    fn public_clients_get_no_private_addresses() {
         let record = |addresses: &[&str]| {
             PeerRecord::new(PeerId::random(), addresses.iter().map(|text| text.parse().expect("an address")).collect())
         };
@@ -234,7 +234,8 @@ mod tests {
             (vec![public], Some(1), Some(1)),
         ];
         for (addresses, outside, inside) in table {
-            let heard = |audience: Audience| audience.may_hear(record(&addresses)).map(|record| record.addresses.len());
+            let heard =
+                |audience: Audience| audience.filter_for(record(&addresses)).map(|record| record.addresses.len());
             assert_eq!((heard(Audience::Outside), heard(Audience::Inside)), (outside, inside), "{addresses:?}");
         }
     }

@@ -38,11 +38,11 @@ use tokio::sync::watch;
 /// The maximum size of pages that share one writer, in bytes: about 2500 entries.
 const PAGE_BYTES_MAX: usize = 1024 * 1024;
 /// A page may use this part of the cache.
-const MEMORY_PART_MAX: u64 = 16;
+const PAGE_SHARE_MAX: u64 = 16;
 /// The memory overhead of a cache entry, in bytes.
 const ENTRY_OVERHEAD_BYTES: usize = 500;
 /// The writer yields after a chunk of this size, in bytes.
-const TURN_BYTES: usize = 16 * 1024;
+const YIELD_BYTES: usize = 16 * 1024;
 
 /// The chunks of a page.
 pub type Chunks = BoxStream<'static, Result<Bytes, Problem>>;
@@ -98,14 +98,14 @@ pub struct Wanted {
 
 /// The result of a singleflight call.
 #[derive(Clone)]
-enum Ended {
+enum Generated {
     /// The whole page.
     Whole(Bytes),
     /// The page is too long to share it. The leader continues with the rest; followers write the page for themselves.
-    Outgrown(Arc<Mutex<Option<Chunks>>>),
+    TooLong(Arc<Mutex<Option<Chunks>>>),
 }
 
-type Outcome = Result<Ended, Problem>;
+type Outcome = Result<Generated, Problem>;
 
 /// The chunks that are written so far.
 struct Written {
@@ -123,9 +123,9 @@ pub struct Listings {
 }
 
 struct Inner {
-    known: Cache<Key, Arc<Page>>,
+    cache: Cache<Key, Arc<Page>>,
     /// The maximum length of cached pages, in bytes.
-    known_bytes_max: usize,
+    cached_bytes_max: usize,
     /// The maximum length of pages with a shared writer, in bytes.
     shared_bytes_max: usize,
     /// Requests with `only-if-cached` have calls of their own: the second part of the key.
@@ -145,10 +145,10 @@ impl Listings {
         metrics: ListingMetrics,
     ) -> Self {
         let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let known = Cache::builder().name("listings").max_capacity(memory_bytes_max).weigher(weight).build();
+        let cache = Cache::builder().name("listings").max_capacity(memory_bytes_max).weigher(weight).build();
         let inner = Inner {
-            known,
-            known_bytes_max: size(memory_bytes_max / MEMORY_PART_MAX),
+            cache,
+            cached_bytes_max: size(memory_bytes_max / PAGE_SHARE_MAX),
             shared_bytes_max: PAGE_BYTES_MAX.min(size(response_bytes_max)),
             flights: Flights::default(),
             budget,
@@ -158,13 +158,13 @@ impl Listings {
     }
 
     /// Invalidates all pages.
-    pub fn forget(&self) {
-        self.inner.known.invalidate_all();
+    pub fn invalidate_all(&self) {
+        self.inner.cache.invalidate_all();
     }
 
     /// A cached page.
     pub fn get(&self, key: &Key) -> Option<Arc<Page>> {
-        let page = self.inner.known.get(key);
+        let page = self.inner.cache.get(key);
         if page.is_some() {
             self.inner.metrics.hits.inc();
         }
@@ -173,7 +173,7 @@ impl Listings {
 
     /// Invalidates the pages that `concerns` selects; returns their number.
     pub fn invalidate_where(&self, concerns: impl Fn(&Key, &Page) -> bool, mode: PurgeMode) -> u64 {
-        invalidate_where(&self.inner.known, |key, page| concerns(key, page), mode)
+        invalidate_where(&self.inner.cache, |key, page| concerns(key, page), mode)
     }
 
     /// A page with the blocks of `source`. Waits only for the first chunk, so that an unreadable directory gets an
@@ -184,7 +184,7 @@ impl Listings {
     pub async fn read(&self, wanted: Wanted, source: &Arc<RootSource>) -> Result<Content, Problem> {
         let mut reader = Reader::of(self.clone(), wanted, Arc::clone(source));
         let first = reader.next().await?.unwrap_or_default();
-        if matches!(reader.place, Place::End) {
+        if matches!(reader.chunks, ChunkSource::End) {
             return Ok(Content::Bytes(first));
         }
         let rest = stream::try_unfold(reader, |mut reader| async move {
@@ -202,46 +202,46 @@ impl Listings {
 
 impl Inner {
     /// Joins the singleflight call for a page, or begins it.
-    fn board(self: &Arc<Self>, wanted: &Arc<Wanted>, source: &Arc<RootSource>) -> Seat {
+    fn join(self: &Arc<Self>, wanted: &Arc<Wanted>, source: &Arc<RootSource>) -> SharedRead {
         let key = (wanted.key.clone(), source.is_local_only());
         let (flight, written, joined) = self.flights.join_in_sight(key, || {
             let share = Share::of(self.budget.clone());
             let (page, written) = watch::channel(Written { chunks: Vec::new(), bytes: 0, tier: Tier::Ram, share });
             let (inner, wanted, source) = (Arc::clone(self), Arc::clone(wanted), Arc::clone(source));
-            let flight = aside(async move { inner.fly(&wanted, source, &page).await });
-            (flight.map(|ended| ended.unwrap_or_else(|| Err(Problem::closed()))), written)
+            let flight = aside(async move { inner.write(&wanted, source, &page).await });
+            (flight.map(|result| result.unwrap_or_else(|| Err(Problem::closed()))), written)
         });
         let counter = if joined { &self.metrics.joined } else { &self.metrics.misses };
         counter.inc();
-        Seat { flight, ended: None, written, next: 0, joined, since: Instant::now() }
+        SharedRead { flight, result: None, written, next: 0, joined, since: Instant::now() }
     }
 
     /// Writes a page, and caches it if it is complete and short enough.
-    async fn fly(&self, wanted: &Wanted, source: Arc<RootSource>, page: &watch::Sender<Written>) -> Outcome {
+    async fn write(&self, wanted: &Wanted, source: Arc<RootSource>, page: &watch::Sender<Written>) -> Outcome {
         // An earlier call may have completed between this reader's look-up and the start of this call.
-        if let Some(page) = self.known.get(&wanted.key) {
-            return Ok(Ended::Whole(page.bytes.clone()));
+        if let Some(page) = self.cache.get(&wanted.key) {
+            return Ok(Generated::Whole(page.bytes.clone()));
         }
         let mut chunks = (wanted.writer)(Arc::clone(&source));
         while let Some(chunk) = chunks.try_next().await? {
-            let is_long = chunk.len() >= TURN_BYTES;
+            let is_long = chunk.len() >= YIELD_BYTES;
             let mut left_over = None;
             page.send_modify(|written| left_over = written.push(chunk, self.shared_bytes_max, source.tier()));
             if let Some(chunk) = left_over {
                 let rest = stream::once(ready(Ok(chunk))).chain(chunks).boxed();
-                return Ok(Ended::Outgrown(Arc::new(Mutex::new(Some(rest)))));
+                return Ok(Generated::TooLong(Arc::new(Mutex::new(Some(rest)))));
             }
             if is_long {
                 tokio::task::yield_now().await;
             }
         }
         let bytes = Bytes::from(page.borrow().chunks.concat());
-        if bytes.len() <= self.known_bytes_max {
+        if bytes.len() <= self.cached_bytes_max {
             let Wanted { key, etag, roots, .. } = wanted;
             let page = Page { etag: etag.clone(), roots: roots.clone(), bytes: bytes.clone() };
-            self.known.insert(key.clone(), Arc::new(page));
+            self.cache.insert(key.clone(), Arc::new(page));
         }
-        Ok(Ended::Whole(bytes))
+        Ok(Generated::Whole(bytes))
     }
 }
 
@@ -263,19 +263,19 @@ struct Reader {
     listings: Listings,
     wanted: Arc<Wanted>,
     source: Arc<RootSource>,
-    place: Place,
+    chunks: ChunkSource,
     /// The number of calls that ended with a leader-only error.
-    in_vain: usize,
+    leader_only_errors: usize,
     /// The bytes that were returned.
-    got: usize,
+    returned: usize,
     /// The bytes that the current source has returned.
-    seen: usize,
+    position: usize,
 }
 
 /// The source of a reader's chunks.
-enum Place {
+enum ChunkSource {
     /// A writer that is shared with other readers.
-    Seat(Box<Seat>),
+    Shared(Box<SharedRead>),
     /// A writer of its own.
     Alone(Chunks),
     /// All chunks were read.
@@ -283,10 +283,10 @@ enum Place {
 }
 
 /// A reader's part in the singleflight call of a page.
-struct Seat {
+struct SharedRead {
     flight: Flight<Outcome>,
     /// Its result.
-    ended: Option<Outcome>,
+    result: Option<Outcome>,
     written: watch::Receiver<Written>,
     /// The index of the next chunk.
     next: usize,
@@ -298,32 +298,32 @@ struct Seat {
 /// The next part of a shared page.
 enum Next {
     Chunk(Bytes, Tier),
-    Ended(Ended),
+    End(Generated),
 }
 
-impl Seat {
+impl SharedRead {
     async fn next(&mut self) -> Result<Next, Problem> {
         loop {
-            if self.ended.is_none()
-                && let Poll::Ready(ended) = futures::poll!(&mut self.flight)
+            if self.result.is_none()
+                && let Poll::Ready(result) = futures::poll!(&mut self.flight)
             {
-                self.ended = Some(ended);
+                self.result = Some(result);
             }
             // The whole page includes all chunks.
-            if let Some(Ok(Ended::Whole(page))) = &self.ended {
-                return Ok(Next::Ended(Ended::Whole(page.clone())));
+            if let Some(Ok(Generated::Whole(page))) = &self.result {
+                return Ok(Next::End(Generated::Whole(page.clone())));
             }
             // Chunks that were written before the end come first.
             if let Some((chunk, tier)) = self.chunk() {
                 self.next += 1;
                 return Ok(Next::Chunk(chunk, tier));
             }
-            if let Some(ended) = &self.ended {
-                return ended.clone().map(Next::Ended);
+            if let Some(result) = &self.result {
+                return result.clone().map(Next::End);
             }
             tokio::select! {
                 biased;
-                ended = &mut self.flight => self.ended = Some(ended),
+                result = &mut self.flight => self.result = Some(result),
                 Ok(()) = self.written.changed() => {}
             }
         }
@@ -338,72 +338,72 @@ impl Seat {
 impl Reader {
     fn of(listings: Listings, wanted: Wanted, source: Arc<RootSource>) -> Self {
         let wanted = Arc::new(wanted);
-        let place = Place::Seat(Box::new(listings.inner.board(&wanted, &source)));
-        Self { listings, wanted, source, place, in_vain: 0, got: 0, seen: 0 }
+        let chunks = ChunkSource::Shared(Box::new(listings.inner.join(&wanted, &source)));
+        Self { listings, wanted, source, chunks, leader_only_errors: 0, returned: 0, position: 0 }
     }
 
     /// The next bytes of the page.
     async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
         loop {
-            let chunk = match &mut self.place {
-                Place::End => return Ok(None),
-                Place::Alone(chunks) => match chunks.try_next().await? {
+            let chunk = match &mut self.chunks {
+                ChunkSource::End => return Ok(None),
+                ChunkSource::Alone(chunks) => match chunks.try_next().await? {
                     Some(chunk) => chunk,
                     None => return Ok(None),
                 },
-                Place::Seat(seat) => match seat.next().await {
+                ChunkSource::Shared(read) => match read.next().await {
                     Ok(Next::Chunk(chunk, tier)) => {
-                        self.source.reach(tier);
+                        self.source.record_tier(tier);
                         chunk
                     }
-                    Ok(Next::Ended(Ended::Whole(page))) => {
-                        self.source.reach(seat.written.borrow().tier);
-                        (self.place, self.seen) = (Place::End, 0);
+                    Ok(Next::End(Generated::Whole(page))) => {
+                        self.source.record_tier(read.written.borrow().tier);
+                        (self.chunks, self.position) = (ChunkSource::End, 0);
                         page
                     }
-                    Ok(Next::Ended(Ended::Outgrown(rest))) => {
-                        self.go_on_alone(&rest);
+                    Ok(Next::End(Generated::TooLong(rest))) => {
+                        self.continue_alone(&rest);
                         continue;
                     }
-                    Err(problem) if seat.joined && problem.is_leader_only(seat.since.elapsed()) => {
-                        self.begin_anew();
+                    Err(problem) if read.joined && problem.is_leader_only(read.since.elapsed()) => {
+                        self.retry();
                         continue;
                     }
                     Err(problem) => return Err(problem),
                 },
             };
-            if let Some(new) = self.beyond(chunk) {
+            if let Some(new) = self.unread_part(chunk) {
                 return Ok(Some(new));
             }
         }
     }
 
     /// Joins a new call, or writes the page alone after too many leader-only errors.
-    fn begin_anew(&mut self) {
-        self.in_vain += 1;
-        self.seen = 0;
-        self.place = if self.in_vain < FLIGHTS_MAX {
-            Place::Seat(Box::new(self.listings.inner.board(&self.wanted, &self.source)))
+    fn retry(&mut self) {
+        self.leader_only_errors += 1;
+        self.position = 0;
+        self.chunks = if self.leader_only_errors < FLIGHTS_MAX {
+            ChunkSource::Shared(Box::new(self.listings.inner.join(&self.wanted, &self.source)))
         } else {
-            Place::Alone((self.wanted.writer)(Arc::clone(&self.source)))
+            ChunkSource::Alone((self.wanted.writer)(Arc::clone(&self.source)))
         };
     }
 
     /// Continues alone: the leader with the rest of the page, a follower with a writer of its own.
-    fn go_on_alone(&mut self, rest: &Mutex<Option<Chunks>>) {
-        let began = matches!(&self.place, Place::Seat(seat) if !seat.joined);
+    fn continue_alone(&mut self, rest: &Mutex<Option<Chunks>>) {
+        let began = matches!(&self.chunks, ChunkSource::Shared(read) if !read.joined);
         let rest = if began { rest.lock().unwrap_or_else(PoisonError::into_inner).take() } else { None };
-        self.place = Place::Alone(rest.unwrap_or_else(|| {
-            self.seen = 0;
+        self.chunks = ChunkSource::Alone(rest.unwrap_or_else(|| {
+            self.position = 0;
             (self.wanted.writer)(Arc::clone(&self.source))
         }));
     }
 
     /// The part of a chunk that the reader has not returned yet, since it may have read it from another source.
-    fn beyond(&mut self, chunk: Bytes) -> Option<Bytes> {
-        self.seen += chunk.len();
-        let new = self.seen.checked_sub(self.got).filter(|new| *new > 0)?;
-        self.got = self.seen;
+    fn unread_part(&mut self, chunk: Bytes) -> Option<Bytes> {
+        self.position += chunk.len();
+        let new = self.position.checked_sub(self.returned).filter(|new| *new > 0)?;
+        self.returned = self.position;
         Some(chunk.slice(chunk.len() - new.min(chunk.len())..))
     }
 }
@@ -426,9 +426,9 @@ fn weight(key: &Key, page: &Arc<Page>) -> u32 {
 
 impl std::fmt::Debug for Listings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Inner { known, flights, .. } = &*self.inner;
+        let Inner { cache, flights, .. } = &*self.inner;
         f.debug_struct("Listings")
-            .field("known", &known.entry_count())
+            .field("pages", &cache.entry_count())
             .field("flights", flights)
             .finish_non_exhaustive()
     }
@@ -455,7 +455,7 @@ mod tests {
 
     /// The behaviour of one writer.
     #[derive(Debug, Clone)]
-    struct Fate {
+    struct WriterBehaviour {
         /// The chunk before which it fails, and whether the error is leader-only.
         fails: Option<(usize, bool)>,
         /// How often it yields before each chunk.
@@ -464,7 +464,7 @@ mod tests {
 
     /// The behaviour of one reader.
     #[derive(Debug, Clone)]
-    struct Habit {
+    struct ReaderBehaviour {
         comes_after: usize,
         /// The number of chunks after which it leaves, if it does.
         leaves_after: Option<usize>,
@@ -475,18 +475,18 @@ mod tests {
     #[derive(Debug, Clone)]
     struct Case {
         chunks: Vec<usize>,
-        fates: Vec<Fate>,
-        readers: Vec<Habit>,
+        writers: Vec<WriterBehaviour>,
+        readers: Vec<ReaderBehaviour>,
         shared_bytes_max: usize,
         memory_bytes_max: usize,
         budget: usize,
     }
 
     fn case() -> impl Strategy<Value = Case> {
-        let fate = (prop_oneof![2 => Just(None), 1 => (0_usize..8, any::<bool>()).prop_map(Some)], 0_usize..4);
-        let fate = fate.prop_map(|(fails, turns)| Fate { fails, turns });
-        let habit = (0_usize..30, prop_oneof![Just(None), (0_usize..6).prop_map(Some)], 0_usize..4, 0_u8..5).prop_map(
-            |(comes_after, leaves_after, turns, local)| Habit {
+        let writer = (prop_oneof![2 => Just(None), 1 => (0_usize..8, any::<bool>()).prop_map(Some)], 0_usize..4);
+        let writer = writer.prop_map(|(fails, turns)| WriterBehaviour { fails, turns });
+        let reader = (0_usize..30, prop_oneof![Just(None), (0_usize..6).prop_map(Some)], 0_usize..4, 0_u8..5).prop_map(
+            |(comes_after, leaves_after, turns, local)| ReaderBehaviour {
                 comes_after,
                 leaves_after,
                 turns,
@@ -495,15 +495,15 @@ mod tests {
         );
         (
             proptest::collection::vec(1_usize..400, 1..12),
-            proptest::collection::vec(fate, 0..6),
-            proptest::collection::vec(habit, 1..7),
+            proptest::collection::vec(writer, 0..6),
+            proptest::collection::vec(reader, 1..7),
             prop_oneof![Just(TOTAL), 0_usize..2000],
             prop_oneof![Just(TOTAL), Just(0)],
             prop_oneof![Just(TOTAL), 0_usize..2000],
         )
-            .prop_map(|(chunks, fates, readers, shared_bytes_max, memory_bytes_max, budget)| Case {
+            .prop_map(|(chunks, writers, readers, shared_bytes_max, memory_bytes_max, budget)| Case {
                 chunks,
-                fates,
+                writers,
                 readers,
                 shared_bytes_max,
                 memory_bytes_max,
@@ -575,18 +575,17 @@ mod tests {
                 writers.push((Arc::as_ptr(&source).addr(), false));
                 writers.len() - 1
             };
-            let fate = self.case.fates.get(writer).cloned().unwrap_or(Fate { fails: None, turns: 1 });
+            let behaviour = self.case.writers.get(writer).cloned().unwrap_or(WriterBehaviour { fails: None, turns: 1 });
             let next = move |index: usize| {
                 // The writer holds its source until its end.
-                let (world, fate, _source) = (Arc::clone(&self), fate.clone(), Arc::clone(&source));
+                let (world, behaviour, _source) = (Arc::clone(&self), behaviour.clone(), Arc::clone(&source));
                 async move {
-                    for _ in 0..fate.turns {
+                    for _ in 0..behaviour.turns {
                         tokio::task::yield_now().await;
                     }
-                    if let Some((_, of_who_began)) = fate.fails.filter(|(before, _)| *before == index) {
+                    if let Some((_, leader_only)) = behaviour.fails.filter(|(before, _)| *before == index) {
                         world.writers.lock().expect("is sound")[writer].1 = true;
-                        let error =
-                            if of_who_began { SourceError::Busy } else { SourceError::NotFound { cid: root() } };
+                        let error = if leader_only { SourceError::Busy } else { SourceError::NotFound { cid: root() } };
                         return Err(Problem::Walk(WalkError::Source(error)));
                     }
                     let Some(bytes) = world.case.chunks.get(index) else { return Ok(None) };
@@ -596,11 +595,11 @@ mod tests {
             stream::try_unfold(0, next).boxed()
         }
 
-        async fn read(self: Arc<Self>, habit: Habit) -> (usize, Got) {
-            for _ in 0..habit.comes_after {
+        async fn read(self: Arc<Self>, behaviour: ReaderBehaviour) -> (usize, Got) {
+            for _ in 0..behaviour.comes_after {
                 tokio::task::yield_now().await;
             }
-            let source = RootSource::new(&self.sources, root(), [127, 0, 0, 1].into(), habit.local_only);
+            let source = RootSource::new(&self.sources, root(), [127, 0, 0, 1].into(), behaviour.local_only);
             let address = Arc::as_ptr(&source).addr();
             let mut got = Vec::new();
             let mut content = match self.listings.read(self.wanted(), &source).await {
@@ -608,10 +607,10 @@ mod tests {
                 Err(problem) => return (address, (got, Some(Err(problem)))),
             };
             for chunks in 0.. {
-                if habit.leaves_after.is_some_and(|most| chunks >= most) {
+                if behaviour.leaves_after.is_some_and(|most| chunks >= most) {
                     return (address, (got, None));
                 }
-                for _ in 0..habit.turns {
+                for _ in 0..behaviour.turns {
                     tokio::task::yield_now().await;
                 }
                 match content.next().await {
@@ -632,7 +631,7 @@ mod tests {
                 None => {}
                 Some(Ok(())) => assert_eq!(got, &self.page),
                 Some(Err(problem)) if problem.is_leader_only(std::time::Duration::ZERO) => {
-                    assert!(writers.contains(&(address, true)), "its own writer had no place");
+                    assert!(writers.contains(&(address, true)), "its own writer had no permit");
                 }
                 Some(Err(_)) => assert!(writers.iter().any(|(_, failed)| *failed)),
             }
@@ -641,8 +640,12 @@ mod tests {
 
     async fn play(case: Case) {
         let world = World::new(case);
-        let readers: Vec<_> =
-            world.case.readers.iter().map(|habit| tokio::spawn(Arc::clone(&world).read(habit.clone()))).collect();
+        let readers: Vec<_> = world
+            .case
+            .readers
+            .iter()
+            .map(|behaviour| tokio::spawn(Arc::clone(&world).read(behaviour.clone())))
+            .collect();
         let mut ends = Vec::new();
         for reader in readers {
             let (address, got) = reader.await.expect("no reader panics");
@@ -661,14 +664,18 @@ mod tests {
         let fits =
             world.page.len() <= shared_bytes_max.min(budget / world.case.readers.len()).min(memory_bytes_max / 16);
         let is_whole = ends.iter().any(|end| matches!(end, Some(Ok(()))));
-        let in_vain = world.case.fates.iter().filter(|fate| matches!(fate.fails, Some((_, true)))).count();
+        let leader_only_errors =
+            world.case.writers.iter().filter(|behaviour| matches!(behaviour.fails, Some((_, true)))).count();
         // A page that was written for one reader is not cached.
-        assert!(!(fits && is_whole) || in_vain >= FLIGHTS_MAX || page.is_some(), "what was read whole is remembered");
+        assert!(
+            !(fits && is_whole) || leader_only_errors >= FLIGHTS_MAX || page.is_some(),
+            "a page that was read completely is cached"
+        );
     }
 
     proptest! {
         #[test]
-        fn every_reader_gets_the_page_whatever_others_do(case in case()) {
+        fn every_reader_gets_the_page_whatever_other_readers_do(case in case()) {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
             runtime.block_on(async {
                 tokio::time::timeout(std::time::Duration::from_secs(20), play(case)).await.expect("an end");
@@ -677,19 +684,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_that_is_at_hand_has_a_length_at_once() {
+    async fn a_page_that_is_complete_at_once_has_a_length() {
         let chunks = vec![100, 50];
-        let fates = vec![Fate { fails: None, turns: 0 }];
+        let writers = vec![WriterBehaviour { fails: None, turns: 0 }];
         let (shared_bytes_max, memory_bytes_max, budget) = (TOTAL, TOTAL, TOTAL);
-        let world = World::new(Case { chunks, fates, readers: Vec::new(), shared_bytes_max, memory_bytes_max, budget });
+        let world =
+            World::new(Case { chunks, writers, readers: Vec::new(), shared_bytes_max, memory_bytes_max, budget });
         let source = RootSource::new(&world.sources, root(), [127, 0, 0, 1].into(), false);
         let mut reading = Box::pin(world.listings.read(world.wanted(), &source));
         let Poll::Ready(content) = reading.as_mut().poll(&mut Context::from_waker(futures::task::noop_waker_ref()))
         else {
-            panic!("it is at hand");
+            panic!("the page is not complete at once");
         };
         assert_eq!(content.expect("a page").length(), Some(150));
-        let page = world.listings.get(&World::key()).expect("is remembered");
+        let page = world.listings.get(&World::key()).expect("is cached");
         assert_eq!((&page.bytes[..], world.writers.lock().expect("is sound").len()), (&world.page[..], 1));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | parameter | meaning |
 //! |---|---|
-//! | `search=TEXT` | entries whose name contains the text, ignoring case; the directory is read as far as the page needs |
+//! | `search=TEXT` | entries whose name contains the text, ignoring case; reads the directory as far as needed |
 //! | `sort=name`, `sort=size` | by name, or the largest first; stored order by default |
 //!
 //! Only directories that fit on one page are sorted: sorting a longer one would need all of its entries in memory. It
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_not_kept_to_be_sorted() {
+    fn directories_with_long_names_are_not_sorted() {
         let long = "n".repeat(SORTED_BYTES_MAX / 2);
         let names = [(long.as_str(), 1), (long.as_str(), 2), ("a", 3)];
         let (found, too_long) = select(&Selection { search: None, sort: Some(Sort::Name) }, &names, 10);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_search_lets_others_run() {
+    fn a_long_search_yields() {
         let entries = stream::iter((0..STEPS_PER_TURN).map(|number| Ok(entry(&number.to_string(), None))));
         let search = Selection { search: Some("none".to_owned()), sort: None };
         let selected = search
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_that_finds_nothing_ends_with_the_budget_of_its_request() {
+    fn a_search_without_results_ends_with_the_work_limit() {
         let entries = stream::iter((0..100).map(|number| Ok(entry(&number.to_string(), None))));
         let search = Selection { search: Some("none".to_owned()), sort: None };
         let selected = search.apply(entries.boxed(), 10, &Work::new(50)).now_or_never().expect("nothing is waited for");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selection_is_carried_on_in_queries() {
+    fn a_selection_is_preserved_in_queries() {
         let request = |query: &str| {
             let uri = format!("/ipfs/x/?{query}");
             http::Request::builder().uri(uri).body(()).expect("a request").into_parts().0

@@ -1,4 +1,4 @@
-//! [`Walks`]: path resolution with singleflight: concurrent requests for a path share one call.
+//! [`PathResolver`]: path resolution with singleflight: concurrent requests for a path share one call.
 //!
 //! The waiting rule is that of [`cache::flight`]: a call lives as long as a request waits for it. Each request has its
 //! own source with its client's permit for the network; a call uses the leader's source, and followers need no permit.
@@ -14,7 +14,7 @@
 use crate::errors::Problem;
 use crate::resolve::redirects::SiteRedirects;
 use crate::resolve::source::{RootSource, Tier};
-use crate::resolve::{self, Found, Target};
+use crate::resolve::{self, PathTarget, Target};
 use cache::flight::{Flights, aside};
 use content::BlockSource as _;
 use content::redirects::{Match, Rules};
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// The result of a call, with the farthest tier that it read.
-type Walked<T> = Result<(T, Tier), Problem>;
+type SharedResult<T> = Result<(T, Tier), Problem>;
 
 /// The key of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -40,36 +40,36 @@ struct Key {
 }
 
 /// The calls in progress.
-pub struct Walks {
-    found: Flights<Key, Walked<Found>>,
-    blocks: Flights<Key, Walked<Resolved>>,
-    rules: Flights<Key, Walked<Arc<Rules>>>,
+pub struct PathResolver {
+    targets: Flights<Key, SharedResult<PathTarget>>,
+    blocks: Flights<Key, SharedResult<Resolved>>,
+    rules: Flights<Key, SharedResult<Arc<Rules>>>,
     joined: Counter,
 }
 
-impl Walks {
+impl PathResolver {
     /// No calls. `joined` counts the followers.
     pub fn new(joined: Counter) -> Self {
-        Self { found: Flights::default(), blocks: Flights::default(), rules: Flights::default(), joined }
+        Self { targets: Flights::default(), blocks: Flights::default(), rules: Flights::default(), joined }
     }
 
     /// Resolves a path: [`resolve::resolve`].
     ///
     /// # Errors
     /// The same.
-    pub async fn find(
+    pub async fn resolve(
         &self,
         source: &Arc<RootSource>,
         target: &Target,
         generation: u64,
         shows_index: bool,
-    ) -> Result<Found, Problem> {
+    ) -> Result<PathTarget, Problem> {
         let key = Key { shows_index, ..Key::of(source, target, generation) };
         let walk = |source: Arc<RootSource>| {
             let target = target.clone();
             async move { resolve::resolve(&source, &target, generation, shows_index).await }
         };
-        self.together(&self.found, key, source, walk).await
+        self.singleflight(&self.targets, key, source, walk).await
     }
 
     /// The last block of a path, of any codec: [`resolve::walk`].
@@ -81,7 +81,7 @@ impl Walks {
             let target = target.clone();
             async move { resolve::walk(&source, &target).await }
         };
-        self.together(&self.blocks, Key::of(source, target, generation), source, walk).await
+        self.singleflight(&self.blocks, Key::of(source, target, generation), source, walk).await
     }
 
     /// The rules of the site at a path: [`SiteRedirects::rules`].
@@ -99,7 +99,7 @@ impl Walks {
             let (redirects, site) = (redirects.clone(), site.clone());
             async move { redirects.rules(&source, &site, generation).await }
         };
-        self.together(&self.rules, Key::of(source, site, generation), source, walk).await
+        self.singleflight(&self.rules, Key::of(source, site, generation), source, walk).await
     }
 
     /// The site's rule for a missing path, if it has one.
@@ -114,8 +114,8 @@ impl Walks {
         generation: u64,
     ) -> Result<Option<Match>, Problem> {
         let site = target.to_site();
-        let rules = match redirects.known(&site, generation) {
-            Some(said) => said.map_err(Problem::Redirects)?,
+        let rules = match redirects.cached(&site, generation) {
+            Some(rules) => rules.map_err(Problem::Redirects)?,
             None => self.rules(redirects, source, &site, generation).await?,
         };
         let asked = target.segments.iter().skip(target.site);
@@ -128,12 +128,12 @@ impl Walks {
 
     /// The number of calls in progress.
     pub fn under_way(&self) -> usize {
-        self.found.under_way() + self.blocks.under_way() + self.rules.under_way()
+        self.targets.under_way() + self.blocks.under_way() + self.rules.under_way()
     }
 
-    async fn together<T, F>(
+    async fn singleflight<T, F>(
         &self,
-        flights: &Flights<Key, Walked<T>>,
+        flights: &Flights<Key, SharedResult<T>>,
         key: Key,
         source: &Arc<RootSource>,
         walk: impl Fn(Arc<RootSource>) -> F,
@@ -142,19 +142,21 @@ impl Walks {
         T: Clone + Send + Sync + 'static,
         F: Future<Output = Result<T, Problem>> + Send + 'static,
     {
-        let begun = Instant::now();
-        let fly = || {
+        let joined_at = Instant::now();
+        let begin = || {
             let (source, walk) = (Arc::clone(source), walk(Arc::clone(source)));
             aside(async move { walk.await.map(|found| (found, source.tier())) })
-                .map(|walked| walked.unwrap_or_else(|| Err(Problem::closed())))
+                .map(|result| result.unwrap_or_else(|| Err(Problem::closed())))
         };
-        let seat = flights.join(key.clone(), fly);
-        if seat.1 {
+        let call = flights.join(key.clone(), begin);
+        if call.1 {
             self.joined.inc();
         }
-        let again = |walked: &Walked<T>| walked.as_ref().is_err_and(|problem| problem.is_leader_only(begun.elapsed()));
-        let (found, tier) = flights.land(key, seat, fly, again).await.0?;
-        source.reach(tier);
+        let retries = |result: &SharedResult<T>| {
+            result.as_ref().is_err_and(|problem| problem.is_leader_only(joined_at.elapsed()))
+        };
+        let (found, tier) = flights.land(key, call, begin, retries).await.0?;
+        source.record_tier(tier);
         Ok(found)
     }
 }
@@ -165,8 +167,8 @@ impl Key {
     }
 }
 
-impl std::fmt::Debug for Walks {
+impl std::fmt::Debug for PathResolver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Walks").field("under_way", &self.under_way()).finish_non_exhaustive()
+        f.debug_struct("PathResolver").field("under_way", &self.under_way()).finish_non_exhaustive()
     }
 }

@@ -33,7 +33,7 @@ async fn run_until_stopped(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()>
         node = Node::start(loaded) => node?,
         () = signals.stop() => return Ok(()),
     };
-    print(&Ready(&node.places).to_string())?;
+    print(&Ready(&node.addresses).to_string())?;
     loop {
         tokio::select! {
             action = signals.next() => match action {

@@ -6,8 +6,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 export CARGO_TARGET_DIR ?= target
-# One profile and one selection for everything: Cargo unifies the features of the selected packages, and another selection
-# would rebuild RocksDB and libp2p.
+# One profile and one selection for everything: Cargo unifies the features of the selected packages, and another
+# selection would rebuild RocksDB and libp2p.
 PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which a node would reject as unknown settings.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
@@ -21,8 +21,8 @@ help: ## List the targets
 run: build ## Build and start a gateway, which prints the URL of its welcome page
 	@exec env $(NOT_SETTINGS) "$(CARGO_TARGET_DIR)/release/causeway" serve $(ARGS)
 
-# With the features of the whole workspace, so that "make test" does not rebuild RocksDB and libp2p, but without linking the
-# load tests.
+# With the features of the whole workspace, so that "make test" does not rebuild RocksDB and libp2p, but without linking
+# the load tests.
 build: ## Build the binary
 	@scripts/install-missing build
 	cargo build $(PROFILE) --bin causeway
@@ -70,7 +70,7 @@ test-long: export PROPTEST_CASES ?= 20000
 test-long: export CAUSEWAY_CRASH_ROUNDS ?= 200
 test-long: export CAUSEWAY_SOAK_SECONDS ?= 1200
 test-long: FUZZ_SECONDS ?= 600
-test-long: lint kubo ## Run all tests with more crash rounds and random inputs, a soak test, and fuzzing; takes two to three hours
+test-long: lint kubo ## Run all tests with more crash rounds and inputs, a soak test, and fuzzing; takes two to three hours
 	cargo test $(PROFILE) --no-fail-fast $(FILTER) -- --include-ignored
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
@@ -108,7 +108,7 @@ bench-stores: build-all kubo ## Measure datastores, compared with Kubo's; writes
 bench-compression: build-all ## Measure what compression saves on the disk and on the network; writes load-tests/results
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" compression --causeway "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
 
-bench-network: ## Measure cache misses over a high-latency link, compared with Kubo and plain HTTP; writes load-tests/results
+bench-network: ## Measure misses over a high-latency link, compared with Kubo and plain HTTP; writes load-tests/results
 	@scripts/install-missing bench
 	@scripts/install-missing browser
 	cargo build $(PROFILE) --bins
@@ -119,7 +119,7 @@ bench-network: ## Measure cache misses over a high-latency link, compared with K
 bench-trace: build-all ## Replay a synthetic trace of a public gateway's day; writes load-tests/results
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" trace --causeway "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
 
-bench-policies: build-all ## Compare the memory tier's hit ratio with each eviction policy on that trace; writes load-tests/results
+bench-policies: build-all ## Compare the memory tier's hit ratios by eviction policy on that trace; writes load-tests/results
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" policies $(ARGS)
 
 kubo: ## Build Kubo, the real peer of tests and benchmarks, unless it is already built

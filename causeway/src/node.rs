@@ -1,7 +1,7 @@
 //! [`Node`]: wires everything together, from the listeners to the store, and drains it.
 //!
-//! The order of the start lets it fail early: ports are bound before the store is opened, and the store is opened before
-//! the node joins the network. Readiness comes last. A drain goes the other way.
+//! The order of the start lets it fail early: ports are bound before the store is opened, and the store is opened
+//! before the node joins the network. Readiness comes last. A drain goes the other way.
 
 use crate::network::Network;
 use crate::process::{self, VERSION_AND_COMMIT};
@@ -267,7 +267,8 @@ impl Node {
         written.context("the keys cannot be used")?.context("the keys cannot be used")
     }
 
-    /// Applies the settings that can change at run time. `running` has the settings of the start, `read` the current ones.
+    /// Applies the settings that can change at run time. `running` has the settings of the start, `read` the current
+    /// ones.
     pub async fn reload(&self, running: &Loaded, read: Result<Loaded, ConfigError>) {
         crate::reload::reload(running, read, &self.lists, &self.names).await;
     }

@@ -30,7 +30,7 @@ async fn announce(kubo: &Kubo, cid: &str, causeway: &Causeway) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_kubo_entrusts_to_causeway_is_served_to_kubo_and_outlives_a_restart() {
+async fn dht_records_of_kubo_are_served_and_persistent() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path());
     let causeway = launch.start().await;
@@ -68,7 +68,7 @@ async fn what_kubo_entrusts_to_causeway_is_served_to_kubo_and_outlives_a_restart
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_node_asks_the_dht_without_any_bootstrap() {
+async fn a_restarted_node_uses_the_dht_without_bootstrap_peers() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let (third, provider) = (Kubo::start().await, Kubo::start().await);
     provider.connect(third.tcp()).await;

@@ -89,7 +89,7 @@ async fn world() -> World {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn curl_and_the_zstd_tool_read_what_is_stored_compressed() {
+async fn curl_and_zstd_decode_compressed_blocks() {
     let World { dir, text, causeway, paths } = world().await;
     for (name, path) in paths {
         let url = causeway.url(&path);

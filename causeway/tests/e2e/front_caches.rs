@@ -128,12 +128,12 @@ impl World {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_taken_down_leaves_nginx_at_once_when_it_is_told() {
+async fn a_take_down_purges_nginx() {
     leaves_at_once(Front::Nginx, "refresh").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_taken_down_leaves_varnish_at_once_when_it_is_told() {
+async fn a_take_down_purges_varnish() {
     leaves_at_once(Front::Varnish { with_xkey: false }, "ban").await;
     leaves_at_once(Front::Varnish { with_xkey: true }, "xkey").await;
 }
@@ -169,7 +169,7 @@ async fn leaves_at_once(front: Front, kind: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_taken_down_leaves_by_itself_when_its_time_has_come() {
+async fn taken_down_content_expires_from_caches() {
     for front in [Front::Nginx, Front::Varnish { with_xkey: false }] {
         let world = World::start(front, |launch, _| launch.set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 2)).await;
         let site = format!("{}.ipfs.{HOST}", world.root);
@@ -185,7 +185,7 @@ async fn what_is_taken_down_leaves_by_itself_when_its_time_has_come() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_kept_that_would_never_be_asked_about_again() {
+async fn answers_without_s_maxage_are_not_cached() {
     for front in [Front::Nginx, Front::Varnish { with_xkey: false }] {
         let world = World::start(front, |launch, _| launch).await;
         let site = format!("{}.ipfs.{HOST}", world.root);
@@ -200,7 +200,7 @@ async fn nothing_is_kept_that_would_never_be_asked_about_again() {
 
 /// A client elsewhere, and what is no key or another one, take nothing out of the cache.
 #[tokio::test(flavor = "multi_thread")]
-async fn varnish_takes_nothing_but_keys() {
+async fn varnish_rejects_invalid_purge_requests() {
     let front = Front::Varnish { with_xkey: false };
     let world = World::start(front, |launch, _| {
         launch.set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 3600).set("CAUSEWAY_HTTP_SURROGATE_KEYS", true)

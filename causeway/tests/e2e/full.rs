@@ -57,7 +57,7 @@ async fn assert_is_degraded(node: &Causeway, reason: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_starts_where_less_is_free_than_is_to_stay_free() {
+async fn a_node_starts_with_less_free_space_than_the_minimum() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path()).in_small_file_system(SMALL_BYTES);
     if !launch.small_file_systems_can_be_mounted() {
@@ -76,7 +76,7 @@ async fn is_degraded(node: &Causeway) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_whose_disk_is_full_serves_on_says_so_and_stores_again_when_there_is_space() {
+async fn a_full_disk_degrades_the_node_until_there_is_space() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path()).in_small_file_system(SMALL_BYTES);
     if !launch.small_file_systems_can_be_mounted() {

@@ -41,7 +41,7 @@ async fn causeway_reads_from_kubo_over_http() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_that_lies_is_found_out_and_does_no_harm() {
+async fn invalid_blocks_of_a_gateway_are_rejected() {
     let content = Noise::bytes(300, 1_000_000);
     let kubo = Kubo::start().await;
     let cid = kubo.add(&content[..], &["--cid-version=1", "--raw-leaves"]);

@@ -81,7 +81,7 @@ impl<'a> Remote<'a> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_and_folders_get_the_cids_that_kubo_gives_them() {
+async fn files_and_folders_get_kubos_cids() {
     let (data, content) = (folder(), folder());
     fill(content.path());
     let causeway = Launch::new(data.path()).start().await;
@@ -280,7 +280,7 @@ async fn pins_names_and_peers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_may_do_what_it_is_good_for() {
+async fn tokens_authorise_by_scope() {
     let (data, content) = (folder(), folder());
     fill(content.path());
     let launch = Launch::new(data.path());

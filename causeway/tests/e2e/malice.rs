@@ -38,7 +38,7 @@ async fn silence() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn promises_that_are_not_kept() {
+async fn announced_blocks_that_are_never_sent() {
     survive(Malice::EmptyPromises).await;
 }
 

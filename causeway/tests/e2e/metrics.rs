@@ -57,7 +57,7 @@ fn is_series(series: &str, family: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_metrics_reference_is_generated_from_a_node_and_every_alert_watches_metrics_that_exist() {
+async fn the_metrics_reference_is_generated_and_alerts_use_existing_metrics() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let node = Launch::new(dir.path()).start().await;
     let families = families(&node.exposition().await);

@@ -56,7 +56,7 @@ async fn resolve(names: &Names, name: &Name) -> (String, Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_that_kubo_published_are_resolved_and_outlive_a_restart() {
+async fn names_of_kubo_are_resolved_and_cached_across_a_restart() {
     let (publisher, third) = (Kubo::start().await, Kubo::start().await);
     publisher.connect(third.tcp()).await;
     let published = [
@@ -112,7 +112,7 @@ async fn names_that_kubo_published_are_resolved_and_outlive_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_kubo_publishes_is_seen_by_the_next_visit_once_the_old_record_has_been_stale_for_long() {
+async fn a_long_stale_record_is_refreshed_before_the_answer() {
     const TTL: Duration = Duration::from_secs(1);
     let (publisher, third) = (Kubo::start().await, Kubo::start().await);
     publisher.connect(third.tcp()).await;

@@ -11,7 +11,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const ABSENT: &str = "/ipfs/bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn that_there_are_no_peers_is_said_wherever_somebody_looks() {
+async fn missing_peers_are_reported() {
     let home = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(home.path());
     let node = launch.start().await;

@@ -98,7 +98,7 @@ async fn kubo_drives_remote_pins() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kubo_is_told_of_a_wrong_token() {
+async fn kubo_reports_a_wrong_token() {
     let dir = folder();
     let causeway = service(&dir).start().await;
     let kubo = Kubo::start().await;
@@ -137,7 +137,7 @@ fn archive(path: &Path, root: &Cid, blocks: impl Iterator<Item = Block>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pin_that_is_killed_in_its_middle_goes_on() {
+async fn a_pin_resumes_after_a_kill() {
     const LEAVES: usize = 2_000;
     let dir = folder();
     let (root, leaves) = tree(LEAVES);
@@ -178,7 +178,7 @@ async fn a_pin_that_is_killed_in_its_middle_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_removed_stays_removed_after_a_kill() {
+async fn removed_pins_stay_removed_after_a_kill() {
     let dir = folder();
     let kubo = Kubo::start().await;
     let cid = kubo.add(&Noise::bytes(5, 600_000)[..], &["--cid-version=1"]);
@@ -198,7 +198,7 @@ async fn what_was_removed_stays_removed_after_a_kill() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pins_are_announced_and_withdrawn() {
+async fn pins_are_provided_until_they_are_removed() {
     let dir = folder();
     let third = Kubo::start().await;
     let causeway = service(&dir).bootstrap(third.tcp()).start().await;
@@ -253,7 +253,7 @@ async fn many_blocks(leaves: usize, patience: Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn twenty_thousand_blocks_are_pinned_with_a_kill_in_between() {
+async fn twenty_thousand_blocks_are_pinned_across_a_kill() {
     many_blocks(20_000, PATIENCE).await;
 }
 

@@ -51,7 +51,7 @@ async fn published(node: &Causeway) -> serde_json::Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kubo_resolves_what_causeway_publishes_and_every_change_of_it() {
+async fn kubo_resolves_names_that_causeway_publishes() {
     let (first, second) = network().await;
     let dir = folder();
     let launch = Launch::new(dir.path()).bootstrap(first.tcp());
@@ -81,7 +81,7 @@ async fn kubo_resolves_what_causeway_publishes_and_every_change_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_acknowledged_survives_kill_9_and_is_put_when_somebody_turns_up() {
+async fn an_acknowledged_record_survives_a_kill_and_is_published_when_a_peer_connects() {
     let dir = folder();
     let alone = Launch::new(dir.path());
     let node = alone.start().await;
@@ -106,7 +106,7 @@ async fn what_was_acknowledged_survives_kill_9_and_is_put_when_somebody_turns_up
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_are_renewed_also_after_a_restart() {
+async fn records_are_republished_also_after_a_restart() {
     let (first, second) = network().await;
     let dir = folder();
     let launch = Launch::new(dir.path()).bootstrap(first.tcp());
@@ -128,7 +128,7 @@ async fn records_are_renewed_also_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_go_from_kubo_to_causeway_and_back() {
+async fn keys_are_exchanged_with_kubo() {
     let (first, second) = network().await;
     let dir = folder();
     let file = |name: &str| dir.path().join(name);

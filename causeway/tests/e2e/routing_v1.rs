@@ -21,7 +21,7 @@ async fn network() -> (Kubo, Kubo, String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubo_without_a_dht_finds_everything_through_us() {
+async fn kubo_without_a_dht_routes_through_causeway() {
     let (third, provider, cid, name) = network().await;
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path()).bootstrap(third.tcp()).set("CAUSEWAY_HTTP_ROUTING_V1", true);
@@ -59,7 +59,7 @@ async fn a_kubo_without_a_dht_finds_everything_through_us() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn we_find_through_kubo_what_only_its_dht_knows() {
+async fn causeway_routes_through_kubo() {
     let (third, provider, cid, name) = network().await;
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path()).flag("--router", third.gateway()).set("CAUSEWAY_P2P_DIAL_PRIVATE", true);

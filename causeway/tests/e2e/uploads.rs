@@ -197,7 +197,7 @@ async fn large_and_many_files_take_little_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_answered_outlives_a_kill() {
+async fn acknowledged_uploads_survive_a_kill() {
     let data = folder();
     let launch = Launch::new(data.path());
     let node = launch.start().await;
@@ -237,7 +237,7 @@ async fn tus(
 const PIECE: (&str, &str) = ("content-type", "application/offset+octet-stream");
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_in_parts_goes_on_after_a_kill() {
+async fn a_resumable_upload_continues_after_a_kill() {
     const LEN: u64 = 100 * MIB;
     let data = folder();
     let launch = Launch::new(data.path());
@@ -290,7 +290,7 @@ async fn an_upload_in_parts_goes_on_after_a_kill() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_that_is_broken_off_leaves_nothing_pinned() {
+async fn an_aborted_upload_leaves_nothing_pinned() {
     let data = folder();
     let launch = Launch::new(data.path());
     let node = launch.start().await;
@@ -319,7 +319,7 @@ async fn an_upload_that_is_broken_off_leaves_nothing_pinned() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_that_stops_does_not_wait_for_senders() {
+async fn a_stopping_gateway_does_not_wait_for_uploads() {
     let data = folder();
     let launch = Launch::new(data.path());
     let node = launch.start().await;

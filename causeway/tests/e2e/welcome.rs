@@ -19,7 +19,7 @@ async fn the_welcome_page_needs_no_network() {
 
 /// What the operator has unpinned stays so; and who wants none has none.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_welcome_site_is_unpinned_for_good_and_can_be_switched_off() {
+async fn the_welcome_site_can_be_unpinned_and_disabled() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path());
     let causeway = launch.start().await;

@@ -53,7 +53,7 @@ fn number(text: &str) -> f64 {
 }
 
 #[test]
-fn a_scrape_is_read_sample_by_sample() {
+fn a_scrape_is_parsed() {
     let scrape = |hits: u32| {
         Metrics::parse(&format!(
             "# HELP causeway_tier_hits Blocks.\n# TYPE causeway_tier_hits counter\n\

@@ -58,7 +58,7 @@ impl Read for Noise {
 }
 
 #[test]
-fn noise_is_the_same_however_it_is_cut() {
+fn noise_does_not_depend_on_the_read_sizes() {
     let whole = Noise::bytes(7, 1000);
     let mut noise = Noise::new(7);
     let mut pieces = Vec::new();

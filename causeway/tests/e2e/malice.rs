@@ -1,4 +1,4 @@
-//! Peers that do harm: answered with an error in time, never with wrong bytes, and nobody else suffers.
+//! Malicious peers: requests get an error in time, never wrong bytes, and other requests are not affected.
 
 use crate::support::causeway::Launch;
 use crate::support::hostile::{Hostile, Malice};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const STALL: Duration = Duration::from_secs(2);
-/// What a busy machine may add to the stall before the answer is there.
+/// The tolerance for a busy machine, in addition to the stall timeout.
 const SLACK: Duration = Duration::from_secs(8);
 
 #[tokio::test(flavor = "multi_thread")]

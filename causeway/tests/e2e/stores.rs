@@ -77,7 +77,7 @@ async fn the_flat_store_serves_and_persists() {
     expect_encoded(&node, &format!("/ipfs/{site}/text.txt"), &text).await;
     assert!(run(&launch, dir, &["ls", &site]).contains("3000000 noise"), "the gateway is asked");
     assert!(run(&launch, dir, &["store", "check"]).contains("0 damaged"));
-    // As a power cut would end it.
+    // SIGKILL, like a power cut.
     drop(node);
 
     let stats: Value = serde_json::from_str(&run(&launch, dir, &["store", "stats", "--json"])).expect("JSON");

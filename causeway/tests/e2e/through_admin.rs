@@ -341,8 +341,8 @@ async fn a_full_disk_is_reported_to_uploaders() {
     let (home, other) = (folder(), folder());
     let launch = Launch::new(home.path()).in_small_file_system(64 << 20);
     if !launch.small_file_systems_can_be_mounted() {
-        let said = "WARNING: this system lets nobody mount a small file system (unshare --mount): nothing was uploaded to a full disk";
-        writeln!(std::io::stderr(), "{said}").expect("somebody listens");
+        let said = "WARNING: this system does not allow mounting a small file system (unshare --mount): the test with a full disk was skipped";
+        writeln!(std::io::stderr(), "{said}").expect("standard error is writable");
         return;
     }
     let node = launch.set("CAUSEWAY_CACHE_DISK_FREE_BYTES_MIN", 16 << 20).start().await;

@@ -1,10 +1,10 @@
 //! `causeway config check`: checks the files that the settings name.
 //!
-//! Goals: an unusable file fails the check with the same error as `causeway serve`, because both call the same functions;
-//! the check creates and changes nothing, and opens no ports.
+//! Goals: an unusable file fails the check with the same error as `causeway serve`, because both call the same
+//! functions; the check creates and changes nothing, and opens no ports.
 //!
-//! Non-goals: whether ports are free and addresses belong to this machine; whether subscribed lists can be fetched, which a
-//! start does not wait for either.
+//! Non-goals: whether ports are free and addresses belong to this machine; whether subscribed lists can be fetched,
+//! which a start does not wait for either.
 
 use crate::node;
 use config::{ConfigError, Loaded};

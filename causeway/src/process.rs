@@ -16,8 +16,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 /// The version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The abbreviated commit of the build; `None` for a build outside of a Git checkout. It ends in `-dirty` if the checkout had
-/// uncommitted changes.
+/// The abbreviated commit of the build; `None` for a build outside of a Git checkout. It ends in `-dirty` if the
+/// checkout had uncommitted changes.
 pub const COMMIT: Option<&str> = option_env!("SOURCE_COMMIT");
 
 /// The version, and the commit if it is known: `0.1.0 (1a2b3c4d5e6f)`.

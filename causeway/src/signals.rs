@@ -1,5 +1,5 @@
-//! Signals of `causeway serve`. Goal: no signal is lost, whatever the process does when it arrives. Non-goal: handling them
-//! ([`crate::serve`], [`crate::reload`]).
+//! Signals of `causeway serve`. Goal: no signal is lost, whatever the process does when it arrives. Non-goal: handling
+//! them ([`crate::serve`], [`crate::reload`]).
 
 use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};

@@ -199,7 +199,7 @@ fn help_names_every_command_and_flag() {
 }
 
 #[test]
-fn settings_that_are_wrong_stop_the_start_with_one_line() {
+fn invalid_settings_prevent_the_start_with_one_line() {
     let dir = TempDir::new().expect("a folder");
     let file = path(&dir, "causeway.toml");
     std::fs::write(&file, "data_dir = \"d\"\n[http]\nlisten_on = []\n").expect("writes");
@@ -219,7 +219,7 @@ fn settings_that_are_wrong_stop_the_start_with_one_line() {
 }
 
 #[test]
-fn a_check_finds_the_files_that_would_stop_a_start() {
+fn config_check_rejects_the_files_that_a_start_rejects() {
     let dir = TempDir::new().expect("a folder");
     let nowhere = path(&dir, "nowhere");
     let empty = path(&dir, "empty");
@@ -249,7 +249,7 @@ fn a_check_finds_the_files_that_would_stop_a_start() {
 }
 
 #[test]
-fn a_hang_up_signal_reads_the_settings_again_and_ends_nothing() {
+fn sighup_reloads_the_settings() {
     let dir = TempDir::new().expect("a folder");
     let (file, list, map) = (path(&dir, "causeway.toml"), path(&dir, "list.deny"), path(&dir, "names"));
     let root = dag::raw(b"taken down later".to_vec());
@@ -287,7 +287,7 @@ fn a_hang_up_signal_reads_the_settings_again_and_ends_nothing() {
 }
 
 #[test]
-fn a_command_in_another_folder_says_which_store_it_made_and_reads_none_that_is_not_there() {
+fn a_created_store_is_reported_and_a_missing_store_is_an_error() {
     let dir = TempDir::new().expect("a folder");
     let data = path(&dir, "data");
     for command in [&["ls", "bafkqaaa"][..], &["cat", "bafkqaaa"], &["pin", "ls"], &["store", "check"]] {
@@ -305,7 +305,7 @@ fn a_command_in_another_folder_says_which_store_it_made_and_reads_none_that_is_n
 
 /// Root alone can be somebody else: another user finds out nothing.
 #[test]
-fn a_command_of_root_that_is_interrupted_leaves_nothing_that_is_roots() {
+fn an_interrupted_command_of_root_leaves_no_files_of_root() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
@@ -337,7 +337,7 @@ fn a_command_of_root_that_is_interrupted_leaves_nothing_that_is_roots() {
 }
 
 #[test]
-fn a_port_in_use_stops_the_start_and_is_named() {
+fn a_port_in_use_prevents_the_start() {
     let dir = TempDir::new().expect("a folder");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = taken.local_addr().expect("is bound").to_string();
@@ -359,7 +359,7 @@ fn a_port_in_use_stops_the_start_and_is_named() {
 }
 
 #[test]
-fn a_data_folder_in_use_stops_the_start_and_is_named() {
+fn a_data_folder_in_use_prevents_the_start() {
     let dir = TempDir::new().expect("a folder");
     let serving = Serving::start(&dir.path().join("data"), &["--offline"]);
     let data = path(&dir, "data");
@@ -376,7 +376,7 @@ fn a_data_folder_in_use_stops_the_start_and_is_named() {
 }
 
 #[test]
-fn a_node_with_peers_prints_where_they_reach_it() {
+fn a_node_prints_its_p2p_addresses() {
     let dir = TempDir::new().expect("a folder");
     let p2p =
         ["--p2p-listen", "/ip4/127.0.0.1/tcp/0", "--p2p-listen", "/ip4/127.0.0.1/udp/0/quic-v1", "--bootstrap", "none"];
@@ -391,7 +391,7 @@ fn a_node_with_peers_prints_where_they_reach_it() {
 }
 
 #[test]
-fn config_show_prints_what_would_be_used_but_no_secret() {
+fn config_show_prints_the_effective_settings_without_secrets() {
     let mut command = causeway(&["config", "show", "--listen", "127.0.0.1:7", "--bootstrap", "none"]);
     let output = command.env("CAUSEWAY_ADMIN_TOKEN", "hunter2").output().expect("runs");
     let shown = text(&output.stdout);
@@ -402,7 +402,7 @@ fn config_show_prints_what_would_be_used_but_no_secret() {
 }
 
 #[test]
-fn the_identity_stays() {
+fn the_identity_is_persistent() {
     let dir = TempDir::new().expect("a folder");
     let id = || text(&run(&["id", "--data-dir", &path(&dir, "data")]).stdout);
     let first = id();
@@ -414,7 +414,7 @@ fn the_identity_stays() {
 }
 
 #[test]
-fn what_was_imported_is_served_offline_and_stays() {
+fn imported_content_is_served_offline_and_persistent() {
     let dir = TempDir::new().expect("a folder");
     let data = dir.path().join("data");
     let hello = dag::raw("hello from a CAR");
@@ -436,7 +436,7 @@ fn what_was_imported_is_served_offline_and_stays() {
 }
 
 #[test]
-fn an_archive_that_is_damaged_is_refused() {
+fn a_damaged_archive_is_rejected() {
     let dir = TempDir::new().expect("a folder");
     let file = path(&dir, "broken.car");
     // That a store is created is said once.
@@ -453,7 +453,7 @@ fn an_archive_that_is_damaged_is_refused() {
 }
 
 #[test]
-fn the_operator_gets_through_however_many_connections_there_are() {
+fn the_admin_listener_answers_under_a_flood_of_connections() {
     let dir = TempDir::new().expect("a folder");
     let serving = Serving::start(&dir.path().join("data"), &["--offline"]);
     let admin = serving.value("admin").trim_start_matches("http://").to_owned();
@@ -492,7 +492,7 @@ fn the_operator_gets_through_however_many_connections_there_are() {
 }
 
 #[test]
-fn each_request_has_a_line_in_the_access_log_if_that_is_asked_for() {
+fn the_access_log_has_a_line_for_each_request() {
     let dir = TempDir::new().expect("a folder");
     let settings = path(&dir, "causeway.toml");
     std::fs::write(&settings, "[log]\naccess = \"log\"\nformat = \"json\"\n").expect("writes");
@@ -517,7 +517,7 @@ fn each_request_has_a_line_in_the_access_log_if_that_is_asked_for() {
 }
 
 #[test]
-fn the_welcome_site_is_there_at_once() {
+fn the_welcome_site_is_served_at_the_first_start() {
     let dir = TempDir::new().expect("a folder");
     let serving = Serving::start(&dir.path().join("data"), &["--offline"]);
     assert!(serving.said[0].starts_with("Causeway 0.") && serving.said[0].ends_with(" is ready."));
@@ -586,7 +586,7 @@ fn open_downloads_finish_after_a_signal() {
 }
 
 #[test]
-fn a_second_signal_ends_the_process_at_once() {
+fn a_second_signal_ends_the_process_immediately() {
     let dir = TempDir::new().expect("a folder");
     let (serving, _unread, _) = busy(&dir);
     serving.signal(Signal::SIGTERM);
@@ -603,7 +603,7 @@ fn said(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn keys_and_names_are_managed_alike_with_and_without_a_running_node() {
+fn key_and_name_commands_work_with_and_without_a_running_node() {
     let dir = TempDir::new().expect("a folder");
     let data = path(&dir, "data");
     let value = "/ipfs/bafkqaddjnzzxazldoqwxizltoq";
@@ -648,7 +648,7 @@ fn keys_and_names_are_managed_alike_with_and_without_a_running_node() {
 }
 
 #[test]
-fn what_commands_change_without_a_gateway_is_in_the_audit_log() {
+fn changes_of_commands_without_a_gateway_are_in_the_audit_log() {
     let dir = TempDir::new().expect("a folder");
     let (data, file) = (path(&dir, "data"), path(&dir, "file"));
     std::fs::write(&file, "of mine").expect("writes");
@@ -681,7 +681,7 @@ fn what_commands_change_without_a_gateway_is_in_the_audit_log() {
 
 /// Where the settings say nothing, the data is in a folder of one name below the one where a command is typed.
 #[test]
-fn commands_find_the_folder_that_is_meant_if_nothing_is_said() {
+fn the_default_data_folder_is_below_the_working_directory() {
     let dir = TempDir::new().expect("a folder");
     let here = |arguments: &[&str]| causeway(arguments).current_dir(&dir).output().expect("the binary runs");
     let made = here(&["token", "create", "--scope", "read"]);
@@ -693,7 +693,7 @@ fn commands_find_the_folder_that_is_meant_if_nothing_is_said() {
 }
 
 #[test]
-fn a_node_that_a_command_may_not_ask_says_so() {
+fn missing_access_to_a_node_is_reported() {
     let dir = TempDir::new().expect("a folder");
     let data = path(&dir, "data");
     // The admin listener, the token that the command has, and what it says; `None` if all is well.

@@ -1,7 +1,7 @@
-//! The layers of each crate: no top-level modules of one crate depend on each other in a cycle.
+//! Module layers: the top-level modules of a crate have no cyclic dependencies.
 //!
-//! A module depends on another when its code names a path into it. Code for tests alone is left out: a test of a low layer may
-//! be driven by a higher one. Paths that are written inside macros are not seen.
+//! A module depends on another when its code names a path into it. Test code is ignored: a test of a low layer may
+//! use a higher one. Paths inside macros are not seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -23,9 +23,9 @@ use std::fmt::Write as _;
 const PAGE: usize = 1000;
 
 const HELP: &str = "\
-Rules come from the denylists of policy.denylists, and from the local list, which these commands change and which takes \
-precedence over all others. When \"add\" returns, the rule is in force for HTTP and for peers, and the content that it \
-blocks has been deleted from memory and disk, including pinned content.";
+Rules come from the denylists of policy.denylists, and from the local list, which these commands change and which \
+takes precedence over all others. When \"add\" returns, the rule is in force for HTTP and for peers, and the content \
+that it blocks has been deleted from memory and disk, including pinned content.";
 
 const ADD: &str = "\
 WHAT is a CID, a path, an IPNS key or a domain, or the URL of a page at any gateway.
@@ -301,7 +301,8 @@ fn check_text(check: &CheckView) -> String {
         // The answer is cut short: its head is sent before the blocked part is reached.
         (Some(status), Some(answer), _) if check.blocked && answer != status => {
             format!(
-                "{subject} is partly blocked: the answer {answer} is cut short at a block that is withheld with {status}\n"
+                "{subject} is partly blocked: the answer {answer} is cut short at a block that is withheld with \
+                 {status}\n"
             )
         }
         (Some(status), ..) if check.blocked => format!("{subject} is blocked: {status}\n"),

@@ -82,7 +82,8 @@ enum Command {
     Warm(ops::caches::WarmArgs),
     /// Resolve a name now, without the cache
     Refresh(ops::caches::RefreshArgs),
-    /// Show how the gateway would answer a request, and why: which blocks are stored, which peers have the rest, what is blocked
+    /// Show how the gateway would answer a request, and why: which blocks are stored, which peers have the rest, what
+    /// is blocked
     Explain(ops::explain::ExplainArgs),
     /// List the connected peers, connect to a peer, or disconnect one
     Peers(ops::peers::PeersArgs),
@@ -149,7 +150,7 @@ pub fn run(program: &Program) -> i32 {
     let done = check_processor().and_then(|()| dispatch(program, cli.command));
     if let Some(Err(error)) = OWNERSHIP.get().and_then(Option::as_ref).map(Ownership::restore) {
         eprintln!(
-            "warning: some files in the data folder belong to root, so the gateway may not be able to read them: {error}"
+            "warning: some files in the data folder belong to root, so the gateway may be unable to read them: {error}"
         );
     }
     match done {
@@ -161,8 +162,8 @@ pub fn run(program: &Program) -> i32 {
     }
 }
 
-/// RocksDB is compiled for instructions that x86-64 processors have had since 2010. On a processor without them, the process
-/// would end with SIGILL and no message.
+/// RocksDB is compiled for instructions that x86-64 processors have had since 2010. On a processor without them, the
+/// process would end with SIGILL and no message.
 fn check_processor() -> anyhow::Result<()> {
     #[cfg(target_arch = "x86_64")]
     anyhow::ensure!(

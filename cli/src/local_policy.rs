@@ -1,5 +1,5 @@
-//! The content policy of commands that work on the store without a running gateway: the same denylists and allowlists as
-//! the gateway has, so that a command neither stores nor reads content that the gateway withholds.
+//! The content policy of commands that work on the store without a running gateway: the same denylists and allowlists
+//! as the gateway has, so that a command neither stores nor reads content that the gateway withholds.
 //!
 //! Subscribed lists are used as last fetched. Nothing is written.
 

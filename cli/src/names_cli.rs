@@ -1,8 +1,8 @@
 //! `causeway key` and `causeway name`: IPNS keys, and the names published with them.
 //!
-//! A running node holds the lock of the keys, and commands use its admin API. Without a running node, a command takes the
-//! lock and works on the files. The output is the same. `key export` always reads the file: a private key is never sent
-//! over a connection.
+//! A running node holds the lock of the keys, and commands use its admin API. Without a running node, a command takes
+//! the lock and works on the files. The output is the same. `key export` always reads the file: a private key is never
+//! sent over a connection.
 
 use crate::audited_change::AuditedChange;
 use crate::options::NodeOptions;
@@ -33,8 +33,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// How long to wait for another command that holds the lock of the keys.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-const KEY_HELP: &str = "An IPNS name is the ID of a key: the owner of the private key signs the records of /ipns/ID. The key \
-    \"self\" is the node's own and always exists.\n\n\
+const KEY_HELP: &str = "An IPNS name is the ID of a key: the owner of the private key signs the records of /ipns/ID. \
+    The key \"self\" is the node's own and always exists.\n\n\
     Exported keys are compatible with Kubo:\n\
     \x20 causeway key export site -o site.key        ipfs key import site site.key\n\
     \x20 ipfs key export blog -o blog.key            causeway key import blog blog.key\n\n\
@@ -43,8 +43,8 @@ const KEY_HELP: &str = "An IPNS name is the ID of a key: the owner of the privat
 const NAME_HELP: &str = "To publish a site under a permanent name:\n\
     \x20 causeway key create site                    prints the name's ID\n\
     \x20 causeway name publish --key site /ipfs/CID  again for every new version\n\n\
-    The running node publishes the record to the network and republishes it before it expires. Without a running node, the \
-    record is signed and stored, and published when a node starts.";
+    The running node publishes the record to the network and republishes it before it expires. Without a running node, \
+    the record is signed and stored, and published when a node starts.";
 
 /// `causeway key`
 #[derive(Debug, Subcommand)]

@@ -24,14 +24,14 @@ impl From<&DataDirOptions> for Flags {
     }
 }
 
-/// The node that a command works on, and the access to its admin API. A gateway that runs on the data folder is contacted
-/// at its admin listener.
+/// The node that a command works on, and the access to its admin API. A gateway that runs on the data folder is
+/// contacted at its admin listener.
 #[derive(Debug, Args)]
 pub struct NodeOptions {
     #[command(flatten)]
     local: DataDirOptions,
-    /// Contact the gateway with its admin listener at this URL, such as https://gateway.example.org:8081, instead of the
-    /// gateway of the data folder
+    /// Contact the gateway with its admin listener at this URL, such as https://gateway.example.org:8081, instead of
+    /// the gateway of the data folder
     #[arg(long = "admin", value_name = "URL", help_heading = NODE_HEADING)]
     admin: Option<String>,
     /// Trust the certificates in this PEM file as well as those that the system trusts, for an admin listener with TLS
@@ -97,7 +97,8 @@ impl RequestOptions {
 
 /// Help of commands that work with and without a running gateway.
 pub(crate) const GATEWAY_OPTIONAL: &str = "\
-This works with and without a running gateway. A gateway that runs on the data folder does the work, over its admin API.";
+This works with and without a running gateway. A gateway that runs on the data folder does the work, over its admin \
+API.";
 
 /// Help of commands that need a running gateway.
 pub(crate) const GATEWAY_REQUIRED: &str = "\

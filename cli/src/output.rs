@@ -19,9 +19,9 @@ pub const EXIT_REFUSED: i32 = 4;
 pub const EXIT_FORCED: i32 = 130;
 
 /// The exit codes, for the help.
-pub(super) const EXITS: &str = "Exit codes: 0 success; 1 failure, with one line on standard error that says why; 2 the command \
-    line or a setting is invalid; 3 no gateway is running, or it cannot be reached; 4 the gateway rejects the token, or the token \
-    lacks the scope.";
+pub(super) const EXITS: &str = "Exit codes: 0 success; 1 failure, with one line on standard error that says why; 2 the \
+    command line or a setting is invalid; 3 no gateway is running, or it cannot be reached; 4 the gateway rejects the \
+    token, or the token lacks the scope.";
 
 /// The exit code of an error.
 pub fn exit_code(error: &anyhow::Error) -> i32 {

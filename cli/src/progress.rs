@@ -1,7 +1,7 @@
 //! [`Progress`]: a progress line on standard error, if that is a terminal.
 //!
-//! Goals: one format for all commands; scripts and logs never get it; the next output begins on an empty line; drawing has
-//! no measurable cost.
+//! Goals: one format for all commands; scripts and logs never get it; the next output begins on an empty line; drawing
+//! has no measurable cost.
 //!
 //! Non-goals: several lines, colours, and the width of the terminal: lines are short.
 

@@ -33,7 +33,8 @@ pub struct CompletionsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = MAN)]
 pub struct ManArgs {
-    /// Write a page for each command to this folder, which is created if it does not exist [default: print the first page]
+    /// Write a page for each command to this folder, which is created if it does not exist [default: print the first
+    /// page]
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
 }

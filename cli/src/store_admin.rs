@@ -1,12 +1,13 @@
-//! `causeway store`: statistics, check, repair, compaction, export and import of a node's store, by this process or by the
-//! running gateway.
+//! `causeway store`: statistics, check, repair, compaction, export and import of a node's store, by this process or by
+//! the running gateway.
 //!
 //! Goals: read-only commands change nothing; damaged blocks are listed, so that they can be fetched or imported again;
 //! scripts can parse the output (`--json`); the output is the same with and without a running gateway
 //! ([`crate::remote`]).
 //!
-//! Departures: a running gateway does not check the index, which its writer relies on, and deletes the blocks that a check
-//! finds damaged, as it does by itself ([`services::upkeep`]). Repairing the index needs exclusive access to the store.
+//! Departures: a running gateway does not check the index, which its writer relies on, and deletes the blocks that a
+//! check finds damaged, as it does by itself ([`services::upkeep`]). Repairing the index needs exclusive access to the
+//! store.
 
 use crate::audited_change::AuditedChange;
 use crate::options::{GATEWAY_OPTIONAL, NodeOptions, RequestOptions};
@@ -46,7 +47,8 @@ const STANDARD_STREAM: &str = "-";
 const STORE_HELP: &str = "\
 Only \"repair\" requires the gateway to be stopped. A running gateway scrubs the store periodically \
 (cache.scrub_bytes_per_second, cache.scrub_hours); \"check\" starts a scrub now.\n\n\
-Damaged blocks are deleted and fetched again: blocks of pins by the gateway as soon as possible, cached blocks on request.";
+Damaged blocks are deleted and fetched again: blocks of pins by the gateway as soon as possible, cached blocks on \
+request.";
 
 const EXPORT_HELP: &str = "\
 Examples:
@@ -54,8 +56,8 @@ Examples:
   causeway store export CID - | ssh host causeway store import -";
 
 /// The error of `repair` while a gateway runs.
-const STOP_FIRST: &str = "repair requires exclusive access to the store, so stop the gateway first; a running gateway scrubs \
-    the store and deletes damaged blocks by itself, and \"causeway store check\" starts that now";
+const STOP_FIRST: &str = "repair requires exclusive access to the store, so stop the gateway first; a running gateway \
+    scrubs the store and deletes damaged blocks by itself, and \"causeway store check\" starts that now";
 
 /// `causeway store`
 #[derive(Debug, Subcommand)]
@@ -68,9 +70,9 @@ pub enum StoreCommand {
         #[command(flatten)]
         options: RequestOptions,
     },
-    /// Read and verify all blocks; print the CIDs of damaged blocks and the pins that lack blocks, and exit with 1 if there
-    /// are any. A running gateway deletes damaged blocks at once, otherwise the next start does, so that they are fetched
-    /// again; pins that lack blocks are incomplete until then
+    /// Read and verify all blocks; print the CIDs of damaged blocks and the pins that lack blocks, and exit with 1 if
+    /// there are any. A running gateway deletes damaged blocks at once, otherwise the next start does, so that they are
+    /// fetched again; pins that lack blocks are incomplete until then
     #[command(
         after_help = "Examples:\n  causeway store check\n  causeway store check --rate 20MiB --json > report.json"
     )]
@@ -85,11 +87,12 @@ pub enum StoreCommand {
         #[command(flatten)]
         node: NodeOptions,
     },
-    /// Repair or rebuild the index and the pin metadata, verify all blocks, and delete damaged ones; the gateway must not be running
+    /// Repair or rebuild the index and the pin metadata, verify all blocks, and delete damaged ones; the gateway must
+    /// not be running
     #[command(after_help = "Example:\n  causeway store repair --data-dir /var/lib/causeway")]
     Repair {
-        /// Allow eviction of blocks that are marked as pinned although they belong to no known pin; "causeway store check"
-        /// counts them. Use this when "causeway pin ls" shows all expected pins as pinned
+        /// Allow eviction of blocks that are marked as pinned although they belong to no known pin; "causeway store
+        /// check" counts them. Use this when "causeway pin ls" shows all expected pins as pinned
         #[arg(long)]
         release_unclaimed: bool,
         /// The node.
@@ -256,7 +259,8 @@ async fn check(loaded: &Loaded, json: bool, rate: Option<u64>, node: &NodeOption
     ensure!(report.clean, "the store is damaged: {remedy}");
     ensure!(
         !matches!(pin_metadata, Some(Err(_))),
-        "the pin metadata is damaged: \"causeway store repair\", or the next start, rebuilds it from the readable records"
+        "the pin metadata is damaged: \"causeway store repair\", or the next start, rebuilds it from the readable \
+         records"
     );
     Ok(())
 }

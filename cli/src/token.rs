@@ -1,7 +1,8 @@
 //! `causeway token`: access tokens of the admin API.
 //!
-//! Goals: tokens are created and revoked on the gateway's machine, with or without a running gateway, or remotely with the
-//! operator's own token; the secret is printed once, alone on standard output, to be redirected to a file or a secret store.
+//! Goals: tokens are created and revoked on the gateway's machine, with or without a running gateway, or remotely with
+//! the operator's own token; the secret is printed once, alone on standard output, to be redirected to a file or a
+//! secret store.
 
 use crate::audited_change::AuditedChange;
 use crate::options::{GATEWAY_REQUIRED, RequestOptions};
@@ -29,8 +30,8 @@ A token authorises what its scopes allow, and nothing else:
             keys and names, the pins of all tokens; explain; the audit log
   takedown  adding and removing denylist rules
 
-Commands on the gateway's own data folder need no token: they use DATA_DIR/admin.token. With --admin, only the operator's own \
-token can create and revoke tokens.";
+Commands on the gateway's own data folder need no token: they use DATA_DIR/admin.token. With --admin, only the \
+operator's own token can create and revoke tokens.";
 
 const CREATE: &str = "\
 Examples:

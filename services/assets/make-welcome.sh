@@ -1,8 +1,8 @@
 #!/bin/sh
 # Packs services/assets/welcome/ into services/assets/welcome.car, which the binary embeds.
 #
-# Needs a Kubo binary: $KUBO, or `ipfs` on the PATH. It works on a repository of its own in a temporary folder, without
-# any network. The same sources give the same CAR: commit it together with the change to the sources.
+# Needs a Kubo binary: $KUBO, or `ipfs` on the PATH. It uses a temporary repository, without
+# network access. The output is deterministic: commit the CAR together with the changed sources.
 set -eu
 
 kubo=${KUBO:-ipfs}

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 const MEDIA_TYPE: &str = "application/vnd.ipld.car";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn archives_prove_the_path_and_hold_what_the_scope_says() {
+async fn archives_have_the_blocks_of_the_path_and_the_scope() {
     check("scopes", scopes()).await;
 }
 
@@ -19,12 +19,12 @@ async fn archives_hold_only_the_blocks_of_a_range() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn archives_have_the_order_and_duplicates_that_were_asked_for() {
+async fn archives_have_the_requested_order_and_duplicates() {
     check("order and duplicates", order_and_duplicates()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_put_into_an_archive_says_so() {
+async fn content_that_cannot_be_archived_is_rejected() {
     check("refusals", refusals()).await;
 }
 
@@ -232,7 +232,7 @@ pub fn refusals() -> Vec<Case> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn archives_that_differ_have_different_tags() {
+async fn different_archives_have_different_etags() {
     let queries = [
         "",
         "&dag-scope=block",

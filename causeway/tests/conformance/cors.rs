@@ -5,7 +5,7 @@ use crate::fixtures::*;
 use crate::world::check;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn scripts_of_other_origins_may_read_everything() {
+async fn cors_allows_reading_everything() {
     check("CORS", cases()).await;
 }
 

@@ -7,7 +7,7 @@ use crate::world::check;
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn json_and_cbor_are_sent_as_they_are() {
+async fn json_and_cbor_are_sent_unchanged() {
     check("codecs", codecs()).await;
 }
 
@@ -17,12 +17,12 @@ async fn codecs_are_not_converted_unless_configured() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn paths_lead_through_links() {
+async fn paths_traverse_links() {
     check("traversal", traversal()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn documents_can_be_looked_at_in_a_browser() {
+async fn documents_have_html_pages() {
     check("previews", previews()).await;
 }
 

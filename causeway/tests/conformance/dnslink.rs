@@ -7,7 +7,7 @@ use crate::world::check;
 const LISTING_SITE: &str = "dnslink-dir-listing.example.org";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn domains_are_websites() {
+async fn dnslink_domains_serve_websites() {
     check("DNSLink", cases()).await;
 }
 

@@ -6,7 +6,7 @@ use crate::world::check;
 use std::ops::Range;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_say_why_in_the_clients_language() {
+async fn errors_have_the_accepted_media_type() {
     check("errors", errors()).await;
 }
 
@@ -61,7 +61,7 @@ pub fn errors() -> Vec<Case> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_but_reading_is_allowed() {
+async fn only_safe_methods_are_allowed() {
     let methods = ["POST", "PUT", "DELETE", "PATCH", "BREW"];
     let paths = [format!("/ipfs/{LISTING}"), format!("/ipns/{KEY_V2}", KEY_V2 = KEY_V2.0), "/".to_owned()];
     let cases = paths.iter().flat_map(|path| {

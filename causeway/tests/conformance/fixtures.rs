@@ -232,7 +232,7 @@ pub fn inline(path: &str) -> Bytes {
 }
 
 #[test]
-fn the_fixtures_are_what_the_tables_say() {
+fn the_fixtures_match_the_tables() {
     assert_eq!(file(MULTIBLOCK).len(), 1026);
     assert_eq!(links(MULTIBLOCK).into_iter().map(|(_, cid)| cid).collect::<Vec<_>>(), LEAVES);
     assert_eq!(links(NESTED[0]), [("root2".to_owned(), NESTED[1].to_owned())]);

@@ -9,17 +9,17 @@ use crate::world::check;
 const MEDIA_TYPE: &str = "application/vnd.ipfs.ipns-record";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_lead_to_content() {
+async fn names_are_resolved() {
     check("names", paths()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_records_lead_nowhere() {
+async fn invalid_records_are_rejected() {
     check("bad records", bad()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_are_sent_as_they_were_signed() {
+async fn signed_records_are_sent_unchanged() {
     check("records", sent_records()).await;
 }
 

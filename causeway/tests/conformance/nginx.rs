@@ -10,7 +10,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cache_keeps_what_is_whole_and_nothing_else() {
+async fn only_complete_answers_are_cached() {
     let dir = TempDir::with_prefix("causeway-nginx-").expect("the temporary folder is writable");
     let nginx = World::start(dir.path(), gateway().await).await;
 

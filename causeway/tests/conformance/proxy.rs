@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whole_addresses_are_understood() {
+async fn absolute_request_targets_are_accepted() {
     check("absolute form", absolute()).await;
 }
 
@@ -36,7 +36,7 @@ fn absolute() -> Vec<Case> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tunnels_lead_to_the_gateway_itself() {
+async fn connect_tunnels_lead_to_the_gateway() {
     let address = gateway().await;
     let hello = format!("{HELLO}.ipfs.example.com");
     let dir = format!("{ORIGIN_DIR}.ipfs.example.com");

@@ -8,7 +8,7 @@ use crate::world::check;
 const MEDIA_TYPE: &str = "application/vnd.ipld.raw";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn blocks_are_sent_as_they_are_hashed() {
+async fn raw_blocks_are_sent() {
     check("blocks", blocks()).await;
 }
 

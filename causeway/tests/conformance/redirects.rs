@@ -14,7 +14,7 @@ fn at(root: &str, name: &str, path: &str) -> Case {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_are_followed() {
+async fn redirect_rules_are_applied() {
     check("_redirects", rules()).await;
     check("_redirects of DNSLink websites", websites()).await;
 }

@@ -7,7 +7,7 @@ use crate::{car, cors, dag, dnslink, ipns, raw, redirects, subdomain, tar, unixf
 use tempfile::TempDir;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_read_once_needs_no_network() {
+async fn cached_content_needs_no_network() {
     let dir = TempDir::with_prefix("causeway-restart-").expect("the temporary folder is writable");
     let peers = Peers::start().await;
     let launch = launch(dir.path(), &peers);

@@ -97,7 +97,7 @@ fn take_chunk(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 #[test]
-fn the_end_of_a_response_is_known_by_its_framing() {
+fn truncated_responses_are_detected() {
     let table = [
         ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab", true, "ab"),
         ("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nab", false, "ab"),

@@ -9,31 +9,31 @@ use crate::world::check;
 const HOSTS: [&str; 3] = ["example.com", "localhost", "example.com:8080"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn content_has_an_origin_of_its_own() {
+async fn content_has_its_own_origin() {
     for host in HOSTS {
         check(&format!("content at {host}"), content(host)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_have_an_origin_of_their_own() {
+async fn names_have_their_own_origins() {
     for host in HOSTS {
         check(&format!("names at {host}"), names(host)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_proxy_says_which_host_and_protocol_the_client_used() {
+async fn forwarded_headers_of_a_proxy_are_used() {
     check("forwarded requests", forwarded()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn protocol_handlers_are_sent_to_paths() {
+async fn uris_of_protocol_handlers_are_redirected() {
     check("protocol handlers", protocol_handlers()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn service_workers_get_an_origin_or_a_folder_at_most() {
+async fn service_workers_are_limited_to_an_origin_or_a_folder() {
     check("service workers", service_workers()).await;
 }
 

@@ -8,7 +8,7 @@ pub const FOR_EVER: &str = "public, max-age=29030400, immutable";
 pub const FOR_A_WEEK: &str = "public, max-age=604800, stale-while-revalidate=2678400";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn listings_are_pages_with_links() {
+async fn directory_listings_have_links() {
     check("listings", listings()).await;
 }
 
@@ -47,7 +47,7 @@ pub fn listings() -> Vec<Case> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn immutable_content_is_cached_for_ever_and_listings_are_not() {
+async fn immutable_content_is_cacheable_and_listings_are_not() {
     check("caching", caching()).await;
     check("revalidation", revalidation()).await;
 }
@@ -123,7 +123,7 @@ pub fn revalidation() -> Vec<Case> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_listings_tag_is_good_for_a_304() {
+async fn the_etag_of_a_listing_is_revalidated() {
     let path = nested(&format!("/ipfs/{}", NESTED[0]), 2).0;
     let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     let reply = crate::socket::exchange(gateway().await, &head).await.expect("an answer");
@@ -135,7 +135,7 @@ async fn a_listings_tag_is_good_for_a_304() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn parts_of_files_are_sent() {
+async fn range_requests_are_answered() {
     check("ranges", ranges()).await;
 }
 
@@ -188,7 +188,7 @@ pub fn ranges() -> Vec<Case> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_has_is_never_left_out_silently() {
+async fn missing_blocks_never_yield_complete_answers() {
     // The head is sent before the missing block is noticed, and a HEAD needs the first block only.
     check("a missing block", vec![get("a file with a hole", format!("/ipfs/{MISSING}")).breaks_off()]).await;
 }

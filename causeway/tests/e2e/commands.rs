@@ -50,7 +50,7 @@ fn complaint(launch: &Launch, arguments: &[&str]) -> (i32, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_are_made_shown_and_revoked_whether_the_gateway_runs_or_not() {
+async fn tokens_are_created_shown_and_revoked_with_and_without_a_gateway() {
     let (home, elsewhere) = (folder(), folder());
     let (launch, stranger) = (without_token(home.path()), without_token(elsewhere.path()));
     let made = json(&launch, &["token", "create", "--scope", "read,pin", "--name", "ci", "--pins-max", "3", "--json"]);
@@ -103,7 +103,7 @@ async fn tokens_are_made_shown_and_revoked_whether_the_gateway_runs_or_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_gateway_does_not_hold_is_fetched_for_whoever_reads() {
+async fn the_gateway_fetches_missing_blocks_for_commands() {
     let (one, other) = (folder(), folder());
     let (from, to) = (Launch::new(one.path()), Launch::new(other.path()));
     let dir = other.path();
@@ -155,7 +155,7 @@ async fn counted(node: &Causeway) -> (String, Arc<AtomicU64>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_gateway_has_already_is_not_sent_again() {
+async fn stored_blocks_are_deduplicated() {
     let (home, elsewhere) = (folder(), folder());
     let (launch, dir) = (Launch::new(home.path()), elsewhere.path());
     let client = Launch::new(dir);
@@ -211,7 +211,7 @@ async fn progress_is_drawn_on_terminals_only() {
 }
 
 #[test]
-fn shells_and_manuals_are_served() {
+fn completions_and_manual_pages_are_printed() {
     let home = folder();
     let launch = Launch::new(home.path());
     let plain = |arguments: &[&str]| {
@@ -239,7 +239,7 @@ fn shells_and_manuals_are_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_pinned_is_fetched_listed_and_let_go() {
+async fn pins_are_fetched_listed_and_removed() {
     let (one, other) = (folder(), folder());
     // Origins come from strangers, who may name no address of this machine or its network unless the operator allows that.
     let to = Launch::new(other.path()).set("CAUSEWAY_P2P_DIAL_PRIVATE", true);
@@ -309,7 +309,7 @@ async fn what_is_pinned_is_fetched_listed_and_let_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_admin_listener_with_tls_is_asked_and_nobody_else_is_taken_for_it() {
+async fn an_admin_listener_with_tls_is_verified() {
     let (home, elsewhere) = (folder(), folder());
     let rcgen::CertifiedKey { cert, key_pair } =
         rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("makes");

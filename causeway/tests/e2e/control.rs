@@ -27,7 +27,7 @@ async fn add(causeway: &Causeway, rule: &str) -> serde_json::Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_taken_down_is_given_to_nobody_and_asked_of_nobody() {
+async fn taken_down_content_is_neither_served_nor_fetched() {
     let author = Kubo::start().await;
     // It looks in no DHT: there it would learn of the author, who gives it everything.
     let reader = Kubo::start_with(|settings| settings["Routing"]["Type"] = serde_json::json!("none")).await;
@@ -104,7 +104,7 @@ async fn what_is_taken_down_is_given_to_nobody_and_asked_of_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_are_obeyed_from_the_start_and_as_they_change() {
+async fn denylists_apply_from_the_start_and_when_they_change() {
     let author = Kubo::start().await;
     let dir = TempDir::new().expect("the temporary folder is writable");
     let (one, two) = (author.add(&b"one"[..], &["--cid-version=1"]), author.add(&b"two"[..], &["--cid-version=1"]));
@@ -145,7 +145,7 @@ async fn lists_are_obeyed_from_the_start_and_as_they_change() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commands_neither_take_in_nor_give_out_what_is_withheld() {
+async fn commands_neither_store_nor_read_withheld_content() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path());
     let at = |name: &str| dir.path().join(name).display().to_string();

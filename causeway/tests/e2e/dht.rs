@@ -1,4 +1,4 @@
-//! Causeway as the only server of the DHT that Kubo nodes know, and what remains of it when it starts again.
+//! Causeway as the only DHT server of Kubo nodes, also after a restart.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::eventually;
@@ -9,17 +9,17 @@ use tempfile::TempDir;
 
 /// Kubo takes a peer into its routing table a moment after it is connected.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Content of its own: an identity CID.
+/// Inline content: an identity CID.
 const CONTENT: &str = "/ipfs/bafkqaddjnzzxazldoqwxizltoq";
 
-/// A Kubo node that knows this server and nobody else.
+/// A Kubo node that is connected only to this server.
 async fn kubo_at(causeway: &Causeway) -> Kubo {
     let kubo = Kubo::start().await;
     kubo.connect(causeway.tcp()).await;
     kubo
 }
 
-/// Announces a CID until somebody takes the record: the routing table may be empty at first.
+/// Provides a CID, with retries, since the routing table may be empty at first.
 async fn announce(kubo: &Kubo, cid: &str, causeway: &Causeway) {
     eventually("the provider record arrives", PATIENCE, async || {
         let _ = kubo.try_provide(cid);
@@ -30,7 +30,7 @@ async fn announce(kubo: &Kubo, cid: &str, causeway: &Causeway) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_kubo_entrusts_to_causeway_is_served_to_kubo_and_outlives_a_restart() {
+async fn dht_records_of_kubo_are_served_and_persistent() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path());
     let causeway = launch.start().await;
@@ -48,7 +48,7 @@ async fn what_kubo_entrusts_to_causeway_is_served_to_kubo_and_outlives_a_restart
     assert_eq!(metrics.sample("causeway_dht_server{dht=\"lan\"}"), 1);
     author.stop().await;
 
-    // Nobody but Causeway has the records now; first as it runs, then as it starts again.
+    // Only Causeway has the records now; before and after its restart.
     for launched in [Some(causeway), None] {
         let causeway = match launched {
             Some(causeway) => causeway,
@@ -68,7 +68,7 @@ async fn what_kubo_entrusts_to_causeway_is_served_to_kubo_and_outlives_a_restart
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_node_asks_the_dht_without_any_bootstrap() {
+async fn a_restarted_node_uses_the_dht_without_bootstrap_peers() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let (third, provider) = (Kubo::start().await, Kubo::start().await);
     provider.connect(third.tcp()).await;

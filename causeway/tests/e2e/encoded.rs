@@ -1,4 +1,4 @@
-//! Text that `causeway add` stored compressed, read by the programs that people read with: `curl --compressed`, and the
+//! Text that `causeway add` stored compressed, read by common programs: `curl --compressed`, and the
 //! command-line tool of zstd. `scripts/install-missing test` installs both.
 
 use crate::support::assert_same_bytes;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 /// Leaves of the file, at 256 KiB each.
 const LEAVES: usize = 6;
 
-/// Text of that many leaves, the last of them a short one.
+/// Text of that many leaves, of which the last is short.
 fn text() -> Vec<u8> {
     let lines = (0_u64..).map(|line| format!("line {line}: {} bottles of {:x}\n", line % 99, line * line));
     let mut text = Vec::new();
@@ -33,7 +33,7 @@ fn run(command: &mut Command) -> Vec<u8> {
     output.stdout
 }
 
-/// What curl gets: the body as it hands it on, the head in lower case, and the bytes of the body that were sent.
+/// The answer that curl receives: the decoded body, the head in lower case, and the length of the encoded body.
 struct Got {
     body: Vec<u8>,
     head: String,
@@ -53,7 +53,7 @@ fn curl(dir: &Path, url: &str, arguments: &[&str]) -> Got {
     }
 }
 
-/// How many frames a file has, as the tool counts them.
+/// The number of frames of a file, as zstd counts them.
 fn frames(file: &Path) -> usize {
     let list = run(Command::new("zstd").arg("--list").arg(file));
     let list = String::from_utf8_lossy(&list).into_owned();
@@ -89,7 +89,7 @@ async fn world() -> World {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn curl_and_the_zstd_tool_read_what_is_stored_compressed() {
+async fn curl_and_zstd_decode_compressed_blocks() {
     let World { dir, text, causeway, paths } = world().await;
     for (name, path) in paths {
         let url = causeway.url(&path);
@@ -98,7 +98,7 @@ async fn curl_and_the_zstd_tool_read_what_is_stored_compressed() {
         assert_same_bytes(name, &plain.body, &text);
         assert_eq!(plain.sent_bytes, text.len());
 
-        // The first to accept it, and later ones.
+        // The first request that accepts it, and later ones.
         for _ in 0..2 {
             let got = curl(dir.path(), &url, &["--compressed"]);
             assert!(got.head.contains("content-encoding: zstd\r\n"), "{name}: {}", got.head);

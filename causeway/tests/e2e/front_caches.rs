@@ -1,6 +1,6 @@
-//! nginx and Varnish as they are shipped (`deploy/nginx/causeway.conf`, `deploy/varnish/causeway.vcl`) in front of a gateway:
-//! what is taken down leaves their caches, at once if Causeway tells them, else when they ask whether their answer still
-//! holds; and what would be kept for longer is not kept.
+//! The configurations of nginx and Varnish (`deploy/nginx/causeway.conf`, `deploy/varnish/causeway.vcl`) in front of a gateway:
+//! purge requests remove taken-down content from their caches, otherwise revalidation does; and answers that would be
+//! cached for too long are not cached.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::nginx::{Nginx, free_address};
@@ -17,16 +17,16 @@ const NGINX: &str = include_str!("../../../deploy/nginx/causeway.conf");
 const VARNISH: &str = include_str!("../../../deploy/varnish/causeway.vcl");
 const HOST: &str = "gateway.example.org";
 
-/// What stands in front of the gateway.
+/// The cache in front of the gateway.
 enum Front {
     Nginx,
     Varnish { with_xkey: bool },
 }
 
-/// nginx's shipped configuration for this machine: other ports and folders, and no TLS, for which there is no certificate.
+/// nginx's configuration for this machine: other ports and folders, and no TLS, for which there is no certificate.
 fn nginx(listen: SocketAddr, refresh: SocketAddr, upstream: &str, dir: &Path) -> String {
     let servers: Vec<&str> = NGINX.split("\nserver {\n").collect();
-    // The second of them has the content; the first redirects to it.
+    // The second server has the content; the first redirects to it.
     assert!(servers.len() == 3 && servers[2].contains("listen 443 ssl"), "the configuration has changed");
     let whole = format!("{}\nserver {{\n{}", servers[0], servers[2]);
     let lines = whole.lines().filter(|line| !line.contains("ssl_certificate") && !line.contains("listen [::]"));
@@ -39,7 +39,7 @@ fn nginx(listen: SocketAddr, refresh: SocketAddr, upstream: &str, dir: &Path) ->
         .replace("/var/cache/nginx/causeway", &dir.join("cache").display().to_string())
 }
 
-/// Varnish's shipped configuration for this machine, by bans or by xkey.
+/// Varnish's configuration for this machine, with bans or with xkey.
 fn varnish(upstream: &str, with_xkey: bool) -> String {
     let (host, port) = upstream.split_once(':').expect("an address and a port");
     let ours = VARNISH
@@ -48,7 +48,7 @@ fn varnish(upstream: &str, with_xkey: bool) -> String {
     if with_xkey { ours.replace("#xkey ", "") } else { ours }
 }
 
-/// A gateway with a folder of its own, behind a cache.
+/// A gateway with its own folder, behind a cache.
 struct World {
     causeway: Causeway,
     listen: SocketAddr,
@@ -63,7 +63,7 @@ struct World {
 impl World {
     async fn start(front: Front, set: impl FnOnce(Launch, SocketAddr) -> Launch) -> Self {
         let dir = TempDir::with_prefix("causeway-front-").expect("the temporary folder is writable");
-        // Varnish is told where clients come, nginx on a port of its own.
+        // Purge requests go to the clients' port of Varnish, and to a separate port of nginx.
         let (listen, refresh) = (free_address(), free_address());
         let told = if matches!(front, Front::Nginx) { refresh } else { listen };
         let launch =
@@ -110,7 +110,7 @@ impl World {
         answer
     }
 
-    /// Has a page cached.
+    /// Requests a page until it is cached.
     async fn warm(&self, host: &str, path: &str) {
         for _ in 0..2 {
             assert_eq!(self.get(host, path).await.0, 200, "{host} {path}");
@@ -128,12 +128,12 @@ impl World {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_taken_down_leaves_nginx_at_once_when_it_is_told() {
+async fn a_take_down_purges_nginx() {
     leaves_at_once(Front::Nginx, "refresh").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_taken_down_leaves_varnish_at_once_when_it_is_told() {
+async fn a_take_down_purges_varnish() {
     leaves_at_once(Front::Varnish { with_xkey: false }, "ban").await;
     leaves_at_once(Front::Varnish { with_xkey: true }, "xkey").await;
 }
@@ -147,7 +147,7 @@ async fn leaves_at_once(front: Front, kind: &str) {
     })
     .await;
     let (site, origin) = (format!("{}.ipfs.{HOST}", world.root), format!("{}.ipfs.{HOST}", world.leaf));
-    // Below the folder, where the leaf was asked for by a path, and by its own CID.
+    // Below the folder, with the leaf requested by a path, and by its own CID.
     for (host, path) in [(&*site, "/page.txt"), (&*origin, "/")] {
         world.warm(host, path).await;
     }
@@ -169,7 +169,7 @@ async fn leaves_at_once(front: Front, kind: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_taken_down_leaves_by_itself_when_its_time_has_come() {
+async fn taken_down_content_expires_from_caches() {
     for front in [Front::Nginx, Front::Varnish { with_xkey: false }] {
         let world = World::start(front, |launch, _| launch.set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 2)).await;
         let site = format!("{}.ipfs.{HOST}", world.root);
@@ -185,7 +185,7 @@ async fn what_is_taken_down_leaves_by_itself_when_its_time_has_come() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_kept_that_would_never_be_asked_about_again() {
+async fn answers_without_s_maxage_are_not_cached() {
     for front in [Front::Nginx, Front::Varnish { with_xkey: false }] {
         let world = World::start(front, |launch, _| launch).await;
         let site = format!("{}.ipfs.{HOST}", world.root);
@@ -198,9 +198,9 @@ async fn nothing_is_kept_that_would_never_be_asked_about_again() {
     }
 }
 
-/// A client elsewhere, and what is no key or another one, take nothing out of the cache.
+/// Other clients, invalid keys and other keys purge nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn varnish_takes_nothing_but_keys() {
+async fn varnish_rejects_invalid_purge_requests() {
     let front = Front::Varnish { with_xkey: false };
     let world = World::start(front, |launch, _| {
         launch.set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 3600).set("CAUSEWAY_HTTP_SURROGATE_KEYS", true)

@@ -1,5 +1,5 @@
-//! A node whose disk is full: the data folder is a small file system in a mount namespace of the node's own, and another file
-//! takes the rest of it.
+//! A node with a full disk: the data folder is a small tmpfs in the node's own mount namespace, and another file
+//! takes the rest of its space.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::noise::Noise;
@@ -34,7 +34,7 @@ impl Holder {
     }
 }
 
-/// Fills a file until not a byte is left.
+/// Writes to a file until the disk is full.
 fn fill(path: &Path) {
     let mut file = File::create(path).expect("the folder is there");
     for piece in [1 << 20, 4096, 1] {
@@ -42,7 +42,7 @@ fn fill(path: &Path) {
     }
 }
 
-/// It lives and serves, and says on both listeners that requests had better go elsewhere, and why.
+/// Asserts that the node runs and serves, and that both listeners report it as degraded, with the reason.
 async fn assert_is_degraded(node: &Causeway, reason: &str) {
     for base in [node.url(""), node.admin_url().trim_end_matches('/').to_owned()] {
         assert_eq!(get_url(&format!("{base}/healthz")).await.status, 200);
@@ -57,13 +57,13 @@ async fn assert_is_degraded(node: &Causeway, reason: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_starts_where_less_is_free_than_is_to_stay_free() {
+async fn a_node_starts_with_less_free_space_than_the_minimum() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path()).in_small_file_system(SMALL_BYTES);
     if !launch.small_file_systems_can_be_mounted() {
         return;
     }
-    // A gigabyte is to stay free, and there are 64 megabytes.
+    // One gigabyte has to stay free, but the disk has 64 megabytes.
     let node = launch.start().await;
     assert_eq!(node.welcome(), "not pinned");
     assert_is_degraded(&node, "full").await;
@@ -76,12 +76,12 @@ async fn is_degraded(node: &Causeway) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_whose_disk_is_full_serves_on_says_so_and_stores_again_when_there_is_space() {
+async fn a_full_disk_degrades_the_node_until_there_is_space() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path()).in_small_file_system(SMALL_BYTES);
     if !launch.small_file_systems_can_be_mounted() {
-        let said = "WARNING: this system lets nobody mount a small file system (unshare --mount): no node was run on a full disk";
-        writeln!(std::io::stderr(), "{said}").expect("somebody listens");
+        let said = "WARNING: this system does not allow mounting a small file system (unshare --mount): the test with a full disk was skipped";
+        writeln!(std::io::stderr(), "{said}").expect("standard error is writable");
         return;
     }
     let holder = Holder::new(40);
@@ -105,7 +105,7 @@ async fn a_node_whose_disk_is_full_serves_on_says_so_and_stores_again_when_there
         .join("data/ballast");
     let mut fetched = 1;
     let mut dropped = 0;
-    // What was cached makes room for a while.
+    // Eviction of cached blocks frees space for a while.
     while !is_degraded(&node).await || dropped == 0 {
         assert!(fetched < 35, "a full disk refuses something");
         fill(&ballast);
@@ -120,7 +120,7 @@ async fn a_node_whose_disk_is_full_serves_on_says_so_and_stores_again_when_there
     get(0).await;
 
     fs::remove_file(&ballast).expect("deletes");
-    // Balancers send nobody meanwhile, so that nothing is asked of the store.
+    // Load balancers send no traffic meanwhile, so that the store is idle.
     eventually("the node is ready again by itself", PATIENCE, async || {
         let ready = get_url(&node.url("/readyz")).await;
         if ready.status == 200 { Ok(()) } else { Err(ready.text()) }
@@ -129,7 +129,7 @@ async fn a_node_whose_disk_is_full_serves_on_says_so_and_stores_again_when_there
     node.assert_healthy().await;
     eventually("the node stores again", PATIENCE, async || {
         get(fetched).await;
-        // What is in memory or on the disk already is not written again, so another file is wanted each time.
+        // Blocks in memory or on the disk are not written again, so each request is for another file.
         fetched = if fetched + 1 < holder.files.len() { fetched + 1 } else { 1 };
         if is_degraded(&node).await { Err("is degraded") } else { Ok(()) }
     })

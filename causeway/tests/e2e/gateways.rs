@@ -1,4 +1,4 @@
-//! Content that trustless gateways have, while no peer is known: from Causeway, from Kubo, and from one that lies.
+//! Content from trustless gateways without any peers: from Causeway, from Kubo, and from a misbehaving one.
 
 use super::tiers::fetch_all;
 use crate::support::causeway::Launch;
@@ -41,13 +41,13 @@ async fn causeway_reads_from_kubo_over_http() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_that_lies_is_found_out_and_does_no_harm() {
+async fn invalid_blocks_of_a_gateway_are_rejected() {
     let content = Noise::bytes(300, 1_000_000);
     let kubo = Kubo::start().await;
     let cid = kubo.add(&content[..], &["--cid-version=1", "--raw-leaves"]);
-    let liar = Liar::start();
+    let misbehaving = MisbehavingGateway::start();
     let dir = folder();
-    let launch = Launch::new(dir.path()).set(GATEWAYS, &liar.url).set("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", 2);
+    let launch = Launch::new(dir.path()).set(GATEWAYS, &misbehaving.url).set("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", 2);
 
     let causeway = launch.start().await;
     let answer = causeway.get(&format!("/ipfs/{cid}")).await;
@@ -56,16 +56,16 @@ async fn a_gateway_that_lies_is_found_out_and_does_no_harm() {
     assert_eq!(metrics.sample("causeway_http_source_requests_total{outcome=\"lie\"}"), 1);
     assert_eq!(metrics.sample("causeway_http_source_breakers_open"), 1);
     assert_eq!(metrics.sample("causeway_http_source_block_bytes_total"), 0);
-    assert_eq!(liar.asked(), 1, "once was enough");
+    assert_eq!(misbehaving.asked(), 1, "once was enough");
     causeway.stop().await;
 
-    // With an honest peer besides, the content comes, and comes right.
+    // With an honest peer, the content is fetched and correct.
     let causeway = launch.peering(kubo.tcp()).start().await;
     causeway.expect(&format!("/ipfs/{cid}"), &content).await;
     causeway.stop().await;
 }
 
-/// Reads everything through one gateway, with nobody else to ask, and again without it.
+/// Reads everything through one gateway without other sources, and again without it.
 async fn read_over_http(dir: TempDir, gateway: &str, items: &[Item]) {
     let causeway = Launch::new(dir.path()).set(GATEWAYS, gateway).start().await;
     let cold = fetch_all(&causeway, items).await;
@@ -78,7 +78,7 @@ async fn read_over_http(dir: TempDir, gateway: &str, items: &[Item]) {
         let requests = cold.sample(&format!("causeway_http_source_requests_total{{outcome=\"{outcome}\"}}"));
         assert_eq!(requests, 0, "{outcome}");
     }
-    assert_eq!(cold.sample("causeway_p2p_connections"), 0, "nobody else was there");
+    assert_eq!(cold.sample("causeway_p2p_connections"), 0, "no peers were connected");
     let warm = fetch_all(&causeway, items).await;
     assert_eq!(warm.hits("network"), 0, "it was kept");
     causeway.stop().await;
@@ -94,13 +94,13 @@ fn folder() -> TempDir {
     TempDir::new().expect("the temporary folder is writable")
 }
 
-/// A gateway that has every block, and it is always the same one. It ends with the process.
-struct Liar {
+/// A gateway that answers each request with the same block. It ends with the process.
+struct MisbehavingGateway {
     url: String,
     asked: Arc<AtomicUsize>,
 }
 
-impl Liar {
+impl MisbehavingGateway {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let url = format!("http://{}", listener.local_addr().expect("it is bound"));
@@ -126,7 +126,7 @@ fn answer_with_something_else(mut stream: TcpStream) {
     while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read == 1) {
         head.push(byte[0]);
     }
-    // The client may hang up whenever it likes.
+    // The client may close the connection at any time.
     let _ = stream.write_all(
         b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.ipld.raw\r\nContent-Length: 5\r\nConnection: close\r\n\r\nwrong",
     );

@@ -1,4 +1,4 @@
-//! Kubo's own command line as a client of this node's RPC, beside the same commands on a repository of its own.
+//! Kubo's command line as a client of this node's RPC, compared with the same commands on its own repository.
 
 use crate::store::assert_same_content;
 use crate::support::causeway::{Causeway, Launch, TOKEN};
@@ -20,7 +20,7 @@ fn folder() -> TempDir {
     TempDir::new().expect("the temporary folder is writable")
 }
 
-/// Files of one chunk and of many, an empty file and folder, odd and long names, one that may be run, and a symlink.
+/// Files of one chunk and of many, an empty file and folder, odd and long names, an executable, and a symlink.
 fn fill(dir: &Path) {
     fs::create_dir_all(dir.join("site/a b/empty")).expect("the folder is ours");
     let long = format!("site/{0}/{0}/{0}", "long".repeat(25));
@@ -41,7 +41,7 @@ fn fill(dir: &Path) {
     symlink("index.html", dir.join("site/same")).expect("the folder is ours");
 }
 
-/// Kubo's command line, talking to a node of ours.
+/// Kubo's command line as a client of a Causeway node.
 struct Remote<'a> {
     ipfs: &'a Ipfs,
     dir: &'a Path,
@@ -55,7 +55,7 @@ impl<'a> Remote<'a> {
         Self { ipfs, dir, api: format!("/ip4/127.0.0.1/tcp/{port}"), token: TOKEN.to_owned() }
     }
 
-    /// What a command prints, or what it complains of.
+    /// The output of a command, or its error message.
     fn try_run(&self, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, String> {
         let auth = format!("--api-auth=bearer:{}", self.token);
         let mut command = self.ipfs.command(self.dir);
@@ -81,7 +81,7 @@ impl<'a> Remote<'a> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_and_folders_get_the_cids_that_kubo_gives_them() {
+async fn files_and_folders_get_kubos_cids() {
     let (data, content) = (folder(), folder());
     fill(content.path());
     let causeway = Launch::new(data.path()).start().await;
@@ -116,14 +116,14 @@ async fn files_and_folders_get_the_cids_that_kubo_gives_them() {
     let expected = ipfs.run_with(content.path(), &["add", "-Q", "--stdin-name=x", "-w"], b"from a pipe");
     assert_eq!(String::from_utf8_lossy(&piped).trim(), expected);
 
-    // What is not pinned is cached: it is read again, from a node that knows nobody else, and is nobody's pin.
+    // Unpinned content is cached: it is read again from a node without peers, and has no pin.
     let unpinned = fs::read(content.path().join("loose")).expect("is ours");
     let loose = remote.run(&["add", "-Q", "--pin=false", "loose"]);
     assert_eq!(loose, ipfs.run(content.path(), &["add", "-Q", "--pin=false", "loose"]));
     assert_same_bytes("unpinned", &remote.bytes(&["cat", &loose], b""), &unpinned);
     assert!(remote.complaint(&["pin", "ls", &loose]).contains("is not pinned"));
 
-    // What was added is read again, by ranges, as a folder and as an archive.
+    // Added content is read again, by ranges, as a folder and as an archive.
     let site = remote.run(&["add", "-Q", "-r", "site"]);
     let big = remote.run(&["add", "-Q", "big"]);
     let bytes = fs::read(content.path().join("big")).expect("is ours");
@@ -144,7 +144,7 @@ async fn files_and_folders_get_the_cids_that_kubo_gives_them() {
     causeway.stop().await;
 }
 
-/// `ipfs get` writes what was added, under a name of its own or one that is said, and as an archive that `tar` unpacks.
+/// `ipfs get` restores what was added, under the default name or a given one, and as an archive that `tar` unpacks.
 fn assert_folders_and_files_are_got(remote: &Remote<'_>, site: &str, big: &str) {
     let dir = remote.dir;
     remote.run(&["get", big, "-o", "again"]);
@@ -213,7 +213,7 @@ async fn blocks_documents_and_archives() {
     fs::write(dir.join("cut.car"), &exported[..exported.len() - 10]).expect("the folder is ours");
     assert!(remote.complaint(&["dag", "import", "cut.car"]).contains("import failed"));
 
-    // An archive that lacks its end is no archive: nothing says that the export went well.
+    // A truncated archive is an error: the export must not look complete.
     let root_alone = {
         let mut export = ipfs.command(dir);
         let (output, _) = output_of(export.args(["block", "get", &site]), b"");
@@ -253,7 +253,7 @@ async fn pins_names_and_peers() {
     let nobody = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK";
     assert!(remote.complaint(&["swarm", "connect", nobody]).contains("failure"));
 
-    // What only Kubo has is fetched, and kept.
+    // Content that only Kubo has is fetched and stored.
     let bytes = Noise::bytes(43, 2_000_000);
     let cid = kubo.add(&bytes[..], &["--cid-version=1"]);
     assert_same_bytes("cat", &remote.bytes(&["cat", &cid], b""), &bytes);
@@ -280,7 +280,7 @@ async fn pins_names_and_peers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_may_do_what_it_is_good_for() {
+async fn tokens_authorise_by_scope() {
     let (data, content) = (folder(), folder());
     fill(content.path());
     let launch = Launch::new(data.path());
@@ -297,7 +297,7 @@ async fn a_token_may_do_what_it_is_good_for() {
     remote.token = "wrong".to_owned();
     assert!(remote.complaint(&["cat", &cid]).contains("token"));
 
-    // Other methods, other commands, and pages of others.
+    // Other methods, other commands, and cross-site requests.
     let url = format!("{}/api/v0/version", causeway.admin_url());
     let ask = |request: reqwest::RequestBuilder| request.bearer_auth(TOKEN).send();
     let refused = ask(client().get(&url)).await.expect("answers");

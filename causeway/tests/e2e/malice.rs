@@ -1,4 +1,4 @@
-//! Peers that do harm: answered with an error in time, never with wrong bytes, and nobody else suffers.
+//! Malicious peers: requests get an error in time, never wrong bytes, and other requests are not affected.
 
 use crate::support::causeway::Launch;
 use crate::support::hostile::{Hostile, Malice};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const STALL: Duration = Duration::from_secs(2);
-/// What a busy machine may add to the stall before the answer is there.
+/// The tolerance for a busy machine, in addition to the stall timeout.
 const SLACK: Duration = Duration::from_secs(8);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -38,7 +38,7 @@ async fn silence() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn promises_that_are_not_kept() {
+async fn announced_blocks_that_are_never_sent() {
     survive(Malice::EmptyPromises).await;
 }
 

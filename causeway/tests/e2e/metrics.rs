@@ -13,7 +13,7 @@ const HEAD: &str = "# Metrics reference\n\n\
     [`causeway.rules.yml`](../../deploy/prometheus/causeway.rules.yml) that watch a metric: each says what to look at.\n\n\
     | metric | type | unit | meaning | alerts |\n|---|---|---|---|---|\n";
 
-/// What the exposition says of one metric family (OpenMetrics, section "Metadata").
+/// The metadata of a metric family (OpenMetrics, section "Metadata").
 #[derive(Default)]
 struct Family {
     kind: String,
@@ -37,7 +37,7 @@ fn families(exposition: &str) -> BTreeMap<String, Family> {
     families
 }
 
-/// The alerts whose expressions name each metric, in the order of the file.
+/// The alerts that use each metric, in the order of the file.
 fn alerts() -> Vec<(String, Vec<String>)> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut alerts = Vec::new();
@@ -57,7 +57,7 @@ fn is_series(series: &str, family: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_metrics_reference_is_generated_from_a_node_and_every_alert_watches_metrics_that_exist() {
+async fn the_metrics_reference_is_generated_and_alerts_use_existing_metrics() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     // What is off by default has metrics as well.
     let node = Launch::new(dir.path())

@@ -12,17 +12,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Content of its own: an identity CID.
+/// Inline content: an identity CID.
 const CONTENT: &str = "/ipfs/bafkqaddjnzzxazldoqwxizltoq";
-/// Longer than a search takes that has anybody to ask.
+/// Longer than a search with connected peers takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A node without HTTP, which knows the given peers.
+/// A node without HTTP, with the given peers.
 async fn node(dir: &Path, bootstrap: &[&str]) -> (Bridge, Arc<Names>) {
     node_with(dir, bootstrap, NamesOptions::default()).await
 }
 
-/// The same with other options about names.
+/// [`start`] with other options of the resolver.
 async fn node_with(dir: &Path, bootstrap: &[&str], options: NamesOptions) -> (Bridge, Arc<Names>) {
     let about_names = NamesOptions { state_dir: Some(dir.to_owned()), ..options };
     let address = |text: &str| text.parse().expect("a multiaddr");
@@ -37,7 +37,7 @@ async fn node_with(dir: &Path, bootstrap: &[&str], options: NamesOptions) -> (Br
     (bridge, names)
 }
 
-/// The conformance suite's record whose file name begins so.
+/// The conformance suite's record with this prefix of the file name.
 fn fixture(start: &str) -> (Name, PathBuf) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../content/tests/fixtures/ipns");
     let mut paths = std::fs::read_dir(folder).expect("the fixtures").map(|entry| entry.expect("an entry").path());
@@ -47,7 +47,7 @@ fn fixture(start: &str) -> (Name, PathBuf) {
     (Name::parse(name.expect("a name")).expect("a name"), path)
 }
 
-/// What a name leads to, and how long that took.
+/// The resolution of a name, and its duration.
 async fn resolve(names: &Names, name: &Name) -> (String, Duration) {
     let begun = Instant::now();
     let found = names.resolve(name).await.unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -56,7 +56,7 @@ async fn resolve(names: &Names, name: &Name) -> (String, Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_that_kubo_published_are_resolved_and_outlive_a_restart() {
+async fn names_of_kubo_are_resolved_and_cached_across_a_restart() {
     let (publisher, third) = (Kubo::start().await, Kubo::start().await);
     publisher.connect(third.tcp()).await;
     let published = [
@@ -72,7 +72,7 @@ async fn names_that_kubo_published_are_resolved_and_outlive_a_restart() {
     }
     let own = Name::parse(&publisher.publish(CONTENT)).expect("a name");
     expected.push((own.clone(), "/ipfs/bafkqaddjnzzxazldoqwxizltoq/"));
-    // Kubo gave both of its peers' stores the records; the one that is asked here did not make them.
+    // Both peers of Kubo store the records; the node under test did not create them.
     publisher.stop().await;
 
     let dir = TempDir::new().expect("the temporary folder is writable");
@@ -112,7 +112,7 @@ async fn names_that_kubo_published_are_resolved_and_outlive_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_kubo_publishes_is_seen_by_the_next_visit_once_the_old_record_has_been_stale_for_long() {
+async fn a_long_stale_record_is_refreshed_before_the_answer() {
     const TTL: Duration = Duration::from_secs(1);
     let (publisher, third) = (Kubo::start().await, Kubo::start().await);
     publisher.connect(third.tcp()).await;
@@ -133,7 +133,7 @@ async fn what_kubo_publishes_is_seen_by_the_next_visit_once_the_old_record_has_b
     bridge.shutdown().await;
     drop(names);
 
-    // Nobody is there any more: a restarted node waits for its bound, and says how old its answer is.
+    // No peers are left: a restarted node waits for its timeout, and reports the age of its answer.
     for kubo in [publisher, third] {
         kubo.stop().await;
     }

@@ -1,4 +1,4 @@
-//! A gateway that has no peers says so: in the log, on the page, and to the operator's commands.
+//! A gateway without peers reports that in the log, on error pages, and to the operator's commands.
 
 use crate::support::causeway::Launch;
 use crate::support::eventually;
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What nobody has.
+/// Content that no peer has.
 const ABSENT: &str = "/ipfs/bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn that_there_are_no_peers_is_said_wherever_somebody_looks() {
+async fn missing_peers_are_reported() {
     let home = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(home.path());
     let node = launch.start().await;
@@ -19,7 +19,7 @@ async fn that_there_are_no_peers_is_said_wherever_somebody_looks() {
     let answer = node.get(ABSENT).await;
     assert_eq!(answer.status, 504, "{}", answer.text());
     assert!(answer.text().contains("no peers"), "{}", answer.text());
-    // A search that goes on takes half a minute.
+    // A continued search takes half a minute.
     assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
     eventually("the log says it", PATIENCE, async || {
         let said = node.process.stderr();
@@ -34,7 +34,7 @@ async fn that_there_are_no_peers_is_said_wherever_somebody_looks() {
         assert!(view["peers"] == 0 && view["advice"].is_string(), "{command}: {view}");
     }
 
-    // With somebody there, nothing of it is said.
+    // With a peer, the report is gone.
     let other_home = TempDir::new().expect("the temporary folder is writable");
     let other = Launch::new(other_home.path()).start().await;
     launch.run(&["peers", "connect", other.tcp()]).expect("it listens");

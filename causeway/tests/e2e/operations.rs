@@ -33,7 +33,7 @@ async fn last_line(causeway: &Causeway, path: &str, body: Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_is_connected_on_request_and_what_it_has_is_explained_warmed_and_purged() {
+async fn a_peer_is_connected_and_its_content_is_explained_warmed_and_purged() {
     let kubo = Kubo::start().await;
     let dir = TempDir::new().expect("the temporary folder is writable");
     let causeway = Launch::new(dir.path()).set("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", 3).start().await;
@@ -129,7 +129,7 @@ async fn a_peer_is_connected_on_request_and_what_it_has_is_explained_warmed_and_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn how_a_provider_was_found_is_explained() {
+async fn explain_shows_how_a_provider_was_found() {
     let (server, holder) = (Kubo::start().await, Kubo::start().await);
     holder.connect(server.tcp()).await;
     let bytes = Noise::bytes(32, 100_000);
@@ -160,7 +160,7 @@ async fn how_a_provider_was_found_is_explained() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_is_refreshed_before_its_time() {
+async fn a_name_is_refreshed_before_it_expires() {
     let (publisher, third) = (Kubo::start().await, Kubo::start().await);
     publisher.connect(third.tcp()).await;
     let [old, new] = [33, 34].map(|seed| publisher.add(&Noise::bytes(seed, 1_000)[..], &FLAGS));
@@ -192,7 +192,7 @@ async fn a_name_is_refreshed_before_its_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_is_watched_quietened_drained_and_ended() {
+async fn a_process_is_observed_configured_drained_and_stopped() {
     let (dir, of_peer) = (TempDir::new().expect("a folder"), TempDir::new().expect("a folder"));
     // Without a peer, nothing would be waited for.
     let peer = Launch::new(of_peer.path()).start().await;

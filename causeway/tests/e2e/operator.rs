@@ -44,7 +44,7 @@ async fn status(node: &Causeway, path: &str) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_blocked_is_gone_and_can_be_let_out_again() {
+async fn blocked_content_is_deleted_and_can_be_unblocked() {
     let home = folder();
     let launch = Launch::new(home.path());
     fs::create_dir_all(home.path().join("site")).expect("the folder is ours");
@@ -152,7 +152,7 @@ async fn content_is_warmed_explained_purged_and_collected() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn how_a_gateway_goes_on_is_shown_and_changed() {
+async fn a_running_gateway_is_observed_and_operated() {
     let home = folder();
     let launch = Launch::new(home.path());
     assert_eq!(failure(&launch, &["health"]).0, UNREACHABLE);

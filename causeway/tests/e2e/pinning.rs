@@ -1,4 +1,4 @@
-//! The pin service: a real Kubo that drives remote pins, a pin that is killed in its middle and goes on, and many
+//! The pin service: a real Kubo as the client of remote pins, a pin that resumes after a kill, and many
 //! blocks.
 
 use crate::support::causeway::{Causeway, Launch, TOKEN};
@@ -20,7 +20,7 @@ fn folder() -> TempDir {
     TempDir::new().expect("the temporary folder is writable")
 }
 
-/// A service that knows nobody, and may dial loopback.
+/// A pin service without peers, which may dial loopback addresses.
 fn service(dir: &TempDir) -> Launch {
     Launch::new(dir.path()).set("CAUSEWAY_P2P_DIAL_PRIVATE", true)
 }
@@ -29,14 +29,14 @@ async fn ask(causeway: &Causeway, method: &str, path: &str, body: Option<Value>)
     causeway.admin(method, &format!("/psa/pins{path}"), body.map(|body| body.to_string()).as_deref()).await
 }
 
-/// Asks for a pin, and returns its identifier.
+/// Requests a pin, and returns its ID.
 async fn add(causeway: &Causeway, pin: Value) -> String {
     let (status, pin) = ask(causeway, "POST", "", Some(pin)).await;
     assert_eq!(status, 202, "{pin}");
     pin["requestid"].as_str().expect("an id").to_owned()
 }
 
-/// Waits until a pin is as it should be.
+/// Waits until a pin matches a condition.
 async fn until(causeway: &Causeway, id: &str, what: &str, patience: Duration, good: impl Fn(&Value) -> bool) -> Value {
     eventually(what, patience, async || {
         let (status, pin) = ask(causeway, "GET", &format!("/{id}"), None).await;
@@ -66,7 +66,7 @@ async fn kubo_drives_remote_pins() {
     ipfs(&["service", "add", "causeway", &endpoint, TOKEN]);
     let services = ipfs(&["service", "ls", "--stat"]);
     assert!(services.contains(&endpoint), "{services}");
-    // It waits until the pin is there; the two find each other by origins and delegates alone.
+    // It waits until the content is pinned; the two nodes only find each other by origins and delegates.
     let added = ipfs(&["add", "--service=causeway", "--name=a name", &cid]);
     assert!(added.contains(&cid) && added.contains("pinned") && added.contains("a name"), "{added}");
     assert!(kubo.is_connected_to(causeway.peer_id()).await);
@@ -98,7 +98,7 @@ async fn kubo_drives_remote_pins() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kubo_is_told_of_a_wrong_token() {
+async fn kubo_reports_a_wrong_token() {
     let dir = folder();
     let causeway = service(&dir).start().await;
     let kubo = Kubo::start().await;
@@ -137,7 +137,7 @@ fn archive(path: &Path, root: &Cid, blocks: impl Iterator<Item = Block>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pin_that_is_killed_in_its_middle_goes_on() {
+async fn a_pin_resumes_after_a_kill() {
     const LEAVES: usize = 2_000;
     let dir = folder();
     let (root, leaves) = tree(LEAVES);
@@ -150,25 +150,25 @@ async fn a_pin_that_is_killed_in_its_middle_goes_on() {
     let causeway = launch.start().await;
     let pin = json!({ "cid": root.cid().to_string(), "name": "half", "origins": [kubo.tcp()] });
     let id = add(&causeway, pin.clone()).await;
-    // All but one of its blocks is here, and that one is being waited for.
-    let before = until(&causeway, &id, "most is here", PATIENCE, |pin| {
+    // All blocks but one are stored, and that one is wanted.
+    let before = until(&causeway, &id, "most blocks are stored", PATIENCE, |pin| {
         pin["status"] == "pinning" && blocks(pin) >= LEAVES as u64 - 20
     })
     .await;
-    // As a power cut would, but for the disk's own memory.
+    // SIGKILL, like a power cut without the loss of the page cache.
     drop(causeway);
     let sent = kubo.sent().await.blocks;
     let causeway = launch.start().await;
     let (status, after) = ask(&causeway, "GET", &format!("/{id}"), None).await;
     assert_eq!((status, &after["pin"], &after["created"]), (200, &pin, &before["created"]));
     assert_ne!(after["status"], "pinned");
-    assert!(blocks(&after) > LEAVES as u64 / 2, "what came is known: {after}");
+    assert!(blocks(&after) > LEAVES as u64 / 2, "received blocks are known: {after}");
     kubo.import(&last);
     let done = pinned(&causeway, &id, PATIENCE).await;
     assert_eq!(blocks(&done), LEAVES as u64 + 1);
     let again = kubo.sent().await.blocks - sent;
     assert!(again < LEAVES as u64 / 4, "{again} blocks were sent after the restart");
-    // And nothing of it is lost by another one.
+    // Another kill loses nothing.
     drop(causeway);
     let causeway = launch.start().await;
     assert_eq!(ask(&causeway, "GET", &format!("/{id}"), None).await.1["status"], "pinned");
@@ -178,7 +178,7 @@ async fn a_pin_that_is_killed_in_its_middle_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_removed_stays_removed_after_a_kill() {
+async fn removed_pins_stay_removed_after_a_kill() {
     let dir = folder();
     let kubo = Kubo::start().await;
     let cid = kubo.add(&Noise::bytes(5, 600_000)[..], &["--cid-version=1"]);
@@ -198,7 +198,7 @@ async fn what_was_removed_stays_removed_after_a_kill() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pins_are_announced_and_withdrawn() {
+async fn pins_are_provided_until_they_are_removed() {
     let dir = folder();
     let third = Kubo::start().await;
     let causeway = service(&dir).bootstrap(third.tcp()).start().await;
@@ -217,7 +217,7 @@ async fn pins_are_announced_and_withdrawn() {
     causeway.stop().await;
 }
 
-/// One Causeway has a DAG of so many blocks, and another pins it, and is killed in between.
+/// One node has a DAG of so many blocks, and another pins it and is killed meanwhile.
 async fn many_blocks(leaves: usize, patience: Duration) {
     const LINKS: usize = 1_000;
     let (home, away) = (folder(), folder());
@@ -236,7 +236,7 @@ async fn many_blocks(leaves: usize, patience: Duration) {
     let causeway = launch.start().await;
     let begun = Instant::now();
     let id = add(&causeway, json!({ "cid": root.cid().to_string(), "origins": [holder.tcp()] })).await;
-    until(&causeway, &id, "half of it is here", patience, |pin| blocks(pin) >= total / 2).await;
+    until(&causeway, &id, "half of the blocks are stored", patience, |pin| blocks(pin) >= total / 2).await;
     println!("half of {total} blocks after {:?}", begun.elapsed());
     let resident = causeway.process.resident_bytes() >> 20;
     drop(causeway);
@@ -248,12 +248,12 @@ async fn many_blocks(leaves: usize, patience: Duration) {
     assert_eq!(blocks(&done), total);
     let begun = Instant::now();
     assert_eq!(ask(&causeway, "DELETE", &format!("/{id}"), None).await.0, 202);
-    println!("let go of in {:?}", begun.elapsed());
+    println!("unpinned in {:?}", begun.elapsed());
     causeway.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn twenty_thousand_blocks_are_pinned_with_a_kill_in_between() {
+async fn twenty_thousand_blocks_are_pinned_across_a_kill() {
     many_blocks(20_000, PATIENCE).await;
 }
 

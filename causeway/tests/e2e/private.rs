@@ -1,4 +1,4 @@
-//! A private network of Causeway and Kubo: each reads what only the other has, and whoever lacks the key stays outside.
+//! A private network of Causeway and Kubo: each reads content of the other, and a node without the key cannot connect.
 
 use crate::support::assert_same_bytes;
 use crate::support::causeway::Launch;

@@ -1,4 +1,4 @@
-//! Names that Causeway publishes, resolved by real Kubo nodes over the DHT, also after the worst; and keys that both read.
+//! Names that Causeway publishes, resolved by real Kubo nodes over the DHT, also after a kill; and exchange of keys.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::eventually;
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Content of its own: identity CIDs.
+/// Inline content: identity CIDs.
 const ONE: &str = "/ipfs/bafkqaddjnzzxazldoqwxizltoq";
 const OTHER: &str = "/ipfs/bafkqadtwgiww63tmpeqhezldn5zgi";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -21,13 +21,13 @@ fn run(launch: &Launch, arguments: &[&str]) -> String {
     launch.run(arguments).unwrap_or_else(|complaint| panic!("causeway {arguments:?}: {complaint}"))
 }
 
-/// The name that a line about a key has, as in "site  k51…  ed25519".
+/// The IPNS name in a line of `key list`, such as "site  k51…  ed25519".
 fn id(line: &str) -> String {
     let id = line.split_whitespace().nth(1).unwrap_or_else(|| panic!("no name in {line:?}"));
     id.to_owned()
 }
 
-/// Waits until a Kubo that was told nothing resolves a name to a value.
+/// Waits until Kubo resolves a name to a value over the DHT.
 async fn resolves(kubo: &Kubo, name: &str, value: &str) {
     eventually(&format!("Kubo resolves {name} to {value}"), PATIENCE, async || match kubo.try_resolve(name) {
         Ok(found) if found == value => Ok(()),
@@ -36,14 +36,14 @@ async fn resolves(kubo: &Kubo, name: &str, value: &str) {
     .await;
 }
 
-/// Two Kubo nodes, of which the second hears of names through the first only.
+/// Two Kubo nodes, of which the second is connected only to the first.
 async fn network() -> (Kubo, Kubo) {
     let (first, second) = (Kubo::start().await, Kubo::start().await);
     second.connect(first.tcp()).await;
     (first, second)
 }
 
-/// What the node says of its only published name.
+/// The status of the node's only published name.
 async fn published(node: &Causeway) -> serde_json::Value {
     let (status, answer) = node.admin("GET", "/api/v1/names/publish", None).await;
     assert_eq!(status, 200, "{answer}");
@@ -51,7 +51,7 @@ async fn published(node: &Causeway) -> serde_json::Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kubo_resolves_what_causeway_publishes_and_every_change_of_it() {
+async fn kubo_resolves_names_that_causeway_publishes() {
     let (first, second) = network().await;
     let dir = folder();
     let launch = Launch::new(dir.path()).bootstrap(first.tcp());
@@ -78,7 +78,7 @@ async fn kubo_resolves_what_causeway_publishes_and_every_change_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_acknowledged_survives_kill_9_and_is_put_when_somebody_turns_up() {
+async fn an_acknowledged_record_survives_a_kill_and_is_published_when_a_peer_connects() {
     let dir = folder();
     let alone = Launch::new(dir.path());
     let node = alone.start().await;
@@ -88,7 +88,7 @@ async fn what_was_acknowledged_survives_kill_9_and_is_put_when_somebody_turns_up
     // As a power cut would.
     drop(node);
 
-    // While no node runs, a command does the same with the files.
+    // Without a running node, a command works on the files.
     let said = run(&alone, &["name", "publish", "--key", "site", OTHER]);
     assert!(said.contains("sequence number 1") && said.contains("once a node is online"), "{said}");
     assert_eq!(
@@ -103,7 +103,7 @@ async fn what_was_acknowledged_survives_kill_9_and_is_put_when_somebody_turns_up
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_are_renewed_also_after_a_restart() {
+async fn records_are_republished_also_after_a_restart() {
     let (first, second) = network().await;
     let dir = folder();
     let launch = Launch::new(dir.path()).bootstrap(first.tcp());
@@ -125,7 +125,7 @@ async fn records_are_renewed_also_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_go_from_kubo_to_causeway_and_back() {
+async fn keys_are_exchanged_with_kubo() {
     let (first, second) = network().await;
     let dir = folder();
     let file = |name: &str| dir.path().join(name);

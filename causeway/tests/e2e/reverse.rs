@@ -1,4 +1,4 @@
-//! Kubo reads what only Causeway has: imported from a CAR, pinned, served over Bitswap, announced in the DHT.
+//! Kubo reads content that only Causeway has: imported from a CAR, pinned, served over Bitswap, provided in the DHT.
 
 use crate::support::causeway::Launch;
 use crate::support::kubo::Kubo;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const LEN: usize = 5_000_000;
-/// A node announces what it pins soon after its start, when it has found the DHT.
+/// A node provides its pins soon after its start, when it is connected to the DHT.
 const ANNOUNCED_WITHIN: Duration = Duration::from_secs(90);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -43,7 +43,7 @@ async fn kubo_finds_causeway_by_its_provider_record() {
     causeway.stop().await;
 }
 
-/// A node's folder, not running, that has imported a file whose other holder is gone.
+/// The folder of a stopped node that has imported a file, which no other node has.
 async fn imported(dir: &TempDir, seed: u64) -> (Launch, String, Vec<u8>) {
     let content = Noise::bytes(1000 + seed, LEN);
     let car = dir.path().join("content.car");

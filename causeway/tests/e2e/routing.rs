@@ -1,4 +1,4 @@
-//! No peering and no connection: gateway and provider know only a third node, a DHT server.
+//! Gateway and provider are not connected, and only have a third node in common, a DHT server.
 
 use crate::support::causeway::Launch;
 use crate::support::corpus::{self, Item};
@@ -14,7 +14,7 @@ async fn content_is_found_by_its_provider_record() {
     let roots: Vec<&str> = items.iter().map(|item| item.root.as_str()).collect();
     provider.provide(&roots).await;
 
-    // Each of these starts anew and so has to find the provider itself; the rest share one node's search.
+    // Each of these starts a new node, which has to find the provider itself; the others share one node.
     let (alone, together): (Vec<Item>, Vec<Item>) = items.into_iter().partition(|item| is_searched_alone(&item.name));
     assert_eq!(alone.len(), 3, "renamed?");
     for item in &alone {
@@ -36,7 +36,7 @@ async fn content_is_found_by_its_provider_record() {
     provider.stop().await;
     third.stop().await;
     let warm = fetch_all(&causeway, &together).await;
-    assert_eq!(warm.hits("network"), 0, "held here by now");
+    assert_eq!(warm.hits("network"), 0, "stored locally by now");
     causeway.stop().await;
     let restarted = fetch_all(&launch.start().await, &together).await;
     assert_eq!(restarted.hits("network"), 0, "held on disk by now");

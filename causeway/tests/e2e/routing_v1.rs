@@ -1,4 +1,4 @@
-//! Delegated routing, either way round: a Kubo that knows nobody but our `/routing/v1`, and a Causeway that knows nobody but
+//! Delegated routing in both directions: a Kubo that only uses Causeway's `/routing/v1`, and a Causeway that only uses
 //! Kubo's.
 
 use crate::support::causeway::Launch;
@@ -6,10 +6,10 @@ use crate::support::kubo::Kubo;
 use serde_json::json;
 use tempfile::TempDir;
 
-/// Content of its own: an identity CID.
+/// Inline content: an identity CID.
 const CONTENT: &str = "/ipfs/bafkqaddjnzzxazldoqwxizltoq";
 
-/// A DHT server that has no content, somebody who has some and announced it there, the content's CID, and a name that was
+/// A DHT server without content, a node that provides content there, the content's CID, and a name that was
 /// published there.
 async fn network() -> (Kubo, Kubo, String, String) {
     let (third, provider) = (Kubo::start().await, Kubo::start().await);
@@ -21,7 +21,7 @@ async fn network() -> (Kubo, Kubo, String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubo_without_a_dht_finds_everything_through_us() {
+async fn kubo_without_a_dht_routes_through_causeway() {
     let (third, provider, cid, name) = network().await;
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path()).bootstrap(third.tcp()).set("CAUSEWAY_HTTP_ROUTING_V1", true);
@@ -30,7 +30,7 @@ async fn a_kubo_without_a_dht_finds_everything_through_us() {
     let light = Kubo::start_with(|settings| {
         settings["Routing"]["Type"] = json!("delegated");
         settings["Routing"]["DelegatedRouters"] = json!([router]);
-        // Without a DHT there is nobody to tell.
+        // Without a DHT, nothing is provided.
         settings["Provide"] = json!({ "Enabled": false });
     })
     .await;
@@ -45,7 +45,7 @@ async fn a_kubo_without_a_dht_finds_everything_through_us() {
     assert!(own.status == 200 && own.text().contains(causeway.peer_id()), "{}", own.text());
     let closest = causeway.get(&format!("/routing/v1/dht/closest/peers/{cid}")).await;
     assert!(closest.text().contains(third.peer_id()), "{}", closest.text());
-    // What was fetched by way of this node's gateway is held here from then on.
+    // Content that was fetched through this node's gateway is stored locally from then on.
     causeway.expect(&format!("/ipfs/{cid}"), b"only the provider has this").await;
     let providers = causeway.get(&format!("/routing/v1/providers/{cid}")).await;
     assert!(providers.text().contains(causeway.peer_id()), "{}", providers.text());
@@ -59,7 +59,7 @@ async fn a_kubo_without_a_dht_finds_everything_through_us() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn we_find_through_kubo_what_only_its_dht_knows() {
+async fn causeway_routes_through_kubo() {
     let (third, provider, cid, name) = network().await;
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path()).flag("--router", third.gateway()).set("CAUSEWAY_P2P_DIAL_PRIVATE", true);

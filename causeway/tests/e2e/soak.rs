@@ -1,6 +1,6 @@
-//! Much traffic for long, with budgets that are too small for it: nothing may be wrong, and nothing may grow.
+//! A soak test with budgets that are too small for the traffic: no errors, and no growth.
 //!
-//! `CAUSEWAY_SOAK_SECONDS` says for how long; `make test-long` runs it.
+//! `CAUSEWAY_SOAK_SECONDS` sets its duration; `make test-long` runs it.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::kubo::Kubo;
@@ -55,7 +55,7 @@ fn file(kubo: &Kubo, index: usize) -> File {
     File { path: format!("/ipfs/{cid}"), content }
 }
 
-/// One client: picks files by its own dice, leaves one answer in eight after its first bytes.
+/// A client that requests random files, and aborts one answer in eight after its first bytes.
 async fn browse(causeway: &Causeway, files: &[File], seed: u64, until: Instant) -> u64 {
     let (client, mut dice, mut served) = (client(), Noise::new(500 + seed), 0);
     while Instant::now() < until {

@@ -90,7 +90,7 @@ impl World {
 }
 
 #[test]
-fn cids_and_lines_are_kubos() {
+fn cids_and_output_equal_kubos() {
     let world = World::new(|_| ());
     let table: &[&[&str]] = &[
         &["one"],
@@ -136,7 +136,7 @@ fn cids_and_lines_are_kubos() {
 }
 
 #[test]
-fn cids_are_those_of_the_published_profiles() {
+fn cids_equal_those_of_the_profiles() {
     let world = World::new(|_| ());
     for profile in ["unixfs-v0-2015", "unixfs-v1-2025"] {
         world.ipfs.run(world.content.path(), &["config", "profile", "apply", profile]);
@@ -180,7 +180,7 @@ pub fn assert_same_content(what: &str, one: &Path, other: &Path) {
 }
 
 #[test]
-fn get_gives_back_what_was_added() {
+fn get_restores_what_was_added() {
     let world = World::new(|_| ());
     let content = world.content.path();
     // A name that is no text: it is kept byte by byte.
@@ -249,7 +249,7 @@ fn archives_are_read_by_tar_and_by_kubo() {
 }
 
 #[test]
-fn ls_is_kubos() {
+fn ls_equals_kubos() {
     let world = World::new(|settings| settings["Import"]["UnixFSHAMTDirectorySizeThreshold"] = json!("1000B"));
     let content = world.content.path();
     let site = world.run(&["add", "-Q", "site"]);
@@ -284,7 +284,7 @@ fn export(world: &World, cid: &str, car: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_added_is_pinned_and_served() {
+async fn added_content_is_pinned_and_served() {
     let world = World::new(|_| ());
     let big = fs::read(world.content.path().join("big")).expect("reads");
     let added = world.run(&["add", "-Q", "--name", "my file", "-w", "big"]);
@@ -297,7 +297,7 @@ async fn what_was_added_is_pinned_and_served() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_named() {
+fn missing_content_and_invalid_arguments_are_reported() {
     let world = World::new(|_| ());
     let absent = world.run(&["add", "-n", "-Q", "big"]);
     assert!(world.refusal(&["get", &absent]).contains("there is no store in "));

@@ -73,7 +73,7 @@ fn json(output: &Output) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn archives_go_in_and_out_as_kubo_writes_them() {
+async fn archives_are_imported_and_exported_as_kubo_writes_them() {
     let world = World::new().await;
     let (car, root) = (world.archive(), world.item.root.as_str());
     let archive = fs::read(&car).expect("reads");
@@ -99,7 +99,7 @@ async fn archives_go_in_and_out_as_kubo_writes_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damage_is_found_named_mended_and_made_good() {
+async fn damage_is_detected_and_repaired() {
     let world = World::new().await;
     let launch = world.launch();
     launch.import(&world.archive());
@@ -148,7 +148,7 @@ async fn damage_is_found_named_mended_and_made_good() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_that_runs_finds_damage_by_itself() {
+async fn a_running_gateway_scrubs_its_store() {
     let world = World::new().await;
     let launch = world.launch().set("CAUSEWAY_CACHE_SCRUB_BYTES_PER_SECOND", 1 << 30);
     launch.import(&world.archive());
@@ -191,7 +191,7 @@ async fn until_said(node: &Causeway, cid: &str, what: &str, good: impl Fn(&str, 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pin_that_lacks_a_block_says_so_and_gets_it_again() {
+async fn a_missing_block_of_a_pin_is_reported_and_fetched() {
     let world = World::new().await;
     let (launch, root) = (world.launch(), world.item.root.as_str());
     launch.import(&world.archive());
@@ -232,7 +232,7 @@ async fn a_pin_that_lacks_a_block_says_so_and_gets_it_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damage_to_the_list_of_pins_is_told_and_repaired_and_stops_nothing() {
+async fn damaged_pin_metadata_is_reported_and_repaired() {
     let world = World::new().await;
     let (launch, root) = (world.launch(), world.item.root.as_str());
     launch.import(&world.archive());
@@ -266,7 +266,7 @@ async fn damage_to_the_list_of_pins_is_told_and_repaired_and_stops_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_index_that_is_damaged_is_told_and_rebuilt() {
+async fn a_damaged_index_is_reported_and_rebuilt() {
     let world = World::new().await;
     let launch = world.launch();
     launch.import(&world.archive());

@@ -58,7 +58,7 @@ fn block_files(data: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_serves_from_files_and_keeps_them() {
+async fn the_flat_store_serves_and_persists() {
     let home = folder();
     let dir = home.path();
     let (noise, text) = fill(dir);
@@ -77,7 +77,7 @@ async fn a_node_serves_from_files_and_keeps_them() {
     expect_encoded(&node, &format!("/ipfs/{site}/text.txt"), &text).await;
     assert!(run(&launch, dir, &["ls", &site]).contains("3000000 noise"), "the gateway is asked");
     assert!(run(&launch, dir, &["store", "check"]).contains("0 damaged"));
-    // As a power cut would end it.
+    // SIGKILL, like a power cut.
     drop(node);
 
     let stats: Value = serde_json::from_str(&run(&launch, dir, &["store", "stats", "--json"])).expect("JSON");
@@ -117,7 +117,7 @@ async fn a_node_serves_from_files_and_keeps_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_serves_from_memory_and_leaves_nothing_behind() {
+async fn the_memory_store_serves_and_writes_no_files() {
     let (source, home) = (folder(), folder());
     let (noise, text) = fill(source.path());
     let origin = Launch::new(source.path());

@@ -1,4 +1,4 @@
-//! A cold 1 GiB file: its first byte leaves long before its last arrives, and memory stays bounded whoever reads.
+//! A cold 1 GiB file: the answer starts long before the last block is fetched, and memory is bounded for all readers.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::kubo::Kubo;
@@ -16,9 +16,9 @@ const MIB: u64 = 1 << 20;
 const LEN: u64 = 1 << 30;
 const SEED: u64 = 300;
 const RAM_BUDGET: u64 = 32 * MIB;
-/// What may come on top of the RAM tier's budget.
+/// The allowed memory in addition to the RAM tier's budget.
 const GROWTH_MAX: u64 = 64 * MIB;
-/// Blocks that were under way when a reader stopped reading: read-ahead, wants that were sent, socket buffers.
+/// Blocks in flight when a reader stops reading: read-ahead, sent wants, socket buffers.
 const UNDER_WAY_MAX: u64 = 64 * MIB;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -43,7 +43,7 @@ async fn a_gibibyte_streams_in_little_memory() {
     let fast = growth("a fast reader", &causeway, idle);
     causeway.stop().await;
 
-    // All three are measured before any is judged, so that a failure shows the whole picture.
+    // All three are measured before the first assertion, so that a failure shows all values.
     let allowed = RAM_BUDGET + GROWTH_MAX;
     for (reader, grown) in [("a slow reader", slow), ("a reader who leaves", leaves), ("a fast reader", fast)] {
         assert!(grown < allowed, "{reader}: memory grew by {} MiB, {} MiB allowed", grown / MIB, allowed / MIB);
@@ -53,7 +53,7 @@ async fn a_gibibyte_streams_in_little_memory() {
 async fn start(dir: &TempDir, kubo: &Kubo) -> Causeway {
     let launch = Launch::new(dir.path()).peering(kubo.tcp()).set("CAUSEWAY_CACHE_RAM_BYTES_MAX", RAM_BUDGET);
     let causeway = launch.start().await;
-    causeway.process.forget_resident_peak();
+    causeway.process.reset_resident_peak();
     causeway
 }
 
@@ -63,7 +63,7 @@ fn growth(reader: &str, causeway: &Causeway, idle: u64) -> u64 {
     grown
 }
 
-/// Reads the whole file and compares it as it comes.
+/// Reads the whole file, and compares it while reading.
 async fn fast_reader(causeway: &Causeway, kubo: &Kubo, path: &str) {
     let sent_before = kubo.sent().await.bytes;
     let begun = Instant::now();
@@ -87,7 +87,7 @@ async fn fast_reader(causeway: &Causeway, kubo: &Kubo, path: &str) {
     println!("last byte after {:?}", begun.elapsed());
 }
 
-/// Reads 50 KB/s for ten seconds, then goes away. What it does not read is not fetched.
+/// Reads 50 KB/s for ten seconds, then disconnects. Unread blocks are not fetched (backpressure).
 async fn slow_reader(causeway: &Causeway, kubo: &Kubo, path: &str) {
     let sent_before = kubo.sent().await.bytes;
     let socket = TcpSocket::new_v4().expect("a socket");
@@ -111,7 +111,7 @@ async fn slow_reader(causeway: &Causeway, kubo: &Kubo, path: &str) {
     assert_transfer_ends(kubo).await;
 }
 
-/// Reads half of the file as fast as it comes, then goes away.
+/// Reads half of the file at full speed, then disconnects.
 async fn reader_who_leaves(causeway: &Causeway, kubo: &Kubo, path: &str) {
     let sent_before = kubo.sent().await.bytes;
     let mut body = client().get(causeway.url(path)).send().await.expect("an answer").bytes_stream();
@@ -124,7 +124,7 @@ async fn reader_who_leaves(causeway: &Causeway, kubo: &Kubo, path: &str) {
     assert!(sent < read + UNDER_WAY_MAX, "{sent} bytes were sent for a reader of {read}");
 }
 
-/// Waits until Kubo has sent nothing more for a second, and returns what it sent in all.
+/// Waits until Kubo has sent nothing for a second, and returns the total.
 async fn assert_transfer_ends(kubo: &Kubo) -> u64 {
     let mut last = kubo.sent().await.bytes;
     let mut since = Instant::now();

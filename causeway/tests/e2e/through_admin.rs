@@ -55,7 +55,7 @@ fn stats(launch: &Launch) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_added_listed_and_read_is_the_same() {
+async fn add_ls_and_get_are_the_same_with_a_running_gateway() {
     let (content, alone, through) = (folder(), folder(), folder());
     let dir = content.path();
     fill(dir);
@@ -124,7 +124,7 @@ async fn what_is_added_listed_and_read_is_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn archives_go_from_one_running_node_to_another() {
+async fn archives_are_moved_between_running_nodes() {
     let (one, other, third) = (folder(), folder(), folder());
     fill(one.path());
     let dir = one.path();
@@ -196,7 +196,7 @@ fn damage(launch: &Path, leaf: &[u8]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damage_is_found_and_forgotten_while_the_gateway_runs() {
+async fn damaged_blocks_are_deleted_while_the_gateway_runs() {
     let home = folder();
     let dir = home.path();
     fill(dir);
@@ -245,7 +245,7 @@ async fn damage_is_found_and_forgotten_while_the_gateway_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_may_not_or_cannot_be_asked_says_so() {
+async fn missing_access_and_unreachable_gateways_are_reported() {
     let home = folder();
     let dir = home.path();
     fill(dir);
@@ -294,7 +294,7 @@ async fn api(node: &Causeway, path: &str) -> (u16, Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_that_is_cut_leaves_nothing_and_only_so_many_are_taken_at_a_time() {
+async fn a_truncated_import_leaves_nothing_and_concurrent_imports_are_limited() {
     let (home, other) = (folder(), folder());
     let dir = home.path();
     fill(dir);
@@ -337,12 +337,12 @@ async fn an_upload_that_is_cut_leaves_nothing_and_only_so_many_are_taken_at_a_ti
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disk_that_is_full_is_told_to_whoever_uploads() {
+async fn a_full_disk_is_reported_to_uploaders() {
     let (home, other) = (folder(), folder());
     let launch = Launch::new(home.path()).in_small_file_system(64 << 20);
     if !launch.small_file_systems_can_be_mounted() {
-        let said = "WARNING: this system lets nobody mount a small file system (unshare --mount): nothing was uploaded to a full disk";
-        writeln!(std::io::stderr(), "{said}").expect("somebody listens");
+        let said = "WARNING: this system does not allow mounting a small file system (unshare --mount): the test with a full disk was skipped";
+        writeln!(std::io::stderr(), "{said}").expect("standard error is writable");
         return;
     }
     let node = launch.set("CAUSEWAY_CACHE_DISK_FREE_BYTES_MIN", 16 << 20).start().await;

@@ -50,7 +50,7 @@ async fn journey(kubo: Kubo, items: Vec<Item>, address: impl Fn(&Kubo) -> String
     causeway.stop().await;
 }
 
-/// Fetches all, compares all, and says what that did.
+/// Fetches and compares all items, and returns the differences of the metrics.
 pub async fn fetch_all(causeway: &Causeway, items: &[Item]) -> Metrics {
     let before = causeway.metrics().await;
     for item in items {

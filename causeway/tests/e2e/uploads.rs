@@ -1,4 +1,4 @@
-//! Uploads over the admin listener: the CIDs of Kubo's `ipfs add`, in little memory, and nothing lost when the gateway is killed.
+//! Uploads over the admin listener: the CIDs of `ipfs add`, in little memory, and durable across a kill.
 
 use crate::support::causeway::{Causeway, Launch, TOKEN};
 use crate::support::kubo::Kubo;
@@ -32,7 +32,7 @@ async fn upload(node: &Causeway, query: &str, media_type: &str, body: impl Into<
     (status, serde_json::from_slice(&response.bytes().await.expect("an answer")).unwrap_or_default())
 }
 
-/// The only root of an upload that went well.
+/// The only root of a successful upload.
 fn root((status, answer): (u16, Value)) -> String {
     let roots = answer["roots"].as_array().unwrap_or_else(|| panic!("{status}: {answer}"));
     assert_eq!((status, roots.len()), (200, 1), "{answer}");
@@ -40,7 +40,7 @@ fn root((status, answer): (u16, Value)) -> String {
     roots[0]["cid"].as_str().expect("a CID").to_owned()
 }
 
-/// Files of many sizes, folders in folders, names of many kinds, and a symlink.
+/// Files of many sizes, nested folders, names of many kinds, and a symlink.
 fn fill(dir: &Path) -> Vec<(String, Vec<u8>)> {
     let files: Vec<(String, Vec<u8>)> = vec![
         ("site/index.html".into(), b"<p>Hello.".to_vec()),
@@ -60,7 +60,7 @@ fn fill(dir: &Path) -> Vec<(String, Vec<u8>)> {
 
 const FORM: &str = "multipart/form-data; boundary=XX";
 
-/// A form as Kubo's clients write it.
+/// A multipart form as Kubo's clients send it.
 fn form(files: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut body = Vec::new();
     let mut part = |name: &str, kind: &str, content: &[u8]| {
@@ -130,7 +130,7 @@ async fn uploads_have_the_cids_of_ipfs_add() {
     kubo.stop().await;
 }
 
-/// A body that is made while it is sent.
+/// A body that is generated while it is sent.
 fn made(len: u64, seed: u64) -> reqwest::Body {
     let pieces = stream::unfold((Noise::new(seed), len), |(mut noise, left)| async move {
         let now = usize::try_from(left.min(MIB)).expect("small");
@@ -144,7 +144,7 @@ fn made(len: u64, seed: u64) -> reqwest::Body {
     reqwest::Body::wrap_stream(pieces)
 }
 
-/// An archive of so many files of 100 bytes in one folder, made while it is sent.
+/// A TAR of so many files of 100 bytes in one folder, generated while it is sent.
 fn many(files: u32) -> reqwest::Body {
     let pieces = stream::iter((0..files.div_ceil(1_000)).map(move |piece| {
         let mut builder = tar::Builder::new(Vec::new());
@@ -155,7 +155,7 @@ fn many(files: u32) -> reqwest::Body {
             header.set_cksum();
             builder.append(&header, &Noise::bytes(u64::from(number), 100)[..]).expect("appends");
         }
-        // Without its end mark, which the last piece has.
+        // Without its end-of-archive marker, which the last chunk has.
         let mut bytes = builder.into_inner().expect("is whole");
         bytes.truncate(bytes.len() - 1024);
         if (piece + 1) * 1_000 >= files {
@@ -166,7 +166,7 @@ fn many(files: u32) -> reqwest::Body {
     reqwest::Body::wrap_stream(pieces)
 }
 
-/// How much memory may grow while uploads of any size and number run, beyond the memory that the store takes for itself.
+/// The allowed growth of memory during uploads of any size and number, in addition to the store's own memory.
 const GROWTH_MAX: u64 = 192 * MIB;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -181,7 +181,7 @@ async fn large_and_many_files_take_little_memory() {
         ("100,000 files in one folder", TAR, many(100_000), 10_000_000),
     ];
     for (what, media_type, body, bytes) in uploads {
-        node.process.forget_resident_peak();
+        node.process.reset_resident_peak();
         let answer = upload(&node, "cid-version=1", media_type, body).await;
         assert_eq!(answer.1["bytes"], bytes, "{answer:?}");
         let cid = root(answer);
@@ -197,13 +197,13 @@ async fn large_and_many_files_take_little_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_answered_outlives_a_kill() {
+async fn acknowledged_uploads_survive_a_kill() {
     let data = folder();
     let launch = Launch::new(data.path());
     let node = launch.start().await;
     let content = Noise::bytes(60, 5_000_000);
     let cid = root(upload(&node, "pin-name=kept", "", content.clone()).await);
-    // As a power cut would; nothing is told to it.
+    // SIGKILL, like a power cut.
     drop(node);
     let node = launch.start().await;
     node.expect(&format!("/ipfs/{cid}"), &content).await;
@@ -214,7 +214,7 @@ async fn what_was_answered_outlives_a_kill() {
     assert!(said.contains("0 damaged") && !said.contains("lacks"), "{said}");
 }
 
-/// Asks tus: the status, the offset and the path that are answered.
+/// Sends a tus request: the status, the offset and the path of the answer.
 async fn tus(
     node: &Causeway,
     method: &str,
@@ -237,7 +237,7 @@ async fn tus(
 const PIECE: (&str, &str) = ("content-type", "application/offset+octet-stream");
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_in_parts_goes_on_after_a_kill() {
+async fn a_resumable_upload_continues_after_a_kill() {
     const LEN: u64 = 100 * MIB;
     let data = folder();
     let launch = Launch::new(data.path());
@@ -246,7 +246,7 @@ async fn an_upload_in_parts_goes_on_after_a_kill() {
     let created = tus(&node, "POST", "/api/v1/uploads?cid-version=1", &[("upload-length", &length)], "").await;
     let (status, _, place) = created.expect("is answered");
     assert_eq!(status, 201);
-    // The first 60 MiB come, then nothing, and then the gateway is killed.
+    // The first 60 MiB are sent, the upload stalls, and then the gateway is killed.
     let mut noise = Noise::new(70);
     let mut first = vec![0; 60 << 20];
     noise.fill(&mut first);
@@ -290,7 +290,7 @@ async fn an_upload_in_parts_goes_on_after_a_kill() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_that_is_broken_off_leaves_nothing_pinned() {
+async fn an_aborted_upload_leaves_nothing_pinned() {
     let data = folder();
     let launch = Launch::new(data.path());
     let node = launch.start().await;
@@ -301,7 +301,7 @@ async fn an_upload_that_is_broken_off_leaves_nothing_pinned() {
     assert!(sent.is_err(), "{sent:?}");
     eventually("it is over", PATIENCE, async || {
         let (_, log) = node.admin("GET", "/api/v1/audit", None).await;
-        // Until there is a status, it is under way.
+        // Without a status, the upload is in progress.
         let is_over = |entry: &Value| entry["path"] == "/upload" && entry["status"].is_number();
         let over = log["entries"].as_array().is_some_and(|all| all.iter().any(is_over));
         if over { Ok(()) } else { Err(log) }
@@ -319,7 +319,7 @@ async fn an_upload_that_is_broken_off_leaves_nothing_pinned() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_that_stops_does_not_wait_for_senders() {
+async fn a_stopping_gateway_does_not_wait_for_uploads() {
     let data = folder();
     let launch = Launch::new(data.path());
     let node = launch.start().await;

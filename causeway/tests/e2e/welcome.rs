@@ -1,4 +1,4 @@
-//! The page that a first start prints: it is there without any network.
+//! The welcome page of a first start, without any network.
 
 use crate::support::causeway::Launch;
 use crate::support::get;
@@ -17,9 +17,9 @@ async fn the_welcome_page_needs_no_network() {
     causeway.stop().await;
 }
 
-/// What the operator has unpinned stays so; and who wants none has none.
+/// An unpinned welcome site stays unpinned, and a setting disables it.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_welcome_site_is_unpinned_for_good_and_can_be_switched_off() {
+async fn the_welcome_site_can_be_unpinned_and_disabled() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path());
     let causeway = launch.start().await;

@@ -1,4 +1,4 @@
-//! The binary under test, run as an operator runs it.
+//! The binary under test, run as by an operator.
 
 use super::metrics::Metrics;
 use super::process::Process;
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 const START: Duration = Duration::from_secs(60);
 const STOP: Duration = Duration::from_secs(60);
-/// What the admin listener asks for.
+/// The token of the admin listener.
 pub const TOKEN: &str = "end-to-end";
 
-/// How to start Causeway: on free loopback ports, knowing nobody, unless it is told of somebody.
+/// How to start Causeway: on free loopback ports, and without peers by default.
 #[derive(Debug, Clone)]
 pub struct Launch {
     dir: PathBuf,
@@ -26,7 +26,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// `dir` takes the node's data and its output, and must outlive it.
+    /// `dir` is for the node's data and output, and must outlive the node.
     pub fn new(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
@@ -39,19 +39,19 @@ impl Launch {
         }
     }
 
-    /// Listens for peers here instead of on TCP and QUIC.
+    /// Replaces the default p2p listeners on TCP and QUIC.
     pub fn listen(mut self, multiaddrs: &[&str]) -> Self {
         self.listen = multiaddrs.iter().map(|&multiaddr| multiaddr.to_owned()).collect();
         self
     }
 
-    /// Stays connected to a peer.
+    /// Adds a peer to `p2p.peering`.
     pub fn peering(mut self, multiaddr: &str) -> Self {
         self.peering.push(multiaddr.to_owned());
         self
     }
 
-    /// Joins the network through a peer.
+    /// Adds a bootstrap peer.
     pub fn bootstrap(mut self, multiaddr: &str) -> Self {
         self.bootstrap.push(multiaddr.to_owned());
         self
@@ -63,39 +63,39 @@ impl Launch {
         self
     }
 
-    /// Gives `causeway serve` a flag with a value.
+    /// Adds a flag with a value to `causeway serve`.
     pub fn flag(mut self, flag: &str, value: impl ToString) -> Self {
         self.flags.extend([flag.to_owned(), value.to_string()]);
         self
     }
 
-    /// Runs in a mount namespace of its own, where the data folder is a file system in memory of so many bytes. It is gone when
-    /// the process is.
+    /// Runs in a new mount namespace, in which the data folder is a tmpfs of `bytes`, which is deleted when
+    /// the process ends.
     pub fn in_small_file_system(mut self, bytes: u64) -> Self {
         self.data_bytes = Some(bytes);
         self
     }
 
-    /// Whether whoever runs the tests may do that.
+    /// Whether the user may create mount namespaces.
     pub fn small_file_systems_can_be_mounted(&self) -> bool {
         self.program("true").output().is_ok_and(|output| output.status.success())
     }
 
-    /// `causeway import`, to its end.
+    /// Runs `causeway import` to its end.
     pub fn import(&self, car: &Path) {
         let output = self.command(&["import"]).arg(car).output().expect("causeway starts");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "causeway import {}: {}: {said}", car.display(), output.status);
     }
 
-    /// Any other command, to its end: what it printed, or what it complained of.
+    /// Runs a command to its end: its output, or its error message.
     pub fn run(&self, arguments: &[&str]) -> Result<String, String> {
         let output = self.command(arguments).output().expect("causeway starts");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 
-    /// [`Launch::run`] in a folder, with something on standard input; what was printed, byte by byte.
+    /// [`Launch::run`] in a folder, with standard input; returns the bytes of standard output.
     pub fn pipe(&self, folder: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, String> {
         let (output, _) = super::output_of(self.command(arguments).current_dir(folder), input);
         if output.status.success() {
@@ -104,7 +104,7 @@ impl Launch {
         Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
     }
 
-    /// Any other command, to its end, with something on standard input; all that came of it.
+    /// Runs a command with standard input to its end.
     pub fn output(&self, arguments: &[&str], input: &[u8]) -> Output {
         let mut command = self.command(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -113,12 +113,12 @@ impl Launch {
         child.wait_with_output().expect("causeway ends")
     }
 
-    /// Any other command, which goes on until it is killed.
+    /// Starts a command that runs until it is killed.
     pub fn spawn(&self, arguments: &[&str], stdout: Stdio) -> Child {
         self.command(arguments).stdin(Stdio::null()).stdout(stdout).spawn().expect("causeway starts")
     }
 
-    /// `causeway serve`, until it says where it listens.
+    /// Starts `causeway serve`, and waits for the start-up message.
     pub async fn start(&self) -> Causeway {
         let mut command = self.command(&["serve"]);
         command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
@@ -151,7 +151,7 @@ impl Launch {
         }
     }
 
-    /// A program, in a namespace of its own if the data folder is to be small.
+    /// A program, in a new mount namespace if the data folder has a size.
     fn program(&self, program: &str) -> Command {
         let Some(bytes) = self.data_bytes else { return Command::new(program) };
         let data = self.dir.join("data");
@@ -169,19 +169,19 @@ impl Launch {
     }
 
     fn prepare(&self, command: &mut Command) {
-        // Whoever runs the tests may have settings of a node of their own.
+        // Ignore the settings of the caller's environment.
         for (variable, _) in std::env::vars_os() {
             if variable.to_string_lossy().starts_with("CAUSEWAY_") {
                 command.env_remove(variable);
             }
         }
-        // No router of whoever runs the tests is asked for anything.
+        // No port mapping at the router of the network.
         command.env("CAUSEWAY_P2P_UPNP", "false");
         command.env("CAUSEWAY_ADMIN_TOKEN", TOKEN).envs(self.settings.iter().map(|(key, value)| (key, value)));
         command.current_dir(&self.dir);
     }
 
-    /// A command that sits before a terminal, and all that is shown there; nothing if this system has no `script`.
+    /// Runs a command on a pseudo-terminal, and returns its output; `None` if this system has no `script`.
     pub fn on_terminal(&self, arguments: &[&str]) -> Option<String> {
         let data = self.dir.join("data").display().to_string();
         let words = [&[env!("CARGO_BIN_EXE_causeway")], arguments, &["--data-dir", &data]].concat();
@@ -195,7 +195,7 @@ impl Launch {
     }
 }
 
-/// Makes the first argument a file system of the size of the second, and becomes the command that the others are.
+/// Mounts a tmpfs with the size of the second argument at the first, and executes the command of the others.
 const MOUNT: &str = "mount -t tmpfs -o size=\"$2\" tmpfs \"$1\" && shift 2 && exec \"$@\"";
 
 /// "  peer id   12D3Koo…" has the value "12D3Koo…" for the key "peer id".
@@ -204,7 +204,7 @@ fn value_of(line: &str, key: &str) -> Option<String> {
     value.starts_with(' ').then(|| value.trim().to_owned())
 }
 
-/// A running node. Dropping it kills it, as a power cut would; [`Causeway::stop`] is the polite way.
+/// A running node. Dropping it kills it with SIGKILL; [`Causeway::stop`] shuts it down gracefully.
 pub struct Causeway {
     gateway: String,
     admin: String,
@@ -241,7 +241,7 @@ impl Causeway {
         get(&self.url(path)).await
     }
 
-    /// GETs a path and expects 200 with these bytes.
+    /// GETs a path, and asserts 200 with these bytes.
     pub async fn expect(&self, path: &str, expected: &[u8]) -> Answer {
         let answer = self.get(path).await;
         assert_eq!(answer.status, 200, "GET {path}: {}", answer.text());
@@ -249,12 +249,12 @@ impl Causeway {
         answer
     }
 
-    /// Where the operator is answered.
+    /// The URL of the admin listener.
     pub fn admin_url(&self) -> &str {
         &self.admin
     }
 
-    /// Asks the admin listener with its token: a method, a path, and JSON if any.
+    /// Sends a request to the admin listener with its token, and with a JSON body if there is one.
     pub async fn admin(&self, method: &str, path: &str, body: Option<&str>) -> (u16, serde_json::Value) {
         let method = method.parse().expect("a method");
         let mut request = client().request(method, format!("{}{path}", self.admin)).bearer_auth(TOKEN);
@@ -266,7 +266,7 @@ impl Causeway {
         (status, serde_json::from_slice(&response.bytes().await.expect("an answer")).unwrap_or_default())
     }
 
-    /// The metrics, once they are as they have to become: what is counted at its end is counted a moment after it was seen.
+    /// The metrics once `condition` holds: requests are counted a moment after their end.
     pub async fn metrics_when(&self, done: impl Fn(&Metrics) -> bool) -> Metrics {
         let becoming = async {
             loop {
@@ -285,7 +285,7 @@ impl Causeway {
         Metrics::parse(&self.exposition().await)
     }
 
-    /// The metrics in the text format that Prometheus reads.
+    /// The metrics in the text format of Prometheus.
     pub async fn exposition(&self) -> String {
         let request = client().get(format!("{}/metrics", self.admin)).bearer_auth(TOKEN);
         let response = request.send().await.expect("the admin listener answers");
@@ -293,7 +293,7 @@ impl Causeway {
         response.text().await.expect("metrics are text")
     }
 
-    /// Whether both listeners say that the node is well.
+    /// Asserts that both listeners report the node as healthy.
     pub async fn assert_healthy(&self) {
         for base in [&self.gateway, &self.admin] {
             for path in ["healthz", "readyz"] {
@@ -303,7 +303,7 @@ impl Causeway {
         }
     }
 
-    /// SIGTERM; what was cached or pinned is on disk afterwards.
+    /// SIGTERM; cached and pinned blocks are on the disk afterwards.
     pub async fn stop(mut self) {
         let status = self.process.terminate(STOP).await;
         assert!(status.success(), "causeway serve ended with {status} after SIGTERM");

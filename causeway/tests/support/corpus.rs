@@ -1,4 +1,4 @@
-//! The content that most scenarios fetch: files of telling sizes, a site and a huge directory.
+//! The content of most scenarios: files of different sizes, a site and a huge directory.
 
 use super::kubo::Kubo;
 use super::noise::Noise;
@@ -9,21 +9,21 @@ use tempfile::TempDir;
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
-/// Nothing, one byte, exactly one default chunk, a few chunks, and two levels of links.
+/// Empty, one byte, exactly one default chunk, a few chunks, and two levels of links.
 const SIZES: [usize; 5] = [0, 1, 256 * KIB, MIB, 100 * MIB];
 const HAMT_ENTRIES: usize = 20_000;
 /// Different pages in the huge directory: enough to notice a wrong one, few enough to import fast.
 const HAMT_PAGES: usize = 64;
 
-/// Something to GET.
+/// An item to GET.
 pub struct Item {
     pub name: String,
-    /// The CID that has to be announced for it to be found.
+    /// The root CID, which has to be provided in the DHT.
     pub root: String,
     /// The path on the gateway.
     pub path: String,
     pub body: Vec<u8>,
-    /// What the Content-Type has to begin with; empty where any will do.
+    /// The required prefix of the Content-Type; empty for any.
     pub content_type: &'static str,
 }
 

@@ -1,6 +1,6 @@
-//! A libp2p peer that speaks Bitswap in order to do harm.
+//! A malicious Bitswap peer.
 //!
-//! It is a real peer on a real connection: only what it answers when somebody wants a block is wrong.
+//! It is a real libp2p peer on a real connection: only its answers to wants are invalid.
 
 use super::noise::Noise;
 use super::wire;
@@ -15,20 +15,20 @@ use tokio::task::JoinHandle;
 const BITSWAP: StreamProtocol = StreamProtocol::new("/ipfs/bitswap/1.2.0");
 const MIB: usize = 1024 * 1024;
 
-/// What the peer does when it is asked for blocks.
+/// The behaviour of the peer on wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Malice {
-    /// Claims to have everything and sends other bytes under the CID's prefix.
+    /// Sends HAVE for everything, and blocks with other bytes under the CID's prefix.
     WrongBytes,
-    /// Sends more than the 4 MiB that a message may have.
+    /// Sends messages above the maximum of 4 MiB.
     TooLong,
-    /// Announces a message of 4 GiB and begins to send it.
+    /// Sends the length prefix of a message of 4 GiB, and its beginning.
     EndlessLength,
-    /// Sends what is no message.
+    /// Sends invalid messages.
     Garbage,
-    /// Says nothing.
+    /// Sends nothing.
     Silence,
-    /// Claims to have everything and sends nothing.
+    /// Sends HAVE for everything, and no blocks.
     EmptyPromises,
 }
 
@@ -83,12 +83,12 @@ impl Hostile {
         Self { multiaddr, wants, tasks: vec![network, answers] }
     }
 
-    /// Where to reach it, with its peer id.
+    /// Its multiaddr, with the peer ID.
     pub fn multiaddr(&self) -> String {
         self.multiaddr.to_string()
     }
 
-    /// How many blocks it was asked for: a scenario proves something only when that is more than none.
+    /// The number of wants that it received: a scenario must assert that it is above zero.
     pub fn wants(&self) -> u64 {
         self.wants.load(Ordering::Relaxed)
     }
@@ -100,7 +100,7 @@ impl Drop for Hostile {
     }
 }
 
-/// Reads one stream's messages and answers those that want something.
+/// Reads the messages of a stream, and answers those with wants.
 async fn listen(
     malice: Malice,
     peer: PeerId,
@@ -115,7 +115,7 @@ async fn listen(
             continue;
         }
         let Ok(mut answer) = control.open_stream(peer, BITSWAP).await else { return };
-        // Whoever is attacked hangs up in the middle, and is right to.
+        // The attacked node may close the connection.
         let _ = answer.write_all(&harm(malice, &cids)).await;
         let _ = answer.close().await;
     }

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A repository and the commands that work on it. Dropping it deletes it.
+/// A repository, and commands on it. Dropping it deletes it.
 pub struct Ipfs {
     ipfs: PathBuf,
     repository: TempDir,
 }
 
 impl Ipfs {
-    /// A fresh repository, with some settings of one's own.
+    /// A new repository with changed settings.
     pub fn new(set: impl FnOnce(&mut Value)) -> Self {
         let repository = TempDir::with_prefix("causeway-ipfs-").expect("the temporary folder is writable");
         let ipfs = ipfs();
@@ -22,12 +22,12 @@ impl Ipfs {
         Self { ipfs, repository }
     }
 
-    /// What a command prints, run in a folder.
+    /// Runs a command in a folder, and returns its output.
     pub fn run(&self, folder: &Path, arguments: &[&str]) -> String {
         run(self.command(folder).args(arguments))
     }
 
-    /// [`Ipfs::run`] with something on standard input.
+    /// [`Ipfs::run`] with standard input.
     pub fn run_with(&self, folder: &Path, arguments: &[&str], input: &[u8]) -> String {
         let mut command = self.command(folder);
         let (output, text) = super::output_of(command.args(arguments), input);
@@ -35,7 +35,7 @@ impl Ipfs {
         text
     }
 
-    /// A command that is still to be given its arguments.
+    /// A command without arguments.
     pub fn command(&self, folder: &Path) -> Command {
         let mut command = command(&self.ipfs, self.repository.path());
         command.current_dir(folder);

@@ -1,4 +1,4 @@
-//! A real Kubo node with a repository of its own, which talks to loopback only.
+//! A real Kubo node with its own repository, which uses loopback only.
 
 use super::client;
 use super::process::Process;
@@ -10,10 +10,10 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const VERSION: &str = "0.41.0";
-/// Generous: the machine may be compiling something else.
+/// Long, since the machine may be busy.
 const START: Duration = Duration::from_secs(60);
 
-/// How a node differs from those that [`Kubo::start`] starts.
+/// The configuration of a node.
 pub struct Setup<'a> {
     /// Where it listens for peers.
     pub listen: &'a [&'a str],
@@ -37,15 +37,15 @@ pub struct Kubo {
 }
 
 impl Kubo {
-    /// A fresh node that knows nobody. It listens on TCP and QUIC.
+    /// A new node without peers. It listens on TCP and QUIC.
     pub async fn start() -> Self {
         Self::start_as(&Setup::default()).await
     }
 
-    /// A fresh node that knows nobody.
+    /// A new node without peers.
     ///
-    /// Nodes are told of each other only after they run, by [`Kubo::connect`]: Kubo registers Bitswap late in its start, and
-    /// is blind there to peers that it met before.
+    /// Nodes are connected only after their start, by [`Kubo::connect`]: Kubo registers Bitswap late in its start, and
+    /// does not use it with peers that connected before.
     pub async fn start_as(setup: &Setup<'_>) -> Self {
         Self::start_full(setup, |_| ()).await
     }
@@ -114,14 +114,14 @@ impl Kubo {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// Adds a folder with all that is in it and returns its CID.
+    /// Adds a folder recursively, and returns its CID.
     pub fn add_folder(&self, folder: &Path, flags: &[&str]) -> String {
         let mut add = self.command();
         add.args(["add", "-r", "-Q", "--pin=false", "--fast-provide-root=false"]).args(flags).arg(folder);
         run(&mut add)
     }
 
-    /// Takes in the blocks of a CAR file, of which some may be missing.
+    /// Imports the blocks of a CAR file, which may be incomplete.
     pub fn import(&self, car: &Path) {
         run(self.command().args(["dag", "import", "--pin-roots=false"]).arg(car));
     }
@@ -138,7 +138,7 @@ impl Kubo {
         self.tcp().rsplit('/').next().unwrap_or_default()
     }
 
-    /// Where its own gateway listens, which answers `/routing/v1` as well.
+    /// The URL of its gateway, which also answers `/routing/v1`.
     pub fn gateway(&self) -> String {
         let url = std::fs::read_to_string(self.repository.path().join("gateway"));
         url.expect("a running daemon has a gateway").trim().trim_end_matches('/').to_owned()
@@ -149,7 +149,7 @@ impl Kubo {
         self.call("swarm/connect", &[multiaddr]).await;
     }
 
-    /// [`Kubo::connect`] for those who do not know whether it may.
+    /// [`Kubo::connect`], which may fail.
     pub fn try_connect(&self, multiaddr: &str) -> Result<(), String> {
         let output = self.command().args(["swarm", "connect", multiaddr]).output().expect("ipfs starts");
         if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
@@ -161,34 +161,34 @@ impl Kubo {
         peers["Peers"].as_array().is_some_and(|peers| peers.iter().any(|peer| peer["Peer"] == peer_id))
     }
 
-    /// Announces in the DHT that this node has these CIDs. Some DHT server must be connected.
+    /// Provides these CIDs in the DHT. A DHT server must be connected.
     pub async fn provide(&self, cids: &[&str]) {
         self.call("routing/provide", cids).await;
     }
 
-    /// Puts an IPNS record of somebody's into the DHT. Some DHT server must be connected.
+    /// Puts any IPNS record into the DHT. A DHT server must be connected.
     pub fn put_record(&self, name: &str, record: &Path) {
         self.try_put_record(name, record).unwrap_or_else(|refusal| panic!("{name}: {refusal}"));
     }
 
-    /// [`Kubo::put_record`] for those who do not know whether the DHT is ready, or the record good.
+    /// [`Kubo::put_record`], which may fail.
     pub fn try_put_record(&self, name: &str, record: &Path) -> Result<(), String> {
         let put = self.command().args(["routing", "put", &format!("/ipns/{name}")]).arg(record).output();
         let put = put.expect("ipfs starts");
         if put.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&put.stderr).trim().to_owned()) }
     }
 
-    /// Publishes a record of the node's own key, and returns the name. Some DHT server must be connected.
+    /// Publishes a record of the node's own key, and returns the name. A DHT server must be connected.
     pub fn publish(&self, path: &str) -> String {
         run(self.command().args(["name", "publish", "-Q", "--resolve=false", path]))
     }
 
-    /// The same with a time to live, such as "2s".
+    /// [`Kubo::publish`] with a TTL, such as "2s".
     pub fn publish_for(&self, ttl: &str, path: &str) -> String {
         run(self.command().args(["name", "publish", "-Q", "--resolve=false", "--ttl", ttl, path]))
     }
 
-    /// What a name stands for, from the DHT and nowhere else.
+    /// Resolves a name, only with the DHT.
     pub fn try_resolve(&self, name: &str) -> Result<String, String> {
         let resolve = self.command().args(["name", "resolve", "--nocache", "--recursive=false", name]).output();
         let resolve = resolve.expect("ipfs starts");
@@ -206,22 +206,22 @@ impl Kubo {
         run(self.command().args(["key", "export", "--format", format, "-o"]).arg(file).arg(name));
     }
 
-    /// Takes in a key, and returns its name.
+    /// Imports a key, and returns its name.
     pub fn import_key(&self, name: &str, format: &str, file: &Path) -> String {
         run(self.command().args(["key", "import", "--allow-any-key-type", "--format", format, name]).arg(file))
     }
 
-    /// [`Kubo::publish`] for those who do not know whether the DHT is ready.
+    /// [`Kubo::publish`], which may fail.
     pub fn try_publish(&self, path: &str) -> Result<String, String> {
         try_run(self.command().args(["name", "publish", "-Q", "--resolve=false", path]))
     }
 
-    /// [`Kubo::provide`] for those who do not know whether the DHT is ready.
+    /// [`Kubo::provide`], which may fail.
     pub fn try_provide(&self, cid: &str) -> Result<String, String> {
         try_run(self.command().args(["routing", "provide", cid]))
     }
 
-    /// Peers that the DHT names as providers of a CID.
+    /// The providers of a CID in the DHT.
     pub async fn find_providers(&self, cid: &str) -> Vec<String> {
         let events = self.call_text("routing/findprovs", &[cid]).await;
         let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -229,7 +229,7 @@ impl Kubo {
         responses.filter_map(|response| response["ID"].as_str().map(str::to_owned)).collect()
     }
 
-    /// Where a peer is, by whatever routing the node has.
+    /// The addresses of a peer, by any routing of the node.
     pub async fn find_peer(&self, peer_id: &str) -> Vec<String> {
         let events = self.call_text("routing/findpeer", &[peer_id]).await;
         let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -237,24 +237,24 @@ impl Kubo {
         responses.flat_map(|response| texts(&response["Addrs"])).collect()
     }
 
-    /// What a name stands for, by whatever routing the node has.
+    /// Resolves a name, by any routing of the node.
     pub async fn resolve(&self, name: &str) -> String {
         let resolved = self.call("name/resolve", &[name]).await;
         resolved["Path"].as_str().unwrap_or_else(|| panic!("no path in {resolved}")).to_owned()
     }
 
-    /// The content of a file, from wherever Kubo finds it.
+    /// The content of a file.
     pub async fn cat(&self, path: &str) -> bytes::Bytes {
         let response = self.post("cat", &[path]).await;
         response.bytes().await.unwrap_or_else(|error| panic!("ipfs cat {path}: {error:?}"))
     }
 
-    /// The same for who does not know whether anybody gives it, in a few seconds.
+    /// [`Kubo::cat`] with a timeout of a few seconds, which may fail.
     pub fn try_cat(&self, path: &str) -> Result<String, String> {
         try_run(self.command().args(["--timeout=4s", "cat", path]))
     }
 
-    /// What it sent over Bitswap so far.
+    /// The blocks sent over Bitswap so far.
     pub async fn sent(&self) -> Sent {
         let stat = self.call("bitswap/stat", &[]).await;
         let number = |key: &str| stat[key].as_u64().unwrap_or_else(|| panic!("no {key} in {stat}"));
@@ -282,17 +282,17 @@ impl Kubo {
         response
     }
 
-    /// Any command, to its end; returns what it printed.
+    /// Runs a command to its end, and returns its output.
     pub fn run(&self, arguments: &[&str]) -> String {
         run(self.command().args(arguments))
     }
 
-    /// [`Kubo::run`] for those who do not know whether it may.
+    /// [`Kubo::run`], which may fail.
     pub fn try_run(&self, arguments: &[&str]) -> Result<String, String> {
         try_run(self.command().args(arguments))
     }
 
-    /// The daemon's process id and the folder that it lives in, for whoever cannot wait for it to be dropped.
+    /// The daemon's process ID and folder, for cleaning up without a drop.
     pub fn estate(&self) -> (u32, &Path) {
         (self.process.id(), self.repository.path())
     }
@@ -301,7 +301,7 @@ impl Kubo {
         command(&self.ipfs, self.repository.path())
     }
 
-    /// Stops the daemon; what it had is gone.
+    /// Stops the daemon, and deletes its repository.
     pub async fn stop(mut self) {
         self.process.terminate(Duration::from_secs(30)).await;
     }
@@ -330,21 +330,21 @@ pub(super) fn command(ipfs: &Path, repository: &Path) -> Command {
     command
 }
 
-/// Runs to the end; returns what was printed, or what went wrong.
+/// Runs a command to its end, and returns its output or its error.
 fn try_run(command: &mut Command) -> Result<String, String> {
     let output = command.output().expect("ipfs starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
-/// Runs to the end; returns what was printed.
+/// Runs a command to its end, and returns its output.
 pub(super) fn run(command: &mut Command) -> String {
     let output = command.output().expect("ipfs starts");
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// On top of the "test" profile: nobody outside this machine is ever asked for anything, and loopback addresses take part in
+/// In addition to the "test" profile: no connections beyond this machine, and loopback addresses take part in
 /// the DHT as those of a server.
 pub(super) fn configure(config: &Path, listen: &[&str], set: impl FnOnce(&mut Value)) {
     let text = std::fs::read_to_string(config).expect("ipfs init wrote it");

@@ -18,13 +18,13 @@ impl Metrics {
         )
     }
 
-    /// What was added since an earlier scrape.
+    /// The differences to an earlier scrape.
     pub fn since(&self, earlier: &Self) -> Self {
         let added = |(name, value): (&String, &f64)| (name.clone(), value - earlier.0.get(name).unwrap_or(&0.0));
         Self(self.0.iter().map(added).collect())
     }
 
-    /// One sample, such as `causeway_tier_hits_total{tier="ram"}`. A missing one is a failure: it was renamed.
+    /// A sample, such as `causeway_tier_hits_total{tier="ram"}`. Panics if it is missing, since it was renamed.
     pub fn sample(&self, name: &str) -> u64 {
         let value = self.0.get(name);
         let value = value.unwrap_or_else(|| panic!("no {name} among {:?}", self.0.keys().collect::<Vec<_>>()));
@@ -32,7 +32,7 @@ impl Metrics {
         *value as u64
     }
 
-    /// Blocks that a tier ("ram", "disk", "network") had.
+    /// The hits of a tier: "ram", "disk" or "network".
     pub fn hits(&self, tier: &str) -> u64 {
         self.sample(&format!("causeway_tier_hits_total{{tier=\"{tier}\"}}"))
     }
@@ -53,7 +53,7 @@ fn number(text: &str) -> f64 {
 }
 
 #[test]
-fn a_scrape_is_read_sample_by_sample() {
+fn a_scrape_is_parsed() {
     let scrape = |hits: u32| {
         Metrics::parse(&format!(
             "# HELP causeway_tier_hits Blocks.\n# TYPE causeway_tier_hits counter\n\

@@ -1,10 +1,10 @@
-//! What the end-to-end tests stand on: real processes, real peers, content that can be made again, and conditions to
+//! Support of the end-to-end tests: real processes, real peers, reproducible content, and conditions to
 //! wait for.
 //!
-//! Goals: everything on loopback and on free ports; whatever is started or written is gone when the test ends, also when
-//! it fails; a failure shows what the processes said.
+//! Goals: everything on loopback and on free ports; processes and files are removed when the test ends, also when
+//! it fails; a failure shows the output of the processes.
 //!
-//! Non-goals: stand-ins for Causeway or Kubo. Only peers that misbehave are written here, because nobody ships those.
+//! Non-goals: mocks of Causeway or Kubo. Only misbehaving peers are implemented here.
 
 pub mod causeway;
 pub mod corpus;
@@ -23,10 +23,10 @@ use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// How often a condition is looked at.
+/// The interval of polling a condition.
 const GLANCE: Duration = Duration::from_millis(25);
 
-/// Waits until `condition` gives something, and panics with `what` and its last refusal when `patience` is over.
+/// Polls `condition` until it succeeds; panics with `what` and the last error after `patience`.
 pub async fn eventually<T, E: Display>(
     what: &str,
     patience: Duration,
@@ -42,7 +42,7 @@ pub async fn eventually<T, E: Display>(
     }
 }
 
-/// A response with all of its body.
+/// A response with its whole body.
 pub struct Answer {
     pub status: u16,
     pub headers: reqwest::header::HeaderMap,
@@ -61,19 +61,19 @@ impl Answer {
     }
 }
 
-/// GETs all of a URL on a connection of its own; panics when that takes longer than two minutes or breaks off.
+/// GETs a URL on a new connection; panics after two minutes, or if the answer is cut short.
 pub async fn get(url: &str) -> Answer {
     try_get(url).await.unwrap_or_else(|error| panic!("GET {url}: {error:?}"))
 }
 
-/// [`get`] for answers that may break off.
+/// [`get`] for answers that may be cut short.
 pub async fn try_get(url: &str) -> Result<Answer, reqwest::Error> {
     let response = client().get(url).send().await?;
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
     Ok(Answer { status, headers, body: response.bytes().await? })
 }
 
-/// A client that follows no redirect, so that tests see what was answered.
+/// A client that does not follow redirects.
 pub fn client() -> reqwest::Client {
     p2p_bridge::tls::use_ring();
     reqwest::Client::builder()
@@ -84,13 +84,13 @@ pub fn client() -> reqwest::Client {
         .expect("a client without TLS needs nothing that could be missing")
 }
 
-/// Runs a command to its end, with something on standard input: its output, and what it printed, without blanks around it.
+/// Runs a command with standard input to its end: its output, and its trimmed standard output.
 pub fn output_of(command: &mut Command, input: &[u8]) -> (Output, String) {
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
     let mut stdin = child.stdin.take().expect("it was asked for");
     std::thread::scope(|scope| {
-        // One that does not read to the end says why by itself.
+        // A command that does not read its input to the end reports the reason.
         scope.spawn(move || _ = stdin.write_all(input));
         let output = child.wait_with_output().expect("ends");
         let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
@@ -98,7 +98,7 @@ pub fn output_of(command: &mut Command, input: &[u8]) -> (Output, String) {
     })
 }
 
-/// Panics with the place of the first difference: whole files are too long to print.
+/// Panics with the offset of the first difference: whole files are too long to print.
 pub fn assert_same_bytes(what: &str, got: &[u8], expected: &[u8]) {
     if let Some(at) = got.iter().zip(expected).position(|(a, b)| a != b) {
         panic!("{what}: byte {at} of {} differs: {:#04x} instead of {:#04x}", expected.len(), got[at], expected[at]);

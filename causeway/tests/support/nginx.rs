@@ -1,4 +1,4 @@
-//! nginx, as distributions have it, with a configuration of the test's own.
+//! nginx of the distribution, with the test's configuration.
 
 use super::eventually;
 use super::process::{Process, system_program};
@@ -19,7 +19,7 @@ pub struct Nginx {
 }
 
 impl Nginx {
-    /// Starts it with what belongs into the section "http", and waits until it listens.
+    /// Starts it with the content of the block "http", and waits until it listens.
     pub async fn start(dir: &Path, http: &str, listens: SocketAddr) -> Self {
         // One process, so that none outlives the test.
         let configuration = format!(
@@ -40,11 +40,11 @@ impl Nginx {
     }
 }
 
-/// Ports that this process has handed out.
+/// Ports that this process has already used.
 static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
 
-/// A free port for a server that takes no port 0. It is given once, and is none of those that the system gives to sockets that
-/// ask for any: between this look and the start of the server, which may take seconds, many do.
+/// A free port for a server that does not support port 0. It is used once, and is outside of the ephemeral range:
+/// before the server has started, other sockets may bind many ephemeral ports.
 pub fn free_address() -> SocketAddr {
     let asked = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut of_system = asked.split_whitespace().filter_map(|port| port.parse::<u16>().ok());

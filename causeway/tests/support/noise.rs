@@ -1,5 +1,5 @@
-//! Content that looks random, repeats nowhere and can be made again from its seed, so that gigabytes are compared without
-//! being kept.
+//! Pseudo-random content without repetitions, which is reproducible from its seed, so that gigabytes are compared without
+//! being stored.
 
 use std::io::Read;
 
@@ -11,7 +11,7 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// Streams of different seeds have no block in common.
+    /// Streams with different seeds share no blocks.
     pub fn new(seed: u64) -> Self {
         Self { state: seed.wrapping_mul(0xD134_2543_DE82_EF95), word: [0; 8], used: 8 }
     }
@@ -23,7 +23,7 @@ impl Noise {
         bytes
     }
 
-    /// Fills a buffer with what comes next.
+    /// Fills a buffer with the next bytes.
     pub fn fill(&mut self, buffer: &mut [u8]) {
         let (rest, buffer) = buffer.split_at_mut(buffer.len().min(8 - self.used));
         rest.copy_from_slice(&self.word[self.used..self.used + rest.len()]);
@@ -58,7 +58,7 @@ impl Read for Noise {
 }
 
 #[test]
-fn noise_is_the_same_however_it_is_cut() {
+fn noise_does_not_depend_on_the_read_sizes() {
     let whole = Noise::bytes(7, 1000);
     let mut noise = Noise::new(7);
     let mut pieces = Vec::new();

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// Lines of a process's output that a failed test shows.
+/// The number of lines of output that a failed test shows.
 const LINES_SHOWN: usize = 60;
 
-/// A server of the distribution's. Most have these in a folder that is in the path of administrators alone.
+/// A server of the distribution, also in /usr/sbin, which may not be on the PATH.
 pub fn system_program(name: &str) -> PathBuf {
     let path = Path::new("/usr/sbin").join(name);
     if path.exists() { path } else { name.into() }
@@ -50,7 +50,7 @@ impl Process {
         std::fs::read_to_string(&self.stderr).unwrap_or_default()
     }
 
-    /// Waits until its standard output has `text` in it; panics when it ends before.
+    /// Waits until its standard output contains `text`; panics if it ends before.
     pub async fn says(&mut self, text: &str, patience: Duration) -> String {
         let name = self.name.clone();
         eventually(&format!("{name} says {text:?}"), patience, async || {
@@ -84,19 +84,19 @@ impl Process {
         .await
     }
 
-    /// Bytes of memory that are resident now.
+    /// The resident memory, in bytes.
     pub fn resident_bytes(&self) -> u64 {
         self.status_bytes("VmRSS:")
     }
 
-    /// The most bytes that were resident since [`Process::forget_resident_peak`].
+    /// The peak of resident memory since [`Process::reset_resident_peak`], in bytes.
     pub fn resident_peak_bytes(&self) -> u64 {
         self.status_bytes("VmHWM:")
     }
 
-    /// Starts the peak anew: proc(5), `clear_refs`. Where that is not allowed the peak counts from the start, which can only
+    /// Resets the peak: proc(5), `clear_refs`. Without permission, the peak counts from the start, which can only
     /// make a test stricter.
-    pub fn forget_resident_peak(&self) {
+    pub fn reset_resident_peak(&self) {
         let _ = std::fs::write(format!("/proc/{}/clear_refs", self.id()), "5");
     }
 

@@ -1,4 +1,4 @@
-//! Varnish, as distributions have it, with a configuration of the test's own.
+//! Varnish of the distribution, with the test's configuration.
 
 use super::eventually;
 use super::process::{Process, system_program};

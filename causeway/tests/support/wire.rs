@@ -1,7 +1,7 @@
-//! Just enough of Bitswap's messages to misuse them, written apart from Causeway's own codec so that a mistake there is not
-//! made here too: <https://specs.ipfs.tech/bitswap-protocol/#bitswap-1-2-0-wire-format>.
+//! A minimal codec of Bitswap messages, independent of Causeway's own codec, so that a bug there is not
+//! repeated here: <https://specs.ipfs.tech/bitswap-protocol/#bitswap-1-2-0-wire-format>.
 
-/// The CIDs that a message asks for; cancellations are left out. Nothing for a message that is not understood.
+/// The wanted CIDs of a message, without cancellations. Empty for an invalid message.
 pub fn wanted_cids(message: &[u8]) -> Vec<Vec<u8>> {
     let wantlists = fields(message).into_iter().filter(|(number, _)| *number == 1);
     let entries = wantlists.flat_map(|(_, wantlist)| fields(wantlist)).filter(|(number, _)| *number == 1);
@@ -14,7 +14,7 @@ fn wanted_cid(entry: &[u8]) -> Option<Vec<u8>> {
     block.filter(|_| !cancelled).map(|(_, cid)| cid.to_vec())
 }
 
-/// A message that says "have" for each CID and carries blocks, each as (prefix, data).
+/// A message with HAVE for each CID, and with blocks as (prefix, data).
 pub fn message(haves: &[Vec<u8>], blocks: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
     let mut message = Vec::new();
     for (prefix, data) in blocks {
@@ -32,7 +32,7 @@ pub fn message(haves: &[Vec<u8>], blocks: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
     message
 }
 
-/// Everything of a CIDv1 but its digest, as blocks are labelled: version, codec, hash function, digest length. Digests here
+/// The prefix of a CIDv1 without its digest: version, codec, hash function, digest length. Digests here
 /// have 32 bytes.
 pub fn prefix_of(cid: &[u8]) -> Vec<u8> {
     cid[..cid.len().saturating_sub(32)].to_vec()
@@ -55,7 +55,7 @@ fn put_bytes(message: &mut Vec<u8>, field: u64, bytes: &[u8]) {
     message.extend(bytes);
 }
 
-/// The length-delimited fields of a message, up to the first thing that is not understood.
+/// The length-delimited fields of a message, up to the first invalid one.
 fn fields(message: &[u8]) -> Vec<(u64, &[u8])> {
     let mut fields = Vec::new();
     let mut rest = message;

@@ -26,8 +26,8 @@ Examples:
   causeway purge --name example.org           the cached resolution of a name
   causeway purge --dry-run bafy…              only print what would be removed
 
-Pinned blocks stay on the disk. Content never changes under its CID, so purging frees space, removes unwanted content and \
-invalidates names. It does not keep content from being fetched again: use \"causeway block\" for that.";
+Pinned blocks stay on the disk. Content never changes under its CID, so purging frees space, removes unwanted content \
+and invalidates names. It does not keep content from being fetched again: use \"causeway block\" for that.";
 
 /// `causeway purge`
 #[derive(Debug, Args)]

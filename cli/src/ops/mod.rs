@@ -1,7 +1,7 @@
 //! Commands that operate a running gateway (`admin::operations`).
 //!
-//! Goals: a command is one request, and prints the answer: with `--json` the API's JSON unchanged, otherwise a summary as
-//! text.
+//! Goals: a command is one request, and prints the answer: with `--json` the API's JSON unchanged, otherwise a summary
+//! as text.
 //!
 //! | module | commands |
 //! |---|---|

@@ -10,8 +10,8 @@ use content::Cid;
 use std::time::Duration;
 
 const HELP: &str = "\
-A pin keeps a DAG with all of its blocks. The gateway fetches missing blocks, retries after failures, and provides the DAG to the \
-network. A token sees and changes its own pins; commands on the gateway's data folder act as the operator.";
+A pin keeps a DAG with all of its blocks. The gateway fetches missing blocks, retries after failures, and provides the \
+DAG to the network. A token sees and changes its own pins; commands on the gateway's data folder act as the operator.";
 
 const ADD: &str = "\
 Examples:
@@ -20,8 +20,9 @@ Examples:
   causeway pin add --origin /dns4/peer.example.org/tcp/4001/p2p/12D3KooW… bafy…
   causeway pin add --no-wait --json bafy… | jq -r .requestid
 
-This waits until the DAG is pinned, and shows the progress. Ctrl-C ends the command, and the gateway continues: \"causeway pin \
-status\" shows the progress later. Without a running gateway, only DAGs that are complete in the store can be pinned.";
+This waits until the DAG is pinned, and shows the progress. Ctrl-C ends the command, and the gateway continues: \
+\"causeway pin status\" shows the progress later. Without a running gateway, only DAGs that are complete in the store \
+can be pinned.";
 
 const LS: &str = "\
 Examples:

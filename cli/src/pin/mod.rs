@@ -3,8 +3,8 @@
 //! Goals: the operator sees the progress of a pin and why it stalls; scripts learn by the exit code whether the DAG is
 //! pinned. The pins are those of the token, as for any client of the Pinning Service API (`admin::pins::psa`).
 //!
-//! Without a running gateway, complete DAGs of the store can be pinned and listed, but not unpinned: only the gateway knows
-//! the owners of pins.
+//! Without a running gateway, complete DAGs of the store can be pinned and listed, but not unpinned: only the gateway
+//! knows the owners of pins.
 //!
 //! | module | concern |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! [`Access`]: the token that a command authenticates with, and the certificates that it trusts.
 //!
-//! Goals: a token is never on the command line, where every user of the machine can read it; the token of the data folder
-//! is sent only to the gateway of the data folder; the error of a rejected token says where the token is from.
+//! Goals: a token is never on the command line, where every user of the machine can read it; the token of the data
+//! folder is sent only to the gateway of the data folder; the error of a rejected token says where the token is from.
 
 use crate::options::NodeOptions;
 use anyhow::{Context as _, ensure};

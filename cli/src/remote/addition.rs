@@ -1,10 +1,10 @@
 //! [`RemoteAddition`]: sends blocks to a gateway, which pins their roots at the end: the remote [`cache::Addition`].
 //!
-//! Goals: deduplication: blocks that the gateway has are referenced and not sent, so that adding a folder again costs only
-//! what has changed; the gateway protects referenced blocks from eviction.
+//! Goals: deduplication: blocks that the gateway has are referenced and not sent, so that adding a folder again costs
+//! only what has changed; the gateway protects referenced blocks from eviction.
 //!
-//! How: blocks are buffered, the gateway answers which of them it has, and the others are sent in the CAR of the running
-//! upload. A gateway without that operation is sent all blocks.
+//! How: blocks are buffered, the gateway answers which of them it has, and the others are sent in the CAR of the
+//! running upload. A gateway without that operation is sent all blocks.
 
 use crate::remote::Remote;
 use crate::remote::client::RequestError;
@@ -150,8 +150,8 @@ impl RemoteAddition {
         self.send_block(list).await
     }
 
-    /// Aborts the upload without pinning anything: the connection is closed within the body, so that the gateway does not
-    /// take it for complete.
+    /// Aborts the upload without pinning anything: the connection is closed within the body, so that the gateway does
+    /// not take it for complete.
     ///
     /// # Errors
     /// The gateway's answer, if it had ended the upload.

@@ -1,7 +1,7 @@
 //! [`Client`]: the HTTP client of one admin listener.
 //!
-//! Goals: connections are reused, since reading a folder takes thousands of small requests; an upload stops as soon as the
-//! answer is received; every error is one line that says what to do.
+//! Goals: connections are reused, since reading a folder takes thousands of small requests; an upload stops as soon as
+//! the answer is received; every error is one line that says what to do.
 //!
 //! Non-goals: redirects, which the admin listener does not send; proxies, which would see the token.
 
@@ -229,8 +229,8 @@ impl Client {
         self.json(PendingAnswer { response: response?, sender }).await
     }
 
-    /// Sends a request with a buffered body. An idle connection may turn out to be closed, and then it is unknown whether the
-    /// request was received; so only safe methods reuse connections (RFC 9110, section 9.2.1).
+    /// Sends a request with a buffered body. An idle connection may turn out to be closed, and then it is unknown
+    /// whether the request was received; so only safe methods reuse connections (RFC 9110, section 9.2.1).
     async fn send(&self, method: &Method, path: &str, body: Bytes) -> anyhow::Result<PendingAnswer> {
         let request = || {
             let request = self.request(method, path).header(CONTENT_TYPE, "application/json");

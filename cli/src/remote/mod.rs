@@ -1,8 +1,8 @@
 //! A running gateway, for commands that work with and without one.
 //!
 //! A gateway holds the locks of its store and its keys. A command that finds them locked reads the address of the admin
-//! listener from the data folder ([`Keystore::leave_word`]), and uses the admin API; `--admin URL` gives the address without
-//! a data folder. The output and the effects of a command are the same either way.
+//! listener from the data folder ([`Keystore::leave_word`]), and uses the admin API; `--admin URL` gives the address
+//! without a data folder. The output and the effects of a command are the same either way.
 //!
 //! | module | concern |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! | [`blocks`] | the gateway's blocks as a [`content::BlockSource`] |
 //! | [`addition`] | sending blocks, with deduplication |
 //!
-//! Trust: the token is sent to the address in the data folder or on the command line. Without TLS to another machine, the
-//! command warns that it is unencrypted.
+//! Trust: the token is sent to the address in the data folder or on the command line. Without TLS to another machine,
+//! the command warns that it is unencrypted.
 
 pub mod access;
 pub mod addition;
@@ -279,7 +279,8 @@ impl Remote {
         }
     }
 
-    /// Starts an upload of blocks whose roots are known at its end. `deduplicates`: blocks that the gateway has are not sent.
+    /// Starts an upload of blocks whose roots are known at its end. `deduplicates`: blocks that the gateway has are not
+    /// sent.
     pub fn begin_addition(&self, name: Option<&str>, deduplicates: bool) -> RemoteAddition {
         RemoteAddition::begin(self, name, deduplicates)
     }

@@ -4,9 +4,11 @@
 //! certificate itself; no option disables the verification.
 //!
 //! The gateway of the data folder may have a certificate for its public name, but is contacted at 127.0.0.1. It is
-//! authenticated in another way: it holds the data folder's lock, and has published the address there ([`own_gateway`]).
+//! authenticated in another way: it holds the data folder's lock, and has published the address there
+//! ([`own_gateway`]).
 //!
-//! The system's authorities are read as OpenSSL's programs do: from `SSL_CERT_FILE`, or from the first bundle that exists.
+//! The system's authorities are read as OpenSSL's programs do: from `SSL_CERT_FILE`, or from the first bundle that
+//! exists.
 
 use anyhow::{Context as _, ensure};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};

@@ -1,7 +1,7 @@
 //! `causeway get`.
 //!
-//! Goals: the output equals what was added; existing files are never overwritten, and incomplete ones are removed; memory
-//! use does not grow with the content.
+//! Goals: the output equals what was added; existing files are never overwritten, and incomplete ones are removed;
+//! memory use does not grow with the content.
 //!
 //! Non-goals: modes and modification times.
 
@@ -30,16 +30,16 @@ use tempfile::Builder;
 use tokio::runtime::Runtime;
 
 const HELP: &str = "\
-PATH is CID, CID/PATH or /ipfs/CID/PATH. A running gateway fetches missing blocks, unless --offline is given. Without a running \
-gateway, only this node's store is read, and the error names a missing block.\n\n\
+PATH is CID, CID/PATH or /ipfs/CID/PATH. A running gateway fetches missing blocks, unless --offline is given. Without \
+a running gateway, only this node's store is read, and the error names a missing block.\n\n\
 A file, a folder:       causeway get CID -o site\n\
 One file of a folder:   causeway get CID/images/logo.svg\n\
 To standard output:     causeway get CID/index.html -o - | less\n\
 To another node:        causeway get --car CID -o site.car     and there: causeway import site.car\n\
 As one stream:          causeway get --tar CID | ssh host tar x\n\n\
-Existing files are never overwritten. Content is written under a temporary name, and renamed when it is complete. Symlinks are \
-written as symlinks and never followed; symlinks that point out of the folder are skipped with a warning, and names that point out \
-of it are an error. In a TAR, symlinks that point out of it are an error.";
+Existing files are never overwritten. Content is written under a temporary name, and renamed when it is complete. \
+Symlinks are written as symlinks and never followed; symlinks that point out of the folder are skipped with a warning, \
+and names that point out of it are an error. In a TAR, symlinks that point out of it are an error.";
 
 /// `causeway get`
 #[derive(Debug, Args)]
@@ -47,7 +47,8 @@ of it are an error. In a TAR, symlinks that point out of it are an error.";
 pub struct GetArgs {
     /// What to read: CID, CID/PATH or /ipfs/CID/PATH
     path: String,
-    /// The file or folder to write; "-" is standard output [default: the last name of PATH or the CID; standard output for archives]
+    /// The file or folder to write; "-" is standard output [default: the last name of PATH or the CID; standard output
+    /// for archives]
     #[arg(long, short, value_name = "OUT")]
     output: Option<PathBuf>,
     /// Write a CARv1 archive with all blocks below PATH

@@ -1,12 +1,12 @@
 //! `causeway ls`.
 //!
-//! Goals: the lines of `ipfs ls`, streamed while the folder is being read, so that a folder of a million entries is listed in
-//! little memory.
+//! Goals: the lines of `ipfs ls`, streamed while the folder is being read, so that a folder of a million entries is
+//! listed in little memory.
 //!
 //! Departures from Kubo: entries are in the order of the folder's blocks, which in a HAMT-sharded folder is that of the
-//! names' hashes (as with Kubo's `--stream`); columns are not aligned, since the widest cell is not known; a file is listed
-//! as itself and not as its chunks; an entry whose block is not stored is listed with an unknown type: a running gateway
-//! fetches the folder itself, but not the entries' blocks.
+//! names' hashes (as with Kubo's `--stream`); columns are not aligned, since the widest cell is not known; a file is
+//! listed as itself and not as its chunks; an entry whose block is not stored is listed with an unknown type: a running
+//! gateway fetches the folder itself, but not the entries' blocks.
 
 use crate::options::GATEWAY_OPTIONAL;
 use crate::store_cli::{Blocks, ContentRef, ReadOptions, print_line, printable, with_blocks};
@@ -25,8 +25,9 @@ use tokio::runtime::Runtime;
 const READ_AHEAD: usize = 16;
 
 const HELP: &str = "\
-One line for each entry: CID, size in bytes, name. A folder's name ends in a slash, and it has no size (-). The size of an entry \
-that is not stored is unknown (?). A running gateway fetches the folder if it is not stored, unless --offline is given.\n\n\
+One line for each entry: CID, size in bytes, name. A folder's name ends in a slash, and it has no size (-). The size \
+of an entry that is not stored is unknown (?). A running gateway fetches the folder if it is not stored, unless \
+--offline is given.\n\n\
 \x20 causeway ls CID\n\
 \x20 causeway ls CID/images\n\
 \x20 causeway ls --json CID | jq -r 'select(.type == \"file\") | .cid'";

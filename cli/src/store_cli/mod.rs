@@ -1,10 +1,10 @@
 //! `causeway add`, `get`, `cat` and `ls`: files and folders to and from a node's store.
 //!
-//! Goals: the output is that of Kubo for the same content; memory use does not grow with the content; acknowledged content
-//! is not lost, and existing files are not overwritten.
+//! Goals: the output is that of Kubo for the same content; memory use does not grow with the content; acknowledged
+//! content is not lost, and existing files are not overwritten.
 //!
-//! How: a running node has exclusive access to its store, and commands use its admin API ([`crate::remote`]). It fetches
-//! missing blocks unless `--offline` is given; without a running node, there is no network.
+//! How: a running node has exclusive access to its store, and commands use its admin API ([`crate::remote`]). It
+//! fetches missing blocks unless `--offline` is given; without a running node, there is no network.
 //!
 //! | module | concern |
 //! |---|---|

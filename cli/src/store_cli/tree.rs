@@ -1,12 +1,12 @@
 //! Writes a folder of the store to the disk, entry by entry.
 //!
-//! Goals: nothing is written outside of the folder, whatever the names of its entries and the targets of its symlinks; no
-//! symlink is written that points out of it, through which another program would read or write elsewhere; memory use does
-//! not grow with the number of entries.
+//! Goals: nothing is written outside of the folder, whatever the names of its entries and the targets of its symlinks;
+//! no symlink is written that points out of it, through which another program would read or write elsewhere; memory use
+//! does not grow with the number of entries.
 //!
-//! How: a name is one path component, as it is stored. Everything is created in a new temporary folder, by calls that fail
-//! for existing paths and do not follow a symlink at the end of a path: a second entry with the same name is an error, so no
-//! path contains a symlink that was written before.
+//! How: a name is one path component, as it is stored. Everything is created in a new temporary folder, by calls that
+//! fail for existing paths and do not follow a symlink at the end of a path: a second entry with the same name is an
+//! error, so no path contains a symlink that was written before.
 
 use crate::progress::{self, Progress};
 use crate::store_cli::get::{bytes_of, copy};
@@ -102,12 +102,12 @@ pub(super) async fn write(source: Arc<dyn BlockSource>, root: Block, to: &Path) 
     Ok(skipped)
 }
 
-/// Whether a symlink's target is inside the written folder; `depth` is the number of folders between that folder and the
-/// symlink.
+/// Whether a symlink's target is inside the written folder; `depth` is the number of folders between that folder and
+/// the symlink.
 ///
-/// The target may go up first, from the symlink's own folder, which is not a symlink, and then down, through symlinks that
-/// stay inside. A target that goes down and then up is rejected: it could go down through a symlink, and up from another
-/// folder than it seems.
+/// The target may go up first, from the symlink's own folder, which is not a symlink, and then down, through symlinks
+/// that stay inside. A target that goes down and then up is rejected: it could go down through a symlink, and up from
+/// another folder than it seems.
 pub(super) fn stays_inside(target: &Path, depth: usize) -> bool {
     let mut ups = 0;
     let mut went_down = false;

@@ -8,7 +8,7 @@ import { basename, join } from "node:path";
 const START_MS = 60_000;
 const STOP_MS = 60_000;
 
-// Whoever runs the tests may have settings of a node of their own.
+// Ignore the settings of the caller's environment.
 const cleanEnvironment = () =>
   Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("CAUSEWAY_")));
 

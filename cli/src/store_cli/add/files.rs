@@ -1,7 +1,7 @@
 //! The inputs of `causeway add`: the arguments, and the files below them.
 //!
-//! Goals: a missing argument is detected before anything is read; a folder is always added in the same order (of names, as
-//! bytes); a symlink is added and never followed, even if it is an argument.
+//! Goals: a missing argument is detected before anything is read; a folder is always added in the same order (of names,
+//! as bytes); a symlink is added and never followed, even if it is an argument.
 
 use anyhow::{Context as _, bail};
 use content::importer::Attributes;

@@ -1,7 +1,7 @@
 //! `causeway add`.
 //!
-//! Goals: the CIDs and the output of `ipfs add`; hashing on all processors; each byte is read once and each new block is
-//! written once; when the command succeeds, the added content is pinned and on the disk.
+//! Goals: the CIDs and the output of `ipfs add`; hashing on all processors; each byte is read once and each new block
+//! is written once; when the command succeeds, the added content is pinned and on the disk.
 //!
 //! | module | concern |
 //! |---|---|
@@ -13,7 +13,8 @@
 //! Non-goals: modes and times of files, ignore rules, and the options of Kubo that it calls experimental.
 //!
 //! Departures from Kubo: folders need no `-r` (which is accepted); a folder's line is printed as soon as the folder is
-//! complete, and not after all files; without `-w`, files of the same name in different folders may be added by one command.
+//! complete, and not after all files; without `-w`, files of the same name in different folders may be added by one
+//! command.
 
 pub mod files;
 pub mod report;
@@ -52,8 +53,8 @@ Keep the name of a file:      causeway add -w photo.jpg\n\
 Only the CID, for a script:   cid=$(causeway add -Q site/)\n\
 From a pipe:                  tar c site/ | causeway add -\n\
 What would the CID be?        causeway add -n photo.jpg\n\n\
-The roots are pinned: their blocks stay in the store until they are unpinned. Blocks that are already stored take no additional \
-space (deduplication).";
+The roots are pinned: their blocks stay in the store until they are unpinned. Blocks that are already stored take no \
+additional space (deduplication).";
 
 /// `causeway add`
 #[derive(Debug, Args)]
@@ -191,7 +192,8 @@ fn add_to_store(
     Ok(roots)
 }
 
-/// Reads and hashes the files in this process, with its user's permissions, and sends the gateway the blocks that it lacks.
+/// Reads and hashes the files in this process, with its user's permissions, and sends the gateway the blocks that it
+/// lacks.
 fn add_remotely(
     runtime: &Runtime,
     remote: &Remote,

@@ -108,7 +108,6 @@ impl<'a> Assembly<'a> {
         let ram = Ram::with_policy(cache.ram_bytes_max, ram_policy(cache.ram_policy));
         let tiers = Tiers::new(ram, Arc::clone(&disk), Arc::clone(&policy), TierMetrics::register(&mut self.registry));
         watch_store(&self.health, disk.live_stats());
-        self.supervisor.watch("the store's writer", disk.ended());
         Ok(Storage { disk, lists, tiers, policy })
     }
 
@@ -125,10 +124,6 @@ impl<'a> Assembly<'a> {
         let http = &loaded.config.http;
         let fetches = Limiter::new(size(http.misses_max), size(http.client_misses_max));
         let sources = Arc::new(network.sources(tiers, fetches));
-        self.supervisor.watch("the publisher of names", publisher.failed());
-        if let Some(bridge) = network.bridge() {
-            self.supervisor.watch("the peer-to-peer network", bridge.ended());
-        }
         Ok(Reached { network, names, publisher, welcome, sources })
     }
 
@@ -144,8 +139,6 @@ impl<'a> Assembly<'a> {
         let audit = AuditLog::open(&loaded.config.data_dir);
         let audit = Arc::new(audit.map_err(|error| self.unwritable("audit.log", &error))?);
         let (caches, senders) = Caches::start(&loaded.config, &audit, &mut self.registry, &self.supervisor)?;
-        self.supervisor.watch("the pin service", pins.ended());
-        self.supervisor.watch("the audit log's writer", audit.ended());
         Ok(Services { pins, parts, senders, control, uploads, audit, caches })
     }
 
@@ -198,6 +191,17 @@ impl<'a> Assembly<'a> {
         let caches = Arc::downgrade(&gateway);
         storage.lists.on_change(move || caches.upgrade().iter().for_each(|gateway| gateway.forget()));
         gateway
+    }
+
+    /// Watches the tasks that the node cannot do without. Last, since a start that fails ends them as well.
+    pub fn watch(&self, storage: &Storage, reached: &Reached, services: &Services) {
+        self.supervisor.watch("the store's writer", storage.disk.ended());
+        self.supervisor.watch("the pin service", services.pins.ended());
+        self.supervisor.watch("the publisher of names", reached.publisher.failed());
+        self.supervisor.watch("the audit log's writer", services.audit.ended());
+        if let Some(bridge) = reached.network.bridge() {
+            self.supervisor.watch("the peer-to-peer network", bridge.ended());
+        }
     }
 
     /// What the admin listener serves.

@@ -120,6 +120,7 @@ impl Node {
         };
         let (health, supervisor) = (Arc::clone(&assembly.health), assembly.supervisor.clone());
         let (metrics, stop) = (Arc::clone(&assembly.metrics), assembly.stop.clone());
+        assembly.watch(&storage, &reached, &services);
         let admin = assembly.admin(&storage, &reached, &services, &gateway, &addresses)?;
         let http = &loaded.config.http;
         let limits = ConnectionLimits::of(http);

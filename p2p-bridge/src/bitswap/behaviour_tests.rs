@@ -300,9 +300,9 @@ mod old_peers {
     async fn peers_without_bitswap_have_no_outstanding_requests() {
         let mut was_asked = false;
         ask(swarm(dummy::Behaviour), &block(1), |_, behaviour, peer| {
-            let (owes, _) = behaviour.usefulness(peer);
-            was_asked |= owes;
-            was_asked && !owes
+            let (has_outstanding, _) = behaviour.usefulness(peer);
+            was_asked |= has_outstanding;
+            was_asked && !has_outstanding
         })
         .await;
     }

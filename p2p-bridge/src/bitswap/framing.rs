@@ -310,10 +310,10 @@ mod tests {
             let budgets = budgets(true, &memory);
             runtime().block_on(async {
                 let others = memory.take(others_bytes).await.expect("there is room");
-                let begun = Instant::now();
+                let started = Instant::now();
                 let result = budgets.read_frame(&mut unfinished(&frame[..1_000])).await;
                 assert!(matches!(result, Ok(Frame::Stalled)));
-                assert!(expected.contains(&begun.elapsed()), "{:?}, not {expected:?}", begun.elapsed());
+                assert!(expected.contains(&started.elapsed()), "{:?}, not {expected:?}", started.elapsed());
                 drop(others);
             });
         }
@@ -336,8 +336,8 @@ mod tests {
         let memory = Memory::with_short_timeouts(64 * MIB);
         let large = framed(UNSOLICITED_BYTES_MAX + 1);
         // Stops within the length, directly after it, in the first buffer and in a later one.
-        let (long, begun) = (framed(MIB), [1, 3, 1_000, 100_000]);
-        for sent in begun {
+        let (long, started) = (framed(MIB), [1, 3, 1_000, 100_000]);
+        for sent in started {
             let result = runtime().block_on(budgets(true, &memory).read_frame(&mut unfinished(&long[..sent])));
             assert!(matches!(result, Ok(Frame::Stalled)), "{sent}");
             assert_eq!(memory.bytes.available_permits(), memory.bytes_max, "{sent}: memory is returned");

@@ -150,7 +150,7 @@ impl GatewayClient {
     }
 
     async fn read(&self, response: Response, bodies: &Semaphore, cid: &Cid, kind: RequestKind) -> Outcome {
-        if let Some(outcome) = judge_head(&response) {
+        if let Some(outcome) = classify_head(&response) {
             return outcome;
         }
         if kind == RequestKind::Presence {
@@ -220,7 +220,7 @@ async fn read_body(mut response: Response, announced: Option<usize>, stall: Dura
 }
 
 /// The result that the head of a response determines; `None` if the body is needed.
-fn judge_head(response: &Response) -> Option<Outcome> {
+fn classify_head(response: &Response) -> Option<Outcome> {
     let status = response.status();
     match status {
         StatusCode::OK => {

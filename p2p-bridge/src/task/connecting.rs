@@ -41,7 +41,7 @@ impl Task {
             Ok(()) => self.connects.wait(peer, Some(dial), reply),
             Err(DialError::NoAddresses) => {
                 self.connects.wait(peer, None, reply);
-                self.look_for_peer(peer);
+                self.look_up_peer(peer);
             }
             Err(error) => _ = reply.send(Err(connecting::reason(&error))),
         }
@@ -53,7 +53,7 @@ impl Task {
         if !self.connects.is_empty() {
             self.connects.failed(&peer, dial, &connecting::reason(error));
         }
-        if let Some(untried) = self.learn_of_failure(&peer, dial, error) {
+        if let Some(untried) = self.record_failure(&peer, dial, error) {
             let why = || Some(connecting::reason(error).to_string());
             self.history.dial_ended(&peer, Instant::now(), why);
             self.ended_dials.push(EndedDial::of(peer, error, untried));

@@ -1,7 +1,7 @@
 //! Selection of peers for wants.
 
 use super::state::{Request, Session, Want};
-use super::{Action, Client, Use};
+use super::{Action, BlockUse, Client};
 use crate::bitswap::message::{Ask, WantEntry};
 use crate::wants::SessionId;
 use content::BlockKey;
@@ -18,9 +18,9 @@ const PROBED_PEERS_MAX: usize = 64;
 /// How long unrelated peers are not asked while the first block of a session is outstanding.
 const PROOF_TIME: Duration = Duration::from_secs(1);
 /// The maximum number of queued wants that are considered, oldest first, when a peer's window has space.
-const LOOKED_AT_MAX: usize = 256;
+const CONSIDERED_WANTS_MAX: usize = 256;
 /// Added to the expected delivery time of a stalled peer.
-const SILENCE_PENALTY: Duration = Duration::from_secs(60);
+const STALL_PENALTY: Duration = Duration::from_secs(60);
 
 /// The result of selecting a peer for a block.
 enum Choice {
@@ -39,7 +39,8 @@ impl Client {
         if want.is_requested() {
             return;
         }
-        let queued = |id| self.sessions.get(id).map_or(0, |s| s.queued.range(..want.order).take(LOOKED_AT_MAX).count());
+        let queued =
+            |id| self.sessions.get(id).map_or(0, |s| s.queued.range(..want.order).take(CONSIDERED_WANTS_MAX).count());
         let before = want.sessions.iter().map(queued).max().unwrap_or(0);
         match self.choose(want, before, now) {
             Choice::Ask(peer) => self.ask(peer, key, true, now),
@@ -73,7 +74,7 @@ impl Client {
         let best = self
             .proven(want)
             .map(|(peer, known)| {
-                let penalty = if known.is_stalled(now) { SILENCE_PENALTY } else { Duration::ZERO };
+                let penalty = if known.is_stalled(now) { STALL_PENALTY } else { Duration::ZERO };
                 (known.cost(bytes, queued_bytes).saturating_add(penalty), peer, known)
             })
             .min_by_key(|(cost, ..)| *cost);
@@ -117,8 +118,8 @@ impl Client {
             return;
         }
         let sessions: Vec<&Session> = want.sessions.iter().filter_map(|id| self.sessions.get(id)).collect();
-        let named = |peer: &PeerId| sessions.iter().any(|session| session.named.contains(peer));
-        let strange = |peer: &PeerId| {
+        let is_known = |peer: &PeerId| sessions.iter().any(|session| session.known_providers.contains(peer));
+        let unrelated = |peer: &PeerId| {
             let room = |session: &&Session| {
                 session.probed_peers.len() < PROBED_PEERS_MAX && !session.probed_peers.contains(peer)
             };
@@ -128,8 +129,8 @@ impl Client {
             .peers
             .iter()
             .filter(|(peer, known)| known.has_slot() && !want.denied.contains(peer))
-            .map(|(peer, known)| (*peer, known.favoured || named(peer), known.useful))
-            .filter(|(peer, preferred, _)| *preferred || strange(peer))
+            .map(|(peer, known)| (*peer, known.favoured || is_known(peer), known.useful))
+            .filter(|(peer, preferred, _)| *preferred || unrelated(peer))
             .collect();
         candidates.sort_by_key(|(_, preferred, useful)| Reverse((*preferred, *useful)));
         candidates.truncate(self.config.probes_max);
@@ -213,7 +214,7 @@ impl Client {
         if !known.has_slot() {
             return;
         }
-        want.forget(&peer);
+        want.discard_answers(&peer);
         want.orphaned &= !block;
         let (queued_bytes, idle) = known.ask(key, block.then_some(bytes), now);
         want.asked.push(Request { peer, block, at: now, queued_bytes, idle });
@@ -238,7 +239,7 @@ impl Client {
             known.expect_late(key);
         }
         let Some(want) = self.wants.get_mut(&key) else { return };
-        want.forget(&peer);
+        want.discard_answers(&peer);
         want.denied.insert(peer);
         if !want.is_requested() {
             for id in &want.sessions {
@@ -259,7 +260,7 @@ impl Client {
     }
 
     /// A peer sent an unsolicited block. Its outstanding blocks are requested from others.
-    pub(super) fn sent_invalid_block(&mut self, peer: PeerId, now: Instant) -> Use {
+    pub(super) fn sent_invalid_block(&mut self, peer: PeerId, now: Instant) -> BlockUse {
         let outstanding: Vec<BlockKey> =
             self.peers.get(&peer).map(|known| known.outstanding().copied().collect()).unwrap_or_default();
         for key in outstanding {
@@ -268,7 +269,7 @@ impl Client {
             }
         }
         self.peer_failed(peer, now);
-        Use::Invalid
+        BlockUse::Invalid
     }
 
     /// A peer is known to have blocks of a session's DAG: it sent a block, or HAVE. If there are too many members, a
@@ -323,7 +324,7 @@ impl Client {
 
     /// The oldest want of a session that can be requested from a member now.
     fn next_for_members(&self, session_id: &SessionId, now: Instant) -> Option<(PeerId, BlockKey)> {
-        let mut queue = self.sessions.get(session_id)?.queued.values().take(LOOKED_AT_MAX).enumerate();
+        let mut queue = self.sessions.get(session_id)?.queued.values().take(CONSIDERED_WANTS_MAX).enumerate();
         queue.find_map(|(before, key)| match self.choose(self.wants.get(key)?, before, now) {
             Choice::Ask(peer) => Some((peer, *key)),
             Choice::Wait | Choice::NoMember => None,

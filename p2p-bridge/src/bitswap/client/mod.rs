@@ -81,7 +81,7 @@ impl Default for Config {
 }
 
 /// The maximum number of providers of a session; a search result can name any number.
-const NAMED_MAX: usize = 1_024;
+const PROVIDERS_MAX: usize = 1_024;
 /// The number of received blocks that allow one hedged request for a late block.
 const BLOCKS_PER_HEDGE: f64 = 40.0;
 /// The initial and maximum budget of hedged requests for late blocks.
@@ -122,7 +122,7 @@ pub struct Failure {
 
 /// How a received block was used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
+pub enum BlockUse {
     /// It was wanted, and this is the first copy.
     Wanted,
     /// A duplicate: another peer's copy was received first, or the want was cancelled.
@@ -254,7 +254,7 @@ impl Client {
         let waiting: Vec<SessionId> = self
             .sessions
             .iter()
-            .filter(|(_, session)| favoured || session.named.contains(&peer))
+            .filter(|(_, session)| favoured || session.known_providers.contains(&peer))
             .map(|(id, _)| *id)
             .collect();
         for id in waiting {
@@ -270,8 +270,8 @@ impl Client {
             if let Some(session) = self.sessions.get_mut(id) {
                 session.left(&peer);
                 // If it reconnects, it is asked first.
-                if session.named.len() < NAMED_MAX {
-                    session.named.insert(peer);
+                if session.known_providers.len() < PROVIDERS_MAX {
+                    session.known_providers.insert(peer);
                 }
             }
         }
@@ -305,11 +305,11 @@ impl Client {
     /// Routing found a provider of a session's root.
     pub fn provider_found(&mut self, session_id: SessionId, peer: PeerId, now: Instant) {
         let Some(session) = self.sessions.get_mut(&session_id) else { return };
-        if session.named.len() >= NAMED_MAX {
+        if session.known_providers.len() >= PROVIDERS_MAX {
             return;
         }
         session.providers.insert(peer);
-        session.named.insert(peer);
+        session.known_providers.insert(peer);
         if self.peers.contains_key(&peer) {
             self.offer(session_id, peer, now);
         }
@@ -323,10 +323,10 @@ impl Client {
     }
 
     /// A peer sent a block with this key, already verified and delivered.
-    pub fn received_block(&mut self, peer: PeerId, key: BlockKey, bytes: usize, now: Instant) -> Use {
+    pub fn received_block(&mut self, peer: PeerId, key: BlockKey, bytes: usize, now: Instant) -> BlockUse {
         let Some(known) = self.peers.get_mut(&peer) else {
             // The peer has disconnected, but its block was delivered.
-            return if self.fulfilled(key, bytes, None, now) { Use::Wanted } else { Use::Duplicate };
+            return if self.fulfilled(key, bytes, None, now) { BlockUse::Wanted } else { BlockUse::Duplicate };
         };
         let request = self.wants.get(&key).and_then(|want| want.asked.iter().find(|request| request.peer == peer));
         if let Some(request) = request {
@@ -345,7 +345,7 @@ impl Client {
             self.fulfilled(key, bytes, Some(peer), now);
         }
         self.fill(peer, now);
-        if wanted { Use::Wanted } else { Use::Duplicate }
+        if wanted { BlockUse::Wanted } else { BlockUse::Duplicate }
     }
 
     /// A block was delivered to its waiters, if there were any.
@@ -392,7 +392,7 @@ impl Client {
         }
         if !block {
             known.settle(&key, now);
-            want.forget(&peer);
+            want.discard_answers(&peer);
             want.has.push(peer);
         }
         for id in sessions {

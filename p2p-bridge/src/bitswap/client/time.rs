@@ -15,7 +15,7 @@ const OVERTAKEN_STALLS: u32 = 4;
 /// How long a session without wants continues its search for providers.
 const SEARCH_LINGER: Duration = Duration::from_secs(2);
 /// The minimum time between searches without result, if there are new wants.
-const SEARCH_REST: Duration = Duration::from_secs(1);
+const SEARCH_BACK_OFF: Duration = Duration::from_secs(1);
 /// The minimum delay beyond the expected time before a late block is hedged.
 const LATENESS_MIN: Duration = Duration::from_millis(250);
 
@@ -210,7 +210,7 @@ impl Client {
             Search::Done(at) => {
                 // Some wants did not exist when the last search found no provider.
                 let news = session.orphaned.is_some_and(|orphaned| orphaned > at) || session.started > at;
-                let rest = if news { SEARCH_REST.min(self.config.search_again) } else { self.config.search_again };
+                let rest = if news { SEARCH_BACK_OFF.min(self.config.search_again) } else { self.config.search_again };
                 now.saturating_duration_since(at) > rest
             }
         };

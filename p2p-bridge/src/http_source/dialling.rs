@@ -174,6 +174,6 @@ mod tests {
         let mut found = CheckedResolver { private_too: true }.resolve(localhost()).await.expect("resolves");
         assert!(found.all(|address| address.ip().is_loopback()));
         let refused = CheckedResolver { private_too: false }.resolve(localhost()).await.err().expect("refuses");
-        assert!(refused.to_string().contains("private network"), "{refused}");
+        assert!(refused.to_string().contains("private address"), "{refused}");
     }
 }

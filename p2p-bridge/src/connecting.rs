@@ -255,8 +255,8 @@ mod tests {
             );
         }
         let both = vec![address("/ip4/10.0.0.1/tcp/4001"), address("/ip4/8.8.8.8/tcp/4001")];
-        let left = allowed(both, NamedBy::Stranger, false).expect("one is left");
-        assert_eq!(left, [address("/ip4/8.8.8.8/tcp/4001")]);
+        let remaining = allowed(both, NamedBy::Stranger, false).expect("one is remaining");
+        assert_eq!(remaining, [address("/ip4/8.8.8.8/tcp/4001")]);
         assert_eq!(allowed(Vec::new(), NamedBy::Stranger, false), Ok(Vec::new()), "the DHT may know");
         let many = vec![address("/ip4/8.8.8.8/tcp/1"); ADDRESSES_MAX + 1];
         assert_eq!(allowed(many, NamedBy::Operator, true), Err(ConnectError::TooMany));
@@ -275,20 +275,20 @@ mod tests {
         let mut by_first = wait(peer, Some(first));
         let mut by_second = wait(peer, Some(second));
         let mut by_any = wait(peer, None);
-        let mut elsewhere = wait(other, None);
+        let mut other_peer = wait(other, None);
         let gone = wait(other, Some(first));
 
         connects.failed(&peer, first, &ConnectError::NoRoom);
         assert_eq!(by_first.try_recv(), Ok(Err(ConnectError::NoRoom)));
         assert_eq!(by_any.try_recv(), Ok(Err(ConnectError::NoRoom)));
-        assert!(by_second.try_recv().is_err() && elsewhere.try_recv().is_err(), "these still wait");
+        assert!(by_second.try_recv().is_err() && other_peer.try_recv().is_err(), "these still wait");
 
         let at = address("/ip4/192.0.2.1/tcp/1");
         connects.connected(&peer, &at);
         assert_eq!(by_second.try_recv(), Ok(Ok(Connected { peer, address: at, already: false })));
 
         connects.not_found(&other);
-        assert_eq!(elsewhere.try_recv(), Ok(Err(ConnectError::Unknown)));
+        assert_eq!(other_peer.try_recv(), Ok(Err(ConnectError::Unknown)));
         drop(gone);
         connects.sweep();
         assert!(connects.is_empty());

@@ -195,11 +195,11 @@ mod tests {
         assert!(finders.owner(Scope::Lan, lan).is_some(), "the other scope is asked");
         finders.finished(Scope::Lan, lan);
         assert!(finders.finders.is_empty() && finders.queries.is_empty());
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         while let Some(record) = search.next().await {
-            heard.push((record.id, record.addresses.len()));
+            received.push((record.id, record.addresses.len()));
         }
-        assert_eq!(heard, [(known, 1), (unknown, 0), (later, 0), (later, 1)]);
+        assert_eq!(received, [(known, 1), (unknown, 0), (later, 0), (later, 1)]);
     }
 
     #[test]

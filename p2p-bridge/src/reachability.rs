@@ -217,11 +217,13 @@ impl Reachability {
     fn is_confirmed(&self, address: &Multiaddr) -> bool {
         let proofs = self.proofs.iter().filter(|proof| proof.address == *address);
         let votes = self.votes.iter().filter(|vote| vote.reached.as_ref() == Some(address));
-        let said: Vec<(PeerId, Witness)> = proofs
+        let witnesses: Vec<(PeerId, Witness)> = proofs
             .map(|proof| (proof.prover, proof.witness))
             .chain(votes.map(|vote| (vote.voter, vote.witness)))
             .collect();
-        said.iter().any(|one| one.1 == Witness::Trusted || said.iter().any(|other| are_distinct(*one, *other)))
+        witnesses
+            .iter()
+            .any(|one| one.1 == Witness::Trusted || witnesses.iter().any(|other| are_distinct(*one, *other)))
     }
 }
 

@@ -272,11 +272,11 @@ mod old_peers {
         let run = async {
             loop {
                 let either = tokio::time::timeout(Duration::from_millis(20), select(peer.next(), ours.next())).await;
-                let heard = match either {
+                let event = match either {
                     Ok(Either::Left((Some(SwarmEvent::Behaviour(event)), _))) => Some(event),
                     _ => None,
                 };
-                if is_over(heard, ours.behaviour(), &peer_id) {
+                if is_over(event, ours.behaviour(), &peer_id) {
                     return;
                 }
             }

@@ -154,10 +154,10 @@ impl Budgets {
         let mut memory = self.memory.take(0).await?;
         while buffer.len() < length {
             let read = buffer.len();
-            let room = length.min((read * 2).max(FIRST_ALLOCATION_BYTES));
-            memory.merge(self.memory.take(room - read).await?);
-            buffer.reserve_exact(room - read);
-            buffer.resize(room, 0);
+            let capacity = length.min((read * 2).max(FIRST_ALLOCATION_BYTES));
+            memory.merge(self.memory.take(capacity - read).await?);
+            buffer.reserve_exact(capacity - read);
+            buffer.resize(capacity, 0);
             let mut last_read = Instant::now();
             let step = self.fill(stream, &mut buffer[read..], length >= PROGRESS_BYTES_MIN, &mut last_read);
             match timeout(self.memory.step_timeout(), step).await {
@@ -213,11 +213,11 @@ async fn read_length(mut byte: [u8; 1], stream: &mut (impl AsyncRead + Unpin)) -
 
 async fn skip(stream: &mut (impl AsyncRead + Unpin), length: usize) -> io::Result<()> {
     let mut scratch = [0; 16 * 1024];
-    let mut left = length;
-    while left > 0 {
-        let part = left.min(scratch.len());
+    let mut remaining = length;
+    while remaining > 0 {
+        let part = remaining.min(scratch.len());
         stream.read_exact(&mut scratch[..part]).await?;
-        left -= part;
+        remaining -= part;
     }
     Ok(())
 }
@@ -309,7 +309,7 @@ mod tests {
             let memory = Memory { timeouts, ..Memory::new(8 * MIB) };
             let budgets = budgets(true, &memory);
             runtime().block_on(async {
-                let others = memory.take(others_bytes).await.expect("there is room");
+                let others = memory.take(others_bytes).await.expect("there is capacity");
                 let started = Instant::now();
                 let result = budgets.read_frame(&mut unfinished(&frame[..1_000])).await;
                 assert!(matches!(result, Ok(Frame::Stalled)));
@@ -325,7 +325,7 @@ mod tests {
         let memory = Memory { timeouts, ..Memory::new(8 * MIB) };
         let budgets = budgets(true, &memory);
         runtime().block_on(async {
-            let _others = memory.take(8 * MIB).await.expect("there is room");
+            let _others = memory.take(8 * MIB).await.expect("there is capacity");
             let result = budgets.read_frame(&mut Cursor::new(framed(MIB))).await;
             assert_eq!(result.err().map(|error| error.kind()), Some(io::ErrorKind::OutOfMemory));
         });

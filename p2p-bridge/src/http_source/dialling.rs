@@ -111,10 +111,7 @@ impl Clients {
 fn build(private_too: bool) -> Result<Client, reqwest::Error> {
     tls::use_ring();
     builder(private_too).build().or_else(|error| {
-        tracing::warn!(
-            error = innermost(&error),
-            "gateways cannot be reached over HTTPS: the system has no certificates"
-        );
+        tracing::warn!(error = innermost(&error), "gateways cannot be reached over HTTPS");
         builder(private_too).tls_certs_only(std::iter::empty()).build()
     })
 }

@@ -138,8 +138,8 @@ impl Task {
         let Some(sweep) = self.announcing.sweeps.get_mut(&scope) else { return };
         let ourselves = self.announcing.ourselves;
         let dht = self.swarm.behaviour_mut().dht(scope);
-        let heard = dht.kbuckets().any(|bucket| !bucket.is_empty());
-        let open = heard && self.announcing.providers.contains_key(&scope);
+        let has_peers = dht.kbuckets().any(|bucket| !bucket.is_empty());
+        let open = has_peers && self.announcing.providers.contains_key(&scope);
         sweep.advance(now, open, &mut RoutingTable { dht, ourselves });
         while let Some(action) = self.announcing.sweeps.get_mut(&scope).and_then(Sweep::poll_action) {
             self.carry_out(scope, action);

@@ -115,13 +115,13 @@ impl Task {
     fn describe(&self, peer: &PeerId, since: Instant, now: Instant) -> ConnectedPeer {
         let behaviour = self.swarm.behaviour();
         let (owes_blocks, useful) = behaviour.bitswap.usefulness(peer);
-        let said = self.identities.get(peer);
-        let protocols = said.map(|said| said.protocols.iter().map(ToString::to_string).collect());
+        let identity = self.identities.get(peer);
+        let protocols = identity.map(|identity| identity.protocols.iter().map(ToString::to_string).collect());
         ConnectedPeer {
             peer: *peer,
             connections: self.connections_of(peer),
             connected_for: now.saturating_duration_since(since),
-            agent: said.map(|said| said.agent.clone()),
+            agent: identity.map(|identity| identity.agent.clone()),
             protocols: protocols.unwrap_or_default(),
             rtt: self.round_trips.get(peer).copied(),
             bitswap: behaviour.bitswap.bytes(peer),

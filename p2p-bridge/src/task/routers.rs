@@ -183,7 +183,7 @@ mod tests {
         let addresses = texts.map(|text| text.parse::<Multiaddr>().expect("an address"));
         let table: [(bool, &[usize], &[usize]); 2] = [(false, &[3, 4], &[0]), (true, &[3, 4, 5], &[0, 1, 2, 6, 7])];
         for (dial_private, http, dialled) in table {
-            let pick = |places: &[usize]| places.iter().map(|place| addresses[*place].clone()).collect::<Vec<_>>();
+            let pick = |indices: &[usize]| indices.iter().map(|index| addresses[*index].clone()).collect::<Vec<_>>();
             assert_eq!(sort_by_protocol(&addresses, dial_private), (pick(http), pick(dialled)), "{dial_private}");
         }
     }

@@ -61,7 +61,7 @@ pub enum Error<E> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Permit {
     /// Only to this IP address and port, by this transport.
-    At(IpAddr, u16, Kind),
+    At(IpAddr, u16, SocketKind),
     /// To any address that the name is resolved to.
     Anywhere,
     /// To any public address that the name is resolved to.
@@ -69,7 +69,7 @@ enum Permit {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum SocketKind {
     Tcp,
     Quic,
 }
@@ -78,7 +78,8 @@ impl Permit {
     /// The permit of an address. `trusted`: the operator gave it.
     fn of(address: &Multiaddr, trusted: bool) -> Result<Self, Refusal> {
         let shape = Shape::read(address).map_err(Refusal::Shape)?;
-        let kind = if matches!(shape.transport, TransportKind::Quic { .. }) { Kind::Quic } else { Kind::Tcp };
+        let kind =
+            if matches!(shape.transport, TransportKind::Quic { .. }) { SocketKind::Quic } else { SocketKind::Tcp };
         Ok(match (shape.host, shape.transport) {
             (
                 Host::Ip(ip),
@@ -93,8 +94,8 @@ impl Permit {
     fn check(self, address: &Multiaddr) -> Result<(), Refusal> {
         let shape = Shape::read(address).map_err(Refusal::Shape)?;
         let (ip, port, kind) = match (shape.host, shape.transport, shape.circuit) {
-            (Host::Ip(ip), TransportKind::Tcp { port }, None) => (ip, port, Kind::Tcp),
-            (Host::Ip(ip), TransportKind::Quic { port }, None) => (ip, port, Kind::Quic),
+            (Host::Ip(ip), TransportKind::Tcp { port }, None) => (ip, port, SocketKind::Tcp),
+            (Host::Ip(ip), TransportKind::Quic { port }, None) => (ip, port, SocketKind::Quic),
             _ => return Err(Refusal::Mismatch),
         };
         if Reach::of(ip) == Reach::Nowhere {

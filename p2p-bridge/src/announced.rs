@@ -197,24 +197,24 @@ mod tests {
             (vec![], vec![], hidden("10.0.0.0/8"), [false, true, true]),
             (vec![HOME], vec![SEEN], hidden("10.0.0.0/8"), [false, true, false]),
         ];
-        for (instead, also, no_announce, told) in table {
+        for (instead, also, no_announce, expected) in table {
             let mut options = BridgeOptions::new("/nowhere");
             options.announce = instead.iter().map(|text| address(text)).collect();
             options.announce_also = also.iter().map(|text| address(text)).collect();
             options.no_announce = no_announce;
             let announced = Announced::new(&options);
-            assert_eq!([HOME, SEEN, NAME].map(|text| announced.tells(&address(text))), told, "{options:?}");
+            assert_eq!([HOME, SEEN, NAME].map(|text| announced.tells(&address(text))), expected, "{options:?}");
             assert!(announced.named().all(|address| announced.tells(address)));
             // Configured addresses are announced even when they are no longer confirmed.
             let dependent = [HOME, SEEN, NAME].map(|text| announced.depends_on_peers(&address(text)));
             let named = [HOME, SEEN, NAME].map(|text| instead.contains(&text) || also.contains(&text));
-            assert_eq!(dependent, std::array::from_fn(|i| told[i] && !named[i]), "{options:?}");
-            assert_eq!(announced.announces_all(), told == [true; 3]);
+            assert_eq!(dependent, std::array::from_fn(|i| expected[i] && !named[i]), "{options:?}");
+            assert_eq!(announced.announces_all(), expected == [true; 3]);
         }
     }
 
     /// The addresses of a node, asked by identify.
-    async fn told(options: BridgeOptions) -> Vec<Multiaddr> {
+    async fn announced_addresses(options: BridgeOptions) -> Vec<Multiaddr> {
         let mut registry = prometheus_client::registry::Registry::default();
         let bridge = crate::Bridge::start(options, Arc::new(content::MemoryBlocks::default()), &mut registry).await;
         let bridge = bridge.expect("starts");
@@ -228,7 +228,7 @@ mod tests {
         let local = |address: &Multiaddr| address.to_string().starts_with("/ip4/127.0.0.1/");
         let addresses = bridge.addresses().await;
         asking.dial(addresses.into_iter().find(local).expect("it listens")).expect("dials");
-        let told = async {
+        let identified = async {
             loop {
                 let event = asking.select_next_some().await;
                 if let SwarmEvent::Behaviour(identify::Event::Received { info, .. }) = event {
@@ -236,9 +236,9 @@ mod tests {
                 }
             }
         };
-        let told = tokio::time::timeout(Duration::from_secs(30), told).await.expect("it says who it is");
+        let announced = tokio::time::timeout(Duration::from_secs(30), identified).await.expect("it says who it is");
         bridge.shutdown().await;
-        told
+        announced
     }
 
     #[tokio::test]
@@ -252,15 +252,16 @@ mod tests {
             change(&mut options);
             options
         };
-        let listens =
-            |told: &[Multiaddr]| told.iter().any(|address| address.to_string().starts_with("/ip4/127.0.0.1/"));
-        let as_is = told(options(&|_| {})).await;
+        let listens = |addresses: &[Multiaddr]| {
+            addresses.iter().any(|address| address.to_string().starts_with("/ip4/127.0.0.1/"))
+        };
+        let as_is = announced_addresses(options(&|_| {})).await;
         assert!(listens(&as_is) && as_is.len() == 1, "{as_is:?}");
-        let instead = told(options(&|options| options.announce = vec![address(NAME)])).await;
+        let instead = announced_addresses(options(&|options| options.announce = vec![address(NAME)])).await;
         assert_eq!(instead, [address(NAME)]);
-        let also = told(options(&|options| options.announce_also = vec![address(NAME)])).await;
+        let also = announced_addresses(options(&|options| options.announce_also = vec![address(NAME)])).await;
         assert!(listens(&also) && also.contains(&address(NAME)), "{also:?}");
-        let hidden = told(options(&|options| {
+        let hidden = announced_addresses(options(&|options| {
             options.announce_also = vec![address(NAME)];
             options.no_announce.networks = vec!["127.0.0.0/8".parse().expect("a network")];
         }));

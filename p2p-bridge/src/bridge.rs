@@ -2,7 +2,7 @@
 
 use crate::address_filter::OperatorAddresses;
 use crate::admission::Admission;
-use crate::admission::budget::Limits;
+use crate::admission::budget::ConnectionLimits;
 use crate::announced::Announced;
 use crate::bitswap;
 use crate::bitswap::http_peers::HttpPeers;
@@ -344,7 +344,7 @@ impl Bridge {
     /// for the first. Dropping the future cancels the put.
     ///
     /// [`PutError`] if no peer stored it.
-    /// [`PutError`] says why nobody has it.
+    /// [`PutError`] if no peer stored it.
     pub async fn put_record(&self, scope: Scope, key: &Key, record: &ipns::Record) -> PutOutcome {
         if self.policy.refuses_name(key) {
             return Err(PutError::Withheld);
@@ -441,10 +441,10 @@ fn private_key(options: &BridgeOptions) -> Result<Option<SwarmKey>, StartError> 
     Ok(Some(key))
 }
 
-fn limits(budget: &ConnectionBudget) -> Limits {
+fn limits(budget: &ConnectionBudget) -> ConnectionLimits {
     let size = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
     let ConnectionBudget { connections_max, per_ip_max, per_subnet_max, pending_dials_max, .. } = budget;
-    Limits::of(size(*connections_max), size(*per_ip_max), size(*per_subnet_max), size(*pending_dials_max))
+    ConnectionLimits::of(size(*connections_max), size(*per_ip_max), size(*per_subnet_max), size(*pending_dials_max))
 }
 
 /// The trustless gateways. If the HTTP client cannot be built and no gateway is configured, gateways in provider

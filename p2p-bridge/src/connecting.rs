@@ -6,7 +6,7 @@
 //! Non-goals: keeping a connection open. Unused connections are closed as usual, and the least useful are trimmed when
 //! there are too many ([`crate::admission::trim`]).
 
-use crate::admission::budget::Refusal;
+use crate::admission::budget::Denial;
 use crate::dialable::{Shape, ShapeError};
 use crate::scope::{Borders, Scope};
 use libp2p::core::transport::TransportError;
@@ -120,18 +120,18 @@ pub fn reason(error: &DialError) -> ConnectError {
         DialError::WrongPeerId { obtained, .. } => ConnectError::AnotherPeer(*obtained),
         DialError::Denied { cause } => denied(cause),
         DialError::Transport(failures) => {
-            let told: Vec<String> = failures.iter().take(REASONS_MAX).map(|(at, why)| failure(at, why)).collect();
+            let reasons: Vec<String> = failures.iter().take(REASONS_MAX).map(|(at, why)| failure(at, why)).collect();
             let further = failures.len().saturating_sub(REASONS_MAX);
             let rest = if further > 0 { format!("; and {further} more") } else { String::new() };
-            ConnectError::Unreachable(format!("{}{rest}", told.join("; ")))
+            ConnectError::Unreachable(format!("{}{rest}", reasons.join("; ")))
         }
         other => ConnectError::Unreachable(other.to_string()),
     }
 }
 
 fn denied(cause: &ConnectionDenied) -> ConnectError {
-    match cause.downcast_ref::<Refusal>() {
-        Some(Refusal::Banned) => ConnectError::Banned,
+    match cause.downcast_ref::<Denial>() {
+        Some(Denial::Banned) => ConnectError::Banned,
         Some(_) => ConnectError::NoRoom,
         None => ConnectError::Unreachable(cause.to_string()),
     }
@@ -193,7 +193,7 @@ impl PendingConnects {
     }
 
     /// Removes waiters whose callers have stopped waiting.
-    pub fn tend(&mut self) {
+    pub fn sweep(&mut self) {
         for waiting in self.waiting.values_mut() {
             waiting.retain(|waiting| !waiting.reply.is_closed());
         }
@@ -245,14 +245,18 @@ mod tests {
             ("/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/5001", false, false, false),
             ("/ip4/8.8.8.8/tcp/443/x-parity-ws/%2F%0D%0APOST", false, false, false),
         ];
-        for (text, operator, stranger, tolerated) in table {
+        for (text, operator, untrusted, with_dial_private) in table {
             let may = |by, private| allowed(vec![address(text)], by, private).is_ok();
             assert_eq!(may(NamedBy::Operator, false), operator, "{text}");
-            assert_eq!((may(NamedBy::Stranger, false), may(NamedBy::Stranger, true)), (stranger, tolerated), "{text}");
+            assert_eq!(
+                (may(NamedBy::Stranger, false), may(NamedBy::Stranger, true)),
+                (untrusted, with_dial_private),
+                "{text}"
+            );
         }
         let both = vec![address("/ip4/10.0.0.1/tcp/4001"), address("/ip4/8.8.8.8/tcp/4001")];
-        let left = allowed(both, NamedBy::Stranger, false).expect("one is left");
-        assert_eq!(left, [address("/ip4/8.8.8.8/tcp/4001")]);
+        let remaining = allowed(both, NamedBy::Stranger, false).expect("one is remaining");
+        assert_eq!(remaining, [address("/ip4/8.8.8.8/tcp/4001")]);
         assert_eq!(allowed(Vec::new(), NamedBy::Stranger, false), Ok(Vec::new()), "the DHT may know");
         let many = vec![address("/ip4/8.8.8.8/tcp/1"); ADDRESSES_MAX + 1];
         assert_eq!(allowed(many, NamedBy::Operator, true), Err(ConnectError::TooMany));
@@ -271,22 +275,22 @@ mod tests {
         let mut by_first = wait(peer, Some(first));
         let mut by_second = wait(peer, Some(second));
         let mut by_any = wait(peer, None);
-        let mut elsewhere = wait(other, None);
+        let mut other_peer = wait(other, None);
         let gone = wait(other, Some(first));
 
         connects.failed(&peer, first, &ConnectError::NoRoom);
         assert_eq!(by_first.try_recv(), Ok(Err(ConnectError::NoRoom)));
         assert_eq!(by_any.try_recv(), Ok(Err(ConnectError::NoRoom)));
-        assert!(by_second.try_recv().is_err() && elsewhere.try_recv().is_err(), "these still wait");
+        assert!(by_second.try_recv().is_err() && other_peer.try_recv().is_err(), "these still wait");
 
         let at = address("/ip4/192.0.2.1/tcp/1");
         connects.connected(&peer, &at);
         assert_eq!(by_second.try_recv(), Ok(Ok(Connected { peer, address: at, already: false })));
 
         connects.not_found(&other);
-        assert_eq!(elsewhere.try_recv(), Ok(Err(ConnectError::Unknown)));
+        assert_eq!(other_peer.try_recv(), Ok(Err(ConnectError::Unknown)));
         drop(gone);
-        connects.tend();
+        connects.sweep();
         assert!(connects.is_empty());
     }
 }

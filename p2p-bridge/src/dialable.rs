@@ -52,7 +52,7 @@ const NO_TRANSPORT: ShapeError = ShapeError("its transport is not supported (TCP
 const NO_PORT: ShapeError = ShapeError("its port is zero");
 const NO_PATH: ShapeError = ShapeError("its path is not a valid URL path");
 const NO_RELAY: ShapeError = ShapeError("the peer ID of the relay is missing");
-const MORE: ShapeError = ShapeError("it has unexpected components at the end");
+const TRAILING_COMPONENTS: ShapeError = ShapeError("it has unexpected components at the end");
 
 /// The host of the first hop: the peer, or the relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -140,7 +140,7 @@ impl<'a> Shape<'a> {
         let circuit = components.circuit(&transport, peer)?;
         match components.0.next() {
             None => Ok(Self { host, transport, peer, circuit }),
-            Some(_) => Err(MORE),
+            Some(_) => Err(TRAILING_COMPONENTS),
         }
     }
 
@@ -307,7 +307,9 @@ impl<'a> Components<'a> {
             return Ok(None);
         }
         match first {
-            TransportKind::Browser { .. } | TransportKind::Http { .. } | TransportKind::Memory => Err(MORE),
+            TransportKind::Browser { .. } | TransportKind::Http { .. } | TransportKind::Memory => {
+                Err(TRAILING_COMPONENTS)
+            }
             _ if relay.is_none() => Err(NO_RELAY),
             _ => Ok(Some(self.peer())),
         }

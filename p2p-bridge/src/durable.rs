@@ -62,14 +62,14 @@ pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 fn rename_with(from: &Path, to: &Path, sync: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
-    let former = keep_former(to)?;
+    let former = link_former(to)?;
     let renamed = fs::rename(from, to);
     if renamed.is_ok()
         && let Err(error) = sync_parent(to, sync)
     {
         let undone =
             fs::rename(to, from).and_then(|()| former.as_ref().map_or(Ok(()), |former| fs::rename(former, to)));
-        undone.inspect_err(|error| not_undone(to, error)).ok();
+        undone.inspect_err(|error| log_not_undone(to, error)).ok();
         return Err(error);
     }
     former.into_iter().for_each(|former| _ = fs::remove_file(former));
@@ -97,7 +97,7 @@ fn remove_with(path: &Path, sync: impl Fn(&Path) -> io::Result<()>) -> io::Resul
         renamed => renamed?,
     }
     if let Err(error) = sync_parent(path, sync) {
-        fs::rename(&former, path).inspect_err(|error| not_undone(path, error)).ok();
+        fs::rename(&former, path).inspect_err(|error| log_not_undone(path, error)).ok();
         return Err(error);
     }
     // The removal is durable. Deleting the former file, which may have a secret, need not be durable.
@@ -105,7 +105,7 @@ fn remove_with(path: &Path, sync: impl Fn(&Path) -> io::Result<()>) -> io::Resul
 }
 
 /// Creates a hard link to the file, if there is one, so that the change can be undone.
-fn keep_former(path: &Path) -> io::Result<Option<PathBuf>> {
+fn link_former(path: &Path) -> io::Result<Option<PathBuf>> {
     let former = former_of(path);
     // Left by a process that was killed.
     match fs::remove_file(&former) {
@@ -127,7 +127,7 @@ fn former_of(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-fn not_undone(path: &Path, error: &io::Error) {
+fn log_not_undone(path: &Path, error: &io::Error) {
     tracing::error!(path = %path.display(), %error, "cannot undo a failed file change: a power cut may revert it");
 }
 

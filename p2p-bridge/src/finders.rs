@@ -105,13 +105,13 @@ impl Finders {
     }
 
     /// The unfinished searches for a peer.
-    pub fn seeking(&self, peer: &PeerId) -> Vec<u64> {
+    pub fn searches_for(&self, peer: &PeerId) -> Vec<u64> {
         let seeks = |finder: &Finder| finder.sought == SearchTarget::Peer(*peer);
         self.finders.iter().filter(|(_, finder)| seeks(finder)).map(|(id, _)| *id).collect()
     }
 
     /// All peers that are searched for.
-    pub fn sought_peers(&self) -> HashSet<PeerId> {
+    pub fn target_peers(&self) -> HashSet<PeerId> {
         let peer = |finder: &Finder| match finder.sought {
             SearchTarget::Peer(peer) => Some(peer),
             SearchTarget::Providers(_) | SearchTarget::Closest(_) => None,
@@ -162,7 +162,7 @@ mod tests {
         std::array::from_fn(|_| dht.get_record(RecordKey::new(b"key")))
     }
 
-    fn somewhere() -> Vec<Multiaddr> {
+    fn some_addresses() -> Vec<Multiaddr> {
         vec!["/ip4/127.0.0.1/tcp/1".parse().expect("an address")]
     }
 
@@ -178,14 +178,14 @@ mod tests {
         assert_eq!(finders.owner(Scope::Lan, lan), Some((id, &sought)));
         let [known, unknown, later] = std::array::from_fn(|_| PeerId::random());
         let sent = [
-            (known, somewhere()),
-            (known, somewhere()),
+            (known, some_addresses()),
+            (known, some_addresses()),
             (known, Vec::new()),
-            (known, somewhere()),
+            (known, some_addresses()),
             (unknown, Vec::new()),
             (unknown, Vec::new()),
             (later, Vec::new()),
-            (later, somewhere()),
+            (later, some_addresses()),
         ];
         for (peer, addresses) in sent {
             assert!(finders.send(id, PeerRecord::new(peer, addresses)));
@@ -195,11 +195,11 @@ mod tests {
         assert!(finders.owner(Scope::Lan, lan).is_some(), "the other scope is asked");
         finders.finished(Scope::Lan, lan);
         assert!(finders.finders.is_empty() && finders.queries.is_empty());
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         while let Some(record) = search.next().await {
-            heard.push((record.id, record.addresses.len()));
+            received.push((record.id, record.addresses.len()));
         }
-        assert_eq!(heard, [(known, 1), (unknown, 0), (later, 0), (later, 1)]);
+        assert_eq!(received, [(known, 1), (unknown, 0), (later, 0), (later, 1)]);
     }
 
     #[test]
@@ -225,8 +225,8 @@ mod tests {
         let peer = PeerId::random();
         let (_search, sink) = PeerSearch::new(None);
         let id = finders.add(SearchTarget::Peer(peer), sink);
-        assert_eq!((finders.seeking(&peer), finders.seeking(&PeerId::random())), (vec![id], vec![]));
-        assert_eq!(finders.sought_peers(), HashSet::from([peer]));
+        assert_eq!((finders.searches_for(&peer), finders.searches_for(&PeerId::random())), (vec![id], vec![]));
+        assert_eq!(finders.target_peers(), HashSet::from([peer]));
         finders.settle(id);
         assert!(finders.finders.is_empty());
     }

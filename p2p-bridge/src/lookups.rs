@@ -103,7 +103,7 @@ impl Sink {
 
 /// The state of a search in one scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ScopeState {
     /// There was no peer to ask.
     Waiting,
     /// The running query, and the number of peers asked so far.
@@ -116,20 +116,20 @@ enum State {
 struct Lookup {
     key: RecordKey,
     sink: Sink,
-    scopes: HashMap<Scope, State>,
-    begun: Instant,
+    scopes: HashMap<Scope, ScopeState>,
+    started_at: Instant,
     found: bool,
 }
 
 impl Lookup {
     /// Whether all queries have finished with an answer. `expects_peers`: more peers may be connected soon.
     fn is_over(&self, now: Instant, expects_peers: bool) -> bool {
-        let any = |state: fn(&State) -> bool| self.scopes.values().any(state);
+        let any = |state: fn(&ScopeState) -> bool| self.scopes.values().any(state);
         let worth_waiting =
-            expects_peers && !self.found && now.saturating_duration_since(self.begun) < PUBLIC_PEERS_WAIT;
-        any(|state| *state == State::Answered)
-            && !any(|state| matches!(state, State::Running(..)))
-            && !(worth_waiting && any(|state| *state == State::Waiting))
+            expects_peers && !self.found && now.saturating_duration_since(self.started_at) < PUBLIC_PEERS_WAIT;
+        any(|state| *state == ScopeState::Answered)
+            && !any(|state| matches!(state, ScopeState::Running(..)))
+            && !(worth_waiting && any(|state| *state == ScopeState::Waiting))
     }
 }
 
@@ -145,13 +145,13 @@ impl Lookups {
     /// Adds a search; [`Lookups::due`] returns where to ask.
     pub fn add(&mut self, key: RecordKey, sink: Sink, now: Instant) {
         self.next += 1;
-        let scopes = Scope::ALL.map(|scope| (scope, State::Waiting)).into();
-        self.lookups.insert(self.next, Lookup { key, sink, scopes, begun: now, found: false });
+        let scopes = Scope::ALL.map(|scope| (scope, ScopeState::Waiting)).into();
+        self.lookups.insert(self.next, Lookup { key, sink, scopes, started_at: now, found: false });
     }
 
     /// The searches that have not asked a scope yet, and their keys.
     pub fn due(&self, scope: Scope) -> Vec<(u64, RecordKey)> {
-        let waiting = |lookup: &&Lookup| lookup.scopes.get(&scope) == Some(&State::Waiting);
+        let waiting = |lookup: &&Lookup| lookup.scopes.get(&scope) == Some(&ScopeState::Waiting);
         let due = self.lookups.iter().map(|(id, lookup)| (*id, lookup));
         due.filter(|(_, lookup)| waiting(lookup)).map(|(id, lookup)| (id, lookup.key.clone())).collect()
     }
@@ -159,7 +159,7 @@ impl Lookups {
     /// Assigns a started query to its search.
     pub fn started(&mut self, id: u64, scope: Scope, query: QueryId) {
         if let Some(lookup) = self.lookups.get_mut(&id) {
-            lookup.scopes.insert(scope, State::Running(query, 0));
+            lookup.scopes.insert(scope, ScopeState::Running(query, 0));
             self.queries.insert((scope, query), id);
         }
     }
@@ -176,7 +176,7 @@ impl Lookups {
     pub fn asked(&mut self, scope: Scope, query: QueryId, peers: usize) {
         let lookup = self.queries.get(&(scope, query)).and_then(|id| self.lookups.get_mut(id));
         if let Some(lookup) = lookup
-            && let Some(State::Running(_, before)) = lookup.scopes.get_mut(&scope)
+            && let Some(ScopeState::Running(_, before)) = lookup.scopes.get_mut(&scope)
         {
             lookup.sink.peers_asked.fetch_add(peers.saturating_sub(*before), Ordering::Relaxed);
             *before = peers.max(*before);
@@ -192,7 +192,7 @@ impl Lookups {
     pub fn finished(&mut self, scope: Scope, query: QueryId, answered: bool) {
         let Some(id) = self.queries.remove(&(scope, query)) else { return };
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
-        lookup.scopes.insert(scope, if answered { State::Answered } else { State::Waiting });
+        lookup.scopes.insert(scope, if answered { ScopeState::Answered } else { ScopeState::Waiting });
     }
 
     /// Ends the searches whose queries have all finished with an answer. If `expects_peers`, because peers of the
@@ -203,7 +203,7 @@ impl Lookups {
 
     /// Ends the searches that asked no peer: there are none, and none are expected.
     pub fn fail_without_peers(&mut self) {
-        self.lookups.retain(|_, lookup| lookup.scopes.values().any(|state| *state != State::Waiting));
+        self.lookups.retain(|_, lookup| lookup.scopes.values().any(|state| *state != ScopeState::Waiting));
     }
 
     /// Removes the searches whose receivers were dropped. Returns their queries, which the caller ends.
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn local_peers_without_the_record_do_not_end_a_search_while_peers_may_connect() {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         // Whether a record was found, whether peers may connect, the time passed, and whether the search has ended.
         let table = [
             (false, true, Duration::ZERO, false),
@@ -298,13 +298,13 @@ mod tests {
             let [lan] = queries();
             let mut lookups = Lookups::default();
             let (_search, sink) = Search::new(None);
-            lookups.add(key(), sink, begun);
+            lookups.add(key(), sink, started_at);
             lookups.started(lookups.next, Scope::Lan, lan);
             if finds {
                 lookups.found(Scope::Lan, lan, found());
             }
             lookups.finished(Scope::Lan, lan, true);
-            lookups.settle(begun + after, expects_peers);
+            lookups.settle(started_at + after, expects_peers);
             assert_eq!(lookups.lookups.is_empty(), over, "{finds} {expects_peers} {after:?}");
         }
     }

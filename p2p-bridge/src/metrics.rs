@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// How a received block relates to the client's wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum BlockKind {
     /// The first copy of a wanted block.
     Wanted,
     /// A further copy.
@@ -22,7 +22,7 @@ pub enum Kind {
     Unsolicited,
 }
 
-impl EncodeLabelValue for Kind {
+impl EncodeLabelValue for BlockKind {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
         encoder.write_str(match self {
             Self::Wanted => "wanted",
@@ -33,8 +33,8 @@ impl EncodeLabelValue for Kind {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct KindLabel {
-    kind: Kind,
+struct BlockKindLabel {
+    kind: BlockKind,
 }
 
 impl EncodeLabelValue for Scope {
@@ -126,8 +126,8 @@ pub struct Metrics {
     /// Peers that are banned.
     pub banned: Gauge,
     offences: Family<OffenceLabel, Counter>,
-    blocks: Family<KindLabel, Counter>,
-    block_bytes: Family<KindLabel, Counter>,
+    blocks: Family<BlockKindLabel, Counter>,
+    block_bytes: Family<BlockKindLabel, Counter>,
     queries: Family<DhtLabel, Counter>,
     providers: Family<DhtLabel, Counter>,
     table: Family<DhtLabel, Gauge>,
@@ -222,7 +222,7 @@ impl Metrics {
         add.register("causeway_dht_providers_found", "Providers found in the DHT", m.providers.clone());
         add.register("causeway_dht_routing_table_peers", "Peers in the DHT's routing tables", m.table.clone());
         // Initialised with zero: a counter that is missing until its first event looks like a broken one.
-        for kind in [Kind::Wanted, Kind::Duplicate, Kind::Unsolicited] {
+        for kind in [BlockKind::Wanted, BlockKind::Duplicate, BlockKind::Unsolicited] {
             m.block_received(kind, 0, 0);
         }
         for offence in Offence::ALL {
@@ -237,9 +237,9 @@ impl Metrics {
     }
 
     /// Counts received blocks.
-    pub fn block_received(&self, kind: Kind, blocks: u64, bytes: u64) {
-        self.blocks.get_or_create(&KindLabel { kind }).inc_by(blocks);
-        self.block_bytes.get_or_create(&KindLabel { kind }).inc_by(bytes);
+    pub fn block_received(&self, kind: BlockKind, blocks: u64, bytes: u64) {
+        self.blocks.get_or_create(&BlockKindLabel { kind }).inc_by(blocks);
+        self.block_bytes.get_or_create(&BlockKindLabel { kind }).inc_by(bytes);
     }
 
     /// Counts an offence of a peer.

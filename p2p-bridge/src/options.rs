@@ -309,9 +309,9 @@ mod tests {
 
     #[test]
     fn blocks_are_served_to_all_peers_or_to_a_list() {
-        let (friend, stranger) = (PeerId::random(), PeerId::random());
-        let only = ServeTo::Only([friend].into());
-        assert!(ServeTo::Everyone.admits(&stranger) && only.admits(&friend));
-        assert!(!only.admits(&stranger) && !ServeTo::Only(HashSet::new()).admits(&friend));
+        let (listed, other) = (PeerId::random(), PeerId::random());
+        let only = ServeTo::Only([listed].into());
+        assert!(ServeTo::Everyone.admits(&other) && only.admits(&listed));
+        assert!(!only.admits(&other) && !ServeTo::Only(HashSet::new()).admits(&listed));
     }
 }

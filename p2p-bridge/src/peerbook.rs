@@ -82,7 +82,7 @@ impl Peerbook {
 
     /// Updates a DHT server that was seen in a scope; `belongs` tells which addresses are of that scope. The new
     /// addresses replace the known ones of the scope.
-    pub fn saw(
+    pub fn update(
         &mut self,
         peer: PeerId,
         addresses: Vec<Multiaddr>,
@@ -103,7 +103,7 @@ impl Peerbook {
 
     /// Updates which peers are in the routing tables. Peers of the tables that are unknown are added with the tables'
     /// addresses.
-    pub fn in_tables(&mut self, table: Vec<(PeerId, Vec<Multiaddr>)>, now: SystemTime) {
+    pub fn set_tables(&mut self, table: Vec<(PeerId, Vec<Multiaddr>)>, now: SystemTime) {
         let there: HashSet<PeerId> = table.iter().map(|(peer, _)| *peer).collect();
         for (peer, entry) in &mut self.peers {
             self.changed |= entry.table != there.contains(peer);
@@ -171,7 +171,7 @@ mod tests {
         let now = SystemTime::now();
         let mut book = book(&directory);
         let peer = PeerId::random();
-        book.saw(peer, vec![address(1)], |_| true, now);
+        book.update(peer, vec![address(1)], |_| true, now);
         let (path, bytes) = book.take_changes(now).expect("changed");
         assert_eq!(book.take_changes(now), None);
         save(&path, &bytes).expect("saves");
@@ -190,10 +190,10 @@ mod tests {
         let (mut book, peer, now) = (book(&directory), PeerId::random(), SystemTime::now());
         let public: Multiaddr = "/ip4/8.8.8.8/tcp/4001".parse().expect("address");
         let is_public = |address: &Multiaddr| crate::scope::Scope::Wan.admits(address);
-        book.saw(peer, vec![public.clone()], is_public, now);
-        book.saw(peer, vec![address(1)], |address| !is_public(address), now);
+        book.update(peer, vec![public.clone()], is_public, now);
+        book.update(peer, vec![address(1)], |address| !is_public(address), now);
         assert_eq!(book.addresses(&peer), [address(1), public.clone()]);
-        book.saw(peer, vec![address(2)], |address| !is_public(address), now);
+        book.update(peer, vec![address(2)], |address| !is_public(address), now);
         assert_eq!(book.addresses(&peer), [address(2), public], "the last of its scope counts");
     }
 
@@ -203,10 +203,10 @@ mod tests {
         let mut book = book(&directory);
         let start = SystemTime::now();
         let [first, in_table] = std::array::from_fn(|_| PeerId::random());
-        book.saw(first, vec![address(1)], |_| true, start);
-        book.in_tables(vec![(in_table, vec![address(1)])], start);
+        book.update(first, vec![address(1)], |_| true, start);
+        book.set_tables(vec![(in_table, vec![address(1)])], start);
         for n in 0..PEERS_MAX as u64 {
-            book.saw(PeerId::random(), vec![address(2); 20], |_| true, start + Duration::from_secs(n + 1));
+            book.update(PeerId::random(), vec![address(2); 20], |_| true, start + Duration::from_secs(n + 1));
         }
         assert_eq!(book.peers.len(), PEERS_MAX);
         assert!(book.addresses(&first).is_empty());
@@ -215,7 +215,7 @@ mod tests {
         let much_later = start + EXPIRY + Duration::from_secs(PEERS_MAX as u64 + 2);
         book.take_changes(much_later);
         assert_eq!(book.peers(), [(in_table, vec![address(1)])]);
-        book.in_tables(vec![], much_later);
+        book.set_tables(vec![], much_later);
         book.take_changes(much_later);
         assert!(book.peers.is_empty());
     }

@@ -24,9 +24,9 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// "More than three peers".
-const AGREE: usize = 4;
+const MAJORITY: usize = 4;
 /// With this many votes, one side always has a majority.
-const VOTES_MAX: usize = 2 * AGREE - 1;
+const VOTES_MAX: usize = 2 * MAJORITY - 1;
 /// The maximum number of addresses, confirmed and unconfirmed each.
 const ADDRESSES_MAX: usize = 32;
 /// The number of witnesses that an address needs before it is announced.
@@ -46,7 +46,7 @@ pub enum Witness {
 }
 
 /// Whether two claims are from two witnesses.
-fn are_two((one, from): (PeerId, Witness), (other, elsewhere): (PeerId, Witness)) -> bool {
+fn are_distinct((one, from): (PeerId, Witness), (other, elsewhere): (PeerId, Witness)) -> bool {
     one != other && from != elsewhere
 }
 
@@ -125,7 +125,7 @@ impl Reachability {
 
     /// A peer proved a dial-back, and reports the address.
     pub fn proved(&mut self, prover: PeerId, witness: Witness, address: Multiaddr, now: Instant) {
-        let is_another = |proof: &Proof| are_two((proof.prover, proof.witness), (prover, witness));
+        let is_another = |proof: &Proof| are_distinct((proof.prover, proof.witness), (prover, witness));
         self.proofs.retain(|proof| proof.address != address || is_another(proof));
         let mut of_address = self.proofs.iter().enumerate().filter(|(_, proof)| proof.address == address);
         if let (Some((oldest, _)), true) = (of_address.next(), of_address.count() + 1 == WITNESSES) {
@@ -176,9 +176,9 @@ impl Reachability {
     pub fn verdict(&self) -> Verdict {
         let reached = self.votes.iter().filter(|vote| vote.reached.is_some()).count();
         let missed = self.votes.len() - reached;
-        if self.announced || reached >= AGREE {
+        if self.announced || reached >= MAJORITY {
             Verdict::Reachable
-        } else if missed >= AGREE {
+        } else if missed >= MAJORITY {
             Verdict::Unreachable
         } else if self.own.is_empty() && self.confirmed().next().is_none() {
             Verdict::Unknown
@@ -217,11 +217,13 @@ impl Reachability {
     fn is_confirmed(&self, address: &Multiaddr) -> bool {
         let proofs = self.proofs.iter().filter(|proof| proof.address == *address);
         let votes = self.votes.iter().filter(|vote| vote.reached.as_ref() == Some(address));
-        let said: Vec<(PeerId, Witness)> = proofs
+        let witnesses: Vec<(PeerId, Witness)> = proofs
             .map(|proof| (proof.prover, proof.witness))
             .chain(votes.map(|vote| (vote.voter, vote.witness)))
             .collect();
-        said.iter().any(|one| one.1 == Witness::Trusted || said.iter().any(|other| are_two(*one, *other)))
+        witnesses
+            .iter()
+            .any(|one| one.1 == Witness::Trusted || witnesses.iter().any(|other| are_distinct(*one, *other)))
     }
 }
 
@@ -286,10 +288,11 @@ mod tests {
     #[test]
     fn other_evidence_counts_until_the_votes_decide() {
         let proved = |state: &mut Reachability| state.proved(PeerId::random(), Trusted, address(1), Instant::now());
-        let told = |state: &mut Reachability| state.dialled_back(PeerId::random(), Trusted, address(1), Instant::now());
+        let reported =
+            |state: &mut Reachability| state.dialled_back(PeerId::random(), Trusted, address(1), Instant::now());
         let listens = |state: &mut Reachability| state.listens(address(1));
         let ways =
-            [("proved", &proved as &dyn Fn(&mut _)), ("reported by a trusted peer", &told), ("listens", &listens)];
+            [("proved", &proved as &dyn Fn(&mut _)), ("reported by a trusted peer", &reported), ("listens", &listens)];
         for (what, learn) in ways {
             let mut state = Reachability::default();
             learn(&mut state);
@@ -317,12 +320,12 @@ mod tests {
             (&[], &[untrusted(1), untrusted(2)], false),
             (&[], &[Trusted], true),
         ];
-        for (proofs, votes, told) in table {
+        for (proofs, votes, confirmed) in table {
             let (mut state, now) = (Reachability::default(), Instant::now());
             proofs.iter().for_each(|witness| state.proved(PeerId::random(), *witness, address(1), now));
             votes.iter().for_each(|witness| state.dialled_back(PeerId::random(), *witness, address(1), now));
-            assert_eq!(state.addresses().contains(&address(1)), told, "{proofs:?} {votes:?}");
-            assert_eq!(state.verdict(), if told { Reachable } else { Unknown }, "{proofs:?} {votes:?}");
+            assert_eq!(state.addresses().contains(&address(1)), confirmed, "{proofs:?} {votes:?}");
+            assert_eq!(state.verdict(), if confirmed { Reachable } else { Unknown }, "{proofs:?} {votes:?}");
         }
     }
 
@@ -355,14 +358,14 @@ mod tests {
 
     #[test]
     fn claims_that_are_not_renewed_expire() {
-        let (mut state, begun) = (Reachability::default(), Instant::now());
-        let (half, over) = (begun + LIFETIME / 2, begun + LIFETIME);
+        let (mut state, start) = (Reachability::default(), Instant::now());
+        let (half, over) = (start + LIFETIME / 2, start + LIFETIME);
         for network in 0..7 {
-            state.dialled_back(PeerId::random(), untrusted(network), address(1), begun);
+            state.dialled_back(PeerId::random(), untrusted(network), address(1), start);
         }
-        for (port, again) in [(2, begun), (3, half)] {
+        for (port, again) in [(2, start), (3, half)] {
             for network in [1, 2] {
-                state.proved(PeerId::random(), untrusted(network), address(port), begun);
+                state.proved(PeerId::random(), untrusted(network), address(port), start);
                 state.proved(PeerId::random(), untrusted(network), address(port), again);
             }
         }

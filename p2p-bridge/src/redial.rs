@@ -7,17 +7,17 @@ use libp2p::{Multiaddr, PeerId};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-const FIRST_WAIT: Duration = Duration::from_secs(1);
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
+const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
 /// A connection that lasts this long resets the back-off.
-const LASTING: Duration = Duration::from_secs(60);
+const STABLE_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 struct Target {
     addresses: Vec<Multiaddr>,
     connected: Option<Instant>,
     next: Instant,
-    wait: Duration,
+    back_off: Duration,
 }
 
 /// A set of peers to keep connected.
@@ -44,7 +44,7 @@ impl Redial {
                 addresses: Vec::new(),
                 connected: None,
                 next: now,
-                wait: FIRST_WAIT,
+                back_off: FIRST_BACK_OFF,
             });
             target.addresses.push(address.clone());
         }
@@ -78,8 +78,8 @@ impl Redial {
     pub fn disconnected(&mut self, peer: &PeerId, now: Instant) {
         let Some(target) = self.targets.get_mut(peer) else { return };
         let Some(since) = target.connected.take() else { return };
-        if now.saturating_duration_since(since) >= LASTING {
-            target.wait = FIRST_WAIT;
+        if now.saturating_duration_since(since) >= STABLE_AFTER {
+            target.back_off = FIRST_BACK_OFF;
             target.next = now;
         }
     }
@@ -99,8 +99,8 @@ impl Redial {
         for (peer, target) in &mut self.targets {
             if target.connected.is_none() && target.next <= now && wanted(&target.addresses) {
                 due.push((*peer, target.addresses.clone()));
-                target.next = now + target.wait;
-                target.wait = (target.wait * 2).min(LONGEST_WAIT);
+                target.next = now + target.back_off;
+                target.back_off = (target.back_off * 2).min(LONGEST_BACK_OFF);
             }
         }
         due
@@ -132,7 +132,7 @@ mod tests {
         let left = start + Duration::from_secs(2_000);
         redial.disconnected(&peer, left);
         assert_eq!(redial.due(left).len(), 1);
-        assert_eq!(redial.due(left + FIRST_WAIT).len(), 1, "the back-off is reset");
+        assert_eq!(redial.due(left + FIRST_BACK_OFF).len(), 1, "the back-off is reset");
         // A peer that closes connections immediately is dialled no sooner than an unreachable one.
         let mut dials = 0;
         for second in 0..300 {

@@ -300,10 +300,10 @@ mod tests {
             ("/ip4/8.8.8.8/udp/4001/quic-v1/webtransport", false, false),
             ("/ip4/8.8.8.8/tcp/443/https", false, false),
         ];
-        for (text, strictly, told) in table {
+        for (text, strictly, with_dial_private) in table {
             let address: Multiaddr = text.parse().expect(text);
             let may = |dial_private| Borders { dial_private }.may_dial(Scope::Wan, &address);
-            assert_eq!((may(false), may(true)), (strictly, told), "{text}");
+            assert_eq!((may(false), may(true)), (strictly, with_dial_private), "{text}");
         }
     }
 
@@ -336,10 +336,10 @@ mod tests {
             ("/ip4/8.8.8.8/tcp/4001/p2p-circuit", false, false),
             ("/p2p-circuit", false, false),
         ];
-        for (address, strictly, told) in table {
+        for (address, strictly, with_dial_private) in table {
             let address: Multiaddr = address.parse().expect("address");
             let speaks = |dial_private| Borders { dial_private }.speaks_over(Scope::Wan, &address);
-            assert_eq!((speaks(false), speaks(true)), (strictly, told), "{address}");
+            assert_eq!((speaks(false), speaks(true)), (strictly, with_dial_private), "{address}");
             let local = |dial_private| Borders { dial_private }.speaks_over(Scope::Lan, &address);
             assert_eq!(local(false), local(true), "{address}: the local scope does not change");
         }

@@ -96,7 +96,7 @@ pub fn build(
             // Relay circuits are opened and closed while peers are connected.
             .with_push_listen_addr_updates(true)
             .with_hide_listen_addrs(!announced.announces_all());
-        let mdns = options.mdns.then(|| neighbours(keypair)).flatten();
+        let mdns = options.mdns.then(|| mdns_behaviour(keypair)).flatten();
         Behaviour {
             admission,
             bitswap,
@@ -133,7 +133,7 @@ pub fn build(
 }
 
 /// Multicast DNS, if the system supports it. Without it, the node starts without local discovery.
-fn neighbours(keypair: &Keypair) -> Option<mdns::tokio::Behaviour> {
+fn mdns_behaviour(keypair: &Keypair) -> Option<mdns::tokio::Behaviour> {
     let started = mdns::tokio::Behaviour::new(mdns::Config::default(), keypair.public().to_peer_id());
     started
         .inspect_err(|error| tracing::warn!(%error, "cannot discover local peers: multicast DNS is not available"))

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 
 /// The limits of connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct ConnectionLimits {
     /// Established connections, inbound and outbound.
     pub established: usize,
     /// Established inbound connections.
@@ -30,14 +30,14 @@ pub struct Limits {
     pub pending_outgoing: usize,
 }
 
-impl Default for Limits {
+impl Default for ConnectionLimits {
     fn default() -> Self {
         Self::of(1_024, 32, 128, 256)
     }
 }
 
-impl Limits {
-    /// Limits from the settings. A quarter of all connections is reserved for outbound ones, so that inbound
+impl ConnectionLimits {
+    /// ConnectionLimits from the settings. A quarter of all connections is reserved for outbound ones, so that inbound
     /// connections cannot isolate the node.
     pub fn of(established: usize, per_ip: usize, per_subnet: usize, pending_outgoing: usize) -> Self {
         let incoming = (established - established / 4).max(1);
@@ -48,26 +48,26 @@ impl Limits {
 
 /// Why a connection is denied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// [`Limits::established`].
+pub enum Denial {
+    /// [`ConnectionLimits::established`].
     #[error("the limit of connections is reached")]
     Established,
-    /// [`Limits::incoming`].
+    /// [`ConnectionLimits::incoming`].
     #[error("the limit of inbound connections is reached")]
     Incoming,
-    /// [`Limits::per_peer`].
+    /// [`ConnectionLimits::per_peer`].
     #[error("the limit of connections to this peer is reached")]
     PerPeer,
-    /// [`Limits::per_ip`].
+    /// [`ConnectionLimits::per_ip`].
     #[error("the limit of inbound connections from this address is reached")]
     PerIp,
-    /// [`Limits::per_subnet`].
+    /// [`ConnectionLimits::per_subnet`].
     #[error("the limit of inbound connections from this network is reached")]
     PerSubnet,
-    /// [`Limits::pending_incoming`].
+    /// [`ConnectionLimits::pending_incoming`].
     #[error("the limit of pending inbound connections is reached")]
     PendingIncoming,
-    /// [`Limits::pending_outgoing`].
+    /// [`ConnectionLimits::pending_outgoing`].
     #[error("the limit of concurrent dials is reached")]
     PendingOutgoing,
     /// The peer or its address is banned.
@@ -96,7 +96,7 @@ struct Connection {
 /// The connections and their counters.
 #[derive(Debug, Default)]
 pub struct Budget {
-    limits: Limits,
+    limits: ConnectionLimits,
     connections: HashMap<ConnectionId, Connection>,
     pending_incoming: usize,
     pending_outgoing: usize,
@@ -131,12 +131,12 @@ fn decrement<K: Hash + Eq>(map: &mut HashMap<K, usize>, key: &K) {
 
 impl Budget {
     /// A budget without connections.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: ConnectionLimits) -> Self {
         Self { limits, ..Self::default() }
     }
 
     /// The limits.
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &ConnectionLimits {
         &self.limits
     }
 
@@ -148,18 +148,18 @@ impl Budget {
     /// Admits a pending inbound connection. Without `ip`, it does not count by address.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing is counted then.
-    pub fn admit_inbound(&mut self, id: ConnectionId, ip: Option<IpAddr>) -> Result<(), Refusal> {
+    /// [`Denial`]; nothing is counted then.
+    pub fn admit_inbound(&mut self, id: ConnectionId, ip: Option<IpAddr>) -> Result<(), Denial> {
         let ip = ip.map(|ip| ip.to_canonical()).filter(|ip| !ip.is_loopback());
         if self.pending_incoming >= self.limits.pending_incoming {
-            return Err(Refusal::PendingIncoming);
+            return Err(Denial::PendingIncoming);
         }
         if let Some(ip) = ip {
             if count(&self.per_ip, &ip) >= self.limits.per_ip {
-                return Err(Refusal::PerIp);
+                return Err(Denial::PerIp);
             }
             if count(&self.per_subnet, &subnet(ip)) >= self.limits.per_subnet {
-                return Err(Refusal::PerSubnet);
+                return Err(Denial::PerSubnet);
             }
             *self.per_ip.entry(ip).or_default() += 1;
             *self.per_subnet.entry(subnet(ip)).or_default() += 1;
@@ -172,10 +172,10 @@ impl Budget {
     /// Admits a dial. Dials of `trusted` peers are always admitted.
     ///
     /// # Errors
-    /// [`Refusal::PendingOutgoing`]; nothing is counted then.
-    pub fn dial(&mut self, id: ConnectionId, trusted: bool) -> Result<(), Refusal> {
+    /// [`Denial::PendingOutgoing`]; nothing is counted then.
+    pub fn dial(&mut self, id: ConnectionId, trusted: bool) -> Result<(), Denial> {
         if self.pending_outgoing >= self.limits.pending_outgoing && !trusted {
-            return Err(Refusal::PendingOutgoing);
+            return Err(Denial::PendingOutgoing);
         }
         self.pending_outgoing += 1;
         self.connections.insert(id, Connection { direction: Direction::Outgoing, peer: None, ip: None });
@@ -185,19 +185,19 @@ impl Budget {
     /// Whether a newly opened connection is admitted. Those of `trusted` peers always are.
     ///
     /// # Errors
-    /// [`Refusal`]; the caller calls [`Budget::gone`] for it, as for all closed connections.
-    pub fn admit(&self, peer: &PeerId, direction: Direction, trusted: bool) -> Result<(), Refusal> {
+    /// [`Denial`]; the caller calls [`Budget::gone`] for it, as for all closed connections.
+    pub fn admit(&self, peer: &PeerId, direction: Direction, trusted: bool) -> Result<(), Denial> {
         if count(&self.per_peer, peer) >= self.limits.per_peer {
-            return Err(Refusal::PerPeer);
+            return Err(Denial::PerPeer);
         }
         if trusted {
             return Ok(());
         }
         if direction == Direction::Incoming && self.incoming >= self.limits.incoming {
-            return Err(Refusal::Incoming);
+            return Err(Denial::Incoming);
         }
         if self.established() >= self.limits.established {
-            return Err(Refusal::Established);
+            return Err(Denial::Established);
         }
         Ok(())
     }
@@ -243,8 +243,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn limits() -> Limits {
-        Limits {
+    fn limits() -> ConnectionLimits {
+        ConnectionLimits {
             established: 8,
             incoming: 6,
             per_peer: 2,
@@ -266,20 +266,17 @@ mod tests {
     #[test]
     fn inbound_connections_are_counted_by_address_and_network() {
         // Addresses of pending connections in order, and the result for the last.
-        let table: [(&[&str], Result<(), Refusal>); 7] = [
+        let table: [(&[&str], Result<(), Denial>); 7] = [
             (&["198.51.100.1"; 3], Ok(())),
-            (&["198.51.100.1"; 4], Err(Refusal::PerIp)),
-            (
-                &["198.51.100.1", "198.51.100.1", "198.51.100.2", "198.51.100.3", "198.51.100.4"],
-                Err(Refusal::PerSubnet),
-            ),
+            (&["198.51.100.1"; 4], Err(Denial::PerIp)),
+            (&["198.51.100.1", "198.51.100.1", "198.51.100.2", "198.51.100.3", "198.51.100.4"], Err(Denial::PerSubnet)),
             (&["198.51.100.1", "198.51.100.2", "198.51.100.3", "198.51.100.4", "203.0.113.1"], Ok(())),
             (
                 &["2001:db8:1:1::1", "2001:db8:1:2::1", "2001:db8:1:3::1", "2001:db8:1:4::1", "2001:db8:1:5::1"],
-                Err(Refusal::PerSubnet),
+                Err(Denial::PerSubnet),
             ),
-            (&["::ffff:198.51.100.1", "198.51.100.1", "198.51.100.1", "198.51.100.1"], Err(Refusal::PerIp)),
-            (&["127.0.0.1"; 6], Err(Refusal::PendingIncoming)),
+            (&["::ffff:198.51.100.1", "198.51.100.1", "198.51.100.1", "198.51.100.1"], Err(Denial::PerIp)),
+            (&["127.0.0.1"; 6], Err(Denial::PendingIncoming)),
         ];
         for (addresses, expected) in table {
             let mut budget = Budget::new(limits());
@@ -302,19 +299,19 @@ mod tests {
             budget.established_with(id(n), peer, Direction::Incoming);
         }
         let trusted_peer = PeerId::random();
-        assert_eq!(budget.admit(&trusted_peer, Direction::Incoming, false), Err(Refusal::Incoming));
+        assert_eq!(budget.admit(&trusted_peer, Direction::Incoming, false), Err(Denial::Incoming));
         assert_eq!(budget.admit(&trusted_peer, Direction::Incoming, true), Ok(()));
         for n in 10..12 {
             assert_eq!(budget.dial(id(n), false), Ok(()));
         }
-        assert_eq!(budget.dial(id(12), false), Err(Refusal::PendingOutgoing));
+        assert_eq!(budget.dial(id(12), false), Err(Denial::PendingOutgoing));
         assert_eq!(budget.dial(id(12), true), Ok(()));
         for n in 10..12 {
             assert_eq!(budget.admit(&trusted_peer, Direction::Outgoing, false), Ok(()));
             budget.established_with(id(n), trusted_peer, Direction::Outgoing);
         }
-        assert_eq!(budget.admit(&trusted_peer, Direction::Outgoing, true), Err(Refusal::PerPeer));
-        assert_eq!(budget.admit(&PeerId::random(), Direction::Outgoing, false), Err(Refusal::Established));
+        assert_eq!(budget.admit(&trusted_peer, Direction::Outgoing, true), Err(Denial::PerPeer));
+        assert_eq!(budget.admit(&PeerId::random(), Direction::Outgoing, false), Err(Denial::Established));
     }
 
     proptest! {

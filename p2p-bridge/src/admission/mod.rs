@@ -16,7 +16,7 @@ pub mod budget;
 pub mod reputation;
 pub mod trim;
 
-use budget::{Budget, Direction, Limits, Refusal};
+use budget::{Budget, ConnectionLimits, Denial, Direction};
 use libp2p::core::transport::PortUse;
 use libp2p::core::{ConnectedPoint, Endpoint};
 use libp2p::multiaddr::Protocol;
@@ -54,7 +54,7 @@ pub fn ip_of(address: &Multiaddr) -> Option<IpAddr> {
 
 impl Admission {
     /// Admits `trusted` peers beyond the limits, and never bans them.
-    pub fn new(limits: Limits, ban: Duration, trusted: HashSet<PeerId>) -> Self {
+    pub fn new(limits: ConnectionLimits, ban: Duration, trusted: HashSet<PeerId>) -> Self {
         Self { budget: Budget::new(limits), reputation: Reputation::new(ban), trusted }
     }
 
@@ -97,12 +97,12 @@ impl Admission {
         self.reputation.sweep(now);
     }
 
-    fn admit(&self, peer: &PeerId, address: &Multiaddr, direction: Direction) -> Result<(), Refusal> {
+    fn admit(&self, peer: &PeerId, address: &Multiaddr, direction: Direction) -> Result<(), Denial> {
         let now = Instant::now();
         let trusted = self.trusted.contains(peer);
         let address_banned = ip_of(address).is_some_and(|ip| self.reputation.is_address_banned(ip, now));
         if !trusted && (address_banned || self.reputation.is_banned(peer, now)) {
-            return Err(Refusal::Banned);
+            return Err(Denial::Banned);
         }
         self.budget.admit(peer, direction, trusted)
     }
@@ -124,7 +124,7 @@ impl NetworkBehaviour for Admission {
     ) -> Result<(), ConnectionDenied> {
         let ip = ip_of(remote);
         if ip.is_some_and(|ip| self.reputation.is_address_banned(ip, Instant::now())) {
-            return Err(ConnectionDenied::new(Refusal::Banned));
+            return Err(ConnectionDenied::new(Denial::Banned));
         }
         self.budget.admit_inbound(id, ip).map_err(ConnectionDenied::new)
     }
@@ -149,7 +149,7 @@ impl NetworkBehaviour for Admission {
     ) -> Result<Vec<Multiaddr>, ConnectionDenied> {
         let trusted = peer.is_some_and(|peer| self.trusted.contains(&peer));
         if !trusted && peer.is_some_and(|peer| self.reputation.is_banned(&peer, Instant::now())) {
-            return Err(ConnectionDenied::new(Refusal::Banned));
+            return Err(ConnectionDenied::new(Denial::Banned));
         }
         self.budget.dial(id, trusted).map_err(ConnectionDenied::new)?;
         Ok(Vec::new())
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn banned_peers_are_denied_and_trusted_ones_never() {
         let (trusted, untrusted) = (PeerId::random(), PeerId::random());
-        let mut admission = Admission::new(Limits::default(), Duration::from_secs(60), [trusted].into());
+        let mut admission = Admission::new(ConnectionLimits::default(), Duration::from_secs(60), [trusted].into());
         let now = Instant::now();
         let address: Multiaddr = "/ip4/198.51.100.1/tcp/4001".parse().expect("address");
         for peer in [trusted, untrusted] {
@@ -227,7 +227,7 @@ mod tests {
         };
         assert!(dial(&mut admission, trusted) && !dial(&mut admission, untrusted));
         assert!(admission.admit(&trusted, &address, Direction::Incoming).is_ok());
-        assert_eq!(admission.admit(&untrusted, &address, Direction::Incoming), Err(Refusal::Banned));
+        assert_eq!(admission.admit(&untrusted, &address, Direction::Incoming), Err(Denial::Banned));
         assert_eq!((admission.banned(), admission.standing(&trusted, now)), (1, Standing::Good));
     }
 }

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 /// The half-life of points.
 const HALF_LIFE: Duration = Duration::from_secs(60);
-/// A peer with so many points is throttled.
+/// A peer with this many points is throttled.
 const THROTTLED_AT: f64 = 40.0;
-/// A peer with so many points is banned.
+/// A peer with this many points is banned.
 const BANNED_AT: f64 = 100.0;
 /// The maximum number of peers with points.
 const RECORDS_MAX: usize = 4_096;

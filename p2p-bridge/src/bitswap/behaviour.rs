@@ -4,7 +4,7 @@
 //! encodes or reads a disk; lookups in the local tiers are futures on other tasks.
 
 use super::client::inspection::SessionState;
-use super::client::{self, Action, Client, Use};
+use super::client::{self, Action, BlockUse, Client};
 use super::framing::Memory;
 use super::handler::{Command, Event as HandlerEvent, Handler, Received};
 use super::message::{Ask, WantEntry};
@@ -13,7 +13,7 @@ use super::traffic::Traffic;
 use crate::admission::reputation::Offence;
 use crate::bitswap::http_peers::{Event as HttpEvent, HttpPeers};
 use crate::bitswap::traffic::BitswapBytes;
-use crate::metrics::{Kind, Metrics};
+use crate::metrics::{BlockKind, Metrics};
 use crate::options::ServeTo;
 use crate::wants::{SessionId, Wants};
 use content::{BlockKey, BlockSource, Cid};
@@ -240,12 +240,12 @@ impl Behaviour {
     fn received(&mut self, peer: PeerId, received: Received, now: Instant) {
         for (key, bytes) in received.blocks {
             let kind = match self.client.received_block(peer, key, bytes, now) {
-                Use::Wanted => Kind::Wanted,
-                Use::Duplicate => Kind::Duplicate,
-                Use::Invalid => Kind::Unsolicited,
+                BlockUse::Wanted => BlockKind::Wanted,
+                BlockUse::Duplicate => BlockKind::Duplicate,
+                BlockUse::Invalid => BlockKind::Unsolicited,
             };
             self.metrics.block_received(kind, 1, bytes as u64);
-            if kind == Kind::Unsolicited {
+            if kind == BlockKind::Unsolicited {
                 tracing::debug!(%peer, ?key, "the peer sent an unsolicited block");
                 self.offended(peer, Offence::InvalidBlock);
             }

@@ -272,11 +272,11 @@ mod old_peers {
         let run = async {
             loop {
                 let either = tokio::time::timeout(Duration::from_millis(20), select(peer.next(), ours.next())).await;
-                let heard = match either {
+                let event = match either {
                     Ok(Either::Left((Some(SwarmEvent::Behaviour(event)), _))) => Some(event),
                     _ => None,
                 };
-                if is_over(heard, ours.behaviour(), &peer_id) {
+                if is_over(event, ours.behaviour(), &peer_id) {
                     return;
                 }
             }
@@ -300,9 +300,9 @@ mod old_peers {
     async fn peers_without_bitswap_have_no_outstanding_requests() {
         let mut was_asked = false;
         ask(swarm(dummy::Behaviour), &block(1), |_, behaviour, peer| {
-            let (owes, _) = behaviour.usefulness(peer);
-            was_asked |= owes;
-            was_asked && !owes
+            let (has_outstanding, _) = behaviour.usefulness(peer);
+            was_asked |= has_outstanding;
+            was_asked && !has_outstanding
         })
         .await;
     }

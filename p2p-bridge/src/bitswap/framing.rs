@@ -154,10 +154,10 @@ impl Budgets {
         let mut memory = self.memory.take(0).await?;
         while buffer.len() < length {
             let read = buffer.len();
-            let room = length.min((read * 2).max(FIRST_ALLOCATION_BYTES));
-            memory.merge(self.memory.take(room - read).await?);
-            buffer.reserve_exact(room - read);
-            buffer.resize(room, 0);
+            let capacity = length.min((read * 2).max(FIRST_ALLOCATION_BYTES));
+            memory.merge(self.memory.take(capacity - read).await?);
+            buffer.reserve_exact(capacity - read);
+            buffer.resize(capacity, 0);
             let mut last_read = Instant::now();
             let step = self.fill(stream, &mut buffer[read..], length >= PROGRESS_BYTES_MIN, &mut last_read);
             match timeout(self.memory.step_timeout(), step).await {
@@ -213,11 +213,11 @@ async fn read_length(mut byte: [u8; 1], stream: &mut (impl AsyncRead + Unpin)) -
 
 async fn skip(stream: &mut (impl AsyncRead + Unpin), length: usize) -> io::Result<()> {
     let mut scratch = [0; 16 * 1024];
-    let mut left = length;
-    while left > 0 {
-        let part = left.min(scratch.len());
+    let mut remaining = length;
+    while remaining > 0 {
+        let part = remaining.min(scratch.len());
         stream.read_exact(&mut scratch[..part]).await?;
-        left -= part;
+        remaining -= part;
     }
     Ok(())
 }
@@ -309,11 +309,11 @@ mod tests {
             let memory = Memory { timeouts, ..Memory::new(8 * MIB) };
             let budgets = budgets(true, &memory);
             runtime().block_on(async {
-                let others = memory.take(others_bytes).await.expect("there is room");
-                let begun = Instant::now();
+                let others = memory.take(others_bytes).await.expect("there is capacity");
+                let started = Instant::now();
                 let result = budgets.read_frame(&mut unfinished(&frame[..1_000])).await;
                 assert!(matches!(result, Ok(Frame::Stalled)));
-                assert!(expected.contains(&begun.elapsed()), "{:?}, not {expected:?}", begun.elapsed());
+                assert!(expected.contains(&started.elapsed()), "{:?}, not {expected:?}", started.elapsed());
                 drop(others);
             });
         }
@@ -325,7 +325,7 @@ mod tests {
         let memory = Memory { timeouts, ..Memory::new(8 * MIB) };
         let budgets = budgets(true, &memory);
         runtime().block_on(async {
-            let _others = memory.take(8 * MIB).await.expect("there is room");
+            let _others = memory.take(8 * MIB).await.expect("there is capacity");
             let result = budgets.read_frame(&mut Cursor::new(framed(MIB))).await;
             assert_eq!(result.err().map(|error| error.kind()), Some(io::ErrorKind::OutOfMemory));
         });
@@ -336,8 +336,8 @@ mod tests {
         let memory = Memory::with_short_timeouts(64 * MIB);
         let large = framed(UNSOLICITED_BYTES_MAX + 1);
         // Stops within the length, directly after it, in the first buffer and in a later one.
-        let (long, begun) = (framed(MIB), [1, 3, 1_000, 100_000]);
-        for sent in begun {
+        let (long, started) = (framed(MIB), [1, 3, 1_000, 100_000]);
+        for sent in started {
             let result = runtime().block_on(budgets(true, &memory).read_frame(&mut unfinished(&long[..sent])));
             assert!(matches!(result, Ok(Frame::Stalled)), "{sent}");
             assert_eq!(memory.bytes.available_permits(), memory.bytes_max, "{sent}: memory is returned");

@@ -61,10 +61,10 @@ async fn messages_are_written_within_the_timeouts() {
     let lenient = Timeouts { message: Duration::from_secs(20), stall: Duration::from_millis(150) };
     assert!(written(in_parts, lenient).await.is_ok_and(|sink| sink.room == 0), "all of it");
     let stops = Sink::new(9_999, 10_000, Duration::ZERO);
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     let timeouts = Timeouts { message: Duration::from_secs(20), ..TIMEOUTS };
     assert_eq!(written(stops, timeouts).await.err(), Some(WriteError::Stalled));
-    assert!(begun.elapsed() < timeouts.message, "it ends before the message timeout");
+    assert!(started.elapsed() < timeouts.message, "it ends before the message timeout");
     let trickles = Sink::new(10_000, 1, Duration::from_millis(5));
     let timeouts = Timeouts { stall: Duration::from_secs(20), ..TIMEOUTS };
     assert_eq!(written(trickles, timeouts).await.err(), Some(WriteError::Slow));
@@ -76,7 +76,7 @@ async fn messages_are_written_within_the_timeouts() {
 }
 
 /// The events of a stream whose message fails while another waits, and whether it opens another stream.
-fn unwritten(role: StreamRole, why: WriteError, tried_again: bool) -> (Vec<Event>, bool) {
+fn failed_write(role: StreamRole, why: WriteError, tried_again: bool) -> (Vec<Event>, bool) {
     let mut outgoing = Outgoing::new(role, &Arc::new(WriteProgress::new(Arc::default())));
     let mut answers = Answers::from([answer(2)]);
     outgoing.current = Some(Command::Answer(answer(1)));
@@ -92,15 +92,15 @@ fn peers_that_do_not_read_responses_are_reported_and_those_that_disconnect_are_n
     let cost = answer(1).cost();
     let is_dropped = |event: &Event| matches!(event, Event::Dropped { cost: dropped } if *dropped == cost);
     for tried_again in [false, true] {
-        let (events, opens) = unwritten(StreamRole::Answer(0), WriteError::Stalled, tried_again);
+        let (events, opens) = failed_write(StreamRole::Answer(0), WriteError::Stalled, tried_again);
         assert!(!opens, "there is no retry");
         assert!(matches!(&events[..], [Event::Stalled, one, two] if is_dropped(one) && is_dropped(two)), "{events:?}");
     }
-    let (events, opens) = unwritten(StreamRole::Answer(0), WriteError::Broken, false);
+    let (events, opens) = failed_write(StreamRole::Answer(0), WriteError::Broken, false);
     assert!(opens && events.is_empty(), "{events:?}");
-    let (events, opens) = unwritten(StreamRole::Answer(0), WriteError::Broken, true);
+    let (events, opens) = failed_write(StreamRole::Answer(0), WriteError::Broken, true);
     assert!(!opens && events.len() == 2 && events.iter().all(is_dropped), "{events:?}");
-    let (events, _) = unwritten(StreamRole::Ask, WriteError::Stalled, false);
+    let (events, _) = failed_write(StreamRole::Ask, WriteError::Stalled, false);
     assert!(matches!(events.last(), Some(Event::Unreachable)), "{events:?}");
     assert!(!events.iter().any(|event| matches!(event, Event::Stalled)), "peers need not read requests");
 }
@@ -143,9 +143,9 @@ fn large_messages_written_quickly_allow_more_streams() {
 #[tokio::test]
 async fn a_stream_is_added_only_without_progress() {
     let mut widening = Widening { since: None };
-    let begun = Instant::now();
+    let started = Instant::now();
     assert!(futures::future::poll_fn(|cx| if widening.poll(7, cx) { Poll::Ready(true) } else { Poll::Pending }).await);
-    assert!(begun.elapsed() >= STALLED_FOR);
+    assert!(started.elapsed() >= STALLED_FOR);
     // There is progress at each check.
     let mut written = 0;
     let moving = futures::future::poll_fn(|cx| {

@@ -402,12 +402,12 @@ async fn a_gateway_with_an_invalid_certificate_is_not_asked() {
     let blocks = std::slice::from_ref(&held);
     let (_, others_root) = TestServer::start_tls("localhost", "h2", &[]).await;
     // The name in the certificate, and its issuer.
-    let table = [("localhost", "nobody"), ("localhost", "somebody else"), ("gateway.example", "the right one")];
+    let table = [("localhost", "no issuer"), ("localhost", "another issuer"), ("gateway.example", "its issuer")];
     for (name, voucher) in table {
         let (server, root) = TestServer::start_tls(name, "h2", blocks).await;
         let root = match voucher {
-            "nobody" => None,
-            "somebody else" => Some(&others_root),
+            "no issuer" => None,
+            "another issuer" => Some(&others_root),
             _ => Some(&root),
         };
         let (mut world, peer) = world_with_tls(&server, root).await;

@@ -250,10 +250,10 @@ fn any_address() -> impl Strategy<Value = Multiaddr> {
         "/ip4/8.8.8.8/tcp/4001/p2p/ID/p2p-circuit/p2p/ID",
     ]);
     let spliced = (known, any::<prop::sample::Index>(), prop::collection::vec(component(), 0..3)).prop_map(
-        |(text, place, inserted)| {
+        |(text, position, inserted)| {
             let mut parts: Vec<_> = address(text).iter().map(Protocol::acquire).collect();
-            let place = place.index(parts.len() + 1);
-            parts.splice(place..place, inserted);
+            let position = position.index(parts.len() + 1);
+            parts.splice(position..position, inserted);
             parts.into_iter().collect()
         },
     );

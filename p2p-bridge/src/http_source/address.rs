@@ -78,7 +78,7 @@ impl Base {
     pub fn from_multiaddr(address: &Multiaddr) -> Result<Self, AddressError> {
         let parts = HttpParts::read(address)?;
         let scheme = if parts.tls { "https" } else { "http" };
-        // The URL parser alone decides what the host is: it reads "1.1", "0x7f.1" and "127.0.0.1" as the same address.
+        // The URL parser alone decides what the host is: it reads "0x7f.1" as 127.0.0.1, for example.
         let mut url = Url::parse(&format!("{scheme}://{}", parts.host))
             .map_err(|_| AddressError::Malformed("its host is invalid"))?;
         let nothing_else = url.username().is_empty() && url.password().is_none() && url.port().is_none();

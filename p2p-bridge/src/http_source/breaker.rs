@@ -215,8 +215,8 @@ mod tests {
     fn misses_open_the_breaker_of_an_untrusted_gateway() {
         let start = Instant::now();
         let (mut untrusted, mut configured) = (Breaker::default(), Breaker::default());
-        let said: Vec<bool> = (0..MISSES_MAX).map(|_| untrusted.missed(true, start)).collect();
-        assert_eq!(said.iter().filter(|enough| **enough).count(), 1);
+        let opened: Vec<bool> = (0..MISSES_MAX).map(|_| untrusted.missed(true, start)).collect();
+        assert_eq!(opened.iter().filter(|enough| **enough).count(), 1);
         assert_eq!(untrusted.allows(MAX, start), 0);
         assert!((0..1_000).all(|_| !configured.missed(false, start)));
         assert_eq!(configured.allows(MAX, start), MAX);

@@ -128,7 +128,10 @@ impl GatewayClient {
             Trust::Untrusted => (self.timeouts.untrusted, &self.untrusted_bodies),
         };
         match timeout(timeouts, request.send()).await {
-            Err(_) => Answer { outcome: Outcome::Failed("no answer in time".to_owned()), multiplexed: false },
+            Err(_) => Answer {
+                outcome: Outcome::Failed("the gateway did not respond in time".to_owned()),
+                multiplexed: false,
+            },
             Ok(Err(error)) => Answer { outcome: Outcome::Failed(innermost(&error)), multiplexed: false },
             Ok(Ok(response)) => {
                 let multiplexed = response.version() == Version::HTTP_2;
@@ -150,20 +153,20 @@ impl GatewayClient {
     }
 
     async fn read(&self, response: Response, bodies: &Semaphore, cid: &Cid, kind: RequestKind) -> Outcome {
-        if let Some(outcome) = judge_head(&response) {
+        if let Some(outcome) = classify_head(&response) {
             return outcome;
         }
         if kind == RequestKind::Presence {
             return Outcome::Has;
         }
         let announced = response.content_length().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
-        let room = announced.unwrap_or(MAX_BLOCK_BYTES);
-        if room > MAX_BLOCK_BYTES {
+        let reserved = announced.unwrap_or(MAX_BLOCK_BYTES);
+        if reserved > MAX_BLOCK_BYTES {
             return too_long();
         }
         // Waiting for local memory must not count for the gateway's timeout, which starts afterwards. Each reservation
         // is held for a bounded time. The semaphore is never closed, and a block is a small part of it.
-        let _room = bodies.acquire_many(u32::try_from(room).unwrap_or(u32::MAX)).await.ok();
+        let _reserved = bodies.acquire_many(u32::try_from(reserved).unwrap_or(u32::MAX)).await.ok();
         match timeout(self.timeouts.body, read_body(response, announced, self.timeouts.stall)).await {
             Err(_) => Outcome::Failed("the block was not received in time".to_owned()),
             Ok(Err(outcome)) => outcome,
@@ -220,7 +223,7 @@ async fn read_body(mut response: Response, announced: Option<usize>, stall: Dura
 }
 
 /// The result that the head of a response determines; `None` if the body is needed.
-fn judge_head(response: &Response) -> Option<Outcome> {
+fn classify_head(response: &Response) -> Option<Outcome> {
     let status = response.status();
     match status {
         StatusCode::OK => {

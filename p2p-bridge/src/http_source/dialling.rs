@@ -111,10 +111,7 @@ impl Clients {
 fn build(private_too: bool) -> Result<Client, reqwest::Error> {
     tls::use_ring();
     builder(private_too).build().or_else(|error| {
-        tracing::warn!(
-            error = innermost(&error),
-            "gateways cannot be reached over HTTPS: the system has no certificates"
-        );
+        tracing::warn!(error = innermost(&error), "gateways cannot be reached over HTTPS");
         builder(private_too).tls_certs_only(std::iter::empty()).build()
     })
 }
@@ -174,6 +171,6 @@ mod tests {
         let mut found = CheckedResolver { private_too: true }.resolve(localhost()).await.expect("resolves");
         assert!(found.all(|address| address.ip().is_loopback()));
         let refused = CheckedResolver { private_too: false }.resolve(localhost()).await.err().expect("refuses");
-        assert!(refused.to_string().contains("private network"), "{refused}");
+        assert!(refused.to_string().contains("private address"), "{refused}");
     }
 }

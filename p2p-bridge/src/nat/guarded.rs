@@ -47,8 +47,8 @@ pub struct AddressFiltered<B> {
     /// Dials of the behaviour that have not started.
     dials: HashSet<ConnectionId>,
     /// The number of dials that started within the current minute.
-    begun: usize,
-    begun_since: Instant,
+    started: usize,
+    started_since: Instant,
     candidates: HashSet<Multiaddr>,
     candidates_max: usize,
     candidates_since: Instant,
@@ -66,8 +66,8 @@ impl<B> AddressFiltered<B> {
             inner,
             rules,
             dials: HashSet::new(),
-            begun: 0,
-            begun_since: now,
+            started: 0,
+            started_since: now,
             candidates: HashSet::new(),
             candidates_max,
             candidates_since: now,
@@ -107,13 +107,13 @@ impl<B> AddressFiltered<B> {
         if !addresses.iter().all(|address| self.rules.admit_dial(address)) {
             return Err(Refusal::NotPublic);
         }
-        if self.begun_since.elapsed() > MINUTE {
-            (self.begun, self.begun_since) = (0, Instant::now());
+        if self.started_since.elapsed() > MINUTE {
+            (self.started, self.started_since) = (0, Instant::now());
         }
-        if self.begun >= DIALS_PER_MINUTE {
+        if self.started >= DIALS_PER_MINUTE {
             return Err(Refusal::TooMany);
         }
-        self.begun += 1;
+        self.started += 1;
         Ok(())
     }
 }
@@ -344,17 +344,17 @@ mod tests {
     #[test]
     fn candidates_are_limited_and_public() {
         let mut filtered = AddressFiltered::new(TestBehaviour::default(), Rules { private: false }, 32);
-        let tell = |filtered: &mut AddressFiltered<TestBehaviour>, text: &str| {
+        let report = |filtered: &mut AddressFiltered<TestBehaviour>, text: &str| {
             let addr: Multiaddr = text.parse().expect(text);
             filtered.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &addr }));
         };
-        tell(&mut filtered, "/ip4/10.0.0.1/tcp/1");
+        report(&mut filtered, "/ip4/10.0.0.1/tcp/1");
         assert_eq!(filtered.inner.candidates, 0);
         for port in 1..1000 {
-            tell(&mut filtered, &format!("/ip4/8.8.8.8/tcp/{port}"));
+            report(&mut filtered, &format!("/ip4/8.8.8.8/tcp/{port}"));
         }
         assert_eq!(filtered.inner.candidates, 32);
-        tell(&mut filtered, "/ip4/8.8.8.8/tcp/1");
+        report(&mut filtered, "/ip4/8.8.8.8/tcp/1");
         assert_eq!(filtered.inner.candidates, 33, "repeated reports count");
         let addr: Multiaddr = "/ip4/8.8.8.8/tcp/1".parse().expect("a multiaddr");
         filtered.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &addr }));

@@ -106,12 +106,12 @@ fn file(directory: &Path, scope: Scope) -> PathBuf {
 }
 
 /// A routing table, for sweeps.
-struct Neighbours<'a> {
+struct RoutingTable<'a> {
     dht: &'a mut Scoped,
     ourselves: PeerId,
 }
 
-impl Table for Neighbours<'_> {
+impl Table for RoutingTable<'_> {
     fn closest(&mut self, target: &[u8]) -> Vec<Peer> {
         let key = KBucketKey::new(target.to_vec());
         let closest = self.dht.get_closest_local_peers(&key).take(REPLICATION);
@@ -138,9 +138,9 @@ impl Task {
         let Some(sweep) = self.announcing.sweeps.get_mut(&scope) else { return };
         let ourselves = self.announcing.ourselves;
         let dht = self.swarm.behaviour_mut().dht(scope);
-        let heard = dht.kbuckets().any(|bucket| !bucket.is_empty());
-        let open = heard && self.announcing.providers.contains_key(&scope);
-        sweep.advance(now, open, &mut Neighbours { dht, ourselves });
+        let has_peers = dht.kbuckets().any(|bucket| !bucket.is_empty());
+        let open = has_peers && self.announcing.providers.contains_key(&scope);
+        sweep.advance(now, open, &mut RoutingTable { dht, ourselves });
         while let Some(action) = self.announcing.sweeps.get_mut(&scope).and_then(Sweep::poll_action) {
             self.carry_out(scope, action);
         }
@@ -222,7 +222,7 @@ impl Task {
     }
 
     /// Updates the addresses, the expiry of records and the metrics.
-    pub(super) fn tend_announcements(&mut self) {
+    pub(super) fn maintain_announcements(&mut self) {
         let now = epoch::now();
         for scope in Scope::ALL {
             let addresses = self.announced_addresses(scope);

@@ -41,7 +41,7 @@ impl Task {
             Ok(()) => self.connects.wait(peer, Some(dial), reply),
             Err(DialError::NoAddresses) => {
                 self.connects.wait(peer, None, reply);
-                self.look_for_peer(peer);
+                self.look_up_peer(peer);
             }
             Err(error) => _ = reply.send(Err(connecting::reason(&error))),
         }
@@ -53,7 +53,7 @@ impl Task {
         if !self.connects.is_empty() {
             self.connects.failed(&peer, dial, &connecting::reason(error));
         }
-        if let Some(untried) = self.learn_of_failure(&peer, dial, error) {
+        if let Some(untried) = self.record_failure(&peer, dial, error) {
             let why = || Some(connecting::reason(error).to_string());
             self.history.dial_ended(&peer, Instant::now(), why);
             self.ended_dials.push(EndedDial::of(peer, error, untried));
@@ -115,13 +115,13 @@ impl Task {
     fn describe(&self, peer: &PeerId, since: Instant, now: Instant) -> ConnectedPeer {
         let behaviour = self.swarm.behaviour();
         let (owes_blocks, useful) = behaviour.bitswap.usefulness(peer);
-        let said = self.identities.get(peer);
-        let protocols = said.map(|said| said.protocols.iter().map(ToString::to_string).collect());
+        let identity = self.identities.get(peer);
+        let protocols = identity.map(|identity| identity.protocols.iter().map(ToString::to_string).collect());
         ConnectedPeer {
             peer: *peer,
             connections: self.connections_of(peer),
             connected_for: now.saturating_duration_since(since),
-            agent: said.map(|said| said.agent.clone()),
+            agent: identity.map(|identity| identity.agent.clone()),
             protocols: protocols.unwrap_or_default(),
             rtt: self.round_trips.get(peer).copied(),
             bitswap: behaviour.bitswap.bytes(peer),

@@ -84,18 +84,18 @@ impl Task {
 
     /// Ends abandoned searches, and checks whether peers that are searched for were in a query's responses, for which
     /// there are no events.
-    pub(super) fn tend_finders(&mut self) {
+    pub(super) fn maintain_finders(&mut self) {
         for id in self.finders.abandoned() {
             self.end_finder(id);
         }
-        for peer in self.finders.sought_peers() {
+        for peer in self.finders.target_peers() {
             self.send_known_addresses(peer);
         }
     }
 
     /// A peer is being dialled, maybe by a query that just found its addresses.
     pub(super) fn on_dialling(&mut self, peer: PeerId) {
-        if !self.finders.seeking(&peer).is_empty() {
+        if !self.finders.searches_for(&peer).is_empty() {
             self.send_known_addresses(peer);
         }
     }
@@ -125,7 +125,7 @@ impl Task {
         }
         // Known addresses may be outdated; those of connected peers and of the node itself are current.
         let is_sure = peer == *self.swarm.local_peer_id() || self.listening.contains_key(&peer);
-        for id in self.finders.seeking(&peer) {
+        for id in self.finders.searches_for(&peer) {
             self.send_found(id, PeerRecord::new(peer, tidy(addresses.clone(), &peer)));
             if is_sure {
                 self.end_finder(id);

@@ -356,16 +356,16 @@ impl Task {
         for (peer, known) in due {
             self.dial(peer, known);
         }
-        self.tend_announcements();
-        self.tend_lookups();
+        self.maintain_announcements();
+        self.maintain_lookups();
         self.keep_records(SystemTime::now());
-        self.tend_puts();
-        self.tend_finders();
-        self.tend_reachability(now);
-        self.tend_relays(now);
-        self.tend_searches();
-        self.tend_no_peers(now);
-        self.connects.tend();
+        self.maintain_puts();
+        self.maintain_finders();
+        self.maintain_reachability(now);
+        self.maintain_relays(now);
+        self.maintain_searches();
+        self.maintain_no_peers(now);
+        self.connects.sweep();
         self.trim(now);
         self.sweep_offences(now);
         for (scope, peers) in self.table_sizes() {

@@ -100,7 +100,7 @@ impl Task {
     }
 
     /// Removes expired reports, and tests addresses again in time.
-    pub(super) fn tend_reachability(&mut self, now: Instant) {
+    pub(super) fn maintain_reachability(&mut self, now: Instant) {
         self.nat.reachability.expire(now);
         self.settle_reachability();
         let (due, wait) = self.nat.next_test;
@@ -193,7 +193,7 @@ impl Task {
     }
 
     /// Records a peer as a possible relay: one that reports listening addresses and is directly connected.
-    pub(super) fn meet_relay(&mut self, connection: ConnectionId, peer: PeerId, info: &identify::Info) {
+    pub(super) fn discover_relay(&mut self, connection: ConnectionId, peer: PeerId, info: &identify::Info) {
         if self.nat.relayed.contains_key(&connection) || !info.protocols.contains(&relay::HOP_PROTOCOL_NAME) {
             return;
         }
@@ -208,7 +208,7 @@ impl Task {
     }
 
     /// Requests and releases reservations, and closes relayed connections that a direct one replaces.
-    pub(super) fn tend_relays(&mut self, now: Instant) {
+    pub(super) fn maintain_relays(&mut self, now: Instant) {
         let verdict = self.nat.reachability.verdict();
         for (relay, address) in self.nat.relays.due(verdict, now) {
             match self.swarm.listen_on(address) {
@@ -253,8 +253,8 @@ impl Task {
         lost.iter().for_each(|address| self.swarm.remove_external_address(address));
         gained.iter().for_each(|address| self.swarm.add_external_address(Multiaddr::clone(address)));
         if !lost.is_empty() || !gained.is_empty() {
-            let everybody: Vec<PeerId> = self.swarm.connected_peers().copied().collect();
-            self.swarm.behaviour_mut().identify.push(everybody);
+            let peers: Vec<PeerId> = self.swarm.connected_peers().copied().collect();
+            self.swarm.behaviour_mut().identify.push(peers);
         }
         if self.nat.verdict.replace(verdict) == Some(verdict) {
             return;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 impl Task {
     /// Logs changes, and ends searches that have no peers to ask.
-    pub(super) fn tend_no_peers(&mut self, now: Instant) {
+    pub(super) fn maintain_no_peers(&mut self, now: Instant) {
         self.fail_if_no_peers(now);
         match self.no_peers.change_to_log(now) {
             Some(Change::NoPeers) => tracing::warn!("this node has no peers, so it fetches nothing: {ADVICE}"),

@@ -19,7 +19,7 @@ use std::time::{Instant, SystemTime};
 /// A routing table with fewer peers is filled from the bootstrap peers of its scope.
 const FEW_PEERS_MAX: usize = 4;
 /// The maximum number of peers of one multicast DNS response that are dialled.
-const NEIGHBOURS_DIALLED_MAX: usize = 16;
+const LOCAL_PEERS_DIALLED_MAX: usize = 16;
 
 impl Task {
     pub(super) fn on_connected(&mut self, peer: PeerId, connection: ConnectionId, endpoint: &ConnectedPoint) {
@@ -122,8 +122,8 @@ impl Task {
             tables.extend(buckets.flat_map(|bucket| bucket.iter().map(|e| *e.node.key.preimage()).collect::<Vec<_>>()));
         }
         let candidate = |(peer, since): (&PeerId, &Instant)| {
-            let (owes, useful) = behaviour.bitswap.usefulness(peer);
-            let kept = owes || behaviour.admission.is_trusted(peer);
+            let (has_outstanding, useful) = behaviour.bitswap.usefulness(peer);
+            let kept = has_outstanding || behaviour.admission.is_trusted(peer);
             Candidate { peer: *peer, since: *since, useful, in_table: tables.contains(peer), kept }
         };
         self.connected.iter().map(candidate).collect()
@@ -143,7 +143,7 @@ impl Task {
 
     /// Identify has received a peer's protocols and addresses: the only way into a routing table.
     pub(super) fn on_identified(&mut self, connection: ConnectionId, peer: PeerId, info: identify::Info) {
-        self.meet_relay(connection, peer, &info);
+        self.discover_relay(connection, peer, &info);
         let remote = self.remotes.get(&connection).cloned();
         if self.connected.contains_key(&peer) {
             self.identities.insert(peer, Identity::of(&info));
@@ -162,7 +162,7 @@ impl Task {
             let good: Vec<Multiaddr> =
                 info.listen_addrs.iter().filter(|address| dht.admits(address)).take(ADDRESSES_MAX).cloned().collect();
             dht.note_server(&peer, &good);
-            self.peerbook.saw(peer, good, |address| dht.admits(address), SystemTime::now());
+            self.peerbook.update(peer, good, |address| dht.admits(address), SystemTime::now());
             self.look_up(scope);
             self.put(scope);
         }
@@ -204,13 +204,13 @@ impl Task {
     /// Multicast DNS discovered local peers. They are dialled, and enter the routing table by identify, as all peers
     /// do.
     pub(super) fn on_mdns_discovered(&mut self, found: Vec<(PeerId, Multiaddr)>) {
-        let mut neighbours: HashMap<PeerId, Vec<Multiaddr>> = HashMap::new();
+        let mut local_peers: HashMap<PeerId, Vec<Multiaddr>> = HashMap::new();
         for (peer, address) in found {
             if Borders::default().may_dial(Scope::Lan, &address) && !self.swarm.is_connected(&peer) {
-                neighbours.entry(peer).or_default().push(address);
+                local_peers.entry(peer).or_default().push(address);
             }
         }
-        for (peer, mut known) in neighbours.into_iter().take(NEIGHBOURS_DIALLED_MAX) {
+        for (peer, mut known) in local_peers.into_iter().take(LOCAL_PEERS_DIALLED_MAX) {
             known.truncate(ADDRESSES_MAX);
             self.dial(peer, known);
         }
@@ -226,7 +226,7 @@ impl Task {
                 peers.extend(known);
             }
         }
-        self.peerbook.in_tables(peers, SystemTime::now());
+        self.peerbook.set_tables(peers, SystemTime::now());
     }
 
     pub(super) fn table_sizes(&mut self) -> [(Scope, usize); 2] {

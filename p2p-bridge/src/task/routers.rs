@@ -148,7 +148,7 @@ impl Task {
 /// HTTP addresses are recognised by themselves. `Protocols` is only a hint: it may be missing, or contain only Bitswap
 /// (<https://specs.ipfs.tech/routing/http-routing-v1/#peer-schema>).
 fn addresses_by_protocol(record: &PeerRecord, dial_private: bool) -> (Vec<Multiaddr>, Option<Vec<Multiaddr>>) {
-    let (over_http, to_dial) = sort(&record.addresses, dial_private);
+    let (over_http, to_dial) = sort_by_protocol(&record.addresses, dial_private);
     // A provider whose addresses may not be dialled is useless; one without addresses can be looked up.
     let is_of_use = !to_dial.is_empty() || record.addresses.is_empty();
     let mut protocols = record.protocols.iter();
@@ -157,7 +157,7 @@ fn addresses_by_protocol(record: &PeerRecord, dial_private: bool) -> (Vec<Multia
 }
 
 /// The addresses that may be dialled: those of HTTP servers, and those of libp2p peers.
-fn sort(addresses: &[Multiaddr], dial_private: bool) -> (Vec<Multiaddr>, Vec<Multiaddr>) {
+fn sort_by_protocol(addresses: &[Multiaddr], dial_private: bool) -> (Vec<Multiaddr>, Vec<Multiaddr>) {
     let borders = Borders { dial_private };
     let over_http = addresses.iter().filter(|address| is_http(address) && borders.admits(Scope::Wan, address));
     let to_dial = addresses.iter().filter(|address| borders.may_dial(Scope::Wan, address));
@@ -183,8 +183,8 @@ mod tests {
         let addresses = texts.map(|text| text.parse::<Multiaddr>().expect("an address"));
         let table: [(bool, &[usize], &[usize]); 2] = [(false, &[3, 4], &[0]), (true, &[3, 4, 5], &[0, 1, 2, 6, 7])];
         for (dial_private, http, dialled) in table {
-            let pick = |places: &[usize]| places.iter().map(|place| addresses[*place].clone()).collect::<Vec<_>>();
-            assert_eq!(sort(&addresses, dial_private), (pick(http), pick(dialled)), "{dial_private}");
+            let pick = |indices: &[usize]| indices.iter().map(|index| addresses[*index].clone()).collect::<Vec<_>>();
+            assert_eq!(sort_by_protocol(&addresses, dial_private), (pick(http), pick(dialled)), "{dial_private}");
         }
     }
 

@@ -8,7 +8,7 @@
 
 use super::routers::RouterRequest;
 use super::{ADDRESSES_MAX, Task};
-use crate::admission::budget::Refusal;
+use crate::admission::budget::Denial;
 use crate::admission::ip_of;
 use crate::connecting::ConnectError;
 use crate::discovery::dialer::{Failure, Start};
@@ -30,7 +30,7 @@ pub(super) const DIAL_INTERVAL: Duration = Duration::from_millis(20);
 /// The maximum number of queries for providers without addresses.
 const PEER_WALKS_MAX: usize = 32;
 /// The maximum number of providers from one response.
-const NAMED_AT_ONCE_MAX: usize = 256;
+const PROVIDERS_PER_RESPONSE_MAX: usize = 256;
 
 /// The result of starting a provider's dial.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ enum DialStart {
 }
 
 fn is_dial_limit(cause: &ConnectionDenied) -> bool {
-    cause.downcast_ref::<Refusal>() == Some(&Refusal::PendingOutgoing)
+    cause.downcast_ref::<Denial>() == Some(&Denial::PendingOutgoing)
 }
 
 /// The end of a peer's dials, to be reported to the searches.
@@ -143,7 +143,7 @@ impl Task {
         providers: HashSet<PeerId>,
     ) {
         self.metrics.providers_found(scope, providers.len());
-        for peer in providers.into_iter().take(NAMED_AT_ONCE_MAX) {
+        for peer in providers.into_iter().take(PROVIDERS_PER_RESPONSE_MAX) {
             let stored = self.swarm.behaviour_mut().dht(scope).store_mut().providers(key);
             let stored = stored.into_iter().filter(|record| record.provider == peer);
             let addresses = stored.flat_map(|record| record.addresses).collect();
@@ -246,7 +246,7 @@ impl Task {
             Start::UnderWay { deadline } => DialStart::Started { rest: Vec::new(), deadline },
             Start::LookUp { deadline } => {
                 self.dialer.dialling(peer, None, Vec::new(), deadline, now);
-                self.look_for_peer(peer);
+                self.look_up_peer(peer);
                 DialStart::Started { rest: Vec::new(), deadline }
             }
             Start::Full => {
@@ -312,7 +312,7 @@ impl Task {
             .build();
         match self.swarm.dial(opts) {
             Ok(()) => {}
-            Err(DialError::NoAddresses) => self.look_for_peer(peer),
+            Err(DialError::NoAddresses) => self.look_up_peer(peer),
             // It is connected, which ends its dial, or it is being dialled.
             Err(DialError::DialPeerConditionFalse(_)) if self.swarm.is_connected(&peer) => {
                 self.ended_dials.push(EndedDial::succeeded(peer));
@@ -326,7 +326,7 @@ impl Task {
     }
 
     /// Looks up a provider without addresses at the peers closest to its ID.
-    pub(super) fn look_for_peer(&mut self, peer: PeerId) {
+    pub(super) fn look_up_peer(&mut self, peer: PeerId) {
         for scope in Scope::ALL {
             let dht = self.swarm.behaviour_mut().dht(scope);
             if self.peer_walks.len() >= PEER_WALKS_MAX || dht.kbuckets().all(|bucket| bucket.is_empty()) {
@@ -378,7 +378,7 @@ impl Task {
     }
 
     /// Records a failed dial: see [`crate::discovery::dialer::Dialer::failed`].
-    pub(super) fn learn_of_failure(
+    pub(super) fn record_failure(
         &mut self,
         peer: &PeerId,
         dial: ConnectionId,
@@ -476,7 +476,7 @@ impl Task {
     }
 
     /// Ends the searches whose last provider was dialled.
-    pub(super) fn tend_searches(&mut self) {
+    pub(super) fn maintain_searches(&mut self) {
         let sessions: Vec<SessionId> = self.searches.keys().copied().collect();
         for session in sessions {
             self.end_search_if_over(session);

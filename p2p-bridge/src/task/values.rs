@@ -45,7 +45,7 @@ impl Task {
 
     /// Updates the progress of queries, which only report it with results; and starts queries of waiting searches,
     /// because there is no event when a known peer can be asked again.
-    pub(super) fn tend_lookups(&mut self) {
+    pub(super) fn maintain_lookups(&mut self) {
         self.end_abandoned_lookups();
         self.lookups.settle(Instant::now(), self.bootstraps.has_none_connected());
         Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
@@ -87,7 +87,7 @@ impl Task {
     }
 
     /// Cancels abandoned puts, and starts queued ones at known peers.
-    pub(super) fn tend_puts(&mut self) {
+    pub(super) fn maintain_puts(&mut self) {
         for (scope, query) in self.puts.sweep() {
             if let Some(mut query) = self.swarm.behaviour_mut().dht(scope).query_mut(&query) {
                 query.finish();

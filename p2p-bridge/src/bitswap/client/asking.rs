@@ -1,7 +1,7 @@
 //! Selection of peers for wants.
 
 use super::state::{Request, Session, Want};
-use super::{Action, Client, Use};
+use super::{Action, BlockUse, Client};
 use crate::bitswap::message::{Ask, WantEntry};
 use crate::wants::SessionId;
 use content::BlockKey;
@@ -18,9 +18,9 @@ const PROBED_PEERS_MAX: usize = 64;
 /// How long unrelated peers are not asked while the first block of a session is outstanding.
 const PROOF_TIME: Duration = Duration::from_secs(1);
 /// The maximum number of queued wants that are considered, oldest first, when a peer's window has space.
-const LOOKED_AT_MAX: usize = 256;
+const CONSIDERED_WANTS_MAX: usize = 256;
 /// Added to the expected delivery time of a stalled peer.
-const SILENCE_PENALTY: Duration = Duration::from_secs(60);
+const STALL_PENALTY: Duration = Duration::from_secs(60);
 
 /// The result of selecting a peer for a block.
 enum Choice {
@@ -39,7 +39,8 @@ impl Client {
         if want.is_requested() {
             return;
         }
-        let queued = |id| self.sessions.get(id).map_or(0, |s| s.queued.range(..want.order).take(LOOKED_AT_MAX).count());
+        let queued =
+            |id| self.sessions.get(id).map_or(0, |s| s.queued.range(..want.order).take(CONSIDERED_WANTS_MAX).count());
         let before = want.sessions.iter().map(queued).max().unwrap_or(0);
         match self.choose(want, before, now) {
             Choice::Ask(peer) => self.ask(peer, key, true, now),
@@ -72,13 +73,13 @@ impl Client {
         let queued_bytes = bytes.saturating_mul(before);
         let best = self
             .proven(want)
-            .map(|(peer, known)| {
-                let penalty = if known.is_stalled(now) { SILENCE_PENALTY } else { Duration::ZERO };
-                (known.cost(bytes, queued_bytes).saturating_add(penalty), peer, known)
+            .map(|(peer, peer_state)| {
+                let penalty = if peer_state.is_stalled(now) { STALL_PENALTY } else { Duration::ZERO };
+                (peer_state.cost(bytes, queued_bytes).saturating_add(penalty), peer, peer_state)
             })
             .min_by_key(|(cost, ..)| *cost);
         match best {
-            Some((_, peer, known)) if known.has_room() => Choice::Ask(peer),
+            Some((_, peer, peer_state)) if peer_state.has_room() => Choice::Ask(peer),
             Some(_) => Choice::Wait,
             None => Choice::NoMember,
         }
@@ -89,9 +90,9 @@ impl Client {
     pub(super) fn second_choice(&self, want: &Want, urgent: bool, now: Instant) -> Option<PeerId> {
         let bytes = self.expected_bytes(want);
         self.proven(want)
-            .filter(|(_, known)| known.has_room() || urgent && known.has_slot())
-            .filter(|(_, known)| !known.is_stalled(now))
-            .min_by_key(|(_, known)| known.cost(bytes, 0))
+            .filter(|(_, peer_state)| peer_state.has_room() || urgent && peer_state.has_slot())
+            .filter(|(_, peer_state)| !peer_state.is_stalled(now))
+            .min_by_key(|(_, peer_state)| peer_state.cost(bytes, 0))
             .map(|(peer, _)| peer)
     }
 
@@ -117,8 +118,8 @@ impl Client {
             return;
         }
         let sessions: Vec<&Session> = want.sessions.iter().filter_map(|id| self.sessions.get(id)).collect();
-        let named = |peer: &PeerId| sessions.iter().any(|session| session.named.contains(peer));
-        let strange = |peer: &PeerId| {
+        let is_known = |peer: &PeerId| sessions.iter().any(|session| session.known_providers.contains(peer));
+        let unrelated = |peer: &PeerId| {
             let room = |session: &&Session| {
                 session.probed_peers.len() < PROBED_PEERS_MAX && !session.probed_peers.contains(peer)
             };
@@ -127,9 +128,9 @@ impl Client {
         let mut candidates: Vec<(PeerId, bool, Option<Instant>)> = self
             .peers
             .iter()
-            .filter(|(peer, known)| known.has_slot() && !want.denied.contains(peer))
-            .map(|(peer, known)| (*peer, known.favoured || named(peer), known.useful))
-            .filter(|(peer, preferred, _)| *preferred || strange(peer))
+            .filter(|(peer, peer_state)| peer_state.has_slot() && !want.denied.contains(peer))
+            .map(|(peer, peer_state)| (*peer, peer_state.favoured || is_known(peer), peer_state.useful))
+            .filter(|(peer, preferred, _)| *preferred || unrelated(peer))
             .collect();
         candidates.sort_by_key(|(_, preferred, useful)| Reverse((*preferred, *useful)));
         candidates.truncate(self.config.probes_max);
@@ -209,13 +210,13 @@ impl Client {
     pub(super) fn ask(&mut self, peer: PeerId, key: BlockKey, block: bool, now: Instant) {
         let Some(want) = self.wants.get(&key) else { return };
         let bytes = if block { self.expected_bytes(want) } else { 0 };
-        let (Some(known), Some(want)) = (self.peers.get_mut(&peer), self.wants.get_mut(&key)) else { return };
-        if !known.has_slot() {
+        let (Some(peer_state), Some(want)) = (self.peers.get_mut(&peer), self.wants.get_mut(&key)) else { return };
+        if !peer_state.has_slot() {
             return;
         }
-        want.forget(&peer);
+        want.discard_answers(&peer);
         want.orphaned &= !block;
-        let (queued_bytes, idle) = known.ask(key, block.then_some(bytes), now);
+        let (queued_bytes, idle) = peer_state.ask(key, block.then_some(bytes), now);
         want.asked.push(Request { peer, block, at: now, queued_bytes, idle });
         for id in &want.sessions {
             if let Some(session) = self.sessions.get_mut(id) {
@@ -231,14 +232,14 @@ impl Client {
 
     /// A peer does not have a block, or does not send it: the next one is asked.
     pub(super) fn deny(&mut self, key: BlockKey, peer: PeerId, now: Instant) {
-        if let Some(known) = self.peers.get_mut(&peer) {
-            known.settle(&key, now);
+        if let Some(peer_state) = self.peers.get_mut(&peer) {
+            peer_state.settle(&key, now);
             // Go peers keep the want, and send the block when they receive it. A block that was in flight when the peer
             // failed is late too, and not invalid.
-            known.expect_late(key);
+            peer_state.expect_late(key);
         }
         let Some(want) = self.wants.get_mut(&key) else { return };
-        want.forget(&peer);
+        want.discard_answers(&peer);
         want.denied.insert(peer);
         if !want.is_requested() {
             for id in &want.sessions {
@@ -259,16 +260,16 @@ impl Client {
     }
 
     /// A peer sent an unsolicited block. Its outstanding blocks are requested from others.
-    pub(super) fn sent_invalid_block(&mut self, peer: PeerId, now: Instant) -> Use {
+    pub(super) fn sent_invalid_block(&mut self, peer: PeerId, now: Instant) -> BlockUse {
         let outstanding: Vec<BlockKey> =
-            self.peers.get(&peer).map(|known| known.outstanding().copied().collect()).unwrap_or_default();
+            self.peers.get(&peer).map(|peer_state| peer_state.outstanding().copied().collect()).unwrap_or_default();
         for key in outstanding {
             if let Some(want) = self.wants.get_mut(&key) {
                 want.corrupt = true;
             }
         }
         self.peer_failed(peer, now);
-        Use::Invalid
+        BlockUse::Invalid
     }
 
     /// A peer is known to have blocks of a session's DAG: it sent a block, or HAVE. If there are too many members, a
@@ -295,8 +296,8 @@ impl Client {
                 }
             }
             session.members.push(peer);
-            if let Some(known) = self.peers.get_mut(&peer) {
-                known.sessions.insert(session_id);
+            if let Some(peer_state) = self.peers.get_mut(&peer) {
+                peer_state.sessions.insert(session_id);
             }
             self.actions.push_back(Action::Joined(session_id, peer));
         }
@@ -307,9 +308,9 @@ impl Client {
 
     /// Requests queued wants from a member whose window has space, one want of each of its sessions in turn.
     pub(super) fn fill(&mut self, peer: PeerId, now: Instant) {
-        let Some(known) = self.peers.get(&peer) else { return };
+        let Some(peer_state) = self.peers.get(&peer) else { return };
         let waits = |id: &&SessionId| self.sessions.get(*id).is_some_and(|session| !session.queued.is_empty());
-        let mut sessions: Vec<SessionId> = known.sessions.iter().filter(waits).copied().collect();
+        let mut sessions: Vec<SessionId> = peer_state.sessions.iter().filter(waits).copied().collect();
         while !sessions.is_empty() && self.peers.get(&peer).is_some_and(super::Peer::has_room) {
             sessions.retain(|id| match self.next_for_members(id, now) {
                 Some((peer, key)) => {
@@ -323,7 +324,7 @@ impl Client {
 
     /// The oldest want of a session that can be requested from a member now.
     fn next_for_members(&self, session_id: &SessionId, now: Instant) -> Option<(PeerId, BlockKey)> {
-        let mut queue = self.sessions.get(session_id)?.queued.values().take(LOOKED_AT_MAX).enumerate();
+        let mut queue = self.sessions.get(session_id)?.queued.values().take(CONSIDERED_WANTS_MAX).enumerate();
         queue.find_map(|(before, key)| match self.choose(self.wants.get(key)?, before, now) {
             Choice::Ask(peer) => Some((peer, *key)),
             Choice::Wait | Choice::NoMember => None,
@@ -334,11 +335,11 @@ impl Client {
     pub(super) fn retract(&mut self, key: BlockKey, want: &Want, answered_by: Option<PeerId>, now: Instant) {
         let others = || want.asked.iter().filter(|request| Some(request.peer) != answered_by);
         for Request { peer, block, .. } in others() {
-            let Some(known) = self.peers.get_mut(peer) else { continue };
-            known.settle(&key, now);
-            known.expect_late(key);
+            let Some(peer_state) = self.peers.get_mut(peer) else { continue };
+            peer_state.settle(&key, now);
+            peer_state.expect_late(key);
             if !block {
-                known.cancel_probe(key, &want.sessions);
+                peer_state.cancel_probe(key, &want.sessions);
             }
             let cancel = WantEntry { cid: want.cid, ask: Ask::Cancel, send_dont_have: false };
             self.outbox.entry(*peer).or_default().push(cancel);
@@ -361,8 +362,8 @@ impl Client {
     pub(super) fn remove_session(&mut self, id: SessionId) {
         let Some(session) = self.sessions.remove(&id) else { return };
         for member in session.members {
-            if let Some(known) = self.peers.get_mut(&member) {
-                known.sessions.remove(&id);
+            if let Some(peer_state) = self.peers.get_mut(&member) {
+                peer_state.sessions.remove(&id);
             }
         }
         if session.search == super::Search::Running {

@@ -107,15 +107,15 @@ impl Client {
     }
 
     fn member(&self, session: &super::Session, peer: &PeerId, now: Instant) -> Option<MemberState> {
-        let known = self.peers.get(peer)?;
+        let peer_state = self.peers.get(peer)?;
         Some(MemberState {
             peer: *peer,
             gave: session.senders.contains(peer),
-            owes_blocks: known.outstanding().count(),
-            owes_bytes: known.outstanding_bytes(),
-            response: known.link.response(),
-            bytes_per_second: known.link.measured_rate(),
-            is_silent: known.is_stalled(now),
+            owes_blocks: peer_state.outstanding().count(),
+            owes_bytes: peer_state.outstanding_bytes(),
+            response: peer_state.link.response(),
+            bytes_per_second: peer_state.link.measured_rate(),
+            is_silent: peer_state.is_stalled(now),
         })
     }
 

@@ -110,8 +110,8 @@ impl Link {
 
     /// The rate of a peer with few outstanding bytes is only a lower bound.
     fn keep(&mut self, rate: f64, busy: bool) {
-        let news = self.best() > 0.0 && rate > self.best();
-        if !busy && !news {
+        let is_new_best = self.best() > 0.0 && rate > self.best();
+        if !busy && !is_new_best {
             return;
         }
         self.rounds.rotate_left(1);

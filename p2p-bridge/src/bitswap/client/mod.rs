@@ -81,7 +81,7 @@ impl Default for Config {
 }
 
 /// The maximum number of providers of a session; a search result can name any number.
-const NAMED_MAX: usize = 1_024;
+const PROVIDERS_MAX: usize = 1_024;
 /// The number of received blocks that allow one hedged request for a late block.
 const BLOCKS_PER_HEDGE: f64 = 40.0;
 /// The initial and maximum budget of hedged requests for late blocks.
@@ -122,7 +122,7 @@ pub struct Failure {
 
 /// How a received block was used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
+pub enum BlockUse {
     /// It was wanted, and this is the first copy.
     Wanted,
     /// A duplicate: another peer's copy was received first, or the want was cancelled.
@@ -183,7 +183,9 @@ impl Client {
 
     /// Whether a peer has outstanding blocks, and when it last sent a wanted block.
     pub fn usefulness(&self, peer: &PeerId) -> (bool, Option<Instant>) {
-        self.peers.get(peer).map_or((false, None), |known| (known.outstanding().next().is_some(), known.useful))
+        self.peers
+            .get(peer)
+            .map_or((false, None), |peer_state| (peer_state.outstanding().next().is_some(), peer_state.useful))
     }
 
     /// The number of connected members of a session.
@@ -242,8 +244,8 @@ impl Client {
 
     /// A peer connected. Favoured peers are asked first.
     pub fn peer_connected(&mut self, peer: PeerId, favoured: bool, now: Instant) {
-        let known = self.peers.entry(peer).or_insert_with(|| Peer::new(favoured));
-        known.favoured |= favoured;
+        let peer_state = self.peers.entry(peer).or_insert_with(|| Peer::new(favoured));
+        peer_state.favoured |= favoured;
         // Failures on an earlier connection do not count.
         for want in self.wants.values_mut() {
             want.denied.remove(&peer);
@@ -254,7 +256,7 @@ impl Client {
         let waiting: Vec<SessionId> = self
             .sessions
             .iter()
-            .filter(|(_, session)| favoured || session.named.contains(&peer))
+            .filter(|(_, session)| favoured || session.known_providers.contains(&peer))
             .map(|(id, _)| *id)
             .collect();
         for id in waiting {
@@ -270,8 +272,8 @@ impl Client {
             if let Some(session) = self.sessions.get_mut(id) {
                 session.left(&peer);
                 // If it reconnects, it is asked first.
-                if session.named.len() < NAMED_MAX {
-                    session.named.insert(peer);
+                if session.known_providers.len() < PROVIDERS_MAX {
+                    session.known_providers.insert(peer);
                 }
             }
         }
@@ -281,18 +283,18 @@ impl Client {
 
     /// A response of a peer was lost; it is not known to which requests.
     pub fn answer_lost(&mut self, peer: PeerId, now: Instant) {
-        let Some(known) = self.peers.get_mut(&peer) else { return };
-        known.answer_lost();
-        if known.must_resend_requests(now) {
+        let Some(peer_state) = self.peers.get_mut(&peer) else { return };
+        peer_state.answer_lost();
+        if peer_state.must_resend_requests(now) {
             self.resend_requests(peer);
         }
     }
 
     /// A connection to a peer was replaced: all requests are sent again.
     pub fn resend_requests(&mut self, peer: PeerId) {
-        let Some(known) = self.peers.get(&peer) else { return };
+        let Some(peer_state) = self.peers.get(&peer) else { return };
         let outbox = self.outbox.entry(peer).or_default();
-        for (key, block) in known.open() {
+        for (key, block) in peer_state.open() {
             let Some(want) = self.wants.get(key) else { continue };
             let ask = if block { Ask::Block } else { Ask::Have };
             outbox.push(WantEntry { cid: want.cid, ask, send_dont_have: true });
@@ -305,11 +307,11 @@ impl Client {
     /// Routing found a provider of a session's root.
     pub fn provider_found(&mut self, session_id: SessionId, peer: PeerId, now: Instant) {
         let Some(session) = self.sessions.get_mut(&session_id) else { return };
-        if session.named.len() >= NAMED_MAX {
+        if session.known_providers.len() >= PROVIDERS_MAX {
             return;
         }
         session.providers.insert(peer);
-        session.named.insert(peer);
+        session.known_providers.insert(peer);
         if self.peers.contains_key(&peer) {
             self.offer(session_id, peer, now);
         }
@@ -323,29 +325,29 @@ impl Client {
     }
 
     /// A peer sent a block with this key, already verified and delivered.
-    pub fn received_block(&mut self, peer: PeerId, key: BlockKey, bytes: usize, now: Instant) -> Use {
-        let Some(known) = self.peers.get_mut(&peer) else {
+    pub fn received_block(&mut self, peer: PeerId, key: BlockKey, bytes: usize, now: Instant) -> BlockUse {
+        let Some(peer_state) = self.peers.get_mut(&peer) else {
             // The peer has disconnected, but its block was delivered.
-            return if self.fulfilled(key, bytes, None, now) { Use::Wanted } else { Use::Duplicate };
+            return if self.fulfilled(key, bytes, None, now) { BlockUse::Wanted } else { BlockUse::Duplicate };
         };
         let request = self.wants.get(&key).and_then(|want| want.asked.iter().find(|request| request.peer == peer));
         if let Some(request) = request {
-            known.delivered(bytes, request.idle.then_some(request.at), now);
+            peer_state.delivered(bytes, request.idle.then_some(request.at), now);
             self.metrics.transfer_seconds.observe(now.saturating_duration_since(request.at).as_secs_f64());
         }
-        if !known.settle(&key, now) && !known.may_be_late(&key) {
+        if !peer_state.settle(&key, now) && !peer_state.may_be_late(&key) {
             return self.sent_invalid_block(peer, now);
         }
         // It may send the block again, for example after a want-have that it answered with a small block.
-        known.expect_late(key);
+        peer_state.expect_late(key);
         let wanted = self.wants.contains_key(&key);
         if wanted {
-            known.useful = Some(now);
+            peer_state.useful = Some(now);
             self.hedge_budget = (self.hedge_budget + 1.0 / BLOCKS_PER_HEDGE).min(HEDGE_BUDGET_MAX);
             self.fulfilled(key, bytes, Some(peer), now);
         }
         self.fill(peer, now);
-        if wanted { Use::Wanted } else { Use::Duplicate }
+        if wanted { BlockUse::Wanted } else { BlockUse::Duplicate }
     }
 
     /// A block was delivered to its waiters, if there were any.
@@ -367,10 +369,10 @@ impl Client {
     /// A peer sent HAVE (`true`) or DONT_HAVE.
     pub fn received_presence(&mut self, peer: PeerId, cid: &Cid, has: bool, now: Instant) {
         let Some(key) = BlockKey::of(cid) else { return };
-        let Some(known) = self.peers.get_mut(&peer) else { return };
+        let Some(peer_state) = self.peers.get_mut(&peer) else { return };
         let Some(want) = self.wants.get_mut(&key) else {
-            known.settle(&key, now);
-            let sessions = known.cancelled_probe_answered(&key);
+            peer_state.settle(&key, now);
+            let sessions = peer_state.cancelled_probe_answered(&key);
             if has {
                 sessions.into_iter().for_each(|id| self.joined(id, peer, false, now));
                 self.fill(peer, now);
@@ -379,7 +381,7 @@ impl Client {
         };
         let Some(request) = want.asked.iter().find(|request| request.peer == peer) else { return };
         let block = request.block;
-        known.link.answered(request.idle.then_some(request.at), now);
+        peer_state.link.answered(request.idle.then_some(request.at), now);
         let sessions = want.sessions.clone();
         for id in &sessions {
             if let Some(session) = self.sessions.get_mut(id) {
@@ -391,8 +393,8 @@ impl Client {
             return self.fill(peer, now);
         }
         if !block {
-            known.settle(&key, now);
-            want.forget(&peer);
+            peer_state.settle(&key, now);
+            want.discard_answers(&peer);
             want.has.push(peer);
         }
         for id in sessions {
@@ -404,17 +406,17 @@ impl Client {
 
     /// Bytes of an incomplete message were received from a peer at a time.
     pub fn peer_progressed(&mut self, peer: PeerId, at: Instant) {
-        if let Some(known) = self.peers.get_mut(&peer) {
-            known.link.progressed(at);
+        if let Some(peer_state) = self.peers.get_mut(&peer) {
+            peer_state.link.progressed(at);
         }
     }
 
     /// A peer violated the protocol or cannot be written to: its outstanding blocks are requested from others.
     pub fn peer_failed(&mut self, peer: PeerId, now: Instant) {
-        let Some(known) = self.peers.get_mut(&peer) else { return };
-        let keys = known.settle_all();
-        known.link.end(now);
-        let sessions: Vec<SessionId> = known.sessions.drain().collect();
+        let Some(peer_state) = self.peers.get_mut(&peer) else { return };
+        let keys = peer_state.settle_all();
+        peer_state.link.end(now);
+        let sessions: Vec<SessionId> = peer_state.sessions.drain().collect();
         for id in &sessions {
             if let Some(session) = self.sessions.get_mut(id) {
                 session.left(&peer);

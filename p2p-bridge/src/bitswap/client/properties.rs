@@ -115,8 +115,8 @@ impl World {
                 if self.connected.contains(&peer) {
                     let used = client.received_block(peer, key(n), bytes, now);
                     let waited_for = self.waiting.iter().any(|(_, waited)| *waited == key(n));
-                    assert!(used != Use::Wanted || waited_for);
-                    if used == Use::Wanted {
+                    assert!(used != BlockUse::Wanted || waited_for);
+                    if used == BlockUse::Wanted {
                         self.waiting.retain(|(_, waited)| *waited != key(n));
                     }
                     self.wantlists.entry(peer).or_default().remove(&CIDS[n]);

@@ -23,7 +23,7 @@ struct PeerProfile {
     every: u32,
     /// It has the first block in any case.
     has_root: bool,
-    named: bool,
+    is_provider: bool,
 }
 
 fn honest(round_trip: u32, rate: f64) -> PeerProfile {
@@ -34,7 +34,7 @@ fn honest(round_trip: u32, rate: f64) -> PeerProfile {
         sends_invalid: false,
         every: 1,
         has_root: false,
-        named: true,
+        is_provider: true,
     }
 }
 
@@ -177,12 +177,12 @@ impl Network {
         let cid = if sends_invalid { self.cids.last().expect("one more than is read") } else { &self.cids[n as usize] };
         let key = BlockKey::of(cid).expect("a key");
         match self.client.received_block(id, key, BLOCK_BYTES, self.now) {
-            Use::Wanted => {
+            BlockUse::Wanted => {
                 self.outcome.wanted += 1;
                 self.outcome.shares[index] += 1;
             }
-            Use::Duplicate => self.outcome.duplicates += 1,
-            Use::Invalid => assert!(sends_invalid, "{n} was asked for"),
+            BlockUse::Duplicate => self.outcome.duplicates += 1,
+            BlockUse::Invalid => assert!(sends_invalid, "{n} was asked for"),
         }
     }
 
@@ -215,9 +215,9 @@ impl Network {
     fn read(mut self, window: u32) -> Outcome {
         let session = self.session();
         for index in 0..self.servers.len() {
-            let (id, named) = (self.servers[index].id, self.servers[index].profile.named);
+            let (id, is_provider) = (self.servers[index].id, self.servers[index].profile.is_provider);
             self.client.peer_connected(id, false, self.now);
-            if named {
+            if is_provider {
                 // The session begins with the first want, so its providers are added after that.
                 self.client.want(session, self.cids[0], self.now);
                 self.client.provider_found(session, id, self.now);
@@ -314,7 +314,7 @@ fn misbehaving_and_partial_peers_do_no_harm() {
 
 #[test]
 fn unrelated_peers_are_not_asked_while_a_member_delivers() {
-    let unrelated = PeerProfile { named: false, every: 1_000_000, ..honest(20, MB) };
+    let unrelated = PeerProfile { is_provider: false, every: 1_000_000, ..honest(20, MB) };
     let mut profiles = vec![unrelated; 200];
     profiles[0] = honest(50, MB);
     let outcome = Network::new(&profiles, 60).read(16);
@@ -324,7 +324,7 @@ fn unrelated_peers_are_not_asked_while_a_member_delivers() {
 
 #[test]
 fn peers_with_only_the_root_do_not_displace_useful_ones() {
-    let unrelated = PeerProfile { named: false, every: 1_000_000, has_root: true, ..honest(20, MB) };
+    let unrelated = PeerProfile { is_provider: false, every: 1_000_000, has_root: true, ..honest(20, MB) };
     let mut profiles = vec![unrelated; 100];
     profiles[99] = honest(50, MB);
     let outcome = Network::new(&profiles, 60).read(16);

@@ -252,7 +252,7 @@ impl Want {
     }
 
     /// Discards what a peer said about the block.
-    pub fn forget(&mut self, peer: &PeerId) {
+    pub fn discard_answers(&mut self, peer: &PeerId) {
         self.asked.retain(|request| request.peer != *peer);
         self.has.retain(|other| other != peer);
     }
@@ -275,7 +275,7 @@ pub(super) struct Session {
     /// The members that sent a block of it.
     pub senders: HashSet<PeerId>,
     /// Providers that routing found, and members of former connections.
-    pub named: HashSet<PeerId>,
+    pub known_providers: HashSet<PeerId>,
     /// Providers that routing found.
     pub providers: HashSet<PeerId>,
     /// Wanted blocks, and since when.
@@ -303,7 +303,7 @@ impl Session {
         Self {
             members: Vec::new(),
             senders: HashSet::new(),
-            named: HashSet::new(),
+            known_providers: HashSet::new(),
             providers: HashSet::new(),
             wants: HashMap::new(),
             queued: BTreeMap::new(),

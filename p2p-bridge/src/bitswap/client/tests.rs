@@ -56,7 +56,7 @@ impl Bench {
         self.drain();
     }
 
-    fn block(&mut self, peer: PeerId, n: u32) -> Use {
+    fn block(&mut self, peer: PeerId, n: u32) -> BlockUse {
         let result = self.client.received_block(peer, key(n), 1_000, self.now);
         self.drain();
         result
@@ -106,7 +106,7 @@ fn the_first_want_asks_a_favoured_peer_for_the_block_others_for_presence_and_sea
     asked.sort_by_key(|(peer, ..)| *peer != favoured);
     assert_eq!(asked, vec![(favoured, 0, Ask::Block), (other, 0, Ask::Have)]);
     assert_eq!(bench.searches, vec![bench.session()]);
-    assert_eq!(bench.block(favoured, 0), Use::Wanted);
+    assert_eq!(bench.block(favoured, 0), BlockUse::Wanted);
     assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Cancel)]);
     // From now on only the member is asked, and there is no further search.
     bench.want(1);
@@ -137,7 +137,7 @@ fn have_leads_to_a_block_request_and_dont_have_to_the_next_peer() {
     assert_eq!(bench.asked, vec![], "it is requested from the favoured peer already");
     bench.presence(favoured, 0, false);
     assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Block)]);
-    assert_eq!(bench.block(other, 0), Use::Wanted);
+    assert_eq!(bench.block(other, 0), BlockUse::Wanted);
 }
 
 #[test]
@@ -153,9 +153,9 @@ fn a_stalled_member_is_hedged_and_the_late_copy_is_a_duplicate() {
     let other = if requested == a { b } else { a };
     bench.pass(600 * MS);
     assert!(bench.take_asked(1).contains(&(other, 0, Ask::Block)));
-    assert_eq!(bench.block(other, 0), Use::Wanted);
+    assert_eq!(bench.block(other, 0), BlockUse::Wanted);
     assert_eq!(bench.take_asked(1), vec![(requested, 0, Ask::Cancel)]);
-    assert_eq!(bench.block(requested, 0), Use::Duplicate);
+    assert_eq!(bench.block(requested, 0), BlockUse::Duplicate);
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn invalid_blocks_fail_the_want_as_corrupt() {
     let mut bench = Bench::new();
     let misbehaving = bench.connect(true);
     bench.want(0);
-    assert_eq!(bench.block(misbehaving, 99), Use::Invalid);
+    assert_eq!(bench.block(misbehaving, 99), BlockUse::Invalid);
     bench.pass(Duration::from_millis(2_100));
     assert_eq!(bench.failures, vec![(key(0), SourceError::Corrupt { cid: cid(0) })]);
 }
@@ -218,7 +218,7 @@ fn an_invalid_block_is_replaced_by_another_peers() {
     bench.block(misbehaving, 99);
     bench.drain();
     assert!(bench.take_asked(1).contains(&(honest, 0, Ask::Block)));
-    assert_eq!(bench.block(honest, 0), Use::Wanted);
+    assert_eq!(bench.block(honest, 0), BlockUse::Wanted);
     assert!(bench.failures.is_empty());
 }
 
@@ -253,7 +253,7 @@ fn wants_beyond_a_peers_limit_are_queued_in_order() {
     bench.drain();
     assert_eq!(bench.client.peers[&peer].outstanding().count(), MAX_WANTS_PER_PEER);
     for n in 100..100 + total {
-        assert_eq!(bench.block(peer, n), Use::Wanted, "{n} was requested");
+        assert_eq!(bench.block(peer, n), BlockUse::Wanted, "{n} was requested");
     }
     assert!(bench.client.wants.is_empty());
 }
@@ -346,7 +346,7 @@ fn former_members_are_asked_first_also_after_reconnecting() {
     let peer = bench.connect(false);
     bench.want(0);
     bench.presence(peer, 0, true);
-    assert_eq!(bench.block(peer, 0), Use::Wanted);
+    assert_eq!(bench.block(peer, 0), BlockUse::Wanted);
     bench.pass(Duration::from_secs(30));
     bench.asked.clear();
     bench.want(1);
@@ -360,7 +360,7 @@ fn former_members_are_asked_first_also_after_reconnecting() {
 #[test]
 fn recently_useful_peers_are_asked_for_blocks_of_other_sessions() {
     let mut bench = Bench::new();
-    let (useful, stranger) = (bench.connect(false), bench.connect(false));
+    let (useful, unrelated) = (bench.connect(false), bench.connect(false));
     bench.want(0);
     bench.presence(useful, 0, true);
     bench.block(useful, 0);
@@ -369,7 +369,7 @@ fn recently_useful_peers_are_asked_for_blocks_of_other_sessions() {
     bench.drain();
     let mut asked = bench.take_asked(8);
     asked.sort_by_key(|(peer, ..)| *peer != useful);
-    assert_eq!(asked, vec![(useful, 7, Ask::Block), (stranger, 7, Ask::Have)]);
+    assert_eq!(asked, vec![(useful, 7, Ask::Block), (unrelated, 7, Ask::Have)]);
 }
 
 #[test]
@@ -392,14 +392,14 @@ fn late_blocks_are_not_invalid() {
     // Cancelled, denied, and dropped because the peer violated the protocol.
     bench.want(0);
     bench.client.cancel(bench.session(), key(0), bench.now);
-    assert_eq!(bench.block(peer, 0), Use::Duplicate);
+    assert_eq!(bench.block(peer, 0), BlockUse::Duplicate);
     bench.want(1);
     bench.presence(peer, 1, false);
-    assert_eq!(bench.block(peer, 1), Use::Wanted);
+    assert_eq!(bench.block(peer, 1), BlockUse::Wanted);
     bench.want(2);
     bench.client.peer_failed(peer, bench.now);
-    assert_eq!(bench.block(peer, 2), Use::Wanted);
-    assert_eq!(bench.block(peer, 3), Use::Invalid);
+    assert_eq!(bench.block(peer, 2), BlockUse::Wanted);
+    assert_eq!(bench.block(peer, 3), BlockUse::Invalid);
 }
 
 #[test]
@@ -436,10 +436,10 @@ fn a_block_received_just_before_a_disconnect_ends_the_want() {
     bench.client.peer_disconnected(a, bench.now);
     bench.drain();
     bench.asked.clear();
-    assert_eq!(bench.block(a, 0), Use::Wanted);
+    assert_eq!(bench.block(a, 0), BlockUse::Wanted);
     assert_eq!(bench.take_asked(1), vec![(b, 0, Ask::Cancel)], "the request to the other peer is cancelled");
     assert!(bench.client.wants.is_empty());
-    assert_eq!(bench.block(a, 0), Use::Duplicate);
+    assert_eq!(bench.block(a, 0), BlockUse::Duplicate);
 }
 
 #[test]
@@ -461,12 +461,12 @@ fn each_session_of_a_want_has_its_own_timeout() {
 fn a_new_peer_is_asked_for_presence_of_stalled_wants() {
     let mut bench = Bench::new();
     bench.want(0);
-    let stranger = bench.connect(false);
+    let unrelated = bench.connect(false);
     bench.pass(100 * MS);
-    assert_eq!(bench.take_asked(1), vec![(stranger, 0, Ask::Have)]);
-    bench.presence(stranger, 0, true);
-    assert_eq!(bench.take_asked(1), vec![(stranger, 0, Ask::Block)]);
-    bench.block(stranger, 0);
+    assert_eq!(bench.take_asked(1), vec![(unrelated, 0, Ask::Have)]);
+    bench.presence(unrelated, 0, true);
+    assert_eq!(bench.take_asked(1), vec![(unrelated, 0, Ask::Block)]);
+    bench.block(unrelated, 0);
     bench.want(1);
     bench.asked.clear();
     bench.connect(false);

@@ -15,7 +15,7 @@ const OVERTAKEN_STALLS: u32 = 4;
 /// How long a session without wants continues its search for providers.
 const SEARCH_LINGER: Duration = Duration::from_secs(2);
 /// The minimum time between searches without result, if there are new wants.
-const SEARCH_REST: Duration = Duration::from_secs(1);
+const SEARCH_BACK_OFF: Duration = Duration::from_secs(1);
 /// The minimum delay beyond the expected time before a late block is hedged.
 const LATENESS_MIN: Duration = Duration::from_millis(250);
 
@@ -47,7 +47,10 @@ impl Client {
         for id in ids {
             self.check_session(id, now);
         }
-        let again = self.peers.iter_mut().filter_map(|(peer, known)| known.must_resend_requests(now).then_some(*peer));
+        let again = self
+            .peers
+            .iter_mut()
+            .filter_map(|(peer, peer_state)| peer_state.must_resend_requests(now).then_some(*peer));
         for peer in again.collect::<Vec<_>>() {
             self.resend_requests(peer);
         }
@@ -55,7 +58,7 @@ impl Client {
 
     fn stalled_peers(&self, key: &BlockKey, now: Instant) -> impl Iterator<Item = PeerId> {
         let requests = self.wants.get(key).into_iter().flat_map(Want::block_requests);
-        let stalled = move |peer: &PeerId| self.peers.get(peer).is_some_and(|known| known.is_stalled(now));
+        let stalled = move |peer: &PeerId| self.peers.get(peer).is_some_and(|peer_state| peer_state.is_stalled(now));
         requests.map(|request| request.peer).filter(stalled)
     }
 
@@ -84,13 +87,15 @@ impl Client {
 
     /// Whether and why another peer should be asked for an outstanding block.
     fn hedge(&self, want: &Want, now: Instant) -> Option<Hedge> {
-        let stalled = |request: &Request| self.peers.get(&request.peer).is_none_or(|known| known.is_stalled(now));
+        let stalled =
+            |request: &Request| self.peers.get(&request.peer).is_none_or(|peer_state| peer_state.is_stalled(now));
         // If no asked peer is a member, and another peer sent HAVE, the expected time suffices.
         let unproven =
             !want.has.is_empty() && !want.block_requests().any(|request| self.is_member(want, &request.peer));
         let late = |request: &Request| {
-            let known = self.peers.get(&request.peer);
-            let expected = known.map_or(Duration::ZERO, |known| known.link.time_for(request.queued_bytes));
+            let peer_state = self.peers.get(&request.peer);
+            let expected =
+                peer_state.map_or(Duration::ZERO, |peer_state| peer_state.link.time_for(request.queued_bytes));
             let grace = if unproven { Duration::ZERO } else { expected.max(LATENESS_MIN) };
             now.saturating_duration_since(request.at) > expected + grace
         };
@@ -209,9 +214,13 @@ impl Client {
             Search::Running => false,
             Search::Done(at) => {
                 // Some wants did not exist when the last search found no provider.
-                let news = session.orphaned.is_some_and(|orphaned| orphaned > at) || session.started > at;
-                let rest = if news { SEARCH_REST.min(self.config.search_again) } else { self.config.search_again };
-                now.saturating_duration_since(at) > rest
+                let has_new_wants = session.orphaned.is_some_and(|orphaned| orphaned > at) || session.started > at;
+                let back_off = if has_new_wants {
+                    SEARCH_BACK_OFF.min(self.config.search_again)
+                } else {
+                    self.config.search_again
+                };
+                now.saturating_duration_since(at) > back_off
             }
         };
         if rested {

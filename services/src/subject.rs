@@ -24,12 +24,12 @@ pub struct Subject {
 /// Why a text is not a reference to content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{text}\" is not a reference to content: {reason}")]
-pub struct NotASubject {
+pub struct InvalidSubject {
     text: String,
     reason: String,
 }
 
-impl NotASubject {
+impl InvalidSubject {
     fn new(text: &str, reason: impl fmt::Display) -> Self {
         Self { text: text.chars().take(120).collect(), reason: reason.to_string() }
     }
@@ -39,38 +39,38 @@ impl Subject {
     /// A CID.
     ///
     /// # Errors
-    /// [`NotASubject`].
-    pub fn of_cid(text: &str) -> Result<Self, NotASubject> {
+    /// [`InvalidSubject`].
+    pub fn of_cid(text: &str) -> Result<Self, InvalidSubject> {
         let cid =
-            cid::parse(text.trim()).map_err(|error| NotASubject::new(text, format!("it is not a CID: {error}")))?;
+            cid::parse(text.trim()).map_err(|error| InvalidSubject::new(text, format!("it is not a CID: {error}")))?;
         Ok(Self { root: Root::Cid(cid), segments: Vec::new() })
     }
 
     /// A path that begins with `/ipfs/` or `/ipns/`, percent-encoded as in a URL.
     ///
     /// # Errors
-    /// [`NotASubject`].
-    pub fn of_path(text: &str) -> Result<Self, NotASubject> {
+    /// [`InvalidSubject`].
+    pub fn of_path(text: &str) -> Result<Self, InvalidSubject> {
         let path = ContentPath::parse(text.trim(), DEPTH_MAX);
-        let path = path.map_err(|error| NotASubject::new(text, format!("it is not a content path: {error}")))?;
+        let path = path.map_err(|error| InvalidSubject::new(text, format!("it is not a content path: {error}")))?;
         Ok(Self { root: path.root, segments: path.segments })
     }
 
     /// A key or a domain.
     ///
     /// # Errors
-    /// [`NotASubject`].
-    pub fn of_name(text: &str) -> Result<Self, NotASubject> {
-        let name = Name::parse(text.trim()).map_err(|error| NotASubject::new(text, error))?;
+    /// [`InvalidSubject`].
+    pub fn of_name(text: &str) -> Result<Self, InvalidSubject> {
+        let name = Name::parse(text.trim()).map_err(|error| InvalidSubject::new(text, error))?;
         Ok(Self { root: Root::Name(name), segments: Vec::new() })
     }
 
     /// The URL of a page at any gateway: by path, by subdomain, of a domain with a DNSLink, or `ipfs://` and `ipns://`.
     ///
     /// # Errors
-    /// [`NotASubject`].
-    pub fn of_url(text: &str) -> Result<Self, NotASubject> {
-        let none = |reason: &str| NotASubject::new(text, reason);
+    /// [`InvalidSubject`].
+    pub fn of_url(text: &str) -> Result<Self, InvalidSubject> {
+        let none = |reason: &str| InvalidSubject::new(text, reason);
         let (scheme, rest) =
             text.trim().split_once("://").ok_or_else(|| none("it is not a URL, because it has no scheme"))?;
         let rest = rest.split(['?', '#']).next().unwrap_or(rest);
@@ -88,11 +88,11 @@ impl Subject {
         for namespace in [Namespace::Ipfs, Namespace::Ipns] {
             let Some((label, _)) = host.split_once(&format!(".{}.", namespace.name())) else { continue };
             let subdomain = subdomain::root_of_label(namespace, label);
-            let root = subdomain.map_err(|error| NotASubject::new(text, error))?;
-            return Self::below(root, path).map_err(|error| NotASubject::new(text, error));
+            let root = subdomain.map_err(|error| InvalidSubject::new(text, error))?;
+            return Self::below(root, path).map_err(|error| InvalidSubject::new(text, error));
         }
-        let name = Name::parse(&host).map_err(|error| NotASubject::new(text, error))?;
-        Self::below(Root::Name(name), path).map_err(|error| NotASubject::new(text, error))
+        let name = Name::parse(&host).map_err(|error| InvalidSubject::new(text, error))?;
+        Self::below(Root::Name(name), path).map_err(|error| InvalidSubject::new(text, error))
     }
 
     fn below(root: Root, path: &str) -> Result<Self, content::path::PathError> {
@@ -103,8 +103,8 @@ impl Subject {
     /// Parses any of these.
     ///
     /// # Errors
-    /// [`NotASubject`].
-    pub fn of_anything(text: &str) -> Result<Self, NotASubject> {
+    /// [`InvalidSubject`].
+    pub fn of_anything(text: &str) -> Result<Self, InvalidSubject> {
         let text = text.trim();
         if Namespace::split(text).is_some() {
             return Self::of_path(text);
@@ -115,7 +115,8 @@ impl Subject {
         let key = |cid: &Cid| cid.codec() == codec::LIBP2P_KEY;
         match cid::parse(text) {
             Ok(cid) if !key(&cid) => Self::of_cid(text),
-            _ => Self::of_name(text).map_err(|_| NotASubject::new(text, "it is neither a CID nor a path, name or URL")),
+            _ => Self::of_name(text)
+                .map_err(|_| InvalidSubject::new(text, "it is neither a CID nor a path, name or URL")),
         }
     }
 

@@ -1,7 +1,7 @@
 //! [`Keeper`]: tasks that keep lists up to date. Files are checked for changes every few seconds. Subscriptions are
 //! fetched at the interval of the settings, and after failures with exponential back-off.
 
-use crate::denylists::lists::{Entry, Kind, Lists};
+use crate::denylists::lists::{ListEntry, ListKind, Lists};
 use crate::supervision::Supervisor;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,15 +21,15 @@ pub struct Keeper {
 impl Keeper {
     /// Starts the tasks. Subscriptions are fetched immediately.
     pub(super) fn start(lists: &Arc<Lists>, supervisor: &Supervisor) -> Self {
-        let spawn = |entry: &Arc<Entry>| {
+        let spawn = |entry: &Arc<ListEntry>| {
             supervisor.spawn("the update task of a denylist", update(Arc::clone(lists), Arc::clone(entry)))
         };
         Self { _tasks: lists.entries().iter().map(spawn).collect() }
     }
 }
 
-async fn update(lists: Arc<Lists>, entry: Arc<Entry>) {
-    let fetches = matches!(entry.kind, Kind::Subscription(_));
+async fn update(lists: Arc<Lists>, entry: Arc<ListEntry>) {
+    let fetches = matches!(entry.kind, ListKind::Subscription(_));
     if !fetches {
         tokio::time::sleep(FILES_EVERY).await;
     }

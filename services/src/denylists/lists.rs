@@ -41,7 +41,7 @@ type OnChange = Box<dyn Fn() + Send + Sync>;
 pub struct Lists {
     running: Arc<Running>,
     /// In order of precedence, the lowest first.
-    entries: Vec<Arc<Entry>>,
+    entries: Vec<Arc<ListEntry>>,
     mode: PolicyMode,
     denied: List,
     refresh: Duration,
@@ -53,7 +53,7 @@ pub struct Lists {
 
 /// The source of a list.
 #[derive(Debug)]
-pub enum Kind {
+pub enum ListKind {
     /// A file of the operator.
     File,
     /// A list that is fetched from a URL.
@@ -64,11 +64,11 @@ pub enum Kind {
 
 /// A list.
 #[derive(Debug)]
-pub struct Entry {
+pub struct ListEntry {
     /// Its ID: the file or URL in the settings, or [`LOCAL`].
     pub id: Arc<str>,
     /// Its source.
-    pub kind: Kind,
+    pub kind: ListKind,
     /// Whether it is an allowlist.
     pub allows: bool,
     /// The verdict of its rules by default.
@@ -77,12 +77,12 @@ pub struct Entry {
     pub file: PathBuf,
     /// Serialises reading the file.
     reading: tokio::sync::Mutex<Option<Reader>>,
-    state: RwLock<State>,
+    state: RwLock<ListState>,
 }
 
 /// The state of a list.
 #[derive(Debug, Clone, Default)]
-pub struct State {
+pub struct ListState {
     /// Its rules.
     pub list: List,
     /// The size of its text, as far as it was read, in bytes.
@@ -101,19 +101,19 @@ pub struct State {
     pub fetched: Option<Fetched>,
 }
 
-impl Entry {
+impl ListEntry {
     /// The state.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ListState {
         self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut ListState)) {
         change(&mut self.state.write().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// The number of bytes that a fetch in progress has received.
     pub fn progress(&self) -> Option<u64> {
-        let Kind::Subscription(subscription) = &self.kind else { return None };
+        let ListKind::Subscription(subscription) = &self.kind else { return None };
         Some(subscription.progress.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
     }
 
@@ -173,7 +173,7 @@ impl Lists {
         }
         if creates || local.try_exists().map_err(|error| unusable(&local, &error))? {
             let id = LOCAL.into();
-            entries.push(Arc::new(Entry::new(id, Kind::Local, false, Verdict::Gone, local)));
+            entries.push(Arc::new(ListEntry::new(id, ListKind::Local, false, Verdict::Gone, local)));
         }
         let denied = settings.deny.iter().map(|cid| {
             let path = PathPattern::default();
@@ -193,12 +193,12 @@ impl Lists {
             let read = lists.reload(entry).await;
             match (&entry.kind, read) {
                 (_, Ok(_)) => succeed(entry),
-                (Kind::Subscription(_), Err(reason)) => {
+                (ListKind::Subscription(_), Err(reason)) => {
                     tracing::warn!(list = %entry.id, %reason, "a denylist was never fetched and is not in force");
                     // The source was not requested yet, so this is not a failure.
                     entry.change(|state| state.error = Some(reason));
                 }
-                (Kind::File | Kind::Local, Err(reason)) => {
+                (ListKind::File | ListKind::Local, Err(reason)) => {
                     let setting = if entry.allows { "policy.allowlists" } else { "policy.denylists" };
                     return Err(StartError { setting, place: entry.file.display().to_string(), reason });
                 }
@@ -258,17 +258,17 @@ impl Lists {
     }
 
     /// All lists in order of precedence, the lowest first.
-    pub fn entries(&self) -> &[Arc<Entry>] {
+    pub fn entries(&self) -> &[Arc<ListEntry>] {
         &self.entries
     }
 
     /// Finds a list by its ID.
-    pub fn entry(&self, id: &str) -> Option<&Arc<Entry>> {
+    pub fn entry(&self, id: &str) -> Option<&Arc<ListEntry>> {
         self.entries.iter().find(|entry| &*entry.id == id)
     }
 
     /// The local list.
-    pub fn local(&self) -> Option<&Arc<Entry>> {
+    pub fn local(&self) -> Option<&Arc<ListEntry>> {
         self.entry(LOCAL)
     }
 
@@ -285,8 +285,8 @@ impl Lists {
     ///
     /// # Errors
     /// Why the list could not be updated. Its former rules stay in force.
-    pub async fn look(&self, entry: &Arc<Entry>) -> Result<(), String> {
-        if let Kind::Subscription(subscription) = &entry.kind {
+    pub async fn look(&self, entry: &Arc<ListEntry>) -> Result<(), String> {
+        if let ListKind::Subscription(subscription) = &entry.kind {
             match subscription.fetch().await {
                 Ok(fetched) => {
                     entry.change(|state| {
@@ -318,7 +318,7 @@ impl Lists {
     }
 
     /// Reads what is new of a list's text, and records the result in its state. Returns whether it changed.
-    async fn read(&self, entry: &Arc<Entry>) -> Result<bool, String> {
+    async fn read(&self, entry: &Arc<ListEntry>) -> Result<bool, String> {
         match self.reload(entry).await {
             Ok(changed) => {
                 succeed(entry);
@@ -329,7 +329,7 @@ impl Lists {
     }
 
     /// Reads what is new of a list's text. Returns whether it changed.
-    async fn reload(&self, entry: &Arc<Entry>) -> Result<bool, String> {
+    async fn reload(&self, entry: &Arc<ListEntry>) -> Result<bool, String> {
         let mut reading = entry.reading.lock().await;
         let mut reader = reading.take().unwrap_or_default();
         let (file, max) = (entry.file.clone(), self.bytes_max);
@@ -351,8 +351,11 @@ impl Lists {
     /// Puts the current rules of the lists in force.
     fn swap(&self) {
         let swapping = self.swapping.lock().unwrap_or_else(PoisonError::into_inner);
-        let source =
-            |entry: &Arc<Entry>| Source { id: Arc::clone(&entry.id), list: entry.state().list, status: entry.status };
+        let source = |entry: &Arc<ListEntry>| Source {
+            id: Arc::clone(&entry.id),
+            list: entry.state().list,
+            status: entry.status,
+        };
         let settings = Source { id: SETTINGS.into(), list: self.denied.clone(), status: Verdict::Gone };
         let of = |allows: bool| self.entries.iter().filter(move |entry| entry.allows == allows).map(source);
         let deny = Matcher::new(of(false).chain([settings]));
@@ -426,7 +429,7 @@ const TAKEDOWN_ID_CHARS: usize = 16;
 const REPORTED_MAX: usize = 5;
 
 /// Logs that a list was read: at debug level if it is empty as before, or unchanged.
-fn log(entry: &Entry, content: &ListContent) {
+fn log(entry: &ListEntry, content: &ListContent) {
     let (rules, malformed, former) = (content.list.rules(), content.list.malformed(), entry.state());
     let is_empty = rules == 0 && malformed == 0 && former.list.rules() == 0;
     let is_unchanged = content.grew && content.bytes == former.bytes;
@@ -441,12 +444,12 @@ fn log(entry: &Entry, content: &ListContent) {
 }
 
 /// Records a successful check of a list.
-fn succeed(entry: &Entry) {
+fn succeed(entry: &ListEntry) {
     entry.change(|state| (state.checked_at, state.error, state.failures) = (Some(SystemTime::now()), None, 0));
 }
 
 /// Records a failed check of a list.
-fn fail(entry: &Entry, reason: String) -> String {
+fn fail(entry: &ListEntry, reason: String) -> String {
     entry.change(|state| {
         if state.error.as_ref() != Some(&reason) {
             tracing::warn!(list = %entry.id, %reason, "updating a denylist failed: its former rules stay in force");
@@ -457,17 +460,17 @@ fn fail(entry: &Entry, reason: String) -> String {
     reason
 }
 
-impl Entry {
-    fn new(id: Arc<str>, kind: Kind, allows: bool, status: Verdict, file: PathBuf) -> Self {
+impl ListEntry {
+    fn new(id: Arc<str>, kind: ListKind, allows: bool, status: Verdict, file: PathBuf) -> Self {
         Self { id, kind, allows, status, file, reading: tokio::sync::Mutex::default(), state: RwLock::default() }
     }
 }
 
-fn entry(allows: bool, list: &ListSetting, dir: &Path, bytes_max: u64) -> Result<Entry, StartError> {
+fn entry(allows: bool, list: &ListSetting, dir: &Path, bytes_max: u64) -> Result<ListEntry, StartError> {
     let status = if list.status == 451 { Verdict::Legal } else { Verdict::Gone };
     let id: Arc<str> = shown(&list.from).into();
     let (kind, file) = match &list.from {
-        ListPlace::File(path) => (Kind::File, path.clone()),
+        ListPlace::File(path) => (ListKind::File, path.clone()),
         ListPlace::Url(url) => {
             let file = dir.join(format!("{}.deny", fingerprint(url)));
             let subscription = Subscription::new(url, file.clone(), bytes_max).map_err(|error| StartError {
@@ -475,10 +478,10 @@ fn entry(allows: bool, list: &ListSetting, dir: &Path, bytes_max: u64) -> Result
                 place: id.to_string(),
                 reason: error.to_string(),
             })?;
-            (Kind::Subscription(subscription), file)
+            (ListKind::Subscription(subscription), file)
         }
     };
-    Ok(Entry::new(id, kind, allows, status, file))
+    Ok(ListEntry::new(id, kind, allows, status, file))
 }
 
 /// The ID of a list: its file, or its URL without secrets and, if it has any, with a fingerprint that distinguishes it.

@@ -22,7 +22,7 @@
 //! gateway.
 
 use crate::denylists::Refused;
-use crate::denylists::lists::{Entry, Lists, TAKEDOWN_HINT, takedown_id};
+use crate::denylists::lists::{ListEntry, Lists, TAKEDOWN_HINT, takedown_id};
 use crate::front_caches::Caches;
 use crate::pinning::Pins;
 use crate::subject::Subject;
@@ -410,7 +410,7 @@ impl Control {
     }
 
     /// The list of a rule that matched.
-    pub fn list_of(&self, hit: &Hit) -> Option<&Arc<Entry>> {
+    pub fn list_of(&self, hit: &Hit) -> Option<&Arc<ListEntry>> {
         self.lists.entry(&hit.list)
     }
 }

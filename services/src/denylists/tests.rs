@@ -1,13 +1,13 @@
 //! Tests of lists and take-downs with real files, a real store and a real HTTP server.
 
-use crate::denylists::lists::{Lists, State};
+use crate::denylists::lists::{ListState, Lists};
 use crate::denylists::subscription::Fetched;
 use crate::denylists::takedown::{Control, Order, hints};
 use crate::subject::Subject;
 use crate::supervision::Supervisor;
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State as Shared};
+use axum::extract::{State as Shared, Request};
 use axum::http::header::{CONTENT_RANGE, ETAG, IF_NONE_MATCH, RANGE};
 use axum::http::{Response, StatusCode};
 use cache::memory::{self, MemoryOptions};
@@ -121,7 +121,7 @@ fn subscribed(address: SocketAddr) -> PolicySettings {
     PolicySettings { denylists: vec![list(ListPlace::Url(url))], ..PolicySettings::default() }
 }
 
-fn state(lists: &Lists) -> State {
+fn state(lists: &Lists) -> ListState {
     lists.entries()[0].state()
 }
 

@@ -1,6 +1,6 @@
 //! API views of lists, rules and decisions.
 
-use crate::denylists::lists::{Entry, Kind};
+use crate::denylists::lists::{ListEntry, ListKind};
 use crate::denylists::subscription::Fetched;
 use crate::denylists::takedown::{Decision, Done};
 use api::denylists::{AddedView, DecisionView, ListView, ReportedView, RuleView};
@@ -19,16 +19,16 @@ pub fn status(verdict: Verdict) -> Option<u16> {
 }
 
 /// The view of a list.
-pub fn list(entry: &Entry) -> ListView {
+pub fn list(entry: &ListEntry) -> ListView {
     let state = entry.state();
     let header = state.list.header();
     let reported = state.list.reported().iter();
     ListView {
         id: entry.id.to_string(),
         kind: match &entry.kind {
-            Kind::File => "file",
-            Kind::Subscription(_) => "subscription",
-            Kind::Local => "local",
+            ListKind::File => "file",
+            ListKind::Subscription(_) => "subscription",
+            ListKind::Local => "local",
         }
         .to_owned(),
         allows: entry.allows,

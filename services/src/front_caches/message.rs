@@ -34,13 +34,13 @@ pub struct Message {
 
 /// The interpretation of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Meaning {
+pub enum PurgeResult {
     /// The cache has purged the content, or did not have it.
     Done,
     /// The request is to be retried.
-    Later,
+    Retry,
     /// The cache rejected the request.
-    Refused,
+    Rejected,
 }
 
 /// Reads the token of a cache, if it has one.
@@ -121,17 +121,17 @@ pub fn messages(cache: &FrontCache, hosts: &[Host], subject: &Subject, token: Op
 }
 
 /// Interprets the response of a cache.
-pub fn meaning(kind: CacheKind, status: StatusCode) -> Meaning {
+pub fn purge_result(kind: CacheKind, status: StatusCode) -> PurgeResult {
     let code = status.as_u16();
     match kind {
         // The cache stores any other response of Causeway.
-        CacheKind::Refresh if !matches!(code, 401 | 403 | 429 | 500..) => Meaning::Done,
+        CacheKind::Refresh if !matches!(code, 401 | 403 | 429 | 500..) => PurgeResult::Done,
         // The cache did not have the content.
-        CacheKind::Purge if matches!(code, 404 | 412) => Meaning::Done,
-        _ if status.is_success() => Meaning::Done,
+        CacheKind::Purge if matches!(code, 404 | 412) => PurgeResult::Done,
+        _ if status.is_success() => PurgeResult::Done,
         // Errors that the operator can fix at the cache, and temporary ones.
-        _ if matches!(code, 401 | 403 | 408 | 425 | 429 | 500..) => Meaning::Later,
-        _ => Meaning::Refused,
+        _ if matches!(code, 401 | 403 | 408 | 425 | 429 | 500..) => PurgeResult::Retry,
+        _ => PurgeResult::Rejected,
     }
 }
 
@@ -287,25 +287,25 @@ mod tests {
     #[test]
     fn responses_are_interpreted_by_kind() {
         let table = [
-            (CacheKind::Refresh, 200, Meaning::Done),
-            (CacheKind::Refresh, 410, Meaning::Done),
-            (CacheKind::Refresh, 451, Meaning::Done),
-            (CacheKind::Refresh, 403, Meaning::Later),
-            (CacheKind::Refresh, 502, Meaning::Later),
-            (CacheKind::Purge, 200, Meaning::Done),
-            (CacheKind::Purge, 404, Meaning::Done),
-            (CacheKind::Purge, 412, Meaning::Done),
-            (CacheKind::Purge, 405, Meaning::Refused),
-            (CacheKind::Ban, 200, Meaning::Done),
-            (CacheKind::Ban, 404, Meaning::Refused),
-            (CacheKind::Ban, 503, Meaning::Later),
-            (CacheKind::Fastly, 401, Meaning::Later),
-            (CacheKind::Cloudflare, 429, Meaning::Later),
-            (CacheKind::Cloudflare, 400, Meaning::Refused),
+            (CacheKind::Refresh, 200, PurgeResult::Done),
+            (CacheKind::Refresh, 410, PurgeResult::Done),
+            (CacheKind::Refresh, 451, PurgeResult::Done),
+            (CacheKind::Refresh, 403, PurgeResult::Retry),
+            (CacheKind::Refresh, 502, PurgeResult::Retry),
+            (CacheKind::Purge, 200, PurgeResult::Done),
+            (CacheKind::Purge, 404, PurgeResult::Done),
+            (CacheKind::Purge, 412, PurgeResult::Done),
+            (CacheKind::Purge, 405, PurgeResult::Rejected),
+            (CacheKind::Ban, 200, PurgeResult::Done),
+            (CacheKind::Ban, 404, PurgeResult::Rejected),
+            (CacheKind::Ban, 503, PurgeResult::Retry),
+            (CacheKind::Fastly, 401, PurgeResult::Retry),
+            (CacheKind::Cloudflare, 429, PurgeResult::Retry),
+            (CacheKind::Cloudflare, 400, PurgeResult::Rejected),
         ];
         for (kind, status, expected) in table {
             let status = StatusCode::from_u16(status).expect("a status");
-            assert_eq!(meaning(kind, status), expected, "{kind:?} {status}");
+            assert_eq!(purge_result(kind, status), expected, "{kind:?} {status}");
         }
     }
 

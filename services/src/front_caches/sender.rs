@@ -2,7 +2,7 @@
 //! limit; a request that the cache rejects is dropped after some attempts.
 
 use crate::front_caches::Inner;
-use crate::front_caches::message::{self, Meaning, Message};
+use crate::front_caches::message::{self, Message, PurgeResult};
 use crate::front_caches::queue::Item;
 use crate::subject::Subject;
 use config::{FrontCache, Secret};
@@ -23,7 +23,7 @@ const REFUSALS_MAX: u32 = 5;
 
 /// Why sending a request failed.
 struct Failure {
-    meaning: Meaning,
+    meaning: PurgeResult,
     /// Whether the cache was reached.
     reached: bool,
     /// The status, if there was one.
@@ -47,11 +47,11 @@ enum Outcome {
 impl Outcome {
     fn of(failure: &Failure, item: &Item) -> Self {
         match failure.meaning {
-            Meaning::Refused if item.refusals + 1 >= REFUSALS_MAX => Self::GivenUp,
-            Meaning::Refused => Self::Refused,
+            PurgeResult::Rejected if item.refusals + 1 >= REFUSALS_MAX => Self::GivenUp,
+            PurgeResult::Rejected => Self::Refused,
             // Content that Causeway itself cannot serve must not block later take-downs.
-            Meaning::Later | Meaning::Done if failure.reached => Self::PutOff,
-            Meaning::Later | Meaning::Done => Self::Waits,
+            PurgeResult::Retry | PurgeResult::Done if failure.reached => Self::PutOff,
+            PurgeResult::Retry | PurgeResult::Done => Self::Waits,
         }
     }
 
@@ -118,7 +118,7 @@ impl Sender {
 
     /// Sends all HTTP requests for one item.
     async fn send(&self, item: &Item) -> Result<(), Failure> {
-        let rejected = |words: String| Failure { meaning: Meaning::Refused, reached: false, status: None, words };
+        let rejected = |words: String| Failure { meaning: PurgeResult::Rejected, reached: false, status: None, words };
         let subject = Subject::of_path(&item.path).map_err(|error| rejected(error.to_string()))?;
         let token = self.token.as_ref().and_then(Secret::reveal);
         let messages = message::messages(&self.cache, &self.inner.hosts, &subject, token);
@@ -139,7 +139,7 @@ impl Sender {
         let failed = |error: reqwest::Error| {
             let reached = error.is_timeout() && !error.is_connect();
             let words = innermost(&error.without_url());
-            Failure { meaning: Meaning::Later, reached, status: None, words }
+            Failure { meaning: PurgeResult::Retry, reached, status: None, words }
         };
         let mut response = request.send().await.map_err(failed)?;
         let (status, mut bytes) = (response.status(), 0);
@@ -150,8 +150,8 @@ impl Sender {
                 break;
             }
         }
-        match message::meaning(self.cache.kind, status) {
-            Meaning::Done => Ok(()),
+        match message::purge_result(self.cache.kind, status) {
+            PurgeResult::Done => Ok(()),
             meaning => {
                 let words = format!("the cache answered {status}");
                 Err(Failure { meaning, reached: true, status: Some(status.as_u16()), words })
@@ -220,11 +220,11 @@ mod tests {
         let item = |refusals| Item { cache: String::new(), path: String::new(), shown: String::new(), refusals };
         let failure = |meaning, reached| Failure { meaning, reached, status: None, words: String::new() };
         let table = [
-            (failure(Meaning::Later, false), 0, Outcome::Waits),
-            (failure(Meaning::Later, true), 0, Outcome::PutOff),
-            (failure(Meaning::Later, true), 99, Outcome::PutOff),
-            (failure(Meaning::Refused, true), 0, Outcome::Refused),
-            (failure(Meaning::Refused, true), REFUSALS_MAX - 1, Outcome::GivenUp),
+            (failure(PurgeResult::Retry, false), 0, Outcome::Waits),
+            (failure(PurgeResult::Retry, true), 0, Outcome::PutOff),
+            (failure(PurgeResult::Retry, true), 99, Outcome::PutOff),
+            (failure(PurgeResult::Rejected, true), 0, Outcome::Refused),
+            (failure(PurgeResult::Rejected, true), REFUSALS_MAX - 1, Outcome::GivenUp),
         ];
         for (failure, refusals, expected) in table {
             assert_eq!(Outcome::of(&failure, &item(refusals)), expected);

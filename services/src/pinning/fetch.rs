@@ -1,7 +1,7 @@
 //! One attempt to fetch and pin a DAG, and the classification of its failures.
 
 use crate::pinning::request::Progress;
-use crate::pinning::walk::{BlockSources, VisitedBlock, Walk, WalkError};
+use crate::pinning::walk::{BlockSources, DagWalk, VisitedBlock, WalkError};
 use cache::pins::Attempt;
 use cache::{BlockStore, PinError, PinSummary, StoreError};
 use content::dag::{DagError, Visited};
@@ -31,7 +31,7 @@ pub enum FetchError {
     },
     /// A defect of the gateway.
     #[error("internal error: see the log of the gateway")]
-    Broken,
+    Internal,
 }
 
 impl From<StoreError> for FetchError {
@@ -42,11 +42,11 @@ impl From<StoreError> for FetchError {
 
 /// The classification of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum FailureKind {
     /// A retry may succeed.
-    Later,
+    Temporary,
     /// Retries cannot succeed.
-    Never,
+    Permanent,
     /// The pin was removed meanwhile.
     Removed,
     /// The missing blocks are withheld, and are not fetched until the rules change.
@@ -66,7 +66,7 @@ fn withheld_words(blocks: &u64, first: &Cid) -> String {
 pub struct Fetch {
     store: Arc<dyn BlockStore>,
     attempt: Arc<Attempt>,
-    walk: Walk,
+    walk: DagWalk,
     progress: Progress,
 }
 
@@ -87,7 +87,7 @@ impl Fetch {
     pub async fn begin(sources: BlockSources, root: Cid) -> Result<Self, FetchError> {
         let store = Arc::clone(&sources.store);
         let attempt = store.begin_pin(root, None).await?;
-        Ok(Self { store, attempt, walk: Walk::new(sources, root, BLOCKS_IN_FLIGHT), progress: Progress::default() })
+        Ok(Self { store, attempt, walk: DagWalk::new(sources, root, BLOCKS_IN_FLIGHT), progress: Progress::default() })
     }
 
     /// Adds the next block to the pin; `None` when the DAG is complete.
@@ -122,38 +122,38 @@ impl Fetch {
 
 impl FetchError {
     /// The classification, and the reason in the metrics.
-    pub fn verdict(&self) -> (Verdict, &'static str) {
+    pub fn kind(&self) -> (FailureKind, &'static str) {
         match self {
-            Self::Walk(WalkError::TooLarge(_)) => (Verdict::Never, "too_large"),
+            Self::Walk(WalkError::TooLarge(_)) => (FailureKind::Permanent, "too_large"),
             Self::Walk(WalkError::Dag(error)) => of_dag(error),
-            Self::Broken => (Verdict::Later, "defect"),
-            Self::Withheld { .. } => (Verdict::Withheld, "withheld"),
-            Self::Pin(PinError::Removed { .. }) => (Verdict::Removed, "removed"),
-            Self::Pin(PinError::Store(error)) if error.is_full() => (Verdict::Later, "full"),
-            Self::Pin(PinError::NameTooLong { .. }) => (Verdict::Never, "name"),
+            Self::Internal => (FailureKind::Temporary, "defect"),
+            Self::Withheld { .. } => (FailureKind::Withheld, "withheld"),
+            Self::Pin(PinError::Removed { .. }) => (FailureKind::Removed, "removed"),
+            Self::Pin(PinError::Store(error)) if error.is_full() => (FailureKind::Temporary, "full"),
+            Self::Pin(PinError::NameTooLong { .. }) => (FailureKind::Permanent, "name"),
             Self::Pin(
                 PinError::Store(_) | PinError::Blocks(_) | PinError::RootMissing { .. } | PinError::Lost { .. },
-            ) => (Verdict::Later, "store"),
+            ) => (FailureKind::Temporary, "store"),
         }
     }
 }
 
-fn of_dag(error: &DagError) -> (Verdict, &'static str) {
+fn of_dag(error: &DagError) -> (FailureKind, &'static str) {
     match error {
-        DagError::Node(NodeError::Unsupported { .. }) => (Verdict::Never, "unsupported"),
-        DagError::Node(_) => (Verdict::Never, "malformed"),
-        DagError::Memory => (Verdict::Later, "busy"),
+        DagError::Node(NodeError::Unsupported { .. }) => (FailureKind::Permanent, "unsupported"),
+        DagError::Node(_) => (FailureKind::Permanent, "malformed"),
+        DagError::Memory => (FailureKind::Temporary, "busy"),
         DagError::Source(error) => match error {
-            SourceError::Refused { .. } => (Verdict::Never, "refused"),
-            SourceError::Unacceptable(_) => (Verdict::Never, "unsupported"),
-            SourceError::NotFound { .. } => (Verdict::Later, "not_found"),
-            SourceError::Stalled { .. } => (Verdict::Later, "stalled"),
-            SourceError::Busy => (Verdict::Later, "busy"),
-            SourceError::Corrupt { .. } => (Verdict::Later, "corrupt"),
+            SourceError::Refused { .. } => (FailureKind::Permanent, "refused"),
+            SourceError::Unacceptable(_) => (FailureKind::Permanent, "unsupported"),
+            SourceError::NotFound { .. } => (FailureKind::Temporary, "not_found"),
+            SourceError::Stalled { .. } => (FailureKind::Temporary, "stalled"),
+            SourceError::Busy => (FailureKind::Temporary, "busy"),
+            SourceError::Corrupt { .. } => (FailureKind::Temporary, "corrupt"),
             // Pins have no work budget.
-            SourceError::TooMuchWork { .. } => (Verdict::Never, "work"),
-            SourceError::Store(_) => (Verdict::Later, "store"),
-            SourceError::Closed => (Verdict::Later, "closed"),
+            SourceError::TooMuchWork { .. } => (FailureKind::Permanent, "work"),
+            SourceError::Store(_) => (FailureKind::Temporary, "store"),
+            SourceError::Closed => (FailureKind::Temporary, "closed"),
         },
     }
 }

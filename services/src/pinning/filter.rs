@@ -1,6 +1,6 @@
 //! [`Filter`]: selects the requests of a listing.
 
-use crate::pinning::index::{Entry, Index, millis};
+use crate::pinning::index::{Index, StoredRequest, millis};
 use crate::pinning::request::{Meta, Request, Status};
 use content::Cid;
 use std::collections::HashSet;
@@ -58,21 +58,21 @@ impl Page {
         &mut self,
         index: &Index,
         owner: Option<&str>,
-        sieve: &Sieve<'_>,
+        filter: &PreparedFilter<'_>,
         before_ms: u64,
     ) -> Option<u64> {
-        let batch = match (sieve.roots.is_empty(), owner) {
-            (false, _) => index.newest_for(&sieve.versions, owner, before_ms, BATCH),
+        let batch = match (filter.roots.is_empty(), owner) {
+            (false, _) => index.newest_for(&filter.versions, owner, before_ms, BATCH),
             (true, Some(owner)) => index.newest_of(owner, before_ms, BATCH),
             (true, None) => index.newest(before_ms, BATCH),
         };
         for entry in batch.entries {
-            if entry.created_ms < sieve.after_ms {
+            if entry.created_ms < filter.after_ms {
                 return None;
             }
-            if sieve.matches(index, entry) {
+            if filter.matches(index, entry) {
                 self.count += 1;
-                if self.requests.len() < sieve.filter.limit {
+                if self.requests.len() < filter.filter.limit {
                     self.requests.push(index.show(entry));
                 }
             }
@@ -82,7 +82,7 @@ impl Page {
 }
 
 /// A filter that is prepared for matching many requests.
-pub(super) struct Sieve<'a> {
+pub(super) struct PreparedFilter<'a> {
     filter: &'a Filter,
     roots: HashSet<Cid>,
     /// The roots in all CID versions that requests may have.
@@ -95,7 +95,7 @@ pub(super) struct Sieve<'a> {
     after_ms: u64,
 }
 
-impl<'a> Sieve<'a> {
+impl<'a> PreparedFilter<'a> {
     pub(super) fn of(filter: &'a Filter) -> Self {
         let folded = |(name, how): &(String, NameMatch)| match how {
             NameMatch::Exact | NameMatch::Partial => (name.clone(), *how),
@@ -118,7 +118,7 @@ impl<'a> Sieve<'a> {
         self.before_ms
     }
 
-    fn matches(&self, index: &Index, entry: &Entry) -> bool {
+    fn matches(&self, index: &Index, entry: &StoredRequest) -> bool {
         entry.created_ms < self.before_ms
             && entry.created_ms >= self.after_ms
             && (self.filter.statuses.is_empty() || self.filter.statuses.contains(&index.status(entry)))

@@ -8,7 +8,7 @@
 //! | `orphan/CID` | [`Orphan`] | a pin that is no longer needed, and may still be in the store |
 //! | `unreadable/KEY` | anything | a record that this release cannot parse, kept under its former key |
 
-use crate::pinning::index::{Entry, Outcome};
+use crate::pinning::index::{Outcome, StoredRequest};
 use crate::pinning::request::{Meta, Wanted};
 use cache::StoreError;
 use cache::register::{Change, Register};
@@ -87,7 +87,7 @@ pub struct Orphan {
 #[derive(Debug, Default)]
 pub struct Records {
     /// The requests.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<StoredRequest>,
     /// The work of roots.
     pub works: Vec<(Cid, Work)>,
     /// Roots whose pins are to be removed.
@@ -100,7 +100,7 @@ pub struct Records {
 ///
 /// # Errors
 /// Serialisation errors, which do not occur in practice.
-pub fn put(entry: &Entry) -> Result<Change, StoreError> {
+pub fn put(entry: &StoredRequest) -> Result<Change, StoreError> {
     let record = Record {
         owner: entry.owner.to_string(),
         cid: entry.root.to_string(),
@@ -217,10 +217,10 @@ fn each<T: DeserializeOwned>(
     })
 }
 
-fn entry(id: &str, record: Record) -> Option<Entry> {
+fn entry(id: &str, record: Record) -> Option<StoredRequest> {
     let Record { name, origins, meta, .. } = record;
     let wanted = Wanted { root: record.cid.parse().ok()?, name, origins, meta };
-    Some(Entry {
+    Some(StoredRequest {
         id: id.into(),
         owner: record.owner.into(),
         wanted: Arc::new(wanted),
@@ -251,7 +251,7 @@ fn damaged(words: &str) -> StoreError {
 mod tests {
     use super::*;
 
-    fn entries() -> Vec<Entry> {
+    fn entries() -> Vec<StoredRequest> {
         let root: Cid = "bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy".parse().expect("a CID");
         let wanted = Wanted {
             root,
@@ -262,7 +262,7 @@ mod tests {
                 .expect("an address")]
             .into(),
         };
-        let full = Entry {
+        let full = StoredRequest {
             id: "0123".into(),
             owner: "somebody".into(),
             wanted: Arc::new(wanted),
@@ -272,7 +272,7 @@ mod tests {
             keeps: Some(root),
             taken_in: false,
         };
-        let bare = Entry {
+        let bare = StoredRequest {
             id: "4567".into(),
             wanted: Arc::new(Wanted::new(root)),
             outcome: Outcome::Pending,
@@ -281,7 +281,7 @@ mod tests {
             taken_in: true,
             ..full.clone()
         };
-        let withheld = Entry { id: "89ab".into(), outcome: Outcome::Withheld("a rule".into()), ..full.clone() };
+        let withheld = StoredRequest { id: "89ab".into(), outcome: Outcome::Withheld("a rule".into()), ..full.clone() };
         vec![full, bare, withheld]
     }
 

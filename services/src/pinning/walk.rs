@@ -1,4 +1,4 @@
-//! [`Walk`]: visits all blocks of a DAG, from the nearest source of each.
+//! [`DagWalk`]: visits all blocks of a DAG, from the nearest source of each.
 //!
 //! Goals: stored blocks are not fetched, and stored blocks without links are not even read, so that an interrupted pin
 //! continues at the speed of the index; some 40 bytes of memory for each visited block.
@@ -53,7 +53,7 @@ impl From<SourceError> for WalkError {
 }
 
 /// What a walk reached.
-enum Reached {
+enum WalkStep {
     Found(VisitedBlock),
     /// A block that is missing and withheld.
     Withheld(Cid),
@@ -78,18 +78,18 @@ impl VisitedBlock {
 
 /// A walk in progress. Returns the blocks unordered and without duplicates; inlined blocks (identity hashes) are not
 /// returned, but their links are followed.
-pub struct Walk {
+pub struct DagWalk {
     sources: BlockSources,
     concurrency: usize,
     seen: Fingerprints,
     /// The binary CIDs of links to follow, depth first, which keeps this short.
     waiting: Vec<Box<[u8]>>,
-    fetches: FuturesUnordered<BoxFuture<'static, Result<Reached, SourceError>>>,
+    fetches: FuturesUnordered<BoxFuture<'static, Result<WalkStep, SourceError>>>,
     /// The number of missing withheld blocks, and one of them.
     withheld: Option<(u64, Cid)>,
 }
 
-impl Walk {
+impl DagWalk {
     /// A walk that fetches so many blocks concurrently.
     pub fn new(sources: BlockSources, root: Cid, concurrency: usize) -> Self {
         let mut walk = Self {
@@ -118,8 +118,8 @@ impl Walk {
             }
             let found = match self.fetches.next().await.transpose()? {
                 None => return Ok(None),
-                Some(Reached::Found(found)) => found,
-                Some(Reached::Withheld(cid)) => {
+                Some(WalkStep::Found(found)) => found,
+                Some(WalkStep::Withheld(cid)) => {
                     let (blocks, first) = self.withheld.unwrap_or((0, cid));
                     self.withheld = Some((blocks + 1, first));
                     continue;
@@ -162,19 +162,19 @@ impl Walk {
     }
 }
 
-async fn find(sources: BlockSources, cid: Cid) -> Result<Reached, SourceError> {
+async fn find(sources: BlockSources, cid: Cid) -> Result<WalkStep, SourceError> {
     match find_allowed(&sources, cid).await {
         Err(SourceError::Refused { .. }) if sources.passes_withheld => find_withheld(&*sources.store, cid).await,
-        found => found.map(Reached::Found),
+        found => found.map(WalkStep::Found),
     }
 }
 
 /// A withheld block that is stored remains a member of its pin, and its links are followed. It is not served.
-async fn find_withheld(store: &dyn BlockStore, cid: Cid) -> Result<Reached, SourceError> {
-    let Some(key) = BlockKey::of(&cid) else { return Ok(Reached::Withheld(cid)) };
+async fn find_withheld(store: &dyn BlockStore, cid: Cid) -> Result<WalkStep, SourceError> {
+    let Some(key) = BlockKey::of(&cid) else { return Ok(WalkStep::Withheld(cid)) };
     let data = store.look(&key).await?;
-    Ok(data.map_or(Reached::Withheld(cid), |data| {
-        Reached::Found(VisitedBlock::block(Block::from_checked(cid, data), false))
+    Ok(data.map_or(WalkStep::Withheld(cid), |data| {
+        WalkStep::Found(VisitedBlock::block(Block::from_checked(cid, data), false))
     }))
 }
 

@@ -4,7 +4,7 @@
 //! turns (fair queueing); while others are queued, one owner gets at most three quarters of the workers, so that huge
 //! DAGs of one owner do not block small ones of another.
 
-use crate::pinning::fetch::{Fetch, FetchError, Step, Verdict};
+use crate::pinning::fetch::{FailureKind, Fetch, FetchError, Step};
 use crate::pinning::index::Outcome;
 use crate::pinning::record::Work;
 use crate::pinning::request::ORIGINS_MAX;
@@ -76,7 +76,7 @@ impl Pins {
         let attempted = tokio::select! {
             // A panic fails one attempt and not the service.
             attempted = AssertUnwindSafe(self.attempt(&root, &arrived)).catch_unwind() => {
-                Some(attempted.unwrap_or(Err(FetchError::Broken)))
+                Some(attempted.unwrap_or(Err(FetchError::Internal)))
             }
             () = worker.cancelled() => None,
         };
@@ -156,26 +156,26 @@ impl Pins {
     }
 
     async fn end_badly(&self, root: &Cid, error: &FetchError, arrived: bool) -> Result<(), PinsError> {
-        let (verdict, reason) = error.verdict();
+        let (kind, reason) = error.kind();
         let former = self.index().root(root).map(|root| root.work.clone()).unwrap_or_default();
         let now = self.index().clock.now_ms();
-        match verdict {
-            Verdict::Removed => {
+        match kind {
+            FailureKind::Removed => {
                 let due_ms = now + millis(AFTER_REMOVAL);
                 self.index_mut().set_work(root, Work { due_ms, ..former });
                 return Ok(());
             }
-            Verdict::Withheld => {
+            FailureKind::Withheld => {
                 tracing::warn!(%root, %error, "a pin has missing blocks that are withheld");
                 return self.withhold(root, error.to_string()).await;
             }
             // A pin that was complete never fails: the rest of it would be evicted.
-            Verdict::Never if !former.lost => {
+            FailureKind::Permanent if !former.lost => {
                 self.metrics.failed(reason);
                 tracing::info!(%root, %error, "a pin failed");
                 return self.give_up(root, error.to_string()).await;
             }
-            Verdict::Never | Verdict::Later => self.metrics.failed(reason),
+            FailureKind::Permanent | FailureKind::Temporary => self.metrics.failed(reason),
         }
         let work = next_work(&former, error, arrived, now, &self.options);
         if !work.lost && now.saturating_sub(work.since_ms) >= millis(self.options.give_up) {

@@ -88,7 +88,7 @@ impl ProgressSender {
     /// Reports a complete entry.
     ///
     /// # Errors
-    /// [`UploadError::Unheard`] when the receiver does not take the event for a minute.
+    /// [`UploadError::EventsStalled`] when the receiver does not take the event for a minute.
     pub fn added(&self, path: &[u8], part: &Part) -> Result<(), UploadError> {
         let Some(events) = &self.events else { return Ok(()) };
         let event = Event::Added { path: String::from_utf8_lossy(path).into_owned(), part: *part };
@@ -103,7 +103,7 @@ impl ProgressSender {
         match self.runtime.block_on(async { events.send_timeout(event, EVENT_TIMEOUT).await }) {
             // The receiver was dropped.
             Ok(()) | Err(SendTimeoutError::Closed(_)) => Ok(()),
-            Err(SendTimeoutError::Timeout(_)) => Err(UploadError::Unheard),
+            Err(SendTimeoutError::Timeout(_)) => Err(UploadError::EventsStalled),
         }
     }
 }

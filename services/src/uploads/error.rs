@@ -47,7 +47,7 @@ pub enum UploadError {
     Busy(usize),
     /// The token's limit of concurrent uploads is reached.
     #[error("the token has reached its limit of concurrent uploads: try again when one has ended")]
-    Share,
+    TokenLimit,
     /// The token is no longer valid.
     #[error("the token that created the upload was revoked or has expired")]
     Revoked,
@@ -62,7 +62,7 @@ pub enum UploadError {
     },
     /// The policy withholds the content.
     #[error("the policy rejects {cid}: {}", why(*.verdict))]
-    Denied {
+    Withheld {
         /// The first withheld block.
         cid: Cid,
         /// The verdict.
@@ -90,7 +90,7 @@ pub enum UploadError {
     Read(io::Error),
     /// The folder for temporary files failed.
     #[error("the folder for temporary files of uploads failed: {0}")]
-    Scratch(io::Error),
+    TemporaryFile(io::Error),
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
@@ -125,7 +125,7 @@ pub enum UploadError {
     },
     /// The client does not read the progress events.
     #[error("the client does not read the progress events of the upload")]
-    Unheard,
+    EventsStalled,
     /// The gateway is stopping, or the upload panicked.
     #[error("the gateway is stopping")]
     Stopping,
@@ -158,12 +158,14 @@ impl UploadError {
             Self::LargerThanCache { .. } | Self::NotCached { .. } => StatusCode::INSUFFICIENT_STORAGE,
             Self::Conflict(_) => StatusCode::CONFLICT,
             Self::Revoked => StatusCode::FORBIDDEN,
-            Self::Busy(_) | Self::Share => StatusCode::TOO_MANY_REQUESTS,
-            Self::Denied { verdict: Verdict::Legal, .. } => StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS,
-            Self::Denied { .. } => StatusCode::GONE,
-            Self::Unheard => StatusCode::REQUEST_TIMEOUT,
-            Self::Scratch(error) if error.kind() == io::ErrorKind::StorageFull => StatusCode::INSUFFICIENT_STORAGE,
-            Self::Scratch(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Busy(_) | Self::TokenLimit => StatusCode::TOO_MANY_REQUESTS,
+            Self::Withheld { verdict: Verdict::Legal, .. } => StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS,
+            Self::Withheld { .. } => StatusCode::GONE,
+            Self::EventsStalled => StatusCode::REQUEST_TIMEOUT,
+            Self::TemporaryFile(error) if error.kind() == io::ErrorKind::StorageFull => {
+                StatusCode::INSUFFICIENT_STORAGE
+            }
+            Self::TemporaryFile(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Store(error) => of_store(error),
             Self::Pin { error, .. } => of_pin(error),
             Self::Memory { .. } | Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,

@@ -140,7 +140,7 @@ impl Cached {
         if self.bytes > self.bytes_max {
             return Err(UploadError::LargerThanCache { bytes_max: self.bytes_max });
         }
-        self.record(&key).await.map_err(UploadError::Scratch)?;
+        self.record(&key).await.map_err(UploadError::TemporaryFile)?;
         self.store.put_cached(block.clone()).await;
         self.last = Some(key);
         Ok(())
@@ -167,8 +167,8 @@ impl Cached {
         self.store.written().await?;
         let mut gone = self.count_evicted(&self.keys[..]).await?;
         if let Some(mut file) = self.file.take() {
-            file.flush().await.map_err(UploadError::Scratch)?;
-            file.rewind().await.map_err(UploadError::Scratch)?;
+            file.flush().await.map_err(UploadError::TemporaryFile)?;
+            file.rewind().await.map_err(UploadError::TemporaryFile)?;
             gone += self.count_evicted(BufReader::with_capacity(KEYS_BYTES_MAX, file)).await?;
         }
         match gone {
@@ -181,7 +181,7 @@ impl Cached {
     async fn count_evicted(&self, mut keys: impl AsyncRead + Unpin) -> Result<u64, UploadError> {
         let mut gone = 0;
         loop {
-            let next = read_keys(&mut keys).await.map_err(UploadError::Scratch)?;
+            let next = read_keys(&mut keys).await.map_err(UploadError::TemporaryFile)?;
             if next.is_empty() {
                 return Ok(gone);
             }

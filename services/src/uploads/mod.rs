@@ -213,7 +213,7 @@ pub struct Progress {
 
 /// A snapshot of the progress of an upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Glance {
+pub struct ProgressSnapshot {
     /// The number of complete files and symlinks.
     pub files: u64,
     /// The number of bytes of content that were read.
@@ -224,8 +224,8 @@ pub struct Glance {
 
 impl Progress {
     /// The current progress.
-    pub fn now(&self) -> Glance {
-        Glance {
+    pub fn now(&self) -> ProgressSnapshot {
+        ProgressSnapshot {
             files: self.files.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
             path: self.path.lock().unwrap_or_else(PoisonError::into_inner).clone(),
@@ -393,7 +393,7 @@ impl Uploads {
     ///
     /// # Errors
     /// As [`Uploads::take`].
-    pub async fn take_in_turn(&self, order: Order, meter: Meter, bytes: u64) -> Result<Taken, UploadError> {
+    pub async fn take_queued(&self, order: Order, meter: Meter, bytes: u64) -> Result<Taken, UploadError> {
         let permit = self.uploads.acquire(&order.owner).await.map_err(|_| UploadError::Stopping)?;
         let bytes = self.memory_bytes(&order.terms, &order.form, Some(bytes))?;
         let share = loop {
@@ -407,7 +407,7 @@ impl Uploads {
 
     fn try_acquire(&self, order: &Order, body_bytes_max: Option<u64>) -> Result<Resources, UploadError> {
         let permit = self.uploads.try_acquire(&order.owner).map_err(|full| match full {
-            Full::Client => UploadError::Share,
+            Full::Client => UploadError::TokenLimit,
             Full::All => UploadError::Busy(self.limits.at_once_max),
         })?;
         let bytes = self.memory_bytes(&order.terms, &order.form, body_bytes_max)?;

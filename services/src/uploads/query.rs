@@ -71,14 +71,14 @@ pub fn terms(uri: &Uri, headers: &HeaderMap) -> Result<(Terms, Form), UploadErro
     }
     let disposition = headers.get(CONTENT_DISPOSITION).and_then(|value| filename(value.as_bytes(), false));
     let name = disposition.map(|name| String::from_utf8_lossy(&name).into_owned());
-    stored(uri.query().unwrap_or_default(), &text(CONTENT_TYPE), name.as_deref())
+    parse_stored(uri.query().unwrap_or_default(), &text(CONTENT_TYPE), name.as_deref())
 }
 
 /// Like [`terms`], for a stored upload: its parameters, its media type, and its default name.
 ///
 /// # Errors
 /// As [`terms`].
-pub fn stored(query: &str, content_type: &str, name: Option<&str>) -> Result<(Terms, Form), UploadError> {
+pub fn parse_stored(query: &str, content_type: &str, name: Option<&str>) -> Result<(Terms, Form), UploadError> {
     let params = UploadParams::read(query)?;
     let name = params.name.clone().or_else(|| name.filter(|name| !name.is_empty()).map(str::to_owned));
     let form = form(params.roots.as_deref(), content_type, name.clone())?;

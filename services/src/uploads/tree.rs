@@ -86,7 +86,7 @@ impl Catalogue {
             return Err(UploadError::Invalid("a file must have a name".to_owned()));
         }
         self.count()?;
-        self.entries.add(&path.to_key(), &TreeEntry::Complete(*part).to_bytes()).map_err(UploadError::Scratch)
+        self.entries.add(&path.to_key(), &TreeEntry::Complete(*part).to_bytes()).map_err(UploadError::TemporaryFile)
     }
 
     /// Adds a folder.
@@ -99,7 +99,7 @@ impl Catalogue {
             self.top = Some(attributes);
             return Ok(());
         }
-        self.entries.add(&path.to_key(), &TreeEntry::Folder(attributes).to_bytes()).map_err(UploadError::Scratch)
+        self.entries.add(&path.to_key(), &TreeEntry::Folder(attributes).to_bytes()).map_err(UploadError::TemporaryFile)
     }
 
     /// Adds a hard link to a file of the same upload.
@@ -112,7 +112,7 @@ impl Catalogue {
         }
         self.count()?;
         let links = self.links.get_or_insert_with(|| Sorter::new(self.folder.clone(), self.budget.clone()));
-        links.add(&target.to_key(), path.as_bytes()).map_err(UploadError::Scratch)
+        links.add(&target.to_key(), path.as_bytes()).map_err(UploadError::TemporaryFile)
     }
 
     fn count(&mut self) -> Result<(), UploadError> {
@@ -139,7 +139,7 @@ impl Catalogue {
             None => self.entries.finish(),
             Some(links) => Ok(resolve(self.entries, links, &self.folder, &self.budget)?),
         };
-        let mut entries = Distinct::new(entries.map_err(UploadError::Scratch)?, shape.repeats)?;
+        let mut entries = Distinct::new(entries.map_err(UploadError::TemporaryFile)?, shape.repeats)?;
         let base = (shape.wrap || self.top.is_some()).then(|| self.top.unwrap_or_default());
         let mut tree = Tree::new(self.folder, self.budget, importer, base);
         while let Some((key, value)) = entries.next()? {
@@ -157,28 +157,28 @@ fn resolve(
     budget: &MemoryBudget,
 ) -> Result<Sorted, UploadError> {
     let mut all = Sorter::new(folder.to_owned(), budget.clone());
-    let mut entries = Distinct::new(entries.finish().map_err(UploadError::Scratch)?, Repeats::LastCounts)?;
-    let mut links = links.finish().map_err(UploadError::Scratch)?;
-    let mut link = links.take().map_err(UploadError::Scratch)?;
+    let mut entries = Distinct::new(entries.finish().map_err(UploadError::TemporaryFile)?, Repeats::LastCounts)?;
+    let mut links = links.finish().map_err(UploadError::TemporaryFile)?;
+    let mut link = links.take().map_err(UploadError::TemporaryFile)?;
     let dangling = |(target, path): &Record| {
         let (path, target) = (names::shown(path), names::shown(&path_of_key(target)));
         Err(UploadError::Invalid(format!("the target {target} of the hard link {path} is not a file in the archive")))
     };
     while let Some((key, value)) = entries.next()? {
-        all.add(&key, &value).map_err(UploadError::Scratch)?;
+        all.add(&key, &value).map_err(UploadError::TemporaryFile)?;
         while let Some(next) = link.take_if(|(target, _)| *target <= key) {
             if next.0 != key || value.first() != Some(&COMPLETE) {
                 return dangling(&next);
             }
             let path = Path::of(&next.1)?;
-            all.add(&path.to_key(), &value).map_err(UploadError::Scratch)?;
-            link = links.take().map_err(UploadError::Scratch)?;
+            all.add(&path.to_key(), &value).map_err(UploadError::TemporaryFile)?;
+            link = links.take().map_err(UploadError::TemporaryFile)?;
         }
     }
     if let Some(next) = &link {
         return dangling(next);
     }
-    all.finish().map_err(UploadError::Scratch)
+    all.finish().map_err(UploadError::TemporaryFile)
 }
 
 /// Sorted records with distinct paths.
@@ -190,14 +190,14 @@ struct Distinct {
 
 impl Distinct {
     fn new(mut sorted: Sorted, repeats: Repeats) -> Result<Self, UploadError> {
-        let ahead = sorted.take().map_err(UploadError::Scratch)?;
+        let ahead = sorted.take().map_err(UploadError::TemporaryFile)?;
         Ok(Self { sorted, ahead, repeats })
     }
 
     fn next(&mut self) -> Result<Option<Record>, UploadError> {
         let Some((key, mut value)) = self.ahead.take() else { return Ok(None) };
         loop {
-            self.ahead = self.sorted.take().map_err(UploadError::Scratch)?;
+            self.ahead = self.sorted.take().map_err(UploadError::TemporaryFile)?;
             let Some((_, again)) = self.ahead.take_if(|(ahead, _)| *ahead == key) else { break };
             let is_folder = |value: &[u8]| value.first() == Some(&FOLDER);
             let allowed = match (is_folder(&value), is_folder(&again)) {
@@ -316,16 +316,16 @@ struct Folder {
 impl Folder {
     fn add(&mut self, name: &[u8], part: &Part) -> Result<(), UploadError> {
         let key = [&Sharded::order(name).to_be_bytes(), name].concat();
-        self.entries.add(&key, &TreeEntry::Complete(*part).to_bytes()).map_err(UploadError::Scratch)
+        self.entries.add(&key, &TreeEntry::Complete(*part).to_bytes()).map_err(UploadError::TemporaryFile)
     }
 
     /// Builds its blocks, and returns its name and its root.
     fn finish(self, importer: &Importer, sink: &mut dyn BlockSink) -> Result<Top, UploadError> {
         let Self { name, attributes, entries } = self;
         let is_small = entries.total_bytes() <= small_bytes(importer.profile());
-        let mut entries = entries.finish().map_err(UploadError::Scratch)?;
+        let mut entries = entries.finish().map_err(UploadError::TemporaryFile)?;
         let mut next = || -> Result<Option<(Vec<u8>, Part)>, UploadError> {
-            let Some((key, value)) = entries.take().map_err(UploadError::Scratch)? else { return Ok(None) };
+            let Some((key, value)) = entries.take().map_err(UploadError::TemporaryFile)? else { return Ok(None) };
             match TreeEntry::from_bytes(&value)? {
                 TreeEntry::Complete(part) => Ok(Some((key[8..].to_vec(), part))),
                 TreeEntry::Folder(_) => Err(damaged()),
@@ -408,7 +408,7 @@ impl TreeEntry {
 }
 
 fn damaged() -> UploadError {
-    UploadError::Scratch(io::Error::other("the temporary file is corrupt"))
+    UploadError::TemporaryFile(io::Error::other("the temporary file is corrupt"))
 }
 
 /// A time as whole seconds since the Unix epoch, and nanoseconds.

@@ -1,6 +1,6 @@
 //! API views of uploads.
 
-use crate::uploads::{Glance, Root, Taken};
+use crate::uploads::{ProgressSnapshot, Root, Taken};
 use api::uploads::{GlanceView, RootView, UploadView};
 
 /// The result of an upload.
@@ -14,6 +14,6 @@ fn root(Root { name, cid, bytes, pin }: Root) -> RootView {
 }
 
 /// The progress of an upload.
-pub fn progress(Glance { files, bytes, path }: Glance) -> GlanceView {
+pub fn progress(ProgressSnapshot { files, bytes, path }: ProgressSnapshot) -> GlanceView {
     GlanceView { files, bytes, path }
 }

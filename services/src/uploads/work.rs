@@ -112,7 +112,7 @@ async fn pin(
 /// Checks whether the policy allows storing a block.
 fn check(policy: &dyn Policy, cid: &Cid) -> Result<(), UploadError> {
     match policy.check(cid) {
-        verdict @ (Verdict::Gone | Verdict::Legal) => Err(UploadError::Denied { cid: *cid, verdict }),
+        verdict @ (Verdict::Gone | Verdict::Legal) => Err(UploadError::Withheld { cid: *cid, verdict }),
         // In allowlist mode, authorised clients may store unlisted content.
         _ => Ok(()),
     }

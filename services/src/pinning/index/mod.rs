@@ -59,7 +59,7 @@ mod text {
 
 /// A stored request. Dereferences to its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct StoredRequest {
     /// Its ID.
     pub id: Arc<str>,
     /// The ID of the owner's token.
@@ -78,7 +78,7 @@ pub struct Entry {
     pub taken_in: bool,
 }
 
-impl Deref for Entry {
+impl Deref for StoredRequest {
     type Target = Wanted;
 
     fn deref(&self) -> &Wanted {
@@ -86,7 +86,7 @@ impl Deref for Entry {
     }
 }
 
-impl Entry {
+impl StoredRequest {
     /// Whether it keeps the stored blocks of its DAG: it is pending, pinned, or pinned except for withheld blocks.
     pub fn is_live(&self) -> bool {
         !matches!(self.outcome, Outcome::Failed(_))
@@ -163,7 +163,7 @@ impl Root {
 
 #[derive(Debug, Default)]
 struct OwnerRows {
-    requests: BTreeMap<u64, Entry>,
+    requests: BTreeMap<u64, StoredRequest>,
     /// The bytes of the DAGs of live requests, each counted once.
     bytes: u64,
     /// The byte quota as of the newest request.
@@ -236,7 +236,7 @@ impl Index {
     }
 
     /// Inserts a request, and queues its root if it is pending.
-    pub fn insert(&mut self, entry: Entry) {
+    pub fn insert(&mut self, entry: StoredRequest) {
         let (owner, root, created_ms) = (Arc::clone(&entry.owner), entry.root, entry.created_ms);
         self.newest_ms = self.newest_ms.max(created_ms);
         self.text_bytes += entry.text_bytes();
@@ -261,7 +261,7 @@ impl Index {
     }
 
     /// Removes a request.
-    pub fn remove(&mut self, id: &str) -> Option<Entry> {
+    pub fn remove(&mut self, id: &str) -> Option<StoredRequest> {
         let (owner, created_ms) = self.ids.remove(id)?;
         self.times.remove(&created_ms);
         let rows = self.owners.get_mut(&owner)?;
@@ -286,12 +286,12 @@ impl Index {
     }
 
     /// Sets the outcome of a request.
-    pub fn settle(&mut self, id: &str, outcome: Outcome) -> Option<Entry> {
+    pub fn settle(&mut self, id: &str, outcome: Outcome) -> Option<StoredRequest> {
         let (owner, created_ms) = self.ids.get(id).cloned()?;
         let former = self.owners.get(&owner)?.requests.get(&created_ms)?.clone();
         self.count(&former, false);
         let keeps = if outcome == Outcome::Pending { former.keeps } else { None };
-        let entry = Entry { outcome, keeps, ..former.clone() };
+        let entry = StoredRequest { outcome, keeps, ..former.clone() };
         self.count(&entry, true);
         // In this order, so that a root that is live before and after is live in between.
         if entry.is_live() {
@@ -314,7 +314,7 @@ impl Index {
         Some(entry)
     }
 
-    fn count(&mut self, entry: &Entry, more: bool) {
+    fn count(&mut self, entry: &StoredRequest, more: bool) {
         let count = match entry.outcome {
             Outcome::Pending => &mut self.counts.pending,
             Outcome::Pinned => &mut self.counts.pinned,
@@ -324,7 +324,7 @@ impl Index {
         *count = if more { *count + 1 } else { count.saturating_sub(1) };
     }
 
-    fn add_live(&mut self, entry: &Entry) {
+    fn add_live(&mut self, entry: &StoredRequest) {
         let root = self.roots.entry(entry.root).or_default();
         if entry.is_pending() {
             root.pending.insert(entry.created_ms, Arc::clone(&entry.owner));
@@ -339,7 +339,7 @@ impl Index {
         }
     }
 
-    fn remove_live(&mut self, entry: &Entry) {
+    fn remove_live(&mut self, entry: &StoredRequest) {
         let Some(root) = self.roots.get_mut(&entry.root) else { return };
         root.pending.remove(&entry.created_ms);
         let Some(live) = root.live.get_mut(&entry.owner) else { return };

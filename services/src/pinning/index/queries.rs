@@ -1,6 +1,6 @@
 //! Read access to an index.
 
-use crate::pinning::index::{Entry, Index, Outcome, Root, time};
+use crate::pinning::index::{Index, Outcome, Root, StoredRequest, time};
 use crate::pinning::record::Work;
 use crate::pinning::request::{Request, Status};
 use content::Cid;
@@ -35,7 +35,7 @@ impl Index {
     }
 
     /// The IDs of requests for a root that match a predicate.
-    pub fn requests_for(&self, cid: &Cid, matches: impl Fn(&Entry) -> bool) -> Vec<Arc<str>> {
+    pub fn requests_for(&self, cid: &Cid, matches: impl Fn(&StoredRequest) -> bool) -> Vec<Arc<str>> {
         let Some(root) = self.roots.get(cid) else { return Vec::new() };
         let entry = |(at, owner): (&u64, &Arc<str>)| self.owners.get(owner)?.requests.get(at);
         let entries = root.requests.iter().filter_map(entry).filter(|entry| matches(entry));
@@ -45,7 +45,7 @@ impl Index {
     /// The origins that the pending requests for a root name.
     pub fn origins(&self, cid: &Cid, most: usize) -> Vec<Multiaddr> {
         let mut origins: Vec<Multiaddr> = Vec::new();
-        for id in self.requests_for(cid, Entry::is_pending) {
+        for id in self.requests_for(cid, StoredRequest::is_pending) {
             let Some(entry) = self.entry(&id) else { continue };
             for origin in entry.origins.iter() {
                 if origins.len() < most && !origins.contains(origin) {
@@ -57,7 +57,7 @@ impl Index {
     }
 
     /// Finds a stored request.
-    pub fn entry(&self, id: &str) -> Option<&Entry> {
+    pub fn entry(&self, id: &str) -> Option<&StoredRequest> {
         let (owner, created_ms) = self.ids.get(id)?;
         self.owners.get(owner)?.requests.get(created_ms)
     }
@@ -94,12 +94,12 @@ impl Index {
         Batch::of(newest.into_iter().map(|(at, of)| (*at, self.at(of, *at).filter(|_| is_owned(of)))), most)
     }
 
-    fn at(&self, owner: &str, created_ms: u64) -> Option<&Entry> {
+    fn at(&self, owner: &str, created_ms: u64) -> Option<&StoredRequest> {
         self.owners.get(owner)?.requests.get(&created_ms)
     }
 
     /// The requests of all owners, unordered.
-    pub fn all(&self) -> impl Iterator<Item = &Entry> {
+    pub fn all(&self) -> impl Iterator<Item = &StoredRequest> {
         self.owners.values().flat_map(|rows| rows.requests.values())
     }
 
@@ -124,14 +124,17 @@ impl Index {
     }
 
     /// The bytes that removing a request would free of its owner's quota.
-    pub fn freed_by(&self, entry: &Entry) -> u64 {
+    pub fn freed_by(&self, entry: &StoredRequest) -> u64 {
         let root = self.roots.get(&entry.root).filter(|_| entry.is_live());
         let last = root.filter(|root| root.live.get(&entry.owner) == Some(&1));
         last.map_or(0, |root| root.progress.bytes)
     }
 
     /// The roots whose pins are no longer needed after requests are changed or removed.
-    pub fn released_by<'a>(&self, changes: impl IntoIterator<Item = (&'a Entry, Option<&'a Entry>)>) -> Vec<Cid> {
+    pub fn released_by<'a>(
+        &self,
+        changes: impl IntoIterator<Item = (&'a StoredRequest, Option<&'a StoredRequest>)>,
+    ) -> Vec<Cid> {
         let mut leaving: BTreeMap<Cid, (usize, usize)> = BTreeMap::new();
         let mut staying: BTreeMap<Cid, (usize, usize)> = BTreeMap::new();
         for (former, next) in changes {
@@ -147,7 +150,7 @@ impl Index {
     }
 
     /// The status of a request.
-    pub fn status(&self, entry: &Entry) -> Status {
+    pub fn status(&self, entry: &StoredRequest) -> Status {
         match entry.outcome {
             Outcome::Pinned => Status::Pinned,
             Outcome::Failed(_) | Outcome::Withheld(_) => Status::Failed,
@@ -157,7 +160,7 @@ impl Index {
     }
 
     /// A snapshot of a request.
-    pub fn show(&self, entry: &Entry) -> Request {
+    pub fn show(&self, entry: &StoredRequest) -> Request {
         let root = self.roots.get(&entry.root);
         let status = self.status(entry);
         let pending = entry.is_pending();
@@ -187,14 +190,14 @@ impl Index {
 #[derive(Debug, Default)]
 pub struct Batch<'a> {
     /// The requests.
-    pub entries: Vec<&'a Entry>,
+    pub entries: Vec<&'a StoredRequest>,
     /// The time before which to continue; `None` at the end.
     pub next_ms: Option<u64>,
 }
 
 impl<'a> Batch<'a> {
     /// A batch of the examined requests, some of which match. If there are as many as `most`, more may follow.
-    fn of(examined: impl Iterator<Item = (u64, Option<&'a Entry>)>, most: usize) -> Self {
+    fn of(examined: impl Iterator<Item = (u64, Option<&'a StoredRequest>)>, most: usize) -> Self {
         let (mut batch, mut count) = (Self::default(), 0);
         for (at, entry) in examined {
             count += 1;

@@ -1,6 +1,6 @@
 //! Creation of requests: new ones, replacements, and those for uploads.
 
-use crate::pinning::index::{Entry, Index, Outcome};
+use crate::pinning::index::{Index, Outcome, StoredRequest};
 use crate::pinning::record;
 use crate::pinning::request::{Meta, Owner, Request, Status, Wanted};
 use crate::pinning::service::{FollowUp, Pins, PinsError, Protection, now_ms, progress};
@@ -105,8 +105,8 @@ impl Pins {
         wanted: Wanted,
         outcome: Outcome,
         keeps: Option<Cid>,
-    ) -> Result<Entry, StoreError> {
-        Ok(Entry {
+    ) -> Result<StoredRequest, StoreError> {
+        Ok(StoredRequest {
             id: new_id()?,
             owner: Arc::clone(&owner.id),
             wanted: Arc::new(wanted),
@@ -125,7 +125,7 @@ impl Pins {
         index: &Index,
         owner: &Owner,
         wanted: &Wanted,
-        replaced: Option<&Entry>,
+        replaced: Option<&StoredRequest>,
     ) -> Result<(), PinsError> {
         let former = u64::from(replaced.is_some());
         let (pins, bytes) = index.used(&owner.id);

@@ -4,7 +4,7 @@
 //! Then the requests report it, and a worker fetches the missing blocks. A pin that was complete never fails, because
 //! the rest of it would be evicted.
 
-use crate::pinning::index::{Entry, Index, Outcome};
+use crate::pinning::index::{Index, Outcome, StoredRequest};
 use crate::pinning::record::{self, Work};
 use crate::pinning::service::{Pins, PinsError, progress};
 use cache::pins::PinChanges;
@@ -78,7 +78,7 @@ impl Pins {
         let affected = {
             let index = self.index();
             let ids = index.requests_for(root, |entry| matches!(entry.outcome, Outcome::Pinned | Outcome::Withheld(_)));
-            ids.iter().filter_map(|id| index.entry(id).cloned()).collect::<Vec<Entry>>()
+            ids.iter().filter_map(|id| index.entry(id).cloned()).collect::<Vec<StoredRequest>>()
         };
         if affected.is_empty() {
             self.schedule_soon(root);
@@ -87,7 +87,7 @@ impl Pins {
         let work = restarted_work(&self.index());
         let mut changes = vec![record::put_work(root, &work)?];
         for entry in &affected {
-            changes.push(record::put(&Entry { outcome: Outcome::Pending, ..entry.clone() })?);
+            changes.push(record::put(&StoredRequest { outcome: Outcome::Pending, ..entry.clone() })?);
         }
         self.register.write(changes).await?;
         {
@@ -124,7 +124,7 @@ impl Pins {
     /// Settles the requests for a pin whose missing blocks are withheld, until the rules change.
     pub(in crate::pinning) async fn withhold(&self, root: &Cid, reason: String) -> Result<(), PinsError> {
         let reason: Arc<str> = reason.into();
-        let pending = self.index().requests_for(root, Entry::is_pending);
+        let pending = self.index().requests_for(root, StoredRequest::is_pending);
         self.settle(pending.into_iter().map(|id| (id, Outcome::Withheld(Arc::clone(&reason)))).collect()).await?;
         self.delete_work(root).await
     }

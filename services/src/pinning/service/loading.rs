@@ -1,6 +1,6 @@
 //! The start of the service: reading the pin metadata store, and reconciling it with the block store.
 
-use crate::pinning::index::{Entry, Index, Outcome, Root, millis};
+use crate::pinning::index::{Index, Outcome, Root, StoredRequest, millis};
 use crate::pinning::record::{self, Work};
 use crate::pinning::request::{Owner, Wanted};
 use crate::pinning::service::{Pins, PinsError, progress};
@@ -74,7 +74,7 @@ impl Pins {
         &self,
         orphans: &[(Cid, record::Orphan)],
         stored: &mut HashMap<Cid, PinSummary>,
-        entries: &[Entry],
+        entries: &[StoredRequest],
     ) -> Result<(), StoreError> {
         let needed = needed(entries);
         let mut changes = Vec::new();
@@ -101,7 +101,7 @@ impl Pins {
     /// command while no gateway ran, and has lost blocks or never was complete.
     fn adopt_pins(
         &self,
-        entries: &mut Vec<Entry>,
+        entries: &mut Vec<StoredRequest>,
         stored: &HashMap<Cid, PinSummary>,
         partial_too: bool,
         changes: &mut Vec<Change>,
@@ -124,7 +124,7 @@ impl Pins {
             let wanted = Wanted { name: pin.name.clone(), ..Wanted::new(pin.root) };
             let outcome = if pin.state == PinState::Complete { Outcome::Pinned } else { Outcome::Pending };
             let entry = self.entry(&Index::default(), &operator, wanted, outcome, None)?;
-            let entry = Entry { created_ms, taken_in: true, ..entry };
+            let entry = StoredRequest { created_ms, taken_in: true, ..entry };
             changes.push(record::put(&entry)?);
             entries.push(entry);
         }
@@ -200,14 +200,17 @@ impl Damage {
 }
 
 /// The roots whose pins are needed.
-fn needed(entries: &[Entry]) -> HashSet<Cid> {
+fn needed(entries: &[StoredRequest]) -> HashSet<Cid> {
     let live = entries.iter().filter(|entry| entry.is_live());
     live.flat_map(|entry| [Some(entry.root), entry.keeps]).flatten().collect()
 }
 
 /// Reconciles requests with the pins of the block store: requests whose pin is missing, partial or withheld become
 /// pending; requests that were created for a pin are removed with it. Also returns the roots of pins that lost blocks.
-fn reconcile(entries: Vec<Entry>, stored: &HashMap<Cid, PinSummary>) -> (Vec<Entry>, Vec<Change>, HashSet<Cid>) {
+fn reconcile(
+    entries: Vec<StoredRequest>,
+    stored: &HashMap<Cid, PinSummary>,
+) -> (Vec<StoredRequest>, Vec<Change>, HashSet<Cid>) {
     let (mut changes, mut lost) = (Vec::new(), HashSet::new());
     let mut kept = Vec::with_capacity(entries.len());
     for entry in entries {
@@ -216,11 +219,11 @@ fn reconcile(entries: Vec<Entry>, stored: &HashMap<Cid, PinSummary>) -> (Vec<Ent
             Outcome::Pinned if state.is_none() && entry.taken_in => changes.push(record::delete(&entry.id)),
             Outcome::Pinned if state != Some(PinState::Complete) => {
                 lost.insert(entry.root);
-                kept.push(Entry { outcome: Outcome::Pending, ..entry });
+                kept.push(StoredRequest { outcome: Outcome::Pending, ..entry });
             }
             Outcome::Withheld(_) => {
                 lost.insert(entry.root);
-                kept.push(Entry { outcome: Outcome::Pending, ..entry });
+                kept.push(StoredRequest { outcome: Outcome::Pending, ..entry });
             }
             _ => kept.push(entry),
         }

@@ -23,7 +23,7 @@ mod block_loss;
 mod loading;
 mod settling;
 
-use crate::pinning::filter::{Filter, Page, Sieve};
+use crate::pinning::filter::{Filter, Page, PreparedFilter};
 use crate::pinning::index::{Counts, Index, millis, time};
 use crate::pinning::metrics::PinMetrics;
 use crate::pinning::reach::Reach;
@@ -290,11 +290,11 @@ impl Pins {
     }
 
     async fn list_of(&self, owner: Option<&str>, filter: &Filter) -> Page {
-        let (sieve, mut page) = (Sieve::of(filter), Page::default());
-        let mut before_ms = sieve.before_ms();
+        let (filter, mut page) = (PreparedFilter::of(filter), Page::default());
+        let mut before_ms = filter.before_ms();
         loop {
             // The lock is held briefly.
-            let next_ms = page.extend(&self.index(), owner, &sieve, before_ms);
+            let next_ms = page.extend(&self.index(), owner, &filter, before_ms);
             let Some(next_ms) = next_ms else { return page };
             before_ms = next_ms;
             tokio::task::yield_now().await;

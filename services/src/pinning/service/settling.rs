@@ -1,6 +1,6 @@
 //! Outcomes and removal of requests, and removal of the pins that are then no longer needed.
 
-use crate::pinning::index::{Entry, Outcome};
+use crate::pinning::index::{Outcome, StoredRequest};
 use crate::pinning::record::{self, Work};
 use crate::pinning::service::{FollowUp, Pins, PinsError, now_ms};
 use cache::register::Change;
@@ -37,7 +37,7 @@ impl Pins {
     pub async fn remove_root(self: &Arc<Self>, owner: &str, root: &Cid) -> Result<usize, PinsError> {
         let (pins, owner, root) = (Arc::clone(self), owner.to_owned(), *root);
         self.spawn_change(async move {
-            let entries: Vec<Entry> = {
+            let entries: Vec<StoredRequest> = {
                 let index = pins.index();
                 let ids = index.requests_for(&root, |entry| *entry.owner == owner);
                 ids.iter().filter_map(|id| index.entry(id).cloned()).collect()
@@ -49,7 +49,7 @@ impl Pins {
         .await
     }
 
-    async fn remove_now(&self, entries: Vec<Entry>) -> Result<(), PinsError> {
+    async fn remove_now(&self, entries: Vec<StoredRequest>) -> Result<(), PinsError> {
         let released = self.index().released_by(entries.iter().map(|entry| (entry, None)));
         let changes = entries.iter().map(|entry| record::delete(&entry.id)).collect();
         self.write(changes, &released).await?;
@@ -70,7 +70,7 @@ impl Pins {
     pub async fn take_down(self: &Arc<Self>, root: &Cid, reason: &str) -> Result<usize, PinsError> {
         let (pins, root, reason) = (Arc::clone(self), *root, Arc::<str>::from(reason));
         self.spawn_change(async move {
-            let ids = pins.index().requests_for(&root, Entry::is_live);
+            let ids = pins.index().requests_for(&root, StoredRequest::is_live);
             let count = ids.len();
             pins.settle(ids.into_iter().map(|id| (id, Outcome::Failed(Arc::clone(&reason)))).collect()).await?;
             Ok(count)
@@ -84,9 +84,9 @@ impl Pins {
             let index = self.index();
             let settled = |(id, outcome): &(Arc<str>, Outcome)| {
                 let former = index.entry(id)?;
-                Some((former.clone(), Entry { outcome: outcome.clone(), keeps: None, ..former.clone() }))
+                Some((former.clone(), StoredRequest { outcome: outcome.clone(), keeps: None, ..former.clone() }))
             };
-            let changed: Vec<(Entry, Entry)> = outcomes.iter().filter_map(settled).collect();
+            let changed: Vec<(StoredRequest, StoredRequest)> = outcomes.iter().filter_map(settled).collect();
             let released = index.released_by(changed.iter().map(|(former, entry)| (former, Some(entry))));
             (changed, released)
         };
@@ -121,7 +121,7 @@ impl Pins {
             let fail = |(owner, most): (Arc<str>, u64)| {
                 let reason = format!("the DAG exceeds the rest of the token's quota of {most} bytes");
                 let reason: Arc<str> = reason.into();
-                let pending = |entry: &Entry| entry.owner == owner && entry.outcome == Outcome::Pending;
+                let pending = |entry: &StoredRequest| entry.owner == owner && entry.outcome == Outcome::Pending;
                 let ids = index.requests_for(root, pending);
                 ids.into_iter().map(move |id| (id, Outcome::Failed(Arc::clone(&reason)))).collect::<Vec<_>>()
             };

@@ -1,6 +1,6 @@
 //! The index compared with a simple model of the same requests.
 
-use crate::pinning::index::{Batch, Counts, Entry, Index, Outcome};
+use crate::pinning::index::{Batch, Counts, Index, Outcome, StoredRequest};
 use crate::pinning::record::Work;
 use crate::pinning::{Progress, Wanted};
 use content::{Block, Cid};
@@ -50,8 +50,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-pub fn entry(number: u64, owner: &str, root: Cid, outcome: Outcome, keeps: Option<Cid>) -> Entry {
-    Entry {
+pub fn entry(number: u64, owner: &str, root: Cid, outcome: Outcome, keeps: Option<Cid>) -> StoredRequest {
+    StoredRequest {
         id: number.to_string().into(),
         owner: owner.into(),
         wanted: Arc::new(Wanted::new(root)),
@@ -64,10 +64,16 @@ pub fn entry(number: u64, owner: &str, root: Cid, outcome: Outcome, keeps: Optio
 }
 
 /// Compares the index with what the list of requests says.
-fn compare(index: &Index, entries: &[Entry], progress: &[u64; 4], active: &BTreeSet<Cid>, removing: &BTreeSet<Cid>) {
+fn compare(
+    index: &Index,
+    entries: &[StoredRequest],
+    progress: &[u64; 4],
+    active: &BTreeSet<Cid>,
+    removing: &BTreeSet<Cid>,
+) {
     let roots = roots();
-    let is_pending = |entry: &&Entry| entry.outcome == Outcome::Pending;
-    let is_live = |entry: &&Entry| !matches!(entry.outcome, Outcome::Failed(_));
+    let is_pending = |entry: &&StoredRequest| entry.outcome == Outcome::Pending;
+    let is_live = |entry: &&StoredRequest| !matches!(entry.outcome, Outcome::Failed(_));
     let count = |wanted: fn(&Outcome) -> bool| entries.iter().filter(|entry| wanted(&entry.outcome)).count() as u64;
     let waiting: BTreeSet<Cid> = entries.iter().filter(is_pending).map(|entry| entry.root).collect();
     let expected = Counts {
@@ -108,7 +114,7 @@ proptest! {
     #[test]
     fn the_index_agrees_with_the_model(steps in proptest::collection::vec(step(), 0..80)) {
         let roots = roots();
-        let (mut index, mut entries) = (Index::default(), Vec::<Entry>::new());
+        let (mut index, mut entries) = (Index::default(), Vec::<StoredRequest>::new());
         let (mut progress, mut active, mut removing, mut number) = ([0; 4], BTreeSet::new(), BTreeSet::new(), 0);
         for step in steps {
             match step {
@@ -132,7 +138,7 @@ proptest! {
                     let former = entries[which].clone();
                     let next = outcome(becomes);
                     let keeps = former.keeps.filter(|_| next == Outcome::Pending);
-                    let next = Entry { outcome: next, keeps, ..former.clone() };
+                    let next = StoredRequest { outcome: next, keeps, ..former.clone() };
                     let released = index.released_by([(&former, Some(&next))]);
                     let needed: Vec<bool> = roots.iter().map(|root| index.is_needed(root)).collect();
                     prop_assert_eq!(index.settle(&former.id, next.outcome.clone()), Some(next.clone()));

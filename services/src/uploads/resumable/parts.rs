@@ -22,7 +22,7 @@ use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _};
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio_util::task::AbortOnDropHandle;
 
-/// The number of bytes after which the file is synced and the offset written, which bounds the loss of a crash.
+/// The number of bytes after which the file is synced and the offset written, which limits the loss of a crash.
 const SYNC_EVERY: u64 = 32 << 20;
 /// The read size, in bytes.
 const READ_BYTES: usize = 256 * 1024;
@@ -37,7 +37,7 @@ const ID_BYTES: usize = 16;
 
 /// The limits of resumable uploads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bounds {
+pub struct ResumableLimits {
     /// The maximum total length of open uploads, in bytes.
     pub bytes_max: u64,
     /// The maximum total length of a token's open uploads, in bytes.
@@ -48,7 +48,7 @@ pub struct Bounds {
     pub lifetime: Duration,
 }
 
-impl From<&config::Uploads> for Bounds {
+impl From<&config::Uploads> for ResumableLimits {
     fn from(settings: &config::Uploads) -> Self {
         Self {
             bytes_max: settings.parts_bytes_max,
@@ -155,7 +155,7 @@ pub struct Parts {
     service: Uploads,
     holders: Holders,
     folder: Folder,
-    bounds: Bounds,
+    limits: ResumableLimits,
     uploads: Mutex<HashMap<String, Arc<ResumableUpload>>>,
 }
 
@@ -207,7 +207,7 @@ fn new_id() -> io::Result<String> {
 /// Runs blocking work on another thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, UploadError> {
     match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(UploadError::Scratch),
+        Ok(done) => done.map_err(UploadError::TemporaryFile),
         Err(_) => Err(UploadError::Stopping),
     }
 }
@@ -217,11 +217,11 @@ impl Parts {
     ///
     /// # Errors
     /// The error of the disk.
-    pub fn open(service: Uploads, folder: &Path, bounds: Bounds, holders: Holders) -> io::Result<Arc<Self>> {
+    pub fn open(service: Uploads, folder: &Path, limits: ResumableLimits, holders: Holders) -> io::Result<Arc<Self>> {
         let folder = Folder::open(folder)?;
         let uploads =
             folder.load()?.into_iter().map(|(id, record)| (id.clone(), ResumableUpload::new(id, record))).collect();
-        Ok(Arc::new(Self { service, holders, folder, bounds, uploads: Mutex::new(uploads) }))
+        Ok(Arc::new(Self { service, holders, folder, limits, uploads: Mutex::new(uploads) }))
     }
 
     /// Imports uploads that were complete when the gateway stopped, and removes expired ones until the returned task is
@@ -252,12 +252,12 @@ impl Parts {
 
     /// The maximum length of a new upload, in bytes.
     pub fn length_max(&self) -> u64 {
-        self.bounds.bytes_max.min(self.bounds.token_bytes_max).min(self.service.limits().bytes_max)
+        self.limits.bytes_max.min(self.limits.token_bytes_max).min(self.service.limits().bytes_max)
     }
 
     /// When an upload expires, in seconds since the Unix epoch.
     pub fn expires_at(&self, record: &Record) -> u64 {
-        record.touched_at.saturating_add(self.bounds.lifetime.as_secs())
+        record.touched_at.saturating_add(self.limits.lifetime.as_secs())
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<ResumableUpload>>> {
@@ -284,7 +284,7 @@ impl Parts {
         owner: &Principal,
         wanted: Wanted,
     ) -> Result<(String, Record), ResumableError> {
-        let (terms, _) = query::stored(&wanted.query, &wanted.media_type, wanted.name.as_deref())?;
+        let (terms, _) = query::parse_stored(&wanted.query, &wanted.media_type, wanted.name.as_deref())?;
         self.service.allowance(owner, terms.keep, wanted.length)?;
         self.sweep(now()).await;
         let at = now();
@@ -299,7 +299,7 @@ impl Parts {
             touched_at: at,
             outcome: None,
         };
-        let id = new_id().map_err(UploadError::Scratch)?;
+        let id = new_id().map_err(UploadError::TemporaryFile)?;
         let upload = ResumableUpload::new(id.clone(), record.clone());
         // The upload is counted before it is written, so that concurrent requests cannot exceed the limits together.
         let guard = upload.lock().await?;
@@ -342,7 +342,7 @@ impl Parts {
                 }
             }
         }
-        let Bounds { bytes_max, token_bytes_max, token_max, .. } = self.bounds;
+        let ResumableLimits { bytes_max, token_bytes_max, token_max, .. } = self.limits;
         if count > token_max {
             let words = format!(
                 "the limit of {token_max} open uploads is reached (uploads.parts_token_max): complete or remove one \
@@ -431,7 +431,7 @@ impl Parts {
             };
         }
         // The current quota counts, not that when the upload was created.
-        let (terms, _) = query::stored(&record.query, &record.media_type, record.name.as_deref())?;
+        let (terms, _) = query::parse_stored(&record.query, &record.media_type, record.name.as_deref())?;
         self.service.allowance(owner, terms.keep, record.length)?;
         if piece.bytes > record.length - record.offset {
             return Err(ResumableError::TooLong { length: record.length });
@@ -461,7 +461,7 @@ impl Parts {
             Ok(file)
         });
         let mut file = tokio::fs::File::from_std(file.await?);
-        file.seek(io::SeekFrom::Start(synced)).await.map_err(UploadError::Scratch)?;
+        file.seek(io::SeekFrom::Start(synced)).await.map_err(UploadError::TemporaryFile)?;
         let mut offset = synced;
         let copied = self.copy(upload, reader, &mut file, length, &mut offset).await;
         if matches!(copied, Err(ResumableError::TooLong { .. })) {
@@ -493,7 +493,7 @@ impl Parts {
                 return Ok(());
             }
             let fits = usize::try_from(length - *offset).unwrap_or(usize::MAX).min(read);
-            file.write_all(&buffer[..fits]).await.map_err(UploadError::Scratch)?;
+            file.write_all(&buffer[..fits]).await.map_err(UploadError::TemporaryFile)?;
             *offset += fits as u64;
             if fits < read {
                 return Err(ResumableError::TooLong { length });
@@ -518,8 +518,8 @@ impl Parts {
         file: &mut tokio::fs::File,
         offset: u64,
     ) -> Result<(), UploadError> {
-        file.flush().await.map_err(UploadError::Scratch)?;
-        file.sync_data().await.map_err(UploadError::Scratch)?;
+        file.flush().await.map_err(UploadError::TemporaryFile)?;
+        file.sync_data().await.map_err(UploadError::TemporaryFile)?;
         self.change(upload, |record| {
             record.offset = offset;
             record.touched_at = now();
@@ -567,7 +567,7 @@ impl Parts {
     }
 
     async fn run_import(&self, upload: &ResumableUpload, record: &Record) -> Result<UploadView, UploadError> {
-        let (terms, form) = query::stored(&record.query, &record.media_type, record.name.as_deref())?;
+        let (terms, form) = query::parse_stored(&record.query, &record.media_type, record.name.as_deref())?;
         // Since the upload was created, the token may have been revoked, or its quota changed.
         let owner = (self.holders)(&record.owner).filter(|owner| owner.may(Scope::Pin)).ok_or(UploadError::Revoked)?;
         let (folder, id) = (self.folder.clone(), upload.id.clone());
@@ -575,7 +575,7 @@ impl Parts {
         let allowance = self.service.allowance(&owner, terms.keep, record.length)?;
         let meter = Meter::of_file(tokio::fs::File::from_std(file), Allowance { bytes_max: u64::MAX, ..allowance });
         let order = Order { owner, terms, form, watchers: Watchers::default() };
-        let taken = self.service.take_in_turn(order, meter, record.length).await?;
+        let taken = self.service.take_queued(order, meter, record.length).await?;
         Ok(upload_views::upload(taken))
     }
 

@@ -16,12 +16,12 @@ impl Budget {
     }
 
     /// Reserves bytes; `false` if fewer are left.
-    pub fn take(&self, bytes: usize) -> bool {
+    pub fn try_reserve(&self, bytes: usize) -> bool {
         self.left.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
     }
 
     /// Releases reserved bytes.
-    pub fn give(&self, bytes: usize) {
+    pub fn release(&self, bytes: usize) {
         self.left.fetch_add(bytes, Ordering::AcqRel);
     }
 
@@ -47,19 +47,19 @@ impl Share {
 
     /// Reserves further bytes; `false` if fewer are left.
     pub fn grow(&mut self, bytes: usize) -> bool {
-        let granted = self.budget.as_ref().is_none_or(|budget| budget.take(bytes));
-        self.bytes += if granted { bytes } else { 0 };
-        granted
+        let reserved = self.budget.as_ref().is_none_or(|budget| budget.try_reserve(bytes));
+        self.bytes += if reserved { bytes } else { 0 };
+        reserved
     }
 
     /// Changes the share to so many bytes. If it grows and the budget has fewer left, it is unchanged, and the result
     /// `false`.
-    pub fn hold(&mut self, bytes: usize) -> bool {
+    pub fn resize(&mut self, bytes: usize) -> bool {
         if let Some(more) = bytes.checked_sub(self.bytes) {
             return more == 0 || self.grow(more);
         }
         if let Some(budget) = &self.budget {
-            budget.give(self.bytes - bytes);
+            budget.release(self.bytes - bytes);
         }
         self.bytes = bytes;
         true
@@ -67,7 +67,7 @@ impl Share {
 
     /// Reserves `bytes`, or less if they exceed a small part of what is left, so that some is left for later tasks.
     pub fn grow_modestly(&mut self, bytes: usize) {
-        let modest = self.budget.as_ref().map_or(bytes, |budget| bytes.min(budget.left() / MODEST_PART));
+        let modest = self.budget.as_ref().map_or(bytes, |budget| bytes.min(budget.left() / MODEST_DIVISOR));
         self.grow(modest);
     }
 
@@ -80,13 +80,13 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         if let Some(budget) = &self.budget {
-            budget.give(self.bytes);
+            budget.release(self.bytes);
         }
     }
 }
 
 /// [`Share::grow_modestly`] reserves at most one part in so many of what is left.
-const MODEST_PART: usize = 16;
+const MODEST_DIVISOR: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -103,7 +103,7 @@ mod tests {
         drop(first);
         second.grow_modestly(50);
         assert_eq!((second.bytes(), budget.left()), (56, 1544));
-        assert!(second.hold(1600) && !second.hold(1601) && second.hold(10));
+        assert!(second.resize(1600) && !second.resize(1601) && second.resize(10));
         assert_eq!((second.bytes(), budget.left()), (10, 1590));
         drop(second);
         assert_eq!(budget.left(), 1600);

@@ -60,13 +60,13 @@ pub fn parse(text: &str) -> Result<Cid, CidError> {
     if text.len() > MAX_CID_TEXT_BYTES {
         return Err(malformed(format!("it is longer than {MAX_CID_TEXT_BYTES} characters")));
     }
-    let cid = Cid::try_from(text).map_err(|error| malformed(why(&error).to_owned()))?;
+    let cid = Cid::try_from(text).map_err(|error| malformed(error_message(&error).to_owned()))?;
     hashes::check_accepted(cid.hash())?;
     Ok(cid)
 }
 
 /// The message for an error of the CID decoder.
-pub fn why(error: &::cid::Error) -> &'static str {
+pub fn error_message(error: &::cid::Error) -> &'static str {
     use ::cid::Error;
     match error {
         Error::InputTooShort => "it is too short",

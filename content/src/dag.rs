@@ -49,8 +49,8 @@ pub fn walk_all(
     blocks.filter_map(move |visited| ready(visited.map(block).transpose())).boxed()
 }
 
-/// The same traversal for callers that need only the CIDs: blocks without links are not read. The memory is charged to
-/// `memory`, if there is such a budget.
+/// The traversal of [`walk_all`] for callers that need only the CIDs: blocks without links are not read. The memory is
+/// charged to `memory`, if there is such a budget.
 ///
 /// # Errors
 /// The stream ends with a [`DagError`].

@@ -182,7 +182,7 @@ impl<'a> PbLink<'a> {
     /// # Errors
     /// [`PbError::Cid`] when the CID is malformed. Whether its hash function is accepted is checked when it is fetched.
     pub fn cid(&self) -> Result<Cid, PbError> {
-        Cid::try_from(self.hash).map_err(|error| PbError::Cid(crate::cid::why(&error).to_owned()))
+        Cid::try_from(self.hash).map_err(|error| PbError::Cid(crate::cid::error_message(&error).to_owned()))
     }
 }
 

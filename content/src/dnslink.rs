@@ -52,7 +52,7 @@ pub struct StaticMap(HashMap<Name, ContentPath>);
 pub enum MapError {
     /// An entry has no colon.
     #[error("\"{entry}\" is not NAME:PATH, such as example.org:/ipfs/bafkqaaa")]
-    Form {
+    Syntax {
         /// The entry.
         entry: String,
     },
@@ -74,7 +74,7 @@ pub enum MapError {
     },
     /// Two entries have the same name.
     #[error("\"{entry}\": the name has an entry already")]
-    Twice {
+    Duplicate {
         /// The second entry.
         entry: String,
     },
@@ -92,14 +92,14 @@ impl StaticMap {
         for entry in entries {
             let (name, path) = Self::entry(entry)?;
             if map.insert(name, path).is_some() {
-                return Err(MapError::Twice { entry: truncated(entry) });
+                return Err(MapError::Duplicate { entry: truncated(entry) });
             }
         }
         Ok(Self(map))
     }
 
     fn entry(entry: &str) -> Result<(Name, ContentPath), MapError> {
-        let (name, path) = entry.split_once(':').ok_or_else(|| MapError::Form { entry: truncated(entry) })?;
+        let (name, path) = entry.split_once(':').ok_or_else(|| MapError::Syntax { entry: truncated(entry) })?;
         let name = Name::parse(name.trim()).map_err(|error| MapError::Name { entry: truncated(entry), error })?;
         let path = read(path.trim()).map_err(|error| MapError::Path { entry: truncated(entry), error })?;
         Ok((name, path))

@@ -225,7 +225,7 @@ impl Frontier {
     fn account(&mut self) -> Result<(), DagError> {
         let growing = if self.seen.is_full() { 2 * self.seen.bytes() } else { 0 };
         let bytes = (self.memory_bytes() + growing).next_multiple_of(SHARE_STEP);
-        if self.share.hold(bytes) { Ok(()) } else { Err(DagError::Memory) }
+        if self.share.resize(bytes) { Ok(()) } else { Err(DagError::Memory) }
     }
 }
 

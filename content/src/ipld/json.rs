@@ -272,7 +272,8 @@ fn link(text: &str) -> Result<Ipld, String> {
     if text.len() > MAX_LINK_BYTES {
         return Err(format!("a link is longer than {MAX_LINK_BYTES} bytes"));
     }
-    let cid = Cid::try_from(text).map_err(|error| format!("a link is not a CID: {}", crate::cid::why(&error)))?;
+    let cid =
+        Cid::try_from(text).map_err(|error| format!("a link is not a CID: {}", crate::cid::error_message(&error)))?;
     Ok(Ipld::Link(Box::new(cid)))
 }
 

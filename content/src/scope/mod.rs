@@ -170,7 +170,7 @@ pub fn blocks(
 /// Checks a block that is not read.
 pub type Ask = dyn Fn(&Cid) -> Result<(), SourceError> + Send + Sync;
 
-/// The same stream without raw blocks, which are not read: `ask` is called for each of them.
+/// The stream of [`blocks`] without raw blocks, which are not read: `ask` is called for each of them.
 ///
 /// # Errors
 /// The stream ends with a [`ScopeError`], of `ask` or of the traversal.

@@ -422,14 +422,14 @@ impl Listing {
         let bytes = |levels: &[Level]| levels.iter().map(Level::bytes).sum::<usize>();
         // A shard that is being fetched may have the maximum size.
         let prefetched = self.prefetched * MAX_BLOCK_BYTES;
-        if self.share.hold(bytes(&self.levels) + prefetched) {
+        if self.share.resize(bytes(&self.levels) + prefetched) {
             return;
         }
         let above = self.levels.len().saturating_sub(1);
         self.levels[..above].iter_mut().for_each(|level| level.shard = None);
         // The current shard is kept even if the budget is used up.
-        if !self.share.hold(bytes(&self.levels) + prefetched) {
-            self.share.hold(0);
+        if !self.share.resize(bytes(&self.levels) + prefetched) {
+            self.share.resize(0);
         }
     }
 
@@ -612,7 +612,7 @@ mod tests {
         // The shards on the way, and the prefetched ones.
         assert!(held > root.data().len() && held <= PREFETCHED_SHARDS_MAX * MAX_BLOCK_BYTES + 64 * 1024, "{held}");
         let others = budget.left();
-        assert!(budget.take(others));
+        assert!(budget.try_reserve(others));
         let rest = block_on(entries.collect::<Vec<_>>());
         assert!(
             rest.len() == 1_999 && rest.iter().all(Result::is_ok),

@@ -1,4 +1,4 @@
-//! The binary, run as an operator runs it: its messages, its output and its exit codes.
+//! The binary, run as by an operator: its messages, its output and its exit codes.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 #[allow(dead_code)]
 mod dag;
 
-/// The binary without any settings of whoever runs the tests.
+/// The binary without the settings of the caller's environment.
 fn causeway(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_causeway"));
     std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CAUSEWAY_")).for_each(|(name, _)| {
@@ -34,7 +34,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// One line on standard error, nothing on standard output, and this exit code.
+/// Asserts one line on standard error, nothing on standard output, and the exit code; returns the line.
 fn refusal(mut command: Command, code: i32) -> String {
     let output = command.output().expect("the binary runs");
     let (said, complained) = (text(&output.stdout), text(&output.stderr));
@@ -48,7 +48,7 @@ fn path(dir: &TempDir, name: &str) -> String {
     dir.path().join(name).display().to_string()
 }
 
-/// Each line as soon as it is written, read whether or not anybody asks for it.
+/// The lines of standard error, which a thread reads, so that the process never blocks on a full pipe.
 fn lines_of(stderr: ChildStderr) -> mpsc::Receiver<String> {
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
@@ -57,7 +57,7 @@ fn lines_of(stderr: ChildStderr) -> mpsc::Receiver<String> {
     lines
 }
 
-/// A gateway on free ports, offline, with its data in a folder.
+/// An offline gateway on free ports, with its data in a folder.
 struct Serving {
     child: Child,
     said: Vec<String>,
@@ -65,8 +65,8 @@ struct Serving {
     stderr: mpsc::Receiver<String>,
 }
 
-/// A line of the log that has not come by then never will.
-const LOGGED_WITHIN: Duration = Duration::from_secs(60);
+/// The timeout of waiting for a log line.
+const LOG_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Serving {
     fn start(data_dir: &Path, more: &[&str]) -> Self {
@@ -97,10 +97,10 @@ impl Serving {
         kill(Pid::from_raw(self.child.id() as i32), signal).expect("is running");
     }
 
-    /// Reads log lines until one has `words`, and gives that one.
+    /// Reads log lines until one contains `words`, and returns it.
     fn logs(&self, words: &str) -> String {
         loop {
-            match self.stderr.recv_timeout(LOGGED_WITHIN) {
+            match self.stderr.recv_timeout(LOG_TIMEOUT) {
                 Ok(line) if line.contains(words) => return line,
                 Ok(_) => {}
                 Err(error) => panic!("it did not log {words}: {error}"),
@@ -272,7 +272,7 @@ fn sighup_reloads_the_settings() {
     serving.logs("key=\"http.misses_max\"");
     serving.logs("reloaded the settings and the denylists");
     assert!(serving.get(&format!("/ipfs/{}", root.cid())).starts_with("HTTP/1.1 410 "));
-    assert!(serving.get("/ipns/site.example").ends_with('n'), "the name stands for what the file now says");
+    assert!(serving.get("/ipns/site.example").ends_with('n'), "the name resolves as in the changed file");
     std::fs::write(&map, "no entry").expect("writes");
     settings("nonsense level", "");
     serving.signal(Signal::SIGHUP);
@@ -303,7 +303,7 @@ fn a_created_store_is_reported_and_a_missing_store_is_an_error() {
     assert!(code == Some(0) && !complaint.contains("created"), "{complaint}");
 }
 
-/// Root alone can be somebody else: another user finds out nothing.
+/// Only root can chown files; run as another user, this tests nothing.
 #[test]
 fn an_interrupted_command_of_root_leaves_no_files_of_root() {
     if !rustix::process::geteuid().is_root() {
@@ -311,9 +311,9 @@ fn an_interrupted_command_of_root_leaves_no_files_of_root() {
     }
     let dir = TempDir::new().expect("a folder");
     let data = dir.path().join("data");
-    std::fs::create_dir(&data).expect("makes");
-    std::os::unix::fs::chown(&data, Some(12_345), Some(12_346)).expect("gives");
-    // It waits for what is written to it, with its store open.
+    std::fs::create_dir(&data).expect("is created");
+    std::os::unix::fs::chown(&data, Some(12_345), Some(12_346)).expect("chowns");
+    // It waits for standard input, with its store open.
     let mut add = causeway(&["add", "--data-dir", &data.display().to_string(), "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -321,7 +321,7 @@ fn an_interrupted_command_of_root_leaves_no_files_of_root() {
         .spawn()
         .expect("the binary runs");
     let lines = lines_of(add.stderr.take().expect("is piped"));
-    let said = lines.recv_timeout(LOGGED_WITHIN).expect("it says that it made a store");
+    let said = lines.recv_timeout(LOG_TIMEOUT).expect("it reports that it created a store");
     assert!(said.contains("created a store"), "{said}");
     kill(Pid::from_raw(add.id() as i32), Signal::SIGINT).expect("is running");
     assert_eq!(add.wait().expect("ends").signal(), Some(2), "as any program");
@@ -439,7 +439,7 @@ fn imported_content_is_served_offline_and_persistent() {
 fn a_damaged_archive_is_rejected() {
     let dir = TempDir::new().expect("a folder");
     let file = path(&dir, "broken.car");
-    // That a store is created is said once.
+    // The creation of a store is reported once.
     let root = dag::raw(b"whole".to_vec());
     write_car(&dir.path().join("whole.car"), &root, &[]);
     assert!(run(&["import", "--data-dir", &path(&dir, "data"), &path(&dir, "whole.car")]).status.success());
@@ -457,18 +457,18 @@ fn the_admin_listener_answers_under_a_flood_of_connections() {
     let dir = TempDir::new().expect("a folder");
     let serving = Serving::start(&dir.path().join("data"), &["--offline"]);
     let admin = serving.value("admin").trim_start_matches("http://").to_owned();
-    let token = std::fs::read_to_string(dir.path().join("data/admin.token")).expect("it is left for commands");
+    let token = std::fs::read_to_string(dir.path().join("data/admin.token")).expect("commands find it there");
     let ask = |path: &str| {
         let mut stream = TcpStream::connect(&admin).expect("connects");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time");
-        let bearing = format!("Authorization: Bearer {}\r\n", token.trim());
-        let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{bearing}Connection: close\r\n\r\n");
+        let authorization = format!("Authorization: Bearer {}\r\n", token.trim());
+        let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{authorization}Connection: close\r\n\r\n");
         stream.write_all(head.as_bytes()).expect("sends");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap_or_else(|error| panic!("{path}: {error} {answer}"));
         answer
     };
-    // Nothing, half a head, and a connection that was used once.
+    // An empty connection, half a head, and an idle keep-alive connection.
     for sent in ["", "GET /metr", "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"] {
         let flood: Vec<TcpStream> = (0..150)
             .map(|_| {
@@ -483,7 +483,7 @@ fn the_admin_listener_answers_under_a_flood_of_connections() {
         }
         drop(flood);
     }
-    // What the public listener refuses is refused here.
+    // Requests that the public listener rejects are rejected here.
     let mut stream = TcpStream::connect(&admin).expect("connects");
     write!(stream, "GET /healthz HTTP/1.1\r\nHost: x\r\nHost: y\r\nConnection: close\r\n\r\n").expect("sends");
     let mut answer = String::new();
@@ -543,9 +543,9 @@ fn the_welcome_site_is_served_at_the_first_start() {
     }
     let admin = serving.value("admin").trim_start_matches("http://").to_owned();
     let mut stream = TcpStream::connect(admin).expect("connects");
-    let token = std::fs::read_to_string(dir.path().join("data/admin.token")).expect("it is left for commands");
-    let bearing = format!("Authorization: Bearer {}\r\n", token.trim());
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n{bearing}Connection: close\r\n\r\n").expect("sends");
+    let token = std::fs::read_to_string(dir.path().join("data/admin.token")).expect("commands find it there");
+    let authorization = format!("Authorization: Bearer {}\r\n", token.trim());
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n{authorization}Connection: close\r\n\r\n").expect("sends");
     let mut metrics = String::new();
     stream.read_to_string(&mut metrics).expect("metrics");
     for name in ["causeway_http_requests_total", "causeway_tier_hits_total", "causeway_disk_pinned_bytes", "# EOF"] {
@@ -554,7 +554,7 @@ fn the_welcome_site_is_served_at_the_first_start() {
     serving.terminate();
 }
 
-/// A gateway that is in the middle of sending 32 MiB to a client who reads slowly.
+/// A gateway that is sending 32 MiB to a slow client.
 fn busy(dir: &TempDir) -> (Serving, TcpStream, usize) {
     let (root, leaves) = large();
     let car = dir.path().join("large.car");
@@ -579,7 +579,7 @@ fn open_downloads_finish_after_a_signal() {
         serving.signal(signal);
         serving.logs("draining");
         let mut rest = Vec::new();
-        stream.read_to_end(&mut rest).expect("an orderly end");
+        stream.read_to_end(&mut rest).expect("a complete answer");
         assert_eq!(received + rest.len(), 32 << 20);
         assert_eq!(serving.wait().code(), Some(0));
     }
@@ -595,7 +595,7 @@ fn a_second_signal_ends_the_process_immediately() {
     assert_eq!(serving.wait().code(), Some(130));
 }
 
-/// What a command printed that went well.
+/// The output of a successful command.
 fn said(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
@@ -679,7 +679,7 @@ fn changes_of_commands_without_a_gateway_are_in_the_audit_log() {
     assert_eq!(ended[0]["detail"]["roots"], serde_json::json!([root.trim()]));
 }
 
-/// Where the settings say nothing, the data is in a folder of one name below the one where a command is typed.
+/// Without settings, the data folder is `data` in the working directory.
 #[test]
 fn the_default_data_folder_is_below_the_working_directory() {
     let dir = TempDir::new().expect("a folder");
@@ -696,7 +696,7 @@ fn the_default_data_folder_is_below_the_working_directory() {
 fn missing_access_to_a_node_is_reported() {
     let dir = TempDir::new().expect("a folder");
     let data = path(&dir, "data");
-    // The admin listener, the token that the command has, and what it says; `None` if all is well.
+    // The admin listener, the command's token, and its error; `None` for success.
     let table = [
         ("127.0.0.1:0", None, None),
         ("127.0.0.1:0", Some("secret"), None),
@@ -721,5 +721,5 @@ fn missing_access_to_a_node_is_reported() {
             text(&said.stderr)
         );
     }
-    assert!(said(&["key", "list", "--data-dir", &data]).contains("self"), "kill -9 leaves no lock");
+    assert!(said(&["key", "list", "--data-dir", &data]).contains("self"), "SIGKILL leaves no lock");
 }

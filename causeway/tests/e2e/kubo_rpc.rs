@@ -286,7 +286,7 @@ async fn tokens_authorise_by_scope() {
     let launch = Launch::new(data.path());
     let causeway = launch.start().await;
     let ipfs = Ipfs::new(|_| ());
-    let reader = launch.run(&["token", "create", "--scope", "read"]).expect("makes a token").trim().to_owned();
+    let reader = launch.run(&["token", "create", "--scope", "read"]).expect("creates a token").trim().to_owned();
     let mut remote = Remote::new(&ipfs, content.path(), &causeway);
     let cid = remote.run(&["add", "-Q", "one.txt"]);
     remote.token = reader;

@@ -22,7 +22,7 @@ async fn node(dir: &Path, bootstrap: &[&str]) -> (Bridge, Arc<Names>) {
     node_with(dir, bootstrap, NamesOptions::default()).await
 }
 
-/// [`start`] with other options of the resolver.
+/// [`node`] with other options of the resolver.
 async fn node_with(dir: &Path, bootstrap: &[&str], options: NamesOptions) -> (Bridge, Arc<Names>) {
     let about_names = NamesOptions { state_dir: Some(dir.to_owned()), ..options };
     let address = |text: &str| text.parse().expect("a multiaddr");

@@ -1,4 +1,4 @@
-//! The operator's commands with a gateway that runs: what is blocked, purged, warmed and explained, and how it goes on.
+//! The operator's commands with a running gateway: block, purge, warm, explain, and operating it.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::eventually;
@@ -31,7 +31,7 @@ fn json(launch: &Launch, arguments: &[&str]) -> Value {
     serde_json::from_str(&said).unwrap_or_else(|error| panic!("causeway {arguments:?}: {error}: {said}"))
 }
 
-/// What a command that fails printed, what it complained of in one line, and what it exited with.
+/// The exit code, the output and the error line of a failing command.
 fn failure(launch: &Launch, arguments: &[&str]) -> (i32, String, String) {
     let Output { status, stdout, stderr } = launch.output(arguments, b"");
     let complained = text(&stderr);
@@ -56,7 +56,7 @@ async fn blocked_content_is_deleted_and_can_be_unblocked() {
     assert_eq!((status(&node, &a).await, status(&node, &b).await), (200, 200));
     assert!(run(&launch, &["block", "check", &a]).ends_with("is served: 200"));
 
-    // A path, as an address, for legal reasons; its rule, and where it is found again.
+    // A path, given as a URL, blocked for legal reasons; its rule in the lists.
     let address = format!("https://{root}.ipfs.gateway.example.org/a.txt");
     let added = json(&launch, &["block", "add", "--status", "451", "--reason", "court order", &address]);
     assert_eq!(added["added"], true, "{added}");
@@ -70,7 +70,7 @@ async fn blocked_content_is_deleted_and_can_be_unblocked() {
     let rules = json(&launch, &["block", "ls", "--rules"]);
     let rule = &rules["rules"][0];
     assert!(rule["status"] == 451 && rule["reason"] == "court order" && rules["next"].is_null(), "{rules}");
-    // A rule is about a hash, so the root is written with the codec of raw blocks.
+    // A rule matches a multihash, so the root is written with the raw codec.
     let listed = run(&launch, &["block", "ls", "--rules"]);
     assert!(listed.contains("/a.txt") && listed.contains("reason=court%20order"), "{listed}");
     assert!(run(&launch, &["block", "ls"]).starts_with("LIST "));
@@ -81,11 +81,11 @@ async fn blocked_content_is_deleted_and_can_be_unblocked() {
     let (code, _, complained) = failure(&launch, &["block", "rm", &address]);
     assert!(code == FAILURE && complained.contains("no such rule"), "{complained}");
 
-    // A CID takes everything with it, pins included.
+    // Blocking a CID with --deep also removes its pins.
     let said = run(&launch, &["block", "add", "--deep", &root]);
     assert!(said.contains("in force") && said.contains(&format!("unpinned {root}")), "{said}");
     assert_eq!((status(&node, &b).await, status(&node, &format!("/ipfs/{root}")).await), (410, 410));
-    // Whoever had it pinned hears why it is not.
+    // The owner of the pin sees the reason.
     let (code, said, complained) = failure(&launch, &["pin", "status", &root]);
     assert!(code == FAILURE && said.contains("failed") && complained.contains("withholds"), "{said} {complained}");
     for wrong in [&["block", "add", "no such thing"][..], &["block", "add", "--status", "404", &root]] {
@@ -117,7 +117,7 @@ async fn content_is_warmed_explained_purged_and_collected() {
     let (code, _, complained) = failure(&to, &["peers", "connect", "nonsense"]);
     assert!(code == FAILURE && complained.contains("neither a peer ID"), "{complained}");
 
-    // Nothing of it is here; all of it is; why, and from where.
+    // Before and after warming the content.
     let before = json(&to, &["explain", &root]);
     assert_eq!(before["missing"], root.as_str(), "{before}");
     let shallow = json(&to, &["warm", "--depth", "0", &root]);
@@ -133,7 +133,7 @@ async fn content_is_warmed_explained_purged_and_collected() {
     assert_eq!(refreshed["new"], format!("/ipfs/{root}"), "{refreshed}");
     assert!(json(&to, &["peers", "traffic"])["received_bytes"].as_u64() > Some(3_000_000));
 
-    // It goes again.
+    // Purging and garbage collection.
     let purged = json(&to, &["purge", &format!("{root}/big")]);
     assert!(purged["disk_blocks"].as_u64() > Some(10), "{purged}");
     assert!(run(&to, &["purge", "--name", "site.example.org"]).contains("blocks from the disk"));
@@ -168,7 +168,7 @@ async fn a_running_gateway_is_observed_and_operated() {
     assert!(json(&launch, &["requests"])["count"].is_u64());
     run(&launch, &["requests"]);
 
-    // Figures, each second, until whoever reads has enough.
+    // Statistics every second, until the reader stops.
     let mut watching = launch.spawn(&["stats", "--watch", "--json"], Stdio::piped());
     let mut lines = BufReader::new(watching.stdout.take().expect("is piped")).lines();
     for _ in 0..2 {
@@ -186,7 +186,7 @@ async fn a_running_gateway_is_observed_and_operated() {
     assert!(level["level"].as_str().is_some_and(|level| level.contains("access=debug")), "{level}");
     assert!(level["until_at"].is_u64(), "{level}");
     node.get("/").await;
-    eventually("there is a line for each request", PATIENCE, async || {
+    eventually("the access log is written", PATIENCE, async || {
         let said = node.process.stderr();
         if said.contains("access") { Ok(()) } else { Err(said) }
     })
@@ -200,7 +200,7 @@ async fn a_running_gateway_is_observed_and_operated() {
     assert!(paths.contains(&&"/api/v1/log/level".into()), "{audit}");
     assert!(run(&launch, &["audit"]).contains("PUT /api/v1/log/level {\"level\":\"info\"}"));
 
-    // No more traffic; traffic again; the end.
+    // Drain; undo; graceful shutdown.
     assert_eq!(json(&launch, &["drain"])["stage"], "draining");
     let (code, said, _) = failure(&launch, &["health"]);
     assert_eq!((code, said.split(' ').next()), (FAILURE, Some("draining")), "{said}");

@@ -1,4 +1,4 @@
-//! The commands of the store while the gateway runs: the same lines, CIDs and bytes as without it; and what is refused.
+//! Commands of the store while the gateway runs: the same output, CIDs and bytes as without it; and errors.
 
 use crate::support::causeway::{Causeway, Launch, TOKEN};
 use crate::support::noise::Noise;
@@ -36,7 +36,7 @@ fn fill(dir: &Path) {
     symlink("index.html", dir.join("site/same")).expect("the folder is ours");
 }
 
-/// A command in a folder: its output, or its complaint, which is one line.
+/// Runs a command in a folder: its output, or its error, which is one line.
 fn pipe(launch: &Launch, dir: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, String> {
     let done = launch.pipe(dir, arguments, input);
     assert!(done.as_ref().err().is_none_or(|said| said.lines().count() == 1), "{done:?}");
@@ -108,15 +108,15 @@ async fn add_ls_and_get_are_the_same_with_a_running_gateway() {
     assert_same_bytes("large", &fs::read(dir.join("back/images/large")).expect("reads"), &large);
     node.expect(&format!("/ipfs/{site}/images/large"), &large).await;
 
-    // What is not here is not fetched, and is named.
+    // Missing blocks are not fetched with --offline, and are named in the error.
     let absent = run(&alone, dir, &["add", "-n", "-Q", "--chunker=size-77777", "big"]);
     for command in ["get", "ls"] {
         let complaint = pipe(&through, dir, &[command, "--offline", &absent], b"").expect_err("it is not here");
         assert!(complaint.contains(&absent) && complaint.contains("is not held here"), "{complaint}");
     }
-    // What cannot be read is not pinned.
+    // Nothing is pinned if a file cannot be read.
     let pins = stats(&through)["pins"].clone();
-    let complaint = pipe(&through, dir, &["add", "big", "/proc/self/mem"], b"").expect_err("nobody can read that");
+    let complaint = pipe(&through, dir, &["add", "big", "/proc/self/mem"], b"").expect_err("it cannot be read");
     assert!(complaint.contains("/proc/self/mem"), "{complaint}");
     assert_eq!(stats(&through)["pins"], pins);
     node.stop().await;
@@ -143,7 +143,7 @@ async fn archives_are_moved_between_running_nodes() {
     node.stop().await;
     assert_same_bytes("alone", &pipe(&from, dir, &["store", "export", &site, "-"], b"").expect("is read"), &archive);
 
-    // By its data folder, through a pipe, and by its address from elsewhere.
+    // By its data folder, through a pipe, and by its URL from another folder.
     let node = to.start().await;
     let elsewhere = Launch::new(third.path());
     let said = run(&to, dir, &["store", "import", "site.car"]);
@@ -157,7 +157,7 @@ async fn archives_are_moved_between_running_nodes() {
     node.expect(&format!("/ipfs/{site}/images/large"), &large).await;
     assert!(run(&to, dir, &["store", "compact"]).contains(" before, "));
 
-    // What is wrong with an archive is said, however much of it is still to come.
+    // Errors of an archive are reported while the upload continues.
     let mut damaged = archive.clone();
     damaged[5_000] ^= 1;
     damaged.extend(Noise::bytes(34, 30_000_000));
@@ -172,7 +172,7 @@ async fn archives_are_moved_between_running_nodes() {
         let complaint = pipe(&to, dir, &["store", "import", name], b"").expect_err("it is refused");
         assert!(complaint.contains(&format!("{name} was not imported")) && complaint.contains(words), "{complaint}");
     }
-    eventually("nothing of them is protected", PATIENCE, async || {
+    eventually("no temporary pin of them is left", PATIENCE, async || {
         let now = stats(&to)["pinned"]["blocks"].clone();
         if now == before["blocks"] { Ok(()) } else { Err(now) }
     })
@@ -180,14 +180,14 @@ async fn archives_are_moved_between_running_nodes() {
     node.stop().await;
 }
 
-/// Flips a bit of a leaf on the disk, and says which leaf that is.
+/// Flips a bit of a leaf on the disk, and returns the leaf's CID.
 fn damage(launch: &Path, leaf: &[u8]) -> String {
     let segments = fs::read_dir(launch.join("data/store/segments")).expect("there is a store");
     let flipped = segments.filter_map(|file| {
         let path = file.expect("lists").path();
         let bytes = fs::read(&path).expect("reads");
         let at = bytes.windows(64).position(|window| window == &leaf[..64])? + leaf.len() / 2;
-        // The gateway has the file open.
+        // The gateway keeps the file open.
         let file = fs::File::options().write(true).open(&path).expect("it is ours");
         file.write_all_at(&[bytes[at] ^ 1], at as u64).ok()
     });
@@ -200,7 +200,7 @@ async fn damaged_blocks_are_deleted_while_the_gateway_runs() {
     let home = folder();
     let dir = home.path();
     fill(dir);
-    // Its own check is not to be sooner.
+    // Without the periodic scrub.
     let launch = Launch::new(dir).set("CAUSEWAY_CACHE_SCRUB_BYTES_PER_SECOND", 0);
     let root = run(&launch, dir, &["add", "-Q", "--cid-version=1", "big"]);
     let node = launch.start().await;
@@ -217,7 +217,7 @@ async fn damaged_blocks_are_deleted_while_the_gateway_runs() {
     assert!(complaint.contains("damaged blocks have been deleted") && complaint.lines().count() == 1, "{complaint}");
     assert_eq!(node.metrics().await.sample("causeway_disk_corrupt_blocks_total"), 1);
 
-    // It is not there any more, and the pin lacks it still.
+    // The damaged block is deleted, and the pin still lacks it.
     let output = launch.output(&["store", "check", "--json"], &[]);
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(
@@ -232,10 +232,10 @@ async fn damaged_blocks_are_deleted_while_the_gateway_runs() {
     );
     let url = format!("{}/api/v1/store/export/{root}", node.admin_url());
     let broken = async { client().get(url).bearer_auth(TOKEN).send().await?.bytes().await };
-    assert!(broken.await.is_err(), "an archive that lacks a block does not end as if it were whole");
+    assert!(broken.await.is_err(), "an archive that lacks a block does not look complete");
 
     run(&launch, dir, &["add", "--cid-version=1", "big"]);
-    assert!(run(&launch, dir, &["store", "check"]).starts_with("checked "), "it was made good");
+    assert!(run(&launch, dir, &["store", "check"]).starts_with("checked "), "it is repaired");
     let complaint = pipe(&launch, dir, &["store", "repair"], b"").expect_err("the gateway runs");
     assert!(complaint.contains("stop the gateway"), "{complaint}");
     let output = launch.output(&["store", "check", "--rate", "fast"], &[]);
@@ -260,12 +260,12 @@ async fn missing_access_and_unreachable_gateways_are_reported() {
         &["store", "import", "one"],
     ];
     let node = launch.start().await;
-    let stranger = launch.clone().set("CAUSEWAY_ADMIN_TOKEN", "guessed");
+    let remote_client = launch.clone().set("CAUSEWAY_ADMIN_TOKEN", "guessed");
     for command in commands {
-        let complaint = pipe(&stranger, dir, command, b"").expect_err("a wrong token");
+        let complaint = pipe(&remote_client, dir, command, b"").expect_err("a wrong token");
         assert!(complaint.contains("rejected the token of CAUSEWAY_ADMIN_TOKEN"), "{command:?}: {complaint}");
         let complaint = pipe(&launch, dir, &[command, &["--admin", "http://127.0.0.1:1"]].concat(), b"");
-        let complaint = complaint.expect_err("nobody is there");
+        let complaint = complaint.expect_err("the port is closed");
         assert!(complaint.contains("the gateway at http://127.0.0.1:1 cannot be reached"), "{command:?}: {complaint}");
         let complaint = pipe(&launch, dir, &[command, &["--admin", "localhost"]].concat(), b"").expect_err("no URL");
         assert!(complaint.contains("is not the URL of an admin listener"), "{command:?}: {complaint}");
@@ -307,9 +307,9 @@ async fn a_truncated_import_leaves_nothing_and_concurrent_imports_are_limited() 
     let node = launch.start().await;
     let before = stats(&launch);
     let half = archive.len() / 2;
-    // One that comes at the same moment as a question takes no place if that was the last: then another one is begun.
+    // A concurrent request may take the last permit instead of an upload: then another upload is started.
     let mut uploads = Vec::new();
-    let refusal = eventually("as many uploads are under way as one token may have", PATIENCE, async || {
+    let refusal = eventually("the token has its maximum of concurrent uploads", PATIENCE, async || {
         uploads.push(begin_upload(&node, archive.len(), &archive[..half]));
         match api(&node, "stats").await {
             (429, refusal) => Ok(refusal),
@@ -318,13 +318,13 @@ async fn a_truncated_import_leaves_nothing_and_concurrent_imports_are_limited() 
     });
     let refusal = refusal.await;
     assert!(refusal["error"].as_str().is_some_and(|words| words.contains("this token has as many")), "{refusal}");
-    let complaint = pipe(&launch, dir, &["store", "import", "big.car"], b"").expect_err("there is no place");
+    let complaint = pipe(&launch, dir, &["store", "import", "big.car"], b"").expect_err("there is no permit left");
     assert!(complaint.contains("this token has as many such operations running"), "{complaint}");
     let absent = run(&maker, dir, &["add", "-n", "-Q", "one"]);
-    assert_eq!(api(&node, &format!("blocks/{absent}")).await.0, 404, "what is at hand is answered all the same");
+    assert_eq!(api(&node, &format!("blocks/{absent}")).await.0, 404, "short requests are still answered");
 
     drop(uploads);
-    eventually("nothing of them is left", PATIENCE, async || {
+    eventually("no blocks of them are left", PATIENCE, async || {
         let (status, now) = api(&node, "stats").await;
         let same = status == 200 && now["pins"] == before["pins"] && now["partial_pins"] == before["partial_pins"];
         let same = same && now["pinned"]["blocks"] == before["pinned"]["blocks"];
@@ -354,7 +354,7 @@ async fn a_full_disk_is_reported_to_uploaders() {
     assert!(complaint.contains("make room on it"), "{complaint}");
     node.assert_healthy().await;
     fs::write(dir.join("small"), b"there is room for this").expect("writes");
-    eventually("the disk takes what there is room for", PATIENCE, async || {
+    eventually("small content is stored", PATIENCE, async || {
         pipe(&elsewhere, dir, &["add", "-Q", "--admin", node.admin_url(), "small"], b"")
     })
     .await;

@@ -1,11 +1,11 @@
-// Pages for what goes wrong: they say so in words, fit every screen, and have the right status.
+// Error pages: they have a message, fit every screen, and have the right status.
 
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
 import { VIEW_NAMES, assertIcon, assertReadable, open } from "./support/browser.mjs";
 import { LONG_NAME } from "./support/content.mjs";
 
-/** "nobody has this", as a raw block that is nowhere. */
+/** "nobody has this", as a raw block that is not available. */
 const NOWHERE = "bafkreibmn4gaz77jk3t25jgwhb35yy5bqrxbvgzmgs6h3xwkgo36iqwfya";
 
 export default function errors({ gateway, alone, browser, content }) {
@@ -22,7 +22,7 @@ export default function errors({ gateway, alone, browser, content }) {
       for (const view of VIEW_NAMES) {
         for (const dark of [false, true]) {
           const title = `${name}-${view}${dark ? "-dark" : ""}`;
-          it(`says in words what is the matter: ${title}`, () => browser.page(async (page) => {
+          it(`has a message: ${title}`, () => browser.page(async (page) => {
             const response = await open(page, url, status);
             assert.match(response.headers()["content-type"], /^text\/html/);
             await browser.picture(page, `error-${title}`);
@@ -34,7 +34,7 @@ export default function errors({ gateway, alone, browser, content }) {
       }
     }
 
-    it("asks for nothing else", () => browser.page(async (page) => {
+    it("sends no other requests", () => browser.page(async (page) => {
       await open(page, `${gateway.origin}/nothing/here`, 404);
       assert.equal(await page.locator("script").count(), 0);
       await assertIcon(page);

@@ -1,4 +1,4 @@
-//! Websites under their own domain: <https://specs.ipfs.tech/http-gateways/dnslink-gateway/>.
+//! DNSLink websites under their own domain: <https://specs.ipfs.tech/http-gateways/dnslink-gateway/>.
 
 use crate::case::{Body, Case, Text, get, has, is, page};
 use crate::fixtures::*;

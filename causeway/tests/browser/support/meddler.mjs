@@ -1,4 +1,4 @@
-// Servers between the verifying client and the gateway: one that passes everything on, and may spoil a block on the way,
+// Servers between the verifying client and the gateway: a proxy, which may corrupt a block,
 // and one that serves the client's own page from an origin that is not the gateway's.
 
 import { once } from "node:events";
@@ -14,7 +14,7 @@ async function listen(server) {
   return { origin: `http://127.0.0.1:${server.address().port}`, close };
 }
 
-/** Serves files, given as bytes by path, each with its content type. */
+/** Serves files from a map of paths to bytes and content types. */
 export function serveFiles(files) {
   const server = createServer((asked, answer) => {
     const [type, bytes] = files[asked.url] ?? [];
@@ -24,7 +24,7 @@ export function serveFiles(files) {
   return listen(server);
 }
 
-/** Passes requests on to `origin` and counts them. The body of what `spoils` picks by its URL has one bit turned over. */
+/** Forwards requests to `origin` and counts them. Bodies of URLs that `spoils` selects have one bit flipped. */
 export async function meddle(origin, spoils = () => false) {
   const target = new URL(origin);
   const seen = [];

@@ -122,8 +122,8 @@ export default function subdomains({ gateway, browser, content }) {
     it("is rejected where it would control all sites of the host", () => browser.page(async (page) => {
       await open(page, `${gateway.origin}/ipfs/${site}/`);
       const script = `/ipfs/${content.cids.worker}?filename=sw.js`;
-      // The default scope of such a script would be /ipfs/. The gateway rejects it with a status that the browser treats
-      // as a failed fetch.
+      // The default scope of such a script would be /ipfs/. The gateway rejects it with a status that the browser
+      // treats as a failed fetch.
       const asked = page.context().waitForEvent("response", (response) => response.url().endsWith(script));
       assert.equal(await register(page, script, "/ipfs/"), "TypeError");
       assert.equal((await asked).status(), 400);

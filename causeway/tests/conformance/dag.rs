@@ -1,4 +1,5 @@
-//! JSON and CBOR, plain and with links: <https://specs.ipfs.tech/http-gateways/path-gateway/#format-request-query-parameter>.
+//! JSON and CBOR, plain and with links:
+//! <https://specs.ipfs.tech/http-gateways/path-gateway/#format-request-query-parameter>.
 
 use crate::case::{Body, Case, Text, get, has, is, page};
 use crate::fixtures::*;

@@ -1,7 +1,8 @@
-//! Conformance with the gateway specifications (<https://specs.ipfs.tech/http-gateways/>), as tables of requests and answers.
+//! Conformance with the gateway specifications (<https://specs.ipfs.tech/http-gateways/>), as tables of requests and
+//! answers.
 //!
-//! The content is that of the official conformance suite (`tests/fixtures/conformance`), stored by a real Kubo: it reaches
-//! Causeway over Bitswap, and IPNS records over the DHT.
+//! The content is that of the official conformance suite (`tests/fixtures/conformance`), stored by a real Kubo: it
+//! reaches Causeway over Bitswap, and IPNS records over the DHT.
 //!
 //! | module | its tables |
 //! |---|---|

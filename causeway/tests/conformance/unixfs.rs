@@ -60,8 +60,8 @@ pub fn nested(namespace_and_root: &str, depth: usize) -> (String, String) {
     (format!("{namespace_and_root}{path}{slash}"), NESTED[..=depth].join(","))
 }
 
-/// The nested directory, its index page and the file itself under an `/ipfs/` or `/ipns/` root, with all headers that are
-/// the same in both.
+/// The nested directory, its index page and the file itself under an `/ipfs/` or `/ipns/` root, with all headers that
+/// are the same in both.
 pub fn nested_cases(root: &str) -> Vec<(usize, Case)> {
     let of = |name: &str, depth| {
         let (path, roots) = nested(root, depth);

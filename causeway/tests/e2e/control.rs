@@ -1,5 +1,5 @@
-//! Take-downs while the gateway runs: the content is served to no client and no peer, it is not fetched, and its providers
-//! are not returned; also after a restart. With a real Kubo, which would serve and fetch all of it.
+//! Take-downs while the gateway runs: the content is served to no client and no peer, it is not fetched, and its
+//! providers are not returned; also after a restart. With a real Kubo, which would serve and fetch all of it.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::kubo::Kubo;

@@ -1,6 +1,6 @@
-//! The configurations of nginx and Varnish (`deploy/nginx/causeway.conf`, `deploy/varnish/causeway.vcl`) in front of a gateway:
-//! purge requests remove taken-down content from their caches, otherwise revalidation does; and answers that would be
-//! cached for too long are not cached.
+//! The configurations of nginx and Varnish (`deploy/nginx/causeway.conf`, `deploy/varnish/causeway.vcl`) in front of a
+//! gateway: purge requests remove taken-down content from their caches, otherwise revalidation does; and answers that
+//! would be cached for too long are not cached.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::nginx::{Nginx, free_address};

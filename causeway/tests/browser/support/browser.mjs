@@ -19,8 +19,8 @@ const FLAGS = [
   "--disable-background-networking",
   "--disable-component-update",
   "--disable-sync",
-  // Only this machine is reachable. example.com is a gateway's host in the configuration under test, and the hosts below
-  // example.org have DNSLinks.
+  // Only this machine is reachable. example.com is a gateway's host in the configuration under test, and the hosts
+  // below example.org have DNSLinks.
   "--host-resolver-rules=MAP example.com 127.0.0.1,MAP *.example.com 127.0.0.1,MAP *.example.org 127.0.0.1," +
     "MAP * ~NOTFOUND,EXCLUDE 127.0.0.1,EXCLUDE localhost,EXCLUDE *.localhost",
 ];

@@ -164,13 +164,13 @@ pub fn entity_bytes() -> Vec<Case> {
 
 pub fn order_and_duplicates() -> Vec<Case> {
     let path = format!("/ipfs/{FILES}");
-    let accepting = |name: &str, parameters: &str, said: &[&str]| {
+    let accepting = |name: &str, parameters: &str, printed: &[&str]| {
         let case = archive(get(name, &path).with("Accept", format!("{MEDIA_TYPE}{parameters}")));
-        said.iter().fold(case, |case, part| case.header("content-type", has(*part)))
+        printed.iter().fold(case, |case, part| case.header("content-type", has(*part)))
     };
-    let querying = |name: &str, query: &str, accept: &str, said: &[&str]| {
+    let querying = |name: &str, query: &str, accept: &str, printed: &[&str]| {
         let case = archive(get(name, format!("{path}?format=car{query}")).with("Accept", accept));
-        said.iter().fold(case, |case, part| case.header("content-type", has(*part)))
+        printed.iter().fold(case, |case, part| case.header("content-type", has(*part)))
     };
     let with_twice = Body::Blocks([own([FILES, ASCII, ASCII, HELLO_WORLD]), multiblock()].concat());
     let with_once = Body::Blocks([own([FILES, ASCII, HELLO_WORLD]), multiblock()].concat());

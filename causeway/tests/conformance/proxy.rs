@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn absolute_request_targets_are_accepted() {
@@ -65,7 +65,7 @@ async fn tunnelled(authority: &str, host: &str, target: &str) -> Result<Reply, S
     let connect = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
     stream.write_all(connect.as_bytes()).await.map_err(|error| error.to_string())?;
     let head =
-        tokio::time::timeout(PATIENCE, head(&mut stream)).await.map_err(|_| "no answer to CONNECT".to_owned())??;
+        tokio::time::timeout(TIMEOUT, head(&mut stream)).await.map_err(|_| "no answer to CONNECT".to_owned())??;
     // RFC 9110, section 9.3.6: after a 2xx, all bytes belong to the tunnel.
     if !head.starts_with("HTTP/1.1 200") {
         return Err(format!("CONNECT was answered with {head:?}"));

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 /// Longer than all timeouts of Causeway.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A response, which may be truncated.
 #[derive(Debug, Clone, Default)]
@@ -43,7 +43,7 @@ pub async fn exchange(address: SocketAddr, head: &str) -> Result<Reply, String> 
 /// Reads a response and the end of the connection.
 pub async fn read(stream: &mut TcpStream, headless: bool) -> Result<Reply, String> {
     let mut bytes = Vec::new();
-    let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut bytes)).await;
+    let end = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await;
     let orderly = matches!(end, Ok(Ok(_)));
     let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).into_owned();
     parse(&bytes, headless, orderly).ok_or_else(|| format!("no response, but {shown:?}; then {end:?}"))

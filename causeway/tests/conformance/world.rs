@@ -14,7 +14,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Long compared with the latency of a local peer, short for requests of missing content.
 const STALL_SECONDS: u32 = 6;
 
@@ -37,7 +37,7 @@ impl Peers {
             match KEYS_BAD.contains(&name.as_str()) {
                 // Whether Kubo accepts it or not: Causeway must reject it.
                 true => drop(put().await),
-                false => eventually(&format!("Kubo publishes {name}"), PATIENCE, put).await,
+                false => eventually(&format!("Kubo publishes {name}"), TIMEOUT, put).await,
             }
         }
         Self { holder, witness }

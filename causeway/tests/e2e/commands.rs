@@ -33,20 +33,23 @@ fn text(bytes: &[u8]) -> String {
 
 /// The output of a successful command.
 fn run(launch: &Launch, arguments: &[&str]) -> String {
-    launch.run(arguments).unwrap_or_else(|complaint| panic!("causeway {arguments:?}: {complaint}"))
+    launch.run(arguments).unwrap_or_else(|error_line| panic!("causeway {arguments:?}: {error_line}"))
 }
 
 fn json(launch: &Launch, arguments: &[&str]) -> Value {
-    let said = run(launch, arguments);
-    serde_json::from_str(&said).unwrap_or_else(|error| panic!("causeway {arguments:?}: {error}: {said}"))
+    let printed = run(launch, arguments);
+    serde_json::from_str(&printed).unwrap_or_else(|error| panic!("causeway {arguments:?}: {error}: {printed}"))
 }
 
 /// The exit code and the error line of a failing command.
-fn complaint(launch: &Launch, arguments: &[&str]) -> (i32, String) {
+fn error_line(launch: &Launch, arguments: &[&str]) -> (i32, String) {
     let Output { status, stdout, stderr } = launch.output(arguments, b"");
-    let (said, complained) = (text(&stdout), text(&stderr));
-    assert!(said.is_empty() && complained.lines().count() == 1, "causeway {arguments:?}: {said}\n{complained}");
-    (status.code().expect("it was not killed"), complained)
+    let (printed, error_output) = (text(&stdout), text(&stderr));
+    assert!(
+        printed.is_empty() && error_output.lines().count() == 1,
+        "causeway {arguments:?}: {printed}\n{error_output}"
+    );
+    (status.code().expect("it was not killed"), error_output)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,13 +88,13 @@ async fn tokens_are_created_shown_and_revoked_with_and_without_a_gateway() {
     assert!(lines.starts_with("ID ") && lines.lines().count() == 3 && lines.contains("never"), "{lines}");
 
     // Operations that the token does not authorise, and a revoked token.
-    let (code, said) = complaint(&remote, &[&["key", "create", "site"], &at[..], &with_file].concat());
-    assert!(code == REFUSED && said.contains("operate"), "{code} {said}");
+    let (code, printed) = error_line(&remote, &[&["key", "create", "site"], &at[..], &with_file].concat());
+    assert!(code == REFUSED && printed.contains("operate"), "{code} {printed}");
     assert!(run(&launch, &["token", "rm", "ci"]).starts_with("revoked ci "));
-    let (code, said) = complaint(&remote, &[&["store", "stats"], &at[..], &with_file].concat());
-    assert!(code == REFUSED && said.contains("rejected the token in"), "{code} {said}");
-    let (code, said) = complaint(&remote, &[&["store", "stats"], &at[..]].concat());
-    assert!(code == REFUSED && said.contains("requires a token: set CAUSEWAY_ADMIN_TOKEN"), "{code} {said}");
+    let (code, printed) = error_line(&remote, &[&["store", "stats"], &at[..], &with_file].concat());
+    assert!(code == REFUSED && printed.contains("rejected the token in"), "{code} {printed}");
+    let (code, printed) = error_line(&remote, &[&["store", "stats"], &at[..]].concat());
+    assert!(code == REFUSED && printed.contains("requires a token: set CAUSEWAY_ADMIN_TOKEN"), "{code} {printed}");
     // Commands on the data folder need no token.
     json(&launch, &["store", "stats", "--json"]);
 
@@ -99,11 +102,11 @@ async fn tokens_are_created_shown_and_revoked_with_and_without_a_gateway() {
         let output = launch.output(&[&["token", "create"], wrong].concat(), b"");
         assert_eq!(output.status.code(), Some(USAGE), "{wrong:?}: {}", text(&output.stderr));
     }
-    let (code, said) = complaint(&launch, &["token", "rm", "ci"]);
-    assert!(code == FAILURE && said.contains("no token"), "{code} {said}");
+    let (code, printed) = error_line(&launch, &["token", "rm", "ci"]);
+    assert!(code == FAILURE && printed.contains("no token"), "{code} {printed}");
     node.stop().await;
-    let (code, said) = complaint(&launch, &["token", "show"]);
-    assert!(code == UNREACHABLE && said.contains("causeway serve"), "{code} {said}");
+    let (code, printed) = error_line(&launch, &["token", "show"]);
+    assert!(code == UNREACHABLE && printed.contains("causeway serve"), "{code} {printed}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,8 +122,8 @@ async fn the_gateway_fetches_missing_blocks_for_commands() {
     let root = run(&from, &["add", "-Q", "site"]);
     let node = to.clone().peering(holder.tcp()).set("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", 3).start().await;
 
-    let (code, said) = complaint(&to, &["ls", "--offline", &root]);
-    assert!(code == FAILURE && said.contains("is not held here"), "{said}");
+    let (code, printed) = error_line(&to, &["ls", "--offline", &root]);
+    assert!(code == FAILURE && printed.contains("is not held here"), "{printed}");
     let listed = run(&to, &["ls", &root]);
     assert!(listed.contains(" images") && listed.contains(" index.html"), "{listed}");
     assert_eq!(run(&to, &["cat", &format!("{root}/index.html")]), "<p>Hello.");
@@ -132,8 +135,8 @@ async fn the_gateway_fetches_missing_blocks_for_commands() {
     // It is stored now.
     assert_eq!(run(&to, &["cat", "--offline", &format!("{root}/index.html")]), "<p>Hello.");
     let absent = "bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy";
-    let (code, said) = complaint(&to, &["cat", absent]);
-    assert!(code == FAILURE && said.contains("the gateway could not fetch it"), "{said}");
+    let (code, printed) = error_line(&to, &["cat", absent]);
+    assert!(code == FAILURE && printed.contains("the gateway could not fetch it"), "{printed}");
     node.stop().await;
 }
 
@@ -265,10 +268,10 @@ async fn pins_are_fetched_listed_and_removed() {
     assert_eq!((&pinned["status"], &pinned["pin"]["cid"]), (&"pinned".into(), &docs.as_str().into()), "{pinned}");
     assert_eq!((&pinned["pin"]["name"], &pinned["pin"]["meta"]["a"]), (&"my docs".into(), &"b".into()), "{pinned}");
     let id = pinned["requestid"].as_str().expect("an id").to_owned();
-    let said = run(&to, &["pin", "add", "--no-wait", &root]);
-    assert!(said.contains(&root), "{said}");
-    let said = run(&to, &["pin", "status", "--watch", &root]);
-    assert!(said.contains("status   pinned") && said.contains("blocks"), "{said}");
+    let printed = run(&to, &["pin", "add", "--no-wait", &root]);
+    assert!(printed.contains(&root), "{printed}");
+    let printed = run(&to, &["pin", "status", "--watch", &root]);
+    assert!(printed.contains("status   pinned") && printed.contains("blocks"), "{printed}");
     let listed = json(&to, &["pin", "ls", "--all", "--json"]);
     let cids: Vec<_> = listed["results"].as_array().expect("a list").iter().map(|pin| &pin["pin"]["cid"]).collect();
     assert!(cids.contains(&&Value::from(docs.as_str())) && cids.contains(&&Value::from(root.as_str())), "{listed}");
@@ -286,14 +289,14 @@ async fn pins_are_fetched_listed_and_removed() {
     assert_eq!((&replaced["pin"]["name"], &replaced["status"]), (&"my docs".into(), &"pinned".into()), "{replaced}");
     let gone = run(&to, &["pin", "rm", &root]);
     assert_eq!(gone.lines().filter(|line| line.starts_with(&format!("unpinned {root}"))).count(), 2, "{gone}");
-    let (code, said) = complaint(&to, &["pin", "status", &root]);
-    assert!(code == FAILURE && said.contains("this token has no pin request"), "{code} {said}");
+    let (code, printed) = error_line(&to, &["pin", "status", &root]);
+    assert!(code == FAILURE && printed.contains("this token has no pin request"), "{code} {printed}");
     let absent = "bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy";
-    let (code, said) = complaint(&to, &["pin", "add", "--timeout", "1s", absent]);
-    assert!(code == FAILURE && said.contains("is not pinned after 1 s"), "{code} {said}");
+    let (code, printed) = error_line(&to, &["pin", "add", "--timeout", "1s", absent]);
+    assert!(code == FAILURE && printed.contains("is not pinned after 1 s"), "{code} {printed}");
     run(&to, &["pin", "rm", absent]);
     for wrong in [&["pin", "add", "nonsense"][..], &["pin", "status", "nobody"], &["pin", "rm", "nobody"]] {
-        assert_eq!(complaint(&to, wrong).0, FAILURE, "{wrong:?}");
+        assert_eq!(error_line(&to, wrong).0, FAILURE, "{wrong:?}");
     }
     run(&to, &["pin", "add", "--name", "kept", &format!("{root}/docs")]);
     node.stop().await;
@@ -304,10 +307,10 @@ async fn pins_are_fetched_listed_and_removed() {
     let listed = json(&to, &["pin", "ls", "--json"]);
     let mut listed = listed["results"].as_array().expect("a list").iter();
     assert!(listed.any(|pin| pin["pin"]["cid"] == docs.as_str() && pin["status"] == "pinned"), "{docs}");
-    let (code, said) = complaint(&to, &["pin", "add", absent]);
-    assert!(code == FAILURE && said.contains("is not held here"), "{code} {said}");
-    let (code, said) = complaint(&to, &["pin", "rm", &docs]);
-    assert!(code == UNREACHABLE && said.contains("causeway serve"), "{code} {said}");
+    let (code, printed) = error_line(&to, &["pin", "add", absent]);
+    assert!(code == FAILURE && printed.contains("is not held here"), "{code} {printed}");
+    let (code, printed) = error_line(&to, &["pin", "rm", &docs]);
+    assert!(code == UNREACHABLE && printed.contains("causeway serve"), "{code} {printed}");
     let again = json(&from, &["pin", "add", "--json", "--name", "here", &root]);
     assert_eq!((&again["status"], &again["pin"]["name"]), (&"pinned".into(), &"here".into()), "{again}");
 }
@@ -334,10 +337,11 @@ async fn an_admin_listener_with_tls_is_verified() {
     let named = format!("https://localhost:{}", address.rsplit(':').next().expect("a port"));
     let (by_name, by_address, plain) = (["--admin", &named], format!("https://{address}"), format!("http://{address}"));
     let ca = ["--admin-ca", certificate.to_str().expect("text")];
-    let (code, said) = complaint(&remote_client, &[&["store", "stats"][..], &by_name].concat());
-    assert!(code == UNREACHABLE && said.contains("--admin-ca"), "{code} {said}");
-    let (code, said) = complaint(&remote_client, &[&["store", "stats"][..], &["--admin", &by_address], &ca].concat());
-    assert!(code == UNREACHABLE && said.contains("ertificate"), "{code} {said}");
+    let (code, printed) = error_line(&remote_client, &[&["store", "stats"][..], &by_name].concat());
+    assert!(code == UNREACHABLE && printed.contains("--admin-ca"), "{code} {printed}");
+    let (code, printed) =
+        error_line(&remote_client, &[&["store", "stats"][..], &["--admin", &by_address], &ca].concat());
+    assert!(code == UNREACHABLE && printed.contains("ertificate"), "{code} {printed}");
     let output = remote_client.output(&["store", "stats", "--admin", &plain], b"");
     assert!(!output.status.success(), "{}", text(&output.stdout));
 
@@ -349,7 +353,7 @@ async fn an_admin_listener_with_tls_is_verified() {
     let wrong = elsewhere.path().join("nothing.pem");
     fs::write(&wrong, "nothing").expect("the folder is ours");
     let wrong = ["--admin-ca", wrong.to_str().expect("text")];
-    let (_, said) = complaint(&remote_client, &[&["store", "stats"][..], &by_name, &wrong].concat());
-    assert!(said.contains("has no certificate in PEM"), "{said}");
+    let (_, printed) = error_line(&remote_client, &[&["store", "stats"][..], &by_name, &wrong].concat());
+    assert!(printed.contains("has no certificate in PEM"), "{printed}");
     node.stop().await;
 }

@@ -7,7 +7,7 @@ use crate::support::{client, eventually};
 use std::time::Duration;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const RULES: &str = "/api/v1/denylists/local/rules";
 
 async fn status(causeway: &Causeway, path: &str) -> u16 {
@@ -95,7 +95,7 @@ async fn taken_down_content_is_neither_served_nor_fetched() {
     assert_eq!((removed, &answer["removed"]), (200, &2.into()), "including the rules of \"deep\": {answer}");
     let (removed, answer) = causeway.admin("DELETE", &format!("{RULES}?rule=/ipfs/{unseen}"), None).await;
     assert_eq!((removed, &answer["removed"]), (200, &1.into()), "the double hash is removed by its subject: {answer}");
-    eventually("the author is connected again", PATIENCE, async || {
+    eventually("the author is connected again", TIMEOUT, async || {
         let status = status(&causeway, &page).await;
         if status == 200 { Ok(()) } else { Err(status) }
     })
@@ -115,7 +115,7 @@ async fn denylists_apply_from_the_start_and_when_they_change() {
     causeway.expect(&format!("/ipfs/{two}"), b"two").await;
     assert_eq!(status(&causeway, &format!("/ipfs/{one}")).await, 410);
     std::fs::write(&list, format!("/ipfs/{two} status=451\n")).expect("writes");
-    eventually("the list is read again", PATIENCE, async || {
+    eventually("the list is read again", TIMEOUT, async || {
         let statuses =
             (status(&causeway, &format!("/ipfs/{one}")).await, status(&causeway, &format!("/ipfs/{two}")).await);
         if statuses == (200, 451) { Ok(()) } else { Err(format!("{statuses:?}")) }
@@ -163,8 +163,8 @@ async fn commands_neither_store_nor_read_withheld_content() {
             &["store", "export", &cid, &out],
         ];
         for command in commands {
-            let complaint = launch.run(command).expect_err(&format!("{when}: {command:?}"));
-            assert!(complaint.contains("not served here"), "{when}: {command:?}: {complaint}");
+            let error_line = launch.run(command).expect_err(&format!("{when}: {command:?}"));
+            assert!(error_line.contains("not served here"), "{when}: {command:?}: {error_line}");
         }
     };
     let causeway = launch.start().await;

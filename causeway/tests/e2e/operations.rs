@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const FLAGS: [&str; 2] = ["--cid-version=1", "--raw-leaves"];
 
 async fn ask(causeway: &Causeway, method: &str, path: &str, body: Value) -> (u16, Value) {
@@ -46,7 +46,7 @@ async fn a_peer_is_connected_and_its_content_is_explained_warmed_and_purged() {
         assert_eq!((status, &connected["peer_id"]), (200, &json!(kubo.peer_id())), "{connected}");
         assert_eq!(connected["already"], json!(already), "{connected}");
     }
-    eventually("Kubo is identified", PATIENCE, async || {
+    eventually("Kubo is identified", TIMEOUT, async || {
         let (_, peers) = ask(&causeway, "GET", "peers", Value::Null).await;
         let peer = &peers["peers"][0];
         let agent = peer["agent"].as_str().unwrap_or_default();
@@ -76,7 +76,7 @@ async fn a_peer_is_connected_and_its_content_is_explained_warmed_and_purged() {
         "{fetched}"
     );
     // A block is delivered before the session's statistics are updated.
-    eventually("Kubo is listed as the provider", PATIENCE, async || {
+    eventually("Kubo is listed as the provider", TIMEOUT, async || {
         let view = explain(&causeway, &format!("path={path}")).await;
         let member = &view["network"]["session"]["members"][0];
         let gave = member["peer_id"] == json!(kubo.peer_id()) && member["gave"] == json!(true);
@@ -117,7 +117,7 @@ async fn a_peer_is_connected_and_its_content_is_explained_warmed_and_purged() {
     assert!(bandwidth["bitswap"]["received_bytes"].as_u64() > Some(6_000_000), "{bandwidth}");
     let (status, _) = ask(&causeway, "DELETE", &format!("peers/{}", kubo.peer_id()), Value::Null).await;
     assert_eq!(status, 200);
-    eventually("the connection is closed", PATIENCE, async || {
+    eventually("the connection is closed", TIMEOUT, async || {
         let (_, peers) = ask(&causeway, "GET", "peers", Value::Null).await;
         if peers["count"] == json!(0) {
             return Ok(());
@@ -137,11 +137,11 @@ async fn explain_shows_how_a_provider_was_found() {
     holder.connect(server.tcp()).await;
     let bytes = Noise::bytes(32, 100_000);
     let cid = holder.add(&bytes[..], &FLAGS);
-    eventually("the provider record is kept", PATIENCE, async || holder.try_provide(&cid)).await;
+    eventually("the provider record is kept", TIMEOUT, async || holder.try_provide(&cid)).await;
     let dir = TempDir::new().expect("the temporary folder is writable");
     let causeway = Launch::new(dir.path()).bootstrap(server.tcp()).start().await;
     let path = format!("/ipfs/{cid}");
-    eventually("it is found by its record", PATIENCE, async || {
+    eventually("it is found by its record", TIMEOUT, async || {
         let answer = causeway.get(&path).await;
         if answer.status == 200 { Ok(()) } else { Err(answer.text()) }
     })
@@ -149,7 +149,7 @@ async fn explain_shows_how_a_provider_was_found() {
     let view = explain(&causeway, &format!("path={path}")).await;
     let providers = view["network"]["search"]["providers"].as_array().expect("a search");
     let found = providers.iter().find(|view| view["peer_id"] == json!(holder.peer_id())).expect("it is a provider");
-    let by_dht = |view: &Value| view["whom"].as_str().is_some_and(|whom| whom.starts_with("dht-"));
+    let by_dht = |view: &Value| view["whom"].as_str().is_some_and(|router| router.starts_with("dht-"));
     assert!(found["named_by"].as_array().expect("a list").iter().any(by_dht), "{found}");
     // It may already be connected, as another DHT server.
     let dialled = found["dial"]["seconds"].is_number() && found["dial"]["error"].is_null();
@@ -171,14 +171,14 @@ async fn a_name_is_refreshed_before_it_expires() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let causeway = Launch::new(dir.path()).bootstrap(third.tcp()).peering(publisher.tcp()).start().await;
     let path = format!("/ipns/{name}");
-    eventually("the name is resolved", PATIENCE, async || {
+    eventually("the name is resolved", TIMEOUT, async || {
         let answer = causeway.get(&path).await;
         if answer.body == Noise::bytes(33, 1_000) { Ok(()) } else { Err(answer.text()) }
     })
     .await;
     publisher.publish(&format!("/ipfs/{new}"));
     assert_eq!(causeway.get(&path).await.body, Noise::bytes(33, 1_000), "the old record is fresh");
-    let refreshed = eventually("the new record is found", PATIENCE, async || {
+    let refreshed = eventually("the new record is found", TIMEOUT, async || {
         let (status, refreshed) = ask(&causeway, "POST", "names/refresh", json!({"name": name})).await;
         assert_eq!(status, 200, "{refreshed}");
         if refreshed["changed"] == json!(true) { Ok(refreshed) } else { Err(refreshed.to_string()) }
@@ -213,12 +213,12 @@ async fn a_process_is_observed_configured_drained_and_stopped() {
         "{level}"
     );
     assert_eq!(causeway.get("/during").await.status, 404);
-    eventually("the access log is written", PATIENCE, async || {
+    eventually("the access log is written", TIMEOUT, async || {
         if says(&causeway, "/during") { Ok(()) } else { Err(causeway.process.stderr()) }
     })
     .await;
     assert!(!says(&causeway, "/before"), "{}", causeway.process.stderr());
-    eventually("the level is reset after its time", PATIENCE, async || {
+    eventually("the level is reset after its time", TIMEOUT, async || {
         let (_, level) = ask(&causeway, "GET", "log/level", Value::Null).await;
         if level["until_at"].is_null() && level["level"] == level["configured"] {
             Ok(())
@@ -247,7 +247,7 @@ async fn a_process_is_observed_configured_drained_and_stopped() {
     assert_eq!(events.headers()["content-type"], "text/event-stream");
     let mut text = String::new();
     while text.matches("event: stats").count() < 3 {
-        let chunk = tokio::time::timeout(PATIENCE, events.chunk()).await.expect("in time").expect("bytes");
+        let chunk = tokio::time::timeout(TIMEOUT, events.chunk()).await.expect("in time").expect("bytes");
         text.push_str(&String::from_utf8_lossy(&chunk.expect("it goes on")));
     }
     let stats = text.split("data: ").nth(2).and_then(|data| data.split("\n\n").next()).expect("a second event");
@@ -258,7 +258,7 @@ async fn a_process_is_observed_configured_drained_and_stopped() {
     // No peer has this content, so the request is listed as waiting.
     let absent = "/ipfs/bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy";
     let waiting = tokio::spawn(client().get(causeway.url(absent)).send());
-    eventually("the request is listed", PATIENCE, async || {
+    eventually("the request is listed", TIMEOUT, async || {
         let (_, requests) = ask(&causeway, "GET", "requests", Value::Null).await;
         let one = &requests["requests"][0];
         let is_it =
@@ -267,7 +267,7 @@ async fn a_process_is_observed_configured_drained_and_stopped() {
     })
     .await;
     waiting.abort();
-    eventually("the request is no longer listed", PATIENCE, async || {
+    eventually("the request is no longer listed", TIMEOUT, async || {
         let (_, requests) = ask(&causeway, "GET", "requests", Value::Null).await;
         if requests["count"] == json!(0) { Ok(()) } else { Err(requests.to_string()) }
     })
@@ -279,7 +279,7 @@ async fn a_process_is_observed_configured_drained_and_stopped() {
     assert_eq!(ask(&causeway, "DELETE", "drain", Value::Null).await.0, 200);
     causeway.assert_healthy().await;
     assert_eq!(ask(&causeway, "POST", "drain", json!({"stop": true})).await.0, 202);
-    let status = causeway.process.ended(PATIENCE).await;
+    let status = causeway.process.ended(TIMEOUT).await;
     assert!(status.success(), "it ended with {status}: {}", causeway.process.stderr());
     peer.stop().await;
 }

@@ -10,7 +10,7 @@ use std::process::{Output, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const FAILURE: i32 = 1;
 const UNREACHABLE: i32 = 3;
 
@@ -23,20 +23,20 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn run(launch: &Launch, arguments: &[&str]) -> String {
-    launch.run(arguments).unwrap_or_else(|complaint| panic!("causeway {arguments:?}: {complaint}"))
+    launch.run(arguments).unwrap_or_else(|error_line| panic!("causeway {arguments:?}: {error_line}"))
 }
 
 fn json(launch: &Launch, arguments: &[&str]) -> Value {
-    let said = run(launch, &[arguments, &["--json"]].concat());
-    serde_json::from_str(&said).unwrap_or_else(|error| panic!("causeway {arguments:?}: {error}: {said}"))
+    let printed = run(launch, &[arguments, &["--json"]].concat());
+    serde_json::from_str(&printed).unwrap_or_else(|error| panic!("causeway {arguments:?}: {error}: {printed}"))
 }
 
 /// The exit code, the output and the error line of a failing command.
 fn failure(launch: &Launch, arguments: &[&str]) -> (i32, String, String) {
     let Output { status, stdout, stderr } = launch.output(arguments, b"");
-    let complained = text(&stderr);
-    assert_eq!(complained.lines().count(), 1, "causeway {arguments:?}: {complained}");
-    (status.code().expect("it was not killed"), text(&stdout), complained)
+    let error_output = text(&stderr);
+    assert_eq!(error_output.lines().count(), 1, "causeway {arguments:?}: {error_output}");
+    (status.code().expect("it was not killed"), text(&stdout), error_output)
 }
 
 async fn status(node: &Causeway, path: &str) -> u16 {
@@ -61,9 +61,9 @@ async fn blocked_content_is_deleted_and_can_be_unblocked() {
     let added = json(&launch, &["block", "add", "--status", "451", "--reason", "court order", &address]);
     assert_eq!(added["added"], true, "{added}");
     assert_eq!((status(&node, &a).await, status(&node, &b).await), (451, 200));
-    let (code, said, complained) = failure(&launch, &["block", "check", &format!("{root}/a.txt")]);
-    assert!(code == FAILURE && said.contains("is blocked: 451") && said.contains("local"), "{code} {said}");
-    assert!(complained.contains("is blocked"), "{complained}");
+    let (code, printed, error_output) = failure(&launch, &["block", "check", &format!("{root}/a.txt")]);
+    assert!(code == FAILURE && printed.contains("is blocked: 451") && printed.contains("local"), "{code} {printed}");
+    assert!(error_output.contains("is blocked"), "{error_output}");
     let output = launch.output(&["block", "check", "--json", &a], b"");
     let check: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((&check["blocked"], &check["status"]), (&true.into(), &451.into()), "{check}");
@@ -78,16 +78,19 @@ async fn blocked_content_is_deleted_and_can_be_unblocked() {
     assert!(lists["lists"].as_array().is_some_and(|lists| lists.iter().any(|list| list["kind"] == "local")), "{lists}");
     assert_eq!(json(&launch, &["block", "rm", &address])["removed"], 1);
     assert_eq!(status(&node, &b).await, 200);
-    let (code, _, complained) = failure(&launch, &["block", "rm", &address]);
-    assert!(code == FAILURE && complained.contains("no such rule"), "{complained}");
+    let (code, _, error_output) = failure(&launch, &["block", "rm", &address]);
+    assert!(code == FAILURE && error_output.contains("no such rule"), "{error_output}");
 
     // Blocking a CID with --deep also removes its pins.
-    let said = run(&launch, &["block", "add", "--deep", &root]);
-    assert!(said.contains("in force") && said.contains(&format!("unpinned {root}")), "{said}");
+    let printed = run(&launch, &["block", "add", "--deep", &root]);
+    assert!(printed.contains("in force") && printed.contains(&format!("unpinned {root}")), "{printed}");
     assert_eq!((status(&node, &b).await, status(&node, &format!("/ipfs/{root}")).await), (410, 410));
     // The owner of the pin sees the reason.
-    let (code, said, complained) = failure(&launch, &["pin", "status", &root]);
-    assert!(code == FAILURE && said.contains("failed") && complained.contains("withholds"), "{said} {complained}");
+    let (code, printed, error_output) = failure(&launch, &["pin", "status", &root]);
+    assert!(
+        code == FAILURE && printed.contains("failed") && error_output.contains("withholds"),
+        "{printed} {error_output}"
+    );
     for wrong in [&["block", "add", "no such thing"][..], &["block", "add", "--status", "404", &root]] {
         assert_eq!(failure(&launch, wrong).0, FAILURE, "{wrong:?}");
     }
@@ -114,8 +117,8 @@ async fn content_is_warmed_explained_purged_and_collected() {
     let peers = json(&to, &["peers"]);
     assert_eq!((&peers["count"], &peers["peers"][0]["peer_id"]), (&1.into(), &holder.peer_id().into()), "{peers}");
     assert!(run(&to, &["peers"]).contains(holder.peer_id()));
-    let (code, _, complained) = failure(&to, &["peers", "connect", "nonsense"]);
-    assert!(code == FAILURE && complained.contains("neither a peer ID"), "{complained}");
+    let (code, _, error_output) = failure(&to, &["peers", "connect", "nonsense"]);
+    assert!(code == FAILURE && error_output.contains("neither a peer ID"), "{error_output}");
 
     // Before and after warming the content.
     let before = json(&to, &["explain", &root]);
@@ -127,8 +130,8 @@ async fn content_is_warmed_explained_purged_and_collected() {
     assert!(run(&to, &["warm", &root]).contains("0 of them fetched"));
     let after = json(&to, &["explain", &format!("{root}/index.html")]);
     assert_eq!((&after["answer"]["status"], &after["missing"]), (&200.into(), &Value::Null), "{after}");
-    let said = run(&to, &["explain", &format!("{root}/index.html")]);
-    assert!(said.contains("answer     200") && said.contains("policy"), "{said}");
+    let printed = run(&to, &["explain", &format!("{root}/index.html")]);
+    assert!(printed.contains("answer     200") && printed.contains("policy"), "{printed}");
     let refreshed = json(&to, &["refresh", "site.example.org"]);
     assert_eq!(refreshed["new"], format!("/ipfs/{root}"), "{refreshed}");
     assert!(json(&to, &["peers", "traffic"])["received_bytes"].as_u64() > Some(3_000_000));
@@ -186,9 +189,9 @@ async fn a_running_gateway_is_observed_and_operated() {
     assert!(level["level"].as_str().is_some_and(|level| level.contains("access=debug")), "{level}");
     assert!(level["until_at"].is_u64(), "{level}");
     node.get("/").await;
-    eventually("the access log is written", PATIENCE, async || {
-        let said = node.process.stderr();
-        if said.contains("access") { Ok(()) } else { Err(said) }
+    eventually("the access log is written", TIMEOUT, async || {
+        let printed = node.process.stderr();
+        if printed.contains("access") { Ok(()) } else { Err(printed) }
     })
     .await;
     assert!(run(&launch, &["log-level", "info"]).starts_with("info"));
@@ -202,14 +205,14 @@ async fn a_running_gateway_is_observed_and_operated() {
 
     // Drain; undo; graceful shutdown.
     assert_eq!(json(&launch, &["drain"])["stage"], "draining");
-    let (code, said, _) = failure(&launch, &["health"]);
-    assert_eq!((code, said.split(' ').next()), (FAILURE, Some("draining")), "{said}");
+    let (code, printed, _) = failure(&launch, &["health"]);
+    assert_eq!((code, printed.split(' ').next()), (FAILURE, Some("draining")), "{printed}");
     assert_eq!(run(&launch, &["drain", "--undo"]), "serving");
     assert!(run(&launch, &["health"]).starts_with("ready"));
     assert_eq!(json(&launch, &["drain", "--stop"])["stopping"], true);
-    eventually("it ends", PATIENCE, async || {
-        let (code, _, complained) = failure(&launch, &["health"]);
-        if code == UNREACHABLE { Ok(()) } else { Err(complained) }
+    eventually("it ends", TIMEOUT, async || {
+        let (code, _, error_output) = failure(&launch, &["health"]);
+        if code == UNREACHABLE { Ok(()) } else { Err(error_output) }
     })
     .await;
 }

@@ -76,7 +76,7 @@ impl World {
 
     fn bytes(&self, arguments: &[&str]) -> Vec<u8> {
         let done = self.launch().pipe(self.content.path(), arguments, b"");
-        done.unwrap_or_else(|complaint| panic!("causeway {arguments:?}: {complaint}"))
+        done.unwrap_or_else(|error_line| panic!("causeway {arguments:?}: {error_line}"))
     }
 
     fn refusal(&self, arguments: &[&str]) -> String {
@@ -313,8 +313,8 @@ fn missing_content_and_invalid_arguments_are_reported() {
         (&["get", "--car", "--tar", &absent], "cannot be used with"),
     ];
     for (arguments, words) in table {
-        let complaint = world.refusal(arguments);
-        assert!(complaint.contains(words), "{arguments:?}: {complaint}");
+        let error_line = world.refusal(arguments);
+        assert!(error_line.contains(words), "{arguments:?}: {error_line}");
     }
     // A file of which only the root is stored: nothing is written.
     let content = world.content.path();
@@ -323,9 +323,12 @@ fn missing_content_and_invalid_arguments_are_reported() {
     let car = content.join("root.car");
     fs::write(&car, one_block_car(&root, &block)).expect("the folder is ours");
     assert!(world.launch().run(&["import", &car.display().to_string()]).is_err(), "incomplete, but stored");
-    let complaint = world.refusal(&["get", &root, "-o", "part"]);
+    let error_line = world.refusal(&["get", &root, "-o", "part"]);
     let leaf = world.ipfs.run(content, &["refs", &root]);
-    assert!(leaf.lines().any(|leaf| complaint.contains(leaf)) && complaint.contains("is not held here"), "{complaint}");
+    assert!(
+        leaf.lines().any(|leaf| error_line.contains(leaf)) && error_line.contains("is not held here"),
+        "{error_line}"
+    );
     assert!(!content.join("part").exists());
     assert!(world.run(&["ls", &root]).contains("1500000"), "the root has the file's size");
 }

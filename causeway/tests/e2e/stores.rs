@@ -28,7 +28,7 @@ fn fill(dir: &Path) -> (Vec<u8>, Vec<u8>) {
 
 fn run(launch: &Launch, dir: &Path, arguments: &[&str]) -> String {
     let done = launch.pipe(dir, arguments, b"");
-    let done = done.unwrap_or_else(|complaint| panic!("causeway {arguments:?}: {complaint}"));
+    let done = done.unwrap_or_else(|error_line| panic!("causeway {arguments:?}: {error_line}"));
     String::from_utf8(done).expect("text").trim().to_owned()
 }
 
@@ -97,9 +97,9 @@ async fn the_flat_store_serves_and_persists() {
     });
     assert!(hit.is_some(), "the leaf is in its own file");
     let output = launch.output(&["store", "check"], &[]);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.code() == Some(1) && said.starts_with("damaged "), "{said}");
-    assert!(said.contains("(\"mine\") lacks 1 of "), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.code() == Some(1) && printed.starts_with("damaged "), "{printed}");
+    assert!(printed.contains("(\"mine\") lacks 1 of "), "{printed}");
     assert!(run(&launch, dir, &["store", "repair"]).contains("deleted damaged blocks"));
     run(&launch, dir, &["store", "import", "site.car"]);
     assert!(run(&launch, dir, &["store", "check"]).contains("0 damaged"));
@@ -139,8 +139,8 @@ async fn the_memory_store_serves_and_writes_no_files() {
     node.stop().await;
     assert!(!home.path().join("data/store").exists() && !home.path().join("data/flat").exists());
     for arguments in [&["ls", &site][..], &["store", "stats"], &["add", "site"], &["store", "repair"]] {
-        let complaint = launch.pipe(source.path(), arguments, b"").expect_err("there is nothing to work on");
-        assert!(complaint.contains("in the running gateway and nowhere else"), "{arguments:?}: {complaint}");
+        let error_line = launch.pipe(source.path(), arguments, b"").expect_err("there is nothing to work on");
+        assert!(error_line.contains("in the running gateway and nowhere else"), "{arguments:?}: {error_line}");
     }
     let node = launch.start().await;
     let again = during(&node, &format!("/ipfs/{site}/noise"), &noise).await;

@@ -84,8 +84,8 @@ impl Launch {
     /// Runs `causeway import` to its end.
     pub fn import(&self, car: &Path) {
         let output = self.command(&["import"]).arg(car).output().expect("causeway starts");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "causeway import {}: {}: {said}", car.display(), output.status);
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "causeway import {}: {}: {printed}", car.display(), output.status);
     }
 
     /// Runs a command to its end: its output, or its error message.
@@ -138,9 +138,9 @@ impl Launch {
         let mut process = Process::spawn("causeway", &mut command, &self.dir);
         // The last line of the start-up message.
         process.says("  welcome ", START).await;
-        let said = process.stdout();
-        let all = |key: &str| said.lines().filter_map(|line| value_of(line, key)).collect::<Vec<String>>();
-        let one = |key: &str| all(key).into_iter().next().unwrap_or_else(|| panic!("no {key:?} in {said}"));
+        let printed = process.stdout();
+        let all = |key: &str| printed.lines().filter_map(|line| value_of(line, key)).collect::<Vec<String>>();
+        let one = |key: &str| all(key).into_iter().next().unwrap_or_else(|| panic!("no {key:?} in {printed}"));
         Causeway {
             gateway: one("gateway"),
             admin: one("admin"),

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 use tokio::net::TcpStream;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running nginx. Dropping it ends it.
 pub struct Nginx {
@@ -35,7 +35,7 @@ impl Nginx {
         let mut command = Command::new(system_program("nginx"));
         command.arg("-p").arg(dir).args(["-c", "nginx.conf", "-e", "error.log"]);
         let process = Process::spawn("nginx", &mut command, dir);
-        eventually("nginx listens", PATIENCE, async || TcpStream::connect(listens).await.map(drop)).await;
+        eventually("nginx listens", TIMEOUT, async || TcpStream::connect(listens).await.map(drop)).await;
         Self { _process: process }
     }
 }

@@ -9,7 +9,7 @@ const VIEWS = {
   phone: { viewport: { width: 390, height: 844 }, deviceScaleFactor: 2, isMobile: true, hasTouch: true },
 };
 export const VIEW_NAMES = Object.keys(VIEWS);
-const PATIENCE_MS = 15_000;
+const TIMEOUT_MS = 15_000;
 
 const FLAGS = [
   "--no-sandbox",
@@ -63,7 +63,7 @@ export class Browser {
     });
     try {
       const page = await context.newPage();
-      page.setDefaultTimeout(PATIENCE_MS);
+      page.setDefaultTimeout(TIMEOUT_MS);
       const result = await use(page);
       if (!troubles) assert.deepEqual(seen, [], "the page is without troubles");
       return result;

@@ -153,17 +153,17 @@ async fn leaves_at_once(front: Front, kind: &str) {
     }
     let other = format!("{}.ipfs.{HOST}", world.other);
     world.warm(&other, "/").await;
-    let purge_address = world.take_down(&world.leaf).await;
-    assert_eq!(purge_address["caches_notified"], serde_json::json!(1), "{purge_address}");
+    let added = world.take_down(&world.leaf).await;
+    assert_eq!(added["caches_notified"], serde_json::json!(1), "{added}");
     for (host, path) in [(&*site, "/page.txt"), (&*origin, "/")] {
         world.until_gone(host, path).await;
     }
     assert_eq!(world.get(&other, "/").await, (200, "HIT".to_owned()), "what was not taken down is still there");
     eventually("the audit log says so", TIMEOUT, async || {
         let (_, log) = world.causeway.admin("GET", "/api/v1/audit", None).await;
-        let purge_address =
+        let is_logged =
             log["entries"].as_array().into_iter().flatten().any(|entry| entry["detail"]["result"] == "done");
-        if purge_address { Ok(()) } else { Err(log) }
+        if is_logged { Ok(()) } else { Err(log) }
     })
     .await;
     world.causeway.stop().await;
